@@ -21,9 +21,9 @@ import textwrap
 import types as python_types
 
 import numpy as np
-from numba.cuda import types
 
 from minllm.kernels.specimens import all_specimens
+from minllm.machine.numba_cuda import HAS_NUMBA_CUDA, types
 from minllm.runtime.cache_key import attributes, is_empty, is_instruction, is_instruction_module, is_versioned, qualified_name
 
 # Rungs of the ladders that only lessons launch.
@@ -167,8 +167,9 @@ def is_older(benchmark: str, variant: str, key: str | None) -> bool:
     """Whether a row with this key was measured before the last change of its kernel.
 
     "": it measures no kernel of this package, so it never is. None: the key of its commit could not be computed, so it counts as older.
+    Without numba-cuda the other keys cannot be compared, because types have other names, and no row counts as older for its key.
     """
-    return key is None or (key != "" and key != current_key(benchmark, variant))
+    return key is None or (key != "" and HAS_NUMBA_CUDA and key != current_key(benchmark, variant))
 
 
 @functools.cache

@@ -34,7 +34,7 @@ class Measurement:
     date: str
     commit: str
     key: str | None
-    cell: str = field(default="", compare=False)  # of the lesson, that shows it beside others
+    cell: str = field(default="", compare=False)  # the lesson's cell that shows this row beside others
 
     @property
     def is_older(self) -> bool:

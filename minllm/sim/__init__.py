@@ -8,8 +8,8 @@ With `detect=True`, or inside `detecting()`, detectors also find races, reads of
 `trace(...)` takes the same arguments and returns counts of what the kernel did; `tracing()` traces every launch within it.
 """
 
-from minllm.sim.detectors import detecting, unwritten
+from minllm.sim.detectors import detecting, output, unwritten
 from minllm.sim.simulator import simulate
 from minllm.sim.tracer import trace, tracing
 
-__all__ = ["detecting", "simulate", "trace", "tracing", "unwritten"]
+__all__ = ["detecting", "output", "simulate", "trace", "tracing", "unwritten"]

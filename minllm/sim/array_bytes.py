@@ -1,37 +1,47 @@
-"""The bytes of arrays that may have gaps.
+"""The bytes of arrays of any strides.
 
-A view with gaps is, for example, one layer of a cache in which each token's layers are adjacent.
+A view with gaps is, for example, one layer of a cache in which each token's layers are adjacent, or every other element.
 """
 
 import numpy as np
-
-from minllm.errors import SimulationError
+from numpy.lib.array_utils import byte_bounds
 
 
 def bytes_between(data):
-    """A uint8 view from an array's first element to its last, gaps included."""
+    """A uint8 view from an array's lowest byte to its highest, gaps included."""
     if not data.size:
         return np.empty(0, np.uint8)
     if data.flags.c_contiguous:
         return data.reshape(-1).view(np.uint8)
-    strides = list(data.strides)
-    if strides != sorted(strides, reverse=True) or strides[-1] != data.itemsize:
-        raise SimulationError(f"a kernel takes arrays whose last axis has no gaps; given one of shape {data.shape} and strides {strides}")
-    elements = 1 + sum((extent - 1) * stride for extent, stride in zip(data.shape, data.strides)) // data.itemsize
-    return np.lib.stride_tricks.as_strided(data, (elements,), (data.itemsize,)).view(np.uint8)
+    low, high = byte_bounds(data)
+    lowest = data[tuple(slice(0, 1) if stride >= 0 else slice(-1, None) for stride in data.strides)]
+    first = np.lib.stride_tricks.as_strided(lowest, (1,), (data.itemsize,)).view(np.uint8)
+    return np.lib.stride_tricks.as_strided(first, (high - low,), (1,))
+
+
+def offset_of_first(data):
+    """Bytes from an array's lowest byte to its first element: 0 without negative strides."""
+    return sum((1 - extent) * stride for extent, stride in zip(data.shape, data.strides) if stride < 0) if data.size else 0
 
 
 def place_of(data, byte):
-    """The index of the element that holds a byte, counted from the first; out of bounds for a byte in a gap."""
-    index = []
-    for stride in data.strides:
-        index.append(int(byte // stride))
-        byte %= stride
+    """The index of the element that holds a byte, counted from the lowest; out of bounds for a byte in a gap."""
+    index = [0] * data.ndim
+    for axis in sorted(range(data.ndim), key=lambda axis: -abs(data.strides[axis])):
+        stride = abs(data.strides[axis])
+        if stride:
+            place = int(byte // stride)
+            byte %= stride
+            index[axis] = place if data.strides[axis] > 0 else data.shape[axis] - 1 - place
     return tuple(index)
 
 
 def lies_in_a_row(data, start, count):
     """Whether `count` bytes from `start` on contain no gap."""
+    if data.flags.f_contiguous:
+        return True
+    if list(data.strides) != sorted(data.strides, reverse=True) or data.strides[-1] != data.itemsize:
+        return False
     axis = data.ndim - 1
     while axis > 0 and data.strides[axis - 1] == data.strides[axis] * data.shape[axis]:
         axis -= 1  # the axes from this one on have no gaps between them

@@ -9,25 +9,37 @@ import math
 import sys
 
 import numpy as np
+from greenlet import getcurrent
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from minllm.errors import SimulationError
 from minllm.sim.array_bytes import bytes_between, lies_in_a_row
 from minllm.sim.place import describe, kernel_frame
+from minllm.sim.polling import count_poll
+from minllm.sim.records import Record
 from minllm.sim.scalars import dtype_of
 from minllm.sim.thread import current_thread
 
 
 def fail(what):
     """Raise SimulationError with the place in the kernel: file, line, block and thread."""
+    raise failure(what)
+
+
+def failure(what):
+    """The SimulationError that `fail` raises."""
     thread = current_thread()
     where = f", block {tuple(thread.block.index)}, thread {tuple(thread.index)}" if thread else ""
-    raise SimulationError(f"{what} ({describe(kernel_frame(sys._getframe(1)))}{where})")
+    return SimulationError(f"{what} ({describe(kernel_frame(sys._getframe(1)))}{where})")
 
 
-class CheckedArray:
+REDUCTIONS = {"sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "argmin", "argmax"}
+
+
+class CheckedArray(NDArrayOperatorsMixin):
     """An array in global, shared or local memory, indexed as Numba's arrays are, with both bounds checked.
 
-    It is C-contiguous, or a view with gaps (one layer of a cache that interleaves layers): no access may touch a gap.
+    It is C-contiguous or a view of any strides (one layer of a cache that interleaves layers): no access may touch a gap.
     space: "global", "shared", "local" or "constant". base: offset in bytes within the argument or declaration that this array is part of;
     in shared memory, the address. name: the argument or variable, "" if unknown.
     """
@@ -37,12 +49,15 @@ class CheckedArray:
         *("space", "base", "name", "address", "flat", "quick"),
     )
 
+    __hash__ = object.__hash__
+
     def __init__(self, data, space="global", base=0, name=""):
         self.data, self.shape, self.ndim, self.size, self.dtype = data, data.shape, data.ndim, data.size, data.dtype
         self.space, self.base, self.name = space, base, name
         self.integer, self.signed = data.dtype.kind in "iu", data.dtype.kind == "i"
         self.itemsize = data.dtype.itemsize
-        self.quick = data.size if data.ndim == 1 else 0  # an int below this is a valid index by itself: the common case
+        # An int below this is a valid index by itself: the common case.
+        self.quick = data.size if data.ndim == 1 and data.dtype.names is None else 0
         self.address = base if space == "shared" else None  # address of the first byte; None until it is first needed
         self.flat = None if data.flags.c_contiguous else bytes_between(data)  # None until it is first needed
 
@@ -62,13 +77,49 @@ class CheckedArray:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in REDUCTIONS:
+            return self.numpy_method(name)
+        if name in ("real", "imag") and self.dtype.kind == "c":
+            found = getattr(self.data, name)
+            return self.part(found, self.offset(found))
         fail(f"{name} of the {self} is not known to the simulator")
 
     def __array_function__(self, function, types, arguments, options):
         fail(f"numpy.{function.__name__} of the {self} is not known to the simulator")
 
+    def values(self):
+        """A copy of all elements as a NumPy array, each read by the running thread."""
+        made = np.empty(self.shape, self.dtype)
+        for index in np.ndindex(self.shape):
+            made[index] = self[index if self.ndim != 1 else index[0]]
+        return made
+
     def __array_ufunc__(self, function, method, *operands, **options):
-        fail(f"numpy.{function.__name__} of a whole array is not known to the simulator: take its elements")
+        outs = options.pop("out", ())
+        if method != "__call__" or options:
+            fail(f"numpy.{function.__name__}.{method} is not known to the simulator")
+        with np.errstate(all="ignore"):
+            result = function(*(one.values() if isinstance(one, CheckedArray) else one for one in operands))
+        for out in outs:
+            out.fill(result)
+        return outs[0] if outs else CheckedArray(result, "local") if isinstance(result, np.ndarray) else result
+
+    @property
+    def T(self):
+        """The transposed array."""
+        return self.transpose()
+
+    def transpose(self, *axes):
+        """The same memory with its axes in another order, reversed by default."""
+        return self.part(self.data.transpose(*axes), 0)
+
+    def copy(self):
+        """A local copy, which the running thread reads element by element."""
+        return CheckedArray(self.values(), "local", name=self.name)
+
+    def ravel(self, order="C"):
+        """The same memory with one axis."""
+        return self.reshape(self.size)
 
     @property
     def strides(self):
@@ -97,14 +148,25 @@ class CheckedArray:
         self.check_contiguous("reshaped")
         return self.part(self.data.reshape(*shape), 0)
 
+    def numpy_method(self, name):
+        """A reduction, such as sum or max: over all elements, each read by the running thread."""
+
+        def reduce():
+            found = getattr(self.values(), name)()
+            return int(found) if isinstance(found, np.integer) else found
+
+        return reduce
+
     def check(self, index):
         """`index` as a tuple of ints; SimulationError if it is out of bounds or has a wrong type."""
         indices = index if isinstance(index, tuple) else (index,)
         if len(indices) > self.ndim:
             fail(f"{len(indices)} indices into the {self.ndim}-dimensional {self}")
         for position, extent in zip(indices, self.shape):
-            if isinstance(position, slice):
+            if isinstance(position, slice) or position is Ellipsis:
                 continue
+            if not hasattr(position, "__index__") and not isinstance(position, (float, np.floating)):
+                fail(f"index {position!r} into the {self} is not an integer")
             if isinstance(position, (float, np.floating)):
                 fail(f"index {position!r} into the {self} is not an integer")
             if not 0 <= position < extent:
@@ -114,48 +176,108 @@ class CheckedArray:
     def __getitem__(self, index):
         if type(index) is int and 0 <= index < self.quick:
             return self.data.item(index) if self.integer else self.data[index]
+        if self.dtype.names is not None:
+            return self.record(index)
         # NumPy refuses indices that are too large; negative ones, which it would count from the end, are checked here.
         try:
             if (min(index) if type(index) is tuple else index) < 0:
                 self.check(index)
             found = self.data[index]
-        except (IndexError, TypeError):
+        except (IndexError, TypeError, ValueError):
             found = self.data[self.check(index)]
         if isinstance(found, np.ndarray):
-            offset = found.__array_interface__["data"][0] - self.data.__array_interface__["data"][0]
-            return self.part(found, offset)
+            return self.part(found, self.offset(found))
         return int(found) if self.integer else found
+
+    def record(self, index):
+        """A record, a field of all records, or a slice of a structured array."""
+        if isinstance(index, str):
+            return self.field(index)
+        indices = self.check(index)
+        if self.selects_part(index):
+            found = self.data[indices]
+            return self.part(found, self.offset(found))
+        return Record(self, index)
+
+    def field(self, name):
+        """A field of all records, as an array."""
+        if name not in self.dtype.names:
+            fail(f"the {self} has no field {name!r}: {', '.join(self.dtype.names)}")
+        found = self.data[name]
+        return self.part(found, self.offset(found))
+
+    def offset(self, part):
+        """Bytes from this array's first element to that of a part of it."""
+        return part.__array_interface__["data"][0] - self.data.__array_interface__["data"][0]
+
+    def selects_part(self, index):
+        """Whether an index selects more than one element."""
+        if type(index) is not tuple:
+            return self.ndim != 1 or type(index) is slice or index is Ellipsis or type(index) is str
+        if len(index) != self.ndim:
+            return True
+        for position in index:
+            if type(position) is slice or position is Ellipsis:
+                return True
+        return False
+
+    def fill(self, value):
+        """Store to every element: a number, or the elements of an array or tuple that has this shape, or one that is broadcast to it."""
+        shape = getattr(value, "shape", (len(value),) if isinstance(value, (tuple, list)) else ())
+        try:
+            np.broadcast_to(np.empty(shape, bool), self.shape)
+        except ValueError:
+            fail(f"values of shape {shape} cannot be stored to a part of the {self} of shape {self.shape}")
+        for index in np.ndindex(self.shape):
+            source = tuple(0 if extent == 1 else i for extent, i in zip(shape, index[self.ndim - len(shape) :]))
+            self[index] = value[source if len(source) != 1 else source[0]] if shape else value
 
     def __setitem__(self, index, value):
         if self.integer and type(value) is not int:
-            value = int(value)
+            try:
+                value = int(value)
+            except (TypeError, ValueError, OverflowError):
+                value = value if self.selects_part(index) else self.as_integer(value)
         try:
             if type(index) is int and 0 <= index < self.quick:
                 self.data[index] = value
                 return
             if (min(index) if type(index) is tuple else index) < 0:
                 self.check(index)
-            if (indices := len(index) if type(index) is tuple else 1) != self.ndim:
-                fail(f"a kernel stores one element at a time: {indices} indices into the {self.ndim}-dimensional {self}")
+            if self.selects_part(index):
+                self[index].fill(value)
+                return
             self.data[index] = value
-        except (IndexError, TypeError):
+        except (IndexError, TypeError, ValueError):
             indices = self.check(index)
-            if any(isinstance(position, slice) for position in indices):
-                fail("a kernel stores one element at a time")
-            self.data[indices] = value
+            if self.selects_part(index):
+                self[index].fill(value)
+                return
+            if isinstance(value, Record):
+                value = value._array.data[value._index]
+            if not self.data.flags.writeable:
+                fail(f"a write to the {self}, which is read-only")
+            try:
+                self.data[indices] = value
+            except (TypeError, ValueError):
+                fail(f"a {type(value).__name__} cannot be stored in the {self} of {self.dtype}")
         except OverflowError:  # integers wrap on a GPU; NumPy refuses them
             bits = 8 * self.itemsize
             value &= (1 << bits) - 1
             self.data[index] = value - (1 << bits) if self.signed and value >> bits - 1 else value
-        except ValueError:
-            if self.data.flags.writeable:
-                raise
-            fail(f"a write to the {self}, which is read-only")
+
+    def as_integer(self, value):
+        """NaN or infinity as an integer; other values that are no numbers are errors."""
+        if isinstance(value, (float, np.floating)):
+            return 0 if value != value else int(np.iinfo(self.dtype).max if value > 0 else np.iinfo(self.dtype).min)
+        fail(f"a {type(value).__name__} cannot be stored in the {self} of {self.dtype}")
 
     def atomic(self, index, change):
         """Replace the element by `change(element)`; returns the old one."""
         old = self[index]
-        self[index] = change(old)
+        new = change(old)
+        self[index] = new
+        count_poll(getcurrent(), new != old)
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):

@@ -21,18 +21,31 @@ class Grid:
         for block in blocks:
             block.cooperative, block.runnable = self, blocks[0].runnable
 
+    def __str__(self):
+        return "the grid's barrier"
+
+    def missing(self):
+        """A clause about the threads that will never come; empty if there are none."""
+        gone = [thread for block in self.blocks for thread in block.threads if thread.dead]
+        if not gone or not self.waiting:
+            return ""
+        first = f"thread {tuple(gone[0].index)} of block {tuple(gone[0].block.index)}"
+        return f"; {len(gone)} threads have returned without reaching the grid's barrier, the first of them {first}"
+
     def sync(self):
         """Wait for all threads of the grid; if one has already ended, this is a deadlock."""
         thread = getcurrent()
         self.waiting.append(thread)
         if len(self.waiting) == self.count:
             waiting, self.waiting = self.waiting, []
+            if thread.block.monitor is not None:
+                thread.block.monitor.grid_barrier()
             for block in self.blocks:
                 if block.monitor is not None:
                     block.monitor.barrier(block, [other for other in waiting if other.block is block])
             self.blocks[0].runnable.extend(other for other in waiting if other is not thread)
             return 0
-        thread.waiting_for = "the grid's barrier"
+        thread.waiting_for = self
         block_scheduler_switch(thread)
         return 0
 

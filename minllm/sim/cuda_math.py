@@ -6,6 +6,7 @@ import numpy as np
 from numba.cuda import libdevicefuncs
 
 from minllm.sim.arrays import fail
+from minllm.sim.libdevice_table import named
 from minllm.sim.scalars import simulated_type
 
 OTHER = {"rsqrt": lambda x: 1 / np.sqrt(np.float64(x)), "fma": lambda a, b, c: np.float64(a) * np.float64(b) + np.float64(c)}
@@ -26,7 +27,12 @@ class SimulatedMath:
             single = narrow and not any(isinstance(a, float) for a in arguments)  # np.float64 is a float
             with np.errstate(all="ignore"):
                 numpy_function = getattr(np, {"pow": "power", "fabs": "abs"}.get(name, name), None)
-                if isinstance(numpy_function, np.ufunc):
+                if name == "ldexp":
+                    result = exact(float(arguments[0]), int(arguments[1]))
+                elif name == "frexp":
+                    fraction, exponent = exact(float(arguments[0]))
+                    return (np.float32(fraction) if single else np.float64(fraction)), exponent
+                elif isinstance(numpy_function, np.ufunc):
                     result = numpy_function(*(np.float64(a) for a in arguments))
                 else:
                     result = exact(*(float(a) for a in arguments))
@@ -41,11 +47,20 @@ class SimulatedLibdevice:
     def __getattr__(self, name):
         declared = libdevicefuncs.functions.get(f"__nv_{name}")
         plain = name.removeprefix("fast_").removesuffix("_rn")
-        function = declared and (math_function(plain) or math_function(plain.removesuffix("f")))
+        function = declared and (named(plain) or named(name) or math_function(plain) or math_function(plain.removesuffix("f")))
         if not function:
             fail(f"libdevice.{name} is not known to the simulator")
+        if plain.startswith("sincos"):  # two results through pointers
+            cast = simulated_type(declared[1][0].ty)
+            return lambda x: tuple(map(cast, function(np.float64(cast(x)))))
         result, *casts = map(simulated_type, (declared[0], *(parameter.ty for parameter in declared[1])))
-        return lambda *arguments: result(function(*(cast(argument) for cast, argument in zip(casts, arguments))))
+
+        def call(*arguments):
+            operands = [cast(argument) for cast, argument in zip(casts, arguments)]
+            with np.errstate(all="ignore"):
+                return result(function(*(np.float64(one) if isinstance(one, np.floating) else one for one in operands)))
+
+        return call
 
 
 def math_function(name):

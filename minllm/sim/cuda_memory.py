@@ -12,6 +12,8 @@ from minllm.sim.monitored_arrays import checked
 from minllm.sim.place import assigned_name, code_number, instruction
 from minllm.sim.scalars import dtype_of
 
+STATIC_BYTES = 48 * 1024  # of shared memory in arrays of a fixed shape, whatever the GPU
+
 
 class Named:
     """A namespace of `numba.cuda`; SimulationError for names that are missing here."""
@@ -45,6 +47,9 @@ class SharedMemory(Named):
         start = -(-block.shared_top // alignment) * alignment
         count = math.prod(shape) if isinstance(shape, tuple) else int(shape)
         block.shared_top = start + count * dtype.itemsize
+        block.static_bytes += count * dtype.itemsize
+        if block.static_bytes > STATIC_BYTES:
+            fail(f"{block.static_bytes} bytes of static shared arrays; a block has at most {STATIC_BYTES}, more only as dynamic ones")
         if block.shared_top > SHARED_MEMORY_BYTES:
             fail(f"shared arrays of {block.shared_top} bytes do not fit the {SHARED_MEMORY_BYTES} bytes of a block")
         return start, block.shared_top

@@ -11,8 +11,10 @@ from minllm.machine.numba_cuda import types
 from minllm.sim.arrays import fail
 from minllm.sim.cooperative import this_grid
 from minllm.sim.cuda_memory import Atomic, ConstantMemory, LocalMemory, SharedMemory
+from minllm.sim.half_precision import HalfPrecision
 from minllm.sim.machine import FULL_MASK, barrier, collective
 from minllm.sim.place import instruction
+from minllm.sim.polling import give_way
 from minllm.sim.scalars import simulated_type
 from minllm.sim.thread import WARP_SIZE
 from minllm.sim.vectors import is_vector_stub, vector_type
@@ -38,7 +40,7 @@ class SimulatedCuda:
 
     shared, local, const, atomic = SharedMemory(), LocalMemory(), ConstantMemory(), Atomic()
     warpsize = WARP_SIZE
-    cg = CooperativeGroups()
+    cg, fp16 = CooperativeGroups(), HalfPrecision()
     threadIdx = property(lambda self: getcurrent().index)
     blockIdx = property(lambda self: getcurrent().block.index)
     blockDim = property(lambda self: getcurrent().block.dimensions)
@@ -85,20 +87,28 @@ class SimulatedCuda:
 
     def threadfence(self):
         """Threads run in turn, so every store is visible at once."""
+        thread = getcurrent()
+        if thread.block.monitor is not None:
+            thread.block.monitor.fence(thread)
 
     threadfence_block = threadfence_system = threadfence
 
     def nanosleep(self, nanoseconds):
         """Let the other threads run first, so that a loop that sleeps and polls makes progress."""
         thread = getcurrent()
-        thread.block.runnable.append(thread)
-        thread.waiting_for = "cuda.nanosleep"
-        thread.parent.switch()
+        monitor = thread.block.monitor
+        if monitor is not None:
+            monitor.sleep(thread)
+        give_way(thread)
+        if monitor is not None:
+            monitor.acquire(thread, "cuda.nanosleep")
 
     # Shuffles: every lane provides a value and names the lane from which it reads
 
     def _shuffle(self, kind, mask, value, source):
         def exchange(values):
+            if kind in ("shfl", "shfl_xor"):  # up and down may reach over the mask's end, to values that nobody uses
+                check_sources(kind, mask, values)
             return {lane: values[wanted][0] if wanted in values else own for lane, (own, wanted) in values.items()}
 
         return collective(kind, (value, source), exchange, mask)
@@ -194,6 +204,15 @@ class SimulatedCuda:
 
     ldca = ldcs = ldcv = ldlu = ldcg
     stcs = stwb = stwt = stcg
+
+
+def check_sources(kind, mask, values):
+    """Fail if a lane reads from one that does not take part. values: {lane: (value, source lane)}."""
+    for lane, (_, source) in values.items():
+        if source not in values:
+            why = "is not in the mask" if not int(mask) >> source & 1 else "does not exist or has returned"
+            what = f"{kind} with mask {int(mask) & FULL_MASK:#010x}"
+            fail(f"{what}: lane {lane} reads from lane {source}, which {why}, so its value is undefined")
 
 
 def unsigned(value, bits):

@@ -5,7 +5,10 @@ them continue. If threads still wait and none can run, the kernel would hang or 
 wait where.
 """
 
+import ast
+import linecache
 import sys
+import traceback
 from collections import deque
 
 import numpy as np
@@ -14,8 +17,11 @@ from greenlet import getcurrent
 from minllm.errors import SimulationError
 from minllm.sim.arrays import fail
 from minllm.sim.monitored_arrays import checked
-from minllm.sim.place import kernel_frame
+from minllm.sim.place import file_of, is_own, kernel_frame
+from minllm.sim.polling import POLL, ROUNDS, check_progress
 from minllm.sim.thread import WARP_SIZE, Thread
+from minllm.sim.typing.source import function_tree
+from minllm.sim.watchdog import Spin, spinning
 
 FULL_MASK = 0xFFFFFFFF
 SHARED_MEMORY_BYTES = 227 * 1024  # limit per block on compute capability 9.0
@@ -42,7 +48,7 @@ class Block:
         self.dynamic_bytes = shared_bytes
         self.shared = np.full(SHARED_MEMORY_BYTES, 0xFF, np.uint8)
         self.shared_top = -(-shared_bytes // 1024) * 1024  # dynamic memory first, then static arrays
-        self.shared_arrays = {}
+        self.shared_arrays, self.static_bytes = {}, 0
         self.monitor = monitor
         self.shared_root = checked(self.shared, "shared", 0, "", monitor)
         self.runnable = deque()
@@ -110,24 +116,83 @@ def run_together(blocks, function, arguments):
     """Run all threads of some blocks, which share one queue of runnable threads, to their end."""
     runnable = blocks[0].runnable
     for block in blocks:
+        block.function = function
         block.threads = [Thread(block, number, function) for number in range(block.alive)]
         runnable.extend(block.threads)
         if block.monitor is not None:
             block.monitor.start_block(block)
-    while runnable:
-        thread = runnable.popleft()
-        if thread.waiting_for is None and not thread:
-            thread.switch(*arguments)
-        else:
-            thread.waiting_for = None
-            thread.switch()
-        if thread.dead:
-            thread.block.end_thread(thread)
-    if any(block.alive for block in blocks):
-        raise SimulationError("; ".join(block.report_stuck() for block in blocks if block.alive))
+    run_all(runnable, blocks, arguments)
+    while any(block.alive for block in blocks):
+        if not any(meet_without_exited(warp) for block in blocks for warp in block.warps):
+            missing = blocks[0].cooperative.missing() if blocks[0].cooperative else ""
+            raise SimulationError("; ".join(block.report_stuck() for block in blocks if block.alive) + missing)
+        run_all(runnable, blocks, arguments)
     for block in blocks:
         if block.monitor is not None:
             block.monitor.end_block(block)
+
+
+def run_all(runnable, blocks, arguments):
+    """Run threads until none is runnable."""
+    polls = 0
+    while runnable:
+        thread = runnable.popleft()
+        try:
+            if thread.waiting_for is None and not thread:
+                thread.switch(*arguments)
+            else:
+                thread.waiting_for = None
+                thread.switch()
+        except Spin as spin:
+            raise spinning(spin, thread) from None
+        except (AttributeError, TypeError, IndexError, KeyError, OverflowError) as error:
+            raise explained(error, thread) from error
+        if thread.dead:
+            thread.block.end_thread(thread)
+        elif thread.waiting_for is POLL:
+            polls += 1
+            if polls % ROUNDS == 0:
+                check_progress(polls, blocks)
+            continue
+        polls = 0
+
+
+def explained(error, thread):
+    """An error of Python in a kernel with its place; the error itself where the kernel has raised it."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not is_own(frame.f_code.co_filename)]
+    frame, line = frames[-1]
+    if linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise"):
+        return error
+    where = f"{file_of(frame.f_code)}:{line} in {frame.f_code.co_name}, block {tuple(thread.block.index)}, thread {tuple(thread.index)}"
+    return SimulationError(f"the simulator cannot execute this line: {error} ({where})")
+
+
+def meet_without_exited(warp):
+    """Complete the warp-wide instructions whose missing lanes have returned from the kernel before it; returns whether there was one.
+
+    Lanes that have exited need not take part. A lane that went past the instruction is another matter: only where the kernel has a return
+    above the line do the missing lanes count as having exited before it.
+    """
+    found = False
+    for (kind, mask), meeting in list(warp.meetings.items()):
+        missing = [thread for thread in warp.threads if mask >> thread.lane & 1 and thread.lane not in meeting]
+        first = next((warp.threads[lane] for lane in meeting), None)
+        if kind != "activemask" and first is not None and all(thread.dead for thread in missing) and returns_early(first):
+            finish(warp, kind, mask, kernel_frame(first.gr_frame))
+            found = True
+    return found
+
+
+def returns_early(thread):
+    """Whether the kernel has a return statement above the line at which a thread waits."""
+    frame, outermost = kernel_frame(thread.gr_frame), None
+    while frame is not None:
+        outermost, frame = frame, kernel_frame(frame.f_back)
+    function = getattr(thread.block.function, "simulated_twin_of", thread.block.function)
+    tree = function_tree(function)
+    if tree is None or outermost is None:
+        return True
+    return any(isinstance(node, ast.Return) and node.lineno < outermost.f_lineno for node in ast.walk(tree))
 
 
 def line_of_kernel(thread):
@@ -147,6 +212,20 @@ def barrier(value=None):
     return thread.result
 
 
+def finish(warp, kind, mask, frame):
+    """Complete a warp-wide instruction: all waiting lanes can go on with their results."""
+    meeting = warp.meetings.pop((kind, mask))
+    if warp.monitor is not None:
+        warp.monitor.collective(warp, kind, list(meeting), mask, frame)
+    running = getcurrent()
+    threads = [warp.threads[lane] for lane in meeting]
+    results = threads[-1].compute(meeting)
+    for thread in threads:
+        thread.result = results[thread.lane]
+        if thread is not running:
+            thread.block.runnable.append(thread)
+
+
 def collective(kind, value, compute, mask=FULL_MASK):
     """A warp-wide instruction: `compute({lane: value})` -> {lane: result}, for `mask`."""
     thread = getcurrent()
@@ -159,17 +238,10 @@ def collective(kind, value, compute, mask=FULL_MASK):
         meeting = warp.meetings[key] = {}
     meeting[lane] = value
     if len(meeting) == (mask & warp.lanes).bit_count():
-        del warp.meetings[key]
-        if warp.monitor is not None:
-            warp.monitor.collective(warp, kind, list(meeting), mask, kernel_frame(sys._getframe(1)))
-        results = compute(meeting)
-        for lane in meeting:
-            other = warp.threads[lane]
-            other.result = results[lane]
-            if other is not thread:
-                other.block.runnable.append(other)
+        thread.compute = compute
+        finish(warp, kind, mask, kernel_frame(sys._getframe(1)) if warp.monitor is not None else None)
         return thread.result
-    thread.waiting_for = key
+    thread.waiting_for, thread.compute = key, compute
     thread.parent.switch()
     return thread.result
 

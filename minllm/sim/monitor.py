@@ -56,8 +56,17 @@ class Monitor:
     def barrier(self, block, threads):
         """All living threads of a block have met at a barrier, and now continue."""
 
+    def grid_barrier(self):
+        """All threads of a cooperative grid have met, and now continue; `barrier` of each block follows."""
+
+    def fence(self, thread):
+        """A thread's earlier accesses to global memory are visible to other blocks before its later ones."""
+
     def collective(self, warp, kind, lanes, mask, frame):
         """The lanes of `mask` have met at a warp-wide instruction, such as "shfl"."""
+
+    def sleep(self, thread):
+        """A thread sleeps, to read again later what it has just read."""
 
     def release(self, thread, thing):
         """A release: an acquire of `thing` makes the thread's earlier accesses visible."""
@@ -87,6 +96,9 @@ class Monitor:
 
     def end(self):
         """All blocks have ended."""
+
+    def stopped(self):
+        """The launch has stopped with an error; a monitor may raise another that explains it."""
 
 
 HOOKS = [name for name, value in vars(Monitor).items() if not name.startswith("_") and callable(value)]

@@ -10,23 +10,26 @@ from greenlet import getcurrent
 from minllm.sim.arrays import CheckedArray
 from minllm.sim.monitor import NO_MORE
 from minllm.sim.place import kernel_frame
+from minllm.sim.polling import count_poll
+from minllm.sim.records import Record
 
 
 class MonitoredArray(CheckedArray):
     """A CheckedArray that reports every access to a Monitor.
 
     root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory. report: the monitor's function
-    for accesses, None once no monitor wants to see more of them.
+    for accesses, None once no monitor wants to see more of them. stored: the value of the store to an element that is being reported, else
+    None.
     """
 
-    __slots__ = ("monitor", "report", "root", "notes", "strides")
+    __slots__ = ("monitor", "report", "root", "notes", "strides", "stored")
 
     def __init__(self, data, space="global", base=0, name="", monitor=None, root=None):
         super().__init__(data, space, base, name)
         self.monitor, self.report = monitor, monitor.report_to[space]
         self.root = self if root is None else root
         self.notes = {} if root is None else None
-        self.strides = data.strides
+        self.strides, self.stored = data.strides, None
 
     def part(self, data, offset):
         found = type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
@@ -46,25 +49,25 @@ class MonitoredArray(CheckedArray):
             for position, stride in zip(index, self.strides):
                 start += position * stride
             return start
-        return self.base + index * self.itemsize
+        return self.base + index * self.strides[0]
 
     def look_at(self, index):
         """Report an index that is not made of plain ints."""
         if type(index) is tuple:
             for position in index:
-                if type(position) is not int:
+                if type(position) is not int and type(position) is not slice:
                     self.monitor.index(getcurrent(), self, index)
-        elif type(index) is not int:
+        elif type(index) is not int and type(index) is not slice and type(index) is not str:
             self.monitor.index(getcurrent(), self, index)
 
     def __getitem__(self, index):
         if type(index) is int and 0 <= index < self.quick:  # the common case, and the quick one
             found = self.data.item(index) if self.integer else self.data[index]
-            start = self.base + index * self.itemsize
+            start = self.base + index * self.strides[0]
         else:
             self.look_at(index)
             found = CheckedArray.__getitem__(self, index)
-            if isinstance(found, CheckedArray):
+            if isinstance(found, (CheckedArray, Record)):
                 return found
             start = self.start_byte(index)
         if self.report is not None:
@@ -72,18 +75,25 @@ class MonitoredArray(CheckedArray):
         return found
 
     def __setitem__(self, index, value):
-        if type(index) is not int:
+        if type(index) is not int or self.ndim != 1:
             self.look_at(index)
+            if self.selects_part(index):
+                self[index].fill(value)
+                return
         CheckedArray.__setitem__(self, index, value)
         if self.report is not None:
+            self.stored = value
             self.tell(getcurrent(), self.start_byte(index), self.itemsize, "write", sys._getframe(1))
+            self.stored = None
 
     def atomic(self, index, change):
         self.look_at(index)
         old = CheckedArray.__getitem__(self, index)
-        CheckedArray.__setitem__(self, index, change(old))
+        new = change(old)
+        CheckedArray.__setitem__(self, index, new)
         if self.report is not None:
             self.tell(getcurrent(), self.start_byte(index), self.itemsize, "atomic", sys._getframe(1))
+        count_poll(getcurrent(), new != old)
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):

@@ -29,9 +29,9 @@ INDICES = {id(getattr(numba.cuda, name)): name for name in ("threadIdx", "blockI
 
 
 def for_simulation(kernel, argument_types, scalar_type=simulated_type):
-    """(simulated twin of a kernel for these types of arguments, all names that it uses); scalar_type makes casts."""
+    """(simulated twin of a kernel for these types of arguments, its Twins); scalar_type makes casts."""
     twins, function = Twins(scalar_type), plain_function(kernel)
-    return rewrite(infer_kernel(function, argument_types) or function, twins), twins.names
+    return rewrite(infer_kernel(function, argument_types) or function, twins), twins
 
 
 class Twins(dict):

@@ -6,7 +6,9 @@ import random
 
 import numpy as np
 
+from minllm.errors import SimulationError
 from minllm.machine.numba_cuda import types
+from minllm.sim.array_bytes import offset_of_first
 from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively
 from minllm.sim.detectors import detectors, is_detecting
@@ -15,15 +17,18 @@ from minllm.sim.monitor import Launch, combined
 from minllm.sim.monitored_arrays import checked
 from minllm.sim.processes import SharedArguments, check_spreading
 from minllm.sim.progress import run_in_turn
-from minllm.sim.rewrite import for_simulation, plain_function
+from minllm.sim.records import Record
+from minllm.sim.rewrite import for_simulation, plain_function, swap
 from minllm.sim.scalars import simulated_type
 from minllm.sim.thread import Dimensions
 from minllm.sim.typing.rules import argument_type as numba_argument_type
+from minllm.sim.watchdog import watched
 
+LARGEST_BLOCK, LARGEST_BLOCK_Z = 1024, 64  # threads
 standing_monitors = []  # each is called at every launch and returns a Monitor for it
 
 
-def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None, detect=None, processes=1):
+def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None, detect=None, processes=1, types=None):
     """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, deterministically.
 
     kernel: a kernel of this package, a `@cuda.jit` dispatcher, or a plain function written for numba.cuda.
@@ -33,6 +38,7 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     depends on the order of its blocks. cluster: blocks per cluster along x, y and z; they run together.
     detect: whether all detectors run too (minllm.sim.detectors); None: as the context `detecting()` says, without one they do not.
     processes: the number of processes over which to spread the blocks, if these do not communicate (minllm.sim.processes).
+    types: the Numba types of the arguments, where they are declared; None: those that Numba gives them.
     A launch that will take more than about a minute says so on standard error and shows its progress.
     Raises SimulationError for what a GPU forbids or leaves undefined: an access out of bounds or misaligned, a deadlock; with detectors
     also for what they find.
@@ -41,25 +47,29 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     detect = is_detecting() if detect is None else detect
     watching = [*monitors, *(make() for make in standing_monitors)]
     monitor = combined([*(detectors() if detect else ()), *watching])
-    argument_types = tuple(map(getattr(kernel, "argument_type", numba_argument_type), arguments))
-    function, names = for_simulation(kernel, argument_types, monitor and monitor.scalar_type or simulated_type)
+    argument_types = types or tuple(map(getattr(kernel, "argument_type", numba_argument_type), arguments))
+    check_block(block)
+    function, twins = for_simulation(kernel, argument_types, monitor and monitor.scalar_type or simulated_type)
     if processes > 1:
-        check_spreading(watching, cluster, names)
+        check_spreading(watching, cluster, twins.names)
         memory = SharedArguments(arguments)
         arguments = memory.arguments
     arrays = {}
     named = zip(arguments, argument_types, argument_names(kernel, len(arguments)))
-    prepared = [prepare(argument, kind, name, monitor, arrays) for argument, kind, name in named]
+    prepared = [prepare(argument, kind, name, monitor, arrays, twins) for argument, kind, name in named]
     if monitor is not None:
         monitor.start(Launch(kernel, function, tuple(grid), tuple(block), shared_bytes, arrays))
     bounds = getattr(kernel, "options", {}).get("launch_bounds")
     resident = bounds[1] if isinstance(bounds, tuple) else 1
     make_block = functools.partial(Block, dimensions=block, grid=grid, shared_bytes=shared_bytes, monitor=monitor, resident=resident)
-    steps = launch_steps(function, prepared, names, grid, order, cluster, make_block)
-    if processes > 1:
-        memory.run(steps, processes)
-    else:
-        run_in_turn(steps, function.__name__)
+    steps = launch_steps(function, prepared, twins.names, grid, order, cluster, make_block)
+    try:
+        with watched():
+            memory.run(steps, processes) if processes > 1 else run_in_turn(steps, function.__name__)
+    except Exception:
+        if monitor is not None:
+            monitor.stopped()
+        raise
     if monitor is not None:
         monitor.end()
 
@@ -100,17 +110,32 @@ def argument_names(kernel, count):
     return names + [""] * (count - len(names))
 
 
-def prepare(argument, kind=None, name="", monitor=None, arrays=None):
+def check_block(block):
+    """Fail for a block that no GPU launches (CUDA C++ Programming Guide, "Compute Capabilities")."""
+    if block.x * block.y * block.z > LARGEST_BLOCK or block.z > LARGEST_BLOCK_Z:
+        raise SimulationError(f"a block of {tuple(block)} threads; a GPU takes {LARGEST_BLOCK} in all, and {LARGEST_BLOCK_Z} along z")
+
+
+def prepare(argument, kind=None, name="", monitor=None, arrays=None, twins=None):
     """An argument as the kernel sees it: arrays checked, numbers of the Numba type `kind`."""
     if isinstance(argument, np.ndarray):
         seen = {} if arrays is None else arrays
         address = argument.__array_interface__["data"][0]
         # An array that is passed under two names has one root, so that monitors see one piece of memory.
         root = next((a.root for a in seen.values() if monitor is not None and a.data.__array_interface__["data"][0] == address), None)
-        seen[name] = checked(argument, "global", 0, name, monitor, root)
+        base = offset_of_first(argument) if root is None else root.base
+        seen[name] = checked(argument, "global", base, name, monitor, root)
         return seen[name]
+    if isinstance(argument, np.void) and argument.dtype.names is not None:
+        return Record(prepare(np.asarray(argument).reshape(1), None, name, monitor, arrays), 0)
+    if isinstance(argument, tuple):
+        kinds = tuple(kind) if isinstance(kind, types.BaseTuple) else (None,) * len(argument)
+        made = [prepare(one, inner, f"{name}[{i}]", monitor, arrays, twins) for i, (one, inner) in enumerate(zip(argument, kinds))]
+        return type(argument)._make(made) if hasattr(argument, "_make") else tuple(made)
     if hasattr(argument, "with_array"):  # an object that holds an array: a tensor map
         return argument.with_array(lambda array: prepare(array, None, name, monitor, arrays))
+    if twins is not None and hasattr(argument, "py_func"):  # a device function
+        return swap(argument, twins)
     if isinstance(kind, (types.Number, types.Boolean)) and isinstance(argument, (int, float, np.number, np.bool_)):
         return simulated_type(kind)(argument)
     return argument

@@ -19,19 +19,24 @@ class Dimensions(NamedTuple):
 class Thread(greenlet):
     """One CUDA thread: its place, and the asynchronous copies that it has started."""
 
+    waiting_for = result = None
+    polls = 0  # atomics in a row that changed nothing
+    has_waited_for_predecessors = False  # griddepcontrol.wait
+    asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or wgmma
+
     def __init__(self, block, number, run):
         super().__init__(run)
-        size = block.dimensions
         self.block, self.number = block, number
-        self.index = Dimensions(number % size.x, number // size.x % size.y, number // (size.x * size.y))
+        self.index = index_of(number, block.dimensions)
         self.lane, self.warp = number % WARP_SIZE, block.warps[number // WARP_SIZE]
         self.warp.threads.append(self)
         self.warp.lanes |= 1 << self.lane
-        self.waiting_for = None
-        self.result = None
         self.copies, self.copy_groups = [], deque()
-        self.has_waited_for_predecessors = False  # griddepcontrol.wait
-        self.asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or wgmma
+
+
+def index_of(number, size):
+    """The threadIdx of the thread with this number in a block of this size."""
+    return Dimensions(number % size.x, number // size.x % size.y, number // (size.x * size.y))
 
 
 def current_thread():

@@ -163,7 +163,7 @@ MUTATIONS = [
         ("a * cosine - b * sine", "a * cosine + b * sine", "one pair by hand", ""),
         ("cos_sin[position, pair], cos_sin[position, half + pair]", "cos_sin[position, 2 * pair], cos_sin[position, 2 * pair + 1]",
          "half-split pairs", "all cosines first"),
-        ("pair + half)", "pair + x.shape[2] // 2)", "part of a head", "first rotary_dim numbers"),
+        ("pair + half)", "pair + x.shape[2] // 2)", "part of a head", "race on global memory"),
         ("b * cosine + a * sine", "b * cosine + float32(out[token, head, first]) * sine", "one pair by hand", "read both first"),
         ("(2 * pair, 2 * pair + 1) if interleaved else (pair, pair + half)", "(2 * pair, 2 * pair + "
          "1)", "half-split pairs", "other layout"),

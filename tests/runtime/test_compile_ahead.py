@@ -114,7 +114,9 @@ def test_the_context_ends_its_processes():
 
 
 SCRIPT = """
+    import signal
     import sys
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     beside = sys.path.pop(0)
     from minllm.runtime.compile_ahead import compile_ahead
     from tests.runtime import kernels_to_compile
@@ -128,7 +130,7 @@ SCRIPT = """
 
 
 def run_script(tmp_path, find):
-    """A script without an `if __name__ == "__main__"`, in a process group of its own."""
+    """A script without an `if __name__ == "__main__"`, in a process group of its own; it obeys SIGINT, which a shell may have it ignore."""
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(SCRIPT.format(find=find)))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}

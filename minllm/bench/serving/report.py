@@ -31,7 +31,7 @@ class Result:
     run: ServedRun
     peer: str | None = None
     peer_metrics: ServingMetrics | None = None
-    traced: list[TracedStep] | None = None  # of a further run, under the profiler
+    traced: list[TracedStep] | None = None  # the steps of a further run under the profiler
 
     @property
     def name(self) -> str:

@@ -6,7 +6,8 @@ They raise SimulationError, with file, line, block and thread.
     kernel.simulate[grid, block](*arrays, detect=True)
     with detecting(): ...                                     # every simulation inside, through launchers too
 
-    unwritten    reads of global, shared or local memory that was never written
+    unwritten    elements of an `output` that a launch has not written, and reads of global, shared or local memory that was never written
+    global_races the same of global memory: two threads of one block or of two, without a barrier, grid barrier or fence and atomic
     races        unordered accesses to the same bytes of shared memory, at least one a write, by two threads or by a thread and an
                  asynchronous transfer: cp.async, bulk copies and stores, wgmma
     barriers     block barriers that some threads do not reach, or that threads reach at different places; .aligned instructions too
@@ -21,11 +22,23 @@ import contextvars
 
 from minllm.sim.detectors.barriers import MeetingPlaces
 from minllm.sim.detectors.early_reads import EarlyReads
+from minllm.sim.detectors.global_races import GlobalMemoryRaces
 from minllm.sim.detectors.overflow import IndexOverflow
 from minllm.sim.detectors.races import SharedMemoryRaces
-from minllm.sim.detectors.unwritten import UnwrittenReads, unwritten
+from minllm.sim.detectors.unwritten import UnwrittenReads, output, unwritten
 
-__all__ = ["EarlyReads", "IndexOverflow", "MeetingPlaces", "SharedMemoryRaces", "UnwrittenReads", "detecting", "detectors", "unwritten"]
+__all__ = [
+    "EarlyReads",
+    "GlobalMemoryRaces",
+    "IndexOverflow",
+    "MeetingPlaces",
+    "SharedMemoryRaces",
+    "UnwrittenReads",
+    "detecting",
+    "detectors",
+    "output",
+    "unwritten",
+]
 
 _detecting = contextvars.ContextVar("detecting", default=False)
 _written = contextvars.ContextVar("written", default=None)  # address -> array that a launch inside detecting() wrote
@@ -34,7 +47,8 @@ _written = contextvars.ContextVar("written", default=None)  # address -> array t
 def detectors():
     """A new set of all detectors, for one launch."""
     history = _written.get()
-    return [UnwrittenReads(), SharedMemoryRaces(), MeetingPlaces(), IndexOverflow(), EarlyReads({} if history is None else history)]
+    early = EarlyReads({} if history is None else history)
+    return [UnwrittenReads(), SharedMemoryRaces(), GlobalMemoryRaces(), MeetingPlaces(), IndexOverflow(), early]
 
 
 def is_detecting():

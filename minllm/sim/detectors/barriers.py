@@ -8,6 +8,7 @@ mma, may not.
 import sys
 
 from minllm.errors import SimulationError
+from minllm.sim.detectors.waivers import waived, waived_frame
 from minllm.sim.monitor import Monitor
 from minllm.sim.place import describe, describe_instruction, instruction, kernel_frame
 
@@ -22,6 +23,8 @@ class MeetingPlaces(Monitor):
         if len(threads) < len(block.threads):
             here = {thread.number for thread in threads}
             gone = [thread for thread in block.threads if thread.number not in here]
+            if waived_frame("barrier", waiting_frame(threads[0])):
+                return
             place = f"{describe(waiting_frame(threads[0]))}, block {tuple(block.index)}, first of them thread {tuple(gone[0].index)}"
             raise SimulationError(f"{len(gone)} threads have ended without reaching a barrier where {len(threads)} wait ({place})")
 
@@ -34,7 +37,7 @@ class MeetingPlaces(Monitor):
         first = calls(threads[0])
         for thread in threads[1:]:
             other = calls(thread)
-            if other != first:
+            if other != first and not waived("barrier", first[0], other[0]):
                 one, two = (describe_instruction(*next(pair[i] for pair in zip(first, other) if pair[0] != pair[1])) for i in (0, 1))
                 raise SimulationError(
                     f"threads of block {tuple(block.index)} meet at {what} from different places: thread {tuple(threads[0].index)} at "

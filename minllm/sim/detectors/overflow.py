@@ -11,6 +11,7 @@ import functools
 import sys
 
 from minllm.sim.arrays import fail
+from minllm.sim.detectors.waivers import waived_frame
 from minllm.sim.monitor import Monitor
 from minllm.sim.place import describe_instruction, kernel_frame
 from minllm.sim.scalars import IntegerType, simulated_type
@@ -80,6 +81,6 @@ class IndexOverflow(Monitor):
 
     def index(self, thread, array, index):
         for position in index if type(index) is tuple else (index,):
-            if type(position) is Wrapped:
+            if type(position) is Wrapped and not waived_frame("overflow", kernel_frame(sys._getframe(1))):
                 cast = describe_instruction(*position.place)
                 fail(f"index {int(position)} into the {array} has overflowed: it is {position.exact} without the 32-bit cast at {cast}")

@@ -7,12 +7,15 @@ by whole warps and blocks only: then one clock per warp is enough, and no vector
 own: transfers.py.
 """
 
+import sys
+
 import numpy as np
 
 from minllm.sim.arrays import fail
 from minllm.sim.detectors.transfers import VERBS, Transfers
+from minllm.sim.detectors.waivers import waived, waived_frame
 from minllm.sim.monitor import Monitor
-from minllm.sim.place import describe_instruction
+from minllm.sim.place import describe_instruction, kernel_frame
 from minllm.sim.thread import WARP_SIZE
 
 
@@ -25,6 +28,15 @@ class Cell:
         self.epoch = epoch
         self.writer, self.write = None, None
         self.reads, self.atomics = {}, {}  # by thread number
+
+    def forget(self, epoch):
+        """Begin a new epoch."""
+        self.epoch = epoch
+        self.writer = self.write = None
+        if self.reads:
+            self.reads = {}
+        if self.atomics:
+            self.atomics = {}
 
     def copy(self):
         """The same history, for a part of the granule."""
@@ -127,6 +139,9 @@ class BlockHistory:
     def report(self, thread, who, address, other_number, other):
         """Name both threads, both places, and the memory."""
         _, code, offset, other_kind = other
+        frame = kernel_frame(sys._getframe(1))
+        if waived("race", (code, offset)) or waived_frame("race", frame):
+            return
         other_thread = self.block.threads[other_number]
         fail(
             f"race on shared memory: {who} {self.block.shared_name(address)} (address {address}), which thread "
@@ -211,8 +226,10 @@ class SharedMemoryRaces(Monitor):
         stamp, who = (history.clocks[number], frame.f_code, frame.f_lasti, kind), THIS_THREAD[kind]
         for key in range(start_byte // granule, (start_byte + byte_count) // granule):
             cell = cells.get(key)
-            if cell is None or cell.epoch != epoch:
+            if cell is None:
                 cell = cells[key] = Cell(epoch)
+            elif cell.epoch != epoch:
+                cell.forget(epoch)
             else:
                 history.compare(thread, who, key * granule, cell, kind)
             if kind == "read":

@@ -7,14 +7,18 @@ any dtype.
 
 import numpy as np
 
+from minllm.errors import SimulationError
 from minllm.sim.array_bytes import bytes_between, place_of
-from minllm.sim.arrays import fail, poisoned
+from minllm.sim.arrays import fail, failure, poisoned
+from minllm.sim.detectors.waivers import waived_frame
 from minllm.sim.monitor import NO_MORE, Monitor
+from minllm.sim.place import describe
 from minllm.sim.transfer import CHUNK
 
 MARK = b"\1"
 MARKS = [MARK * count for count in range(129)]
 UNKNOWN = object()  # nothing is noted yet
+PATIENCE = 20_000  # accesses after a read of unwritten memory, within which its writer is looked for
 
 
 class Unwritten(np.ndarray):
@@ -26,9 +30,20 @@ def unwritten(shape, dtype):
     return poisoned(shape, np.dtype(dtype)).view(Unwritten)
 
 
+class Output(Unwritten):
+    """An unwritten array of which a launch that writes to it has to write every element."""
+
+
+def output(shape, dtype):
+    """An array like `unwritten`, which detectors also report if a launch has written some of its elements, but not all."""
+    return poisoned(shape, np.dtype(dtype)).view(Output)
+
+
 def marks_of_host(data):
     """One mark per byte, 0 for elements that hold the poison; None if all are written."""
-    if data.dtype.kind in "iub" and not isinstance(data, Unwritten):
+    if (data.dtype.kind in "iubmM" or data.dtype.names) and not isinstance(data, Unwritten):
+        return None
+    if bytes_between(data).size % data.dtype.itemsize:
         return None
     poison = (bytes_between(data).reshape(-1, data.dtype.itemsize) == 0xFF).all(1)
     return bytearray(np.repeat(~poison, data.dtype.itemsize).astype(np.uint8).tobytes()) if poison.any() else None
@@ -37,11 +52,17 @@ def marks_of_host(data):
 class UnwrittenReads(Monitor):
     """Raises SimulationError at a read of a byte that was never written."""
 
+    def __init__(self):
+        self.outputs = {}  # root of an Output -> bytes that were unwritten when the launch began
+        self.complaint = None  # a Complaint about a read, until it is known whether somebody writes the bytes later
+
     def start(self, launch):
         for array in launch.arrays.values():
             root = array.root
             if root.size and "written" not in root.notes:
                 root.notes["written"] = marks_of_host(root.data)
+            if isinstance(root.data, Output) and root.notes["written"] is not None:
+                self.outputs[root] = root.notes["written"].count(0)
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         notes = array.root.notes
@@ -51,8 +72,10 @@ class UnwrittenReads(Monitor):
         if marks is None:
             return NO_MORE
         stop = start_byte + byte_count
-        if kind != "write" and marks.find(b"\0", start_byte, stop) >= 0:
+        if kind != "write" and marks.find(b"\0", start_byte, stop) >= 0 and not waived_frame("unwritten", frame):
             self.report(thread, array, marks.find(b"\0", start_byte, stop), start_byte, byte_count)
+        if self.complaint is not None:
+            self.complaint.look(thread, array.root, start_byte, stop, kind, frame)
         if kind != "read":
             marks[start_byte:stop] = MARKS[byte_count] if byte_count < len(MARKS) else MARK * byte_count
             if array.space == "local" and b"\0" not in marks:
@@ -80,10 +103,55 @@ class UnwrittenReads(Monitor):
         return notes["written"]
 
     def report(self, thread, array, first, start_byte, byte_count):
-        """Fail with a message that names the array and the element."""
+        """Complain in a message that names the array and the element; at once about local memory, which no other thread can write."""
+        if array.space == "local":
+            fail(f"a {byte_count}-byte read of memory that nobody wrote: the {array}, {element_at(array.root, first)}")
+        if self.complaint is not None:
+            return
         if array.space == "shared":
-            fail(f"a {byte_count}-byte read of shared memory that nobody wrote: {thread.block.shared_name(first)} (address {first})")
-        fail(f"a {byte_count}-byte read of memory that nobody wrote: the {array}, {element_at(array.root, first)}")
+            what = f"shared memory that nobody wrote: {thread.block.shared_name(first)} (address {first})"
+        else:
+            what = f"memory that nobody wrote: the {array}, {element_at(array.root, first)}"
+        error = failure(f"a {byte_count}-byte read of {what}")
+        self.complaint = Complaint(error, thread, array.root, start_byte, start_byte + byte_count)
+
+    def end_block(self, block):
+        if self.complaint is not None and self.complaint.root.space == "shared":
+            raise self.complaint.error
+
+    def end(self):
+        self.stopped()
+        for root, before in self.outputs.items():
+            missing = root.notes["written"].count(0)
+            if 0 < missing < before:
+                first = element_at(root, root.notes["written"].find(0))
+                raise SimulationError(
+                    f"no thread has written {missing // root.itemsize} of the {root.size} elements of the {root}; the first is {first}: "
+                    "is the grid too small, or a condition too narrow?"
+                )
+
+    def stopped(self):
+        if self.complaint is not None:
+            raise self.complaint.error
+
+
+class Complaint:
+    """A read of bytes that nobody has written; the kernel runs on for a while, to see who writes them later."""
+
+    def __init__(self, error, thread, root, start, stop):
+        self.error, self.thread, self.root, self.start, self.stop = error, thread, root, start, stop
+        self.patience = PATIENCE
+
+    def look(self, thread, root, start, stop, kind, frame):
+        """An access: if it writes the bytes, say so."""
+        self.patience -= 1
+        if self.patience < 0:
+            raise self.error
+        if kind != "read" and root is self.root and start < self.stop and self.start < stop:
+            writer = f"thread {tuple(thread.index)}" if thread.block is self.thread.block else f"block {tuple(thread.block.index)}"
+            writer = "the same thread" if thread is self.thread else writer
+            self.error = SimulationError(f"{self.error}; {writer} writes it later, at {describe(frame)}: is a barrier or a wait missing?")
+            raise self.error
 
 
 def element_at(root, byte):

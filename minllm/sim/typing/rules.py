@@ -24,11 +24,16 @@ def argument_type(value):
         return value.numba_type
     if isinstance(value, np.ndarray):
         element = types.bfloat16 if value.dtype == BFLOAT16 else element_type(value.dtype)
-        return element and types.Array(element, value.ndim, "C" if value.flags.c_contiguous else "A")
+        return element and types.Array(element, value.ndim, layout_of(value))
     try:
         return typeof(value, Purpose.argument)
     except Exception:  # a typing function may raise anything
         return None
+
+
+def layout_of(array):
+    """Numba's letter for an array's strides."""
+    return "C" if array.flags.c_contiguous else "F" if array.flags.f_contiguous else "A"
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from minllm.bench.serving.workload import BenchRequest
 from minllm.errors import InvalidOptionError
 
 COPIES = ("gpu_memcpy", "gpu_memset")  # categories of events
-SUFFIX = ".pt.trace.json.gz"  # as torch and vLLM name their traces
+SUFFIX = ".pt.trace.json.gz"  # the suffix of torch's and vLLM's traces
 SIZES = "minllm_steps"  # the entry of our traces that holds [decodes, prompts, tokens] of every step
 
 

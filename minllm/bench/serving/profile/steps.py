@@ -79,7 +79,8 @@ def traced_step(events: list[Event], size: StepSize, begin: float) -> TracedStep
     """One step, whose events are sorted by their end; begin: the end of the step before."""
     kernels = [event for event in events if not event.is_copy]
     forward = min(event.begin for event in kernels if not event.name.startswith(WRITE_SLOTS))
-    first_begins = [*accumulate((event.begin for event in reversed(kernels)), min)][::-1]  # of each kernel and all that end later
+    # When the first of a kernel and all that end later begins.
+    first_begins = [*accumulate((event.begin for event in reversed(kernels)), min)][::-1]
     stages, idle, before = defaultdict(float), {True: 0.0, False: 0.0}, begin
     for kernel, first_begin in zip(kernels, first_begins, strict=True):
         start = max(before, first_begin)

@@ -1,0 +1,243 @@
+"""Data races in global memory: two accesses of different threads to the same bytes, at least one a write, that nothing orders.
+
+The threads may be of one block or of two. Blocks are ordered by a grid barrier, and by fences with atomics (grid_order.py); a kernel that
+reads another block's result without either reads old data on a GPU whenever the blocks run in another order than here.
+
+Accesses are only logged while the kernel runs, and compared when the launch ends, as NumPy arrays: most elements belong to one thread or
+are only read, and need no closer look. Two threads that write the same value do not race: a kernel may raise a flag many times.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minllm.errors import SimulationError
+from minllm.sim.detectors.grid_order import THREAD_BITS, GridOrder
+from minllm.sim.detectors.transfers import VERBS
+from minllm.sim.detectors.unwritten import element_at
+from minllm.sim.detectors.waivers import waived
+from minllm.sim.monitor import Monitor
+from minllm.sim.place import describe_instruction
+from minllm.sim.thread import index_of
+
+LOGGED = 1_000_000  # accesses of a launch that are kept and compared; more are compared with each other, but not with these
+
+
+class Access(NamedTuple):
+    """An access to global memory; start and count in bytes, value: what a store to an element wrote, else None.
+
+    In the log its position is left out, and root and code are ids.
+    """
+
+    position: int
+    root: Any
+    start: int
+    count: int
+    kind: str
+    serial: int
+    code: Any
+    offset: int
+    value: Any
+
+
+class GlobalMemoryRaces(Monitor):
+    """Raises SimulationError for the first race of a launch, when it ends."""
+
+    spaces = ("global",)
+
+    def start(self, launch):
+        self.order, self.log, self.base, self.blocks = GridOrder(), [], 0, []
+        # By id: the log has numbers only, which the garbage collector does not traverse.
+        self.roots, self.codes = {}, {id(None): None}
+
+    def start_block(self, block):
+        number = len(self.blocks)
+        if block.cluster is not None:
+            self.order.clusters[number] = id(block.cluster)
+        self.blocks.append((tuple(block.index), block.dimensions))
+        for thread in block.threads:
+            thread.serial = (number << THREAD_BITS) + thread.number
+
+    # What happens, as a position in the log
+
+    def access(self, thread, array, start_byte, byte_count, kind, frame):
+        value = array.stored if kind == "write" else None
+        root = array.root
+        key = id(root)
+        if key not in self.roots:
+            self.roots[key] = root
+        if kind == "atomic":
+            self.order.atomic(thread.serial >> THREAD_BITS, (key, start_byte), self.base + len(self.log))
+        code, offset = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
+        code_key = id(code)
+        if code_key not in self.codes:
+            self.codes[code_key] = code
+        self.log.append((key, start_byte, byte_count, kind, thread.serial, code_key, offset, value))
+
+    def now(self):
+        """The position of the next access."""
+        return self.base + len(self.log)
+
+    def barrier(self, block, threads):
+        self.order.barriers[threads[0].serial >> THREAD_BITS].append(self.now())
+
+    def grid_barrier(self):
+        self.order.grid_barriers.append(self.now())
+
+    def collective(self, warp, kind, lanes, mask, frame):
+        positions, masks = self.order.warps[warp.threads[0].serial >> THREAD_BITS, warp.number]
+        positions.append(self.now())
+        masks.append(mask)
+
+    def acquire(self, thread, thing):
+        self.order.acquired[thread.serial >> THREAD_BITS].append(self.now())
+
+    def fence(self, thread):
+        self.order.fences[thread.serial >> THREAD_BITS] = self.now()
+
+    def sleep(self, thread):
+        """A loop that reads and sleeps waits for the store that it reads: its reads are no races, and an acquire follows."""
+        if self.log and self.log[-1][3:5] == ("read", thread.serial):
+            root, start, _, *rest = self.log[-1]
+            self.log[-1] = root, start, 0, *rest
+
+    # The comparison
+
+    def end_block(self, block):
+        if len(self.log) > LOGGED:
+            self.compare()
+
+    def end(self):
+        self.compare()
+
+    def compare(self):
+        """Compare all logged accesses, for each piece of memory that was written."""
+        log, base = self.log, self.base
+        self.log, self.base = [], base + len(log)
+        changed = {self.roots[entry[0]] for entry in log if entry[3] != "read"}
+        for roots in overlapping(self.roots.values()):
+            if not changed.isdisjoint(roots):
+                keys = {id(root) for root in roots}
+                self.compare_in(roots, [(base + number, *entry) for number, entry in enumerate(log) if entry[0] in keys])
+
+    def compare_in(self, roots, accesses):
+        """Compare the accesses to one piece of memory, granule by granule. roots: {array: its offset in the memory}."""
+        offsets = {id(root): offset for root, offset in roots.items()}
+        granule, suspects = suspicious(np.array([offsets[access[1]] + access[2] for access in accesses]), accesses)
+        last = None
+        for number, (position, key, start, count, kind, serial, code, *rest) in suspects:
+            access = Access(position, self.roots[key], start, count, kind, serial, self.codes[code], *rest)
+            if number != last:
+                history, last = History(self.order), number
+            other = history.add(access)
+            if other is not None and not waived("race", (access.code, access.offset), (other.code, other.offset)):
+                self.report(access, other, number * granule - roots[access.root])
+
+    def report(self, access, other, byte):
+        """Name both threads, both places, and the element."""
+        byte = max(byte, access.start)
+        also = "" if other.root is access.root else f" as {other.root.name}"
+        raise SimulationError(
+            f"race on global memory: this thread {VERBS[access.kind]} the {access.root}, {element_at(access.root, byte)}, which "
+            f"{self.thread(other, access)} {VERBS[other.kind]}{also} at {place(other)}, and nothing orders the two "
+            f"({place(access)}, block {self.block(access)}, thread {self.thread_index(access)})"
+        )
+
+    def block(self, access):
+        """The index of an access's block."""
+        return self.blocks[access.serial >> THREAD_BITS][0]
+
+    def thread_index(self, access):
+        """The index of an access's thread in its block."""
+        return tuple(index_of(access.serial & (1 << THREAD_BITS) - 1, self.blocks[access.serial >> THREAD_BITS][1]))
+
+    def thread(self, other, access):
+        """`thread (1, 0, 0)`, with its block if that is another one."""
+        same = other.serial >> THREAD_BITS == access.serial >> THREAD_BITS
+        return f"thread {self.thread_index(other)}" + ("" if same else f" of block {self.block(other)}")
+
+
+def overlapping(roots):
+    """The arrays by the memory in which they lie: dictionaries {array: its offset}, one for all arrays that overlap."""
+    found, stop = [], None
+    for root in sorted(roots, key=address_of):
+        address = address_of(root)
+        if stop is None or address >= stop:
+            start = stop = address
+            found.append({})
+        found[-1][root] = address - start
+        stop = max(stop, address + root.flat_bytes.size)
+    return found
+
+
+def suspicious(offsets, accesses):
+    """(bytes per granule, [(granule, access)] by granule, of those that several threads access and may race at).
+
+    offsets: of the accesses in their memory. A granule is as many bytes as all accesses are multiples of.
+    """
+    counts, kinds, serials = ([access[field] for access in accesses] for field in (3, 4, 5))
+    counts, serials = np.array(counts), np.array(serials)
+    bits = int(np.bitwise_or.reduce(offsets | counts)) | 16
+    granule = bits & -bits
+    pieces = counts // granule
+    if not pieces.any():
+        return granule, []
+    numbers = np.repeat(np.arange(len(accesses)), pieces)
+    granules = np.repeat(offsets // granule - np.cumsum(pieces) + pieces, pieces) + np.arange(numbers.size)
+    owners = np.empty(int(granules.max()) + 1, np.int64)
+    owners[granules] = serials[numbers]
+    marked = np.zeros(owners.size, np.uint8)
+    marked[granules[owners[granules] != serials[numbers]]] |= 1  # several threads
+    for mark, pair in ((2, ("write", "atomic")), (4, ("read", "write"))):  # one that changes the granule, and one that is no atomic
+        marked[granules[np.array([kind in pair for kind in kinds])[numbers]]] |= mark
+    chosen = np.flatnonzero(marked[granules] == 7)
+    chosen = chosen[np.argsort(granules[chosen], kind="stable")]
+    return granule, [(found, accesses[number]) for found, number in zip(granules[chosen].tolist(), numbers[chosen].tolist())]
+
+
+class History:
+    """The accesses to a granule that a later one may race with: the last write, and reads and atomics by thread."""
+
+    def __init__(self, order):
+        self.order, self.write, self.reads, self.atomics = order, None, {}, {}
+
+    def add(self, access):
+        """An earlier access that races with this one, or None."""
+        others = []
+        if self.write is not None and not (access.kind == "write" and same(access.value, self.write.value)):
+            others.append(self.write)
+        if access.kind != "read":
+            others += self.reads.values()
+        if access.kind != "atomic":
+            own = self.atomics.get(access.serial)  # comes after all atomics before it
+            others += [other for other in self.atomics.values() if own is None or other.position > own.position]
+        found = next((other for other in others if not self.ordered(other, access)), None)
+        if access.kind == "write":
+            self.write = access
+            if found is None:
+                self.reads, self.atomics = {}, {}
+        else:
+            (self.reads if access.kind == "read" else self.atomics)[access.serial] = access
+        return found
+
+    def ordered(self, first, second):
+        """Whether the first access comes before the second on every GPU."""
+        return self.order.ordered(first.serial, first.position, second.serial, second.position)
+
+
+def same(value, other):
+    """Whether two stores wrote the same known value."""
+    try:
+        return value is not None and other is not None and bool(value == other)
+    except ValueError:  # records
+        return False
+
+
+def place(access):
+    """`file:line in function` of an access."""
+    return describe_instruction(access.code, access.offset) if access.code is not None else "unknown place"
+
+
+def address_of(root):
+    """The address of a root's lowest byte."""
+    return root.data.__array_interface__["data"][0] - root.base

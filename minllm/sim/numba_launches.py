@@ -1,0 +1,158 @@
+"""Every launch of a `@cuda.jit` kernel, simulated: for programs written for numba.cuda that know nothing of this package.
+
+    with simulated_launches():
+        kernel[grid, block](x, out)             # x: a NumPy array, or from cuda.to_device
+
+Inside, numba.cuda needs no GPU: kernels are not compiled but simulated, and the arrays of cuda.to_device and cuda.device_array are those of
+Numba's own simulator, which hold NumPy arrays. `python -m minllm.sim script.py` runs a whole script so, `pytest -p minllm.sim.plugin` the
+tests of a project.
+"""
+
+import contextlib
+
+import numba.cuda
+import numpy as np
+from numba.cuda import dispatcher
+from numba.cuda.args import ArgHint
+from numba.cuda.core import sigutils
+from numba.cuda.cudadrv import devicearray as numba_devicearray
+from numba.cuda.cudadrv import devices as numba_devices
+from numba.cuda.errors import normalize_kernel_dimensions
+from numba.cuda.simulator import api
+from numba.cuda.simulator.cudadrv import devicearray, devices
+from numba.cuda.simulator.reduction import Reduce
+
+from minllm.sim.detectors import detecting
+from minllm.sim.simulator import simulate
+from minllm.sim.typing.rules import argument_type, context
+
+COMPUTE_CAPABILITY = 9, 0
+THREADS = 128  # per block of `kernel.forall`, where a GPU's driver would choose
+OF_API = (
+    *("select_device", "synchronize", "close", "detect", "list_devices", "get_current_device", "event", "defer_cleanup"),
+    *("stream", "default_stream", "legacy_default_stream", "per_thread_default_stream", "is_float16_supported", "gpus"),
+)
+OF_ARRAYS = (
+    *("to_device", "device_array", "device_array_like", "pinned", "pinned_array", "pinned_array_like", "mapped_array"),
+    "managed_array",
+)
+
+launches = []  # functions called with the dispatcher at every simulated launch
+
+
+class Launch:
+    """A dispatcher with its launch configuration: call it with the arguments."""
+
+    def __init__(self, kernel, grid, block, stream=0, shared_bytes=0):
+        self.kernel, self.grid, self.block = kernel, *normalize_kernel_dimensions(grid, block)
+        self.shared_bytes = shared_bytes
+        self.pre_launch_callbacks = []
+
+    def __call__(self, *arguments):
+        for listener in launches:
+            listener(self.kernel)
+        arguments = bound(self.kernel, arguments)
+        for extension in reversed(self.kernel.extensions):
+            arguments = [extension.prepare_args(argument_type(one), one, stream=0, retr=[])[1] for one in arguments]
+        hosts = [host_array(argument) for argument in arguments]
+        types = signature_for(self.kernel, hosts)
+        simulate(self.kernel, self.grid, self.block, *hosts, shared_bytes=self.shared_bytes, types=types)
+
+
+def bound(kernel, arguments):
+    """The arguments with the kernel's defaults; TypeError if their number is wrong."""
+    missing = kernel.py_func.__code__.co_argcount - len(arguments)
+    defaults = kernel.py_func.__defaults__ or ()
+    if missing and not 0 < missing <= len(defaults):
+        count = kernel.py_func.__code__.co_argcount
+        if not kernel.py_func.__code__.co_flags & 4:  # without *args
+            raise TypeError(f"{kernel.py_func.__name__} takes {count} arguments, given {len(arguments)}")
+    return [*arguments, *(defaults[len(defaults) - missing :] if missing > 0 else ())]
+
+
+def host_array(argument):
+    """The NumPy array inside a device array or an argument's hint (cuda.In, cuda.Out); other arguments unchanged."""
+    if isinstance(argument, ArgHint):
+        argument = argument.value
+    if isinstance(argument, devicearray.FakeCUDAArray):
+        return argument._ary
+    if isinstance(argument, tuple):
+        made = [host_array(one) for one in argument]
+        return type(argument)._make(made) if hasattr(argument, "_make") else tuple(made)
+    return argument
+
+
+def signature_for(kernel, arguments):
+    """The types of the first eager signature that the arguments fit; None without signatures. TypeError if none fits."""
+    signatures = getattr(kernel, "simulated_signatures", ())
+    if not signatures:
+        return None
+    given = [argument_type(argument) for argument in arguments]
+    if given in [list(one) for one in signatures]:
+        return tuple(given)
+    for types in signatures:
+        if len(types) == len(given) and all(fits(one, other) for one, other in zip(given, types)):
+            return types
+    listed = ", ".join(str(tuple(one)) for one in signatures)
+    raise TypeError(f"No matching definition for argument type(s) {', '.join(map(str, given))}: the kernel is declared for {listed}")
+
+
+def fits(given, wanted):
+    """Whether Numba converts an argument of one type to another."""
+    return given is None or context().can_convert(given, wanted) is not None
+
+
+def compile_eagerly(kernel, signature):
+    """Remember a signature; nothing is compiled."""
+    types, _ = sigutils.normalize_signature(signature)
+    kernel.__dict__.setdefault("simulated_signatures", []).append(tuple(types))
+
+
+def configure(kernel, grid, block, stream=0, sharedmem=0):
+    """`kernel[grid, block, stream, sharedmem]` of a simulated kernel."""
+    return Launch(kernel, grid, block, stream, sharedmem)
+
+
+def launch_for_all(self, *arguments):
+    """`kernel.forall(tasks)(*arguments)`."""
+    if self.ntasks:
+        threads = self.thread_per_block or THREADS
+        Launch(self.dispatcher, -(-self.ntasks // threads), threads, 0, self.sharedmem)(*arguments)
+
+
+def as_cuda_array(value, sync=True):
+    """Any array as a device array."""
+    return devicearray.FakeCUDAArray(np.asarray(host_array(value)))
+
+
+@contextlib.contextmanager
+def simulated_launches(detect=True):
+    """Inside, launches of `@cuda.jit` kernels run in the simulator, with all detectors if `detect`."""
+    kernels = dispatcher.CUDADispatcher
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(detecting(detect))
+
+        def replace(owner, name, value):
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        replace(kernels, "configure", configure)
+        replace(kernels, "compile", compile_eagerly)
+        replace(kernels, "compile_device", lambda kernel, types, return_type=None: None)
+        replace(kernels, "disable_compile", lambda kernel, disabled=True: None)
+        replace(kernels, "specialize", lambda kernel, *arguments: kernel)
+        replace(dispatcher.ForAll, "__call__", launch_for_all)
+        for name in OF_API:
+            replace(numba.cuda, name, getattr(api, name))
+        for name in OF_ARRAYS:
+            replace(numba.cuda, name, getattr(devicearray, name))
+        replace(numba.cuda, "current_context", devices.get_context)
+        replace(numba.cuda, "is_available", lambda: True)
+        replace(numba.cuda, "as_cuda_array", as_cuda_array)
+        replace(numba.cuda, "_auto_device", devicearray.auto_device)
+        for name in ("reduce", "Reduce"):
+            replace(numba.cuda, name, Reduce)
+        replace(devices, "_SIMULATOR_CC", COMPUTE_CAPABILITY)
+        replace(numba_devices, "get_context", devices.get_context)
+        replace(numba_devicearray, "is_cuda_ndarray", devicearray.is_cuda_ndarray)
+        yield

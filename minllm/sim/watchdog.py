@@ -1,0 +1,84 @@
+"""The watchdog: ends a simulation in which one thread spins on memory that only another thread could change.
+
+A simulated thread runs until it meets others, so `while flag[0] == 0: pass` never ends. (On a GPU it may not end either: the compiler may
+load the flag once.) A background thread looks at the running kernel from time to time. If its frames and all their variables have stayed
+the same for SECONDS, nothing that it does can end its loop, and it gets a SimulationError where it stands. A loop that computes changes a
+variable; atomics and cuda.nanosleep let other threads run (polling.py).
+"""
+
+import contextlib
+import ctypes
+import sys
+import threading
+import time
+import traceback
+
+from minllm.errors import SimulationError
+from minllm.sim.place import file_of, is_own, kernel_frame
+
+SECONDS = 5.0
+LOOKS = 10  # in that time
+NOT_IN_A_KERNEL = {"bdb", "pdb", "minllm.sim.simulator"}  # modules on the stack; a kernel's stack begins at its own function
+
+_started = threading.Event()
+_watched = []  # identifiers of the Python threads that simulate, the newest last
+
+
+class Spin(Exception):
+    """Raised in a simulated thread that spins."""
+
+
+def spinning(spin, thread):
+    """The SimulationError for a Spin of a thread: it names the line."""
+    frames = [frame for frame in traceback.walk_tb(spin.__traceback__) if not is_own(frame[0].f_code.co_filename)]
+    frame, line = frames[-1]
+    return SimulationError(
+        "this thread spins: it reads again and again what only another thread could change. Poll by an atomic, or sleep in the loop with "
+        f"cuda.nanosleep, so that the others run ({file_of(frame.f_code)}:{line} in {frame.f_code.co_name}, "
+        f"block {tuple(thread.block.index)}, thread {tuple(thread.index)})"
+    )
+
+
+@contextlib.contextmanager
+def watched():
+    """Within this context the running simulation is watched; Spin is raised where a thread spins."""
+    if not _watched and not any(thread.name == "minllm watchdog" for thread in threading.enumerate()):
+        threading.Thread(target=watch, name="minllm watchdog", daemon=True).start()
+    _watched.append(threading.get_ident())
+    _started.set()
+    try:
+        yield
+    finally:
+        _watched.pop()
+        if not _watched:
+            _started.clear()
+
+
+def watch():
+    """Look at the simulations for ever."""
+    seen, since = None, 0.0
+    while True:
+        _started.wait()
+        time.sleep(SECONDS / LOOKS)
+        identifier = _watched[-1] if _watched else None
+        now = standing(sys._current_frames().get(identifier)) if identifier is not None else None
+        if now is None or now != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > SECONDS:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(identifier), ctypes.py_object(Spin))
+            seen = None
+
+
+def standing(frame):
+    """The kernel's frames with their variables; None outside of a kernel, and where a variable cannot be compared or a debugger runs."""
+    found, caller = [], frame
+    while caller is not None:
+        if caller.f_globals.get("__name__") in NOT_IN_A_KERNEL:
+            return None
+        caller = caller.f_back
+    frame = kernel_frame(frame)
+    while frame is not None:
+        variables = tuple((name, value if isinstance(value, (int, float)) else id(value)) for name, value in frame.f_locals.items())
+        found.append((id(frame), variables))
+        frame = kernel_frame(frame.f_back)
+    return found or None

@@ -1,0 +1,167 @@
+"""Arrays as Numba takes them: any strides, records, stores to slices, ufuncs; and what a GPU refuses."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numba import boolean, cuda, float32
+
+from minllm.errors import SimulationError
+from minllm.sim import simulate
+
+BOTH = pytest.mark.parametrize("detect", [False, True])
+
+
+def double(x, out):
+    i, j = cuda.grid(2)
+    if i < x.shape[0] and j < x.shape[1]:
+        out[i, j] = x[i, j] * 2
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: np.asfortranarray(x),
+        lambda x: x.T,
+        lambda x: x[::2],
+        lambda x: x[:, ::-1],
+        lambda x: x[:, 1:2],
+        lambda x: np.broadcast_to(x[0], x.shape),
+    ],
+)
+def test_arrays_of_any_strides(view, detect):
+    x = view(np.arange(48, dtype=np.float32).reshape(8, 6))
+    out = view(np.zeros((8, 6), np.float32)) if x.flags.writeable else np.zeros((8, 6), np.float32)
+    simulate(double, (1, 1), (8, 8), x, out, detect=detect)
+    np.testing.assert_array_equal(out, x * 2)
+
+
+def test_a_race_in_a_strided_array_names_its_element():
+    def kernel(x):
+        x[2] = cuda.threadIdx.x
+
+    with pytest.raises(SimulationError, match=r"writes the global array x, element \[2\]"):
+        simulate(kernel, 1, 2, np.zeros(12)[::3], detect=True)
+    with pytest.raises(SimulationError, match=r"writes the global array x, element \[2\]"):
+        simulate(kernel, 1, 2, np.zeros(12)[::-1], detect=True)
+
+
+@BOTH
+def test_slices_are_stored(detect):
+    def kernel(x, out):
+        out[:] = 0
+        out[1, 1:3] = x[:2]
+        out[2] = x
+        out[:, 3] += 1
+        out.ravel()[0] = 7
+
+    out = np.full((3, 4), 9, np.float32)
+    simulate(kernel, 1, 1, np.arange(1.0, 5, dtype=np.float32), out, detect=detect)
+    assert out.tolist() == [[7, 0, 0, 1], [0, 1, 2, 1], [1, 2, 3, 5]]
+
+
+def test_values_that_do_not_fit_a_slice_are_errors_of_the_simulator():
+    def kernel(x, out):
+        out[:2] = x
+
+    with pytest.raises(SimulationError, match=r"values of shape \(4,\) cannot be stored to a part of the global array out of shape \(2,\)"):
+        simulate(kernel, 1, 1, np.zeros(4), np.zeros(3))
+
+
+@BOTH
+def test_ufuncs_and_reductions(detect):
+    def kernel(x, out, sums):
+        np.multiply(x, 2, out)
+        sums[0], sums[1] = x.sum(), (x + x).max()
+
+    out, sums = np.zeros(3, np.float32), np.zeros(2)
+    simulate(kernel, 1, 1, np.array([1, 2, 3], np.float32), out, sums, detect=detect)
+    assert out.tolist() == [2, 4, 6] and sums.tolist() == [6, 6]
+
+
+POINT = np.dtype([("a", np.int32), ("b", np.float32), ("c", np.float32, 2)])
+
+
+@BOTH
+def test_records_by_element_and_by_field(detect):
+    def kernel(r, other):
+        i = cuda.threadIdx.x
+        r[i].a = r["a"][i] + 10
+        r["b"][i] = r[i]["b"] / 2
+        r[i].c[1] = r[i].a
+        other[i] = r[i]
+
+    r, other = np.zeros(3, POINT), np.zeros(3, POINT)
+    r["a"], r["b"] = [-1, 1, 2], [1, 2, 3]
+    simulate(kernel, 1, 3, r, other, detect=detect)
+    assert r["a"].tolist() == [9, 11, 12] and r["b"].tolist() == [0.5, 1, 1.5] and r["c"][:, 1].tolist() == [9, 11, 12]
+    assert (other == r).all()
+
+
+def test_a_missing_field_is_named():
+    def kernel(r):
+        r[0].mass = 1
+
+    with pytest.raises(SimulationError, match=r"the global array r has no field 'mass': a, b, c \(.*:\d+ in kernel"):
+        simulate(kernel, 1, 1, np.zeros(1, POINT))
+
+
+@BOTH
+def test_booleans_in_shared_memory_and_arrays_without_axes(detect):
+    def kernel(x, out):
+        flags = cuda.shared.array(32, boolean)
+        i = cuda.threadIdx.x
+        flags[i] = x[()] > i
+        cuda.syncthreads()
+        if i == 0:
+            count = 0
+            for j in range(32):
+                if flags[j]:
+                    count += 1
+            out[()] = count
+
+    out = np.zeros((), np.int32)
+    simulate(kernel, 1, 32, np.array(5.0), out, detect=detect)
+    assert out[()] == 5
+
+
+@BOTH
+def test_arrays_and_functions_in_tuples(detect):
+    @cuda.jit(device=True)
+    def square(x):
+        return x * x
+
+    def kernel(arrays, function, out):
+        i = cuda.threadIdx.x
+        out[i] = function(arrays[0][i]) + arrays[1][i]
+
+    x, out = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+    simulate(kernel, 1, 4, (x, x), square, out, detect=detect)
+    assert out.tolist() == [0, 2, 6, 12]
+    with pytest.raises(SimulationError, match=r"out of bounds for the global array arrays\[0\] of shape \(4,\)"):
+        simulate(kernel, 1, 5, (x, x), square, np.zeros(5, np.float32), detect=detect)
+
+
+@pytest.mark.parametrize("block", [2048, (1, 1, 128), (32, 64)])
+def test_blocks_that_a_gpu_refuses(block):
+    with pytest.raises(SimulationError, match="a GPU takes 1024 in all, and 64 along z"):
+        simulate(double, 1, block, np.zeros((1, 1)), np.zeros((1, 1)))
+
+
+def test_more_static_shared_memory_than_a_gpu_has():
+    def kernel(out):
+        tile = cuda.shared.array(20_000, float32)
+        out[0] = tile.size
+
+    with pytest.raises(SimulationError, match="80000 bytes of static shared arrays; a block has at most 49152, more only as dynamic ones"):
+        simulate(kernel, 1, 1, np.zeros(1))
+
+
+@pytest.mark.parametrize("value, message", [((1, 2), "a tuple cannot be stored"), ("word", "a str cannot be stored")])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, ml_dtypes.bfloat16])
+def test_no_raw_error_for_a_value_that_is_no_number(value, message, dtype):
+    def kernel(out):
+        out[0] = value
+
+    with pytest.raises(SimulationError, match=message):
+        simulate(kernel, 1, 1, np.zeros(1, dtype))

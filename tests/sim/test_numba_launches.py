@@ -1,0 +1,109 @@
+"""Whole programs and test suites for numba.cuda, with every launch simulated."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numba import cuda, float32
+
+from minllm.errors import SimulationError
+from minllm.sim import output, simulate
+from minllm.sim.numba_launches import simulated_launches
+
+SCRIPT = """
+import sys
+import numpy as np
+from numba import cuda
+
+@cuda.jit("void(float32[:], float32[:], float32)")
+def scale(x, out, factor):
+    i = cuda.grid(1)
+    if i < x.size + EXTRA:
+        out[i] = x[i] * factor
+
+x = cuda.to_device(np.arange(100, dtype=np.float32))
+out = cuda.device_array_like(x)
+scale[4, 32](x, out, 0.5)
+cuda.synchronize()
+print(out.copy_to_host()[3], sys.argv[1:])
+"""
+
+
+def run(tmp_path, *arguments, extra=0):
+    script = tmp_path / "scale.py"
+    script.write_text(SCRIPT.replace("EXTRA", str(extra)))
+    return subprocess.run([sys.executable, "-m", "minllm.sim", str(script), *arguments], capture_output=True, text=True)
+
+
+def test_a_script_runs_with_its_launches_simulated(tmp_path):
+    done = run(tmp_path, "a", "-b")
+    assert done.returncode == 0 and done.stdout == "1.5 ['a', '-b']\n"
+
+
+def test_a_scripts_bug_is_one_message(tmp_path):
+    done = run(tmp_path, extra=1)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "SimulationError: index [100] is out of bounds for the global array x" in done.stderr and "scale.py:10 in scale" in done.stderr
+
+
+def test_a_projects_tests_run_with_the_plugin(tmp_path):
+    (tmp_path / "test_scale.py").write_text(SCRIPT.replace("EXTRA", "0") + "\n\ndef test_scale():\n    assert out.copy_to_host()[4] == 2\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "minllm.sim.plugin", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert "1 passed" in done.stdout, done.stdout
+
+
+def test_eager_signatures_convert_their_arguments():
+    with simulated_launches():
+
+        @cuda.jit(["void(float32[:], float32)", "void(float64[:], float64)"])
+        def add(x, number):
+            if cuda.threadIdx.x < x.size:
+                x[cuda.threadIdx.x] += number
+
+        x = np.zeros(2)
+        add[1, 2](x, 1)
+        assert x.tolist() == [1, 1]
+        with pytest.raises(TypeError, match=r"No matching definition for argument type\(s\) array\(int32, 1d, C\)"):
+            add[1, 2](np.zeros(2, np.int32), 1)
+        add.forall(2)(x, 1)
+        assert x.tolist() == [2, 2]
+    assert not hasattr(type(add), "simulated_signatures")
+
+
+def test_arrays_of_the_host_side():
+    with simulated_launches():
+        x = cuda.to_device(np.arange(3.0))
+        other = cuda.device_array(3)
+        other.copy_to_device(x)
+        assert cuda.is_available() and cuda.current_context().device.compute_capability == (9, 0)
+        total = cuda.reduce(lambda a, b: a + b)
+        assert total(other.copy_to_host()) == 3
+
+
+def test_output_elements_that_no_thread_has_written():
+    def kernel(x, out):
+        i = cuda.grid(1)
+        if i < x.size - 1:
+            out[i] = x[i]
+
+    match = r"no thread has written 1 of the 50 elements of the global array out; the first is element \[49\]"
+    with pytest.raises(SimulationError, match=match):
+        simulate(kernel, 2, 32, np.ones(50, np.float32), output(50, np.float32), detect=True)
+    simulate(kernel, 2, 32, np.ones(51, np.float32), output(50, np.float32), detect=True)
+
+
+def test_an_error_of_python_names_the_line():
+    def kernel(x, out):
+        out[0] = x.shape[0] + (1, 2)
+
+    with pytest.raises(SimulationError, match=r"cannot execute this line.*test_numba_launches.py:\d+ in kernel, block"):
+        simulate(kernel, 1, 1, np.ones(1), np.ones(1))
+
+    def raising(out):
+        if out[0] == float32(1):
+            raise TypeError("not this one")
+
+    with pytest.raises(TypeError, match="not this one"):
+        simulate(raising, 1, 1, np.ones(1, np.float32))
