@@ -25,11 +25,7 @@ HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by float32 weights, whate
 def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format: WeightFormat | None = None) -> None:
     """Raises OutOfMemoryError if the weights alone exceed the free memory, before any of them is loaded.
 
-<<<<<<< HEAD
-    weight_format: of the layers' matrices; None is plain. Raises InvalidOptionError if a matrix does not fit it.
-=======
-    weight_format: the format of the layers' matrices; None is plain.
->>>>>>> main
+    weight_format: the format of the layers' matrices; None is plain. Raises InvalidOptionError if a matrix does not fit it.
     """
     itemsize, free = HOST_WEIGHT.itemsize, 0
     if device == "cpu":
