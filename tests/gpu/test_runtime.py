@@ -113,12 +113,16 @@ def test_a_kernel_is_loaded_before_it_is_captured():
     from minllm.runtime.graph import CapturedGraph
     from minllm.runtime.stream import compute_stream
 
-    stream, x = compute_stream(), to_device(np.zeros(256, np.float64))  # a dtype that no other test gives this kernel
+    @kernel
+    def fresh_kernel(x):
+        x[cuda.grid(1)] += 1
+
+    stream, x = compute_stream(), to_device(np.zeros(256, np.float32))
 
     def adds():
-        add_kernel[1, 256, stream](x, 1.0)
+        fresh_kernel[1, 256, stream](x)
 
-    with pytest.raises(CaptureError, match="add_kernel is not loaded"):
+    with pytest.raises(CaptureError, match="fresh_kernel is not loaded"):
         CapturedGraph(adds, stream, device_memory())
     adds()
     CapturedGraph(adds, stream, device_memory()).launch()
