@@ -478,7 +478,8 @@ guess.against(
 
 # %% [markdown]
 # One graph for the prompts, which all fit in one step, and one each for 4, 2 and 1 rows. The text is that of the
-# runner without graphs.
+# runner without graphs. A recording does not wait for a compiler: if a kernel is not loaded yet, the step is first
+# launched kernel by kernel, on padding alone.
 #
 # **One step ahead of the host.** The host still has work for each token: it looks for the end of the text, decodes,
 # and streams. None of that is needed to launch the next step, which finds its tokens in the slots. So the engine
