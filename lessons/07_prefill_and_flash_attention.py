@@ -764,9 +764,9 @@ show_case("rising_scores")
 #     it is nearly twice that, 271 MB. Most of it comes from L2.
 #
 # ??? question "4. A chip doubles tensor core throughput and keeps 16 exponentials per cycle and SM. What becomes of the tile of this page?"
-#     Products take 512 + 512 = 1,024 cycles instead of... half: 256 + 256. Exponentials still take 512. Even with
-#     ping-pong the exponentials are now as long as both products: the special function unit is the bottleneck. This
-#     is why newer kernels compute some exponentials with polynomials.
+#     Each product takes 256 cycles instead of 512, the exponentials still 512: as long as both products together. Even
+#     ping-pong can only just hide them, and the special function unit becomes the bottleneck. This is why newer
+#     kernels compute some exponentials with polynomials.
 #
 # ??? question "5. Prefill attention of 16,384 tokens in the 8B shape takes 4 · 32 · 128 · T²/2 operations per layer. How long at 600 TFLOP/s, and what share of a prefill whose GEMMs take 360 ms?"
 #     2.2 TFLOP per layer, 3.7 ms; 117 ms for 32 layers: a quarter of the whole. At 2,048 tokens it is 1.8 ms of 45:
