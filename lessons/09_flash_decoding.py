@@ -873,8 +873,7 @@ show_case("short_neighbour")
 #     model.
 #
 # ??? question "5. Without splits, 8 of 132 SMs work. What would a million tokens at 8,192 tokens of context cost at 4 dollars per hour, if eight blocks reach 0.16 TB/s for attention?"
-#     Attention reads 1.07 GB per token: 6.7 ms instead of 0.26, on top of 3.6 ms of weights. 10.3 ms against 3.9 ms
-#     per token: 11.4 dollars against 4.3.
+#     Attention reads 1.07 GB per token: 6.7 ms instead of 0.26, on top of 3.6 ms of weights. 10.3 ms against 3.8 ms per token: 11.4 dollars against 4.3.
 #
 # ## What next, and which measurement says so
 #

@@ -924,8 +924,7 @@ show_case("long_batch")
 #     SMs and costs next to nothing per token.
 #
 # ??? question "4. How many bytes does penalising read and write per token of a batch of 64 at 128,256 tokens, and how long at 4.2 TB/s?"
-#     Logits 4, counts 4, flags 1 byte read and 4 written per entry, then 4 read: 17 bytes · 128,256 · 64 = 140 MB, 33
-#     µs. A twentieth of a step of the 1B shape.
+#     Logits 4, counts 4, flags 1 byte read and 4 written per entry, then 4 read: 17 bytes · 128,256 · 64 = 140 MB, 33 µs: about 3 % of a step of the 1B shape.
 #
 # ??? question "5. Why is a draw with a running sum (a scan) worse hardware-wise than noise and argmax?"
 #     A scan over blocks needs two passes or a chain of blocks that wait for each other; argmax merges in any order,

@@ -752,12 +752,11 @@ show_case("too_early")
 # %% [markdown]
 # ## Problems
 #
-# ??? question "1. A step has 90 launches of 6 µs host time each, its kernels take 500 µs in all. How long is the step without graphs, and with a graph of 1.2 µs gaps?"
-#     540 µs: host-bound. With a graph about 500 + 90 · 1.2 = 608 µs if gaps are not in the 500; the host is then free
-#     for 600 µs.
+# ??? question "1. A step has 90 launches of 6 µs host time each; its kernels and the gaps between them take 400 µs. How long is the step without graphs, and with one?"
+#     540 µs: host-bound. Replayed from a graph it takes the GPU's 400 µs, and the host is free meanwhile.
 #
 # ??? question "2. The same with kernels ten times as long. What does the graph gain?"
-#     The host runs ahead: 5,000 µs either way. Graphs matter for small work.
+#     Nothing: the host runs ahead, and the step takes 4,000 µs either way. Graphs matter for small work.
 #
 # ??? question "3. A graph was captured with a block table of 64 columns. A sequence grows beyond 1,024 tokens (blocks of 16). What happens?"
 #     Its 65th block has no column. The engine takes a graph with more columns; a replay of the old one would not see
