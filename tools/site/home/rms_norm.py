@@ -11,10 +11,9 @@ def rms_norm(x, weight, out):  # x, out: [rows, 128]; weight: [128]
     squares = cuda.shared.array(128, float32)
     squares[i] = x[row, i] * x[row, i]
     cuda.syncthreads()
-    step = 64
-    while step > 0:  # a tree of additions in shared memory
+    for step in (64, 32, 16, 8, 4, 2, 1):  # a tree of additions
         if i < step:
             squares[i] += squares[i + step]
         cuda.syncthreads()
-        step //= 2
-    out[row, i] = x[row, i] * weight[i] / math.sqrt(squares[0] / 128 + 1e-5)
+    scale = math.sqrt(squares[0] / 128 + 1e-5)
+    out[row, i] = x[row, i] * weight[i] / scale
