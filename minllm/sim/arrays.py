@@ -262,9 +262,13 @@ class CheckedArray(NDArrayOperatorsMixin):
             except (TypeError, ValueError):
                 fail(f"a {type(value).__name__} cannot be stored in the {self} of {self.dtype}")
         except OverflowError:  # integers wrap on a GPU; NumPy refuses them
-            bits = 8 * self.itemsize
+            bits, exact = 8 * self.itemsize, value
             value &= (1 << bits) - 1
             self.data[index] = value - (1 << bits) if self.signed and value >> bits - 1 else value
+            self.wraps(index, exact)
+
+    def wraps(self, index, exact):
+        """A store of an integer that does not fit has wrapped; a MonitoredArray reports it."""
 
     def as_integer(self, value):
         """NaN or infinity as an integer; other values that are no numbers are errors."""

@@ -3,8 +3,10 @@
 import math
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numba.cuda import libdevicefuncs
 
+from minllm.machine.numba_cuda import types
 from minllm.sim.arrays import fail
 from minllm.sim.libdevice_table import named
 from minllm.sim.scalars import simulated_type
@@ -23,6 +25,8 @@ class SimulatedMath:
             return np.float64(exact)
 
         def function(*arguments):
+            if type(arguments[0]) is bfloat16:  # by Numba's overloads of numba.cuda.bf16, in float32
+                return bfloat16(function(np.float32(arguments[0])))
             narrow = any(isinstance(a, (np.float32, np.float16)) for a in arguments)
             single = narrow and not any(isinstance(a, float) for a in arguments)  # np.float64 is a float
             with np.errstate(all="ignore"):
@@ -50,15 +54,16 @@ class SimulatedLibdevice:
         function = declared and (named(plain) or named(name) or math_function(plain) or math_function(plain.removesuffix("f")))
         if not function:
             fail(f"libdevice.{name} is not known to the simulator")
-        if plain.startswith("sincos"):  # two results through pointers
-            cast = simulated_type(declared[1][0].ty)
-            return lambda x: tuple(map(cast, function(np.float64(cast(x)))))
-        result, *casts = map(simulated_type, (declared[0], *(parameter.ty for parameter in declared[1])))
+        casts = [simulated_type(parameter.ty) for parameter in declared[1] if not parameter.is_ptr]
+        results = [simulated_type(parameter.ty) for parameter in declared[1] if parameter.is_ptr]  # which Numba returns in a tuple
+        if declared[0] != types.void:
+            results.insert(0, simulated_type(declared[0]))
 
         def call(*arguments):
             operands = [cast(argument) for cast, argument in zip(casts, arguments)]
             with np.errstate(all="ignore"):
-                return result(function(*(np.float64(one) if isinstance(one, np.floating) else one for one in operands)))
+                found = function(*(np.float64(one) if isinstance(one, np.floating) else one for one in operands))
+                return results[0](found) if len(results) == 1 else tuple(cast(one) for cast, one in zip(results, found))
 
         return call
 

@@ -11,7 +11,7 @@ from minllm.machine.numba_cuda import types
 from minllm.sim.arrays import fail
 from minllm.sim.cooperative import this_grid
 from minllm.sim.cuda_memory import Atomic, ConstantMemory, LocalMemory, SharedMemory
-from minllm.sim.half_precision import HalfPrecision
+from minllm.sim.half_precision import BF16, FP16
 from minllm.sim.machine import FULL_MASK, barrier, collective
 from minllm.sim.place import instruction
 from minllm.sim.polling import give_way
@@ -40,7 +40,7 @@ class SimulatedCuda:
 
     shared, local, const, atomic = SharedMemory(), LocalMemory(), ConstantMemory(), Atomic()
     warpsize = WARP_SIZE
-    cg, fp16 = CooperativeGroups(), HalfPrecision()
+    cg, fp16, bf16 = CooperativeGroups(), FP16, BF16
     threadIdx = property(lambda self: getcurrent().index)
     blockIdx = property(lambda self: getcurrent().block.index)
     blockDim = property(lambda self: getcurrent().block.dimensions)
@@ -107,9 +107,13 @@ class SimulatedCuda:
 
     def _shuffle(self, kind, mask, value, source):
         def exchange(values):
-            if kind in ("shfl", "shfl_xor"):  # up and down may reach over the mask's end, to values that nobody uses
+            if kind in ("shfl", "shfl_xor"):
                 check_sources(kind, mask, values)
-            return {lane: values[wanted][0] if wanted in values else own for lane, (own, wanted) in values.items()}
+            # Up and down may reach over the mask's end, for values that nobody uses.
+            return {
+                lane: values[wanted][0] if wanted in values else undefined(own, kind, mask, lane, wanted)
+                for lane, (own, wanted) in values.items()
+            }
 
         return collective(kind, (value, source), exchange, mask)
 
@@ -210,9 +214,20 @@ def check_sources(kind, mask, values):
     """Fail if a lane reads from one that does not take part. values: {lane: (value, source lane)}."""
     for lane, (_, source) in values.items():
         if source not in values:
-            why = "is not in the mask" if not int(mask) >> source & 1 else "does not exist or has returned"
-            what = f"{kind} with mask {int(mask) & FULL_MASK:#010x}"
-            fail(f"{what}: lane {lane} reads from lane {source}, which {why}, so its value is undefined")
+            fail(f"{missing_source(kind, mask, lane, source)}, so its value is undefined")
+
+
+def missing_source(kind, mask, lane, source):
+    """A clause about a lane that reads from one that does not take part."""
+    why = "is not in the mask" if not int(mask) >> source & 1 else "does not exist or has returned"
+    return f"{kind} with mask {int(mask) & FULL_MASK:#010x}: lane {lane} reads from lane {source}, which {why}"
+
+
+def undefined(own, kind, mask, lane, source):
+    """What a lane gets from one that does not take part: its own value, which under a detector must not be stored."""
+    monitor = getcurrent().block.monitor
+    found = None if monitor is None else monitor.undefined(own, missing_source(kind, mask, lane, source))
+    return own if found is None else found
 
 
 def unsigned(value, bits):

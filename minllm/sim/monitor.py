@@ -20,6 +20,7 @@ class Launch:
     arrays: dict[str, Any] = field(default_factory=dict)
 
 
+MEMORY_ORDERING = "syncwarp"  # the only warp-wide instruction that orders its lanes' memory accesses (PTX ISA, "bar.warp.sync")
 NO_MORE = object()  # the answer of a monitor's `access` that needs no further accesses to this array
 
 
@@ -49,6 +50,12 @@ class Monitor:
         may return NO_MORE; they end if no other monitor sees the memory's space.
         start_byte: offset from the start of the root array; for shared memory, the shared address.
         """
+
+    def wrapped_store(self, array, element, exact):
+        """The integer `exact` has been stored as `element`, because it does not fit. Returns what reads of it give, or None."""
+
+    def undefined(self, value, why):
+        """An instruction gives a lane something undefined, here `value`. Returns what the lane gets instead, or None."""
 
     def index(self, thread, array, index):
         """A thread is about to use an index that is not an int or a tuple of ints; bounds have not been checked yet."""

@@ -12,23 +12,24 @@ from minllm.sim.monitor import NO_MORE
 from minllm.sim.place import kernel_frame
 from minllm.sim.polling import count_poll
 from minllm.sim.records import Record
+from minllm.sim.scalars import Carrier
 
 
 class MonitoredArray(CheckedArray):
     """A CheckedArray that reports every access to a Monitor.
 
-    root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory. report: the monitor's function
-    for accesses, None once no monitor wants to see more of them. stored: the value of the store to an element that is being reported, else
-    None.
+    root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory. carried (of a root):
+    {start byte: (element, Carrier)} of elements that hold more than their number. report: the monitor's function for accesses, None once
+    no monitor wants to see more of them. stored: the value of the store to an element that is being reported, else None.
     """
 
-    __slots__ = ("monitor", "report", "root", "notes", "strides", "stored")
+    __slots__ = ("monitor", "report", "root", "notes", "carried", "strides", "stored")
 
     def __init__(self, data, space="global", base=0, name="", monitor=None, root=None):
         super().__init__(data, space, base, name)
         self.monitor, self.report = monitor, monitor.report_to[space]
         self.root = self if root is None else root
-        self.notes = {} if root is None else None
+        self.notes, self.carried = {} if root is None else None, None
         self.strides, self.stored = data.strides, None
 
     def part(self, data, offset):
@@ -72,7 +73,21 @@ class MonitoredArray(CheckedArray):
             start = self.start_byte(index)
         if self.report is not None:
             self.tell(getcurrent(), start, self.itemsize, "read", sys._getframe(1))
+        if self.integer and self.root.carried is not None:
+            element, carrier = self.root.carried.get(start, (None, None))
+            return carrier if element == found else found
         return found
+
+    def wraps(self, index, exact):
+        carrier = self.monitor.wrapped_store(self, CheckedArray.__getitem__(self, index), exact)
+        if carrier is not None:
+            self.carry(index, carrier)
+
+    def carry(self, index, carrier):
+        """Keep a Carrier with the element that has been stored."""
+        if self.root.carried is None:
+            self.root.carried = {}
+        self.root.carried[self.start_byte(index)] = CheckedArray.__getitem__(self, index), carrier
 
     def __setitem__(self, index, value):
         if type(index) is not int or self.ndim != 1:
@@ -80,7 +95,13 @@ class MonitoredArray(CheckedArray):
             if self.selects_part(index):
                 self[index].fill(value)
                 return
+        if self.root.carried is not None:
+            self.root.carried.pop(self.start_byte(index), None)
         CheckedArray.__setitem__(self, index, value)
+        if isinstance(value, Carrier):
+            value.stored(self)
+            if self.integer:
+                self.carry(index, value)
         if self.report is not None:
             self.stored = value
             self.tell(getcurrent(), self.start_byte(index), self.itemsize, "write", sys._getframe(1))

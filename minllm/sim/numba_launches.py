@@ -11,9 +11,7 @@ tests of a project.
 import contextlib
 
 import numba.cuda
-import numpy as np
 from numba.cuda import dispatcher
-from numba.cuda.args import ArgHint
 from numba.cuda.core import sigutils
 from numba.cuda.cudadrv import devicearray as numba_devicearray
 from numba.cuda.cudadrv import devices as numba_devices
@@ -22,7 +20,9 @@ from numba.cuda.simulator import api
 from numba.cuda.simulator.cudadrv import devicearray, devices
 from numba.cuda.simulator.reduction import Reduce
 
+from minllm.sim import numba_arrays, numba_ufuncs, rewrite
 from minllm.sim.detectors import detecting
+from minllm.sim.numba_arrays import host_array
 from minllm.sim.simulator import simulate
 from minllm.sim.typing.rules import argument_type, context
 
@@ -44,19 +44,19 @@ class Launch:
     """A dispatcher with its launch configuration: call it with the arguments."""
 
     def __init__(self, kernel, grid, block, stream=0, shared_bytes=0):
-        self.kernel, self.grid, self.block = kernel, *normalize_kernel_dimensions(grid, block)
-        self.shared_bytes = shared_bytes
+        self.griddim, self.blockdim = normalize_kernel_dimensions(grid, block)
+        self.dispatcher, self.stream, self.sharedmem = kernel, stream, shared_bytes
         self.pre_launch_callbacks = []
 
     def __call__(self, *arguments):
         for listener in launches:
-            listener(self.kernel)
-        arguments = bound(self.kernel, arguments)
-        for extension in reversed(self.kernel.extensions):
+            listener(self.dispatcher)
+        arguments = bound(self.dispatcher, arguments)
+        for extension in reversed(self.dispatcher.extensions):
             arguments = [extension.prepare_args(argument_type(one), one, stream=0, retr=[])[1] for one in arguments]
         hosts = [host_array(argument) for argument in arguments]
-        types = signature_for(self.kernel, hosts)
-        simulate(self.kernel, self.grid, self.block, *hosts, shared_bytes=self.shared_bytes, types=types)
+        types = signature_for(self.dispatcher, hosts)
+        simulate(self.dispatcher, self.griddim, self.blockdim, *hosts, shared_bytes=self.sharedmem, types=types)
 
 
 def bound(kernel, arguments):
@@ -68,18 +68,6 @@ def bound(kernel, arguments):
         if not kernel.py_func.__code__.co_flags & 4:  # without *args
             raise TypeError(f"{kernel.py_func.__name__} takes {count} arguments, given {len(arguments)}")
     return [*arguments, *(defaults[len(defaults) - missing :] if missing > 0 else ())]
-
-
-def host_array(argument):
-    """The NumPy array inside a device array or an argument's hint (cuda.In, cuda.Out); other arguments unchanged."""
-    if isinstance(argument, ArgHint):
-        argument = argument.value
-    if isinstance(argument, devicearray.FakeCUDAArray):
-        return argument._ary
-    if isinstance(argument, tuple):
-        made = [host_array(one) for one in argument]
-        return type(argument)._make(made) if hasattr(argument, "_make") else tuple(made)
-    return argument
 
 
 def signature_for(kernel, arguments):
@@ -120,9 +108,14 @@ def launch_for_all(self, *arguments):
         Launch(self.dispatcher, -(-self.ntasks // threads), threads, 0, self.sharedmem)(*arguments)
 
 
-def as_cuda_array(value, sync=True):
-    """Any array as a device array."""
-    return devicearray.FakeCUDAArray(np.asarray(host_array(value)))
+class Runtime:
+    """What numba.cuda asks for its context."""
+
+    ensure_context = contextlib.nullcontext
+
+    @staticmethod
+    def get_or_create_context(number):
+        return devices.get_context(number)
 
 
 @contextlib.contextmanager
@@ -133,7 +126,10 @@ def simulated_launches(detect=True):
         stack.enter_context(detecting(detect))
 
         def replace(owner, name, value):
-            stack.callback(setattr, owner, name, getattr(owner, name))
+            if name in vars(owner):
+                stack.callback(setattr, owner, name, getattr(owner, name))
+            else:
+                stack.callback(delattr, owner, name)
             setattr(owner, name, value)
 
         replace(kernels, "configure", configure)
@@ -144,15 +140,23 @@ def simulated_launches(detect=True):
         replace(dispatcher.ForAll, "__call__", launch_for_all)
         for name in OF_API:
             replace(numba.cuda, name, getattr(api, name))
+        for owner, name, value in (*numba_arrays.REPLACED, *numba_ufuncs.REPLACED):
+            replace(owner, name, value)
         for name in OF_ARRAYS:
             replace(numba.cuda, name, getattr(devicearray, name))
         replace(numba.cuda, "current_context", devices.get_context)
         replace(numba.cuda, "is_available", lambda: True)
-        replace(numba.cuda, "as_cuda_array", as_cuda_array)
+        replace(numba.cuda, "as_cuda_array", numba_arrays.as_cuda_array)
+        replace(numba.cuda, "is_cuda_array", numba_arrays.is_cuda_array)
+        replace(numba.cuda, "is_bfloat16_supported", lambda: True)
+        replace(devices.FakeCUDADevice, "supports_bfloat16", True)
+        replace(devices.FakeCUDADevice, "supports_float16", True)
         replace(numba.cuda, "_auto_device", devicearray.auto_device)
         for name in ("reduce", "Reduce"):
             replace(numba.cuda, name, Reduce)
         replace(devices, "_SIMULATOR_CC", COMPUTE_CAPABILITY)
         replace(numba_devices, "get_context", devices.get_context)
+        replace(numba_devices, "_runtime", Runtime)
+        replace(rewrite, "captured_array", host_array)
         replace(numba_devicearray, "is_cuda_ndarray", devicearray.is_cuda_ndarray)
         yield

@@ -19,6 +19,15 @@ class Cast:
         self.dtype = np.dtype(dtype)
 
 
+class Carrier:
+    """Base of numbers that carry something for a detector: an index that has wrapped, a value that is undefined on a GPU."""
+
+    __slots__ = ()
+
+    def stored(self, array):
+        """The number has been stored in an array of the kernel."""
+
+
 class IntegerType(Cast):
     """The cast to an integer type."""
 

@@ -16,7 +16,7 @@ from minllm.sim.detectors.grid_order import THREAD_BITS, GridOrder
 from minllm.sim.detectors.transfers import VERBS
 from minllm.sim.detectors.unwritten import element_at
 from minllm.sim.detectors.waivers import waived
-from minllm.sim.monitor import Monitor
+from minllm.sim.monitor import MEMORY_ORDERING, Monitor
 from minllm.sim.place import describe_instruction
 from minllm.sim.thread import index_of
 
@@ -85,6 +85,8 @@ class GlobalMemoryRaces(Monitor):
         self.order.grid_barriers.append(self.now())
 
     def collective(self, warp, kind, lanes, mask, frame):
+        if kind != MEMORY_ORDERING:
+            return
         positions, masks = self.order.warps[warp.threads[0].serial >> THREAD_BITS, warp.number]
         positions.append(self.now())
         masks.append(mask)

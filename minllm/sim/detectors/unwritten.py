@@ -45,8 +45,13 @@ def marks_of_host(data):
         return None
     if bytes_between(data).size % data.dtype.itemsize:
         return None
-    poison = (bytes_between(data).reshape(-1, data.dtype.itemsize) == 0xFF).all(1)
+    poison = holds_poison(data)
     return bytearray(np.repeat(~poison, data.dtype.itemsize).astype(np.uint8).tobytes()) if poison.any() else None
+
+
+def holds_poison(data):
+    """For each element in the order of memory, whether all its bits are set."""
+    return (bytes_between(data).reshape(-1, data.dtype.itemsize) == 0xFF).all(1)
 
 
 class UnwrittenReads(Monitor):

@@ -55,7 +55,8 @@ def among(value, group):
 class Expressions:
     """Finds the Value of every expression of one function; notes in `self.found` the casts and replaced calls.
 
-    A subclass keeps `variables`, {name: Value}, and implements `outer(name)` and `call_device(node, function, arguments)`.
+    A subclass keeps `variables`, {name: Value}, and implements `outer(name)`, `call_device(node, function, arguments)`,
+    `refuse(node, why)` and `is_parameter_of_device_function(node)`.
     """
 
     def value(self, node):
@@ -227,7 +228,7 @@ class Expressions:
         if isinstance(called, _Intrinsic):
             return self.intrinsic(node, called, arguments)
         if among(called, ARRAYS):
-            return self.new_array(arguments, named)
+            return self.new_array(node, arguments, named)
         return self.known_function(node, called, arguments, named)
 
     def arguments(self, node):
@@ -290,14 +291,31 @@ class Expressions:
         self.cast_arguments(node, arguments, signature.args)
         return of_type(signature.return_type)
 
-    def new_array(self, arguments, named):
+    def new_array(self, node, arguments, named):
         """cuda.shared.array and cuda.local.array."""
         shape = arguments[0] if arguments else named.get("shape", UNKNOWN)
+        self.check_shape(node.args[0] if node.args else next((one.value for one in node.keywords if one.arg == "shape"), node), shape)
         element = arguments[1] if len(arguments) > 1 else named.get("dtype", UNKNOWN)
         dtype = element.constant and dtype_of_constant(element.constant.value)
         if dtype is None:
             return UNKNOWN
         return Value(types.Array(dtype, 1 if shape.items is None else len(shape.items), "C"))
+
+    def check_shape(self, node, shape):
+        """Refuse a shape that Numba does not take: it has to be known when the kernel is compiled, and written without arithmetic."""
+        if isinstance(node, (ast.Tuple, ast.List)) and shape.items is not None:
+            for element, extent in zip(node.elts, shape.items):
+                self.check_shape(element, extent)
+        elif isinstance(node, (ast.BinOp, ast.Call)) and is_integer(shape.type) and shape.constant is not None:
+            self.refuse(
+                node, "the shape of a shared or local array is computed: Numba takes a number for it, or a name outside of the kernel"
+            )
+        elif is_integer(shape.type) and shape.constant is None and not self.is_parameter_of_device_function(node):
+            self.refuse(
+                node,
+                "the shape of a shared or local array is known only at run time, and a GPU needs it when the kernel is compiled: take a "
+                "constant, or for shared memory shape 0 and the size in bytes at the launch",
+            )
 
     def method(self, array, name, arguments, named):
         """A method of an array: view and reshape; others are unknown."""

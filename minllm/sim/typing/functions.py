@@ -12,6 +12,7 @@ import numpy as np
 
 from minllm.errors import SimulationError
 from minllm.machine.numba_cuda import types
+from minllm.sim.place import file_of
 from minllm.sim.typing.arithmetic import BINARY, COUNTER_BITS, binary
 from minllm.sim.typing.expressions import Expressions, iterated
 from minllm.sim.typing.source import function_tree
@@ -56,18 +57,21 @@ class Inference:
 
 def infer_kernel(function, argument_types):
     """The Inference of a kernel, made once for each tuple of argument types; None if its source is not available."""
-    return inference(function, tuple(UNKNOWN if kind is None else of_type(kind) for kind in argument_types))
+    return inference(function, tuple(UNKNOWN if kind is None else of_type(kind) for kind in argument_types), device=False)
 
 
-def inference(function, arguments):
+def inference(function, arguments, device=True):
     """The Inference of a function for the Values of its arguments; None if there is none, or while it is being made (recursion)."""
     made = function.__dict__.setdefault("simulator_inferences", {})
     if arguments not in made:
         made[arguments] = None
         tree = function_tree(function)
         bound = None if tree is None else bind(tree, function, arguments)
-        if bound is not None:
-            made[arguments] = Walk(function, tree, bound).run()
+        try:
+            made[arguments] = None if bound is None else Walk(function, tree, bound, device).run()
+        except SimulationError:
+            del made[arguments]  # the next launch reports it again
+            raise
     return made[arguments]
 
 
@@ -100,7 +104,8 @@ def coarse(value):
 class Walk(Expressions):
     """One walk over a function's statements; `variables` is None after a return, break or continue."""
 
-    def __init__(self, function, tree, arguments):
+    def __init__(self, function, tree, arguments, device=True):
+        self.device = device
         self.found = Inference(function, tree)
         self.function, self.variables = function, arguments
         self.loops = []  # for each loop around the statement: (paths of break, paths of continue)
@@ -129,6 +134,11 @@ class Walk(Expressions):
                     if is_scalar(wanted.type):
                         self.to_type(element, one, wanted.type)
         return merged._replace(constant=None) if is_scalar(merged.type) else merged
+
+    def is_parameter_of_device_function(self, node):
+        """Whether an expression is a parameter that Numba may have as a literal, because the call gives one."""
+        code = self.function.__code__
+        return self.device and isinstance(node, ast.Name) and node.id in code.co_varnames[: code.co_argcount]
 
     def outer(self, name):
         """A name of the closure, the globals or the builtins."""
@@ -216,8 +226,12 @@ class Walk(Expressions):
             array = self.value(target.value)
             self.value(target.slice)
             if isinstance(array.type, types.Array) and value == NOTHING:
-                where = f"{self.function.__code__.co_filename}:{target.lineno} in {self.function.__name__}"
-                raise SimulationError(f"None, the result of a function that returns nothing, is stored in an array ({where})")
+                self.refuse(target, "None, the result of a function that returns nothing, is stored in an array")
+
+    def refuse(self, node, why):
+        """Raise SimulationError for what Numba does not compile."""
+        code = self.function.__code__
+        raise SimulationError(f"{why} ({file_of(code)}:{node.lineno} in {code.co_name})")
 
     def do_If(self, node):
         test = self.settled(node.test)
