@@ -9,7 +9,6 @@ import math
 import sys
 
 import numpy as np
-from greenlet import getcurrent
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from minllm.errors import SimulationError
@@ -260,7 +259,7 @@ class CheckedArray(NDArrayOperatorsMixin):
             try:
                 self.data[indices] = value
             except (TypeError, ValueError):
-                fail(f"a {type(value).__name__} cannot be stored in the {self} of {self.dtype}")
+                fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
         except OverflowError:  # integers wrap on a GPU; NumPy refuses them
             bits, exact = 8 * self.itemsize, value
             value &= (1 << bits) - 1
@@ -274,14 +273,14 @@ class CheckedArray(NDArrayOperatorsMixin):
         """NaN or infinity as an integer; other values that are no numbers are errors."""
         if isinstance(value, (float, np.floating)):
             return 0 if value != value else int(np.iinfo(self.dtype).max if value > 0 else np.iinfo(self.dtype).min)
-        fail(f"a {type(value).__name__} cannot be stored in the {self} of {self.dtype}")
+        fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
 
     def atomic(self, index, change):
         """Replace the element by `change(element)`; returns the old one."""
         old = self[index]
         new = change(old)
         self[index] = new
-        count_poll(getcurrent(), new != old)
+        count_poll(current_thread(), new != old)
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):
@@ -309,6 +308,16 @@ class CheckedArray(NDArrayOperatorsMixin):
         """The same memory under another dtype (one-dimensional)."""
         self.check_contiguous("viewed")
         return self.part(self.data.reshape(-1).view(dtype_of(dtype)), 0)
+
+
+def kind_of(value):
+    """What a value is, in words."""
+    if isinstance(value, CheckedArray):
+        return f"an array of shape {value.shape}"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    kinds = {Record: "a record", complex: "a complex number", str: "a string", type(None): "None", np.complex128: "a complex number"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def poisoned(shape, dtype):

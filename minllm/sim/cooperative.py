@@ -4,10 +4,9 @@ All blocks of such a grid run at the same time. Here the blocks of such a grid s
 resident at once (CUDA C++ Programming Guide, "Grid Synchronization").
 """
 
-from greenlet import getcurrent
-
 from minllm.sim.arrays import fail
-from minllm.sim.machine import block_scheduler_switch, run_together
+from minllm.sim.machine import run_together
+from minllm.sim.thread import current_thread
 
 COOPERATIVE_NAMES = {"this_grid"}  # a kernel that refers to one of these is launched cooperatively
 
@@ -34,7 +33,7 @@ class Grid:
 
     def sync(self):
         """Wait for all threads of the grid; if one has already ended, this is a deadlock."""
-        thread = getcurrent()
+        thread = current_thread()
         self.waiting.append(thread)
         if len(self.waiting) == self.count:
             waiting, self.waiting = self.waiting, []
@@ -46,13 +45,13 @@ class Grid:
             self.blocks[0].runnable.extend(other for other in waiting if other is not thread)
             return 0
         thread.waiting_for = self
-        block_scheduler_switch(thread)
+        thread.pause()
         return 0
 
 
 def this_grid():
     """`cuda.cg.this_grid()`."""
-    grid = getcurrent().block.cooperative
+    grid = current_thread().block.cooperative
     if grid is None:
         fail("cuda.cg.this_grid() in a launch by clusters, or behind another module's name: the simulator runs such blocks in turn")
     return grid

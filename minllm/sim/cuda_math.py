@@ -8,9 +8,10 @@ from numba.cuda import libdevicefuncs
 
 from minllm.machine.numba_cuda import types
 from minllm.sim.arrays import fail
-from minllm.sim.libdevice_table import named
+from minllm.sim.libdevice_table import FLOATS, named
 from minllm.sim.scalars import simulated_type
 
+SPECIAL = {math.gamma: FLOATS["tgamma"], math.lgamma: FLOATS["lgamma"]}
 OTHER = {"rsqrt": lambda x: 1 / np.sqrt(np.float64(x)), "fma": lambda a, b, c: np.float64(a) * np.float64(b) + np.float64(c)}
 
 
@@ -32,17 +33,27 @@ class SimulatedMath:
             with np.errstate(all="ignore"):
                 numpy_function = getattr(np, {"pow": "power", "fabs": "abs"}.get(name, name), None)
                 if name == "ldexp":
-                    result = exact(float(arguments[0]), int(arguments[1]))
+                    result = np.ldexp(np.float64(arguments[0]), int(arguments[1]))
                 elif name == "frexp":
                     fraction, exponent = exact(float(arguments[0]))
                     return (np.float32(fraction) if single else np.float64(fraction)), exponent
                 elif isinstance(numpy_function, np.ufunc):
                     result = numpy_function(*(np.float64(a) for a in arguments))
                 else:
-                    result = exact(*(float(a) for a in arguments))
+                    result = without_exceptions(exact, arguments)
                 return np.float32(result) if single and not isinstance(result, (bool, np.bool_)) else result
 
         return function
+
+
+def without_exceptions(function, arguments):
+    """A function of `math`, with a GPU's results where Python raises: NaN outside its domain, infinity if it overflows."""
+    try:
+        return SPECIAL.get(function, function)(*map(float, arguments))
+    except ValueError:
+        return math.nan
+    except OverflowError:
+        return math.inf
 
 
 class SimulatedLibdevice:

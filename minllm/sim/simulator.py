@@ -50,6 +50,7 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     monitor = combined([*(detectors() if detect else ()), *watching])
     argument_types = types or tuple(map(getattr(kernel, "argument_type", numba_argument_type), arguments))
     check_launch(grid, block)
+    check_arguments(kernel, arguments)
     function, twins = for_simulation(kernel, argument_types, monitor and monitor.scalar_type or simulated_type)
     if processes > 1:
         check_spreading(watching, cluster, twins.names)
@@ -117,6 +118,20 @@ def check_launch(grid, block):
         raise SimulationError(f"a grid of {tuple(grid)} blocks; a GPU takes {LARGEST_GRID_Y} along y and along z")
     if block.x * block.y * block.z > LARGEST_BLOCK or block.z > LARGEST_BLOCK_Z:
         raise SimulationError(f"a block of {tuple(block)} threads; a GPU takes {LARGEST_BLOCK} in all, and {LARGEST_BLOCK_Z} along z")
+
+
+def check_arguments(kernel, arguments):
+    """Fail for a wrong number of arguments, and for those that Numba does not take."""
+    function = plain_function(kernel)
+    try:
+        names = list(inspect.signature(function).bind(*arguments).arguments)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(function).parameters)
+        raise SimulationError(f"{function.__name__}({takes}) is launched with {len(arguments)} arguments: {error}") from None
+    for name, argument in zip(names, arguments):
+        if isinstance(argument, (list, dict, set)) or (isinstance(argument, np.ndarray) and argument.dtype.hasobject):
+            what = "an array of Python objects" if isinstance(argument, np.ndarray) else f"a {type(argument).__name__}"
+            raise SimulationError(f"argument {name} of {function.__name__} is {what}, which no kernel takes: pass an array of numbers")
 
 
 def prepare(argument, kind=None, name="", monitor=None, arrays=None, twins=None):

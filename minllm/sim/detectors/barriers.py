@@ -47,7 +47,7 @@ class MeetingPlaces(Monitor):
 
 def waiting_frame(thread):
     """The kernel's frame of a thread that waits or is running."""
-    return kernel_frame(thread.gr_frame or sys._getframe(1))
+    return kernel_frame(thread.frame or sys._getframe(1))
 
 
 def calls(thread):

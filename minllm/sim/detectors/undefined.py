@@ -12,7 +12,7 @@ import sys
 from minllm.sim.arrays import fail
 from minllm.sim.detectors.waivers import waived_frame
 from minllm.sim.monitor import Monitor
-from minllm.sim.place import describe, kernel_frame
+from minllm.sim.place import describe_instruction, kernel_frame
 from minllm.sim.scalars import Carrier
 
 OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
@@ -57,8 +57,8 @@ def carry(plain):
 class UndefinedValues(Monitor):
     """Raises SimulationError at a store of an undefined value."""
 
-    def undefined(self, value, why):
-        return undefined(value, f"{why} ({describe(kernel_frame(sys._getframe(1)))})")
+    def undefined(self, value, why, place):
+        return undefined(value, f"{why} ({describe_instruction(*place)})")
 
     def index(self, thread, array, index):
         for position in index if type(index) is tuple else (index,):

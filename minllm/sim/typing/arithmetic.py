@@ -6,6 +6,7 @@ import operator
 import numpy as np
 
 from minllm.machine.numba_cuda import types
+from minllm.sim.scalars import IntegerType
 from minllm.sim.typing.rules import call_signature
 from minllm.sim.typing.values import (
     UNKNOWN,
@@ -190,5 +191,11 @@ def float_min(first, second, *others):
     return float_min(least, *others) if others else least
 
 
+def truncated(number=0):
+    """int(x) of a kernel: a float is clamped to 64 bits, and NaN becomes 0."""
+    return INT64(number) if isinstance(number, (float, np.floating)) else int(number)
+
+
+INT64 = IntegerType(np.int64)
 MAXIMA = {max: float_max, min: float_min}
 NUMPY_SCALARS = (np.number, np.bool_)

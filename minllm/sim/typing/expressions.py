@@ -8,7 +8,7 @@ import numba.cuda
 import numpy as np
 
 from minllm.machine.numba_cuda import _Intrinsic, types
-from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, UNARY, binary, comparison, unary
+from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, UNARY, binary, comparison, truncated, unary
 from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, overload_of
 from minllm.sim.typing.values import (
     AXIS_BITS,
@@ -368,6 +368,8 @@ class Expressions:
             self.found.calls[node] = Width(64)
         if among(called, (round, float)) and is_float(result):
             self.found.calls[node] = result
+        if called is int and is_float(signature.args[0]):
+            self.found.calls[node] = truncated
         value = of_type(result)
         if called is abs and is_integer(result):
             bits = arguments[0].bits
