@@ -314,9 +314,7 @@ def kind_of(value):
     """What a value is, in words."""
     if isinstance(value, CheckedArray):
         return f"an array of shape {value.shape}"
-    if isinstance(value, tuple):
-        return f"a tuple of {len(value)}"
-    kinds = {Record: "a record", complex: "a complex number", str: "a string", type(None): "None", np.complex128: "a complex number"}
+    kinds = {Record: "a record", complex: "a complex number", type(None): "None", np.complex128: "a complex number"}
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 

@@ -122,7 +122,7 @@ def run_together(blocks, function, arguments):
             block.monitor.start_block(block)
     run_all(runnable, blocks, arguments)
     while any(block.alive for block in blocks):
-        if not any(meet_without_exited(warp) for block in blocks for warp in block.warps):
+        if not any(meet_without_exited(warp) for block in blocks for warp in block.warps) and not meet_as_grid(blocks[0].cooperative):
             missing = blocks[0].cooperative.missing() if blocks[0].cooperative else ""
             raise SimulationError("; ".join(block.report_stuck() for block in blocks if block.alive) + missing)
         run_all(runnable, blocks, arguments)
@@ -159,6 +159,11 @@ def run_all(runnable, blocks, arguments):
                 check_progress(polls, blocks)
         else:
             polls = 0
+
+
+def meet_as_grid(grid):
+    """Complete the barrier of a cooperative grid whose missing threads have returned; returns whether it could."""
+    return grid is not None and grid.release_without_returned()
 
 
 def meet_without_exited(warp):

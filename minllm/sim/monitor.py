@@ -34,6 +34,7 @@ class Monitor:
 
     scalar_type = None  # optional: Numba type -> the cast that kernels use instead of the usual one
     spaces = ("global", "shared", "local", "constant")  # memory spaces whose accesses are reported
+    all_must_meet = False  # whether threads that have returned keep a barrier of the whole grid from completing
     array_class = None  # optional: a subclass of monitored_arrays.MonitoredArray for the kernel's arrays
 
     def start(self, launch):
@@ -118,6 +119,7 @@ class Monitors(Monitor):
         self.monitors = list(monitors)
         self.scalar_type = next((monitor.scalar_type for monitor in self.monitors if monitor.scalar_type is not None), None)
         self.array_class = next((monitor.array_class for monitor in self.monitors if monitor.array_class is not None), None)
+        self.all_must_meet = any(monitor.all_must_meet for monitor in self.monitors)
         for name in HOOKS:
             setattr(self, name, in_turn([getattr(monitor, name) for monitor in self.monitors if hears(monitor, name)]))
         self.report_to = {space: self.reports_of(space) for space in Monitor.spaces}  # space -> the functions that an array calls

@@ -90,11 +90,24 @@ class MonitoredArray(CheckedArray):
         self.root.carried[self.start_byte(index)] = CheckedArray.__getitem__(self, index), carrier
 
     def __setitem__(self, index, value):
-        if type(index) is not int or self.ndim != 1:
-            self.look_at(index)
-            if self.selects_part(index):
-                self[index].fill(value)
-                return
+        if type(value) is self.dtype.type and type(index) is int and 0 <= index < self.quick:  # a float: the quick case
+            self.data[index] = value
+            start = self.base + index * self.strides[0]
+        else:
+            if type(index) is not int or self.ndim != 1:
+                self.look_at(index)
+                if self.selects_part(index):
+                    self[index].fill(value)
+                    return
+            self.store(index, value)
+            start = self.start_byte(index)
+        if self.reports:
+            self.stored = value
+            self.tell(current_thread(), start, self.itemsize, "write", sys._getframe(1))
+            self.stored = None
+
+    def store(self, index, value):
+        """Store to an element, with what the value carries."""
         if self.root.carried is not None:
             self.root.carried.pop(self.start_byte(index), None)
         CheckedArray.__setitem__(self, index, value)
@@ -102,10 +115,6 @@ class MonitoredArray(CheckedArray):
             value.stored(self)
             if self.integer:
                 self.carry(index, value)
-        if self.reports:
-            self.stored = value
-            self.tell(current_thread(), self.start_byte(index), self.itemsize, "write", sys._getframe(1))
-            self.stored = None
 
     def atomic(self, index, change):
         self.look_at(index)

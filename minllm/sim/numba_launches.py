@@ -20,11 +20,12 @@ from numba.cuda.simulator import api
 from numba.cuda.simulator.cudadrv import devicearray, devices
 from numba.cuda.simulator.reduction import Reduce
 
+from minllm.machine.numba_cuda import types
 from minllm.sim import numba_arrays, numba_ufuncs, rewrite
 from minllm.sim.detectors import detecting
 from minllm.sim.numba_arrays import host_array
 from minllm.sim.simulator import simulate
-from minllm.sim.typing.rules import argument_type, context
+from minllm.sim.typing.rules import argument_type, best_signature, context
 
 COMPUTE_CAPABILITY = 9, 0
 THREADS = 128  # per block of `kernel.forall`, where a GPU's driver would choose
@@ -55,8 +56,8 @@ class Launch:
         for extension in reversed(self.dispatcher.extensions):
             arguments = [extension.prepare_args(argument_type(one), one, stream=0, retr=[])[1] for one in arguments]
         hosts = [host_array(argument) for argument in arguments]
-        types = signature_for(self.dispatcher, hosts)
-        simulate(self.dispatcher, self.griddim, self.blockdim, *hosts, shared_bytes=self.sharedmem, types=types)
+        declared = signature_for(self.dispatcher, hosts)
+        simulate(self.dispatcher, self.griddim, self.blockdim, *hosts, shared_bytes=self.sharedmem, types=declared)
 
 
 def bound(kernel, arguments):
@@ -71,18 +72,26 @@ def bound(kernel, arguments):
 
 
 def signature_for(kernel, arguments):
-    """The types of the first eager signature that the arguments fit; None without signatures. TypeError if none fits."""
+    """The types of the eager signature that fits the arguments best; None without signatures. TypeError if none fits."""
     signatures = getattr(kernel, "simulated_signatures", ())
     if not signatures:
         return None
     given = [argument_type(argument) for argument in arguments]
-    if given in [list(one) for one in signatures]:
-        return tuple(given)
-    for types in signatures:
-        if len(types) == len(given) and all(fits(one, other) for one, other in zip(given, types)):
-            return types
-    listed = ", ".join(str(tuple(one)) for one in signatures)
-    raise TypeError(f"No matching definition for argument type(s) {', '.join(map(str, given))}: the kernel is declared for {listed}")
+    found = best_signature(signatures, given)
+    if found is None and len(signatures) == 1 and len(given) == len(signatures[0]):
+        found = signatures[0] if all(map(same_integers, given, signatures[0])) else None
+    if found is None:
+        listed = ", ".join(str(tuple(one)) for one in signatures)
+        raise TypeError(f"No matching definition for argument type(s) {', '.join(map(str, given))}: the kernel is declared for {listed}")
+    return found
+
+
+def same_integers(given, wanted):
+    """Whether a type converts to another, or is an array of integers of the same size: a single signature is not checked on a GPU."""
+    if fits(given, wanted):
+        return True
+    arrays = isinstance(given, types.Array) and isinstance(wanted, types.Array) and given.ndim == wanted.ndim
+    return arrays and all(isinstance(one.dtype, types.Integer) for one in (given, wanted)) and given.dtype.bitwidth == wanted.dtype.bitwidth
 
 
 def fits(given, wanted):
@@ -92,8 +101,8 @@ def fits(given, wanted):
 
 def compile_eagerly(kernel, signature):
     """Remember a signature; nothing is compiled."""
-    types, _ = sigutils.normalize_signature(signature)
-    kernel.__dict__.setdefault("simulated_signatures", []).append(tuple(types))
+    arguments, _ = sigutils.normalize_signature(signature)
+    kernel.__dict__.setdefault("simulated_signatures", []).append(tuple(arguments))
 
 
 def configure(kernel, grid, block, stream=0, sharedmem=0):
@@ -134,7 +143,7 @@ def simulated_launches(detect=True):
 
         replace(kernels, "configure", configure)
         replace(kernels, "compile", compile_eagerly)
-        replace(kernels, "compile_device", lambda kernel, types, return_type=None: None)
+        replace(kernels, "compile_device", lambda kernel, types, return_type=None: compile_eagerly(kernel, types))
         replace(kernels, "disable_compile", lambda kernel, disabled=True: None)
         replace(kernels, "specialize", lambda kernel, *arguments: kernel)
         replace(dispatcher.ForAll, "__call__", launch_for_all)

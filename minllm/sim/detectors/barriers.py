@@ -18,6 +18,8 @@ ALIGNED = ("ldmatrix", "stmatrix", "mma", "wgmma")
 class MeetingPlaces(Monitor):
     """Raises SimulationError if threads meet at different places or miss a barrier."""
 
+    all_must_meet = True
+
     def barrier(self, block, threads):
         self.compare(block, threads, "a block barrier")
         if len(threads) < len(block.threads):

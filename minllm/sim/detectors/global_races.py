@@ -63,17 +63,15 @@ class GlobalMemoryRaces(Monitor):
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         value = array.stored if kind == "write" else None
-        root = array.root
-        key = id(root)
+        key = id(array.root)
         if key not in self.roots:
-            self.roots[key] = root
+            self.roots[key] = array.root
         if kind == "atomic":
             self.order.atomic(thread.serial >> THREAD_BITS, (key, start_byte), self.now())
-        code, offset = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
-        code_key = id(code)
-        if code_key not in self.codes:
-            self.codes[code_key] = code
-        self.log += key, start_byte, byte_count, kind, thread.serial, code_key, offset, value
+        code = None if frame is None else frame.f_code
+        if id(code) not in self.codes:
+            self.codes[id(code)] = code
+        self.log += key, start_byte, byte_count, kind, thread.serial, id(code), 0 if frame is None else frame.f_lasti, value
 
     def now(self):
         """The position of the next access."""

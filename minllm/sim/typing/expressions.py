@@ -2,13 +2,14 @@
 
 import ast
 import operator
+import re
 import types as python_types
 
 import numba.cuda
 import numpy as np
 
 from minllm.machine.numba_cuda import _Intrinsic, types
-from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, UNARY, binary, comparison, truncated, unary
+from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, ROUND_TO, UNARY, binary, comparison, truncated, unary
 from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, overload_of
 from minllm.sim.typing.values import (
     AXIS_BITS,
@@ -306,7 +307,7 @@ class Expressions:
         if isinstance(node, (ast.Tuple, ast.List)) and shape.items is not None:
             for element, extent in zip(node.elts, shape.items):
                 self.check_shape(element, extent)
-        elif isinstance(node, (ast.BinOp, ast.Call)) and is_integer(shape.type) and shape.constant is not None:
+        elif is_integer(shape.type) and shape.constant is not None and is_computed(node):
             self.refuse(
                 node, "the shape of a shared or local array is computed: Numba takes a number for it, or a name outside of the kernel"
             )
@@ -342,8 +343,7 @@ class Expressions:
         kinds = tuple(map(numba_type, arguments))
         if None in kinds or named:
             return self.unknown_call(node, arguments)
-        own = isinstance(called, python_types.FunctionType) and not called.__module__.startswith("numba.")
-        if own and (implementation := overload_of(called, kinds)) is not None:
+        if is_users_function(called) and (implementation := overload_of(called, kinds)) is not None:
             return self.call_device(node, implementation, arguments, named)
         signature = call_signature(called, kinds)
         if signature is None:
@@ -366,7 +366,9 @@ class Expressions:
         self.cast_arguments(node, arguments, signature.args)
         if among(called, WIDTHS) and is_integer(signature.args[0]) and signature.args[0].bitwidth == 64:
             self.found.calls[node] = Width(64)
-        if among(called, (round, float)) and is_float(result):
+        if called is round and is_float(result) and len(arguments) == 2:
+            self.found.calls[node] = ROUND_TO[result.bitwidth]
+        elif among(called, (round, float)) and is_float(result):
             self.found.calls[node] = result
         if called is int and is_float(signature.args[0]):
             self.found.calls[node] = truncated
@@ -387,6 +389,16 @@ class Expressions:
         if all(is_float(value.type) for value in arguments) and types.float16 not in [value.type for value in arguments]:
             self.found.calls[node] = MAXIMA[called]
         return Value(result)
+
+
+def is_computed(node):
+    """Whether an expression computes with names; Python's compiler computes with numbers."""
+    return isinstance(node, (ast.BinOp, ast.Call)) and any(isinstance(inner, ast.Name) for inner in ast.walk(node))
+
+
+def is_users_function(called):
+    """Whether a Python function is not one of Numba's."""
+    return isinstance(called, python_types.FunctionType) and re.match(r"numba\.(?!cuda\.tests\.)", called.__module__) is None
 
 
 def item(owner, index, node):

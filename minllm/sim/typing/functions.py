@@ -15,6 +15,7 @@ from minllm.machine.numba_cuda import types
 from minllm.sim.place import file_of
 from minllm.sim.typing.arithmetic import BINARY, COUNTER_BITS, binary
 from minllm.sim.typing.expressions import Expressions, iterated
+from minllm.sim.typing.rules import best_signature
 from minllm.sim.typing.source import function_tree
 from minllm.sim.typing.values import (
     NOTHING,
@@ -25,6 +26,7 @@ from minllm.sim.typing.values import (
     is_scalar,
     merge,
     must_cast,
+    numba_type,
     of_constant,
     of_type,
     range_bits,
@@ -160,6 +162,7 @@ class Walk(Expressions):
                 arguments = list(inspect.signature(function).bind(*arguments, **named).arguments.values())
             except TypeError:
                 return UNKNOWN
+        arguments = self.declared(node, called, arguments)
         found = inference(function, tuple(map(coarse, arguments)))
         self.found.devices.pop(node, None)
         if found is None:
@@ -167,6 +170,17 @@ class Walk(Expressions):
         if getattr(called, "emulation", None) is None and (found.edited or called is function):
             self.found.devices[node] = found
         return found.result
+
+    def declared(self, node, called, arguments):
+        """The arguments of a device function, converted to the types of its eager signature."""
+        signatures, given = getattr(called, "simulated_signatures", ()), list(map(numba_type, arguments))
+        wanted = best_signature(signatures, given) if signatures and None not in given else None
+        if wanted is None or node.keywords:
+            return arguments
+        for (expression, value), kind in zip(self.positional(node, arguments), wanted):
+            if is_scalar(kind):
+                self.to_type(expression, value, kind)
+        return [of_type(kind) if is_scalar(kind) else value for kind, value in zip(wanted, arguments)]
 
     # Statements
 

@@ -82,6 +82,11 @@ def intrinsic_signature(intrinsic, arguments, literals):
     return None
 
 
+def is_generic(template):
+    """Whether an overload is for all targets, and so comes after those for CUDA."""
+    return getattr(template, "metadata", {}).get("target", "generic") == "generic"
+
+
 def overload_of(function, arguments):
     """The implementation that `@overload` registered for a Python function and these argument types, or None."""
     context().refresh()  # overloads that were registered since
@@ -89,8 +94,19 @@ def overload_of(function, arguments):
         templates = context().resolve_value_type(function).templates
     except Exception:  # a typing function may raise anything
         return None
-    for template in templates:
+    for template in sorted(templates, key=is_generic):
         implement = getattr(template, "_overload_func", None)
         if implement is not None and (found := implement(*arguments)) is not None:
             return found
     return None
+
+
+def best_signature(signatures, given):
+    """The tuple of argument types to which Numba converts the given ones with the least loss; None if there is none."""
+    rated = []
+    for number, wanted in enumerate(signatures):
+        if len(wanted) == len(given):
+            steps = [0 if one is None else context().can_convert(one, other) for one, other in zip(given, wanted)]
+            if None not in steps:
+                rated.append((sorted(map(int, steps), reverse=True), number))
+    return signatures[min(rated)[1]] if rated else None
