@@ -105,7 +105,7 @@ class Monitor:
     def end(self):
         """All blocks have ended."""
 
-    def stopped(self):
+    def stopped(self, error):
         """The launch has stopped with an error; a monitor may raise another that explains it."""
 
 

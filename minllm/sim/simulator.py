@@ -68,9 +68,9 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     try:
         with watched():
             memory.run(steps, processes) if processes > 1 else run_in_turn(steps, function.__name__)
-    except Exception:
+    except Exception as error:
         if monitor is not None:
-            monitor.stopped()
+            monitor.stopped(error)
         raise
     if monitor is not None:
         monitor.end()
