@@ -17,6 +17,7 @@ from minllm.sim.transfer import CHUNK
 
 MARK = b"\1"
 MARKS = [MARK * count for count in range(129)]
+NOTHING_ORDERS = "nothing orders the two"  # in messages of races
 UNKNOWN = object()  # nothing is noted yet
 PATIENCE = 20_000  # accesses after a read of unwritten memory, within which its writer is looked for
 
@@ -136,8 +137,8 @@ class UnwrittenReads(Monitor):
                 )
 
     def stopped(self, error):
-        # What comes after a read of unwritten memory is its consequence, except for a race: that is the same mistake, found on both sides.
-        if self.complaint is not None and not str(error).startswith("race on"):
+        # What comes after a read of unwritten memory is its consequence, except for a race of two threads: the same mistake, both named.
+        if self.complaint is not None and NOTHING_ORDERS not in str(error):
             raise self.complaint.error
 
 

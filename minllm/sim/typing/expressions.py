@@ -10,7 +10,7 @@ import numpy as np
 
 from minllm.machine.numba_cuda import _Intrinsic, types
 from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, ROUND_TO, UNARY, binary, comparison, truncated, unary
-from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, overload_of
+from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, method_overload_of, overload_of
 from minllm.sim.typing.values import (
     AXIS_BITS,
     NOTHING,
@@ -218,7 +218,7 @@ class Expressions:
             return self.unknown_call(node, arguments or ())
         called = function.constant.value
         if isinstance(called, Method):
-            return self.method(called.array, called.name, arguments, named)
+            return self.method(node, called.array, called.name, arguments, named)
         if isinstance(called, types.Type) or (isinstance(called, type) and issubclass(called, NUMPY_SCALARS)):
             return self.conversion(node, called, arguments)
         if isinstance(called, type) and issubclass(called, tuple) and hasattr(called, "_fields"):
@@ -318,15 +318,22 @@ class Expressions:
                 "constant, or for shared memory shape 0 and the size in bytes at the launch",
             )
 
-    def method(self, array, name, arguments, named):
-        """A method of an array: view and reshape; others are unknown."""
+    def method(self, node, array, name, arguments, named):
+        """A method of an array: view, reshape, or one that `@overload_method` has registered; others are unknown."""
         if name == "view" and arguments and arguments[0].constant is not None:
             dtype = dtype_of_constant(arguments[0].constant.value)
             return Value(types.Array(dtype, array.type.ndim, array.type.layout)) if dtype is not None else UNKNOWN
         if name == "reshape":
             shape = arguments[0].items if len(arguments) == 1 and arguments[0].items is not None else arguments
             return Value(types.Array(array.type.dtype, len(shape), array.type.layout))
-        return UNKNOWN
+        kinds, named_kinds = tuple(map(numba_type, arguments)), {name: numba_type(value) for name, value in named.items()}
+        if hasattr(np.ndarray, name) or None in (*kinds, *named_kinds.values()):
+            return UNKNOWN
+        found = method_overload_of(array.type, name, kinds, tuple(map(literal_type, arguments)), named_kinds)
+        if found is None:
+            return UNKNOWN
+        self.found.methods.add(node)
+        return self.call_device(node, found, [array, *arguments], named)
 
     def known_function(self, node, called, arguments, named):
         """A builtin, or a function of math, libdevice or numba.cuda."""
@@ -340,11 +347,15 @@ class Expressions:
             return of_constant(len(arguments[0].items))
         if called is numba.cuda.const.array_like:
             return arguments[0]
-        kinds = tuple(map(numba_type, arguments))
-        if None in kinds or named:
+        kinds, named_kinds = tuple(map(numba_type, arguments)), {name: numba_type(value) for name, value in named.items()}
+        if None in (*kinds, *named_kinds.values()):
             return self.unknown_call(node, arguments)
-        if is_users_function(called) and (implementation := overload_of(called, kinds)) is not None:
-            return self.call_device(node, implementation, arguments, named)
+        if is_users_function(called):
+            implementation = overload_of(called, kinds, tuple(map(literal_type, arguments)), named_kinds)
+            if implementation is not None:
+                return self.call_device(node, implementation, arguments, named)
+        if named:
+            return self.unknown_call(node, arguments)
         signature = call_signature(called, kinds)
         if signature is None:
             return self.unknown_call(node, arguments)

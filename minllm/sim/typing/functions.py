@@ -41,13 +41,14 @@ class Inference:
     """The casts of one function for one tuple of argument types.
 
     casts: {expression: types, one after the other}. wraps: {-x or ~x: type}, before these casts. calls: {call: replacement}.
-    devices: {call: Inference of a device function that has casts itself}.
+    devices: {call: Inference of a device function that has casts itself}. methods: calls among them whose owner is the first argument.
     edges: {end of a branch: [(variable, type)]}. names: the globals and closure of the function when it was inferred. result: a Value.
     """
 
     def __init__(self, function, tree):
         self.function, self.tree = function, tree
         self.casts, self.wraps, self.calls, self.devices, self.edges, self.names = {}, {}, {}, {}, {}, {}
+        self.methods = set()
         self.result = UNKNOWN
 
     @property
