@@ -33,6 +33,7 @@ def failure(what):
 
 
 REDUCTIONS = {"sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "argmin", "argmax"}
+NUMPY_REDUCTIONS = {*REDUCTIONS, "amin", "amax", "count_nonzero", "nanmax", "nanmin", "nanmean", "nanprod", "nanstd", "nansum", "nanvar"}
 
 
 class CheckedArray(NDArrayOperatorsMixin):
@@ -84,6 +85,8 @@ class CheckedArray(NDArrayOperatorsMixin):
         fail(f"{name} of the {self} is not known to the simulator")
 
     def __array_function__(self, function, types, arguments, options):
+        if function.__name__ in NUMPY_REDUCTIONS and len(arguments) == 1 and not options:
+            return function(self.values())
         fail(f"numpy.{function.__name__} of the {self} is not known to the simulator")
 
     def values(self):

@@ -9,6 +9,7 @@ tests of a project.
 """
 
 import contextlib
+from types import SimpleNamespace
 
 import numba.cuda
 from numba.cuda import dispatcher
@@ -16,8 +17,10 @@ from numba.cuda.core import sigutils
 from numba.cuda.cudadrv import devicearray as numba_devicearray
 from numba.cuda.cudadrv import devices as numba_devices
 from numba.cuda.errors import normalize_kernel_dimensions
+from numba.cuda.memory_management import nrt
 from numba.cuda.simulator import api
 from numba.cuda.simulator.cudadrv import devicearray, devices
+from numba.cuda.simulator.memory_management import nrt as simulated_nrt
 from numba.cuda.simulator.reduction import Reduce
 
 from minllm.machine.numba_cuda import types
@@ -117,6 +120,16 @@ def launch_for_all(self, *arguments):
         Launch(self.dispatcher, -(-self.ntasks // threads), threads, 0, self.sharedmem)(*arguments)
 
 
+class Allocations(type(simulated_nrt.rtsys)):
+    """Numba's allocator inside kernels, which the simulator does not need."""
+
+    def memsys_disable_stats(self, *stream):
+        pass
+
+    def get_allocation_stats(self, *stream):
+        return SimpleNamespace(alloc=0, free=0, mi_alloc=0, mi_free=0)
+
+
 class Runtime:
     """What numba.cuda asks for its context."""
 
@@ -167,5 +180,6 @@ def simulated_launches(detect=True):
         replace(numba_devices, "get_context", devices.get_context)
         replace(numba_devices, "_runtime", Runtime)
         replace(rewrite, "captured_array", host_array)
+        replace(nrt, "rtsys", Allocations())
         replace(numba_devicearray, "is_cuda_ndarray", devicearray.is_cuda_ndarray)
         yield
