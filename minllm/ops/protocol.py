@@ -11,14 +11,16 @@ T is the number of tokens of a batch, B the number of its sequences, R the numbe
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from minllm.kernels.sampling.log_probabilities import LogProbabilities
-from minllm.kernels.sampling.tensors import SamplingTensors
-from minllm.kernels.slots.state import SlotState
 from minllm.weights.linear import Linear
+
+if TYPE_CHECKING:  # a configuration is read without loading a compiler
+    from minllm.kernels.sampling.log_probabilities import LogProbabilities
+    from minllm.kernels.sampling.tensors import SamplingTensors
+    from minllm.kernels.slots.state import SlotState
 
 Array = Any
 
@@ -274,26 +276,26 @@ class Ops(Protocol):
         """
         ...
 
-    def sample(self, logits: Array, sampling: SamplingTensors, slots: Array) -> Array:
+    def sample(self, logits: Array, sampling: "SamplingTensors", slots: Array) -> Array:
         """One token id per row, int32 [R], from float32 logits [R, vocab]; row r draws by the parameters of slots[r], -1 gives token 0.
 
         `sampling.kind` says which rules are applied: the largest kind of the rows' requests.
         """
         ...
 
-    def log_probabilities(self, logits: Array, token_ids: Array, top: int) -> LogProbabilities:
+    def log_probabilities(self, logits: Array, token_ids: Array, top: int) -> "LogProbabilities":
         """Log-probability and rank of one token per row, token_ids int32 [R], and those of the `top` likeliest ones, in the machine's
         arrays: from float32 logits [R, vocab], as the model computed them."""
         ...
 
     # State of the running sequences (kernels/slots). R rows work for the slots int32 [R]; -1 marks a padding row.
 
-    def write_slots(self, state: SlotState, pairs: Array) -> None:
+    def write_slots(self, state: "SlotState", pairs: Array) -> None:
         """state.words[index] = word for pairs (index, word), int32 [n, 2], as `SlotState.pairs` makes them; an index below 0 is skipped."""
         ...
 
     def load_rows(
-        self, slots: Array, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0, pads: bool = True
+        self, slots: Array, state: "SlotState", batch: Batch, block_size: int, residual_window: int = 0, pads: bool = True
     ) -> None:  # fmt: skip
         """Writes the arrays of a decode batch, one row per sequence: the newest token of each slot, which has no key and value yet.
 
@@ -303,7 +305,7 @@ class Ops(Protocol):
         """
         ...
 
-    def advance(self, token_ids: Array, slots: Array, state: SlotState) -> None:
+    def advance(self, token_ids: Array, slots: Array, state: "SlotState") -> None:
         """Appends one new token, token_ids int32 [R], to the sequence of each slot: the newest token, the length, the sampler's step and
         counts."""
         ...
