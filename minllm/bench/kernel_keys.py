@@ -28,7 +28,6 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 
-from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.kernels.specimens import all_specimens
 from minllm.runtime.cache_key import attributes, is_empty, is_instruction, is_instruction_module, is_versioned
 
@@ -52,6 +51,7 @@ OF_A_STAGE = {"embedding": "embedding", "normalization": "normalization", "rope"
               "sampling": "sampling", "projection": "matmul", "cache": "matmul/gemv"}  # fmt: skip
 # Kernels that only an engine with codes in its cache or its weights launches, beside those with "quantized" in their names.
 OF_CODES = ("kv/quantize_groups", "kv/move_window", "attention/residual_window")
+CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",
                 "cache with tokens", "cache waste")  # fmt: skip
@@ -74,7 +74,7 @@ def rooms_of(benchmark: str, variant: str) -> tuple[str, ...]:
 def engine_of(variant: str) -> Engine:
     """The engine of a row of whole steps, whose variant begins with a dtype, a format of the cache, or neither."""
     word = variant.partition(",")[0]
-    return Engine(dtype=word) if word in DTYPES else Engine(cache_format=word) if word in KV_FORMATS else Engine()
+    return Engine(dtype=word) if word in DTYPES else Engine(cache_format=word) if word in CACHE_FORMATS else Engine()
 
 
 def key_of(benchmark: str, variant: str) -> str:
@@ -99,7 +99,7 @@ def within(name: str, rooms: Iterable[str]) -> bool:
 def launched_by(engine: Engine, name: str) -> bool:
     """Whether an engine may launch a specimen's kernel: unless its name says that it cannot."""
     words = name.split("/")
-    if within(name, FIRST_RUNGS) or {*words} & {*DTYPES} - {engine.dtype} or {*words} & {*KV_FORMATS} - {engine.cache_format}:
+    if within(name, FIRST_RUNGS) or {*words} & {*DTYPES} - {engine.dtype} or {*words} & {*CACHE_FORMATS} - {engine.cache_format}:
         return False
     reads_codes = "quantized" in name or within(name, OF_CODES)
     return not reads_codes or (bool(engine.cache_format) and words[0] != "matmul")
@@ -124,8 +124,8 @@ def meaning(value, seen):
         return [type(value).__name__, *(meaning(item, seen) for item in value)]
     if isinstance(value, frozenset):
         return ["frozenset", *sorted(str(meaning(item, seen)) for item in value)]
-    if is_instruction(value) and hasattr(value, "_defn"):
-        return emitted_by(value, seen)
+    if is_instruction(value) and hasattr(value, "_defn"):  # what its typing function reaches; its emulation is not among it
+        return meaning(value._defn, seen)
     if hasattr(value, "py_func"):  # a device function: Numba's dispatcher
         options = sorted(f"{name}={option!r}" for name, option in getattr(value, "targetoptions", {}).items())
         return [options, meaning(value.py_func, seen)]
@@ -137,14 +137,7 @@ def meaning(value, seen):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):  # what an instruction is made for
         return [meaning(getattr(value, field.name), seen) for field in dataclasses.fields(value)]
-    return getattr(value, "__qualname__", None) or type(value).__name__
-
-
-def emitted_by(instruction, seen):
-    """What an instruction of minllm/ptx emits: its typing function and all that this reaches. Its emulation is not among it."""
-    typing = instruction._defn
-    generated = typing.__globals__.get("lower")  # instruction() generates the typing function, whose source is then in no file
-    return [str(typing.__globals__["signature"]), meaning(generated, seen)] if generated else meaning(typing, seen)
+    return getattr(value, "__qualname__", None) or (str(value) if hasattr(value, "return_type") else type(value).__name__)
 
 
 def function_meaning(function, seen):
@@ -155,7 +148,10 @@ def function_meaning(function, seen):
     code, namespace = function.__code__, function.__globals__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     outside = {name: cell.cell_contents for name, cell in cells.items() if not is_empty(cell)}
-    source, names = numbered(textwrap.dedent(inspect.getsource(function)))
+    try:
+        source, names = numbered(textwrap.dedent(inspect.getsource(function)))
+    except OSError:  # the typing function of an instruction is generated: it returns two of its names
+        source, names = "generated", code.co_names
     values = {number: outside.get(name, namespace.get(name)) for number, name in enumerate(names) if name in outside or name in namespace}
     through = [[name, meaning(getattr(module, name), seen)] for module in values.values() if is_module_of_ours(module)
                for name in attributes(code) if hasattr(module, name)]  # fmt: skip

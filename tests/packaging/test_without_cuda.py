@@ -76,5 +76,6 @@ def test_lessons(python, lesson):
 
 
 def test_tests_of_the_compiler_are_skipped_with_a_reason(python):
-    said = run(python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/sim/test_numba_types.py", "tests/sim/test_array_forms.py")
+    files = ("tests/sim/test_numba_types.py", "tests/sim/test_array_forms.py")
+    said = run(python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *files)
     assert "numba-cuda is not installed" in said and " passed" in said and "failed" not in said

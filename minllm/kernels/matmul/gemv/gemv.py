@@ -121,7 +121,7 @@ def choose_tiling(m: int, n: int, k: int, normed: bool = False, short_of_registe
     weight. If a weight has few rows, more warps share each. short_of_registers: few loads in flight, which was never timed.
     """
     if m > 4 and short_of_registers:
-        return GemvTiling(rows=2, warps=4, unroll=1, splits=2)
+        return GemvTiling(rows=2, warps=8, unroll=1, splits=2)
     if m == 1 and k >= 4096:
         return GemvTiling(rows=2, warps=8, unroll=2 if normed else 4, splits=4 if n <= 2048 else 2)
     if m == 1:
