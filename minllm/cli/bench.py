@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from minllm.cli.bench_serve import bench_serve
-from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, VariantOption, variants
+from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, QuantizationOption, VariantOption, variants
 from minllm.cli.terminal import user_errors
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
@@ -97,13 +97,14 @@ def bench_perplexity(
     ] = "bundled",
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.BFLOAT16,
+    quantization: QuantizationOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """How well a model predicts the Python source that comes with minllm and that its models have never seen."""
     with user_errors():
         from minllm.bench import perplexity as benchmark
 
-        benchmark.run(model, dict(device=device.value, dtype=dtype.value), json_file)
+        benchmark.run(model, dict(device=device.value, dtype=dtype.value, quantization=quantization), json_file)
 
 
 @bench_app.command("accuracy")
@@ -188,6 +189,19 @@ def bench_pipeline(
 
         options = dict(device=device.value, dtype=dtype.value)
         benchmark.run(model, options, num_prompts=num_prompts, tokens=tokens, repeats=repeats, json_file=json_file)
+
+
+@bench_app.command("startup")
+def bench_startup(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.1-8b",
+    device: DeviceOption = DeviceName.AUTO,
+    json_file: JsonOption = None,
+) -> None:
+    """From the command to the first token: without compiled kernels, and with them."""
+    with user_errors():
+        from minllm.bench import startup as benchmark
+
+        benchmark.run(model, device.value, json_file)
 
 
 @bench_app.command("simulator")
