@@ -21,6 +21,7 @@ def test_hopper(device, case, shape):
     run_variant(device, flash_attention_3, case, shape=shape)
 
 
+@pytest.mark.results_only
 @pytest.mark.parametrize("blocks", [1, 7])
 def test_the_answer_does_not_depend_on_the_grid(device, blocks):
     """Work is dealt out to fewer blocks or to more, over several rounds; the sums stay the same, bit by bit."""
@@ -42,6 +43,7 @@ def test_a_loose_bound_on_the_query_length_changes_nothing(device, query_lens, h
     np.testing.assert_array_equal(exact.view(np.uint16), loose.view(np.uint16))
 
 
+@pytest.mark.results_only
 def test_chunks_of_a_prompt_give_the_same_rows(device):
     """Chunked prefill: the rows of a prompt do not depend on how it was cut, nor on the rows of other sequences in their tiles."""
     case, shape = AttentionCase((70,), (70,), heads=2, kv_heads=1, head_dim=16, dtype=BFLOAT16), TileShape(16, 1, 16)
