@@ -8,7 +8,7 @@ from rich.console import Console
 
 from minllm.cli.terminal import user_errors
 
-METHOD_HELP = "round, clip (int4), smoothquant, awq or gptq; all but the first two calibrate on a text."
+METHOD_HELP = "round, clip (int4), smoothquant, awq, gptq, smoothquant+gptq or awq+gptq; all but the first two calibrate on a text."
 TEXT_HELP = "A text file to calibrate on; default minllm's own source."
 
 

@@ -5,6 +5,7 @@
     smoothquant  scales move between activations and weights first
     awq          the same by AWQ's search; int4 is clipped
     gptq         errors are made up for by later inputs; int4 is clipped
+    smoothquant+gptq, awq+gptq    one after the other
 
 Every method but the first two needs a calibration text: each layer's inputs are those behind the layers as they were quantised. Embeddings
 and head stay as they are.
@@ -34,7 +35,7 @@ from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.linear import Linear
 from minllm.weights.stored import StoredLinear, StoredTensor
 
-METHODS = ("round", "clip", "smoothquant", "awq", "gptq")
+METHODS = ("round", "clip", "smoothquant", "awq", "gptq", "smoothquant+gptq", "awq+gptq")
 TOKENS = 16_384  # of the calibration text
 
 
@@ -85,7 +86,7 @@ def quantize(
     """
     if method not in METHODS:
         raise InvalidOptionError(f"method {method!r} is not allowed: take one of {', '.join(METHODS)}.")
-    scheme = scheme_of(name, clip=method in ("clip", "awq", "gptq"))
+    scheme = scheme_of(name, clip=method not in ("round", "smoothquant"))
     if out.exists():
         raise InvalidOptionError(f"{out} exists: give the name of a new directory.")
     model = ModelDirectory(source)
@@ -153,10 +154,10 @@ class Quantizer:
     def _calibrated(self, stored: Layer, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The matrices of a layer, and norms that took up their scales, in place of those in `tensors`."""
         layer, found = self.reader.read(stored), {}
-        if self.method in ("smoothquant", "awq"):
+        if self.method != "gptq":
             found |= self._migrate(stored, layer, tensors)
         pairs = list(linears(stored, layer))
-        inputs = self.calibration.inputs_of(layer, [linear for _, linear in pairs]) if self.method == "gptq" else [None] * len(pairs)
+        inputs = self.calibration.inputs_of(layer, [linear for _, linear in pairs]) if "gptq" in self.method else [None] * len(pairs)
         for (leaf, linear), one in zip(pairs, inputs, strict=True):
             first = 0
             for projection in leaf.projections:
@@ -196,7 +197,7 @@ class Quantizer:
         return found
 
     def _scales(self, inputs: Inputs, linear: Linear) -> np.ndarray:
-        if self.method == "smoothquant":
+        if "smoothquant" in self.method:
             return smoothquant_scales(inputs, linear.weight)
         return awq_scales(inputs, linear.weight, lambda matrix: self._round(matrix).numbers)
 
