@@ -109,8 +109,8 @@ class ModelRunner:
         sampled = [sequence for span in spans for sequence in span.sampled]
         slots, kind = [sequence.slot for sequence in sampled], self.slots.kind(sampled)
         processed = [(row, sequence) for row, sequence in enumerate(sampled) if sequence.logits_processors]
-        scored = [span for span in spans if span.sequence.scores_prompt and not span.decodes]
         num_decodes = sum(span.decodes for span in spans)
+        scored = [span for span in spans[num_decodes:] if span.sequence.scores_prompt]
         key, rows = None, list(range(len(sampled)))
         if not (self.graphs is None or processed or scored or (self._window and num_decodes < len(spans))):
             key = self._graph_key(spans, num_decodes, len(sampled), kind)
