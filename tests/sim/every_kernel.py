@@ -43,7 +43,7 @@ from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.naive import matmul_naive
-from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int8, int8_groups, nf4
+from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int4_tensor_core, int8, int8_groups, nf4
 from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import quantize_rows
@@ -667,6 +667,19 @@ def gemv_of_int4():
     moved = Expected(asked | dict(x=M * K * b * N, out=M * N * b), different | dict(x=M * K * b))
     run = partial(int4.int4_gemv, np.round(numbers(M, K)), weight_in("int4_g64_zeros", N, K), numbers(M, N))
     return run, {"int4_gemv_kernel": moved}
+
+
+@row
+def int4_by_tensor_cores():
+    """Nine steps of 128 inputs for 8 warps, two per turn: warp 0 takes 2 of 2, the others one, and load a last step that is none."""
+    M, N, K, b = 2, 16, 1152, 2
+    steps, turns = K // 128, 8 * 2  # steps that are loaded
+    codes, groups = N * 128 // 2, steps * 4 * 16  # bytes of a step; each of a quad's lanes asks for its rows' scales and zeros
+    asked = dict(x=M * K * b, codes=codes * turns, scales=2 * groups, zeros=groups, out=M * N * b)
+    different = dict(codes=N * K // 2, scales=2 * N * steps, zeros=N * steps)
+    moved = Expected(asked, different, steps * 8 * 2 * 2 * 16 * 8 * 16)
+    run = partial(int4_tensor_core.int4_tensor_core, np.round(numbers(M, K)), weight_in("int4_g128_zeros", N, K), numbers(M, N))
+    return run, {"int4_tensor_core_kernel": moved}
 
 
 @row

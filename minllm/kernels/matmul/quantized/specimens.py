@@ -2,7 +2,7 @@
 
 from numba.cuda import types
 
-from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int8, int8_groups, many_rows, nf4, row_groups
+from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int4_tensor_core, int8, int8_groups, many_rows, nf4, row_groups
 from minllm.kernels.matmul.quantized.arguments import WARPS
 from minllm.kernels.matmul.quantized.rows import THREADS, quantize_rows_kernel
 from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, Specimen, array
@@ -40,6 +40,8 @@ def specimens(dtype):
                 yield Specimen(f"matmul/int4_gemv/{m}/{kind}/{dtype}", kernel, arguments, threads, 4, contains=LOADS)
             kernel, arguments = int4.dequantize_int4_kernel(group, dtype), (CODES, SCALES, zeros, minimums, matrix)
             yield Specimen(f"matmul/dequantize_int4/{kind}/{dtype}", kernel, arguments, threads, 4, contains=LOADS)
+    if dtype in int4_tensor_core.MAGIC:
+        yield from int4_tensor_core_specimens(dtype, matrix, bias)
     weight = (CODES, CODES, ONE_VECTOR, ONE_VECTOR, ONE_VECTOR, array(INT32, 1), ONE_VECTOR)
     for m in (1, 8):
         kernel = nf4.nf4_gemv_kernel(m, dtype)
@@ -49,6 +51,16 @@ def specimens(dtype):
     kernel = nf4.dequantize_nf4_kernel(dtype)
     yield Specimen(f"matmul/dequantize_nf4/{dtype}", kernel, (*weight, matrix), threads, 4, contains=LOADS)
     yield from specimens_in_groups_of_8_bits(dtype, matrix, bias, threads)
+
+
+def int4_tensor_core_specimens(dtype, matrix, bias):
+    """One and two tiles of 8 rows, with and without zeros; two blocks of 256 threads have 32 KB of codes in flight."""
+    threads = int4_tensor_core.WARPS * WARP
+    for m in (1, 8, 16):
+        for suffix, zeros in (("", types.none), ("_zeros", CODES)):
+            arguments, kernel = (matrix, CODES, SCALES, zeros, bias, matrix), int4_tensor_core.int4_tensor_core_kernel(m, 128, dtype)
+            name = f"matmul/int4_tensor_core/{m}/128{suffix}/{dtype}"
+            yield Specimen(name, kernel, arguments, threads, 2, contains=("HMMA*", *LOADS))
 
 
 def specimens_in_groups_of_8_bits(dtype, matrix, bias, threads):
