@@ -31,6 +31,7 @@ from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.errors import CheckpointError, InvalidOptionError
 from minllm.models.config import ModelConfig
 from minllm.models.generation_config import GenerationConfig
+from minllm.models.gguf.gguf_model import GgufModel
 from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.source import ModelSource, open_source
@@ -77,12 +78,12 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     config, checkpoint = _open_model(source, options)
     generation_config, tokenizer = source.generation_config(), source.tokenizer()
     device = options.resolved_device()
-    dtype = compute_dtype(options.dtype, str(checkpoint.dtype(quantized=options.quantization is not None)), device)
+    weight_format = _weight_format(device, options, source, config, checkpoint)
+    dtype = compute_dtype(options.dtype, str(checkpoint.dtype(quantized=weight_format is not None)), device)
     ops = _make_ops(device, dtype, options)
     shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
     check_shape(device, shape)
-    wanted_len = wanted_model_len(options, config, shape, cache_budget(device, ops, config, options))
-    weight_format = _weight_format(device, options)
+    wanted_len = wanted_model_len(options, config, shape, cache_budget(device, ops, config, options, weight_format))
     check_weights_fit(device, ops, config, weight_format)
     weights_read = None if progress is None else functools.partial(progress, "Loading weights")
     kernels_compiled = None if progress is None else functools.partial(progress, "Compiling kernels")
@@ -92,7 +93,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
         )
         compiling.wait(kernels_compiled)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
-    budget = cache_budget(device, ops, config, options)
+    budget = cache_budget(device, ops, config, options, weight_format)
     cache, policy = make_cache(device, ops, options, shape=shape, budget=budget, wanted_len=wanted_len)
     max_model_len = fitted_model_len(options, wanted_len, policy.max_sequence_tokens, budget)
     if calibration is not None:
@@ -155,11 +156,23 @@ def _make_ops(device: str, dtype: str, options: EngineOptions):
     return CudaOps(dtype, options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
 
 
-def _weight_format(device: str, options: EngineOptions) -> WeightFormat | None:
-    """The format of the layers' matrices; None leaves them as they are. InvalidOptionError if a GPU cannot multiply by it."""
+def _weight_format(
+    device: str, options: EngineOptions, source: ModelSource, config: ModelConfig, checkpoint: StoredWeights
+) -> WeightFormat | None:
+    """The format of the layers' matrices; None leaves them as they are.
+
+    On a CPU a GGUF file is dequantised while it loads, because NumPy multiplies floats. InvalidOptionError if a GPU cannot multiply by
+    the format, or if an option contradicts what the file is stored in.
+    """
+    stored = source.weight_format(config, checkpoint)
+    if stored is not None and (options.quantization is not None or options.load_format == "dummy"):
+        option = f"quantization={options.quantization!r}" if options.quantization is not None else 'load_format="dummy"'
+        raise InvalidOptionError(f"{source.path} is stored quantised ({stored.name}), which {option} contradicts: leave the option out.")
     weight_format = None if options.quantization is None else WEIGHT_FORMATS[options.quantization]
+    if stored is not None and not (device == "cpu" and isinstance(source, GgufModel)):
+        weight_format = stored
     if weight_format is not None and device != "cpu" and weight_format.kernels is None:
-        raise InvalidOptionError(f'quantization={options.quantization!r} has no kernels for a GPU: take device="cpu".')
+        raise InvalidOptionError(f'quantization={weight_format.name!r} has no kernels for a GPU: take device="cpu".')
     if weight_format is not None and device != "cpu":
         _check_capability(weight_format)
     return weight_format
