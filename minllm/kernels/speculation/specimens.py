@@ -1,0 +1,21 @@
+"""The kernels of speculation, as they are launched."""
+
+from minllm.kernels.specimen import INT32, UINT8, Specimen, array
+from minllm.kernels.speculation import accept, advance_spans, load_spans, prompt_lookup, row_sampling
+
+
+def specimens():
+    """A few bytes per row each, but for the look-up in a long context and the rows of requests with penalties."""
+    ints, rows, floats = array(INT32, 1), array(INT32, 2), array("float32", 2)
+    arguments = (ints, ints, ints, rows, rows, ints, ints, ints, ints, ints, rows, INT32)
+    yield Specimen("speculation/load_spans", load_spans.load_spans_kernel, arguments, load_spans.THREADS, blocks=8)
+    arguments = (ints, ints, INT32, INT32, ints, ints, INT32, INT32)
+    yield Specimen("speculation/row_words", row_sampling.row_words_kernel, arguments, row_sampling.THREADS, blocks=8)
+    flags = array(UINT8, 2)
+    arguments = (ints, rows, flags, rows, floats, flags, rows, floats, INT32)
+    yield Specimen("speculation/row_vocabulary", row_sampling.row_vocabulary_kernel, arguments, row_sampling.THREADS, blocks=6)
+    yield Specimen("speculation/accept", accept.accept_kernel, (ints, ints, ints, ints), accept.THREADS, blocks=8)
+    arguments = (ints, ints, ints, ints, ints, rows, ints, ints, rows)
+    yield Specimen("speculation/advance_spans", advance_spans.advance_spans_kernel, arguments, advance_spans.THREADS, blocks=8)
+    arguments = (ints, ints, rows, rows, ints, INT32, INT32)
+    yield Specimen("speculation/prompt_lookup", prompt_lookup.prompt_lookup_kernel, arguments, prompt_lookup.THREADS, blocks=6)
