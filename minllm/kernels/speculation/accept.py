@@ -1,15 +1,15 @@
 """How many tokens of each run are new: the drafts before the first mismatch, and one token more.
 
-The rows of a run computed the tokens f_0, f_1 .. f_k, the newest one and k drafts; t_i is what the sampler chose after row i. Draft i is right
-if it is what the sampler chose before it:
+The rows of a run computed the tokens f_0, f_1 .. f_k, the newest one and k drafts; t_i is what the sampler chose after row i. Draft i is
+right if it is what the sampler chose before it:
 
     a = the largest a with f_i = t_(i-1) for all i ≤ a,            new tokens: t_0 .. t_a
 
 For greedy decoding this is acceptance by first mismatch. For sampling it is the rule of Leviathan, Kalman, Matias, "Fast Inference from
 Transformers via Speculative Decoding", ICML 2023, for a source that is certain of its drafts, q(f) = 1: f is accepted with probability
 min(1, p(f) / q(f)) = p(f), else the token comes from p without f, renormalised, which is how t is distributed given t ≠ f. Since t_i is a
-function of the logits, the seed and the step, the text is the one that decoding without drafts gives, token for token. Drafts that were drawn
-from a distribution are accepted by rejection.py.
+function of the logits, the seed and the step, the text is the one that decoding without drafts gives, token for token. Drafts that were
+drawn from a distribution are accepted by rejection.py.
 
 12 bytes per row; one thread per row.
 """

@@ -5,7 +5,8 @@ For a run of slot s with the new tokens t_0 .. t_(c-1):
     token_history[s, lengths[s] + i] ← t_i,   newest_tokens[s] ← t_(c-1),   lengths[s] ← lengths[s] + c,   step[s] ← step[s] + c
     output_counts[s, t_i] ← output_counts[s, t_i] + 1       if the slot has penalties
 
-The drafts that were wrong leave no trace: the next step writes its keys and values over theirs. One thread per row; the first of a run works.
+The drafts that were wrong leave no trace: the next step writes its keys and values over theirs. One thread per row; the first of a run
+works.
 """
 
 import numpy as np

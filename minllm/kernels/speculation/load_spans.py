@@ -1,12 +1,13 @@
 """The first kernel of a step that verifies drafts: make the rows of the batch from the state of their slots.
 
-Sequence b has the rows query_start[b] to query_start[b + 1], a run of slot s. If the slot holds n tokens, of which the newest has no key and
-value yet, the row at offset j of the run gets
+Sequence b has the rows query_start[b] to query_start[b + 1], a run of slot s. If the slot holds n tokens, of which the newest has no key
+and value yet, the row at offset j of the run gets
 
-    token_ids ← newest_tokens[s] for j = 0, drafts[s, j - 1] for others,   positions ← n - 1 + j,   slot_mapping ← the cache slot of n - 1 + j
+    token_ids ← newest_tokens[s] for j = 0, drafts[s, j - 1] for others,   positions ← n - 1 + j,   slot_mapping ← the cache slot of n - 1 +
+    j
 
-and the sequence context_lens ← n - 1 + rows, block_tables ← block_tables of s as far as that reaches. load_rows.py does the same for runs of
-one row. 12 bytes per row, and 8 per block of each context; one block of threads per sequence.
+and the sequence context_lens ← n - 1 + rows, block_tables ← block_tables of s as far as that reaches. load_rows.py does the same for runs
+of one row. 12 bytes per row, and 8 per block of each context; one block of threads per sequence.
 """
 
 import numpy as np
@@ -24,8 +25,8 @@ THREADS = 128
 def load_spans_reference(slots: np.ndarray, state: SlotState, drafts: DraftState, batch, block_size: int) -> None:
     """Write the arrays of B sequences in place; slots int32 [R], R at least the sequences' rows.
 
-    batch: has query_start int32 [B + 1]; token_ids, positions, slot_mapping int32 [T], T at least the sequences' rows; context_lens int32 [B],
-    and block_tables int32 [B, columns], with as many columns as the longest context needs.
+    batch: has query_start int32 [B + 1]; token_ids, positions, slot_mapping int32 [T], T at least the sequences' rows; context_lens int32
+    [B], and block_tables int32 [B, columns], with as many columns as the longest context needs.
     """
     for sequence, (first, end) in enumerate(zip(batch.query_start[:-1], batch.query_start[1:], strict=True)):
         slot, rows = slots[first], slice(first, end)

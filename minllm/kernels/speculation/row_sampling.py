@@ -4,8 +4,8 @@ A slot's parameters describe the sequence as it is; the row at offset j of its r
 
     step ← step[s] + j,   output_counts[v] ← output_counts[s, v] + the number of v among the first j drafts of s
 
-and all else is the slot's. So the kernels of sampling/, which read parameters by slot, are given one slot per row, and penalties, min_tokens
-and the random numbers of a row are those that decoding without drafts would use there.
+and all else is the slot's. So the kernels of sampling/, which read parameters by slot, are given one slot per row, and penalties,
+min_tokens and the random numbers of a row are those that decoding without drafts would use there.
 
 56 bytes per row; 18 more per row and token of the vocabulary if a request of the batch has penalties, a bias or bans.
 """
@@ -57,7 +57,8 @@ def row_sampling_reference(
 
 @kernel(dependent_launch=True)
 def row_words_kernel(slots, words_of_slots, first_word, num_slots, words, row_slots, ahead, salt):
-    """slots, row_slots int32 [R]; words_of_slots int32, in which the fields of the parameters begin at first_word; words int32 [R * WORDS]."""
+    """slots, row_slots int32 [R]; words_of_slots int32, in which the fields of the parameters begin at first_word; words int32 [R *
+    WORDS]."""
     wait_for_predecessors()
     index = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     rows = slots.shape[0]
