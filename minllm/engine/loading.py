@@ -16,6 +16,7 @@ from minllm.engine.calibration import calibrate
 from minllm.engine.compute_dtype import compute_dtype
 from minllm.engine.make_cache import make_cache
 from minllm.engine.make_preemption import make_preemption
+from minllm.engine.make_speculator import make_speculator
 from minllm.engine.max_model_len import fitted_model_len, wanted_model_len
 from minllm.engine.memory_budget import cache_budget, check_weights_fit
 from minllm.engine.options import EngineOptions
@@ -28,6 +29,7 @@ from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
 from minllm.engine.scheduling.scheduler import Scheduler
+from minllm.engine.scheduling.speculative import Speculation
 from minllm.errors import CheckpointError, InvalidOptionError
 from minllm.models.config import ModelConfig
 from minllm.models.generation_config import GenerationConfig
@@ -101,6 +103,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     scheduler = Scheduler(
         POLICIES[options.scheduling_policy](), KVCacheManager(policy, LENGTH_PREDICTIONS[options.length_prediction]()),
         make_preemption(device, ops, config, cache, policy, options), options.max_num_seqs, options.max_num_batched_tokens,
+        None if options.speculative_config is None else Speculation(options.speculative_config.num_speculative_tokens),
     )  # fmt: skip
     eos_token_ids = _eos_token_ids(generation_config, config, tokenizer)
     return Engine(
@@ -185,9 +188,10 @@ def _simulated_stage_ops(dtype: str, options: EngineOptions):
 def _make_runner(
     device: str, ops, model: Model, cache: KVCache, policy: CachePolicy, options: EngineOptions, max_model_len: int
 ) -> ModelRunner:
-    machine = HostMachine() if device == "cpu" else CudaMachine(ops)
-    uses_graphs = device == "cuda" and not options.enforce_eager
+    machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
+    uses_graphs = device == "cuda" and not options.enforce_eager and wanted is None  # no graph verifies drafts yet
+    speculator = None if wanted is None else functools.partial(make_speculator, wanted, ops, machine, max_model_len=max_model_len)
     return ModelRunner(
         ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs,
+        max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs, speculator=speculator,
     )  # fmt: skip

@@ -63,7 +63,7 @@ def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOpti
             return CacheBudget(MAX_HOST_BYTES, f"take a GPU, because on a CPU the KV cache takes at most {MAX_HOST_BYTES:,} bytes")
         return CacheBudget(half, "end other programs, because on a CPU the KV cache takes half of the memory that is free")
     sizes = config.hidden_size, widest_activation(config), config.vocab_size, ops.dtype.itemsize
-    reserved = activation_bytes(options.max_num_batched_tokens, options.max_num_seqs, *sizes)
+    reserved = activation_bytes(options.max_num_batched_tokens, options.max_num_logits, *sizes)
     free, total = ops.device_memory()
     return CacheBudget(
         int(total * options.gpu_memory_utilization) - (total - free) - reserved,

@@ -5,6 +5,7 @@ token: room is made to the end of a block, and the policy learns the tokens of a
 decoding is special, because completions of one prompt share its last block, which the first to write has to copy.
 """
 
+from minllm.cache.block_pool import blocks_needed
 from minllm.cache.offload import SwapSpace
 from minllm.cache.policy import CachePolicy
 from minllm.engine.requests.sequence import Sequence
@@ -19,6 +20,7 @@ class KVCacheManager:
         self.policy, self.prediction = policy, prediction
         self.block_size = policy.block_size
         self._noted: dict[Sequence, int] = {}  # number of each sequence's tokens that the policy knows
+        self._room: dict[Sequence, int] = {}  # number of tokens for which decoding has made room
 
     def check_fits(self, sequence: Sequence) -> None:
         """Raise OutOfMemoryError if not even the empty cache could hold this sequence."""
@@ -36,7 +38,7 @@ class KVCacheManager:
         """
         known = sequence.token_ids(0, sequence.num_tokens)
         found = self.policy.reserve(sequence, known, self._promise(sequence), sequence.cache_salt)
-        self._noted[sequence] = len(known)
+        self._noted[sequence], self._room[sequence] = len(known), 0
         return found
 
     def swap_out(self, sequence: Sequence, swap_space: SwapSpace) -> None:
@@ -44,12 +46,12 @@ class KVCacheManager:
         self.note(sequence)
         swap_space.swap_out(sequence, self._noted[sequence])
         swap_space.release(sequence)
-        del self._noted[sequence]
+        del self._noted[sequence], self._room[sequence]
 
     def swap_in(self, sequence: Sequence, swap_space: SwapSpace) -> int:
         """Bring a sequence back; returns the number of its computed tokens. Raises OutOfMemoryError if there is no room now."""
         num_computed = swap_space.swap_in(sequence, self._promise(sequence), tenant=sequence.cache_salt)
-        self._noted[sequence] = num_computed
+        self._noted[sequence], self._room[sequence] = num_computed, 0
         return num_computed
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
@@ -59,17 +61,27 @@ class KVCacheManager:
             self.policy.fork(parent, child)
         except OutOfMemoryError:
             return False
-        self._noted[child] = self._noted[parent]
+        self._noted[child], self._room[child] = self._noted[parent], 0
         return True
 
-    def make_room_to_decode(self, sequence: Sequence) -> bool:
-        """Make room for the next token of a sequence; returns whether its block table changed. Raises OutOfMemoryError."""
+    def make_room_to_decode(self, sequence: Sequence, num_tokens: int = 1) -> bool:
+        """Make room for the next tokens of a sequence; returns whether its block table changed. Raises OutOfMemoryError."""
         position = sequence.num_computed_tokens
-        if position % self.block_size and position != sequence.num_prefill_tokens:
+        end = position + num_tokens
+        if end <= self._room[sequence] and position != sequence.num_prefill_tokens:
             return False
         self.note(sequence)
-        end_of_block = (position // self.block_size + 1) * self.block_size
-        return self.policy.make_room(sequence, max(position + 1, min(end_of_block, sequence.num_reserved_tokens)))
+        end_of_block = blocks_needed(end, self.block_size) * self.block_size
+        room = max(end, min(end_of_block, sequence.num_reserved_tokens))
+        changed = self.policy.make_room(sequence, room)
+        self._room[sequence] = room
+        return changed
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back the room of a sequence beyond what launched steps may write: drafts were rejected."""
+        self.policy.trim(sequence, sequence.num_computed_tokens)
+        end_of_block = blocks_needed(sequence.num_computed_tokens, self.block_size) * self.block_size
+        self._room[sequence] = min(self._room[sequence], end_of_block)
 
     def note(self, sequence: Sequence) -> None:
         """Tell the policy the computed tokens that it does not know yet, and let other prompts share their blocks."""
@@ -86,7 +98,7 @@ class KVCacheManager:
     def free(self, sequence: Sequence) -> None:
         """Free all blocks of a sequence; they may stay in the prefix cache."""
         self.note(sequence)
-        del self._noted[sequence]
+        del self._noted[sequence], self._room[sequence]
         self.policy.free(sequence)
 
     def _promise(self, sequence: Sequence) -> int:

@@ -13,9 +13,10 @@ from minllm.engine.requests.sequence import Sequence
 class Span(NamedTuple):
     """Tokens `start` to `start + length` of a sequence, whose keys and values this step computes.
 
-    decodes: the one token is the newest one, which an earlier step has sampled and the host may not know yet; it lies in the sequence's
-    slot on the device. Otherwise the tokens are known. sampled: the sequences that get their next token from the last row's logits: the
-    sequence itself, and further completions of its prompt; none if more of the prompt follows.
+    decodes: the first token is the newest one, which an earlier step has sampled and the host may not know yet, and drafts may follow it;
+    they lie in the sequence's slot on the device. Otherwise the tokens are known. sampled: the sequences that get their next token from the
+    last row's logits, or from those of all rows with drafts: the sequence itself, and further completions of its prompt; none if more of
+    the prompt follows.
     """
 
     sequence: Sequence
@@ -23,6 +24,13 @@ class Span(NamedTuple):
     length: int
     decodes: bool
     sampled: tuple[Sequence, ...]
+
+
+class Verified(NamedTuple):
+    """What became of a step's drafts, for each sequence of `Step.sampled`."""
+
+    counts: list[int]  # new tokens: accepted drafts and one more
+    num_drafts: list[int]  # drafts that lie in its slot now
 
 
 @dataclass(slots=True)

@@ -28,7 +28,8 @@ THREADS = 128
 def accept_reference(chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """The number of new tokens of each run, in its first row, and 0 in others: int32 [R].
 
-    chosen: the sampler's token of each row; computed: the token that the row computed; slots: the row's slot. All int32 [R].
+    chosen: the sampler's token of each row; slots: the row's slot; both int32 [R]. computed: the token that each row computed, int32 [T],
+    in which the rows of runs of several rows come first.
     """
     counts = np.zeros(len(slots), np.int32)
     for first, length in runs_of(slots):
@@ -39,7 +40,7 @@ def accept_reference(chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray
 
 @kernel(dependent_launch=True)
 def accept_kernel(chosen, computed, slots, counts):
-    """All int32 [R]."""
+    """chosen, slots, counts int32 [R]; computed int32 [T]."""
     wait_for_predecessors()
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     if row < slots.shape[0]:
@@ -55,6 +56,7 @@ def accept_kernel(chosen, computed, slots, counts):
 def accept(chosen, computed, slots, counts, stream=None) -> None:
     """Write what `accept_reference` returns to `counts`; all NumPy or all on one device."""
     rows = slots.shape[0]
-    for name, array in (("chosen", chosen), ("computed", computed), ("slots", slots), ("counts", counts)):
+    check_array("computed", computed, INDEX_DTYPES, tokens=None)
+    for name, array in (("chosen", chosen), ("slots", slots), ("counts", counts)):
         check_array(name, array, INDEX_DTYPES, rows=rows)
     launch(accept_kernel, ceil_div(rows, THREADS), THREADS, (chosen, computed, slots, counts), stream)

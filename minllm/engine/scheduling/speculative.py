@@ -1,0 +1,63 @@
+"""Speculative decoding, as the scheduler sees it: how many drafts a step verifies of each sequence, and what became of them.
+
+A verification is a span that decodes, of 1 + k tokens: the newest one and k drafts, which the device holds in the sequence's slot. The
+scheduler plans as if all of them were accepted, because the next step may be planned before the tokens of this one are known:
+`num_computed_tokens` is an upper bound then, and `take` subtracts what was rejected. Each span yields at least one token.
+
+Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", ICML 2023, section 2.
+"""
+
+from dataclasses import dataclass, field
+
+from minllm.engine.requests.sequence import NO_SLOT, Sequence
+from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
+from minllm.engine.scheduling.step import Span, Verified
+
+
+@dataclass
+class SpeculationCounts:
+    """Counts since the engine was made; vLLM's names follow "spec_decode_" in EngineStats."""
+
+    num_drafts: int = 0  # verifications with at least one draft
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # entry i: verifications that accepted more than i drafts
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count a verification."""
+        self.num_drafts += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_tokens += accepted
+        missing = drafted - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos += [0] * missing
+        for position in range(accepted):
+            self.num_accepted_tokens_per_pos[position] += 1
+
+
+class Speculation:
+    """Decides how many drafts are verified. num_speculative_tokens: the most of each sequence."""
+
+    def __init__(self, num_speculative_tokens: int):
+        self.num_speculative_tokens = num_speculative_tokens
+        self.counts = SpeculationCounts()
+
+    def num_drafts(self, sequence: Sequence) -> int:
+        """How many drafts of a sequence the next step should verify."""
+        if sequence.logits_processors or sequence.search is not None:
+            return 0  # the host decides between two tokens
+        # A step that is not read yet leaves drafts in the slot; how many, only the device knows.
+        found = self.num_speculative_tokens if sequence.num_in_flight else sequence.num_drafts
+        needed = sequence.num_reserved_tokens - sequence.num_computed_tokens - 2  # the last token is never computed
+        return max(0, min(found, self.num_speculative_tokens, needed))
+
+    def take(self, spans: list[Span], verified: Verified, memory: KVCacheManager) -> None:
+        """Learn how many tokens a step's sequences got, and give back the room of rejected drafts."""
+        owners = [(span, sequence) for span in spans for sequence in span.sampled]
+        for (span, sequence), count, num_drafts in zip(owners, verified.counts, verified.num_drafts, strict=True):
+            if span.decodes and span.length > 1:
+                self.counts.add(span.length - 1, count - 1)
+            if sequence.slot != NO_SLOT:
+                sequence.num_drafts = num_drafts
+                if span.decodes and count < span.length:
+                    sequence.num_computed_tokens -= span.length - count
+                    memory.trim(sequence)
