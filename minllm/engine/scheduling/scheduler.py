@@ -181,7 +181,7 @@ class Scheduler(Queues):
             return 0
         try:
             if self.memory.make_room_to_decode(sequence, 1 + num_drafts):
-                step.grown.append(sequence)
+                step.grown.append((sequence, sequence.num_computed_tokens))
         except OutOfMemoryError:
             return 0
         return num_drafts
@@ -191,7 +191,7 @@ class Scheduler(Queues):
         while True:
             try:
                 if self.memory.make_room_to_decode(sequence):
-                    step.grown.append(sequence)
+                    step.grown.append((sequence, sequence.num_computed_tokens))
                 return True
             except OutOfMemoryError as error:
                 newest = self.running[-1]

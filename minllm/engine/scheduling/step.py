@@ -39,7 +39,7 @@ class Step:
 
     spans: list[Span] = field(default_factory=list)
     entered: list[Sequence] = field(default_factory=list)  # sequences whose slots are written anew
-    grown: list[Sequence] = field(default_factory=list)  # sequences whose block tables have changed
+    grown: list[tuple[Sequence, int]] = field(default_factory=list)  # sequences whose block tables have changed, from this position on
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) of blocks to copy before the forward
     forks: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) of slots whose rings to copy before the forward
     preempts: bool = False  # a sequence was preempted for this step, so none may enter it

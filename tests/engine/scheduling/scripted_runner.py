@@ -110,8 +110,9 @@ class ScriptedRunner:
         for sequence in step.entered:
             known = sequence.num_tokens
             self.slots[sequence.slot] = Slot(sequence.token_ids(known - 1, known)[0], known, self.policy.table(sequence))
-        for sequence in step.grown:
-            self.slots[sequence.slot].table = self.policy.table(sequence)
+        for sequence, position in step.grown:
+            slot, first = self.slots[sequence.slot], position // BLOCK_SIZE
+            slot.table = slot.table[:first] + self.policy.table(sequence)[first:]
         self.write(step.spans)
         rows = {span.sequence: span.length for span in step.spans if span.decodes}
         token_ids = [self.sample(sequence, rows.get(sequence, 1)) for sequence in step.sampled]
