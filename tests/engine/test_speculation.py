@@ -223,7 +223,7 @@ def test_the_bundled_model_accepts_ngrams():
         (ngrams() | {"method": "medusa"}, {}, "method='medusa' is not allowed: method is one of ngram"),
         (ngrams() | {"prompt_lookup_min": 4}, {}, "prompt_lookup_min=4 is not allowed: prompt_lookup_min is at most prompt_lookup_max=3"),
         (ngrams() | {"prompt_lookup_max": 0}, {}, "prompt_lookup_max=0 is not allowed"),
-        (ngrams(7), {"max_num_batched_tokens": 8}, "num_speculative_tokens=7 is not allowed: .* at most max_num_batched_tokens - 2, here 8 - 2"),
+        (ngrams(7), {"max_num_batched_tokens": 8}, "num_speculative_tokens=7 is .* at most max_num_batched_tokens - 2, here 8 - 2"),
         (ngrams(9), {"max_model_len": 10}, "num_speculative_tokens=9 is not allowed: .* at most max_model_len - 2, here 10 - 2"),
         (
             ngrams(), {"kv_cache_dtype": "int8", "kv_cache_residual_window": 32},

@@ -131,14 +131,14 @@ class ModelRunner:
             key = self._graph_key(spans, num_decodes, len(sampled), kind)
         if key is None:
             batch, slots = self._sent(*self._batch(spans, slots, scored))
-            chosen, logits = self.compute(slots, batch, kind, processed)
+            results = self.compute(slots, batch, kind, processed)
         elif key.prompts:
             batch, _ = self._batch(spans, slots, scored)
-            chosen, logits = self.graphs.replay(key, padded_arrays(batch, slots, num_decodes, key), self.uploads)
+            results = self.graphs.replay(key, padded_arrays(batch, slots, num_decodes, key), self.uploads)
             rows[num_decodes:] = range(key.decodes, key.decodes + len(sampled) - num_decodes)
         else:
-            chosen, logits = self.graphs.replay_decodes(key, slots, self.uploads)
-        return self._read(chosen, logits, sampled, rows, scored)
+            results = self.graphs.replay_decodes(key, slots, self.uploads)
+        return self._read(*results, sampled=sampled, rows=rows, scored=scored)
 
     def _graph_key(self, spans: list[Span], num_decodes: int, num_sampled: int, kind: SamplingKind) -> GraphKey | None:
         """The graph for a step; None if none is large enough."""
@@ -184,10 +184,10 @@ class ModelRunner:
         table = self.policy.table(span.sequence)[: blocks_needed(end, self.cache.block_size)]
         return NewTokens(span.sequence.token_ids(span.start, end), span.start, table, span.sequence.slot)
 
-    def compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, Any]:
-        """Launch a forward, and sample the rows of `slots` [R]: (what was chosen, logits [R and more, vocab]) on the device.
+    def compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, ...]:
+        """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R and more, vocab]) on the device.
 
-        What was chosen is (tokens [R],), or what `Speculator.choose` returns.
+        With a speculator, the numbers of new tokens and of next drafts [R] follow (Speculator.choose).
         """
         state = self.slots.state
         if batch.num_verifications:
@@ -200,15 +200,14 @@ class ModelRunner:
         num_sampled = slots.shape[0]
         sampled = logits if num_sampled == logits.shape[0] else logits[:num_sampled]
         if self.speculator is None:
-            tokens = self.ops.sample(sampled, self.slots.sampling(kind), slots)
+            tokens, verified = self.ops.sample(sampled, self.slots.sampling(kind), slots), ()
             self.ops.advance(tokens, slots, state)
-            chosen = (tokens,)
         else:
-            chosen = self.speculator.choose(sampled, slots, batch, kind)
+            tokens, *verified = self.speculator.choose(sampled, slots, batch, kind)
         for row, host, scores_processed in computed:
             if not scores_processed:
                 self.machine.write(row, host)  # log-probabilities are those of the model
-        return chosen, logits
+        return tokens, logits, *verified
 
     def recent_rows(self, slots: Any) -> RecentTokens:
         """Arrays for `Ops.load_rows` to fill in."""
@@ -225,10 +224,11 @@ class ModelRunner:
         self.machine.write(logits, host)
         return computed
 
-    def _read(self, chosen: tuple, logits: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> PendingForward:
+    def _read(
+        self, tokens: Any, logits: Any, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]
+    ) -> PendingForward:
         """Start to bring the results of a forward to the host. rows: the row of each sampled sequence, or the first of its run."""
-        tokens, arrays = chosen[0], list(chosen)
-        count = tokens.shape[0]
+        count, arrays = tokens.shape[0], [tokens, *verified]
         wanted = [sequence.params.logprobs or 0 for sequence in sampled if sequence.needs_logprobs]
         if wanted:
             arrays += self.ops.log_probabilities(logits[:count], tokens, max(wanted))
@@ -237,7 +237,7 @@ class ModelRunner:
             targets = np.concatenate([self._next_tokens(span) for span in scored])
             sent = self.uploads.send({"targets": targets})["targets"]
             arrays += self.ops.log_probabilities(logits[count:], sent, top)
-        return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, rows, bool(wanted), scored, len(chosen) > 1)
+        return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, rows, bool(wanted), scored, bool(verified))
 
     def _next_tokens(self, span: Span) -> np.ndarray:
         """The token after each of a span's, int32 [length]; 0 where it is not known yet."""

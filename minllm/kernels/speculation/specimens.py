@@ -1,12 +1,12 @@
 """The kernels of speculation, as they are launched."""
 
-from minllm.kernels.specimen import INT32, UINT8, Specimen, array
-from minllm.kernels.speculation import accept, advance_spans, load_spans, prompt_lookup, row_sampling
+from minllm.kernels.specimen import FLOAT32, INT32, UINT8, UINT32, Specimen, array
+from minllm.kernels.speculation import accept, advance_spans, distribution, load_spans, prompt_lookup, rejection, row_sampling
 
 
 def specimens():
     """A few bytes per row each, but for the look-up in a long context and the rows of requests with penalties."""
-    ints, rows, floats = array(INT32, 1), array(INT32, 2), array("float32", 2)
+    ints, rows, floats = array(INT32, 1), array(INT32, 2), array(FLOAT32, 2)
     arguments = (ints, ints, ints, rows, rows, ints, ints, ints, ints, ints, rows, INT32)
     yield Specimen("speculation/load_spans", load_spans.load_spans_kernel, arguments, load_spans.THREADS, blocks=8)
     arguments = (ints, ints, INT32, INT32, ints, ints, INT32, INT32)
@@ -17,5 +17,10 @@ def specimens():
     yield Specimen("speculation/accept", accept.accept_kernel, (ints, ints, ints, ints), accept.THREADS, blocks=8)
     arguments = (ints, ints, ints, ints, ints, rows, ints, ints, rows)
     yield Specimen("speculation/advance_spans", advance_spans.advance_spans_kernel, arguments, advance_spans.THREADS, blocks=8)
+    column, seed = array(FLOAT32, 1), array(UINT32, 2)
+    arguments = (floats, column, ints, column, floats)
+    yield Specimen("speculation/distribution", distribution.distribution_kernel, arguments, distribution.THREADS, blocks=1)
+    arguments = (floats, array(FLOAT32, 3), ints, ints, ints, ints, seed, ints, ints)
+    yield Specimen("speculation/reject", rejection.reject_kernel, arguments, rejection.THREADS, blocks=5)
     arguments = (ints, ints, rows, rows, ints, INT32, INT32)
     yield Specimen("speculation/prompt_lookup", prompt_lookup.prompt_lookup_kernel, arguments, prompt_lookup.THREADS, blocks=6)
