@@ -141,7 +141,7 @@ def test_a_text_has_the_models_distribution(vocab):
     random = np.random.default_rng(vocab)
     model, draft = random.normal(0, 1.5, (2, vocab, vocab)).astype(np.float32)
     draft = (model + draft) / 2
-    drafts, lanes, rounds = 3, 400, 40
+    drafts, lanes, rounds = 3, 200, 20
     sampling = tensors([dict(temperature=1.0, seed=lane) for lane in range(lanes)], vocab, step=0)
     every, slots = np.arange(lanes, dtype=np.int32), np.repeat(np.arange(lanes, dtype=np.int32), drafts + 1)
     newest, pairs = np.zeros(lanes, np.int32), np.zeros((vocab, vocab))
