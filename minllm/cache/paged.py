@@ -103,6 +103,11 @@ class PagedPolicy(CachePolicy):
             self._fill(holding.blocks[index], min(self.block_size, end - index * self.block_size))
         return changed
 
+    def room(self, sequence: Hashable) -> int:
+        """See CachePolicy. A shared block may not be written."""
+        holding = self._holding(sequence)
+        return len(holding.token_ids) if self._writes_shared_block(holding) else len(holding.blocks) * self.block_size
+
     def trim(self, sequence: Hashable, num_tokens: int) -> None:
         """See CachePolicy. Whole blocks are given back, the last one first."""
         holding = self._holding(sequence)

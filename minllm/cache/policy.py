@@ -96,6 +96,10 @@ class CachePolicy(ABC):
         """Record further tokens of the sequence, after `make_room` for them; returns and raises the same."""
 
     @abstractmethod
+    def room(self, sequence: Hashable) -> int:
+        """The number of tokens of a sequence that may be written now. CacheError for an unknown sequence."""
+
+    @abstractmethod
     def trim(self, sequence: Hashable, num_tokens: int) -> None:
         """Give back the room of a sequence beyond `num_tokens` tokens, and beyond its known ones. CacheError for an unknown sequence."""
 

@@ -91,8 +91,9 @@ class EngineOptions:
     """Host memory for swapped sequences; it is locked at the start, and only if preemption may swap."""
 
     speculative_config: dict[str, Any] | None = None
-    """Guess tokens and verify several per step: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3} and more
-    (engine/speculative_config.py); None decodes one at a time. Greedy text stays the same."""
+    """Guess tokens and verify several per step: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}, or with a draft
+    model {"model": path, "num_speculative_tokens": 4} (engine/speculative_config.py); None decodes one at a time. Greedy text stays the
+    same, and the distribution of sampled text."""
 
     length_prediction: str = "none"
     """How much of the KV cache is kept for the answers of running sequences: "none", "limit" (all of max_tokens, so nobody is preempted) or
@@ -177,6 +178,9 @@ class EngineOptions:
         name, drafts = "num_speculative_tokens", self.speculative_config.num_speculative_tokens
         window, meaning = self.kv_cache_residual_window, "None with a residual window, whose newest tokens rejected drafts would overwrite"
         _check(not window, "speculative_config", self.speculative_config, meaning)
+        has_blocks = self.speculative_config.method != "draft_model" or self.kv_cache_policy != "virtual"
+        shared = "of a method without a model with the virtual policy: a draft model shares the block tables of a paged or contiguous cache"
+        _check(has_blocks, "speculative_config", self.speculative_config, shared)
         for limit in ("max_num_batched_tokens", "max_model_len"):
             most = getattr(self, limit)
             _check(most is None or drafts <= most - 2, name, drafts, f"at most {limit} - 2, here {most} - 2")

@@ -1,17 +1,20 @@
 """The option speculative_config: where drafts come from, and how many are verified at a time. Names and defaults are vLLM's.
 
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}     what followed the newest tokens before
+    {"model": "path/of/a/small/model", "num_speculative_tokens": 4}              what a smaller model of the same vocabulary says
 """
 
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from minllm.errors import InvalidOptionError
 
-METHODS = ("ngram",)
+METHODS = ("ngram", "draft_model")
+SAMPLE_METHODS = ("probabilistic", "greedy")
 LONGEST_NGRAM = 5  # tokens, if the option names neither limit
 MOST_DRAFTS = 64
 
@@ -20,25 +23,45 @@ MOST_DRAFTS = 64
 class SpeculativeConfig:
     """Checked when made: InvalidOptionError names the first wrong value.
 
-    method: "ngram" drafts what followed the last time that the newest tokens stood together in the prompt or the output.
+    method: "ngram" drafts what followed the last time that the newest tokens stood together in the prompt or the output; "draft_model" asks
+        a smaller model. None is "draft_model" if a model is given, else "ngram".
     num_speculative_tokens: the most drafts that a step verifies of each sequence.
+    model: the draft model, a directory or a GGUF file, of the same tokenizer; None is the draft of the bundled model.
+    draft_sample_method: how a draft model chooses: "probabilistic" draws by the request's parameters, which is accepted most often;
+    "greedy"
+        takes the likeliest token, and text is that of decoding without drafts, seed for seed.
     prompt_lookup_max, prompt_lookup_min: the most and the fewest newest tokens that have to match; both 5 if neither is given, and each
         other's value if one is.
     """
 
     num_speculative_tokens: int
-    method: str = "ngram"
+    method: str | None = None
+    model: str | Path | None = None
+    draft_sample_method: str = "probabilistic"
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.method, str) and self.method in METHODS):
-            _refuse("method", self.method, f"one of {', '.join(METHODS)}")
+        if self.method is None:
+            object.__setattr__(self, "method", "ngram" if self.model is None else "draft_model")
+        for name, names in (("method", METHODS), ("draft_sample_method", SAMPLE_METHODS)):
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value in names):
+                _refuse(name, value, f"one of {', '.join(names)}")
+        if not (self.model is None or isinstance(self.model, Path) or (isinstance(self.model, str) and self.model)):
+            _refuse("model", self.model, "the path of a model directory or of a GGUF file")
+        if self.model is not None and self.method != "draft_model":
+            _refuse("model", self.model, f'None with method="{self.method}", which needs no model')
         _check_integer("num_speculative_tokens", self.num_speculative_tokens, f"an integer from 1 to {MOST_DRAFTS}", most=MOST_DRAFTS)
         longest, shortest = self.prompt_lookup_max, self.prompt_lookup_min
         for name, value in (("prompt_lookup_max", longest), ("prompt_lookup_min", shortest)):
             if value is not None:
                 _check_integer(name, value, "an integer of at least 1")
+        if self.method != "ngram":
+            for name, value in (("prompt_lookup_max", longest), ("prompt_lookup_min", shortest)):
+                if value is not None:
+                    _refuse(name, value, f'None with method="{self.method}", which looks up nothing')
+            return
         longest, shortest = longest or shortest or LONGEST_NGRAM, shortest or longest or LONGEST_NGRAM
         if shortest > longest:
             _refuse("prompt_lookup_min", shortest, f"at most prompt_lookup_max={longest}")

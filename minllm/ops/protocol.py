@@ -65,6 +65,7 @@ class Batch:
     max_context_len: int  # an upper bound of context_lens
     recent: RecentTokens | None = None  # for caches with a residual window
     num_decodes: int = 0  # the first sequences have one new token each; attention may compute them apart from the others
+    room: Array | None = None  # [runs] tokens of each sampled sequence for which there are blocks; only if the engine speculates
     num_verifications: int = 0  # the rows of the first sequences, newest tokens and drafts, are made from their slots (Ops.load_spans)
 
     @property
@@ -320,10 +321,13 @@ class Ops(Protocol):
 
     # Speculation (kernels/speculation). Neighbouring rows of one slot are a run: the newest token and drafts after it.
 
-    def load_spans(self, slots: Array, state: SlotState, drafts: DraftState, batch: Batch, block_size: int) -> None:
+    def load_spans(
+        self, slots: Array, state: SlotState, drafts: DraftState, batch: Batch, block_size: int, ahead: int = 0, room: Array | None = None
+    ) -> None:  # fmt: skip
         """Writes the arrays of a batch of verifications, one run per sequence: the newest token of each slot, then its drafts.
 
-        Overwrites token_ids, positions, slot_mapping, context_lens, and block_tables as far as the contexts reach.
+        Overwrites token_ids, positions, slot_mapping, context_lens, and block_tables as far as the contexts reach. ahead: tokens of each
+        run to leave out; room: int32 [B], tokens of each sequence for which there are blocks, behind which no keys are written.
         """
         ...
 
@@ -339,6 +343,30 @@ class Ops(Protocol):
     def accept(self, chosen: Array, computed: Array, slots: Array) -> Array:
         """The number of new tokens of each run, in its first row, 0 in others: int32 [R]. chosen int32 [R]: what `sample` chose; computed
         int32 [T]: the token that each row computed."""
+        ...
+
+    def distribution(self, logits: Array, sampling: SamplingTensors, slots: Array) -> Array:
+        """The log-probabilities that `sample` draws each row from, float32 [R, vocab]: a single 0 for greedy rows."""
+        ...
+
+    def reject(
+        self, p: Array, chosen: Array, computed: Array, slots: Array, sampling: SamplingTensors, drafts: DraftState
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """(the new tokens of each run in its first rows, their number in its first row and 0 in others), int32 [R] both, for drafts that
+        were drawn from drafts.log_q. p: `distribution` of the rows. chosen: draws from it."""
+        ...
+
+    def run_slots(self, slots: Array, count: int) -> Array:
+        """The slot of each of the `count` runs of these rows, int32 [count]; a row of padding is a run of slot -1."""
+        ...
+
+    def store_drafts(self, tokens: Array, slots: Array, index: int, drafts: DraftState, log_q: Array | None = None) -> None:
+        """Stores draft number `index` of each slot, tokens int32 [B], and the distributions that they were drawn from."""
+        ...
+
+    def room_for_drafts(self, slots: Array, state: SlotState, room: Array, drafts: DraftState) -> Array:
+        """The number of drafts of each run that a draft model has room for, in its first row, 0 in others: int32 [R]. room: int32
+        [runs]."""
         ...
 
     def advance_spans(self, tokens: Array, counts: Array, slots: Array, state: SlotState, drafts: DraftState) -> None:

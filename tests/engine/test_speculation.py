@@ -35,14 +35,19 @@ def ngrams(drafts=4, longest=3):
 class Hints:
     """A DraftSource that knows texts: it drafts how one of them goes on, with mistakes at given places."""
 
-    def __init__(self, state, texts, mistakes=7):
-        self.state, self.texts, self.mistakes = state, texts, mistakes
+    reads_history, draws = True, False
 
-    def propose(self, slots, batch, drafts):
+    def __init__(self, texts, mistakes=7):
+        self.texts, self.mistakes = texts, mistakes
+
+    def copy_blocks(self, copies):
+        pass
+
+    def propose(self, slots, batch, state, drafts, kind):
         counts = np.zeros(len(slots), np.int32)
         for first, _ in runs_of(slots):
             slot = slots[first]
-            length = int(self.state.lengths[slot])
+            length = int(state.lengths[slot])
             known = drafts.token_history[slot, :length].tolist()
             rest = next((text[length:] for text in self.texts if text[:length] == known), [])[: drafts.drafts.shape[1]]
             drafts.drafts[slot] = 0
@@ -79,8 +84,7 @@ def check(plain, **options):
         for _ in range(2):
             assert everything(llm.generate(PROMPTS, GREEDY)) == everything(greedy)
             assert everything(llm.generate(PROMPTS, SAMPLED)) == everything(sampled)
-            speculator = llm.engine.runner.speculator
-            speculator.source = Hints(llm.engine.runner.slots.state, texts_of(greedy + sampled))
+            llm.engine.runner.speculator.source = Hints(texts_of(greedy + sampled))
         llm.engine.cache_policy.check()
         assert llm.engine.cache_policy.usage().allocated == 0
         return llm.llm_engine.stats()
@@ -137,7 +141,7 @@ def test_drafts_that_are_right_save_steps(plain):
     greedy, _ = plain
     params = replace(GREEDY[3], logprobs=None)
     with LLM(model_directory("llama3"), speculative_config=ngrams(4), **SMALL) as llm:
-        llm.engine.runner.speculator.source = Hints(llm.engine.runner.slots.state, texts_of(greedy), mistakes=10**6)
+        llm.engine.runner.speculator.source = Hints(texts_of(greedy), mistakes=10**6)
         assert tokens_of(llm.generate(PROMPTS[3], params)) == [greedy[3].outputs[0].token_ids]
         stats = llm.llm_engine.stats()
     assert stats.num_steps == 1 + 4, "the first token, and 19 tokens of which each step yields 5"
@@ -155,7 +159,7 @@ def test_prefix_caching_counts_accepted_tokens_only():
     wrong = right[:15] + [(t + 1) % 100 for t in right[15:]]
     options = dict(speculative_config=ngrams(8), enable_prefix_caching=True, **SMALL)
     with LLM(model_directory("llama3"), **options) as llm:
-        llm.engine.runner.speculator.source = Hints(llm.engine.runner.slots.state, [wrong], mistakes=10**6)
+        llm.engine.runner.speculator.source = Hints([wrong], mistakes=10**6)
         assert texts_of(llm.generate([first], params))[0] == right
         assert llm.llm_engine.stats().spec_decode_num_draft_tokens > 0
         assert llm.generate([wrong], params)[0].num_cached_tokens == 0
@@ -179,7 +183,7 @@ def test_requests_that_exclude_drafts_run_beside(plain):
     for config in (None, ngrams()):
         with LLM(model_directory("llama3"), speculative_config=config, **SMALL) as llm:
             if config:
-                llm.engine.runner.speculator.source = Hints(llm.engine.runner.slots.state, found[0][2], mistakes=10**6)
+                llm.engine.runner.speculator.source = Hints(found[0][2], mistakes=10**6)
             outputs = llm.generate([PROMPTS[1]] * len(params), params)
             completions = [output.outputs[0] for output in outputs]
             [beams] = llm.beam_search([PROMPTS[2]], BeamSearchParams(3, max_tokens=6, ignore_eos=True))
@@ -220,7 +224,7 @@ def test_the_bundled_model_accepts_ngrams():
         ({"num_speculative_token": 3}, {}, "speculative_config has no 'num_speculative_token': did you mean num_speculative_tokens?"),
         (ngrams(0), {}, "num_speculative_tokens=0 is not allowed: num_speculative_tokens is an integer from 1 to 64"),
         (ngrams(True), {}, "num_speculative_tokens=True is not allowed"),
-        (ngrams() | {"method": "medusa"}, {}, "method='medusa' is not allowed: method is one of ngram"),
+        (ngrams() | {"method": "medusa"}, {}, "method='medusa' is not allowed: method is one of ngram, draft_model"),
         (ngrams() | {"prompt_lookup_min": 4}, {}, "prompt_lookup_min=4 is not allowed: prompt_lookup_min is at most prompt_lookup_max=3"),
         (ngrams() | {"prompt_lookup_max": 0}, {}, "prompt_lookup_max=0 is not allowed"),
         (ngrams(7), {"max_num_batched_tokens": 8}, "num_speculative_tokens=7 is .* at most max_num_batched_tokens - 2, here 8 - 2"),

@@ -101,6 +101,11 @@ class VirtualPolicy(CachePolicy):
             occupied.token_ids.extend(token_ids)
         return False
 
+    def room(self, sequence: Hashable) -> int:
+        """See CachePolicy."""
+        with self._lock:
+            return self._occupied(sequence).room
+
     def trim(self, sequence: Hashable, num_tokens: int) -> None:
         """See CachePolicy. The claim shrinks; pages stay mapped until others need them."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
 from minllm.ops.protocol import Batch
@@ -10,9 +11,14 @@ from minllm.ops.protocol import Batch
 class NgramDrafts:
     """A DraftSource. longest, shortest: the number of newest tokens that have to match."""
 
-    def __init__(self, ops: Any, state: SlotState, longest: int, shortest: int):
-        self.ops, self.state, self.longest, self.shortest = ops, state, longest, shortest
+    reads_history, draws = True, False
 
-    def propose(self, slots: Any, batch: Batch, drafts: DraftState) -> Any:
+    def __init__(self, ops: Any, longest: int, shortest: int):
+        self.ops, self.longest, self.shortest = ops, longest, shortest
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """See DraftSource."""
-        return self.ops.prompt_lookup(slots, self.state, drafts, self.longest, self.shortest)
+
+    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind) -> Any:
+        """See DraftSource."""
+        return self.ops.prompt_lookup(slots, state, drafts, self.longest, self.shortest)

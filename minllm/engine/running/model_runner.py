@@ -56,7 +56,7 @@ class ModelRunner:
         self.speculator = None if speculator is None else speculator(self.slots)
         self._pinned = PinnedMemory(self.machine)
         self.uploads = Uploads(ops, self.machine, self._pinned)
-        self._window = cache.shape.residual_window
+        self._window, self._max_model_len = cache.shape.residual_window, max_model_len
         self.graphs = None
         if uses_graphs:
             self.graphs = StepGraphs(
@@ -73,6 +73,8 @@ class ModelRunner:
         """Launch a step; the results of its forwards are in the order of `step.sampled`."""
         if step.copies:
             self.cache.copy_blocks(self.ops, step.copies)
+            if self.speculator is not None:
+                self.speculator.copy_blocks(step.copies)
         if step.forks and self._window:
             self.cache.copy_rings(self.ops, step.forks)
         changes = self.slots.changes(step)
@@ -130,7 +132,7 @@ class ModelRunner:
         if not (self.graphs is None or processed or scored or (self._window and num_decodes < len(spans))):
             key = self._graph_key(spans, num_decodes, len(sampled), kind)
         if key is None:
-            batch, slots = self._sent(*self._batch(spans, slots, scored))
+            batch, slots = self._sent(*self._batch(spans, slots, scored), sampled)
             results = self.compute(slots, batch, kind, processed)
         elif key.prompts:
             batch, _ = self._batch(spans, slots, scored)
@@ -167,9 +169,11 @@ class ModelRunner:
             )  # fmt: skip
         return batch, slots
 
-    def _sent(self, batch: Batch, slots: list[int]) -> tuple[Batch, Any]:
+    def _sent(self, batch: Batch, slots: list[int], sampled: list[Sequence]) -> tuple[Batch, Any]:
         """A batch and its slots on the device."""
         arrays = {name: getattr(batch, name) for name in BATCH_ARRAYS} | {"slots": np.array(slots, np.int32)}
+        if self.speculator is not None:
+            arrays["room"] = np.array([min(self.policy.room(one), self._max_model_len) for one in sampled] or [0], np.int32)
         recent = {} if batch.recent is None else batch.recent.arrays()
         sent = self.uploads.send(arrays | {f"recent {name}": array for name, array in recent.items()})
         slots = sent.pop("slots")

@@ -9,6 +9,7 @@ preempted, so it always makes progress, and everybody is the oldest some day. A 
 their tokens are counted (`num_in_flight`) before they are known.
 """
 
+import contextlib
 import heapq
 import time
 
@@ -176,15 +177,16 @@ class Scheduler(Queues):
 
     def _make_room_for_drafts(self, sequence: Sequence, budget: int, step: Step) -> int:
         """Make room for the next token of a running sequence and for drafts after it; returns their number, 0 if there is no room."""
-        num_drafts = 0 if self.speculation is None else min(self.speculation.num_drafts(sequence), budget)
-        if num_drafts < 1:
+        if self.speculation is None:
             return 0
-        try:
-            if self.memory.make_room_to_decode(sequence, 1 + num_drafts):
-                step.grown.append((sequence, sequence.num_computed_tokens))
-        except OutOfMemoryError:
-            return 0
-        return num_drafts
+        num_drafts = max(0, min(self.speculation.num_drafts(sequence), budget))
+        for num_tokens in dict.fromkeys((self.speculation.num_tokens(sequence, num_drafts), 1 + num_drafts)):
+            if num_tokens > 1:
+                with contextlib.suppress(OutOfMemoryError):
+                    if self.memory.make_room_to_decode(sequence, num_tokens):
+                        step.grown.append((sequence, sequence.num_computed_tokens))
+                    return num_drafts
+        return 0
 
     def _make_room(self, sequence: Sequence, step: Step) -> bool:
         """Make room for the next token of a running sequence; False if it was itself preempted, or ended for want of room."""

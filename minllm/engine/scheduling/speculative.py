@@ -35,20 +35,33 @@ class SpeculationCounts:
 
 
 class Speculation:
-    """Decides how many drafts are verified. num_speculative_tokens: the most of each sequence."""
+    """Decides how many drafts are verified. num_speculative_tokens: the most of each sequence.
 
-    def __init__(self, num_speculative_tokens: int):
-        self.num_speculative_tokens = num_speculative_tokens
+    needs_room: whether drafting writes keys and values for the tokens that it drafts, behind those that a step verifies.
+    """
+
+    def __init__(self, num_speculative_tokens: int, needs_room: bool = False):
+        self.num_speculative_tokens, self.needs_room = num_speculative_tokens, needs_room
         self.counts = SpeculationCounts()
+
+    def num_tokens(self, sequence: Sequence, num_drafts: int) -> int:
+        """How many tokens of a sequence should have room in the next step, which verifies this number of drafts and makes new ones."""
+        if not self.needs_room or self._excludes(sequence):
+            return 1 + num_drafts
+        return min(1 + num_drafts + self.num_speculative_tokens, sequence.num_reserved_tokens - sequence.num_computed_tokens)
 
     def num_drafts(self, sequence: Sequence) -> int:
         """How many drafts of a sequence the next step should verify."""
-        if sequence.logits_processors or sequence.search is not None:
-            return 0  # the host decides between two tokens
+        if self._excludes(sequence):
+            return 0
         # A step that is not read yet leaves drafts in the slot; how many, only the device knows.
         found = self.num_speculative_tokens if sequence.num_in_flight else sequence.num_drafts
         needed = sequence.num_reserved_tokens - sequence.num_computed_tokens - 2  # the last token is never computed
         return max(0, min(found, self.num_speculative_tokens, needed))
+
+    def _excludes(self, sequence: Sequence) -> bool:
+        """Whether the host decides between two tokens of a sequence."""
+        return bool(sequence.logits_processors) or sequence.search is not None
 
     def take(self, spans: list[Span], verified: Verified, memory: KVCacheManager) -> None:
         """Learn how many tokens a step's sequences got, and give back the room of rejected drafts."""

@@ -2,6 +2,7 @@
 
     run_slots      out[i] ← the slot of run i, counted over the rows of a step; padding counts as a run of slot -1
     store_drafts   drafts[s, index] ← the token that slot s drew,   log_q[s, index] ← the distribution that it was drawn from, if it is kept
+    room           the number of drafts of each run whose predecessor has room for its key: those after it are worth nothing
 
 A few bytes per run, and 8 per token of the vocabulary with distributions. One thread per row; one per token of the vocabulary and run.
 """
@@ -32,16 +33,50 @@ def store_drafts_reference(tokens: np.ndarray, slots: np.ndarray, index: int, dr
         drafts.log_q[slots[used], index] = log_q[used]
 
 
+def room_for_drafts_reference(slots: np.ndarray, lengths: np.ndarray, room: np.ndarray, num_drafts: int) -> np.ndarray:
+    """The number of drafts that a draft model could make for each run, in its first row, 0 in others: int32 [R].
+
+    slots int32 [R]; lengths int32 [S]: tokens of each slot; room int32 [runs]: tokens of each run's sequence for which there are blocks.
+    """
+    counts = np.zeros(len(slots), np.int32)
+    firsts = [row for row in range(len(slots)) if row == 0 or slots[row] < 0 or slots[row - 1] != slots[row]]
+    for row, tokens in zip(firsts, room, strict=True):
+        if slots[row] >= 0:
+            counts[row] = min(max(tokens - (lengths[slots[row]] - 1), 0), num_drafts)
+    return counts
+
+
+@cuda.jit(device=True)
+def run_number(slots, row):
+    """The number of runs, padding counted, before the one that begins at this row."""
+    number = int32(0)
+    for before in range(row):
+        if slots[before] < 0 or begins_run(slots, before):
+            number += int32(1)
+    return number
+
+
+@kernel(dependent_launch=True)
+def room_for_drafts_kernel(slots, lengths, room, num_drafts, counts):
+    """slots, counts int32 [R]; lengths int32 [S]; room int32 [runs]."""
+    wait_for_predecessors()
+    row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    if row < slots.shape[0]:
+        count = int32(0)
+        if begins_run(slots, row):
+            number = run_number(slots, row)
+            if number < room.shape[0]:
+                count = min(max(room[number] - (lengths[slots[row]] - 1), int32(0)), int32(num_drafts))
+        counts[row] = count
+
+
 @kernel(dependent_launch=True)
 def run_slots_kernel(slots, out):
     """slots int32 [R]; out int32 [runs]."""
     wait_for_predecessors()
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     if row < slots.shape[0] and (slots[row] < 0 or begins_run(slots, row)):
-        number = int32(0)
-        for before in range(row):
-            if slots[before] < 0 or begins_run(slots, before):
-                number += int32(1)
+        number = run_number(slots, row)
         if number < out.shape[0]:
             out[number] = slots[row]
 
@@ -70,6 +105,14 @@ def run_slots(slots, out, stream=None) -> None:
     check_array("slots", slots, INDEX_DTYPES, rows=None)
     check_array("out", out, INDEX_DTYPES, runs=None)
     launch(run_slots_kernel, ceil_div(slots.shape[0], THREADS), THREADS, (slots, out), stream)
+
+
+def room_for_drafts(slots, lengths, room, num_drafts: int, counts, stream=None) -> None:
+    """Write what `room_for_drafts_reference` returns to counts int32 [R]; all NumPy or all on one device."""
+    for name, array in (("lengths", lengths), ("room", room)):
+        check_array(name, array, INDEX_DTYPES, entries=None)
+    check_array("counts", counts, INDEX_DTYPES, rows=slots.shape[0])
+    launch(room_for_drafts_kernel, ceil_div(slots.shape[0], THREADS), THREADS, (slots, lengths, room, int(num_drafts), counts), stream)
 
 
 def store_drafts(tokens, slots, index: int, drafts: DraftState, log_q=None, stream=None) -> None:

@@ -3,7 +3,8 @@
 Sequence b has the rows query_start[b] to query_start[b + 1], a run of slot s. If the slot holds n tokens, of which the newest has no key
 and value yet, the row at offset j of the run gets
 
-    token_ids ← newest_tokens[s] for j = 0, drafts[s, j - 1] for others,   positions ← n - 1 + j,   slot_mapping ← the cache slot of n - 1 + j
+    token_ids ← newest_tokens[s] for j = 0, drafts[s, j - 1] for others
+    positions ← n - 1 + j,   slot_mapping ← the cache slot of n - 1 + j
 
 and the sequence context_lens ← n - 1 + rows, block_tables ← block_tables of s as far as that reaches. load_rows.py does the same for runs
 of one row. A draft model, which drafts token by token, loads runs that begin at offset `ahead`; where it has no room, it writes no keys

@@ -15,6 +15,8 @@ def specimens():
     arguments = (ints, rows, flags, rows, floats, flags, rows, floats, INT32)
     yield Specimen("speculation/row_vocabulary", row_sampling.row_vocabulary_kernel, arguments, row_sampling.THREADS, blocks=6)
     yield Specimen("speculation/run_slots", draft_rows.run_slots_kernel, (ints, ints), draft_rows.THREADS, blocks=8)
+    arguments = (ints, ints, ints, INT32, ints)
+    yield Specimen("speculation/room_for_drafts", draft_rows.room_for_drafts_kernel, arguments, draft_rows.THREADS, blocks=8)
     yield Specimen("speculation/store_drafts", draft_rows.store_drafts_kernel, (ints, ints, INT32, rows), draft_rows.THREADS, blocks=8)
     arguments = (floats, ints, INT32, array(FLOAT32, 3))
     yield Specimen("speculation/store_log_q", draft_rows.store_log_q_kernel, arguments, draft_rows.THREADS, blocks=8)

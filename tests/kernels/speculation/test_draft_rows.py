@@ -28,7 +28,8 @@ def test_rows_ahead_within_their_room(ahead, device):
     room = state.lengths[slots] + np.int32([4, 0, ahead, 1, 0])
     batch, found = batch_of([1] * count, more=0), batch_of([1] * count, array=device.array, more=0)
     load_spans_reference(slots, state, drafts, batch, BLOCK_SIZE, ahead, room)
-    load_spans(device.array(slots), to_device(state, device), drafts_to_device(drafts, device), found, BLOCK_SIZE, ahead, device.array(room))
+    states = to_device(state, device), drafts_to_device(drafts, device)
+    load_spans(device.array(slots), *states, found, BLOCK_SIZE, ahead, device.array(room))
     for name, array in vars(batch).items():
         np.testing.assert_array_equal(device.host(getattr(found, name)), array, err_msg=name)
     for row, slot in enumerate(slots):
