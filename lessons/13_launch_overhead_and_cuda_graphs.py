@@ -509,8 +509,8 @@ guess_of_graphs.against(graphs=captures, steps=len(machine.diary) - captures)
 
 # %% [markdown]
 # One graph for the prompts, which all fit in one step, and one each for 4, 2 and 1 rows. The text is that of the runner
-# without graphs. Before a step is recorded it is launched once kernel by kernel, on padding alone, because a recording
-# must not compile or allocate. `LLM()` records its graphs while it warms up.
+# without graphs. A recording does not wait for a compiler: if a kernel is not loaded yet, the step is first launched
+# kernel by kernel, on padding alone. `LLM()` records its graphs while it warms up.
 #
 # What happens if one forgets the rule? A recording holds arrays, not the names that a program has for them. Here three
 # launches are recorded and replayed; then the program makes a new array under the old name, instead of writing into the

@@ -34,6 +34,10 @@ class DeviceError(MinLLMError):
     """The GPU or its driver failed, or there is none."""
 
 
+class CaptureError(MinLLMError):
+    """A CUDA graph cannot be captured yet, because what it launches must be loaded or made before: call the function once."""
+
+
 class VirtualMemoryError(DeviceError):
     """Pages were mapped or unmapped wrongly: twice, without being mapped, or outside the reserved addresses."""
 

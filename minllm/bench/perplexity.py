@@ -46,6 +46,8 @@ def rows(llm: LLM, model: str, text: str, window: int = WINDOW, stride: int = ST
     perplexity = llm.perplexity(tokens, window, stride)
     bits_a_byte = math.log2(perplexity) * (len(tokens) - 1) / len(text.encode())
     case, dtype = f"{model}, held-out text, window {window}, stride {stride}", str(llm.engine.ops.dtype)
+    if llm.options.quantization is not None:
+        dtype = f"{dtype}, weights in {llm.options.quantization}"
     return [
         Row("perplexity", case, dtype, round(perplexity, 4), "a token"),
         Row("bits a byte", case, dtype, round(bits_a_byte, 4), "bits/byte"),

@@ -52,7 +52,7 @@ def plan(
         typer.Argument(metavar="[CONFIG]", help="config.json, meta.json, directory, GGUF file or known shape; without, what was measured."),
     ] = None,
     gpu: Annotated[str, typer.Option(metavar="NAME", help="h100, a100, rtx-4090... or the driver's name.")] = "h100",
-    dtype: Annotated[str | None, typer.Option(help="Type of the weights: bf16, fp16, fp32, fp8, int8, int4.", show_default=False)] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4, nf4.", show_default=False)] = None,
     context: Annotated[int | None, typer.Option(min=1, help="Tokens of a sequence; default 4096 or less.", show_default=False)] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,

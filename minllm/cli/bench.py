@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from minllm.cli.bench_serve import bench_serve
-from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, VariantOption, variants
+from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, QuantizationOption, VariantOption, variants
 from minllm.cli.terminal import user_errors
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
@@ -97,13 +97,14 @@ def bench_perplexity(
     ] = "bundled",
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.BFLOAT16,
+    quantization: QuantizationOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """How well a model predicts the Python source that comes with minllm and that its models have never seen."""
     with user_errors():
         from minllm.bench import perplexity as benchmark
 
-        benchmark.run(model, dict(device=device.value, dtype=dtype.value), json_file)
+        benchmark.run(model, dict(device=device.value, dtype=dtype.value, quantization=quantization), json_file)
 
 
 @bench_app.command("accuracy")

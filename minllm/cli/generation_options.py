@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, ModelOption, VariantOption, variants
+from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, ModelOption, QuantizationOption, VariantOption, variants
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidOptionError
 
@@ -55,6 +55,7 @@ ENGINE_OPTIONS = (
     option("model", ModelOption),
     option("device", DeviceOption, DeviceName.AUTO),
     option("dtype", DtypeOption, DtypeName.AUTO),
+    option("quantization", QuantizationOption),
     engine_option("max_model_len", int | None, "Most tokens of prompt and output together; default what model and memory allow."),
     engine_option("kv_cache_dtype", str, KV_CACHE_DTYPE_HELP, "FORMAT", default="auto"),
     option("kv_window", Annotated[int | None, typer.Option("--kv-window", help=KV_WINDOW_HELP, show_default=False)]),

@@ -42,6 +42,10 @@ DtypeOption = Annotated[
         help="Type of weights and activations: float32 (or float, fp32), float16 (half, fp16), bfloat16 (bf16), or the checkpoint's own.",
     ),
 ]
+QuantizationOption = Annotated[
+    str | None,
+    typer.Option(metavar="FORMAT", help="Quantise the layers' weights while loading: int8, fp8, int4, nf4, ...", show_default=False),
+]
 VariantOption = Annotated[
     list[str] | None,
     typer.Option(

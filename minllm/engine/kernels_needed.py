@@ -21,7 +21,7 @@ from minllm.engine.calibration import cached_numbers, is_calibrated
 from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, to_backend
 from minllm.engine.running.machine import Done, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
-from minllm.engine.running.step_graphs import PROMPTS, GraphKey
+from minllm.engine.running.step_graphs import GraphKey
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config import ModelConfig
 from minllm.models.layout import Layout, layout_of
@@ -93,8 +93,9 @@ class DryRunMachine(HostMachine):
         """Nothing to do: arrays have no contents."""
         return Done()
 
-    def capture(self, function: Callable) -> None:
-        """No graph. A step is launched kernel by kernel before it is captured, so its launches are known."""
+    def capture(self, function: Callable) -> Any:
+        """No graph, but the launches."""
+        return function()
 
 
 def row_counts(most: int) -> list[int]:
@@ -130,8 +131,8 @@ def run_decodes(runner: ModelRunner, shape: EngineShape) -> None:
     rows = (graphs.decode_sizes[0], graphs.decode_sizes[-1])
     keys = graphs.keys(kinds[:1]) + [GraphKey(n, n, 0, *one) for n in rows for one in itertools.product(graphs.widths, kinds)]
     if not shape.cache.residual_window:  # the head multiplies the rows of all sequences
-        tokens, together = graphs.token_sizes[-1], itertools.product(graphs.mixed_sizes, PROMPTS)
-        keys += [GraphKey(tokens, *numbers, graphs.widths[-1], kinds[-1]) for numbers in together]
+        sizes, most = [(0, 1), *((decodes, graphs.most_prompts) for decodes in graphs.mixed_sizes)], graphs.token_sizes[-1]
+        keys += [GraphKey(most, *numbers, graphs.widths[-1], kinds[-1]) for numbers in sizes]
     for key in dict.fromkeys(keys):
         graphs.capture(key, runner.uploads)
 

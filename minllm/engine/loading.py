@@ -168,7 +168,21 @@ def _weight_format(device: str, options: EngineOptions) -> WeightFormat | None:
     weight_format = None if options.quantization is None else WEIGHT_FORMATS[options.quantization]
     if weight_format is not None and device != "cpu" and weight_format.kernels is None:
         raise InvalidOptionError(f'quantization={options.quantization!r} has no kernels for a GPU: take device="cpu".')
+    if weight_format is not None and device != "cpu":
+        _check_capability(weight_format)
     return weight_format
+
+
+def _check_capability(weight_format: WeightFormat) -> None:
+    """Raises InvalidOptionError if the GPU lacks the format's instructions."""
+    from minllm.runtime.device import current_device
+
+    found, since = current_device().compute_capability, weight_format.since
+    if since is not None and found < since:
+        raise InvalidOptionError(
+            f"quantization={weight_format.name!r} needs a GPU of compute capability {since[0]}.{since[1]} or more, and this one has "
+            f"{found[0]}.{found[1]}: take quantization='int8', or device='cpu'."
+        )
 
 
 def _check_no_memory_mode(options: EngineOptions) -> None:

@@ -16,6 +16,7 @@ from minllm.machine.host import available_host_bytes
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.weights.format import WeightFormat
+from minllm.weights.formats import WEIGHT_FORMATS
 
 MAX_HOST_BYTES = 4 * 2**30  # the largest cache in the host's memory, unless kv_cache_memory_bytes is given
 HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by float32 weights, whatever dtype they were rounded to
@@ -24,7 +25,7 @@ HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by float32 weights, whate
 def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format: WeightFormat | None = None) -> None:
     """Raises OutOfMemoryError if the weights alone exceed the free memory, before any of them is loaded.
 
-    weight_format: the format of the layers' matrices; None is plain.
+    weight_format: the format of the layers' matrices; None is plain. Raises InvalidOptionError if a matrix does not fit it.
     """
     itemsize, free = HOST_WEIGHT.itemsize, 0
     if device == "cpu":
@@ -32,7 +33,9 @@ def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format:
     else:
         itemsize, (free, _) = ops.dtype.itemsize, ops.device_memory()
         owner, advice = "the GPU's memory", "end other programs on the GPU"
-    needed = layout_of(config, weight_format=weight_format).weight_bytes(itemsize)
+    layout = layout_of(config, weight_format=weight_format)
+    layout.check_format()
+    needed = layout.weight_bytes(itemsize)
     if needed > free:
         each = f"{itemsize} for each of {needed // itemsize:,} numbers" if weight_format is None else f"most of it as {weight_format.name}"
         raise OutOfMemoryError(
@@ -64,6 +67,9 @@ def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOpti
         return CacheBudget(half, "end other programs, because on a CPU the KV cache takes half of the memory that is free")
     sizes = config.hidden_size, widest_activation(config), config.vocab_size, ops.dtype.itemsize
     reserved = activation_bytes(options.max_num_batched_tokens, options.max_num_logits, *sizes)
+    if options.quantization is not None:
+        weight_format, rows = WEIGHT_FORMATS[options.quantization], max(options.max_num_batched_tokens, options.max_num_seqs)
+        reserved += max(weight_format.workspace_bytes(rows, *matrix, ops.dtype.itemsize) for matrix in layout_of(config).matrices())
     free, total = ops.device_memory()
     return CacheBudget(
         int(total * options.gpu_memory_utilization) - (total - free) - reserved,

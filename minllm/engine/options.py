@@ -62,7 +62,9 @@ class EngineOptions:
     the type that the checkpoint has; float16 for a bfloat16 checkpoint on a GPU without bfloat16 (before compute capability 8.0)."""
 
     quantization: str | None = None
-    """Only None in this version: weights are used as they are."""
+    """Format to which the layers' matrices are quantised while a 16-bit checkpoint is loaded, by rounding to the nearest code: "int8" and
+    "fp8" (activations too, token by token), "int4" in groups of 32 ("int4_g64", "int4_g128" in larger ones, each also with "_zeros" behind
+    it, for zero points), or "nf4". Embeddings and head stay as they are. None leaves all weights as they are."""
 
     load_format: str = "auto"
     """Where weights come from: "auto" reads the directory's; "dummy" makes random ones for its config.json, to measure speed alone."""
@@ -188,7 +190,7 @@ class EngineOptions:
     def _check_quantization(self) -> None:
         """Raises unless it is None or a weight format that can be loaded."""
         names = quantizations()
-        meaning = f"None or one of {', '.join(names)}" if names else "None in this version: weights are used as they are"
+        meaning = f"None or one of {', '.join(names)}"
         _check(self.quantization is None or _is_name(self.quantization, names), "quantization", self.quantization, meaning)
 
     def _check_cache(self) -> None:

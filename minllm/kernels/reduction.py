@@ -1,8 +1,8 @@
-"""Sums over a block: over its warps by shuffles, then over their sums through shared memory."""
+"""Sums and maxima over a block: over its warps by shuffles, then over their results through shared memory."""
 
 from numba import cuda, float32
 
-from minllm.tiles.warp import warp_sum
+from minllm.tiles.warp import warp_max, warp_sum
 
 
 @cuda.jit(device=True)
@@ -18,6 +18,17 @@ def block_sum(value, partials):
     cuda.syncthreads()
     # Every warp adds up the partial sums itself: cheaper than a second barrier.
     return warp_sum(partials[lane] if lane < cuda.blockDim.x >> 5 else float32(0))
+
+
+@cuda.jit(device=True)
+def block_max(value, partials):
+    """The largest `value`, none below 0, over a one-dimensional block of whole warps, in every thread; partials as in block_sum."""
+    lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+    value = warp_max(value)
+    if lane == 0:
+        partials[warp] = value
+    cuda.syncthreads()
+    return warp_max(partials[lane] if lane < cuda.blockDim.x >> 5 else float32(0))
 
 
 @cuda.jit(device=True)

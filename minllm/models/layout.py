@@ -56,6 +56,13 @@ class Layout:
         names = ["lm_head"] if stored is self.model.lm_head else [one.name for one in stored.projections]
         return self.weight_format if all(map(self.weight_format.covers, names)) else self.plain
 
+    def check_format(self) -> None:
+        """Raises InvalidOptionError if a matrix does not fit its format."""
+        for leaf in leaves(self.model):
+            if isinstance(leaf, StoredLinear):
+                for projection in leaf.projections:
+                    self.format_of(leaf).check_inputs(projection.name, projection.inputs)
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The name and shape of every tensor that the checkpoint must hold."""
         found: dict[str, tuple[int, ...]] = {}

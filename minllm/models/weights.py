@@ -59,10 +59,11 @@ def load_weights(
 ) -> ModelWeights:
     """Reads a checkpoint into the arrays of `ops`. `progress(done_bytes, total_bytes)` after each parameter.
 
-    weight_format: the format of the layers' matrices; None rounds them, as all else, to the dtype of `ops`. Raises CheckpointError, before
-    anything is read, if the tensors contradict the configuration.
+    weight_format: the format of the layers' matrices; None rounds them, as all else, to the dtype of `ops`. It raises, before any read,
+    CheckpointError if the tensors contradict the configuration, and InvalidOptionError if a matrix does not fit its format.
     """
     layout = layout_of(config, is_prefixed(checkpoint), weight_format)
+    layout.check_format()
     check_tensors(layout, checkpoint)
     with ops.uploads():
         return WeightReader(ops, checkpoint, layout, progress).read_model()

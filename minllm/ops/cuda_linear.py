@@ -46,7 +46,11 @@ class CudaLinear(CudaBase):
         kernels, variant = linear.format.kernels, self._matmul_variant(x, linear)
         if variant in kernels.activations:
             x = kernels.activations[variant](x, self.empty, self.stream)
-        kernels.variants[variant](x, linear.weight, out, linear.bias, self.stream)
+        if variant in kernels.workspaces:
+            workspace = kernels.workspaces[variant](x, linear.weight, self.empty)
+            kernels.variants[variant](x, linear.weight, out, linear.bias, self.stream, workspace=workspace)
+        else:
+            kernels.variants[variant](x, linear.weight, out, linear.bias, self.stream)
         return out
 
     def _gated_launcher(self, x: Any, gate_up: Linear) -> Any:

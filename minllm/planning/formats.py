@@ -12,9 +12,10 @@ from minllm.kernels.quantization.formats import ALIASES, CHUNK_BITS, CODE_BITS, 
 from minllm.kernels.quantization.groups import INT4_GROUP, TOKEN_GROUP
 from minllm.machine.hardware import Gpu
 from minllm.weights.formats import SIXTEEN_BITS, WEIGHT_FORMATS
+from minllm.weights.nf4 import NESTED_BLOCK, TABLE_BYTES
 
 PLAIN_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-WEIGHT_ALIASES = {**PLAIN_ALIASES, "fp8": "float8", "fp8_e4m3": "float8", "fp8_e5m2": "float8"}  # a plan counts both alike
+WEIGHT_ALIASES = {**PLAIN_ALIASES, "float8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}  # a plan counts both alike
 KV_ALIASES = {**PLAIN_ALIASES, **ALIASES, "float8": "fp8_e4m3"}
 KV_ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 KV_NAMES = (*KV_ITEMSIZES, *KV_FORMATS)
@@ -79,8 +80,12 @@ def kv_format_tables() -> dict[str, dict]:
 
 
 def weight_format_tables() -> dict[str, dict]:
-    """What a plan knows of weight formats, for code that is not Python."""
-    return {name: dict(matrix_itemsize=one.matrix_itemsize, itemsize=one.itemsize, rates=one.rates) for name, one in WEIGHT_FORMATS.items()}
+    """What a plan knows of weight formats, for code that is not Python: WeightFormat's fields of these names, and with two levels of scales
+    the groups that share one of the second level, and the bytes of tables."""
+    names = ("matrix_itemsize", "itemsize", "rates", "row_bytes", "group_size", "group_bytes")
+    tables = {name: {field: getattr(one, field) for field in names} for name, one in WEIGHT_FORMATS.items()}
+    tables["nf4"] |= dict(nested_size=NESTED_BLOCK, table_bytes=TABLE_BYTES)
+    return tables
 
 
 def best_rate(gpu: Gpu, weights: str) -> tuple[float, str]:

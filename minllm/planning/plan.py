@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from minllm import costs
 from minllm.cache.capacity import activation_bytes
+from minllm.costs.parameters import layer_matrices
 from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
@@ -120,13 +121,15 @@ class Plan:
 
 def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
     """The plan of `config` on `wishes.tensor_parallel` GPUs. InvalidOptionError if they do not divide the model, or the context is
-    longer than learned positions allow."""
+    longer than learned positions allow, or a GPU's part of a matrix does not fit the weights' format."""
     if config.rope is None and wishes.context > config.max_position_embeddings:
         raise InvalidOptionError(
             f"context {wishes.context} is not allowed: this model has learned positions for {config.max_position_embeddings} tokens."
         )
     weights, kv_item = WEIGHT_FORMATS[wishes.dtype], kv_itemsize(wishes.kv_dtype, config.head_dim)
     part = costs.shard(config, wishes.tensor_parallel)
+    for matrix in layer_matrices(part):
+        weights.check_inputs(f"the {matrix.name} of one GPU", matrix.inputs)
     sizes = dict(itemsize=weights.itemsize, kv_itemsize=kv_item, weight_format=weights, residual_window=wishes.residual_window)
     tflops, tflops_source = best_rate(gpu, wishes.dtype)
 

@@ -12,6 +12,7 @@ Kernels import them from here: `from minllm import ptx`, or by name. Names follo
 """
 
 from minllm.ptx.arithmetic import (
+    dp4a,
     ex2,
     max_f16x2,
     prmt,
@@ -227,6 +228,7 @@ __all__ = [
     "cp_async_wait_group_5",
     "cp_async_wait_group_6",
     "cp_async_wait_group_7",
+    "dp4a",
     "e4m3x2_to_f16x2",
     "elect_sync",
     "ex2",

@@ -1,4 +1,4 @@
-"""Approximate functions (SFU), reciprocals, maxima, and byte permutation."""
+"""Approximate functions (SFU), reciprocals, maxima, byte permutation, and products of four bytes."""
 
 import math
 
@@ -46,9 +46,17 @@ def max_f16x2(a, b):
     return int(np.fmax(pair[:2], pair[2:]).view(np.uint32)[0])
 
 
+def dp4a(a, b, c):
+    """dp4a(a, b, c) -> uint32: the sum of the products of four pairs of int8, plus c; results below 0 in two's complement. PTX ISA,
+    "dp4a.s32.s32"."""
+    pairs = np.array([int(a) & 0xFFFFFFFF, int(b) & 0xFFFFFFFF], np.uint32).view(np.int8).astype(np.int64)
+    return (int(pairs[:4] @ pairs[4:]) + int(c)) & 0xFFFFFFFF
+
+
 ex2 = instruction("ex2.approx.ftz.f32 $0, $1;", "f", "f", emulation=ex2)
 rcp = instruction("rcp.approx.ftz.f32 $0, $1;", "f", "f", emulation=rcp)
 rcp_rn = instruction("rcp.rn.f32 $0, $1;", "f", "f", emulation=rcp_rn)
 tanh_approx = instruction("tanh.approx.f32 $0, $1;", "f", "f", emulation=tanh_approx)
 max_f16x2 = instruction("max.f16x2 $0, $1, $2;", "r", "rr", emulation=max_f16x2)
 prmt = instruction("prmt.b32 $0, $1, $2, $3;", "r", "rrr", emulation=prmt)
+dp4a = instruction("dp4a.s32.s32 $0, $1, $2, $3;", "r", "rrr", emulation=dp4a)

@@ -1,5 +1,6 @@
 """An array in device memory."""
 
+import functools
 import math
 from typing import Any
 
@@ -128,6 +129,7 @@ class DeviceArray:
             raise KernelArgumentError(f"an array of shape {self.shape} and strides {self._strides} has gaps and cannot be {use} as a whole")
 
 
+@functools.lru_cache(4096)
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """The strides of a C-contiguous array, in bytes."""
     strides = [itemsize] * len(shape)

@@ -35,6 +35,8 @@ POLL_SECONDS = 0.02
 WORKER = "import sys; sys.path[:] = sys.argv[1:]; from minllm.runtime.compile_worker import main; main()"
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
 
+PLAIN_MESSAGES = {"NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}  # Numba colours thousands of messages that it then drops
+
 
 class CompileAhead:
     """The kernels that are missing from the disk cache, by their keys, and the processes that compile them; they end with the context."""
@@ -132,7 +134,7 @@ def start_worker(task: bytes, errors: Any) -> subprocess.Popen:
     It imports from the same places as this process, but not the main script, and nothing beside the script takes the place of a standard
     module. It sees no GPU, and has no terminal whose Ctrl-C would interrupt it: it ends when its standard input does.
     """
-    environment = os.environ | ONE_THREAD | {"CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | ONE_THREAD | PLAIN_MESSAGES | {"CUDA_VISIBLE_DEVICES": ""}
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED")}
     path = sorted(map(os.path.abspath, sys.path), key=lambda place: place not in standard)
     command = [sys.executable, "-P", "-c", WORKER, *path]

@@ -5,6 +5,7 @@ and the disk cache keeps them.
 """
 
 import contextlib
+import gc
 import os
 import pickle
 import sys
@@ -17,12 +18,16 @@ from minllm.runtime.compile_ahead import keys_of
 from minllm.runtime.disk_cache import is_cached
 from minllm.runtime.dry_run import Signature
 
+OBJECTS_PER_COLLECTION = 100_000  # by default 700 or 2,000, with which a tenth of a compilation is garbage collection
+
 
 def main() -> None:
     """What the process runs."""
     task = read_task(sys.stdin.buffer)
     threading.Thread(target=end_with_input, daemon=True).start()
     find, arguments, compute_capability, keys = pickle.loads(task)
+    gc.freeze()  # what is imported stays
+    gc.set_threshold(OBJECTS_PER_COLLECTION)
     compile_all(keys_of(find(*arguments), compute_capability), keys, compute_capability)
 
 

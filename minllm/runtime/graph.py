@@ -6,16 +6,18 @@ fixed addresses, and the memory of its temporaries belongs to the graph as long 
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from minllm.errors import CaptureError
+from minllm.runtime import kernel
 from minllm.runtime.memory import DeviceMemory, GraphBlocks
 
 
 class CapturedGraph:
     """The launches of `function` on `stream` (a cuda.core Stream), recorded without executing them.
 
-    Call `function` once before, so that nothing is compiled, loaded or newly allocated during the capture.
+    Raises CaptureError if `function` loads a kernel or makes an array of zeros: call it once, and capture then.
     `result` is its return value: arrays that every replay overwrites. shared: memory that graphs share of which one runs at a time; then
     `function` returns a tuple of arrays, which the replay of another graph overwrites too.
     """
@@ -23,7 +25,7 @@ class CapturedGraph:
     def __init__(self, function: Callable[[], Any], stream: Any, memory: DeviceMemory, shared: GraphBlocks | None = None):
         self.stream = stream
         builder = stream.create_graph_builder()
-        with memory.capture(self, shared):
+        with memory.capture(self, shared), loading_refused():
             builder.begin_building("relaxed")
             try:
                 result = function()
@@ -39,3 +41,17 @@ class CapturedGraph:
     def launch(self) -> None:
         """Replay the graph in stream order; returns at once."""
         self.graph.launch(self.stream)
+
+
+@contextlib.contextmanager
+def loading_refused() -> Iterator[None]:
+    """Within this context a launch of a kernel that is not loaded raises CaptureError."""
+
+    def refuse(name: str) -> None:
+        raise CaptureError(f"{name} is not loaded, and a capture does not wait for a compiler: call the function once before")
+
+    kernel.compilation_listeners.append(refuse)
+    try:
+        yield
+    finally:
+        kernel.compilation_listeners.remove(refuse)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from minllm.errors import InvalidOptionError, OutOfMemoryError
+from minllm.errors import CaptureError, InvalidOptionError, OutOfMemoryError
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.cuda_memory import CudaMemory
 from minllm.runtime.device import check_driver, current_device
@@ -92,7 +92,9 @@ class DeviceMemory:
         return DeviceArray(block.pointer, shape, dtype, block, self.memory)
 
     def zeros(self, shape: Any, dtype: Any) -> DeviceArray:
-        """An array of zeros."""
+        """An array of zeros. Raises CaptureError while a graph is captured, which would not keep them."""
+        if self.capturing is not None:
+            raise CaptureError(f"zeros of shape {shape} are not made while a graph is captured: call the function once before")
         array = self.empty(shape, dtype)
         array.fill_bytes(0)
         return array

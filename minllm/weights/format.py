@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minllm.errors import CheckpointError, InvalidOptionError
 from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection
 
@@ -34,6 +35,7 @@ class LinearKernels(NamedTuple):
     choose: Callable[[Any, Any], str]  # (x, weight) -> the variant for these arrays
     most_rows: Mapping[str, int] = {}  # the most rows of x that a variant takes, if it is limited
     activations: Mapping[str, Callable] = {}  # variant -> quantiser(x, empty, stream) of x, for variants that multiply quantised rows
+    workspaces: Mapping[str, Callable] = {}  # variant -> (x, weight, empty), which makes its launcher's `workspace`
     gated: Callable | None = None  # (variant, x, weight) -> launcher(x, weight, out, stream) of silu(gate) * up, or None
     # For a few rows of x, with the RMS norm in front and the residual behind: decoding one sequence.
     normed_linear: Callable | None = None  # (x, weight, out, bias, stream, norm=, epsilon=, residual=)
@@ -51,6 +53,10 @@ class WeightFormat:
     rates: tuple[str, ...] = ()  # fields of machine.hardware.Gpu: the rates of tensor cores for it, best first
     itemsize: int = 2  # bytes per number of all else (embeddings, head, norms, biases, activations) in a plan
     excluded: tuple[str, ...] = ("lm_head",)  # modules that stay plain: full names, or their last parts
+    row_bytes: int = 0  # bytes of what is stored once per output
+    group_size: int = 0  # neighbouring inputs that share a scale; 0: there are no groups
+    group_bytes: int = 0  # bytes of what is stored once per group
+    since: tuple[int, int] | None = None  # the first compute capability whose GPUs have the instructions; None for all
 
     is_plain = False  # numbers as they are, in the dtype of the activations
     is_option = True  # LLM(quantization=name) loads it
@@ -61,7 +67,20 @@ class WeightFormat:
 
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
         """Bytes of a matrix in memory, scales and zeros included."""
-        return int(outputs * inputs * self.matrix_itemsize)
+        groups = outputs * inputs // self.group_size if self.group_size else 0
+        return int(outputs * inputs * self.matrix_itemsize) + outputs * self.row_bytes + groups * self.group_bytes
+
+    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
+        """The most bytes that a GPU needs beside x, weight and out to multiply this number of rows, whose numbers have `itemsize` bytes."""
+        return 0
+
+    def check_inputs(self, name: str, inputs: int) -> None:
+        """Raises InvalidOptionError if the matrix of a module, or its shard, cannot be held because of its number of inputs."""
+        if self.group_size and inputs % self.group_size:
+            raise InvalidOptionError(
+                f"A matrix in {self.name} has groups of {self.group_size} inputs, and {name} has {inputs}: take a format with smaller "
+                "groups, or one without, such as int8."
+            )
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the tensors that hold a module's matrix in the file; a plain matrix unless the format overrides it."""
@@ -74,7 +93,9 @@ class WeightFormat:
         overrides this method; one that is made while loading overrides `encode` alone.
         """
         parts = self.matrices(projections, checkpoint, shard)
-        return self.encode(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        weight = self.encode(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        check_scales(self.name, [one.name for one in projections], weight)
+        return weight
 
     def matrices(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> list[np.ndarray]:
         """The shard of each module's matrix [outputs, inputs] of floating-point numbers, views of the checkpoint."""
@@ -90,7 +111,9 @@ class WeightFormat:
 
     def place(self, ops: Any, weight: Any) -> Any:
         """The weight's host arrays as arrays of the machine `ops`."""
-        return ops.array(weight) if isinstance(weight, np.ndarray) else type(weight)(*map(ops.array, weight))
+        if isinstance(weight, np.ndarray):
+            return ops.array(weight)
+        return type(weight)(*(None if one is None else ops.array(one) for one in weight))
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Any:
         """A weight of this shape with unspecified contents, as arrays of the machine `ops`, for a dry run."""
@@ -110,3 +133,13 @@ class WeightFormat:
     def kernels(self) -> LinearKernels | None:
         """How a GPU multiplies by it; None if there are no kernels."""
         return None
+
+
+def check_scales(format_name: str, modules: list[str], weight: Any) -> None:
+    """Raises CheckpointError if a scale of a weight's host arrays is NaN or infinite."""
+    arrays = [weight] if isinstance(weight, np.ndarray) else [one for one in weight if one is not None]
+    if not all(np.isfinite(one).all() for one in arrays if one.dtype.kind == "f"):
+        raise CheckpointError(
+            f"The weights of {', '.join(modules)} give {format_name} a scale that is NaN or infinite: they hold such numbers, or "
+            "larger ones than its scales reach. Load them with quantization=None."
+        )

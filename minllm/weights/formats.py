@@ -1,26 +1,45 @@
 """The table of weight formats: LLM(), costs, the memory budget and `minllm plan` find a format here, by its name.
 
-A quantised format holds the layers' matrices; embeddings, head, norms and activations stay in 16 bits. If a GPU has no instructions for
-a format (fp8 before Ada, int8 on Volta, int4 anywhere here), weights are widened to 16 bits on the way in: they take fewer bytes, and
-multiply at the 16-bit rate. A GPU without bfloat16 computes in float16.
+A quantised format holds the layers' matrices; embeddings, head and norms stay in 16 bits, and so do activations, except inside the matrix
+products of int8 and fp8, which quantise them token by token. A plan takes the rate of a GPU's 8-bit instructions for these two, and the
+16-bit rate for 4-bit weights, which are widened on the way in. A GPU without bfloat16 computes in float16.
+
+int4 has groups of 32 inputs, int4_g64 and int4_g128 larger ones; with _zeros a group also has a zero point.
 """
 
 from typing import Any
 
 from minllm.weights.format import WeightFormat
+from minllm.weights.fp8 import Fp8Format
+from minllm.weights.int4 import Int4Format
+from minllm.weights.int8 import Int8Format
 from minllm.weights.linear import Linear
+from minllm.weights.nf4 import BLOCK, Nf4Format
 from minllm.weights.plain import PlainFormat
-from minllm.weights.planned import PlannedFormat
 
 SIXTEEN_BITS = ("bf16_tflops", "fp16_tflops")
+FP8_SINCE = (8, 9)  # the first compute capability that converts to and from fp8
+
+
+def int4_format(name: str, group_size: int, has_zeros: bool = False) -> Int4Format:
+    """int4 in groups of this size: a float16 scale each, and a byte of zero point."""
+    sizes = dict(group_size=group_size, group_bytes=3 if has_zeros else 2)
+    return Int4Format(name, 0.5, SIXTEEN_BITS, has_zeros=has_zeros, **sizes)
+
 
 WEIGHT_FORMATS: dict[str, WeightFormat] = {
     "float32": PlainFormat("float32", 4, ("fp32_tflops",), itemsize=4),
     "float16": PlainFormat("float16", 2, ("fp16_tflops",)),
     "bfloat16": PlainFormat("bfloat16", 2, SIXTEEN_BITS),
-    "float8": PlannedFormat("float8", 1, ("fp8_tflops", *SIXTEEN_BITS)),
-    "int8": PlannedFormat("int8", 1, ("int8_tops", *SIXTEEN_BITS)),
-    "int4": PlannedFormat("int4", 0.5, SIXTEEN_BITS),
+    "fp8": Fp8Format("fp8", 1, ("fp8_tflops", *SIXTEEN_BITS), row_bytes=4, since=FP8_SINCE),
+    "int8": Int8Format("int8", 1, ("int8_tops", *SIXTEEN_BITS), row_bytes=4),
+    "int4": int4_format("int4", 32),
+    "int4_g64": int4_format("int4_g64", 64),
+    "int4_g128": int4_format("int4_g128", 128),
+    "int4_zeros": int4_format("int4_zeros", 32, has_zeros=True),
+    "int4_g64_zeros": int4_format("int4_g64_zeros", 64, has_zeros=True),
+    "int4_g128_zeros": int4_format("int4_g128_zeros", 128, has_zeros=True),
+    "nf4": Nf4Format("nf4", 0.5, SIXTEEN_BITS, row_bytes=8, group_size=BLOCK, group_bytes=1),
 }
 
 

@@ -132,6 +132,9 @@ class Llm:
         class ops:
             dtype = "bfloat16"
 
+    class options:
+        quantization = None
+
     class tokenizer:
         @staticmethod
         def encode(text):
@@ -145,6 +148,11 @@ def test_bits_a_byte_are_counted_over_the_texts_bytes():
     perplexity_row, bits = perplexity.rows(Llm(), "bundled", "é" * 100)
     assert perplexity_row.value == 8.0 and bits.value == pytest.approx(3 * 99 / 200, abs=1e-4)
     assert bits.variant == "bfloat16" and bits.unit == "bits/byte"
+
+
+def test_a_row_names_the_format_of_quantised_weights(monkeypatch):
+    monkeypatch.setattr(Llm.options, "quantization", "int8")
+    assert {row.variant for row in perplexity.rows(Llm(), "bundled", "é" * 100)} == {"bfloat16, weights in int8"}
 
 
 def test_models_of_the_package_by_name():

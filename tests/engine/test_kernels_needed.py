@@ -23,10 +23,10 @@ from minllm.runtime.device import current_device
 from minllm.runtime.dry_run import dry_run, signatures
 from minllm.runtime.host_pages import HostPages
 from minllm.runtime.memory import DeviceMemory
-from minllm.weights.formats import WEIGHT_FORMATS
 from tests.engine.models import model_directory
 from tests.runtime.h200 import H200
 from tests.runtime.host_memory import HostMemory
+from tests.weights.sign_and_scale import SIGN_AND_SCALE
 
 
 class NoGraphs(HostMachine):
@@ -92,6 +92,7 @@ def on_gpu(monkeypatch):
         ("llama3", dict(dtype="float32")),
         ("llama3", dict(kernel_variants={"matmul": "tiled", "attention": "flash_attention_1"})),
         ("qwen3", dict(kv_cache_dtype="int8")),
+        ("llama3", dict(quantization="int8")),
         ("qwen2", dict(kv_cache_dtype="fp8", kv_cache_residual_window=32)),
         ("llama_linear", dict(kv_cache_dtype="kivi_int4")),
         ("mistral", dict(kv_cache_policy="virtual", kv_cache_memory_bytes=1 << 26)),
@@ -127,7 +128,7 @@ def test_what_cannot_be_known_ahead_is_compiled_when_it_is_launched(monkeypatch)
     given = dict(config=config, cache=cache_shape(config, np.dtype(np.float16), 16), max_model_len=64, params=SamplingParams())
     with dry_run(H200):
         own = precompile(weight_format=None, options=EngineOptions(kernel_variants={"matmul": lambda *_: None}), **given)
-        planned = precompile(weight_format=WEIGHT_FORMATS["int4"], options=EngineOptions(), **given)
+        planned = precompile(weight_format=SIGN_AND_SCALE, options=EngineOptions(), **given)
     for work in (own, planned):
         with work:
             work.wait(lambda *_: pytest.fail("there is nothing to report"))

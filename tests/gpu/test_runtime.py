@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numba import cuda
 
-from minllm.errors import OutOfMemoryError
+from minllm.errors import CaptureError, OutOfMemoryError
 from minllm.runtime.device import current_device
 from minllm.runtime.kernel import kernel
 from minllm.runtime.memory import ALLOCATIONS, device_memory, empty, pinned_empty, to_device
@@ -106,6 +106,26 @@ def test_a_failed_capture_leaves_the_stream_usable():
     with pytest.raises(RuntimeError, match="on purpose"):
         CapturedGraph(fails, stream, device_memory())
     add_kernel[1, 256, stream](x, 1.0)
+    assert (x.copy_to_host() == 2).all()
+
+
+def test_a_kernel_is_loaded_before_it_is_captured():
+    from minllm.runtime.graph import CapturedGraph
+    from minllm.runtime.stream import compute_stream
+
+    @kernel
+    def fresh_kernel(x):
+        x[cuda.grid(1)] += 1
+
+    stream, x = compute_stream(), to_device(np.zeros(256, np.float32))
+
+    def adds():
+        fresh_kernel[1, 256, stream](x)
+
+    with pytest.raises(CaptureError, match="fresh_kernel is not loaded"):
+        CapturedGraph(adds, stream, device_memory())
+    adds()
+    CapturedGraph(adds, stream, device_memory()).launch()
     assert (x.copy_to_host() == 2).all()
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from minllm import costs
 from minllm.costs.parallel import degrees
+from minllm.costs.parameters import layer_matrices
 from minllm.machine.hardware import GPUS
 from minllm.models.config_reader import parse_model_config
 from minllm.planning.formats import WEIGHT_FORMATS, kv_format_tables, kv_itemsize
@@ -69,7 +70,10 @@ def random_case(rng: random.Random) -> dict:
         memoryShare=rng.choice([0.5, 0.9, 1.0]), pricePerHour=rng.choice([None, 0.0, 2.5]),
     )  # fmt: skip
     cached = [name for name, table in kv_format_tables().items() if config.head_dim % table["multiple"] == 0]
-    choices = dict(gpu=rng.choice(list(GPUS)), dtype=rng.choice(list(WEIGHT_FORMATS)), kvDtype=rng.choice(cached))
+    part = costs.shard(config, wishes["tensorParallel"])
+    inputs = [matrix.inputs for matrix in layer_matrices(part)]
+    held = [name for name, one in WEIGHT_FORMATS.items() if not one.group_size or not any(size % one.group_size for size in inputs)]
+    choices = dict(gpu=rng.choice(list(GPUS)), dtype=rng.choice(held), kvDtype=rng.choice(cached))
     return dict(values=values, wishes=wishes, **choices)
 
 
@@ -98,9 +102,9 @@ def test_the_calculators_formulas_are_those_of_the_package():
             check(answer["plan"][name], floor, FLOOR, case)
             assert answer["plan"][name]["cost"] == pytest.approx(plan.cost_per_million(floor)), case
         part = costs.shard(config, wishes.tensor_parallel)
-        sizes = (weights.itemsize, kv_itemsize(case["kvDtype"], config.head_dim), weights.matrix_itemsize)
-        decode = costs.decode_stages(part, wishes.batch, wishes.context, *sizes)
-        prefill = costs.prefill_stages(part, wishes.context, *sizes, sequences=wishes.batch)
+        sizes = dict(itemsize=weights.itemsize, kv_itemsize=kv_itemsize(case["kvDtype"], config.head_dim), weight_format=weights)
+        decode = costs.decode_stages(part, wishes.batch, wishes.context, **sizes)
+        prefill = costs.prefill_stages(part, wishes.context, **sizes, sequences=wishes.batch)
         for theirs, ours in ((answer["decodeStages"], decode), (answer["prefillStages"], prefill)):
             for their_stage, our_stage in zip(theirs, ours, strict=True):
                 check(their_stage, our_stage, STAGE, case)

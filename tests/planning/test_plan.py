@@ -123,11 +123,11 @@ def test_the_largest_batch_equals_a_search(room, sequence_bytes):
 
 
 def test_quantised_weights_take_fewer_bytes_and_multiply_where_the_gpu_can():
-    assert best_rate(H100, "float8")[0] == 1979 and best_rate(H100, "int4")[0] == 989
-    assert best_rate(gpu_named("a100")[1], "float8") == (312, "bf16, data sheet")
+    assert best_rate(H100, "fp8")[0] == 1979 and best_rate(H100, "int4")[0] == 989
+    assert best_rate(gpu_named("a100")[1], "fp8") == (312, "bf16, data sheet")
     assert best_rate(gpu_named("v100")[1], "bfloat16") == (125, "fp16, data sheet")
     assert best_rate(gpu_named("h200")[1], "bfloat16")[1] == "bf16, measured cuBLAS"
-    assert plan_of(dtype="int4").weight_bytes < plan_of(dtype="float8").weight_bytes < plan_of().weight_bytes
+    assert plan_of(dtype="int4").weight_bytes < plan_of(dtype="fp8").weight_bytes < plan_of().weight_bytes
 
 
 def test_two_gpus_halve_the_memory_time_and_add_the_link():

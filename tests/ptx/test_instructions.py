@@ -140,6 +140,21 @@ def test_loads_conversions_and_stores(dtype):
 
 
 @kernel
+def dp4a_kernel(a, b, out):
+    out[cuda.threadIdx.x] = ptx.dp4a(a[cuda.threadIdx.x], b[cuda.threadIdx.x], out[cuda.threadIdx.x])
+
+
+def test_products_of_four_bytes():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-128, 128, (2, 8, 4)).astype(np.int8)
+    c = rng.integers(-1000, 1000, 8).astype(np.int32)
+    out = c.view(np.uint32).copy()
+    launch(dp4a_kernel, 1, 8, (a.view(np.uint32)[:, 0].copy(), b.view(np.uint32)[:, 0].copy(), out))
+    np.testing.assert_array_equal(out.view(np.int32), (a.astype(np.int32) * b).sum(axis=1) + c)
+    assert any("IDP.4A" in line for line in dp4a_kernel.compile(out, out, out).sass())
+
+
+@kernel
 def exact_kernel(x, out, words):
     for i in range(x.shape[0]):
         out[i] = ptx.rcp_rn(x[i])

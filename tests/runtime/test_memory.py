@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.errors import InvalidOptionError, KernelArgumentError, OutOfMemoryError
+from minllm.errors import CaptureError, InvalidOptionError, KernelArgumentError, OutOfMemoryError
 from minllm.runtime import memory
 from minllm.runtime.array import DeviceArray, address_of
 from minllm.runtime.memory import LARGE_STEP, SMALLEST_BLOCK, DeviceMemory, block_size_for, device_memory
@@ -188,6 +188,12 @@ def test_blocks_of_a_graph_are_its_own_while_it_lives(pool):
     again = [pool.empty(1000, np.float32) for _ in range(4)]
     assert {cached, other} <= {array.pointer for array in again}
     assert kept.pointer not in {array.pointer for array in again}
+
+
+def test_a_capture_makes_no_zeros(pool):
+    with pytest.raises(CaptureError, match="zeros of shape 7"), pool.capture(Graph()):
+        pool.zeros(7, np.float32)
+    assert pool.bytes_in_use == 0
 
 
 def test_a_failed_capture_gives_its_blocks_back(pool):

@@ -43,6 +43,9 @@ from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.naive import matmul_naive
+from minllm.kernels.matmul.quantized import fp8, int4, int8, nf4
+from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
+from minllm.kernels.matmul.quantized.rows import quantize_rows
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
 from minllm.kernels.matmul.vectorized import matmul_vectorized
@@ -59,6 +62,7 @@ from minllm.kernels.sampling.log_probabilities import LogProbabilities, LogProba
 from minllm.kernels.slots.advance import advance
 from minllm.kernels.slots.load_rows import load_rows
 from minllm.kernels.slots.write_slots import write_slots
+from minllm.weights.formats import WEIGHT_FORMATS
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
@@ -536,6 +540,117 @@ def flat_with_rope_and_append():
     caches, table = [numbers(2, 4, kv_heads, D) for _ in range(2)], rope_table(4, D, 0.1 ** np.arange(D // 2))
     run = partial(fused.qkv_rope_append, x, weight, None, slots % 4, slots, table, numbers(M, heads, D), *caches, tiling=tiling)
     return run, {"matmul_flat_rope_append_kernel": moved}
+
+
+# Products of quantised weights: x [M, K], weight [N, K], out [M, N]. A warp computes a column of out; its lanes load 16 bytes of codes.
+
+
+def weight_in(name, N, K):
+    """A weight of this format."""
+    return WEIGHT_FORMATS[name].encode(numbers(N, K, dtype=FLOAT32))
+
+
+@row
+def quantizing_rows_to_int8():
+    M, K, b = 3, 300, 2
+    moved = Expected(dict(x=2 * M * K * b, codes=M * K, scales=4 * M), dict(x=M * K * b))
+    return partial(quantize_rows, numbers(M, K), np.empty), {"quantize_rows_kernel": moved}
+
+
+@row
+def quantizing_rows_to_fp8():
+    M, K, b = 3, 300, 4
+    moved = Expected(dict(x=2 * M * K * b, codes=M * K, scales=4 * M), dict(x=M * K * b))
+    return partial(quantize_rows, numbers(M, K, dtype=FLOAT32), np.empty, code="fp8"), {"quantize_rows_kernel": moved}
+
+
+def gemv_of_8_bits(name, launcher):
+    M, N, K, b = 2, 5, 544, 2
+    asked = dict(x=M * K * N, x_scales=4 * M * N, codes=N * K, scales=4 * M * N, out=M * N * b)
+    moved = Expected(asked, dict(x=M * K, x_scales=4 * M, scales=4 * N))
+    run = partial(launcher, quantize_rows(numbers(M, K), np.empty, code=name), weight_in(name, N, K), numbers(M, N))
+    return run, {f"{name}_gemv_kernel": moved}
+
+
+@row
+def gemv_of_int8():
+    return gemv_of_8_bits("int8", int8.int8_gemv)
+
+
+@row
+def gemv_of_fp8():
+    return gemv_of_8_bits("fp8", fp8.fp8_gemv)
+
+
+def widened_product(name, widen):
+    """The GEMM between the two kernels has rows of its own."""
+    M, N, K, b = 3, 5, 24, 4
+    x, weight = quantize_rows(numbers(M, K, dtype=FLOAT32), np.empty, code=name, as_numbers=True), weight_in(name, N, K)
+    asked = dict(sums=4 * M * N, x_scales=4 * M * N, scales=4 * M * N, out=M * N * b)
+    kernels = {
+        f"widen_{name}_kernel": Expected(dict(codes=N * K, out=N * K * b)),
+        "scale_sums_kernel": Expected(asked, dict(x_scales=4 * M, scales=4 * N)),
+    }
+    workspace = widened_matrix_and_sums(x, weight, np.empty)
+    return partial(make_widened(widen), x, weight, numbers(M, N, dtype=FLOAT32), workspace=workspace), kernels
+
+
+@row
+def widened_product_of_int8():
+    return widened_product("int8", int8.widen_int8)
+
+
+@row
+def widened_product_of_fp8():
+    return widened_product("fp8", fp8.widen_fp8)
+
+
+def int4_bytes(N, K, group_size):
+    """(asked, different) of a weight with zeros: each load of 32 codes asks for the scale and the zero point of its group."""
+    loads, groups = N * K // 32, N * K // group_size
+    return dict(codes=N * K // 2, scales=2 * loads, zeros=loads), dict(scales=2 * groups, zeros=groups)
+
+
+@row
+def gemv_of_int4():
+    M, N, K, b = 2, 5, 1088, 2
+    asked, different = int4_bytes(N, K, 64)
+    moved = Expected(asked | dict(x=M * K * b * N, out=M * N * b), different | dict(x=M * K * b))
+    run = partial(int4.int4_gemv, np.round(numbers(M, K)), weight_in("int4_g64_zeros", N, K), numbers(M, N))
+    return run, {"int4_gemv_kernel": moved}
+
+
+@row
+def dequantizing_int4():
+    N, K, b = 5, 192, 2
+    asked, different = int4_bytes(N, K, 64)
+    moved = Expected(asked | dict(out=N * K * b), different)
+    return partial(int4.dequantize_int4, weight_in("int4_g64_zeros", N, K), numbers(N, K)), {"dequantize_int4_kernel": moved}
+
+
+def nf4_case(N, K, blocks):
+    """(weight, asked, different): each load of 32 codes asks for the absmax of its block of 64, each block of threads for the table."""
+    weight = weight_in("nf4", N, K)._replace(offsets=np.zeros(N, np.float32))  # so that no fused multiply-add makes an absmax
+    loads = N * K // 32
+    asked = dict(codes=N * K // 2, absmax=loads, absmax_map=4 * loads, nested=4 * loads, offsets=4 * loads, first_blocks=4 * loads)
+    different = dict(absmax=N * K // 64, absmax_map=4 * len(np.unique(weight.absmax)), nested=4, offsets=4 * N, first_blocks=4 * N)
+    return weight, asked | dict(table=64 * blocks), different | dict(table=64)
+
+
+@row
+def gemv_of_nf4():
+    M, N, K, b = 2, 5, 1088, 2
+    weight, asked, different = nf4_case(N, K, -(-N // 4))
+    moved = Expected(asked | dict(x=M * K * b * N, out=M * N * b), different | dict(x=M * K * b))
+    return partial(nf4.nf4_gemv, np.round(numbers(M, K)), weight, numbers(M, N)), {"nf4_gemv_kernel": moved}
+
+
+@row
+def dequantizing_nf4():
+    N, K, b = 5, 192, 2
+    weight, asked, different = nf4_case(N, K, N)
+    moved = Expected(asked | dict(out=N * K * b), different)
+    return partial(nf4.dequantize_nf4, weight, numbers(N, K)), {"dequantize_nf4_kernel": moved}
 
 
 # Attention: `pairs` are the visible (query, key) pairs of one head of a prompt of T tokens.

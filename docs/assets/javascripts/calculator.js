@@ -1,6 +1,6 @@
 /* The KV-cache and hardware calculator: fields in, memory and floors out. All sums are costs.js's. */
 
-import { makePlan, decodeStages, kvItemsize, shard, readConfig } from "./costs.js";
+import { makePlan, decodeStages, kvItemsize, matrixBytesIn, shard, readConfig } from "./costs.js";
 import { bytes, choice, element, figures, loadTables, number, table, time } from "./form-fields.js";
 
 const PASTED = "pasted";
@@ -92,7 +92,7 @@ function results(plan, wishes) {
 }
 
 function stageTable({ config, format, kvItem, wishes }) {
-  const items = { item: format.itemsize, matrixItem: format.matrix_itemsize, kvItem };
+  const items = { item: format.itemsize, matrixBytes: matrixBytesIn(format), kvItem };
   const stages = decodeStages(shard(config, wishes.tensorParallel), wishes.batch, wishes.context, items);
   const rows = stages.map((one) => [one.name, bytes(one.weights), bytes(one.kv), bytes(one.activations), figures((one.flops + one.other) / 1e9),
     figures(one.intensity)]);

@@ -77,9 +77,21 @@ export function parameterCount(c) {
   return c.layers * (layerMatrixParameters(c) + layerVectorParameters(c)) + embeddings + head + normParameters(c);
 }
 
-export function weightBytes(c, item, matrixItem) {
-  const matrices = c.layers * layerMatrixParameters(c);
-  return (parameterCount(c) - matrices) * item + matrices * matrixItem;
+// [outputs, inputs] of the linear layers of one layer.
+const layerMatrices = (c) => [
+  [queryWidth(c) + keyValueWidth(c), c.hidden], [c.hidden, queryWidth(c)], [upWidth(c), c.hidden], [c.hidden, c.inner],
+];
+
+// Bytes of a matrix in a format of tables.weight_formats, as a function of its outputs and inputs: codes, scales, and scales of scales.
+export const matrixBytesIn = (format) => (outputs, inputs) => {
+  const groups = format.group_size ? Math.floor((outputs * inputs) / format.group_size) : 0;
+  const nested = format.nested_size ? 4 * Math.ceil(groups / format.nested_size) + format.table_bytes : 0;
+  return outputs * inputs * format.matrix_itemsize + outputs * format.row_bytes + groups * format.group_bytes + nested;
+};
+
+export function weightBytes(c, item, matrixBytes) {
+  const rest = parameterCount(c) - c.layers * layerMatrixParameters(c);
+  return rest * item + c.layers * sum(layerMatrices(c).map(([outputs, inputs]) => matrixBytes(outputs, inputs)));
 }
 
 // Bytes that a cached number takes, its part of the scales included. format: of tables.kv_formats.
@@ -99,7 +111,9 @@ function visiblePairs(tokens, window) {
   return (window * (window + 1)) / 2 + (tokens - window) * window;
 }
 
-// items: { item, matrixItem, kvItem }, bytes a number.
+// items: { item, matrixBytes, kvItem }: bytes per number, of a matrix by its outputs and inputs, and per cached number.
+export const SIXTEEN_BITS = { item: 2, matrixBytes: (outputs, inputs) => 2 * outputs * inputs, kvItem: 2 };
+
 export function decodeStages(c, batch, context, items) {
   const visible = batch * sum(c.windows.map((window) => (window ? Math.min(context, window) : context)));
   return forwardStages(c, { tokens: batch, rows: batch, visible, read: visible, ...items });
@@ -114,7 +128,7 @@ export function prefillStages(c, tokens, items, sequences = 1) {
 /* What a step takes at least, as minllm/costs/serving.py counts it: a function of contexts, the keys that each decode sees; chunks, [start, length] of
  * parts of prompts; and rows, the tokens that are sampled from; in seconds. rates: { bandwidth, flops } per second. Linear layers take all tokens
  * together, attention takes decodes and prompts apart. */
-export function stepSeconds(c, rates, items = { item: 2, matrixItem: 2, kvItem: 2 }) {
+export function stepSeconds(c, rates, items = SIXTEEN_BITS) {
   const counts = (sizes) => {
     const stages = forwardStages(c, { tokens: 0, rows: 0, visible: 0, read: 0, ...items, ...sizes });
     return { bytes: sum(stages.map((one) => one.weights + one.kv)), flops: sum(stages.map((one) => one.flops)) };
@@ -145,7 +159,7 @@ function forwardStages(c, s) {
     other: (c.layerNorm ? 8 : 5) * times * tokens * hidden,
   });
   const projection = (name, inputs, outputs, bias) => stage(name, {
-    weights: layers * (inputs * outputs * s.matrixItem + outputs * bias * s.item),
+    weights: layers * (s.matrixBytes(outputs, inputs) + outputs * bias * s.item),
     activations: layers * s.tokens * (inputs + outputs) * s.item,
     flops: 2 * layers * s.tokens * inputs * outputs,
   });
@@ -219,11 +233,14 @@ export function makePlan(config, gpu, format, kvItem, wishes) {
     if (!Number.isInteger(value) || value < 1) throw new Error(`${name} must be a whole number of at least 1.`);
   }
   if (!config.rope && context > config.maxPositions) throw new Error(`This model has learned positions for ${config.maxPositions} tokens.`);
-  const part = shard(config, degree), item = format.itemsize, matrixItem = format.matrix_itemsize;
-  const items = { item, matrixItem, kvItem };
+  const part = shard(config, degree), item = format.itemsize, matrixBytes = matrixBytesIn(format);
+  for (const [, inputs] of layerMatrices(part)) {
+    if (format.group_size && inputs % format.group_size) throw new Error(`Groups of ${format.group_size} do not divide ${inputs} inputs of a matrix.`);
+  }
+  const items = { item, matrixBytes, kvItem };
   const [tflops, tflopsSource] = bestRate(gpu, format);
   const cached = Math.ceil(context / BLOCK_SIZE) * BLOCK_SIZE, kvToken = kvBytesPerToken(part, kvItem);
-  const weights = weightBytes(part, item, matrixItem), budget = Math.floor(gpu.memory_gb * 1e9 * wishes.memoryShare);
+  const weights = weightBytes(part, item, matrixBytes), budget = Math.floor(gpu.memory_gb * 1e9 * wishes.memoryShare);
   const floor = (stages, tokens, rows) => {
     const bytes = sum(stages.map((one) => one.weights + one.kv)), flops = sum(stages.map((one) => one.flops));
     const memoryMs = (1e3 * bytes) / (bandwidth(gpu) * 1e12), computeMs = (1e3 * flops) / (tflops * 1e12);
@@ -234,12 +251,12 @@ export function makePlan(config, gpu, format, kvItem, wishes) {
   };
   const kv = batch * cached * kvToken, activations = forwardBytes(part, batch, item);
   return {
-    parameters: parameterCount(config), weights, allWeights: weightBytes(config, item, matrixItem), kv, kvToken,
+    parameters: parameterCount(config), weights, allWeights: weightBytes(config, item, matrixBytes), kv, kvToken,
     allKvToken: kvBytesPerToken(config, kvItem), ungroupedKvToken: ungroupedKvBytesPerToken(config, kvItem), activations,
     memory: Math.floor(gpu.memory_gb * 1e9), budget, fits: weights + kv + activations <= budget,
     largestBatch: largestBatch(part, budget - weights, cached * kvToken, item),
     bandwidth: bandwidth(gpu), bandwidthSource: gpu.measured_copy_tb_s ? "measured copy" : "data sheet", tflops, tflopsSource,
-    ridgeBatch: (matrixItem * tflops) / (2 * bandwidth(gpu)),
+    ridgeBatch: (format.matrix_itemsize * tflops) / (2 * bandwidth(gpu)),
     decode: floor(decodeStages(part, batch, context, items), batch, batch),
     prefill: floor(prefillStages(part, context, items), context, 1),
   };

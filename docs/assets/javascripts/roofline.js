@@ -1,11 +1,10 @@
 /* The roofline: stages of a forward as dots that move with batch and context, under the limits of a GPU. Counts are costs.js's. */
 
-import { bandwidth, decodeStages, prefillStages, readConfig } from "./costs.js";
+import { SIXTEEN_BITS, bandwidth, decodeStages, prefillStages, readConfig } from "./costs.js";
 import { choice, element, figures, loadTables, powerSlider, shape, table } from "./form-fields.js";
 
 const WIDTH = 720, HEIGHT = 420, LEFT = 62, RIGHT = 28, TOP = 34, BOTTOM = 48;
 const X = [-2, 4], Y = [-2, 4]; // powers of ten: FLOP a byte, TFLOP/s
-const ITEMS = { item: 2, matrixItem: 2, kvItem: 2 };
 
 const across = (intensity) => LEFT + ((clamp(Math.log10(intensity), X) - X[0]) / (X[1] - X[0])) * (WIDTH - LEFT - RIGHT);
 const down = (tflops) => HEIGHT - BOTTOM - ((clamp(Math.log10(tflops), Y) - Y[0]) / (Y[1] - Y[0])) * (HEIGHT - TOP - BOTTOM);
@@ -77,7 +76,7 @@ async function start(place) {
     const name = fields.gpu.value(), gpu = tables.gpus[name], config = readConfig(tables.presets[fields.model.value()]);
     const sheet = gpu.bf16_tflops ?? gpu.fp16_tflops, tbS = bandwidth(gpu), tflops = gpu.measured_bf16_tflops ?? sheet;
     const decoding = fields.phase.value() === "decode", batch = fields.batch.value(), context = fields.context.value();
-    const stages = decoding ? decodeStages(config, batch, context, ITEMS) : prefillStages(config, context, ITEMS, batch);
+    const stages = decoding ? decodeStages(config, batch, context, SIXTEEN_BITS) : prefillStages(config, context, SIXTEEN_BITS, batch);
     const kernels = tables.measured_kernels.filter((kernel) => kernel.gpu === name);
     const title = shape("title", { id: "roofline-title" }, `Roofline of ${name}: the stages below, in the order of the table`);
     // A copy without arithmetic has no place on a logarithmic axis.

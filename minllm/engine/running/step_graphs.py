@@ -4,10 +4,12 @@ A launch costs the host about 0.1 ms of checks and look-ups, and a step has hund
 which there is a graph, whose replay is one launch:
 
     tokens    powers of two up to 256, then multiples of 256; if all sequences decode, their number: 1, 2, 4 and multiples of 8
-    decodes   sequences that decode, which come first; beside prompts 8, 32, 64, 128 ..., so that few graphs serve many steps
-    prompts   the other sequences: 1, 8 or 32
+    decodes   sequences that decode, which come first; beside prompts up to 32, up to 128, or all
+    prompts   the other sequences: one alone, or up to 32 beside those that decode
     columns   block tables for contexts of 1k, 4k, 16k ... tokens, because kernels choose by the longest context possible
     kind      which kernels choose the tokens (SamplingKind)
+
+Padding decodes and prompts costs little, so few graphs serve all steps with prompts, and all of them are captured before the first request.
 
 Padding writes no keys and values, is in no context, and its tokens are dropped. The first kernel of a graph makes the rows of sequences
 that decode from their slots, the last one stores the new tokens there. So a step of decodes alone needs nothing from the host unless other
@@ -17,6 +19,7 @@ One graph runs at a time, so all share memory for temporaries and results, as mu
 "cudagraph capture sizes".
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -26,13 +29,15 @@ import numpy as np
 
 from minllm.engine.requests.sequence import NO_SLOT
 from minllm.engine.running.host_copies import Uploads
+from minllm.errors import CaptureError
 from minllm.kernels.attention.residual_window.reference import ring_blocks
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.ops.protocol import Batch, RecentTokens
 
 SHORTEST_CONTEXT = 1024  # tokens that the narrowest block tables cover
 TOKEN_STEP = 256  # above this, numbers of tokens are multiples of it
-PROMPTS = (1, 8, 32)  # more prompts in one step are computed kernel by kernel
+MOST_PROMPTS = 32  # more prompts in one step are computed kernel by kernel
+MIXED_SIZES = (32, 128)
 
 
 class GraphKey(NamedTuple):
@@ -65,10 +70,7 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 def mixed_sizes(max_num_seqs: int) -> list[int]:
     """The numbers of sequences that decode, beside prompts, for which graphs are captured."""
-    sizes = [0, 8, 32]
-    while sizes[-1] < max_num_seqs:
-        sizes.append(2 * sizes[-1])
-    return sorted({min(size, max_num_seqs) for size in sizes})
+    return [size for size in MIXED_SIZES if size < max_num_seqs] + [max_num_seqs]
 
 
 def token_sizes(most: int) -> list[int]:
@@ -104,16 +106,22 @@ class StepGraphs:
         """max_tokens: the most tokens of a step. columns: the width of the widest block table. residual_window: the cache's."""
         self.machine, self.block_size, self.compute = machine, block_size, compute
         self.decode_sizes, self.widths = decode_sizes(max_num_seqs), table_widths(columns, block_size)
-        self.mixed_sizes = mixed_sizes(max_num_seqs)
+        self.mixed_sizes, self.most_prompts = mixed_sizes(max_num_seqs), min(MOST_PROMPTS, max_num_seqs)
         self.token_sizes = token_sizes(max(max_tokens, max_num_seqs + 1))
+        self._has_own_kernels = bool(getattr(ops, "own", None))  # nobody knows what their first launch loads and makes
         self._graphs: dict[GraphKey, Any] = {}
         self._rows: list[int] = []  # slots of the last step, if all its sequences decoded
-        largest = GraphKey(self.token_sizes[-1], max_num_seqs, PROMPTS[-1], columns, SamplingKind.GREEDY)
+        largest = GraphKey(self.token_sizes[-1], max_num_seqs, self.most_prompts, columns, SamplingKind.GREEDY)
         self._words = ops.zeros((sum(map(math.prod, largest.layout().values())),), np.int32)
         self._recent = None
         if residual_window:
             slot_mapping, context_lens = (ops.zeros((max_num_seqs,), np.int32) for _ in range(2))
             self._recent = slot_mapping, context_lens, ops.zeros((max_num_seqs, ring_blocks(residual_window)), np.int32)
+
+    @property
+    def mixed_columns(self) -> int:
+        """The fewest columns of block tables in steps with prompts beside other sequences."""
+        return self.widths[:2][-1]
 
     @property
     def num_captured(self) -> int:
@@ -129,10 +137,15 @@ class StepGraphs:
         if num_prompts == 0:
             decodes = next_size(num_decodes, self.decode_sizes)
             return GraphKey(decodes, decodes, 0, columns, kind)
-        decodes, prompts = next_size(num_decodes, self.mixed_sizes), next_size(num_prompts, PROMPTS)
+        if num_prompts + num_decodes == 1:
+            tokens = next_size(num_tokens, self.token_sizes)
+            return None if tokens is None else GraphKey(tokens, 0, 1, columns, kind)
+        decodes = next_size(num_decodes, self.mixed_sizes)
         # Rows of padding among the decodes lie where prompts begin, so there are at least as many tokens.
         tokens = next_size(max(num_tokens, decodes), self.token_sizes)
-        return None if None in (prompts, tokens) else GraphKey(tokens, decodes, prompts, columns, kind)
+        if tokens is None or num_prompts > self.most_prompts:
+            return None
+        return GraphKey(tokens, decodes, self.most_prompts, max(columns, self.mixed_columns), kind)
 
     def replay_decodes(self, key: GraphKey, slots: list[int], uploads: Uploads) -> Any:
         """Launch a step in which these slots decode; returns its results on the device, valid until the next replay."""
@@ -154,21 +167,29 @@ class StepGraphs:
         return graph.result
 
     def capture(self, key: GraphKey, uploads: Uploads) -> None:
-        """Capture a graph. A step of padding alone is launched first, which compiles and allocates whatever is missing."""
+        """Capture a graph. If a kernel is not loaded yet, or an array not made, a step of padding alone is launched before."""
         self._rows = []
-        self._write_padding(key, [NO_SLOT] * key.sequences, uploads)
         slots, batch = self.batch(key)
         step = functools.partial(self.compute, slots, batch, key.kind)
-        step()
-        self._graphs[key] = self.machine.capture(step)
+        graph = None
+        if not self._has_own_kernels:
+            with contextlib.suppress(CaptureError):
+                graph = self.machine.capture(step)
+        if graph is None:
+            self._write_padding(key, [NO_SLOT] * key.sequences, uploads)
+            step()
+            graph = self.machine.capture(step)
+        self._graphs[key] = graph
 
     def keys(self, kinds: Iterable[SamplingKind]) -> list[GraphKey]:
         """The graphs that are captured before the first request, the largest first, because the others then fit into its memory.
 
-        They cover contexts of up to 4k tokens, and up to 1k for kinds other than greedy; others are captured when they are needed.
+        They cover contexts of up to 4k tokens if tokens are chosen greedily; of the other kinds only steps of decodes with up to 1k are
+        among them. Others are captured when they are needed.
         """
-        columns, kinds, most = self.widths[0], sorted(kinds), self.token_sizes[-1]
-        together = [GraphKey(most, decodes, 8, width, kinds[0]) for width in self.widths[:2] for decodes in reversed(self.mixed_sizes)]
+        columns, kinds = self.widths[0], sorted(kinds)
+        sizes = [(tokens, decodes) for tokens in reversed(self.token_sizes) for decodes in reversed(self.mixed_sizes) if decodes <= tokens]
+        together = [GraphKey(tokens, decodes, self.most_prompts, self.mixed_columns, kinds[0]) for tokens, decodes in sizes]
         prompts = [GraphKey(tokens, 0, 1, columns, kinds[0]) for tokens in reversed(self.token_sizes)]
         widths = {kind: self.widths[: 2 if kind == kinds[0] else 1] for kind in kinds}
         decodes = [GraphKey(n, n, 0, width, kind) for kind in kinds for width in widths[kind] for n in reversed(self.decode_sizes)]

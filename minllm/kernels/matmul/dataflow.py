@@ -41,6 +41,7 @@ class Inflection(NamedTuple):
 DEFAULT = (Inflection(n=4096, k=4096, flat_from=3, many_from=65),)
 
 
+@functools.lru_cache(4096)
 def choose_dataflow(m: int, n: int, k: int, table: Sequence[Inflection]) -> str:
     """The variant for x [m, k] and weight [n, k], by the nearest shape of the table: "gemv", "flat" or "many rows"."""
     nearest = min(table, key=lambda line: abs(math.log(line.n / max(n, 1))) + abs(math.log(line.k / max(k, 1))))

@@ -13,6 +13,7 @@ from minllm.kernels.matmul.flat.rope_append import rope_append_kernel
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import choose_qkv_tiling, gemv_qkv_kernel
 from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
+from minllm.kernels.matmul.quantized import specimens as quantized
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tiling import GATED_TILES
 from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
@@ -55,6 +56,7 @@ def specimens():
             contains = ("LDG.E.128*", "LDS.128")
             yield Specimen(f"matmul/vectorized/{tile}/{name}", kernel, operands(name), threads, blocks=2, contains=contains)
         yield from gemv_specimens(name)
+        yield from quantized.specimens(name)
     for dtype in HALF_DTYPES:
         yield from tensor_core_specimens(dtype.name)
         yield from flat_specimens(dtype.name)

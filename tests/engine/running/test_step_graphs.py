@@ -7,6 +7,7 @@ from minllm import LLM, SamplingParams
 from minllm.engine.options import SCHEDULING_POLICIES
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.running.step_graphs import decode_sizes, next_size, table_widths, token_sizes
+from minllm.errors import CaptureError
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.ops.numpy_ops import NumpyOps
 from tests.engine.checks import BLOCK_BYTES
@@ -132,6 +133,32 @@ def test_sizes_and_widths():
     assert token_sizes(600) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768]
     assert table_widths(16, 16) == [16] and table_widths(64, 16) == [64] and table_widths(500, 16) == [64, 256, 500]
     assert [next_size(count, [1, 2, 4, 8]) for count in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, None]
+
+
+class ColdMachine(QueueMachine):
+    """A machine on which nothing is loaded: a capture fails unless as many tokens were computed before."""
+
+    def __init__(self):
+        super().__init__()
+        self.refusals, self.loaded = 0, False
+
+    def capture(self, function):
+        if not self.loaded:
+            self.refusals += 1
+            self.loaded = True
+            raise CaptureError("a kernel is not loaded")
+        return super().capture(function)
+
+
+def test_a_step_is_launched_before_its_capture_only_if_something_is_missing(llm):
+    machine, params = ColdMachine(), SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=128, max_num_seqs=4) as other:
+        with_graphs(other, machine, 4, 128)
+        computed, compute = [], other.engine.runner.graphs.compute
+        other.engine.runner.graphs.compute = lambda slots, batch, kind: computed.append(batch.num_tokens) or compute(slots, batch, kind)
+        assert results(other.generate([prompt(20)], params)) == results(llm.generate([prompt(20)], params))
+    assert machine.refusals == 1 and machine.captures == 2, "graphs of the prompt and of a decode step"
+    assert len(computed) == machine.launches + 1
 
 
 @pytest.mark.parametrize("name", ["kivi_int4", "int8"])

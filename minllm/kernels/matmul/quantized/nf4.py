@@ -1,0 +1,117 @@
+"""GEMV over NF4 weights (W4A16), and the matrix that they stand for.
+
+    absmax[n, b] = map[absmax_code[n, b]] * nested[(first_block[n] + b) // 256] + offset[n]
+    w[n, k] = table[code[n, k]] * absmax[n, k // 64]
+    out[m, n] = sum over blocks of absmax[n, b] * (sum over the block of x[m, k] * table[code[n, k]]) + bias[n]          M <= 8
+
+As int4.py, except that a nibble is the index of one of 16 numbers. These lie in shared memory, in 16 banks, so that lanes never conflict:
+different numbers are in different banks, and the same number is broadcast. That is one load per number, which int4 does not need.
+The equation in NumPy is Nf4Format.dequantize (weights/nf4.py).
+
+Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3.
+"""
+
+import functools
+
+from numba import cuda, float32, int32, int64, uint32
+
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.quantized.arguments import WARPS, check_rows
+from minllm.kernels.vector import load_words, vector_access
+from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import WARP, warp_sum
+
+EACH = 32  # codes per load of 16 bytes
+BLOCK_SHIFT, NESTED_SHIFT = 6, 8  # log2 of the numbers in a block, and of the blocks that share a nested scale
+
+
+@cuda.jit(device=True)
+def look_up(words, table, values):
+    """values[0 : 32] = the numbers of the nibbles of four words; components 2i and 2i + 1 of a word are nibbles i and i + 4."""
+    for word in range(4):
+        for i in range(4):
+            values[8 * word + 2 * i] = table[words[word] >> uint32(4 * i) & uint32(15)]
+            values[8 * word + 2 * i + 1] = table[words[word] >> uint32(4 * i + 16) & uint32(15)]
+
+
+@cuda.jit(device=True)
+def absmax_of(n, block, absmax, nested, absmax_map, offsets, first_blocks):
+    """The largest magnitude of a block of row n."""
+    return absmax_map[absmax[n, block]] * nested[(first_blocks[n] + block) >> NESTED_SHIFT] + offsets[n]
+
+
+@functools.cache
+def nf4_gemv_kernel(m: int, dtype: str):
+    """The kernel for `m` rows of x in `dtype`."""
+    width, load, _ = vector_access(dtype)
+
+    @kernel(launch_bounds=WARPS * WARP)
+    def nf4_gemv_kernel(x, codes, absmax, nested, absmax_map, offsets, first_blocks, table, bias, out):
+        """x [M, K], codes [N, K / 2], absmax [N, K / 64], nested [...], absmax_map [256], offsets [N], first_blocks [N], table [16],
+        bias [N] or None, out [M, N]; a warp per column."""
+        shared = cuda.shared.array(16, float32)
+        if cuda.threadIdx.x < 16:
+            shared[cuda.threadIdx.x] = table[cuda.threadIdx.x]
+        cuda.syncthreads()
+        lane, n = int32(cuda.threadIdx.x) & (WARP - 1), cuda.blockIdx.x * WARPS + (int32(cuda.threadIdx.x) >> 5)
+        if n >= out.shape[1]:
+            return
+        k, words, sums = x.shape[1], cuda.local.array(4, uint32), cuda.local.array(m, float32)
+        weight, row = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
+        for i in range(m):
+            sums[i] = float32(0)
+        for vector in range(lane, k // EACH, WARP):
+            load_words(codes, (int64(n) * k + vector * EACH) >> 1, words, 0)
+            look_up(words, shared, weight)
+            scale = absmax_of(n, vector * EACH >> BLOCK_SHIFT, absmax, nested, absmax_map, offsets, first_blocks)
+            for i in range(m):
+                part = float32(0)
+                for at in range(0, EACH, width):
+                    load(x, int64(i) * k + vector * EACH + at, row, at)
+                for j in range(EACH):
+                    part += row[j] * weight[j]
+                sums[i] += scale * part
+        for i in range(m):
+            value = warp_sum(sums[i])
+            if lane == 0:
+                if bias is not None:
+                    value += float32(bias[n])
+                out[i, n] = value
+
+    return nf4_gemv_kernel
+
+
+@functools.cache
+def dequantize_nf4_kernel(dtype: str):
+    """The kernel for a matrix in `dtype`."""
+    width, _, store = vector_access(dtype)
+
+    @kernel(launch_bounds=WARPS * WARP)
+    def dequantize_nf4_kernel(codes, absmax, nested, absmax_map, offsets, first_blocks, table, out):
+        """Arrays as in nf4_gemv_kernel, out [N, K]; a block per row, 32 numbers per thread."""
+        shared = cuda.shared.array(16, float32)
+        if cuda.threadIdx.x < 16:
+            shared[cuda.threadIdx.x] = table[cuda.threadIdx.x]
+        cuda.syncthreads()
+        n, k, words, values = cuda.blockIdx.x, out.shape[1], cuda.local.array(4, uint32), cuda.local.array(EACH, float32)
+        for vector in range(int32(cuda.threadIdx.x), k // EACH, WARPS * WARP):
+            load_words(codes, (int64(n) * k + vector * EACH) >> 1, words, 0)
+            look_up(words, shared, values)
+            scale = absmax_of(n, vector * EACH >> BLOCK_SHIFT, absmax, nested, absmax_map, offsets, first_blocks)
+            for j in range(EACH):
+                values[j] *= scale
+            for at in range(0, EACH, width):
+                store(out, int64(n) * k + vector * EACH + at, values, at)
+
+    return dequantize_nf4_kernel
+
+
+def nf4_gemv(x, weight, out, bias=None, stream=None) -> None:
+    """Write x @ weight.T + bias into `out` [M, N]: x [M, K] with M <= 8, float32, float16 or bfloat16; weight: an Nf4Weight."""
+    m, n = check_rows(x, weight.codes, out, bias, EACH, per_byte=2)
+    launch(nf4_gemv_kernel(m, x.dtype.name), ceil_div(n, WARPS), WARPS * WARP, (x, *weight, bias, out), stream)
+
+
+def dequantize_nf4(weight, out, stream=None) -> None:
+    """Write the matrix that an Nf4Weight stands for into `out` [N, K], rounded to its dtype."""
+    launch(dequantize_nf4_kernel(out.dtype.name), out.shape[0], WARPS * WARP, (*weight, out), stream)

@@ -1,0 +1,88 @@
+"""int4 in groups of 32, 64 or 128 inputs that share a scale, and with zeros also a zero point; activations stay in 16 bits: W4A16.
+
+    symmetric   scale = max |w| / 7                      code = round(w / scale) + 8       w' = (code - 8) * scale
+    with zeros  scale = (max(w, 0) - min(w, 0)) / 15     zero = round(-min(w, 0) / scale)
+                code = round(w / scale) + zero           w' = (code - zero) * scale
+
+max and min are those of a group; codes are 0 to 15, zeros too. The scale is rounded to float16 before the codes are computed, so that codes
+match the stored scale. |w - w'| is at most half a step, except for the rounding of the scale and, with zeros, of the zero point. A
+symmetric group leaves the code 0 unused: max |w| / 7.5 would use it, but would cut the largest numbers to 7 steps, and so shrink products.
+
+Two codes share a byte, in the order in which a kernel unpacks a word quickly (kernels/quantization/reference.py, `pack_nibbles`). With a
+group of 32 a number takes 4.5 bits, with zeros 4.75.
+
+Source: Frantar et al. 2023, "GPTQ", section 4 (the grid, without its error compensation); Lin et al. 2024, "AWQ", equation 1.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minllm.weights.format import LinearKernels, WeightFormat
+from minllm.weights.pieces import in_pieces
+
+LARGEST_CODE, MIDDLE = 15, 8
+
+
+class Int4Weight(NamedTuple):
+    """A weight [outputs, inputs]."""
+
+    codes: Any  # uint8 [outputs, inputs / 2]
+    scales: Any  # float16 [outputs, groups]
+    zeros: Any  # uint8 [outputs, groups], or None if all are MIDDLE
+
+
+@dataclass(frozen=True)
+class Int4Format(WeightFormat):
+    """Half a byte per number, 2 bytes per group, 3 with zeros."""
+
+    has_zeros: bool = False
+
+    def encode(self, matrix: np.ndarray) -> Int4Weight:
+        """Codes, scales and zeros of a matrix [outputs, inputs]."""
+        parts = in_pieces(matrix, self._quantize_rows)
+        return Int4Weight(*parts) if self.has_zeros else Int4Weight(*parts, None)
+
+    def _quantize_rows(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        from minllm.kernels.quantization.reference import pack_nibbles  # here, so that a plan needs no kernels
+
+        groups = rows.astype(np.float32).reshape(len(rows), -1, self.group_size)
+        if self.has_zeros:
+            low, high = groups.min(axis=2, initial=0), groups.max(axis=2, initial=0)
+            scales = (high - low) * np.float32(1 / LARGEST_CODE)
+        else:
+            scales = np.abs(groups).max(axis=2) * np.float32(1 / (LARGEST_CODE - MIDDLE))
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN are refused by their scales
+            scales = scales.astype(np.float16)
+            wide = scales.astype(np.float32)
+            inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide > 0)
+            zeros = np.clip(np.rint(-low * inverse), 0, LARGEST_CODE) if self.has_zeros else np.float32(MIDDLE)
+            codes = np.clip(np.rint(groups * inverse[..., None]) + zeros[..., None], 0, LARGEST_CODE).astype(np.uint8)
+            packed = pack_nibbles(codes.reshape(rows.shape))
+            return (packed, scales, zeros.astype(np.uint8)) if self.has_zeros else (packed, scales)
+
+    def dequantize(self, weight: Int4Weight) -> np.ndarray:
+        """(code - zero) * scale."""
+        from minllm.kernels.quantization.reference import unpack_nibbles
+
+        codes = unpack_nibbles(weight.codes).astype(np.float32).reshape(*weight.scales.shape, self.group_size)
+        zeros = MIDDLE if weight.zeros is None else weight.zeros.astype(np.float32)[..., None]
+        return ((codes - zeros) * weight.scales.astype(np.float32)[..., None]).reshape(len(codes), -1)
+
+    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Int4Weight:
+        """The arrays of a weight of this shape."""
+        groups = (outputs, inputs // self.group_size)
+        zeros = ops.empty(groups, np.uint8) if self.has_zeros else None
+        return Int4Weight(ops.empty((outputs, inputs // 2), np.uint8), ops.empty(groups, np.float16), zeros)
+
+    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
+        """The widened matrix."""
+        return outputs * inputs * itemsize
+
+    @property
+    def kernels(self) -> LinearKernels:
+        """kernels/matmul/quantized."""
+        from minllm.weights.quantized_kernels import INT4  # here, so that a plan needs no kernels
+
+        return INT4

@@ -1,0 +1,126 @@
+"""NF4: 4-bit codes for normally distributed numbers, in blocks of 64, whose scales are quantised once more; activations stay in 16 bits.
+
+    w' = NF4_CODES[code] * absmax[block]                 absmax = the largest |w| of 64 inputs of a row
+    absmax' = map[absmax_code] * nested[block // 256] + offset
+
+The 16 codes are quantiles of the normal distribution between -1 and 1, 0 among them, so trained weights use each about equally often. An
+absmax in float32 would cost half a bit per number. Double quantisation stores it, less the mean of all, as one byte of an 8-bit
+floating-point map with a scale for 256 blocks: 0.13 bits per number. Codes, blocks and map are those of bitsandbytes; blocks are counted
+along the rows of the matrix, one row after the other.
+
+A row stores the number of its first block, so that a weight can hold several modules, or some columns of a matrix, whose blocks were
+counted from elsewhere. Two codes share a byte, as in int4.py.
+
+Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3 and appendix E; Dettmers et al. 2022, "8-bit
+Optimizers via Block-wise Quantization", section 2 (the map).
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minllm.weights.format import LinearKernels, WeightFormat
+from minllm.weights.pieces import in_pieces
+
+BLOCK, NESTED_BLOCK = 64, 256  # numbers that share an absmax, and absmax that share a nested scale
+TABLE_BYTES = 4 * (256 + 16)  # the map and the codes
+NF4_CODES = np.array(
+    [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+        -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ],
+    np.float32,
+)  # fmt: skip
+
+
+class Nf4Weight(NamedTuple):
+    """A weight [outputs, inputs]."""
+
+    codes: Any  # uint8 [outputs, inputs / 2]
+    absmax: Any  # uint8 [outputs, inputs / 64], codes of `map`
+    nested: Any  # float32 [blocks / 256, rounded up]
+    map: Any  # float32 [256]
+    offsets: Any  # float32 [outputs], the same for all rows of a module
+    first_blocks: Any  # int32 [outputs], the number of a row's first block
+    table: Any  # float32 [16], NF4_CODES
+
+
+def dynamic_map() -> np.ndarray:
+    """bitsandbytes' signed 8-bit map, in ascending order: 2**e fractions between 0.1 and 1 of each power 10**(e - 6), 0 and 1."""
+    values = [np.float32(0), np.float32(1)]
+    for exponent in range(7):
+        bounds = np.linspace(0.1, 1, 2**exponent + 1, dtype=np.float32)
+        fractions = (bounds[:-1] + bounds[1:]) / 2 * np.float32(10.0 ** (exponent - 6))
+        values += [*fractions, *-fractions]
+    return np.sort(np.array(values, np.float32))
+
+
+def nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """The index of the nearest entry of an ascending table, uint8."""
+    return np.searchsorted((table[:-1] + table[1:]) / 2, values).astype(np.uint8)
+
+
+def quantize_blocks(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(codes, absmax) of rows [rows, inputs]: packed codes, and the largest magnitude of each block, float32."""
+    from minllm.kernels.quantization.reference import pack_nibbles  # here, so that a plan needs no kernels
+
+    blocks = rows.astype(np.float32).reshape(len(rows), -1, BLOCK)
+    absmax = np.abs(blocks).max(axis=2)
+    inverse = np.divide(np.float32(1), absmax, out=np.zeros_like(absmax), where=absmax > 0)
+    with np.errstate(invalid="ignore"):  # NaN and infinity are refused by their scales
+        codes = nearest(blocks * inverse[..., None], NF4_CODES)
+    return pack_nibbles(codes.reshape(rows.shape)), absmax
+
+
+@dataclass(frozen=True)
+class Nf4Format(WeightFormat):
+    """Half a byte per number, a byte per block, 4 bytes per 256 blocks, 8 per output, and two tables."""
+
+    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+        """Codes, absmax, offsets and first blocks, nested scales and tables."""
+        return super().matrix_bytes(outputs, inputs) + 4 * -(-(outputs * inputs // BLOCK) // NESTED_BLOCK) + TABLE_BYTES
+
+    def encode(self, matrix: np.ndarray) -> Nf4Weight:
+        """All arrays of a matrix [outputs, inputs]."""
+        codes, absmax = in_pieces(matrix, quantize_blocks)
+        outputs, blocks = absmax.shape
+        offset, table = absmax.mean(dtype=np.float32), dynamic_map()
+        centred = np.zeros(-(-absmax.size // NESTED_BLOCK) * NESTED_BLOCK, np.float32)
+        with np.errstate(invalid="ignore"):  # NaN and infinity are refused by their scales
+            centred[: absmax.size] = (absmax - offset).reshape(-1)
+        centred = centred.reshape(-1, NESTED_BLOCK)
+        nested = np.abs(centred).max(axis=1)
+        inverse = np.divide(np.float32(1), nested, out=np.zeros_like(nested), where=nested > 0)
+        with np.errstate(invalid="ignore"):
+            absmax_codes = nearest(centred * inverse[:, None], table).reshape(-1)[: absmax.size].reshape(absmax.shape)
+        first_blocks = np.arange(outputs, dtype=np.int32) * np.int32(blocks)
+        return Nf4Weight(codes, absmax_codes, nested, table, np.full(outputs, offset, np.float32), first_blocks, NF4_CODES)
+
+    def dequantize(self, weight: Nf4Weight) -> np.ndarray:
+        """NF4_CODES[code] * absmax."""
+        from minllm.kernels.quantization.reference import unpack_nibbles
+
+        block = weight.first_blocks[:, None] + np.arange(weight.absmax.shape[1])
+        absmax = weight.map[weight.absmax] * weight.nested[block // NESTED_BLOCK] + weight.offsets[:, None]
+        codes = unpack_nibbles(weight.codes).reshape(*absmax.shape, BLOCK)
+        return (weight.table[codes] * absmax[..., None]).reshape(len(codes), -1)
+
+    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Nf4Weight:
+        """The arrays of a weight of this shape."""
+        blocks = inputs // BLOCK
+        nested = -(-outputs * blocks // NESTED_BLOCK)
+        sizes = (((outputs, inputs // 2), np.uint8), ((outputs, blocks), np.uint8), ((nested,), np.float32), ((256,), np.float32))
+        return Nf4Weight(*(ops.empty(*one) for one in (*sizes, ((outputs,), np.float32), ((outputs,), np.int32), ((16,), np.float32))))
+
+    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
+        """The widened matrix."""
+        return outputs * inputs * itemsize
+
+    @property
+    def kernels(self) -> LinearKernels:
+        """kernels/matmul/quantized."""
+        from minllm.weights.quantized_kernels import NF4  # here, so that a plan needs no kernels
+
+        return NF4

@@ -1,0 +1,105 @@
+"""Products of quantised weights in the simulator, held against float64 and against the CPU engine's."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels.matmul.quantized import int4, int8
+from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
+from minllm.models.config_reader import read_model_config
+from minllm.models.decoder import forward
+from minllm.models.model import load_model
+from minllm.models.random_checkpoint import RandomCheckpoint
+from minllm.ops.cuda_ops import CudaOps
+from minllm.ops.numpy_ops import NumpyOps
+from minllm.weights.formats import WEIGHT_FORMATS, quantizations
+from minllm.weights.fp8 import E4M3, quantize_fp8
+from minllm.weights.int8 import quantize_int8
+from minllm.weights.linear import Linear
+from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
+from tests.models.batches import PagedSequences
+from tests.ops.small_models import CONFIGS
+
+NAMES = quantizations()
+NARROW = dict(hidden_size=64, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+UNIT = {FLOAT32: 2.0**-16, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("code, reference", [("int8", quantize_int8), ("fp8", quantize_fp8)])
+def test_rows_are_quantised_bit_for_bit(code, reference, dtype):
+    x = random((3, 300), dtype, 0)
+    x[1] = 0
+    expected = reference(x)
+    found = quantize_rows(x, np.empty, code=code)
+    np.testing.assert_array_equal(found.codes, expected.codes.view(np.uint8))
+    np.testing.assert_array_equal(found.scales, expected.scales)
+    numbers = quantize_rows(x, np.empty, code=code, as_numbers=True)
+    assert numbers.codes.dtype == dtype
+    codes = expected.codes if code == "int8" else expected.codes.view(E4M3)
+    np.testing.assert_array_equal(numbers.codes.astype(np.float32), codes.astype(np.float32))
+
+
+@pytest.mark.parametrize("rows, dtype", [(1, BFLOAT16), (3, FLOAT16), (2, FLOAT32), (9, BFLOAT16), (9, FLOAT32)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_linear_is_that_of_the_codes(name, dtype, rows):
+    """In float64, of the rows that int8 and fp8 quantise; 9 rows are multiplied by the widened matrix."""
+    found, k, n = WEIGHT_FORMATS[name], 128 if rows > 8 else 1152, 5  # 1152: a second step for some lanes of a warp
+    x, bias = random((rows, k), dtype, 0), random((n,), dtype, 1)
+    weight = found.encode(random((n, k), FLOAT32, 2))
+    ops = CudaOps(dtype, simulated=True)
+    out = ops.linear(x, Linear(found.place(ops, weight), bias, found, (n, k)))
+    exact = x.astype(np.float64)
+    if name in ("int8", "fp8"):
+        exact = found.dequantize(found.encode(x)).astype(np.float64)
+    expected = exact @ found.dequantize(weight).astype(np.float64).T + bias.astype(np.float64)
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=UNIT[dtype], atol=UNIT[dtype] * np.sqrt(k))
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_rows_of_any_length_are_widened(name):
+    found, x = WEIGHT_FORMATS[name], random((2, 19), FLOAT32, 0)
+    weight, ops = found.encode(random((5, 19), FLOAT32, 1)), CudaOps("float32", simulated=True)
+    out = ops.linear(x, Linear(weight, None, found, (5, 19)))
+    np.testing.assert_allclose(out, found.linear(x, weight), rtol=1e-5, atol=1e-5)
+
+
+def test_no_bias_and_float32_out():
+    found, x = WEIGHT_FORMATS["int4_zeros"], random((2, 64), BFLOAT16, 0)
+    weight = found.encode(random((3, 64), FLOAT32, 1))
+    out = np.full((2, 3), np.nan, np.float32)
+    int4.int4_gemv(x, weight, out)
+    np.testing.assert_allclose(out, found.linear(x, weight, out_dtype=np.float32), rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_gemv_refuses():
+    weight = WEIGHT_FORMATS["int8"].encode(random((4, 32), FLOAT32, 0))
+    rows = QuantizedRows(np.zeros((9, 32), np.uint8), np.zeros(9, np.float32))
+    with pytest.raises(KernelArgumentError, match="multiplies up to 8 rows of x, not 9"):
+        int8.int8_gemv(rows, weight, np.empty((9, 4), np.float32))
+    rows = QuantizedRows(np.zeros((2, 24), np.uint8), np.zeros(2, np.float32))
+    with pytest.raises(KernelArgumentError, match="rows of 24; a GEMV over these codes takes multiples of 16"):
+        int8.int8_gemv(rows, weight, np.empty((2, 4), np.float32))
+    rows = QuantizedRows(np.zeros((2, 48), np.uint8), np.zeros(2, np.float32))
+    with pytest.raises(KernelArgumentError, match=r"codes is int8 \[4, 32\]; its shape must be \[N, bytes=48\]"):
+        int8.int8_gemv(rows, weight, np.empty((2, 4), np.float32))
+
+
+@pytest.mark.results_only
+@pytest.mark.parametrize("name", ["int8", "fp8", "int4", "nf4"])
+def test_a_model_on_kernels_computes_what_it_does_in_numpy(name, tmp_path):
+    """A prompt of 9 tokens, which is widened, and a decode step, which is not."""
+    Path(tmp_path, "config.json").write_text(json.dumps(CONFIGS["llama"] | NARROW))
+    config, found = read_model_config(tmp_path), []
+    for ops in (NumpyOps(), CudaOps("float32", simulated=True)):
+        model = load_model(tmp_path, ops, checkpoint=RandomCheckpoint(config), weight_format=WEIGHT_FORMATS[name])
+        sequences = PagedSequences(ops, config, [16], block_size=4)
+        chunks = ([5, 1, 7, 2, 3, 3, 8, 30, 4], [3])
+        found.append([ops.to_host(forward(ops, model, sequences.append([chunk]), sequences.cache)) for chunk in chunks])
+    for ours, theirs in zip(*found, strict=True):
+        # A number that lies between two codes may be rounded to either, where sums before it differ by an ulp.
+        np.testing.assert_allclose(ours, theirs, atol=(2e-2 if name in ("int8", "fp8") else 1e-4) * np.abs(theirs).max())
