@@ -16,7 +16,15 @@ from minllm.engine.calibration import calibrate
 from minllm.engine.compute_dtype import compute_dtype
 from minllm.engine.make_cache import make_cache
 from minllm.engine.make_preemption import make_preemption
-from minllm.engine.make_speculator import budget_beside_draft, draft_cache, draft_shape, load_draft, make_source, make_speculator
+from minllm.engine.make_speculator import (
+    budget_beside_draft,
+    draft_cache,
+    draft_shape,
+    load_draft,
+    make_source,
+    make_speculation,
+    make_speculator,
+)  # fmt: skip
 from minllm.engine.max_model_len import fitted_model_len, wanted_model_len
 from minllm.engine.memory_budget import cache_budget, check_weights_fit
 from minllm.engine.options import EngineOptions
@@ -30,7 +38,6 @@ from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
 from minllm.engine.scheduling.scheduler import Scheduler
-from minllm.engine.scheduling.speculative import Speculation
 from minllm.errors import CheckpointError, InvalidOptionError
 from minllm.models.config import ModelConfig
 from minllm.models.generation_config import GenerationConfig
@@ -108,7 +115,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     scheduler = Scheduler(
         POLICIES[options.scheduling_policy](), KVCacheManager(policy, LENGTH_PREDICTIONS[options.length_prediction]()),
         make_preemption(device, ops, config, cache, policy, options, cache_of_draft), options.max_num_seqs, options.max_num_batched_tokens,
-        None if drafts is None else Speculation(options.speculative_config.num_speculative_tokens, needs_room=draft is not None),
+        make_speculation(options.speculative_config, device, config, draft),
     )  # fmt: skip
     eos_token_ids = _eos_token_ids(generation_config, config, tokenizer)
     return Engine(

@@ -1,5 +1,6 @@
 """The speculation that the options ask for: the source of drafts, and for a draft model its weights and its cache."""
 
+import functools
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -8,13 +9,18 @@ from typing import Any
 from minllm.cache.capacity import CacheBudget
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.policy import CachePolicy
+from minllm.costs.serving import StepCosts
+from minllm.costs.speculation import best_num_drafts
 from minllm.engine.cache_format import cache_shape, check_shape
 from minllm.engine.drafting.draft_model import DraftModel
 from minllm.engine.drafting.ngrams import NgramDrafts
 from minllm.engine.running.slots import Slots
 from minllm.engine.running.speculator import DraftSource, Speculator
+from minllm.engine.scheduling.speculative import Speculation
 from minllm.engine.speculative_config import SpeculativeConfig
 from minllm.errors import CheckpointError, InvalidOptionError
+from minllm.machine.hardware import find_gpu
+from minllm.models.config import ModelConfig
 from minllm.models.model import Model, load_model
 from minllm.models.source import open_source
 from minllm.models.tied_head import untied_if_stored
@@ -79,6 +85,24 @@ def make_source(config: SpeculativeConfig, ops: Any, draft: Model | None, cache:
     if draft is not None:
         return DraftModel(ops, draft, cache, config.draft_sample_method == "probabilistic")
     return NgramDrafts(ops, config.prompt_lookup_max, config.prompt_lookup_min)
+
+
+def make_speculation(config: SpeculativeConfig | None, device: str, model: ModelConfig, draft: Model | None) -> Speculation | None:
+    """The scheduler's part. On a GPU that is known, the number of drafts follows from its data sheet; elsewhere all are verified."""
+    if config is None:
+        return None
+    best, gpu = None, None if device == "cpu" else _known_gpu()
+    if gpu is not None:
+        peaks = gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops or gpu.fp32_tflops
+        costs, of_draft = StepCosts.of(model, *peaks), None if draft is None else StepCosts.of(draft.config, *peaks)
+        best = functools.partial(best_num_drafts, costs, most=config.num_speculative_tokens, draft=of_draft)
+    return Speculation(config.num_speculative_tokens, needs_room=draft is not None, best=best)
+
+
+def _known_gpu() -> Any:
+    from minllm.runtime.device import current_device
+
+    return find_gpu(current_device().name)
 
 
 def make_speculator(

@@ -179,7 +179,7 @@ class Scheduler(Queues):
         """Make room for the next token of a running sequence and for drafts after it; returns their number, 0 if there is no room."""
         if self.speculation is None:
             return 0
-        num_drafts = max(0, min(self.speculation.num_drafts(sequence), budget))
+        num_drafts = max(0, min(self.speculation.num_drafts(sequence, len(self.running)), budget))
         for num_tokens in dict.fromkeys((self.speculation.num_tokens(sequence, num_drafts), 1 + num_drafts)):
             if num_tokens > 1:
                 with contextlib.suppress(OutOfMemoryError):

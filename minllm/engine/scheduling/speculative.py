@@ -7,11 +7,15 @@ scheduler plans as if all of them were accepted, because the next step may be pl
 Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", ICML 2023, section 2.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.step import Span, Verified
+
+PROBE = 32  # steps
+MEMORY = 0.1  # how far one draft moves the estimate of a sequence's acceptance
 
 
 @dataclass
@@ -37,11 +41,14 @@ class SpeculationCounts:
 class Speculation:
     """Decides how many drafts are verified. num_speculative_tokens: the most of each sequence.
 
-    needs_room: whether drafting writes keys and values for the tokens that it drafts, behind those that a step verifies.
+    needs_room: whether drafting writes keys and values for the tokens that it drafts, behind those that a step verifies. best: the best
+    number of drafts for a rate of acceptance and a number of sequences that decode (costs/speculation.py); None takes all there are. A
+    sequence for which none is best tries one draft every PROBE steps, because its text may change.
     """
 
-    def __init__(self, num_speculative_tokens: int, needs_room: bool = False):
-        self.num_speculative_tokens, self.needs_room = num_speculative_tokens, needs_room
+    def __init__(self, num_speculative_tokens: int, needs_room: bool = False, best: Callable[[float, int], int] | None = None):
+        self.num_speculative_tokens, self.needs_room, self._best = num_speculative_tokens, needs_room, best
+        self._found: dict[tuple[int, int], int] = {}  # (twentieths of acceptance, sequences) -> best number of drafts
         self.counts = SpeculationCounts()
 
     def num_tokens(self, sequence: Sequence, num_drafts: int) -> int:
@@ -50,14 +57,24 @@ class Speculation:
             return 1 + num_drafts
         return min(1 + num_drafts + self.num_speculative_tokens, sequence.num_reserved_tokens - sequence.num_computed_tokens)
 
-    def num_drafts(self, sequence: Sequence) -> int:
-        """How many drafts of a sequence the next step should verify."""
+    def num_drafts(self, sequence: Sequence, num_sequences: int = 1) -> int:
+        """How many drafts of a sequence the next step, of this number of sequences, should verify."""
         if self._excludes(sequence):
             return 0
         # A step that is not read yet leaves drafts in the slot; how many, only the device knows.
         found = self.num_speculative_tokens if sequence.num_in_flight else sequence.num_drafts
         needed = sequence.num_reserved_tokens - sequence.num_computed_tokens - 2  # the last token is never computed
-        return max(0, min(found, self.num_speculative_tokens, needed))
+        return max(0, min(found, self._wanted(sequence, num_sequences), needed))
+
+    def _wanted(self, sequence: Sequence, num_sequences: int) -> int:
+        """The number of drafts that is worth verifying."""
+        if self._best is None:
+            return self.num_speculative_tokens
+        rate, sequences = round(20 * sequence.draft_acceptance), 1 << (num_sequences - 1).bit_length()
+        if (rate, sequences) not in self._found:
+            self._found[rate, sequences] = self._best(rate / 20, sequences)
+        is_probe = len(sequence.output_token_ids) % PROBE == 0
+        return max(self._found[rate, sequences], int(is_probe))
 
     def _excludes(self, sequence: Sequence) -> bool:
         """Whether the host decides between two tokens of a sequence."""
@@ -69,6 +86,9 @@ class Speculation:
         for (span, sequence), count, num_drafts in zip(owners, verified.counts, verified.num_drafts, strict=True):
             if span.decodes and span.length > 1:
                 self.counts.add(span.length - 1, count - 1)
+                tried = min(count, span.length - 1)  # those behind the first wrong one tell nothing
+                weight = 1 - (1 - MEMORY) ** tried
+                sequence.draft_acceptance += weight * ((count - 1) / tried - sequence.draft_acceptance)
             if sequence.slot != NO_SLOT:
                 sequence.num_drafts = num_drafts
                 if span.decodes and count < span.length:
