@@ -62,8 +62,6 @@ class Sequence:
     num_computed_tokens: int = 0
     num_prefill_tokens: int = 0  # tokens known when it entered, which are computed in chunks; later ones are decoded
     num_in_flight: int = 0  # launched steps whose token, or tokens with drafts, the host does not know yet
-    num_drafts: int = 0  # drafts in its slot that the host knows of (scheduling/speculative.py)
-    draft_acceptance: float = 0.8  # estimate of the share of its drafts that are right; all begin with hope
     num_preemptions: int = 0
 
     # A beam search's (beam_search.py).
@@ -125,7 +123,7 @@ class Sequence:
             return False
         if self.num_in_flight and (self.logits_processors or self.search is not None):
             return False  # the host decides between two steps
-        return self.num_computed_tokens + 1 < self.num_reserved_tokens
+        return self.num_computed_tokens + 1 < len(self.prompt_token_ids) + self.max_tokens
 
     @property
     def longest_chunk(self) -> int:

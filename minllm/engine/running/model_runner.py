@@ -122,9 +122,8 @@ class ModelRunner:
     def _launch(self, spans: list[Span]) -> PendingForward:
         """Launch a forward, as the replay of a graph if one is large enough and the host needs nothing from its middle."""
         sampled = [sequence for span in spans for sequence in span.sampled]
-        lengths = [span.length if span.decodes else 1 for span in spans for _ in span.sampled]  # rows that get logits
-        slots = [sequence.slot for sequence, length in zip(sampled, lengths, strict=True) for _ in range(length)]
-        kind, rows = self.slots.kind(sampled), [end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
+        slots, rows = self._rows(spans, sampled)
+        kind = self.slots.kind(sampled)
         processed = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.logits_processors]
         scored = [span for span in spans if span.sequence.scores_prompt and not span.decodes]
         num_decodes = sum(span.decodes for span in spans)
@@ -141,6 +140,15 @@ class ModelRunner:
         else:
             results = self.graphs.replay_decodes(key, slots, self.uploads)
         return self._read(*results, sampled=sampled, rows=rows, scored=scored)
+
+    def _rows(self, spans: list[Span], sampled: list[Sequence]) -> tuple[list[int], list[int]]:
+        """(the slot of each row that gets logits, the row of each sampled sequence, or the first of its run)."""
+        slots = [sequence.slot for sequence in sampled]
+        if self.speculator is None:
+            return slots, list(range(len(slots)))
+        lengths = [span.length if span.decodes else 1 for span in spans for _ in span.sampled]
+        starts = accumulate(lengths, initial=0)
+        return [slot for slot, length in zip(slots, lengths, strict=True) for _ in range(length)], list(starts)[:-1]
 
     def _graph_key(self, spans: list[Span], num_decodes: int, num_sampled: int, kind: SamplingKind) -> GraphKey | None:
         """The graph for a step; None if none is large enough."""

@@ -20,7 +20,6 @@ class KVCacheManager:
         self.policy, self.prediction = policy, prediction
         self.block_size = policy.block_size
         self._noted: dict[Sequence, int] = {}  # number of each sequence's tokens that the policy knows
-        self._room: dict[Sequence, int] = {}  # number of tokens for which decoding has made room
 
     def check_fits(self, sequence: Sequence) -> None:
         """Raise OutOfMemoryError if not even the empty cache could hold this sequence."""
@@ -38,7 +37,7 @@ class KVCacheManager:
         """
         known = sequence.token_ids(0, sequence.num_tokens)
         found = self.policy.reserve(sequence, known, self._promise(sequence), sequence.cache_salt)
-        self._noted[sequence], self._room[sequence] = len(known), 0
+        self._noted[sequence] = len(known)
         return found
 
     def swap_out(self, sequence: Sequence, swap_space: SwapSpace) -> None:
@@ -46,12 +45,12 @@ class KVCacheManager:
         self.note(sequence)
         swap_space.swap_out(sequence, self._noted[sequence])
         swap_space.release(sequence)
-        del self._noted[sequence], self._room[sequence]
+        del self._noted[sequence]
 
     def swap_in(self, sequence: Sequence, swap_space: SwapSpace) -> int:
         """Bring a sequence back; returns the number of its computed tokens. Raises OutOfMemoryError if there is no room now."""
         num_computed = swap_space.swap_in(sequence, self._promise(sequence), tenant=sequence.cache_salt)
-        self._noted[sequence], self._room[sequence] = num_computed, 0
+        self._noted[sequence] = num_computed
         return num_computed
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
@@ -61,27 +60,25 @@ class KVCacheManager:
             self.policy.fork(parent, child)
         except OutOfMemoryError:
             return False
-        self._noted[child], self._room[child] = self._noted[parent], 0
+        self._noted[child] = self._noted[parent]
         return True
 
     def make_room_to_decode(self, sequence: Sequence, num_tokens: int = 1) -> bool:
         """Make room for the next tokens of a sequence; returns whether its block table changed. Raises OutOfMemoryError."""
         position = sequence.num_computed_tokens
-        end = position + num_tokens
-        if end <= self._room[sequence] and position != sequence.num_prefill_tokens:
+        if num_tokens == 1 and position % self.block_size and position != sequence.num_prefill_tokens:
             return False
         self.note(sequence)
-        end_of_block = blocks_needed(end, self.block_size) * self.block_size
-        room = max(end, min(end_of_block, sequence.num_reserved_tokens))
-        changed = self.policy.make_room(sequence, room)
-        self._room[sequence] = room
-        return changed
+        end = position + num_tokens
+        return self.policy.make_room(sequence, max(end, min(self._end_of_block(end), sequence.num_reserved_tokens)))
 
     def trim(self, sequence: Sequence) -> None:
-        """Give back the room of a sequence beyond what launched steps may write: drafts were rejected."""
-        self.policy.trim(sequence, sequence.num_computed_tokens)
-        end_of_block = blocks_needed(sequence.num_computed_tokens, self.block_size) * self.block_size
-        self._room[sequence] = min(self._room[sequence], end_of_block)
+        """Give back the blocks of a sequence beyond what launched steps may write: drafts were rejected."""
+        self.policy.trim(sequence, self._end_of_block(sequence.num_computed_tokens))
+
+    def _end_of_block(self, num_tokens: int) -> int:
+        """The tokens of as many whole blocks as this number of tokens needs."""
+        return blocks_needed(num_tokens, self.block_size) * self.block_size
 
     def note(self, sequence: Sequence) -> None:
         """Tell the policy the computed tokens that it does not know yet, and let other prompts share their blocks."""
@@ -98,7 +95,7 @@ class KVCacheManager:
     def free(self, sequence: Sequence) -> None:
         """Free all blocks of a sequence; they may stay in the prefix cache."""
         self.note(sequence)
-        del self._noted[sequence], self._room[sequence]
+        del self._noted[sequence]
         self.policy.free(sequence)
 
     def _promise(self, sequence: Sequence) -> int:

@@ -124,7 +124,7 @@ class Queues:
     def _run(self, sequence: Sequence, num_computed: int, num_prefill: int) -> None:
         """Give a sequence, which has its blocks, a slot."""
         sequence.slot = heapq.heappop(self._free_slots)
-        sequence.num_computed_tokens, sequence.num_prefill_tokens, sequence.num_drafts = num_computed, num_prefill, 0
+        sequence.num_computed_tokens, sequence.num_prefill_tokens = num_computed, num_prefill
         insort(self.running, sequence, key=order)
         self._entered.append(sequence)
 

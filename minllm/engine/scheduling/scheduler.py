@@ -55,14 +55,14 @@ class Scheduler(Queues):
         """
         budget = self.max_num_batched_tokens - len(self.running) - 1  # for drafts; one token is left for prompts
         for sequence in list(self.running):
-            if not sequence.can_decode:
-                continue
-            num_drafts = self._make_room_for_drafts(sequence, budget, step)
-            if num_drafts or self._make_room(sequence, step):
-                step.spans.append(Span(sequence, sequence.num_computed_tokens, 1 + num_drafts, True, (sequence,)))
-                sequence.num_computed_tokens += 1 + num_drafts
-                sequence.num_in_flight += 1
-                budget -= num_drafts
+            if sequence.can_decode:
+                num_drafts = 0 if self.speculation is None else self._make_room_for_drafts(sequence, budget, step)
+                if num_drafts or self._make_room(sequence, step):
+                    length = 1 + num_drafts
+                    step.spans.append(Span(sequence, sequence.num_computed_tokens, length, True, (sequence,)))
+                    sequence.num_computed_tokens += length
+                    sequence.num_in_flight += 1
+                    budget -= num_drafts
         self._copies += self.memory.policy.take_copies()
 
     def prefill(self, step: Step, admits: bool = True, whole: bool = False) -> None:
@@ -93,18 +93,16 @@ class Scheduler(Queues):
 
         verified: the number of tokens of each, if the engine speculates; otherwise each gets one.
         """
-        moved, now, row = self.take_ended(), time.perf_counter(), 0
+        moved, now, sampled = self.take_ended(), time.perf_counter(), step.sampled
         if verified is not None:
             self.speculation.take(step.spans, verified, self.memory)
-        for number, sequence in enumerate(step.sampled):
+            sampled = [sequence for sequence, count in zip(sampled, verified.counts, strict=True) for _ in range(count)]
+        for row, sequence in enumerate(sampled):
             sequence.num_in_flight -= 1
-            end = row + (1 if verified is None else verified.counts[number])
-            if not sequence.is_finished:  # it may have been aborted, or have ended one step ago
-                moved.append(sequence)
-            while row < end and not sequence.is_finished:  # drafts beyond its end are dropped
+            if not sequence.is_finished:  # it may have been aborted, or have ended one step ago, or with a token before this one
                 self._append(sequence, token_ids[row], None if logprobs is None else logprobs[row], now)
-                row += 1
-            row = end
+                moved.append(sequence)
+        moved = moved if verified is None else list(dict.fromkeys(moved))
         for search in dict.fromkeys(sequence.search for sequence in moved if sequence.search is not None):
             search.advance(self)
         return moved + self._end_scored(step)
@@ -177,8 +175,6 @@ class Scheduler(Queues):
 
     def _make_room_for_drafts(self, sequence: Sequence, budget: int, step: Step) -> int:
         """Make room for the next token of a running sequence and for drafts after it; returns their number, 0 if there is no room."""
-        if self.speculation is None:
-            return 0
         num_drafts = max(0, min(self.speculation.num_drafts(sequence, len(self.running)), budget))
         for num_tokens in dict.fromkeys((self.speculation.num_tokens(sequence, num_drafts), 1 + num_drafts)):
             if num_tokens > 1:

@@ -9,6 +9,7 @@ Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Specula
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
@@ -38,6 +39,15 @@ class SpeculationCounts:
             self.num_accepted_tokens_per_pos[position] += 1
 
 
+@dataclass(slots=True)
+class Drafted:
+    """What is known of a sequence's drafts."""
+
+    num_drafts: int = 0  # drafts in its slot that the host knows of
+    num_preemptions: int = 0  # of the sequence when they were made: after another one they are gone
+    acceptance: float = 0.8  # estimate of the share of its drafts that are right; all begin with hope
+
+
 class Speculation:
     """Decides how many drafts are verified. num_speculative_tokens: the most of each sequence.
 
@@ -49,7 +59,17 @@ class Speculation:
     def __init__(self, num_speculative_tokens: int, needs_room: bool = False, best: Callable[[float, int], int] | None = None):
         self.num_speculative_tokens, self.needs_room, self._best = num_speculative_tokens, needs_room, best
         self._found: dict[tuple[int, int], int] = {}  # (twentieths of acceptance, sequences) -> best number of drafts
+        self._drafted: WeakKeyDictionary[Sequence, Drafted] = WeakKeyDictionary()
         self.counts = SpeculationCounts()
+
+    def drafted(self, sequence: Sequence) -> Drafted:
+        """What is known of a sequence's drafts."""
+        found = self._drafted.get(sequence)
+        if found is None:
+            found = self._drafted[sequence] = Drafted()
+        if found.num_preemptions != sequence.num_preemptions:
+            found.num_drafts, found.num_preemptions = 0, sequence.num_preemptions
+        return found
 
     def num_tokens(self, sequence: Sequence, num_drafts: int) -> int:
         """How many tokens of a sequence should have room in the next step, which verifies this number of drafts and makes new ones."""
@@ -62,15 +82,16 @@ class Speculation:
         if self._excludes(sequence):
             return 0
         # A step that is not read yet leaves drafts in the slot; how many, only the device knows.
-        found = self.num_speculative_tokens if sequence.num_in_flight else sequence.num_drafts
+        drafted = self.drafted(sequence)
+        found = self.num_speculative_tokens if sequence.num_in_flight else drafted.num_drafts
         needed = sequence.num_reserved_tokens - sequence.num_computed_tokens - 2  # the last token is never computed
-        return max(0, min(found, self._wanted(sequence, num_sequences), needed))
+        return max(0, min(found, self._wanted(sequence, drafted.acceptance, num_sequences), needed))
 
-    def _wanted(self, sequence: Sequence, num_sequences: int) -> int:
+    def _wanted(self, sequence: Sequence, acceptance: float, num_sequences: int) -> int:
         """The number of drafts that is worth verifying."""
         if self._best is None:
             return self.num_speculative_tokens
-        rate, sequences = round(20 * sequence.draft_acceptance), 1 << (num_sequences - 1).bit_length()
+        rate, sequences = round(20 * acceptance), 1 << (num_sequences - 1).bit_length()
         if (rate, sequences) not in self._found:
             self._found[rate, sequences] = self._best(rate / 20, sequences)
         is_probe = len(sequence.output_token_ids) % PROBE == 0
@@ -84,13 +105,15 @@ class Speculation:
         """Learn how many tokens a step's sequences got, and give back the room of rejected drafts."""
         owners = [(span, sequence) for span in spans for sequence in span.sampled]
         for (span, sequence), count, num_drafts in zip(owners, verified.counts, verified.num_drafts, strict=True):
+            sequence.num_in_flight += count - 1  # each of its tokens takes one
+            drafted = self.drafted(sequence)
             if span.decodes and span.length > 1:
                 self.counts.add(span.length - 1, count - 1)
                 tried = min(count, span.length - 1)  # those behind the first wrong one tell nothing
                 weight = 1 - (1 - MEMORY) ** tried
-                sequence.draft_acceptance += weight * ((count - 1) / tried - sequence.draft_acceptance)
+                drafted.acceptance += weight * ((count - 1) / tried - drafted.acceptance)
             if sequence.slot != NO_SLOT:
-                sequence.num_drafts = num_drafts
+                drafted.num_drafts = num_drafts
                 if span.decodes and count < span.length:
                     sequence.num_computed_tokens -= span.length - count
                     memory.trim(sequence)

@@ -242,7 +242,7 @@ def check_books(scheduler):
     assert running == sorted(running, key=order) and all(not sequence.is_finished for sequence in running)
     slots = sorted(sequence.slot for sequence in running)
     assert slots == sorted(set(slots)) and not set(slots) & set(scheduler._free_slots)
-    assert set(scheduler.memory._noted) == set(scheduler.memory._room) == set(running) == set(policy._held)
+    assert set(scheduler.memory._noted) == set(running) == set(policy._held)
     waiting = [sequence for _, sequence in scheduler.waiting if not sequence.is_finished]
     assert all(sequence.slot == NO_SLOT for sequence in waiting) and len(set(waiting)) == len(waiting)
     for sequence in running:

@@ -20,11 +20,12 @@ def best(acceptance, num_sequences):
     return best_num_drafts(COSTS, acceptance, num_sequences, 8)
 
 
-def running(tokens=5):
+def running(speculation, tokens=5):
     """A sequence that decodes, with eight drafts in its slot."""
     [sequence] = scripted("a", range(4), range(100), 1000)
     sequence.output_token_ids += range(tokens)
-    sequence.num_computed_tokens, sequence.num_drafts, sequence.slot = 4 + tokens - 1, 8, 0
+    sequence.num_computed_tokens, sequence.slot = 4 + tokens - 1, 0
+    speculation.drafted(sequence).num_drafts = 8
     return sequence
 
 
@@ -36,34 +37,39 @@ def verify(speculation, sequence, drafted, accepted):
 
 
 def test_a_sequence_whose_drafts_are_wrong_in_a_large_batch_stops_and_tries_again():
-    speculation, sequence = Speculation(8, best=best), running()
+    speculation = Speculation(8, best=best)
+    sequence = running(speculation)
     assert speculation.num_drafts(sequence, 1) == 8 and speculation.num_drafts(sequence, 64) > 0
     for _ in range(40):
         verify(speculation, sequence, 4, 0)
-    assert sequence.draft_acceptance < 0.05
+    assert speculation.drafted(sequence).acceptance < 0.05
     assert speculation.num_drafts(sequence, 256) == 0
     sequence.output_token_ids += [0] * (-len(sequence.output_token_ids) % PROBE)
     assert speculation.num_drafts(sequence, 256) == 1
     for _ in range(40):
         verify(speculation, sequence, 1, 1)
-    assert sequence.draft_acceptance > 0.9 and speculation.num_drafts(sequence, 1) == 8
+    assert speculation.drafted(sequence).acceptance > 0.9 and speculation.num_drafts(sequence, 1) == 8
 
 
 def test_no_more_drafts_than_are_found_or_needed():
-    speculation, sequence = Speculation(8, best=best), running()
-    sequence.num_drafts = 3
+    speculation = Speculation(8, best=best)
+    sequence = running(speculation)
+    speculation.drafted(sequence).num_drafts = 3
     assert speculation.num_drafts(sequence, 1) == 3
     sequence.max_tokens = 7  # two more, the last of which is never computed
     assert speculation.num_drafts(sequence, 1) == 1
-    sequence.num_in_flight = 1
-    assert Speculation(8).num_drafts(running(), 1) == 8
+    sequence.max_tokens, sequence.num_in_flight = 1000, 1
+    assert speculation.num_drafts(sequence, 1) == 8, "what an unread step has left is not known"
+    sequence.num_in_flight, sequence.num_preemptions = 0, 1
+    assert speculation.num_drafts(sequence, 1) == 0, "whoever was preempted comes back to another slot"
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
 def test_the_estimate_approaches_the_rate(share):
-    speculation, sequence, random = Speculation(8), running(), np.random.default_rng(1)
+    speculation, random = Speculation(8), np.random.default_rng(1)
+    sequence = running(speculation)
     estimates = []
     for _ in range(600):
         verify(speculation, sequence, 4, int(np.cumprod(random.random(4) < share).sum()))
-        estimates.append(sequence.draft_acceptance)
+        estimates.append(speculation.drafted(sequence).acceptance)
     assert np.mean(estimates[100:]) == pytest.approx(share, abs=0.08)
