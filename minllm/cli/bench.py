@@ -191,6 +191,19 @@ def bench_pipeline(
         benchmark.run(model, options, num_prompts=num_prompts, tokens=tokens, repeats=repeats, json_file=json_file)
 
 
+@bench_app.command("startup")
+def bench_startup(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.1-8b",
+    device: DeviceOption = DeviceName.AUTO,
+    json_file: JsonOption = None,
+) -> None:
+    """From the command to the first token: without compiled kernels, and with them."""
+    with user_errors():
+        from minllm.bench import startup as benchmark
+
+        benchmark.run(model, device.value, json_file)
+
+
 @bench_app.command("simulator")
 def bench_simulator(
     repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the best counts.")] = 3,

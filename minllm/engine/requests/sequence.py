@@ -78,7 +78,7 @@ class Sequence:
         """A copy of the prompt's token ids that all outputs of the request share."""
         return list(self.prompt_token_ids)
 
-    @property
+    @cached_property
     def needs_logprobs(self) -> bool:
         """Whether the log-probabilities of its tokens are wanted, or decide which completions are returned."""
         return self.params.logprobs is not None or self.params.num_generated > self.params.n
@@ -119,7 +119,7 @@ class Sequence:
     @property
     def can_decode(self) -> bool:
         """Whether its newest token can be computed: it is sampled, at least by a launched step, and it is not the last one."""
-        if self.slot == NO_SLOT or not self.is_prefilled or self.is_held:
+        if self.num_computed_tokens < self.num_prefill_tokens or self.slot == NO_SLOT or self.is_held:
             return False
         if self.num_in_flight and (self.logits_processors or self.search is not None):
             return False  # the host decides between two steps
@@ -161,11 +161,8 @@ class Sequence:
         if logprobs is not None:
             self.logprobs.append(logprobs)
             self.cumulative_logprob += logprobs[token_id].logprob
-        reason, stop_reason = self._end_at(token_id)
-        if self.params.stop and (stop := self._text.stop_string(self.output_token_ids, reason is not None)) is not None:
-            reason, stop_reason = "stop", stop
-        self.stop_reason = stop_reason
-        self.finish_reason = reason
+        if self.params.stop or token_id in self._ending_ids or len(self.output_token_ids) >= self.max_tokens:
+            self._end_if_last(token_id)
 
     def abort(self, reason: FinishReason = "abort", error: Exception | None = None) -> None:
         """End the sequence where it is."""
@@ -181,9 +178,13 @@ class Sequence:
         """The text that became final since the last call."""
         return self._text.take(self.output_token_ids, self.is_finished)
 
-    def _end_at(self, token_id: int) -> tuple[FinishReason | None, int | None]:
-        """finish_reason and stop_reason after this newest token, stop strings apart."""
-        count = len(self.output_token_ids)
+    def _end_if_last(self, token_id: int) -> None:
+        """Set stop_reason, then finish_reason, if this newest token is the last."""
+        reason, count = None, len(self.output_token_ids)
         if token_id in self._ending_ids and count > self.params.min_tokens:
-            return "stop", None if token_id in self.eos_token_ids else token_id
-        return ("length" if count >= self.max_tokens else None), None
+            reason, self.stop_reason = "stop", None if token_id in self.eos_token_ids else token_id
+        elif count >= self.max_tokens:
+            reason = "length"
+        if self.params.stop and (stop := self._text.stop_string(self.output_token_ids, reason is not None)) is not None:
+            reason, self.stop_reason = "stop", stop
+        self.finish_reason = reason

@@ -125,8 +125,8 @@ class ModelRunner:
         slots, rows = self._rows(spans, sampled)
         kind = self.slots.kind(sampled)
         processed = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.logits_processors]
-        scored = [span for span in spans if span.sequence.scores_prompt and not span.decodes]
         num_decodes = sum(span.decodes for span in spans)
+        scored = [span for span in spans[num_decodes:] if span.sequence.scores_prompt]
         key = None
         if not (self.graphs is None or processed or scored or (self._window and num_decodes < len(spans))):
             key = self._graph_key(spans, num_decodes, len(sampled), kind)

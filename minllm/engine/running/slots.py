@@ -31,7 +31,7 @@ class Slots:
 
     def kind(self, sequences: list[Sequence]) -> SamplingKind:
         """Which kernels choose the next tokens of these sequences."""
-        return max((self._kinds[sequence.slot] for sequence in sequences), default=SamplingKind.GREEDY)
+        return max([self._kinds[sequence.slot] for sequence in sequences], default=SamplingKind.GREEDY)
 
     def sampling(self, kind: SamplingKind) -> SamplingTensors:
         """The sampling parameters of all slots, for rows of this kind."""

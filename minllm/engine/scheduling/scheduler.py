@@ -216,7 +216,7 @@ class Scheduler(Queues):
     def _end_scored(self, step: Step) -> list[Sequence]:
         """End the sequences that generate nothing and whose prompt this step has completed; returns them."""
         ended = []
-        for span in step.spans:
+        for span in step.spans[step.num_decodes :]:
             sequence = span.sequence
             if sequence.max_tokens == 0 and span.start + span.length == sequence.num_prefill_tokens and not sequence.is_finished:
                 self.end(sequence, "length")

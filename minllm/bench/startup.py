@@ -1,0 +1,57 @@
+"""From the command to the first token: with an empty cache of compiled kernels, and with a full one.
+
+Each time is that of a new process, from its start to a token of a prompt of four, so it contains the interpreter's start, imports, random
+weights, compilation, graphs and a first request. The first process gets an empty kernel cache and leaves a full one to the second.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from minllm.bench.generate import check_model, opened_model
+from minllm.bench.record import Row, new_record, write_json
+from minllm.engine.options import EngineOptions
+from minllm.engine.requests.sampling_params import SamplingParams
+from minllm.errors import MinLLMError
+from minllm.machine import driver
+
+MAX_NUM_SEQS, MAX_MODEL_LEN = 256, 2048
+CHILD = "import sys; from minllm.bench.startup import first_token; first_token(sys.argv[1], sys.argv[2])"
+
+
+def run(model: str, device: str, json_file: Path | None) -> None:
+    """Measure and print; if `json_file` is given, write the record."""
+    check_model(model)
+    out = Console(stderr=str(json_file) == "-", highlight=False, soft_wrap=True)
+    case, found = f"{model}, {MAX_NUM_SEQS} sequences of up to {MAX_MODEL_LEN} tokens", []
+    with tempfile.TemporaryDirectory() as cache:
+        for variant in ("empty kernel cache", "full kernel cache"):
+            found.append(Row("start-up", case, variant, round(seconds_to_first_token(model, device, cache), 2), "s"))
+            out.print(f"{case}, {variant}: {found[-1].value:.1f} s from the command to the first token")
+    if json_file is not None:
+        on_gpu = EngineOptions(device=device).resolved_device() == "cuda"
+        write_json(json_file, new_record(driver.device_name() if on_gpu else "cpu", {}, found))
+
+
+def seconds_to_first_token(model: str, device: str, cache: str) -> float:
+    """The time of a new process, whose kernel cache is the directory `cache`, until it has said that a token came."""
+    environment = os.environ | {"MINLLM_CACHE_DIR": cache}
+    start = time.perf_counter()
+    with subprocess.Popen([sys.executable, "-c", CHILD, model, device], env=environment, stdout=subprocess.PIPE, text=True) as child:
+        said = child.stdout.readline()
+        seconds = time.perf_counter() - start
+    if child.returncode or not said:
+        raise MinLLMError(f"the process that was to start {model} ended with exit code {child.returncode}: its message stands above")
+    return seconds
+
+
+def first_token(model: str, device: str) -> None:
+    """What a process runs: start, compute a token, and say so."""
+    with opened_model(model, dict(device=device, max_num_seqs=MAX_NUM_SEQS), MAX_MODEL_LEN) as llm:
+        llm.generate([[1, 2, 3, 4]], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False))
+        print("first token", flush=True)
