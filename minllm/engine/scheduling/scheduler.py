@@ -53,16 +53,15 @@ class Scheduler(Queues):
 
         The newest are preempted if memory runs out, but never for drafts.
         """
-        budget = self.max_num_batched_tokens - len(self.running) - 1  # for drafts; one token is left for prompts
+        budget, speculates = self.max_num_batched_tokens - len(self.running) - 1, self.speculation is not None  # one token is for prompts
         for sequence in list(self.running):
             if sequence.can_decode:
-                num_drafts = 0 if self.speculation is None else self._make_room_for_drafts(sequence, budget, step)
-                if num_drafts or self._make_room(sequence, step):
-                    length = 1 + num_drafts
-                    step.spans.append(Span(sequence, sequence.num_computed_tokens, length, True, (sequence,)))
-                    sequence.num_computed_tokens += length
+                drafts = self._make_room_for_drafts(sequence, budget, step) if speculates else 0
+                if drafts or self._make_room(sequence, step):
+                    step.spans.append(Span(sequence, sequence.num_computed_tokens, 1 + drafts, True, (sequence,)))
+                    sequence.num_computed_tokens += 1 + drafts
                     sequence.num_in_flight += 1
-                    budget -= num_drafts
+                    budget -= drafts
         self._copies += self.memory.policy.take_copies()
 
     def prefill(self, step: Step, admits: bool = True, whole: bool = False) -> None:
