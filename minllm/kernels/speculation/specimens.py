@@ -27,6 +27,6 @@ def specimens():
     arguments = (floats, column, ints, column, floats)
     yield Specimen("speculation/distribution", distribution.distribution_kernel, arguments, distribution.THREADS, blocks=1)
     arguments = (floats, array(FLOAT32, 3), ints, ints, ints, ints, seed, ints, ints)
-    yield Specimen("speculation/reject", rejection.reject_kernel, arguments, rejection.THREADS, blocks=5)
+    yield Specimen("speculation/reject", rejection.reject_kernel, arguments, rejection.THREADS, blocks=4)  # one block per run
     arguments = (ints, ints, rows, rows, ints, INT32, INT32)
     yield Specimen("speculation/prompt_lookup", prompt_lookup.prompt_lookup_kernel, arguments, prompt_lookup.THREADS, blocks=6)
