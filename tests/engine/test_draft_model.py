@@ -67,8 +67,9 @@ def test_greedy_drafts_leave_every_text_as_it_is(plain):  # noqa: F811
     greedy, sampled = plain
     with LLM(model_directory("llama3"), speculative_config=ITSELF | {"draft_sample_method": "greedy"}, **SMALL) as llm:
         assert everything(llm.generate(PROMPTS, GREEDY)) == everything(greedy)
+        assert accepted_by_itself(llm) == 1.0
         assert everything(llm.generate(PROMPTS, SAMPLED)) == everything(sampled)
-        assert 0.2 < accepted_by_itself(llm) < 1
+        assert 0 < accepted_by_itself(llm) < 1, "a draw is seldom the likeliest token"
 
 
 def test_another_models_drafts_change_no_greedy_token():
