@@ -16,6 +16,15 @@ from minllm.engine.calibration import calibrate
 from minllm.engine.compute_dtype import compute_dtype
 from minllm.engine.make_cache import make_cache
 from minllm.engine.make_preemption import make_preemption
+from minllm.engine.make_speculator import (
+    budget_beside_draft,
+    draft_cache,
+    draft_shape,
+    load_draft,
+    make_source,
+    make_speculation,
+    make_speculator,
+)  # fmt: skip
 from minllm.engine.max_model_len import fitted_model_len, wanted_model_len
 from minllm.engine.memory_budget import cache_budget, check_weights_fit
 from minllm.engine.options import EngineOptions
@@ -24,6 +33,7 @@ from minllm.engine.progress import Progress
 from minllm.engine.requests.sampling_params import default_sampling_params
 from minllm.engine.running.machine import CudaMachine, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
+from minllm.engine.running.speculator import DraftSource
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
@@ -92,16 +102,21 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
             source.path, ops, weights_read, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format, config=config
         )
         compiling.wait(kernels_compiled)
+    draft = load_draft(options.speculative_config, ops, tokenizer, config.vocab_size, wanted_len)
+    of_draft = draft_shape(draft, ops, device, shape.block_size)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
-    budget = cache_budget(device, ops, config, options, weight_format)
+    budget = budget_beside_draft(cache_budget(device, ops, config, options, weight_format), shape, of_draft)
     cache, policy = make_cache(device, ops, options, shape=shape, budget=budget, wanted_len=wanted_len)
     max_model_len = fitted_model_len(options, wanted_len, policy.max_sequence_tokens, budget)
     if calibration is not None:
         cache.calibrate(calibration.smoothing, calibration.scales, ops)
-    runner = _make_runner(device, ops, model, cache=cache, policy=policy, options=options, max_model_len=max_model_len)
+    cache_of_draft = draft_cache(of_draft, ops, policy)
+    drafts = None if options.speculative_config is None else make_source(options.speculative_config, ops, draft, cache_of_draft)
+    runner = _make_runner(device, ops, model, cache=cache, policy=policy, options=options, max_model_len=max_model_len, drafts=drafts)
     scheduler = Scheduler(
         POLICIES[options.scheduling_policy](), KVCacheManager(policy, LENGTH_PREDICTIONS[options.length_prediction]()),
-        make_preemption(device, ops, config, cache, policy, options), options.max_num_seqs, options.max_num_batched_tokens,
+        make_preemption(device, ops, config, cache, policy, options, cache_of_draft), options.max_num_seqs, options.max_num_batched_tokens,
+        make_speculation(options.speculative_config, device, config, draft),
     )  # fmt: skip
     eos_token_ids = _eos_token_ids(generation_config, config, tokenizer)
     return Engine(
@@ -210,11 +225,13 @@ def _simulated_stage_ops(dtype: str, options: EngineOptions):
 
 
 def _make_runner(
-    device: str, ops, model: Model, cache: KVCache, policy: CachePolicy, options: EngineOptions, max_model_len: int
-) -> ModelRunner:
-    machine = HostMachine() if device == "cpu" else CudaMachine(ops)
-    uses_graphs = device == "cuda" and not options.enforce_eager
+    device: str, ops, model: Model, cache: KVCache, policy: CachePolicy, options: EngineOptions, max_model_len: int,
+    drafts: DraftSource | None,
+) -> ModelRunner:  # fmt: skip
+    machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
+    uses_graphs = device == "cuda" and not options.enforce_eager and wanted is None  # no graph verifies drafts yet
+    speculator = None if wanted is None else functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len)
     return ModelRunner(
         ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs,
+        max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs, speculator=speculator,
     )  # fmt: skip

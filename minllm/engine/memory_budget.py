@@ -67,7 +67,7 @@ def cache_budget(
             return CacheBudget(MAX_HOST_BYTES, f"take a GPU, because on a CPU the KV cache takes at most {MAX_HOST_BYTES:,} bytes")
         return CacheBudget(half, "end other programs, because on a CPU the KV cache takes half of the memory that is free")
     sizes = config.hidden_size, widest_activation(config), config.vocab_size, ops.dtype.itemsize
-    reserved = activation_bytes(options.max_num_batched_tokens, options.max_num_seqs, *sizes)
+    reserved = activation_bytes(options.max_num_batched_tokens, options.max_num_logits, *sizes)
     if weight_format is not None:
         rows = max(options.max_num_batched_tokens, options.max_num_seqs)
         reserved += max(weight_format.workspace_bytes(rows, *matrix, ops.dtype.itemsize) for matrix in layout_of(config).matrices())
