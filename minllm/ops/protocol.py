@@ -324,7 +324,8 @@ class Ops(Protocol):
     # Speculation (kernels/speculation). Neighbouring rows of one slot are a run: the newest token and drafts after it.
 
     def load_spans(
-        self, slots: Array, state: "SlotState", drafts: "DraftState", batch: Batch, block_size: int, ahead: int = 0, room: Array | None = None
+        self, slots: Array, state: "SlotState", drafts: "DraftState", batch: Batch, block_size: int, ahead: int = 0,
+        room: Array | None = None,
     ) -> None:  # fmt: skip
         """Writes the arrays of a batch of verifications, one run per sequence: the newest token of each slot, then its drafts.
 

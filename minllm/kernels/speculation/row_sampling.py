@@ -115,4 +115,3 @@ def row_sampling(
         wide = [getattr(given, name) for name in VOCABULARY_FIELDS] + [found[name] for name in VOCABULARY_FIELDS]
         launch(row_vocabulary_kernel, (ceil_div(vocab, THREADS), rows), THREADS, (slots, drafts.drafts, *wide, int(ahead)), stream)
     return SamplingTensors(**found, kind=kind), row_slots
-
