@@ -4,13 +4,13 @@
     python tools/record.py --only kernels       the parts whose names begin so, also if they are measured already
     python tools/record.py /tmp/1b.json         record what `minllm bench ... --json /tmp/1b.json` measured earlier
     python tools/record.py --tables             write the tables anew from the record: after a change of a kernel, some rows are older
-    python tools/record.py --keys               first compute the missing keys of rows from their commits (kernel_keys.py)
+    python tools/record.py --keys               first compute the keys of all rows anew from their commits: after a change of kernel_keys.py
 
 A part is a benchmark in a process of its own: kernels and steps (beside PyTorch's, if it is installed), generation, perplexity, and the
 lessons' own figures (measure_lessons.py). Its rows replace their older selves as soon as it ends, each with machine, date, commit and
 key; all others stay. The record notes the commit of each part, so a run goes on where the one before it stopped. A part that fails is
-reported, the others are recorded, and the exit code is 1. The tables in README.md, docs/results.md and docs/frameworks.md follow
-the record of the H200. Run it from a clean checkout, or name the commit with --commit.
+reported, the others are recorded, and the exit code is 1. The tables in README.md, docs/results.md and docs/frameworks.md and
+the chart docs/assets/speed.svg follow the record of the H200. Run it from a clean checkout, or name the commit with --commit.
 """
 
 import argparse
@@ -28,6 +28,8 @@ from minllm.bench.frameworks_table import frameworks_table
 from minllm.bench.kernel_cases import STAGES
 from minllm.bench.record import Record, Row, commit, file_name, identity, merged, of_commit, write_record
 from minllm.bench.results_table import full_table, replace_between_markers, short_table
+from minllm.bench.speed_chart import speed_chart
+from minllm.figures.picture_file import picture_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -153,20 +155,21 @@ def keys_at(name: str, rows: Sequence[tuple[str, str, str]]) -> dict[tuple[str, 
 
 
 def write_tables(shown: dict) -> None:
-    """Write the record's tables into the README, the page of results and the page that compares frameworks."""
+    """Write the record's tables into the README, the page of results and the page that compares frameworks, and the README's chart."""
     replace_between_markers(ROOT / "README.md", short_table(shown))
     replace_between_markers(ROOT / "docs" / "results.md", full_table(shown))
     replace_between_markers(ROOT / "docs" / "frameworks.md", frameworks_table(shown))
+    (ROOT / "docs" / "assets" / "speed.svg").write_text(picture_file(speed_chart(shown)), encoding="utf-8")
     # `minllm plan` and the site's calculators read their own files.
     subprocess.run([sys.executable, ROOT / "tools" / "write_hardware_json.py"], check=True, cwd=ROOT)
 
 
-def fill_keys(results: Path) -> None:
-    """Compute the missing keys of all records in a folder."""
+def renew_keys(results: Path) -> None:
+    """Compute the keys of all records in a folder anew, so that rows whose kernels are still those of their commits are current."""
     for path in sorted(results.glob("*.json")):
         whole = json.loads(path.read_text(encoding="utf-8"))
         if whole.get("ceilings"):
-            write_record(path, with_keys(with_runs(whole)))
+            write_record(path, with_own_keys(with_runs(whole)))
 
 
 def chosen_parts(only: Sequence[str], results: Path, now: str) -> Iterator[Part]:
@@ -183,11 +186,11 @@ def main() -> int:
     parser.add_argument("--commit", default="", help="of the source that is measured, where git cannot tell")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write into; default: docs/results")
     parser.add_argument("--tables", action="store_true", help="measure nothing, only write the tables")
-    parser.add_argument("--keys", action="store_true", help="measure nothing, compute the keys that are missing, and write the tables")
+    parser.add_argument("--keys", action="store_true", help="measure nothing, compute all keys anew, and write the tables")
     options = parser.parse_args()
     failed: list[str] = []
     if options.keys:
-        fill_keys(options.results)
+        renew_keys(options.results)
     for path in options.files:
         one = with_runs(json.loads(path.read_text(encoding="utf-8")))
         print(record(with_own_keys(of_commit(one, options.commit) if options.commit else one), options.results), flush=True)

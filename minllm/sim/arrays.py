@@ -52,12 +52,12 @@ class CheckedArray(NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
     def __init__(self, data, space="global", base=0, name=""):
-        self.data, self.shape, self.ndim, self.size, self.dtype = data, data.shape, data.ndim, data.size, data.dtype
+        dtype = data.dtype
+        self.data, self.shape, self.ndim, self.size, self.dtype = data, data.shape, data.ndim, data.size, dtype
         self.space, self.base, self.name = space, base, name
-        self.integer, self.signed = data.dtype.kind in "iu", data.dtype.kind == "i"
-        self.itemsize = data.dtype.itemsize
+        self.integer, self.signed, self.itemsize = dtype.kind in "iu", dtype.kind == "i", dtype.itemsize
         # An int below this is a valid index by itself: the common case.
-        self.quick = data.size if data.ndim == 1 and data.dtype.names is None else 0
+        self.quick = self.size if self.ndim == 1 and dtype.names is None else 0
         self.address = base if space == "shared" else None  # address of the first byte; None until it is first needed
         self.flat = None if data.flags.c_contiguous else bytes_between(data)  # None until it is first needed
 

@@ -8,7 +8,7 @@ import numpy as np
 from minllm.sim.arrays import fail, poison
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.monitored_arrays import checked
-from minllm.sim.place import assigned_name, code_number, instruction
+from minllm.sim.place import assigned_at, assigned_name, code_number, instruction
 from minllm.sim.scalars import dtype_of
 from minllm.sim.thread import current_thread
 
@@ -62,7 +62,8 @@ class LocalMemory(Named):
 
     def array(self, shape, dtype, alignment=None):
         """A thread's own array, filled with NaN."""
-        name = assigned_name(*instruction(sys._getframe(1)))
+        frame = sys._getframe(1)
+        name = assigned_at(frame.f_code, frame.f_lasti)
         return checked(poison(shape, dtype_of(dtype)).copy(), "local", 0, name, current_thread().block.monitor)
 
 

@@ -216,13 +216,14 @@ def finish(warp, kind, mask, frame):
     meeting = warp.meetings.pop((kind, mask))
     if warp.monitor is not None:
         warp.monitor.collective(warp, kind, list(meeting), mask, frame)
-    running = current_thread()
-    threads = [warp.threads[lane] for lane in meeting]
-    results = threads[-1].compute(meeting)
-    for thread in threads:
-        thread.result = results[thread.lane]
+    running, threads = current_thread(), warp.threads
+    last = threads[next(reversed(meeting))]
+    runnable, results = last.block.runnable, last.compute(meeting)
+    for lane in meeting:
+        thread = threads[lane]
+        thread.result = results[lane]
         if thread is not running:
-            thread.block.runnable.append(thread)
+            runnable.append(thread)
 
 
 def collective(kind, value, compute, mask=FULL_MASK):

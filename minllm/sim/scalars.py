@@ -64,6 +64,7 @@ def simulated_type(numba_type):
     return bool if numba_type == types.boolean else numba_type
 
 
+@functools.cache
 def dtype_of(dtype):
     """The NumPy dtype of a cast, Numba type or NumPy dtype."""
     if isinstance(dtype, types.Type):
