@@ -13,43 +13,68 @@
 # %% [markdown]
 # # 1. What a language model computes
 #
-# A language model is a function. Token numbers go in, and for every position one score comes out for each token of
-# the vocabulary. Writing text is nothing but calling this function again and again. In this lesson you call it, look
-# at what goes in and out, and meet the fact that the rest of the course is about: reading a prompt and writing an
-# answer are two different kinds of work for a machine.
+# A language model is a function. Token ids go in; at every position, one score for each token of the vocabulary comes
+# out. Text is written by calling this function again and again. In this lesson you call it, look at what goes in and
+# out, and see why reading a prompt and writing an answer are two different kinds of work for a machine.
 #
+# ```mermaid
+# flowchart LR
+#     A["token ids<br/>[T]"] --> B["embedding<br/>[T, 320]"]
+#     B --> C["attention<br/>+ feed-forward<br/>6 layers<br/>[T, 320]"]
+#     C --> D["norm and head<br/>[T, 4096]"]
+#     D --> E["logits:<br/>a score for each<br/>possible next token"]
+# ```
+#
+# $$h_t = E_{\mathrm{token}(t)} \qquad x = \mathrm{head}(\mathrm{layers}(h)) \qquad p_v = \frac{e^{x_v}}{\sum_w e^{x_w}}$$
+#
+# The first arrow is the engine's simplest kernel: each token id picks a row of a table. Lesson 2 explains how a
+# kernel works. For now, find the line that does what the equation says.
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.kernels.embedding import lookup
+
+show_source(
+    lookup.embedding_kernel,
+    notes={
+        "wait_for_predecessors": "For speed alone; skip it until lesson 15.",
+        "cuda.blockIdx.x": "One block of threads per token: the block's number says which.",
+        "row = token_ids[token]": "The token's id chooses the row of the table.",
+        "i = cuda.threadIdx.x": "The threads of a block share the row's elements: each begins at its own number.",
+        "out[token, i] = embedding[row, i]": "The whole computation: a copy.",
+        "i += BLOCK": "A row longer than the block is walked in steps.",
+    },
+)
+
+# %% [markdown]
 # **What you will be able to do**
 #
 # - say what tokens, embeddings, hidden states and logits are, and give the shape of each;
 # - turn logits into probabilities, and probabilities into the one number by which models are compared;
-# - tell prefill from decode, and predict which of them a GPU's memory limits and which its arithmetic.
+# - tell prefill from decode, and predict which of them is limited by memory and which by arithmetic.
 #
-# You need Python and a little linear algebra: vectors, matrices, what a matrix product is. You need no GPU.
+# You need Python and a little linear algebra: vectors, matrices, the product of two matrices. You need no GPU.
 #
 # ## Predict
 #
 # minllm comes with a small model of Python code: 6 layers, hidden size 320, a vocabulary of 4,096 tokens, 7.95
-# million numbers of 2 bytes each. Before you read on, write down what you believe. A guess that turns out wrong is worth more
-# here than none.
-#
-# - To write **one** token, how many bytes must be read from memory, and how many floating-point operations be done?
-# - Reading a prompt of 512 tokens at once: how many operations?
+# million weights of 2 bytes each. A wrong guess teaches more than none.
 
-# %%
+# %% tags=["hide-input"]
 from minllm.course import Prediction
 
 guess = Prediction(
-    decode_bytes=16e6,  # every weight once, 2 bytes each
-    decode_flops=16e6,  # a multiplication and an addition for each weight
-    prefill_flops=8e9,  # 512 times as much
+    decode_bytes="To write one token, how many bytes must be read from memory?",
+    decode_flops="And how many floating-point operations does it take?",
+    prefill_flops="How many operations does it take to read a prompt of 512 tokens at once?",
 )
-guess
+guess.ask()
 
 # %% [markdown]
 # ## From text to tokens
 #
-# A model does not see letters. A tokenizer cuts the text into pieces from a fixed vocabulary, and gives each piece's
-# number. Frequent pieces are long, rare ones short.
+# A model does not see letters. A tokenizer cuts text into pieces from a fixed vocabulary and gives the id of each.
+# Frequent pieces are long, rare ones short.
 
 # %%
 from minllm import LLM
@@ -63,10 +88,9 @@ print(f"{len(text)} characters, {len(token_ids)} tokens")
 print(" ".join(f"{token}={piece!r}" for token, piece in zip(token_ids, pieces)))
 
 # %% [markdown]
-# ## From tokens to vectors: the first kernel
+# ## From tokens to vectors
 #
-# Each token number picks one row of a table, the embedding. That row, 320 numbers, is where the token's journey
-# begins.
+# Each token id picks one row of a table, the embedding. That row, 320 numbers, is where the token's journey begins.
 
 # %%
 embedding = llm.engine.model.weights.embedding  # [vocabulary, hidden]
@@ -74,32 +98,8 @@ print("embedding table [vocabulary, hidden] =", embedding.shape)
 print("the tokens become [T, hidden] =", (len(token_ids), embedding.shape[1]))
 
 # %% [markdown]
-# As mathematics, $h_t = E_{\mathrm{token}(t)}$. Here is the package's own reference in NumPy, and below it the kernel
-# that does the same on a GPU. You are not expected to know how a kernel works yet, that is lesson 2. Look only for
-# the line that does what the reference does.
-
-# %% tags=["hide-input"]
-from minllm.course import show_source
-from minllm.kernels.embedding import lookup
-
-show_source(lookup.embedding_reference)
-
-# %% tags=["hide-input"]
-show_source(
-    lookup.embedding_kernel,
-    notes={
-        "wait_for_predecessors": "For speed alone; pass over it until lesson 13.",
-        "cuda.blockIdx.x": "One block of threads for each token: the block's number says which.",
-        "row = token_ids[token]": "The token's number chooses the row of the table.",
-        "i = cuda.threadIdx.x": "The threads of a block share the row's elements: each begins at its own number.",
-        "out[token, i] = embedding[row, i]": "The whole computation: a copy.",
-        "i += BLOCK": "A row longer than the block is walked in steps.",
-    },
-)
-
-# %% [markdown]
-# Every kernel of this package also runs without a GPU, in a simulator that counts what the kernel does. We give it a
-# small table:
+# Every kernel of this package also runs in a simulator, without a GPU, which counts what the kernel does. Here it
+# gets a small table:
 
 # %%
 import numpy as np
@@ -116,27 +116,19 @@ print(traces[0])
 assert np.array_equal(out, lookup.embedding_reference(ids, table))
 
 # %% [markdown]
-# (The launcher chose `embedding_vector_kernel`, a sister of the kernel above that moves 16 bytes a thread and not one
-# number. It does the same.)
+# (The launcher chose `embedding_vector_kernel`, a variant of the kernel above that moves 16 bytes per thread instead
+# of one number.)
 #
 # It read 3 rows and wrote 3 rows, and did no arithmetic at all. An operation that only moves bytes is as fast as
 # memory, whatever else a machine can do.
 #
 # ## From vectors to logits
 #
-# Between the embedding and the result stand the layers. Each lets every token look at those before it (attention),
-# then works on each token by itself (the feed-forward), and adds what it found to the token's vector. The vector
-# keeps its 320 numbers throughout; it is called the hidden state.
+# Between the embedding and the result stand the layers. In each, every token looks at the tokens before it
+# (attention), then works on its own vector (the feed-forward), and adds the results to that vector. The vector keeps
+# its 320 numbers throughout; it is called the hidden state.
 #
-# ```mermaid
-# flowchart LR
-#     A["token ids<br/>[T]"] --> B["embedding<br/>[T, 320]"]
-#     B --> C["attention<br/>+ feed-forward<br/>6 layers<br/>[T, 320]"]
-#     C --> D["norm and head<br/>[T, 4096]"]
-#     D --> E["logits:<br/>a score for each<br/>possible next token"]
-# ```
-#
-# The whole forward pass of every model that minllm runs is one page of code. Read it once now, and again at the end
+# The forward pass of every model that minllm runs fits on one page of code. Read it once now, and again at the end
 # of the course:
 
 # %% tags=["hide-input"]
@@ -145,20 +137,19 @@ from minllm.models import decoder
 show_source(decoder.forward)
 
 # %% tags=["hide-input"]
-show_source(decoder.hidden_states)
+show_source(decoder.hidden_states, folded="The loop over the layers")
 
 # %%
 logits = llm.logits(token_ids)  # [T, vocabulary], float32
 print("logits", logits.shape)
 
 # %% [markdown]
-# Row $i$ scores what may follow token $i$. The softmax turns a row into probabilities, which are positive and add up
-# to 1:
+# Row $i$ scores what may follow token $i$. The softmax turns a row into probabilities, which are positive and sum to
+# 1:
 #
 # $$p_v = \frac{e^{x_v - m}}{\sum_w e^{x_w - m}}, \qquad m = \max_w x_w$$
 #
-# Subtracting $m$ changes nothing in the result and keeps the exponentials from overflowing. It returns in lesson 3
-# and never leaves again.
+# Subtracting $m$ changes nothing in the result and keeps the exponentials from overflowing. It returns in lesson 3.
 
 
 # %%
@@ -175,7 +166,10 @@ from minllm.course import Bar, bars
 likeliest = np.argsort(-probabilities[-1])[:8]
 bars(
     [
-        Bar(repr(llm.tokenizer.decode([int(token)])), 100 * float(probabilities[-1, token]))
+        Bar(
+            repr(llm.tokenizer.decode([int(token)])),
+            100 * float(probabilities[-1, token]),
+        )
         for token in likeliest
     ],
     unit="%",
@@ -187,8 +181,8 @@ bars(
 # ## How good is a model? Bits
 #
 # Show the model real text and ask at every position how probable it found the token that came. A token of probability
-# $p$ costs $-\log_2 p$ bits: 0 for a certainty, 12 for a blind guess among 4,096. The sum over a text, divided by its
-# bytes, is its bits per byte, and unlike figures per token it can be compared between models with different
+# $p$ costs $-\log_2 p$ bits: 0 if it was certain, 12 for a blind guess among 4,096. The sum over a text, divided by
+# its bytes, is its bits per byte, and unlike figures per token it can be compared between models with different
 # tokenizers.
 
 # %%
@@ -197,8 +191,13 @@ import minllm
 sample = minllm.held_out_text()[:2000]  # Python code that the model has never seen
 sample_ids = np.array(llm.tokenizer.encode(sample))  # [T]
 p = softmax(llm.logits(sample_ids.tolist()))  # [T, vocabulary]
-bits = -np.log2(p[np.arange(len(sample_ids) - 1), sample_ids[1:]])  # [T - 1]: row i is about token i + 1
-print(f"{bits.mean():.2f} bits a token, {bits.sum() / len(sample.encode()):.2f} bits a byte")
+bits = -np.log2(
+    p[np.arange(len(sample_ids) - 1), sample_ids[1:]]
+)  # [T - 1]: row i is about token i + 1
+print(
+    f"{bits.mean():.2f} bits per token, {bits.sum() / len(sample.encode()):.2f} bits "
+    "per byte"
+)
 
 # %% tags=["fold"]
 first = 24
@@ -211,7 +210,8 @@ bars(
     title="What each token cost, in order",
     limit=12,
     limit_name="a blind guess:",
-    caption="The beginning of the held-out text. Where there is no choice the model is nearly certain.",
+    caption="The beginning of the held-out text. Where there is no choice the model "
+    "is nearly certain.",
 )
 
 # %% [markdown]
@@ -220,45 +220,52 @@ bars(
 # %%
 from minllm.course import recorded
 
-for row in recorded("bits a byte"):
+for row in recorded("bits per byte"):
     print(row)
 
 # %% [markdown]
 # ## Two phases
 #
 # A model writes by choosing a token from the last row of the logits, appending it, and calling itself again. What
-# earlier tokens contribute to attention does not change any more, so it is kept: that is the KV cache. This divides
-# the work in two.
+# earlier tokens contribute to attention never changes, so it is kept in the KV cache. This divides the work in two.
 #
 # | | prefill | decode |
 # | --- | --- | --- |
 # | what | the whole prompt at once | one new token |
 # | tokens in a forward pass | T, for example 512 | 1 |
 # | each weight matrix times | a matrix `[T, hidden]`: GEMM | a vector `[1, hidden]`: GEMV |
-# | done | once | once for every token that is written |
+# | happens | once | once per token written |
 # | you notice it as | time to first token (TTFT) | time per output token (TPOT) |
 #
 # Both read every weight once. Prefill does T times as much with each weight as decode does. So the arithmetic
-# intensity, operations for each byte moved, is about T in the one and about 1 in the other.
+# intensity, the operations per byte moved, is about T in prefill and about 1 in decode.
 
 # %%
 from minllm.costs import decode_step, parameter_count, prefill
 
 config = llm.engine.model.config
 assert round(parameter_count(config) / 1e6, 2) == 7.95  # million numbers, as said above
-decode_cost, prefill_cost = decode_step(config, context=512), prefill(config, tokens=512)
+decode_cost, prefill_cost = (
+    decode_step(config, context=512),
+    prefill(config, tokens=512),
+)
 for name, cost in (("decode", decode_cost), ("prefill", prefill_cost)):
     megabytes, megaflops = cost.bytes / 1e6, cost.flops / 1e6
-    print(f"{name:8} {megabytes:6.1f} MB {megaflops:8.1f} MFLOP {cost.arithmetic_intensity:7.2f} FLOP a byte")
+    print(
+        f"{name:8} {megabytes:6.1f} MB {megaflops:8.1f} MFLOP "
+        f"{cost.arithmetic_intensity:7.2f} FLOP per byte"
+    )
 
 # %%
 guess.against(
-    decode_bytes=decode_cost.bytes, decode_flops=decode_cost.flops, prefill_flops=prefill_cost.flops
+    decode_bytes=decode_cost.bytes,
+    decode_flops=decode_cost.flops,
+    prefill_flops=prefill_cost.flops,
 )
 
 # %% [markdown]
-# A GPU can do hundreds of operations in the time that a byte takes to arrive. In decode it is asked for one. That is
-# why one sequence at a time leaves a GPU nearly idle, and why so much of this course is about bytes.
+# A GPU can do hundreds of operations in the time that a byte takes to arrive. Decode asks for one. That is
+# why a single sequence leaves a GPU nearly idle, and why so much of this course is about bytes.
 #
 # ## Run it
 
@@ -269,9 +276,10 @@ prompt = minllm.held_out_text()[:1500]
 result = llm.generate(prompt, SamplingParams(max_tokens=24, temperature=0.0))[0]
 metrics = result.metrics
 print(
-    f"prompt of {metrics.prompt_tokens} tokens: first token after {1e3 * metrics.time_to_first_token:.0f} ms"
+    f"prompt of {metrics.prompt_tokens} tokens: first token after "
+    f"{1e3 * metrics.time_to_first_token:.0f} ms"
 )
-print(f"then {metrics.decode_tokens_per_second:.0f} tokens a second")
+print(f"then {metrics.decode_tokens_per_second:.0f} tokens per second")
 
 # %% tags=["fold"]
 from minllm.course import Span, machine_line, timeline
@@ -293,9 +301,9 @@ timeline(
 # %% [markdown]
 # ## Measured against predicted
 #
-# On a roofline, the slope is what memory allows and the flat part what arithmetic allows. The rings are what the roof
-# permits at the intensity that you have just computed; the dots are what minllm reached on an H200 with the shape of
-# a model of 8 billion parameters. The figure is the record's, not your machine's.
+# On a roofline, the slope is the limit set by memory, and the flat part is the limit set by arithmetic. The rings are
+# what the roof allows at the intensity that you have just computed; the dots are what minllm reached on an H200 with
+# the shape of a model of 8 billion parameters. The figure comes from the record, not from your machine.
 
 # %% tags=["fold"]
 from minllm.course import Dot, load_record, roofline
@@ -313,7 +321,12 @@ for name, cost, tokens in (
     intensity = cost.arithmetic_intensity
     dots.append(Dot("", intensity, min(tflops, tb_s * intensity), measured=False))
     dots.append(
-        Dot(f"{name}: {row.value:,.0f} tokens/s", intensity, cost.flops * row.value / tokens / 1e12, colour=1)
+        Dot(
+            f"{name}: {row.value:,.0f} tokens/s",
+            intensity,
+            cost.flops * row.value / tokens / 1e12,
+            colour=1,
+        )
     )
 roofline(
     dots,
@@ -324,8 +337,8 @@ roofline(
 )
 
 # %% [markdown]
-# Decode stands on the slope, at about 1 FLOP a byte: no faster arithmetic would help it. Prefill has left the slope,
-# and the multiplier is the limit.
+# Decode stands on the slope, at about 1 FLOP per byte: faster arithmetic would not help it. Prefill has left the
+# slope, and arithmetic is its limit.
 #
 # ## Exercises
 
@@ -337,28 +350,48 @@ show_exercises(1)
 # %% [markdown]
 # ## A detective case: worse than chance
 #
-# A colleague measures the model in a hurry, and reports that it is no good at all. Here is the measurement:
+# A colleague measures the model in a hurry, and reports that it is useless. Here is the measurement:
 
 # %%
 suspicious = -np.log2(p[np.arange(len(sample_ids) - 1) + 1, sample_ids[1:]])
-print(f"{suspicious.mean():.2f} bits a token, where we found {bits.mean():.2f}")
+print(f"{suspicious.mean():.2f} bits per token, where we found {bits.mean():.2f}")
 assert suspicious.mean() > 12
 
 # %% [markdown]
-# A blind guess among 4,096 tokens costs 12 bits. How can a model know *less* than nothing? Compare the line with ours above,
-# then say which question it asks the model.
+# A blind guess among 4,096 tokens costs 12 bits. How can a model know *less* than nothing? Compare the line with ours
+# above, and say which question it asks the model.
 #
 # ??? question "What happened?"
 #
 #     It takes row $i + 1$ for token $i + 1$. That row was computed *after* the model saw token $i + 1$, and scores
-#     token $i + 2$. So it asks how probable it is that a token repeats itself. That is rare, and the model knows it: its
-#     answers are worse than a blind guess because it knows something, and is asked something else. A figure above 12 bits
-#     is never a model that is too weak. It says that two arrays are out of step.
+#     token $i + 2$. So it asks how probable it is that a token repeats itself. That is rare, and the model knows it:
+#     its answers are worse than a blind guess because it knows something, and is asked something else. A figure above
+#     12 bits is never a model that is too weak. It says that two arrays are out of step.
 
 # %% [markdown]
+# ## Problems
+#
+# ??? question "1. A model has 70 billion weights in bfloat16. How many bytes does a decode step read, and how long does that take at 4 TB/s?"
+#     140 GB, and 140 / 4,000 s = 35 ms per token: 29 tokens per second at most, however fast the arithmetic.
+#
+# ??? question "2. A token had probability 1/8 in one model and 1/2 in another. How many bits did each pay?"
+#     3 bits and 1 bit. A text of 100 such tokens costs 300 bits in one model and 100 in the other.
+#
+# ??? question "3. Model A has 2.9 bits per token and 4 bytes per token on average, model B 2.4 bits per token and 3 bytes. Which is better?"
+#     Compare per byte: A needs 0.725 bits per byte, B 0.8. A is better, although its figure per token is worse: its
+#     tokens are longer.
+#
+# ??? question "4. An H200 costs 4 dollars per hour, and one user gets 200 tokens per second. What do a million tokens cost?"
+#     1,000,000 / 200 = 5,000 s = 1.39 hours, so 5.56 dollars. A batch of 50 at nearly the same speed would bring that
+#     to about 11 cents.
+#
+# ??? question "5. Which hardware would help prefill of 2,048 tokens, and which decode: twice the bandwidth, or twice the FLOP/s?"
+#     Prefill has about 2,048 FLOP per byte, far right of the ridge of a few hundred: twice the FLOP/s. Decode has
+#     about 1: twice the bandwidth. A chip that doubles only one of them halves only one of TTFT and TPOT.
+#
 # ## What next, and which measurement says so
 #
-# The timeline above says that a request is mostly decode, and the roofline that decode is bound by memory: a token
+# The timeline says that a request is mostly decode, and the roofline says that decode is bound by memory: a token
 # cannot come sooner than the weights can be read. To see what a GPU does with a byte, you have to write a program for
 # it. That is the next lesson: your first kernel.
 #

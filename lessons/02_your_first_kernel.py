@@ -13,54 +13,15 @@
 # %% [markdown]
 # # 2. Your first kernel
 #
-# A kernel is a function that a GPU runs many times at once, each time for another piece of the work. In this lesson
-# you write one, run it, stop one of its many threads to look into it, break it in the two usual ways, and
-# see why two kernels that move the same bytes can differ in speed by a large factor.
+# A kernel is a function that a GPU runs many times at once, each time on another piece of the work. In this lesson
+# you write one, run it, stop one of its threads to look inside, break it in the two usual ways, and
+# see why two kernels that move the same bytes can differ in speed by a factor of five.
 #
-# **What you will be able to do**
+# $$\mathrm{out}_i = x_i + r_i \qquad i = \mathrm{block} \cdot \mathrm{threads\ per\ block} + \mathrm{thread}$$
 #
-# - turn a line of NumPy into a kernel, and choose a grid and a block for it;
-# - run it without a GPU, step through a thread, and let the simulator find an access out of bounds and a race;
-# - say from a kernel's indices whether its accesses coalesce, and count what it costs when they do not.
-#
-# You need [lesson 1](01_what_a_language_model_computes.py), Python and a little NumPy. You need no GPU.
-#
-# ## Predict
-#
-# 1. 100 numbers are to be worked on by blocks of 32 threads, a number a thread. How many blocks does that take, and
-#    how many threads will have nothing to do?
-# 2. A matrix of 128 by 128 float32 is copied, first with neighbouring threads along a row, then with neighbouring
-#    threads down a column. How many bytes does the memory move for each?
-
-# %%
-from minllm.course import Prediction
-
-guess = Prediction(
-    blocks=4,
-    idle_threads=28,
-    copied_by_rows=2 * 128 * 128 * 4,  # every number read once and written once, 4 bytes each
-    copied_by_columns=2 * 128 * 128 * 4,  # the same numbers, so the same bytes?
-)
-guess
-
-# %% [markdown]
-# ## From an equation to a kernel
-#
-# After each part of a layer, a model adds what the part found to the token's vector:
-#
-# $$\mathrm{out}_i = x_i + r_i$$
-#
-# In NumPy that is `x + residual`. Written out, it is a loop:
-#
-# ```python
-# for i in range(len(out)):
-#     out[i] = x[i] + residual[i]
-# ```
-#
-# No turn of the loop needs another. So a GPU makes every turn a thread of its own. The loop disappears, its body
-# stays, and what is left to say is which `i` is mine. Threads come in blocks, and the blocks together are the grid:
-#
-# $$i = \mathrm{number\ of\ my\ block} \cdot \mathrm{threads\ in\ a\ block} + \mathrm{my\ number\ in\ the\ block}$$
+# In NumPy this is `x + residual`; a model does it after each part of a layer. Written out, it is a loop over `i`. No
+# iteration needs another, so on a GPU every iteration becomes a thread. The loop disappears and its body stays.
+# Threads come in blocks, the blocks form the grid, and each thread computes its own `i`:
 
 # %%
 from numba import cuda
@@ -76,9 +37,9 @@ def add_kernel(x, residual, out):  # all [n]
 
 
 # %% [markdown]
-# 1. Every thread runs this same line and gets another number: `blockIdx` is its block's number, `blockDim` how many
-#    threads a block has, `threadIdx` its own number within the block.
-# 2. Blocks are whole. If the elements do not fill the last one, its last threads must do nothing.
+# 1. Every thread runs this line and gets another number: `blockIdx` is its block's number, `blockDim` the number of
+#    threads per block, `threadIdx` its own number within the block.
+# 2. Blocks are always full. If the elements do not fill the last one, its last threads must do nothing.
 #
 # `@kernel` is Numba's `@cuda.jit` with this package's compiler settings and its simulator: the Python function is
 # compiled to machine code for a GPU, or run as it is without one.
@@ -95,14 +56,37 @@ heat_map(
     "4 blocks of 32 threads, and the element that each thread works on",
     row_names=[f"block {number}" for number in range(4)],
     show_values=True,
-    caption="A cell is a thread. The empty ones are those that the guard stops.",
+    caption="A cell is a thread. The guard stops the threads of the empty cells.",
 )
+
+# %% [markdown]
+# **What you will be able to do**
+#
+# - turn a line of NumPy into a kernel, and choose a grid and a block for it;
+# - run it without a GPU, step through a thread, and let the simulator find an access out of bounds and a race;
+# - tell from a kernel's indices whether its accesses coalesce, and count the cost if they do not.
+#
+# You need [lesson 1](01_what_a_language_model_computes.py), Python and a little NumPy. You need no GPU.
+#
+# ## Predict
+
+# %% tags=["hide-input"]
+from minllm.course import Prediction
+
+guess = Prediction(
+    blocks="100 numbers, blocks of 32 threads, one number per thread: how many blocks?",
+    idle_threads="How many threads have nothing to do?",
+    copied_by_rows="A matrix of 128 x 128 float32 is copied with neighbouring threads along a row. "
+    "How many bytes does memory move?",
+    copied_by_columns="The same copy with neighbouring threads down a column: how many bytes?",
+)
+guess.ask()
 
 # %% [markdown]
 # ## Run it
 #
-# Where the arrays are, the kernel runs: arrays on a GPU are worked on there, NumPy arrays by the simulator. The two
-# classes below have the same functions, so the rest of the lesson does not care.
+# The arrays decide where the kernel runs: on the GPU if they lie there, in the simulator if they are NumPy arrays.
+# The two classes below have the same functions, so the rest of the lesson works with either.
 
 # %%
 from minllm.course import has_gpu
@@ -131,14 +115,18 @@ guess.against(blocks=grid, idle_threads=grid * block - n)
 # ## Stop a thread
 #
 # In the simulator a thread is plain Python, and so is the debugger. Write `breakpoint()` into a kernel, and one
-# thread stops while all others stand where they were. A page cannot type, so here the commands are typed for it; in
+# thread stops while all others stay where they are. A page cannot type, so here the commands are typed for it; in
 # a notebook, put `breakpoint()` in that place and type them yourself.
 
 # %%
 from minllm.course import typed_debugger
 
 debugger = typed_debugger(
-    "p cuda.blockIdx.x, cuda.threadIdx.x, i", "p x[i], residual[i]", "next", "p out.data[96:]", "continue"
+    "p cuda.blockIdx.x, cuda.threadIdx.x, i",
+    "p x[i], residual[i]",
+    "next",
+    "p out.data[96:]",
+    "continue",
 )
 
 
@@ -154,13 +142,13 @@ def add_and_stop_kernel(x, residual, out):  # all [n]
 add_and_stop_kernel.simulate[grid, block](x, residual, np.zeros(n, np.float32))
 
 # %% [markdown]
-# `p` prints, `next` goes on by a line, `continue` lets go. Thread 2 of block 3 is number 98. Threads 0 and 1 of its
+# `p` prints, `next` runs a line, `continue` lets go. Thread 2 of block 3 is number 98. Threads 0 and 1 of its
 # block have already written theirs, and its own element is still 0.
 #
 # ## Count what it did
 #
-# A trace counts while the kernel runs. It is not a measurement of time: it says how many bytes were asked for, and
-# how many had to move.
+# A trace counts while the kernel runs. It does not measure time: it says how many bytes the threads asked for, and
+# how many bytes had to move.
 
 # %%
 trace = add_kernel.trace[grid, block](x, residual, np.empty(n, np.float32))
@@ -170,9 +158,8 @@ assert trace.total.bytes == 3 * n * 4  # two reads and a write of 4 bytes an ele
 # %% [markdown]
 # ## Break it: out of bounds
 #
-# Leave the guard out. Threads 100 to 127 then reach behind the arrays. A GPU does not check: it reads what happens to
-# lie there, and writes into what may be somebody else's. The simulator checks every access.
-
+# Leave the guard out. Threads 100 to 127 then access memory beyond the arrays. A GPU does not check: it reads what
+# happens to lie there, and overwrites whatever belongs to others. The simulator checks every access.
 
 # %%
 import textwrap
@@ -182,12 +169,13 @@ from minllm.sim import detecting
 
 
 def finding(kernel, grid, block, *arrays):
-    """Run a broken kernel in the simulator, with all detectors, and print what is found."""
+    """Run a broken kernel in the simulator, with all detectors, and print what is
+    found."""
     try:
         with detecting():
             kernel.simulate[grid, block](*arrays)
     except SimulationError as error:
-        print(textwrap.fill(str(error), 100))
+        print(textwrap.fill(str(error), 88))
     else:
         raise AssertionError("nothing was found")
 
@@ -201,12 +189,12 @@ def add_without_guard_kernel(x, residual, out):  # all [n]
 finding(add_without_guard_kernel, grid, block, x, residual, np.empty(n, np.float32))
 
 # %% [markdown]
-# Read such a report from its end: the place in the code, then the thread, then what was wrong with its index.
+# Read such a report from its end: first the place in the code, then the thread, then the wrong index.
 #
 # ## Threads that work together, and the race between them
 #
-# Some work is not a thread's own. Threads of one block can help each other: they share a small, fast memory, and they
-# can wait for each other at a barrier. Here every number gets the next one added, and the last one the first:
+# Threads of one block can help each other: they share a small, fast memory, and they
+# can wait for each other at a barrier. Here the next number is added to each number, and the first to the last:
 
 # %%
 from numba import float32
@@ -214,7 +202,9 @@ from numba import float32
 
 @kernel
 def add_next_kernel(x, out):  # both [64]
-    tile = cuda.shared.array(64, float32)  # one for each block, seen by its threads only
+    tile = cuda.shared.array(
+        64, float32
+    )  # one for each block, seen by its threads only
     i = cuda.threadIdx.x
     tile[i] = x[i]
     cuda.syncthreads()  # (1)!
@@ -228,11 +218,10 @@ assert np.array_equal(place.to_host(sums), numbers + np.roll(numbers, -1))
 print(place.to_host(sums)[[0, 1, 62, 63]])
 
 # %% [markdown]
-# 1. A barrier: nobody goes on until all 64 have come. Without it a thread would read a place that another has not yet
-#    filled.
+# 1. A barrier: no thread goes on until all 64 have arrived. Without it a thread could read an element that another
+#    has not yet written.
 #
-# Now somebody finds that the sum could as well be kept in the tile, for a later step to use. The kernel still looks
-# right, line by line.
+# Suppose somebody keeps the sum in the tile, for a later step to use. The kernel still looks right, line by line.
 
 
 # %%
@@ -255,9 +244,10 @@ print(
 finding(add_next_in_place_kernel, 1, 64, numbers, wrong)
 
 # %% [markdown]
-# A race is two threads at one place, one of them writing, and nothing that orders them. Thread 0 changes its number
-# while the last thread still needs the old one. On a GPU the result depends on who comes first: it may be right a
-# thousand times. The detector does not wait for the bad order to happen. It asks whether anything forbids it.
+# A race is two threads that access one place, at least one of them writing, with nothing that orders them. Thread 0
+# changes its number while the last thread still needs the old one. On a GPU the result depends on who comes first: it
+# may be right a thousand times. The detector does not wait for the bad order to happen. It asks whether anything
+# forbids it.
 #
 # ## Read a kernel of the package
 #
@@ -270,9 +260,9 @@ from minllm.kernels.activation import gelu
 show_source(
     gelu.gelu_kernel,
     notes={
-        "functools.cache": "The kernel is made once for each formula: the compiler sees a constant, not a choice.",
-        "wait_for_predecessors": "For speed alone; pass over it until lesson 13.",
-        "x, out": "Two dimensions: a row of features for each token.",
+        "functools.cache": "The kernel is made once per formula: the compiler sees a constant, not a choice.",
+        "wait_for_predecessors": "For speed alone; skip it until lesson 15.",
+        "x, out": "Two dimensions: a row of features per token.",
         "blockIdx.y": "The grid has two dimensions too. x counts tokens, y the pieces of a row.",
         "if i < out.shape[1]": "The guard, as in ours.",
         "formula(float32": "Read as float32, computed, stored in the array's own format.",
@@ -280,14 +270,14 @@ show_source(
 )
 
 # %% tags=["hide-input"]
-show_source(gelu.gelu_tanh)
+show_source(gelu.gelu_tanh, folded="The formula that it is made with")
 
 # %% [markdown]
-# ## Neighbours should ask for neighbours
+# ## Neighbouring threads should read neighbouring bytes
 #
-# The hardware drives threads in groups of 32, the warps, one instruction for all. When a warp reads, its 32 requests
-# go to memory together, and memory answers in sectors of 32 bytes. If the 32 threads ask for 32 float32 in a row,
-# those are 128 bytes: 4 sectors, and every byte of them is wanted. That is coalescing.
+# The hardware runs threads in groups of 32, the warps, one instruction for all. When a warp reads, its 32 requests
+# go to memory together, and memory answers in sectors of 32 bytes. If the 32 threads read 32 consecutive float32,
+# those are 128 bytes: 4 sectors, and every byte of them is used. This is coalescing.
 #
 # Here is one copy, written twice. Only the indices differ.
 
@@ -299,25 +289,30 @@ show_source(copies.copy_by_rows)
 # %% tags=["hide-input"]
 show_source(
     copies.copy_by_columns,
-    notes={"row = cuda.blockIdx.y": "Neighbouring threads take neighbouring rows of the same column."},
+    notes={
+        "row = cuda.blockIdx.y": "Neighbouring threads take neighbouring rows of the same column."
+    },
 )
 
 # %%
 side = 128
 matrix = rng.standard_normal((side, side)).astype(np.float32)  # [rows, columns]
 traces = {}
-for name, copy_kernel in (("by rows", copies.copy_by_rows), ("by columns", copies.copy_by_columns)):
+for name, copy_kernel in (
+    ("by rows", copies.copy_by_rows),
+    ("by columns", copies.copy_by_columns),
+):
     copied = np.empty_like(matrix)
     traces[name] = copy_kernel.trace[(side, 1), copies.BLOCK](matrix, copied)
     assert np.array_equal(copied, matrix)
     moved, asked = traces[name].total.sector_bytes, traces[name].total.bytes
     print(
-        f"{name:10}  {asked:>9,} bytes asked for  {moved:>9,} bytes in sectors  "
-        f"{traces[name].total.sectors_per_request:4.0f} sectors a request"
+        f"{name:10}  {asked:>9,} bytes requested  {moved:>9,} bytes in sectors  "
+        f"{traces[name].total.sectors_per_request:4.0f} sectors per request"
     )
 
 # %% [markdown]
-# Both are right. Both ask for the same bytes. Here is the first read of a warp in each:
+# Both results are right, and both ask for the same bytes. Here is the first read of a warp in each:
 
 # %% tags=["fold"]
 from minllm.course import accesses
@@ -325,28 +320,32 @@ from minllm.course import accesses
 accesses(
     traces["by rows"].example("global", "x"),
     "By rows",
-    caption="Counted in the simulator. Coloured cells are asked for, by the lane in them; frames are sectors.",
+    caption="Counted in the simulator. Coloured cells are read, by the lane named in "
+    "them; frames are sectors.",
 )
 
 # %% tags=["fold"]
 accesses(
     traces["by columns"].example("global", "x"),
     "By columns",
-    caption="Each lane gets 4 bytes of the 32 that move for it: seven eighths of the traffic is for nobody.",
+    caption="Each lane gets 4 bytes of the 32 that move for it: seven eighths of the "
+    "traffic are wasted.",
     series=1,
 )
 
 # %%
-by_rows, by_columns = (traces[name].total.sector_bytes for name in ("by rows", "by columns"))
+by_rows, by_columns = (
+    traces[name].total.sector_bytes for name in ("by rows", "by columns")
+)
 assert by_columns == 8 * by_rows
 guess.against(copied_by_rows=by_rows, copied_by_columns=by_columns)
 
 # %% [markdown]
 # ## Measured against predicted
 #
-# Eight times the bytes should take eight times as long, if no cache helps. Caches do help: neighbouring blocks want
-# other parts of the same sectors, and find some of them still there. What an H200 makes of the two kernels was
-# recorded, and below them a third, the kernel with which the engine copies keys and values into its cache:
+# Eight times the bytes should take eight times as long, unless a cache helps. Caches do help: neighbouring blocks
+# need other parts of the same sectors, and find some of them still there. Here is what an H200 does with the two
+# kernels, and below them with a third, which copies keys and values into the engine's cache:
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars, load_record, recorded
@@ -373,27 +372,34 @@ print(f"by rows, 16 bytes per thread: {wide}")
 assert wide.value > fast.value and 4 < fast.value / slow.value < 6
 
 # %% [markdown]
-# Rows against columns is a factor of about five, less than eight. But rows are not at the limit either, although
-# every byte that moves is wanted. There the reason is another: a thread that asks for 4 bytes and ends leaves too
-# little under way to keep such a memory busy. The third kernel moves 16 bytes a thread. You will meet it in
-# [lesson 8](08_the_kv_cache.py).
+# Rows against columns is a factor of about five, less than eight. But even the copy by rows stays below the limit,
+# although every byte that moves is used. The reason is another one: a thread that reads 4 bytes and ends leaves too
+# few bytes in flight to keep such a memory busy. The third kernel moves 16 bytes per thread; it returns in [lesson
+# 8](08_the_kv_cache.py).
 
 # %%
 if has_gpu():
     from minllm.course import kernel_seconds, machine_line
 
-    large = place.array(rng.standard_normal((8192, 8192), np.float32))  # [rows, columns], 268 MB
+    large = place.array(
+        rng.standard_normal((8192, 8192), np.float32)
+    )  # [rows, columns], 268 MB
     target = place.empty((8192, 8192), np.float32)
     for name, down in (("by rows", False), ("by columns", True)):
-        seconds = kernel_seconds(lambda stream, down=down: copies.copy(large, target, down, stream))
-        print(f"{name:10}  {2 * large.nbytes / seconds / 1e12:6.3f} TB/s, {machine_line()}")
+        seconds = kernel_seconds(
+            lambda stream, down=down: copies.copy(large, target, down, stream)
+        )
+        print(
+            f"{name:10}  {2 * large.nbytes / seconds / 1e12:6.3f} TB/s, "
+            f"{machine_line()}"
+        )
 else:
     print("No GPU here: nothing was timed on this machine.")
 
 # %% [markdown]
 # The kernels of this package are written so that warps walk along rows. Kernels that compute little are then as fast
 # as memory, and stand close to the slope of the roofline. You will learn to read this picture in
-# [lesson 4](04_arithmetic_intensity_and_the_roofline.py); for now, the line is what memory allows.
+# [lesson 4](04_arithmetic_intensity_and_the_roofline.py); for now, the slope is the limit set by memory.
 
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
@@ -404,20 +410,25 @@ for colour, (name, variant, intensity) in enumerate(
     (("activation", "silu_and_multiply", 1.0), ("activation", "gelu_tanh", 2.5))
 ):
     (row,) = recorded(name, variant=variant)
-    dots.append(Dot.of_bandwidth(f"{variant}: {row.value:.2f} TB/s", intensity, row.value, colour=colour))
+    dots.append(
+        Dot.of_bandwidth(
+            f"{variant}: {row.value:.2f} TB/s", intensity, row.value, colour=colour
+        )
+    )
 roofline(
     dots,
     ceilings["copy_tb_s"],
     ceilings["bf16_tflops"],
     "Two kernels that work on each number by itself",
-    caption=f"Operations and bytes as in the kernels' docstrings, bfloat16; {row.label}.",
+    caption="Operations and bytes as in the kernels' docstrings, bfloat16; "
+    f"{row.label}.",
 )
 
 # %% [markdown]
 # ## Exercises
 #
-# `minllm exercise` writes a file of the package with a part taken out. Fill it in, and `minllm check` climbs a ladder
-# of cases. When one fails it says which element is wrong and what the likely cause is. Neither needs a GPU.
+# `minllm exercise` writes a file of the package with a part left out. Fill it in, and `minllm check` runs a series
+# of cases. When one fails it names the wrong element and the likely cause. Neither needs a GPU.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -436,11 +447,30 @@ from minllm.course import show_case
 show_case("restless_sum")
 
 # %% [markdown]
+# ## Problems
+#
+# ??? question "1. 1,000 numbers, blocks of 256 threads. How many blocks, and how many idle threads?"
+#     ceil(1,000 / 256) = 4 blocks with 1,024 threads: 24 are idle.
+#
+# ??? question "2. A warp reads every second float32 of a row. How many sectors does one request touch, and what share of the traffic is used?"
+#     32 threads span 64 numbers, 256 bytes: 8 sectors. Half of each is used.
+#
+# ??? question "3. On an H200 with 4.2 TB/s, how long does adding two arrays of 100 million float32 take at least?"
+#     Two reads and one write of 400 MB: 1.2 GB, so 0.29 ms. The 100 million additions would take 1.5 µs at 67
+#     TFLOP/s.
+#
+# ??? question "4. What does the uncoalesced copy cost in money, if a job of 10 GPU hours at 4 dollars is nothing but such copies?"
+#     It takes about five times as long as the coalesced one: of the 40 dollars, 32 pay for unused bytes.
+#
+# ??? question "5. 256 threads add up 256 numbers as a tree in shared memory. How many steps, barriers and additions?"
+#     8 steps, because 2^8 = 256, with a barrier after each; 128 + 64 + ... + 1 = 255 additions. In the last step one
+#     thread works and 255 wait: the tree is short, not cheap.
+#
 # ## What next, and which measurement says so
 #
-# The traces on this page show kernels that ask for a few bytes for every operation, and the recorded dots stand on
+# The traces on this page show kernels that read several bytes per operation, and the recorded dots stand on
 # the slope: memory is their limit. The step in which a language model spends its operations is attention together
-# with the matrix products. [Lesson 3](03_scaled_dot_product_attention.py) computes attention by hand, writes it as
+# with the GEMMs. [Lesson 3](03_scaled_dot_product_attention.py) computes attention by hand, writes it as
 # kernels, and meets a case where far more bytes move than are needed.
 #
 # ## Sources

@@ -13,9 +13,58 @@
 # %% [markdown]
 # # 3. Scaled dot-product attention
 #
-# Attention is the step in which tokens look at each other. Everything else in a model works on one token at a time.
-# It is also the step whose cost grows with the square of the text. In this lesson you compute it with pen and paper,
-# then with three kernels, and find out what is wrong with the obvious way to write it.
+# Attention is the step in which tokens look at each other; everything else in a model works on one token at a time.
+# Its cost grows with the square of the text. In this lesson you compute it with pen and paper,
+# then with kernels, and find out what is wrong with the obvious way to write it.
+#
+# ```mermaid
+# flowchart LR
+#     Q["Q<br/>[T, d]"] --> S["S = Q Kᵀ<br/>[T, T]"]
+#     K["K<br/>[T, d]"] --> S
+#     S --> P["P = softmax(S / √d)<br/>row by row<br/>[T, T]"]
+#     P --> O["out = P V<br/>[T, d]"]
+#     V["V<br/>[T, d]"] --> O
+# ```
+#
+# $$S = Q K^T \qquad P = \mathrm{softmax}\!\left(\frac{S}{\sqrt{d}}\right) \qquad \mathrm{out} = P V$$
+#
+# Here it is as one kernel, one thread per query. It is slow, and it is all of attention:
+
+# %%
+import math
+
+from numba import cuda, float32
+
+from minllm.runtime.kernel import kernel
+
+
+@kernel
+def attention_kernel(Q, K, V, out, scale):  # Q, K, V, out: [T, d]
+    t = cuda.threadIdx.x  # one thread per query
+    maximum = float32(-math.inf)
+    for key in range(t + 1):  # (1)!
+        score = float32(0)
+        for i in range(Q.shape[1]):
+            score += Q[t, i] * K[key, i]
+        maximum = max(maximum, score * scale)
+    total = float32(0)
+    for key in range(t + 1):
+        score = float32(0)  # (2)!
+        for i in range(Q.shape[1]):
+            score += Q[t, i] * K[key, i]
+        weight = math.exp(score * scale - maximum)
+        total += weight
+        for i in range(V.shape[1]):
+            out[t, i] += weight * V[key, i]  # out is 0 at first
+    for i in range(V.shape[1]):
+        out[t, i] /= total  # (3)!
+
+
+# %% [markdown]
+# 1. The causal mask: a token sees itself and the tokens before it.
+# 2. Computed a second time, because a thread has no room for a row of scores. Where to keep them is the question of
+#    this lesson.
+# 3. The weights sum to 1 only now.
 #
 # **What you will be able to do**
 #
@@ -29,21 +78,18 @@
 # ## Predict
 #
 # A model of 8 billion parameters has 32 attention heads in each layer, each 128 numbers wide. It reads a prompt of
-# 8,192 tokens. Attention compares every token with every token before it, once a head. Write down what you believe:
-#
-# - If all these comparisons are stored as 4-byte numbers, how many bytes is that **in one layer**?
-# - How many bytes of queries, keys and values do they come from? (2-byte numbers, 8 heads of keys and values.)
-# - Per byte of scores that moves, how many floating-point operations are done?
+# 8,192 tokens. In every head, attention compares each token with all tokens before it.
 
-# %%
+# %% tags=["hide-input"]
 from minllm.course import Prediction
 
 guess = Prediction(
-    score_bytes=1e9,
-    input_bytes=1e8,
-    flops_a_byte=100,
+    score_bytes="All these scores, stored as 4-byte numbers: how many bytes in one layer?",
+    input_bytes="How many bytes do queries, keys and values of the layer take? "
+    "(2-byte numbers, 8 heads of keys and values)",
+    flops_per_byte="How many floating-point operations per byte of scores that moves?",
 )
-guess
+guess.ask()
 
 # %% [markdown]
 # ## What a token asks, and what it finds
@@ -52,26 +98,15 @@ guess
 #
 # - a **query** $q$: what it is looking for;
 # - a **key** $k$: what it can be found by;
-# - a **value** $v$: what it hands over to whoever finds it.
+# - a **value** $v$: what it passes on to the tokens that find it.
 #
 # A token compares its query with the keys of all tokens up to its own. The more alike two vectors are, the larger
-# their dot product. These products become weights, positive and adding up to 1, and the result is the mean of the
-# values with these weights:
-#
-# $$S = Q K^T \qquad P = \mathrm{softmax}\!\left(\frac{S}{\sqrt{d}}\right) \qquad \mathrm{out} = P V$$
-#
-# ```mermaid
-# flowchart LR
-#     Q["Q<br/>[T, d]"] --> S["S = Q Kᵀ<br/>[T, T]"]
-#     K["K<br/>[T, d]"] --> S
-#     S --> P["P = softmax(S / √d)<br/>row by row<br/>[T, T]"]
-#     P --> O["out = P V<br/>[T, d]"]
-#     V["V<br/>[T, d]"] --> O
-# ```
+# their dot product. The softmax turns these scores into weights, positive and summing to 1, and the result is the
+# mean of the values with these weights.
 #
 # ## By hand, on four tokens
 #
-# Take $T = 4$ tokens and heads of $d = 4$ numbers, so that $\sqrt{d} = 2$. All numbers are small. Take a sheet of
+# Take $T = 4$ tokens and heads of $d = 4$ numbers, so that $\sqrt{d} = 2$. Take a sheet of
 # paper, and compute the last row before you run the cell.
 
 # %%
@@ -87,9 +122,9 @@ print(S)
 # %% [markdown]
 # Row 3, for example: $q_3 = (0, 2, 2, 0)$ has the product 0 with $k_0$, and 2 with each of $k_1$, $k_2$ and $k_3$.
 #
-# **The mask.** A model writes from left to right, so token 1 may not look at token 2: when it is computed for real,
-# token 2 does not exist yet. Scores of later tokens are struck out. As a number that is $-\infty$, because
-# $e^{-\infty} = 0$: no weight. What is left is a triangle.
+# **The mask.** A model writes from left to right: when token 1 is computed for real, token 2 does not exist yet. So
+# the scores of later tokens are set to $-\infty$, and $e^{-\infty} = 0$ gives them no weight. What is left is a
+# triangle.
 
 # %% tags=["fold"]
 from minllm.course import heat_map
@@ -127,12 +162,12 @@ print(np.round(out, 2))
 assert np.allclose(out[2], [0.85, 0.85, 2.30, 1], atol=0.01)
 
 # %% [markdown]
-# That is all of attention. The rest of this lesson is about doing it with real numbers, many heads, and speed.
+# That is all of attention. The rest of this lesson is about real numbers, many heads, and speed.
 #
 # ## Why divide by the square root of d?
 #
-# A dot product of two vectors of $d$ random numbers is a sum of $d$ random terms. Such a sum grows like $\sqrt{d}$.
-# The softmax looks at differences: at scores of 30 and 20 it gives the first $e^{10}$ times the weight of the
+# A dot product of two vectors of $d$ random numbers is a sum of $d$ random terms, and grows like $\sqrt{d}$.
+# The softmax looks at differences: of the scores 30 and 20 the first gets $e^{10}$ times the weight of the
 # second. So with wide heads one key would take everything, whatever it says. Dividing by $\sqrt{d}$ brings the
 # scores back to a spread of about 1, for any $d$.
 
@@ -163,7 +198,8 @@ curves(
     "largest of 16 weights",
     "How much of the attention one random key gets",
     log_x=True,
-    caption="Random queries and keys, computed when this page was built. An even share would be 1/16.",
+    caption="Random queries and keys, computed when this page was built. An even "
+    "share would be 1/16.",
 )
 
 # %% [markdown]
@@ -178,14 +214,15 @@ with np.errstate(over="ignore", invalid="ignore"):
 shifted = np.exp(scores - scores.max())
 print("as the formula stands:  ", naive)
 print("maximum subtracted first:", shifted / shifted.sum())
-assert np.isnan(naive).any() and np.isclose(shifted[0] / shifted.sum(), 0.731, atol=0.001)
+assert np.isnan(naive).any() and np.isclose(
+    shifted[0] / shifted.sum(), 0.731, atol=0.001
+)
 
 # %% [markdown]
 # Multiplying numerator and denominator by $e^{-m}$ changes nothing, and moves the largest exponent to 0. The largest
-# term is then exactly 1, so nothing can overflow and the sum cannot be 0. In a row that sees nothing at all, $m$ is
-# $-\infty$, and $-\infty - (-\infty)$ is not a number. The package's softmax takes care of that row too. It is your first
-# exercise, so look only at its call here: this is attention in NumPy, the reference that all kernels are tested
-# against.
+# term is then exactly 1, so nothing overflows and the sum cannot be 0. (In a row that sees no key at all, $m$ is
+# $-\infty$, and $-\infty - (-\infty)$ is not a number. The package's softmax handles that row too; writing it is your
+# first exercise.) This is attention in NumPy, the reference for the tests of all kernels:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -194,7 +231,7 @@ from minllm.kernels.attention import reference
 show_source(
     reference.attend,
     notes={
-        "group = heads // kv_heads": "Heads in groups: see below.",
+        "group = heads // kv_heads": "Heads in groups: next section.",
         "np.matmul(grouped, keys": "S = Q Kᵀ, for all heads at once.",
         "= -np.inf": "The mask.",
         "softmax_in_place": "P, in the memory of S.",
@@ -205,12 +242,12 @@ show_source(
 # %% [markdown]
 # ## Heads, and groups of heads
 #
-# One attention can look for one thing. So a layer does several side by side, its heads, each with queries, keys and
-# values of its own, and joins their results. Queries are `[T, heads, head_dim]` then, and there is one matrix of
-# scores for each head.
+# One attention can look for one thing. So a layer has several side by side, its heads, each with its own queries,
+# keys and values, and joins their results. Queries are then `[T, heads, head_dim]`, and there is one matrix of scores
+# per head.
 #
 # Keys and values must be kept for later tokens, in the KV cache of [lesson 8](08_the_kv_cache.py). To keep fewer,
-# neighbouring query heads share one head of keys and values: that is grouped-query attention. Query head $h$ reads KV
+# neighbouring query heads share one head of keys and values: grouped-query attention. Query head $h$ reads KV
 # head $\lfloor h / \mathrm{group} \rfloor$.
 #
 # | | query heads | KV heads | called |
@@ -221,10 +258,10 @@ show_source(
 #
 # ## A look into a real model
 #
-# What do heads look for? We let the bundled model read a few lines of Python, and keep the weights of every layer and
-# head. The call is wrapped: the model computes what it always does.
+# What do heads look for? The bundled model reads a few lines of Python, and this code keeps the weights of every
+# layer and head. The wrapper changes nothing in what the model computes.
 
-# %%
+# %% tags=["fold"]
 from minllm import LLM
 
 llm = LLM(device="cpu")
@@ -237,14 +274,20 @@ text = """class Stack:
 """
 token_ids = llm.tokenizer.encode(text)  # T integers
 T = len(token_ids)
-weights = []  # one [heads, T, T] a layer
+weights = []  # one [heads, T, T] per layer
 attention = llm.engine.ops.attention
 
 
 def observed(query, layer_cache, batch, config):  # query [T, heads, head_dim]
-    keys = reference.gather_context(layer_cache.key, batch.block_tables[0], 0, T)  # [T, kv_heads, head_dim]
-    keys = np.repeat(keys.astype(np.float32), config.heads // config.kv_heads, axis=1)  # [T, heads, head_dim]
-    scores = np.einsum("qhd,khd->hqk", query.astype(np.float32), keys) * config.scale  # [heads, T, T]
+    keys = reference.gather_context(
+        layer_cache.key, batch.block_tables[0], 0, T
+    )  # [T, kv_heads, head_dim]
+    keys = np.repeat(
+        keys.astype(np.float32), config.heads // config.kv_heads, axis=1
+    )  # [T, heads, head_dim]
+    scores = (
+        np.einsum("qhd,khd->hqk", query.astype(np.float32), keys) * config.scale
+    )  # [heads, T, T]
     scores[:, ~np.tril(np.ones((T, T), bool))] = -np.inf
     weights.append(softmax_in_place(scores))
     return attention(query, layer_cache, batch, config)
@@ -259,13 +302,18 @@ print(f"{len(weights)} layers, each with weights [heads, T, T] = {weights[0].sha
 # %% tags=["fold"]
 def name(token):
     """A token as a label: spaces and line ends made visible."""
-    return llm.tokenizer.decode([token]).replace("\n", "⏎").replace("    ", "⇥") or "(start)"
+    return (
+        llm.tokenizer.decode([token]).replace("\n", "⏎").replace("    ", "⇥")
+        or "(start)"
+    )
 
 
 def attention_map(layer, head, title, series):
     shown = [name(token) for token in token_ids]
-    caption = f"Layer {layer}, head {head} of the bundled model. A row looks, a column is looked at."
-    return heat_map(weights[layer][head], title, shown, shown, caption=caption, series=series)
+    caption = f"Layer {layer}, head {head}. A row looks, a column is looked at."
+    return heat_map(
+        weights[layer][head], title, shown, shown, caption=caption, series=series
+    )
 
 
 attention_map(1, 4, "This head looks one token back", 0)
@@ -274,7 +322,9 @@ attention_map(1, 4, "This head looks one token back", 0)
 attention_map(2, 4, "This head looks for the same token, earlier in the text", 1)
 
 # %% tags=["fold"]
-attention_map(4, 0, "This head mostly looks at the first token: it has nothing to do here", 2)
+attention_map(
+    4, 0, "This head mostly looks at the first token: it has nothing to do here", 2
+)
 
 # %%
 before = np.diagonal(weights[1][4], offset=-1)[1:].mean()
@@ -285,22 +335,24 @@ assert before > 0.5 and first > 0.8
 
 # %% [markdown]
 # Nobody programmed these patterns. The first two together can do something useful: find where the same token stood
-# before, and see what came after it. The third has a name, too. Weights must add up to 1, so a head that finds
-# nothing needs a place to put its weight, and the first token serves as an attention sink.
+# before, and see what came after it. The third is known as an attention sink: weights must sum to 1, so a head that
+# finds nothing puts its weight on the first token.
 #
-# ## As three kernels
+# ## Three kernels, with the scores in memory
 #
-# Now the same on a GPU, as directly as it can be written: one kernel for each of the three formulas, the scores in
-# memory between them.
+# The kernel at the top computes every score twice. The usual first version keeps them instead: one kernel per
+# formula, and the scores in memory between them. It gains more threads (one per score, not one per query) and pays
+# with bytes.
 
 # %% tags=["hide-input"]
 from minllm.kernels.attention.first_rungs import materialized
 
 show_source(
     materialized.scores_kernel,
+    folded="S = Q Kᵀ: one thread per score",
     notes={
         "key = cuda.blockIdx.x": "A thread for each key.",
-        "cuda.blockIdx.z // heads": "The grid's other two dimensions: the query's row, and sequence and head together.",
+        "cuda.blockIdx.z // heads": "The grid's other dimensions: the query's row; sequence and head together.",
         "kv_head = kv_head_of": "Heads in groups.",
         "token, first, stop": "Which row of the batch this is, and which keys it sees: from first up to, but without, stop.",
         "if first <= key": "The mask: beyond the row's own position nothing is computed, and nothing stored.",
@@ -312,10 +364,11 @@ show_source(
 # %% tags=["hide-input"]
 show_source(
     materialized.softmax_kernel,
+    folded="P = softmax(S): one block per row",
     notes={
         "partial = cuda.shared.array": "One number a thread, for the block's maximum and then for its sum.",
         "maximum = max(maximum, scores": "First walk through the row: every thread the maximum of its keys.",
-        "while active > 0": "Half the threads take over the other half's number, then half of those: a tree.",
+        "while active > 0": "Half of the threads add the other half's numbers, then half of those: a tree.",
         "all threads have read it": "A barrier that is easy to forget. Without it, a quick thread would store its sum in "
         "partial[0] before a slow one has read the maximum there.",
         "weight = ex2": "Second walk: exponentials, as powers of 2, which the hardware has an instruction for. The scale is "
@@ -328,9 +381,10 @@ show_source(
 # %% tags=["hide-input"]
 show_source(
     materialized.make_weighted_values_kernel,
+    folded="out = P V: one thread per element of the result",
     notes={
-        "dim = scores.shape[1], cuda.threadIdx.x": "A thread for each element of the head.",
-        "block = block_tables": "Where the value lies: the cache is cut into blocks, which lesson 10 is about.",
+        "dim = scores.shape[1], cuda.threadIdx.x": "One thread per element of the head.",
+        "block = block_tables": "Where the value lies: the cache is cut into blocks, which lesson 11 is about.",
         "total += scores": "The weighted mean.",
     },
 )
@@ -338,11 +392,16 @@ show_source(
 # %% [markdown]
 # ## Run it
 #
-# First our four tokens, on a GPU where there is one, else in the simulator. The kernels take heads of 8, 16, 24, ...
-# numbers, so we add four zeros to each vector. Zeros change no product. The scale stays $1/2$.
+# First our four tokens: the kernel from the top in the simulator, then the three kernels, on a GPU if there is one.
+# These take heads of 8, 16, 24, ... numbers, so each vector gets four zeros, which change no product. The scale stays
+# $1/2$.
 
 # %%
 from minllm.course import has_gpu
+
+alone = np.zeros((4, 4), np.float32)
+attention_kernel.simulate[1, 4](Q, K, V, alone, float32(0.5))
+assert np.allclose(alone, out, atol=1e-4)
 
 if has_gpu():
     from minllm.ops.cuda_ops import CudaOps as Place
@@ -356,16 +415,38 @@ def padded(matrix):  # [4, 4] -> [4, 1, 8]: tokens, one head, head_dim
 
 
 tokens = np.zeros((4, 1, 8), np.float32)
-arrays = (padded(Q), padded(K)[None], padded(V)[None], tokens)  # the cache is one block: [1, 4, 1, 8]
-four = (np.int32([0, 4]), np.int32([4]), np.int32([[0]]))  # rows of the sequence, keys in it, its blocks
+arrays = (
+    padded(Q),
+    padded(K)[None],
+    padded(V)[None],
+    tokens,
+)  # the cache is one block: [1, 4, 1, 8]
+four = (
+    np.int32([0, 4]),
+    np.int32([4]),
+    np.int32([[0]]),
+)  # rows of the sequence, keys in it, its blocks
 on_place = [place.array(array) for array in (*arrays, *four)]
 
 
-def attend(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale):
-    """The three kernels, and before them one that transposes K; with memory for the transposed K and the scores."""
+def attend(
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale
+):
+    """The three kernels, and before them one that transposes K; with memory for the
+    transposed K and the scores."""
     shapes = materialized.workspace_shapes(query, key_cache, block_tables)
-    workspace = {name: place.empty(*shape_and_dtype) for name, shape_and_dtype in shapes.items()}
-    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    workspace = {
+        name: place.empty(*shape_and_dtype) for name, shape_and_dtype in shapes.items()
+    }
+    inputs = (
+        query,
+        key_cache,
+        value_cache,
+        out,
+        query_start,
+        context_lens,
+        block_tables,
+    )
     return lambda: materialized.attention(*inputs, scale, workspace=workspace)
 
 
@@ -375,35 +456,49 @@ print(np.round(result, 2))
 assert np.allclose(result, out, atol=1e-4)
 
 # %% [markdown]
-# The same numbers as on paper. Now a somewhat larger case in the simulator, to count what it moves: 8 tokens, 4 query
-# heads, 2 KV heads, 16 numbers a head.
+# The same numbers as on paper. Now a larger case in the simulator, to count what it moves: 8 tokens, 4 query
+# heads, 2 KV heads, 16 numbers per head.
 
 # %%
 from minllm.sim import tracing
 
 T, heads, kv_heads, head_dim = 8, 4, 2, 16
 query = rng.standard_normal((T, heads, head_dim)).astype(np.float32)
-key_cache, value_cache = rng.standard_normal((2, 1, T, kv_heads, head_dim)).astype(np.float32)
+key_cache, value_cache = rng.standard_normal((2, 1, T, kv_heads, head_dim)).astype(
+    np.float32
+)
 batch = np.int32([0, T]), np.int32([T]), np.int32([[0]])
 with tracing() as traces:
-    materialized.attention(query, key_cache, value_cache, np.empty_like(query), *batch, scale=head_dim**-0.5)
+    materialized.attention(
+        query,
+        key_cache,
+        value_cache,
+        np.empty_like(query),
+        *batch,
+        scale=head_dim**-0.5,
+    )
 
 pairs = heads * T * (T + 1) // 2  # of a query and a key that it sees
 print(f"{pairs} visible pairs, so one score each is {4 * pairs:,} bytes")
 for trace in traces[1:]:  # the first one transposes K
     moved = trace.arrays["scores"]
-    print(f"{trace.kernel:24} scores read {moved.read.bytes:>6,} bytes, written {moved.write.bytes:>6,} bytes")
+    print(
+        f"{trace.kernel:24} scores read {moved.read.bytes:>6,} bytes, written "
+        f"{moved.write.bytes:>6,} bytes"
+    )
 
-# %%
+# %% tags=["hide"]
 scores, softmax, values = (trace.arrays["scores"] for trace in traces[1:])
 assert scores.write.bytes == 4 * pairs
 assert softmax.read.bytes == 3 * 4 * pairs and softmax.write.bytes == 2 * 4 * pairs
-assert values.read.bytes == head_dim * 4 * pairs and values.read.unique_bytes == 4 * pairs
+assert (
+    values.read.bytes == head_dim * 4 * pairs and values.read.unique_bytes == 4 * pairs
+)
 
 # %% [markdown]
 # Each score is written once by the first kernel, read three times and written twice by the softmax, and then read by
-# the third kernel. There the 16 threads of a result all ask for the same score, so one trip to memory can serve them.
-# That makes seven trips of 4 bytes: 28 bytes for every pair of a query and a key. The arithmetic for a pair is
+# the third kernel, where the 16 threads of a result all read the same score in one trip to memory.
+# That makes seven trips of 4 bytes: 28 bytes per pair of a query and a key. The arithmetic of a pair is
 # $4d$ operations, $2d$ for $q \cdot k$ and $2d$ for $p v$.
 #
 # ## The problem: a square
@@ -414,9 +509,11 @@ assert values.read.bytes == head_dim * 4 * pairs and values.read.unique_bytes ==
 T, heads, kv_heads, head_dim = 8192, 32, 8, 128  # the 8B model of the prediction
 score_bytes = heads * T * T * 4  # the kernels keep a whole square; half of it is masked
 input_bytes = (heads + 2 * kv_heads) * head_dim * T * 2
-flops_a_byte = 4 * head_dim / 28
+flops_per_byte = 4 * head_dim / 28
 
-guess.against(score_bytes=score_bytes, input_bytes=input_bytes, flops_a_byte=flops_a_byte)
+guess.against(
+    score_bytes=score_bytes, input_bytes=input_bytes, flops_per_byte=flops_per_byte
+)
 
 # %% tags=["fold"]
 lengths = [2**power for power in range(7, 18)]
@@ -424,7 +521,8 @@ curves(
     {
         "scores": [(length, heads * length**2 * 4 / 1e9) for length in lengths],
         "queries, keys, values and result": [
-            (length, (2 * heads + 2 * kv_heads) * head_dim * length * 2 / 1e9) for length in lengths
+            (length, (2 * heads + 2 * kv_heads) * head_dim * length * 2 / 1e9)
+            for length in lengths
         ],
     },
     "tokens in the prompt, T",
@@ -432,19 +530,20 @@ curves(
     "What attention keeps in memory",
     log_x=True,
     log_y=True,
-    caption="Computed from the shapes: 32 query heads, 8 KV heads, 128 numbers each; scores in float32, "
+    caption="Computed from the shapes: 32 query heads, 8 KV heads, 128 numbers each; "
+    "scores in float32, "
     "the rest in bfloat16.",
 )
 
 # %% [markdown]
 # At 8,192 tokens the scores of one layer take 8.6 GB. At 131,072 tokens, which Llama 3.1 allows, they would take
-# 2.2 TB, fifteen times the memory of an H200. And they are not even the result: they are a note on the way.
+# 2.2 TB, fifteen times the memory of an H200. And they are only an intermediate result.
 #
 # ## Measured against predicted
 #
-# If all seven trips go to memory, the arithmetic intensity is $4 \cdot 128 / 28 = 18$ FLOP a byte, at every length.
-# On the roofline that is far from the ridge: memory would bound it. If the scores never went to memory, a prompt
-# of 512 tokens would have more than 200. Both are drawn, as rings. The dots are what an H200 did.
+# If all seven trips go to memory, the arithmetic intensity is $4 \cdot 128 / 28 = 18$ FLOP per byte, at every length:
+# far left of the ridge, so memory would be the limit. If the scores never went to memory, a prompt
+# of 512 tokens would have more than 200. Both are drawn as rings. The dots are what an H200 did.
 
 # %% tags=["fold"]
 from minllm.course import Dot, load_record, recorded, roofline
@@ -456,42 +555,67 @@ flops = 4 * heads * head_dim * T * (T + 1) // 2  # of visible pairs
 without_scores = flops / ((2 * heads + 2 * kv_heads) * head_dim * T * 2)
 dots = []  # of the roofline
 for name_of_dot, variant, intensity, series in (
-    ("three kernels", "materialized", flops_a_byte, 0),
+    ("three kernels", "materialized", flops_per_byte, 0),
     ("one kernel", "flash_attention_2", without_scores, 1),
 ):
-    (row,) = recorded("prefill attention", "1x512, 32/8 heads, d 128, bfloat16", variant)
-    dots.append(Dot("", intensity, min(tflops, tb_s * intensity), measured=False, colour=series))
-    dots.append(Dot(f"{name_of_dot}: {row.value:.2g}", intensity, row.value, colour=series))
+    (row,) = recorded(
+        "prefill attention", "1x512, 32/8 heads, d 128, bfloat16", variant
+    )
+    dots.append(
+        Dot("", intensity, min(tflops, tb_s * intensity), measured=False, colour=series)
+    )
+    dots.append(
+        Dot(f"{name_of_dot}: {row.value:.2g}", intensity, row.value, colour=series)
+    )
 roofline(
     dots,
     tb_s,
     tflops,
     "Attention of a prompt of 512 tokens",
-    caption=f"Dots: {row.label}; rings: what the roof allows. 32 query heads, 8 KV heads, 128 numbers each, bfloat16. "
+    caption=f"Dots: {row.label}; rings: what the roof allows. 32 query heads, 8 KV "
+    "heads, 128 numbers each, bfloat16. "
     "The one kernel is FlashAttention-2, of lesson 7.",
 )
 
 # %% [markdown]
 # The roof allows these three kernels dozens of times more than they reach. So the score matrix cannot be the only
-# thing that is wrong. At 512 tokens it is 34 MB, and still fits the 50 MB of an H200's L2 cache. What costs
+# fault. At 512 tokens it is 34 MB, and fits the 50 MB of an H200's L2 cache. Something else costs
 # more here: a thread fetches both factors of every product from memory or cache, and uses each of them once. There is
-# no reuse, and no tensor core. Be wary of explaining a measurement by the first good reason that you find.
+# no reuse, and no tensor core. Beware of explaining a measurement by the first good reason that you find.
 #
-# On a machine with a GPU, this cell measures your own:
+# On a machine with a GPU, this cell measures yours:
 
 # %%
-(row,) = recorded("prefill attention", "1x512, 32/8 heads, d 128, bfloat16", "materialized")
-assert row.value < tb_s * flops_a_byte / 30
+(row,) = recorded(
+    "prefill attention", "1x512, 32/8 heads, d 128, bfloat16", "materialized"
+)
+assert row.value < tb_s * flops_per_byte / 30
 if has_gpu():
     import ml_dtypes
 
     from minllm.course import machine_line, timed
 
-    shapes = ((T, heads, head_dim), (T // 16, 16, kv_heads, head_dim), (T // 16, 16, kv_heads, head_dim))
-    inputs = [place.array(rng.standard_normal(shape).astype(ml_dtypes.bfloat16)) for shape in shapes]
-    blocks = np.arange(T // 16, dtype=np.int32)[None]  # the cache's blocks of 16 keys, in order
+    shapes = (
+        (T, heads, head_dim),
+        (T // 16, 16, kv_heads, head_dim),
+        (T // 16, 16, kv_heads, head_dim),
+    )
+    inputs = [
+        place.array(rng.standard_normal(shape).astype(ml_dtypes.bfloat16))
+        for shape in shapes
+    ]
+    blocks = np.arange(T // 16, dtype=np.int32)[
+        None
+    ]  # the cache's blocks of 16 keys, in order
     batch = [place.array(array) for array in (np.int32([0, T]), np.int32([T]), blocks)]
-    seconds = timed(attend(*inputs, place.empty(shapes[0], ml_dtypes.bfloat16), *batch, scale=head_dim**-0.5))
+    seconds = timed(
+        attend(
+            *inputs,
+            place.empty(shapes[0], ml_dtypes.bfloat16),
+            *batch,
+            scale=head_dim**-0.5,
+        )
+    )
     print(f"{flops / seconds / 1e12:.2f} TFLOP/s in bfloat16, {machine_line()}")
 else:
     print("No GPU here: nothing was timed on this machine.")
@@ -499,9 +623,8 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# Write the three steps yourself. Each command makes a file that holds everything but the lines that you are to write;
-# the checker runs your code in the simulator and says what is wrong, and where. The last two can generate text with
-# the bundled model when they pass.
+# Write the three steps yourself. The checker runs your code in the simulator and says what is wrong, and where. The
+# last two can generate text with the bundled model when they pass.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -517,12 +640,32 @@ from minllm.course import show_case
 show_case("clairvoyant")
 
 # %% [markdown]
+# ## Problems
+#
+# ??? question "1. Four tokens, head 64 wide. How many dot products does causal attention need in one head, and how many operations in all?"
+#     1 + 2 + 3 + 4 = 10 pairs, 4 · 64 = 256 operations each: 2,560. Without the mask it would be 16 pairs.
+#
+# ??? question "2. Scores of a row are 2, 2 and 2 after scaling. What are the weights? And for 1,000, 1,000 and 1,000?"
+#     One third each, in both cases: the softmax subtracts the maximum. Without the subtraction the second row
+#     overflows.
+#
+# ??? question "3. A model has 64 query heads and 8 KV heads of 128. How many bytes do keys and values of 1,000 tokens take in one layer, in bfloat16? And with multi-head attention?"
+#     2 · 8 · 128 · 2 bytes · 1,000 = 4.1 MB, and 8 times as much, 32.8 MB.
+#
+# ??? question "4. From which prompt length on do the float32 scores of one head no longer fit an L2 cache of 50 MB?"
+#     T² · 4 bytes = 50 MB gives T = 3,535 tokens. With 32 heads at once it is 625 tokens: the 512 of this page just
+#     fit.
+#
+# ??? question "5. The three kernels move 28 bytes per pair. At 4.2 TB/s, how long would one layer's 32 heads take for 8,192 tokens, and the arithmetic at 800 TFLOP/s?"
+#     32 · 8,192² / 2 pairs = 1.07 billion: 30 GB take 7.2 ms. The arithmetic, 512 operations each, is 0.55 TFLOP: 0.7
+#     ms. Not writing the scores is worth a factor of ten, if the arithmetic runs on tensor cores.
+#
 # ## What next, and which measurement says so
 #
-# Two things stood between these kernels and the roof. The figure of bytes says that the score matrix has to go:
-# [lesson 7](07_prefill_and_flash_attention.py) never writes it. The roofline says that something else is worse: products whose factors
-# are fetched for a single use. To tell which of two limits binds a kernel, you need the roofline as a tool rather than
-# a picture. That is [lesson 4](04_arithmetic_intensity_and_the_roofline.py).
+# Two things stood between these kernels and the roof. The bytes say that the score matrix has to go: [lesson
+# 7](07_prefill_and_flash_attention.py) never writes it. The roofline says that something else is worse: products
+# whose factors are fetched for a single use. To tell which of two limits binds a kernel, you need the roofline as a
+# tool rather than a picture. That is [lesson 4](04_arithmetic_intensity_and_the_roofline.py).
 #
 # ## Sources
 #
@@ -530,9 +673,6 @@ show_case("clairvoyant")
 # - J. Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", EMNLP
 #   2023, section 2.
 # - N. Shazeer, "Fast Transformer Decoding: One Write-Head is All You Need", 2019: multi-query attention.
-# - C. Olsson et al., "In-context Learning and Induction Heads", 2022: heads that look back, and what two of them do
-#   together.
-# - G. Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024, section 3: why weight
-#   gathers on the first token.
-# - M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018: the walks through memory that a
-#   softmax needs.
+# - C. Olsson et al., "In-context Learning and Induction Heads", 2022: heads that look back, and two of them together.
+# - G. Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024, section 3.
+# - M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018: the passes over memory of a softmax.

@@ -13,181 +13,32 @@
 # %% [markdown]
 # # 4. Arithmetic intensity and the roofline
 #
-# How fast can a model possibly write on this machine? The answer takes two numbers of the model, two of the machine,
-# and a division. Nothing has to be installed, and nothing measured. In this lesson you learn the division, check it
+# How fast can a model write on this machine? The answer takes two numbers of the model, two of the machine,
+# and a division. In this lesson you learn the division, check it
 # against the simulator and against an H200, and see what is left to explain.
 #
-# **What you will be able to do**
+# $$\mathrm{intensity}\ I = \frac{\mathrm{FLOP}}{\mathrm{bytes}} \qquad
+# \mathrm{attainable}(I) = \min(\pi,\ \beta I) \qquad \mathrm{ridge} = \pi / \beta$$
 #
-# - count the bytes and operations of a matrix product by hand, and say whether memory or arithmetic is its limit;
-# - read a roofline, and say where a dot moves when the batch grows;
-# - predict latency, throughput and cost of a model on a GPU from two data sheets, and say how far to trust that.
-#
-# You need [lesson 1](01_what_a_language_model_computes.py). You need no GPU.
-#
-# ## Predict
-#
-# A model has 8 billion numbers of 2 bytes. An H200 moves about 4.2 TB a second and does about 800 TFLOP a second: both were
-# measured, with a large copy and with a large product. One sequence is being written.
-#
-# - How many bytes does the step for a token read, and how many milliseconds does that take?
-# - How many milliseconds does its arithmetic take?
-# - How many sequences can be written together before arithmetic takes longer than reading the weights?
+# A machine has two speeds: $\beta$ bytes per second from its memory, which is called HBM on an H200, and $\pi$
+# operations per second. A kernel does $I$ operations with each byte. Left of the ridge memory limits it, right of it
+# arithmetic. Here are recorded GEMMs; their place from left to right is counted, their height is measured:
 
-# %%
-from minllm.course import Prediction
-
-guess = Prediction(
-    bytes=16e9,  # 8 billion numbers, 2 bytes each, once
-    memory_ms=3.8,  # 16e9 / 4.2e12
-    arithmetic_ms=0.02,  # 2 * 8e9 / 800e12
-    batch_at_the_ridge=190,  # where the two are equal
-    limit="memory",
-)
-guess
-
-# %% [markdown]
-# ## By hand: one matrix product
-#
-# Nearly all work of a language model is one operation: rows of activations times a matrix of weights. With many rows it
-# is called GEMM (general matrix multiply), with one row GEMV (matrix times vector).
-#
-# $$\mathrm{out}_{t,n} = \sum_{k} x_{t,k} \, w_{n,k} \qquad
-# x: [T, K], \quad w: [N, K], \quad \mathrm{out}: [T, N]$$
-#
-# Every one of the $T N$ results takes $K$ multiplications and $K$ additions. Everything has to be read once, and the
-# result written once, at $b$ bytes a number:
-#
-# $$\mathrm{FLOP} = 2\,T N K \qquad \mathrm{bytes} = b\,(N K + T K + T N) \qquad
-# \mathrm{intensity} = \frac{\mathrm{FLOP}}{\mathrm{bytes}}$$
-#
-# The intensity says how often a byte is used once it is here. With $T = 1$ it is about $2 / b$: one operation for
-# each byte in 16 bits, whatever the size of the matrix.
-
-
-# %%
-def product(T, N, K, b):
-    """(bytes, FLOP) of x [T, K] times w [N, K]."""
-    return b * (N * K + T * K + T * N), 2 * T * N * K
-
-
-for T in (1, 4, 64, 512):
-    moved, flop = product(T, 4096, 4096, 2)
-    print(f"T = {T:3}  {moved / 1e6:6.1f} MB  {flop / 1e9:6.2f} GFLOP  {flop / moved:6.1f} FLOP a byte")
-
-# %% [markdown]
-# ## Is it true? Ask the simulator
-#
-# A formula is a claim about what a kernel does. The simulator runs the kernel and counts every byte that every thread
-# touches. Here are two kernels for the same product: one that anybody would write first, and the one that the engine
-# uses for few rows. You meet both in [lesson 5](05_the_ladder_of_matrix_products.py).
-
-# %% tags=["hide-input"]
-from minllm.course import show_source
-from minllm.kernels.matmul.naive import matmul_naive, matmul_naive_kernel
-
-show_source(
-    matmul_naive_kernel,
-    notes={"total += float32(x": "Two operations for two numbers read: this line runs T * N * K times."},
-)
-
-# %%
-import numpy as np
-
-from minllm.kernels.matmul.gemv.gemv import matmul_gemv
-from minllm.sim import tracing
-
-T, N, K, b = 4, 64, 256, 4
-rng = np.random.default_rng(0)
-x = rng.standard_normal((T, K)).astype(np.float32)  # [T, K]
-w = rng.standard_normal((N, K)).astype(np.float32)  # [N, K]
-out = np.empty((T, N), np.float32)  # [T, N]
-
-moved, flop = product(T, N, K, b)
-print(f"{'by hand':14} {moved:10,} different bytes                          {flop:8,} FLOP")
-counted = {}
-for launcher in (matmul_naive, matmul_gemv):
-    with tracing() as traces:
-        launcher(x, w, out)
-    total = traces[0].total
-    counted[launcher.__name__] = total
-    multiplied = 2 * traces[0].flops["float32 multiply"]
-    print(
-        f"{launcher.__name__:14} {total.unique_bytes:10,} different bytes, "
-        f"{total.bytes:9,} asked for, {multiplied:8,} FLOP"
-    )
-    assert np.allclose(out, x @ w.T, atol=1e-4)
-    assert total.unique_bytes == moved and multiplied == flop
-
-# %% [markdown]
-# Both touch exactly the bytes of the formula. What they *ask for* is more, because threads ask for the same numbers
-# again: the naive kernel many times, and only caches save it. So the formula is a floor. A kernel can be worse, and
-# none can be better.
-#
-# ## A whole step
-#
-# [minllm/costs](../minllm/costs/stages.py) holds that formula for every stage of a model. Here is a decode step of the
-# 8B shape with 576 tokens in its cache:
-
-# %%
-from minllm import costs
-from minllm.models.shapes import find_config
-
-_, config = find_config("llama-3.1-8b")
-print(f"{'stage':20} {'MB':>9} {'GFLOP':>7} {'FLOP a byte':>12}")
-for stage in costs.decode_stages(config, batch=1, context=576):
-    operations = stage.flops + stage.other_flops
-    print(
-        f"{stage.name:20} {stage.bytes / 1e6:9,.1f} {operations / 1e9:7.3f} {stage.arithmetic_intensity:12.2f}"
-    )
-step = costs.decode_step(config, batch=1, context=576)
-print(
-    f"{'weights and cache':20} {step.bytes / 1e6:9,.1f} {step.flops / 1e9:7.3f} {step.arithmetic_intensity:12.2f}"
-)
-assert step.arithmetic_intensity < 2
-
-# %% [markdown]
-# The products with weights carry nearly all bytes and nearly all operations, at one operation a byte. The embedding
-# table is not in the list with its full size: a step looks up one row of it. That is why the sum is below the 16 GB
-# of all weights.
-#
-# ## The roofline
-#
-# A machine has two speeds: bytes a second from its memory, which is called HBM on an H200, and operations a second. A
-# kernel of intensity $I$ that is fed at
-# $\beta$ bytes a second can do no more than $\beta I$ operations a second, and never more than the peak $\pi$:
-#
-# $$\mathrm{attainable}(I) = \min(\pi,\ \beta I) \qquad \mathrm{ridge} = \pi / \beta$$
-#
-# Left of the ridge a kernel is bound by memory, right of it by arithmetic.
-
-# %%
-from minllm.course import load_record
+# %% tags=["fold"]
+from minllm.course import Dot, load_record, recorded, roofline
 
 ceilings = load_record()["ceilings"]
 beta, pi = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
 ridge = pi / beta
-memory_ms, arithmetic_ms = step.memory_ms(beta), step.compute_ms(pi)
-print(f"H200: {beta} TB/s, {pi} TFLOP/s, ridge at {ridge:.0f} FLOP a byte")
-guess.against(
-    bytes=step.bytes,
-    memory_ms=memory_ms,
-    arithmetic_ms=arithmetic_ms,
-    batch_at_the_ridge=ridge,
-    limit="memory" if memory_ms > arithmetic_ms else "arithmetic",
-)
 
-# %% [markdown]
-# The batch at the ridge is the ridge itself, for weights of 2 bytes: with $T$ rows each weight is used for $2T$
-# operations, so the intensity is about $T$. Now kernels as dots. Their place from left to right is counted, their
-# height is measured.
 
-# %% tags=["fold"]
-from minllm.course import Dot, recorded, roofline
+def product(T, N, K, b):
+    """(bytes, FLOP) of x [T, K] times w [N, K], b bytes per number."""
+    return b * (N * K + T * K + T * N), 2 * T * N * K
 
 
 def product_dot(case, variant, name, colour):
-    """A recorded product in bfloat16; case: "TxNxK"."""
+    """A recorded GEMM in bfloat16; case: "TxNxK"."""
     (row,) = recorded("matmul", f"{case}, bfloat16", variant)
     moved, flop = product(*map(int, case.split("x")), 2)
     if row.unit == "TB/s":
@@ -206,32 +57,192 @@ roofline(
     [dot for _, dot in shown],
     beta,
     pi,
-    "Products with 1, 8 and 2,048 rows",
-    caption=f"bfloat16. The roof is the measured copy and cuBLAS; {shown[0][0].label}.",
+    "GEMMs with 1, 8 and 2,048 rows",
+    caption=f"bfloat16. The roof: the measured copy, and cuBLAS; {shown[0][0].label}.",
 )
 
 # %% [markdown]
 # A dot on the slope has done all that it can: only fewer bytes would help it. A dot far below the roof has a fault of
-# its own, and lesson 5 climbs from the lowest of these to the highest.
+# its own. The lowest dot is this kernel, the one that anybody would write first:
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.kernels.matmul.naive import matmul_naive, matmul_naive_kernel
+
+show_source(
+    matmul_naive_kernel,
+    notes={
+        "total += float32(x": "Two operations for two numbers read; this line runs T * N * K times."
+    },
+)
+
+# %% [markdown]
+# **What you will be able to do**
+#
+# - count the bytes and operations of a GEMM by hand, and say whether memory or arithmetic is its limit;
+# - read a roofline, and say where a dot moves when the batch grows;
+# - predict latency, throughput and cost of a model on a GPU from two data sheets, and say how far to trust that.
+#
+# You need [lesson 1](01_what_a_language_model_computes.py). You need no GPU.
+#
+# ## Predict
+#
+# A model has 8 billion weights of 2 bytes. An H200 moves about 4.2 TB per second and does about 800 TFLOP per second:
+# both were measured, with a large copy and with a large GEMM. One sequence is being written.
+
+# %% tags=["hide-input"]
+from minllm.course import Prediction
+
+guess = Prediction(
+    bytes="How many bytes does the step for one token read?",
+    memory_ms="How many milliseconds does that take?",
+    arithmetic_ms="How many milliseconds does its arithmetic take?",
+    batch_at_the_ridge="How many sequences can be written together before arithmetic takes longer "
+    "than reading the weights?",
+    limit=("What limits the step of one sequence?", "memory", "arithmetic"),
+)
+guess.ask()
+
+# %% [markdown]
+# ## By hand: one GEMM
+#
+# Nearly all work of a language model is one operation: rows of activations times a matrix of weights. With many rows
+# it is called GEMM (general matrix multiply), with one row GEMV (matrix times vector).
+#
+# $$\mathrm{out}_{t,n} = \sum_{k} x_{t,k} \, w_{n,k} \qquad
+# x: [T, K], \quad w: [N, K], \quad \mathrm{out}: [T, N]$$
+#
+# Each of the $T N$ results takes $K$ multiplications and $K$ additions. Everything has to be read once, and the
+# result written once, at $b$ bytes per number:
+#
+# $$\mathrm{FLOP} = 2\,T N K \qquad \mathrm{bytes} = b\,(N K + T K + T N)$$
+#
+# The intensity says how often a byte is used once it has arrived. With $T = 1$ it is about $2 / b$: one operation per
+# byte in 16 bits, whatever the size of the matrix.
+
+# %%
+for T in (1, 4, 64, 512):
+    moved, flop = product(T, 4096, 4096, 2)
+    print(
+        f"T = {T:3}  {moved / 1e6:6.1f} MB  {flop / 1e9:6.2f} GFLOP  "
+        f"{flop / moved:6.1f} FLOP per byte"
+    )
+
+# %% [markdown]
+# ## Is it true? Ask the simulator
+#
+# A formula is a claim about a kernel. The simulator runs the kernel and counts every byte that every thread
+# touches. Here are the naive kernel and the one that the engine uses for few rows:
+
+# %%
+import numpy as np
+
+from minllm.kernels.matmul.gemv.gemv import matmul_gemv
+from minllm.sim import tracing
+
+T, N, K, b = 4, 64, 256, 4
+rng = np.random.default_rng(0)
+x = rng.standard_normal((T, K)).astype(np.float32)  # [T, K]
+w = rng.standard_normal((N, K)).astype(np.float32)  # [N, K]
+out = np.empty((T, N), np.float32)  # [T, N]
+
+moved, flop = product(T, N, K, b)
+print(
+    f"{'by hand':14} {moved:10,} different bytes                          {flop:8,} "
+    "FLOP"
+)
+counted = {}
+for launcher in (matmul_naive, matmul_gemv):
+    with tracing() as traces:
+        launcher(x, w, out)
+    total = traces[0].total
+    counted[launcher.__name__] = total
+    multiplied = 2 * traces[0].flops["float32 multiply"]
+    print(
+        f"{launcher.__name__:14} {total.unique_bytes:10,} different bytes, "
+        f"{total.bytes:9,} asked for, {multiplied:8,} FLOP"
+    )
+    assert np.allclose(out, x @ w.T, atol=1e-4)
+    assert total.unique_bytes == moved and multiplied == flop
+
+# %% [markdown]
+# Both touch exactly the bytes of the formula. What they *ask for* is more, because threads ask for the same numbers
+# again: the naive kernel many times, and only caches save it. So the formula is a lower bound, the floor.
+#
+# ## A whole step
+#
+# [minllm/costs](../minllm/costs/stages.py) holds that formula for every stage of a model. Here is a decode step of
+# the 8B shape with 576 tokens in its cache:
+
+# %%
+from minllm import costs
+from minllm.models.shapes import find_config
+
+_, config = find_config("llama-3.1-8b")
+print(f"{'stage':20} {'MB':>9} {'GFLOP':>7} {'FLOP per byte':>14}")
+for stage in costs.decode_stages(config, batch=1, context=576):
+    operations = stage.flops + stage.other_flops
+    print(
+        f"{stage.name:20} {stage.bytes / 1e6:9,.1f} {operations / 1e9:7.3f} "
+        f"{stage.arithmetic_intensity:14.2f}"
+    )
+step = costs.decode_step(config, batch=1, context=576)
+print(
+    f"{'weights and cache':20} {step.bytes / 1e6:9,.1f} {step.flops / 1e9:7.3f} "
+    f"{step.arithmetic_intensity:14.2f}"
+)
+assert step.arithmetic_intensity < 2
+
+# %% [markdown]
+# The GEMVs carry nearly all bytes and nearly all operations, at one operation per byte. The embedding
+# table does not count with its full size, because a step looks up one row of it: hence the sum below the 16 GB
+# of all weights.
+
+# %%
+memory_ms, arithmetic_ms = step.memory_ms(beta), step.compute_ms(pi)
+print(f"H200: {beta} TB/s, {pi} TFLOP/s, ridge at {ridge:.0f} FLOP per byte")
+(row,) = recorded("decode", "llama-3.1-8b")
+guess.against(
+    bytes=step.bytes,
+    memory_ms=memory_ms,
+    arithmetic_ms=arithmetic_ms,
+    batch_at_the_ridge=ridge,
+    limit="memory" if memory_ms > arithmetic_ms else "arithmetic",
+    measured=dict(memory_ms=1e3 / row.value),
+)
+
+# %% [markdown]
+# The batch at the ridge is the ridge itself, for weights of 2 bytes: with $T$ rows each weight is used for $2T$
+# operations, so the intensity is about $T$. The measured figure is a whole recorded step.
 #
 # ## The batch moves the dot
 #
 # Weights are read once for all sequences of a batch. So the bytes of a step hardly grow with the batch, while the
-# operations do, and the dot wanders to the right. Keys and values are another matter: each sequence has its own.
+# operations do, and the dot moves to the right. Keys and values are different: each sequence has its own.
 
 # %%
-print(f"{'batch':>5} {'products':>10} {'attention':>10} {'whole step':>10}   FLOP a byte")
+print(
+    f"{'batch':>5} {'products':>10} {'attention':>10} {'whole step':>10}   FLOP per "
+    "byte"
+)
 for batch in (1, 8, 64, 512):
-    stages = {stage.name: stage for stage in costs.decode_stages(config, batch, context=576)}
+    stages = {
+        stage.name: stage for stage in costs.decode_stages(config, batch, context=576)
+    }
     whole = costs.decode_step(config, batch, context=576)
-    intensities = [stages[name].arithmetic_intensity for name in ("MLP up projection", "attention")]
-    print(f"{batch:5} {intensities[0]:10.1f} {intensities[1]:10.1f} {whole.arithmetic_intensity:10.1f}")
+    intensities = [
+        stages[name].arithmetic_intensity for name in ("MLP up projection", "attention")
+    ]
+    print(
+        f"{batch:5} {intensities[0]:10.1f} {intensities[1]:10.1f} "
+        f"{whole.arithmetic_intensity:10.1f}"
+    )
 group = config.num_attention_heads // config.num_key_value_heads
 assert abs(intensities[1] - group) < 0.1 * group
 
 # %% [markdown]
-# Attention stays where it is: about 4 operations a byte at every batch, because 4 query heads share each key and
-# value that is read, and nobody else does. Here are measured steps beside the roof's promise:
+# Attention stays where it is, at about 4 operations per byte for every batch, because 4 query heads share each key
+# and value that is read, and no other sequence does. Here are measured steps beside the roof:
 
 # %% tags=["fold"]
 import re
@@ -256,20 +267,21 @@ roofline(
     beta,
     pi,
     "A decode step of an 8B model: the dot moves with the batch",
-    caption="The number is the batch; rings are the floor, dots are measured by the GPU's clock, without the host. "
+    caption="The number is the batch; rings are the floor, dots are measured by the "
+    "GPU's clock, without the host. "
     f"{measured[0].case.split(', batch')[0]}; {measured[0].label}.",
 )
 
 # %% [markdown]
 # ## Latency, throughput, cost
 #
-# The same two numbers, seen by three people.
+# The same two numbers, seen by three people:
 #
 # | who asks | what | how |
 # | --- | --- | --- |
-# | the reader of the answer | latency: milliseconds a token | time of a step |
-# | the operator | throughput: tokens a second | batch / time of a step |
-# | the payer | cost of a million tokens | price of an hour / (3,600 · tokens a second) · 1,000,000 |
+# | the reader of the answer | latency: milliseconds per token | time of a step |
+# | the operator | throughput: tokens per second | batch / time of a step |
+# | the payer | cost of a million tokens | price per hour / (3,600 · tokens per second) · 1,000,000 |
 
 # %% tags=["fold"]
 from minllm.course import curves
@@ -301,24 +313,27 @@ curves(
 )
 
 # %%
-price = 4.0  # an hour of the GPU, in any currency: put your own here
+price = 4.0  # per GPU and hour, in any currency: put your own here
 for batch, floor, ms, _ in steps:
-    cost_floor, cost = (price / (3600 * 1e3 * batch / time) * 1e6 for time in (floor, ms))
-    print(f"batch {batch:3}: a million tokens cost {cost:6.2f}, and at the floor {cost_floor:6.2f}")
+    cost_floor, cost = (
+        price / (3600 * 1e3 * batch / time) * 1e6 for time in (floor, ms)
+    )
+    print(
+        f"batch {batch:3}: a million tokens cost {cost:6.2f}, and at the floor "
+        f"{cost_floor:6.2f}"
+    )
 floors = {batch: floor for batch, floor, _, _ in steps}
 assert floors[64] < 1.4 * floors[1]
 
 # %% [markdown]
 # At the floor, 64 sequences take hardly longer than one, and each token costs a small part. This is why every serving
-# engine batches, and why lesson 14 is about nothing else. These steps are replays of a CUDA graph, timed on the GPU, so
-# what they lose against the floor is the kernels'. A served step also pays for the host: for planning, uploading and
-# reading tokens, where that is not hidden. [Lesson 13](13_launch_overhead_and_cuda_graphs.py) and
-# [lesson 14](14_batching_many_requests.py) are about that part, and no kernel is to blame for it.
+# engine batches: lesson 16. These steps are replays of a CUDA graph, timed on the GPU. A served step also pays for
+# the host, where that is not hidden ([lesson 15](15_launch_overhead_and_cuda_graphs.py)).
 #
 # ## Prefill against decode
 #
-# A prompt is a batch, too: its tokens share each weight. So prefill starts where decode could only come with
-# hundreds of users.
+# A prompt is a batch, too: its tokens share each weight. So prefill starts at an intensity that decode reaches only
+# with hundreds of users.
 
 # %%
 for tokens in (1, 16, 128, 512, 2048):
@@ -326,46 +341,25 @@ for tokens in (1, 16, 128, 512, 2048):
     memory, arithmetic = cost.memory_ms(beta), cost.compute_ms(pi)
     bound = "memory" if memory > arithmetic else "arithmetic"
     print(
-        f"prompt {tokens:5,}  {cost.arithmetic_intensity:7.1f} FLOP a byte  "
+        f"prompt {tokens:5,}  {cost.arithmetic_intensity:7.1f} FLOP per byte  "
         f"memory {memory:5.2f} ms  arithmetic {arithmetic:6.2f} ms  {bound}"
     )
 assert costs.prefill(config, 2048).arithmetic_intensity > ridge
 
 # %% [markdown]
-# ## All of it in one command
+# `minllm plan llama-3.1-8b --gpu h100 --context 2048 --batch 32` does these sums for any `config.json` and any GPU
+# whose data sheet it has; in the browser there are [the calculator](../docs/calculator.md) and [a roofline whose dots
+# you move](../docs/roofline.md).
 #
-# `minllm plan` does these sums for any `config.json` and the GPUs that it has data sheets of.
-
-# %% tags=["fold"]
-import os
-import subprocess
-import sys
-
-
-def minllm(command):
-    """What a command prints."""
-    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"} | {
-        "NO_COLOR": "1"
-    }
-    words = [sys.executable, "-m", "minllm", *command.split()]
-    return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout
-
-
-print(minllm("plan llama-3.1-8b --gpu h100 --context 2048 --batch 32 --price-per-hour 3"))
-
-# %% [markdown]
-# The same formulas answer in the browser: [the calculator](../docs/calculator.md), and
-# [a roofline whose dots you move](../docs/roofline.md).
+# <!-- aside: Choosing a GPU, from an old page of notes -->
 #
-# ## Choosing a GPU, from an old page of notes
-#
-# This project grew out of reading notes. On their last page somebody chose a GPU like this, for a V100 that moves 900
+# This project grew out of reading notes. Their last page chooses a GPU for a V100 that moves 900
 # GB/s and does 112 TFLOP/s, and a batch of 16:
 #
 # > memory: 16/900 = 22.22; compute: operations/112 = 3.3; take the larger; throughput: 16 · 1000/22.22 = 720
 #
-# The method is this lesson's. But 16/900 is 17.8 thousandths, not 22.22. Somewhere a number was changed. 22.22 ms at
-# 900 GB/s are 20 GB; and 16 is the batch, which does appear in the last line. So here are both readings:
+# The method is this lesson's. But 16/900 is 17.8 thousandths, not 22.22: 22.22 ms at
+# 900 GB/s are 20 GB; and 16 is the batch, which appears in the last term. So here are both readings:
 
 # %%
 v100_tb_s, v100_tflops, batch = 0.9, 112, 16
@@ -374,28 +368,29 @@ for gigabytes in (20, 16):
     cost = costs.Cost(bytes=gigabytes * 10**9, flops=round(flops))
     floor = cost.floor_ms(v100_tb_s, v100_tflops)
     print(
-        f"{gigabytes} GB: memory {cost.memory_ms(v100_tb_s):.1f} ms, arithmetic {cost.compute_ms(v100_tflops):.1f} ms, "
-        f"so {floor:.1f} ms a step and {1e3 * batch / floor:.0f} tokens a second"
+        f"{gigabytes} GB: memory {cost.memory_ms(v100_tb_s):.1f} ms, arithmetic "
+        f"{cost.compute_ms(v100_tflops):.1f} ms, "
+        f"so {floor:.1f} ms a step and {1e3 * batch / floor:.0f} tokens per second"
     )
     if gigabytes == 20:
         assert round(floor, 1) == 22.2 and round(1e3 * batch / floor) == 720
 print(
-    f"3.3 ms are {flops / 1e12:.2f} TFLOP, {flops / batch / 2 / 1e9:.1f} billion weights used once for each sequence"
+    f"3.3 ms are {flops / 1e12:.2f} TFLOP, {flops / batch / 2 / 1e9:.1f} billion "
+    "weights used once for each sequence"
 )
 
 # %% [markdown]
-# The figures that the notes go on with, 22.2 ms and 720 tokens a second, belong to 20 GB: weights and cache that need
-# the card with 32 GB. Read with 16 GB, the same card would promise 900 tokens a second. A slip of the pen in a division
-# moves a purchase by a quarter, and the check is to write the unit behind every number. Even then one question stays:
-# 11.6 billion weights are 23 GB in 16 bits. The bytes and the operations of the notes are not quite of one model.
+# 22.2 ms and 720 tokens per second belong to 20 GB; with 16 GB the same card would promise 900 tokens per second. One
+# wrong number in a division moves a purchase by a quarter, and writing the unit behind every number finds it. Even
+# then 11.6 billion weights would be 23 GB in 16 bits: the bytes and the operations of the notes are not of one model.
+# Either way memory takes 5 to 7 times as long as arithmetic.
 #
-# Either way memory takes 5 to 7 times as long as arithmetic. A card with twice the TFLOP/s would not be faster here,
-# and a batch of 32 would cost little more than its cache.
+# <!-- end aside -->
 #
 # ## Measured against predicted
 #
-# Whole models were measured on an H200. A decode step is the time per output token (TPOT) of one sequence, and the time
-# to first token (TTFT) is that of the prompt. Here is what the division promised and what came:
+# Whole models were measured on an H200. TPOT is the time per output token of one sequence, TTFT the time
+# to first token. Here is what the division promised and what was measured:
 
 # %%
 from minllm.planning.measured import comparisons
@@ -413,38 +408,54 @@ for one in comparisons("NVIDIA H200"):
     )
 
 # %% [markdown]
-# `minllm plan --gpu h200` prints the same. Decode of the 8B shape is close to its floor, and the bundled model is far
+# Decode of the 8B shape is close to its floor, and the bundled model is far
 # from it. Where does the time go? The floor assumes that every byte moves at the speed of a copy, and that nothing
-# waits. We can do better with what was recorded of each kernel: the products at their own measured speed, attention
-# at its own, and what then remains is small kernels and the gaps between them.
+# waits. The record knows better: GEMVs at their own measured speed, attention
+# at its own; what remains is small kernels and the gaps between them.
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars, parts_of
 
 context = 1024  # tokens in the cache
-(decode,) = recorded("decode step", f"llama-3.1-8b (random weights), batch 1, context {context}", "graph replay")
+(decode,) = recorded(
+    "decode step",
+    f"llama-3.1-8b (random weights), batch 1, context {context}",
+    "graph replay",
+)
 total = decode.value / 1e3  # ms
 step = costs.decode_step(config, 1, context)
 floor = step.floor_ms(beta, pi)
 
 
 def product_ms(name, case):
-    """(the row of a product of that shape, milliseconds of a stage's weights at its speed)."""
-    moved = next(stage.weight_bytes for stage in costs.decode_stages(config, 1, context) if stage.name == name)
+    """(the row of a product of that shape, milliseconds of a stage's weights at its
+    speed)."""
+    moved = next(
+        stage.weight_bytes
+        for stage in costs.decode_stages(config, 1, context)
+        if stage.name == name
+    )
     row = recorded("matmul", f"{case}, bfloat16", "gemv")[0]
     return row, moved / row.value / 1e9
 
 
 (attention_row,) = recorded(
-    "decode attention", f"1x{context}, 32/8 heads, d 128, bfloat16, contiguous", "split_tensor_core"
+    "decode attention",
+    f"1x{context}, 32/8 heads, d 128, bfloat16, contiguous",
+    "split_tensor_core",
 )
 parts = {
     "qkv projection": product_ms("qkv projection", "1x6144x4096"),
-    "output projection": product_ms("output projection", "1x6144x4096"),  # the nearest recorded shape
+    "output projection": product_ms(
+        "output projection", "1x6144x4096"
+    ),  # the nearest recorded shape
     "MLP up projection": product_ms("MLP up projection", "1x28672x4096"),
     "MLP down projection": product_ms("MLP down projection", "1x4096x14336"),
     "lm_head": product_ms("lm_head", "1x128256x2048"),
-    "attention": (attention_row, context * costs.kv_bytes_per_token(config) / attention_row.value / 1e9),
+    "attention": (
+        attention_row,
+        context * costs.kv_bytes_per_token(config) / attention_row.value / 1e9,
+    ),
 }
 rest = parts_of(decode, total, parts)  # fails where the parts exceed the whole
 attention_ms = parts["attention"][1]
@@ -452,34 +463,36 @@ products = total - rest - attention_ms
 bars(
     [
         Bar("the floor", floor, "weights and cache at the speed of a copy", 2),
-        Bar("products", products, "weights at each product's own speed"),
+        Bar("GEMVs", products, "weights at each GEMV's own speed"),
         Bar("attention", attention_ms, "too little data to fill the machine", 1),
         Bar("the rest", rest, "norms, RoPE, activations, gaps", 3),
         Bar("measured", total, "", 4),
     ],
     unit="ms",
     title="One decode step of the 8B shape, explained",
-    caption=f"Each part from its own recorded kernel, so the sum is an estimate; {decode.label}.",
+    caption="Each part from its own recorded kernel, so the sum is an estimate; "
+    f"{decode.label}.",
 )
 
 # %%
 print(
-    f"measured {total:.2f} ms = products {products:.2f} + attention {attention_ms:.2f} + the rest {rest:.2f}"
+    f"measured {total:.2f} ms = GEMVs {products:.2f} + attention {attention_ms:.2f} + "
+    f"the rest {rest:.2f}"
 )
 print(
-    f"the rest is {1e3 * rest / config.num_hidden_layers:.1f} µs in each of {config.num_hidden_layers} layers"
+    f"the rest is {1e3 * rest / config.num_hidden_layers:.1f} µs per layer, "
+    f"{config.num_hidden_layers} layers"
 )
 
 # %% [markdown]
-# TTFT misses its floor by more. Its GEMMs are bound by arithmetic, and the dots of such GEMMs in the first
-# roofline stand below the roof.
+# TTFT misses its floor by more: its GEMMs are bound by arithmetic, and stand below the roof in the first roofline.
 #
-# A floor that is not reached is no failure of the method. The difference is a list of what to look at next:
-# products that do not reach the speed of a copy, attention over a short context, and time between kernels. The
+# A floor that is not reached does not refute the method. The difference is a list of what to look at next:
+# GEMVs below the speed of a copy, attention over a short context, and time between kernels. The
 # smaller the model, the more the last one weighs: the bundled model's 16 MB take 4 µs at this bandwidth, less than
-# starting two kernels.
-
-# On a GPU, the next cell puts a dot of your own machine beside its data sheet.
+# two kernels take to start.
+#
+# On a GPU, this cell puts your own machine beside its data sheet.
 
 # %%
 from minllm.course import has_gpu, machine_line
@@ -493,10 +506,16 @@ if has_gpu():
     from minllm.ops.cuda_ops import CudaOps
 
     ops, bfloat16 = CudaOps(), np.dtype(ml_dtypes.bfloat16)
-    weight = ops.array(rng.standard_normal((28672, 4096), np.float32).astype(bfloat16))  # [N, K], 235 MB
-    one_row = ops.array(rng.standard_normal((1, 4096), np.float32).astype(bfloat16))  # [1, K]
+    weight = ops.array(
+        rng.standard_normal((28672, 4096), np.float32).astype(bfloat16)
+    )  # [N, K], 235 MB
+    one_row = ops.array(
+        rng.standard_normal((1, 4096), np.float32).astype(bfloat16)
+    )  # [1, K]
     result = ops.empty((1, 28672), bfloat16)  # [1, N]
-    seconds = median_seconds([lambda: matmul_gemv(one_row, weight, result, stream=ops.stream)], CudaClock())
+    seconds = median_seconds(
+        [lambda: matmul_gemv(one_row, weight, result, stream=ops.stream)], CudaClock()
+    )
     gpu = find_gpu(driver.device_name())
     sheet = f", the data sheet says {gpu.bandwidth_tb_s} TB/s" if gpu else ""
     print(f"{weight.nbytes / seconds / 1e12:.2f} TB/s{sheet}; {machine_line()}")
@@ -506,7 +525,7 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# Both are lines of `minllm.costs` itself, and both are checked against numbers worked out by hand; one also against the
+# Both are lines of `minllm.costs`, checked against numbers worked out by hand; one also against the
 # simulator's count.
 
 # %% tags=["hide-input"]
@@ -517,7 +536,7 @@ show_exercises(4)
 # %% [markdown]
 # ## A detective case
 #
-# The first case stands below the roof, where the roofline says that something is wrong but not what.
+# This one stands below the roof, where the roofline says that something is wrong but not what.
 
 # %% tags=["hide-input"]
 from minllm.course import show_case
@@ -525,10 +544,10 @@ from minllm.course import show_case
 show_case("idle_bytes")
 
 # %% [markdown]
-# ## A second case: faster for nothing
+# <!-- aside: A second case: faster for nothing -->
 #
-# A colleague tidies up a benchmark of the product with one row, 4,096 by 4,096 weights in bfloat16. It used to make
-# several matrices and take them in turn. Now it makes one, which is simpler, and the kernel is faster than before:
+# A colleague tidies up a benchmark of a GEMV, 4,096 by 4,096 weights in bfloat16. It used to make
+# several matrices and take them in turn. Now it makes one, and the kernel is faster than before:
 
 # %% tags=["fold"]
 cache = recorded("cache")
@@ -545,31 +564,46 @@ bars(
 )
 
 # %% [markdown]
-# The kernel is the same, the clock is right, and so is the division. Which of the two figures is that of decode?
+# Same kernel, same clock. Which of the two figures is that of decode? The weights are 33.5 MB, and the H200's L2
+# cache has 50 MB: from the second iteration on, part of the matrix comes out of the cache. A model has hundreds of
+# such matrices, so decode sees the lower figure. A speed above the roof is never a success; it says that the bytes
+# are not what you think. `minllm bench kernels` takes as many matrices as fill the cache several times over.
 #
-# ??? question "What happened?"
-#
-#     The weights are 4,096 · 4,096 · 2 bytes = 33.5 MB, and the H200 has a last-level cache of 50 MB. From the second
-#     turn of the loop on, a part of the matrix comes out of the cache and not from memory. A model has hundreds of
-#     such matrices, and by the time it needs this one again all others have passed through the cache. Decode will see
-#     the lower figure.
-#
-#     On a machine with a larger or faster cache the first figure can even be above the roof. A speed above the roof is
-#     never a success. It says that the bytes were not what you think. `minllm bench kernels` takes as many matrices as
-#     fill the cache several times over.
+# <!-- end aside -->
 
-# %%
+# %% tags=["hide"]
 side = 4096
 assert side * side * 2 < 50e6
 assert cache[0].value > cache[1].value
 
 # %% [markdown]
+# ## Problems
+#
+# ??? question "1. x has 32 rows, the weight is 4,096 x 11,008, all in 16 bits. FLOP, bytes, intensity?"
+#     2 · 32 · 4,096 · 11,008 = 2.89 GFLOP; 2 · (45.1 M + 0.13 M + 0.35 M) = 91.1 MB; 31.7 FLOP per byte: memory-bound
+#     on any GPU of today.
+#
+# ??? question "2. An H100 has 3.35 TB/s and 989 TFLOP/s, a consumer card 1.0 TB/s and 165 TFLOP/s. Which has its ridge further left, and what does that mean?"
+#     295 and 165 FLOP per byte. The consumer card becomes compute-bound at a smaller batch; below both ridges only
+#     bandwidth counts.
+#
+# ??? question "3. Weights go from 16 to 4 bits, arithmetic stays in bfloat16. What happens to the floor of a decode step and to the ridge batch?"
+#     A quarter of the bytes, so a quarter of the time at batch 1. The ridge batch is a quarter too: arithmetic
+#     becomes the limit earlier.
+#
+# ??? question "4. At 3 dollars per hour, a GPU serves an 8B model at 2,500 tokens per second. Another costs 6 dollars and has twice the bandwidth. Which is cheaper per token?"
+#     Equal, if both are memory-bound: 0.33 dollars per million tokens. The second halves the latency for the same
+#     price.
+#
+# ??? question "5. A kernel reaches 30 TFLOP/s at 4 FLOP per byte on an H200 with a copy speed of 4.2 TB/s. What do you conclude?"
+#     The slope allows 16.8 TFLOP/s, so its bytes cannot all have come from HBM. Either a cache served them or the
+#     count is wrong. Check the benchmark.
+#
 # ## What next, and which measurement says so
 #
-# The roofline above has one dot that is far below its roof: the naive product of 2,048 rows stands at the right place
-# and three orders of magnitude too low. It is bound by neither limit of this lesson, but by how it goes about it.
-# Prefill consists of such products. [Lesson 5](05_the_ladder_of_matrix_products.py) takes the same equation up the
-# ladder, from that dot to the roof.
+# The first roofline has one dot far below its roof: the naive GEMM of 2,048 rows is three orders of magnitude too
+# low. It is bound by neither limit of this lesson, but by how it goes about its work. Prefill consists of such GEMMs.
+# [Lesson 5](05_the_ladder_of_matrix_products.py) takes the same equation up the ladder, from that dot to the roof.
 #
 # ## Sources
 #

@@ -14,9 +14,54 @@
 # # 7. Prefill: online softmax and FlashAttention
 #
 # [Lesson 3](03_scaled_dot_product_attention.py) ended with a square: a prompt of $T$ tokens has $T^2$ scores, and
-# writing them to memory takes longer than computing them. FlashAttention never writes them. It needs one idea of
-# mathematics, a softmax that does not have to see all its numbers at once, and then a good deal of thought about who
-# keeps what, and where. In this lesson you compute the first by hand, and follow the second over three generations.
+# writing them to memory takes longer than computing them. FlashAttention never writes them. It rests on one idea of
+# mathematics, a softmax that need not see all its numbers at once.
+#
+# ```mermaid
+# flowchart LR
+#     t1["tile of keys 1"] --> s1["state<br/>m, l, o"]
+#     s1 -- "rescale by e^(m - m')" --> s2["state<br/>m', l', o'"]
+#     t2["tile of keys 2"] --> s2
+#     s2 -- "rescale" --> s3["..."] --> out["out = o / l"]
+# ```
+#
+# $$m = \max_j s_j \qquad l = \sum_j e^{s_j - m} \qquad o = \sum_j e^{s_j - m}\, v_j \qquad \mathrm{out} = o / l$$
+#
+# These three numbers are all that a row must remember. As a kernel, one thread per query, this is lesson 3's
+# attention without its second pass:
+
+# %%
+import math
+
+from numba import cuda, float32
+
+from minllm.runtime.kernel import kernel
+
+
+@kernel
+def online_attention_kernel(Q, K, V, out, scale):  # Q, K, V, out: [T, d]
+    t = cuda.threadIdx.x  # one thread per query
+    m, total = float32(-math.inf), float32(0)  # the largest score so far, the sum l
+    for key in range(t + 1):  # causal
+        score = float32(0)
+        for i in range(Q.shape[1]):
+            score += Q[t, i] * K[key, i]
+        score *= scale
+        new_m = max(m, score)
+        correction = math.exp(m - new_m)  # (1)!
+        weight = math.exp(score - new_m)
+        total = total * correction + weight
+        for i in range(V.shape[1]):
+            out[t, i] = out[t, i] * correction + weight * V[key, i]  # (2)!
+        m = new_m
+    for i in range(V.shape[1]):
+        out[t, i] /= total
+
+
+# %% [markdown]
+# 1. If the maximum rises, all weights so far are too large, by the same factor. 0 for the first key, 1 while the
+#    maximum stays.
+# 2. The sum and the output are both rescaled. Forgetting one of them is this lesson's detective case.
 #
 # **What you will be able to do**
 #
@@ -28,44 +73,37 @@
 #
 # ## Predict
 #
-# A model of 8 billion parameters (32 query heads, 8 KV heads, 128 numbers a head) reads a prompt of 8,192 tokens. Think
-# of **one layer's** attention.
-#
-# - Which part of the $8192 \times 8192$ scores of a head has to be computed at all?
-# - Kept in tiles of $128 \times 128$, how many tiles is that, of 4,096?
-# - If no score is written to memory: is memory the limit, or arithmetic?
+# A model of 8 billion parameters (32 query heads, 8 KV heads, 128 numbers per head) reads a prompt of 8,192 tokens.
+# Think of **one layer's** attention.
 
-# %%
+# %% tags=["hide-input"]
 from minllm.course import Prediction
 
 guess = Prediction(
-    share_of_scores=0.5,
-    tiles=2048,
-    limit="arithmetic",
+    tiles="Scores are kept in tiles of 128 x 128, 4,096 of them per head. How many have to be computed?",
+    limit=(
+        "If no score is written to memory, what is the limit?",
+        "memory",
+        "arithmetic",
+    ),
+    fa1_over_scores="FlashAttention-1 with tiles of 32 keys keeps the rows' states in memory instead of the scores. "
+    "How many times the traffic of the three kernels does it cause?",
+    exponentials_over_product="On an H200's SM, how long do the exponentials of a tile take, "
+    "as a multiple of its product Q Kᵀ?",
 )
-guess
+guess.ask()
 
 # %% [markdown]
 # ## A softmax in pieces
 #
-# A row of attention is $\mathrm{out} = \sum_j p_j v_j$ with $p = \mathrm{softmax}(s)$. The softmax wants the largest
-# score before it begins, and the sum of all exponentials before it can divide. Both wait for the last key. Or do they?
+# If the maximum rises from $m$ to $m'$, then every exponential so far is too large by the factor $e^{m' - m}$:
 #
-# Keep three numbers for the keys that you have seen:
+# $$m' = \max(m, \max_j s_j) \qquad l' = l\, e^{m - m'} + \sum_j e^{s_j - m'} \qquad o' = o\, e^{m - m'} + \sum_j e^{s_j - m'}\, v_j$$
 #
-# $$m = \max_j s_j \qquad l = \sum_j e^{s_j - m} \qquad o = \sum_j e^{s_j - m}\, v_j$$
+# **By hand.** Powers of 2 are easier than powers of $e$, and the kernels use them too. Take four keys with scores 1,
+# 3, 2, 5 and values 4, 2, 8, 1, in tiles of two. Fill in the last line before you look at the next cell.
 #
-# They are all that is needed: the output is $o / l$. And when more keys come, the three can be brought up to date. If the
-# maximum rises from $m$ to $m'$, then every exponential so far is too large, all by the same factor $e^{m - m'}$:
-#
-# $$m' = \max(m, \max_j s_j) \qquad l' = l\, e^{m - m'} + \sum_j e^{s_j - m'}$$
-#
-# $$o' = o\, e^{m - m'} + \sum_j e^{s_j - m'}\, v_j$$
-#
-# **By hand.** Powers of 2 are easier than powers of $e$, and the kernels use them too. Take four keys with scores 1, 3,
-# 2, 5 and values 4, 2, 8, 1, in tiles of two. Fill in the last line before you look at the next cell.
-#
-# | | scores | maximum $m$ | factor for what was there | new weights | sum $l$ | output $o$ |
+# | | scores | maximum $m$ | factor for the old sums | new weights | sum $l$ | output $o$ |
 # | --- | --- | ---: | ---: | --- | ---: | ---: |
 # | at the beginning | | $-\infty$ | | | 0 | 0 |
 # | first tile | 1, 3 | 3 | $2^{-\infty} = 0$ | $2^{-2}, 2^0$ | 1.25 | $0.25 \cdot 4 + 1 \cdot 2 = 3$ |
@@ -80,59 +118,46 @@ for first in (0, 2):
     tile, tile_values = scores[first : first + 2], values[first : first + 2]
     new_m = max(m, tile.max())
     factor, weights = 2 ** (m - new_m), 2 ** (tile - new_m)
-    m, total, o = new_m, total * factor + weights.sum(), o * factor + weights @ tile_values
-    print(f"scores {tile}: m = {m:g}, factor {factor:g}, weights {weights}, l = {total:g}, o = {o:g}")
+    m, total, o = (
+        new_m,
+        total * factor + weights.sum(),
+        o * factor + weights @ tile_values,
+    )
+    print(
+        f"scores {tile}: m = {m:g}, factor {factor:g}, weights {weights}, l = "
+        f"{total:g}, o = {o:g}"
+    )
 
 all_at_once = 2 ** (scores - scores.max())
-print(f"out = o / l = {o / total:.4f}; all at once: {all_at_once @ values / all_at_once.sum():.4f}")
-assert (m, total, o) == (5, 1.4375, 2.75) and np.isclose(o / total, all_at_once @ values / all_at_once.sum())
-
-# %% [markdown]
-# Nothing is approximate here. The result is the softmax, whatever the tiles and whatever the order of the keys. Here is
-# a longer row of random scores, one key a tile. The maximum rises fewer and fewer times: among the first $n$ random
-# numbers about $\ln n$ are records. Between two records, the factor is 1.
-
-# %% tags=["fold"]
-from minllm.course import curves
-
-rng = np.random.default_rng(2)
-row = 1.5 * rng.standard_normal(128)
-running = np.maximum.accumulate(row)
-sums, total = [], 0.0
-for i, score in enumerate(row):
-    total = total * np.exp((running[i - 1] if i else -np.inf) - running[i]) + np.exp(score - running[i])
-    sums.append(total)
-assert np.isclose(total, np.exp(row - row.max()).sum())
-records = int((np.diff(running) > 0).sum()) + 1
-curves(
-    {
-        "running maximum m": [(i + 1, float(value)) for i, value in enumerate(running)],
-        "running sum l": [(i + 1, float(value)) for i, value in enumerate(sums)],
-    },
-    "keys seen",
-    "value",
-    f"128 random scores: {records} records, and the sum drops at each",
-    log_x=True,
-    caption="Computed when this page was built.",
+print(
+    f"out = o / l = {o / total:.4f}; all at once: "
+    f"{all_at_once @ values / all_at_once.sum():.4f}"
+)
+assert (m, total, o) == (5, 1.4375, 2.75) and np.isclose(
+    o / total, all_at_once @ values / all_at_once.sum()
 )
 
 # %% [markdown]
-# The state of any set of keys is such a triple. Two states merge by the same rule, in any order, which the next lessons
-# lean on: tiles here, blocks of the GPU in [lesson 9](09_decode_attention.py).
+# Nothing is approximate here: the result is the softmax, whatever the tiles and the order of the keys. The kernel
+# from the top, in the simulator:
 
-# %% tags=["hide-input"]
-from minllm.course import show_source
-from minllm.kernels.attention.common import online_softmax
-
-show_source(online_softmax.state_reference)
+# %%
+rng = np.random.default_rng(2)
+Q, K, V = rng.standard_normal((3, 16, 8)).astype(np.float32)  # [T, d] each
+out = np.zeros((16, 8), np.float32)
+online_attention_kernel.simulate[1, 16](Q, K, V, out, float32(8**-0.5))
+weights = np.exp(np.where(np.tri(16, dtype=bool), Q @ K.T * 8**-0.5, -np.inf))
+assert np.allclose(out, weights @ V / weights.sum(axis=1, keepdims=True), atol=1e-5)
+print("16 queries, one pass over the keys: the same as a softmax over whole rows")
 
 # %% [markdown]
-# Merging two of them is your first exercise below.
+# The state of any set of keys is such a triple, and two states merge by the same rule, in any order: tiles here,
+# blocks of the GPU in [lesson 9](09_flash_decoding.py). Merging is your first exercise.
 #
-# ## Tiles, and those that nobody needs
+# ## Tiles that nobody needs
 #
-# One key at a time would be slow, so keys come in tiles, and so do queries: 64 rows of $Q$ against 64 rows of $K$ make
-# a $64 \times 64$ tile of scores, by one product of small matrices. That is work for tensor cores. The tile lives in
+# Keys come in tiles, and so do queries: 64 rows of $Q$ against 64 rows of $K$ make
+# a $64 \times 64$ tile of scores, by one small GEMM on tensor cores. The tile lives in
 # registers, becomes weights there, is multiplied with 64 rows of $V$, and is forgotten.
 #
 # A causal model looks back only. Tiles above the diagonal are never computed, tiles below it need no mask, and only
@@ -149,7 +174,8 @@ heat_map(
     "512 queries, 512 keys, tiles of 64",
     row_names=[f"queries {64 * i}-{64 * i + 63}" for i in range(8)],
     column_names=[str(64 * i) for i in range(8)],
-    caption="Dark: computed as it is. Light: computed and masked. Empty: skipped, and its keys are not even loaded.",
+    caption="Dark: computed as it is. Light: computed and masked. Empty: skipped, and "
+    "its keys are not even loaded.",
 )
 
 # %%
@@ -160,22 +186,31 @@ T, tile = 8192, 128
 visible = T * (T + 1) // 2
 tiles_a_side = T // tile
 needed_tiles = tiles_a_side * (tiles_a_side + 1) // 2
-print(f"visible scores: {visible / T**2:.1%} of the square; tiles computed: {needed_tiles:,} of {tiles_a_side**2:,}")
+print(
+    f"visible scores: {visible / T**2:.1%} of the square; tiles computed: "
+    f"{needed_tiles:,} of {tiles_a_side**2:,}"
+)
 print(f"computed and thrown away: {needed_tiles * tile**2 / visible - 1:.1%}")
 
-(stage,) = [stage for stage in prefill_stages(named_config("llama-3.1-8b"), T) if stage.name == "attention"]
-print(f"{stage.flops / stage.bytes:,.0f} FLOP a byte, if Q, K, V and the output move once")
-guess.against(share_of_scores=visible / T**2, tiles=needed_tiles, limit="arithmetic")
+(stage,) = [
+    stage
+    for stage in prefill_stages(named_config("llama-3.1-8b"), T)
+    if stage.name == "attention"
+]
+print(
+    f"{stage.flops / stage.bytes:,.0f} FLOP per byte, if Q, K, V and the output move "
+    "once"
+)
 
 # %% [markdown]
-# [The interactive page](../docs/flash-attention-tiles.md) lets you step through the tiles of keys of one query, and watch
-# its state $(m, l, o)$. Every other row of queries does the same with a state of its own.
+# [The interactive page](../docs/flash-attention-tiles.md) steps through the tiles of one query's keys and shows
+# its state $(m, l, o)$.
 #
 # ## FlashAttention-1: keys outside
 #
-# Two loops, over tiles of keys and over tiles of queries. Which one is outside? FlashAttention-1 (2022) put the keys
-# there. A tile of K and V is brought into shared memory once, then all rows of queries pass by: each brings its state
-# $(m, l, o)$ from memory, folds the tile in, and writes it back.
+# Which loop is outside, the one over tiles of keys or the one over tiles of queries? FlashAttention-1 (2022) put the
+# keys there. It loads a tile of K and V into shared memory once, then all rows of queries pass by: each loads its
+# state $(m, l, o)$ from memory, folds the tile in, and writes it back.
 
 # %% tags=["fold"]
 
@@ -184,7 +219,9 @@ def order(keys_outside):
     """In which step each of 6 x 6 tiles is computed by one block."""
     steps, step = np.full((6, 6), np.nan), 0
     for outer in range(6):
-        step = step if keys_outside else 0  # with queries outside, each row of tiles is a block of its own
+        step = (
+            step if keys_outside else 0
+        )  # with queries outside, each row of tiles is a block of its own
         for inner in range(6):
             query, key = (inner, outer) if keys_outside else (outer, inner)
             if key <= query:
@@ -196,62 +233,61 @@ def order(keys_outside):
 names = [f"queries {i}" for i in range(6)], [f"keys {i}" for i in range(6)]
 heat_map(
     order(True),
-    "FlashAttention-1: one block a head goes down the columns, 21 steps",
+    "FlashAttention-1: one block per head goes down the columns, 21 steps",
     *names,
     show_values=True,
-    caption="The number is the step. Every row is visited again and again, and its state travels each time.",
+    caption="The number is the step. Every row is visited again and again, and its "
+    "state travels each time.",
 )
 
 # %% tags=["fold"]
 heat_map(
     order(False),
-    "FlashAttention-2: a block for each row of tiles, 6 steps at most",
+    "FlashAttention-2: one block per row of tiles, 6 steps at most",
     *names,
     show_values=True,
-    caption="The number is the step of the row's own block. The state never leaves the block.",
+    caption="The number is the step of the row's own block. The state never leaves "
+    "the block.",
     series=1,
 )
 
 # %% [markdown]
 # ## FlashAttention-2: queries outside
 #
-# FlashAttention-2 (2023) turned the loops round. A block owns a tile of queries and walks over its keys. The rows' states
-# stay in registers from beginning to end. And there are many more blocks: one for each tile of queries, where there
-# was one for each head. Two more things follow from the same thought, that a tensor core must not wait:
+# FlashAttention-2 (2023) swapped the loops. A block owns a tile of queries and walks over its keys. The rows' states
+# stay in registers from beginning to end, and there is one block per tile of queries instead of one per head. Two
+# more changes keep the tensor cores busy:
 #
-# - it divides by $l$ once, at the end. FlashAttention-1 keeps $o$ divided all the time;
+# - it divides by $l$ once, at the end, where FlashAttention-1 keeps $o$ divided all the time;
 # - each warp has rows of its own, so warps exchange nothing.
-#
-# This is the loop of the package's kernel. K and V come by asynchronous copies, as in lesson 5.
 
 # %% tags=["hide-input"]
+from minllm.course import show_source
 from minllm.kernels.attention.flash_attention_2.kernel import make_kernel, make_softmax
 
 show_source(
     make_kernel,
     part="flash_attention_2_kernel",
+    folded="The loop of FlashAttention-2",
     notes={
         "first_row = (cuda.gridDim.x": "A block's tile of queries. The longest rows, at the end, go first, so that no "
         "block begins a long one when all others are done.",
         "visible_stop = ": "Causal skipping: the loop ends behind the tile's last row.",
         "acc = cuda.local.array": "The state, in registers: o here, m and l below.",
         "while first_key < visible_stop": "The loop over keys, inside.",
-        "matmuls.scores(scores": "S = Q Kᵀ for this tile, while V is on its way.",
+        "matmuls.scores(scores": "S = Q Kᵀ for this tile, while V is in flight.",
         "if at_the_end or at_the_start": "Only tiles on the diagonal (or at a window's edge) are masked.",
         "softmax.fold(scores": "Online softmax: below.",
-        "matmuls.output(acc": "o += P V, while the next K is on its way.",
+        "matmuls.output(acc": "o += P V, while the next K is in flight.",
         "softmax.store(state": "One division per row, at the end.",
     },
 )
-
-# %% [markdown]
-# And this folds a tile of scores into the state. `score_rows` and `out_rows` know which thread holds which element:
-# on tensor cores four lanes share a row, in float32 sixteen.
 
 # %% tags=["hide-input"]
 show_source(
     make_softmax,
     part="fold",
+    folded="Folding a tile of scores into the state",
     notes={
         "shift = finite_or_zero": "A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.",
         "correction = ex2": "The factor for everything that was there.",
@@ -263,8 +299,7 @@ show_source(
 # %% [markdown]
 # ## Run it
 #
-# All three kernels of attention on the same 64 tokens, one head of 16 numbers, in the simulator. It compares them with
-# NumPy and counts what moves.
+# Three kernels on the same 64 tokens, one head of 16 numbers, in the simulator:
 
 # %%
 import ml_dtypes
@@ -274,10 +309,16 @@ from minllm.kernels.attention.reference import attention_reference
 from minllm.sim import tracing
 
 tokens, head_dim = 64, 16
-query = rng.standard_normal((tokens, 1, head_dim)).astype(ml_dtypes.bfloat16)  # [tokens, heads, head_dim]
-keys, values = rng.standard_normal((2, 1, tokens, 1, head_dim)).astype(ml_dtypes.bfloat16)  # a block of the cache
+query = rng.standard_normal((tokens, 1, head_dim)).astype(
+    ml_dtypes.bfloat16
+)  # [tokens, heads, head_dim]
+keys, values = rng.standard_normal((2, 1, tokens, 1, head_dim)).astype(
+    ml_dtypes.bfloat16
+)  # a block of the cache
 batch = np.int32([0, tokens]), np.int32([tokens]), np.int32([[0]])
-expected = attention_reference(query.astype(np.float32), keys, values, *batch, head_dim**-0.5)
+expected = attention_reference(
+    query.astype(np.float32), keys, values, *batch, head_dim**-0.5
+)
 counted = {}
 for name, options in (
     ("materialized", {}),
@@ -286,55 +327,258 @@ for name, options in (
 ):
     out = np.empty_like(query)
     with tracing() as traces:
-        VARIANTS[name].attention(query, keys, values, out, *batch, head_dim**-0.5, **options)
+        VARIANTS[name].attention(
+            query, keys, values, out, *batch, head_dim**-0.5, **options
+        )
     assert np.allclose(out.astype(np.float32), expected, atol=0.03)
     moved = {}
     for trace in traces:
         for array, traffic in trace.arrays.items():
             moved[array] = moved.get(array, 0) + traffic.total.bytes
     counted[name] = moved
-    between = {array: amount for array, amount in moved.items() if array in ("scores", "row_out")}
+    between = {
+        array: amount
+        for array, amount in moved.items()
+        if array in ("scores", "row_out")
+    }
     cached = moved["key_cache"] + moved["value_cache"]
     print(f"{name:18} K and V {cached:>6,} bytes, between steps {between or 'nothing'}")
 
-# %%
-steps = sum(-(-(row + 1) // 32) for row in range(tokens))  # (row, tile of 32 keys) that see each other
-assert counted["flash_attention_1"]["row_out"] == (2 * steps + tokens) * head_dim * 4  # read, written; zeros first
-assert counted["flash_attention_2"]["key_cache"] == sum(16 * (i + 1) for i in range(4)) * head_dim * 2
+# %% tags=["hide"]
+steps = sum(
+    -(-(row + 1) // 32) for row in range(tokens)
+)  # (row, tile of 32 keys) that see each other
+assert (
+    counted["flash_attention_1"]["row_out"] == (2 * steps + tokens) * head_dim * 4
+)  # read, written; zeros first
+assert (
+    counted["flash_attention_2"]["key_cache"]
+    == sum(16 * (i + 1) for i in range(4)) * head_dim * 2
+)
 
 # %% [markdown]
-# So the square is gone from memory, and something else is there in its place: in FlashAttention-1 the states, once for
-# every row *and tile of keys*; in FlashAttention-2 the keys and values, once for every *tile of queries*. How large
-# that is depends on the tile. For the prompt of the prediction, a layer of the 8B model:
+# The square is gone from memory. In its place FlashAttention-1 moves the states, once per
+# row *and tile of keys*, and FlashAttention-2 the keys and values, once per *tile of queries*. How large
+# that is depends on the tile. For the prompt of the prediction, in one layer of the 8B model:
 
 # %%
 from minllm.course import Bar, bars
 
 heads, d, item = 32, 128, 2
 asked = {
-    "three kernels": 28 * heads * visible,  # lesson 3 counted 28 bytes a score
-    "FlashAttention-1, 32 keys": ((item + 8) * d + 16) * heads * sum(-(-(row + 1) // 32) for row in range(T)),
-    "FlashAttention-2, 128 queries": heads * 2 * d * item * sum(128 * (i + 1) for i in range(T // 128)),
-    "Q, K, V and output once": stage.bytes / named_config("llama-3.1-8b").num_hidden_layers,
+    "three kernels": 28 * heads * visible,  # lesson 3 counted 28 bytes per score
+    "FlashAttention-1, 32 keys": ((item + 8) * d + 16)
+    * heads
+    * sum(-(-(row + 1) // 32) for row in range(T)),
+    "FlashAttention-2, 128 queries": heads
+    * 2
+    * d
+    * item
+    * sum(128 * (i + 1) for i in range(T // 128)),
+    "Q, K, V and output once": stage.bytes
+    / named_config("llama-3.1-8b").num_hidden_layers,
 }
 for name, amount in asked.items():
     print(f"{name:32} {amount / 1e9:8.2f} GB")
-assert asked["FlashAttention-1, 32 keys"] > asked["three kernels"] > 5 * asked["FlashAttention-2, 128 queries"]
+assert (
+    asked["FlashAttention-1, 32 keys"]
+    > asked["three kernels"]
+    > 5 * asked["FlashAttention-2, 128 queries"]
+)
 
 # %% tags=["fold"]
 bars(
     [Bar(name, amount / 1e9) for name, amount in asked.items()],
     unit="GB",
-    title="What one layer's attention asks memory for, 8,192 tokens",
+    title="Bytes that one layer's attention asks memory for, 8,192 tokens",
     log=True,
-    caption="From the formulas in the kernels' docstrings, before caches: a logarithmic axis.",
+    caption="From the formulas in the kernels' docstrings, before caches: a "
+    "logarithmic axis.",
 )
 
 # %% [markdown]
-# Look at the second bar. With tiles of 32 keys, FlashAttention-1's states make *more* traffic than the scores did. Not
-# writing scores is no use by itself. The paper's kernel has larger tiles, and the authors' next paper turned the
-# loops round.
+# Look at the second bar. With tiles of 32 keys, FlashAttention-1's states make *more* traffic than the scores did.
+# Not writing scores is no gain by itself. The paper's kernel has larger tiles, and its author's next paper swapped
+# the loops.
 #
+# ## What Hopper adds
+#
+# What keeps FlashAttention-2 from the roof? Count cycles. Per cycle, an SM of an H100 or H200 does 4,096 operations
+# in its tensor cores (bfloat16), and 16 exponentials in its special function units. For a tile of 64 queries
+# and 128 keys, head_dim 128:
+
+# %%
+pairs = 64 * 128
+cycles = {
+    "S = Q Kᵀ": 2 * 128 * pairs / 4096,
+    "exponentials": pairs / 16,
+    "o += P V": 2 * 128 * pairs / 4096,
+}
+for name, count in cycles.items():
+    print(f"{name:14} {count:.0f} cycles")
+assert cycles["exponentials"] == cycles["S = Q Kᵀ"]
+guess.against(
+    tiles=needed_tiles,
+    limit="arithmetic",
+    fa1_over_scores=asked["FlashAttention-1, 32 keys"] / asked["three kernels"],
+    exponentials_over_product=cycles["exponentials"] / cycles["S = Q Kᵀ"],
+)
+
+# %% [markdown]
+# The exponentials take as long as either product, though they are a 512th of the operations. Tensor cores became
+# faster from one generation to the next, and special function units did not. If a warp multiplies, exponentiates, and
+# multiplies again, the tensor cores are idle for a third of the time.
+#
+# FlashAttention-3 (2024) uses TMA, wgmma and warp specialisation as rungs 5 to 7 of lesson 5 do, and adds
+# **ping-pong**: two consumers take turns. While one multiplies, the other exponentiates.
+#
+# ```mermaid
+# flowchart TD
+#     P["producer<br/>one thread"] -- "TMA: tiles of K and V" --> R["ring of tiles<br/>shared memory"]
+#     R -- "mbarrier: full" --> A["consumer 1<br/>64 rows, wgmma, softmax"]
+#     R -- "mbarrier: full" --> B["consumer 2<br/>64 rows, wgmma, softmax"]
+#     A -- "mbarrier: empty" --> P
+#     B -- "mbarrier: empty" --> P
+#     A -. "hand-off" .-> B
+#     B -. "hand-off" .-> A
+# ```
+#
+# The cycles counted above, laid out in time:
+
+# %% tags=["fold"]
+from minllm.course import Span, timeline
+
+
+def schedule(consumers, tiles=3):
+    """Spans of consumers that share one set of tensor cores and one of special function
+    units."""
+    spans, tensor_free, special_free = [], 0.0, 0.0
+    ready = [0.0] * consumers
+    for step in range(tiles):
+        for consumer in range(consumers):
+            begin = max(
+                tensor_free, ready[consumer]
+            )  # P V of the last tile, and Q K of this one
+            products = 512.0 if step == 0 else 1024.0
+            spans.append(
+                Span(
+                    "tensor cores",
+                    begin,
+                    begin + products,
+                    f"{consumer + 1}",
+                    colour=consumer,
+                )
+            )
+            tensor_free = begin + products
+            softmax = max(special_free, tensor_free)
+            spans.append(
+                Span(
+                    "exponentials",
+                    softmax,
+                    softmax + 512.0,
+                    f"{consumer + 1}",
+                    colour=consumer,
+                )
+            )
+            special_free = ready[consumer] = softmax + 512.0
+    return spans
+
+
+def share_busy(spans):
+    """Of the time from the first product's end to the last one's, how much tensor cores
+    work."""
+    products = [span for span in spans if span.lane == "tensor cores"]
+    return sum(span.end - span.start for span in products[1:]) / (
+        products[-1].end - products[0].end
+    )
+
+
+timeline(
+    schedule(1),
+    "cycles",
+    "One consumer: tensor cores wait for the exponentials",
+    caption="A schedule computed from the two rates; copies, sums and maxima are left "
+    "out. It is not a measurement.",
+)
+
+# %% tags=["fold"]
+timeline(
+    schedule(2),
+    "cycles",
+    "Two consumers in turns: the exponentials of one hide behind the products of the "
+    "other",
+    caption="The same, with two groups of warps. Colours are the groups.",
+)
+
+# %%
+one, two = share_busy(schedule(1, 20)), share_busy(schedule(2, 20))
+print(f"tensor cores busy: {one:.0%} with one consumer, {two:.0%} with two")
+assert 0.6 < one < 0.7 and two > 0.95
+
+# %% [markdown]
+# What two consumers in turns can win is half as much again. The maxima, the sums, the rescaling of $o$ and the
+# masked tiles take their part, and none of them is in the picture.
+
+# %% tags=["hide-input"]
+from minllm.kernels.attention.flash_attention_3 import consumer as hopper_consumer
+
+show_source(
+    hopper_consumer.make_consume,
+    part="consume",
+    folded="A consumer of FlashAttention-3",
+    notes={
+        "while True": "The walk over tiles of keys. Those of a tile of queries come from the last to the first.",
+        "begins = left == 0": "The first scores of another tile of queries come beside the last output of the one before.",
+        "wait_for_turn(consumer)": "Ping-pong: only one consumer at a time starts wgmma.",
+        "start_output(acc, weights": "o += P V of the tile before, behind S = Q Kᵀ of this one. Both are in flight now.",
+        "pass_turn(consumer)": "The other consumer may start its own.",
+        "wgmma_wait_group_1": "All products but the newest are done: the scores are here, and P V is still being computed ...",
+        "weigh_tile(scores, rows, from_origins": "... while the softmax goes on.",
+        "rescale(acc, rows)": "o is rescaled when P V is done. The kernel leaves that out where no maximum has risen by much.",
+    },
+    docstring=False,
+)
+
+# %% [markdown]
+# In the simulator, on 512 tokens and one head of 64 numbers, the producer runs ahead of the wgmma:
+
+# %%
+tokens, head_dim = 512, 64
+query = rng.standard_normal((tokens, 1, head_dim)).astype(ml_dtypes.bfloat16)
+keys, values = rng.standard_normal((2, 1, tokens, 1, head_dim)).astype(
+    ml_dtypes.bfloat16
+)
+batch = np.int32([0, tokens]), np.int32([tokens]), np.int32([[0]])
+out = np.empty_like(query)
+with tracing() as traces:
+    VARIANTS["flash_attention_3"].attention(
+        query, keys, values, out, *batch, head_dim**-0.5
+    )
+expected = attention_reference(
+    query.astype(np.float32), keys, values, *batch, head_dim**-0.5
+)
+assert np.allclose(out.astype(np.float32), expected, atol=0.03)
+copies = [copy for copy in traces[0].pipeline if copy.arrived is not None]
+print(f"{traces[0].kernel}: {len(copies)} loads by TMA in the traced block")
+
+# %% tags=["fold"]
+timeline(
+    [
+        Span(f"copy {copy.number}", copy.issued, copy.arrived, "in flight")
+        for copy in copies[:12]
+    ]
+    + [
+        Span("tensor cores", step, step + 1, "", colour=1)
+        for step, flops in enumerate(traces[0].step_flops)
+        if flops and step <= max(copy.arrived for copy in copies[:12])
+    ],
+    "",
+    "Copies of tiles, started by the producer, and products of the consumers",
+    caption="Steps of one block, from the simulator, which knows an order but no "
+    "times.",
+)
+
+# %% [markdown]
 # ## Measured against predicted
 
 # %% tags=["fold"]
@@ -355,7 +599,14 @@ short.sort(key=lambda row: ladder.index(row.variant))
 peer = max(short, key=lambda row: row.peer_value or 0)
 bars(
     [Bar(named(row), row.value, f"{100 * row.value / peak:.2g} %") for row in short]
-    + [Bar(peer.peer, peer.peer_value, f"{100 * peer.peer_value / peak:.2g} %", colour=1)],
+    + [
+        Bar(
+            peer.peer,
+            peer.peer_value,
+            f"{100 * peer.peer_value / peak:.2g} %",
+            colour=1,
+        )
+    ],
     unit="TFLOP/s",
     title="A prompt of 512 tokens",
     limit=peak,
@@ -370,7 +621,14 @@ long.sort(key=lambda row: ladder.index(row.variant))
 peer = max(long, key=lambda row: row.peer_value or 0)
 bars(
     [Bar(named(row), row.value, f"{100 * row.value / peak:.2g} %") for row in long]
-    + [Bar(peer.peer, peer.peer_value, f"{100 * peer.peer_value / peak:.2g} %", colour=1)],
+    + [
+        Bar(
+            peer.peer,
+            peer.peer_value,
+            f"{100 * peer.peer_value / peak:.2g} %",
+            colour=1,
+        )
+    ],
     unit="TFLOP/s",
     title="Four prompts of 2,048 tokens",
     limit=peak,
@@ -378,19 +636,25 @@ bars(
     caption=f"32 query heads, 8 KV heads of 128; {long[0].label}.",
 )
 
-# %%
+# %% tags=["hide"]
 speeds = {row.variant: row.value for row in short}
-assert speeds["flash_attention_1"] < speeds["materialized"] < speeds["flash_attention_2"] / 10
-assert {row.variant: row.value for row in long}["flash_attention_2"] > 2 * speeds["flash_attention_2"]
+assert (
+    speeds["flash_attention_1"]
+    < speeds["materialized"]
+    < speeds["flash_attention_2"] / 10
+)
+assert {row.variant: row.value for row in long}["flash_attention_2"] > 2 * speeds[
+    "flash_attention_2"
+]
 
 # %% [markdown]
-# - **FlashAttention-1** came out behind the three kernels that it was to replace, as the bytes said. It has one block
-#   per head, 32 of them, on a machine of 132 SMs (streaming multiprocessors), and it multiplies on ordinary units.
+# - **FlashAttention-1** is slower than the three kernels that it was to replace, as the bytes said. It has one block
+#   per head, 32 of them, on a machine of 132 SMs, and it multiplies on ordinary units.
 # - **FlashAttention-2** is where the idea pays: states in registers, blocks enough, tensor cores.
 # - A short prompt has too few tiles to fill the machine. The longer prompts reach more than twice as much.
-# - Even so, FlashAttention-2 leaves most of what the tensor cores could do.
+# - **FlashAttention-3** comes closest to the roof: the exponentials are hidden.
 #
-# On a roofline, attention of a prompt stands far to the right: memory is not what is missing.
+# On a roofline, attention of a prompt stands far to the right: memory is not the limit.
 
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
@@ -400,20 +664,24 @@ dots = []
 for case, rows in (("1x512", short), ("4x2048", long)):
     count = intensity[case]
     moved_bytes = count * (2 * heads + 2 * 8) * d * item  # Q and out, K and V, once
-    flops_a_byte = 4 * heads * d * count * (count + 1) / 2 / moved_bytes
-    dots += [Dot(f"{row.variant}, {case}", flops_a_byte, row.value) for row in rows if named(row) == row.variant]
+    flops_per_byte = 4 * heads * d * count * (count + 1) / 2 / moved_bytes
+    dots += [
+        Dot(f"{row.variant}, {case}", flops_per_byte, row.value)
+        for row in rows
+        if named(row) == row.variant
+    ]
 roofline(
     dots,
     ceilings["copy_tb_s"],
     peak,
     "Attention of a prompt",
-    caption=f"Operations for each byte that has to move at least once; {short[0].label}.",
+    caption=f"Operations per byte that has to move at least once; {short[0].label}.",
 )
 
 # %% [markdown]
-# On a machine with a GPU, this cell measures there:
+# On a machine with a GPU, this cell measures yours:
 
-# %%
+# %% tags=["fold"]
 from minllm.course import has_gpu
 
 if has_gpu():
@@ -424,174 +692,49 @@ if has_gpu():
     from minllm.ops.cuda_ops import CudaOps
 
     place, count = CudaOps(), 2048
-    cache = [place.array(rng.standard_normal((count // 16, 16, 8, d)).astype(ml_dtypes.bfloat16)) for _ in range(2)]
+    cache = [
+        place.array(
+            rng.standard_normal((count // 16, 16, 8, d)).astype(ml_dtypes.bfloat16)
+        )
+        for _ in range(2)
+    ]
     big_query = rng.standard_normal((count, heads, d)).astype(ml_dtypes.bfloat16)
     tables = np.arange(count // 16, dtype=np.int32)[None]
-    arrays = [place.array(big_query), *cache, place.empty(big_query.shape, big_query.dtype)]
-    arrays += [place.array(array) for array in (np.int32([0, count]), np.int32([count]), tables)]
+    arrays = [
+        place.array(big_query),
+        *cache,
+        place.empty(big_query.shape, big_query.dtype),
+    ]
+    arrays += [
+        place.array(array)
+        for array in (np.int32([0, count]), np.int32([count]), tables)
+    ]
     print(machine_line())
     for name in (name for name in ladder if name in VARIANTS):
         shapes = VARIANTS[name].workspace_shapes(big_query, cache[0], tables)
-        space = {key: place.empty(shape, np.dtype(dtype)) for key, (shape, dtype) in shapes.items()}
+        space = {
+            key: place.empty(shape, np.dtype(dtype))
+            for key, (shape, dtype) in shapes.items()
+        }
         try:
             options = dict(max_query_len=count, workspace=space)
-            attend = functools.partial(VARIANTS[name].attention, *arrays, d**-0.5, **options)
-            seconds = kernel_seconds(lambda stream, attend=attend: attend(stream=stream))
-            print(f"{name:18} {4 * heads * d * count * (count + 1) / 2 / seconds / 1e12:8.2f} TFLOP/s")
+            attend = functools.partial(
+                VARIANTS[name].attention, *arrays, d**-0.5, **options
+            )
+            seconds = kernel_seconds(
+                lambda stream, attend=attend: attend(stream=stream)
+            )
+            print(
+                f"{name:18} "
+                f"{4 * heads * d * count * (count + 1) / 2 / seconds / 1e12:8.2f} "
+                "TFLOP/s"
+            )
         except MinLLMError as error:
             print(f"{name:18} not on this GPU: {error}")
 else:
     print("No GPU here: nothing was timed on this machine.")
 
 # %% [markdown]
-# ## What Hopper adds
-#
-# What keeps FlashAttention-2 from the roof? Count cycles. An SM of an H100 or H200 does 4,096 operations a
-# cycle in its tensor cores (bfloat16), and 16 exponentials in its special function units. For a tile of 64 queries
-# and 128 keys, head_dim 128:
-
-# %%
-pairs = 64 * 128
-cycles = {
-    "S = Q Kᵀ": 2 * 128 * pairs / 4096,
-    "exponentials": pairs / 16,
-    "o += P V": 2 * 128 * pairs / 4096,
-}
-for name, count in cycles.items():
-    print(f"{name:14} {count:.0f} cycles")
-assert cycles["exponentials"] == cycles["S = Q Kᵀ"]
-
-# %% [markdown]
-# The exponentials take as long as either product, though they are a 512th of the operations. Tensor cores became faster
-# from one generation to the next, and special function units did not. If a warp multiplies, then exponentiates, then
-# multiplies, the tensor cores are idle for a third of the time.
-#
-# FlashAttention-3 (2024) uses four things that Hopper brought, or made worthwhile:
-#
-# - **TMA**, the tensor memory accelerator: one thread starts the load of a whole tile, and TMA copies it, swizzles it,
-#   and reports to an mbarrier in shared memory. No thread computes addresses any more;
-# - **wgmma**: a group of four warps multiplies 64 rows at once, with operands straight out of shared memory, and
-#   *asynchronously*: the warps go on while the tensor cores work;
-# - **warp specialisation**: one group of warps, the producer, does nothing but start copies, and gives its
-#   registers to the others, the consumers, who do nothing but compute;
-# - **ping-pong**: two consumers take turns. While one multiplies, the other exponentiates.
-#
-# ```mermaid
-# flowchart TD
-#     P["producer<br/>one thread"] -- "TMA: tiles of K and V" --> R["ring of tiles<br/>shared memory"]
-#     R -- "mbarrier: full" --> A["consumer 1<br/>64 rows, wgmma, softmax"]
-#     R -- "mbarrier: full" --> B["consumer 2<br/>64 rows, wgmma, softmax"]
-#     A -- "mbarrier: empty" --> P
-#     B -- "mbarrier: empty" --> P
-#     A -. "your turn" .-> B
-#     B -. "your turn" .-> A
-# ```
-#
-# The cycles counted above, laid out in time:
-
-# %% tags=["fold"]
-from minllm.course import Span, timeline
-
-
-def schedule(consumers, tiles=3):
-    """Spans of consumers that share one set of tensor cores and one of special function units."""
-    spans, tensor_free, special_free = [], 0.0, 0.0
-    ready = [0.0] * consumers
-    for step in range(tiles):
-        for consumer in range(consumers):
-            begin = max(tensor_free, ready[consumer])  # P V of the last tile, and Q K of this one
-            products = 512.0 if step == 0 else 1024.0
-            spans.append(Span("tensor cores", begin, begin + products, f"{consumer + 1}", colour=consumer))
-            tensor_free = begin + products
-            softmax = max(special_free, tensor_free)
-            spans.append(Span("exponentials", softmax, softmax + 512.0, f"{consumer + 1}", colour=consumer))
-            special_free = ready[consumer] = softmax + 512.0
-    return spans
-
-
-def share_busy(spans):
-    """Of the time from the first product's end to the last one's, how much tensor cores work."""
-    products = [span for span in spans if span.lane == "tensor cores"]
-    return sum(span.end - span.start for span in products[1:]) / (products[-1].end - products[0].end)
-
-
-timeline(
-    schedule(1),
-    "cycles",
-    "One consumer: tensor cores wait for the exponentials",
-    caption="A schedule computed from the two rates; copies, sums and maxima are left out. It is not a measurement.",
-)
-
-# %% tags=["fold"]
-timeline(
-    schedule(2),
-    "cycles",
-    "Two consumers in turns: the exponentials of one hide behind the products of the other",
-    caption="The same, with two groups of warps. Colours are the groups.",
-)
-
-# %%
-one, two = share_busy(schedule(1, 20)), share_busy(schedule(2, 20))
-print(f"tensor cores at work: {one:.0%} with one consumer, {two:.0%} with two")
-assert 0.6 < one < 0.7 and two > 0.95
-
-# %% [markdown]
-# The package's kernel does this. A consumer walks over the tiles of keys of one tile of queries after another, with the
-# two products started one after the other, and the softmax between the waits for them:
-
-# %% tags=["hide-input"]
-from minllm.kernels.attention.flash_attention_3 import consumer as hopper_consumer
-
-show_source(
-    hopper_consumer.make_consume,
-    part="consume",
-    notes={
-        "while True": "The walk over tiles of keys. Those of a tile of queries come from the last to the first.",
-        "begins = left == 0": "The first scores of another tile of queries come beside the last output of the one before.",
-        "wait_for_turn(consumer)": "Ping-pong: only one consumer starts products at a time.",
-        "start_output(acc, weights": "o += P V of the tile before, behind S = Q Kᵀ of this one. Both are on their way now.",
-        "pass_turn(consumer)": "The other consumer may start its own.",
-        "wgmma_wait_group_1": "All products but the newest are done: the scores are here, and P V is still being computed ...",
-        "weigh_tile(scores, rows, from_origins": "... while the softmax goes on.",
-        "rescale(acc, rows)": "o is rescaled when P V is done. The kernel leaves that out where no maximum has risen by much.",
-    },
-    docstring=False,
-)
-
-# %% [markdown]
-# In the simulator, on 512 tokens and one head of 64 numbers, you see the producer run ahead of the products. Its
-# trace follows one block:
-
-# %%
-tokens, head_dim = 512, 64
-query = rng.standard_normal((tokens, 1, head_dim)).astype(ml_dtypes.bfloat16)
-keys, values = rng.standard_normal((2, 1, tokens, 1, head_dim)).astype(ml_dtypes.bfloat16)
-batch = np.int32([0, tokens]), np.int32([tokens]), np.int32([[0]])
-out = np.empty_like(query)
-with tracing() as traces:
-    VARIANTS["flash_attention_3"].attention(query, keys, values, out, *batch, head_dim**-0.5)
-expected = attention_reference(query.astype(np.float32), keys, values, *batch, head_dim**-0.5)
-assert np.allclose(out.astype(np.float32), expected, atol=0.03)
-copies = [copy for copy in traces[0].pipeline if copy.arrived is not None]
-print(f"{traces[0].kernel}: {len(copies)} copies by TMA in the block that is followed")
-
-# %% tags=["fold"]
-timeline(
-    [Span(f"copy {copy.number}", copy.issued, copy.arrived, "on its way") for copy in copies[:12]]
-    + [
-        Span("tensor cores", step, step + 1, "", colour=1)
-        for step, flops in enumerate(traces[0].step_flops)
-        if flops and step <= max(copy.arrived for copy in copies[:12])
-    ],
-    "",
-    "Copies of tiles, started by the producer, and products of the consumers",
-    caption="Steps of one block, from the simulator, which knows an order but no times.",
-)
-
-# %% [markdown]
-# What two consumers in turns can win is half as much again. The maxima, the sums, the rescaling of $o$ and the
-# masked tiles take their part, and none of them is in the picture.
-#
 # ## Exercises
 
 # %% tags=["hide-input"]
@@ -608,6 +751,27 @@ from minllm.course import show_case
 show_case("rising_scores")
 
 # %% [markdown]
+# ## Problems
+#
+# ??? question "1. Scores 2, 0, 4 and values 1, 1, 5, one key per tile, powers of 2. What are m, l and o after each?"
+#     (2, 1, 1); (2, 1.25, 1.25); the maximum rises by 2, factor 1/4: (4, 1.3125, 5.3125). Output 4.05.
+#
+# ??? question "2. Two halves of a row gave (m, l, o) = (3, 2, 6) and (1, 4, 8), powers of 2. Merge them."
+#     M = 3. The second is scaled by 1/4: l = 2 + 1 = 3, o = 6 + 2 = 8, output 2.67.
+#
+# ??? question "3. How many bytes of K and V does FlashAttention-2 load for one head of 128, 8,192 tokens, with 128 queries per tile? And with 64?"
+#     Tile i loads 128 (i + 1) keys: 64 · 65 / 2 · 128 · 512 bytes = 136 MB per query head. With 64 queries per tile
+#     it is nearly twice that, 271 MB. Most of it comes from L2.
+#
+# ??? question "4. A chip doubles tensor core throughput and keeps 16 exponentials per cycle and SM. What becomes of the tile of this page?"
+#     Each product takes 256 cycles instead of 512, the exponentials still 512: as long as both products together. Even
+#     ping-pong can only just hide them, and the special function unit becomes the bottleneck. This is why newer
+#     kernels compute some exponentials with polynomials.
+#
+# ??? question "5. Prefill attention of 16,384 tokens in the 8B shape takes 4 · 32 · 128 · T²/2 operations per layer. How long at 600 TFLOP/s, and what share of a prefill whose GEMMs take 360 ms?"
+#     2.2 TFLOP per layer, 3.7 ms; 117 ms for 32 layers: a quarter of the whole. At 2,048 tokens it is 1.8 ms of 45:
+#     quadratic growth against linear.
+#
 # ## What next, and which measurement says so
 #
 # All this was for a prompt. When the model writes, there is one query, and the same kernel has one row in its tile:
@@ -617,9 +781,9 @@ for row in recorded("decode attention", "1x8192", listed=True):
     print(row)
 
 # %% [markdown]
-# No product of matrices is left, every key and value is used once, and the roofline's slope is the limit again. Two
+# No GEMM is left, every key and value is used once, and the roofline's slope is the limit again. Two
 # lessons deal with that: [the next](08_the_kv_cache.py) says where keys and values are kept, and what they cost;
-# [lesson 9](09_decode_attention.py) splits them over blocks, and merges the states by the algebra of this page.
+# [lesson 9](09_flash_decoding.py) splits them over blocks, and merges the states by the algebra of this page.
 #
 # ## Sources
 #
@@ -627,4 +791,5 @@ for row in recorded("decode attention", "1x8192", listed=True):
 # - T. Dao, D. Y. Fu, S. Ermon, A. Rudra, C. Ré, "FlashAttention", NeurIPS 2022 (arXiv 2205.14135), algorithm 1.
 # - T. Dao, "FlashAttention-2", ICLR 2024 (arXiv 2307.08691), section 3.
 # - J. Shah et al., "FlashAttention-3", NeurIPS 2024 (arXiv 2407.08608), section 3.
-# - NVIDIA, "CUDA C++ Programming Guide", "Arithmetic Instructions": exponentials a cycle; "H100 architecture": tensor cores.
+# - NVIDIA, "CUDA C++ Programming Guide", "Arithmetic Instructions": exponentials per cycle; "H100 architecture":
+#   tensor cores.

@@ -13,61 +13,9 @@
 # %% [markdown]
 # # 8. The KV cache
 #
-# A model that writes its thousandth token has read the nine hundred and ninety-nine before it. Does it read them all
-# again? It could, and the result would be the same. In this lesson you count what that would cost, see why nothing of
-# it is needed, follow a key to its place in memory, and pay the price: the cache is what decides how many users a GPU
-# can serve.
-#
-# **What you will be able to do**
-#
-# - say which work the cache saves and why it may, and count it;
-# - compute the bytes of a token in the cache for any model, and the largest batch for any context;
-# - find the slot of a token from its position and a block table, and read the kernels that write it there.
-#
-# You need [lesson 1](01_what_a_language_model_computes.py), [lesson 2](02_your_first_kernel.py), and queries, keys and
-# values as [lesson 3](03_scaled_dot_product_attention.py) explains them. You need no GPU.
-#
-# ## Predict
-#
-# - The bundled model has read 256 tokens and writes 256 more. How many operations with a cache, and how many if each
-#   token computes the whole text again? It takes about 16 million operations for each token that it computes.
-# - Llama-2-70B has 80 layers and a hidden size of 8,192. How many bytes are the keys and values of one token, in 16
-#   bits?
-
-# %%
-from minllm.course import Prediction
-
-guess = Prediction(
-    flops_with_cache=256 * 16e6,
-    flops_without=256 * 384 * 16e6,  # each of 256 steps computes 384 tokens on average
-    bytes_a_token_of_llama_2_70b=2 * 8192 * 80 * 2,  # a key and a value of the hidden size in each layer
-)
-guess
-
-# %% [markdown]
-# ## What stays true of the past
-#
-# A token sees itself and those before it, never those after it. So whatever follows, its hidden states stay what they
-# were, and with them its keys and values. The model itself says so: the logits of a text's first tokens do not change
-# when the text goes on.
-
-# %%
-import numpy as np
-
-import minllm
-from minllm import LLM
-
-llm = LLM(dtype="float32")  # as in training; bfloat16 would round away what we want to see
-tokens = llm.tokenizer.encode(minllm.held_out_text()[:3000])  # token ids
-assert len(tokens) > 600
-short, long = llm.logits(tokens[:40]), llm.logits(tokens[:60])  # [40, vocabulary], [60, vocabulary]
-print(f"largest difference in the first 40 rows: {np.abs(short - long[:40]).max():.1e}")
-print(f"logits are as large as {np.abs(long).max():.0f}")
-
-# %% [markdown]
-# What a new token needs of the old ones is only this: in each layer its query is compared with their keys, and takes
-# from their values. Their queries are not needed, nor their feed-forwards, nor their logits. Keep keys and values,
-# and a step computes one token.
+# Does a model that writes its thousandth token read the other 999 again? It could, and the result would be the same.
+# In this lesson you count the cost, see why none of it is needed, follow a key to its place in memory, and pay the
+# price: the cache decides how many users a GPU can serve.
 #
 # ```mermaid
 # flowchart LR
@@ -78,11 +26,87 @@ print(f"logits are as large as {np.abs(long).max():.0f}")
 #     attention --> rest["feed-forward,<br/>next layer, logits"]
 # ```
 #
+# $$\text{slot} = \text{block table}[\lfloor p / 16 \rfloor] \cdot 16 + p \bmod 16 \qquad
+# \text{bytes per token} = 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot \text{bytes per number}$$
+#
+# The cache lies in blocks of 16 slots. A sequence's block table lists its blocks in the order of its tokens, so
+# position $p$ has a slot. Given the slots, writing is a copy:
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.kernels.kv import append as append_module
+
+show_source(
+    append_module.append_vector_kernel,
+    notes={
+        "token, row = cuda.blockIdx.x": "One block of threads per new token. A row is kv_heads * head_dim numbers.",
+        "if slot < 0": "Padding: a row without a token writes nothing.",
+        "key0, key1": "16 bytes, as four words of 32 bits: a copy does not depend on the dtype.",
+        "store_128(key_cache": "The only place where paging is felt: the row of the slot, not of the token.",
+    },
+)
+
+# %% [markdown]
+# **What you will be able to do**
+#
+# - say which work the cache saves and why it may, and count it;
+# - compute the bytes per token in the cache for any model, and the largest batch for any context;
+# - find the slot of a token from its position and a block table, and read the kernels that write it there.
+#
+# You need [lesson 1](01_what_a_language_model_computes.py), [lesson 2](02_your_first_kernel.py), and queries, keys
+# and values from [lesson 3](03_scaled_dot_product_attention.py). You need no GPU.
+#
+# ## Predict
+#
+# The bundled model has read 256 tokens and writes 256 more. It takes about 16 million operations per token that it
+# computes.
+
+# %% tags=["hide-input"]
+from minllm.course import Prediction
+
+guess = Prediction(
+    flops_with_cache="How many operations does it take with a cache?",
+    flops_without="And how many if each new token computes the whole text again?",
+    bytes_per_token_of_llama_2_70b="Llama-2-70B has 80 layers and a hidden size of 8,192. "
+    "How many bytes are one token's keys and values, in 16 bits?",
+)
+guess.ask()
+
+# %% [markdown]
+# ## What stays true of the past
+#
+# A token sees itself and those before it, never those after it. So whatever follows, its hidden states stay the same,
+# and with them its keys and values. The model confirms it: the logits of a text's first tokens do not change
+# when the text goes on.
+
+# %%
+import numpy as np
+
+import minllm
+from minllm import LLM
+
+llm = LLM(
+    dtype="float32"
+)  # as in training; bfloat16 would round away what we want to see
+tokens = llm.tokenizer.encode(minllm.held_out_text()[:3000])  # token ids
+assert len(tokens) > 600
+short, long = (
+    llm.logits(tokens[:40]),
+    llm.logits(tokens[:60]),
+)  # [40, vocabulary], [60, vocabulary]
+print(f"largest difference in the first 40 rows: {np.abs(short - long[:40]).max():.1e}")
+print(f"logits are as large as {np.abs(long).max():.0f}")
+
+# %% [markdown]
+# A new token needs only this of the old ones: in each layer its query is compared with their keys, and reads
+# their values. Their queries, feed-forwards and logits are not needed. Keep keys and values,
+# and a step computes one token.
+#
 # ## Count what it saves
 #
 # Without a cache, the step for token $n$ computes $n$ tokens, and its attention $n^2 / 2$ pairs of a query and a key.
-# With it, one token and $n$ pairs. A factor of $n$ is gone from both. Over a whole text, work that grew with the
-# square of its length grows in proportion to it, and attention, which grew with the cube, with the square.
+# With it, one token and $n$ pairs: a factor of $n$ less. Over a whole text, work that grew with the
+# square of its length grows in proportion to it, and attention, which grew with the cube, grows with the square.
 
 # %%
 from minllm import costs
@@ -93,7 +117,10 @@ lengths = range(read + 1, read + written + 1)  # tokens in the text after each s
 with_cache = [costs.decode_step(config, 1, n).flops for n in lengths]
 without = [costs.prefill(config, n).flops for n in lengths]
 print(f"with the cache   {sum(with_cache) / 1e9:8.1f} GFLOP")
-print(f"without it       {sum(without) / 1e9:8.1f} GFLOP, {sum(without) / sum(with_cache):.0f} times as many")
+print(
+    f"without it       {sum(without) / 1e9:8.1f} GFLOP, "
+    f"{sum(without) / sum(with_cache):.0f} times as many"
+)
 
 # %% tags=["fold"]
 from minllm.course import curves
@@ -109,17 +136,16 @@ curves(
     "Operations for the next token, bundled model",
     log_x=True,
     log_y=True,
-    caption="Counted by minllm.costs. With the cache, only attention grows, and that shows late.",
+    caption="Counted by minllm.costs. With the cache, only attention grows, and that "
+    "shows late.",
 )
 
 # %% [markdown]
 # ## See that nothing changes
 #
-# Here is the engine's own forward pass with a cache that we hold in our hands. `logits_of` computes some tokens that
-# begin at position `start`. Without a cache we give it the whole text each time; with it, one token.
-#
-# A cache is handed out in blocks of 16 tokens. A sequence has a block table: the numbers of its blocks, in the order
-# of its tokens. They may lie anywhere, and here we shuffle them on purpose.
+# Here is the engine's own forward pass with a cache that we hold in our hands. `logits_of` computes tokens that begin
+# at position `start`. Without a cache it gets the whole text each time; with it, one token. The block table is
+# shuffled on purpose: blocks may lie anywhere.
 
 # %%
 from minllm.cache.kv_cache import CacheShape, KVCache
@@ -129,15 +155,22 @@ from minllm.models.decoder import forward
 BLOCK_SIZE = 16
 ops, model = llm.engine.ops, llm.engine.model
 shape = CacheShape(
-    config.num_hidden_layers, BLOCK_SIZE, config.num_key_value_heads, config.head_dim, ops.dtype
+    config.num_hidden_layers,
+    BLOCK_SIZE,
+    config.num_key_value_heads,
+    config.head_dim,
+    ops.dtype,
 )
 rng = np.random.default_rng(0)
 table = rng.permutation(40).tolist()  # 40 blocks: room for 640 tokens
 
 
 def logits_of(token_ids, start, cache):
-    """Logits [vocabulary] after the last of `token_ids`, which stand at the positions from `start` on."""
-    batch = build_batch([NewTokens(token_ids, start, table)], [len(token_ids) - 1], BLOCK_SIZE)
+    """Logits [vocabulary] after the last of `token_ids`, which stand at the positions
+    from `start` on."""
+    batch = build_batch(
+        [NewTokens(token_ids, start, table)], [len(token_ids) - 1], BLOCK_SIZE
+    )
     return ops.to_host(forward(ops, model, to_backend(batch, ops), cache.layers))[0]
 
 
@@ -146,15 +179,17 @@ logits_of(tokens[:64], 0, cache)  # the prompt: fills 64 slots of each layer
 differences = []
 for n in range(65, 97):
     one_token = logits_of(tokens[n - 1 : n], n - 1, cache)  # a step with the cache
-    whole_text = logits_of(tokens[:n], 0, KVCache(ops, shape, num_blocks=40))  # and without
+    whole_text = logits_of(
+        tokens[:n], 0, KVCache(ops, shape, num_blocks=40)
+    )  # and without
     differences.append(np.abs(one_token - whole_text).max())
 print(f"32 steps, largest difference of any logit: {max(differences):.1e}")
 assert max(differences) < 1e-2
 
 # %% [markdown]
-# Sums are formed in another order, so the last bits differ. Nothing else does. And the time, here and, below it, as it was
-# recorded for a model of the size that people use. (On a GPU the bundled model may show two flat lines. It is so small
-# that starting its kernels takes longer than what they do, with the cache and without: lesson 13.)
+# Sums are formed in another order, so the last bits differ. Nothing else does. And the time, here and, below it, as
+# recorded for a model of common size. (On a GPU the bundled model may show two flat lines: it is so small
+# that starting its kernels takes longer than running them. Lesson 15.)
 
 # %% tags=["fold"]
 from minllm.course import machine_line, timed
@@ -163,8 +198,13 @@ marks = (32, 64, 128, 256, 512)
 cache = KVCache(ops, shape, num_blocks=40)
 logits_of(tokens[:512], 0, cache)
 taken = {
-    "without a cache": [(n, 1e3 * timed(lambda n=n: logits_of(tokens[:n], 0, cache), 3)) for n in marks],
-    "with it": [(n, 1e3 * timed(lambda n=n: logits_of(tokens[n - 1 : n], n - 1, cache), 3)) for n in marks],
+    "without a cache": [
+        (n, 1e3 * timed(lambda n=n: logits_of(tokens[:n], 0, cache), 3)) for n in marks
+    ],
+    "with it": [
+        (n, 1e3 * timed(lambda n=n: logits_of(tokens[n - 1 : n], n - 1, cache), 3))
+        for n in marks
+    ],
 }
 curves(
     taken,
@@ -185,7 +225,9 @@ rows = recorded("length")
 def by_length(variant):
     """(prompt, ms) of the recorded rows."""
     return [
-        (int(row.case.split("prompt ")[1].split(",")[0]), row.value) for row in rows if row.variant == variant
+        (int(row.case.split("prompt ")[1].split(",")[0]), row.value)
+        for row in rows
+        if row.variant == variant
     ]
 
 
@@ -197,7 +239,8 @@ curves(
     "Time for the next token, the shape of an 8B model",
     log_x=True,
     log_y=True,
-    caption="Time to first token (TTFT) and time per output token (TPOT). Without a cache both cost the whole text; "
+    caption="Time to first token (TTFT) and time per output token (TPOT). Without a "
+    "cache both cost the whole text; "
     f"{rows[0].label}.",
 )
 
@@ -205,11 +248,16 @@ curves(
 from minllm.course import comparable
 
 (whole,) = recorded("whole prefill", "llama-3.1-8b (random weights), 2048 tokens")
-(step,) = recorded("decode step", "llama-3.1-8b (random weights), batch 1, context 1024", "graph replay")
+(step,) = recorded(
+    "decode step",
+    "llama-3.1-8b (random weights), batch 1, context 1024",
+    "graph replay",
+)
 comparable(whole, step)
 slow, fast = whole.value, step.value / 1e3
 print(
-    f"8B shape on the H200, GPU time alone: a text of 2,048 tokens {slow:.0f} ms, one token after 1,024 {fast:.2f} ms, "
+    f"8B shape on the H200, GPU time alone: a text of 2,048 tokens {slow:.0f} ms, one "
+    f"token after 1,024 {fast:.2f} ms, "
     f"{slow / fast:.0f} times; {whole.label}"
 )
 assert slow > 10 * fast
@@ -217,26 +265,28 @@ assert slow > 10 * fast
 # %% [markdown]
 # ## Where a token goes
 #
-# The engine keeps two arrays in each layer, one of keys and one of values:
-#
-# $$[\mathrm{num\_blocks},\ \mathrm{block\_size},\ \mathrm{kv\_heads},\ \mathrm{head\_dim}]$$
-#
-# Every place for one token is a slot, and slots are counted through: the number of the block times 16, plus the place
-# in the block. One line of the engine turns positions into slots:
+# The engine keeps two arrays per layer, keys and values, each
+# $[\mathrm{num\_blocks},\ \mathrm{block\_size},\ \mathrm{kv\_heads},\ \mathrm{head\_dim}]$.
+# One line of the engine turns positions into slots:
 
 # %% tags=["hide-input"]
-from minllm.course import show_source
 from minllm.engine.running import batch_arrays
 
 show_source(
     batch_arrays.slots_of,
-    notes={"return block_table": "Which of my blocks, where that block begins, and how far into it."},
+    notes={
+        "return block_table": "Which of my blocks, where that block begins, and how far into it."
+    },
 )
 
 # %%
 spans = [
-    NewTokens(token_ids=tokens[:37], start=0, block_table=[5, 2, 7]),  # a prompt of 37 tokens
-    NewTokens(token_ids=tokens[20:21], start=20, block_table=[0, 6]),  # one new token at position 20
+    NewTokens(
+        token_ids=tokens[:37], start=0, block_table=[5, 2, 7]
+    ),  # a prompt of 37 tokens
+    NewTokens(
+        token_ids=tokens[20:21], start=20, block_table=[0, 6]
+    ),  # one new token at position 20
 ]
 batch = build_batch(spans, [36, 37], BLOCK_SIZE)
 print("slot_mapping, positions 14 to 18:", batch.slot_mapping[14:19])
@@ -255,36 +305,23 @@ heat_map(
     "Slots of the first sequence, and the token in each (counted from 1)",
     row_names=[f"block {number}" for number in range(8)],
     show_values=True,
-    caption="Block table [5, 2, 7]: tokens 1 to 16 in block 5, 17 to 32 in block 2, the rest in block 7.",
+    caption="Block table [5, 2, 7]: tokens 1 to 16 in block 5, 17 to 32 in block 2, "
+    "the rest in block 7.",
 )
 
 # %% [markdown]
-# In the last block 11 slots are empty, and that is all that is ever lost: less than one block for a sequence.
-# Attention finds its keys through the same table. Lesson 10 is about what blocks make possible.
-#
-# ## The kernel that writes
-#
-# Given the slots, the kernel is a copy. It is the fast one of lesson 2's bars: a thread moves 16 bytes at once.
-
-# %% tags=["hide-input"]
-from minllm.kernels.kv import append as append_module
-
-show_source(
-    append_module.append_vector_kernel,
-    notes={
-        "token, row = cuda.blockIdx.x": "A block of threads for each new token. A row is kv_heads * head_dim numbers.",
-        "if slot < 0": "Padding: a token that is not there writes nothing.",
-        "key0, key1": "16 bytes, as four words of 32 bits: a copy need not know what they mean.",
-        "store_128(key_cache": "The only place where paging is felt: the row of the slot, not of the token.",
-    },
-)
+# In the last block 11 slots are empty, and that is all that is ever lost: less than one block per sequence. Attention
+# finds its keys through the same table. Lesson 11 explains what blocks make possible. The kernel from the top, on
+# three new tokens:
 
 # %%
 from minllm.kernels.kv.append import append, append_reference
 from minllm.sim import tracing
 
 new, kv_heads, head_dim = 3, 2, 64
-key, value = (rng.standard_normal((new, kv_heads, head_dim)).astype(np.float32) for _ in range(2))
+key, value = (
+    rng.standard_normal((new, kv_heads, head_dim)).astype(np.float32) for _ in range(2)
+)
 slot_mapping = np.int32([37, 4, -1])  # the last is padding
 caches = [np.zeros((4, BLOCK_SIZE, kv_heads, head_dim), np.float32) for _ in range(2)]
 expected = [one.copy() for one in caches]
@@ -293,38 +330,43 @@ with tracing() as traces:
     append(key, value, *caches, slot_mapping)
 assert all(np.array_equal(*pair) for pair in zip(caches, expected))
 for name, array in traces[0].arrays.items():
-    print(f"{name:13} read {array.read.bytes:5,} bytes, written {array.write.bytes:5,} bytes")
-assert traces[0].arrays["key_cache"].write.bytes == 2 * kv_heads * head_dim * 4  # two of three tokens
+    print(
+        f"{name:13} read {array.read.bytes:5,} bytes, written {array.write.bytes:5,} "
+        "bytes"
+    )
+assert (
+    traces[0].arrays["key_cache"].write.bytes == 2 * kv_heads * head_dim * 4
+)  # two of three tokens
 
 # %% [markdown]
-# ## One kernel in place of four
-#
-# Before keys are stored they are rotated by their position, and before that they have to be cut out of the one array
-# that the projection wrote. Each of those steps alone would read and write again what is nearly nothing, and launch
-# a kernel for it. The engine fuses them: read once, turn in registers, write each part where it belongs.
+# Before keys are stored they are rotated by their position, and before that they are cut out of the one array that
+# the projection wrote. The engine fuses all of it: load once, rotate in registers, write each part where it belongs.
 
 # %% tags=["hide-input"]
 from minllm.kernels.kv import qkv_rope_append as fused_module
 
 show_source(
     fused_module.qkv_rope_append_kernel(64, 64, False, False),
+    folded="The fused kernel, qkv_rope_append",
     notes={
-        "wait_for_predecessors": "This kernel may be started before the one that makes qkv has ended: lesson 13.",
-        "head = uint32": "One warp for each head of each token: query heads, then key heads, then value heads.",
+        "wait_for_predecessors": "This kernel may be started before the one that makes qkv has ended: lesson 15.",
+        "head = uint32": "One warp per head and token: query heads, then key heads, then value heads.",
         "position, slot =": "All loads come before any use, so memory is waited for twice, not four times.",
         "a[r], b[r] = a[r] * cosine": "The rotation, in registers.",
         "elif slot >= 0": "Queries go to the attention kernel; keys and values to their slot.",
     },
 )
 
-# %%
+# %% tags=["fold"]
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.rope.rotate import rope, rope_table
 
 new, heads, kv_heads, head_dim = 16, 8, 2, 64
 qkv = rng.standard_normal((new, (heads + 2 * kv_heads) * head_dim)).astype(np.float32)
 positions = slot_mapping = np.arange(new, dtype=np.int32)  # [T]
-angles = rope_table(32, head_dim, 10000.0 ** -(np.arange(0, head_dim, 2) / head_dim))  # [32, head_dim]
+angles = rope_table(
+    32, head_dim, 10000.0 ** -(np.arange(0, head_dim, 2) / head_dim)
+)  # [32, head_dim]
 caches = [np.zeros((1, BLOCK_SIZE, kv_heads, head_dim), np.float32) for _ in range(2)]
 query = np.empty((new, heads, head_dim), np.float32)
 with tracing() as fused:
@@ -332,7 +374,9 @@ with tracing() as fused:
 
 by_head = qkv.reshape(new, heads + 2 * kv_heads, head_dim)
 parts = np.split(by_head, [heads, heads + kv_heads], axis=1)
-q, k, v = (np.ascontiguousarray(part) for part in parts)  # the copy that splits: every byte read and written
+q, k, v = (
+    np.ascontiguousarray(part) for part in parts
+)  # the copy that splits: every byte read and written
 turned_q, turned_k = np.empty_like(q), np.empty_like(k)
 separate_caches = [np.zeros_like(one) for one in caches]
 with tracing() as separate:
@@ -354,7 +398,8 @@ bars(
     ],
     unit="kB",
     title="Different bytes that move, 16 tokens",
-    caption="Counted in the simulator; the split by its formula, every byte read and written once.",
+    caption="Counted in the simulator; the split by its formula, every byte read and "
+    "written once.",
 )
 
 # %% tags=["hide"]
@@ -363,22 +408,12 @@ assert apart > 1.9 * together
 # %% [markdown]
 # ## What it costs: memory
 #
-# Each token leaves a key and a value, in each layer, for each KV head:
-#
-# $$\text{bytes a token} =
-# 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot \text{bytes a number}$$
+# Each token leaves a key and a value, in each layer, for each KV head: the formula at the top.
 #
 # The notes that this project grew out of have another formula, `2*hidden_size*num_hidden_layers*dtype_size`, and with
-# it "2.6MB per token" for Llama-2-70B and "42.5GB" for 16 sequences of 1,024 tokens. That formula is right for a model
-# in which every query head has a key and a value of its own: then KV heads times head dim is the hidden size. In
-# Llama-2-70B, 8 query heads share one.
-#
-# ```mermaid
-# flowchart LR
-#     q0["query heads 0 to 7"] --> k0["KV head 0"]
-#     q1["query heads 8 to 15"] --> k1["KV head 1"]
-#     qn["... query heads 56 to 63"] --> kn["... KV head 7"]
-# ```
+# it "2.6MB per token" for Llama-2-70B and "42.5GB" for 16 sequences of 1,024 tokens. That formula is right for a
+# model in which every query head has its own key and value: then KV heads times head dim is the hidden size. In
+# Llama-2-70B, 8 query heads share one KV head.
 
 # %%
 from minllm.models.shapes import find_config
@@ -391,10 +426,13 @@ for heads, name in (
 ):
     token = 2 * llama70.num_hidden_layers * heads * llama70.head_dim * 2
     print(
-        f"{name:20} {heads:2} KV heads: {token:9,} bytes a token, "
+        f"{name:20} {heads:2} KV heads: {token:9,} bytes per token, "
         f"{token * batch_tokens / 1e9:5.1f} GB for 16 x 1,024 tokens"
     )
-print(f"2.6 MB, rounded first, times {batch_tokens:,} is {2.6e6 * batch_tokens / 1e9:.1f} GB")
+print(
+    f"2.6 MB, rounded first, times {batch_tokens:,} is "
+    f"{2.6e6 * batch_tokens / 1e9:.1f} GB"
+)
 assert token == costs.kv_bytes_per_token(llama70) == 327_680
 assert costs.ungrouped_kv_bytes_per_token(llama70) == 2_621_440
 
@@ -402,39 +440,51 @@ assert costs.ungrouped_kv_bytes_per_token(llama70) == 2_621_440
 guess.against(
     flops_with_cache=sum(with_cache),
     flops_without=sum(without),
-    bytes_a_token_of_llama_2_70b=costs.kv_bytes_per_token(llama70),
+    bytes_per_token_of_llama_2_70b=costs.kv_bytes_per_token(llama70),
 )
 
 # %% [markdown]
-# Where the guess with the cache is too low, it forgot attention, which has to look at every token before. And the
-# notes' 42.5 GB are 42.9 with nothing rounded on the way. The model needs 5.4: an eighth. The difference decides
-# whether that batch fits beside the weights on one GPU or does not. Other models, other bargains:
+# A guess with the cache that is too low forgot attention, which looks at every token before. The
+# notes' 42.5 GB are 42.9 without rounding on the way. The model needs 5.4: an eighth. The difference decides
+# whether that batch fits beside the weights on one GPU. Other models differ:
 
 # %% tags=["fold"]
-names = ("gpt2", "llama-2-7b", "llama-2-70b", "llama-3.1-8b", "llama-3.1-70b", "qwen2.5-7b", "qwen3-8b")
+names = (
+    "gpt2",
+    "llama-2-7b",
+    "llama-2-70b",
+    "llama-3.1-8b",
+    "llama-3.1-70b",
+    "qwen2.5-7b",
+    "qwen3-8b",
+)
 listed = {name: find_config(name)[1] for name in names}
 bars(
     [
         Bar(
             name,
             costs.kv_bytes_per_token(one) / 1e3,
-            f"{one.num_attention_heads} query heads, {one.num_key_value_heads} KV heads",
+            f"{one.num_attention_heads} query heads, {one.num_key_value_heads} KV "
+            "heads",
         )
         for name, one in listed.items()
     ],
     unit="kB",
     title="Keys and values of one token, 16 bits",
-    caption="From each model's configuration. Llama-2-7B pays more than models ten times its size.",
+    caption="From each model's configuration. Llama-2-7B pays more than models ten "
+    "times its size.",
 )
 
 # %% tags=["hide"]
-assert costs.kv_bytes_per_token(listed["llama-2-7b"]) > costs.kv_bytes_per_token(listed["llama-3.1-70b"])
+assert costs.kv_bytes_per_token(listed["llama-2-7b"]) > costs.kv_bytes_per_token(
+    listed["llama-3.1-70b"]
+)
 
 # %% [markdown]
 # ## The largest batch for a context
 #
-# Memory that is left beside weights and activations, divided by the bytes of one sequence: so many can be served
-# together. `minllm plan` prints it; here it is for every context.
+# The memory left beside weights and activations, divided by the bytes of one sequence, is the largest batch. `minllm
+# plan` prints it; here it is for every context.
 
 # %% tags=["fold"]
 from dataclasses import replace
@@ -467,29 +517,45 @@ curves(
     "Largest batch, the shape of Llama-3.1-8B on one H200",
     log_x=True,
     log_y=True,
-    caption="Computed: 141 GB, of which 90 % to use, weights in bfloat16. Twice the context, half the batch.",
+    caption="Computed: 141 GB, of which 90 % to use, weights in bfloat16. Twice the "
+    "context, half the batch.",
 )
 
 # %%
 plan = make_plan(llama8, h200, Wishes(context=8192))
 room = plan.budget_bytes - plan.weight_bytes
-print(f"{room / 1e9:.0f} GB beside the weights hold {room / costs.kv_bytes_per_token(llama8):,.0f} tokens")
+print(
+    f"{room / 1e9:.0f} GB beside the weights hold "
+    f"{room / costs.kv_bytes_per_token(llama8):,.0f} tokens"
+)
 print(f"sequences of 8,192 tokens: {plan.largest_batch}")
 
 # %% [markdown]
 # ## What it costs: time
 #
-# Memory is one price, and bandwidth the other. Every step reads the whole cache. One sequence hardly notices, but the
+# Every step reads the whole cache. For one sequence that is little, but the
 # weights are read once for all sequences, and each cache only for its own.
 
 # %% tags=["fold"]
 batch, limit_tb_s = 64, h200.ceiling_tb_s
 weights_ms = [
-    (n, 1e3 * sum(s.weight_bytes for s in costs.decode_stages(llama8, batch, n)) / limit_tb_s / 1e12)
+    (
+        n,
+        1e3
+        * sum(s.weight_bytes for s in costs.decode_stages(llama8, batch, n))
+        / limit_tb_s
+        / 1e12,
+    )
     for n in contexts[:5]
 ]
 cache_ms = [
-    (n, 1e3 * sum(s.kv_bytes for s in costs.decode_stages(llama8, batch, n)) / limit_tb_s / 1e12)
+    (
+        n,
+        1e3
+        * sum(s.kv_bytes for s in costs.decode_stages(llama8, batch, n))
+        / limit_tb_s
+        / 1e12,
+    )
     for n in contexts[:5]
 ]
 curves(
@@ -503,44 +569,66 @@ curves(
 # %% [markdown]
 # ## Measured against predicted
 #
-# Attention does 4 operations for each byte of the cache in this shape: 4 query heads share each KV head. The fused
-# kernel does less than one. Both stand left on the roofline, so memory is their limit, and a ring on the slope is what to
-# expect.
+# Attention does 4 operations per byte of the cache in this shape: 4 query heads share each KV head. The fused
+# kernel does less than one. Both stand left on the roofline, so memory is their limit, and a ring on the slope is the
+# prediction.
 
 # %% tags=["fold"]
 from minllm.course import Dot, load_record, roofline
 
 ceilings = load_record()["ceilings"]
 tb_s, tflops = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
-append_intensity = 3 * 40 / (2 * 2 * 48)  # 3 FLOP a number of the 40 heads that turn; 2 bytes read, 2 written of all 48
-dots = [Dot("", intensity, tb_s * intensity, measured=False) for intensity in (append_intensity, 4.0)]
+append_intensity = (
+    3 * 40 / (2 * 2 * 48)
+)  # 3 FLOP per number of 40 rotated heads; 4 bytes per number of 48
+dots = [
+    Dot("", intensity, tb_s * intensity, measured=False)
+    for intensity in (append_intensity, 4.0)
+]
 (row,) = recorded("kv", variant="qkv_rope_append")
-dots.append(Dot.of_bandwidth(f"qkv_rope_append: {row.value:.2f} TB/s", append_intensity, row.value, colour=1))
+dots.append(
+    Dot.of_bandwidth(
+        f"qkv_rope_append: {row.value:.2f} TB/s", append_intensity, row.value, colour=1
+    )
+)
 for case in ("64x1024", "1x8192", "1x1024"):
-    row = recorded("decode attention", f"{case}, 32/8 heads, d 128", "split_tensor_core")[0]
-    dots.append(Dot.of_bandwidth(f"attention {case}: {row.value:.2f} TB/s", 4.0, row.value, colour=2))
+    row = recorded(
+        "decode attention", f"{case}, 32/8 heads, d 128", "split_tensor_core"
+    )[0]
+    dots.append(
+        Dot.of_bandwidth(
+            f"attention {case}: {row.value:.2f} TB/s", 4.0, row.value, colour=2
+        )
+    )
 roofline(
     dots,
     tb_s,
     tflops,
     "Writing the cache, and reading it",
-    caption=f"Sequences x context; 32 query heads, 8 KV heads of 128, bfloat16; {row.label}.",
+    caption="Sequences x context; 32 query heads, 8 KV heads of 128, bfloat16; "
+    f"{row.label}.",
 )
 
 # %% tags=["fold"]
-floors = [(n, costs.decode_step(llama8, 1, n + 16).floor_ms(tb_s, tflops)) for n, _ in decode_step]
+floors = [
+    (n, costs.decode_step(llama8, 1, n + 16).floor_ms(tb_s, tflops))
+    for n, _ in decode_step
+]
 for (n, floor), (_, ms) in zip(floors, decode_step):
-    print(f"context {n:5,}: predicted {floor:.2f} ms, measured {ms:.2f} ms a token, {ms - floor:.2f} ms more")
+    print(
+        f"context {n:5,}: predicted {floor:.2f} ms, measured {ms:.2f} ms per token, "
+        f"{ms - floor:.2f} ms more"
+    )
 
 # %% [markdown]
-# Nearly all of the difference is there at every length: it is the products and the gaps that
-# [lesson 4](04_arithmetic_intensity_and_the_roofline.py) took apart. But it grows a little, because attention over a single
-# sequence reads its cache at far less than full speed: the lowest dot above. There is too little to read to fill the
-# machine. [Lesson 9](09_decode_attention.py) is about that.
+# Nearly all of the difference is there at every length: it is the GEMVs and the gaps that [lesson
+# 4](04_arithmetic_intensity_and_the_roofline.py) took apart. But it grows a little, because attention over a single
+# sequence reads its cache far below full speed: the lowest dot above. There is too little to read to fill the
+# machine: [lesson 9](09_flash_decoding.py).
 #
 # ## Exercises
 #
-# A formula and a kernel: what a token takes, and how it gets there.
+# A formula and a kernel: the bytes per token, and how they get there.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -556,7 +644,9 @@ from minllm.course import show_case
 show_case("every_fourth_token")
 
 # %% [markdown]
-# Why does nobody notice at once? Here is the same mistake in the bundled model, whose blocks hold 16 tokens. A text is
+# <!-- aside: Why does nobody notice at once? -->
+#
+# Here is the same mistake in the bundled model, whose blocks hold 16 tokens. A text is
 # computed token by token, once with the right slots and once with those of the case. The curve shows how far the
 # logits are apart.
 
@@ -564,11 +654,14 @@ show_case("every_fourth_token")
 # %%
 def mistaken_slots(block_table, positions, block_size):
     """The slots of the case."""
-    return block_table[(positions + 1) // block_size] * block_size + positions % block_size
+    return (
+        block_table[(positions + 1) // block_size] * block_size + positions % block_size
+    )
 
 
 def drift(slots_of):
-    """The largest difference from the right logits after each of 40 tokens, written to the slots that are given."""
+    """The largest difference from the right logits after each of 40 tokens, written to
+    the slots that are given."""
     right, other = (KVCache(ops, shape, num_blocks=40) for _ in range(2))
     found = []
     for n in range(40):
@@ -576,14 +669,20 @@ def drift(slots_of):
         slot = slots_of(np.array(table), np.array([n]), BLOCK_SIZE).astype(np.int32)
         a, b = (
             ops.to_host(forward(ops, model, to_backend(one, ops), kept.layers))
-            for one, kept in ((batch, right), (replace(batch, slot_mapping=slot), other))
+            for one, kept in (
+                (batch, right),
+                (replace(batch, slot_mapping=slot), other),
+            )
         )
         found.append(float(np.abs(a - b).max()))
     return found
 
 
 drifts = drift(mistaken_slots)
-assert max(drift(batch_arrays.slots_of)) == max(drifts[:15]) == 0 and min(drifts[15:]) > 0.01
+assert (
+    max(drift(batch_arrays.slots_of)) == max(drifts[:15]) == 0
+    and min(drifts[15:]) > 0.01
+)
 
 # %% tags=["fold"]
 curves(
@@ -596,17 +695,37 @@ curves(
 
 # %% [markdown]
 # Fifteen tokens are exact. Then the newest token no longer sees itself, and later ones miss one token in sixteen: a
-# model gets over that, most of the time. Tests with texts shorter than a block find nothing, and a cache that begins
-# as zeros, or holds another request's keys, gives numbers that look like numbers. Test with one token less than a
-# block, with a block, and with one more.
+# model copes with that, most of the time. Tests with texts shorter than a block find nothing. Test with one token
+# less than a block, with a block, and with one more.
+#
+# <!-- end aside -->
+
+# %% [markdown]
+# ## Problems
+#
+# ??? question "1. A block table is [7, 2, 9], blocks hold 16 tokens. Which slot has position 20? Position 40?"
+#     20 = 1 · 16 + 4: block 2, slot 36. 40 = 2 · 16 + 8: block 9, slot 152.
+#
+# ??? question "2. Qwen3-8B has 36 layers, 8 KV heads of 128. How many bytes per token in bfloat16, and how many tokens fit in 40 GB?"
+#     2 · 36 · 8 · 128 · 2 = 147,456 bytes; 271,000 tokens.
+#
+# ??? question "3. An H200 (141 GB, 90 % usable) serves Llama-3.1-8B (16 GB of weights, 131 KB per token) with contexts of 4,096. How many sequences fit, and how long does reading their caches take at 4.2 TB/s?"
+#     111 GB / 0.537 GB = 206 sequences. 111 GB take 26 ms per step: seven times as long as the weights. The cache,
+#     not the model, is now the bottleneck.
+#
+# ??? question "4. Someone proposes to recompute keys and values of old tokens instead of storing them, to save memory. What does a token at position 1,000 of an 8B model then cost?"
+#     A prefill of 1,000 tokens: 16 TFLOP, 20 ms at 800 TFLOP/s, against 0.03 ms of reading 131 MB. 600 times as much
+#     for one sequence.
+#
+# ??? question "5. At 4 dollars per hour a GPU holds 200 sequences and makes 6,000 tokens per second. With a cache of half the bytes it holds 400 and makes 10,000. What is a token's price?"
+#     4 / 3,600 / 6,000 = 18.5 cents per million tokens, then 11.1. Memory is throughput, and throughput is price.
 #
 # ## What next, and which measurement says so
 #
-# The recorded curves say that the time without a cache is out of the question. The bars say what it costs instead, and
-# the batch curve what that means: at long contexts a GPU serves as many users as it has room for their keys. So the
-# next steps are about room. Blocks are handed out as they are needed and shared between sequences with the same
-# beginning: lesson 10. Keys and values in 8 bits, the dashed line above, double the batch: lesson 11. Before that,
-# lesson 9 makes reading the cache as fast as the roofline allows.
+# The recorded curves rule out decoding without a cache. The bars show its price in memory, and the batch curve the
+# consequence: at long contexts a GPU serves as many users as it has room for their keys. Blocks that are handed out
+# on demand and shared are lesson 11. Keys and values in 8 bits double the batch: lesson 13. Before that, lesson 9
+# makes reading the cache as fast as the roofline allows.
 #
 # ## Sources
 #

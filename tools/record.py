@@ -9,8 +9,8 @@
 A part is a benchmark in a process of its own: kernels and steps (beside PyTorch's, if it is installed), generation, perplexity, and the
 lessons' own figures (measure_lessons.py). Its rows replace their older selves as soon as it ends, each with machine, date, commit and
 key; all others stay. The record notes the commit of each part, so a run goes on where the one before it stopped. A part that fails is
-reported, the others are recorded, and the exit code is 1. The tables in README.md, docs/results.md and docs/frameworks.md follow
-the record of the H200. Run it from a clean checkout, or name the commit with --commit.
+reported, the others are recorded, and the exit code is 1. The tables in README.md, docs/results.md and docs/frameworks.md and
+the chart docs/assets/speed.svg follow the record of the H200. Run it from a clean checkout, or name the commit with --commit.
 """
 
 import argparse
@@ -28,6 +28,8 @@ from minllm.bench.frameworks_table import frameworks_table
 from minllm.bench.kernel_cases import STAGES
 from minllm.bench.record import Record, Row, commit, file_name, identity, merged, of_commit, write_record
 from minllm.bench.results_table import full_table, replace_between_markers, short_table
+from minllm.bench.speed_chart import speed_chart
+from minllm.figures.picture_file import picture_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -153,10 +155,11 @@ def keys_at(name: str, rows: Sequence[tuple[str, str, str]]) -> dict[tuple[str, 
 
 
 def write_tables(shown: dict) -> None:
-    """Write the record's tables into the README, the page of results and the page that compares frameworks."""
+    """Write the record's tables into the README, the page of results and the page that compares frameworks, and the README's chart."""
     replace_between_markers(ROOT / "README.md", short_table(shown))
     replace_between_markers(ROOT / "docs" / "results.md", full_table(shown))
     replace_between_markers(ROOT / "docs" / "frameworks.md", frameworks_table(shown))
+    (ROOT / "docs" / "assets" / "speed.svg").write_text(picture_file(speed_chart(shown)), encoding="utf-8")
     # `minllm plan` and the site's calculators read their own files.
     subprocess.run([sys.executable, ROOT / "tools" / "write_hardware_json.py"], check=True, cwd=ROOT)
 

@@ -2,8 +2,10 @@
 
     show_source(gemv_kernel)
     show_source(gemv_kernel, notes={"load_128_streaming": "A weight is used once, so it need not stay in L1."})
+    show_source(gemv_kernel, folded="The production kernel, gemv")
 
-A note becomes a numbered annotation on the first line that contains its text; if there is no such line, the lesson fails.
+A note becomes a numbered annotation on the first line that contains its text; if there is no such line, the lesson fails. Long lines are
+laid out anew for the page (layout.py); `folded` closes the block until a reader opens it.
 """
 
 import ast
@@ -15,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 import minllm
+from minllm.course.layout import wrapped
 from minllm.errors import LessonError
 
 ROOT = Path(minllm.__file__).parent.parent
@@ -24,24 +27,27 @@ EXERCISE_MARKER = re.compile(r"^\s*# (?:end )?exercise\b.*\n", re.MULTILINE)
 class Source:
     """A piece of a file: displays itself as a highlighted block with its location, and with notes below."""
 
-    def __init__(self, path: str, first_line: int, last_line: int, text: str, notes: Mapping[str, str]):
-        self.path, self.first_line, self.last_line, self.text = path, first_line, last_line, text
+    def __init__(self, path: str, first_line: int, last_line: int, text: str, notes: Mapping[str, str], folded: str = ""):
+        self.path, self.first_line, self.last_line, self.text, self.folded = path, first_line, last_line, text, folded
         self.annotated, self.notes = annotate(text, notes)
 
     def _repr_markdown_(self) -> str:
         block = f"~~~~python\n{self.annotated}\n~~~~"
         listed = "\n".join(f"{number}.  {note}" for number, note in enumerate(self.notes, 1))
-        place = f"*[{self.path}](../{self.path}), lines {self.first_line} to {self.last_line}*"
-        return "\n\n".join(part for part in (block, listed, place) if part)
+        place = f"*[{self.path}](../{self.path}#__codelineno-0-{self.first_line}), lines {self.first_line} to {self.last_line}*"
+        whole = "\n\n".join(part for part in (block, listed, place) if part)
+        if not self.folded:
+            return whole
+        return f'??? abstract "{self.folded}"\n\n' + "\n".join(f"    {line}" if line else "" for line in whole.splitlines())
 
     def __repr__(self) -> str:
         return f"# {self.path}, line {self.first_line}\n{self.text}"
 
 
-def show_source(subject, notes: Mapping[str, str] | None = None, docstring: bool = True, part: str = "") -> Source:
+def show_source(subject, notes: Mapping[str, str] | None = None, docstring: bool = True, part: str = "", folded: str = "") -> Source:
     """The source of a function, class, kernel or kernel factory of this package; `docstring=False` omits its docstring.
 
-    part: the name of an inner function, to show only that.
+    part: the name of an inner function, to show only that. folded: the title of a block that a click opens, for production code.
     """
     function = plain_function(subject)
     try:
@@ -53,7 +59,7 @@ def show_source(subject, notes: Mapping[str, str] | None = None, docstring: bool
         lines, first_line = lines_of_part(lines, first_line, part)
     text = EXERCISE_MARKER.sub("", textwrap.dedent("".join(lines))).rstrip()
     last_line = first_line + len(lines) - 1  # in the file, including markers and docstring
-    return Source(path, first_line, last_line, text if docstring else without_docstring(text), notes or {})
+    return Source(path, first_line, last_line, text if docstring else without_docstring(text), notes or {}, folded)
 
 
 def lines_of_part(lines: list[str], first_line: int, part: str) -> tuple[list[str], int]:
@@ -66,12 +72,12 @@ def lines_of_part(lines: list[str], first_line: int, part: str) -> tuple[list[st
     raise LessonError(f"There is no function {part!r} inside the source that begins at line {first_line}.")
 
 
-def show_docstring(module: ModuleType) -> Source:
+def show_docstring(module: ModuleType, folded: str = "") -> Source:
     """A module's docstring, which holds a kernel's equation, bytes and FLOPs."""
     path = Path(module.__file__).resolve().relative_to(ROOT.resolve()).as_posix()
     text = inspect.getsource(module)
     node = ast.parse(text).body[0]
-    return Source(path, node.lineno, node.end_lineno, "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]), {})
+    return Source(path, node.lineno, node.end_lineno, "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]), {}, folded)
 
 
 def plain_function(subject):
@@ -90,7 +96,7 @@ def without_docstring(text: str) -> str:
 
 
 def annotate(text: str, notes: Mapping[str, str]) -> tuple[str, list[str]]:
-    """(the code with `# (1)!` on the first line that contains each note's text, the notes in the order of their lines)."""
+    """(the code, laid out for a page, with `# (1)!` where a line contains a note's text for the first time, the notes in that order)."""
     lines = text.splitlines()
     places = {}
     for wanted, note in notes.items():
@@ -98,8 +104,8 @@ def annotate(text: str, notes: Mapping[str, str]) -> tuple[str, list[str]]:
         if line is None:
             raise LessonError(f"No line of the source holds {wanted!r}, where a note should stand. The source is now:\n{text}")
         places.setdefault(line, []).append(note)
-    ordered = []
+    ordered, shown = [], wrapped(text)
     for line in sorted(places):
         ordered.append(" ".join(places[line]))
-        lines[line] += f"  # ({len(ordered)})!"
-    return "\n".join(lines), ordered
+        shown[line][-1] += f"  # ({len(ordered)})!"
+    return "\n".join(piece for pieces in shown for piece in pieces), ordered

@@ -44,13 +44,13 @@ def roofline(dots: Sequence[Dot], bandwidth_tb_s: float, peak_tflops: float, tit
     x_low = min([0.1, *(dot.intensity / 2 for dot in dots)])
     x_high = max([ridge * 30, *(dot.intensity * 2 for dot in dots)])
     y_low = min([attainable(x_low, bandwidth_tb_s, peak_tflops), *(dot.tflops / 2 for dot in dots)])
-    plane = Plane(title, "arithmetic intensity, FLOP a byte", "TFLOP/s", (x_low, x_high), (y_low, peak_tflops * 2.5), True, True)
+    plane = Plane(title, "arithmetic intensity, FLOP per byte", "TFLOP/s", (x_low, x_high), (y_low, peak_tflops * 2.5), True, True)
     x, y = plane.x, plane.y
     roof = [(x_low, attainable(x_low, bandwidth_tb_s, peak_tflops)), (ridge, peak_tflops), (x_high, peak_tflops)]
     path = " ".join(f"{x(intensity):.1f},{y(tflops):.1f}" for intensity, tflops in roof)
     drawn = plane.frame()
     drawn.append(element("polyline", points=path, fill="none", stroke="currentColor", stroke_width=2))
-    roof_name = f"{short(peak_tflops)} TFLOP/s, from {short(ridge)} FLOP a byte on"
+    roof_name = f"{short(peak_tflops)} TFLOP/s, from {short(ridge)} FLOP per byte on"
     drawn.append(label(WIDTH - RIGHT, y(peak_tflops) - 8, roof_name, "end", fill=MUTED))
     middle = (x_low * ridge) ** 0.5
     halfway = y(attainable(middle, bandwidth_tb_s, peak_tflops))
@@ -60,10 +60,10 @@ def roofline(dots: Sequence[Dot], bandwidth_tb_s: float, peak_tflops: float, tit
         fill = colour(dot.colour) if dot.measured else "none"
         mark = element("circle", cx=x(dot.intensity), cy=y(dot.tflops), r=5, fill=fill, stroke=colour(dot.colour), stroke_width=2)
         drawn.append(
-            titled(mark, f"{dot.name}: {short(dot.tflops)} TFLOP/s, {100 * share:.0f} % of what {short(dot.intensity)} FLOP a byte allow")
+            titled(mark, f"{dot.name}: {short(dot.tflops)} TFLOP/s, {100 * share:.0f} % of what {short(dot.intensity)} FLOP per byte allow")
         )
     drawn += dot_names(dots, plane)
-    spoken = "; ".join(f"{dot.name} {short(dot.tflops)} TFLOP/s at {short(dot.intensity)} FLOP a byte" for dot in dots)
+    spoken = "; ".join(f"{dot.name} {short(dot.tflops)} TFLOP/s at {short(dot.intensity)} FLOP per byte" for dot in dots)
     ceiling = f"{bandwidth_tb_s:.3g} TB/s and {short(peak_tflops)} TFLOP/s"
     return Figure(WIDTH, HEIGHT, drawn, f"{title}: a roof of {ceiling}. {spoken}", caption)
 

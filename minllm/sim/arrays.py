@@ -9,7 +9,6 @@ import math
 import sys
 
 import numpy as np
-from greenlet import getcurrent
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from minllm.errors import SimulationError
@@ -34,6 +33,7 @@ def failure(what):
 
 
 REDUCTIONS = {"sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "argmin", "argmax"}
+NUMPY_REDUCTIONS = {*REDUCTIONS, "amin", "amax", "count_nonzero", "nanmax", "nanmin", "nanmean", "nanprod", "nanstd", "nansum", "nanvar"}
 
 
 class CheckedArray(NDArrayOperatorsMixin):
@@ -85,6 +85,8 @@ class CheckedArray(NDArrayOperatorsMixin):
         fail(f"{name} of the {self} is not known to the simulator")
 
     def __array_function__(self, function, types, arguments, options):
+        if function.__name__ in NUMPY_REDUCTIONS and len(arguments) == 1 and not options:
+            return function(self.values())
         fail(f"numpy.{function.__name__} of the {self} is not known to the simulator")
 
     def values(self):
@@ -260,24 +262,28 @@ class CheckedArray(NDArrayOperatorsMixin):
             try:
                 self.data[indices] = value
             except (TypeError, ValueError):
-                fail(f"a {type(value).__name__} cannot be stored in the {self} of {self.dtype}")
+                fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
         except OverflowError:  # integers wrap on a GPU; NumPy refuses them
-            bits = 8 * self.itemsize
+            bits, exact = 8 * self.itemsize, value
             value &= (1 << bits) - 1
             self.data[index] = value - (1 << bits) if self.signed and value >> bits - 1 else value
+            self.wraps(index, exact)
+
+    def wraps(self, index, exact):
+        """A store of an integer that does not fit has wrapped; a MonitoredArray reports it."""
 
     def as_integer(self, value):
         """NaN or infinity as an integer; other values that are no numbers are errors."""
         if isinstance(value, (float, np.floating)):
             return 0 if value != value else int(np.iinfo(self.dtype).max if value > 0 else np.iinfo(self.dtype).min)
-        fail(f"a {type(value).__name__} cannot be stored in the {self} of {self.dtype}")
+        fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
 
     def atomic(self, index, change):
         """Replace the element by `change(element)`; returns the old one."""
         old = self[index]
         new = change(old)
         self[index] = new
-        count_poll(getcurrent(), new != old)
+        count_poll(current_thread(), new != old)
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):
@@ -305,6 +311,14 @@ class CheckedArray(NDArrayOperatorsMixin):
         """The same memory under another dtype (one-dimensional)."""
         self.check_contiguous("viewed")
         return self.part(self.data.reshape(-1).view(dtype_of(dtype)), 0)
+
+
+def kind_of(value):
+    """What a value is, in words."""
+    if isinstance(value, CheckedArray):
+        return f"an array of shape {value.shape}"
+    kinds = {Record: "a record", complex: "a complex number", type(None): "None", np.complex128: "a complex number"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def poisoned(shape, dtype):

@@ -31,6 +31,7 @@ FOUND = {
     "long_silence": (r"request \d+ has \d+ of 60 tokens .* requests that arrived after it have ended", ""),
     "fewer_every_day": (r"request c of 300 tokens was aborted after 2 steps, nobody runs, and 19 blocks are held", ""),
     "echo": (r"0 steps ahead, request b: right\n1 steps ahead, request a: expected \[11, 12, .*got \[11, 11, 12, 12", ""),
+    "rare_nan": (r"out, the huge score at key 1\[component 0\]: expected .* got nan", ""),
     "short_neighbour": (r"nobody wrote: the global array maxima, element \[1, 1\]", "maximum = max(maximum, maxima[sequence, split])"),
 }
 

@@ -1,16 +1,22 @@
 """What can be said of lessons, the glossary and the navigation without building anything."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
+
+from minllm.course import show_source
 
 jupytext = pytest.importorskip("jupytext", reason="pip install 'minllm[docs]'")
 
 ROOT = Path(__file__).parents[2]
 LESSONS = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))
 TAGS = {"hide-input", "fold", "hide"}
-SECTIONS = ("predict", "exercises", "detective", "what next", "sources")
+SECTIONS = ("predict", "measured", "exercises", "detective", "problems", "what next", "sources")
+MOST_WORDS, MOST_LINES, CODE_WIDTH = 1500, 400, 88
+PROSE_WIDTH = 100  # characters of prose beside both columns of navigation
+COST = re.compile(r"dollar|cent|price|cost|GPU|SM|H200|H100|V100|GB|MB|KB|TB/s|µs|ms|FLOP|bandwidth|chip|L2|cache", re.IGNORECASE)
 ENTRY = re.compile(r"^### (.+?) · (.+?) \{ #([\w-]+) \}$", re.MULTILINE)
 
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
@@ -29,7 +35,7 @@ def test_a_lesson_has_its_parts(lesson):
     assert not [section for section in SECTIONS if not any(section in heading for heading in found[1:])]
     text = lesson.read_text(encoding="utf-8")
     assert "What you will be able to do" in text
-    assert "Prediction(" in text and ".against(" in text
+    assert "Prediction(" in text and "guess.ask()" in text and ".against(" in text
     assert "show_source(" in text
     assert f"show_exercises({int(lesson.name[:2])})" in text
 
@@ -42,7 +48,76 @@ def test_a_lesson_suits_the_page(lesson):
         tags = cell.metadata.get("tags", [])
         assert len(tags) <= 1 and set(tags) <= TAGS
         if cell.cell_type == "code" and "hide-input" not in tags:
-            assert max(map(len, cell.source.splitlines())) <= 120, cell.source
+            assert not [line for line in cell.source.splitlines() if len(line) > CODE_WIDTH]
+
+
+def open_text(notebook) -> str:
+    """The Markdown that a reader sees before anything is opened."""
+    text = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    text = re.sub(r"^<!-- aside.*?<!-- end aside -->$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^\?\?\?.*\n(?:\n|    .*(?:\n|\Z))*", "", text, flags=re.MULTILINE)
+
+
+def prose(text: str) -> str:
+    """Markdown without pictures, code, mathematics, addresses of links and the list of sources."""
+    text = re.sub(r"^```.*?^```", "", text.partition("## Sources")[0], flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"\]\([^)]*\)", "]", re.sub(r"\$\$.*?\$\$", "", text, flags=re.DOTALL))
+
+
+def open_code(cells) -> list[str]:
+    """The lines of code that a reader sees before anything is opened: cells outside of side paths, and source that is not folded."""
+    lines, names, aside = [], {"show_source": show_source}, False
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            aside = "<!-- aside" in cell.source.rpartition("<!-- end aside")[2] or (aside and "<!-- end aside" not in cell.source)
+            continue
+        tree = ast.parse(cell.source)
+        exec(compile(ast.Module([node for node in tree.body if isinstance(node, ast.ImportFrom)], []), "imports", "exec"), names)
+        if not aside:
+            lines += [] if cell.metadata.get("tags") else cell.source.splitlines()
+            if "show_source(" in cell.source:
+                shown = eval(compile(ast.Expression(tree.body[-1].value), "shown", "eval"), names)
+                lines += [] if shown.folded else shown.annotated.splitlines()
+    return lines
+
+
+@each_lesson
+def test_a_lesson_is_short_enough_to_be_finished(lesson):
+    notebook = jupytext.read(lesson)
+    text = open_text(notebook)
+    words = len(re.findall(r"[A-Za-z][\w'’-]*", prose(text)))
+    lines = sum(-(-len(line) // PROSE_WIDTH) for line in text.splitlines()) + len(open_code(notebook.cells))
+    assert words <= MOST_WORDS, f"{words} words"
+    assert lines <= MOST_LINES, f"{lines} lines"
+
+
+@each_lesson
+def test_a_lesson_begins_with_picture_equation_and_kernel(lesson):
+    notebook = jupytext.read(lesson)
+    goals = next(i for i, cell in enumerate(notebook.cells) if "What you will be able to do" in cell.source)
+    before = notebook.cells[: goals + 1]
+    text = "\n".join(cell.source.partition("**What you will")[0] for cell in before if cell.cell_type == "markdown")
+    code = [cell for cell in before if cell.cell_type == "code"]
+    assert "```mermaid" in text or any("fold" in cell.metadata.get("tags", []) for cell in code)
+    assert "$$" in text and code
+    assert len(open_code(before)) <= 45
+
+
+@each_lesson
+def test_a_lesson_has_five_problems_with_folded_answers(lesson):
+    text = "\n".join(cell.source for cell in jupytext.read(lesson).cells if cell.cell_type == "markdown")
+    problems = text.partition("## Problems")[2].partition("\n## ")[0]
+    asked = re.findall(r'^\?\?\? question "(\d)\. (.+)"\n((?:\n|    .*(?:\n|\Z))+)', problems, re.MULTILINE)
+    assert [number for number, _, _ in asked] == list("12345") and all(answer.strip() for *_, answer in asked)
+    assert sum(bool(COST.search(question + answer)) for _, question, answer in asked) >= 2
+
+
+@each_lesson
+def test_the_questions_of_a_lesson_are_all_answered(lesson):
+    text = lesson.read_text(encoding="utf-8")
+    asked = re.findall(r"^    (\w+)=", text.partition("guess = Prediction(")[2].partition("\n)\n")[0], re.MULTILINE)
+    answered = {name for call in text.split("guess.against(")[1:] for name in re.findall(r"(\w+)=", call.partition("\n# %%")[0])}
+    assert asked and set(asked) <= answered and len(set(asked)) == len(asked)
 
 
 @each_lesson
@@ -53,13 +128,13 @@ def test_a_lesson_writes_nothing_and_needs_no_yardstick(lesson):
 
 
 def test_every_number_has_one_place():
-    assert [int(path.name[:2]) for path in LESSONS] == list(range(1, 16))
+    assert [int(path.name[:2]) for path in LESSONS] == list(range(1, 18))
 
 
 def test_the_course_page_is_right_about_number_and_installation():
     """Nothing of this name is on a registry: the course is installed from a clone."""
     page = (ROOT / "docs" / "lessons.md").read_text(encoding="utf-8")
-    assert "Fifteen lessons" in page and len(LESSONS) == 15
+    assert "Seventeen lessons" in page and len(LESSONS) == 17
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "lessons").iterdir()]:
         assert not path.is_file() or not re.search(r"pip install\s+[\"']?minllm", path.read_text(encoding="utf-8")), path
 

@@ -43,8 +43,9 @@ from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.naive import matmul_naive
-from minllm.kernels.matmul.quantized import fp8, int4, int8, nf4
+from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int4_tensor_core, int8, int8_groups, nf4
 from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
+from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import quantize_rows
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
@@ -63,6 +64,7 @@ from minllm.kernels.slots.advance import advance
 from minllm.kernels.slots.load_rows import load_rows
 from minllm.kernels.slots.write_slots import write_slots
 from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.int8_groups import Int8GroupWeight
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
@@ -582,6 +584,53 @@ def gemv_of_fp8():
     return gemv_of_8_bits("fp8", fp8.fp8_gemv)
 
 
+@row
+def quantizing_groups_of_rows():
+    M, K, b = 3, 300, 2
+    moved = Expected(dict(x=M * K * b, codes=M * K, scales=4 * M * -(-K // 128)))
+    return partial(quantize_row_groups, numbers(M, K), np.empty), {"quantize_row_groups_kernel": moved}
+
+
+@row
+def gemv_of_fp8_blocks():
+    """Every load of 16 codes asks for both scales of its group, and every lane for the block of its output."""
+    M, N, K, b = 2, 5, 544, 2
+    loads, groups = N * K // 16, -(-K // 128)
+    asked = dict(x=M * K * N, x_scales=4 * M * loads, codes=N * K, scales=4 * loads, blocks=4 * 32 * N, out=M * N * b)
+    moved = Expected(asked, dict(x=M * K, x_scales=4 * M * groups, scales=4 * groups, blocks=4 * N))
+    run = partial(fp8_block.fp8_block_gemv, quantize_row_groups(numbers(M, K), np.empty), weight_in("fp8_block", N, K), numbers(M, N))
+    return run, {"fp8_block_gemv_kernel": moved}
+
+
+@row
+def dequantizing_fp8_blocks():
+    N, K, b = 5, 192, 2
+    moved = Expected(dict(codes=N * K, scales=4 * N * K, blocks=4 * N * K, out=N * K * b), dict(scales=4 * 2, blocks=4 * N))
+    return partial(fp8_block.dequantize_fp8_block, weight_in("fp8_block", N, K), numbers(N, K)), {"dequantize_fp8_block_kernel": moved}
+
+
+def int8_groups_of(N, K):
+    """A weight in groups of 32, with scales that are powers of two."""
+    codes = np.random.default_rng(N).integers(-127, 128, (N, K)).astype(np.int8)
+    return Int8GroupWeight(codes, np.full((N, K // 32), 2.0**-6, np.float16))
+
+
+@row
+def gemv_of_int8_groups():
+    M, N, K, b = 2, 5, 544, 2
+    asked = dict(x=M * K * b * N, codes=N * K, scales=2 * N * K // 16, out=M * N * b)
+    moved = Expected(asked, dict(x=M * K * b, scales=2 * N * K // 32))
+    run = partial(int8_groups.int8_group_gemv, np.round(numbers(M, K)), int8_groups_of(N, K), numbers(M, N))
+    return run, {"int8_group_gemv_kernel": moved}
+
+
+@row
+def dequantizing_int8_groups():
+    N, K, b = 5, 192, 2
+    moved = Expected(dict(codes=N * K, scales=2 * N * K // 16, out=N * K * b), dict(scales=2 * N * K // 32))
+    return partial(int8_groups.dequantize_int8_groups, int8_groups_of(N, K), numbers(N, K)), {"dequantize_int8_groups_kernel": moved}
+
+
 def widened_product(name, widen):
     """The GEMM between the two kernels has rows of its own."""
     M, N, K, b = 3, 5, 24, 4
@@ -618,6 +667,19 @@ def gemv_of_int4():
     moved = Expected(asked | dict(x=M * K * b * N, out=M * N * b), different | dict(x=M * K * b))
     run = partial(int4.int4_gemv, np.round(numbers(M, K)), weight_in("int4_g64_zeros", N, K), numbers(M, N))
     return run, {"int4_gemv_kernel": moved}
+
+
+@row
+def int4_by_tensor_cores():
+    """Nine steps of 128 inputs for 8 warps, two per turn: warp 0 takes 2 of 2, the others one, and load a last step that is none."""
+    M, N, K, b = 2, 16, 1152, 2
+    steps, turns = K // 128, 8 * 2  # steps that are loaded
+    codes, groups = N * 128 // 2, steps * 4 * 16  # bytes of a step; each of a quad's lanes asks for its rows' scales and zeros
+    asked = dict(x=M * K * b, codes=codes * turns, scales=2 * groups, zeros=groups, out=M * N * b)
+    different = dict(codes=N * K // 2, scales=2 * N * steps, zeros=N * steps)
+    moved = Expected(asked, different, steps * 8 * 2 * 2 * 16 * 8 * 16)
+    run = partial(int4_tensor_core.int4_tensor_core, np.round(numbers(M, K)), weight_in("int4_g128_zeros", N, K), numbers(M, N))
+    return run, {"int4_tensor_core_kernel": moved}
 
 
 @row

@@ -23,6 +23,7 @@ NAMES = (
     "lagging_rows",
     "every_fourth_token",
     "short_neighbour",
+    "rare_nan",
     "someone_elses_answer",
     "two_stories",
     "louder_and_louder",

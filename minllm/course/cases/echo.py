@@ -81,7 +81,7 @@ def examine(make_runner):
 
 CASE = Case(
     name="echo",
-    lesson=14,
+    lesson=16,
     title="It says says everything everything twice twice",
     story="On the CPU the engine writes good English. On the GPU, with the same weights, every word comes twice, and the text makes no "
     "sense. The kernels pass all tests against their references. With a synchronisation after every step, to find the "

@@ -51,7 +51,7 @@ def examine(make_scheduler):
 
 CASE = Case(
     name="fewer_every_day",
-    lesson=14,
+    lesson=16,
     title="Fewer every day",
     story="After a restart the server runs 200 requests at a time. A week later it is 120, with the same traffic, and the cache is said to "
     "be full. No request fails and no text is wrong. It is worst on the server whose users send whole documents and often change "

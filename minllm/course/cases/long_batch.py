@@ -48,7 +48,7 @@ def examine(kernel):
 
 CASE = Case(
     name="long_batch",
-    lesson=12,
+    lesson=14,
     title="The grammar holds, until it does not",
     story="Answers are held to a grammar: a mask says for each row which tokens are allowed. In every test the answers keep to it. In "
     "a night job with long prompts, all of whose rows are scored in one batch, some rows obey the grammar of other rows, and "

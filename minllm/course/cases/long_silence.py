@@ -58,7 +58,7 @@ def examine(make_scheduler):
 
 CASE = Case(
     name="long_silence",
-    lesson=14,
+    lesson=12,
     title="The answer that stops in the middle",
     story="When the service is busy, some answers begin at once and then fall silent, some for minutes. They are never lost: at night, "
     "when the load drops, each of them ends, and its text is right. Requests that arrived later were answered long before. The "

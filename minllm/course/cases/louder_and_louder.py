@@ -67,7 +67,7 @@ def examine(kernel):
 
 CASE = Case(
     name="louder_and_louder",
-    lesson=11,
+    lesson=13,
     title="Louder and louder",
     story="With the cache in 8 bits, the perplexity of a long text is as good as in 16, and so is the first word of each answer. Those "
     "after it are not: some answers repeat one word for ever, others ramble. It gets worse the longer an answer is.",

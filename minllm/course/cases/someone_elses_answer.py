@@ -53,7 +53,7 @@ def examine(kernel):
 
 CASE = Case(
     name="someone_elses_answer",
-    lesson=10,
+    lesson=11,
     title="Somebody else's answer",
     story="Since prompts are kept, a question that is asked a second time is answered at once. Nearly always. Once in a while the answer "
     "fits a question that some other user has asked at the same moment. It happens to one in sixteen repeated questions, to those "

@@ -53,7 +53,7 @@ def examine(kernel):
 
 CASE = Case(
     name="too_early",
-    lesson=13,
+    lesson=15,
     title="The numbers of the step before",
     story="To save a few microseconds a step, small kernels are launched so that they overlap their predecessors. Every kernel passes "
     "its tests. Now the engine sometimes writes a word twice, and only when steps are replayed from a graph. With a profiler "

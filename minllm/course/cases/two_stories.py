@@ -64,7 +64,7 @@ def examine(kernel):
 
 CASE = Case(
     name="two_stories",
-    lesson=10,
+    lesson=11,
     title="Two continuations, one story",
     story="Asked for two answers to one question, the engine writes two that begin differently. Then one of them goes on as if it "
     "had written the other one's first words. After a few words they part again, each with a text that makes no sense. With questions "

@@ -99,7 +99,7 @@ def for_all_counts(next_size, sizes):
 EXERCISES = (
     Exercise(
         name="sampling.advance",
-        lesson=13,
+        lesson=15,
         title="the kernel that lets a step be replayed: the next step's inputs, made on the GPU",
         module="minllm.kernels.slots.advance",
         entry="advance",
@@ -118,7 +118,7 @@ EXERCISES = (
     ),
     Exercise(
         name="engine.next_size",
-        lesson=13,
+        lesson=15,
         title="which CUDA graph a step is padded for",
         module="minllm.engine.running.step_graphs",
         entry="next_size",

@@ -132,7 +132,7 @@ def generates(core_class: Callable) -> str:
 EXERCISES = (
     Exercise(
         name="engine.launch_ahead",
-        lesson=15,
+        lesson=17,
         title="the engine's loop: keep the GPU busy while the host reads",
         module="minllm.engine.core",
         entry="EngineCore",

@@ -111,7 +111,7 @@ def copy_budget(copy_blocks):
 EXERCISES = (
     Exercise(
         name="costs.batch_bytes",
-        lesson=10,
+        lesson=12,
         title="bytes of a batch in a paged cache, where all texts begin alike",
         module="minllm.costs.cache_policies",
         entry="batch_bytes",
@@ -134,7 +134,7 @@ EXERCISES = (
     ),
     Exercise(
         name="cache.find_prefix",
-        lesson=10,
+        lesson=11,
         title="the blocks that hold the beginning of a prompt already",
         module="minllm.cache.hash_chain",
         entry="HashChain",
@@ -158,7 +158,7 @@ EXERCISES = (
     ),
     Exercise(
         name="kv.copy_blocks",
-        lesson=10,
+        lesson=11,
         title="copy on write: copy whole blocks of the cache",
         module="minllm.kernels.kv.copy_blocks",
         entry="copy_blocks_of_layers",

@@ -76,7 +76,7 @@ def random_heads(*shape):
 EXERCISES = (
     Exercise(
         name="quantization.quantize_groups",
-        lesson=11,
+        lesson=13,
         title="keys and values as codes of 8 or 4 bits, with a scale and a zero for each group",
         module="minllm.kernels.quantization.reference",
         entry="quantize_groups",

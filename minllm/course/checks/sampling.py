@@ -88,7 +88,7 @@ def penalised(penalize, logits, prompts, outputs, *of_rows, **penalties):
 EXERCISES = (
     Exercise(
         name="sampling.argmax",
-        lesson=12,
+        lesson=14,
         title="the largest of a warp's values, by shuffles",
         module="minllm.kernels.sampling.argmax",
         entry="argmax",
@@ -110,7 +110,7 @@ EXERCISES = (
     ),
     Exercise(
         name="sampling.penalties",
-        lesson=12,
+        lesson=14,
         title="repetition, frequency and presence penalties, one thread per token",
         module="minllm.kernels.sampling.penalties",
         entry="penalize",

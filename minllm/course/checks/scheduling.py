@@ -200,7 +200,7 @@ def without_room(make_scheduler):
 EXERCISES = (
     Exercise(
         name="scheduling.split_fuse",
-        lesson=14,
+        lesson=16,
         title="Dynamic SplitFuse: what a step computes first",
         module="minllm.engine.scheduling.split_fuse",
         entry="SplitFuse",
@@ -220,7 +220,7 @@ EXERCISES = (
     ),
     Exercise(
         name="scheduling.prefill",
-        lesson=14,
+        lesson=16,
         title="the loop that fills a step with prompts",
         module="minllm.engine.scheduling.scheduler",
         entry="Scheduler",

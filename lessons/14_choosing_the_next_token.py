@@ -11,53 +11,104 @@
 # ---
 
 # %% [markdown]
-# # 12. Choosing the next token
+# # 14. Choosing the next token
 #
-# A forward pass ends in one score for every token of the vocabulary. Somebody has to choose. Always the best? Then the
-# model repeats itself. At random? Then it talks nonsense. Between the two lie a handful of rules, and for each of them
+# A forward pass ends in one score per token of the vocabulary. Always take the best, and the
+# model repeats itself; draw at random, and it writes nonsense. Between the two lie a few rules, and for each of them
 # a GPU has to look at a hundred thousand numbers, for every token of every user.
+#
+# ```mermaid
+# flowchart LR
+#     logits["logits"] --> penalties["penalties"] --> T["divide by T"] --> cut["top-k, top-p, min-p:<br/>a threshold"] --> noise["add noise"] --> argmax["argmax"] --> token["token"]
+# ```
+#
+# $$\mathrm{token} = \operatorname{argmax}_v\; x_v + T\, g_v \qquad g_v = -\log(-\log u_v), \qquad \text{greedy: } T = 0$$
+#
+# All of it ends in an argmax. Here it is as one kernel, one block per row:
+
+# %%
+import math
+
+from numba import cuda, float32, int32
+
+from minllm.runtime.kernel import kernel
+
+THREADS = 64
+
+
+@kernel
+def argmax_kernel(logits, out):  # [rows, vocabulary], [rows]
+    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    values = cuda.shared.array(THREADS, float32)
+    tokens = cuda.shared.array(THREADS, int32)
+    best, best_token = float32(-math.inf), int32(0)
+    for token in range(
+        thread, logits.shape[1], THREADS
+    ):  # each thread: the best of its own
+        if logits[row, token] > best:
+            best, best_token = logits[row, token], int32(token)
+    values[thread], tokens[thread] = best, best_token
+    step = THREADS // 2
+    while step > 0:  # a tree over the threads
+        cuda.syncthreads()
+        if thread < step:
+            a, b = values[thread], values[thread + step]
+            if b > a or (b == a and tokens[thread + step] < tokens[thread]):  # (1)!
+                values[thread], tokens[thread] = b, tokens[thread + step]
+        step //= 2
+    if thread == 0:
+        out[row] = tokens[0]
+
+
+# %% [markdown]
+# 1. The tie rule: among equals the lowest id wins.
 #
 # **What you will be able to do**
 #
 # - say what temperature, top-k, top-p, min-p and the penalties do to a distribution, and compute each by hand;
-# - find the tokens that a rule keeps without sorting, and draw one of them without a sum or a state;
+# - draw a token without a sum or a state, and find the tokens that a rule keeps without sorting;
 # - count the bytes of each rule, and explain why a rule can take far longer than its bytes.
 #
-# You need [lesson 1](01_what_a_language_model_computes.py) for logits, [lesson 2](02_your_first_kernel.py) for kernels
-# and [lesson 4](04_arithmetic_intensity_and_the_roofline.py) for the roofline. You need no GPU.
+# You need [lesson 1](01_what_a_language_model_computes.py) for logits, [lesson 2](02_your_first_kernel.py) for
+# kernels and [lesson 4](04_arithmetic_intensity_and_the_roofline.py) for the roofline. You need no GPU.
 #
 # ## Predict
 #
-# Llama-3 has a vocabulary of 128,256 tokens, and logits are float32, 4 bytes each. There is one row of them.
-#
-# - How many bytes must be read to find the largest?
-# - Top-p keeps the likeliest tokens until their probabilities reach 90 %, and draws one of them. How many bytes now?
-# - How much longer does top-p take than the largest alone, on an H200?
+# Llama-3 has a vocabulary of 128,256 tokens, and logits are float32. There is one row of them.
 
-# %%
+# %% tags=["hide-input"]
 from minllm.course import Prediction
 
 guess = Prediction(
-    greedy_bytes=128256 * 4,  # every logit once
-    top_p_bytes=3 * 128256 * 4,  # the sum, the limit, the draw
-    top_p_over_greedy=3,  # as the bytes
+    greedy_bytes="How many bytes must be read to find the largest?",
+    top_p_bytes="Top-p keeps the likeliest tokens until their probabilities reach 90 %, and draws one. "
+    "How many bytes now?",
+    top_p_over_greedy="How many times as long does top-p take as the largest alone, on an H200?",
 )
-guess
+guess.ask()
 
 # %% [markdown]
 # ## What the model offers
 #
-# Here are two beginnings of a line. After the first the bundled model is rather sure, after the second it is not.
+# After the first of these beginnings the bundled model is rather sure of the next token, after the second it is not.
 
 # %%
 import numpy as np
 
 from minllm import LLM, SamplingParams
 
-llm = LLM(dtype="float32")  # the bundled model; on a GPU where there is one, else with NumPy
-texts = {"sure": "    with open(path", "open": "for line in", "between": "import os\nimport"}
+llm = LLM(
+    dtype="float32"
+)  # the bundled model; on a GPU where there is one, else with NumPy
+texts = {
+    "sure": "    with open(path",
+    "open": "for line in",
+    "between": "import os\nimport",
+}
 ids = {name: llm.tokenizer.encode(text) for name, text in texts.items()}
-logits = {name: llm.logits(tokens)[-1] for name, tokens in ids.items()}  # [vocabulary] each
+logits = {
+    name: llm.logits(tokens)[-1] for name, tokens in ids.items()
+}  # [vocabulary] each
 vocabulary = len(logits["sure"])
 
 
@@ -81,13 +132,19 @@ from minllm.course import Bar, bars
 
 bars(
     [
-        Bar(piece(token), 100 * softmax(logits[name])[token], f"after {texts[name]!r}", colour)
+        Bar(
+            piece(token),
+            100 * softmax(logits[name])[token],
+            f"after {texts[name]!r}",
+            colour,
+        )
         for colour, name in enumerate(("sure", "open"))
         for token in likeliest(logits[name], 7)
     ],
     unit="%",
     title="The seven likeliest next tokens, twice",
-    caption=f"The bundled model, {vocabulary:,} tokens; the other {vocabulary - 7:,} share the rest.",
+    caption=f"The bundled model, {vocabulary:,} tokens; the other {vocabulary - 7:,} "
+    "share the rest.",
 )
 
 # %% [markdown]
@@ -95,7 +152,7 @@ bars(
 # coin, 3 bits are a die with eight sides, 12 bits would be any of 4,096 tokens with equal chance.
 
 
-# %%
+# %% tags=["fold"]
 def entropy(p):
     p = p[p > 0]
     return float(-(p * np.log2(p)).sum())
@@ -108,16 +165,12 @@ assert entropy(softmax(logits["sure"])) + 4 < entropy(softmax(logits["open"]))
 # %% [markdown]
 # ## Greedy: the largest
 #
-# $$\mathrm{token} = \min\,\{\,v : x_v = \max_w x_w\,\}$$
+# The probabilities need not be computed: the largest logit has the largest probability. On a
+# GPU argmax is a reduction in the shape of a tree, as in the kernel at the top.
 #
-# The probabilities need not be computed: the largest logit has the largest probability. On a CPU that is a loop. On a
-# GPU nobody sees all logits, so it is a reduction, in the shape of a tree: each thread finds the best of its few, each
-# warp the best of its threads, each block the best of its warps, and a second launch the best of the blocks.
-#
-# Why is there a $\min$ in the formula? Two logits can be equal; rounded to 16 bits they often are. If the rule were
-# only "larger wins", the winner among equals would be whoever came first, and who that is differs between tree and
-# loop, and between one split into blocks and another. With the rule "the lowest id among equals" any order gives the
-# same token. Try it:
+# Why the tie rule? Two logits can be equal; rounded to 16 bits they often are. If
+# only "larger wins", the winner among equals is whoever comes first, and that differs between a tree and
+# a loop, and between one split into blocks and another. With the rule any order gives the same token:
 
 
 # %%
@@ -135,11 +188,18 @@ x = np.float32([1, 3, 2, 3, 0, 3])  # tokens 1, 3 and 5 are equal
 orders = [rng.permutation(6) for _ in range(200)]
 without = {reduce_in(order, x, False) for order in orders}
 with_rule = {reduce_in(order, x, True) for order in orders}
-print(f"200 orders without a tie rule: winners {sorted(without)}; with it: {sorted(with_rule)}")
+print(
+    f"200 orders without a tie rule: winners {sorted(without)}; with it: "
+    f"{sorted(with_rule)}"
+)
 assert without == {1, 3, 5} and with_rule == {1}
 
-# %% [markdown]
-# The first of the two kernels. A block reads 4,096 logits of a row, so a row of 128,256 is shared by 32 blocks.
+rows, token_out = (
+    np.stack(list(logits.values())).astype(np.float32),
+    np.empty(3, np.int32),
+)
+argmax_kernel.simulate[3, THREADS](rows, token_out)  # the kernel from the top
+assert np.array_equal(token_out, rows.argmax(axis=1))
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -147,25 +207,22 @@ from minllm.kernels.sampling import argmax as argmax_file
 
 show_source(
     argmax_file.argmax_parts_kernel,
+    folded="The engine's kernel: a row over 32 blocks, 16 bytes per load",
     notes={
         "row = cuda.blockIdx.y": "Rows of the batch lie along one axis of the grid, parts of a row along the other.",
         "quad = load_quad": "Four neighbouring logits by one load of 16 bytes.",
         "if quad[i] > best": "A thread's tokens come in rising order, so here a plain `>` keeps the lowest id. A NaN is "
         "not larger than anything, so it is never chosen.",
-        "store_block_argmax": "Threads, then warps: there the tie rule is written out. It is your exercise below.",
+        "store_block_argmax": "Threads, then warps, with the tie rule: your exercise below.",
     },
 )
 
 # %% [markdown]
 # ## Temperature
 #
-# Divide the logits by a number $T$ before the softmax. Differences grow if $T < 1$, and shrink if $T > 1$:
-#
-# $$p_v \propto e^{x_v / T}$$
-#
+# Divide the logits by $T$ before the softmax. Differences grow if $T < 1$, and shrink if $T > 1$.
 # By hand: five tokens with the probabilities 8, 4, 2, 1, 1 sixteenths. At $T = 1/2$ each is squared: 64, 16, 4, 1, 1,
-# divided by their sum 86. So the first goes from 50 % to 74 %. Greedy is what remains as $T$ goes to 0, and $T = 0$ is
-# how one asks for it.
+# divided by their sum 86. So the first goes from 50 % to 74 %. As $T$ goes to 0, the draw becomes greedy.
 
 # %%
 five = np.log(np.float32([8, 4, 2, 1, 1]))  # logits; their softmax is 8/16, 4/16, ...
@@ -179,7 +236,9 @@ from minllm.course import curves
 temperatures = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0]
 curves(
     {
-        f"after {texts[name]!r}": [(t, entropy(softmax(logits[name] / t))) for t in temperatures]
+        f"after {texts[name]!r}": [
+            (t, entropy(softmax(logits[name] / t))) for t in temperatures
+        ]
         for name in ("sure", "open")
     },
     "temperature",
@@ -189,12 +248,14 @@ curves(
 )
 
 # %% [markdown]
-# And what it does to a text. Read how the model gets from saying the same over and over to losing the thread:
+# And in a text, from repeating itself to losing the thread:
 
 # %%
 start = "class Stack:\n    def __init__(self):\n"
 for temperature in (0.0, 0.5, 1.0, 1.5):
-    (output,) = llm.generate(start, SamplingParams(temperature=temperature, seed=4, max_tokens=50))
+    (output,) = llm.generate(
+        start, SamplingParams(temperature=temperature, seed=4, max_tokens=50)
+    )
     lines = [line for line in output.outputs[0].text.splitlines() if line.strip()]
     print(f"--- T = {temperature}")
     print("\n".join(line[:100] for line in lines[:5]))
@@ -203,22 +264,22 @@ for temperature in (0.0, 0.5, 1.0, 1.5):
 # ## Keep only the likely: top-k, top-p, min-p
 #
 # At $T = 1$ each of thousands of bad tokens has a tiny probability, but together they have a lot, and one bad token
-# spoils the text after it. So the tail is cut off, and the rest drawn from. There are three rules for where to cut:
+# spoils the text after it. So the tail is cut off. There are three rules for where to cut:
 #
 # | rule | keeps | 8, 4, 2, 1, 1 sixteenths |
 # | --- | --- | --- |
 # | top-k = 2 | the k likeliest | 8, 4 |
-# | top-p = 0.7 | the likeliest, until their sum reaches p | 8, 4, for 8 alone is 0.5, and 12/16 is enough |
-# | min-p = 0.2 | all with at least p times the largest probability | 8, 4, 2, for 0.2 · 8 is 1.6 |
+# | top-p = 0.7 | the likeliest, until their sum reaches p | 8, 4: 8 alone is 0.5, and 12/16 is enough |
+# | min-p = 0.2 | all with at least p times the largest probability | 8, 4, 2: 0.2 · 8 is 1.6 |
 #
-# Each rule keeps the likeliest tokens down to some limit. So each is one number: a threshold on the logit. That is all
-# that the engine computes of them. Here is its NumPy equation.
+# Each rule keeps the likeliest tokens down to some limit. So each is one number, a threshold on the logit:
 
 # %% tags=["hide-input"]
 from minllm.kernels.sampling import thresholds as thresholds_file
 
 show_source(
     thresholds_file._row_threshold,
+    folded="The three thresholds in NumPy",
     notes={
         "np.partition": "The k-th largest, without sorting the others.",
         "np.cumsum": "Here NumPy does sort, what top-k kept. The GPU will not.",
@@ -236,7 +297,9 @@ from minllm.kernels.sampling.thresholds import thresholds_reference
 def probabilities(x, prompt=(), temperature=1.0, **rule):
     """What a request with these parameters draws from: [vocabulary]."""
     sampling = build_sampling_tensors(
-        [SamplingParams(temperature=temperature, seed=0, **rule)], len(x), [list(prompt)]
+        [SamplingParams(temperature=temperature, seed=0, **rule)],
+        len(x),
+        [list(prompt)],
     )
     slots = np.int32([0])
     x = penalize_reference(x[None], sampling, slots)[0]
@@ -247,11 +310,14 @@ def probabilities(x, prompt=(), temperature=1.0, **rule):
 assert np.count_nonzero(probabilities(five, top_k=2)) == 2
 assert np.count_nonzero(probabilities(five, top_p=0.7)) == 2
 assert np.count_nonzero(probabilities(five, min_p=0.2)) == 3
-print(np.round(100 * probabilities(five, min_p=0.2), 1), "% with min-p 0.2: 8, 4, 2 fourteenths")
+print(
+    np.round(100 * probabilities(five, min_p=0.2), 1),
+    "% with min-p 0.2: 8, 4, 2 fourteenths",
+)
 
 # %% [markdown]
-# What was kept is divided by its sum, so that it is a distribution again. On the model's own logits, where `os` is a
-# word of the prompt already (the last row is a penalty, which comes next):
+# The kept probabilities are divided by their sum. On the model's own logits, where `os` is a
+# token of the prompt already (the last row is a penalty, which comes next):
 
 # %% tags=["fold"]
 from minllm.course import heat_map
@@ -267,7 +333,10 @@ rules = {
 }
 shown = likeliest(logits["between"], 14)
 table = np.stack(
-    [100 * probabilities(logits["between"], ids["between"], **rule)[shown] for rule in rules.values()]
+    [
+        100 * probabilities(logits["between"], ids["between"], **rule)[shown]
+        for rule in rules.values()
+    ]
 )
 heat_map(
     np.where(table > 0, np.round(table), np.nan),
@@ -275,11 +344,16 @@ heat_map(
     row_names=list(rules),
     column_names=[piece(token) for token in shown],
     show_values=True,
-    caption=f"The bundled model after {texts['between']!r}. No number: the token cannot be drawn.",
+    caption=f"The bundled model after {texts['between']!r}. No number: the token "
+    "cannot be drawn.",
 )
 
 # %% tags=["fold"]
-cuts = {"top-k 50": dict(top_k=50), "top-p 0.9": dict(top_p=0.9), "min-p 0.05": dict(min_p=0.05)}
+cuts = {
+    "top-k 50": dict(top_k=50),
+    "top-p 0.9": dict(top_p=0.9),
+    "min-p 0.05": dict(min_p=0.05),
+}
 kept = {
     (rule, name): int(np.count_nonzero(probabilities(logits[name], **cut)))
     for rule, cut in cuts.items()
@@ -301,12 +375,15 @@ bars(
 # %% tags=["hide"]
 assert kept["top-k 50", "sure"] == kept["top-k 50", "open"] == 50
 assert kept["top-p 0.9", "open"] > 10 * kept["top-p 0.9", "sure"]
-assert kept["min-p 0.05", "open"] < 3 * 50 and kept["min-p 0.05", "sure"] < kept["min-p 0.05", "open"]
+assert (
+    kept["min-p 0.05", "open"] < 3 * 50
+    and kept["min-p 0.05", "sure"] < kept["min-p 0.05", "open"]
+)
 
 # %% [markdown]
-# Top-k does not look at the distribution: it keeps 50 where five would do, and 50 where hundreds are reasonable. Top-p
-# does, but an open choice makes it keep a very long tail. Min-p asks how much worse a token is than the best one. A high
-# temperature shows the difference: it lifts the whole tail, even where the model is sure.
+# Top-k does not look at the distribution: it keeps 50 where five would do, and 50 where hundreds are reasonable.
+# Top-p does, but an open choice makes it keep a very long tail. Min-p asks how much worse a token is than the best
+# one. A high temperature lifts the whole tail:
 
 # %% tags=["fold"]
 kept_at = {
@@ -330,12 +407,9 @@ curves(
 assert kept_at["top-p 0.9"][-1][1] > 20 * kept_at["min-p 0.05"][-1][1]
 
 # %% [markdown]
-# The order matters. Penalties come first, and $T$ before top-p and min-p: they look at the tempered distribution. Top-k
-# does not care, because $T$ leaves the order of the tokens as it is.
-#
 # ## Penalties: say something else
 #
-# Greedy text of a small model runs in circles: what was written once makes writing it again likelier. Penalties work
+# Greedy text of a small model runs in circles. Penalties work
 # on the logits before all else. Let $c(v)$ be how often token $v$ was generated, and let a token be *seen* if it was
 # generated or stands in the prompt. In this order:
 #
@@ -346,18 +420,17 @@ assert kept_at["top-p 0.9"][-1][1] > 20 * kept_at["min-p 0.05"][-1][1]
 # x_v &\leftarrow x_v - \pi && \text{if } c(v) > 0 && \text{presence penalty } \pi
 # \end{aligned}$$
 #
-# It is a thread for each token, and stands in [penalties.py](../minllm/kernels/sampling/penalties.py). You will write it
-# below.
-#
-# Why is a negative logit multiplied? Because dividing $-4$ by 2 gives $-2$, which is *likelier*. By hand, with
-# $\rho = 2$, $\varphi = 0.5$, $\pi = 0.25$: the logits are $(4, -4, 3)$, token 0 was generated twice, token 1 stands in
-# the prompt, token 2 is new. Token 0: $4 / 2 - 0.5 \cdot 2 - 0.25 = 0.75$. Token 1: $-4 \cdot 2 = -8$. Token 2 stays 3.
+# A negative logit is multiplied, because dividing $-4$ by 2 gives $-2$, which is *likelier*. By hand, with $\rho =
+# 2$, $\varphi = 0.5$, $\pi = 0.25$: the logits are $(4, -4, 3)$, token 0 was generated twice, token 1 stands in the
+# prompt, token 2 is new. Token 0: $4 / 2 - 0.5 \cdot 2 - 0.25 = 0.75$. Token 1: $-4 \cdot 2 = -8$. Token 2 stays 3.
 
 # %%
 from minllm.kernels.sampling.penalties import penalize
 
 three = np.float32([[4, -4, 3]])  # [rows, vocabulary]
-harsh = SamplingParams(repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25)
+harsh = SamplingParams(
+    repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25
+)
 sampling = build_sampling_tensors([harsh], 3, prompts=[[1]], outputs=[[0, 0]])
 penalised = np.empty_like(three)
 penalize(three, sampling, np.int32([0]), penalised)  # the kernel, in the simulator
@@ -376,47 +449,37 @@ ways = {
     "frequency 0.5": dict(frequency_penalty=0.5),
 }
 outputs = llm.generate(
-    [start] * 3, [SamplingParams(temperature=0.0, max_tokens=100, **one) for one in ways.values()]
+    [start] * 3,
+    [SamplingParams(temperature=0.0, max_tokens=100, **one) for one in ways.values()],
 )
 written = {name: output.outputs[0] for name, output in zip(ways, outputs)}
 for name, one in written.items():
-    print(f"--- {name}: {len(set(one.token_ids))} different tokens among {len(one.token_ids)}")
+    print(
+        f"--- {name}: {len(set(one.token_ids))} different tokens among "
+        f"{len(one.token_ids)}"
+    )
     print("\n".join(line[:100] for line in one.text.splitlines() if line.strip())[:180])
-assert len(set(written["none"].token_ids)) < len(set(written["repetition 1.3"].token_ids))
-
-# %% tags=["fold"]
-curves(
-    {
-        name: [(n, len(set(one.token_ids[:n]))) for n in range(5, len(one.token_ids) + 1, 5)]
-        for name, one in written.items()
-    },
-    "tokens written",
-    "different tokens among them",
-    "A text that runs in circles finds no new tokens",
-    caption=f"The bundled model, greedy, after {start.splitlines()[0]!r} and a line more.",
+assert len(set(written["none"].token_ids)) < len(
+    set(written["repetition 1.3"].token_ids)
 )
 
 # %% [markdown]
-# The text without penalties is dull, and the others are stranger than they look at first. Python needs its brackets,
-# its indentation and the word `self` again and again, and a penalty forbids those like any other token. Strong
-# penalties break code. Use them for prose, and small ones.
-#
 # ## A draw without a state
 #
-# To draw, one needs random numbers. The usual generators keep a state, and each number changes it. Then what a user
-# gets depends on how many numbers were drawn before, for whomever. That would make a text depend on who else is
-# in the batch.
+# Most random generators keep a state, and each number changes it. Then a user's text
+# would depend on who else is in the batch.
 #
-# Philox is a generator without a state. It is a function: a *counter* of 128 bits and a *key* of 64 bits go in, and 128
-# random bits come out. The key is the request's seed, and the counter is (token id / 4, number of the step). So the
-# noise of a token depends on the seed of the request, the position, and the token: not on the batch, not on the GPU,
-# not on the order of threads. A request without a seed gets one made from the engine's seed and the request's number.
+# Philox is a generator without a state. It is a function: a *counter* of 128 bits and a *key* of 64 bits go in, and
+# 128 random bits come out. The key is the request's seed, and the counter is (token id / 4, number of the step). So
+# the noise of a token depends on the seed, the position, and the token: not on the batch, the GPU or the order of
+# threads.
 
 # %% tags=["hide-input"]
 from minllm.kernels.sampling import philox as philox_file
 
 show_source(
     philox_file.philox_4x32,
+    folded="Philox: ten rounds of mixing",
     notes={
         "for _ in range(ROUNDS)": "Ten rounds of mixing. Each alone would not do.",
         "product_0 = uint64": "A product of two 32-bit numbers has 64 bits. The high half depends on all bits of both.",
@@ -425,57 +488,60 @@ show_source(
     },
 )
 
-# %%
+# %% tags=["fold"]
 from minllm.kernels.sampling.philox import gumbel_reference, philox_reference
 
 counters = np.uint32([[0, 0, 0, 0], [1, 0, 0, 0]])  # they differ in one bit
 words = philox_reference(counters, np.uint32([0, 0]))  # [2, 4] of 32 bits
 print(" ".join(f"{word:08x}" for word in words[0]))
 print(" ".join(f"{word:08x}" for word in words[1]))
-flipped = sum(int(a ^ b).bit_count() for a, b in zip(words[0].tolist(), words[1].tolist()))
+flipped = sum(
+    int(a ^ b).bit_count() for a, b in zip(words[0].tolist(), words[1].tolist())
+)
 print(f"{flipped} of 128 bits differ")
-assert [hex(int(word)) for word in words[0]] == ["0x6627e8d5", "0xe169c58d", "0xbc57ac4c", "0x9b00dbd8"]
+assert [hex(int(word)) for word in words[0]] == [
+    "0x6627e8d5",
+    "0xe169c58d",
+    "0xbc57ac4c",
+    "0x9b00dbd8",
+]
 assert 40 < flipped < 88
 
 # %% [markdown]
-# The first line is the test value that the authors of Philox publish for a counter and a key of zeros.
-#
-# **How to draw with it.** The schoolbook way: form the sum of all weights $e^{x_v}$, take a random share of it, and walk
-# along the tokens until that is used up. That walk is a scan over 128,256 numbers, and its roundings depend on the order. A
-# contest is better. Let every token wait for a random time, $-\log u_v / w_v$ with $u_v$ uniform and $w_v = e^{x_v / T}$, and
-# let the first win. A token with twice the weight waits half as long, and it is a fact about such times that $v$ comes
-# first with probability $w_v / \sum w$. Now take the negative logarithm of the times. The earliest becomes the largest:
-#
-# $$\mathrm{token} = \operatorname{argmax}_v\; x_v + T\, g_v \qquad g_v = -\log(-\log u_v)$$
-#
-# This is the Gumbel-max trick. A draw is greedy decoding with noise on the logits. It needs no sum and no softmax, and it
-# is the same reduction as before, in one pass.
+# **How to draw with it.** The textbook way sums all weights, takes a random share of the sum, and walks along the
+# tokens until it is used up: a scan over 128,256 numbers whose rounding depends on the order. A contest is better.
+# Let every token wait for a random time, $-\log u_v / w_v$ with $u_v$ uniform and $w_v = e^{x_v / T}$. It is a fact
+# about such times that $v$ comes first with probability $w_v / \sum w$. The negative logarithm of the times turns the
+# earliest into the largest, and gives the formula at the top: the Gumbel-max trick. A draw is greedy decoding with
+# noise on the logits. It needs no sum and no softmax, only the same reduction as before.
 
-# %%
+# %% tags=["fold"]
 token_ids, steps, seed = np.arange(4), 4000, np.uint32([7, 0])
 four = np.log(np.float32([8, 4, 2, 1]))
-noise = np.stack([gumbel_reference(seed, step, token_ids) for step in range(steps)])  # [steps, 4]
+noise = np.stack(
+    [gumbel_reference(seed, step, token_ids) for step in range(steps)]
+)  # [steps, 4]
 drawn = np.bincount(np.argmax(four + noise, axis=1), minlength=4) / steps
 expected = np.array([8, 4, 2, 1]) / 15
 assert np.allclose(drawn, expected, atol=0.03)
 
 # %% tags=["fold"]
 bars(
-    [Bar(f"token {v}", 100 * drawn[v], f"expected {100 * expected[v]:.1f} %", 2) for v in range(4)],
+    [
+        Bar(f"token {v}", 100 * drawn[v], f"expected {100 * expected[v]:.1f} %", 2)
+        for v in range(4)
+    ],
     unit="%",
     title="4,000 draws by noise and argmax, weights 8, 4, 2, 1",
     caption="One seed, 4,000 steps; NumPy.",
 )
-
-# %% [markdown]
-# The kernel is the argmax kernel with noise. A thread makes the noise of its four tokens from one call of Philox, and
-# tokens below the threshold do not take part.
 
 # %% tags=["hide-input"]
 from minllm.kernels.sampling import sample as sample_file
 
 show_source(
     sample_file.draw_parts_kernel,
+    folded="The kernel: argmax with noise",
     notes={
         "if scale > float32(0.0)": "Greedy rows and rows that draw may stand in one batch.",
         "words = philox_4x32": "Counter: a quarter of the token id, and the step. Key: the seed of this row.",
@@ -485,8 +551,8 @@ show_source(
 )
 
 # %% [markdown]
-# Now we draw for three rows together and for each of them alone, with the kernel and with NumPy. Each row has its own
-# seed and its own rule.
+# Three rows drawn together and each of them alone, with the kernel and with NumPy; each row has its own seed and its
+# own rule:
 
 # %%
 from minllm.kernels.sampling import sample_reference
@@ -496,9 +562,15 @@ from minllm.kernels.sampling.sample import SampleScratch, sample
 def draw(x, params):
     """The kernels in the simulator: float32 [rows, vocabulary] -> token ids [rows]."""
     sampling = build_sampling_tensors(params, x.shape[1], [[1, 2]] * len(x))
-    slots, out = np.arange(len(x), dtype=np.int32), np.empty(len(x), np.int32)  # row r, slot r
-    sample(x, sampling, slots, out, SampleScratch.allocate(np.empty, *x.shape, sampling.kind))
-    assert np.array_equal(out, sample_reference(x, sampling, slots))  # NumPy chooses the same
+    slots, out = (
+        np.arange(len(x), dtype=np.int32),
+        np.empty(len(x), np.int32),
+    )  # row r, slot r
+    scratch = SampleScratch.allocate(np.empty, *x.shape, sampling.kind)
+    sample(x, sampling, slots, out, scratch)
+    assert np.array_equal(
+        out, sample_reference(x, sampling, slots)
+    )  # NumPy chooses the same
     return out.tolist()
 
 
@@ -511,14 +583,12 @@ print("together", together, [piece(token) for token in together])
 print("alone   ", alone)
 assert together == alone
 
-# %% [markdown]
-# And with the whole engine:
-
-# %%
+# %% tags=["hide"]
 seeded = SamplingParams(temperature=0.8, seed=42, max_tokens=20)
 (single,) = llm.generate(start, seeded)
 among = llm.generate(
-    ["import os\n", start, "def add(a, b):"], [SamplingParams(max_tokens=20), seeded, seeded]
+    ["import os\n", start, "def add(a, b):"],
+    [SamplingParams(max_tokens=20), seeded, seeded],
 )[1]
 same = single.outputs[0].token_ids == among.outputs[0].token_ids
 print(f"alone and among others: {'the same text' if same else 'different texts'}")
@@ -526,15 +596,19 @@ assert same or llm.device == "cuda"
 
 # %% [markdown]
 # !!! note "What a seed cannot promise"
-#     The noise is the same for every batch. The logits need not be, to the last bit: a matrix product of another size may
-#     add up in another order. If two tokens are so close that the last bit decides between them, a text can part
+#     The noise is the same for every batch. The logits need not be, to the last bit: a GEMM of another size may
+#     add up in another order. If two tokens are so close that the last bit decides, a text can part
 #     from its twin there.
 #
 # ## Without sorting
 #
-# Top-k asks for the k-th largest of 128,256 numbers. Sorting them all would tell, and a thousand other things that nobody
-# asked. **Radix selection** finds only that one. First, the bits of a float can be turned into an integer with
-# the same order:
+# Top-k asks for the k-th largest of 128,256 numbers, and sorting would answer a thousand other questions too. **Radix
+# selection** finds only that one: turn the floats into integers of the same order, count how many fall into each of
+# 2,048 bins by their first 11 bits, find the bin of the k-th largest from above, and repeat in that bin with the next
+# 11 bits and the last 10. Top-p is the same search with probabilities in place of counts: integers, because their
+# sums do not depend on the order of threads.
+#
+# <!-- aside: Radix selection, step by step -->
 
 # %% tags=["hide-input"]
 from minllm.kernels.sampling import radix_select
@@ -547,37 +621,39 @@ show_source(
     },
 )
 
-# %% [markdown]
-# Then look at the first 11 bits of these keys: they name one of 2,048 bins. Count how many keys fall into each bin, and
-# come down from the highest bin until k are reached. The k-th largest lies in that bin. Of its members look at the
-# next 11 bits, then at the last 10. Three passes, and its value is known exactly. In NumPy, on as many logits as
-# Llama-3 has:
-
 # %%
 from minllm.sim import tracing
 
 k, large = 50, 3 * rng.standard_normal(128256, dtype=np.float32)
 bits = large.view(np.uint32)
-keys = np.where(bits >> 31, ~bits, bits | np.uint32(0x80000000))  # in the order of the floats
+keys = np.where(
+    bits >> 31, ~bits, bits | np.uint32(0x80000000)
+)  # in the order of the floats
 assert np.array_equal(np.argsort(keys, kind="stable"), np.argsort(large, kind="stable"))
 
 candidates, wanted, left = keys, k, [len(keys)]
 for shift, width in ((21, 11), (10, 11), (0, 10)):
     digits = (candidates >> shift) & (2**width - 1)
     counts = np.bincount(digits, minlength=2**width)
-    above = np.cumsum(counts[::-1])[::-1] - counts  # [bins]: how many lie in higher bins
+    above = (
+        np.cumsum(counts[::-1])[::-1] - counts
+    )  # [bins]: how many lie in higher bins
     chosen = int(np.flatnonzero(above + counts >= wanted)[-1])
     candidates, wanted = candidates[digits == chosen], wanted - int(above[chosen])
     left.append(len(candidates))
 found = large[keys == candidates[0]][0]
-print(f"the {k}th largest is {found:.6f}; it was found in bins that held {left[1:]} keys")
+print(
+    f"the {k}th largest is {found:.6f}; it was found in bins that held {left[1:]} keys"
+)
 assert found == np.sort(large)[-k]
 
 # %% tags=["fold"]
 bars(
     [
         Bar(name, count)
-        for name, count in zip(("at first", "after 11 bits", "after 22 bits", "after 32"), left)
+        for name, count in zip(
+            ("at first", "after 11 bits", "after 22 bits", "after 32"), left
+        )
     ],
     unit="keys",
     title="What can still be the 50th largest",
@@ -585,18 +661,13 @@ bars(
     caption="128,256 random logits with deviation 3.",
 )
 
-# %% [markdown]
-# **And top-p?** The same search, only that a key counts with its probability rather than with 1. One comes down the bins until
-# the *sum* reaches p. The probabilities are integers, in units of $2^{-31}$ of the largest, because sums of integers do
-# not depend on the order of threads, and sums of floats do.
-
 # %% tags=["hide-input"]
 show_source(
     radix_select.select_key,
     notes={
         "for level in range(3)": "11, 11 and 10 bits.",
         "fill_histogram": "One pass over the row's logits. The bins are in shared memory.",
-        "if target == 0": "Top-p: after the first level the sum of all is known, and with it what p of it is.",
+        "if target == 0": "Top-p: after the first level the sum is known, and with it the target.",
         "find_bin": "From the highest bin down.",
         "prefix =": "The bits that are known so far.",
     },
@@ -615,68 +686,98 @@ show_source(
 )
 
 # %% [markdown]
+# <!-- end aside -->
+#
 # ## Count the passes
 #
-# The bundled model's logits, each rule, in the simulator. We count how often the row of logits is read:
+# The bundled model's logits, each rule, in the simulator. How often is the row of logits read?
 
-# %%
+# %% tags=["fold"]
 benched = {  # as in the recorded benchmark
     "greedy": dict(temperature=0.0),
     "temperature": dict(temperature=0.8),
     "top_k": dict(temperature=0.8, top_k=50),
     "top_p": dict(temperature=0.8, top_p=0.9),
     "top_k, top_p and min_p": dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.05),
-    "penalties": dict(temperature=0.0, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.2),
+    "penalties": dict(
+        temperature=0.0,
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        frequency_penalty=0.2,
+    ),
 }
 row, passes = rows[2:], {}  # [1, vocabulary]
-of_the_vocabulary = ("logits", "token_flags", "output_counts", "out")  # the others are a number a row
+of_the_vocabulary = (
+    "logits",
+    "token_flags",
+    "output_counts",
+    "out",
+)  # the others are one number per row
 for name, rule in benched.items():
     with tracing() as traces:
         draw(row, [SamplingParams(seed=1, **rule)])
-    arrays = [array for trace in traces for key, array in trace.arrays.items() if key in of_the_vocabulary]
+    arrays = [
+        array
+        for trace in traces
+        for key, array in trace.arrays.items()
+        if key in of_the_vocabulary
+    ]
     passes[name] = sum(array.total.bytes for array in arrays) / row.nbytes
-    print(f"{name:23} {len(traces)} launches, {passes[name]:.2f} times the bytes of a row")
-expected_passes = {"greedy": 1, "temperature": 1, "top_k": 4, "top_p": 5, "top_k, top_p and min_p": 8}
-assert all(abs(passes[name] - expected) < 0.01 for name, expected in expected_passes.items())
+    print(
+        f"{name:23} {len(traces)} launches, {passes[name]:.2f} times the bytes of a row"
+    )
+expected_passes = {
+    "greedy": 1,
+    "temperature": 1,
+    "top_k": 4,
+    "top_p": 5,
+    "top_k, top_p and min_p": 8,
+}
+assert all(
+    abs(passes[name] - expected) < 0.01 for name, expected in expected_passes.items()
+)
 assert abs(passes["penalties"] - 4.25) < 0.01
 
 # %% [markdown]
-# Top-k is three passes for the selection and one for the draw. Top-p reads once more, for the maximum: probabilities
-# are relative to it. Penalties read the logits, the counts and a byte of flags, write the logits
-# anew, and the last kernel reads them. On Llama's vocabulary that is:
-
-# %% tags=["fold"]
-one_pass = 4 * 128256  # bytes of a row
-bars(
-    [Bar(name.replace("_", "-"), count * one_pass / 1e6, f"{count:.3g} x") for name, count in passes.items()],
-    unit="MB",
-    title="Bytes to choose one token of 128,256",
-    caption="Passes counted in the simulator, times 4 bytes for each logit.",
-)
-
-# %% [markdown]
+# Top-k is three passes for the selection and one for the draw. Top-p reads once more, for the maximum. Penalties read
+# the logits, the counts and a byte of flags, write the logits anew, and the last kernel reads them.
+#
 # ## Measured against predicted
 #
-# A copy on an H200 moves half a megabyte in a tenth of a microsecond. And this is what choosing takes:
+# A copy on an H200 moves half a megabyte in a tenth of a microsecond. And this is how long choosing takes:
 
 # %%
 from minllm.course import load_record, recorded
 
+one_pass = 4 * 128256  # bytes of a row
+
 ceilings = load_record()["ceilings"]
 tb_s, tflops = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
 one_row, many_rows = (
-    {name: recorded("sampling", f"{count}x128256, float32", name)[0] for name in benched} for count in (1, 64)
+    {
+        name: recorded("sampling", f"{count}x128256, float32", name)[0]
+        for name in benched
+    }
+    for count in (1, 64)
 )
 print(f"{'':23} floor of its bytes   1 row    64 rows")
 for name, count in passes.items():
     floor_us = count * one_pass / tb_s / 1e6
-    print(f"{name:23} {floor_us:14.2f} µs {one_row[name].value:9.1f} µs {many_rows[name].value:7.1f} µs")
+    print(
+        f"{name:23} {floor_us:14.2f} µs {one_row[name].value:9.1f} µs "
+        f"{many_rows[name].value:7.1f} µs"
+    )
 print(one_row["greedy"].label)
 
 # %% tags=["fold"]
 bars(
     [
-        Bar(name.replace("_", "-"), found[name].value, ("1 row", "64 rows")[colour], colour)
+        Bar(
+            name.replace("_", "-"),
+            found[name].value,
+            ("1 row", "64 rows")[colour],
+            colour,
+        )
         for name in benched
         for colour, found in enumerate((one_row, many_rows))
     ],
@@ -693,21 +794,21 @@ guess.against(
 )
 
 # %% [markdown]
-# The guess of the bytes is not far off, but that of the time is. Two things are to be learned from it.
+# **Greedy, one row.** The floor is far below what a kernel takes to start and end, and greedy is two kernels:
+# launches limit it, not memory. With 64 rows bytes begin to count.
 #
-# **Greedy, one row.** The floor is far below what a kernel takes to start and end, and greedy is two kernels. It is
-# limited by launches, not by memory. With 64 rows there is work enough, and bytes begin to count.
-#
-# **Top-p, one row.** The draw is spread over 32 blocks, but the selection is done by *one block for each row*, since
-# its threads share a histogram. One block runs on one SM (streaming multiprocessor). All others stand idle. That is why
-# 64 rows, on 64 of them, take hardly longer than one:
+# **Top-p, one row.** The draw is spread over 32 blocks, but the selection is done by *one block per row*, because
+# its threads share a histogram. One block runs on one SM, and all others are idle. So
+# 64 rows, on 64 SMs, take hardly longer than one:
 
-# %%
+# %% tags=["fold"]
 from minllm.machine.hardware import gpu_named
 
 _, h200 = gpu_named("h200")
 more = many_rows["top_p"].value / one_row["top_p"].value
-selection_us = one_row["top_p"].value - one_row["temperature"].value  # what top-p adds to a plain draw
+selection_us = (
+    one_row["top_p"].value - one_row["temperature"].value
+)  # what top-p adds to a plain draw
 a_block = 4 * one_pass / selection_us / 1e6  # TB/s
 print(f"64 rows take {more:.2f} times as long as one")
 print(
@@ -716,49 +817,56 @@ print(
 )
 assert more < 2 and a_block < tb_s / h200.multiprocessors
 
-# %% [markdown]
-# On the roofline are the two rules that read the logits once, with 64 rows. A comparison for each logit is 1 FLOP for 4
-# bytes. The noise takes about 60 floating-point operations for four tokens, 16 bytes.
-
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
 
 intensity = {"greedy": 0.25, "temperature": 60 / 16}
-dots = [Dot("", per_byte, tb_s * per_byte, measured=False) for per_byte in intensity.values()]
+dots = [
+    Dot("", per_byte, tb_s * per_byte, measured=False)
+    for per_byte in intensity.values()
+]
 for colour, (name, per_byte) in enumerate(intensity.items()):
     reached = 64 * one_pass / many_rows[name].value / 1e6  # TB/s
-    dots.append(Dot.of_bandwidth(f"{name}: {reached:.2f} TB/s", per_byte, reached, colour=colour))
+    dots.append(
+        Dot.of_bandwidth(
+            f"{name}: {reached:.2f} TB/s", per_byte, reached, colour=colour
+        )
+    )
 roofline(
     dots,
     tb_s,
     tflops,
     "Greedy and a plain draw, 64 rows",
-    caption=f"Rings: what memory would allow. 128,256 tokens, float32; {many_rows['greedy'].label}.",
+    caption="Rings: what memory would allow. 128,256 tokens, float32; "
+    f"{many_rows['greedy'].label}.",
 )
 
 # %% tags=["hide"]
 assert many_rows["greedy"].of_limit > 0.5 > 2 * many_rows["temperature"].of_limit
 
 # %% [markdown]
-# Greedy stands near the slope. The draw is well below it, though it reads the same bytes: the noise has also about 200 *integer*
-# operations for four tokens, which this picture does not show. Its roof is that of tensor cores, and they know nothing of
-# Philox. When a kernel is far from both limits of a roofline, ask which work the picture leaves out.
+# Greedy stands near the slope. The draw is well below it, though it reads the same bytes: the noise has also about
+# 200 *integer* operations per four tokens, which a roofline of tensor cores does not show. When a kernel is far from
+# both limits, ask which work the picture leaves out.
 #
 # **Does it matter?** Beside a decode step of a model with this vocabulary:
 
-# %%
+# %% tags=["fold"]
 for model in ("llama-3.1-8b", "llama-3.2-1b"):
     (decode,) = recorded("decode", model)
     step_us = 1e6 / decode.value
     assert one_row["greedy"].value < 0.01 * step_us < one_row["top_p"].value
-    shares = ", ".join(f"{name} {100 * one_row[name].value / step_us:.1f} %" for name in ("greedy", "top_p"))
+    shares = ", ".join(
+        f"{name} {100 * one_row[name].value / step_us:.1f} %"
+        for name in ("greedy", "top_p")
+    )
     print(f"{model}: a greedy step takes {step_us:,.0f} µs; {shares} of it")
 
 # %% [markdown]
 # For the large model it is little, for the small one it begins to hurt. On a machine with a GPU, this cell measures
-# yours, by the GPU's own clock:
+# yours:
 
-# %%
+# %% tags=["fold"]
 from minllm.course import has_gpu
 
 if has_gpu():
@@ -769,12 +877,16 @@ if has_gpu():
     x = 3 * rng.standard_normal((1, 128256), dtype=np.float32)
     on_device, out = ops.array(x), ops.empty((1,), np.int32)
     for name, rule in benched.items():
-        sampling = build_sampling_tensors([SamplingParams(seed=1, **rule)], x.shape[1], [[1, 2]])
+        sampling = build_sampling_tensors(
+            [SamplingParams(seed=1, **rule)], x.shape[1], [[1, 2]]
+        )
         tensors = sampling.to(ops.array)
         scratch = SampleScratch.allocate(ops.empty, *x.shape, tensors.kind)
         chosen = on_device, tensors, ops.array(np.int32([0])), out, scratch
         seconds = kernel_seconds(lambda stream, chosen=chosen: sample(*chosen, stream))
-        assert np.array_equal(ops.to_host(out), sample_reference(x, sampling, np.int32([0]))), name
+        assert np.array_equal(
+            ops.to_host(out), sample_reference(x, sampling, np.int32([0]))
+        ), name
         print(f"{name:23} {1e6 * seconds:7.1f} µs")
     print(machine_line())
 else:
@@ -788,7 +900,7 @@ else:
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
 
-show_exercises(12)
+show_exercises(14)
 
 # %% [markdown]
 # ## A detective case
@@ -799,6 +911,25 @@ from minllm.course import show_case
 show_case("long_batch")
 
 # %% [markdown]
+# ## Problems
+#
+# ??? question "1. Probabilities 50, 30, 15 and 5 %. What do top-k 2, top-p 0.9 and min-p 0.2 keep?"
+#     The first two; the first three (50 + 30 = 80 is not enough); the first three (at least 10 %).
+#
+# ??? question "2. Logits 2, 1 and -1 with a repetition penalty of 2; tokens 0 and 2 are seen. New logits? What if the penalty divided all?"
+#     1, 1 and -2. Dividing would give -0.5 for the last: likelier than before.
+#
+# ??? question "3. A step of the 1B shape takes 0.78 ms; top-p takes 60 µs for one row, greedy 7. What is a million tokens of top-p dearer, at 4 dollars per hour and batch 1?"
+#     53 µs of 0.78 ms, 7 %: at 0.87 dollars per million tokens, about 6 cents. At batch 64 the selection runs on 64
+#     SMs and costs next to nothing per token.
+#
+# ??? question "4. How many bytes does penalising read and write per token of a batch of 64 at 128,256 tokens, and how long at 4.2 TB/s?"
+#     Logits 4, counts 4, flags 1 byte read and 4 written per entry, then 4 read: 17 bytes · 128,256 · 64 = 140 MB, 33 µs: about 3 % of a step of the 1B shape.
+#
+# ??? question "5. Why is a draw with a running sum (a scan) worse hardware-wise than noise and argmax?"
+#     A scan over blocks needs two passes or a chain of blocks that wait for each other; argmax merges in any order,
+#     in one pass, and its result does not depend on rounding.
+#
 # ## What next, and which measurement says so
 
 # %%
@@ -808,19 +939,18 @@ print(smallest)
 assert one_row["greedy"].of_limit < 0.1
 
 # %% [markdown]
-# Greedy for one row reaches a few hundredths of what memory allows, and the kernel that merely counts positions on takes
-# half as long. These microseconds are starting and ending. A decode step has hundreds of such kernels, one after
-# another. How to start them all at once, and let one begin before the other has ended, is lesson 13.
+# Greedy for one row reaches a few hundredths of what memory allows, and the kernel that merely advances positions
+# takes half as long. These microseconds are starting and ending. A decode step has dozens of such kernels, one after
+# another. How to start them all at once, and let one begin before the other has ended, is [lesson
+# 15](15_launch_overhead_and_cuda_graphs.py).
 #
 # ## Sources
 #
-# - A. Holtzman, J. Buys, L. Du, M. Forbes, Y. Choi, "The Curious Case of Neural Text Degeneration", ICLR 2020, sections
-#   1 and 3: why greedy text degenerates, and top-p.
+# - A. Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR 2020, sections 1 and 3: top-p.
 # - A. Fan, M. Lewis, Y. Dauphin, "Hierarchical Neural Story Generation", ACL 2018, section 5: top-k.
-# - M. N. Nguyen et al., "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs", ICLR 2025, section 3.
-# - N. S. Keskar et al., "CTRL: A Conditional Transformer Language Model for Controllable Generation", 2019, section 4.1:
-#   the repetition penalty.
-# - J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section
-#   3.3: Philox.
+# - M. N. Nguyen et al., "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs", ICLR 2025,
+#   section 3.
+# - N. S. Keskar et al., "CTRL", 2019, section 4.1: the repetition penalty.
+# - J. K. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 3.3: Philox.
 # - C. J. Maddison, D. Tarlow, T. Minka, "A* Sampling", NIPS 2014, section 2: the Gumbel-max trick.
 # - D. E. Knuth, "The Art of Computer Programming", volume 3, section 5.2.5: sorting by distribution.

@@ -11,26 +11,12 @@
 # ---
 
 # %% [markdown]
-# # 14. Batching many requests
+# # 16. Batching many requests
 #
-# A decode step reads all weights, for one sequence or for a hundred. So a server computes many
-# requests together. But requests come when they like, and their answers end when they like. The
-# *scheduler* decides before every step whose tokens are computed next, and that decides who waits.
-#
-# **What you will be able to do**
-#
-# - say what each scheduling policy does to the first token, to the gaps between tokens, and to
-#   throughput;
-# - predict from a model's bytes and FLOPs how many requests per second a server bears;
-# - choose a token budget, and decide what to do when the cache is full.
-#
-# You need lessons [8](08_the_kv_cache.py), [10](10_paged_blocks_and_shared_prefixes.py) and
-# [13](13_launch_overhead_and_cuda_graphs.py). You need no GPU: this lesson runs the engine's own
-# scheduler on a *simulated server*, whose clock advances by what each step must take at least.
-#
-# ## Four policies, one trace
-#
-# A and B arrive together. While they decode, C brings a prompt of 3,000 tokens, and D a short one.
+# A decode step reads all weights, for one sequence or for a hundred, so a server computes many
+# requests together. But requests arrive at any time, and their answers end at any time. Before every step, the
+# *scheduler* decides whose tokens are computed next, and that decides who waits.
+# Here A and B arrive together. While they decode, C brings a prompt of 3,000 tokens, and D a short one:
 
 # %% tags=["fold"]
 from minllm.bench.serving.simulated import simulate
@@ -63,38 +49,59 @@ spans = [span for policy, budget in budgets.items() for span in drawn(policy, bu
 timeline(
     sorted(spans, key=lambda span: ([*budgets].index(span.lane[:-2]), span.lane)),
     "ms",
-    "Whose tokens are computed when: prompts orange, decodes blue",
+    "Four policies, one trace: prompts orange, decodes blue",
     caption="Simulated: the 8B shape on an H200. C arrives at 18 ms, D at 20 ms.",
 )
 
 # %% [markdown]
-# - **Static batching** starts a batch as a whole and ends it as a whole. C and D wait for A's last
-#   token. B's place stays empty after it has ended.
+# $$t_\text{step} = \max\left(\frac{\text{weights}}{\text{bandwidth}}, \frac{\text{FLOP per token} \cdot T}{\text{peak}}\right)
+# + \frac{\text{keys and values}}{\text{bandwidth}} \qquad \text{TPOT} = \frac{\alpha}{1 - \rho}$$
+#
+# A policy is a few lines. This one, Dynamic SplitFuse, is the engine's default:
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.engine.scheduling.split_fuse import SplitFuse
+
+show_source(SplitFuse)
+
+# %% [markdown]
+# - **Static batching** starts and ends a batch as a whole. C and D wait for A's last
+#   token. B's slot stays empty after it has ended.
 # - **In-flight batching** (Orca's *iteration-level scheduling*) lets requests in and out between two
 #   steps. C's prompt makes one long step, in which A and B wait for their next token.
 # - **Prefill first** computes prompts by themselves. D's first token comes early; A pays.
 # - **Dynamic SplitFuse** (*chunked prefill*) gives every step the same budget of tokens: all decodes,
-#   and then as much of the prompts as fits. Nobody's gap is longer than a full step.
+#   and then as much of the prompts as fits. No gap is longer than a full step.
 #
 # On [this page](../docs/batching.md) you can change policy, load and budget and watch.
 #
-# ## Predict
+# **What you will be able to do**
 #
-# - At half of the load that a server bears, how many times as long does a token take as on an idle
-#   one?
-# - How many times as long does the first token take with static batching as with SplitFuse, at that
-#   load?
-# - The cache is too small for the batch. Server 1 keeps room for the longest possible answer of each
-#   request that it admits, and so never preempts one. Server 2 keeps none; it throws computed tokens
-#   away and computes them again. By what percentage is server 1 faster?
+# - say what each scheduling policy does to the first token, to the gaps between tokens, and to
+#   throughput;
+# - predict from a model's bytes and FLOPs how many requests per second a server can take;
+# - choose a token budget, and decide what to do when the cache is full.
+#
+# You need lessons [8](08_the_kv_cache.py), [11](11_paged_blocks_and_shared_prefixes.py) and
+# [15](15_launch_overhead_and_cuda_graphs.py). You need no GPU: this lesson runs the engine's own
+# scheduler on a *simulated server*, whose clock advances by the least time that each step can take.
+#
+# ## Predict
 
-# %%
+# %% tags=["hide-input"]
 from minllm.course import Prediction
 
 guess = Prediction(
-    token_at_half_load=2, static_first_token=3, never_preempting_percent=15
+    token_at_half_load="At half of the load that a server can take, how many times as long does a token take "
+    "as on an idle one?",
+    static_first_token="At that load, how many times as long does the first token take with static batching "
+    "as with SplitFuse?",
+    never_preempting="The cache is too small for the batch. Server 1 keeps room for the longest possible answer "
+    "of each request, and never preempts. Server 2 throws computed tokens away and computes them "
+    "again. How many times as fast is server 1?",
 )
-guess
+guess.ask()
 
 # %% [markdown]
 # ## What a step takes
@@ -107,7 +114,7 @@ guess
 # $$t = \max\left(\frac{W}{B}, \frac{F\,T}{C}\right) + \frac{k \sum \text{contexts}}{B}
 # + t_\text{prompts' attention}$$
 #
-# Below the ridge the first term is a constant: $t = \alpha + \beta n$.
+# Below the ridge the first term is constant: $t = \alpha + \beta n$.
 #
 # Let $\lambda$ requests per second arrive, whose prompts take $S$ seconds and whose answers have $o$
 # tokens. Prompts take the share $\lambda S$ of each second, decodes have the rest, so
@@ -146,19 +153,14 @@ print(
 # ## The scheduler
 #
 # Two verbs are enough. `decode` gives each running sequence its next token, `prefill` spends the rest
-# of the budget on prompts. A policy is the order in which it calls them. This is SplitFuse, and the
-# verb that does its work:
+# of the budget on prompts. A policy is the order in which it calls them. This is the second verb:
 
 # %% tags=["hide-input"]
-from minllm.course import show_source
 from minllm.engine.scheduling.scheduler import Scheduler
-from minllm.engine.scheduling.split_fuse import SplitFuse
 
-show_source(SplitFuse)
-
-# %% tags=["hide-input"]
 show_source(
     Scheduler.prefill,
+    folded="Filling a step with prompts",
     docstring=False,
     notes={
         "budget = max(1": "Decodes come first. At least one token is left for prompts.",
@@ -170,7 +172,7 @@ show_source(
 
 # %% [markdown]
 # On a GPU the scheduler plans a step while the one before it is computed
-# ([lesson 13](13_launch_overhead_and_cuda_graphs.py)), so a request that arrives now joins the step
+# ([lesson 15](15_launch_overhead_and_cuda_graphs.py)), so a request that arrives now joins the step
 # after next.
 #
 # ## The knee
@@ -223,7 +225,7 @@ for first, fused in zip(found["prefill_first"][:5], found["split_fuse"]):
 assert all(one.tpot.mean < 14 for one in found["static"][:5])
 
 # %% [markdown]
-# Half load costs little, because most of a step is shared. Static batching has good gaps, and a first
+# Half load costs little, because most of a step is shared. Static batching has short gaps, and a first
 # token that takes 0.4 s even when the server is nearly idle.
 #
 # SplitFuse lies below the law: its prompts ride in steps that read the weights anyway, and cost up to
@@ -299,11 +301,14 @@ gain = 100 * (kept / again - 1)
 assert full["keep the limit"].num_preemptions == 0 and gain < -10
 
 # %%
-guess.against(token_at_half_load=token_ratio, static_first_token=static_ratio,
-              never_preempting_percent=gain)  # fmt: skip
+guess.against(
+    token_at_half_load=token_ratio,
+    static_first_token=static_ratio,
+    never_preempting=1 + gain / 100,
+)
 
 # %% [markdown]
-# Never preempting is *slower*. Room that is kept for answers which end early is a smaller batch, in
+# Never preempting is *slower*. Room kept for answers that end early makes the batch smaller, in
 # every step; a preemption costs one prefill, now and then. On an engine with a GPU,
 # `minllm bench serve --compare-preemption` measures all three.
 #
@@ -346,19 +351,16 @@ for policy in shown:
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
 
-show_exercises(14)
+show_exercises(16)
 
 # %% [markdown]
 # ## Detective cases
 #
-# None of these is a kernel.
+# Neither of these is a kernel.
 
 # %% tags=["hide-input"]
 from minllm.course import show_case
 
-show_case("long_silence")
-
-# %% tags=["hide-input"]
 show_case("fewer_every_day")
 
 # %% tags=["hide-input"]
@@ -400,7 +402,7 @@ assert 16 < recompute_ms(config, 1000, host_rates) < 18
 #
 # The knee is where linear layers stop being shared: at $N$ = 192 sequences it is arithmetic, and no
 # policy moves it. What is left is to ask less of the machine: fewer bits per weight, tokens that a
-# small model proposes, experts of which few are used, several GPUs. Lesson 15 puts the whole engine
+# small model proposes, experts of which few are used, several GPUs. Lesson 17 puts the whole engine
 # together.
 #
 # ## Sources

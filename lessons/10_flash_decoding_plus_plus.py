@@ -1,0 +1,476 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 10. GEMV, flat GEMMs and FlashDecoding++
+#
+# A decode step multiplies every weight with the vectors of a few tokens. One token is a GEMV, a batch of 8 or 64 is a
+# flat GEMM, and thousands are lesson 5. Where one ends and the next begins decides the speed of a server.
+# FlashDecoding++ (2023) has three ideas for this regime: flat GEMMs, one maximum for all of softmax, and a choice by
+# measurement.
+
+# %% tags=["fold"]
+from minllm.course import load_record, recorded
+
+ceilings = load_record()["ceilings"]
+tb_s, tflops = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
+
+N, K = 6144, 4096
+from minllm.course import curves
+
+microseconds, library = {}, {}
+for row in recorded("matmul", f"x{N}x{K}, bfloat16"):
+    M = int(row.case.split("x")[0])
+    work = 2 * M * N * K if row.unit == "TFLOP/s" else 2 * (M * K + N * K + M * N)
+    if M <= 256:
+        microseconds.setdefault(row.variant, {})[M] = work / row.value / 1e6
+        if row.peer_value:
+            library[M], library_name = work / row.peer_value / 1e6, row.peer
+        label = row.label
+microseconds[library_name] = library
+curves(
+    {
+        name: sorted(points.items())
+        for name, points in microseconds.items()
+        if len(points) > 1
+    },
+    "tokens",
+    "µs",
+    f"A weight of {N:,} x {K:,}",
+    log_x=True,
+    caption=f"bfloat16. Reading the weight once takes {2 * N * K / tb_s / 1e6:.1f} µs "
+    f"at a copy's speed; {label}.",
+)
+
+# %% [markdown]
+# $$\mathrm{out} = W x \qquad \text{intensity} = \frac{2 M N K}{2\,(N K + M K + M N)} \approx M \text{ FLOP per byte for } M \text{ tokens in 16 bits}$$
+#
+# Left of the ridge, near 200 tokens, the time is that of reading the weight once: the line should be flat. This is
+# the GEMV that a beginner would write, one warp per row:
+
+# %%
+from numba import cuda, float32
+
+from minllm.kernels.reduction import warp_sum
+from minllm.runtime.kernel import kernel
+
+
+@kernel
+def gemv_kernel(x, weight, out):  # [K], [N, K], [N]
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x  # a block is one warp
+    total = float32(0)
+    for k in range(
+        lane, x.shape[0], 32
+    ):  # neighbouring lanes read neighbouring weights
+        total += weight[row, k] * x[k]
+    total = warp_sum(total)  # five exchanges between the lanes
+    if lane == 0:
+        out[row] = total
+
+
+# %% [markdown]
+# It coalesces, and reads each weight once. What it lacks is bytes in flight: one load of 4 bytes per lane, and a
+# multiplication that waits for it.
+#
+# **What you will be able to do**
+#
+# - say what a GEMV needs to reach the speed of memory, and count its bytes in flight;
+# - say why 8 tokens are too many for a GEMV and too few for the tiles of lesson 5;
+# - explain the unified maximum of FlashDecoding++, and what it can and cannot gain.
+#
+# You need [lesson 5](05_the_ladder_of_matrix_products.py) and Little's law from [lesson 9](09_flash_decoding.py). You
+# need no GPU.
+#
+# ## Predict
+#
+# Figures of an H200; weights in bfloat16.
+
+# %% tags=["hide-input"]
+from minllm.course import Prediction
+
+guess = Prediction(
+    warps="A warp of the engine's GEMV has a few KB in flight. How many warps per SM does Little's law need, "
+    "of 64 that fit?",
+    eight_over_one="How many times as long does the engine's GEMV take for 8 tokens as for one? "
+    "(The weight's bytes are the same.)",
+    products_per_wanted="Tokens on the 128 rows of a tile: how many products per wanted one, for 8 tokens?",
+    unified_gain="The paper reports decode attention 1.14 times as fast with one maximum for all. "
+    "How many times as fast is it here?",
+)
+guess.ask()
+
+# %% [markdown]
+# ## GEMV
+#
+# The engine's kernel adds one thing to the kernel above: bytes in flight. A warp owns a
+# few rows of the weight. Its lanes load 16 bytes each, and it issues *all* loads of a step before it
+# uses the first:
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.kernels.matmul.gemv import gemv
+from minllm.kernels.matmul.gemv import sums as gemv_sums
+
+show_source(
+    gemv_sums.make_accumulate_step,
+    part="accumulate_step",
+    folded="A step of the engine's GEMV",
+    notes={
+        "words = cuda.local.array": "Registers for everything in flight.",
+        "w = load_128_streaming": "rows × unroll loads of 16 bytes, one behind another. None is waited for here, and "
+        "none displaces x in the L1 cache.",
+        "cuda.syncwarp()": "Keeps the compiler from moving a load down to its use, to save registers.",
+        "x_words = load_128(x": "x comes out of L1: every warp reads all of it.",
+        "total[i, r] = dot": "Only here is a weight needed.",
+    },
+)
+
+# %%
+import ml_dtypes
+import numpy as np
+
+from minllm.sim import tracing
+
+SMS, LATENCY = 132, 0.8e-6  # of an H200; seconds, a round figure
+needed = tb_s * 1e12 * LATENCY  # bytes in flight, by Little's law
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((1, 512)).astype(ml_dtypes.bfloat16)  # [1, K]
+weight = rng.standard_normal((32, 512)).astype(ml_dtypes.bfloat16)  # [N, K]
+out = np.empty((1, 32), np.float32)  # [1, N]
+with tracing() as traces:
+    gemv.matmul_gemv(x, weight, out)
+assert np.allclose(out, x.astype(np.float64) @ weight.astype(np.float64).T, atol=0.01)
+for name in ("weight", "x"):
+    traffic = traces[0].arrays[name].read
+    print(
+        f"{name:6}: {traffic.bytes:7,} bytes read, {traffic.unique_bytes:7,} "
+        "different ones"
+    )
+assert traces[0].arrays["weight"].read.bytes == weight.nbytes
+
+tiling = gemv.choose_tiling(1, 28672, 4096)
+per_warp = tiling.rows * tiling.unroll * 32 * 16  # lanes, bytes per lane
+warps_needed = needed / SMS / per_warp
+print(
+    f"a warp has {per_warp:,} bytes in flight: {warps_needed:.0f} warps per SM are "
+    "enough, 64 fit"
+)
+assert warps_needed < 32
+
+sums = np.empty(32, np.float32)
+plain = x.astype(np.float32)[0], weight.astype(np.float32)
+gemv_kernel.simulate[32, 32](*plain, sums)  # the kernel from the top
+assert np.allclose(sums, plain[1] @ plain[0], atol=1e-3)
+
+# %% tags=["fold"]
+from minllm.course import Bar, bars
+
+
+def beside(row):
+    """The library's figure for the same, if there is one."""
+    return f"{row.peer} {row.peer_value:.2f}" if row.peer_value else ""
+
+
+one_row = [row for row in recorded("matmul", "1x", "gemv") if row.case.startswith("1x")]
+bars(
+    [Bar(row.case.split(",")[0], row.value, beside(row)) for row in one_row],
+    unit="TB/s",
+    title="GEMV: tokens x features out x features in",
+    limit=tb_s,
+    limit_name="copy:",
+    caption=f"bfloat16; {one_row[0].label}.",
+)
+
+# %% [markdown]
+# The large GEMVs are near the speed of a copy; the smallest matrix is the furthest from it, because a kernel's
+# prologue and epilogue weigh most there.
+#
+# ## Flat GEMMs
+#
+# GEMV multiplies number by number,
+# and with 8 rows of $x$ that is too slow to keep up with memory. Tensor cores are fast enough, but libraries gave the
+# tokens the large side of the tile and multiplied padding. Transposed, $\mathrm{out}^\top = W x^\top$, the weight
+# takes the large side, and the tokens the one that is a multiple of 8.
+
+# %% tags=["fold"]
+tokens = 8
+bars(
+    [
+        Bar("tokens on 128 rows", 128 / tokens, "the tiles of lesson 5", 1),
+        Bar("tokens on 64 rows", 64 / tokens, "what the paper found in libraries", 1),
+        Bar("tokens on 8 columns", -(-tokens // 8) * 8 / tokens, "flat"),
+    ],
+    unit="times",
+    title="Products computed per wanted one, 8 tokens",
+    caption="Computed from the sizes of tiles.",
+)
+
+# %%
+slower = microseconds["gemv"][8] / microseconds["gemv"][1]
+print(
+    f"gemv, 8 tokens instead of 1: {slower:.2f} times the time, though the bytes are "
+    "nearly the same"
+)
+assert slower > 1.05
+
+# %% [markdown]
+# So [flat.py](../minllm/kernels/matmul/flat/flat.py) multiplies up to 256 rows with tensor cores, and its line in the
+# first chart stays flat up to 64 tokens. Where GEMV ends, flat begins, and large tiles take over is a matter of
+# measurement: the paper's third idea, heuristic dataflow. [dataflow.py](../minllm/kernels/matmul/dataflow.py) chooses
+# from a table that was measured on the GPU in question.
+#
+# ## One maximum for all
+#
+# Back to attention. The running maximum is a chain: a tile's weights wait for its largest score, which all lanes find
+# together, and the sums are rescaled. But the softmax is the same *whatever* is subtracted:
+#
+# $$\mathrm{softmax}(s)_j = \frac{e^{s_j - \varphi}}{\sum_i e^{s_i - \varphi}} \qquad \text{for any } \varphi$$
+#
+# So fix $\varphi$ beforehand, from a model's statistics. Shares then need no maximum, and their sums simply add up.
+# What is the catch? Weights are rounded to 16 bits for the tensor cores. Far above $\varphi$ they overflow, far below
+# they vanish:
+
+# %%
+
+
+keys, head_dim = 300, 8
+scores = 4 * rng.standard_normal((1, keys))  # [heads, keys]
+values = rng.standard_normal((keys, head_dim))  # [keys, head_dim]
+weights = np.exp(scores - scores.max())
+at_once = weights @ values / weights.sum()  # [heads, head_dim]
+
+
+def error_of(phi_above_maximum, dtype):
+    """The output's error if phi is this many powers of 2 above the largest score."""
+    base_2 = (scores - scores.max()) * np.log2(np.e)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore", divide="ignore"):
+        weights = (
+            np.exp2((base_2 - phi_above_maximum).astype(np.float32))
+            .astype(dtype)
+            .astype(np.float32)
+        )
+        return float(np.abs(weights @ values / weights.sum() - at_once).max())
+
+
+offsets = range(-24, 41)
+usable = {}
+for name, dtype in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
+    points = [(offset, error_of(offset, dtype)) for offset in offsets]
+    points = usable[name] = [
+        (offset, error) for offset, error in points if np.isfinite(error)
+    ]
+    print(
+        f"{name:8}: usable from {points[0][0]} to {points[-1][0]} of {offsets[0]} to "
+        f"{offsets[-1]}"
+    )
+assert usable["float16"][0][0] > -20 and len(usable["bfloat16"]) == len(offsets)
+
+# %% tags=["fold"]
+curves(
+    usable,
+    "powers of 2 by which φ is above the largest score",
+    "largest error",
+    "The band in which a unified maximum works",
+    log_y=True,
+    caption="300 random keys; computed. Where a line ends, weights overflow or all of "
+    "them vanish.",
+)
+
+# %% [markdown]
+# In float16 the band is narrow. bfloat16 has fewer digits, but almost the range of float32, and works everywhere
+# in the picture. So a guard has to watch.
+#
+# With the running maximum, with the unified one, and the guard:
+
+# %% tags=["hide-input"]
+from minllm.kernels.attention.split_tensor_core import tile as split_tile
+from minllm.kernels.attention.split_tensor_core import (
+    unified_maximum as split_unified_maximum,
+)
+
+show_source(
+    split_tile.make_softmax,
+    part="fold",
+    folded="The running maximum",
+    notes={
+        "maximum = maximum_over_rows": "Three exchanges between lanes, which everything below waits for.",
+        "*= correction": "The output is rescaled.",
+    },
+)
+
+# %% tags=["hide-input"]
+show_source(
+    split_unified_maximum.make_unified_softmax,
+    part="fold_unified",
+    folded="The unified maximum",
+    notes={
+        "exponent = ": "maxima holds φ and never changes.",
+        "highest = max": "Each lane for itself: what the guard checks.",
+    },
+)
+
+# %% tags=["hide-input"]
+show_source(
+    split_unified_maximum.make_unified_softmax,
+    part="failed",
+    folded="The guard",
+    notes={
+        "return int32(1)": "Too high anywhere, or a sum so small that its weights have lost their digits: this share is not valid.",
+    },
+)
+
+# %% [markdown]
+# If the scores of a share leave the band, its block takes its tiles again with the running maximum, in the same
+# launch. A state says which maximum it was made with, so both kinds merge. Here one key out of 256 fits the query so
+# well that its score leaves the band.
+
+# %%
+from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.reference import attention_reference
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+
+small = dict(
+    sm_count=4, shape=SplitShape(warps=1, keys=16, stages=2, blocks=1)
+)  # four slots
+context, heads, head_dim = 256, 4, 64  # query heads of one KV head
+query = rng.standard_normal((1, heads, head_dim)).astype(ml_dtypes.bfloat16)
+cache = rng.standard_normal((2, context // 16, 16, 1, head_dim)).astype(
+    ml_dtypes.bfloat16
+)
+key_cache, value_cache = cache  # [num_blocks, block_size, kv_heads, head_dim]
+block_table = rng.permutation(context // 16).astype(np.int32)[None]
+layout = np.int32([0, 1]), np.int32([context]), block_table
+scale, out = head_dim**-0.5, np.empty_like(query)
+
+moved = {}
+for name, factor in (("ordinary keys", 0), ("one huge score", 30)):
+    changed = key_cache.copy()
+    if factor:
+        changed[block_table[0, 5], 3] = (
+            factor * query[0, 0].astype(np.float32)
+        ).astype(key_cache.dtype)
+    right = attention_reference(
+        query.astype(np.float32), changed, value_cache, *layout, scale
+    )
+    with tracing() as traces:
+        VARIANTS["split_unified_maximum"].attention(
+            query, changed, value_cache, out, *layout, scale, **small
+        )
+    assert np.allclose(out.astype(np.float32), right, atol=0.01)
+    (trace,) = traces
+    moved[name] = trace.arrays["key_cache"].total.bytes
+    print(f"{name:15} {moved[name]:,} bytes of keys, result right")
+assert (
+    moved["one huge score"] == moved["ordinary keys"] * 5 / 4
+)  # one share of four, taken again
+
+# %% [markdown]
+# Does it pay? The paper reports 1.14 times the speed of decode attention, on GPUs and against kernels of its time.
+# But a step waits for memory. The unified maximum saves arithmetic and exchanges, and if these hide behind the loads
+# already, there is nothing to win.
+
+# %%
+slower = microseconds["gemv"][8] / microseconds["gemv"][1]
+long = "64x4096, 32/8 heads, d 128, bfloat16, contiguous"
+(unified,) = recorded("decode attention", long, "split_unified_maximum", listed=True)
+(running,) = recorded("decode attention", long, "split_tensor_core", listed=True)
+print(unified)
+print(running)
+guess.against(
+    warps=warps_needed,
+    eight_over_one=slower,
+    products_per_wanted=128 / 8,
+    unified_gain=unified.value / running.value,
+)
+
+# %% [markdown]
+# No gain: the engine chooses [split_tensor_core](../minllm/kernels/attention/split_tensor_core/split_tensor_core.py).
+# Where two kernels are level, the one that needs no statistics and no guard is the better one. (The two rows are of
+# different commits where their labels say so.)
+#
+# ## Measured against predicted
+#
+# On the roofline, one token stands at 1 FLOP per byte, and a batch moves right along the slope:
+
+# %% tags=["fold"]
+from minllm.course import Dot, comparable, roofline
+
+flat = [row for row in recorded("matmul", "x4096x14336, bfloat16", "flat", listed=True)]
+flat = list(comparable(*(row for row in flat if row.commit == flat[0].commit)))
+dots = []
+for row in flat:
+    M = int(row.case.split("x")[0])
+    work = 2 * M * 4096 * 14336
+    intensity = work / (2 * (M * 14336 + 4096 * 14336 + M * 4096))
+    dots.append(Dot.of_bandwidth(f"{M} tokens", intensity, row.value))
+roofline(
+    dots,
+    tb_s,
+    tflops,
+    "Flat GEMMs, 4,096 x 14,336",
+    caption=f"bfloat16; {flat[0].label}.",
+)
+
+# %% [markdown]
+# ## Exercises
+#
+# States of splits meet in one kernel, whichever maximum they were made with. Write it.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises(10)
+
+# %% [markdown]
+# ## A detective case
+
+# %% tags=["hide-input"]
+from minllm.course import show_case
+
+show_case("rare_nan")
+
+# %% [markdown]
+# ## Problems
+#
+# ??? question "1. A GEMV with 4,096 x 4,096 weights in bfloat16, launched on an H200. What is its floor at 4.2 TB/s, and why does it not reach it?"
+#     33.5 MB take 8 µs. A launch with prologue and epilogue costs 1 to 2 µs in which nothing is read, so 80 to 90 %
+#     is the most.
+#
+# ??? question "2. The tiles of lesson 5 have 128 rows. What share of their products is wanted for 8 and for 96 tokens?"
+#     6 % and 75 %. At 96 tokens the padding no longer matters: the machine has operations to spare.
+#
+# ??? question "3. float16 ends at 65,504 = 2^16. Weights are 2^(s - φ). How far may a score be above φ, and how far below, if sums of 4,096 weights must not overflow and a weight must keep 3 digits?"
+#     Above: the weight itself must stay below 2^16, a sum in float32 is safe. Below: normal float16 ends at 2^-14. So
+#     the band is 30 powers of 2.
+#
+# ??? question "4. A server decodes 8 sequences. Its GEMMs run as 8 GEMVs one after another. What does that cost against a flat GEMM?"
+#     The weights are read 8 times: nearly 8 times the time, and the price per token stays that of batch 1. Batching
+#     is worth nothing if the GEMM does not share its weights.
+#
+# ??? question "5. Weights go to 4 bits (0.5 bytes). At which batch does the flat GEMM reach the ridge of an H200 (about 190 FLOP per byte), and what does that mean for hardware?"
+#     Intensity is 4 M: the ridge is at 48 tokens instead of 190. Quantised weights make a server compute-bound
+#     earlier; more bandwidth then buys nothing.
+#
+# ## What next, and which measurement says so
+#
+# The bars of GEMV and the roofline say that the kernels are at their limit: a step reads what it reads. The next
+# gains come from reading less and wasting less. Sequences that share a beginning can share its keys, and no memory
+# need wait unused: [lesson 11](11_paged_blocks_and_shared_prefixes.py). Keys and values in 8 bits are half as many
+# bytes: lesson 13.
+#
+# ## Sources
+#
+# - K. Hong et al., "FlashDecoding++: Faster Large Language Model Inference on GPUs", MLSys 2024 (arXiv 2311.01282),
+#   sections 3 to 5.
+# - V. Volkov, "Better Performance at Lower Occupancy", GTC 2010: bytes in flight.
+# - NVIDIA, "PTX ISA", sections "ld", "ldmatrix", "mma", "movmatrix", "cp.async".

@@ -1,0 +1,22 @@
+"""Numbers as people type them: 16e9, 1,024, 33 MB, 4.2 TB, 80 %, 3 billion.
+
+docs/assets/javascripts/prediction-values.js follows the same rules on the site.
+"""
+
+import re
+
+PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
+# A single letter scales only alone or before B (bytes) or FLOP: "3 tokens" and "12 ms" are 3 and 12.
+QUANTITY = re.compile(
+    r"^\s*(?P<number>[+-]?(?:\d[\d, _]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*"
+    r"(?P<prefix>thousand|million|billion|trillion|[kKMGT](?=$|\s|B|FLOP))?\s*(?P<unit>[^\d]*)$"
+)
+
+
+def parse_quantity(text: str) -> float | None:
+    """The number that `text` means, None if it means none."""
+    found = QUANTITY.match(text)
+    if found is None:
+        return None
+    value = float(re.sub(r"[, _]", "", found["number"])) * PREFIXES.get(found["prefix"], 1.0)
+    return value if abs(value) < 1e100 else None

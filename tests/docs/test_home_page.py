@@ -1,0 +1,72 @@
+"""The first page's live parts, the README's copies of them, and the pictures drawn from the record."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from minllm.bench.speed_chart import speed_chart
+from minllm.figures.picture_file import DARK, LIGHT, picture_file
+from minllm.sim import detecting
+
+ROOT = Path(__file__).parents[2]
+RECORD = json.loads((ROOT / "docs/results/h200.json").read_text(encoding="utf-8"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def home(monkeypatch):
+    pytest.importorskip("mkdocs", reason="the site's packages are not installed: pip install 'minllm[docs]'")
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "site"))
+    import home_page
+
+    with detecting(False):
+        yield home_page
+
+
+def test_the_kernel_is_right_and_has_a_race_without_its_barrier(home, tmp_path):
+    error, found = home.run(home.kernel_source(), str(tmp_path))
+    assert error < 1e-5 and not found
+    lines = home.kernel().splitlines()
+    assert len(lines) - 3 == 12  # a body of 12 lines, without the fences and the decorator
+    assert max(map(len, lines)) <= 88
+    race = " ".join(home.race().split())
+    (line,) = [number for number, text in enumerate(home.kernel_source().splitlines(), 1) if "+= squares" in text]
+    assert "race on shared memory" in race and f"rms_norm.py:{line} in rms_norm" in race
+
+
+def test_the_bundled_model_completes_a_class(home):
+    assert home.text().startswith(f"```python\n{home.PROMPT}\n        self.x = x\n        self.y = y\n")
+
+
+def test_the_readme_shows_the_same_kernel_and_the_same_race(home):
+    assert home.kernel() in README and home.race() in README
+
+
+def test_the_chart_follows_the_record():
+    drawn = picture_file(speed_chart(RECORD))
+    message = "docs/assets/speed.svg does not follow docs/results/h200.json: python tools/record.py --tables writes it"
+    assert (ROOT / "docs/assets/speed.svg").read_text(encoding="utf-8") == drawn, message
+
+
+def test_the_chart_shows_a_row_in_which_we_are_slower():
+    """The page says so."""
+    chart = speed_chart(RECORD)
+    ratios = [float(part.split()[-2]) for part in chart.alternative.partition(": ")[2].split(";")[:-1]]
+    assert len(ratios) == 9 and min(ratios) < 1 < max(ratios)
+
+
+def test_a_file_of_a_figure_has_the_sites_colours():
+    style = (ROOT / "docs/assets/stylesheets/course.css").read_text(encoding="utf-8")
+    light, _, dark = style.partition('[data-md-color-scheme="slate"]')
+    for colours, part in ((LIGHT, light), (DARK, dark.partition("}")[0])):
+        assert all(f"--course-{name}: {value};" in part for name, value in colours.items())
+
+
+def test_the_sharing_picture_is_current(home):
+    import sharing_picture
+
+    png = sharing_picture.PICTURE.read_bytes()
+    assert png[16:24] == sharing_picture.WIDTH.to_bytes(4, "big") + sharing_picture.HEIGHT.to_bytes(4, "big")
+    message = "docs/assets/sharing.png is not current: python tools/site/sharing_picture.py draws it"
+    assert sharing_picture.drawn_from(png) == sharing_picture.digest(), message
