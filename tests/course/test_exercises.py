@@ -155,7 +155,7 @@ WRONG_FILES = {
     "name": (broken("def matmul_naive(", "def my_matmul("), "has no `matmul_naive` any more"),
     "signature": (broken(LAUNCHER, "def matmul_naive(x, weight)"), "keep their parameters"),
     "import": (broken("import cuda, float32", "import cuda, float31"), "ImportError: cannot import name 'float31'"),
-    "undefined": (broken("total = float32(0.0)\n", "total = zero\n"), "NameError: name 'zero' is not defined"),
+    "undefined": (broken("total = float32(0.0)\n", "total = zero\n"), "the name 'zero' is not defined: neither in the kernel"),
     "endless": (broken(LOOP, "k = 0\n        while k < x.shape[1]:"), "still running"),
     "raises": (broken(LOOP, "raise ValueError('no')\n        " + LOOP), "ValueError: no ("),
     "barrier": (broken(LOOP, "if column < out.shape[1] - 1:\n            cuda.syncthreads()\n        " + LOOP), "barrier"),
