@@ -49,7 +49,7 @@ OF_A_VARIANT = {
 }  # fmt: skip
 OF_A_STAGE = {"embedding": "embedding", "normalization": "normalization", "rope": "rope", "activation": "activation", "kv": "kv",
               "sampling": "sampling", "projection": "matmul", "cache": "matmul/gemv"}  # fmt: skip
-# Kernels that only an engine with codes in its cache or its weights launches, beside those with "quantized" in their names.
+# Kernels that only an engine with codes in its cache or its weights launches, beside those with "quantized" in their names or modules.
 OF_CODES = ("kv/quantize_groups", "kv/move_window", "attention/residual_window")
 NOT_RECORDED = ("minllm.kernels.matmul.quantized", "minllm.kernels.speculation")  # no recorded row is one of such an engine
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
