@@ -220,7 +220,7 @@ bars(
 # %%
 from minllm.course import recorded
 
-for row in recorded("bits per byte"):
+for row in recorded("bits a byte"):
     print(row)
 
 # %% [markdown]

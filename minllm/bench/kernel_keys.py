@@ -8,9 +8,9 @@ way, by the functions that emit them, one by one: a new instruction changes no k
 0.68.0 were seen to compute different keys all the same, so tools/record.py computes those of a record from another machine anew.
 
 A row's key covers the specimens (kernels/specimens.py) of the room of kernels that it measured, `attention/split_tensor_core/...`. A row
-of whole steps covers those of all rooms, except kernels that its engine cannot launch: those of the ladders' first rungs, of another
-dtype, of another format of the cache, and of quantised weights. An edit of any covered kernel makes the row "older", even if its own
-shape runs the same instructions: the key never calls a changed kernel unchanged.
+of whole steps covers those of all rooms, except kernels that its engine cannot launch: those of the ladders' first rungs, of speculation,
+of quantised weights, of another dtype, and of another format of the cache. An edit of any covered kernel makes the row "older", even if
+its own shape runs the same instructions: the key never calls a changed kernel unchanged.
 """
 
 import ast
@@ -49,8 +49,9 @@ OF_A_VARIANT = {
 }  # fmt: skip
 OF_A_STAGE = {"embedding": "embedding", "normalization": "normalization", "rope": "rope", "activation": "activation", "kv": "kv",
               "sampling": "sampling", "projection": "matmul", "cache": "matmul/gemv"}  # fmt: skip
-# Kernels that only an engine with codes in its cache or its weights launches, beside those with "quantized" in their names.
+# Kernels that only an engine with codes in its cache or its weights launches, beside those with "quantized" in their names or modules.
 OF_CODES = ("kv/quantize_groups", "kv/move_window", "attention/residual_window")
+NOT_RECORDED = ("minllm.kernels.matmul.quantized", "minllm.kernels.speculation")  # no recorded row is one of such an engine
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",
@@ -98,11 +99,10 @@ def within(name: str, rooms: Iterable[str]) -> bool:
 
 def launched_by(engine: Engine, name: str) -> bool:
     """Whether an engine may launch a specimen's kernel: unless its name says that it cannot."""
-    words = name.split("/")
-    if within(name, FIRST_RUNGS) or {*words} & {*DTYPES} - {engine.dtype} or {*words} & {*CACHE_FORMATS} - {engine.cache_format}:
+    words, others = {*name.split("/")}, {*DTYPES, *CACHE_FORMATS} - {engine.dtype, engine.cache_format}
+    if within(name, FIRST_RUNGS) or words & others or all_specimens()[name].kernel.function.__module__.startswith(NOT_RECORDED):
         return False
-    reads_codes = "quantized" in name or within(name, OF_CODES)
-    return not reads_codes or (bool(engine.cache_format) and words[0] != "matmul")
+    return bool(engine.cache_format) or not ("quantized" in name or within(name, OF_CODES))
 
 
 @functools.cache
