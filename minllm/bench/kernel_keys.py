@@ -26,7 +26,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
 
 from minllm.kernels.specimens import all_specimens
 from minllm.runtime.cache_key import attributes, is_empty, is_instruction, is_instruction_module, is_versioned
@@ -133,7 +132,7 @@ def meaning(value, seen):
         return function_meaning(value, seen)
     if isinstance(value, python_types.ModuleType):
         return "module" if is_module_of_ours(value) else f"module {value.__name__.rpartition('.')[2]}"
-    if isinstance(value, ir.Type):
+    if type(value).__module__ == "llvmlite.ir.types":
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):  # what an instruction is made for
         return [meaning(getattr(value, field.name), seen) for field in dataclasses.fields(value)]
