@@ -10,7 +10,7 @@ and the sequence context_lens ← n - 1 + rows, block_tables ← block_tables of
 of one row. A draft model, which drafts token by token, loads runs that begin at offset `ahead`; where it has no room, it writes no keys
 and values (slot_mapping -1). A padding row, slot -1, gets token 0 at position 0, cache slot -1 and context length 0.
 
-12 bytes per row, and 8 per block of each context; one block of threads per sequence.
+20 bytes per row, and 8 per block of each context; one block of threads per sequence.
 """
 
 import numpy as np

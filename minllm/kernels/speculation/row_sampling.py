@@ -7,7 +7,7 @@ A slot's parameters describe the sequence as it is; the row at offset j of its r
 and all else is the slot's. So the kernels of sampling/, which read parameters by slot, are given one slot per row, and penalties,
 min_tokens and the random numbers of a row are those that decoding without drafts would use there.
 
-56 bytes per row; 18 more per row and token of the vocabulary if a request of the batch has penalties, a bias or bans.
+104 bytes per row; 18 more per row and token of the vocabulary if a request of the batch has penalties, a bias or bans.
 """
 
 from typing import Any

@@ -7,8 +7,8 @@ from minllm.kernels.speculation.draft_rows import run_slots, run_slots_reference
 from minllm.kernels.speculation.load_spans import load_spans, load_spans_reference
 from minllm.kernels.speculation.state import DraftState
 from tests.kernels.slots.cases import to_device
-from tests.kernels.speculation.cases import RUNS, drafts_to_device, make_states, slots_of
-from tests.kernels.speculation.test_spans import BLOCK_SIZE, batch_of
+from tests.kernels.speculation.cases import RUNS, batch_of, drafts_to_device, make_states, slots_of
+from tests.kernels.speculation.test_spans import BLOCK_SIZE
 
 
 @pytest.mark.parametrize("runs", [RUNS, [(3, 1)], [(-1, 1)], [(slot, 3) for slot in range(200)]], ids=["mixed", "one", "padding", "many"])

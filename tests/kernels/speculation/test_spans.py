@@ -1,7 +1,5 @@
 """From the slots to the rows of a verification, and from its tokens back to the slots."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -12,19 +10,10 @@ from minllm.kernels.speculation.advance_spans import advance_spans, advance_span
 from minllm.kernels.speculation.load_spans import load_spans, load_spans_reference
 from minllm.kernels.speculation.runs import runs_of
 from tests.kernels.slots.cases import assert_same_state, make_batch, to_device
-from tests.kernels.speculation.cases import RUNS, assert_same_drafts, drafts_to_device, make_states, slots_of
+from tests.kernels.speculation.cases import RUNS, assert_same_drafts, batch_of, drafts_to_device, make_states, slots_of
 
 BLOCK_SIZE = 4
 VERIFIED = [run for run in RUNS if run[0] >= 0]
-
-
-def batch_of(lengths, columns=6, array=np.array, more=2):
-    """A batch's arrays, all -7, for sequences with these numbers of rows; more: rows of others behind them."""
-    rows = sum(lengths) + more
-    named = {name: array(np.full(rows, -7, np.int32)) for name in ("token_ids", "positions", "slot_mapping")}
-    of_sequences = dict(context_lens=np.full(len(lengths), -7, np.int32), block_tables=np.full((len(lengths), columns), -7, np.int32))
-    starts = np.cumsum([0, *lengths]).astype(np.int32)
-    return SimpleNamespace(query_start=array(starts), **named, **{name: array(one) for name, one in of_sequences.items()})
 
 
 def test_rows_hold_the_newest_token_and_the_drafts():
