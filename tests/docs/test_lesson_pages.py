@@ -53,7 +53,14 @@ print("which comes later")
 hidden_code = "output of hidden code"
 print(hidden_code)
 
+# %% tags=["hide"]
+made_by_a_hidden_cell = "and what a hidden cell has made"
+print("never seen")
+
 # %% tags=["fold"]
+print(made_by_a_hidden_cell)
+
+
 class Rich:
     def _repr_html_(self):
         return "<figure class='course-figure'><svg role='img' aria-label='x'></svg></figure>"
@@ -178,6 +185,7 @@ def test_what_is_printed_in_pieces_is_one_output(lesson):
 def test_tags_hide_and_fold_code(lesson):
     article = lesson.select_one("article")
     assert "hidden_code" not in article.get_text()
+    assert "never seen" not in article.get_text() and "and what a hidden cell has made" in article.get_text()  # it ran, out of sight
     assert "_repr_html_" in article.select_one("details.folded-code").get_text()
     assert article.select_one(".output-html figure.course-figure svg")
 

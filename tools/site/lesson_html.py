@@ -13,8 +13,9 @@ PARSER = "html.parser"
 ANNOTATION = re.compile(r"#\s*\(\d+\)!")
 # Cells between these two comments are collapsed on the page: a side path with a title.
 ASIDE = re.compile(r"^<!-- aside: (?P<title>.+?) -->$(?P<inside>.*?)^<!-- end aside -->$", re.MULTILINE | re.DOTALL)
-# Tags of a cell: "fold" collapses its code. ("hide-input" and "hide" are mkdocs-jupyter's, through mkdocs.yml.)
-FOLD = "celltag_fold"
+# Tags of a cell: "fold" collapses its code, "hide" omits the cell once it has run: nbconvert would omit it before, and its assertions would
+# not be checked. ("hide-input" is mkdocs-jupyter's, through mkdocs.yml.)
+FOLD, HIDE = "celltag_fold", "celltag_hide"
 PRINTED = ("text/plain", "application/vnd.jupyter.stdout")  # nbconvert's mark, by version
 
 
@@ -35,7 +36,8 @@ def markdown_of(html: str) -> tuple[str, list[str]]:
     parts, outputs = [], []
     annotated = None  # position for a list of annotations: after a code block that uses one, before its outputs
     for cell in soup.select(".jp-Cell"):
-        if cell.find_parent(class_="jp-Cell"):  # nbconvert nests a code cell in itself
+        nested = cell.find_parent(class_="jp-Cell") is not None  # nbconvert nests a code cell in itself
+        if nested or HIDE in cell.get("class", []) or cell.find(class_=HIDE):
             continue
         if "jp-MarkdownCell" in cell.get("class", []):
             source = (held_markdown(cell) or "").strip()
