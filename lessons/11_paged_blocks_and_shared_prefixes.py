@@ -263,7 +263,8 @@ policy.check()
 # matters, and the list has to be cut into launches: `in_rounds` does it.
 
 # %%
-from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_reference, in_rounds
+from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_reference
+from minllm.kernels.kv.copy_rounds import in_rounds
 
 copies = [(0, 3), (1, 4), (3, 5), (0, 2)]  # block 5 gets what block 3 got from block 0
 print(in_rounds(copies))

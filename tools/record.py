@@ -4,7 +4,7 @@
     python tools/record.py --only kernels       the parts whose names begin so, also if they are measured already
     python tools/record.py /tmp/1b.json         record what `minllm bench ... --json /tmp/1b.json` measured earlier
     python tools/record.py --tables             write the tables anew from the record: after a change of a kernel, some rows are older
-    python tools/record.py --keys               first compute the missing keys of rows from their commits (kernel_keys.py)
+    python tools/record.py --keys               first compute the keys of all rows anew from their commits: after a change of kernel_keys.py
 
 A part is a benchmark in a process of its own: kernels and steps (beside PyTorch's, if it is installed), generation, perplexity, and the
 lessons' own figures (measure_lessons.py). Its rows replace their older selves as soon as it ends, each with machine, date, commit and
@@ -164,12 +164,12 @@ def write_tables(shown: dict) -> None:
     subprocess.run([sys.executable, ROOT / "tools" / "write_hardware_json.py"], check=True, cwd=ROOT)
 
 
-def fill_keys(results: Path) -> None:
-    """Compute the missing keys of all records in a folder."""
+def renew_keys(results: Path) -> None:
+    """Compute the keys of all records in a folder anew, so that rows whose kernels are still those of their commits are current."""
     for path in sorted(results.glob("*.json")):
         whole = json.loads(path.read_text(encoding="utf-8"))
         if whole.get("ceilings"):
-            write_record(path, with_keys(with_runs(whole)))
+            write_record(path, with_own_keys(with_runs(whole)))
 
 
 def chosen_parts(only: Sequence[str], results: Path, now: str) -> Iterator[Part]:
@@ -186,11 +186,11 @@ def main() -> int:
     parser.add_argument("--commit", default="", help="of the source that is measured, where git cannot tell")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write into; default: docs/results")
     parser.add_argument("--tables", action="store_true", help="measure nothing, only write the tables")
-    parser.add_argument("--keys", action="store_true", help="measure nothing, compute the keys that are missing, and write the tables")
+    parser.add_argument("--keys", action="store_true", help="measure nothing, compute all keys anew, and write the tables")
     options = parser.parse_args()
     failed: list[str] = []
     if options.keys:
-        fill_keys(options.results)
+        renew_keys(options.results)
     for path in options.files:
         one = with_runs(json.loads(path.read_text(encoding="utf-8")))
         print(record(with_own_keys(of_commit(one, options.commit) if options.commit else one), options.results), flush=True)

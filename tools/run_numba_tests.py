@@ -1,11 +1,12 @@
 """Runs numba-cuda's own tests in the simulator: `python tools/run_numba_tests.py [--list] [--json FILE] [module ...]`.
 
-The tests are those of the installed package, each module in a process of its own. A test counts if it launches a kernel, passes or not; a
-test that looks at a driver, compiled code or a cache on disk fails whether or not the simulator is right, and is in DRIVER with the reason.
+The tests are those of the installed package, each module in a process of its own. A test counts if it launches a kernel, passes or not.
+Those that look at something else than what a kernel computes are in NOT_SIMULATED, with the reason; every other one has to pass.
 """
 
 import argparse
 import collections
+import fnmatch
 import importlib
 import io
 import json
@@ -17,8 +18,34 @@ import types
 import unittest
 from pathlib import Path
 
-SECONDS = 20  # per test
-MODULE_SECONDS = 240
+SECONDS = 60  # per test
+MODULE_SECONDS = 600
+
+# Tests that no simulator passes, by what they look at: module.class.test, without test_ at the beginning of the module.
+NOT_SIMULATED = {
+    "compiled code: PTX, LLVM, SASS, or the list of compiled signatures": """
+        array.TestCudaArray.test_issue_4628 array_alignment.* atomics.*.test_atomic_add_double*
+        bfloat16_bindings.*_used_in_lto cache_hints.* constmem.*.test_const_array*
+        cuda_array_interface.*.test_from_dtype_caching* debug.* debuginfo.* dispatcher.TestDispatcher.test_ambiguous_new_version
+        dispatcher.TestDispatcher.test_explicit_signatures_[dmst]* dispatcher.TestDispatcher.*launch_config*
+        dispatcher.TestDispatcher.test_capture_compile_config dispatcher.TestDispatcherKernelProperties.* inline.*
+        intrinsics.*.test_selp launch_config_sensitive.* minmax.* optimization.* sync.*_codegen warp_ops.*_const_mode_val""",
+    "the cache of compiled code on disk": "caching.*",
+    "the compiler's refusal or warning": """
+        analysis.*.test_attr_not_len dispatcher.TestDispatcher.test_explicit_signatures_ambiguous_resolution errors.*.test_typing_error
+        extending.*.test_typing_vs_impl_signature_mismatch_handling* extending_types.*.test_overload_float_error_msg
+        gufunc.*.test_inefficient_launch_configuration gufunc_scalar.*.test_gufunc_scalar_cast
+        gufunc.*.test_not_supported_call_from_jit ssa.*.test_undefined_var warning.* warp_ops.*_type_validation""",
+    "the driver: resources, streams, addresses": """
+        cpointer.* cuda_array_interface.*.test_gufunc_arg cuda_array_interface.*.test_launch_sync* dispatcher.TestLaunchBounds.*
+        dispatcher.*.test_dispatcher_cpointer_arguments""",
+    "functions and types that are written in LLVM": """
+        extending.TestLowLevelExtending.* extending.TestIntrinsic.* extending.TestExtendingLinkage.* localmem.*.test_struct_model_type_arr
+        numba_interop.TestNumbaInterop.test_overload_inline_always*""",
+    "exceptions of kernels compiled for debugging": "exception.* fastmath.*.test_divf_exception userexc.*",
+    "millions of threads, which take more than a minute": """
+        intrinsics.*.test_issue_9229 laplace.* montecarlo.* random.*.test_ex_3d_grid vectorize.*.test_1d vectorize.*.test_1d_async""",
+}
 PACKAGES = ("numba.cuda.tests.cudapy", "numba.cuda.tests.doc_examples")
 
 
@@ -29,6 +56,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="list the tests that do not pass")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--least", type=int, default=0, help="fail if fewer tests pass")
+    parser.add_argument("--failing", type=int, default=0, help="the number of further tests that may fail")
     options = parser.parse_args()
     if options.inside:
         print(json.dumps(results_of(options.modules[0])))
@@ -37,16 +65,30 @@ def main():
     for module in options.modules or modules():
         results |= run_module(module)
     launching = {name: result for name, result in results.items() if result["launches"]}
-    passed = sum(result["outcome"] == "passed" for result in launching.values())
+    failed = {name for name, result in launching.items() if result["outcome"] != "passed"}
+    excused = {name: reason for name in failed if (reason := reason_against(name))}
+    passed = len(launching) - len(failed)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
     if options.list:
-        for name, result in launching.items():
-            if result["outcome"] != "passed":
-                print(f"{name.removeprefix('numba.cuda.tests.')}: {result['message']}")
+        for name in sorted(failed):
+            what = f"not simulated: {excused[name]}" if name in excused else launching[name]["message"]
+            print(f"{name.removeprefix('numba.cuda.tests.')}: {what}")
     others = collections.Counter(result["outcome"] for result in results.values() if not result["launches"])
-    print(f"{passed} of {len(launching)} launching tests pass; without a launch: {dict(others)}")
-    return int(passed < options.least)
+    print(
+        f"{passed} of {len(launching)} launching tests pass, {len(excused)} are not simulated, {len(failed) - len(excused)} fail; "
+        f"without a launch: {dict(others)}"
+    )
+    return int(passed < options.least or len(failed) > len(excused) + options.failing)
+
+
+def reason_against(name):
+    """Why a test is not simulated, None if it should pass."""
+    short = name.split(".test_", 1)[-1]
+    for reason, patterns in NOT_SIMULATED.items():
+        if any(fnmatch.fnmatchcase(short, pattern) for pattern in patterns.split()):
+            return reason
+    return None
 
 
 def modules():

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from numba import cuda
 
 from minllm.bench import simulator_suite
 from minllm.bench.record import Row, new_record, write_json
@@ -21,8 +22,9 @@ from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.normalization.rms_norm import rms_norm
-from minllm.sim import detecting
+from minllm.sim import detecting, simulate
 
+THREADS = 65_536
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 COLUMNS = "{:<56} {:<26} {:>9} {:>9} {:>10}"
 
@@ -80,12 +82,25 @@ def normalization() -> None:
     rms_norm(normal(0, 4, 4096), normal(1, 4096), np.empty((4, 4096), BFLOAT16), 1e-5)
 
 
+def add_vectors_kernel(x, y, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = x[i] + y[i]
+
+
+def vector_sum() -> None:
+    """One thread per element: what a thread costs that does next to nothing."""
+    x = np.ones(THREADS, np.float32)
+    simulate(add_vectors_kernel, THREADS // 256, 256, x, x, np.empty(THREADS, np.float32))
+
+
 CASES = (
     Case("a 128x128x128 tile on tensor cores (mma.sync)", tensor_core_tile, 1.0, 5.0),
     Case("384 causal queries of attention by wgmma, head_dim 128", hopper_attention, 0.5, 3.0, in_tests=True),
     Case("384 causal queries of FlashAttention-2, head_dim 64", causal_attention),
     Case("64 outputs of a matrix-vector product, K = 4096", matrix_vector),
     Case("RMS norm of 4 tokens of 4096", normalization),
+    Case(f"the sum of two vectors, {THREADS:,} threads", vector_sum, 0.65, 1.6),
 )
 
 

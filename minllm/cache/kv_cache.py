@@ -16,7 +16,7 @@ import numpy as np
 
 from minllm.cache.residual_window import WindowRoom
 from minllm.kernels.attention.residual_window.reference import ring_blocks
-from minllm.kernels.kv.copy_blocks import in_rounds
+from minllm.kernels.kv.copy_rounds import in_rounds
 from minllm.kernels.quantization.cache import arrays_by_block, from_arrays
 from minllm.kernels.quantization.formats import KvFormat
 from minllm.kernels.quantization.groups import TOKEN_GROUP

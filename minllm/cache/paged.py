@@ -103,6 +103,18 @@ class PagedPolicy(CachePolicy):
             self._fill(holding.blocks[index], min(self.block_size, end - index * self.block_size))
         return changed
 
+    def room(self, sequence: Hashable) -> int:
+        """See CachePolicy. A shared block may not be written."""
+        holding = self._holding(sequence)
+        return len(holding.token_ids) if self._writes_shared_block(holding) else len(holding.blocks) * self.block_size
+
+    def trim(self, sequence: Hashable, num_tokens: int) -> None:
+        """See CachePolicy. Whole blocks are given back, the last one first."""
+        holding = self._holding(sequence)
+        kept = blocks_needed(max(num_tokens, len(holding.token_ids)), self.block_size)
+        while len(holding.blocks) > kept:
+            self._release(holding.blocks.pop())
+
     def fork(self, parent: Hashable, child: Hashable) -> None:
         """See CachePolicy. The parent keeps its room for future tokens."""
         source = self._holding(parent)

@@ -12,6 +12,7 @@ The life of a sequence:
     policy.take_copies()                                blocks to copy on the device before the next step
     ... a decode step ...
     policy.append(name, [token])                        the token is known
+    policy.trim(name, num_tokens)                       room beyond was made for guesses that were wrong
     policy.fork(name, other)                            a second continuation of the same tokens
     policy.free(name)
 
@@ -93,6 +94,14 @@ class CachePolicy(ABC):
     @abstractmethod
     def append(self, sequence: Hashable, token_ids: Many[int]) -> bool:
         """Record further tokens of the sequence, after `make_room` for them; returns and raises the same."""
+
+    @abstractmethod
+    def room(self, sequence: Hashable) -> int:
+        """The number of tokens of a sequence that may be written now. CacheError for an unknown sequence."""
+
+    @abstractmethod
+    def trim(self, sequence: Hashable, num_tokens: int) -> None:
+        """Give back the room of a sequence beyond `num_tokens` tokens, and beyond its known ones. CacheError for an unknown sequence."""
 
     @abstractmethod
     def fork(self, parent: Hashable, child: Hashable) -> None:

@@ -1,4 +1,4 @@
-"""The command line: generate, chat, bench, plan, inspect, tune, doctor, exercise, check.
+"""The command line: generate, chat, bench, quantize, plan, inspect, tune, doctor, exercise, check.
 
 Exit codes: 0 success, 1 minllm failed (one line on standard error says why), 2 the command line was not understood, 130 Ctrl-C.
 Only generated text goes to standard output, as it is generated, so that it can be piped; cards, bars and errors go to standard error.
@@ -13,12 +13,15 @@ from rich.console import Console
 from minllm.cli.bench import bench_app
 from minllm.cli.generation import chat, generate
 from minllm.cli.options import JsonOption
+from minllm.cli.quantize import quantize_command
 from minllm.cli.terminal import open_missing_streams, run_to_the_end, user_errors
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="The LLM inference engine that you can read.")
 app.command()(generate)
 app.command()(chat)
 app.add_typer(bench_app, name="bench")
+
+app.command("quantize")(quantize_command)
 
 LEVEL_STYLES = {"ok": "green", "note": "cyan", "problem": "bold red"}
 

@@ -85,13 +85,15 @@ class EngineCore:
         for result in results:
             for span, found in result.prompt_logprobs:
                 self._name_prompt(span, found)
+        if results and results[0].verified is not None:  # an engine that speculates computes each step in one forward
+            return self.scheduler.take(step, token_ids, logprobs, results[0].verified)
         return self.scheduler.take(step, token_ids, logprobs)
 
     def _named(self, result: ForwardResult) -> list[dict[int, Logprob] | None]:
         """The log-probabilities of a forward's tokens, where they are wanted."""
         if result.logprobs is None:
-            return [None] * len(result.sampled)
-        wanted = [(sequence.params.logprobs or 0) if sequence.needs_logprobs else None for sequence in result.sampled]
+            return [None] * len(result.token_ids)
+        wanted = [(sequence.params.logprobs or 0) if sequence.needs_logprobs else None for sequence in result.owners]
         rows = zip(range(len(wanted)), result.token_ids, wanted, strict=True)
         return [None if top is None else named_logprobs(result.logprobs, row, token_id, top, self.tokenizer) for row, token_id, top in rows]
 

@@ -1,8 +1,10 @@
 """What an engine is doing, in numbers."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from minllm.engine.scheduling.scheduler import Scheduler
+from minllm.engine.scheduling.speculative import Speculation
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,20 @@ class EngineStats:
     num_steps: int
     num_graphs: int = 0  # CUDA graphs captured so far
     graph_memory_bytes: int = 0  # memory that all graphs share for temporaries and results
+    spec_decode_num_drafts: int = 0  # verifications of drafts
+    spec_decode_num_draft_tokens: int = 0  # drafts that were verified
+    spec_decode_num_accepted_tokens: int = 0  # drafts that were right
+    spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()  # entry i: verifications that accepted more than i drafts
+
+    @property
+    def spec_decode_acceptance_rate(self) -> float:
+        """The share of drafts that were right, 0 to 1."""
+        return self.spec_decode_num_accepted_tokens / max(1, self.spec_decode_num_draft_tokens)
+
+    @property
+    def spec_decode_mean_acceptance_length(self) -> float:
+        """Tokens per verification of drafts: one, and those that were right."""
+        return 1 + self.spec_decode_num_accepted_tokens / max(1, self.spec_decode_num_drafts)
 
 
 def engine_stats(scheduler: Scheduler, num_steps: int, num_graphs: int = 0, graph_memory_bytes: int = 0) -> EngineStats:
@@ -26,5 +42,10 @@ def engine_stats(scheduler: Scheduler, num_steps: int, num_graphs: int = 0, grap
     return EngineStats(
         num_running=len(scheduler.running), num_waiting=scheduler.num_waiting, kv_cache_usage=usage.allocated / usage.total,
         num_preemptions=scheduler.num_preemptions, prefix_cache_queries=hits.tokens_asked, prefix_cache_hits=hits.tokens_hit,
-        num_steps=num_steps, num_graphs=num_graphs, graph_memory_bytes=graph_memory_bytes,
+        num_steps=num_steps, num_graphs=num_graphs, graph_memory_bytes=graph_memory_bytes, **_of_speculation(scheduler.speculation),
     )  # fmt: skip
+
+
+def _of_speculation(speculation: Speculation | None) -> dict[str, Any]:
+    counts = {} if speculation is None else asdict(speculation.counts)
+    return {f"spec_decode_{name}": tuple(count) if isinstance(count, list) else count for name, count in counts.items()}

@@ -16,6 +16,7 @@ from minllm.engine.requests.requests import make_sequences
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.scheduling.policies import POLICIES
+from minllm.engine.scheduling.speculative import SpeculationCounts
 from minllm.errors import InvalidOptionError, InvalidRequestError
 
 MOST_PRIORITY = 2**63 - 1
@@ -130,6 +131,8 @@ class LLMEngine:
         self.core.scheduler.memory.policy.forget_prefixes()
         self.core.scheduler.memory.policy.forget_counts()
         self._num_requests = self.core.num_steps = self.core.scheduler.num_preemptions = 0
+        if self.core.scheduler.speculation is not None:
+            self.core.scheduler.speculation.counts = SpeculationCounts()
 
     def _output(self, request_id: str) -> RequestOutput:
         sequences = self._requests[request_id]

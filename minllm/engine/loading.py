@@ -16,6 +16,15 @@ from minllm.engine.calibration import calibrate
 from minllm.engine.compute_dtype import compute_dtype
 from minllm.engine.make_cache import make_cache
 from minllm.engine.make_preemption import make_preemption
+from minllm.engine.make_speculator import (
+    budget_beside_draft,
+    draft_cache,
+    draft_shape,
+    load_draft,
+    make_source,
+    make_speculation,
+    make_speculator,
+)  # fmt: skip
 from minllm.engine.max_model_len import fitted_model_len, wanted_model_len
 from minllm.engine.memory_budget import cache_budget, check_weights_fit
 from minllm.engine.options import EngineOptions
@@ -24,6 +33,7 @@ from minllm.engine.progress import Progress
 from minllm.engine.requests.sampling_params import default_sampling_params
 from minllm.engine.running.machine import CudaMachine, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
+from minllm.engine.running.speculator import DraftSource
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
@@ -31,6 +41,7 @@ from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.errors import CheckpointError, InvalidOptionError
 from minllm.models.config import ModelConfig
 from minllm.models.generation_config import GenerationConfig
+from minllm.models.gguf.gguf_model import GgufModel
 from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.source import ModelSource, open_source
@@ -77,12 +88,12 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     config, checkpoint = _open_model(source, options)
     generation_config, tokenizer = source.generation_config(), source.tokenizer()
     device = options.resolved_device()
-    dtype = compute_dtype(options.dtype, str(checkpoint.dtype(quantized=options.quantization is not None)), device)
+    weight_format = _weight_format(device, options, source, config, checkpoint)
+    dtype = compute_dtype(options.dtype, str(checkpoint.dtype(quantized=weight_format is not None)), device)
     ops = _make_ops(device, dtype, options)
     shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
     check_shape(device, shape)
-    wanted_len = wanted_model_len(options, config, shape, cache_budget(device, ops, config, options))
-    weight_format = _weight_format(device, options)
+    wanted_len = wanted_model_len(options, config, shape, cache_budget(device, ops, config, options, weight_format))
     check_weights_fit(device, ops, config, weight_format)
     weights_read = None if progress is None else functools.partial(progress, "Loading weights")
     kernels_compiled = None if progress is None else functools.partial(progress, "Compiling kernels")
@@ -91,16 +102,21 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
             source.path, ops, weights_read, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format, config=config
         )
         compiling.wait(kernels_compiled)
+    draft = load_draft(options.speculative_config, ops, tokenizer, config.vocab_size, wanted_len)
+    of_draft = draft_shape(draft, ops, device, shape.block_size)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
-    budget = cache_budget(device, ops, config, options)
+    budget = budget_beside_draft(cache_budget(device, ops, config, options, weight_format), shape, of_draft)
     cache, policy = make_cache(device, ops, options, shape=shape, budget=budget, wanted_len=wanted_len)
     max_model_len = fitted_model_len(options, wanted_len, policy.max_sequence_tokens, budget)
     if calibration is not None:
         cache.calibrate(calibration.smoothing, calibration.scales, ops)
-    runner = _make_runner(device, ops, model, cache=cache, policy=policy, options=options, max_model_len=max_model_len)
+    cache_of_draft = draft_cache(of_draft, ops, policy)
+    drafts = None if options.speculative_config is None else make_source(options.speculative_config, ops, draft, cache_of_draft)
+    runner = _make_runner(device, ops, model, cache=cache, policy=policy, options=options, max_model_len=max_model_len, drafts=drafts)
     scheduler = Scheduler(
         POLICIES[options.scheduling_policy](), KVCacheManager(policy, LENGTH_PREDICTIONS[options.length_prediction]()),
-        make_preemption(device, ops, config, cache, policy, options), options.max_num_seqs, options.max_num_batched_tokens,
+        make_preemption(device, ops, config, cache, policy, options, cache_of_draft), options.max_num_seqs, options.max_num_batched_tokens,
+        make_speculation(options.speculative_config, device, config, draft),
     )  # fmt: skip
     eos_token_ids = _eos_token_ids(generation_config, config, tokenizer)
     return Engine(
@@ -155,11 +171,23 @@ def _make_ops(device: str, dtype: str, options: EngineOptions):
     return CudaOps(dtype, options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
 
 
-def _weight_format(device: str, options: EngineOptions) -> WeightFormat | None:
-    """The format of the layers' matrices; None leaves them as they are. InvalidOptionError if a GPU cannot multiply by it."""
+def _weight_format(
+    device: str, options: EngineOptions, source: ModelSource, config: ModelConfig, checkpoint: StoredWeights
+) -> WeightFormat | None:
+    """The format of the layers' matrices; None leaves them as they are.
+
+    On a CPU a GGUF file is dequantised while it loads, because NumPy multiplies floats. InvalidOptionError if a GPU cannot multiply by
+    the format, or if an option contradicts what the file is stored in.
+    """
+    stored = source.weight_format(config, checkpoint)
+    if stored is not None and (options.quantization is not None or options.load_format == "dummy"):
+        option = f"quantization={options.quantization!r}" if options.quantization is not None else 'load_format="dummy"'
+        raise InvalidOptionError(f"{source.path} is stored quantised ({stored.name}), which {option} contradicts: leave the option out.")
     weight_format = None if options.quantization is None else WEIGHT_FORMATS[options.quantization]
+    if stored is not None and not (device == "cpu" and isinstance(source, GgufModel)):
+        weight_format = stored
     if weight_format is not None and device != "cpu" and weight_format.kernels is None:
-        raise InvalidOptionError(f'quantization={options.quantization!r} has no kernels for a GPU: take device="cpu".')
+        raise InvalidOptionError(f'quantization={weight_format.name!r} has no kernels for a GPU: take device="cpu".')
     if weight_format is not None and device != "cpu":
         _check_capability(weight_format)
     return weight_format
@@ -197,11 +225,13 @@ def _simulated_stage_ops(dtype: str, options: EngineOptions):
 
 
 def _make_runner(
-    device: str, ops, model: Model, cache: KVCache, policy: CachePolicy, options: EngineOptions, max_model_len: int
-) -> ModelRunner:
-    machine = HostMachine() if device == "cpu" else CudaMachine(ops)
-    uses_graphs = device == "cuda" and not options.enforce_eager
+    device: str, ops, model: Model, cache: KVCache, policy: CachePolicy, options: EngineOptions, max_model_len: int,
+    drafts: DraftSource | None,
+) -> ModelRunner:  # fmt: skip
+    machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
+    uses_graphs = device == "cuda" and not options.enforce_eager and wanted is None  # no graph verifies drafts yet
+    speculator = None if wanted is None else functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len)
     return ModelRunner(
         ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs,
+        max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs, speculator=speculator,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from minllm.cache.prefix_sharing import PrefixSharingPolicy
 from minllm.cache.radix_tree import RadixTree
 from minllm.cache.residual_window import window_room
 from minllm.cache.virtual.capacity import virtual_cache_that_fits
+from minllm.cache.virtual.claims import READ_TILE
 from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.engine.options import EngineOptions
 
@@ -43,6 +44,8 @@ def _make_virtual_cache(
         from minllm.runtime.cuda_pages import CudaPages
 
         cache = virtual_cache_that_fits(CudaPages(), shape, budget, options.max_num_seqs, wanted_len)
+    if options.speculative_config is not None:  # verifications are read by the kernels that read prompts
+        return cache, VirtualPolicy(cache, step_tile=READ_TILE)
     return cache, VirtualPolicy(cache)
 
 

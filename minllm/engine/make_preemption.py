@@ -1,5 +1,6 @@
 """The way to preempt that the options ask for, with its swap space, and when "auto" swaps on this machine."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from minllm.cache.kv_cache import KVCache
@@ -17,15 +18,27 @@ HOST_GB_S = 50  # page-locked copies over PCIe 5; `minllm bench swap` measures a
 UNKNOWN_GPU = (0.3, 60)  # TB/s, TFLOP/s
 
 
-def make_preemption(device: str, ops: Any, config: ModelConfig, cache: KVCache, policy: CachePolicy, options: EngineOptions) -> Preemption:
-    """How sequences give up their memory. InvalidOptionError if this cache cannot be swapped."""
+def with_draft(cache: KVCache, draft: KVCache | None) -> Any:
+    """What a SwapSpace copies: a cache, and that of a draft model under the same block tables."""
+    if draft is None:
+        return cache
+    shapes = cache.shape, draft.shape
+    both = SimpleNamespace(bytes_per_block=sum(shape.bytes_per_block for shape in shapes), residual_window=0)
+    return SimpleNamespace(shape=both, arrays=cache.arrays + draft.arrays)
+
+
+def make_preemption(
+    device: str, ops: Any, config: ModelConfig, cache: KVCache, policy: CachePolicy, options: EngineOptions, draft: KVCache | None = None
+) -> Preemption:  # fmt: skip
+    """How sequences give up their memory. draft: a draft model's cache. InvalidOptionError if this cache cannot be swapped."""
     if options.preemption in ("recompute", "drop"):
         return Preemption(options.preemption)
     if options.kv_cache_policy == "virtual":
         raise InvalidOptionError(f'preemption={options.preemption!r} needs kv_cache_policy="paged" or "contiguous", not "virtual".')
+    swapped = with_draft(cache, draft)
     if device == "cpu":  # both are work of the same cores, and copying is less of it
-        return Preemption(options.preemption, SwapSpace(cache, policy, HostTransfers(), options.swap_space_bytes))
-    swap_space = SwapSpace(cache, policy, CudaTransfers(ops.memory, ops.core_stream, ops.pinned), options.swap_space_bytes)
+        return Preemption(options.preemption, SwapSpace(swapped, policy, HostTransfers(), options.swap_space_bytes))
+    swap_space = SwapSpace(swapped, policy, CudaTransfers(ops.memory, ops.core_stream, ops.pinned), options.swap_space_bytes)
     rates, kv_itemsize = _swap_rates(), cache.shape.bytes_per_head / cache.shape.head_dim
     return Preemption(options.preemption, swap_space, lambda num_tokens: swap_wins(config, num_tokens, rates, kv_itemsize))
 

@@ -16,7 +16,6 @@ from minllm.machine.host import available_host_bytes
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.weights.format import WeightFormat
-from minllm.weights.formats import WEIGHT_FORMATS
 
 MAX_HOST_BYTES = 4 * 2**30  # the largest cache in the host's memory, unless kv_cache_memory_bytes is given
 HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by float32 weights, whatever dtype they were rounded to
@@ -56,8 +55,10 @@ def check_logits_fit(num_tokens: int, vocab_size: int) -> None:
         )
 
 
-def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOptions) -> CacheBudget:
-    """The memory for the KV cache, after the weights have been loaded."""
+def cache_budget(
+    device: str, ops: Any, config: ModelConfig, options: EngineOptions, weight_format: WeightFormat | None = None
+) -> CacheBudget:
+    """The memory for the KV cache, after the weights have been loaded. weight_format: of the layers' matrices; None is plain."""
     if options.kv_cache_memory_bytes is not None:
         return _given_budget(device, ops, options.kv_cache_memory_bytes)
     if device == "cpu":
@@ -66,9 +67,9 @@ def cache_budget(device: str, ops: Any, config: ModelConfig, options: EngineOpti
             return CacheBudget(MAX_HOST_BYTES, f"take a GPU, because on a CPU the KV cache takes at most {MAX_HOST_BYTES:,} bytes")
         return CacheBudget(half, "end other programs, because on a CPU the KV cache takes half of the memory that is free")
     sizes = config.hidden_size, widest_activation(config), config.vocab_size, ops.dtype.itemsize
-    reserved = activation_bytes(options.max_num_batched_tokens, options.max_num_seqs, *sizes)
-    if options.quantization is not None:
-        weight_format, rows = WEIGHT_FORMATS[options.quantization], max(options.max_num_batched_tokens, options.max_num_seqs)
+    reserved = activation_bytes(options.max_num_batched_tokens, options.max_num_logits, *sizes)
+    if weight_format is not None:
+        rows = max(options.max_num_batched_tokens, options.max_num_seqs)
         reserved += max(weight_format.workspace_bytes(rows, *matrix, ops.dtype.itemsize) for matrix in layout_of(config).matrices())
     free, total = ops.device_memory()
     return CacheBudget(

@@ -10,6 +10,7 @@ from typing import Any
 
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
+from minllm.engine.speculative_config import speculative_config
 from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, default_window
 from minllm.kernels.quantization.groups import TOKEN_GROUP
@@ -91,6 +92,12 @@ class EngineOptions:
     swap_space_bytes: int = 4 << 30
     """Host memory for swapped sequences; it is locked at the start, and only if preemption may swap."""
 
+    speculative_config: dict[str, Any] | None = None
+    """Guess tokens and verify several per step: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}, or with a draft
+    model {"model": path, "num_speculative_tokens": 4} (engine/speculative_config.py); None decodes one at a time. Greedy text stays the
+    same, and the distribution of sampled text. Its kernels were simulated and compiled, and have not run on a GPU yet; there a step that
+    verifies is launched kernel by kernel, without CUDA graphs."""
+
     length_prediction: str = "none"
     """How much of the KV cache is kept for the answers of running sequences: "none", "limit" (all of max_tokens, so nobody is preempted) or
     "mean" (of past answers to prompts of such a length)."""
@@ -152,6 +159,7 @@ class EngineOptions:
             if getattr(self, name) is not None:
                 self._check_positive(name)
         self._check_window()
+        self._check_speculation()
         share = self.gpu_memory_utilization
         is_share = isinstance(share, Real) and not isinstance(share, bool) and 0 < share <= 1
         _check(is_share, "gpu_memory_utilization", share, "the share of the GPU's memory to use, above 0 and at most 1")
@@ -164,6 +172,21 @@ class EngineOptions:
         _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}, or with launchers of your own instead of names')
         is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
         _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
+
+    def _check_speculation(self) -> None:
+        """Make a SpeculativeConfig of the option, and check it beside the others."""
+        object.__setattr__(self, "speculative_config", speculative_config(self.speculative_config))
+        if self.speculative_config is None:
+            return
+        name, drafts = "num_speculative_tokens", self.speculative_config.num_speculative_tokens
+        window, meaning = self.kv_cache_residual_window, "None with a residual window, whose newest tokens rejected drafts would overwrite"
+        _check(not window, "speculative_config", self.speculative_config, meaning)
+        has_blocks = self.speculative_config.method != "draft_model" or self.kv_cache_policy != "virtual"
+        shared = "of a method without a model with the virtual policy: a draft model shares the block tables of a paged or contiguous cache"
+        _check(has_blocks, "speculative_config", self.speculative_config, shared)
+        for limit in ("max_num_batched_tokens", "max_model_len"):
+            most = getattr(self, limit)
+            _check(most is None or drafts <= most - 2, name, drafts, f"at most {limit} - 2, here {most} - 2")
 
     def _check_quantization(self) -> None:
         """Raises unless it is None or a weight format that can be loaded."""
@@ -215,6 +238,12 @@ class EngineOptions:
     def prefix_index(self) -> str | None:
         """The index that finds shared prefixes, "hash" or "radix"; None if prefixes are not shared."""
         return "hash" if self.enable_prefix_caching is True else self.enable_prefix_caching or None
+
+    @property
+    def max_num_logits(self) -> int:
+        """The most rows of a step that get logits: one per sequence, and one per draft."""
+        drafts = 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
+        return min(self.max_num_seqs * (1 + drafts), max(self.max_num_seqs, self.max_num_batched_tokens))
 
     def resolved_device(self) -> str:
         """The device to use, "cpu" or "cuda": "auto" is "cuda" if a GPU can be used. Raises DeviceError if "cuda" cannot be had."""

@@ -10,14 +10,17 @@ from minllm.models.config_keys import refuse_unknown_options
 from minllm.models.json_files import Fields, read_json
 
 
-def read_model_config(directory: Path | str) -> ModelConfig:
+def read_model_config(directory: Path | str, quantized: bool = False) -> ModelConfig:
     """The ModelConfig of a Hugging Face model directory.
 
-    Raises CheckpointError if config.json is missing, damaged or contradicts itself, UnsupportedModelError if minllm would not compute what
-    it asks for.
+    quantized: the caller reads quantization_config (models/quantized/), so it is not refused here. Raises CheckpointError if
+    config.json is missing, damaged or contradicts itself, UnsupportedModelError if minllm would not compute what it asks for.
     """
     path = Path(directory) / "config.json"
-    return parse_model_config(read_json(path), str(path))
+    values = read_json(path)
+    if quantized:
+        values.pop("quantization_config", None)
+    return parse_model_config(values, str(path))
 
 
 def parse_model_config(values: dict[str, Any], source: str = "config.json") -> ModelConfig:

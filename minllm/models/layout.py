@@ -54,7 +54,7 @@ class Layout:
         """The format of a Linear: the layout's if it covers all of its modules, else plain."""
         # A tied head has the tensor of the embedding, and is covered by its name as a head.
         names = ["lm_head"] if stored is self.model.lm_head else [one.name for one in stored.projections]
-        return self.weight_format if all(map(self.weight_format.covers, names)) else self.plain
+        return self.weight_format.of(names) or self.plain
 
     def check_format(self) -> None:
         """Raises InvalidOptionError if a matrix does not fit its format."""

@@ -10,8 +10,10 @@ from minllm.models.config_reader import read_model_config
 from minllm.models.generation_config import GenerationConfig, read_generation_config
 from minllm.models.gguf.gguf_file import is_gguf
 from minllm.models.gguf.gguf_model import GgufModel
+from minllm.models.quantized.stored_format import stored_format
 from minllm.models.tokenizer import Tokenizer
 from minllm.models.weights import StoredWeights
+from minllm.weights.format import WeightFormat
 
 
 class ModelSource(Protocol):
@@ -24,6 +26,9 @@ class ModelSource(Protocol):
 
     def checkpoint(self, config: ModelConfig, allow_nonfinite_weights: bool = False) -> StoredWeights:
         """Its weights, which are not read yet."""
+
+    def weight_format(self, config: ModelConfig, checkpoint: StoredWeights) -> WeightFormat | None:
+        """The format that its matrices are stored in; None if they are plain."""
 
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer, with the chat template if there is one."""
@@ -40,11 +45,15 @@ class ModelDirectory:
 
     def config(self) -> ModelConfig:
         """By config.json."""
-        return read_model_config(self.path)
+        return read_model_config(self.path, quantized=True)
 
     def checkpoint(self, config: ModelConfig, allow_nonfinite_weights: bool = False) -> Checkpoint:
         """One safetensors file, or shards."""
         return Checkpoint(self.path, allow_nonfinite_weights)
+
+    def weight_format(self, config: ModelConfig, checkpoint: Checkpoint) -> WeightFormat | None:
+        """By config.json's quantization_config."""
+        return stored_format(self.path, config, checkpoint)
 
     def tokenizer(self) -> Tokenizer:
         """By tokenizer.json and tokenizer_config.json."""

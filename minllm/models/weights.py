@@ -152,8 +152,8 @@ class WeightReader:
         tensors = [name for one in stored.projections for name in weight_format.tensors(one)]
         if weight_format.is_plain:
             weight_format = self.plain
-            for matrix, name in zip(host, tensors, strict=True):
-                _check_range(matrix, self.ops.dtype, name)
+            for matrix, one in zip(host, stored.projections, strict=True):
+                _check_range(matrix, self.ops.dtype, f"{one.name}.weight")
         weight = weight_format.place(self.ops, host)
         self._report(tensors)
         bias = self._bias(stored, shard) if stored.biases and shard.adds_bias else None

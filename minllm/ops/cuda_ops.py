@@ -27,6 +27,7 @@ from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.ops.cuda_attention import CudaAttention
 from minllm.ops.cuda_linear import CudaLinear
 from minllm.ops.cuda_sampling import CudaSampling
+from minllm.ops.cuda_speculation import CudaSpeculation
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.runtime.device import HOPPER
 from minllm.weights.linear import Linear
@@ -34,7 +35,7 @@ from minllm.weights.linear import Linear
 MOST_ROWS_FUSED = 1  # the most rows of x for a GEMV with its norm and residual
 
 
-class CudaOps(CudaLinear, CudaAttention, CudaSampling):
+class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
     """Implements `ops.protocol.Ops`; every array is a DeviceArray (in the simulator a NumPy array)."""
 
     def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None) -> Any:

@@ -29,11 +29,12 @@ from minllm.kernels.slots.state import SlotState
 from minllm.kernels.slots.write_slots import write_slots_reference
 from minllm.ops.arguments import activation_dtype, check_gated_activation, gelu_approximation
 from minllm.ops.composed import ComposedOps
+from minllm.ops.numpy_speculation import NumpySpeculation
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.weights.linear import Linear
 
 
-class NumpyOps(ComposedOps):
+class NumpyOps(NumpySpeculation, ComposedOps):
     """Implements `ops.protocol.Ops`; every array is a NumPy array."""
 
     def __init__(self, dtype: Any = "float32"):

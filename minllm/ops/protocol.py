@@ -11,14 +11,17 @@ T is the number of tokens of a batch, B the number of its sequences, R the numbe
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from minllm.kernels.sampling.log_probabilities import LogProbabilities
-from minllm.kernels.sampling.tensors import SamplingTensors
-from minllm.kernels.slots.state import SlotState
 from minllm.weights.linear import Linear
+
+if TYPE_CHECKING:  # a configuration is read without loading a compiler
+    from minllm.kernels.sampling.log_probabilities import LogProbabilities
+    from minllm.kernels.sampling.tensors import SamplingKind, SamplingTensors
+    from minllm.kernels.slots.state import SlotState
+    from minllm.kernels.speculation.state import DraftState
 
 Array = Any
 
@@ -64,6 +67,8 @@ class Batch:
     max_context_len: int  # an upper bound of context_lens
     recent: RecentTokens | None = None  # for caches with a residual window
     num_decodes: int = 0  # the first sequences have one new token each; attention may compute them apart from the others
+    room: Array | None = None  # [runs] tokens of each sampled sequence for which there are blocks; only if the engine speculates
+    num_verifications: int = 0  # the rows of the first sequences, newest tokens and drafts, are made from their slots (Ops.load_spans)
 
     @property
     def wanted_rows(self) -> Array | None:
@@ -82,6 +87,14 @@ class Batch:
             self, token_ids=self.token_ids[:count], positions=self.positions[:count], slot_mapping=self.slot_mapping[:count],
             query_start=self.query_start[: count + 1], context_lens=self.context_lens[:count], block_tables=self.block_tables[:count],
             num_tokens=count, num_sequences=count, max_query_len=1,
+        )  # fmt: skip
+
+    def verifications(self) -> "Batch":
+        """The sequences that verify drafts; the arrays over tokens are those of the whole batch."""
+        count = self.num_verifications
+        return replace(
+            self, query_start=self.query_start[: count + 1], context_lens=self.context_lens[:count], block_tables=self.block_tables[:count],
+            num_sequences=count,
         )  # fmt: skip
 
     def prompts(self) -> "Batch":
@@ -274,26 +287,26 @@ class Ops(Protocol):
         """
         ...
 
-    def sample(self, logits: Array, sampling: SamplingTensors, slots: Array) -> Array:
+    def sample(self, logits: Array, sampling: "SamplingTensors", slots: Array) -> Array:
         """One token id per row, int32 [R], from float32 logits [R, vocab]; row r draws by the parameters of slots[r], -1 gives token 0.
 
         `sampling.kind` says which rules are applied: the largest kind of the rows' requests.
         """
         ...
 
-    def log_probabilities(self, logits: Array, token_ids: Array, top: int) -> LogProbabilities:
+    def log_probabilities(self, logits: Array, token_ids: Array, top: int) -> "LogProbabilities":
         """Log-probability and rank of one token per row, token_ids int32 [R], and those of the `top` likeliest ones, in the machine's
         arrays: from float32 logits [R, vocab], as the model computed them."""
         ...
 
     # State of the running sequences (kernels/slots). R rows work for the slots int32 [R]; -1 marks a padding row.
 
-    def write_slots(self, state: SlotState, pairs: Array) -> None:
+    def write_slots(self, state: "SlotState", pairs: Array) -> None:
         """state.words[index] = word for pairs (index, word), int32 [n, 2], as `SlotState.pairs` makes them; an index below 0 is skipped."""
         ...
 
     def load_rows(
-        self, slots: Array, state: SlotState, batch: Batch, block_size: int, residual_window: int = 0, pads: bool = True
+        self, slots: Array, state: "SlotState", batch: Batch, block_size: int, residual_window: int = 0, pads: bool = True
     ) -> None:  # fmt: skip
         """Writes the arrays of a decode batch, one row per sequence: the newest token of each slot, which has no key and value yet.
 
@@ -303,7 +316,67 @@ class Ops(Protocol):
         """
         ...
 
-    def advance(self, token_ids: Array, slots: Array, state: SlotState) -> None:
+    def advance(self, token_ids: Array, slots: Array, state: "SlotState") -> None:
         """Appends one new token, token_ids int32 [R], to the sequence of each slot: the newest token, the length, the sampler's step and
         counts."""
+        ...
+
+    # Speculation (kernels/speculation). Neighbouring rows of one slot are a run: the newest token and drafts after it.
+
+    def load_spans(
+        self, slots: Array, state: "SlotState", drafts: "DraftState", batch: Batch, block_size: int, ahead: int = 0,
+        room: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Writes the arrays of a batch of verifications, one run per sequence: the newest token of each slot, then its drafts.
+
+        Overwrites token_ids, positions, slot_mapping, context_lens, and block_tables as far as the contexts reach. ahead: tokens of each
+        run to leave out; room: int32 [B], tokens of each sequence for which there are blocks, behind which no keys are written.
+        """
+        ...
+
+    def row_sampling(
+        self, slots: Array, state: "SlotState", drafts: "DraftState", kind: "SamplingKind", ahead: int = 0, salt: int = 0
+    ) -> "tuple[SamplingTensors, Array]":
+        """(parameters of R rows as if the drafts before each were accepted, the slot of each row in them), for `sample`.
+
+        ahead: drafts before the first row of each run. salt: changes the seeds.
+        """
+        ...
+
+    def accept(self, chosen: Array, computed: Array, slots: Array) -> Array:
+        """The number of new tokens of each run, in its first row, 0 in others: int32 [R]. chosen int32 [R]: what `sample` chose; computed
+        int32 [T]: the token that each row computed."""
+        ...
+
+    def distribution(self, logits: Array, sampling: "SamplingTensors", slots: Array) -> Array:
+        """The log-probabilities that `sample` draws each row from, float32 [R, vocab]: a single 0 for greedy rows."""
+        ...
+
+    def reject(
+        self, p: Array, chosen: Array, computed: Array, slots: Array, sampling: "SamplingTensors", drafts: "DraftState"
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """(the new tokens of each run in its first rows, their number in its first row and 0 in others), int32 [R] both, for drafts that
+        were drawn from drafts.log_q. p: `distribution` of the rows. chosen: draws from it."""
+        ...
+
+    def run_slots(self, slots: Array, count: int) -> Array:
+        """The slot of each of the `count` runs of these rows, int32 [count]; a row of padding is a run of slot -1."""
+        ...
+
+    def store_drafts(self, tokens: Array, slots: Array, index: int, drafts: "DraftState", log_q: Array | None = None) -> None:
+        """Stores draft number `index` of each slot, tokens int32 [B], and the distributions that they were drawn from."""
+        ...
+
+    def room_for_drafts(self, slots: Array, state: "SlotState", room: Array, drafts: "DraftState") -> Array:
+        """The number of drafts of each run that a draft model has room for, in its first row, 0 in others: int32 [R]. room: int32
+        [runs]."""
+        ...
+
+    def advance_spans(self, tokens: Array, counts: Array, slots: Array, state: "SlotState", drafts: "DraftState") -> None:
+        """Appends the first `counts` tokens of each run to the sequence of its slot."""
+        ...
+
+    def prompt_lookup(self, slots: Array, state: "SlotState", drafts: "DraftState", longest: int, shortest: int) -> Array:
+        """Writes as drafts what followed the last time that the newest tokens of each run's slot stood together; returns their number in
+        the first row, 0 in others: int32 [R]."""
         ...

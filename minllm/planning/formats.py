@@ -12,6 +12,7 @@ from minllm.kernels.quantization.formats import ALIASES, CHUNK_BITS, CODE_BITS, 
 from minllm.kernels.quantization.groups import INT4_GROUP, TOKEN_GROUP
 from minllm.machine.hardware import Gpu
 from minllm.weights.formats import SIXTEEN_BITS, WEIGHT_FORMATS
+from minllm.weights.fp8_block import BLOCK
 from minllm.weights.nf4 import NESTED_BLOCK, TABLE_BYTES
 
 PLAIN_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -81,10 +82,11 @@ def kv_format_tables() -> dict[str, dict]:
 
 def weight_format_tables() -> dict[str, dict]:
     """What a plan knows of weight formats, for code that is not Python: WeightFormat's fields of these names, and with two levels of scales
-    the groups that share one of the second level, and the bytes of tables."""
+    the groups that share one of the second level, and the bytes of tables; with blocks of outputs and inputs the size of both."""
     names = ("matrix_itemsize", "itemsize", "rates", "row_bytes", "group_size", "group_bytes")
     tables = {name: {field: getattr(one, field) for field in names} for name, one in WEIGHT_FORMATS.items()}
     tables["nf4"] |= dict(nested_size=NESTED_BLOCK, table_bytes=TABLE_BYTES)
+    tables["fp8_block"] |= dict(block_size=BLOCK)
     return tables
 
 

@@ -5,12 +5,12 @@ other threads see them after a barrier. PTX ISA, "Data Movement and Conversion I
 """
 
 import numpy as np
-from greenlet import getcurrent
 from llvmlite import ir
 
 from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
+from minllm.sim.thread import current_thread
 from minllm.sim.transfer import end_transfer, start_transfer
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
@@ -20,7 +20,7 @@ def make_cp_async_16(name, prefetch, description):
     """cp.async of 16 bytes that bypasses L1; `prefetch` is the qualifier for the bytes to prefetch into L2."""
 
     def emulation(address, array, index, valid_bytes):
-        thread, valid = getcurrent(), int(valid_bytes)
+        thread, valid = current_thread(), int(valid_bytes)
         if int(address) % 16:
             fail(f"cp.async to shared address {int(address)}, which is not aligned to 16 bytes")
         source = array.window(index, valid, alignment=16) if valid else np.empty(0, np.uint8)
@@ -63,7 +63,7 @@ cp_async_16_narrow = make_cp_async_16(
 
 def cp_async_commit_group():
     """Commit this thread's copies since its last group as a group. PTX ISA, "cp.async.commit_group"."""
-    thread = getcurrent()
+    thread = current_thread()
     thread.copy_groups.append(thread.copies)
     thread.copies = []
     thread.block.shared_transfer(thread, "cp_async_commit_group", 0, 0)
@@ -71,7 +71,7 @@ def cp_async_commit_group():
 
 def finish_copies(pending_groups):
     """Complete all but the newest `pending_groups` groups of this thread's copies."""
-    thread = getcurrent()
+    thread = current_thread()
     while len(thread.copy_groups) > pending_groups:
         for address, source, valid, transfer in thread.copy_groups.popleft():
             end_transfer(transfer, [thread])
@@ -84,7 +84,7 @@ def make_wait_group(pending):
     """cp.async.wait_group with its literal operand."""
 
     def wait():
-        thread = getcurrent()
+        thread = current_thread()
         thread.block.shared_transfer(thread, f"cp_async_wait_group_{pending}", 0, 0)
         finish_copies(pending)
 

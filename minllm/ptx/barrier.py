@@ -5,13 +5,13 @@ arrivals and bytes of a phase have come, the phase completes and the next one be
 ...) to complete. PTX ISA, "Parallel synchronization and communication instructions: mbarrier".
 """
 
-from greenlet import getcurrent
 from numba import cuda
 
 from minllm.ptx.instruction import instruction
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import fence_mbarriers, meet, shared_bytes, state
 from minllm.sim.mbarrier import MBarrier, mbarrier_at
+from minllm.sim.thread import current_thread
 
 
 def mbarrier_init(address, count):
@@ -20,7 +20,7 @@ def mbarrier_init(address, count):
     block, offset = shared_bytes(address, 8)
     if not 1 <= int(count) < 1 << 20:
         fail(f"an mbarrier of {int(count)} arrivals; it takes 1 to {(1 << 20) - 1}")
-    state(block).mbarriers[offset] = MBarrier(block, offset, int(count), getcurrent())
+    state(block).mbarriers[offset] = MBarrier(block, offset, int(count), current_thread())
 
 
 def mbarrier_inval(address):
@@ -75,7 +75,7 @@ def mbarrier_try_wait_parity(address, parity):
 def fence_mbarrier_init():
     """fence_mbarrier_init(): make the mbarriers that this thread has initialised visible to TMA (the tensor memory accelerator) and to the
     cluster's other blocks. PTX ISA, "fence.mbarrier_init"."""
-    fence_mbarriers(getcurrent())
+    fence_mbarriers(current_thread())
 
 
 def named_barrier(barrier, thread_count):

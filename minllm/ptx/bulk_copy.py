@@ -6,7 +6,6 @@ may be overwritten, without until they are written. A copy sees what threads hav
 true of the tiles of tensor_copy.py. PTX ISA, "Data movement and conversion instructions: bulk copy".
 """
 
-from greenlet import getcurrent
 from llvmlite import ir
 
 from minllm.machine.numba_cuda import intrinsic, types
@@ -15,6 +14,7 @@ from minllm.ptx.swizzle import CHUNK_BYTES
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import BulkStore, asynchronous_view, commit_stores, shared_bytes, state, wait_for_stores
 from minllm.sim.mbarrier import mbarrier_at
+from minllm.sim.thread import current_thread
 from minllm.sim.transfer import end_transfer, run_of_chunks, start_transfer
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
@@ -28,7 +28,7 @@ def deliver(block, offset, data):
 
 def start_copy(block, offset, byte_count, barrier, data):
     """Start a copy into shared memory that completes on an MBarrier; `data()` returns the bytes that arrive."""
-    thread = getcurrent()
+    thread = current_thread()
     block.shared_transfer(thread, "bulk", offset, byte_count)
     transfer = start_transfer(thread, block, "a bulk copy", "write", run_of_chunks(offset, byte_count), barrier)
     barrier.start_copy(byte_count, lambda starter: deliver(block, offset, data()), transfer)
@@ -61,7 +61,7 @@ def global_shared_emulation(array, index, address, byte_count):
     def read():
         return asynchronous_view(block)[offset : offset + count].copy()
 
-    state(getcurrent()).stores.append(BulkStore(read, write, block, run_of_chunks(offset, count)))
+    state(current_thread()).stores.append(BulkStore(read, write, block, run_of_chunks(offset, count)))
 
 
 def cp_async_bulk_shared_shared(address, source, byte_count, barrier):
@@ -69,10 +69,10 @@ def cp_async_bulk_shared_shared(address, source, byte_count, barrier):
     block's shared address `source` to a shared::cluster address; the copy completes on an mbarrier there. PTX ISA, "cp.async.bulk"."""
     block, offset, count = check_run(address, byte_count)
     own, start, _ = check_run(source, byte_count)
-    reading = start_transfer(getcurrent(), own, "a bulk copy", "read", run_of_chunks(start, count))
+    reading = start_transfer(current_thread(), own, "a bulk copy", "read", run_of_chunks(start, count))
 
     def read():
-        end_transfer(reading, [getcurrent()] if getcurrent().block is own else [])
+        end_transfer(reading, [current_thread()] if current_thread().block is own else [])
         return asynchronous_view(own)[start : start + count].copy()
 
     start_copy(block, offset, count, mbarrier_at(barrier), read)

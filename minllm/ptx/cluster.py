@@ -5,13 +5,13 @@ shared memory; a plain shared address is the block's own. PTX ISA, "Cluster dime
 """
 
 import numpy as np
-from greenlet import getcurrent
 
 from minllm.ptx.instruction import instruction
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import RANK_SHIFT, shared_bytes
 from minllm.sim.machine import collective
 from minllm.sim.mbarrier import mbarrier_at
+from minllm.sim.thread import current_thread
 
 
 def cluster_of(thread):
@@ -23,12 +23,12 @@ def cluster_of(thread):
 
 def cluster_ctarank():
     """cluster_ctarank() -> uint32: the block's rank in its cluster. PTX ISA, "%cluster_ctarank"."""
-    return getcurrent().block.rank
+    return current_thread().block.rank
 
 
 def cluster_nctarank():
     """cluster_nctarank() -> uint32: the number of blocks in the cluster. PTX ISA, "%cluster_nctarank"."""
-    cluster = getcurrent().block.cluster
+    cluster = current_thread().block.cluster
     return len(cluster.blocks) if cluster else 1
 
 
@@ -36,7 +36,7 @@ def make_cluster_ctaid(axis):
     """%cluster_ctaid.x, .y or .z."""
 
     def cluster_ctaid():
-        block = getcurrent().block
+        block = current_thread().block
         return block.index["xyz".index(axis)] % block.cluster.dimensions["xyz".index(axis)] if block.cluster else 0
 
     cluster_ctaid.__name__ = f"cluster_ctaid_{axis}"
@@ -48,13 +48,13 @@ def make_cluster_ctaid(axis):
 def barrier_cluster_arrive():
     """barrier_cluster_arrive(): arrive at the cluster's barrier, as every thread of all its blocks must; barrier_cluster_wait follows. PTX
     ISA, "barrier.cluster.arrive", .release."""
-    thread = getcurrent()
+    thread = current_thread()
     cluster_of(thread).arrive(thread)
 
 
 def barrier_cluster_wait():
     """barrier_cluster_wait(): wait until all threads of the cluster have arrived. PTX ISA, "barrier.cluster.wait", .acquire."""
-    thread = getcurrent()
+    thread = current_thread()
     cluster = cluster_of(thread)
     if thread not in cluster.arrived_in:
         fail("barrier.cluster.wait without barrier.cluster.arrive before it")
@@ -64,7 +64,7 @@ def barrier_cluster_wait():
 def mapa(address, rank):
     """mapa(address, rank) -> uint32: the shared::cluster address that corresponds to a shared address in the block with this rank. PTX
     ISA, "mapa"."""
-    thread, rank = getcurrent(), int(rank)
+    thread, rank = current_thread(), int(rank)
     if not 0 <= rank < (len(thread.block.cluster.blocks) if thread.block.cluster else 1):
         fail(f"mapa to rank {rank}, which the cluster does not have")
     return (rank + 1) << RANK_SHIFT | int(address) & (1 << RANK_SHIFT) - 1 if thread.block.cluster else int(address)

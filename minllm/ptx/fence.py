@@ -3,16 +3,15 @@
 The async proxy serves TMA (the tensor memory accelerator) and wgmma.
 """
 
-from greenlet import getcurrent
-
 from minllm.ptx.instruction import instruction
 from minllm.sim.asynchrony import fence_asynchronous_view
+from minllm.sim.thread import current_thread
 
 
 def fence_proxy_async():
     """fence_proxy_async(): make this thread's stores to shared memory visible to TMA and wgmma. Its place is between the stores and the
     barrier after which a thread starts the copy or the product. PTX ISA, "fence.proxy.async"."""
-    fence_asynchronous_view(getcurrent())
+    fence_asynchronous_view(current_thread())
 
 
 def fence_proxy_tensormap_acquire(tensor_map):

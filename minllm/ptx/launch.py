@@ -3,14 +3,13 @@
 A kernel starts while its predecessor in the stream still runs.
 """
 
-from greenlet import getcurrent
-
 from minllm.ptx.instruction import instruction
+from minllm.sim.thread import current_thread
 
 
 def griddepcontrol_wait():
     """Wait until the kernels before this one in the stream have finished and their writes are visible."""
-    getcurrent().has_waited_for_predecessors = True
+    current_thread().has_waited_for_predecessors = True
 
 
 def griddepcontrol_launch_dependents():

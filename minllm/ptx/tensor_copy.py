@@ -10,7 +10,6 @@ import itertools
 import sys
 
 import numpy as np
-from greenlet import getcurrent
 
 from minllm.ptx.bulk_copy import start_copy
 from minllm.ptx.instruction import instruction
@@ -19,6 +18,7 @@ from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import RANK_SHIFT, BulkStore, asynchronous_view, shared_bytes, state
 from minllm.sim.mbarrier import mbarrier_at
 from minllm.sim.place import kernel_frame
+from minllm.sim.thread import current_thread
 from minllm.sim.transfer import run_of_chunks
 
 TENSOR_ALIGNMENT = 128
@@ -53,7 +53,7 @@ def write_tile(tensor_map, corner, tile):
 
 def report_tile(tensor_map, corner, kind):
     """Report to the monitor which bytes of the array a copy reads or writes, line by line of the tile."""
-    thread, array = getcurrent(), tensor_map.array
+    thread, array = current_thread(), tensor_map.array
     if thread.block.monitor is None:
         return
     frame, itemsize = kernel_frame(sys._getframe(1)), array.dtype.itemsize
@@ -104,7 +104,7 @@ def make_tensor_load(axes):
 
     def multicast(address, tensor_map, *operands):
         *coordinates, barrier, mask = operands
-        cluster, corner = getcurrent().block.cluster, corner_of(coordinates, tensor_map)
+        cluster, corner = current_thread().block.cluster, corner_of(coordinates, tensor_map)
         if cluster is None or int(mask) >> len(cluster.blocks):
             fail(f"a multicast copy to the blocks {int(mask):#x} of a cluster of {len(cluster.blocks) if cluster else 1}")
         report_tile(tensor_map, corner, "read")
@@ -154,7 +154,7 @@ def make_tensor_store(axes):
             return lines[chunks].reshape(-1).view(tensor_map.array.dtype).reshape(tensor_map.box)
 
         own = run_of_chunks(offset, tensor_map.box_bytes)
-        state(getcurrent()).stores.append(BulkStore(read, lambda tile: write_tile(tensor_map, corner, tile), block, own))
+        state(current_thread()).stores.append(BulkStore(read, lambda tile: write_tile(tensor_map, corner, tile), block, own))
 
     store.__name__ = f"cp_async_bulk_tensor_{axes}d_global_shared"
     places = ", ".join(f"c{axis}" for axis in range(axes))

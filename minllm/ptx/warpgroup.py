@@ -15,7 +15,6 @@ after every HGMMA. PTX ISA, "Asynchronous warpgroup level matrix instructions".
 
 import functools
 
-from greenlet import getcurrent
 from llvmlite import ir
 
 from minllm.errors import KernelArgumentError
@@ -24,6 +23,7 @@ from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emu
 from minllm.ptx.warpgroup_product import WARPGROUP, Product, run_groups, start_reading
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import meet, state
+from minllm.sim.thread import current_thread
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -52,7 +52,7 @@ def make_wgmma(n, dtype="bf16", a="shared", a_major="k", b_major="k"):
 
 def start_product(product, *operands):
     """Remember a product of the running thread until its group is waited for."""
-    own = state(getcurrent())
+    own = state(current_thread())
     if not own.registers_fenced:
         fail("wgmma without wgmma_fence before it: its registers are not settled")
     own.products.append((product, operands, start_reading(product, operands)))
@@ -124,12 +124,12 @@ def from_registers(product):
 def wgmma_fence():
     """wgmma_fence(): order this thread's register accesses before the products that follow. It is needed before the first product, and
     again after accesses to accumulators or registers of A. PTX ISA, "wgmma.fence"."""
-    state(getcurrent()).registers_fenced = True
+    state(current_thread()).registers_fenced = True
 
 
 def wgmma_commit_group():
     """wgmma_commit_group(): commit the products since the warpgroup's last group as a group. PTX ISA, "wgmma.commit_group"."""
-    own = state(getcurrent())
+    own = state(current_thread())
     own.product_groups.append(own.products)
     own.products = []
 
@@ -138,7 +138,7 @@ def make_wait_group(pending):
     """wgmma.wait_group with its literal operand."""
 
     def wait():
-        thread = getcurrent()
+        thread = current_thread()
         own = state(thread)
         if len(own.product_groups) <= pending:
             return

@@ -8,11 +8,11 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-from greenlet import getcurrent
 
 from minllm.ptx.descriptor import matrix_chunks, read_matrix
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import asynchronous_view
+from minllm.sim.thread import current_thread
 from minllm.sim.transfer import end_transfer, start_transfer
 
 WARPGROUP = 128
@@ -49,7 +49,7 @@ def run_groups(threads, pending):
 
 def start_reading(product, operands):
     """Report to the monitor, once per warpgroup, what a product reads from shared memory -> Transfer, or None."""
-    thread, (_, a, b, _) = getcurrent(), operands
+    thread, (_, a, b, _) = current_thread(), operands
     if thread.block.monitor is None or thread.number % WARPGROUP:
         return None
     return start_transfer(thread, thread.block, "wgmma", "read", operand_chunks(product, None if product.a_in_registers else a, b))

@@ -14,7 +14,7 @@ from minllm.errors import DeviceError
 from minllm.machine.driver import LIBRARY
 from minllm.machine.occupancy import MULTIPROCESSORS
 
-AMPERE, ADA, HOPPER = (8, 0), (8, 9), (9, 0)  # compute capabilities
+AMPERE, ADA, HOPPER, CONSUMER_BLACKWELL = (8, 0), (8, 9), (9, 0), (12, 0)  # compute capabilities
 SIMULATED_CAPABILITY, SIMULATED_SMS = HOPPER, 132  # without a GPU: an H200
 
 

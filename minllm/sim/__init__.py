@@ -1,4 +1,4 @@
-"""The SIMT simulator: runs kernels on the CPU, one greenlet per CUDA thread.
+"""The SIMT simulator: runs kernels on the CPU, thread by thread, in greenlets.
 
     from minllm.sim import simulate
     simulate(kernel, grid, block, *numpy_arrays, shared_bytes=0)

@@ -9,7 +9,6 @@ import math
 import sys
 
 import numpy as np
-from greenlet import getcurrent
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from minllm.errors import SimulationError
@@ -34,6 +33,7 @@ def failure(what):
 
 
 REDUCTIONS = {"sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "argmin", "argmax"}
+NUMPY_REDUCTIONS = {*REDUCTIONS, "amin", "amax", "count_nonzero", "nanmax", "nanmin", "nanmean", "nanprod", "nanstd", "nansum", "nanvar"}
 
 
 class CheckedArray(NDArrayOperatorsMixin):
@@ -52,12 +52,12 @@ class CheckedArray(NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
     def __init__(self, data, space="global", base=0, name=""):
-        self.data, self.shape, self.ndim, self.size, self.dtype = data, data.shape, data.ndim, data.size, data.dtype
+        dtype = data.dtype
+        self.data, self.shape, self.ndim, self.size, self.dtype = data, data.shape, data.ndim, data.size, dtype
         self.space, self.base, self.name = space, base, name
-        self.integer, self.signed = data.dtype.kind in "iu", data.dtype.kind == "i"
-        self.itemsize = data.dtype.itemsize
+        self.integer, self.signed, self.itemsize = dtype.kind in "iu", dtype.kind == "i", dtype.itemsize
         # An int below this is a valid index by itself: the common case.
-        self.quick = data.size if data.ndim == 1 and data.dtype.names is None else 0
+        self.quick = self.size if self.ndim == 1 and dtype.names is None else 0
         self.address = base if space == "shared" else None  # address of the first byte; None until it is first needed
         self.flat = None if data.flags.c_contiguous else bytes_between(data)  # None until it is first needed
 
@@ -85,6 +85,8 @@ class CheckedArray(NDArrayOperatorsMixin):
         fail(f"{name} of the {self} is not known to the simulator")
 
     def __array_function__(self, function, types, arguments, options):
+        if function.__name__ in NUMPY_REDUCTIONS and len(arguments) == 1 and not options:
+            return function(self.values())
         fail(f"numpy.{function.__name__} of the {self} is not known to the simulator")
 
     def values(self):
@@ -260,24 +262,28 @@ class CheckedArray(NDArrayOperatorsMixin):
             try:
                 self.data[indices] = value
             except (TypeError, ValueError):
-                fail(f"a {type(value).__name__} cannot be stored in the {self} of {self.dtype}")
+                fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
         except OverflowError:  # integers wrap on a GPU; NumPy refuses them
-            bits = 8 * self.itemsize
+            bits, exact = 8 * self.itemsize, value
             value &= (1 << bits) - 1
             self.data[index] = value - (1 << bits) if self.signed and value >> bits - 1 else value
+            self.wraps(index, exact)
+
+    def wraps(self, index, exact):
+        """A store of an integer that does not fit has wrapped; a MonitoredArray reports it."""
 
     def as_integer(self, value):
         """NaN or infinity as an integer; other values that are no numbers are errors."""
         if isinstance(value, (float, np.floating)):
             return 0 if value != value else int(np.iinfo(self.dtype).max if value > 0 else np.iinfo(self.dtype).min)
-        fail(f"a {type(value).__name__} cannot be stored in the {self} of {self.dtype}")
+        fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
 
     def atomic(self, index, change):
         """Replace the element by `change(element)`; returns the old one."""
         old = self[index]
         new = change(old)
         self[index] = new
-        count_poll(getcurrent(), new != old)
+        count_poll(current_thread(), new != old)
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):
@@ -305,6 +311,14 @@ class CheckedArray(NDArrayOperatorsMixin):
         """The same memory under another dtype (one-dimensional)."""
         self.check_contiguous("viewed")
         return self.part(self.data.reshape(-1).view(dtype_of(dtype)), 0)
+
+
+def kind_of(value):
+    """What a value is, in words."""
+    if isinstance(value, CheckedArray):
+        return f"an array of shape {value.shape}"
+    kinds = {Record: "a record", complex: "a complex number", type(None): "None", np.complex128: "a complex number"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 def poisoned(shape, dtype):

@@ -12,10 +12,10 @@ brings up to date.
 from collections import deque
 
 import numpy as np
-from greenlet import getcurrent
 
 from minllm.sim.arrays import fail
-from minllm.sim.machine import SHARED_MEMORY_BYTES, block_scheduler_switch
+from minllm.sim.machine import SHARED_MEMORY_BYTES
+from minllm.sim.thread import current_thread
 from minllm.sim.transfer import CHUNK, end_transfer, start_transfer
 
 RANK_SHIFT = 24  # a shared::cluster address is (rank + 1) << 24 | offset, a shared::cta address just the offset
@@ -58,7 +58,7 @@ def state(owner):
 def park(thread, reason):
     """Stop the running thread until `wake`; str(reason) is its line in a deadlock report."""
     thread.waiting_for = reason
-    block_scheduler_switch(thread)
+    thread.pause()
 
 
 def wake(thread):
@@ -72,7 +72,7 @@ def meet(key, count, reason, value=None, compute=None, waits=True, orders=True):
     The last thread computes `compute({thread: value})` -> {thread: result}; each thread that waited returns its result. orders: whether
     the meeting orders memory accesses of all these threads, as a barrier does.
     """
-    thread = getcurrent()
+    thread = current_thread()
     meetings = state(thread.block).meetings
     values, waiting = meetings.setdefault(key, ({}, []))
     values[thread] = value
@@ -112,7 +112,7 @@ def acquire(thread, thing):
 
 def locate(address):
     """(block, offset) of the running thread's shared::cta or shared::cluster address."""
-    block, address = getcurrent().block, int(address)
+    block, address = current_thread().block, int(address)
     rank, offset = address >> RANK_SHIFT, address & (1 << RANK_SHIFT) - 1
     if rank:
         if block.cluster is None or rank > len(block.cluster.blocks):
@@ -166,14 +166,14 @@ class BulkStore:
 
     def __init__(self, read, write, block, chunks):
         self.read_source, self.write, self.data = read, write, None
-        self.transfer = start_transfer(getcurrent(), block, "a bulk store", "read", chunks)
+        self.transfer = start_transfer(current_thread(), block, "a bulk store", "read", chunks)
 
     def read(self):
         """Read the source's bytes, unless this has already happened."""
         if self.data is None:
             check_fenced(self.transfer)
             self.data = self.read_source()
-            end_transfer(self.transfer, [getcurrent()])
+            end_transfer(self.transfer, [current_thread()])
 
     def finish(self):
         """Read the source and write the destination."""
@@ -198,14 +198,14 @@ def check_fenced(transfer):
 
 def commit_stores():
     """Commit the bulk stores that the running thread has started since its last group as a group."""
-    own = state(getcurrent())
+    own = state(current_thread())
     own.store_groups.append(own.stores)
     own.stores = []
 
 
 def wait_for_stores(pending, only_read):
     """Complete all but the newest `pending` groups: their reads, and unless `only_read` their writes."""
-    groups = state(getcurrent()).store_groups
+    groups = state(current_thread()).store_groups
     for group in list(groups)[: max(len(groups) - pending, 0)]:
         for store in group:
             store.read() if only_read else store.finish()

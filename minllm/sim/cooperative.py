@@ -4,10 +4,9 @@ All blocks of such a grid run at the same time. Here the blocks of such a grid s
 resident at once (CUDA C++ Programming Guide, "Grid Synchronization").
 """
 
-from greenlet import getcurrent
-
 from minllm.sim.arrays import fail
-from minllm.sim.machine import block_scheduler_switch, run_together
+from minllm.sim.machine import run_together
+from minllm.sim.thread import current_thread
 
 COOPERATIVE_NAMES = {"this_grid"}  # a kernel that refers to one of these is launched cooperatively
 
@@ -33,26 +32,44 @@ class Grid:
         return f"; {len(gone)} threads have returned without reaching the grid's barrier, the first of them {first}"
 
     def sync(self):
-        """Wait for all threads of the grid; if one has already ended, this is a deadlock."""
-        thread = getcurrent()
+        """Wait for all threads of the grid."""
+        thread = current_thread()
         self.waiting.append(thread)
-        if len(self.waiting) == self.count:
-            waiting, self.waiting = self.waiting, []
-            if thread.block.monitor is not None:
-                thread.block.monitor.grid_barrier()
-            for block in self.blocks:
-                if block.monitor is not None:
-                    block.monitor.barrier(block, [other for other in waiting if other.block is block])
-            self.blocks[0].runnable.extend(other for other in waiting if other is not thread)
-            return 0
-        thread.waiting_for = self
-        block_scheduler_switch(thread)
+        if len(self.waiting) < self.count:
+            thread.waiting_for = self
+            thread.pause()
+        else:
+            self.release()
         return 0
+
+    def release(self):
+        """Let all threads that wait go on."""
+        waiting, self.waiting = self.waiting, []
+        if self.blocks[0].monitor is not None:
+            self.blocks[0].monitor.grid_barrier()
+        for block in self.blocks:
+            if block.monitor is not None:
+                block.monitor.barrier(block, [other for other in waiting if other.block is block])
+        running = current_thread()
+        self.blocks[0].runnable.extend(other for other in waiting if other is not running)
+
+    def release_without_returned(self):
+        """Release the barrier if all living threads wait; returns whether they do. Under a detector it is a deadlock.
+
+        A GPU's barrier works so as long as the first thread of every block arrives: it speaks for the block.
+        """
+        if self.blocks[0].monitor is not None and self.blocks[0].monitor.all_must_meet:
+            return False
+        living = sum(block.alive for block in self.blocks)
+        complete = living == len(self.waiting) and not any(block.threads[0].dead for block in self.blocks)
+        if complete:
+            self.release()
+        return complete
 
 
 def this_grid():
     """`cuda.cg.this_grid()`."""
-    grid = getcurrent().block.cooperative
+    grid = current_thread().block.cooperative
     if grid is None:
         fail("cuda.cg.this_grid() in a launch by clusters, or behind another module's name: the simulator runs such blocks in turn")
     return grid

@@ -4,13 +4,13 @@ import math
 import sys
 
 import numpy as np
-from greenlet import getcurrent
 
 from minllm.sim.arrays import fail, poison
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.monitored_arrays import checked
-from minllm.sim.place import assigned_name, code_number, instruction
+from minllm.sim.place import assigned_at, assigned_name, code_number, instruction
 from minllm.sim.scalars import dtype_of
+from minllm.sim.thread import current_thread
 
 STATIC_BYTES = 48 * 1024  # of shared memory in arrays of a fixed shape, whatever the GPU
 
@@ -29,7 +29,7 @@ class SharedMemory(Named):
 
     def array(self, shape, dtype, alignment=None):
         """A static array, one per block and place in the code; shape 0 means the dynamic shared memory."""
-        block, dtype = getcurrent().block, dtype_of(dtype)
+        block, dtype = current_thread().block, dtype_of(dtype)
         code, offset = instruction(sys._getframe(1))
         key = code_number(code), offset
         if key not in block.shared_arrays:
@@ -62,8 +62,9 @@ class LocalMemory(Named):
 
     def array(self, shape, dtype, alignment=None):
         """A thread's own array, filled with NaN."""
-        name = assigned_name(*instruction(sys._getframe(1)))
-        return checked(poison(shape, dtype_of(dtype)).copy(), "local", 0, name, getcurrent().block.monitor)
+        frame = sys._getframe(1)
+        name = assigned_at(frame.f_code, frame.f_lasti)
+        return checked(poison(shape, dtype_of(dtype)).copy(), "local", 0, name, current_thread().block.monitor)
 
 
 class ConstantMemory(Named):
@@ -76,7 +77,7 @@ class ConstantMemory(Named):
         name = assigned_name(*instruction(sys._getframe(1)))
         data = np.array(array, order="C")
         data.flags.writeable = False
-        return checked(data, "constant", 0, name, getcurrent().block.monitor)
+        return checked(data, "constant", 0, name, current_thread().block.monitor)
 
 
 class Atomic(Named):

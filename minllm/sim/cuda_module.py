@@ -5,18 +5,17 @@ import sys
 
 import numba.cuda
 import numpy as np
-from greenlet import getcurrent
 
 from minllm.machine.numba_cuda import types
 from minllm.sim.arrays import fail
 from minllm.sim.cooperative import this_grid
 from minllm.sim.cuda_memory import Atomic, ConstantMemory, LocalMemory, SharedMemory
-from minllm.sim.half_precision import HalfPrecision
+from minllm.sim.half_precision import BF16, FP16
 from minllm.sim.machine import FULL_MASK, barrier, collective
-from minllm.sim.place import instruction
+from minllm.sim.place import instruction, kernel_frame
 from minllm.sim.polling import give_way
 from minllm.sim.scalars import simulated_type
-from minllm.sim.thread import WARP_SIZE
+from minllm.sim.thread import WARP_SIZE, current_thread
 from minllm.sim.vectors import is_vector_stub, vector_type
 
 
@@ -40,12 +39,12 @@ class SimulatedCuda:
 
     shared, local, const, atomic = SharedMemory(), LocalMemory(), ConstantMemory(), Atomic()
     warpsize = WARP_SIZE
-    cg, fp16 = CooperativeGroups(), HalfPrecision()
-    threadIdx = property(lambda self: getcurrent().index)
-    blockIdx = property(lambda self: getcurrent().block.index)
-    blockDim = property(lambda self: getcurrent().block.dimensions)
-    gridDim = property(lambda self: getcurrent().block.grid)
-    laneid = property(lambda self: getcurrent().lane)
+    cg, fp16, bf16 = CooperativeGroups(), FP16, BF16
+    threadIdx = property(lambda self: current_thread().index)
+    blockIdx = property(lambda self: current_thread().block.index)
+    blockDim = property(lambda self: current_thread().block.dimensions)
+    gridDim = property(lambda self: current_thread().block.grid)
+    laneid = property(lambda self: current_thread().lane)
 
     def __getattr__(self, name):
         value = getattr(numba.cuda, name, None)
@@ -57,14 +56,15 @@ class SimulatedCuda:
 
     def grid(self, dimensions):
         """The thread's position in the grid, in 1, 2 or 3 dimensions."""
-        thread = getcurrent()
-        triples = zip(thread.block.index, thread.block.dimensions, thread.index)
-        position = tuple(block * size + inside for block, size, inside in triples)
-        return position[0] if dimensions == 1 else position[:dimensions]
+        thread = current_thread()
+        block = thread.block
+        if dimensions == 1:
+            return block.index.x * block.dimensions.x + thread.index.x
+        return tuple(index * size + inside for index, size, inside in zip(block.index, block.dimensions, thread.index))[:dimensions]
 
     def gridsize(self, dimensions):
         """Threads of the whole grid, in 1, 2 or 3 dimensions."""
-        block = getcurrent().block
+        block = current_thread().block
         sizes = tuple(blocks * size for blocks, size in zip(block.grid, block.dimensions))
         return sizes[0] if dimensions == 1 else sizes[:dimensions]
 
@@ -87,7 +87,7 @@ class SimulatedCuda:
 
     def threadfence(self):
         """Threads run in turn, so every store is visible at once."""
-        thread = getcurrent()
+        thread = current_thread()
         if thread.block.monitor is not None:
             thread.block.monitor.fence(thread)
 
@@ -95,7 +95,7 @@ class SimulatedCuda:
 
     def nanosleep(self, nanoseconds):
         """Let the other threads run first, so that a loop that sleeps and polls makes progress."""
-        thread = getcurrent()
+        thread = current_thread()
         monitor = thread.block.monitor
         if monitor is not None:
             monitor.sleep(thread)
@@ -106,10 +106,19 @@ class SimulatedCuda:
     # Shuffles: every lane provides a value and names the lane from which it reads
 
     def _shuffle(self, kind, mask, value, source):
+        monitor = current_thread().block.monitor
+        place = None if monitor is None else instruction(kernel_frame(sys._getframe(1)))
+
+        def undefined(own, lane, wanted):
+            """What a lane gets from one that does not take part: its own value, which under a detector must not be stored."""
+            found = None if monitor is None else monitor.undefined(own, missing_source(kind, mask, lane, wanted), place)
+            return own if found is None else found
+
         def exchange(values):
-            if kind in ("shfl", "shfl_xor"):  # up and down may reach over the mask's end, to values that nobody uses
+            if kind in ("shfl", "shfl_xor"):
                 check_sources(kind, mask, values)
-            return {lane: values[wanted][0] if wanted in values else own for lane, (own, wanted) in values.items()}
+            # Up and down may reach over the mask's end, for values that nobody uses.
+            return {lane: values[wanted][0] if wanted in values else undefined(own, lane, wanted) for lane, (own, wanted) in values.items()}
 
         return collective(kind, (value, source), exchange, mask)
 
@@ -117,14 +126,14 @@ class SimulatedCuda:
         return self._shuffle("shfl", mask, value, int(source_lane) % WARP_SIZE)
 
     def shfl_xor_sync(self, mask, value, lane_mask):
-        return self._shuffle("shfl_xor", mask, value, getcurrent().lane ^ int(lane_mask))
+        return self._shuffle("shfl_xor", mask, value, current_thread().lane ^ int(lane_mask))
 
     def shfl_down_sync(self, mask, value, delta):
-        lane = getcurrent().lane
+        lane = current_thread().lane
         return self._shuffle("shfl_down", mask, value, lane + int(delta) if lane + int(delta) < WARP_SIZE else lane)
 
     def shfl_up_sync(self, mask, value, delta):
-        lane = getcurrent().lane
+        lane = current_thread().lane
         return self._shuffle("shfl_up", mask, value, lane - int(delta) if lane >= int(delta) else lane)
 
     # Votes
@@ -155,11 +164,11 @@ class SimulatedCuda:
         return collective("eq", bool(predicate), lambda v: dict.fromkeys(v, len(set(v.values())) == 1), mask)
 
     def lanemask_lt(self):
-        return (1 << getcurrent().lane) - 1
+        return (1 << current_thread().lane) - 1
 
     def activemask(self):
         """The mask of lanes that reach this instruction in the same scheduling round."""
-        thread = getcurrent()
+        thread = current_thread()
         key = "activemask", instruction(sys._getframe(1))
         together = thread.warp.meetings.setdefault(key, set())
         together.add(thread.lane)
@@ -210,9 +219,13 @@ def check_sources(kind, mask, values):
     """Fail if a lane reads from one that does not take part. values: {lane: (value, source lane)}."""
     for lane, (_, source) in values.items():
         if source not in values:
-            why = "is not in the mask" if not int(mask) >> source & 1 else "does not exist or has returned"
-            what = f"{kind} with mask {int(mask) & FULL_MASK:#010x}"
-            fail(f"{what}: lane {lane} reads from lane {source}, which {why}, so its value is undefined")
+            fail(f"{missing_source(kind, mask, lane, source)}, so its value is undefined")
+
+
+def missing_source(kind, mask, lane, source):
+    """A clause about a lane that reads from one that does not take part."""
+    why = "is not in the mask" if not int(mask) >> source & 1 else "does not exist or has returned"
+    return f"{kind} with mask {int(mask) & FULL_MASK:#010x}: lane {lane} reads from lane {source}, which {why}"
 
 
 def unsigned(value, bits):

@@ -1,14 +1,18 @@
 """libdevice's functions that neither `math` nor a NumPy function of the same name computes, in float64 or in integers.
 
-The result is rounded to the type that Numba declares. Missing are arithmetic that does not round to nearest (_rd, _ru, _rz), remquo and the
-Bessel functions.
+The result is rounded to the type that Numba declares; functions whose name ends with a mode of rounding round themselves (rounding.py).
 """
 
 import math
 import struct
+from fractions import Fraction
+from functools import partial
 from statistics import NormalDist
 
 import numpy as np
+
+from minllm.sim.bessel import jn, yn
+from minllm.sim.rounding import EXACT, with_rounding
 
 
 def bits(value, to, kind):
@@ -30,6 +34,25 @@ def byte_perm(a, b, selector):
 def normal_inverse(p):
     """The number below which a standard normal variable is with probability p: libdevice's normcdfinv."""
     return NormalDist().inv_cdf(p) if 0 < p < 1 else -math.inf if p == 0 else math.inf if p == 1 else math.nan
+
+
+def gamma(x):
+    """The gamma function; infinite at 0, NaN at negative integers."""
+    if x == math.floor(x) and x <= 0:
+        return math.copysign(math.inf, x) if x == 0 else math.nan
+    try:
+        return math.gamma(x)
+    except OverflowError:
+        return math.inf
+
+
+def remquo(x, y):
+    """(the remainder of x / y rounded to nearest, the low bits of that quotient)."""
+    if not math.isfinite(x) or y == 0 or y != y:
+        return math.nan, 0
+    remainder = math.remainder(x, y)
+    quotient = 0 if math.isinf(y) else round((Fraction(x) - Fraction(remainder)) / Fraction(y))
+    return remainder, (abs(quotient) & 7) * (1 if quotient >= 0 else -1)
 
 
 def half(value):
@@ -103,7 +126,12 @@ FLOATS = {
     "saturate": lambda x: 0.0 if x != x else min(max(x, 0.0), 1.0),
     "scalbn": lambda x, n: math.ldexp(x, int(n)),
     "ldexp": lambda x, n: math.ldexp(x, int(n)),
-    "tgamma": math.gamma,
+    "tgamma": gamma,
+    "lgamma": lambda x: math.inf if x <= 0 and x == math.floor(x) else math.lgamma(x),
+    **{f"j{n}": partial(jn, n) for n in (0, 1)},
+    **{f"y{n}": partial(yn, n) for n in (0, 1)},
+    "jn": jn,
+    "yn": yn,
     "half2float": lambda x: np.int16(x).view(np.float16),
     "float2half_rn": half,
     "double2hiint": lambda x: struct.unpack("<ii", struct.pack("<d", x))[1],
@@ -119,16 +147,13 @@ FLOATS = {
 TUPLES = {
     "sincos": lambda x: (math.sin(x), math.cos(x)),
     "sincospi": lambda x: (FLOATS["sinpi"](x), FLOATS["cospi"](x)),
+    "frexp": math.frexp,
+    "modf": math.modf,
+    "remquo": remquo,
 }
 
-OPERATIONS = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "rcp": lambda a: 1 / a,
-    "sqrt": np.sqrt,
-}
+FORMATS = {"d": np.float64, "f": np.float32, "double": np.float64, "float": np.float32}
+MODES = ("rn", "rd", "ru", "rz")
 TO_INTEGER = {"rn": np.rint, "rd": np.floor, "ru": np.ceil, "rz": np.trunc}
 
 
@@ -139,14 +164,21 @@ def named(name):
         found = FLOATS.get(name[:-1]) or TUPLES.get(name[:-1])
     if found is not None:
         return found
-    stem, _, mode = name.rpartition("_")
-    if mode != "rn" and mode not in TO_INTEGER:
+    return with_mode(*name.rpartition("_")[::2])
+
+
+def with_mode(stem, mode):
+    """The function of a name that ends with a mode of rounding, such as dadd_rd, fmaf_rz, int2float_ru; None for one that is not here."""
+    if mode not in MODES:
         return None
-    if stem[1:] in OPERATIONS and mode == "rn":
-        return OPERATIONS[stem[1:]]
+    if stem in ("fma", "fmaf"):
+        return with_rounding("fma", mode, np.float32 if stem == "fmaf" else np.float64)
+    if stem[1:] in EXACT and stem[0] in FORMATS:
+        return with_rounding(stem[1:], mode, FORMATS[stem[0]])
     source, _, target = stem.partition("2")
     if target in ("int", "uint", "ll", "ull"):
         return TO_INTEGER[mode]
-    if target in ("float", "double") and mode == "rn":
-        return (lambda x: unsigned(x, 32 if source == "uint" else 64)) if source in ("uint", "ull") else lambda x: x
-    return None
+    if target not in FORMATS:
+        return None
+    convert = with_rounding("convert", mode, FORMATS[target])
+    return (lambda x: convert(unsigned(x, 32 if source == "uint" else 64))) if source in ("uint", "ull") else convert

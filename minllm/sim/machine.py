@@ -1,4 +1,4 @@
-"""Warps and blocks: one greenlet per CUDA thread, one of which runs at a time.
+"""Warps and blocks: their threads run in greenlets (thread.py), one at a time.
 
 A thread runs until a barrier or a warp-wide instruction. The last thread to arrive computes the result for all participants, and all of
 them continue. If threads still wait and none can run, the kernel would hang or be undefined on a GPU: SimulationError says which threads
@@ -6,20 +6,19 @@ wait where.
 """
 
 import ast
-import linecache
+import contextvars
 import sys
-import traceback
 from collections import deque
 
 import numpy as np
-from greenlet import getcurrent
 
 from minllm.errors import SimulationError
 from minllm.sim.arrays import fail
 from minllm.sim.monitored_arrays import checked
-from minllm.sim.place import file_of, is_own, kernel_frame
+from minllm.sim.place import kernel_frame
 from minllm.sim.polling import POLL, ROUNDS, check_progress
-from minllm.sim.thread import WARP_SIZE, Thread
+from minllm.sim.python_errors import explained
+from minllm.sim.thread import WARP_SIZE, Thread, Worker, current_thread, indices_of
 from minllm.sim.typing.source import function_tree
 from minllm.sim.watchdog import Spin, spinning
 
@@ -117,13 +116,13 @@ def run_together(blocks, function, arguments):
     runnable = blocks[0].runnable
     for block in blocks:
         block.function = function
-        block.threads = [Thread(block, number, function) for number in range(block.alive)]
+        block.threads = [Thread(block, number, index) for number, index in enumerate(indices_of(block.dimensions))]
         runnable.extend(block.threads)
         if block.monitor is not None:
             block.monitor.start_block(block)
     run_all(runnable, blocks, arguments)
     while any(block.alive for block in blocks):
-        if not any(meet_without_exited(warp) for block in blocks for warp in block.warps):
+        if not any(meet_without_exited(warp) for block in blocks for warp in block.warps) and not meet_as_grid(blocks[0].cooperative):
             missing = blocks[0].cooperative.missing() if blocks[0].cooperative else ""
             raise SimulationError("; ".join(block.report_stuck() for block in blocks if block.alive) + missing)
         run_all(runnable, blocks, arguments)
@@ -135,36 +134,36 @@ def run_together(blocks, function, arguments):
 def run_all(runnable, blocks, arguments):
     """Run threads until none is runnable."""
     polls = 0
+    with np.errstate(all="ignore"):  # a kernel's overflows and divisions by 0.0 give infinity, as on a GPU
+        context = contextvars.copy_context()
     while runnable:
-        thread = runnable.popleft()
+        first = runnable.popleft()
+        worker = first.worker
         try:
-            if thread.waiting_for is None and not thread:
-                thread.switch(*arguments)
+            if worker is None:
+                worker = Worker()
+                worker.gr_context = context.copy()
+                worker.switch(first, runnable, arguments)
             else:
-                thread.waiting_for = None
-                thread.switch()
+                first.waiting_for = None
+                worker.switch()
         except Spin as spin:
-            raise spinning(spin, thread) from None
-        except (AttributeError, TypeError, IndexError, KeyError, OverflowError) as error:
-            raise explained(error, thread) from error
-        if thread.dead:
-            thread.block.end_thread(thread)
-        elif thread.waiting_for is POLL:
+            raise spinning(spin, worker.thread) from None
+        except SimulationError:
+            raise
+        except Exception as error:
+            raise explained(error, worker.thread) from error
+        if worker.thread is first and first.waiting_for is POLL:
             polls += 1
             if polls % ROUNDS == 0:
                 check_progress(polls, blocks)
-            continue
-        polls = 0
+        else:
+            polls = 0
 
 
-def explained(error, thread):
-    """An error of Python in a kernel with its place; the error itself where the kernel has raised it."""
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not is_own(frame.f_code.co_filename)]
-    frame, line = frames[-1]
-    if linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise"):
-        return error
-    where = f"{file_of(frame.f_code)}:{line} in {frame.f_code.co_name}, block {tuple(thread.block.index)}, thread {tuple(thread.index)}"
-    return SimulationError(f"the simulator cannot execute this line: {error} ({where})")
+def meet_as_grid(grid):
+    """Complete the barrier of a cooperative grid whose missing threads have returned; returns whether it could."""
+    return grid is not None and grid.release_without_returned()
 
 
 def meet_without_exited(warp):
@@ -178,14 +177,14 @@ def meet_without_exited(warp):
         missing = [thread for thread in warp.threads if mask >> thread.lane & 1 and thread.lane not in meeting]
         first = next((warp.threads[lane] for lane in meeting), None)
         if kind != "activemask" and first is not None and all(thread.dead for thread in missing) and returns_early(first):
-            finish(warp, kind, mask, kernel_frame(first.gr_frame))
+            finish(warp, kind, mask, kernel_frame(first.frame))
             found = True
     return found
 
 
 def returns_early(thread):
     """Whether the kernel has a return statement above the line at which a thread waits."""
-    frame, outermost = kernel_frame(thread.gr_frame), None
+    frame, outermost = kernel_frame(thread.frame), None
     while frame is not None:
         outermost, frame = frame, kernel_frame(frame.f_back)
     function = getattr(thread.block.function, "simulated_twin_of", thread.block.function)
@@ -197,18 +196,18 @@ def returns_early(thread):
 
 def line_of_kernel(thread):
     """The line of the kernel at which a thread waits."""
-    frame = kernel_frame(thread.gr_frame)
+    frame = kernel_frame(thread.frame)
     return f"line {frame.f_lineno} of {frame.f_code.co_name}" if frame else "an unknown line"
 
 
 def barrier(value=None):
     """Wait for all living threads of the block; returns the values of all of them."""
-    thread = getcurrent()
+    thread = current_thread()
     block = thread.block
     block.at_barrier.append((thread, value))
     thread.waiting_for = "a block barrier"
     block.release_barrier()
-    block_scheduler_switch(thread)
+    thread.pause()
     return thread.result
 
 
@@ -217,18 +216,19 @@ def finish(warp, kind, mask, frame):
     meeting = warp.meetings.pop((kind, mask))
     if warp.monitor is not None:
         warp.monitor.collective(warp, kind, list(meeting), mask, frame)
-    running = getcurrent()
-    threads = [warp.threads[lane] for lane in meeting]
-    results = threads[-1].compute(meeting)
-    for thread in threads:
-        thread.result = results[thread.lane]
+    running, threads = current_thread(), warp.threads
+    last = threads[next(reversed(meeting))]
+    runnable, results = last.block.runnable, last.compute(meeting)
+    for lane in meeting:
+        thread = threads[lane]
+        thread.result = results[lane]
         if thread is not running:
-            thread.block.runnable.append(thread)
+            runnable.append(thread)
 
 
 def collective(kind, value, compute, mask=FULL_MASK):
     """A warp-wide instruction: `compute({lane: value})` -> {lane: result}, for `mask`."""
-    thread = getcurrent()
+    thread = current_thread()
     warp, lane, mask = thread.warp, thread.lane, int(mask) & FULL_MASK
     if not mask >> lane & 1:
         fail(f"lane {lane} calls {kind} with mask {mask:#010x}, which leaves it out")
@@ -242,10 +242,5 @@ def collective(kind, value, compute, mask=FULL_MASK):
         finish(warp, kind, mask, kernel_frame(sys._getframe(1)) if warp.monitor is not None else None)
         return thread.result
     thread.waiting_for, thread.compute = key, compute
-    thread.parent.switch()
+    thread.pause()
     return thread.result
-
-
-def block_scheduler_switch(thread):
-    """Return control to the block's loop until another thread makes this one runnable again."""
-    thread.parent.switch()

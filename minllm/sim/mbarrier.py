@@ -5,10 +5,9 @@ A copy that completes on an mbarrier lands as late as possible: when a thread wa
 
 from collections import deque
 
-from greenlet import getcurrent
-
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import acquire, park, release, shared_bytes, state, wake
+from minllm.sim.thread import current_thread
 from minllm.sim.transfer import end_transfer
 
 LARGEST_TRANSACTION = (1 << 20) - 1
@@ -50,7 +49,7 @@ class MBarrier:
         if count > self.pending:
             fail(f"one arrival too many at {self}")
         self.pending -= count
-        release(getcurrent(), (self, self.completed))
+        release(current_thread(), (self, self.completed))
         self.settle()
 
     def start_copy(self, byte_count, land, transfer=None):
@@ -60,7 +59,7 @@ class MBarrier:
         """
         if self.unfenced_by is not None:
             fail(f"a copy completes on {self}, whose initialisation no fence.mbarrier_init or fence.proxy.async has made visible")
-        self.copies.append((byte_count, land, getcurrent(), transfer))
+        self.copies.append((byte_count, land, current_thread(), transfer))
         self.settle()
 
     def settle(self):
@@ -77,14 +76,14 @@ class MBarrier:
             self.transactions -= byte_count
         if self.transactions == 0:
             self.completed, self.pending = self.completed + 1, self.count
-            thread, waiters, self.waiters = getcurrent(), self.waiters, []
+            thread, waiters, self.waiters = current_thread(), self.waiters, []
             for waiter in waiters:
                 if waiter is not thread:
                     wake(waiter)
 
     def wait(self, parity):
         """Suspend the running thread until the phase of this parity has completed."""
-        thread = getcurrent()
+        thread = current_thread()
         number = self.completed if self.phase == parity else self.completed - 1  # the phase to wait for
         if self.completed == number:
             self.waiters.append(thread)
@@ -100,6 +99,6 @@ def mbarrier_at(address):
     found = state(block).mbarriers.get(offset)
     if found is None:
         fail(f"no mbarrier has been initialised at shared address {offset} of block {tuple(block.index)}")
-    if found.unfenced_by is not None and block is not getcurrent().block:
+    if found.unfenced_by is not None and block is not current_thread().block:
         fail(f"another block uses {found}, whose initialisation no fence.mbarrier_init has made visible to the cluster")
     return found

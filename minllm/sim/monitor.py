@@ -20,6 +20,7 @@ class Launch:
     arrays: dict[str, Any] = field(default_factory=dict)
 
 
+MEMORY_ORDERING = "syncwarp"  # the only warp-wide instruction that orders its lanes' memory accesses (PTX ISA, "bar.warp.sync")
 NO_MORE = object()  # the answer of a monitor's `access` that needs no further accesses to this array
 
 
@@ -33,6 +34,7 @@ class Monitor:
 
     scalar_type = None  # optional: Numba type -> the cast that kernels use instead of the usual one
     spaces = ("global", "shared", "local", "constant")  # memory spaces whose accesses are reported
+    all_must_meet = False  # whether threads that have returned keep a barrier of the whole grid from completing
     array_class = None  # optional: a subclass of monitored_arrays.MonitoredArray for the kernel's arrays
 
     def start(self, launch):
@@ -46,9 +48,15 @@ class Monitor:
 
         array: .space is "global", "shared", "local" or "constant", .name the argument or variable, .root the whole array of a slice or
         view. The dict `array.root.notes` holds what must live as long as the memory. A monitor that needs no further accesses to `array`
-        may return NO_MORE; they end if no other monitor sees the memory's space.
+        may return NO_MORE.
         start_byte: offset from the start of the root array; for shared memory, the shared address.
         """
+
+    def wrapped_store(self, array, element, exact):
+        """The integer `exact` has been stored as `element`, because it does not fit. Returns what reads of it give, or None."""
+
+    def undefined(self, value, why, place):
+        """The instruction at `place` gives a lane something undefined. Returns what the lane gets instead of `value`, or None."""
 
     def index(self, thread, array, index):
         """A thread is about to use an index that is not an int or a tuple of ints; bounds have not been checked yet."""
@@ -97,7 +105,7 @@ class Monitor:
     def end(self):
         """All blocks have ended."""
 
-    def stopped(self):
+    def stopped(self, error):
         """The launch has stopped with an error; a monitor may raise another that explains it."""
 
 
@@ -111,20 +119,20 @@ class Monitors(Monitor):
         self.monitors = list(monitors)
         self.scalar_type = next((monitor.scalar_type for monitor in self.monitors if monitor.scalar_type is not None), None)
         self.array_class = next((monitor.array_class for monitor in self.monitors if monitor.array_class is not None), None)
+        self.all_must_meet = any(monitor.all_must_meet for monitor in self.monitors)
         for name in HOOKS:
             setattr(self, name, in_turn([getattr(monitor, name) for monitor in self.monitors if hears(monitor, name)]))
-        self.report_to = {space: self.access_to(space) for space in Monitor.spaces}  # space -> the function that an array calls
+        self.report_to = {space: self.reports_of(space) for space in Monitor.spaces}  # space -> the functions that an array calls
         self.access = self.route
 
     def route(self, thread, array, *rest):
         """Report an access to the monitors of the array's space."""
-        if self.report_to[array.space] is not None:
-            self.report_to[array.space](thread, array, *rest)
+        for report in self.report_to[array.space]:
+            report(thread, array, *rest)
 
-    def access_to(self, space):
-        """The function to which accesses to memory of this space are reported, or None."""
-        methods = [monitor.access for monitor in self.monitors if hears(monitor, "access") and space in monitor.spaces]
-        return in_turn(methods) if methods else None
+    def reports_of(self, space):
+        """The functions to which accesses to memory of this space are reported."""
+        return tuple(monitor.access for monitor in self.monitors if hears(monitor, "access") and space in monitor.spaces)
 
 
 def hears(monitor, name):

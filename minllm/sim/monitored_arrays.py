@@ -5,42 +5,43 @@ A tracer counts accesses, a detector checks them.
 
 import sys
 
-from greenlet import getcurrent
-
 from minllm.sim.arrays import CheckedArray
 from minllm.sim.monitor import NO_MORE
 from minllm.sim.place import kernel_frame
 from minllm.sim.polling import count_poll
 from minllm.sim.records import Record
+from minllm.sim.scalars import Carrier
+from minllm.sim.thread import current_thread
 
 
 class MonitoredArray(CheckedArray):
     """A CheckedArray that reports every access to a Monitor.
 
-    root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory. report: the monitor's function
-    for accesses, None once no monitor wants to see more of them. stored: the value of the store to an element that is being reported, else
-    None.
+    root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory. carried (of a root):
+    {start byte: (element, Carrier)} of elements that hold more than their number. reports: the monitors' functions for accesses, without
+    those that want to see no more of them. stored: the value of the store to an element that is being reported, else None.
     """
 
-    __slots__ = ("monitor", "report", "root", "notes", "strides", "stored")
+    __slots__ = ("monitor", "reports", "root", "notes", "carried", "strides", "stored")
 
     def __init__(self, data, space="global", base=0, name="", monitor=None, root=None):
         super().__init__(data, space, base, name)
-        self.monitor, self.report = monitor, monitor.report_to[space]
+        self.monitor, self.reports = monitor, monitor.report_to[space]
         self.root = self if root is None else root
-        self.notes = {} if root is None else None
+        self.notes, self.carried = {} if root is None else None, None
         self.strides, self.stored = data.strides, None
 
     def part(self, data, offset):
         found = type(self)(data, self.space, self.base + offset, self.name, self.monitor, self.root)
-        if self.report is None:
-            found.report = None
+        found.reports = self.reports
         return found
 
     def tell(self, thread, start, count, kind, frame):
-        """Report an access; frame: that of its caller. A monitor that answers NO_MORE has seen all that it wants of this array."""
-        if self.report(thread, self, start, count, kind, kernel_frame(frame)) is NO_MORE:
-            self.report = None
+        """Report an access; frame: that of its caller."""
+        frame = kernel_frame(frame)
+        for report in self.reports:
+            if report(thread, self, start, count, kind, frame) is NO_MORE:
+                self.reports = tuple(other for other in self.reports if other is not report)
 
     def start_byte(self, index):
         """The offset of an existing element from the start of the root, in bytes."""
@@ -56,9 +57,9 @@ class MonitoredArray(CheckedArray):
         if type(index) is tuple:
             for position in index:
                 if type(position) is not int and type(position) is not slice:
-                    self.monitor.index(getcurrent(), self, index)
+                    self.monitor.index(current_thread(), self, index)
         elif type(index) is not int and type(index) is not slice and type(index) is not str:
-            self.monitor.index(getcurrent(), self, index)
+            self.monitor.index(current_thread(), self, index)
 
     def __getitem__(self, index):
         if type(index) is int and 0 <= index < self.quick:  # the common case, and the quick one
@@ -70,37 +71,66 @@ class MonitoredArray(CheckedArray):
             if isinstance(found, (CheckedArray, Record)):
                 return found
             start = self.start_byte(index)
-        if self.report is not None:
-            self.tell(getcurrent(), start, self.itemsize, "read", sys._getframe(1))
+        if self.reports:
+            self.tell(current_thread(), start, self.itemsize, "read", sys._getframe(1))
+        if self.integer and self.root.carried is not None:
+            element, carrier = self.root.carried.get(start, (None, None))
+            return carrier if element == found else found
         return found
 
+    def wraps(self, index, exact):
+        carrier = self.monitor.wrapped_store(self, CheckedArray.__getitem__(self, index), exact)
+        if carrier is not None:
+            self.carry(index, carrier)
+
+    def carry(self, index, carrier):
+        """Keep a Carrier with the element that has been stored."""
+        if self.root.carried is None:
+            self.root.carried = {}
+        self.root.carried[self.start_byte(index)] = CheckedArray.__getitem__(self, index), carrier
+
     def __setitem__(self, index, value):
-        if type(index) is not int or self.ndim != 1:
-            self.look_at(index)
-            if self.selects_part(index):
-                self[index].fill(value)
-                return
-        CheckedArray.__setitem__(self, index, value)
-        if self.report is not None:
+        if type(value) is self.dtype.type and type(index) is int and 0 <= index < self.quick:  # a float: the quick case
+            self.data[index] = value
+            start = self.base + index * self.strides[0]
+        else:
+            if type(index) is not int or self.ndim != 1:
+                self.look_at(index)
+                if self.selects_part(index):
+                    self[index].fill(value)
+                    return
+            self.store(index, value)
+            start = self.start_byte(index)
+        if self.reports:
             self.stored = value
-            self.tell(getcurrent(), self.start_byte(index), self.itemsize, "write", sys._getframe(1))
+            self.tell(current_thread(), start, self.itemsize, "write", sys._getframe(1))
             self.stored = None
+
+    def store(self, index, value):
+        """Store to an element, with what the value carries."""
+        if self.root.carried is not None:
+            self.root.carried.pop(self.start_byte(index), None)
+        CheckedArray.__setitem__(self, index, value)
+        if isinstance(value, Carrier):
+            value.stored(self)
+            if self.integer:
+                self.carry(index, value)
 
     def atomic(self, index, change):
         self.look_at(index)
         old = CheckedArray.__getitem__(self, index)
         new = change(old)
         CheckedArray.__setitem__(self, index, new)
-        if self.report is not None:
-            self.tell(getcurrent(), self.start_byte(index), self.itemsize, "atomic", sys._getframe(1))
-        count_poll(getcurrent(), new != old)
+        if self.reports:
+            self.tell(current_thread(), self.start_byte(index), self.itemsize, "atomic", sys._getframe(1))
+        count_poll(current_thread(), new != old)
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):
         self.look_at(index)
         found = CheckedArray.window(self, index, count, alignment)
-        if self.report is not None:
-            self.tell(getcurrent() if thread is None else thread, self.base + int(index) * self.itemsize, count, kind, sys._getframe(1))
+        if self.reports:
+            self.tell(current_thread() if thread is None else thread, self.base + int(index) * self.itemsize, count, kind, sys._getframe(1))
         return found
 
 

@@ -9,22 +9,26 @@ tests of a project.
 """
 
 import contextlib
+from types import SimpleNamespace
 
 import numba.cuda
-import numpy as np
 from numba.cuda import dispatcher
-from numba.cuda.args import ArgHint
 from numba.cuda.core import sigutils
 from numba.cuda.cudadrv import devicearray as numba_devicearray
 from numba.cuda.cudadrv import devices as numba_devices
 from numba.cuda.errors import normalize_kernel_dimensions
+from numba.cuda.memory_management import nrt
 from numba.cuda.simulator import api
 from numba.cuda.simulator.cudadrv import devicearray, devices
+from numba.cuda.simulator.memory_management import nrt as simulated_nrt
 from numba.cuda.simulator.reduction import Reduce
 
+from minllm.machine.numba_cuda import types
+from minllm.sim import numba_arrays, numba_ufuncs, rewrite
 from minllm.sim.detectors import detecting
+from minllm.sim.numba_arrays import host_array
 from minllm.sim.simulator import simulate
-from minllm.sim.typing.rules import argument_type, context
+from minllm.sim.typing.rules import argument_type, best_signature, context
 
 COMPUTE_CAPABILITY = 9, 0
 THREADS = 128  # per block of `kernel.forall`, where a GPU's driver would choose
@@ -44,19 +48,19 @@ class Launch:
     """A dispatcher with its launch configuration: call it with the arguments."""
 
     def __init__(self, kernel, grid, block, stream=0, shared_bytes=0):
-        self.kernel, self.grid, self.block = kernel, *normalize_kernel_dimensions(grid, block)
-        self.shared_bytes = shared_bytes
+        self.griddim, self.blockdim = normalize_kernel_dimensions(grid, block)
+        self.dispatcher, self.stream, self.sharedmem = kernel, stream, shared_bytes
         self.pre_launch_callbacks = []
 
     def __call__(self, *arguments):
         for listener in launches:
-            listener(self.kernel)
-        arguments = bound(self.kernel, arguments)
-        for extension in reversed(self.kernel.extensions):
+            listener(self.dispatcher)
+        arguments = bound(self.dispatcher, arguments)
+        for extension in reversed(self.dispatcher.extensions):
             arguments = [extension.prepare_args(argument_type(one), one, stream=0, retr=[])[1] for one in arguments]
         hosts = [host_array(argument) for argument in arguments]
-        types = signature_for(self.kernel, hosts)
-        simulate(self.kernel, self.grid, self.block, *hosts, shared_bytes=self.shared_bytes, types=types)
+        declared = signature_for(self.dispatcher, hosts)
+        simulate(self.dispatcher, self.griddim, self.blockdim, *hosts, shared_bytes=self.sharedmem, types=declared)
 
 
 def bound(kernel, arguments):
@@ -70,31 +74,27 @@ def bound(kernel, arguments):
     return [*arguments, *(defaults[len(defaults) - missing :] if missing > 0 else ())]
 
 
-def host_array(argument):
-    """The NumPy array inside a device array or an argument's hint (cuda.In, cuda.Out); other arguments unchanged."""
-    if isinstance(argument, ArgHint):
-        argument = argument.value
-    if isinstance(argument, devicearray.FakeCUDAArray):
-        return argument._ary
-    if isinstance(argument, tuple):
-        made = [host_array(one) for one in argument]
-        return type(argument)._make(made) if hasattr(argument, "_make") else tuple(made)
-    return argument
-
-
 def signature_for(kernel, arguments):
-    """The types of the first eager signature that the arguments fit; None without signatures. TypeError if none fits."""
+    """The types of the eager signature that fits the arguments best; None without signatures. TypeError if none fits."""
     signatures = getattr(kernel, "simulated_signatures", ())
     if not signatures:
         return None
     given = [argument_type(argument) for argument in arguments]
-    if given in [list(one) for one in signatures]:
-        return tuple(given)
-    for types in signatures:
-        if len(types) == len(given) and all(fits(one, other) for one, other in zip(given, types)):
-            return types
-    listed = ", ".join(str(tuple(one)) for one in signatures)
-    raise TypeError(f"No matching definition for argument type(s) {', '.join(map(str, given))}: the kernel is declared for {listed}")
+    found = best_signature(signatures, given)
+    if found is None and len(signatures) == 1 and len(given) == len(signatures[0]):
+        found = signatures[0] if all(map(same_integers, given, signatures[0])) else None
+    if found is None:
+        listed = ", ".join(str(tuple(one)) for one in signatures)
+        raise TypeError(f"No matching definition for argument type(s) {', '.join(map(str, given))}: the kernel is declared for {listed}")
+    return found
+
+
+def same_integers(given, wanted):
+    """Whether a type converts to another, or is an array of integers of the same size: a single signature is not checked on a GPU."""
+    if fits(given, wanted):
+        return True
+    arrays = isinstance(given, types.Array) and isinstance(wanted, types.Array) and given.ndim == wanted.ndim
+    return arrays and all(isinstance(one.dtype, types.Integer) for one in (given, wanted)) and given.dtype.bitwidth == wanted.dtype.bitwidth
 
 
 def fits(given, wanted):
@@ -104,8 +104,8 @@ def fits(given, wanted):
 
 def compile_eagerly(kernel, signature):
     """Remember a signature; nothing is compiled."""
-    types, _ = sigutils.normalize_signature(signature)
-    kernel.__dict__.setdefault("simulated_signatures", []).append(tuple(types))
+    arguments, _ = sigutils.normalize_signature(signature)
+    kernel.__dict__.setdefault("simulated_signatures", []).append(tuple(arguments))
 
 
 def configure(kernel, grid, block, stream=0, sharedmem=0):
@@ -120,9 +120,24 @@ def launch_for_all(self, *arguments):
         Launch(self.dispatcher, -(-self.ntasks // threads), threads, 0, self.sharedmem)(*arguments)
 
 
-def as_cuda_array(value, sync=True):
-    """Any array as a device array."""
-    return devicearray.FakeCUDAArray(np.asarray(host_array(value)))
+class Allocations(type(simulated_nrt.rtsys)):
+    """Numba's allocator inside kernels, which the simulator does not need."""
+
+    def memsys_disable_stats(self, *stream):
+        pass
+
+    def get_allocation_stats(self, *stream):
+        return SimpleNamespace(alloc=0, free=0, mi_alloc=0, mi_free=0)
+
+
+class Runtime:
+    """What numba.cuda asks for its context."""
+
+    ensure_context = contextlib.nullcontext
+
+    @staticmethod
+    def get_or_create_context(number):
+        return devices.get_context(number)
 
 
 @contextlib.contextmanager
@@ -133,26 +148,38 @@ def simulated_launches(detect=True):
         stack.enter_context(detecting(detect))
 
         def replace(owner, name, value):
-            stack.callback(setattr, owner, name, getattr(owner, name))
+            if name in vars(owner):
+                stack.callback(setattr, owner, name, getattr(owner, name))
+            else:
+                stack.callback(delattr, owner, name)
             setattr(owner, name, value)
 
         replace(kernels, "configure", configure)
         replace(kernels, "compile", compile_eagerly)
-        replace(kernels, "compile_device", lambda kernel, types, return_type=None: None)
+        replace(kernels, "compile_device", lambda kernel, types, return_type=None: compile_eagerly(kernel, types))
         replace(kernels, "disable_compile", lambda kernel, disabled=True: None)
         replace(kernels, "specialize", lambda kernel, *arguments: kernel)
         replace(dispatcher.ForAll, "__call__", launch_for_all)
         for name in OF_API:
             replace(numba.cuda, name, getattr(api, name))
+        for owner, name, value in (*numba_arrays.REPLACED, *numba_ufuncs.REPLACED):
+            replace(owner, name, value)
         for name in OF_ARRAYS:
             replace(numba.cuda, name, getattr(devicearray, name))
         replace(numba.cuda, "current_context", devices.get_context)
         replace(numba.cuda, "is_available", lambda: True)
-        replace(numba.cuda, "as_cuda_array", as_cuda_array)
+        replace(numba.cuda, "as_cuda_array", numba_arrays.as_cuda_array)
+        replace(numba.cuda, "is_cuda_array", numba_arrays.is_cuda_array)
+        replace(numba.cuda, "is_bfloat16_supported", lambda: True)
+        replace(devices.FakeCUDADevice, "supports_bfloat16", True)
+        replace(devices.FakeCUDADevice, "supports_float16", True)
         replace(numba.cuda, "_auto_device", devicearray.auto_device)
         for name in ("reduce", "Reduce"):
             replace(numba.cuda, name, Reduce)
         replace(devices, "_SIMULATOR_CC", COMPUTE_CAPABILITY)
         replace(numba_devices, "get_context", devices.get_context)
+        replace(numba_devices, "_runtime", Runtime)
+        replace(rewrite, "captured_array", host_array)
+        replace(nrt, "rtsys", Allocations())
         replace(numba_devicearray, "is_cuda_ndarray", devicearray.is_cuda_ndarray)
         yield

@@ -91,3 +91,9 @@ def assigned_name(code, offset):
                 return name[0] if isinstance(name, tuple) else str(name)
             return ""
     return ""
+
+
+@cached_by_code
+def assigned_at(code, position):
+    """The same for the call that a frame executes at `f_lasti` = position."""
+    return assigned_name(code, instruction_starts(code)[position >> 1])

@@ -25,7 +25,7 @@ def give_way(thread):
     """Let the other threads run first."""
     thread.block.runnable.append(thread)
     thread.waiting_for = POLL
-    thread.parent.switch()
+    thread.pause()
 
 
 def count_poll(thread, changed):
@@ -46,5 +46,5 @@ def check_progress(rounds, blocks):
         others = "" if thread.block.cooperative else alone
         raise SimulationError(
             f"the kernel hangs: {len(threads)} threads poll or wait, and none changes what this one polls{others} "
-            f"({describe(kernel_frame(thread.gr_frame))}, {where})"
+            f"({describe(kernel_frame(thread.frame))}, {where})"
         )

@@ -6,10 +6,9 @@ of a warpgroup to the pool; setmaxnreg.inc waits until the pool holds enough for
 
 from dataclasses import dataclass
 
-from greenlet import getcurrent
-
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import meet, park, state, wake
+from minllm.sim.thread import current_thread
 
 REGISTERS = 65_536  # per SM (streaming multiprocessor)
 MOST = 256  # per thread
@@ -39,7 +38,7 @@ class RegisterPool:
         """Wait until the pool gives the warpgroup `count` registers per thread."""
         if count < self.counts[group]:
             fail(f"setmaxnreg.inc to {count} registers of warpgroup {group}, which has {self.counts[group]} a thread already")
-        thread = getcurrent()
+        thread = current_thread()
         self.waiting.setdefault(group, (count, []))[1].append(thread)
         self.serve()
         if group in self.waiting:
@@ -54,7 +53,7 @@ class RegisterPool:
                 self.counts[group] = count
                 del self.waiting[group]
                 for thread in threads:
-                    if thread is not getcurrent():
+                    if thread is not current_thread():
                         wake(thread)
 
 
@@ -73,7 +72,7 @@ class Wish:
 
 def set_registers(action, count):
     """setmaxnreg.dec or .inc by the running thread; all threads of its warpgroup execute it together."""
-    thread = getcurrent()
+    thread = current_thread()
     own, group = state(thread.block), thread.number // WARPGROUP
     if own.registers is None:
         own.registers = RegisterPool(thread.block)

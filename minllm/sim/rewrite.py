@@ -16,6 +16,7 @@ from minllm.machine.numba_cuda import _Intrinsic, from_dtype, types
 from minllm.sim.arrays import CheckedArray, fail
 from minllm.sim.cuda_math import SimulatedLibdevice, SimulatedMath
 from minllm.sim.cuda_module import Indices, SimulatedCuda
+from minllm.sim.half_precision import half_precision
 from minllm.sim.scalars import simulated_type
 from minllm.sim.typing.functions import Inference, infer_kernel
 from minllm.sim.typing.source import edited_code, with_numba_constants
@@ -25,6 +26,7 @@ CUDA, MATH, LIBDEVICE = SimulatedCuda(), SimulatedMath(), SimulatedLibdevice()
 
 # Names of numba.cuda that a kernel's module may have imported directly, as in `from numba.cuda import syncthreads`.
 IMPORTED = {id(getattr(numba.cuda, name)): name for name in dir(SimulatedCuda) if not name.startswith("_") and hasattr(numba.cuda, name)}
+captured_array = None  # a function that gives the NumPy array of a device array that a kernel refers to, in simulated launches
 INDICES = {id(getattr(numba.cuda, name)): name for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")}
 
 
@@ -71,11 +73,11 @@ def rewrite(function, done):
     done.names |= names
     for name in names:
         if name in namespace:
-            namespace[name] = swap(known.get(name, namespace[name]), done)
+            namespace[name] = swap(known.get(name, namespace[name]), done, name)
     for name, thing in injected.items():
         namespace[name] = rewrite(thing, done) if isinstance(thing, Inference) else swap(thing, done)
     for name, cell in zip(code.co_freevars, closure):
-        cell.cell_contents = swap(known[name] if name in known else cells[name].cell_contents, done)
+        cell.cell_contents = swap(known[name] if name in known else cells[name].cell_contents, done, name)
     return twin
 
 
@@ -88,20 +90,24 @@ def names_used(code):
     return names
 
 
-def swap(value, done):
-    """The simulated twin of a value that a kernel refers to."""
+def swap(value, done, name=""):
+    """The simulated twin of a value that a kernel refers to, by this name."""
     if value is numba.cuda:
         return CUDA
     if value is math:
         return MATH
     if value is getattr(numba.cuda, "libdevice", None):
         return LIBDEVICE
+    if isinstance(value, python_types.BuiltinFunctionType) and value.__module__ == "math":
+        return getattr(MATH, value.__name__)
     if id(value) in INDICES:
         return Indices(functools.partial(getattr, CUDA, INDICES[id(value)]))
     if id(value) in IMPORTED:
         return getattr(CUDA, IMPORTED[id(value)])
     if is_vector_stub(value):
         return vector_type(value.__name__)
+    if (found := half_precision(value)) is not None:
+        return found
     if isinstance(value, types.Type):
         return done.scalar_type(value)
     if isinstance(value, type) and issubclass(value, np.integer):
@@ -109,11 +115,13 @@ def swap(value, done):
     if isinstance(value, (float, np.integer)):
         return np.float64(value) if isinstance(value, float) else int(value)
     if isinstance(value, np.ndarray):
-        return CheckedArray(value, "constant")
+        return CheckedArray(value, "constant", name=name)
+    if captured_array is not None and hasattr(value, "__cuda_array_interface__"):
+        return CheckedArray(captured_array(value), "global", name=name)
     if isinstance(value, python_types.ModuleType):
         return SimulatedModule(value, done)
     if isinstance(value, tuple):
-        return swap_fields(value, done)
+        return swap_fields(value, done, name)
     if getattr(value, "emulation", None) is not None:
         return value.emulation
     if hasattr(value, "py_func"):
@@ -123,9 +131,9 @@ def swap(value, done):
     return value
 
 
-def swap_fields(value, done):
+def swap_fields(value, done, name):
     """The twin of a tuple, for device functions that are passed together as the fields of a NamedTuple."""
-    swapped = [swap(item, done) for item in value]
+    swapped = [swap(item, done, f"{name}[{number}]") for number, item in enumerate(value)]
     if all(new is old for new, old in zip(swapped, value)):
         return value
     return value._make(swapped) if hasattr(value, "_make") else type(value)(swapped)

@@ -19,6 +19,15 @@ class Cast:
         self.dtype = np.dtype(dtype)
 
 
+class Carrier:
+    """Base of numbers that carry something for a detector: an index that has wrapped, a value that is undefined on a GPU."""
+
+    __slots__ = ()
+
+    def stored(self, array):
+        """The number has been stored in an array of the kernel."""
+
+
 class IntegerType(Cast):
     """The cast to an integer type."""
 
@@ -30,10 +39,18 @@ class IntegerType(Cast):
 
     def __call__(self, value):
         if type(value) is not int:
-            value = int(value)
+            value = self.truncated(value) if isinstance(value, (float, np.floating)) else int(value)
         if self.least <= value <= self.greatest:
             return value
         return (value - self.least & (1 << self.bits) - 1) + self.least
+
+
+    def truncated(self, value):
+        """A float as an integer: cvt.rzi clamps to the range of 32 or 64 bits, and makes 0 of NaN."""
+        if value != value:
+            return 0
+        least, greatest = (self.least, self.greatest) if self.bits >= 32 else (-(2**31), 2**31 - 1)
+        return least if value <= least else greatest if value >= greatest else int(value)
 
 
 @functools.cache
@@ -47,6 +64,7 @@ def simulated_type(numba_type):
     return bool if numba_type == types.boolean else numba_type
 
 
+@functools.cache
 def dtype_of(dtype):
     """The NumPy dtype of a cast, Numba type or NumPy dtype."""
     if isinstance(dtype, types.Type):

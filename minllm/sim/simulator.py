@@ -25,6 +25,7 @@ from minllm.sim.typing.rules import argument_type as numba_argument_type
 from minllm.sim.watchdog import watched
 
 LARGEST_BLOCK, LARGEST_BLOCK_Z = 1024, 64  # threads
+LARGEST_GRID_Y = 65_535  # blocks, along y or z
 standing_monitors = []  # each is called at every launch and returns a Monitor for it
 
 
@@ -48,7 +49,8 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     watching = [*monitors, *(make() for make in standing_monitors)]
     monitor = combined([*(detectors() if detect else ()), *watching])
     argument_types = types or tuple(map(getattr(kernel, "argument_type", numba_argument_type), arguments))
-    check_block(block)
+    check_launch(grid, block)
+    check_arguments(kernel, arguments)
     function, twins = for_simulation(kernel, argument_types, monitor and monitor.scalar_type or simulated_type)
     if processes > 1:
         check_spreading(watching, cluster, twins.names)
@@ -66,9 +68,9 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     try:
         with watched():
             memory.run(steps, processes) if processes > 1 else run_in_turn(steps, function.__name__)
-    except Exception:
+    except Exception as error:
         if monitor is not None:
-            monitor.stopped()
+            monitor.stopped(error)
         raise
     if monitor is not None:
         monitor.end()
@@ -110,10 +112,26 @@ def argument_names(kernel, count):
     return names + [""] * (count - len(names))
 
 
-def check_block(block):
-    """Fail for a block that no GPU launches (CUDA C++ Programming Guide, "Compute Capabilities")."""
+def check_launch(grid, block):
+    """Fail for a grid or block that no GPU launches (CUDA C++ Programming Guide, "Compute Capabilities")."""
+    if grid.y > LARGEST_GRID_Y or grid.z > LARGEST_GRID_Y:
+        raise SimulationError(f"a grid of {tuple(grid)} blocks; a GPU takes {LARGEST_GRID_Y} along y and along z")
     if block.x * block.y * block.z > LARGEST_BLOCK or block.z > LARGEST_BLOCK_Z:
         raise SimulationError(f"a block of {tuple(block)} threads; a GPU takes {LARGEST_BLOCK} in all, and {LARGEST_BLOCK_Z} along z")
+
+
+def check_arguments(kernel, arguments):
+    """Fail for a wrong number of arguments, and for those that Numba does not take."""
+    function = plain_function(kernel)
+    try:
+        names = list(inspect.signature(function).bind(*arguments).arguments)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(function).parameters)
+        raise SimulationError(f"{function.__name__}({takes}) is launched with {len(arguments)} arguments: {error}") from None
+    for name, argument in zip(names, arguments):
+        if isinstance(argument, (list, dict, set)) or (isinstance(argument, np.ndarray) and argument.dtype.hasobject):
+            what = "an array of Python objects" if isinstance(argument, np.ndarray) else f"a {type(argument).__name__}"
+            raise SimulationError(f"argument {name} of {function.__name__} is {what}, which no kernel takes: pass an array of numbers")
 
 
 def prepare(argument, kind=None, name="", monitor=None, arrays=None, twins=None):

@@ -1,11 +1,16 @@
-"""One CUDA thread of a simulation: a greenlet that knows its place in the grid."""
+"""One CUDA thread of a simulation, which knows its place in the grid, and the greenlets that run threads."""
 
+import functools
 from collections import deque
+from contextvars import ContextVar
 from typing import NamedTuple
 
-from greenlet import getcurrent, greenlet
+from greenlet import greenlet
 
 WARP_SIZE = 32
+
+_running = ContextVar("the simulated thread that is running", default=None)
+current_thread = _running.get  # the simulated thread that is running, or None outside a simulation
 
 
 class Dimensions(NamedTuple):
@@ -16,30 +21,58 @@ class Dimensions(NamedTuple):
     z: int = 1
 
 
-class Thread(greenlet):
-    """One CUDA thread: its place, and the asynchronous copies that it has started."""
+class Thread:
+    """One CUDA thread: its place, and the asynchronous copies that it has started. worker: its greenlet, between its start and its end."""
 
-    waiting_for = result = None
+    waiting_for = result = worker = None
+    dead = False
     polls = 0  # atomics in a row that changed nothing
     has_waited_for_predecessors = False  # griddepcontrol.wait
     asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or wgmma
 
-    def __init__(self, block, number, run):
-        super().__init__(run)
-        self.block, self.number = block, number
-        self.index = index_of(number, block.dimensions)
+    def __init__(self, block, number, index):
+        self.block, self.number, self.index = block, number, index
         self.lane, self.warp = number % WARP_SIZE, block.warps[number // WARP_SIZE]
         self.warp.threads.append(self)
         self.warp.lanes |= 1 << self.lane
         self.copies, self.copy_groups = [], deque()
 
+    @property
+    def frame(self):
+        """The Python frame at which the thread waits; None while it runs."""
+        return self.worker.gr_frame
+
+    def pause(self):
+        """Return control to the loop that runs all threads, until it continues this one."""
+        self.worker.parent.switch()
+
+
+class Worker(greenlet):
+    """A greenlet that runs threads one after the other, and ends when the next one in the queue has a greenlet already.
+
+    Most threads of most kernels never wait, and share one. If a thread waits, the greenlet waits with it, and another runs the next.
+    """
+
+    thread = None
+
+    def run(self, thread, runnable, arguments):
+        while True:
+            self.thread, thread.worker = thread, self
+            _running.set(thread)
+            thread.block.function(*arguments)
+            thread.worker, thread.dead = None, True
+            thread.block.end_thread(thread)
+            if not runnable or runnable[0].worker is not None:
+                return
+            thread = runnable.popleft()
+
+
+@functools.lru_cache(64)
+def indices_of(size):
+    """The threadIdx of every thread of a block of this size."""
+    return [index_of(number, size) for number in range(size.x * size.y * size.z)]
+
 
 def index_of(number, size):
     """The threadIdx of the thread with this number in a block of this size."""
     return Dimensions(number % size.x, number // size.x % size.y, number // (size.x * size.y))
-
-
-def current_thread():
-    """The simulated thread that is running, or None outside a simulation."""
-    thread = getcurrent()
-    return thread if isinstance(thread, Thread) else None

@@ -65,6 +65,10 @@ class WeightFormat:
         """Whether a module's matrix is held in this format."""
         return not any(name == one or name.endswith(f".{one}") for one in self.excluded)
 
+    def of(self, modules: list[str]) -> "WeightFormat | None":
+        """The format of modules that are stacked in one Linear: this one if it covers all of them; None if they are plain."""
+        return self if all(map(self.covers, modules)) else None
+
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
         """Bytes of a matrix in memory, scales and zeros included."""
         groups = outputs * inputs // self.group_size if self.group_size else 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from minllm.weights.format import WeightFormat
 from minllm.weights.fp8 import Fp8Format
+from minllm.weights.fp8_block import Fp8BlockFormat
 from minllm.weights.int4 import Int4Format
 from minllm.weights.int8 import Int8Format
 from minllm.weights.linear import Linear
@@ -32,6 +33,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     "float16": PlainFormat("float16", 2, ("fp16_tflops",)),
     "bfloat16": PlainFormat("bfloat16", 2, SIXTEEN_BITS),
     "fp8": Fp8Format("fp8", 1, ("fp8_tflops", *SIXTEEN_BITS), row_bytes=4, since=FP8_SINCE),
+    "fp8_block": Fp8BlockFormat("fp8_block", 1, ("fp8_tflops", *SIXTEEN_BITS), row_bytes=4, since=FP8_SINCE),
     "int8": Int8Format("int8", 1, ("int8_tops", *SIXTEEN_BITS), row_bytes=4),
     "int4": int4_format("int4", 32),
     "int4_g64": int4_format("int4_g64", 64),

@@ -3,6 +3,7 @@
     symmetric   scale = max |w| / 7                      code = round(w / scale) + 8       w' = (code - 8) * scale
     with zeros  scale = (max(w, 0) - min(w, 0)) / 15     zero = round(-min(w, 0) / scale)
                 code = round(w / scale) + zero           w' = (code - zero) * scale
+    minimums    as some files store it                   w' = code * scale + minimum
 
 max and min are those of a group; codes are 0 to 15, zeros too. The scale is rounded to float16 before the codes are computed, so that codes
 match the stored scale. |w - w'| is at most half a step, except for the rounding of the scale and, with zeros, of the zero point. A
@@ -29,8 +30,9 @@ class Int4Weight(NamedTuple):
     """A weight [outputs, inputs]."""
 
     codes: Any  # uint8 [outputs, inputs / 2]
-    scales: Any  # float16 [outputs, groups]
-    zeros: Any  # uint8 [outputs, groups], or None if all are MIDDLE
+    scales: Any  # float [outputs, groups]; float16 if it was made while loading
+    zeros: Any = None  # uint8 [outputs, groups], or None if all are MIDDLE
+    minimums: Any = None  # float [outputs, groups] in place of zeros, or None
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,12 @@ class Int4Format(WeightFormat):
     """Half a byte per number, 2 bytes per group, 3 with zeros."""
 
     has_zeros: bool = False
+    has_minimums: bool = False
+    scale_dtype: np.dtype = np.dtype(np.float16)
 
     def encode(self, matrix: np.ndarray) -> Int4Weight:
         """Codes, scales and zeros of a matrix [outputs, inputs]."""
-        parts = in_pieces(matrix, self._quantize_rows)
-        return Int4Weight(*parts) if self.has_zeros else Int4Weight(*parts, None)
+        return Int4Weight(*in_pieces(matrix, self._quantize_rows))
 
     def _quantize_rows(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         from minllm.kernels.quantization.reference import pack_nibbles  # here, so that a plan needs no kernels
@@ -66,15 +69,19 @@ class Int4Format(WeightFormat):
         """(code - zero) * scale."""
         from minllm.kernels.quantization.reference import unpack_nibbles
 
-        codes = unpack_nibbles(weight.codes).astype(np.float32).reshape(*weight.scales.shape, self.group_size)
+        codes = unpack_nibbles(weight.codes).astype(np.float32).reshape(*weight.scales.shape, -1)
+        scales = weight.scales.astype(np.float32)[..., None]
+        if weight.minimums is not None:
+            return (codes * scales + weight.minimums.astype(np.float32)[..., None]).reshape(len(codes), -1)
         zeros = MIDDLE if weight.zeros is None else weight.zeros.astype(np.float32)[..., None]
-        return ((codes - zeros) * weight.scales.astype(np.float32)[..., None]).reshape(len(codes), -1)
+        return ((codes - zeros) * scales).reshape(len(codes), -1)
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Int4Weight:
         """The arrays of a weight of this shape."""
-        groups = (outputs, inputs // self.group_size)
+        groups = (outputs, inputs // (self.group_size or inputs))
         zeros = ops.empty(groups, np.uint8) if self.has_zeros else None
-        return Int4Weight(ops.empty((outputs, inputs // 2), np.uint8), ops.empty(groups, np.float16), zeros)
+        minimums = ops.empty(groups, self.scale_dtype) if self.has_minimums else None
+        return Int4Weight(ops.empty((outputs, inputs // 2), np.uint8), ops.empty(groups, self.scale_dtype), zeros, minimums)
 
     def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
         """The widened matrix."""

@@ -39,8 +39,8 @@ class Nf4Weight(NamedTuple):
     """A weight [outputs, inputs]."""
 
     codes: Any  # uint8 [outputs, inputs / 2]
-    absmax: Any  # uint8 [outputs, inputs / 64], codes of `map`
-    nested: Any  # float32 [blocks / 256, rounded up]
+    absmax: Any  # uint8 [outputs, inputs / 64], codes of `map`; float32 without double quantisation
+    nested: Any  # float32 [blocks / 256, rounded up]; None without double quantisation
     map: Any  # float32 [256]
     offsets: Any  # float32 [outputs], the same for all rows of a module
     first_blocks: Any  # int32 [outputs], the number of a row's first block
@@ -78,9 +78,12 @@ def quantize_blocks(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class Nf4Format(WeightFormat):
     """Half a byte per number, a byte per block, 4 bytes per 256 blocks, 8 per output, and two tables."""
 
+    nested: bool = True  # double quantisation
+
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
         """Codes, absmax, offsets and first blocks, nested scales and tables."""
-        return super().matrix_bytes(outputs, inputs) + 4 * -(-(outputs * inputs // BLOCK) // NESTED_BLOCK) + TABLE_BYTES
+        nested = 4 * -(-(outputs * inputs // BLOCK) // NESTED_BLOCK) if self.nested else 0
+        return super().matrix_bytes(outputs, inputs) + nested + TABLE_BYTES
 
     def encode(self, matrix: np.ndarray) -> Nf4Weight:
         """All arrays of a matrix [outputs, inputs]."""
@@ -102,17 +105,20 @@ class Nf4Format(WeightFormat):
         """NF4_CODES[code] * absmax."""
         from minllm.kernels.quantization.reference import unpack_nibbles
 
-        block = weight.first_blocks[:, None] + np.arange(weight.absmax.shape[1])
-        absmax = weight.map[weight.absmax] * weight.nested[block // NESTED_BLOCK] + weight.offsets[:, None]
+        absmax = weight.absmax
+        if weight.nested is not None:
+            block = weight.first_blocks[:, None] + np.arange(absmax.shape[1])
+            absmax = weight.map[absmax] * weight.nested[block // NESTED_BLOCK] + weight.offsets[:, None]
         codes = unpack_nibbles(weight.codes).reshape(*absmax.shape, BLOCK)
         return (weight.table[codes] * absmax[..., None]).reshape(len(codes), -1)
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Nf4Weight:
         """The arrays of a weight of this shape."""
         blocks = inputs // BLOCK
-        nested = -(-outputs * blocks // NESTED_BLOCK)
-        sizes = (((outputs, inputs // 2), np.uint8), ((outputs, blocks), np.uint8), ((nested,), np.float32), ((256,), np.float32))
-        return Nf4Weight(*(ops.empty(*one) for one in (*sizes, ((outputs,), np.float32), ((outputs,), np.int32), ((16,), np.float32))))
+        absmax = ops.empty((outputs, blocks), np.uint8 if self.nested else np.float32)
+        nested = ops.empty((-(-outputs * blocks // NESTED_BLOCK),), np.float32) if self.nested else None
+        sizes = (((256,), np.float32), ((outputs,), np.float32), ((outputs,), np.int32), ((16,), np.float32))
+        return Nf4Weight(ops.empty((outputs, inputs // 2), np.uint8), absmax, nested, *(ops.empty(*one) for one in sizes))
 
     def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
         """The widened matrix."""

@@ -33,6 +33,12 @@ def test_a_tile_of_the_tensor_core_product_stays_in_its_budgets():
     assert best_seconds(tile.run, True, 1) < tile.budget_detecting
 
 
+def test_a_vector_sum_runs_100_000_threads_per_second():
+    case = next(case for case in CASES if "vectors" in case.name)
+    assert best_seconds(case.run, False, 2) < case.budget
+    assert best_seconds(case.run, True, 1) < case.budget_detecting
+
+
 def test_the_kernel_of_the_tests_is_found():
     """Its budgets are held by tests/ptx/test_hopper_kernels.py."""
     (case,) = (case for case in CASES if case.in_tests)

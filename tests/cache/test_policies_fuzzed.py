@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from minllm.cache.block_pool import blocks_needed
 from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.hash_chain import HashChain
 from minllm.cache.paged import PagedPolicy
@@ -76,6 +77,29 @@ class AnyTraffic(RuleBasedStateMachine):
             return
         self.shadow.write(name, length)
         self.policy.commit(name, length + len(token_ids) // 2)
+
+    @rule(name=NAMES, guessed=st.integers(0, 9), right=st.integers(0, 9))
+    def guess(self, name, guessed, right):
+        """Room for guessed tokens, some of which turn out to be right."""
+        if name not in self.promised:
+            with pytest.raises(CacheError, match=f"{name} holds nothing"):
+                self.policy.trim(name, guessed)
+            return
+        length, right = len(self.policy.tokens(name)), min(guessed, right)
+        before = self.policy.table(name)
+        try:
+            self.policy.make_room(name, length + guessed)
+        except OutOfMemoryError:
+            assert length + guessed > self.promised[name] and self.policy.table(name) == before
+            return
+        self.policy.trim(name, length + right)
+        self.check_trimmed(name, length + right)
+        self.policy.append(name, [1] * right)
+        self.shadow.write(name, length)
+
+    def check_trimmed(self, name, num_tokens):
+        """What was guessed and is wrong is given back."""
+        assert len(self.policy.table(name)) == blocks_needed(num_tokens, self.policy.block_size)
 
     @rule(parent=NAMES, child=NAMES)
     def fork(self, parent, child):

@@ -335,6 +335,9 @@ class VirtualTraffic(AnyTraffic):
         self.shadow.apply_copies()
         self.shadow.written[child] = list(self.shadow.written[parent])
 
+    def check_trimmed(self, name, num_tokens):
+        assert self.policy._claims.held[name].room == num_tokens
+
     @invariant()
     def the_thread_is_done(self):
         if hasattr(self, "shadow"):

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from minllm.bench import kernel_keys
-from minllm.bench.kernel_keys import FIRST_RUNGS, key_of, meaning, rooms_of
+from minllm.bench.kernel_keys import CACHE_FORMATS, FIRST_RUNGS, Engine, engine_of, key_of, launched_by, meaning, rooms_of
 from minllm.course import records
 from minllm.course.records import comparable, label_of, load_record, parts_of, recorded
 from minllm.errors import LessonError
+from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.kernels.specimens import all_specimens
+from minllm.ptx import cp_async_wait_group_0, cp_async_wait_group_1, ex2, load_float32, load_float32_streaming, rcp
 
 ROWS = {(row["benchmark"], row["variant"]) for name in ("h200", "cache_traffic") for row in load_record(name)["rows"]}
 
@@ -95,3 +97,24 @@ def test_a_key_sees_code_and_constants_and_no_words(tmp_path):
     assert key_of_source(text) == key_of_source(same)
     for old, new in (("SIZE = 4", "SIZE = 5"), ("x + SIZE", "x - SIZE"), ("* 2", "* 3")):
         assert key_of_source(text.replace(old, new)) != key_of_source(text), new
+
+
+def test_an_instruction_is_known_by_what_it_emits_alone():
+    """Its own text and lowering, not those of its module: so a new instruction changes no key."""
+    instructions = (ex2, rcp, load_float32, load_float32_streaming, cp_async_wait_group_0, cp_async_wait_group_1)
+    described = [str(meaning(one, {})) for one in instructions]
+    assert len(set(described)) == 6 and "ex2.approx.ftz.f32" in described[0] and "rcp" not in described[0]
+    assert "L1::no_allocate" in described[3] and "L1::no_allocate" not in described[2] and "wait_group 1;" in described[5]
+    assert not any("np.float32" in text or "math.exp2" in text for text in described)  # nothing of emulations
+
+
+def test_a_row_of_whole_steps_covers_what_its_engine_can_launch():
+    assert {*CACHE_FORMATS} == {*KV_FORMATS}
+    assert engine_of("bfloat16") == engine_of("graph replay") == Engine() and engine_of("int4, window 128") == Engine(cache_format="int4")
+    plain, codes = ({name for name in all_specimens() if launched_by(engine, name)} for engine in (Engine(), Engine(cache_format="int8")))
+    assert plain < codes and not any("quantized" in name or "/float32" in name or "float16" in name.split("/") for name in plain)
+    assert any("quantized/int8" in name for name in codes) and not any("fp8_e4m3" in name for name in codes)
+    stages = {name.split("/")[0] for name in plain}
+    assert stages == {name.split("/")[0] for name in all_specimens()} - {"speculation"}
+    modules = {all_specimens()[name].kernel.function.__module__ for name in codes}
+    assert not any(module.startswith("minllm.kernels.matmul.quantized") for module in modules)  # weights are another matter than a cache

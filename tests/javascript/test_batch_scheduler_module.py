@@ -13,7 +13,7 @@ from minllm.models.config_reader import parse_model_config
 from minllm.models.shapes import shape_values
 from tests.javascript.modules import needs_javascript, run
 
-CASES = 80
+CASES, ALL_CASES = 25, 80  # the second with --exhaustive
 WINDOWED = dict(
     model_type="mistral", vocab_size=1000, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=8,
     num_key_value_heads=2, sliding_window=50,
@@ -42,9 +42,9 @@ def simulated(case: dict):
 
 
 @needs_javascript
-def test_the_page_schedules_as_the_package_does():
+def test_the_page_schedules_as_the_package_does(request):
     rng = random.Random(14)
-    cases = [random_case(rng) for _ in range(CASES)]
+    cases = [random_case(rng) for _ in range(ALL_CASES if request.config.option.exhaustive else CASES)]
     answers = run("batch_scheduler_cases.mjs", "batch-scheduler.js", cases)
     seen = set()
     for case, theirs in zip(cases, answers, strict=True):

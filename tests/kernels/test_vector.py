@@ -36,11 +36,12 @@ def test_load_and_store(dtype, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_load_in_two_steps(dtype, device):
     width, unpack = vector_access(dtype)[0], vector_unpack(dtype)
+    two_vectors = 2 * width
 
     @kernel
     def reverse_kernel(x, out):
         """Two vectors a thread, both loaded before either is unpacked, and unpacked in the other order."""
-        words, values = cuda.local.array(8, uint32), cuda.local.array(2 * width, float32)
+        words, values = cuda.local.array(8, uint32), cuda.local.array(two_vectors, float32)
         i = 2 * cuda.threadIdx.x * width
         load_words(x, i, words, 0)
         load_words(x, i + width, words, 4)

@@ -6,10 +6,10 @@ Grid (tokens, heads), a thread per element of head_dim: every thread computes al
 import math
 
 from numba import cuda, float32, int32
-from numba.cuda import types
 
 from minllm.kernels.attention.common.arguments import check_arguments
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
+from minllm.machine.numba_cuda import types
 from minllm.runtime.kernel import kernel, launch
 
 

@@ -73,3 +73,9 @@ def test_a_simulated_tensor_core_kernel_and_three_exercises(python):
 @pytest.mark.parametrize("lesson", ["02_your_first_kernel", "03_scaled_dot_product_attention"])
 def test_lessons(python, lesson):
     run(python, f"lessons/{lesson}.py")
+
+
+def test_tests_of_the_compiler_are_skipped_with_a_reason(python):
+    files = ("tests/sim/test_numba_types.py", "tests/sim/test_array_forms.py")
+    said = run(python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *files)
+    assert "numba-cuda is not installed" in said and " passed" in said and "failed" not in said

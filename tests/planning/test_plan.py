@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -272,3 +274,9 @@ def test_mistakes_are_explained_in_one_line(arguments, message):
     result = invoke(*arguments)
     assert result.exit_code == 1 and message in result.stderr and result.stdout == ""
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_plan_loads_no_compiler():
+    """Numba takes longer to import than a plan to be made."""
+    program = "import sys\nimport minllm.planning.command\nassert not {'numba', 'llvmlite'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

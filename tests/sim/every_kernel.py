@@ -43,8 +43,9 @@ from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.naive import matmul_naive
-from minllm.kernels.matmul.quantized import fp8, int4, int8, nf4
+from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int4_tensor_core, int8, int8_groups, nf4
 from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
+from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import quantize_rows
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
@@ -58,17 +59,29 @@ from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.rope.rotate import rope, rope_table
-from minllm.kernels.sampling.log_probabilities import LogProbabilities, LogProbabilitiesScratch, log_probabilities
+from minllm.kernels.sampling import SamplingKind
+from minllm.kernels.sampling.log_probabilities import LogProbabilities, LogProbabilitiesScratch, log_probabilities, log_softmax
 from minllm.kernels.slots.advance import advance
 from minllm.kernels.slots.load_rows import load_rows
 from minllm.kernels.slots.write_slots import write_slots
+from minllm.kernels.speculation.accept import accept
+from minllm.kernels.speculation.advance_spans import advance_spans
+from minllm.kernels.speculation.distribution import distribution
+from minllm.kernels.speculation.draft_rows import room_for_drafts, run_slots, store_drafts
+from minllm.kernels.speculation.load_spans import load_spans
+from minllm.kernels.speculation.prompt_lookup import prompt_lookup
+from minllm.kernels.speculation.rejection import reject
+from minllm.kernels.speculation.row_sampling import WORDS, row_sampling
+from minllm.kernels.speculation.state import DraftState
 from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.int8_groups import Int8GroupWeight
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.sampling.cases import logits_of, run_sample, tensors
 from tests.kernels.slots.cases import make_batch, make_state
+from tests.kernels.speculation.cases import batch_of, make_states, slots_of
 
 
 @dataclass
@@ -112,6 +125,7 @@ ROUNDED = {
     "split_kernel": APPROXIMATE,
     "log_probability_parts_kernel": APPROXIMATE,
     "log_probabilities_of_parts_kernel": APPROXIMATE,
+    "distribution_kernel": APPROXIMATE,
     "split_tensor_core_kernel": TRUNCATED,
     "split_quantized_kernel": TRUNCATED,
     "prefix_kernel": TRUNCATED,
@@ -582,6 +596,53 @@ def gemv_of_fp8():
     return gemv_of_8_bits("fp8", fp8.fp8_gemv)
 
 
+@row
+def quantizing_groups_of_rows():
+    M, K, b = 3, 300, 2
+    moved = Expected(dict(x=M * K * b, codes=M * K, scales=4 * M * -(-K // 128)))
+    return partial(quantize_row_groups, numbers(M, K), np.empty), {"quantize_row_groups_kernel": moved}
+
+
+@row
+def gemv_of_fp8_blocks():
+    """Every load of 16 codes asks for both scales of its group, and every lane for the block of its output."""
+    M, N, K, b = 2, 5, 544, 2
+    loads, groups = N * K // 16, -(-K // 128)
+    asked = dict(x=M * K * N, x_scales=4 * M * loads, codes=N * K, scales=4 * loads, blocks=4 * 32 * N, out=M * N * b)
+    moved = Expected(asked, dict(x=M * K, x_scales=4 * M * groups, scales=4 * groups, blocks=4 * N))
+    run = partial(fp8_block.fp8_block_gemv, quantize_row_groups(numbers(M, K), np.empty), weight_in("fp8_block", N, K), numbers(M, N))
+    return run, {"fp8_block_gemv_kernel": moved}
+
+
+@row
+def dequantizing_fp8_blocks():
+    N, K, b = 5, 192, 2
+    moved = Expected(dict(codes=N * K, scales=4 * N * K, blocks=4 * N * K, out=N * K * b), dict(scales=4 * 2, blocks=4 * N))
+    return partial(fp8_block.dequantize_fp8_block, weight_in("fp8_block", N, K), numbers(N, K)), {"dequantize_fp8_block_kernel": moved}
+
+
+def int8_groups_of(N, K):
+    """A weight in groups of 32, with scales that are powers of two."""
+    codes = np.random.default_rng(N).integers(-127, 128, (N, K)).astype(np.int8)
+    return Int8GroupWeight(codes, np.full((N, K // 32), 2.0**-6, np.float16))
+
+
+@row
+def gemv_of_int8_groups():
+    M, N, K, b = 2, 5, 544, 2
+    asked = dict(x=M * K * b * N, codes=N * K, scales=2 * N * K // 16, out=M * N * b)
+    moved = Expected(asked, dict(x=M * K * b, scales=2 * N * K // 32))
+    run = partial(int8_groups.int8_group_gemv, np.round(numbers(M, K)), int8_groups_of(N, K), numbers(M, N))
+    return run, {"int8_group_gemv_kernel": moved}
+
+
+@row
+def dequantizing_int8_groups():
+    N, K, b = 5, 192, 2
+    moved = Expected(dict(codes=N * K, scales=2 * N * K // 16, out=N * K * b), dict(scales=2 * N * K // 32))
+    return partial(int8_groups.dequantize_int8_groups, int8_groups_of(N, K), numbers(N, K)), {"dequantize_int8_groups_kernel": moved}
+
+
 def widened_product(name, widen):
     """The GEMM between the two kernels has rows of its own."""
     M, N, K, b = 3, 5, 24, 4
@@ -618,6 +679,19 @@ def gemv_of_int4():
     moved = Expected(asked | dict(x=M * K * b * N, out=M * N * b), different | dict(x=M * K * b))
     run = partial(int4.int4_gemv, np.round(numbers(M, K)), weight_in("int4_g64_zeros", N, K), numbers(M, N))
     return run, {"int4_gemv_kernel": moved}
+
+
+@row
+def int4_by_tensor_cores():
+    """Nine steps of 128 inputs for 8 warps, two per turn: warp 0 takes 2 of 2, the others one, and load a last step that is none."""
+    M, N, K, b = 2, 16, 1152, 2
+    steps, turns = K // 128, 8 * 2  # steps that are loaded
+    codes, groups = N * 128 // 2, steps * 4 * 16  # bytes of a step; each of a quad's lanes asks for its rows' scales and zeros
+    asked = dict(x=M * K * b, codes=codes * turns, scales=2 * groups, zeros=groups, out=M * N * b)
+    different = dict(codes=N * K // 2, scales=2 * N * steps, zeros=N * steps)
+    moved = Expected(asked, different, steps * 8 * 2 * 2 * 16 * 8 * 16)
+    run = partial(int4_tensor_core.int4_tensor_core, np.round(numbers(M, K)), weight_in("int4_g128_zeros", N, K), numbers(M, N))
+    return run, {"int4_tensor_core_kernel": moved}
 
 
 @row
@@ -985,6 +1059,132 @@ def advancing_to_the_next_step():
     asked = {name: 4 * B for name in ("tokens", "slots", "newest_tokens", "adjustments")} | {name: 8 * B for name in ("lengths", "step")}
     asked |= dict(output_counts=8)  # one of the slots has penalties
     return partial(advance, integers(7, 8, 9), integers(1, 0, 2), state), {"advance_kernel": Expected(asked)}
+
+
+# Speculation: R rows in runs. (slot, rows) of each run; the first row of a run holds the newest token, the others its drafts.
+
+
+@row
+def loading_runs_from_slots():
+    runs, block_size = [(2, 3), (0, 1)], 4
+    B, R, beyond_room = len(runs), sum(rows for _, rows in runs), 1
+    state, drafts = make_states(3, 5, block_size)
+    state.lengths[:] = [4, 1, 15]  # contexts of 1 and 4 blocks: 15 + 2 tokens, of which 16 have room
+    blocks = 1 + 4
+    per_row = dict.fromkeys(("token_ids", "positions"), 4 * R) | dict(newest_tokens=4 * B, drafts=4 * (R - B))
+    asked = per_row | dict(slot_mapping=4 * (R + R - beyond_room), context_lens=4 * B, block_tables=4 * blocks)  # -1 first, then the slot
+    several_times = ("slots", "query_start", "lengths", "room", "tables_of_slots")  # read by every thread, or twice
+    batch = batch_of([rows for _, rows in runs], columns=5, more=0)
+    run = partial(load_spans, slots_of(runs), state, drafts, batch, block_size, room=integers(16, 4))
+    return run, {"load_spans_kernel": Expected(asked, dict(slot_mapping=4 * R))}, several_times
+
+
+@row
+def parameters_of_rows_in_runs():
+    runs, V = [(2, 3), (1, 1)], 67
+    S, R, offsets = len(runs), sum(rows for _, rows in runs), [0, 1, 2, 0]
+    state, drafts = make_states(3, 5, vocab=V)
+    read, written = ("token_flags", "output_counts", "logit_bias"), ("row_flags", "row_counts", "row_bias")
+    element = dict(zip(read + written, (1, 4, 4) * 2, strict=True))
+    wide = {name: size * R * V for name, size in element.items()}
+    words = dict(words_of_slots=4 * WORDS * R, words=4 * WORDS * R, row_slots=4 * R)
+    kernels = {
+        "row_words_kernel": Expected(words, dict(words_of_slots=4 * WORDS * S)),
+        "row_vocabulary_kernel": Expected(  # every thread of a row reads the drafts before it
+            wide | dict(drafts=4 * V * sum(offsets)), {name: element[name] * S * V for name in read} | dict(drafts=4 * max(offsets))
+        ),
+    }
+    return partial(row_sampling, slots_of(runs), state, drafts, SamplingKind.ADJUSTED, np.zeros), kernels, ("slots",)
+
+
+@row
+def slots_of_runs():
+    runs = [(2, 3), (-1, 2), (0, 1)]
+    found = 1 + 2 + 1  # every row of padding counts as a run
+    kernels = {"run_slots_kernel": Expected(dict(out=4 * found))}
+    return partial(run_slots, slots_of(runs), np.zeros(found, np.int32)), kernels, ("slots",)
+
+
+@row
+def room_of_runs_for_drafts():
+    slots, room = slots_of([(2, 3), (-1, 1), (0, 1)]), integers(9, 0, 7)
+    R, runs = len(slots), 2
+    asked = dict(lengths=4 * runs, room=4 * runs, counts=4 * R)
+    run = partial(room_for_drafts, slots, integers(5, 1, 8), room, 4, np.zeros(R, np.int32))
+    return run, {"room_for_drafts_kernel": Expected(asked)}, ("slots",)
+
+
+@row
+def storing_drafts_with_their_distributions():
+    slots, V = integers(2, -1, 0), 67
+    B, used = len(slots), 2
+    drafts = DraftState.make(np.zeros, 3, 4, 5, V)
+    kernels = {
+        "store_drafts_kernel": Expected(dict(tokens=4 * used, drafts=4 * used)),
+        "store_log_q_kernel": Expected(dict(log_q=4 * used * V, log_q_of_slots=4 * used * V)),
+    }
+    return partial(store_drafts, integers(7, 8, 9), slots, 1, drafts, logits_of("normal", B, V)), kernels, ("slots",)
+
+
+@row
+def drafts_by_prompt_lookup():
+    slots, n, longest, period = slots_of([(1, 2), (-1, 1)]), 7, 3, 2
+    state, drafts = make_states(2)
+    R, K = len(slots), drafts.drafts.shape[1]
+    state.lengths[1], drafts.token_history[1, :n] = n, np.arange(n) % period
+    compared = sum(1 if distance % period else min(longest, n - distance) for distance in range(1, n))
+    asked = dict(token_history=4 * (2 * compared + period), drafts=4 * (K + K - period), counts=4 * R)
+    run = partial(prompt_lookup, slots, state, drafts, longest, 2, np.zeros(R, np.int32))
+    several_times = ("slots", "lengths")  # read by every thread
+    return run, {"prompt_lookup_kernel": Expected(asked, dict(token_history=4 * n))}, several_times
+
+
+@row
+def accepting_drafts_up_to_the_first_mismatch():
+    slots = slots_of([(2, 4), (-1, 1), (0, 2)])
+    chosen, computed = integers(5, 6, 7, 8, 0, 3, 4), integers(1, 5, 9, 7, 0, 1, 3)  # right, wrong, not looked at; right
+    R, right, wrong = len(slots), 2, 1
+    asked = dict(chosen=4 * (right + wrong), computed=4 * (right + wrong), counts=4 * R)
+    return partial(accept, chosen, computed, slots, np.zeros(R, np.int32)), {"accept_kernel": Expected(asked)}, ("slots",)
+
+
+@row
+def distributions_that_rows_are_drawn_from():
+    R, V, kept, drawn = 3, 67, 20, 1  # a row that is drawn, one of temperature 0 and one of padding
+    logits, sampling = logits_of("normal", R, V), tensors([dict(top_k=kept), dict(temperature=0.0)], V)
+    thresholds = np.sort(logits, axis=1)[:, -kept].copy()
+    read = 2 * R * V + drawn * 2 * (V + kept)  # for the largest logit; for the sum and the result, once to compare and once more if kept
+    run = partial(distribution, logits, thresholds, sampling, integers(0, 1, -1), np.zeros((R, V), np.float32))
+    expected = Expected(dict(logits=4 * read, out=4 * R * V), dict(logits=4 * R * V))
+    return run, {"distribution_kernel": expected}, ("thresholds", "slots", "temperature")
+
+
+@row
+def rejecting_a_draft_that_was_drawn():
+    slots, V = slots_of([(1, 4), (-1, 1), (0, 2)]), 67
+    R, accepted, rejected = len(slots), 2, 1
+    p, q = log_softmax(logits_of("normal", R, V)), log_softmax(logits_of("normal", 2 * 3, V)).reshape(2, 3, V)
+    q[1, 0], q[0, 0] = p[0], p[5]  # p(f) / q(f) = 1: accepted for certain
+    computed = integers(1, 5, 9, 7, 0, 1, 3)
+    p[1, computed[2]] = -np.inf  # rejected for certain
+    moved = 4 * (accepted + rejected * V)
+    of_rows = dict(chosen=4 * (R - accepted), tokens=4 * (R + rejected), counts=4 * R)
+    asked = of_rows | dict(computed=4 * (accepted + rejected), p=moved + 4 * rejected, q=moved + 4 * rejected)
+    run = partial(reject, p, q, np.arange(R, dtype=np.int32), computed, slots, tensors([dict()] * 2, V), *np.zeros((2, R), np.int32))
+    return run, {"reject_kernel": Expected(asked, dict(p=moved, q=moved, tokens=4 * R))}, ("slots", "step", "seed")
+
+
+@row
+def advancing_by_runs():
+    slots, counts = slots_of([(1, 3), (-1, 1), (2, 2)]), integers(2, 0, 0, 0, 1, 0)
+    R, runs, new, counted = len(slots), 2, 2 + 1, 2  # slot 1 has penalties
+    state, drafts = make_states(3)
+    state.lengths[:] = 4
+    once = dict(newest_tokens=4 * runs, token_history=4 * new, output_counts=8 * counted, lengths=8 * runs, step=8 * runs)
+    asked = once | dict(tokens=4 * (new + runs), counts=4 * (R + runs), adjustments=4 * new)  # the newest token of a run is read again
+    expected = Expected(asked, dict(tokens=4 * new, counts=4 * R, adjustments=4 * runs))
+    run = partial(advance_spans, np.arange(R, dtype=np.int32), counts, slots, state, drafts)
+    return run, {"advance_spans_kernel": expected}, ("slots",)
 
 
 def kernels_of_the_package():

@@ -148,6 +148,17 @@ def test_blocks_that_a_gpu_refuses(block):
         simulate(double, 1, block, np.zeros((1, 1)), np.zeros((1, 1)))
 
 
+def test_numpy_reductions_of_an_array():
+    def kernel(x, out):
+        out[0] = np.sum(x)
+        out[1] = np.nanmax(x[1:])
+        out[2] = np.count_nonzero(x)
+
+    out = np.zeros(3)
+    simulate(kernel, 1, 1, np.array([4.0, 0.0, 2.0]), out, detect=True)
+    assert out.tolist() == [6, 2, 2]
+
+
 def test_more_static_shared_memory_than_a_gpu_has():
     def kernel(out):
         tile = cuda.shared.array(20_000, float32)

@@ -64,9 +64,14 @@ def test_a_grids_barrier_after_an_early_return():
         cuda.cg.this_grid().sync()
         out[cuda.grid(1)] = 1
 
+    out = np.zeros(40, np.int32)
     match = r"24 threads have returned without reaching the grid's barrier, the first of them thread \(8, 0, 0\) of block \(1, 0, 0\)"
     with pytest.raises(SimulationError, match=match):
-        simulate(kernel, 2, 32, np.zeros(40, np.int32))
+        simulate(kernel, 2, 32, out, detect=True)
+    simulate(kernel, 2, 32, out, detect=False)  # as on a GPU, where the first thread of a block speaks for those that have returned
+    assert out.all()
+    with pytest.raises(SimulationError, match="56 threads have returned without reaching the grid's barrier"):
+        simulate(kernel, 3, 32, out, detect=False)  # all threads of the last block have
 
 
 def test_a_barrier_after_an_early_return_can_be_waived():

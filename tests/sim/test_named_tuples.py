@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import cuda, float32, int32
-from numba.cuda import types
 
+from minllm.machine.numba_cuda import types
 from minllm.ptx import ex2
 from minllm.runtime.cache_key import cache_key
 from minllm.sim import simulate

@@ -1,11 +1,12 @@
 """Whole programs and test suites for numba.cuda, with every launch simulated."""
 
+import math
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from numba import cuda, float32
+from numba import cuda, float32, int32
 
 from minllm.errors import SimulationError
 from minllm.sim import output, simulate
@@ -107,3 +108,170 @@ def test_an_error_of_python_names_the_line():
 
     with pytest.raises(TypeError, match="not this one"):
         simulate(raising, 1, 1, np.ones(1, np.float32))
+
+
+def test_ufuncs_and_generalised_ufuncs():
+    with simulated_launches():
+
+        @cuda.vectorize(["float32(float32, float32)", "float64(float64, float64)"])
+        def difference(a, b):
+            return a - b * 0.5
+
+        x = np.arange(6, dtype=np.float32).reshape(2, 3)
+        assert difference(x, np.float32(2)).tolist() == (x - 1).tolist()
+        assert difference(x, x[1]).dtype == np.float32
+        assert difference(cuda.to_device(x), cuda.to_device(x)).copy_to_host().tolist() == (x / 2).tolist()
+
+        @cuda.guvectorize(["void(float64[:, :], float64[:], float64[:])"], "(m,n),(n)->(m)")
+        def product(matrix, vector, out):
+            for i in range(matrix.shape[0]):
+                out[i] = 0
+                for j in range(matrix.shape[1]):
+                    out[i] += matrix[i, j] * vector[j]
+
+        matrices = np.arange(12.0).reshape(2, 2, 3)
+        assert product(matrices, np.ones((2, 3))).tolist() == matrices.sum(2).tolist()
+
+
+def test_an_unwritten_element_of_a_device_array_is_reported_when_it_is_copied():
+    @cuda.jit
+    def fill(out, count):
+        if cuda.grid(1) < count:
+            out[cuda.grid(1)] = 1
+
+    with simulated_launches():
+        out = cuda.device_array((4, 8), np.float32)
+        fill[1, 32](out.ravel(), 31)
+        match = r"1 of the 32 elements of a device array.*first is element \[3, 7\].*test_numba_launches.py:\d+"
+        with pytest.raises(SimulationError, match=match):
+            out.copy_to_host()
+        assert out.copy_to_host()[0, 0] == 1  # allow-unwritten: the last element is padding
+        fill[1, 32](out.ravel(), 32)
+        assert out.copy_to_host().all()
+
+
+def test_device_arrays_that_a_kernel_refers_to_and_foreign_arrays():
+    class Foreign:
+        def __init__(self, array):
+            self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+    with simulated_launches():
+        table = cuda.to_device(np.arange(6, dtype=np.float32).reshape(2, 3))
+
+        @cuda.jit
+        def scale(x, out):
+            i = cuda.grid(1)
+            out[i] = x[i, 0] * table[i, 1]
+
+        x, out = np.array([[2, 0], [3, 0]], np.float32), cuda.device_array(2, np.float32)
+        scale[1, 2](Foreign(cuda.to_device(x)[:, :1]), out)
+        assert out.copy_to_host().tolist() == [2, 12]
+        table[0, 1] = 5
+        scale[1, 2](cuda.In(x), cuda.Out(out))
+        assert out.copy_to_host().tolist() == [10, 12]
+
+
+def of_a_zero_divisor(x, out):
+    out[0] = 1 // (x.shape[0] - 2)
+
+
+def of_a_variable_without_value(x, out):
+    if x[0] > 3:
+        value = x[0]
+    out[0] = value
+
+
+def of_an_unknown_name(x, out):
+    out[0] = some_name  # noqa: F821
+
+
+def of_a_string(x, out):
+    if x[0] < "word":
+        out[0] = 1
+
+
+def of_a_slice(x, out):
+    out[0] = x[0:2]
+
+
+def of_a_shift(x, out):
+    out[0] = 1 << (x.shape[0] - 3)
+
+
+def of_a_shape(x, out):
+    out[0] = x.reshape(3)[0]
+
+
+def of_too_few_axes(x, out):
+    rows, columns = x.shape
+    out[0] = rows
+
+
+def of_a_call(x, out):
+    out[0] = x(1)
+
+
+def of_a_field(x, out):
+    out[0] = x[0].mass
+
+
+def endless(n):
+    return endless_device(n + 1)
+
+
+endless_device = cuda.jit(device=True)(endless)
+
+
+def of_a_recursion(x, out):
+    out[0] = endless_device(0)
+
+
+@pytest.mark.parametrize(
+    "kernel, match",
+    [
+        (of_a_zero_divisor, "an integer is divided by 0"),
+        (of_a_variable_without_value, "the variable 'value' is read here and has not been assigned"),
+        (of_an_unknown_name, "the name 'some_name' is not defined"),
+        (of_a_string, "less of float64 and a string is not defined"),
+        (of_a_slice, r"an array of shape \(2,\) cannot be stored in an element of the global array out of float64"),
+        (of_a_shift, "a shift by a negative number of bits"),
+        (of_a_shape, "cannot reshape array of size 2"),
+        (of_too_few_axes, "not enough values to unpack"),
+        (of_a_call, "array is not callable"),
+        (of_a_field, "'numpy.float64' object has no attribute 'mass'"),
+        (of_a_recursion, "device functions call each other too deeply"),
+    ],
+)
+def test_no_raw_error_of_python_reaches_the_reader(kernel, match):
+    with pytest.raises(SimulationError, match=rf"{match}.*test_numba_launches.py:\d+ in \w+, block \(0, 0, 0\), thread \(0, 0, 0\)"):
+        simulate(kernel, 1, 1, np.ones(2), np.ones(1))
+
+
+def test_wrong_arguments_are_named():
+    def kernel(x, out):
+        out[0] = x[0]
+
+    for arguments, match in (
+        ([np.ones(1)], r"kernel\(x, out\) is launched with 1 arguments: missing a required argument: 'out'"),
+        ([1, 2, 3], "too many positional arguments"),
+        ([[1, 2], np.ones(1)], "argument x of kernel is a list, which no kernel takes"),
+        ([np.ones(1), np.array([None])], "argument out of kernel is an array of Python objects"),
+    ):
+        with pytest.raises(SimulationError, match=match):
+            simulate(kernel, 1, 1, *arguments)
+
+
+def test_results_that_python_refuses_to_compute(recwarn):
+    def kernel(x, out):
+        out[0] = math.gamma(x[0])
+        out[1] = math.lgamma(x[0])
+        out[2] = int(x[1])
+        out[3] = int32(x[2])
+        out[4] = x[2] * x[2]
+        out[5] = 1 / (x[0] + 1)
+        out[6] = math.ldexp(x[2], 4000)
+
+    out = np.zeros(7)
+    simulate(kernel, 1, 1, np.array([-1.0, np.nan, 1e300]), out)
+    assert np.isnan(out[0]) and out[1:].tolist() == [np.inf, 0, 2**31 - 1, np.inf, np.inf, np.inf]
+    assert not recwarn.list

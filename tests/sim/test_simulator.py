@@ -11,6 +11,7 @@ from minllm.runtime.kernel import kernel, launch
 from minllm.sim import simulate
 
 BLOCK = 64
+WARPS = BLOCK // 32
 
 
 @cuda.jit(device=True)
@@ -22,7 +23,7 @@ def squared(x):
 def sum_of_squares_kernel(x, out):
     """One block a row: warp shuffles, then shared memory."""
     # x [rows, columns], out [rows]
-    partial = cuda.shared.array(BLOCK // 32, float32)
+    partial = cuda.shared.array(WARPS, float32)
     total = float32(0)
     i = cuda.threadIdx.x
     while i < x.shape[1]:

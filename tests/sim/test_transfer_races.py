@@ -11,6 +11,7 @@ from minllm.sim import simulate
 PLACE = r"\S*test_transfer_races\.py:\d+ in \w+"
 RACE = rf"race on shared memory: {{who}} tile\[\d+\] \(address \d+\), which {{unit}} that thread .* has started at {PLACE}"
 A, B = 64 * 16, 8 * 16  # elements of the operands of a product [64, 16] [8, 16]^T
+TILE = A + B
 wgmma = ptx.make_wgmma(8, "bf16")
 
 
@@ -47,7 +48,7 @@ def operand_overwritten(waits):
     """A warpgroup writes its operands anew while the product may still read them."""
 
     def kernel(out):
-        tile = cuda.shared.array(A + B, uint16, 128)
+        tile = cuda.shared.array(TILE, uint16, 128)
         accumulator = cuda.local.array(4, float32)
         thread = cuda.threadIdx.x
         fill(tile, thread, 128, 1)
@@ -73,7 +74,7 @@ def operand_overwritten_by_another_warpgroup(told):
     """One warpgroup multiplies and waits; the other one writes the operands anew, told by a named barrier that it may."""
 
     def kernel(out):
-        tile = cuda.shared.array(A + B, uint16, 128)
+        tile = cuda.shared.array(TILE, uint16, 128)
         accumulator = cuda.local.array(4, float32)
         thread = cuda.threadIdx.x
         fill(tile, thread, 256, 1)
@@ -103,7 +104,7 @@ def test_an_operand_of_wgmma_overwritten_by_threads_that_do_not_know_of_the_wait
 def test_a_wait_for_a_product_is_no_barrier():
     def make(barrier):
         def kernel(out):
-            tile = cuda.shared.array(A + B, uint16, 128)
+            tile = cuda.shared.array(TILE, uint16, 128)
             turn = cuda.shared.array(128, float32)
             accumulator = cuda.local.array(4, float32)
             thread = cuda.threadIdx.x
@@ -127,7 +128,7 @@ def test_a_wait_for_a_product_is_no_barrier():
 def test_operands_of_wgmma_that_nobody_wrote():
     def make(count):
         def kernel(out):
-            tile = cuda.shared.array(A + B, uint16, 128)
+            tile = cuda.shared.array(TILE, uint16, 128)
             accumulator = cuda.local.array(4, float32)
             i = cuda.threadIdx.x
             while i < count:
@@ -156,7 +157,7 @@ def pipeline(mistake):
     releases_early, starts_early, never_waits = (mistake == name for name in ("releases early", "starts early", "never waits"))
 
     def kernel(x, out):
-        tile = cuda.shared.array(A + B, uint16, 128)
+        tile = cuda.shared.array(TILE, uint16, 128)
         barriers = cuda.shared.array(2, uint64)
         accumulator = cuda.local.array(4, float32)
         thread = cuda.threadIdx.x

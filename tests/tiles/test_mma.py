@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda, float32, int32, uint32
-from numba.cuda import types
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
+from minllm.machine.numba_cuda import types
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0
 from minllm.runtime.kernel import kernel
 from minllm.tiles.cp_async import make_copies, row_words_of

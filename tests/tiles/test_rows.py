@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda, float32, int32
-from numba.cuda import types
 
+from minllm.machine.numba_cuda import types
 from minllm.ptx import rcp
 from minllm.runtime.kernel import kernel
 from minllm.tiles.rows import make_rows

@@ -23,6 +23,7 @@ from minllm.ops.dry_run_ops import DryRunOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.runtime.dry_run import dry_run
 from minllm.weights.formats import WEIGHT_FORMATS, quantizations
+from minllm.weights.fp8_block import quantize_row_groups
 from minllm.weights.nf4 import NESTED_BLOCK, NF4_CODES, Nf4Weight, dynamic_map
 from minllm.weights.pieces import PIECE_NUMBERS
 from tests.ops.small_models import small_config
@@ -46,7 +47,7 @@ def arrays(weight):
 
 
 def test_the_names():
-    assert NAMES == ("fp8", "int8", "int4", "int4_g64", "int4_g128", "int4_zeros", "int4_g64_zeros", "int4_g128_zeros", "nf4")
+    assert NAMES == ("fp8", "fp8_block", "int8", "int4", "int4_g64", "int4_g128", "int4_zeros", "int4_g64_zeros", "int4_g128_zeros", "nf4")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -135,6 +136,25 @@ def test_codes_by_hand():
     assert weight.codes[0, :3].view(ml_dtypes.float8_e4m3fn).astype(float).tolist() == [448, -1, 16]
 
 
+def numbers_of_rows(name, x):
+    """The numbers that rows of x stand for once they are quantised."""
+    if name == "fp8_block":
+        codes, scales = quantize_row_groups(x)
+        return codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * np.repeat(scales, 128, axis=1)
+    found = WEIGHT_FORMATS[name]
+    return found.dequantize(found.encode(x)).astype(np.float64)
+
+
+def test_blocks_of_fp8_may_be_smaller_at_the_edges():
+    """200 x 300: the second block has 72 outputs, the third 44 inputs."""
+    found, numbers = WEIGHT_FORMATS["fp8_block"], np.random.default_rng(0).standard_normal((200, 300)).astype(np.float32)
+    numbers[130:, 256:] *= 100
+    weight = found.encode(numbers)
+    assert weight.scales.shape == (2, 3) and weight.scales[1, 2] == np.abs(numbers[128:, 256:]).max() * np.float32(1 / 448)
+    np.testing.assert_allclose(found.dequantize(weight), numbers, rtol=2**-4, atol=weight.scales.max() * 2**-10)
+    assert found.matrix_bytes(200, 300) == sum(one.nbytes for one in weight)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_linear_is_that_of_the_dequantised_numbers(name):
     """In float64; int8 and fp8 also quantise the rows of x. A row of zeros gives the bias."""
@@ -142,8 +162,8 @@ def test_the_linear_is_that_of_the_dequantised_numbers(name):
     x, bias, weight = rng.standard_normal((5, 256)).astype(np.float32), rng.standard_normal(24).astype(np.float32), found.encode(matrix())
     x[2] = 0
     rows = x.astype(np.float64)
-    if name in ("int8", "fp8"):
-        rows = found.dequantize(found.encode(x)).astype(np.float64)
+    if name in ("int8", "fp8", "fp8_block"):
+        rows = numbers_of_rows(name, x)
         assert 0 < np.abs(rows - x).max() < 0.2
     expected = rows @ found.dequantize(weight).astype(np.float64).T + bias
     out = found.linear(x, weight, bias)
@@ -155,10 +175,10 @@ def test_the_linear_is_that_of_the_dequantised_numbers(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_matrix_is_quantised_in_pieces(name):
-    """As its rows alone would be, except for what nf4 shares between them."""
+    """As its last rows alone would be, except for what nf4 shares between them; fp8's last block has 5 rows."""
     found, large = WEIGHT_FORMATS[name], np.resize(matrix(), (PIECE_NUMBERS // 256 + 5, 256))
-    whole = found.encode(large)
-    np.testing.assert_array_equal(whole.codes[-24:], found.encode(large[-24:]).codes)
+    whole, last = found.encode(large), 5 if name == "fp8_block" else 24
+    np.testing.assert_array_equal(whole.codes[-last:], found.encode(large[-last:]).codes)
     assert len(whole.codes) == len(large)
 
 
@@ -183,12 +203,12 @@ def linears(layer):
     return layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down
 
 
-@pytest.mark.parametrize("name", ["fp8", "int8", "int4", "int4_g64_zeros", "nf4"])
+@pytest.mark.parametrize("name", ["fp8", "fp8_block", "int8", "int4", "int4_g64_zeros", "nf4"])
 def test_the_bundled_model_still_predicts_python(name):
     """Perplexity of some unseen text; and it generates."""
     with LLM(device="cpu", quantization=name, max_model_len=512) as llm, LLM(device="cpu", max_model_len=512) as plain:
         ids = llm.tokenizer.encode(minllm.held_out_text()[:4000])[:500]
-        bound = {"fp8": 0.02, "int8": 0.02, "nf4": 0.1}.get(name, 0.2)
+        bound = {"fp8": 0.02, "fp8_block": 0.02, "int8": 0.02, "nf4": 0.1}.get(name, 0.2)
         assert abs(llm.perplexity(ids) / plain.perplexity(ids) - 1) < bound
         assert len(llm.generate([ids[:9]])[0].outputs[0].token_ids) > 0
 
@@ -209,7 +229,7 @@ def test_a_gpu_without_fp8_is_refused(monkeypatch):
 
 def test_unknown_names():
     for wrong in ("int3", "INT8", "gptq", "float16", 8, ["int8"]):
-        with pytest.raises(InvalidOptionError, match="is not allowed: quantization is None or one of fp8, int8, int4, "):
+        with pytest.raises(InvalidOptionError, match="is not allowed: quantization is None or one of fp8, fp8_block, int8, int4, "):
             EngineOptions(quantization=wrong)
     result = CliRunner().invoke(cli.app, ["plan", "llama-3.1-8b", "--dtype", "int3"])
     assert result.exit_code != 0

@@ -86,7 +86,8 @@ const layerMatrices = (c) => [
 export const matrixBytesIn = (format) => (outputs, inputs) => {
   const groups = format.group_size ? Math.floor((outputs * inputs) / format.group_size) : 0;
   const nested = format.nested_size ? 4 * Math.ceil(groups / format.nested_size) + format.table_bytes : 0;
-  return outputs * inputs * format.matrix_itemsize + outputs * format.row_bytes + groups * format.group_bytes + nested;
+  const blocks = format.block_size ? 4 * Math.ceil(outputs / format.block_size) * Math.ceil(inputs / format.block_size) : 0;
+  return outputs * inputs * format.matrix_itemsize + outputs * format.row_bytes + groups * format.group_bytes + nested + blocks;
 };
 
 export function weightBytes(c, item, matrixBytes) {

@@ -101,6 +101,18 @@ class VirtualPolicy(CachePolicy):
             occupied.token_ids.extend(token_ids)
         return False
 
+    def room(self, sequence: Hashable) -> int:
+        """See CachePolicy."""
+        with self._lock:
+            return self._occupied(sequence).room
+
+    def trim(self, sequence: Hashable, num_tokens: int) -> None:
+        """See CachePolicy. The claim shrinks; pages stay mapped until others need them."""
+        with self._lock:
+            occupied = self._occupied(sequence)
+            occupied.room = min(occupied.room, max(num_tokens, len(occupied.token_ids)))
+            occupied.tiles_end = min(occupied.tiles_end, self._claims.end_of_tile(occupied.room))
+
     def fork(self, parent: Hashable, child: Hashable) -> None:
         """See CachePolicy. The child gets a slot and pages of its own, and a copy of the parent's keys and values."""
         with self._lock:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 from minllm.course.checks.ladder import SECONDS, Report, climb
 from minllm.course.checks.learner import entry_of, exercise_of, name_of, read, run_source, with_replacement
+from minllm.course.checks.own_functions import guarded, refusal
 from minllm.course.exercise import Exercise
 from minllm.course.exercise_markers import holder
 from minllm.errors import ExerciseError
@@ -14,7 +16,16 @@ def check_file(path: str | Path, name: str | None = None, seconds: float = SECON
     """Check a reader's file. name: the exercise, overriding the file's markers. Raises ExerciseError for a file without one."""
     path = Path(path)
     exercise, text = exercise_of_file(path, name), read(path)
-    return climb(exercise, lambda: entry_of(exercise, run_source(text, path, path.stem)), str(path), seconds)
+    with guarded(exercise, str(path)):
+        return climb(exercise, lambda: entry_of(exercise, own_module(exercise, text, path)), str(path), seconds)
+
+
+def own_module(exercise: Exercise, text: str, path: Path) -> ModuleType:
+    """The module of a reader's file. Raises ExerciseError if the exercise's function in it is the package's."""
+    module, name = run_source(text, path, path.stem), holder(exercise.source, exercise.name)
+    if source_file(module.__dict__.get(name)) == str(exercise.path) != str(path):
+        raise refusal(exercise, name)
+    return module
 
 
 def exercise_of_file(path: Path, name: str | None = None) -> Exercise:

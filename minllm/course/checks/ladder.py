@@ -36,6 +36,10 @@ MEANINGS = (
     ("memory that nobody wrote", "you read an element before anybody wrote it, or one that is not yours to read."),
     ("shared memory that nobody wrote", "a thread reads what another has not written yet: a barrier is missing, or an element left out."),
     ("race on shared memory", "two threads use one place, one of them writes, and nothing orders them: put cuda.syncthreads() between."),
+    ("an undefined value", "a shuffle reads from a lane that its mask leaves out: keep that lane's result out of what you store."),
+    ("is not defined: neither in", "a misspelt name, or one that is neither a parameter nor made or imported further up in the file."),
+    ("has not been assigned", "the variable gets a value in one branch only, or after it is read: give it one at the start."),
+    ("an integer is divided by 0", "a sum that may be 0 was divided by."),
     ("has overflowed", "the index needs more than 32 bits: compute it as int64."),
 )
 

@@ -54,13 +54,14 @@ class Sequence:
     first_token_time: float | None = None
     last_token_time: float | None = None
 
-    # The scheduler's. A token is computed when its key and value are in the cache, or will be after the steps launched so far.
+    # The scheduler's. A token is computed when its key and value are in the cache, or will be after the steps launched so far; drafts that
+    # are not verified yet count as accepted.
     arrival: int = 0  # the request's number in the order of arrival
     slot: int = NO_SLOT  # slot of its state on the device while it runs
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_computed_tokens: int = 0
     num_prefill_tokens: int = 0  # tokens known when it entered, which are computed in chunks; later ones are decoded
-    num_in_flight: int = 0  # tokens that launched steps sample and that the host does not know yet
+    num_in_flight: int = 0  # launched steps whose token, or tokens with drafts, the host does not know yet
     num_preemptions: int = 0
 
     # A beam search's (beam_search.py).
@@ -122,7 +123,7 @@ class Sequence:
             return False
         if self.num_in_flight and (self.logits_processors or self.search is not None):
             return False  # the host decides between two steps
-        return len(self.output_token_ids) + self.num_in_flight < self.max_tokens
+        return self.num_computed_tokens + 1 < len(self.prompt_token_ids) + self.max_tokens
 
     @property
     def longest_chunk(self) -> int:

@@ -67,6 +67,36 @@ def to_backend(batch: Batch, ops) -> Batch:
     return replace(batch, recent=recent, **{name: ops.array(getattr(batch, name)) for name in BATCH_ARRAYS})
 
 
+def behind_verifications(prompts: Batch | None, positions: Sequence[int], lengths: Sequence[int], block_size: int) -> Batch:
+    """A batch, on the host, of sequences that compute `lengths` tokens each from these positions on, the newest one and drafts.
+
+    They are followed by `prompts`, which may be None. The positions are upper bounds; `Ops.load_spans` writes all arrays of these rows.
+    """
+    starts = np.cumsum([0, *lengths]).astype(np.int32)
+    ends, rows = np.add(positions, lengths).astype(np.int32), int(starts[-1])
+    count, columns = len(lengths), blocks_needed(int(ends.max()), block_size)
+    if prompts is not None:
+        columns = max(columns, prompts.block_tables.shape[1])
+    tables, nothing = np.zeros((count, columns), np.int32), np.zeros(rows, np.int32)
+    batch = Batch(
+        token_ids=nothing, positions=nothing, slot_mapping=nothing, query_start=starts, context_lens=ends, block_tables=tables,
+        logits_rows=np.arange(rows, dtype=np.int32), num_tokens=rows, num_sequences=count, max_query_len=max(lengths),
+        max_context_len=int(ends.max()), num_decodes=count if rows == count else 0, num_verifications=count,
+    )  # fmt: skip
+    if prompts is None:
+        return batch
+    behind = np.zeros((prompts.num_sequences, columns), np.int32)
+    behind[:, : prompts.block_tables.shape[1]] = prompts.block_tables
+    named = ("token_ids", "positions", "slot_mapping", "context_lens")
+    return replace(
+        batch, **{name: np.concatenate([getattr(batch, name), getattr(prompts, name)]) for name in named},
+        query_start=np.concatenate([starts[:-1], prompts.query_start + np.int32(rows)]), block_tables=np.concatenate([tables, behind]),
+        logits_rows=np.concatenate([batch.logits_rows, prompts.logits_rows + np.int32(rows)]), num_tokens=rows + prompts.num_tokens,
+        num_sequences=count + prompts.num_sequences, max_query_len=max(batch.max_query_len, prompts.max_query_len),
+        max_context_len=max(batch.max_context_len, prompts.max_context_len),
+    )  # fmt: skip
+
+
 def behind_decodes(prompts: Batch | None, positions: Sequence[int], block_size: int) -> Batch:
     """A batch, on the host, of sequences that decode at these positions, followed by `prompts`, which may be None.
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.host_copies import Readback
-from minllm.engine.scheduling.step import Span
+from minllm.engine.scheduling.step import Span, Verified
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
 
 
@@ -12,23 +12,39 @@ class ForwardResult(NamedTuple):
     """What a forward computed, on the host."""
 
     sampled: list[Sequence]
-    token_ids: list[int]  # one for each sequence that sampled
+    token_ids: list[int]  # one for each sequence that sampled, or as many as `verified` says
     logprobs: LogProbabilities | None  # those of token_ids; None if no sequence wants them
     prompt_logprobs: list[tuple[Span, LogProbabilities]]  # row i of a span: that of the token after its i-th
+    verified: Verified | None = None  # if the engine speculates
+
+    @property
+    def owners(self) -> list[Sequence]:
+        """The sequence of each token."""
+        if self.verified is None:
+            return self.sampled
+        return [sequence for sequence, count in zip(self.sampled, self.verified.counts, strict=True) for _ in range(count)]
 
 
 class PendingForward:
-    """Results that a forward computes and that are copied to the host."""
+    """Results that a forward computes and that are copied to the host. rows: the row of each sampled sequence, or the first of its run."""
 
-    def __init__(self, readback: Readback, sampled: list[Sequence], rows: list[int], has_logprobs: bool, scored: list[Span]):
+    def __init__(
+        self, readback: Readback, sampled: list[Sequence], rows: list[int], has_logprobs: bool, scored: list[Span], verifies: bool = False
+    ):  # fmt: skip
         self._readback, self._sampled, self._rows, self._has_logprobs, self._scored = readback, sampled, rows, has_logprobs, scored
+        self._verifies = verifies
 
     def wait(self) -> ForwardResult:
         """Wait for them; to be called once."""
         tokens, *others = self._readback.wait()
-        logprobs = LogProbabilities(*(array[self._rows] for array in others[:4])) if self._has_logprobs else None
+        rows, verified = self._rows, None
+        if self._verifies:
+            counts, num_drafts, *others = others
+            verified = Verified(counts[rows].tolist(), num_drafts[rows].tolist())
+            rows = [row for first, count in zip(rows, verified.counts, strict=True) for row in range(first, first + count)]
+        logprobs = LogProbabilities(*(array[rows] for array in others[:4])) if self._has_logprobs else None
         prompt_logprobs, row = [], 0
         for span in self._scored:
             prompt_logprobs.append((span, LogProbabilities(*(array[row : row + span.length] for array in others[-4:]))))
             row += span.length
-        return ForwardResult(self._sampled, tokens[self._rows].tolist(), logprobs, prompt_logprobs)
+        return ForwardResult(self._sampled, tokens[rows].tolist(), logprobs, prompt_logprobs, verified)

@@ -8,8 +8,9 @@ Nothing here waits for the device, so on a GPU the host plans step n + 1 while s
 read from its slot, where step n leaves it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,19 @@ from minllm.cache.kv_cache import KVCache
 from minllm.cache.policy import CachePolicy
 from minllm.engine.progress import Progress
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
-from minllm.engine.running.batch_arrays import BATCH_ARRAYS, NewTokens, behind_decodes, build_batch, padded_arrays
+from minllm.engine.running.batch_arrays import (
+    BATCH_ARRAYS,
+    NewTokens,
+    behind_decodes,
+    behind_verifications,
+    build_batch,
+    padded_arrays,
+)  # fmt: skip
 from minllm.engine.running.forward_result import PendingForward
 from minllm.engine.running.host_copies import PinnedMemory, Readback, Uploads
 from minllm.engine.running.machine import HostMachine
 from minllm.engine.running.slots import Slots
+from minllm.engine.running.speculator import Speculator
 from minllm.engine.running.step_graphs import GraphKey, StepGraphs
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.attention.residual_window.reference import ring_blocks
@@ -37,15 +46,17 @@ class ModelRunner:
 
     def __init__(
         self, ops, model, cache: KVCache, policy: CachePolicy, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int,
-        machine: Any = None, uses_graphs: bool = False,
+        machine: Any = None, uses_graphs: bool = False, speculator: Callable[[Slots], Speculator] | None = None,
     ):  # fmt: skip
+        """speculator: makes a Speculator for these slots; None if the engine does not speculate."""
         self.ops, self.model, self.cache, self.policy = ops, model, cache, policy
         self.machine = machine or HostMachine()
         columns = max(1, blocks_needed(max_model_len, cache.block_size))
         self.slots = Slots(ops, self.machine, policy, max_num_seqs, columns, model.config.vocab_size)
+        self.speculator = None if speculator is None else speculator(self.slots)
         self._pinned = PinnedMemory(self.machine)
         self.uploads = Uploads(ops, self.machine, self._pinned)
-        self._window = cache.shape.residual_window
+        self._window, self._max_model_len = cache.shape.residual_window, max_model_len
         self.graphs = None
         if uses_graphs:
             self.graphs = StepGraphs(
@@ -62,11 +73,15 @@ class ModelRunner:
         """Launch a step; the results of its forwards are in the order of `step.sampled`."""
         if step.copies:
             self.cache.copy_blocks(self.ops, step.copies)
+            if self.speculator is not None:
+                self.speculator.copy_blocks(step.copies)
         if step.forks and self._window:
             self.cache.copy_rings(self.ops, step.forks)
         changes = self.slots.changes(step)
         if len(changes):
             self.ops.write_slots(self.slots.state, self.uploads.send({"pairs": changes})["pairs"])
+        if self.speculator is not None:
+            self.speculator.enter(step.entered)
         pending = [self._launch(spans) for spans in self.forwards(step)]
         if self._window:
             forks = [(span.sequence.slot, fork.slot) for span in step.spans for fork in span.sampled if fork is not span.sequence]
@@ -107,23 +122,33 @@ class ModelRunner:
     def _launch(self, spans: list[Span]) -> PendingForward:
         """Launch a forward, as the replay of a graph if one is large enough and the host needs nothing from its middle."""
         sampled = [sequence for span in spans for sequence in span.sampled]
-        slots, kind = [sequence.slot for sequence in sampled], self.slots.kind(sampled)
-        processed = [(row, sequence) for row, sequence in enumerate(sampled) if sequence.logits_processors]
+        slots, rows = self._rows(spans, sampled)
+        kind = self.slots.kind(sampled)
+        processed = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.logits_processors]
         num_decodes = sum(span.decodes for span in spans)
         scored = [span for span in spans[num_decodes:] if span.sequence.scores_prompt]
-        key, rows = None, list(range(len(sampled)))
+        key = None
         if not (self.graphs is None or processed or scored or (self._window and num_decodes < len(spans))):
             key = self._graph_key(spans, num_decodes, len(sampled), kind)
         if key is None:
-            batch, slots = self._sent(*self._batch(spans, slots, scored))
-            tokens, logits = self.compute(slots, batch, kind, processed)
+            batch, slots = self._sent(*self._batch(spans, slots, scored), sampled)
+            results = self.compute(slots, batch, kind, processed)
         elif key.prompts:
             batch, _ = self._batch(spans, slots, scored)
-            tokens, logits = self.graphs.replay(key, padded_arrays(batch, slots, num_decodes, key), self.uploads)
+            results = self.graphs.replay(key, padded_arrays(batch, slots, num_decodes, key), self.uploads)
             rows[num_decodes:] = range(key.decodes, key.decodes + len(sampled) - num_decodes)
         else:
-            tokens, logits = self.graphs.replay_decodes(key, slots, self.uploads)
-        return self._read(tokens, logits, sampled, rows, scored)
+            results = self.graphs.replay_decodes(key, slots, self.uploads)
+        return self._read(*results, sampled=sampled, rows=rows, scored=scored)
+
+    def _rows(self, spans: list[Span], sampled: list[Sequence]) -> tuple[list[int], list[int]]:
+        """(the slot of each row that gets logits, the row of each sampled sequence, or the first of its run)."""
+        slots = [sequence.slot for sequence in sampled]
+        if self.speculator is None:
+            return slots, list(range(len(slots)))
+        lengths = [span.length if span.decodes else 1 for span in spans for _ in span.sampled]
+        starts = accumulate(lengths, initial=0)
+        return [slot for slot, length in zip(slots, lengths, strict=True) for _ in range(length)], list(starts)[:-1]
 
     def _graph_key(self, spans: list[Span], num_decodes: int, num_sampled: int, kind: SamplingKind) -> GraphKey | None:
         """The graph for a step; None if none is large enough."""
@@ -145,12 +170,18 @@ class ModelRunner:
             rows += [end - back for span, end in zip(prompts, ends, strict=True) if span in scored for back in reversed(range(span.length))]
             batch = build_batch(chunks, rows, size, self._window)
         if decodes:
-            batch = behind_decodes(batch, [span.start for span in decodes], size)
+            positions, lengths = [span.start for span in decodes], [span.length for span in decodes]
+            batch = (
+                behind_decodes(batch, positions, size) if self.speculator is None
+                else behind_verifications(batch, positions, lengths, size)
+            )  # fmt: skip
         return batch, slots
 
-    def _sent(self, batch: Batch, slots: list[int]) -> tuple[Batch, Any]:
+    def _sent(self, batch: Batch, slots: list[int], sampled: list[Sequence]) -> tuple[Batch, Any]:
         """A batch and its slots on the device."""
         arrays = {name: getattr(batch, name) for name in BATCH_ARRAYS} | {"slots": np.array(slots, np.int32)}
+        if self.speculator is not None:
+            arrays["room"] = np.array([min(self.policy.room(one), self._max_model_len) for one in sampled] or [0], np.int32)
         recent = {} if batch.recent is None else batch.recent.arrays()
         sent = self.uploads.send(arrays | {f"recent {name}": array for name, array in recent.items()})
         slots = sent.pop("slots")
@@ -165,22 +196,30 @@ class ModelRunner:
         table = self.policy.table(span.sequence)[: blocks_needed(end, self.cache.block_size)]
         return NewTokens(span.sequence.token_ids(span.start, end), span.start, table, span.sequence.slot)
 
-    def compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, Any]:
-        """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R and more, vocab]) on the device."""
+    def compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, ...]:
+        """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R and more, vocab]) on the device.
+
+        With a speculator, the numbers of new tokens and of next drafts [R] follow (Speculator.choose).
+        """
         state = self.slots.state
-        if batch.num_decodes:
+        if batch.num_verifications:
+            self.speculator.load(slots, batch, self.cache.block_size)
+        elif batch.num_decodes:
             pads = batch.num_decodes == batch.num_sequences
             self.ops.load_rows(slots[: batch.num_decodes], state, batch.decodes(), self.cache.block_size, self._window, pads)
         logits = forward(self.ops, self.model, batch, self.cache.layers)
         computed = [(logits[row], self._process(logits[row], sequence), sequence.scores_processed) for row, sequence in processed]
         num_sampled = slots.shape[0]
         sampled = logits if num_sampled == logits.shape[0] else logits[:num_sampled]
-        tokens = self.ops.sample(sampled, self.slots.sampling(kind), slots)
-        self.ops.advance(tokens, slots, state)
+        if self.speculator is None:
+            tokens, verified = self.ops.sample(sampled, self.slots.sampling(kind), slots), ()
+            self.ops.advance(tokens, slots, state)
+        else:
+            tokens, *verified = self.speculator.choose(sampled, slots, batch, kind)
         for row, host, scores_processed in computed:
             if not scores_processed:
                 self.machine.write(row, host)  # log-probabilities are those of the model
-        return tokens, logits
+        return tokens, logits, *verified
 
     def recent_rows(self, slots: Any) -> RecentTokens:
         """Arrays for `Ops.load_rows` to fill in."""
@@ -197,9 +236,11 @@ class ModelRunner:
         self.machine.write(logits, host)
         return computed
 
-    def _read(self, tokens: Any, logits: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> PendingForward:
-        """Start to bring the results of a forward to the host. rows: the row of each sampled sequence."""
-        count, arrays = tokens.shape[0], [tokens]
+    def _read(
+        self, tokens: Any, logits: Any, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]
+    ) -> PendingForward:
+        """Start to bring the results of a forward to the host. rows: the row of each sampled sequence, or the first of its run."""
+        count, arrays = tokens.shape[0], [tokens, *verified]
         wanted = [sequence.params.logprobs or 0 for sequence in sampled if sequence.needs_logprobs]
         if wanted:
             arrays += self.ops.log_probabilities(logits[:count], tokens, max(wanted))
@@ -208,7 +249,7 @@ class ModelRunner:
             targets = np.concatenate([self._next_tokens(span) for span in scored])
             sent = self.uploads.send({"targets": targets})["targets"]
             arrays += self.ops.log_probabilities(logits[count:], sent, top)
-        return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, rows, bool(wanted), scored)
+        return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, rows, bool(wanted), scored, bool(verified))
 
     def _next_tokens(self, span: Span) -> np.ndarray:
         """The token after each of a span's, int32 [length]; 0 where it is not known yet."""

@@ -25,7 +25,7 @@ class Slots:
     def changes(self, step: Step) -> np.ndarray:
         """The words that a step changes, int32 [n, 2]: index, word. Writes the slots' arrays over the vocabulary at once."""
         found = [self._entry(sequence) for sequence in step.entered]
-        if grown := [cell for sequence in step.grown if sequence not in step.entered for cell in self._growth(sequence)]:
+        if grown := [cell for one, position in step.grown if one not in step.entered for cell in self._growth(one, position)]:
             found.append(self.state.block_pairs(*np.array(grown).T))
         return np.concatenate(found) if found else np.empty((0, 2), np.int32)
 
@@ -54,7 +54,7 @@ class Slots:
         table = self.policy.table(sequence)
         return self.state.pairs(slot, newest_tokens=newest, lengths=known, block_tables=table, **entries.words)
 
-    def _growth(self, sequence: Sequence) -> list[tuple[int, int, int]]:
-        """(slot, column, block) from the newest token's block on: that one may be a copy of a shared block, and others may follow."""
-        table, first = self.policy.table(sequence), (sequence.num_computed_tokens - 1) // self.policy.block_size
+    def _growth(self, sequence: Sequence, position: int) -> list[tuple[int, int, int]]:
+        """(slot, column, block) from the block of a position on: that one may be a copy of a shared block, and others may follow."""
+        table, first = self.policy.table(sequence), position // self.policy.block_size
         return [(sequence.slot, column, table[column]) for column in range(first, len(table))]

@@ -5,6 +5,7 @@ token: room is made to the end of a block, and the policy learns the tokens of a
 decoding is special, because completions of one prompt share its last block, which the first to write has to copy.
 """
 
+from minllm.cache.block_pool import blocks_needed
 from minllm.cache.offload import SwapSpace
 from minllm.cache.policy import CachePolicy
 from minllm.engine.requests.sequence import Sequence
@@ -62,14 +63,22 @@ class KVCacheManager:
         self._noted[child] = self._noted[parent]
         return True
 
-    def make_room_to_decode(self, sequence: Sequence) -> bool:
-        """Make room for the next token of a sequence; returns whether its block table changed. Raises OutOfMemoryError."""
+    def make_room_to_decode(self, sequence: Sequence, num_tokens: int = 1) -> bool:
+        """Make room for the next tokens of a sequence; returns whether its block table changed. Raises OutOfMemoryError."""
         position = sequence.num_computed_tokens
-        if position % self.block_size and position != sequence.num_prefill_tokens:
+        if num_tokens == 1 and position % self.block_size and position != sequence.num_prefill_tokens:
             return False
         self.note(sequence)
-        end_of_block = (position // self.block_size + 1) * self.block_size
-        return self.policy.make_room(sequence, max(position + 1, min(end_of_block, sequence.num_reserved_tokens)))
+        end = position + num_tokens
+        return self.policy.make_room(sequence, max(end, min(self._end_of_block(end), sequence.num_reserved_tokens)))
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back the blocks of a sequence beyond what launched steps may write: drafts were rejected."""
+        self.policy.trim(sequence, self._end_of_block(sequence.num_computed_tokens))
+
+    def _end_of_block(self, num_tokens: int) -> int:
+        """The tokens of as many whole blocks as this number of tokens needs."""
+        return blocks_needed(num_tokens, self.block_size) * self.block_size
 
     def note(self, sequence: Sequence) -> None:
         """Tell the policy the computed tokens that it does not know yet, and let other prompts share their blocks."""

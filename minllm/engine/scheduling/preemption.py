@@ -51,8 +51,8 @@ class Preemption:
             self.swap_space.drop(sequence)
 
     def _swaps(self, sequence: Sequence) -> bool:
-        if self.swap_space is None or not sequence.is_prefilled:
-            return False
+        if self.swap_space is None or not sequence.is_prefilled or sequence.num_tokens < sequence.num_computed_tokens:
+            return False  # drafts in flight: how many tokens will have keys, nobody knows yet
         return self.mode == "swap" or self.swap_wins(sequence.num_tokens)
 
     def _dropped(self, sequence: Sequence) -> OutOfMemoryError:

@@ -9,6 +9,7 @@ preempted, so it always makes progress, and everybody is the oldest some day. A 
 their tokens are counted (`num_in_flight`) before they are known.
 """
 
+import contextlib
 import heapq
 import time
 
@@ -17,7 +18,8 @@ from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.policy import SchedulingPolicy
 from minllm.engine.scheduling.preemption import Preemption
 from minllm.engine.scheduling.queues import Queues
-from minllm.engine.scheduling.step import Span, Step
+from minllm.engine.scheduling.speculative import Speculation
+from minllm.engine.scheduling.step import Span, Step, Verified
 from minllm.errors import OutOfMemoryError
 
 
@@ -25,10 +27,11 @@ class Scheduler(Queues):
     """Plans steps. `max_num_seqs` is the number of slots, `max_num_batched_tokens` the token budget of a step."""
 
     def __init__(
-        self, policy: SchedulingPolicy, memory: KVCacheManager, preemption: Preemption, max_num_seqs: int, max_num_batched_tokens: int
-    ):
+        self, policy: SchedulingPolicy, memory: KVCacheManager, preemption: Preemption, max_num_seqs: int, max_num_batched_tokens: int,
+        speculation: Speculation | None = None,
+    ):  # fmt: skip
         super().__init__(memory, preemption, max_num_seqs)
-        self.policy, self.max_num_batched_tokens = policy, max_num_batched_tokens
+        self.policy, self.max_num_batched_tokens, self.speculation = policy, max_num_batched_tokens, speculation
         self._copies: list[tuple[int, int]] = []  # blocks to copy before the next step
 
     def schedule(self) -> Step | None:
@@ -46,12 +49,19 @@ class Scheduler(Queues):
         return step
 
     def decode(self, step: Step) -> None:
-        """Give every running sequence whose prompt is computed its next token. The newest are preempted if memory runs out."""
+        """Give every running sequence whose prompt is computed its next token, and verify its drafts as far as the token budget goes.
+
+        The newest are preempted if memory runs out, but never for drafts.
+        """
+        budget, speculates = self.max_num_batched_tokens - len(self.running) - 1, self.speculation is not None  # one token is for prompts
         for sequence in list(self.running):
-            if sequence.can_decode and self._make_room(sequence, step):
-                step.spans.append(Span(sequence, sequence.num_computed_tokens, 1, True, (sequence,)))
-                sequence.num_computed_tokens += 1
-                sequence.num_in_flight += 1
+            if sequence.can_decode:
+                drafts = self._make_room_for_drafts(sequence, budget, step) if speculates else 0
+                if drafts or self._make_room(sequence, step):
+                    step.spans.append(Span(sequence, sequence.num_computed_tokens, 1 + drafts, True, (sequence,)))
+                    sequence.num_computed_tokens += 1 + drafts
+                    sequence.num_in_flight += 1
+                    budget -= drafts
         self._copies += self.memory.policy.take_copies()
 
     def prefill(self, step: Step, admits: bool = True, whole: bool = False) -> None:
@@ -75,14 +85,23 @@ class Scheduler(Queues):
                 budget -= self._add_chunk(sequence, budget, step)
         # end exercise
 
-    def take(self, step: Step, token_ids: list[int], logprobs: list[dict | None] | None = None) -> list[Sequence]:
-        """Give a step's sequences their tokens, in the order of `step.sampled`; returns those that got one or have ended."""
-        moved, now = self.take_ended(), time.perf_counter()
-        for row, sequence in enumerate(step.sampled):
+    def take(
+        self, step: Step, token_ids: list[int], logprobs: list[dict | None] | None = None, verified: Verified | None = None
+    ) -> list[Sequence]:
+        """Give a step's sequences their tokens, in the order of `step.sampled`; returns those that got one or have ended.
+
+        verified: the number of tokens of each, if the engine speculates; otherwise each gets one.
+        """
+        moved, now, sampled = self.take_ended(), time.perf_counter(), step.sampled
+        if verified is not None:
+            self.speculation.take(step.spans, verified, self.memory)
+            sampled = [sequence for sequence, count in zip(sampled, verified.counts, strict=True) for _ in range(count)]
+        for row, sequence in enumerate(sampled):
             sequence.num_in_flight -= 1
-            if not sequence.is_finished:  # it may have been aborted, or have ended one step ago
+            if not sequence.is_finished:  # it may have been aborted, or have ended one step ago, or with a token before this one
                 self._append(sequence, token_ids[row], None if logprobs is None else logprobs[row], now)
                 moved.append(sequence)
+        moved = moved if verified is None else list(dict.fromkeys(moved))
         for search in dict.fromkeys(sequence.search for sequence in moved if sequence.search is not None):
             search.advance(self)
         return moved + self._end_scored(step)
@@ -153,12 +172,23 @@ class Scheduler(Queues):
 
     # Decodes
 
+    def _make_room_for_drafts(self, sequence: Sequence, budget: int, step: Step) -> int:
+        """Make room for the next token of a running sequence and for drafts after it; returns their number, 0 if there is no room."""
+        num_drafts = max(0, min(self.speculation.num_drafts(sequence, len(self.running)), budget))
+        for num_tokens in dict.fromkeys((self.speculation.num_tokens(sequence, num_drafts), 1 + num_drafts)):
+            if num_tokens > 1:
+                with contextlib.suppress(OutOfMemoryError):
+                    if self.memory.make_room_to_decode(sequence, num_tokens):
+                        step.grown.append((sequence, sequence.num_computed_tokens))
+                    return num_drafts
+        return 0
+
     def _make_room(self, sequence: Sequence, step: Step) -> bool:
         """Make room for the next token of a running sequence; False if it was itself preempted, or ended for want of room."""
         while True:
             try:
                 if self.memory.make_room_to_decode(sequence):
-                    step.grown.append(sequence)
+                    step.grown.append((sequence, sequence.num_computed_tokens))
                 return True
             except OutOfMemoryError as error:
                 newest = self.running[-1]

@@ -13,9 +13,10 @@ from minllm.engine.requests.sequence import Sequence
 class Span(NamedTuple):
     """Tokens `start` to `start + length` of a sequence, whose keys and values this step computes.
 
-    decodes: the one token is the newest one, which an earlier step has sampled and the host may not know yet; it lies in the sequence's
-    slot on the device. Otherwise the tokens are known. sampled: the sequences that get their next token from the last row's logits: the
-    sequence itself, and further completions of its prompt; none if more of the prompt follows.
+    decodes: the first token is the newest one, which an earlier step has sampled and the host may not know yet, and drafts may follow it;
+    they lie in the sequence's slot on the device. Otherwise the tokens are known. sampled: the sequences that get their next token from the
+    last row's logits, or from those of all rows with drafts: the sequence itself, and further completions of its prompt; none if more of
+    the prompt follows.
     """
 
     sequence: Sequence
@@ -25,13 +26,20 @@ class Span(NamedTuple):
     sampled: tuple[Sequence, ...]
 
 
+class Verified(NamedTuple):
+    """What became of a step's drafts, for each sequence of `Step.sampled`."""
+
+    counts: list[int]  # new tokens: accepted drafts and one more
+    num_drafts: list[int]  # drafts that lie in its slot now
+
+
 @dataclass(slots=True)
 class Step:
     """The spans of one forward, decodes first, and what must be prepared before it."""
 
     spans: list[Span] = field(default_factory=list)
     entered: list[Sequence] = field(default_factory=list)  # sequences whose slots are written anew
-    grown: list[Sequence] = field(default_factory=list)  # sequences whose block tables have changed
+    grown: list[tuple[Sequence, int]] = field(default_factory=list)  # sequences whose block tables have changed, from this position on
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) of blocks to copy before the forward
     forks: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) of slots whose rings to copy before the forward
     preempts: bool = False  # a sequence was preempted for this step, so none may enter it

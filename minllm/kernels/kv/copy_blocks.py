@@ -10,8 +10,8 @@ for Large Language Model Serving with PagedAttention", section 4.4). P pairs of 
 and as many written; arithmetic intensity 0, so it is memory-bound.
 
 Dtypes do not matter here: all arrays are viewed as 32-bit words, or as bytes if a block is not whole words; offsets of blocks are 64 bits
-wide. A thread block copies a piece of 4 KB, 16 bytes per thread at a time. All pairs of a launch are copied at the same time: `in_rounds`
-splits a list of dependent copies into launches.
+wide. A thread block copies a piece of 4 KB, 16 bytes per thread at a time. All pairs of a launch are copied at the same time:
+copy_rounds.py splits a list of dependent copies into launches.
 """
 
 import math
@@ -38,22 +38,6 @@ def copy_blocks_reference(cache, copies, to=None):
     to = cache if to is None else to
     for source, destination in copies:
         to[destination] = cache[source]
-
-
-def in_rounds(copies):
-    """Split a list of (source, destination), meant one after the other, into lists that may be copied at the same time.
-
-    In such a list no copy writes a block that another copy reads or writes.
-    """
-    rounds, read, written = [[]], set(), set()
-    for source, destination in copies:
-        if source in written or destination in written or destination in read:
-            rounds.append([])
-            read, written = set(), set()
-        rounds[-1].append((source, destination))
-        read.add(source)
-        written.add(destination)
-    return rounds if copies else []
 
 
 @kernel
@@ -104,7 +88,7 @@ def copy_blocks_of_layers(caches, copies, stream=None, to=None):
     """Copy blocks of caches [layers, num_blocks, ...] of any dtype; copies int32 [P, 2], pairs (source, destination), apply to every layer.
 
     to: the destination, with as many layers and blocks of the same size and dtype; by default the caches themselves. The kernel does not
-    check that blocks lie inside the arrays and that no pair writes a block that another reads or writes (`in_rounds` makes such lists).
+    check that blocks lie inside the arrays and that no pair writes a block that another reads or writes (copy_rounds.py makes such lists).
     Raises KernelArgumentError for shapes, dtypes and gaps between blocks.
     """
     to = caches if to is None else to

@@ -87,11 +87,11 @@ def gemv_step_specimens(dtype):
     """The five GEMVs of a decode step of one sequence, as they are launched in 1B and 8B models."""
     vector, heads = array(dtype, 1), array(dtype, 3)
     index, table = array(types.int32, 1), array(types.float32, 2)
-    for hidden, head_dim, query_and_keys, intermediate in ((2048, 64, 3072, 8192), (4096, 128, 6144, 14336)):
+    for hidden, head_dim, intermediate in ((2048, 64, 8192), (4096, 128, 14336)):
         matrix = array(dtype, 2)
         arguments = (matrix, vector, matrix, types.none, index, index, table, heads, heads, heads, types.float32)
         for target in TARGETS:
-            tiling = choose_qkv_tiling(1, query_and_keys, hidden, target)
+            tiling = choose_qkv_tiling(1, hidden, dtype, target)
             kernel = gemv_qkv_kernel(1, hidden, head_dim, dtype, tiling, True)
             qkv = gemv_specimen(f"step/{hidden}/qkv/{tiling.rows}_rows", kernel, arguments, tiling, 24, dtype)
             yield replace(qkv, targets=(target,))

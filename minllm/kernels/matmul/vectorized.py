@@ -32,6 +32,7 @@ from minllm.kernels.matmul import VARIANTS
 from minllm.kernels.matmul.arguments import check_arguments
 from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
 from minllm.ptx import load_float32
+from minllm.runtime.device import CONSUMER_BLACKWELL, capability_here
 from minllm.runtime.kernel import check, kernel, launch
 
 TILES, TILE_K = (128, 64), 16
@@ -133,7 +134,9 @@ def vectorized_kernel(tile: int, dtype: str):
 
 
 def choose_tile(m: int, n: int) -> int:
-    """The largest tile with enough blocks to occupy every SM, else the smallest."""
+    """The largest tile with enough blocks to occupy every SM, else the smallest; the larger one spills registers from 12.0 on."""
+    if capability_here() >= CONSUMER_BLACKWELL:
+        return TILES[-1]
     return next((tile for tile in TILES if ceil_div(m, tile) * ceil_div(n, tile) >= BLOCKS_TO_FILL_A_GPU), TILES[-1])
 
 

@@ -12,10 +12,11 @@ import ml_dtypes
 import numpy as np
 
 from minllm.errors import UnsupportedModelError
-from minllm.models.gguf.q4 import dequantize_q4_0, dequantize_q4_1
+from minllm.models.gguf.q4 import Q4_0_BLOCK, Q4_1_BLOCK, dequantize_q4_0, dequantize_q4_1
 from minllm.models.gguf.q4_k import dequantize_q4_k, dequantize_q5_k
 from minllm.models.gguf.q5 import dequantize_q5_0, dequantize_q5_1
 from minllm.models.gguf.q6_k import dequantize_q6_k
+from minllm.models.gguf.q8_0 import BLOCK as Q8_0_BLOCK
 from minllm.models.gguf.q8_0 import dequantize_q8_0
 
 
@@ -27,6 +28,7 @@ class BlockType(NamedTuple):
     bytes: int
     dequantize: Callable[[np.ndarray], np.ndarray]
     dtype: np.dtype | None = None  # of numbers that are stored as they are; None: the type is quantised
+    block: np.dtype | None = None  # the structure of a block, of types whose codes kernels read
 
 
 def _plain(name: str, dtype: np.dtype) -> BlockType:
@@ -36,11 +38,11 @@ def _plain(name: str, dtype: np.dtype) -> BlockType:
 BLOCK_TYPES: dict[int, BlockType] = {  # by ggml's number of the type
     0: _plain("F32", np.dtype("<f4")),
     1: _plain("F16", np.dtype("<f2")),
-    2: BlockType("Q4_0", 32, 18, dequantize_q4_0),
-    3: BlockType("Q4_1", 32, 20, dequantize_q4_1),
+    2: BlockType("Q4_0", 32, 18, dequantize_q4_0, block=Q4_0_BLOCK),
+    3: BlockType("Q4_1", 32, 20, dequantize_q4_1, block=Q4_1_BLOCK),
     6: BlockType("Q5_0", 32, 22, dequantize_q5_0),
     7: BlockType("Q5_1", 32, 24, dequantize_q5_1),
-    8: BlockType("Q8_0", 32, 34, dequantize_q8_0),
+    8: BlockType("Q8_0", 32, 34, dequantize_q8_0, block=Q8_0_BLOCK),
     12: BlockType("Q4_K", 256, 144, dequantize_q4_k),
     13: BlockType("Q5_K", 256, 176, dequantize_q5_k),
     14: BlockType("Q6_K", 256, 210, dequantize_q6_k),

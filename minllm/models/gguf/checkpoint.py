@@ -53,6 +53,11 @@ class GgufCheckpoint:
             return unpermuted(values, self._config.head_dim)
         return values.T if is_transposed(self._naming, name) else values
 
+    def blocks(self, name: str) -> np.ndarray:
+        """The blocks of a quantised matrix as they are stored, of its type's structure: [outputs, blocks per row]."""
+        blocks = self._file.blocks(self._stored[name])
+        return unpermuted(blocks, self._config.head_dim) if is_permuted(self._naming, name) else blocks
+
     def dtype(self, quantized: bool = False) -> np.dtype:
         """The dtype to compute in: that of most of the bytes, or bfloat16 if most are quantised."""
         stored: dict[np.dtype, int] = {}

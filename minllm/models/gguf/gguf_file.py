@@ -37,6 +37,11 @@ class GgufFile:
         tensor = self.tensors[name]
         return tensor.type.dequantize(self._bytes[tensor.begin : tensor.end]).reshape(tensor.shape)
 
+    def blocks(self, name: str) -> np.ndarray:
+        """The blocks of a quantised matrix as they are stored: [rows, blocks per row] of its type's structure."""
+        tensor = self.tensors[name]
+        return self._bytes[tensor.begin : tensor.end].view(tensor.type.block).reshape(tensor.shape[0], -1)
+
     def _alignment(self) -> int:
         value = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(value) is not int or not 8 <= value <= LARGEST_ALIGNMENT or value & (value - 1):

@@ -8,7 +8,9 @@ from minllm.models.gguf.checkpoint import GgufCheckpoint
 from minllm.models.gguf.gguf_file import GgufFile
 from minllm.models.gguf.hyperparameters import metadata_fields, read_architecture, read_gguf_config
 from minllm.models.gguf.vocabulary import read_tokenizer
+from minllm.models.quantized.gguf_groups import gguf_format
 from minllm.models.tokenizer import Tokenizer
+from minllm.weights.format import WeightFormat
 
 SAMPLING = "general.sampling."
 
@@ -24,6 +26,10 @@ class GgufModel:
     def config(self) -> ModelConfig:
         """The configuration, from the metadata."""
         return read_gguf_config(self._file)
+
+    def weight_format(self, config: ModelConfig, checkpoint: GgufCheckpoint) -> WeightFormat | None:
+        """The format of the matrices that kernels read as they are stored, or None."""
+        return gguf_format(config, checkpoint)
 
     def checkpoint(self, config: ModelConfig, allow_nonfinite_weights: bool = False) -> GgufCheckpoint:
         """The weights, which are not read yet."""

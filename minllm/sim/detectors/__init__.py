@@ -11,7 +11,8 @@ They raise SimulationError, with file, line, block and thread.
     races        unordered accesses to the same bytes of shared memory, at least one a write, by two threads or by a thread and an
                  asynchronous transfer: cp.async, bulk copies and stores, wgmma
     barriers     block barriers that some threads do not reach, or that threads reach at different places; .aligned instructions too
-    overflow     32-bit casts that changed an index
+    overflow     32-bit casts and stores that changed an index
+    undefined    stores of what a shuffle has read from a lane outside its mask
     early_reads  reads of an earlier launch's results by a kernel that overlaps it and has not waited; only within detecting()
 
 The simulator itself checks bounds, alignment, deadlocks and missing lanes of warp-wide instructions (arrays.py, machine.py).
@@ -25,6 +26,7 @@ from minllm.sim.detectors.early_reads import EarlyReads
 from minllm.sim.detectors.global_races import GlobalMemoryRaces
 from minllm.sim.detectors.overflow import IndexOverflow
 from minllm.sim.detectors.races import SharedMemoryRaces
+from minllm.sim.detectors.undefined import UndefinedValues
 from minllm.sim.detectors.unwritten import UnwrittenReads, output, unwritten
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "IndexOverflow",
     "MeetingPlaces",
     "SharedMemoryRaces",
+    "UndefinedValues",
     "UnwrittenReads",
     "detecting",
     "detectors",
@@ -48,7 +51,7 @@ def detectors():
     """A new set of all detectors, for one launch."""
     history = _written.get()
     early = EarlyReads({} if history is None else history)
-    return [UnwrittenReads(), SharedMemoryRaces(), GlobalMemoryRaces(), MeetingPlaces(), IndexOverflow(), early]
+    return [UnwrittenReads(), SharedMemoryRaces(), GlobalMemoryRaces(), MeetingPlaces(), IndexOverflow(), UndefinedValues(), early]
 
 
 def is_detecting():

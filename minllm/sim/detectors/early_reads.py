@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minllm.sim.arrays import fail
-from minllm.sim.monitor import Monitor
+from minllm.sim.monitor import NO_MORE, Monitor
 
 
 @dataclass
@@ -29,10 +29,10 @@ class EarlyReads(Monitor):
     spaces = ("global",)
 
     def __init__(self, history):
-        self.history, self.roots, self.overlaps, self.early = history, set(), False, {}
+        self.history, self.overlaps, self.early = history, False, {}
 
     def start(self, launch):
-        self.name = launch.function.__name__
+        self.name, self.arrays = launch.function.__name__, launch.arrays
         self.overlaps = getattr(launch.kernel, "dependent_launch", False)
         for array in launch.arrays.values() if self.overlaps else ():
             start, stop = addresses(array.root.data)
@@ -41,16 +41,16 @@ class EarlyReads(Monitor):
                 self.early[array.root] = writers[-1]
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
-        if kind != "read":
-            self.roots.add(array.root)
-        elif self.early and array.root in self.early and not thread.has_waited_for_predecessors:
+        if array.root not in self.early:
+            return NO_MORE
+        if kind == "read" and not thread.has_waited_for_predecessors:
             fail(
                 f"this thread reads the {array}, which {self.early[array.root]} wrote, before griddepcontrol.wait: on a GPU that kernel "
                 "may still be running, because this one is launched to overlap it"
             )
 
     def end(self):
-        for root in self.roots:
+        for root in {array.root for array in self.arrays.values() if array.root.notes.get("changed")}:
             start, stop = addresses(root.data)
             self.history.pop(start, None)
             self.history[start] = Written(start, stop, self.name, root.data)

@@ -16,10 +16,11 @@ from minllm.sim.detectors.grid_order import THREAD_BITS, GridOrder
 from minllm.sim.detectors.transfers import VERBS
 from minllm.sim.detectors.unwritten import element_at
 from minllm.sim.detectors.waivers import waived
-from minllm.sim.monitor import Monitor
+from minllm.sim.monitor import MEMORY_ORDERING, Monitor
 from minllm.sim.place import describe_instruction
 from minllm.sim.thread import index_of
 
+FIELDS = 8  # of an access in the log: those of Access but its position
 LOGGED = 1_000_000  # accesses of a launch that are kept and compared; more are compared with each other, but not with these
 
 
@@ -46,8 +47,8 @@ class GlobalMemoryRaces(Monitor):
     spaces = ("global",)
 
     def start(self, launch):
+        # The log is flat, FIELDS items per access, and has only numbers and strings, which the garbage collector does not traverse.
         self.order, self.log, self.base, self.blocks = GridOrder(), [], 0, []
-        # By id: the log has numbers only, which the garbage collector does not traverse.
         self.roots, self.codes = {}, {id(None): None}
 
     def start_block(self, block):
@@ -62,21 +63,19 @@ class GlobalMemoryRaces(Monitor):
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         value = array.stored if kind == "write" else None
-        root = array.root
-        key = id(root)
+        key = id(array.root)
         if key not in self.roots:
-            self.roots[key] = root
+            self.roots[key] = array.root
         if kind == "atomic":
-            self.order.atomic(thread.serial >> THREAD_BITS, (key, start_byte), self.base + len(self.log))
-        code, offset = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
-        code_key = id(code)
-        if code_key not in self.codes:
-            self.codes[code_key] = code
-        self.log.append((key, start_byte, byte_count, kind, thread.serial, code_key, offset, value))
+            self.order.atomic(thread.serial >> THREAD_BITS, (key, start_byte), self.now())
+        code = None if frame is None else frame.f_code
+        if id(code) not in self.codes:
+            self.codes[id(code)] = code
+        self.log += key, start_byte, byte_count, kind, thread.serial, id(code), 0 if frame is None else frame.f_lasti, value
 
     def now(self):
         """The position of the next access."""
-        return self.base + len(self.log)
+        return self.base + len(self.log) // FIELDS
 
     def barrier(self, block, threads):
         self.order.barriers[threads[0].serial >> THREAD_BITS].append(self.now())
@@ -85,6 +84,8 @@ class GlobalMemoryRaces(Monitor):
         self.order.grid_barriers.append(self.now())
 
     def collective(self, warp, kind, lanes, mask, frame):
+        if kind != MEMORY_ORDERING:
+            return
         positions, masks = self.order.warps[warp.threads[0].serial >> THREAD_BITS, warp.number]
         positions.append(self.now())
         masks.append(mask)
@@ -97,14 +98,13 @@ class GlobalMemoryRaces(Monitor):
 
     def sleep(self, thread):
         """A loop that reads and sleeps waits for the store that it reads: its reads are no races, and an acquire follows."""
-        if self.log and self.log[-1][3:5] == ("read", thread.serial):
-            root, start, _, *rest = self.log[-1]
-            self.log[-1] = root, start, 0, *rest
+        if self.log[-FIELDS:][3:5] == ["read", thread.serial]:
+            self.log[-FIELDS + 2] = 0
 
     # The comparison
 
     def end_block(self, block):
-        if len(self.log) > LOGGED:
+        if len(self.log) > LOGGED * FIELDS:
             self.compare()
 
     def end(self):
@@ -113,20 +113,26 @@ class GlobalMemoryRaces(Monitor):
     def compare(self):
         """Compare all logged accesses, for each piece of memory that was written."""
         log, base = self.log, self.base
-        self.log, self.base = [], base + len(log)
-        changed = {self.roots[entry[0]] for entry in log if entry[3] != "read"}
+        self.log, self.base = [], base + len(log) // FIELDS
+        if not log:
+            return
+        keys, starts, counts, kinds, serials = (np.array(log[field::FIELDS]) for field in range(5))
+        changed = {self.roots[key] for key in np.unique(keys[kinds != "read"]).tolist()}
+        for root in changed:
+            root.notes["changed"] = True
         for roots in overlapping(self.roots.values()):
             if not changed.isdisjoint(roots):
-                keys = {id(root) for root in roots}
-                self.compare_in(roots, [(base + number, *entry) for number, entry in enumerate(log) if entry[0] in keys])
+                (chosen,) = np.nonzero(np.isin(keys, [id(root) for root in roots]))
+                offsets = starts[chosen] + shifts(keys[chosen], roots)
+                granule, suspects = suspicious(offsets, counts[chosen], kinds[chosen], serials[chosen])
+                entries = ((number, base + chosen[at], log[chosen[at] * FIELDS : (chosen[at] + 1) * FIELDS]) for number, at in suspects)
+                self.compare_in(roots, granule, entries)
 
-    def compare_in(self, roots, accesses):
-        """Compare the accesses to one piece of memory, granule by granule. roots: {array: its offset in the memory}."""
-        offsets = {id(root): offset for root, offset in roots.items()}
-        granule, suspects = suspicious(np.array([offsets[access[1]] + access[2] for access in accesses]), accesses)
+    def compare_in(self, roots, granule, suspects):
+        """Compare accesses to one piece of memory. roots: {array: its offset in the memory}. suspects: (granule, position, entry)."""
         last = None
-        for number, (position, key, start, count, kind, serial, code, *rest) in suspects:
-            access = Access(position, self.roots[key], start, count, kind, serial, self.codes[code], *rest)
+        for number, position, (key, start, count, kind, serial, code, *rest) in suspects:
+            access = Access(int(position), self.roots[key], start, count, kind, serial, self.codes[code], *rest)
             if number != last:
                 history, last = History(self.order), number
             other = history.add(access)
@@ -170,29 +176,35 @@ def overlapping(roots):
     return found
 
 
-def suspicious(offsets, accesses):
-    """(bytes per granule, [(granule, access)] by granule, of those that several threads access and may race at).
+def shifts(keys, roots):
+    """For each access the offset of its array in the memory. keys: the arrays' ids."""
+    if len(roots) == 1:
+        return next(iter(roots.values()))
+    offsets = {id(root): offset for root, offset in roots.items()}
+    return np.array([offsets[key] for key in keys.tolist()])
+
+
+def suspicious(offsets, counts, kinds, serials):
+    """(bytes per granule, [(granule, index of an access)] by granule, of those that several threads access and may race at).
 
     offsets: of the accesses in their memory. A granule is as many bytes as all accesses are multiples of.
     """
-    counts, kinds, serials = ([access[field] for access in accesses] for field in (3, 4, 5))
-    counts, serials = np.array(counts), np.array(serials)
     bits = int(np.bitwise_or.reduce(offsets | counts)) | 16
     granule = bits & -bits
     pieces = counts // granule
     if not pieces.any():
         return granule, []
-    numbers = np.repeat(np.arange(len(accesses)), pieces)
+    numbers = np.repeat(np.arange(len(offsets)), pieces)
     granules = np.repeat(offsets // granule - np.cumsum(pieces) + pieces, pieces) + np.arange(numbers.size)
     owners = np.empty(int(granules.max()) + 1, np.int64)
     owners[granules] = serials[numbers]
     marked = np.zeros(owners.size, np.uint8)
     marked[granules[owners[granules] != serials[numbers]]] |= 1  # several threads
-    for mark, pair in ((2, ("write", "atomic")), (4, ("read", "write"))):  # one that changes the granule, and one that is no atomic
-        marked[granules[np.array([kind in pair for kind in kinds])[numbers]]] |= mark
+    for mark, other in ((2, "read"), (4, "atomic")):  # one that changes the granule, and one that is no atomic
+        marked[granules[(kinds != other)[numbers]]] |= mark
     chosen = np.flatnonzero(marked[granules] == 7)
     chosen = chosen[np.argsort(granules[chosen], kind="stable")]
-    return granule, [(found, accesses[number]) for found, number in zip(granules[chosen].tolist(), numbers[chosen].tolist())]
+    return granule, list(zip(granules[chosen].tolist(), numbers[chosen].tolist()))
 
 
 class History:

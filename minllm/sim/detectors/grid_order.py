@@ -4,7 +4,7 @@ Every access and every synchronisation has a position in one sequence, the order
 different threads the first is ordered before the second if between them
 
 - their block passed a block barrier, or the whole grid a grid barrier;
-- as lanes of one warp, both executed a warp-wide instruction;
+- as lanes of one warp, both executed a syncwarp;
 - their block, or their cluster, acquired what another thread released: an mbarrier, a named barrier, a cluster's barrier;
 - the first thread's block executed a fence and then an atomic, and the second thread's block an atomic on the same address after that.
 
@@ -61,7 +61,7 @@ class GridOrder:
         return self.released(one, start, other, stop, set())
 
     def ordered_lanes(self, first, start, second, stop):
-        """Whether two threads of a block are lanes of one warp that both executed an instruction in between."""
+        """Whether two threads of a block are lanes of one warp that both executed a syncwarp in between."""
         number, other = (serial & (1 << THREAD_BITS) - 1 for serial in (first, second))
         if number // WARP_SIZE != other // WARP_SIZE:
             return False

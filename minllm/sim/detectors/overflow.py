@@ -1,28 +1,31 @@
-"""Integer overflow in index arithmetic: a 32-bit cast that changes an index.
+"""Integer overflow in index arithmetic: a 32-bit cast, or a store in an array of 32-bit integers, that changes an index.
 
     x[int32(row * stride + column)]          # beyond 2**31 elements the cast wraps, and the kernel reads somewhere else
+    offsets[i] = row * stride                # an int32 array: the store wraps
 
-Casts that wrap are common and right in random numbers and hashes. So under this detector a cast that wraps returns a `Wrapped` integer,
-which also carries the exact value and the place of the cast through sums, differences, products and quotients. Only an index that differs
-from its exact value is reported: uint32(5 + uint32(-3)) is 2 both ways. Bit operations and remainders drop the exact value.
+Integers that wrap are common and right in random numbers and hashes. So under this detector a cast that wraps returns a `Wrapped` integer,
+which also carries the exact value and the place of the cast through sums, differences, products and quotients, and through an array. Only
+an index that differs from its exact value is reported: uint32(5 + uint32(-3)) is 2 both ways. Bit operations and remainders drop the exact
+value.
 """
 
 import functools
 import sys
 
 from minllm.sim.arrays import fail
+from minllm.sim.detectors.undefined import Undefined, undefined
 from minllm.sim.detectors.waivers import waived_frame
 from minllm.sim.monitor import Monitor
 from minllm.sim.place import describe_instruction, kernel_frame
-from minllm.sim.scalars import IntegerType, simulated_type
+from minllm.sim.scalars import Carrier, IntegerType, simulated_type
 
 
-class Wrapped(int):
-    """A wrapped integer; .exact is its exact value, .place the cast's (code, offset)."""
+class Wrapped(int, Carrier):
+    """A wrapped integer; .exact is its exact value, .place where it wrapped, as (code, offset), .how "cast" or "store"."""
 
-    def __new__(cls, value, exact, place):
+    def __new__(cls, value, exact, place, how):
         made = super().__new__(cls, value)
-        made.exact, made.place = exact, place
+        made.exact, made.place, made.how = exact, place, how
         return made
 
 
@@ -40,7 +43,7 @@ def carry(name):
         if value is NotImplemented or type(other) not in (int, Wrapped):
             return value
         exact = plain(self.exact, exactly(other))
-        return value if value == exact else Wrapped(value, exact, self.place)
+        return value if value == exact else Wrapped(value, exact, self.place, self.how)
 
     return operate
 
@@ -56,15 +59,17 @@ class WatchedIntegerType(IntegerType):
 
     def __call__(self, value):
         wrapped = IntegerType.__call__(self, value)
+        if type(value) is not int and isinstance(value, Undefined):
+            return undefined(wrapped, value.why)
         if self.bits < 32:
             return wrapped
         exact = exactly(value)
         if wrapped == exact or isinstance(exact, float) or int(exact) == wrapped:
             return wrapped
         if type(value) is Wrapped:
-            return Wrapped(wrapped, int(exact), value.place)
+            return Wrapped(wrapped, int(exact), value.place, value.how)
         frame = kernel_frame(sys._getframe(1))
-        return Wrapped(wrapped, int(exact), (frame.f_code, frame.f_lasti))
+        return Wrapped(wrapped, int(exact), (frame.f_code, frame.f_lasti), "cast")
 
 
 @functools.cache
@@ -75,12 +80,16 @@ def watched_type(numba_type):
 
 
 class IndexOverflow(Monitor):
-    """Raises SimulationError at an index that a 32-bit cast has changed."""
+    """Raises SimulationError at an index that a 32-bit cast or store has changed."""
 
     scalar_type = staticmethod(watched_type)  # the casts of kernels under this monitor
+
+    def wrapped_store(self, array, element, exact):
+        frame = kernel_frame(sys._getframe(1))
+        return Wrapped(element, exact, (frame.f_code, frame.f_lasti), "store") if array.itemsize >= 4 else None
 
     def index(self, thread, array, index):
         for position in index if type(index) is tuple else (index,):
             if type(position) is Wrapped and not waived_frame("overflow", kernel_frame(sys._getframe(1))):
-                cast = describe_instruction(*position.place)
-                fail(f"index {int(position)} into the {array} has overflowed: it is {position.exact} without the 32-bit cast at {cast}")
+                wrapped = f"without the 32-bit {position.how} at {describe_instruction(*position.place)}"
+                fail(f"index {int(position)} into the {array} has overflowed: it is {position.exact} {wrapped}")

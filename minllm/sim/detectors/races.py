@@ -1,10 +1,10 @@
 """Data races in shared memory: two unordered accesses, at least one a write.
 
-Two threads are ordered by a block barrier; as lanes of a warp, by a warp-wide instruction that both execute; by a release of one and an
-acquire of the other (an mbarrier). Each of these advances a thread's clock. An access is stamped with the clock of its thread, and a thread
-that `knows` a later clock of that thread comes after the access (Lamport's happens-before, with vector clocks). Most kernels synchronise
-by whole warps and blocks only: then one clock per warp is enough, and no vectors are kept. Asynchronous transfers have clocks of their
-own: transfers.py.
+Two threads are ordered by a block barrier; as lanes of a warp, by a syncwarp that both execute (shuffles, votes and matrix instructions
+order no memory accesses); by a release of one and an acquire of the other (an mbarrier). Each of these advances a thread's clock. An access
+is stamped with the clock of its thread, and a thread that `knows` a later clock of that thread comes after the access (Lamport's
+happens-before, with vector clocks). Most kernels synchronise by whole warps and blocks only: then one clock per warp is enough, and no
+vectors are kept. Asynchronous transfers have clocks of their own: transfers.py.
 """
 
 import sys
@@ -14,7 +14,7 @@ import numpy as np
 from minllm.sim.arrays import fail
 from minllm.sim.detectors.transfers import VERBS, Transfers
 from minllm.sim.detectors.waivers import waived, waived_frame
-from minllm.sim.monitor import Monitor
+from minllm.sim.monitor import MEMORY_ORDERING, Monitor
 from minllm.sim.place import describe_instruction, kernel_frame
 from minllm.sim.thread import WARP_SIZE
 
@@ -164,6 +164,8 @@ class SharedMemoryRaces(Monitor):
         block.shared_root.notes["history"].new_epoch()
 
     def collective(self, warp, kind, lanes, mask, frame):
+        if kind != MEMORY_ORDERING:
+            return
         history = warp.threads[0].block.shared_root.notes["history"]
         clocks, first = history.clocks, warp.number * WARP_SIZE
         if len(lanes) == len(warp.threads):

@@ -6,6 +6,7 @@ import operator
 import numpy as np
 
 from minllm.machine.numba_cuda import types
+from minllm.sim.scalars import IntegerType
 from minllm.sim.typing.rules import call_signature
 from minllm.sim.typing.values import (
     UNKNOWN,
@@ -190,5 +191,31 @@ def float_min(first, second, *others):
     return float_min(least, *others) if others else least
 
 
+def truncated(number=0):
+    """int(x) of a kernel: a float is clamped to 64 bits, and NaN becomes 0."""
+    return INT64(number) if isinstance(number, (float, np.floating)) else int(number)
+
+
+def round_to(kind):
+    """round(x, digits) as Numba computes it: by a power of ten in float64, with halves to even."""
+
+    def rounded(number, digits):
+        if not np.isfinite(number):
+            return kind(number)
+        with np.errstate(all="ignore"):
+            power = np.float64(10.0) ** abs(digits)
+            scaled = number * power if digits >= 0 else number / power
+            if not np.isfinite(scaled):
+                return kind(number)
+            whole = np.copysign(np.floor(abs(scaled) + 0.5), scaled)
+            if abs(scaled - whole) == 0.5:
+                whole = 2.0 * np.copysign(np.floor(abs(scaled / 2.0) + 0.5), scaled)
+            return kind(whole / power if digits >= 0 else whole * power)
+
+    return rounded
+
+
+ROUND_TO = {32: round_to(np.float32), 64: round_to(np.float64)}
+INT64 = IntegerType(np.int64)
 MAXIMA = {max: float_max, min: float_min}
 NUMPY_SCALARS = (np.number, np.bool_)

@@ -2,14 +2,15 @@
 
 import ast
 import operator
+import re
 import types as python_types
 
 import numba.cuda
 import numpy as np
 
 from minllm.machine.numba_cuda import _Intrinsic, types
-from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, UNARY, binary, comparison, unary
-from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, overload_of
+from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, ROUND_TO, UNARY, binary, comparison, truncated, unary
+from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, method_overload_of, overload_of
 from minllm.sim.typing.values import (
     AXIS_BITS,
     NOTHING,
@@ -55,7 +56,8 @@ def among(value, group):
 class Expressions:
     """Finds the Value of every expression of one function; notes in `self.found` the casts and replaced calls.
 
-    A subclass keeps `variables`, {name: Value}, and implements `outer(name)` and `call_device(node, function, arguments)`.
+    A subclass keeps `variables`, {name: Value}, and implements `outer(name)`, `call_device(node, function, arguments)`,
+    `refuse(node, why)` and `is_parameter_of_device_function(node)`.
     """
 
     def value(self, node):
@@ -216,7 +218,7 @@ class Expressions:
             return self.unknown_call(node, arguments or ())
         called = function.constant.value
         if isinstance(called, Method):
-            return self.method(called.array, called.name, arguments, named)
+            return self.method(node, called.array, called.name, arguments, named)
         if isinstance(called, types.Type) or (isinstance(called, type) and issubclass(called, NUMPY_SCALARS)):
             return self.conversion(node, called, arguments)
         if isinstance(called, type) and issubclass(called, tuple) and hasattr(called, "_fields"):
@@ -227,7 +229,7 @@ class Expressions:
         if isinstance(called, _Intrinsic):
             return self.intrinsic(node, called, arguments)
         if among(called, ARRAYS):
-            return self.new_array(arguments, named)
+            return self.new_array(node, arguments, named)
         return self.known_function(node, called, arguments, named)
 
     def arguments(self, node):
@@ -290,24 +292,48 @@ class Expressions:
         self.cast_arguments(node, arguments, signature.args)
         return of_type(signature.return_type)
 
-    def new_array(self, arguments, named):
+    def new_array(self, node, arguments, named):
         """cuda.shared.array and cuda.local.array."""
         shape = arguments[0] if arguments else named.get("shape", UNKNOWN)
+        self.check_shape(node.args[0] if node.args else next((one.value for one in node.keywords if one.arg == "shape"), node), shape)
         element = arguments[1] if len(arguments) > 1 else named.get("dtype", UNKNOWN)
         dtype = element.constant and dtype_of_constant(element.constant.value)
         if dtype is None:
             return UNKNOWN
         return Value(types.Array(dtype, 1 if shape.items is None else len(shape.items), "C"))
 
-    def method(self, array, name, arguments, named):
-        """A method of an array: view and reshape; others are unknown."""
+    def check_shape(self, node, shape):
+        """Refuse a shape that Numba does not take: it has to be known when the kernel is compiled, and written without arithmetic."""
+        if isinstance(node, (ast.Tuple, ast.List)) and shape.items is not None:
+            for element, extent in zip(node.elts, shape.items):
+                self.check_shape(element, extent)
+        elif is_integer(shape.type) and shape.constant is not None and is_computed(node):
+            self.refuse(
+                node, "the shape of a shared or local array is computed: Numba takes a number for it, or a name outside of the kernel"
+            )
+        elif is_integer(shape.type) and shape.constant is None and not self.is_parameter_of_device_function(node):
+            self.refuse(
+                node,
+                "the shape of a shared or local array is known only at run time, and a GPU needs it when the kernel is compiled: take a "
+                "constant, or for shared memory shape 0 and the size in bytes at the launch",
+            )
+
+    def method(self, node, array, name, arguments, named):
+        """A method of an array: view, reshape, or one that `@overload_method` has registered; others are unknown."""
         if name == "view" and arguments and arguments[0].constant is not None:
             dtype = dtype_of_constant(arguments[0].constant.value)
             return Value(types.Array(dtype, array.type.ndim, array.type.layout)) if dtype is not None else UNKNOWN
         if name == "reshape":
             shape = arguments[0].items if len(arguments) == 1 and arguments[0].items is not None else arguments
             return Value(types.Array(array.type.dtype, len(shape), array.type.layout))
-        return UNKNOWN
+        kinds, named_kinds = tuple(map(numba_type, arguments)), {name: numba_type(value) for name, value in named.items()}
+        if hasattr(np.ndarray, name) or None in (*kinds, *named_kinds.values()):
+            return UNKNOWN
+        found = method_overload_of(array.type, name, kinds, tuple(map(literal_type, arguments)), named_kinds)
+        if found is None:
+            return UNKNOWN
+        self.found.methods.add(node)
+        return self.call_device(node, found, [array, *arguments], named)
 
     def known_function(self, node, called, arguments, named):
         """A builtin, or a function of math, libdevice or numba.cuda."""
@@ -321,12 +347,15 @@ class Expressions:
             return of_constant(len(arguments[0].items))
         if called is numba.cuda.const.array_like:
             return arguments[0]
-        kinds = tuple(map(numba_type, arguments))
-        if None in kinds or named:
+        kinds, named_kinds = tuple(map(numba_type, arguments)), {name: numba_type(value) for name, value in named.items()}
+        if None in (*kinds, *named_kinds.values()):
             return self.unknown_call(node, arguments)
-        own = isinstance(called, python_types.FunctionType) and not called.__module__.startswith("numba.")
-        if own and (implementation := overload_of(called, kinds)) is not None:
-            return self.call_device(node, implementation, arguments, named)
+        if is_users_function(called):
+            implementation = overload_of(called, kinds, tuple(map(literal_type, arguments)), named_kinds)
+            if implementation is not None:
+                return self.call_device(node, implementation, arguments, named)
+        if named:
+            return self.unknown_call(node, arguments)
         signature = call_signature(called, kinds)
         if signature is None:
             return self.unknown_call(node, arguments)
@@ -348,8 +377,12 @@ class Expressions:
         self.cast_arguments(node, arguments, signature.args)
         if among(called, WIDTHS) and is_integer(signature.args[0]) and signature.args[0].bitwidth == 64:
             self.found.calls[node] = Width(64)
-        if among(called, (round, float)) and is_float(result):
+        if called is round and is_float(result) and len(arguments) == 2:
+            self.found.calls[node] = ROUND_TO[result.bitwidth]
+        elif among(called, (round, float)) and is_float(result):
             self.found.calls[node] = result
+        if called is int and is_float(signature.args[0]):
+            self.found.calls[node] = truncated
         value = of_type(result)
         if called is abs and is_integer(result):
             bits = arguments[0].bits
@@ -367,6 +400,16 @@ class Expressions:
         if all(is_float(value.type) for value in arguments) and types.float16 not in [value.type for value in arguments]:
             self.found.calls[node] = MAXIMA[called]
         return Value(result)
+
+
+def is_computed(node):
+    """Whether an expression computes with names; Python's compiler computes with numbers."""
+    return isinstance(node, (ast.BinOp, ast.Call)) and any(isinstance(inner, ast.Name) for inner in ast.walk(node))
+
+
+def is_users_function(called):
+    """Whether a Python function is not one of Numba's."""
+    return isinstance(called, python_types.FunctionType) and re.match(r"numba\.(?!cuda\.tests\.)", called.__module__) is None
 
 
 def item(owner, index, node):

@@ -12,8 +12,10 @@ import numpy as np
 
 from minllm.errors import SimulationError
 from minllm.machine.numba_cuda import types
+from minllm.sim.place import file_of
 from minllm.sim.typing.arithmetic import BINARY, COUNTER_BITS, binary
 from minllm.sim.typing.expressions import Expressions, iterated
+from minllm.sim.typing.rules import best_signature
 from minllm.sim.typing.source import function_tree
 from minllm.sim.typing.values import (
     NOTHING,
@@ -24,6 +26,7 @@ from minllm.sim.typing.values import (
     is_scalar,
     merge,
     must_cast,
+    numba_type,
     of_constant,
     of_type,
     range_bits,
@@ -38,13 +41,14 @@ class Inference:
     """The casts of one function for one tuple of argument types.
 
     casts: {expression: types, one after the other}. wraps: {-x or ~x: type}, before these casts. calls: {call: replacement}.
-    devices: {call: Inference of a device function that has casts itself}.
+    devices: {call: Inference of a device function that has casts itself}. methods: calls among them whose owner is the first argument.
     edges: {end of a branch: [(variable, type)]}. names: the globals and closure of the function when it was inferred. result: a Value.
     """
 
     def __init__(self, function, tree):
         self.function, self.tree = function, tree
         self.casts, self.wraps, self.calls, self.devices, self.edges, self.names = {}, {}, {}, {}, {}, {}
+        self.methods = set()
         self.result = UNKNOWN
 
     @property
@@ -56,18 +60,21 @@ class Inference:
 
 def infer_kernel(function, argument_types):
     """The Inference of a kernel, made once for each tuple of argument types; None if its source is not available."""
-    return inference(function, tuple(UNKNOWN if kind is None else of_type(kind) for kind in argument_types))
+    return inference(function, tuple(UNKNOWN if kind is None else of_type(kind) for kind in argument_types), device=False)
 
 
-def inference(function, arguments):
+def inference(function, arguments, device=True):
     """The Inference of a function for the Values of its arguments; None if there is none, or while it is being made (recursion)."""
     made = function.__dict__.setdefault("simulator_inferences", {})
     if arguments not in made:
         made[arguments] = None
         tree = function_tree(function)
         bound = None if tree is None else bind(tree, function, arguments)
-        if bound is not None:
-            made[arguments] = Walk(function, tree, bound).run()
+        try:
+            made[arguments] = None if bound is None else Walk(function, tree, bound, device).run()
+        except SimulationError:
+            del made[arguments]  # the next launch reports it again
+            raise
     return made[arguments]
 
 
@@ -100,7 +107,8 @@ def coarse(value):
 class Walk(Expressions):
     """One walk over a function's statements; `variables` is None after a return, break or continue."""
 
-    def __init__(self, function, tree, arguments):
+    def __init__(self, function, tree, arguments, device=True):
+        self.device = device
         self.found = Inference(function, tree)
         self.function, self.variables = function, arguments
         self.loops = []  # for each loop around the statement: (paths of break, paths of continue)
@@ -130,6 +138,11 @@ class Walk(Expressions):
                         self.to_type(element, one, wanted.type)
         return merged._replace(constant=None) if is_scalar(merged.type) else merged
 
+    def is_parameter_of_device_function(self, node):
+        """Whether an expression is a parameter that Numba may have as a literal, because the call gives one."""
+        code = self.function.__code__
+        return self.device and isinstance(node, ast.Name) and node.id in code.co_varnames[: code.co_argcount]
+
     def outer(self, name):
         """A name of the closure, the globals or the builtins."""
         if name not in self.found.names:
@@ -150,6 +163,7 @@ class Walk(Expressions):
                 arguments = list(inspect.signature(function).bind(*arguments, **named).arguments.values())
             except TypeError:
                 return UNKNOWN
+        arguments = self.declared(node, called, arguments)
         found = inference(function, tuple(map(coarse, arguments)))
         self.found.devices.pop(node, None)
         if found is None:
@@ -157,6 +171,17 @@ class Walk(Expressions):
         if getattr(called, "emulation", None) is None and (found.edited or called is function):
             self.found.devices[node] = found
         return found.result
+
+    def declared(self, node, called, arguments):
+        """The arguments of a device function, converted to the types of its eager signature."""
+        signatures, given = getattr(called, "simulated_signatures", ()), list(map(numba_type, arguments))
+        wanted = best_signature(signatures, given) if signatures and None not in given else None
+        if wanted is None or node.keywords:
+            return arguments
+        for (expression, value), kind in zip(self.positional(node, arguments), wanted):
+            if is_scalar(kind):
+                self.to_type(expression, value, kind)
+        return [of_type(kind) if is_scalar(kind) else value for kind, value in zip(wanted, arguments)]
 
     # Statements
 
@@ -216,8 +241,12 @@ class Walk(Expressions):
             array = self.value(target.value)
             self.value(target.slice)
             if isinstance(array.type, types.Array) and value == NOTHING:
-                where = f"{self.function.__code__.co_filename}:{target.lineno} in {self.function.__name__}"
-                raise SimulationError(f"None, the result of a function that returns nothing, is stored in an array ({where})")
+                self.refuse(target, "None, the result of a function that returns nothing, is stored in an array")
+
+    def refuse(self, node, why):
+        """Raise SimulationError for what Numba does not compile."""
+        code = self.function.__code__
+        raise SimulationError(f"{why} ({file_of(code)}:{node.lineno} in {code.co_name})")
 
     def do_If(self, node):
         test = self.settled(node.test)

@@ -82,15 +82,58 @@ def intrinsic_signature(intrinsic, arguments, literals):
     return None
 
 
-def overload_of(function, arguments):
-    """The implementation that `@overload` registered for a Python function and these argument types, or None."""
+def is_generic(template):
+    """Whether an overload is for all targets, and so comes after those for CUDA."""
+    return getattr(template, "metadata", {}).get("target", "generic") == "generic"
+
+
+def overload_of(function, arguments, literals, named):
+    """The implementation that `@overload` registered for a Python function and these argument types, or None.
+
+    literals: the argument types with IntegerLiteral for known integers. named: {name: type} of keyword arguments.
+    """
     context().refresh()  # overloads that were registered since
     try:
         templates = context().resolve_value_type(function).templates
     except Exception:  # a typing function may raise anything
         return None
-    for template in templates:
-        implement = getattr(template, "_overload_func", None)
-        if implement is not None and (found := implement(*arguments)) is not None:
+    for template in sorted(templates, key=is_generic):
+        found = implementation(template, arguments, literals, named)
+        if found is not None:
             return found
     return None
+
+
+def method_overload_of(owner, name, arguments, literals, named):
+    """The implementation that `@overload_method` registered for a type, or None; its first argument is the owner."""
+    context().refresh()
+    try:
+        template = context().resolve_getattr(owner, name).template
+    except Exception:  # a typing function may raise anything
+        return None
+    return implementation(template, (owner, *arguments), (owner, *literals), named)
+
+
+def implementation(template, arguments, literals, named):
+    """What the function of an overload returns for argument types, literal ones first if it prefers them."""
+    implement = getattr(template, "_overload_func", None)
+    preferred = (literals, arguments) if getattr(template, "prefer_literal", False) else (arguments, literals)
+    for candidates in preferred if implement is not None else ():
+        try:
+            found = implement(*candidates, **named)
+        except Exception:  # a typing function may raise anything
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def best_signature(signatures, given):
+    """The tuple of argument types to which Numba converts the given ones with the least loss; None if there is none."""
+    rated = []
+    for number, wanted in enumerate(signatures):
+        if len(wanted) == len(given):
+            steps = [0 if one is None else context().can_convert(one, other) for one, other in zip(given, wanted)]
+            if None not in steps:
+                rated.append((sorted(map(int, steps), reverse=True), number))
+    return signatures[min(rated)[1]] if rated else None

@@ -154,6 +154,8 @@ class Editor:
     def copy_call(self, node, new):
         """A call with another function, a cast of its result, or the width of its operand."""
         if node in self.found.devices:
+            if node in self.found.methods:
+                new.args.insert(0, new.func.value)
             new.func = self.name(self.found.devices[node], node)
         if node in self.found.calls:
             replacement = self.found.calls[node]

@@ -84,6 +84,8 @@ def of_constant(value):
     if isinstance(value, (bool, int, np.integer)):
         type = element_type(value.dtype) if isinstance(value, np.integer) else argument_type(value)
         return Value(type, int(value).bit_length(), constant=Constant(value if isinstance(value, bool) else int(value)))
+    if hasattr(value, "__cuda_array_interface__"):
+        return Value(argument_type(value))
     if isinstance(value, tuple):
         return Value(items=tuple(map(of_constant, value)), fields=getattr(value, "_fields", None), constant=known)
     if isinstance(value, (float, complex, np.generic, np.ndarray)):

@@ -20,6 +20,10 @@ class Stats:
     num_steps: int
     num_graphs: int = 0
     graph_memory_bytes: int = 0
+    spec_decode_num_drafts: int = 0
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
+    spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()
 
 
 class FakeEngine:

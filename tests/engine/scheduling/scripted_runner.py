@@ -26,6 +26,8 @@ from minllm.engine.scheduling.policies import POLICIES
 from minllm.engine.scheduling.preemption import Preemption
 from minllm.engine.scheduling.queues import order
 from minllm.engine.scheduling.scheduler import Scheduler
+from minllm.engine.scheduling.speculative import Speculation
+from minllm.engine.scheduling.step import Verified
 
 BLOCK_SIZE = 4
 EOS = 99
@@ -72,11 +74,15 @@ class Slot:
     newest: int
     length: int
     table: list[int]
+    drafts: list[int] = field(default_factory=list)
 
 
 @dataclass
 class ScriptedRunner:
-    """Executes steps on hashes. fails_at: the numbers of steps whose launch fails; lost: those whose results do not arrive."""
+    """Executes steps on hashes. fails_at: the numbers of steps whose launch fails; lost: those whose results do not arrive.
+
+    drafts: the most drafts that are made for a slot after each step, of which some are right; 0 for an engine that does not speculate.
+    """
 
     policy: PagedPolicy
     cells: np.ndarray  # [num_blocks, block_size]
@@ -85,6 +91,7 @@ class ScriptedRunner:
     steps_ahead: int = 0
     fails_at: frozenset[int] = frozenset()
     lost: frozenset[int] = frozenset()
+    drafts: int = 0
     number: int = 0
     unread: int = 0
     most_unread: int = 0
@@ -103,20 +110,24 @@ class ScriptedRunner:
         for sequence in step.entered:
             known = sequence.num_tokens
             self.slots[sequence.slot] = Slot(sequence.token_ids(known - 1, known)[0], known, self.policy.table(sequence))
-        for sequence in step.grown:
-            self.slots[sequence.slot].table = self.policy.table(sequence)
+        for sequence, position in step.grown:
+            slot, first = self.slots[sequence.slot], position // BLOCK_SIZE
+            slot.table = slot.table[:first] + self.policy.table(sequence)[first:]
         self.write(step.spans)
-        token_ids = [self.sample(sequence) for sequence in step.sampled]
+        rows = {span.sequence: span.length for span in step.spans if span.decodes}
+        token_ids = [self.sample(sequence, rows.get(sequence, 1)) for sequence in step.sampled]
+        num_drafts = [self.draft(sequence) for sequence in step.sampled]
         self.unread += 1
         self.most_unread = max(self.most_unread, self.unread)
         assert self.unread <= self.steps_ahead + 1
-        return [Pending(self, self.number, step.sampled, token_ids)]
+        verified = Verified(list(map(len, token_ids)), num_drafts) if self.drafts else None
+        return [Pending(self, self.number, step.sampled, sum(token_ids, []), verified)]
 
     def check_step(self, step):
         """What every policy promises of every step."""
         assert step.spans and all(span.length >= 1 for span in step.spans)
         decodes = [span for span in step.spans if span.decodes]
-        assert step.spans[: len(decodes)] == decodes and all(span.length == 1 for span in decodes), "decodes come first"
+        assert step.spans[: len(decodes)] == decodes and all(span.length <= 1 + self.drafts for span in decodes), "decodes come first"
         assert step.num_tokens <= max(self.budget, len(decodes) + 1), "only decodes may exceed the budget"
         names = [span.sequence for span in step.spans]
         assert len(set(names)) == len(names), "a sequence is in a step once"
@@ -129,12 +140,12 @@ class ScriptedRunner:
         """Compute the spans: write all of their keys, and then look for all that attention reads."""
         wanted, writers = [], {}
         for span in spans:
-            sequence, table = span.sequence, self.table_of(span)
+            sequence, tokens = span.sequence, self.tokens_of(span)
+            table = self.table_of(span)[: -(-len(tokens) // BLOCK_SIZE)]
             assert table == self.policy.table(sequence)[: len(table)], "a block that the sequence does not own"
-            tokens = self.tokens_of(span)
-            assert len(table) * BLOCK_SIZE >= span.start + span.length, "written beyond its blocks"
+            assert len(table) * BLOCK_SIZE >= len(tokens), "written beyond its blocks"
             expected = chain(tokens)
-            for position in range(span.start, span.start + span.length):
+            for position in range(len(tokens) - span.length, len(tokens)):
                 block = table[position // BLOCK_SIZE]
                 assert writers.setdefault(block, sequence) is sequence, "two sequences write one block"
                 self.cells[block, position % BLOCK_SIZE] = expected[position]
@@ -145,29 +156,44 @@ class ScriptedRunner:
 
     def table_of(self, span):
         """The block table that the span's kernels read."""
-        end = span.start + span.length
-        whole = self.slots[span.sequence.slot].table if span.decodes else self.policy.table(span.sequence)
-        return whole[: -(-end // BLOCK_SIZE)]
+        return self.slots[span.sequence.slot].table if span.decodes else self.policy.table(span.sequence)
 
     def tokens_of(self, span):
-        """All tokens up to the span's end, the newest one of a decode from its slot."""
+        """All tokens up to the span's end; the newest one of a decode, and the drafts after it, from its slot."""
         sequence, end = span.sequence, span.start + span.length
         if not span.decodes:
             assert end <= sequence.num_tokens, "a token of a prompt that nobody knows"
             return sequence.token_ids(0, end)
         slot = self.slots[sequence.slot]
-        assert slot.length == end, "the slot's newest token is another one"
-        tokens = (sequence.prompt_token_ids + sequence.script + [0] * end)[:end]
+        assert slot.length <= span.start + 1, "the host plans with an upper bound"
+        assert slot.length == span.start + 1 or (self.drafts and sequence.num_in_flight > 1), "the slot's newest token is another one"
+        tokens = (sequence.prompt_token_ids + sequence.script + [0] * end)[: slot.length]
         assert slot.newest == tokens[-1]
-        return tokens
+        return tokens + (slot.drafts + [0] * span.length)[: span.length - 1]
 
-    def sample(self, sequence):
-        """The next token of a sequence, by what its slot says."""
+    def sample(self, sequence, rows):
+        """The next tokens of a sequence, by what its slot says: one, and one more for each draft that is right."""
+        slot, found = self.slots[sequence.slot], []
+        drafts = (slot.drafts + [0] * rows)[: rows - 1]
+        for row in range(rows):
+            if row and drafts[row - 1] != found[-1]:
+                break
+            found.append(self.scripted(sequence, slot.length + row))
+        slot.newest, slot.length = found[-1], slot.length + len(found)
+        return found
+
+    def scripted(self, sequence, position):
+        """The token that the model chooses there."""
+        made = position - len(sequence.prompt_token_ids)
+        return sequence.script[made] if made < len(sequence.script) else 0
+
+    def draft(self, sequence):
+        """Leave drafts in a slot, and return their number; both depend on the slot's length."""
         slot = self.slots[sequence.slot]
-        made = slot.length - len(sequence.prompt_token_ids)
-        slot.newest = sequence.script[made] if made < len(sequence.script) else 0
-        slot.length += 1
-        return slot.newest
+        count = hash((slot.length, slot.newest, 3)) % (self.drafts + 1)
+        right = hash((slot.length, slot.newest, 5)) % (self.drafts + 1)
+        slot.drafts = [self.scripted(sequence, slot.length + i) if i < right else -1 for i in range(count)]
+        return count
 
 
 @dataclass
@@ -178,21 +204,23 @@ class Pending:
     number: int
     sampled: list
     token_ids: list[int]
+    verified: Verified | None
 
     def wait(self):
         """See PendingForward."""
         self.runner.unread -= 1
         if self.number in self.runner.lost:
             raise RuntimeError(f"the results of step {self.number} are lost")
-        return ForwardResult(self.sampled, self.token_ids, None, [])
+        return ForwardResult(self.sampled, self.token_ids, None, [], self.verified)
 
 
 def small_engine(
-    blocks=8, seqs=4, budget=8, policy="split_fuse", prediction="none", preemption="recompute", cache="paged", ahead=0, chunks=6, **runner
+    blocks=8, seqs=4, budget=8, policy="split_fuse", prediction="none", preemption="recompute", cache="paged", ahead=0, chunks=6, drafts=0,
+    **runner,
 ):
     """(scheduler, runner) over a cache of `blocks` blocks, with a swap space of `chunks` chunks of two blocks.
 
-    cache: a name of CACHES, or what makes a policy.
+    cache: a name of CACHES, or what makes a policy. drafts: the most that are verified of each sequence.
     """
     cells = np.zeros((1, blocks, BLOCK_SIZE), np.int64)
     block_bytes = 8 * BLOCK_SIZE
@@ -203,8 +231,8 @@ def small_engine(
         space = SwapSpace(arrays, memory, HostTransfers(), chunks * 2 * block_bytes, chunk_blocks=2)
     preempts = Preemption(preemption, space, swap_wins=lambda tokens: tokens % 2 == 0)
     manager = KVCacheManager(memory, LENGTH_PREDICTIONS[prediction]())
-    scheduler = Scheduler(POLICIES[policy](), manager, preempts, seqs, budget)
-    return scheduler, ScriptedRunner(memory, cells[0], seqs, budget, ahead, **runner)
+    scheduler = Scheduler(POLICIES[policy](), manager, preempts, seqs, budget, Speculation(drafts) if drafts else None)
+    return scheduler, ScriptedRunner(memory, cells[0], seqs, budget, ahead, drafts=drafts, **runner)
 
 
 def check_books(scheduler):
@@ -217,6 +245,9 @@ def check_books(scheduler):
     assert set(scheduler.memory._noted) == set(running) == set(policy._held)
     waiting = [sequence for _, sequence in scheduler.waiting if not sequence.is_finished]
     assert all(sequence.slot == NO_SLOT for sequence in waiting) and len(set(waiting)) == len(waiting)
+    for sequence in running:
+        room = BLOCK_SIZE * len(policy.table(sequence))
+        assert room < max(sequence.num_computed_tokens, sequence.num_tokens) + BLOCK_SIZE, "rejected drafts give their blocks back"
     found = scheduler.sequences()
     assert len(set(found)) == len(found) == scheduler.num_unfinished
     assert scheduler.num_waiting == scheduler.num_unfinished - len(running)

@@ -55,7 +55,7 @@ ENGINES = st.fixed_dictionaries(
     dict(
         blocks=st.integers(6, 12), seqs=st.integers(1, 4), budget=st.sampled_from([1, 2, 7, 64]), policy=st.sampled_from(list(POLICIES)),
         prediction=st.sampled_from(PREDICTIONS), preemption=st.sampled_from(PREEMPTIONS), cache=st.sampled_from(list(CACHES)),
-        ahead=st.integers(0, 1), chunks=st.sampled_from([0, 1, 6]),
+        ahead=st.integers(0, 1), chunks=st.sampled_from([0, 1, 6]), drafts=st.sampled_from([0, 0, 1, 3, 6]),
     )
 )  # fmt: skip
 

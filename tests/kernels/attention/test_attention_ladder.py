@@ -24,6 +24,7 @@ def test_prompts(device, name, case):
     run_variant(device, VARIANTS[name], case, **({"warps": 2} if name == "flash_attention_1" else {}))
 
 
+@pytest.mark.results_only
 @pytest.mark.parametrize("name", VARIANTS.names())
 def test_decode_step(device, name):
     """One new token a sequence, a padding sequence among them: what every variant of the ladder can do, with its defaults."""

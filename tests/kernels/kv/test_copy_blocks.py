@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError, SimulationError
-from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers, copy_blocks_reference, in_rounds
+from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers, copy_blocks_reference
+from minllm.kernels.kv.copy_rounds import in_rounds
 from tests.kernels.guarded import DTYPES
 from tests.kernels.kv.cases import COPY_CASES, check_copy_blocks, check_copy_blocks_of_layers
 

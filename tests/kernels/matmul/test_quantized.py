@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul.quantized import int4, int8
+from minllm.kernels.matmul.quantized import int4, int4_tensor_core, int8
+from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.models.config_reader import read_model_config
 from minllm.models.decoder import forward
@@ -17,7 +18,10 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.weights.formats import WEIGHT_FORMATS, quantizations
 from minllm.weights.fp8 import E4M3, quantize_fp8
+from minllm.weights.fp8_block import quantize_row_groups as quantize_row_groups_reference
+from minllm.weights.int4 import Int4Format, Int4Weight
 from minllm.weights.int8 import quantize_int8
+from minllm.weights.int8_groups import Int8GroupFormat, Int8GroupWeight
 from minllm.weights.linear import Linear
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
 from tests.models.batches import PagedSequences
@@ -43,6 +47,65 @@ def test_rows_are_quantised_bit_for_bit(code, reference, dtype):
     np.testing.assert_array_equal(numbers.codes.astype(np.float32), codes.astype(np.float32))
 
 
+def numbers_of_row_groups(x):
+    """The numbers that rows in groups of 128 stand for, float64."""
+    codes, scales = quantize_row_groups_reference(x)
+    return codes.view(E4M3).astype(np.float64) * np.repeat(scales, 128, axis=1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_groups_of_rows_are_quantised_bit_for_bit(dtype):
+    """300 inputs: the third group has 44."""
+    x = random((3, 300), dtype, 0)
+    x[1, :200] = 0
+    codes, scales = quantize_row_groups_reference(x)
+    found = quantize_row_groups(x, np.empty)
+    np.testing.assert_array_equal(found.codes, codes)
+    np.testing.assert_array_equal(found.scales, scales)
+    numbers = quantize_row_groups(x, np.empty, as_numbers=True)
+    assert numbers.dtype == dtype
+    np.testing.assert_array_equal(numbers.astype(np.float64), numbers_of_row_groups(x).astype(np.float32).astype(dtype).astype(np.float64))
+
+
+STORED = {  # formats that only checkpoints store, with a weight [N, K] of random codes
+    "minimums": lambda rng, n, k: (
+        Int4Format("q4_1", 0.5, group_size=32, has_minimums=True),
+        Int4Weight(codes(rng, n, k // 2), scales(rng, n, k // 32), None, -8 * scales(rng, n, k // 32)),
+    ),
+    "whole rows": lambda rng, n, k: (Int4Format("rows", 0.5), Int4Weight(codes(rng, n, k // 2), scales(rng, n, 1))),
+    "bfloat16 scales": lambda rng, n, k: (
+        Int4Format("bf16", 0.5, group_size=64, has_zeros=True),
+        Int4Weight(codes(rng, n, k // 2), scales(rng, n, k // 64).astype(BFLOAT16), codes(rng, n, k // 64) & 15),
+    ),
+    "int8 groups": lambda rng, n, k: (
+        Int8GroupFormat("q8_0", 1, group_size=32),
+        Int8GroupWeight(codes(rng, n, k).view(np.int8), scales(rng, n, k // 32)),
+    ),
+    "nf4, not nested": lambda rng, n, k: (
+        WEIGHT_FORMATS["nf4"],
+        WEIGHT_FORMATS["nf4"].encode(rng.normal(size=(n, k)))._replace(absmax=rng.uniform(1, 2, (n, k // 64)).astype(FLOAT32), nested=None),
+    ),
+}
+
+
+def codes(rng, *shape):
+    return rng.integers(0, 256, shape, np.uint8)
+
+
+def scales(rng, *shape):
+    return rng.uniform(0.01, 0.02, shape).astype(FLOAT16)
+
+
+@pytest.mark.parametrize("rows", [2, 9])
+@pytest.mark.parametrize("name", STORED)
+def test_weights_that_only_checkpoints_store(name, rows):
+    found, weight = STORED[name](np.random.default_rng(0), 5, 1152)
+    x, ops = random((rows, 1152), FLOAT32, 0), CudaOps("float32", simulated=True)
+    out = ops.linear(x, Linear(found.place(ops, weight), None, found, (5, 1152)))
+    expected = x.astype(np.float64) @ found.dequantize(weight).astype(np.float64).T
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("rows, dtype", [(1, BFLOAT16), (3, FLOAT16), (2, FLOAT32), (9, BFLOAT16), (9, FLOAT32)], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_linear_is_that_of_the_codes(name, dtype, rows):
@@ -55,6 +118,8 @@ def test_a_linear_is_that_of_the_codes(name, dtype, rows):
     exact = x.astype(np.float64)
     if name in ("int8", "fp8"):
         exact = found.dequantize(found.encode(x)).astype(np.float64)
+    if name == "fp8_block":
+        exact = numbers_of_row_groups(x)
     expected = exact @ found.dequantize(weight).astype(np.float64).T + bias.astype(np.float64)
     assert out.dtype == dtype
     np.testing.assert_allclose(out.astype(np.float64), expected, rtol=UNIT[dtype], atol=UNIT[dtype] * np.sqrt(k))
@@ -66,6 +131,24 @@ def test_rows_of_any_length_are_widened(name):
     weight, ops = found.encode(random((5, 19), FLOAT32, 1)), CudaOps("float32", simulated=True)
     out = ops.linear(x, Linear(weight, None, found, (5, 19)))
     np.testing.assert_allclose(out, found.linear(x, weight), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
+@pytest.mark.parametrize("rows, n, k, zeros", [(1, 40, 256, ""), (8, 16, 1152, "_zeros"), (13, 21, 2304, "_zeros")])
+def test_int4_on_tensor_cores(rows, n, k, zeros, dtype):
+    """Features that do not fill a block, steps that do not fill the warps, one and two tiles of 8 rows."""
+    found, x, bias = WEIGHT_FORMATS[f"int4_g128{zeros}"], random((rows, k), dtype, 0), random((n,), dtype, 1)
+    weight, out = found.encode(random((n, k), FLOAT32, 2)), np.full((rows, n), np.nan, np.float32)
+    int4_tensor_core.int4_tensor_core(x, weight, out, bias)
+    expected = x.astype(np.float64) @ found.dequantize(weight).astype(np.float64).T + bias.astype(np.float64)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4 * np.sqrt(k))
+
+
+def test_what_int4_on_tensor_cores_refuses():
+    for name, shape, dtype in (("int4", (2, 256), BFLOAT16), ("int4_g128", (17, 256), BFLOAT16), ("int4_g128", (2, 256), FLOAT32)):
+        weight = WEIGHT_FORMATS[name].encode(random((4, 256), FLOAT32, 0))
+        with pytest.raises(KernelArgumentError, match="take the GEMV, or widen the weight"):
+            int4_tensor_core.int4_tensor_core(random(shape, dtype, 0), weight, np.empty((shape[0], 4), np.float32))
 
 
 def test_no_bias_and_float32_out():
@@ -90,7 +173,7 @@ def test_what_a_gemv_refuses():
 
 
 @pytest.mark.results_only
-@pytest.mark.parametrize("name", ["int8", "fp8", "int4", "nf4"])
+@pytest.mark.parametrize("name", ["int8", "fp8", "fp8_block", "int4", "nf4"])
 def test_a_model_on_kernels_computes_what_it_does_in_numpy(name, tmp_path):
     """A prompt of 9 tokens, which is widened, and a decode step, which is not."""
     Path(tmp_path, "config.json").write_text(json.dumps(CONFIGS["llama"] | NARROW))
@@ -102,4 +185,4 @@ def test_a_model_on_kernels_computes_what_it_does_in_numpy(name, tmp_path):
         found.append([ops.to_host(forward(ops, model, sequences.append([chunk]), sequences.cache)) for chunk in chunks])
     for ours, theirs in zip(*found, strict=True):
         # A number that lies between two codes may be rounded to either, where sums before it differ by an ulp.
-        np.testing.assert_allclose(ours, theirs, atol=(2e-2 if name in ("int8", "fp8") else 1e-4) * np.abs(theirs).max())
+        np.testing.assert_allclose(ours, theirs, atol=(2e-2 if "4" not in name else 1e-4) * np.abs(theirs).max())

@@ -27,6 +27,7 @@ def test_bias_and_residual_are_added(case, device):
     check_residual(*case, device)
 
 
+@pytest.mark.results_only
 @pytest.mark.parametrize("tiling", [TILINGS[0], TILINGS[2], TILINGS[3], TILINGS[-1]], ids=str)
 def test_the_tilings_of_the_gpu(tiling, device):
     check_residual(130, 264, 136, BFLOAT16, BFLOAT16, tiling, device)

@@ -65,10 +65,11 @@ def check(logits, token_ids, top, device):
     np.testing.assert_allclose(found.top, expected.top, rtol=2e-6, atol=2e-6)
 
 
-CASES = [(kind, 111, 5) for kind in LOGITS] + [("normal", 1, 1), ("normal", 7, 0), ("ties", 4097, 20), ("masked", 9001, 3)]
+CASES = [("normal", 111, 5), ("normal", 1, 1), ("normal", 7, 0), ("ties", 4097, 20), ("masked", 9001, 3)]
+OTHER_VALUES = [pytest.param(kind, 111, 5, marks=pytest.mark.results_only) for kind in LOGITS if kind != "normal"]
 
 
-@pytest.mark.parametrize(("kind", "vocab", "top"), CASES)
+@pytest.mark.parametrize(("kind", "vocab", "top"), CASES + OTHER_VALUES)
 def test_kernels_find_what_the_reference_finds(kind, vocab, top, device):
     logits = logits_of(kind, 3, vocab)
     check(logits, np.array([vocab - 1, 0, vocab // 2], np.int32), top, device)

@@ -21,6 +21,7 @@ STAGES = {
     "embedding::": "embedding",
     "sampling::": SAMPLING,
     "slots::": SLOTS,
+    "speculation::": "speculation",
 }
 ORDER = (*dict.fromkeys(STAGES.values()), OTHER)
 WRITE_SLOTS = PREFIX + "slots::write_slots::"  # stores what the host has changed; a step's forward begins after it

@@ -32,7 +32,7 @@ from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, P
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan, visible_keys
 from minllm.kernels.attention.split_tensor_core.walk import Products, make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.runtime.device import HOPPER, block_shared_bytes_here, capability_here, sms_here
+from minllm.runtime.device import CONSUMER_BLACKWELL, HOPPER, block_shared_bytes_here, capability_here, sms_here
 from minllm.runtime.kernel import check, kernel, launch
 
 
@@ -154,8 +154,8 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=None, te
 
 
 def shape_of(sizes, kv_format, sm_count=None):
-    """The SplitShape of a call. TMA fetches codes if GPU and cache allow it."""
-    by_tma = capability_here() >= HOPPER and can_fetch(kv_format, sizes.block_size)
+    """The SplitShape of a call. TMA fetches codes if GPU and cache allow it; from 12.0 on that walk would need a stack frame."""
+    by_tma = HOPPER <= capability_here() < CONSUMER_BLACKWELL and can_fetch(kv_format, sizes.block_size)
     machine = (block_shared_bytes_here(), sm_count or sms_here())  # whose results shape_for remembers
     return shape_for(kv_format, sizes.group, shapes.line_heads_of(sizes), *machine, tensor_copies=by_tma)
 

@@ -33,7 +33,7 @@ from minllm.kernels.attention.split_tensor_core.ring import can_fetch, make_sour
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_products, make_softmax, sizes_of_lane
 from minllm.kernels.attention.split_tensor_core.walk import make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.runtime.device import HOPPER, block_shared_bytes_here, capability_here, sms_here
+from minllm.runtime.device import CONSUMER_BLACKWELL, HOPPER, block_shared_bytes_here, capability_here, sms_here
 from minllm.runtime.kernel import check, kernel, launch
 
 
@@ -129,9 +129,11 @@ def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, ten
 
 
 def shape_of(sizes, sm_count=None, unified=False):
-    """The SplitShape of a call. TMA copies keys if GPU and cache allow it, except for the unified maximum's kernel, which may have to fetch
-    a run again."""
-    by_tma = capability_here() >= HOPPER and can_fetch(sizes.head_dim, sizes.block_size)
+    """The SplitShape of a call. TMA copies keys if GPU and cache allow it.
+
+    Not for the unified maximum's kernel, which may have to fetch a run again, nor from 12.0 on, where the walk would need a stack frame.
+    """
+    by_tma = HOPPER <= capability_here() < CONSUMER_BLACKWELL and can_fetch(sizes.head_dim, sizes.block_size)
     machine = (block_shared_bytes_here(), sm_count or sms_here())  # whose results shape_for remembers
     return shape_for(sizes.head_dim, sizes.group, shapes.line_heads_of(sizes), *machine, tensor_copies=by_tma and not unified)
 

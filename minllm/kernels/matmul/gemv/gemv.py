@@ -34,6 +34,7 @@ Lower Occupancy", GTC 2010.
 
 import functools
 
+import numpy as np
 from numba import cuda, float32, int32, int64
 
 from minllm.kernels.activation.sigmoid import sigmoid
@@ -42,6 +43,7 @@ from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV, check_arguments, 
 from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
 from minllm.kernels.vector import vectors_per_row
 from minllm.ptx import griddepcontrol_launch_dependents
+from minllm.runtime.device import HOPPER, capability_here
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP
 
@@ -107,12 +109,19 @@ def gemv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool
     return matmul_gemv_kernel
 
 
-def choose_tiling(m: int, n: int, k: int, normed: bool = False) -> GemvTiling:
+def is_short_of_registers(dtype) -> bool:
+    """Whether ptxas spills registers of GEMVs of many rows that have many loads in flight: those of float32 before Hopper."""
+    return dtype == np.float32 and capability_here() < HOPPER
+
+
+def choose_tiling(m: int, n: int, k: int, normed: bool = False, short_of_registers: bool = False) -> GemvTiling:
     """The fastest of 22 tilings, or within 3 % of it, for the weights of 1B and 8B models on an H200, measured in whole decode steps.
 
     More rows of x leave registers for fewer loads in flight, and so does a norm, whose work on x is worth sharing between two rows of
-    weight. If a weight has few rows, more warps share each.
+    weight. If a weight has few rows, more warps share each. short_of_registers: few loads in flight, which was never timed.
     """
+    if m > 4 and short_of_registers:
+        return GemvTiling(rows=2, warps=8, unroll=1, splits=2)
     if m == 1 and k >= 4096:
         return GemvTiling(rows=2, warps=8, unroll=2 if normed else 4, splits=4 if n <= 2048 else 2)
     if m == 1:
@@ -122,9 +131,9 @@ def choose_tiling(m: int, n: int, k: int, normed: bool = False) -> GemvTiling:
     return GemvTiling(rows=2, warps=8, unroll=2) if m <= 4 else GemvTiling(rows=4, warps=4, unroll=1)
 
 
-def choose_gated_tiling(m: int, n: int, k: int, normed: bool = False) -> GemvTiling:
+def choose_gated_tiling(m: int, n: int, k: int, normed: bool = False, short_of_registers: bool = False) -> GemvTiling:
     """The same for a gated GEMV, whose warps take rows in pairs."""
-    tiling = choose_tiling(m, n, k, normed)
+    tiling = choose_tiling(m, n, k, normed, short_of_registers)
     return tiling._replace(rows=max(2, tiling.rows))
 
 
@@ -140,7 +149,8 @@ def matmul_gemv(x, weight, out, bias=None, stream=None, tiling: GemvTiling | Non
     check_norm(norm, x)
     if residual is not None:
         check_array("residual", residual, (x.dtype, out.dtype), M=m, N=n)
-    launch_gemv(x, norm, weight, bias, residual, out, epsilon, stream, tiling or choose_tiling(m, n, k, norm is not None), gated=False)
+    tiling = tiling or choose_tiling(m, n, k, norm is not None, is_short_of_registers(x.dtype))
+    launch_gemv(x, norm, weight, bias, residual, out, epsilon, stream, tiling, gated=False)
 
 
 def gated_gemv(x, gate_up, out, stream=None, tiling: GemvTiling | None = None, norm=None, epsilon=0.0) -> None:
@@ -151,7 +161,7 @@ def gated_gemv(x, gate_up, out, stream=None, tiling: GemvTiling | None = None, n
     """
     check_gated_arguments(x, gate_up, out)
     check_norm(norm, x)
-    tiling = tiling or choose_gated_tiling(x.shape[0], *gate_up.shape, norm is not None)
+    tiling = tiling or choose_gated_tiling(x.shape[0], *gate_up.shape, norm is not None, is_short_of_registers(x.dtype))
     check(tiling[0] % 2 == 0, f"{tiling}: a warp computes pairs of a gate and what it gates, so its rows are even")
     launch_gemv(x, norm, gate_up, None, None, out, epsilon, stream, tiling, gated=True)
 

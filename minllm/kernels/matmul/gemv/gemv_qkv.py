@@ -24,7 +24,7 @@ from minllm.kernels.matmul.gemv.gemv import WARP_SHIFT, check_norm
 from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
 from minllm.kernels.vector import vectors_per_row
 from minllm.ptx import griddepcontrol_launch_dependents
-from minllm.runtime.device import ADA, capability_here
+from minllm.runtime.device import ADA, HOPPER, capability_here
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP
 
@@ -94,13 +94,16 @@ def gemv_qkv_kernel(m: int, k: int, head_dim: int, dtype: str, tiling: GemvTilin
     return matmul_gemv_qkv_kernel
 
 
-def choose_qkv_tiling(m: int, n: int, k: int, capability: tuple[int, int]) -> GemvTiling:
-    """The fastest of ten tilings on an H200, measured in whole decode steps of 1B and 8B models; before Ada four rows per warp spill."""
+def choose_qkv_tiling(m: int, k: int, dtype, capability: tuple[int, int]) -> GemvTiling:
+    """The fastest of ten tilings on an H200, measured in whole decode steps of 1B and 8B models.
+
+    Four rows per warp spill registers before Ada, and of float32 before Hopper.
+    """
     if m > 1:
         return GemvTiling(rows=2, warps=4, unroll=2, splits=2)
     if k < 4096:
         return GemvTiling(rows=2, warps=8, unroll=4, splits=2)
-    return GemvTiling(rows=4 if capability >= ADA else 2, warps=8, unroll=2, splits=2)
+    return GemvTiling(rows=4 if capability >= (HOPPER if dtype == np.float32 else ADA) else 2, warps=8, unroll=2, splits=2)
 
 
 def gemv_qkv_rope_append(
@@ -127,7 +130,7 @@ def gemv_qkv_rope_append(
     check_array("positions", positions, INDEX_DTYPES, tokens=m)
     check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=m)
     check_array("cos_sin", cos_sin, (np.dtype(np.float32),), positions=None, head_dim=head_dim)
-    tiling = GemvTiling(*(tiling or choose_qkv_tiling(m, n, k, capability_here())))
+    tiling = GemvTiling(*(tiling or choose_qkv_tiling(m, k, dtype, capability_here())))
     check(tiling.rows % 2 == 0, f"{tiling}: a warp computes pairs of components, so its rows are even")
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
     check(head_dim % 2 == 0, f"query has heads of {head_dim} components; they turn in pairs, so head_dim is even")

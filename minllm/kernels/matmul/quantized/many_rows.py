@@ -1,6 +1,6 @@
 """GEMM by quantised weights for many rows of x: the whole matrix is widened to x's dtype first, then multiplied as 16-bit weights are.
 
-    W4A16   w = dequantised matrix                     out = x @ w.T + bias
+    groups  w = dequantised matrix                     out = x @ w.T + bias                (int4, NF4, int8 in groups, fp8 in blocks)
     W8A8    codes of x and of the matrix as numbers    out[m, n] = (x_codes @ codes.T)[m, n] * x_scale[m] * scale[n] + bias[n]
 
 bfloat16 and float16 hold every int8 and e4m3 code exactly, so the products of W8A8 are those of the codes, summed in float32. Widening
@@ -34,7 +34,7 @@ def scale_sums_kernel(sums, x_scales, scales, bias, out):
 
 
 def widened_matrix(x, weight, empty):
-    """The workspace for W4A16: a matrix [N, K] in the dtype of x."""
+    """The workspace of weights in groups: a matrix [N, K] in the dtype of x."""
     return empty((weight.codes.shape[0], x.shape[1]), x.dtype)
 
 
@@ -50,7 +50,7 @@ def multiply(x, matrix, out, bias, stream) -> None:
 
 
 def make_dequantized(dequantize):
-    """The launcher for W4A16; dequantize(weight, out, stream) writes the matrix."""
+    """The launcher for weights in groups; dequantize(weight, out, stream) writes the matrix."""
 
     def dequantized(x, weight, out, bias=None, stream=None, *, workspace) -> None:
         """Write x @ weight.T + bias into `out` [M, N], by way of the workspace of widened_matrix."""

@@ -36,7 +36,9 @@ def look_up(words, table, values):
 
 @cuda.jit(device=True)
 def absmax_of(n, block, absmax, nested, absmax_map, offsets, first_blocks):
-    """The largest magnitude of a block of row n."""
+    """The largest magnitude of a block of row n; without nested scales `absmax` holds it."""
+    if nested is None:
+        return absmax[n, block]
     return absmax_map[absmax[n, block]] * nested[(first_blocks[n] + block) >> NESTED_SHIFT] + offsets[n]
 
 
@@ -47,8 +49,8 @@ def nf4_gemv_kernel(m: int, dtype: str):
 
     @kernel(launch_bounds=WARPS * WARP)
     def nf4_gemv_kernel(x, codes, absmax, nested, absmax_map, offsets, first_blocks, table, bias, out):
-        """x [M, K], codes [N, K / 2], absmax [N, K / 64], nested [...], absmax_map [256], offsets [N], first_blocks [N], table [16],
-        bias [N] or None, out [M, N]; a warp per column."""
+        """x [M, K], codes [N, K / 2], absmax [N, K / 64], nested [...] or None, absmax_map [256], offsets [N], first_blocks [N],
+        table [16], bias [N] or None, out [M, N]; a warp per column."""
         shared = cuda.shared.array(16, float32)
         if cuda.threadIdx.x < 16:
             shared[cuda.threadIdx.x] = table[cuda.threadIdx.x]

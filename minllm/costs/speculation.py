@@ -1,0 +1,42 @@
+"""What speculation is worth: tokens per step from the rate of acceptance, times what a step of more rows costs.
+
+Each draft is right with probability a, given that those before it were. Of k drafts, the first i are right with probability a^i, so a step
+yields 1 + a + a^2 + .. + a^k tokens on average:
+
+    E(a, k) = (1 - a^(k + 1)) / (1 - a)
+    speed-up = E(a, k) t(n) / (t(n (1 + k)) + k d(n) + d(n (1 + k)))        for n sequences
+
+t(rows) is the floor of a step's linear layers, max(weights / bandwidth, FLOPs per row * rows / peak); d is that of a draft model, which
+computes the rows of the step and then k rows per sequence, one by one; 0 for n-grams. Below the ridge t does not grow with its rows, so
+drafts are free; above it each wasted row costs as much as a useful one, and the speed-up falls below 1 unless a is near 1. Attention reads
+the same keys with and without drafts, and is left out.
+
+Source: Leviathan, Kalman, Matias 2023, equation 1 and theorem 3.8, which counts a step of more rows as free.
+"""
+
+from minllm.costs.serving import StepCosts
+
+
+def expected_tokens(acceptance: float, num_drafts: int) -> float:
+    """E(a, k): the tokens of a step that verifies drafts, each accepted with this probability."""
+    return sum(acceptance**i for i in range(num_drafts + 1))
+
+
+def step_seconds(costs: StepCosts, num_sequences: int, num_drafts: int, draft: StepCosts | None = None) -> float:
+    """The floor of a step that verifies this number of drafts of each sequence, with that of drafting the next ones."""
+    rows = num_sequences * (1 + num_drafts)
+    seconds = costs.linear_seconds(rows, rows)
+    if draft is not None and num_drafts:
+        seconds += draft.linear_seconds(rows, 0) + num_drafts * draft.linear_seconds(num_sequences, num_sequences)
+    return seconds
+
+
+def speed_up(costs: StepCosts, acceptance: float, num_sequences: int, num_drafts: int, draft: StepCosts | None = None) -> float:
+    """Tokens per second over those of decoding without drafts."""
+    plain = step_seconds(costs, num_sequences, 0)
+    return expected_tokens(acceptance, num_drafts) * plain / step_seconds(costs, num_sequences, num_drafts, draft)
+
+
+def best_num_drafts(costs: StepCosts, acceptance: float, num_sequences: int, most: int, draft: StepCosts | None = None) -> int:
+    """The number of drafts, from 0 to `most`, of the largest speed-up; 0 if none is above 1, the fewest among equals."""
+    return max(range(most + 1), key=lambda k: (speed_up(costs, acceptance, num_sequences, k, draft), -k))

@@ -1,0 +1,77 @@
+"""Drafts from a small model of the same vocabulary.
+
+Its keys and values lie under the block tables of the model: it has as many blocks, and the cache's policy assigns both. It computes every
+batch that the model computes, so what the one has in its cache, the other has too, whatever happens to the sequence: found prefixes, forks,
+preemption, rejected drafts, and the last draft of a run that is accepted as a whole, whose key is needed before the token after it is fed.
+
+    a step of the model    [newest, draft 1 .. draft k] of each sequence, and chunks of prompts
+    the same rows here     keys and values alone
+    k rows, one by one     newest → draft 1 → draft 2 → .. draft k
+
+Drafts are drawn by the request's own parameters from random numbers of their own, and their distributions are kept for acceptance
+(kernels/speculation/rejection.py); or they are the likeliest tokens, which is certain and accepted as such (accept.py).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from minllm.cache.block_pool import blocks_needed
+from minllm.cache.kv_cache import KVCache
+from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.kernels.slots.state import SlotState
+from minllm.kernels.speculation.state import DraftState
+from minllm.models.decoder import forward, hidden_states
+from minllm.models.model import Model
+from minllm.ops.protocol import Batch
+
+SALT = 0x9E3779B9  # changes the seeds of draws: 2^32 / golden ratio
+
+
+class DraftModel:
+    """A DraftSource. cache: of as many blocks as the model's. draws: whether drafts are drawn; False takes the likeliest."""
+
+    reads_history = False
+
+    def __init__(self, ops: Any, model: Model, cache: KVCache, draws: bool = True):
+        self.ops, self.model, self.cache, self.draws = ops, model, cache, draws
+        self._starts: dict[int, Any] = {}  # number of rows -> query_start of a batch of one row per sequence
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """See DraftSource."""
+        self.cache.copy_blocks(self.ops, copies)
+
+    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind) -> None:
+        """See DraftSource."""
+        ops = self.ops
+        hidden_states(ops, self.model, batch, self.cache.layers)
+        runs = ops.run_slots(slots, batch.room.shape[0])
+        for index in range(drafts.drafts.shape[1]):
+            rows = self._rows(batch, runs, state, drafts.drafts.shape[1])
+            ops.load_spans(runs, state, drafts, rows, self.cache.block_size, index, batch.room)
+            logits = forward(ops, self.model, rows, self.cache.layers)
+            self._choose(logits, runs, index, state, drafts, kind if self.draws else SamplingKind.GREEDY)
+
+    def _choose(self, logits: Any, runs: Any, index: int, state: SlotState, drafts: DraftState, kind: SamplingKind) -> None:
+        """Draw draft number `index` of each run from its logits [runs, vocab], or take the likeliest token."""
+        ops = self.ops
+        if kind is SamplingKind.GREEDY:
+            ops.store_drafts(ops.sample(logits, state.sampling.of_kind(kind), runs), runs, index, drafts)
+            return
+        sampling, row_slots = ops.row_sampling(runs, state, drafts, kind, index, SALT)
+        log_q = ops.distribution(logits, sampling, row_slots)
+        ops.store_drafts(ops.sample(logits, sampling, row_slots), runs, index, drafts, log_q)
+
+    def _rows(self, batch: Batch, runs: Any, state: SlotState, num_drafts: int) -> Batch:
+        """A batch of one row per run, whose arrays `Ops.load_spans` writes."""
+        count, size, width = runs.shape[0], self.cache.block_size, state.block_tables.shape[1]
+        context = min(batch.max_context_len + num_drafts, width * size)
+        if count not in self._starts:
+            self._starts[count] = self.ops.array(np.arange(count + 1, dtype=np.int32))
+        starts, empty = self._starts[count], self.ops.empty
+        token_ids, positions, slot_mapping, context_lens = (empty((count,), np.int32) for _ in range(4))
+        tables = empty((count, blocks_needed(context, size)), np.int32)
+        return Batch(
+            token_ids, positions, slot_mapping, starts, context_lens, tables, starts[:count],
+            num_tokens=count, num_sequences=count, max_query_len=1, max_context_len=context, num_decodes=count,
+        )  # fmt: skip

@@ -1,0 +1,24 @@
+"""Drafts from the text itself: what followed the last time that its newest tokens stood together (kernels/speculation/prompt_lookup.py)."""
+
+from typing import Any
+
+from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.kernels.slots.state import SlotState
+from minllm.kernels.speculation.state import DraftState
+from minllm.ops.protocol import Batch
+
+
+class NgramDrafts:
+    """A DraftSource. longest, shortest: the number of newest tokens that have to match."""
+
+    reads_history, draws = True, False
+
+    def __init__(self, ops: Any, longest: int, shortest: int):
+        self.ops, self.longest, self.shortest = ops, longest, shortest
+
+    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        """See DraftSource."""
+
+    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind) -> Any:
+        """See DraftSource."""
+        return self.ops.prompt_lookup(slots, state, drafts, self.longest, self.shortest)

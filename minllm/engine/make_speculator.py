@@ -1,0 +1,125 @@
+"""The speculation that the options ask for: the source of drafts, and for a draft model its weights and its cache."""
+
+import functools
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from minllm.cache.capacity import CacheBudget
+from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.cache.policy import CachePolicy
+from minllm.costs.serving import StepCosts
+from minllm.costs.speculation import best_num_drafts
+from minllm.engine.cache_format import cache_shape, check_shape
+from minllm.engine.drafting.draft_model import DraftModel
+from minllm.engine.drafting.ngrams import NgramDrafts
+from minllm.engine.running.slots import Slots
+from minllm.engine.running.speculator import DraftSource, Speculator
+from minllm.engine.scheduling.speculative import Speculation
+from minllm.engine.speculative_config import SpeculativeConfig
+from minllm.errors import CheckpointError, InvalidOptionError
+from minllm.machine.hardware import find_gpu
+from minllm.models.config import ModelConfig
+from minllm.models.model import Model, load_model
+from minllm.models.source import open_source
+from minllm.models.tied_head import untied_if_stored
+from minllm.models.tokenizer import Tokenizer
+
+BUNDLED_DRAFT = "data/models/draft"
+
+
+def bundled_draft() -> Path:
+    """The directory of the bundled model's draft."""
+    bundled = Path(str(resources.files("minllm"))) / BUNDLED_DRAFT
+    if not bundled.is_dir():
+        raise CheckpointError(f"The bundled draft is missing from this installation ({bundled}): install minllm again, or give a path.")
+    return bundled
+
+
+def load_draft(config: SpeculativeConfig | None, ops: Any, tokenizer: Tokenizer, vocab_size: int, max_model_len: int) -> Model | None:
+    """The draft model; None if drafts come from elsewhere. InvalidOptionError for another vocabulary or tokenizer, or a short context."""
+    if config is None or config.method != "draft_model":
+        return None
+    source = open_source(bundled_draft() if config.model is None else Path(config.model))
+    found = source.config()
+    if found.vocab_size != vocab_size:
+        _refuse(source.path, f"has a vocabulary of {found.vocab_size} tokens, and the model one of {vocab_size}")
+    theirs, ours = (one.backend.get_vocab(with_added_tokens=True) for one in (source.tokenizer(), tokenizer))
+    if theirs != ours:
+        differing = sum(ours.get(token) != number for token, number in theirs.items()) or len(ours) - len(theirs)
+        _refuse(source.path, f"has another tokenizer than the model: {differing} of {len(theirs)} tokens have other numbers")
+    if found.max_position_embeddings < max_model_len:
+        raise InvalidOptionError(
+            f"speculative_config: model={str(source.path)!r} is not allowed: its context of {found.max_position_embeddings} tokens is "
+            f"shorter than max_model_len={max_model_len}: lower that, or take another draft."
+        )
+    checkpoint = source.checkpoint(found)
+    return load_model(source.path, ops, max_positions=max_model_len, checkpoint=checkpoint, config=untied_if_stored(found, checkpoint))
+
+
+def draft_shape(draft: Model | None, ops: Any, device: str, block_size: int) -> CacheShape | None:
+    """The shape of a draft model's cache."""
+    if draft is None:
+        return None
+    shape = cache_shape(draft.config, ops.dtype, block_size)
+    check_shape(device, shape)
+    return shape
+
+
+def budget_beside_draft(budget: CacheBudget, shape: CacheShape, of_draft: CacheShape | None) -> CacheBudget:
+    """The part of the budget that the model's blocks may take, if each has one of the draft model beside it."""
+    if of_draft is None:
+        return budget
+    ours, theirs = (one.bytes_per_block // one.block_size for one in (shape, of_draft))
+    return replace(budget, num_bytes=budget.num_bytes * ours // (ours + theirs))
+
+
+def draft_cache(of_draft: CacheShape | None, ops: Any, policy: CachePolicy) -> KVCache | None:
+    """A draft model's cache, under the policy's block tables."""
+    return None if of_draft is None else KVCache(ops, replace(of_draft, block_size=policy.block_size), policy.num_blocks)
+
+
+def make_source(config: SpeculativeConfig, ops: Any, draft: Model | None, cache: KVCache | None) -> DraftSource:
+    """Where drafts come from."""
+    if draft is not None:
+        return DraftModel(ops, draft, cache, config.draft_sample_method == "probabilistic")
+    return NgramDrafts(ops, config.prompt_lookup_max, config.prompt_lookup_min)
+
+
+def make_speculation(config: SpeculativeConfig | None, device: str, model: ModelConfig, draft: Model | None) -> Speculation | None:
+    """The scheduler's part. On a GPU that is known, the number of drafts follows from its data sheet; elsewhere all are verified."""
+    if config is None:
+        return None
+    best, gpu = None, None if device == "cpu" else _known_gpu()
+    if gpu is not None:
+        peaks = gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops or gpu.fp32_tflops
+        costs, of_draft = StepCosts.of(model, *peaks), None if draft is None else StepCosts.of(draft.config, *peaks)
+        best = functools.partial(best_num_drafts, costs, most=config.num_speculative_tokens, draft=of_draft)
+    return Speculation(config.num_speculative_tokens, needs_room=draft is not None, best=best)
+
+
+def _known_gpu() -> Any:
+    from minllm.runtime.device import current_device
+
+    return find_gpu(current_device().name)
+
+
+def make_speculator(
+    config: SpeculativeConfig, source: DraftSource, ops: Any, machine: Any, slots: Slots, max_model_len: int
+) -> Speculator:  # fmt: skip
+    """Drafts for these slots. InvalidOptionError if no sequence is long enough for them."""
+    num_drafts = config.num_speculative_tokens
+    if num_drafts > max_model_len - 2:
+        raise InvalidOptionError(
+            f"speculative_config: num_speculative_tokens={num_drafts} is not allowed: the KV cache has room for {max_model_len} tokens of "
+            f"a sequence, so that at most {max_model_len - 2} can be drafted."
+        )
+    return Speculator(ops, machine, slots, source, num_drafts, max_model_len)
+
+
+def _refuse(path: Path, why: str) -> None:
+    raise InvalidOptionError(
+        f"speculative_config: model={str(path)!r} is not allowed: it {why}. Drafts are token ids of the model: take a draft that was "
+        "trained with its tokenizer."
+    )

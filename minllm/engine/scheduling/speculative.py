@@ -1,0 +1,119 @@
+"""Speculative decoding, as the scheduler sees it: how many drafts a step verifies of each sequence, and what became of them.
+
+A verification is a span that decodes, of 1 + k tokens: the newest one and k drafts, which the device holds in the sequence's slot. The
+scheduler plans as if all of them were accepted, because the next step may be planned before the tokens of this one are known:
+`num_computed_tokens` is an upper bound then, and `take` subtracts what was rejected. Each span yields at least one token.
+
+Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", ICML 2023, section 2.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from minllm.engine.requests.sequence import NO_SLOT, Sequence
+from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
+from minllm.engine.scheduling.step import Span, Verified
+
+PROBE = 32  # steps
+MEMORY = 0.1  # how far one draft moves the estimate of a sequence's acceptance
+
+
+@dataclass
+class SpeculationCounts:
+    """Counts since the engine was made; vLLM's names follow "spec_decode_" in EngineStats."""
+
+    num_drafts: int = 0  # verifications with at least one draft
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # entry i: verifications that accepted more than i drafts
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count a verification."""
+        self.num_drafts += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_tokens += accepted
+        missing = drafted - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos += [0] * missing
+        for position in range(accepted):
+            self.num_accepted_tokens_per_pos[position] += 1
+
+
+@dataclass(slots=True)
+class Drafted:
+    """What is known of a sequence's drafts."""
+
+    num_drafts: int = 0  # drafts in its slot that the host knows of
+    num_preemptions: int = 0  # of the sequence when they were made: after another one they are gone
+    acceptance: float = 0.8  # estimate of the share of its drafts that are right; all begin with hope
+
+
+class Speculation:
+    """Decides how many drafts are verified. num_speculative_tokens: the most of each sequence.
+
+    needs_room: whether drafting writes keys and values for the tokens that it drafts, behind those that a step verifies. best: the best
+    number of drafts for a rate of acceptance and a number of sequences that decode (costs/speculation.py); None takes all there are. A
+    sequence for which none is best tries one draft every PROBE steps, because its text may change.
+    """
+
+    def __init__(self, num_speculative_tokens: int, needs_room: bool = False, best: Callable[[float, int], int] | None = None):
+        self.num_speculative_tokens, self.needs_room, self._best = num_speculative_tokens, needs_room, best
+        self._found: dict[tuple[int, int], int] = {}  # (twentieths of acceptance, sequences) -> best number of drafts
+        self._drafted: WeakKeyDictionary[Sequence, Drafted] = WeakKeyDictionary()
+        self.counts = SpeculationCounts()
+
+    def drafted(self, sequence: Sequence) -> Drafted:
+        """What is known of a sequence's drafts."""
+        found = self._drafted.get(sequence)
+        if found is None:
+            found = self._drafted[sequence] = Drafted()
+        if found.num_preemptions != sequence.num_preemptions:
+            found.num_drafts, found.num_preemptions = 0, sequence.num_preemptions
+        return found
+
+    def num_tokens(self, sequence: Sequence, num_drafts: int) -> int:
+        """How many tokens of a sequence should have room in the next step, which verifies this number of drafts and makes new ones."""
+        if not self.needs_room or self._excludes(sequence):
+            return 1 + num_drafts
+        return min(1 + num_drafts + self.num_speculative_tokens, sequence.num_reserved_tokens - sequence.num_computed_tokens)
+
+    def num_drafts(self, sequence: Sequence, num_sequences: int = 1) -> int:
+        """How many drafts of a sequence the next step, of this number of sequences, should verify."""
+        if self._excludes(sequence):
+            return 0
+        # A step that is not read yet leaves drafts in the slot; how many, only the device knows.
+        drafted = self.drafted(sequence)
+        found = self.num_speculative_tokens if sequence.num_in_flight else drafted.num_drafts
+        needed = sequence.num_reserved_tokens - sequence.num_computed_tokens - 2  # the last token is never computed
+        return max(0, min(found, self._wanted(sequence, drafted.acceptance, num_sequences), needed))
+
+    def _wanted(self, sequence: Sequence, acceptance: float, num_sequences: int) -> int:
+        """The number of drafts that is worth verifying."""
+        if self._best is None:
+            return self.num_speculative_tokens
+        rate, sequences = round(20 * acceptance), 1 << (num_sequences - 1).bit_length()
+        if (rate, sequences) not in self._found:
+            self._found[rate, sequences] = self._best(rate / 20, sequences)
+        is_probe = len(sequence.output_token_ids) % PROBE == 0
+        return max(self._found[rate, sequences], int(is_probe))
+
+    def _excludes(self, sequence: Sequence) -> bool:
+        """Whether the host decides between two tokens of a sequence."""
+        return bool(sequence.logits_processors) or sequence.search is not None
+
+    def take(self, spans: list[Span], verified: Verified, memory: KVCacheManager) -> None:
+        """Learn how many tokens a step's sequences got, and give back the room of rejected drafts."""
+        owners = [(span, sequence) for span in spans for sequence in span.sampled]
+        for (span, sequence), count, num_drafts in zip(owners, verified.counts, verified.num_drafts, strict=True):
+            sequence.num_in_flight += count - 1  # each of its tokens takes one
+            drafted = self.drafted(sequence)
+            if span.decodes and span.length > 1:
+                self.counts.add(span.length - 1, count - 1)
+                tried = min(count, span.length - 1)  # those behind the first wrong one tell nothing
+                weight = 1 - (1 - MEMORY) ** tried
+                drafted.acceptance += weight * ((count - 1) / tried - drafted.acceptance)
+            if sequence.slot != NO_SLOT:
+                drafted.num_drafts = num_drafts
+                if span.decodes and count < span.length:
+                    sequence.num_computed_tokens -= span.length - count
+                    memory.trim(sequence)

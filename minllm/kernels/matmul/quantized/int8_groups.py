@@ -1,0 +1,100 @@
+"""GEMV over int8 weights in groups that share a scale (W8A16), and the matrix that they stand for.
+
+    w[n, k] = code[n, k] * scale[n, g],  g = k // group_size
+    out[m, n] = sum over groups of scale[n, g] * (sum over the group of x[m, k] * code[n, k]) + bias[n]          M <= 8
+
+2 M N K FLOPs on N K bytes of codes, each read once: 2 M FLOPs per byte, memory-bound. As int4.py, with 16 codes per load. The equation in
+NumPy is Int8GroupFormat.dequantize (weights/int8_groups.py).
+
+Source: ggml-common.h, block_q8_0 (groups of 32).
+"""
+
+import functools
+
+from numba import cuda, float32, int32, int64, uint32
+
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.quantized.arguments import WARPS, check_rows
+from minllm.kernels.vector import load_words, vector_access
+from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import WARP, warp_sum
+
+EACH = 16  # codes per load of 16 bytes
+
+
+@cuda.jit(device=True)
+def unpack_bytes(words, values):
+    """values[0 : 16] = the signed bytes of four words."""
+    for word in range(4):
+        for i in range(4):
+            values[4 * word + i] = float32(int32(words[word] << uint32(24 - 8 * i)) >> 24)
+
+
+@functools.cache
+def int8_group_gemv_kernel(m: int, group_size: int, dtype: str):
+    """The kernel for `m` rows of x in `dtype`."""
+    width, load, _ = vector_access(dtype)
+
+    @kernel(launch_bounds=WARPS * WARP)
+    def int8_group_gemv_kernel(x, codes, scales, bias, out):
+        """x [M, K], codes [N, K], scales [N, groups], bias [N] or None, out [M, N]; a warp per column."""
+        lane, n = int32(cuda.threadIdx.x) & (WARP - 1), cuda.blockIdx.x * WARPS + (int32(cuda.threadIdx.x) >> 5)
+        if n >= out.shape[1]:
+            return
+        k, words, sums = x.shape[1], cuda.local.array(4, uint32), cuda.local.array(m, float32)
+        weight, row = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
+        for i in range(m):
+            sums[i] = float32(0)
+        for vector in range(lane, k // EACH, WARP):
+            load_words(codes, int64(n) * k + vector * EACH, words, 0)
+            unpack_bytes(words, weight)
+            scale = float32(scales[n, vector * EACH // group_size])
+            for i in range(m):
+                part = float32(0)
+                for at in range(0, EACH, width):
+                    load(x, int64(i) * k + vector * EACH + at, row, at)
+                for j in range(EACH):
+                    part += row[j] * weight[j]
+                sums[i] += scale * part
+        for i in range(m):
+            value = warp_sum(sums[i])
+            if lane == 0:
+                if bias is not None:
+                    value += float32(bias[n])
+                out[i, n] = value
+
+    return int8_group_gemv_kernel
+
+
+@functools.cache
+def dequantize_int8_groups_kernel(group_size: int, dtype: str):
+    """The kernel for a matrix in `dtype`."""
+    width, _, store = vector_access(dtype)
+
+    @kernel(launch_bounds=WARPS * WARP)
+    def dequantize_int8_groups_kernel(codes, scales, out):
+        """codes [N, K], scales [N, groups], out [N, K]; a block per row, 16 numbers per thread."""
+        n, k, words, values = cuda.blockIdx.x, out.shape[1], cuda.local.array(4, uint32), cuda.local.array(EACH, float32)
+        for vector in range(int32(cuda.threadIdx.x), k // EACH, WARPS * WARP):
+            load_words(codes, int64(n) * k + vector * EACH, words, 0)
+            unpack_bytes(words, values)
+            scale = float32(scales[n, vector * EACH // group_size])
+            for j in range(EACH):
+                values[j] *= scale
+            for at in range(0, EACH, width):
+                store(out, int64(n) * k + vector * EACH + at, values, at)
+
+    return dequantize_int8_groups_kernel
+
+
+def int8_group_gemv(x, weight, out, bias=None, stream=None) -> None:
+    """Write x @ weight.T + bias into `out` [M, N]: x [M, K], M <= 8, float32, float16 or bfloat16; weight: an Int8GroupWeight."""
+    m, n = check_rows(x, weight.codes, out, bias, EACH)
+    chosen = int8_group_gemv_kernel(m, x.shape[1] // weight.scales.shape[1], x.dtype.name)
+    launch(chosen, ceil_div(n, WARPS), WARPS * WARP, (x, *weight, bias, out), stream)
+
+
+def dequantize_int8_groups(weight, out, stream=None) -> None:
+    """Write the matrix that an Int8GroupWeight stands for into `out` [N, K], rounded to its dtype."""
+    chosen = dequantize_int8_groups_kernel(out.shape[1] // weight.scales.shape[1], out.dtype.name)
+    launch(chosen, out.shape[0], WARPS * WARP, (*weight, out), stream)

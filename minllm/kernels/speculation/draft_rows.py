@@ -1,0 +1,127 @@
+"""The rows of a draft model, one per run, and what they draw.
+
+    run_slots      out[i] ← the slot of run i, counted over the rows of a step; padding counts as a run of slot -1
+    store_drafts   drafts[s, index] ← the token that slot s drew,   log_q[s, index] ← the distribution that it was drawn from, if it is kept
+    room           the number of drafts of each run whose predecessor has room for its key: those after it are worth nothing
+
+A few bytes per run, and 8 per token of the vocabulary with distributions. One thread per row; one per token of the vocabulary and run.
+"""
+
+import numpy as np
+from numba import cuda, int32
+
+from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.speculation.distribution import FLOAT
+from minllm.kernels.speculation.runs import begins_run
+from minllm.kernels.speculation.state import DraftState
+from minllm.runtime.kernel import kernel, launch
+
+THREADS = 256
+
+
+def run_slots_reference(slots: np.ndarray) -> np.ndarray:
+    """The slot of each run, int32 [runs]; slots int32 [R]."""
+    return slots[[row for row in range(len(slots)) if row == 0 or slots[row] < 0 or slots[row - 1] != slots[row]]]
+
+
+def store_drafts_reference(tokens: np.ndarray, slots: np.ndarray, index: int, drafts: DraftState, log_q: np.ndarray | None = None) -> None:
+    """Store draft number `index` of B slots in place; tokens, slots int32 [B], log_q float32 [B, vocab]. Slot -1 is padding."""
+    used = slots >= 0
+    drafts.drafts[slots[used], index] = tokens[used]
+    if log_q is not None:
+        drafts.log_q[slots[used], index] = log_q[used]
+
+
+def room_for_drafts_reference(slots: np.ndarray, lengths: np.ndarray, room: np.ndarray, num_drafts: int) -> np.ndarray:
+    """The number of drafts that a draft model could make for each run, in its first row, 0 in others: int32 [R].
+
+    slots int32 [R]; lengths int32 [S]: tokens of each slot; room int32 [runs]: tokens of each run's sequence for which there are blocks.
+    """
+    counts = np.zeros(len(slots), np.int32)
+    firsts = [row for row in range(len(slots)) if row == 0 or slots[row] < 0 or slots[row - 1] != slots[row]]
+    for row, tokens in zip(firsts, room, strict=True):
+        if slots[row] >= 0:
+            counts[row] = min(max(tokens - (lengths[slots[row]] - 1), 0), num_drafts)
+    return counts
+
+
+@cuda.jit(device=True)
+def run_number(slots, row):
+    """The number of runs, padding counted, before the one that begins at this row."""
+    number = int32(0)
+    for before in range(row):
+        if slots[before] < 0 or begins_run(slots, before):
+            number += int32(1)
+    return number
+
+
+@kernel(dependent_launch=True)
+def room_for_drafts_kernel(slots, lengths, room, num_drafts, counts):
+    """slots, counts int32 [R]; lengths int32 [S]; room int32 [runs]."""
+    wait_for_predecessors()
+    row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    if row < slots.shape[0]:
+        count = int32(0)
+        if begins_run(slots, row):
+            number = run_number(slots, row)
+            if number < room.shape[0]:
+                count = min(max(room[number] - (lengths[slots[row]] - 1), int32(0)), int32(num_drafts))
+        counts[row] = count
+
+
+@kernel(dependent_launch=True)
+def run_slots_kernel(slots, out):
+    """slots int32 [R]; out int32 [runs]."""
+    wait_for_predecessors()
+    row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    if row < slots.shape[0] and (slots[row] < 0 or begins_run(slots, row)):
+        number = run_number(slots, row)
+        if number < out.shape[0]:
+            out[number] = slots[row]
+
+
+@kernel(dependent_launch=True)
+def store_drafts_kernel(tokens, slots, index, drafts):
+    """tokens, slots int32 [B]; drafts int32 [S, K]."""
+    wait_for_predecessors()
+    row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    if row < slots.shape[0] and slots[row] >= 0:
+        drafts[slots[row], index] = tokens[row]
+
+
+@kernel(dependent_launch=True)
+def store_log_q_kernel(log_q, slots, index, log_q_of_slots):
+    """log_q float32 [B, vocab]; slots int32 [B]; log_q_of_slots float32 [S, K, vocab]."""
+    wait_for_predecessors()
+    row, token = cuda.blockIdx.y, int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    slot = slots[row]
+    if slot >= 0 and token < log_q.shape[1]:
+        log_q_of_slots[slot, index, token] = log_q[row, token]
+
+
+def run_slots(slots, out, stream=None) -> None:
+    """Write what `run_slots_reference` returns to out int32 [runs]; both NumPy or both on one device."""
+    check_array("slots", slots, INDEX_DTYPES, rows=None)
+    check_array("out", out, INDEX_DTYPES, runs=None)
+    launch(run_slots_kernel, ceil_div(slots.shape[0], THREADS), THREADS, (slots, out), stream)
+
+
+def room_for_drafts(slots, lengths, room, num_drafts: int, counts, stream=None) -> None:
+    """Write what `room_for_drafts_reference` returns to counts int32 [R]; all NumPy or all on one device."""
+    for name, array in (("lengths", lengths), ("room", room)):
+        check_array(name, array, INDEX_DTYPES, entries=None)
+    check_array("counts", counts, INDEX_DTYPES, rows=slots.shape[0])
+    launch(room_for_drafts_kernel, ceil_div(slots.shape[0], THREADS), THREADS, (slots, lengths, room, int(num_drafts), counts), stream)
+
+
+def store_drafts(tokens, slots, index: int, drafts: DraftState, log_q=None, stream=None) -> None:
+    """Store drafts in place; arguments as in `store_drafts_reference`, all NumPy or all on one device."""
+    count = slots.shape[0]
+    check_array("tokens", tokens, INDEX_DTYPES, rows=count)
+    check_array("slots", slots, INDEX_DTYPES, rows=count)
+    launch(store_drafts_kernel, ceil_div(count, THREADS), THREADS, (tokens, slots, int(index), drafts.drafts), stream)
+    if log_q is not None:
+        vocab = drafts.log_q.shape[2]
+        check_array("log_q", log_q, FLOAT, rows=count, vocab=vocab)
+        launch(store_log_q_kernel, (ceil_div(vocab, THREADS), count), THREADS, (log_q, slots, int(index), drafts.log_q), stream)

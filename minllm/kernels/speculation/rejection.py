@@ -1,0 +1,161 @@
+"""Acceptance of drafts that were drawn from a distribution: speculative sampling.
+
+Draft f_i was drawn from q_i; the model, after the drafts before it, has the distribution p_i. With a uniform u_i for each:
+
+    f_i is accepted if u_i < p_i(f_i) / q_i(f_i);   a = the number of drafts before the first that is not
+    new tokens: f_1 .. f_a and one more, drawn from the residual  p'(v) ∝ max(p(v) - q(v), 0)  of the rejected place, or from p if a = k
+
+A token v is then chosen with probability q(v) min(1, p(v) / q(v)) + (1 - Σ_w min(p(w), q(w))) p'(v) = min(p(v), q(v)) + max(p(v) - q(v), 0)
+= p(v): the text has the distribution of the model, whatever the draft is. Source: Leviathan, Kalman, Matias, "Fast Inference from
+Transformers via Speculative Decoding", ICML 2023, theorem 1 and appendix A.1.
+
+The residual is drawn by the Gumbel-max trick as in sampling/sample.py: argmax of log(p(v) - q(v)) + g(v). A place has four independent
+streams of random numbers, one per use, told apart by the third word of Philox's counter: 0 the sampler, 1 u, 2 the residual's noise; the
+draft's own draws have another key (row_sampling.py's salt).
+
+8 bytes per token of the vocabulary and run. Threads to data: one block per run; its first thread finds a, all draw.
+"""
+
+import math
+
+import numpy as np
+from numba import cuda, float32, int32, uint32
+
+from minllm.kernels.arguments import INDEX_DTYPES, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.sampling.argmax import NO_TOKEN, THREADS, WARPS, warp_argmax
+from minllm.kernels.sampling.philox import LARGEST_UNIFORM, TWO_TO_MINUS_32, gumbel, philox_4x32, philox_reference
+from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.kernels.speculation.distribution import FLOAT
+from minllm.kernels.speculation.runs import begins_run, run_length, runs_of
+from minllm.runtime.kernel import kernel, launch
+
+ACCEPTANCE, RESIDUAL = 1, 2  # streams of random numbers
+
+
+def reject_reference(
+    p: np.ndarray, q: np.ndarray, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, sampling: SamplingTensors
+) -> tuple[np.ndarray, np.ndarray]:
+    """(the new tokens of each run in its first rows, their number in its first row and 0 in others), int32 [R] both.
+
+    p: log-probabilities of the model float32 [R, vocab]; q: of the drafts in each slot, float32 [S, K, vocab]; chosen: a draw from each
+    row's p int32 [R]; computed: the token that each row computed int32 [T]; slots int32 [R]. The slots' seeds and steps are those before
+    the run.
+    """
+    tokens, counts = chosen.copy(), np.zeros(len(slots), np.int32)
+    for first, length in runs_of(slots):
+        slot, seed = slots[first], sampling.seed[slots[first]]
+        counts[first] = length
+        for i, draft in enumerate(computed[first + 1 : first + length]):
+            step, place = int(sampling.step[slot]) + i, first + i
+            with np.errstate(divide="ignore"):
+                if np.log(_uniform(seed, step)) < p[place, draft] - q[slot, i, draft]:
+                    tokens[place] = draft
+                    continue
+                residual = np.log(np.maximum(np.exp(p[place]) - np.exp(q[slot, i]), np.float32(0)))
+            if np.isfinite(residual.max()):  # otherwise p = q but for rounding, and a draw from p will do
+                tokens[place] = np.argmax(residual + _noise(seed, step, len(residual)))
+            counts[first] = 1 + i
+            break
+    return tokens, counts
+
+
+def _words(seed: np.ndarray, quads: np.ndarray, step: int, stream: int) -> np.ndarray:
+    """Random words for the counters (quad, step, stream, 0): uint32 [len(quads), 4]."""
+    counter = np.zeros((len(quads), 4), np.uint32)
+    counter[:, 0], counter[:, 1], counter[:, 2] = quads, step, stream
+    return philox_reference(counter, np.asarray(seed, np.uint32))
+
+
+def _uniform_of(words: np.ndarray) -> np.ndarray:
+    uniform = words.astype(np.float32) * np.float32(TWO_TO_MINUS_32) + np.float32(TWO_TO_MINUS_32 / 2)
+    return np.minimum(uniform, np.float32(LARGEST_UNIFORM))
+
+
+def _uniform(seed: np.ndarray, step: int) -> np.float32:
+    return _uniform_of(_words(seed, np.arange(1), step, ACCEPTANCE))[0, 0]
+
+
+def _noise(seed: np.ndarray, step: int, vocab: int) -> np.ndarray:
+    words = _words(seed, np.arange(-(-vocab // 4)), step, RESIDUAL)
+    return -np.log(-np.log1p(-_uniform_of(words).reshape(-1)[:vocab]))
+
+
+@cuda.jit(device=True)
+def is_accepted(p, q, row, slot, index, draft, step, seed):
+    """Whether draft number `index` of a run is accepted; row: that of the token before it."""
+    word = philox_4x32(uint32(0), uint32(step), uint32(ACCEPTANCE), uint32(0), seed[slot, 0], seed[slot, 1])[0]
+    uniform = min(float32(word) * float32(TWO_TO_MINUS_32) + float32(TWO_TO_MINUS_32 / 2), float32(LARGEST_UNIFORM))
+    return math.log(uniform) < p[row, draft] - q[slot, index, draft]
+
+
+@cuda.jit(device=True)
+def residual_draw(p, q, row, slot, index, step, seed, warp_values, warp_tokens):
+    """A draw from the residual of a rejected draft, in thread 0; NO_TOKEN if nothing is left. warp_* [WARPS] in shared memory."""
+    best, best_token, vocab = float32(-np.inf), int32(NO_TOKEN), int32(p.shape[1])
+    token = int32(cuda.threadIdx.x * 4)
+    while token < vocab:
+        words = philox_4x32(uint32(token >> 2), uint32(step), uint32(RESIDUAL), uint32(0), seed[slot, 0], seed[slot, 1])
+        for i in range(4):
+            if token + i < vocab:
+                left = math.exp(p[row, token + i]) - math.exp(q[slot, index, token + i])
+                if left > float32(0.0):
+                    score = math.log(left) + gumbel(words[i])
+                    if score > best:
+                        best, best_token = score, int32(token + i)
+        token += 4 * THREADS
+    best, best_token = warp_argmax(best, best_token)
+    if cuda.threadIdx.x & 31 == 0:
+        warp_values[cuda.threadIdx.x >> 5], warp_tokens[cuda.threadIdx.x >> 5] = best, best_token
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        for warp in range(1, WARPS):
+            if warp_values[warp] > best or (warp_values[warp] == best and warp_tokens[warp] < best_token):
+                best, best_token = warp_values[warp], warp_tokens[warp]
+    return best_token
+
+
+@kernel(dependent_launch=True)
+def reject_kernel(p, q, chosen, computed, slots, step, seed, tokens, counts):
+    """p float32 [R, vocab]; q float32 [S, K, vocab]; chosen, slots, tokens, counts int32 [R]; computed int32 [T]; step int32, seed uint32
+    [S]."""
+    wait_for_predecessors()
+    warp_values, warp_tokens = cuda.shared.array(WARPS, float32), cuda.shared.array(WARPS, int32)
+    accepted = cuda.shared.array(1, int32)
+    first, thread = int32(cuda.blockIdx.x), int32(cuda.threadIdx.x)
+    if not begins_run(slots, first):
+        if thread == 0:
+            counts[first] = 0
+            if slots[first] < 0:
+                tokens[first] = chosen[first]
+        return
+    slot, length = slots[first], run_length(slots, first)
+    if thread == 0:
+        count = int32(0)
+        while count + 1 < length:
+            draft = computed[first + count + 1]
+            if not is_accepted(p, q, first + count, slot, count, draft, step[slot] + count, seed):
+                break
+            tokens[first + count] = draft
+            count += int32(1)
+        for row in range(first + count, first + length):
+            tokens[row] = chosen[row]
+        counts[first], accepted[0] = count + 1, count
+    cuda.syncthreads()
+    count = accepted[0]
+    if count + 1 < length:
+        token = residual_draw(p, q, first + count, slot, count, step[slot] + count, seed, warp_values, warp_tokens)
+        if thread == 0 and token != NO_TOKEN:
+            tokens[first + count] = token
+
+
+def reject(p, q, chosen, computed, slots, sampling: SamplingTensors, tokens, counts, stream=None) -> None:
+    """Write what `reject_reference` returns to `tokens` and `counts`; all NumPy or all on one device."""
+    rows = slots.shape[0]
+    check_array("p", p, FLOAT, rows=rows, vocab=None)
+    check_array("q", q, FLOAT, slots=sampling.step.shape[0], drafts=None, vocab=p.shape[1])
+    check_array("computed", computed, INDEX_DTYPES, tokens=None)
+    for name, array in (("chosen", chosen), ("slots", slots), ("tokens", tokens), ("counts", counts)):
+        check_array(name, array, INDEX_DTYPES, rows=rows)
+    arrays = (p, q, chosen, computed, slots, sampling.step, sampling.seed, tokens, counts)
+    launch(reject_kernel, rows, THREADS, arrays, stream)

@@ -1,0 +1,117 @@
+"""The sampling parameters of each row of a verification.
+
+A slot's parameters describe the sequence as it is; the row at offset j of its run is sampled as if j drafts had been accepted already:
+
+    step ← step[s] + j,   output_counts[v] ← output_counts[s, v] + the number of v among the first j drafts of s
+
+and all else is the slot's. So the kernels of sampling/, which read parameters by slot, are given one slot per row, and penalties,
+min_tokens and the random numbers of a row are those that decoding without drafts would use there.
+
+104 bytes per row; 18 more per row and token of the vocabulary if a request of the batch has penalties, a bias or bans.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import cuda, int32
+
+from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.sampling.tensors import SLOT_FIELDS, VOCABULARY_FIELDS, SamplingKind, SamplingTensors
+from minllm.kernels.slots.state import SlotState, slot_layout
+from minllm.kernels.speculation.runs import offset_in_run
+from minllm.kernels.speculation.state import DraftState
+from minllm.runtime.kernel import kernel, launch
+
+THREADS = 256
+SEED, STEP = list(SLOT_FIELDS).index("seed"), list(SLOT_FIELDS).index("step") + 1  # words of a slot; a seed takes two
+WORDS = len(SLOT_FIELDS) + 1
+
+
+def offsets_of(slots: np.ndarray) -> np.ndarray:
+    """The number of rows of its run before each row, int32 [R]; slots int32 [R]."""
+    offsets = np.zeros(len(slots), np.int32)
+    for row in range(1, len(slots)):
+        if slots[row] == slots[row - 1]:
+            offsets[row] = offsets[row - 1] + 1
+    return offsets
+
+
+def row_sampling_reference(
+    slots: np.ndarray, state: SlotState, drafts: DraftState, kind: SamplingKind, ahead: int = 0, salt: int = 0
+) -> tuple[SamplingTensors, np.ndarray]:
+    """(the parameters of R rows, the slot of each row in them: its number, or -1 for padding); slots int32 [R].
+
+    ahead: added to every offset. salt: changes the seeds, for draws that must not depend on those of the model.
+    """
+    given, offsets = state.sampling, offsets_of(slots) + ahead
+    arrays = {name: getattr(given, name)[slots] for name in SLOT_FIELDS}
+    arrays["step"] = arrays["step"] + offsets
+    arrays["seed"] = arrays["seed"] ^ np.array([0, salt], np.uint32)
+    if kind is SamplingKind.ADJUSTED:
+        arrays |= {name: getattr(given, name)[slots] for name in VOCABULARY_FIELDS}
+        for row, (slot, offset) in enumerate(zip(slots, offsets, strict=True)):
+            np.add.at(arrays["output_counts"][row], drafts.drafts[slot, :offset], 1)
+    return SamplingTensors(**arrays, kind=kind), np.where(slots >= 0, np.arange(len(slots)), -1).astype(np.int32)
+
+
+@kernel(dependent_launch=True)
+def row_words_kernel(slots, words_of_slots, first_word, num_slots, words, row_slots, ahead, salt):
+    """slots, row_slots int32 [R]; words_of_slots int32, in which the fields of the parameters begin at first_word; words int32 [R *
+    WORDS]."""
+    wait_for_predecessors()
+    index = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    rows = slots.shape[0]
+    row, word = int32(index // WORDS), int32(index % WORDS)
+    if row < rows:
+        slot = slots[row]
+        if word == 0:
+            row_slots[row] = row if slot >= 0 else -1
+        source, target = int32(first_word + word * num_slots + max(slot, int32(0))), int32(word * rows + row)
+        if SEED <= word <= SEED + 1:
+            source = int32(first_word + SEED * num_slots + 2 * max(slot, int32(0)) + word - SEED)
+            target = int32(SEED * rows + 2 * row + word - SEED)
+        value = words_of_slots[source]
+        if word == STEP:
+            value += offset_in_run(slots, row) + ahead
+        if word == SEED + 1:
+            value ^= salt
+        words[target] = value
+
+
+@kernel(dependent_launch=True)
+def row_vocabulary_kernel(slots, drafts, token_flags, output_counts, logit_bias, row_flags, row_counts, row_bias, ahead):
+    """slots int32 [R]; drafts int32 [S, K]; flags uint8, counts int32, bias float32: of slots [S, vocab], of rows [R, vocab]."""
+    wait_for_predecessors()
+    token, row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x), cuda.blockIdx.y
+    slot = slots[row]
+    if slot >= 0 and token < token_flags.shape[1]:
+        count = output_counts[slot, token]
+        for i in range(offset_in_run(slots, row) + ahead):
+            if drafts[slot, i] == token:
+                count += int32(1)
+        row_flags[row, token], row_counts[row, token], row_bias[row, token] = token_flags[slot, token], count, logit_bias[slot, token]
+
+
+def row_sampling(
+    slots: Any, state: SlotState, drafts: DraftState, kind: SamplingKind, empty: Any, ahead: int = 0, salt: int = 0, stream: Any = None
+) -> tuple[SamplingTensors, Any]:
+    """What `row_sampling_reference` returns, in arrays that `empty(shape, dtype)` allocates."""
+    rows, given = slots.shape[0], state.sampling
+    check_array("slots", slots, INDEX_DTYPES, rows=rows)
+    layout = slot_layout(*state.block_tables.shape)
+    words, row_slots = empty((rows * WORDS,), np.int32), empty((rows,), np.int32)
+    of_slots = (state.words, layout["temperature"].start, state.lengths.shape[0])
+    salt = int(np.uint32(salt).view(np.int32))
+    launch(row_words_kernel, ceil_div(rows * WORDS, THREADS), THREADS, (slots, *of_slots, words, row_slots, int(ahead), salt), stream)
+    found, start = {}, 0
+    for name, (dtype, shape) in SLOT_FIELDS.items():
+        size = rows * int(np.prod(shape, dtype=int))
+        found[name] = words[start : start + size].view(np.dtype(dtype)).reshape((rows, *shape))
+        start += size
+    if kind is SamplingKind.ADJUSTED:
+        vocab = given.token_flags.shape[1]
+        found |= {name: empty((rows, vocab), dtype) for name, dtype in VOCABULARY_FIELDS.items()}
+        wide = [getattr(given, name) for name in VOCABULARY_FIELDS] + [found[name] for name in VOCABULARY_FIELDS]
+        launch(row_vocabulary_kernel, (ceil_div(vocab, THREADS), rows), THREADS, (slots, drafts.drafts, *wide, int(ahead)), stream)
+    return SamplingTensors(**found, kind=kind), row_slots

@@ -1,0 +1,62 @@
+"""AWQ's gemm layout: 4 bits in groups with zero points, w = (code - zero) * scale.
+
+    MODULE.qweight  int32 [inputs, outputs / 8]            MODULE.qzeros  int32 [groups, outputs / 8]
+    MODULE.scales   float16 [groups, outputs]
+
+A word holds eight neighbouring outputs; its fields, lowest bits first, are the outputs 0, 2, 4, 6, 1, 3, 5, 7 of them.
+
+Source: AutoAWQ, awq/modules/linear/gemm.py and awq/utils/packing_utils.py.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minllm.errors import UnsupportedModelError
+from minllm.kernels.quantization.reference import pack_nibbles
+from minllm.models.json_files import Fields
+from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, stacked, tensors_of
+from minllm.models.quantized.words import unpack_words
+from minllm.weights.int4 import Int4Format, Int4Weight
+from minllm.weights.shard import Shard
+from minllm.weights.stored import Projection
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+GROUPS = (32, 64, 128)
+
+
+@dataclass(frozen=True)
+class AwqFormat(StoredFormat, Int4Format):
+    """Int4Format with zero points, read from AWQ's tensors."""
+
+    def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
+        """Words of outputs."""
+        outputs, inputs, groups = projection.outputs, projection.inputs, projection.inputs // self.group_size
+        shapes = dict(qweight=(inputs, -(-outputs // 8)), qzeros=(groups, -(-outputs // 8)), scales=(groups, outputs))
+        return tensors_of(projection, **shapes)
+
+    def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
+        """The shard of the stacked modules."""
+        return stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections])
+
+    def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> Int4Weight:
+        def rows(words, block):
+            return projection.cut(unpack_words(tensors.codes(words, np.int32), 1, order=ORDER).T, shard, block=block)
+
+        groups = (1, self.group_size)
+        codes, zeros = rows("qweight", (1, 1)), rows("qzeros", groups)
+        scales = projection.cut(tensors.scales("scales").T, shard, block=groups)
+        return Int4Weight(pack_nibbles(np.ascontiguousarray(codes)), np.ascontiguousarray(scales), np.ascontiguousarray(zeros))
+
+
+def read_awq(fields: Fields) -> AwqFormat:
+    """The format of a quantization_config with quant_method "awq"."""
+    bits, version, group_size = fields.integer("bits"), fields.text("version", "gemm").lower(), fields.integer("group_size", minimum=-1)
+    if bits != 4 or version != "gemm" or not fields.flag("zero_point", True) or group_size not in GROUPS:
+        raise UnsupportedModelError(
+            f"{fields.source} is AWQ with bits {bits}, version {version!r}, group_size {group_size}, zero_point "
+            f"{fields.values.get('zero_point', True)}; minllm reads 4 bits in the version 'gemm' with zero points and groups of "
+            f"{', '.join(map(str, GROUPS))}."
+        )
+    return AwqFormat("awq", 0.5, group_size=group_size, group_bytes=3, has_zeros=True)

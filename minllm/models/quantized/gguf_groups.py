@@ -1,0 +1,72 @@
+"""GGUF's Q8_0, Q4_0 and Q4_1 as groups of 32 that kernels read; models/gguf/q8_0.py and q4.py describe their blocks.
+
+A Linear whose modules are stored in different types, or in another one, is dequantised while it loads, as everything is on a CPU.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minllm.kernels.quantization.reference import pack_nibbles
+from minllm.models.config import ModelConfig
+from minllm.models.gguf.checkpoint import GgufCheckpoint
+from minllm.models.quantized.modules import FormatOfModules, by_module
+from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, stacked
+from minllm.weights.formats import SIXTEEN_BITS
+from minllm.weights.int4 import Int4Format, Int4Weight
+from minllm.weights.int8_groups import Int8GroupFormat, Int8GroupWeight
+from minllm.weights.shard import Shard
+from minllm.weights.stored import Projection
+
+GROUP = 32
+
+
+class BlocksOfRows(StoredFormat):
+    """MODULE.weight in ggml's blocks; mixed into a format in groups of 32."""
+
+    def load(self, projections: tuple[Projection, ...], checkpoint: GgufCheckpoint, shard: Shard) -> Any:
+        """The shard of the stacked modules."""
+        parts = []
+        for one in projections:
+            blocks = one.cut(checkpoint.blocks(f"{one.name}.weight"), shard, block=(1, GROUP))  # [outputs, groups]
+            ModuleTensors(checkpoint, one.name).check_finite("weight", *(blocks[name] for name in ("d", "m") if name in blocks.dtype.names))
+            parts.append(self.weight_of(blocks))
+        return stacked(parts)
+
+
+@dataclass(frozen=True)
+class Q4(BlocksOfRows, Int4Format):
+    """Q4_0, and Q4_1 with minimums."""
+
+    def weight_of(self, blocks: np.ndarray) -> Int4Weight:
+        """Codes in our order, scales, and minimums."""
+        codes = np.concatenate([blocks["nibbles"] & 15, blocks["nibbles"] >> 4], axis=-1).reshape(len(blocks), -1)
+        minimums = np.ascontiguousarray(blocks["m"]) if self.has_minimums else None
+        return Int4Weight(pack_nibbles(codes), np.ascontiguousarray(blocks["d"]), None, minimums)
+
+
+@dataclass(frozen=True)
+class Q8(BlocksOfRows, Int8GroupFormat):
+    """Q8_0."""
+
+    def weight_of(self, blocks: np.ndarray) -> Int8GroupWeight:
+        """Codes and scales."""
+        return Int8GroupWeight(np.ascontiguousarray(blocks["q"]).reshape(len(blocks), -1), np.ascontiguousarray(blocks["d"]))
+
+
+FORMATS = {
+    "Q8_0": Q8("Q8_0", 1, SIXTEEN_BITS, group_size=GROUP, group_bytes=2),
+    "Q4_0": Q4("Q4_0", 0.5, SIXTEEN_BITS, group_size=GROUP, group_bytes=2),
+    "Q4_1": Q4("Q4_1", 0.5, SIXTEEN_BITS, group_size=GROUP, group_bytes=4, has_minimums=True),
+}
+
+
+def gguf_format(config: ModelConfig, checkpoint: GgufCheckpoint) -> FormatOfModules | None:
+    """The format of each module that kernels can read as it is stored; None if there is none."""
+
+    def decide(module: str) -> Q4 | Q8 | None:
+        name = f"{module}.weight"
+        return FORMATS.get(checkpoint.entry(name).dtype) if name in checkpoint else None
+
+    return by_module("GGUF", config, True, decide, together=True)

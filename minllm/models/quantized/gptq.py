@@ -1,0 +1,118 @@
+"""GPTQ's layout: 4 bits in groups, w = (code - zero) * scale.
+
+    MODULE.qweight  int32 [inputs / 8, outputs], eight inputs a word        MODULE.qzeros  int32 [groups, outputs / 8], eight outputs a word
+    MODULE.scales   float16 [groups, outputs]                               MODULE.g_idx   int32 [inputs], the group of each input
+
+Fields of a word are in ascending order, lowest bits first. Version 1 stores the zero point less one, version 2 the zero point itself, and
+config.json's checkpoint_format names the version. Files exist whose name is wrong, so the codes decide: trained weights have a mean near
+zero, which makes the mean code of a matrix its mean zero point, and the two versions lie one code apart.
+
+With act-order (desc_act) the inputs of a group are not neighbours. No kernel takes these, so such a module is dequantised while it loads.
+
+Source: GPTQModel, gptqmodel/nn_modules/qlinear; Frantar et al. 2023, "GPTQ", section 4; vLLM, pull request 38966 (wrong names).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minllm.errors import CheckpointError, UnsupportedModelError
+from minllm.kernels.quantization.reference import pack_nibbles
+from minllm.models.json_files import Fields
+from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, stacked, tensors_of
+from minllm.models.quantized.widened import WidenedFormat
+from minllm.models.quantized.words import unpack_words
+from minllm.weights.format import WeightFormat
+from minllm.weights.int4 import Int4Format, Int4Weight
+from minllm.weights.shard import Shard
+from minllm.weights.stored import Projection
+
+GROUPS = (-1, 32, 64, 128)  # -1: a group is a whole row
+SAMPLED_WORDS = 64  # rows of words per module whose mean code is taken
+MODULES = 16  # modules that are sampled
+
+
+@dataclass(frozen=True)
+class GptqFormat(StoredFormat, Int4Format):
+    """Int4Format with zero points, read from GPTQ's tensors."""
+
+    stored_less: int = 1  # what the file's zero points are less by: 1 in version 1, 0 in version 2
+    has_group_index: bool = True  # the file has g_idx
+
+    def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
+        """Words of inputs, words of outputs, scales and the groups of inputs."""
+        outputs, inputs = projection.outputs, projection.inputs
+        groups = inputs // (self.group_size or inputs)
+        shapes = dict(qweight=(-(-inputs // 8), outputs), qzeros=(groups, -(-outputs // 8)), scales=(groups, outputs))
+        return tensors_of(projection, **shapes, **(dict(g_idx=(inputs,)) if self.has_group_index else {}))
+
+    def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
+        """The shard of the stacked modules."""
+        return stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections])
+
+    def matrix(self, projection: Projection, checkpoint: Any) -> np.ndarray:
+        """A module's matrix [outputs, inputs] by the group of each input, float32."""
+        tensors = ModuleTensors(checkpoint, projection.name)
+        codes, scales, zeros = self._parts(tensors)
+        groups = tensors.codes("g_idx", np.int32)
+        if groups.min() < 0 or groups.max() >= scales.shape[1]:
+            raise CheckpointError(f"{checkpoint.directory}: {projection.name}.g_idx names groups that scales do not have; copy it again.")
+        return (codes.astype(np.float32) - zeros[:, groups]) * scales.astype(np.float32)[:, groups]
+
+    def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> Int4Weight:
+        codes, scales, zeros = self._parts(tensors)
+        groups = (1, self.group_size or projection.inputs)
+        codes = pack_nibbles(np.ascontiguousarray(projection.cut(codes, shard)))
+        scales, zeros = (np.ascontiguousarray(projection.cut(one, shard, block=groups)) for one in (scales, zeros))
+        return Int4Weight(codes, scales, zeros)
+
+    def _parts(self, tensors: ModuleTensors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(codes [outputs, inputs], scales [outputs, groups], zeros [outputs, groups])."""
+        codes = unpack_words(tensors.codes("qweight", np.int32), 0).T
+        zeros = unpack_words(tensors.codes("qzeros", np.int32), 1).T + np.uint8(self.stored_less) & np.uint8(15)  # 15 is 0 less one
+        return codes, tensors.scales("scales").T, zeros
+
+
+def stored_less(checkpoint: Any, modules: list[str]) -> int:
+    """1 if the zero points of these modules are stored less one, else 0."""
+    codes, zeros = [], []
+    for module in modules[:: max(1, len(modules) // MODULES)]:
+        tensors = ModuleTensors(checkpoint, module)
+        words = tensors.codes("qweight", np.int32)
+        codes.append(unpack_words(words[:: max(1, len(words) // SAMPLED_WORDS)], 0).mean())
+        zeros.append(unpack_words(tensors.codes("qzeros", np.int32), 1).mean())
+    return int(np.mean(codes) - np.mean(zeros) > 0.5)
+
+
+def is_in_order(checkpoint: Any, module: str, group_size: int) -> bool:
+    """Whether the inputs of each group are neighbours, and groups are in ascending order."""
+    groups = ModuleTensors(checkpoint, module).codes("g_idx", np.int32)
+    return np.array_equal(groups, np.arange(len(groups)) // (group_size or len(groups)))
+
+
+def read_gptq(fields: Fields, checkpoint: Any) -> dict[str, WeightFormat]:
+    """The formats of the modules that a checkpoint with quant_method "gptq" stores quantised."""
+    bits, group_size = fields.integer("bits"), fields.integer("group_size", minimum=-1)
+    layout = fields.text("checkpoint_format", "gptq")
+    if bits != 4 or group_size not in GROUPS or layout not in ("gptq", "gptq_v2") or fields.object("dynamic"):
+        raise UnsupportedModelError(
+            f"{fields.source} is GPTQ with bits {bits}, group_size {group_size}, checkpoint_format {layout!r} and dynamic "
+            f"{fields.values.get('dynamic')}; minllm reads 4 bits of the formats gptq and gptq_v2 without dynamic, in groups of "
+            f"{', '.join(map(str, GROUPS))}."
+        )
+    modules = sorted(name.removesuffix(".qweight") for name in checkpoint.names() if name.endswith(".qweight"))
+    incomplete = [name for name in modules if f"{name}.qzeros" not in checkpoint]
+    if not modules or incomplete:
+        missing = f"{incomplete[0]}.qzeros" if incomplete else "any tensor NAME.qweight"
+        raise CheckpointError(f"{checkpoint.directory} lacks {missing}, which {fields.source} needs; a file is incomplete, copy it again.")
+    group_size, has_group_index = max(0, group_size), any(name.endswith(".g_idx") for name in checkpoint.names())
+    sizes = dict(group_size=group_size, group_bytes=3 if group_size else 0, row_bytes=0 if group_size else 3)
+    form = GptqFormat(
+        "gptq", 0.5, has_zeros=True, stored_less=stored_less(checkpoint, modules), has_group_index=has_group_index, **sizes
+    )  # fmt: skip
+    if not has_group_index:
+        return dict.fromkeys(modules, form)
+    widened = WidenedFormat("gptq with act-order", 2, stored=form)
+    indexed = [name for name in modules if f"{name}.g_idx" in checkpoint]
+    return {name: form if name not in indexed or is_in_order(checkpoint, name, group_size) else widened for name in modules}

@@ -1,0 +1,64 @@
+"""A checkpoint's format for each of its modules."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from minllm.errors import UnsupportedModelError
+from minllm.models.config import ModelConfig
+from minllm.models.layout import layout_of, leaves
+from minllm.weights.format import LinearKernels, WeightFormat
+from minllm.weights.stored import StoredLinear
+
+
+@dataclass(frozen=True)
+class FormatOfModules(WeightFormat):
+    """The formats of the modules that are quantised, by their names; all others are plain."""
+
+    chosen: Mapping[str, WeightFormat] = field(default_factory=dict)
+
+    is_option = False
+
+    def covers(self, name: str) -> bool:
+        """Whether a module is quantised."""
+        return name in self.chosen
+
+    def of(self, modules: list[str]) -> WeightFormat | None:
+        """The format of modules that are stacked in one Linear. UnsupportedModelError if they are stored in different ones."""
+        found = [self.chosen.get(name) for name in modules]
+        if any(one != found[0] for one in found):
+            formats = ", ".join(f"{name} is {'plain' if one is None else one.name}" for name, one in zip(modules, found, strict=True))
+            raise UnsupportedModelError(f"minllm multiplies by {' and '.join(modules)} together, so they need one format: {formats}.")
+        return found[0]
+
+    def matrix_bytes(self, outputs: int, inputs: int) -> int:
+        """The most that any of the formats takes."""
+        return max(one.matrix_bytes(outputs, inputs) for one in self.chosen.values())
+
+    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
+        """The most that any of the formats needs."""
+        return max(one.workspace_bytes(rows, outputs, inputs, itemsize) for one in self.chosen.values())
+
+    @property
+    def kernels(self) -> LinearKernels | None:
+        """Those of a format of the checkpoint: all of them have some."""
+        return next(one.kernels for one in self.chosen.values())
+
+
+def by_module(
+    name: str, config: ModelConfig, prefixed: bool, decide: Callable[[str], WeightFormat | None], together: bool = False
+) -> FormatOfModules | None:
+    """The format of a checkpoint; decide(module) -> the module's, None if it is plain. None if all are plain.
+
+    A tied head has no tensors of its own and stays plain. together: modules that a Linear stacks are plain unless all have one format.
+    """
+    model = layout_of(config, prefixed).model
+    chosen: dict[str, WeightFormat] = {}
+    for leaf in leaves(model):
+        if isinstance(leaf, StoredLinear) and not (leaf is model.lm_head and config.tie_word_embeddings):
+            found = {one.name: decide(one.name) for one in leaf.projections}
+            if not together or all(one == next(iter(found.values())) for one in found.values()):
+                chosen |= {module: one for module, one in found.items() if one is not None}
+    if not chosen:
+        return None
+    since = max((one.since for one in chosen.values() if one.since is not None), default=None)
+    return FormatOfModules(name, max(one.matrix_itemsize for one in chosen.values()), since=since, chosen=chosen)

@@ -1,0 +1,63 @@
+"""The tensors that hold one module's quantised matrix, checked for their dtype, and weights made of several modules."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minllm.errors import CheckpointError
+from minllm.weights.stored import Projection
+
+
+class ModuleTensors(NamedTuple):
+    """The tensors MODULE.SUFFIX of a checkpoint."""
+
+    checkpoint: Any
+    module: str
+
+    def codes(self, suffix: str, *dtypes: Any) -> np.ndarray:
+        """A tensor of codes in one of `dtypes`. CheckpointError for another."""
+        name = f"{self.module}.{suffix}"
+        found = self.checkpoint.array(name)
+        if found.dtype not in dtypes:
+            allowed = " or ".join(np.dtype(one).name for one in dtypes)
+            raise CheckpointError(f"{self.checkpoint.directory}: tensor {name!r} is {found.dtype.name}; its format stores {allowed}.")
+        return found
+
+    def scales(self, suffix: str) -> np.ndarray:
+        """A tensor of floating-point numbers; CheckpointError for NaN or infinity."""
+        name = f"{self.module}.{suffix}"
+        found = self.checkpoint.tensor(name)
+        self.check_finite(suffix, found)  # also if such weights were allowed
+        return found
+
+    def check_finite(self, suffix: str, *scales: np.ndarray) -> None:
+        """Raises CheckpointError if a scale is NaN or infinite."""
+        if not all(np.isfinite(one).all() for one in scales):
+            name = self.checkpoint.stored_name(f"{self.module}.{suffix}")
+            raise CheckpointError(f"{self.checkpoint.directory}: tensor {name!r} holds a scale that is NaN or infinite; copy it again.")
+
+
+def tensors_of(projection: Projection, **shapes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a module's tensors by their suffixes."""
+    return {f"{projection.name}.{suffix}": shape for suffix, shape in shapes.items()}
+
+
+def stacked(parts: list[Any]) -> Any:
+    """NamedTuples of arrays, of several modules, stacked along their outputs; an array that is None in one is None in all."""
+    if len(parts) == 1:
+        return parts[0]
+    return type(parts[0])(*(None if one[0] is None else np.concatenate(one) for one in zip(*parts, strict=True)))
+
+
+class StoredFormat:
+    """Mixed into a format that checkpoints store."""
+
+    is_option = False
+
+    def check_inputs(self, name: str, inputs: int) -> None:
+        """Raises CheckpointError if the groups of a module's inputs are not whole."""
+        if self.group_size and inputs % self.group_size:
+            raise CheckpointError(
+                f"{name} has {inputs} inputs, which groups of {self.group_size} do not divide; config.json and the weights do not belong "
+                "together."
+            )

@@ -1,0 +1,30 @@
+"""Codes of 4 or 8 bits in words of 32 bits, the lowest bits first unless an order is given."""
+
+import numpy as np
+
+WORD_BITS = 32
+
+
+def unpack_words(words: np.ndarray, axis: int, bits: int = 4, order: tuple[int, ...] | None = None) -> np.ndarray:
+    """The codes of int32 words, uint8, with 32 / bits times as many along `axis`.
+
+    order: the place among the codes of a word of each of its fields, lowest bits first; in ascending order by default.
+    """
+    words = np.moveaxis(words.view(np.uint32), axis, -1)
+    fields = WORD_BITS // bits
+    codes = np.empty((*words.shape, fields), np.uint8)
+    for field, place in enumerate(order or range(fields)):
+        codes[..., place] = words >> np.uint32(bits * field) & np.uint32((1 << bits) - 1)
+    return np.moveaxis(codes.reshape(*words.shape[:-1], -1), -1, axis)
+
+
+def pack_words(codes: np.ndarray, axis: int, bits: int = 4) -> np.ndarray:
+    """The inverse, in ascending order; codes are filled up with zeros to whole words."""
+    codes, fields = np.moveaxis(codes, axis, -1), WORD_BITS // bits
+    missing = -codes.shape[-1] % fields
+    padded = np.concatenate([codes, np.zeros((*codes.shape[:-1], missing), codes.dtype)], axis=-1) if missing else codes
+    by_word = padded.reshape(*padded.shape[:-1], -1, fields)
+    words = np.zeros(by_word.shape[:-1], np.uint32)
+    for field in range(fields):
+        words |= by_word[..., field].astype(np.uint32) << np.uint32(bits * field)
+    return np.ascontiguousarray(np.moveaxis(words.view(np.int32), -1, axis))

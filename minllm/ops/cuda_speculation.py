@@ -1,0 +1,87 @@
+"""The operations of speculation on a GPU."""
+
+from typing import Any
+
+import numpy as np
+
+from minllm.kernels.sampling.penalties import penalize
+from minllm.kernels.sampling.tensors import SamplingKind, SamplingTensors
+from minllm.kernels.sampling.thresholds import write_thresholds
+from minllm.kernels.slots.state import SlotState
+from minllm.kernels.speculation.accept import accept
+from minllm.kernels.speculation.advance_spans import advance_spans
+from minllm.kernels.speculation.distribution import distribution
+from minllm.kernels.speculation.draft_rows import room_for_drafts, run_slots, store_drafts
+from minllm.kernels.speculation.load_spans import load_spans
+from minllm.kernels.speculation.prompt_lookup import prompt_lookup
+from minllm.kernels.speculation.rejection import reject
+from minllm.kernels.speculation.row_sampling import row_sampling
+from minllm.kernels.speculation.state import DraftState
+from minllm.ops.cuda_base import CudaBase
+from minllm.ops.protocol import Batch
+
+
+class CudaSpeculation(CudaBase):
+    """Part of CudaOps."""
+
+    def load_spans(
+        self, slots: Any, state: SlotState, drafts: DraftState, batch: Batch, block_size: int, ahead: int = 0, room: Any = None
+    ) -> None:  # fmt: skip
+        """Writes the rows of verifications from their slots."""
+        load_spans(slots, state, drafts, batch, block_size, ahead, room, self.stream)
+
+    def row_sampling(
+        self, slots: Any, state: SlotState, drafts: DraftState, kind: SamplingKind, ahead: int = 0, salt: int = 0
+    ) -> tuple[SamplingTensors, Any]:
+        """The sampling parameters of each row, and its slot in them."""
+        return row_sampling(slots, state, drafts, kind, self.empty, ahead, salt, self.stream)
+
+    def accept(self, chosen: Any, computed: Any, slots: Any) -> Any:
+        """The number of new tokens of each run: int32 [R]."""
+        counts = self.empty(slots.shape, np.int32)
+        accept(chosen, computed, slots, counts, self.stream)
+        return counts
+
+    def distribution(self, logits: Any, sampling: SamplingTensors, slots: Any) -> Any:
+        """The log-probabilities that each row is drawn from: float32 [R, vocab]."""
+        out, thresholds = self.empty(logits.shape, np.float32), self.empty(slots.shape, np.float32)
+        if sampling.kind is SamplingKind.ADJUSTED:
+            penalize(logits, sampling, slots, out, self.stream)
+            logits = out
+        write_thresholds(logits, sampling, slots, thresholds, self.stream)
+        distribution(logits, thresholds, sampling, slots, out, self.stream)
+        return out
+
+    def reject(
+        self, p: Any, chosen: Any, computed: Any, slots: Any, sampling: SamplingTensors, drafts: DraftState
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """The new tokens of each run, and their number: int32 [R] both."""
+        tokens, counts = self.empty(slots.shape, np.int32), self.empty(slots.shape, np.int32)
+        reject(p, drafts.log_q, chosen, computed, slots, sampling, tokens, counts, self.stream)
+        return tokens, counts
+
+    def run_slots(self, slots: Any, count: int) -> Any:
+        """The slot of each run: int32 [count]."""
+        out = self.empty((count,), np.int32)
+        run_slots(slots, out, self.stream)
+        return out
+
+    def store_drafts(self, tokens: Any, slots: Any, index: int, drafts: DraftState, log_q: Any = None) -> None:
+        """Stores draft number `index` of each slot."""
+        store_drafts(tokens, slots, index, drafts, log_q, self.stream)
+
+    def room_for_drafts(self, slots: Any, state: SlotState, room: Any, drafts: DraftState) -> Any:
+        """The number of drafts that found room for their keys: int32 [R]."""
+        counts = self.empty(slots.shape, np.int32)
+        room_for_drafts(slots, state.lengths, room, drafts.drafts.shape[1], counts, self.stream)
+        return counts
+
+    def advance_spans(self, tokens: Any, counts: Any, slots: Any, state: SlotState, drafts: DraftState) -> None:
+        """Appends new tokens to the sequence of each slot."""
+        advance_spans(tokens, counts, slots, state, drafts, self.stream)
+
+    def prompt_lookup(self, slots: Any, state: SlotState, drafts: DraftState, longest: int, shortest: int) -> Any:
+        """Drafts from n-grams; their number in each run: int32 [R]."""
+        counts = self.empty(slots.shape, np.int32)
+        prompt_lookup(slots, state, drafts, longest, shortest, counts, self.stream)
+        return counts

@@ -1,0 +1,74 @@
+"""The operations of speculation in NumPy."""
+
+from typing import Any
+
+import numpy as np
+
+from minllm.kernels.sampling.penalties import penalize_reference
+from minllm.kernels.sampling.tensors import SamplingKind, SamplingTensors
+from minllm.kernels.sampling.thresholds import thresholds_reference
+from minllm.kernels.slots.state import SlotState
+from minllm.kernels.speculation.accept import accept_reference
+from minllm.kernels.speculation.advance_spans import advance_spans_reference
+from minllm.kernels.speculation.distribution import distribution_reference
+from minllm.kernels.speculation.draft_rows import room_for_drafts_reference, run_slots_reference, store_drafts_reference
+from minllm.kernels.speculation.load_spans import load_spans_reference
+from minllm.kernels.speculation.prompt_lookup import prompt_lookup_reference
+from minllm.kernels.speculation.rejection import reject_reference
+from minllm.kernels.speculation.row_sampling import row_sampling_reference
+from minllm.kernels.speculation.state import DraftState
+from minllm.ops.protocol import Batch
+
+
+class NumpySpeculation:
+    """Part of NumpyOps."""
+
+    def load_spans(
+        self, slots: np.ndarray, state: SlotState, drafts: DraftState, batch: Batch, block_size: int, ahead: int = 0,
+        room: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        """Writes the rows of verifications from their slots."""
+        load_spans_reference(slots, state, drafts, batch, block_size, ahead, room)
+
+    def row_sampling(
+        self, slots: np.ndarray, state: SlotState, drafts: DraftState, kind: SamplingKind, ahead: int = 0, salt: int = 0
+    ) -> tuple[SamplingTensors, np.ndarray]:
+        """The sampling parameters of each row, and its slot in them."""
+        return row_sampling_reference(slots, state, drafts, kind, ahead, salt)
+
+    def accept(self, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """The number of new tokens of each run: int32 [R]."""
+        return accept_reference(chosen, computed, slots)
+
+    def distribution(self, logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
+        """The log-probabilities that each row is drawn from: float32 [R, vocab]."""
+        x = penalize_reference(logits, sampling, slots) if sampling.kind is SamplingKind.ADJUSTED else logits
+        return distribution_reference(x, thresholds_reference(x, sampling, slots), sampling, slots)
+
+    def reject(
+        self, p: np.ndarray, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, sampling: SamplingTensors, drafts: DraftState
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """The new tokens of each run, and their number: int32 [R] both."""
+        return reject_reference(p, drafts.log_q, chosen, computed, slots, sampling)
+
+    def run_slots(self, slots: np.ndarray, count: int) -> np.ndarray:
+        """The slot of each run: int32 [count]."""
+        return run_slots_reference(slots)
+
+    def store_drafts(
+        self, tokens: np.ndarray, slots: np.ndarray, index: int, drafts: DraftState, log_q: np.ndarray | None = None
+    ) -> None:  # fmt: skip
+        """Stores draft number `index` of each slot."""
+        store_drafts_reference(tokens, slots, index, drafts, log_q)
+
+    def room_for_drafts(self, slots: np.ndarray, state: SlotState, room: np.ndarray, drafts: DraftState) -> np.ndarray:
+        """The number of drafts that found room for their keys: int32 [R]."""
+        return room_for_drafts_reference(slots, state.lengths, room, drafts.drafts.shape[1])
+
+    def advance_spans(self, tokens: np.ndarray, counts: np.ndarray, slots: np.ndarray, state: SlotState, drafts: DraftState) -> None:
+        """Appends new tokens to the sequence of each slot."""
+        advance_spans_reference(tokens, counts, slots, state, drafts)
+
+    def prompt_lookup(self, slots: np.ndarray, state: SlotState, drafts: DraftState, longest: int, shortest: int) -> Any:
+        """Drafts from n-grams; their number in each run: int32 [R]."""
+        return prompt_lookup_reference(slots, state, drafts, longest, shortest)

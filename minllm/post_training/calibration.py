@@ -1,0 +1,116 @@
+"""The inputs of every linear layer while a calibration text runs through the model, one layer at a time.
+
+The text is cut into windows that know nothing of each other. Only one layer's weights and the residual stream of all windows are held.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import minllm
+from minllm.engine.running.batch_arrays import NewTokens, build_batch
+from minllm.models.config import ModelConfig
+from minllm.models.decoder import decoder_layer
+from minllm.models.layout import Layer
+from minllm.ops.numpy_ops import NumpyOps
+from minllm.ops.protocol import Array, LayerCache
+from minllm.weights.linear import Linear
+
+WINDOW = 512
+SAMPLED_ROWS = 16  # every 16th row of a window is kept, for errors of products
+
+
+class Inputs:
+    """What was multiplied by one Linear."""
+
+    def __init__(self, inputs: int):
+        self.hessian = np.zeros((inputs, inputs), np.float32)  # sum of x^T x
+        self.largest, self.total, self.rows = np.zeros(inputs, np.float32), np.zeros(inputs, np.float64), 0
+        self.sampled: list[np.ndarray] = []
+
+    def add(self, x: np.ndarray) -> None:
+        """Count rows of x."""
+        self.hessian += x.T @ x
+        magnitude = np.abs(x)
+        self.largest = np.maximum(self.largest, magnitude.max(axis=0))
+        self.total += magnitude.sum(axis=0)
+        self.rows += len(x)
+        self.sampled.append(x[::SAMPLED_ROWS])
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean magnitude of each input."""
+        return (self.total / max(1, self.rows)).astype(np.float32)
+
+
+class RecordingOps(NumpyOps):
+    """NumpyOps in float32 that record the inputs of the Linears in `watched`."""
+
+    def __init__(self):
+        super().__init__("float32")
+        self.watched: dict[int, Inputs] = {}
+
+    def linear(self, x: np.ndarray, linear: Linear, out_dtype: Any = None) -> np.ndarray:
+        """As in NumpyOps."""
+        if id(linear) in self.watched:
+            self.watched[id(linear)].add(x)
+        return super().linear(x, linear, out_dtype)
+
+
+@dataclass
+class Window:
+    """A window's batch and residual stream."""
+
+    batch: Any
+    x: Array
+    residual: Array | None = None
+
+
+class Calibration:
+    """The windows of a text, in front of one layer after the other."""
+
+    def __init__(self, config: ModelConfig, token_ids: list[int], weights: Any, cos_sin: Array | None):
+        """weights: the embeddings (models/layout.py)."""
+        self.ops, self.cos_sin = RecordingOps(), cos_sin
+        size = min(WINDOW, config.max_position_embeddings, len(token_ids))
+        shape = (1, size, config.num_key_value_heads, config.head_dim)
+        self.cache = LayerCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+        self.windows = []
+        for first in range(0, len(token_ids) - size + 1, size):
+            batch = build_batch([NewTokens(token_ids[first : first + size], 0, [0])], [size - 1], size)
+            self.windows.append(Window(batch, self.ops.embed(batch, weights.embedding, weights.position_embedding)))
+
+    def inputs_of(self, layer: Layer, linears: list[Linear]) -> list[Inputs]:
+        """The inputs of Linears of a layer; the windows stay in front of it."""
+        watched = [Inputs(linear.shape[1]) for linear in linears]
+        self.ops.watched = {id(linear): one for linear, one in zip(linears, watched, strict=True)}
+        for window in self.windows:
+            self._through(layer, window)
+        self.ops.watched = {}
+        return watched
+
+    def advance(self, layer: Layer) -> None:
+        """Take the windows through a layer."""
+        self.windows = [self._through(layer, window) for window in self.windows]
+
+    def _through(self, layer: Layer, window: Window) -> Window:
+        cached = dict(batch=window.batch, layer_cache=self.cache, cos_sin=self.cos_sin)
+        x, residual = decoder_layer(self.ops, layer, window.x, window.residual, **cached)
+        return replace(window, x=x, residual=residual)
+
+
+def default_text() -> str:
+    """English and code that every installation has: minllm's own source, in the order of its files' names."""
+    root = Path(minllm.__file__).parent
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(root.rglob("*.py")))
+
+
+def spread(token_ids: list[int], count: int) -> list[int]:
+    """About `count` tokens in windows from all parts of a text."""
+    windows = max(1, count // WINDOW)
+    if len(token_ids) <= windows * WINDOW:
+        return token_ids
+    starts = np.linspace(0, len(token_ids) - WINDOW, windows).astype(int)
+    return [token for start in starts for token in token_ids[start : start + WINDOW]]

@@ -1,0 +1,100 @@
+"""A checkpoint in compressed-tensors' layout (models/quantized/compressed_tensors.py): tensors of a module, config.json, safetensors."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from minllm.models.checkpoint import INDEX_FILE
+from minllm.models.json_files import read_json
+from minllm.models.quantized.words import pack_words
+from minllm.models.safetensors_file import CODE_DTYPES, NUMPY_DTYPES
+from minllm.post_training.rounding import Rounded
+from minllm.weights.fp8 import E4M3
+
+TOKEN_BY_TOKEN = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "token"}
+IN_GROUPS = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "group", "group_size": 128}
+ITEM_NAMES = {dtype: name for name, dtype in (CODE_DTYPES | NUMPY_DTYPES).items()}
+
+
+def int4_tensors(rounded: Rounded, has_zeros: bool) -> dict[str, np.ndarray]:
+    """pack-quantized."""
+    tensors = {
+        "weight_packed": pack_words(rounded.codes, 1), "weight_scale": rounded.scales, "weight_shape": np.array(rounded.codes.shape),
+    }  # fmt: skip
+    return tensors | ({"weight_zero_point": pack_words(rounded.zeros, 0)} if has_zeros else {})
+
+
+def int8_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
+    """int-quantized."""
+    return {"weight": rounded.codes.astype(np.int8), "weight_scale": rounded.scales}
+
+
+def fp8_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
+    """float-quantized, a scale per row."""
+    return {"weight": rounded.codes.view(E4M3), "weight_scale": rounded.scales}
+
+
+def fp8_block_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
+    """float-quantized, a scale per block of 128 x 128."""
+    return {"weight": rounded.codes.view(E4M3), "weight_scale": np.ascontiguousarray(rounded.scales[::128])}
+
+
+def quantization_config(layout: str, weights: dict[str, Any], activations: dict[str, Any] | None, ignore: list[str]) -> dict[str, Any]:
+    """config.json's entry."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed", "ignore": ignore,
+        "config_groups": {"group_0": group}, "kv_cache_scheme": None,
+    }  # fmt: skip
+
+
+class ShardWriter:
+    """Safetensors files of a directory, one for each call of `write`, and their index."""
+
+    def __init__(self, directory: Path):
+        self.directory, self.weight_map, self.total = directory, {}, 0
+
+    def write(self, tensors: dict[str, np.ndarray]) -> None:
+        """One more file with these tensors."""
+        name = f"model-{len(set(self.weight_map.values())) + 1:05d}.safetensors"
+        write_safetensors(self.directory / name, tensors)
+        self.weight_map |= dict.fromkeys(tensors, name)
+        self.total += sum(tensor.nbytes for tensor in tensors.values())
+
+    def finish(self) -> None:
+        """Write the index."""
+        index = {"metadata": {"total_size": self.total}, "weight_map": self.weight_map}
+        (self.directory / INDEX_FILE).write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """One file: the header's length, the header, and the tensors without gaps."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, tensor in tensors.items():
+        offsets = [at, at + tensor.nbytes]
+        header[name] = {"dtype": ITEM_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        at = offsets[1]
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor).tobytes())
+
+
+def copy_rest(source: Path, directory: Path, quantization: dict[str, Any]) -> None:
+    """config.json with the entry, and every other small file: tokenizer, chat template, generation_config.json."""
+    for path in source.iterdir():
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and path.name not in ("config.json", INDEX_FILE):
+            shutil.copyfile(path, directory / path.name)
+    config = read_json(source / "config.json") | {"quantization_config": quantization}
+    (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def rounded_as(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """float32 numbers in the dtype of the file they come from."""
+    return numbers.astype(dtype if dtype.kind == "f" or dtype == ml_dtypes.bfloat16 else np.float32)

@@ -1,0 +1,101 @@
+"""The codes of a format: which numbers a group of inputs can take.
+
+    integers  code = round(w / scale) + zero, from low to high      w' = (code - zero) * scale
+    e4m3      code = e4m3(w / scale)                                w' = code * scale
+
+A scale covers a group's largest magnitude. Clipped, it is the one of 17 between 60 and 100 % of that with the least squared error of the
+group: a smaller step for all at the price of the largest.
+
+Source: Lin et al. 2024, "AWQ", section 3.2 and its code's auto_clip (the search; there on outputs, here on weights).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from minllm.weights.fp8 import E4M3, LARGEST
+from minllm.weights.fp8_block import to_codes
+
+SHARES = np.linspace(1, 0.6, 17)  # of the largest magnitude
+
+
+class IntegerGrid(NamedTuple):
+    """Integers for rows [N] of a group."""
+
+    scales: np.ndarray  # [N]
+    zeros: np.ndarray  # [N]
+    low: int
+    high: int
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """Codes of values [N]."""
+        return np.clip(np.rint(values * inverse(self.scales)) + self.zeros, self.low, self.high).astype(np.int16)
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """The numbers of codes [N], float32."""
+        return (codes - self.zeros) * self.scales.astype(np.float32)
+
+
+class Fp8Grid(NamedTuple):
+    """e4m3 for rows [N]."""
+
+    scales: np.ndarray  # [N]
+    zeros: None = None
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """Codes of values [N]."""
+        return to_codes(values * inverse(self.scales))
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """The numbers of codes [N], float32."""
+        return codes.view(E4M3).astype(np.float32) * self.scales
+
+
+def inverse(scales: np.ndarray) -> np.ndarray:
+    """1 / scales, float32; 0 for a scale of 0."""
+    scales = scales.astype(np.float32)
+    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+
+
+def int8_grid(rows: np.ndarray) -> IntegerGrid:
+    """Of whole rows [N, K]."""
+    scales = np.abs(rows).max(axis=1) * np.float32(1 / 127)
+    return IntegerGrid(scales.astype(np.float32), np.zeros(len(rows), np.float32), -127, 127)
+
+
+def fp8_grid(rows: np.ndarray) -> Fp8Grid:
+    """Of whole rows [N, K]."""
+    return Fp8Grid((np.abs(rows).max(axis=1) * np.float32(1 / LARGEST)).astype(np.float32))
+
+
+def fp8_block_grid(rows: np.ndarray) -> Fp8Grid:
+    """Of 128 inputs of all rows: one scale for each 128 rows."""
+    first = np.arange(0, len(rows), 128)
+    largest = np.maximum.reduceat(np.abs(rows).max(axis=1), first)
+    return Fp8Grid(np.repeat(largest * np.float32(1 / LARGEST), 128)[: len(rows)].astype(np.float32))
+
+
+def int4_grid(group: np.ndarray, has_zeros: bool, clip: bool) -> IntegerGrid:
+    """Of one group of inputs [N, group]."""
+    best, least = None, None
+    for share in SHARES if clip else SHARES[:1]:
+        grid = covering_int4_grid(group, has_zeros, np.float32(share))
+        numbers = np.clip(np.rint(group * inverse(grid.scales)[:, None]) + grid.zeros[:, None], 0, 15)
+        error = np.square((numbers - grid.zeros[:, None]) * grid.scales.astype(np.float32)[:, None] - group).sum(axis=1)
+        if best is None:
+            best, least = grid, error
+            continue
+        better = error < least
+        best = best._replace(scales=np.where(better, grid.scales, best.scales), zeros=np.where(better, grid.zeros, best.zeros))
+        least = np.minimum(least, error)
+    return best
+
+
+def covering_int4_grid(group: np.ndarray, has_zeros: bool, share: np.float32) -> IntegerGrid:
+    """The grid whose ends are this share of the group's; the scale is rounded to float16 first, as in weights/int4.py."""
+    if not has_zeros:
+        scales = (np.abs(group).max(axis=1) * (share / np.float32(7))).astype(np.float16)
+        return IntegerGrid(scales, np.full(len(group), 8, np.float32), 0, 15)
+    low, high = group.min(axis=1, initial=0) * share, group.max(axis=1, initial=0) * share
+    scales = ((high - low) * np.float32(1 / 15)).astype(np.float16)
+    return IntegerGrid(scales, np.clip(np.rint(-low * inverse(scales)), 0, 15).astype(np.float32), 0, 15)

@@ -1,0 +1,39 @@
+"""Scales that move between a matrix and what comes before it: x diag(1 / s) and diag(s) W^T have the same product for every s > 0.
+
+    SmoothQuant  s = max |x| ** 0.5 / max |W| ** 0.5 for each input: part of the activations' outliers goes into the weights, before int8
+    AWQ          s = mean |x| ** r, r of 0, 0.1, ... 1 with the least error of the rounded product: inputs that matter get finer steps
+
+1 / s goes into the norm before (qkv, gate and up), or into the rows of up (down), so the model computes nothing more.
+
+Source: Xiao et al. 2023, "SmoothQuant", equation 4; Lin et al. 2024, "AWQ", equation 4.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from minllm.post_training.calibration import Inputs
+
+ALPHA = 0.5
+RATIOS = np.linspace(0, 1, 11)
+SMALLEST = 1e-5
+
+
+def smoothquant_scales(inputs: Inputs, matrix: np.ndarray) -> np.ndarray:
+    """s [K] for a matrix [N, K]; its geometric mean is 1."""
+    activations, weights = np.maximum(inputs.largest, SMALLEST), np.maximum(np.abs(matrix).max(axis=0), SMALLEST)
+    logarithm = ALPHA * np.log(activations) - (1 - ALPHA) * np.log(weights)
+    return np.exp(logarithm - logarithm.mean()).astype(np.float32)
+
+
+def awq_scales(inputs: Inputs, matrix: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """s [K] for a matrix [N, K]; rounded(matrix) -> the numbers that its codes stand for."""
+    x, magnitude = np.concatenate(inputs.sampled), np.maximum(inputs.mean, SMALLEST)
+    exact, best, least = x @ matrix.T, None, np.inf
+    for ratio in RATIOS:
+        scales = magnitude ** np.float32(ratio)
+        scales /= np.sqrt(scales.max() * scales.min())
+        error = np.square(x @ (rounded(matrix * scales) / scales).T - exact).sum()
+        if error < least:
+            best, least = scales, error
+    return best

@@ -1,0 +1,47 @@
+"""States of slots with drafts, and rows of runs."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from minllm.kernels.speculation.state import DraftState
+from tests.kernels.slots.cases import make_state
+
+RUNS = [(2, 3), (0, 1), (-1, 2), (5, 1), (3, 5), (-1, 1), (4, 2)]  # (slot, rows)
+
+
+def slots_of(runs) -> np.ndarray:
+    """The slot of each row: int32 [R]."""
+    return np.concatenate([np.full(rows, slot, np.int32) for slot, rows in runs])
+
+
+def make_states(num_slots=7, width=6, block_size=4, num_drafts=4, vocab=50, seed=0):
+    """(slots with sequences that have room for their drafts, their drafts); the history holds few different tokens."""
+    random = np.random.default_rng([seed, num_slots])
+    state = make_state(num_slots, width, block_size, vocab, seed)
+    state.lengths[:] = random.integers(1, width * block_size - num_drafts, num_slots)
+    state.sampling.step[:], state.sampling.min_tokens[:] = random.integers(0, 9, (2, num_slots))
+    drafts = DraftState.make(np.zeros, num_slots, num_drafts, width * block_size)
+    drafts.drafts[:] = random.integers(0, vocab, drafts.drafts.shape)
+    drafts.token_history[:] = random.integers(0, 3, drafts.token_history.shape)
+    return state, drafts
+
+
+def batch_of(lengths, columns=6, array=np.array, more=2):
+    """A batch's arrays, all -7, for sequences with these numbers of rows; more: rows of others behind them."""
+    rows = sum(lengths) + more
+    named = {name: array(np.full(rows, -7, np.int32)) for name in ("token_ids", "positions", "slot_mapping")}
+    of_sequences = dict(context_lens=np.full(len(lengths), -7, np.int32), block_tables=np.full((len(lengths), columns), -7, np.int32))
+    starts = np.cumsum([0, *lengths]).astype(np.int32)
+    return SimpleNamespace(query_start=array(starts), **named, **{name: array(one) for name, one in of_sequences.items()})
+
+
+def drafts_to_device(drafts: DraftState, device) -> DraftState:
+    """A copy on the device."""
+    return DraftState(device.array(drafts.drafts), device.array(drafts.token_history))
+
+
+def assert_same_drafts(found: DraftState, expected: DraftState, device) -> None:
+    """Bit for bit."""
+    np.testing.assert_array_equal(device.host(found.drafts), expected.drafts)
+    np.testing.assert_array_equal(device.host(found.token_history), expected.token_history)

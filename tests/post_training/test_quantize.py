@@ -1,0 +1,176 @@
+"""`minllm quantize`: what is written loads again, and each method does what it is for."""
+
+import json
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import minllm
+from minllm import LLM
+from minllm.cli import app as cli
+from minllm.engine.loading import bundled_model
+from minllm.errors import InvalidOptionError, UnsupportedModelError
+from minllm.models.checkpoint import Checkpoint
+from minllm.models.config_reader import read_model_config
+from minllm.models.layout import layout_of
+from minllm.models.model import load_model
+from minllm.models.source import open_source
+from minllm.ops.numpy_ops import NumpyOps
+from minllm.post_training import grids
+from minllm.post_training.calibration import default_text
+from minllm.post_training.quantize import Quantizer, Scheme, quantize
+from minllm.post_training.rounding import round_matrix
+from minllm.weights.formats import WEIGHT_FORMATS
+from tests.models.batches import logits_of
+from tests.models.parity import saved_model
+from tests.models.random_models import prompt
+
+FORMATS = ("int8", "fp8", "fp8_block", "int4", "int4_g64_zeros")
+
+
+def load(directory):
+    source = open_source(directory)
+    config = source.config()
+    checkpoint = source.checkpoint(config)
+    found = source.weight_format(config, checkpoint)
+    return load_model(directory, NumpyOps(), checkpoint=checkpoint, config=config, weight_format=found)
+
+
+def matrices(model):
+    for layer in model.weights.layers:
+        for linear in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
+            yield linear.format.dequantize(linear.weight)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rounding_writes_what_loading_with_the_option_makes(name, tmp_path):
+    quantize(bundled_model(), tmp_path / "out", name)
+    with LLM(device="cpu", quantization=name, max_model_len=64) as option:
+        made = list(matrices(option.engine.model))
+    for ours, theirs in zip(matrices(load(tmp_path / "out")), made, strict=True):
+        if name == "fp8_block":  # blocks of q, k and v are counted from their own first outputs
+            np.testing.assert_allclose(ours, theirs, rtol=2**-3, atol=1e-3)
+        else:
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+    with LLM(tmp_path / "out", device="cpu", max_model_len=64) as llm:
+        assert llm.tokenizer.decode(llm.generate(["def f("])[0].outputs[0].token_ids)
+
+
+def test_tensors_are_where_compressed_tensors_puts_them(tmp_path):
+    quantize(bundled_model(), tmp_path / "out", "int4_g64_zeros")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "compressed-tensors" and config["format"] == "pack-quantized" and config["ignore"] == ["lm_head"]
+    weights = config["config_groups"]["group_0"]["weights"]
+    assert (weights["group_size"], weights["num_bits"], weights["symmetric"]) == (64, 4, False)
+    tensors = load_file(tmp_path / "out" / "model-00001.safetensors")
+    place = "model.layers.0.self_attn.q_proj"
+    shapes = {name.removeprefix(f"{place}."): list(tensor.shape) for name, tensor in tensors.items() if name.startswith(place)}
+    assert shapes == {"weight_packed": [320, 40], "weight_scale": [320, 5], "weight_shape": [2], "weight_zero_point": [40, 5]}
+    assert tensors[f"{place}.weight_shape"].tolist() == [320, 320]
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert index["model.embed_tokens.weight"] == "model-00007.safetensors" and index[f"{place}.weight_scale"] == "model-00001.safetensors"
+
+
+def test_compensation_halves_what_int4_costs(tmp_path):
+    """In perplexity of some unseen text."""
+    ids, found = None, {}
+    for method in ("round", "gptq"):
+        quantize(bundled_model(), tmp_path / method, "int4", method)
+        with LLM(tmp_path / method, device="cpu", max_model_len=512) as llm:
+            ids = ids or llm.tokenizer.encode(minllm.held_out_text()[:12000])
+            found[method] = llm.perplexity(ids, 512, 256)
+    with LLM(device="cpu", max_model_len=512) as llm:
+        plain = llm.perplexity(ids, 512, 256)
+    assert found["gptq"] - plain < 0.5 * (found["round"] - plain)
+
+
+class Exact(NamedTuple):
+    """A grid of all numbers."""
+
+    scales: np.ndarray
+    zeros: None = None
+
+    def encode(self, values):
+        return values
+
+    decode = encode
+
+
+@pytest.mark.parametrize("method", ["smoothquant", "awq", "smoothquant+gptq"])
+def test_migrated_scales_leave_the_model_what_it_is(method, tmp_path, monkeypatch):
+    """Before anything is rounded; without an error to avoid, AWQ's search has to be given its ratio."""
+    monkeypatch.setattr("minllm.post_training.migration.RATIOS", [0.5])
+    source, ops = saved_model("smollm"), NumpyOps()
+    config, checkpoint = read_model_config(source), Checkpoint(source)
+    exact = Scheme(0, lambda matrix: Exact(np.ones(len(matrix))), lambda rounded: {"weight": rounded.codes}, "", {}, None)
+    Quantizer(layout_of(config), checkpoint, exact, method, prompt(130)).write(tmp_path)
+    moved, plain = load_model(source, ops, checkpoint=Checkpoint(tmp_path)), load_model(source, ops)
+    expected = logits_of(ops, plain, prompt(9))
+    np.testing.assert_allclose(logits_of(ops, moved, prompt(9)), expected, atol=1e-4 * np.abs(expected).max())
+    for ours, theirs in zip(moved.weights.layers, plain.weights.layers, strict=True):
+        assert not np.allclose(ours.mlp.down.weight, theirs.mlp.down.weight)
+        if method != "awq":
+            assert not np.allclose(ours.attention.norm.weight, theirs.attention.norm.weight)
+
+
+def test_gptq_makes_up_for_errors():
+    """On correlated inputs its product is nearer than rounding's; without correlation both are the same."""
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((16, 64)).astype(np.float32)
+    x = (rng.standard_normal((500, 8)) @ rng.standard_normal((8, 64)) + 0.1 * rng.standard_normal((500, 64))).astype(np.float32)
+
+    def grid(part):
+        return grids.int4_grid(part, has_zeros=False, clip=False)
+
+    nearest, compensated = round_matrix(matrix, 32, grid), round_matrix(matrix, 32, grid, x.T @ x)
+    errors = [np.square(x @ (one.numbers - matrix).T).sum() for one in (nearest, compensated)]
+    assert errors[1] < 0.3 * errors[0]
+    np.testing.assert_array_equal(round_matrix(matrix, 32, grid, np.eye(64, dtype=np.float32)).codes, nearest.codes)
+
+
+def test_a_clipped_grid_is_never_worse():
+    group = np.random.default_rng(0).standard_t(3, (200, 32)).astype(np.float32)
+    for zeros in (False, True):
+        errors = []
+        for clip in (False, True):
+            rounded = round_matrix(group, 32, lambda part, clip=clip, zeros=zeros: grids.int4_grid(part, zeros, clip))
+            errors.append(np.square(rounded.numbers - group).sum(axis=1))
+        assert (errors[1] <= errors[0] * (1 + 1e-6)).all() and errors[1].sum() < 0.95 * errors[0].sum()
+
+
+def test_what_is_refused(tmp_path):
+    for arguments, message in (
+        (("nf4",), "format 'nf4' cannot be written"),
+        (("int3",), "format 'int3' cannot be written"),
+        (("int4", "best"), "method 'best' is not allowed"),
+        (("int4_g128",), "int4_g128 has groups of 128 inputs"),
+        (("int4", "gptq", ""), "the calibration text has 1 tokens"),
+    ):
+        with pytest.raises(InvalidOptionError, match=message):
+            quantize(bundled_model(), tmp_path / "out", *arguments)
+        assert not (tmp_path / "out").exists()
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InvalidOptionError, match="there exists: give the name of a new directory"):
+        quantize(bundled_model(), tmp_path / "there", "int8")
+    quantize(bundled_model(), tmp_path / "once", "int8")
+    with pytest.raises(InvalidOptionError, match="is stored quantised already"):
+        quantize(tmp_path / "once", tmp_path / "twice", "int8")
+    with pytest.raises(UnsupportedModelError, match="as GPT-2 does"):
+        quantize(saved_model("gpt2"), tmp_path / "out", "int8")
+
+
+def test_the_command(tmp_path):
+    result = CliRunner().invoke(cli.app, ["quantize", str(bundled_model()), str(tmp_path / "out"), "--format", "int8"])
+    assert result.exit_code == 0 and (tmp_path / "out" / "tokenizer.json").exists()
+    result = CliRunner().invoke(cli.app, ["quantize", str(bundled_model()), str(tmp_path / "out"), "--format", "int8"])
+    assert result.exit_code == 1
+
+
+def test_the_calibration_text_is_not_the_held_out_text():
+    assert len(default_text()) > 500_000
+    lines = {line.strip() for line in minllm.held_out_text().splitlines() if len(line.strip()) >= 60}
+    assert not lines & {line.strip() for line in default_text().splitlines()}
+    assert set(FORMATS) < set(WEIGHT_FORMATS)

@@ -1,0 +1,640 @@
+"""Kernels with a planted bug, each beside its correct twin: what the simulator is measured by.
+
+A function makes both: `bug` says which. It returns (kernel, grid, block, arguments); its decorator names the bug and what the message says.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, float32, int32
+
+from minllm import ptx
+from minllm.sim import output
+
+FULL = 0xFFFFFFFF
+RACE_OF_SHARED, RACE_OF_GLOBAL = "race on shared memory", "race on global memory"
+UNWRITTEN, TOO_EARLY = "nobody wrote", "writes it later, .* is a barrier or a wait missing"
+
+
+class Case(NamedTuple):
+    """A bug: make(bug) -> (kernel, grid, block, arguments), a part of the message, and the result of the twin, if it is compared."""
+
+    bug: str
+    message: str
+    make: Any
+
+
+CASES = []
+
+
+def planted(bug, message):
+    """Add a case."""
+
+    def add(make):
+        CASES.append(Case(bug, message, make))
+        return make
+
+    return add
+
+
+def numbers(count, dtype=np.float32):
+    return np.arange(count).astype(dtype)
+
+
+# Shared memory
+
+
+@planted("a tile is read without a barrier after it is filled", RACE_OF_SHARED)
+def reverse(bug):
+    def kernel(x, out):
+        tile, i = cuda.shared.array(64, float32), cuda.threadIdx.x
+        tile[i] = x[i]
+        if not bug:
+            cuda.syncthreads()
+        out[i] = tile[63 - i]
+
+    return kernel, 1, 64, (numbers(64), numbers(64))
+
+
+@planted("a tree reduction has its barrier outside of the loop", RACE_OF_SHARED)
+def tree_reduction(bug):
+    def kernel(x, out):
+        tile, i = cuda.shared.array(64, float32), cuda.threadIdx.x
+        tile[i] = x[i]
+        cuda.syncthreads()
+        width = 32
+        while width:
+            if i < width:
+                tile[i] += tile[i + width]
+            if not bug:
+                cuda.syncthreads()
+            width //= 2
+        cuda.syncthreads()
+        if i == 0:
+            out[0] = tile[0]
+
+    return kernel, 1, 64, (numbers(64), numbers(1))
+
+
+@planted("a scan writes what a neighbour has yet to read", RACE_OF_SHARED)
+def inclusive_scan(bug):
+    def kernel(x, out):
+        tile, i = cuda.shared.array(64, float32), cuda.threadIdx.x
+        tile[i] = x[i]
+        cuda.syncthreads()
+        distance = 1
+        while distance < 64:
+            left = tile[i - distance] if i >= distance else float32(0)
+            if not bug:
+                cuda.syncthreads()
+            tile[i] += left
+            cuda.syncthreads()
+            distance *= 2
+        out[i] = tile[i]
+
+    return kernel, 1, 64, (numbers(64), numbers(64))
+
+
+@planted("a tile is filled again while others read it", RACE_OF_SHARED)
+def tiled_product(bug):
+    def kernel(a, b, out):
+        ours, theirs = cuda.shared.array((8, 8), float32), cuda.shared.array((8, 8), float32)
+        column, row = cuda.threadIdx.x, cuda.threadIdx.y
+        total = float32(0)
+        for start in range(0, 16, 8):
+            ours[row, column], theirs[row, column] = a[row, start + column], b[start + row, column]
+            cuda.syncthreads()
+            for k in range(8):
+                total += ours[row, k] * theirs[k, column]
+            if not bug:
+                cuda.syncthreads()
+        out[row, column] = total
+
+    return kernel, 1, (8, 8), (numbers(128).reshape(8, 16), numbers(128).reshape(16, 8), np.zeros((8, 8), np.float32))
+
+
+@planted("one of two buffers is filled a step too early", RACE_OF_SHARED)
+def double_buffer(bug):
+    def kernel(x, out, steps):
+        tiles, i = cuda.shared.array((2, 64), float32), cuda.threadIdx.x
+        tiles[0, i] = x[0, i]
+        total = float32(0)
+        for step in range(steps):
+            if not bug:
+                cuda.syncthreads()
+            if step + 1 < steps:
+                tiles[(step + 1) % 2, i] = x[step + 1, i]
+            total += tiles[step % 2, 63 - i]
+            if bug and step == 0:
+                cuda.syncthreads()
+        out[i] = total
+
+    return kernel, 1, 64, (numbers(256).reshape(4, 64), numbers(64), 4)
+
+
+@planted("a transpose reads its tile without a barrier", TOO_EARLY)
+def transpose(bug):
+    def kernel(x, out):
+        tile, column, row = cuda.shared.array((16, 17), float32), cuda.threadIdx.x, cuda.threadIdx.y
+        tile[row, column] = x[row, column]
+        if not bug:
+            cuda.syncthreads()
+        out[row, column] = tile[column, row]
+
+    return kernel, 1, (16, 16), (numbers(256).reshape(16, 16), np.zeros((16, 16), np.float32))
+
+
+@planted("a shuffle stands where a memory fence should", RACE_OF_SHARED)
+def shuffle_as_fence(bug):
+    def kernel(x, out):
+        tile, lane = cuda.shared.array(32, float32), cuda.threadIdx.x
+        tile[lane] = x[lane]
+        first = cuda.shfl_sync(FULL, x[lane], 0)
+        if not bug:
+            cuda.syncwarp()
+        out[lane] = tile[lane ^ 1] + first
+
+    return kernel, 1, 32, (numbers(32), numbers(32))
+
+
+@planted("a ballot stands where a memory fence should", RACE_OF_GLOBAL)
+def ballot_as_fence(bug):
+    def kernel(x, out):
+        lane = cuda.threadIdx.x
+        out[lane, 0] = x[lane]
+        votes = cuda.ballot_sync(FULL, x[lane] > 3)
+        if not bug:
+            cuda.syncwarp()
+        out[lane, 1] = out[lane ^ 1, 0] + votes
+
+    return kernel, 1, 32, (numbers(32), np.zeros((32, 2), np.float32))
+
+
+@planted("a warp relies on its lanes going in step", RACE_OF_SHARED)
+def warp_synchronous_reduction(bug):
+    def kernel(x, out):
+        tile, lane = cuda.shared.array(64, float32), cuda.threadIdx.x
+        tile[lane], tile[lane + 32] = x[lane], x[lane + 32]
+        width = 32
+        while width:
+            other = tile[lane + width]
+            if not bug:
+                cuda.syncwarp()
+            if lane < width:
+                tile[lane] += other
+            if not bug:
+                cuda.syncwarp()
+            width //= 2
+        if lane == 0:
+            out[0] = tile[0]
+
+    return kernel, 1, 32, (numbers(64), numbers(1))
+
+
+@planted("a histogram in shared memory has no atomics", RACE_OF_SHARED)
+def shared_histogram(bug):
+    def kernel(keys, counts):
+        bins, i = cuda.shared.array(8, int32), cuda.threadIdx.x
+        if i < 8:
+            bins[i] = 0
+        cuda.syncthreads()
+        if bug:
+            bins[keys[i]] += 1
+        else:
+            cuda.atomic.add(bins, keys[i], 1)
+        cuda.syncthreads()
+        if i < 8:
+            cuda.atomic.add(counts, i, bins[i])
+
+    return kernel, 1, 64, (numbers(64, np.int32) % 8, np.zeros(8, np.int32))
+
+
+@planted("the bins of a histogram are not set to 0", UNWRITTEN)
+def bins_without_zero(bug):
+    def kernel(keys, counts):
+        bins, i = cuda.shared.array(8, int32), cuda.threadIdx.x
+        if i < 8 and not (bug and i == 7):
+            bins[i] = 0
+        cuda.syncthreads()
+        cuda.atomic.add(bins, keys[i], 1)
+        cuda.syncthreads()
+        if i < 8:
+            counts[i] = bins[i]
+
+    return kernel, 1, 64, (numbers(64, np.int32) % 8, np.zeros(8, np.int32))
+
+
+@planted("the halo of a stencil's tile is not loaded", UNWRITTEN)
+def stencil(bug):
+    def kernel(x, out):
+        tile, i = cuda.shared.array(66, float32), cuda.threadIdx.x
+        tile[i + 1] = x[i + 1]
+        if i == 0 and not bug:
+            tile[0], tile[65] = x[0], x[65]
+        cuda.syncthreads()
+        out[i] = tile[i] + tile[i + 1] + tile[i + 2]
+
+    return kernel, 1, 64, (numbers(66), numbers(64))
+
+
+@planted("a bitonic sort lacks the barrier between two steps", RACE_OF_SHARED)
+def bitonic_sort(bug):
+    def kernel(x):
+        tile, i = cuda.shared.array(64, float32), cuda.threadIdx.x
+        tile[i] = x[i]
+        cuda.syncthreads()
+        size = 2
+        while size <= 64:
+            distance = size // 2
+            while distance:
+                other = i ^ distance
+                if other > i and (tile[i] > tile[other]) == ((i & size) == 0):
+                    tile[i], tile[other] = tile[other], tile[i]
+                if not bug:
+                    cuda.syncthreads()
+                distance //= 2
+            size *= 2
+        x[i] = tile[i]
+
+    return kernel, 1, 64, (numbers(64)[::-1].copy(),)
+
+
+@planted("the sums of the warps are read without a barrier", TOO_EARLY)
+def block_sum(bug):
+    def kernel(x, out):
+        sums, i = cuda.shared.array(4, float32), cuda.threadIdx.x
+        total = x[i]
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(FULL, total, distance)
+        if i % 32 == 0:
+            sums[i // 32] = total
+        if not bug:
+            cuda.syncthreads()
+        out[i] = sums[0] + sums[1] + sums[2] + sums[3]
+
+    return kernel, 1, 128, (numbers(128), numbers(128))
+
+
+@planted("a tile is read before its asynchronous copy is there", UNWRITTEN)
+def asynchronous_copy(bug):
+    def kernel(x, out):
+        tile, i = cuda.shared.array(128, float32, 16), cuda.threadIdx.x
+        ptx.cp_async_16(ptx.shared_address(tile, 4 * i), x, 4 * i, 16)
+        ptx.cp_async_commit_group()
+        if not bug:
+            ptx.cp_async_wait_group_0()
+        cuda.syncthreads()
+        out[i] = tile[127 - i]
+
+    return kernel, 1, 32, (numbers(128), numbers(32))
+
+
+# Global memory
+
+
+@planted("a histogram in global memory has no atomics", RACE_OF_GLOBAL)
+def global_histogram(bug):
+    def kernel(keys, counts):
+        i = cuda.grid(1)
+        if bug:
+            counts[keys[i]] += 1
+        else:
+            cuda.atomic.add(counts, keys[i], 1)
+
+    return kernel, 4, 32, (numbers(128, np.int32) % 8, np.zeros(8, np.int32))
+
+
+@planted("a dot product adds up without an atomic", RACE_OF_GLOBAL)
+def dot_product(bug):
+    def kernel(x, y, out):
+        total, i = x[cuda.grid(1)] * y[cuda.grid(1)], cuda.threadIdx.x
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_down_sync(FULL, total, distance)
+        if i == 0:
+            if bug:
+                out[0] += total
+            else:
+                cuda.atomic.add(out, 0, total)
+
+    return kernel, 4, 32, (numbers(128), numbers(128), np.zeros(1, np.float32))
+
+
+@planted("the last block reads sums that no fence has published", RACE_OF_GLOBAL)
+def last_block_done(bug):
+    def kernel(x, sums, arrived, out):
+        if cuda.threadIdx.x == 0:
+            sums[cuda.blockIdx.x] = x[cuda.blockIdx.x]
+            if not bug:
+                cuda.threadfence()
+            if cuda.atomic.add(arrived, 0, 1) == cuda.gridDim.x - 1:
+                total = float32(0)
+                for block in range(cuda.gridDim.x):
+                    total += sums[block]
+                out[0] = total
+
+    return kernel, 5, 32, (numbers(5), np.zeros(5, np.float32), np.zeros(1, np.int32), np.zeros(1, np.float32))
+
+
+@planted("another block's result is read without a barrier of the grid", RACE_OF_GLOBAL)
+def two_phases(bug):
+    def kernel(x, out):
+        grid, i = cuda.cg.this_grid(), cuda.grid(1)
+        x[i] *= float32(2)
+        if not bug:
+            grid.sync()
+        out[i] = x[(i + 32) % x.size]
+
+    return kernel, 2, 32, (numbers(64), numbers(64))
+
+
+@planted("a grid needs two barriers per step and has one", RACE_OF_GLOBAL)
+def rotation(bug):
+    def kernel(x, steps):
+        grid, i = cuda.cg.this_grid(), cuda.grid(1)
+        for _ in range(steps):
+            value = x[(i + 1) % x.size]
+            grid.sync()
+            x[i] = value
+            if not bug:
+                grid.sync()
+
+    return kernel, 2, 8, (numbers(16), 3)
+
+
+@planted("input and output overlap", RACE_OF_GLOBAL)
+def overlap(bug):
+    def kernel(x, out):
+        i = cuda.grid(1)
+        out[i] = x[i] + float32(1)
+
+    memory = numbers(129)
+    return kernel, 2, 32, (memory[1:65], memory[:64] if bug else memory[65:])
+
+
+@planted("a lock releases without a fence", RACE_OF_GLOBAL)
+def spin_lock(bug):
+    def kernel(lock, total):
+        if cuda.threadIdx.x == 0:
+            while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+                cuda.nanosleep(10)
+            total[0] += 1
+            if not bug:
+                cuda.threadfence()
+            cuda.atomic.exch(lock, 0, 0)
+
+    return kernel, 4, 32, (np.zeros(1, np.int32), np.zeros(1, np.int32))
+
+
+@planted("a flag is raised before its data are fenced", RACE_OF_GLOBAL)
+def flag(bug):
+    def kernel(data, raised, out):
+        if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
+            data[0] = 7
+            if not bug:
+                cuda.threadfence()
+            cuda.atomic.exch(raised, 0, 1)
+        if cuda.blockIdx.x == 1 and cuda.threadIdx.x == 0:
+            while cuda.atomic.add(raised, 0, 0) == 0:
+                cuda.nanosleep(10)
+            out[0] = data[0]
+
+    return kernel, 2, 32, (np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
+
+
+@planted("neighbours of a block are changed in place without a barrier", RACE_OF_GLOBAL)
+def in_place(bug):
+    def kernel(x):
+        i = cuda.threadIdx.x
+        value = x[(i + 1) % 64]
+        if not bug:
+            cuda.syncthreads()
+        x[i] = value
+
+    return kernel, 1, 64, (numbers(64),)
+
+
+@planted("threads store different values to one element", RACE_OF_GLOBAL)
+def raised_by_all(bug):
+    def kernel(x, found):
+        i = cuda.grid(1)
+        if x[i] > 3:
+            found[0] = i if bug else 1
+
+    return kernel, 2, 32, (numbers(64), np.zeros(1, np.int32))
+
+
+@planted("a union-find races, and no comment says why it may", RACE_OF_GLOBAL)
+def union_find(bug):
+    def kernel(parent, edges):
+        i = cuda.grid(1)
+        parent[edges[i, 0]] = edges[i, 1]
+
+    def waived(parent, edges):
+        i = cuda.grid(1)
+        parent[edges[i, 0]] = edges[i, 1]  # allow-race: any of the parents will do
+
+    edges = np.array([[0, 1], [0, 2], [1, 2], [2, 2]], np.int32)
+    return (kernel if bug else waived), 1, 4, (np.zeros(3, np.int32), edges)
+
+
+@planted("the grid is too small for the output", "no thread has written 8 of the 72 elements")
+def small_grid(bug):
+    def kernel(x, out):
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = x[i]
+
+    return kernel, 2 if bug else 3, 32, (numbers(72), output(72, np.float32))
+
+
+@planted("a local array is read before it is written", UNWRITTEN)
+def local_array(bug):
+    def kernel(x, out):
+        i, window = cuda.grid(1), cuda.local.array(4, float32)
+        for k in range(3 if bug else 4):
+            window[k] = x[i + k]
+        out[i] = window[0] + window[3]
+
+    return kernel, 1, 32, (numbers(36), numbers(32))
+
+
+# Barriers and warps
+
+
+@planted("a barrier stands in both branches of an if", "meet at a block barrier from different places")
+def divergent_barrier(bug):
+    def kernel(out):
+        i = cuda.threadIdx.x
+        out[i] = 1 if i < 32 else 2
+        if bug:
+            if i < 32:
+                cuda.syncthreads()
+            else:
+                cuda.syncthreads()
+        else:
+            cuda.syncthreads()
+        out[i] += 1
+
+    return kernel, 1, 64, (numbers(64),)
+
+
+@planted("threads return before a barrier", "threads have ended without reaching a barrier")
+def early_return(bug):
+    def kernel(x, out):
+        tile, i = cuda.shared.array(64, float32), cuda.threadIdx.x
+        if bug and i >= x.size:
+            return
+        tile[i] = x[i] if i < x.size else float32(0)
+        cuda.syncthreads()
+        if i < x.size:
+            out[i] = tile[x.size - 1 - i]
+
+    return kernel, 1, 64, (numbers(50), numbers(50))
+
+
+@planted("threads return before the barrier of the grid", "have returned without reaching the grid's barrier")
+def early_return_from_grid(bug):
+    def kernel(x, out):
+        grid, i = cuda.cg.this_grid(), cuda.grid(1)
+        if bug and i >= x.size:
+            return
+        if i < x.size:
+            x[i] += float32(1)
+        grid.sync()
+        if i < x.size:
+            out[i] = x[x.size - 1 - i]
+
+    return kernel, 2, 32, (numbers(50), numbers(50))
+
+
+@planted("a shuffle names lanes that are in another branch", "wait at shfl_down with mask 0xffffffff")
+def divergent_shuffle(bug):
+    mask = FULL if bug else 0xFFFF
+
+    def kernel(x, out):
+        lane = cuda.threadIdx.x
+        if lane < 16:
+            total = x[lane]
+            for distance in (8, 4, 2, 1):
+                total += cuda.shfl_down_sync(mask, total, distance)
+            if lane == 0:
+                out[0] = total
+
+    return kernel, 1, 32, (numbers(32), numbers(1))
+
+
+@planted("a shuffle reads from a lane outside its mask", "lane 0 reads from lane 16, which is not in the mask")
+def shuffle_outside_mask(bug):
+    def kernel(x, out):
+        lane = cuda.threadIdx.x
+        if lane < 16:
+            out[lane] = cuda.shfl_sync(0xFFFF, x[lane], 16 if bug else 15)
+
+    return kernel, 1, 32, (numbers(32), numbers(32))
+
+
+@planted("sums of a shuffle over the end of its mask are stored", "an undefined value is stored")
+def partial_mask(bug):
+    def kernel(x, out):
+        lane = cuda.threadIdx.x
+        if lane < 20:
+            total = x[lane]
+            for distance in (16, 8, 4, 2, 1):
+                other = cuda.shfl_down_sync(0xFFFFF, total, distance)
+                if bug or lane + distance < 20:
+                    total += other
+            out[lane] = total
+
+    return kernel, 1, 32, (numbers(32), numbers(32))
+
+
+@planted("lanes that have exited are read by a shuffle", "an undefined value is stored")
+def exited_lanes(bug):
+    def kernel(x, out):
+        lane = cuda.threadIdx.x
+        if lane >= 20:
+            return
+        right = cuda.shfl_down_sync(FULL, x[lane], 1)
+        out[lane] = right if bug or lane < 19 else float32(0)
+
+    return kernel, 1, 32, (numbers(32), numbers(32))
+
+
+@planted("a thread polls a flag that nobody raises", "the kernel hangs")
+def hang(bug):
+    def kernel(raised, out):
+        if cuda.threadIdx.x == 0:
+            while cuda.atomic.add(raised, 0, 0) == 0:
+                cuda.nanosleep(10)
+            out[0] = 1
+        elif cuda.threadIdx.x == 1 and not bug:
+            cuda.atomic.exch(raised, 0, 1)
+
+    return kernel, 1, 2, (np.zeros(1, np.int32), np.zeros(1, np.int32))
+
+
+# Indices
+
+
+@planted("the last threads of the grid have no element", r"index \[50\] is out of bounds for the global array x of shape \(50,\)")
+def missing_guard(bug):
+    def kernel(x, out):
+        i = cuda.grid(1)
+        if bug or i < x.size:
+            out[i] = x[i]
+
+    return kernel, 2, 32, (numbers(50), numbers(50))
+
+
+@planted("an index is negative", r"index \[-1\] is out of bounds for the global array x")
+def negative_index(bug):
+    def kernel(x, out):
+        i = cuda.grid(1)
+        out[i] = x[i - 1] if bug or i > 0 else float32(0)
+
+    return kernel, 1, 32, (numbers(32), numbers(32))
+
+
+@planted("a 16-byte access begins at 4 bytes", "is not aligned to 16 bytes")
+def misaligned(bug):
+    def kernel(x, out):
+        i = cuda.threadIdx.x
+        ptx.store_128(out, 4 * i, *ptx.load_128(x, 4 * i + bug))
+
+    return kernel, 1, 32, (numbers(132), numbers(128))
+
+
+@planted("an offset wraps in a cast to 32 bits", "has overflowed: it is 4294967296 without the 32-bit cast")
+def wrapped_cast(bug):
+    def kernel(x, out, row, stride):
+        i = cuda.threadIdx.x
+        out[i] = x[(int32(row * stride) if bug else row * stride % x.size) + i]
+
+    return kernel, 1, 32, (numbers(64), numbers(32), 4, 1 << 30)
+
+
+@planted("an offset wraps when it is stored as int32", "has overflowed: it is 4294967296 without the 32-bit store")
+def wrapped_store(bug):
+    def kernel(x, offsets, out, stride):
+        i = cuda.threadIdx.x
+        offsets[i] = 4 * stride if bug else 4 * stride % x.size
+        out[i] = x[offsets[i] + i]
+
+    return kernel, 1, 32, (numbers(64), np.zeros(32, np.int32), numbers(32), 1 << 30)
+
+
+@planted("the shape of a shared array is an argument", "known only at run time")
+def shape_of_argument(bug):
+    def kernel(x, count, out):
+        tile, i = cuda.shared.array(count if bug else 32, float32), cuda.threadIdx.x
+        tile[i] = x[i]
+        cuda.syncthreads()
+        out[i] = tile[31 - i]
+
+    def constant(x, count, out):
+        tile, i = cuda.shared.array(32, float32), cuda.threadIdx.x
+        tile[i] = x[i]
+        cuda.syncthreads()
+        out[i] = tile[31 - i]
+
+    return (kernel if bug else constant), 1, 32, (numbers(32), 32, numbers(32))

@@ -1,0 +1,103 @@
+"""Launches and arrays that a GPU, or Numba's compiler, refuses."""
+
+import numpy as np
+import pytest
+from numba import cuda, float32
+
+from minllm.errors import SimulationError
+from minllm.sim import simulate
+
+SIZE, SHAPE = 8, (2, 4)
+
+
+@pytest.mark.parametrize(
+    "grid, block, match",
+    [
+        (1, 2048, r"a block of \(2048, 1, 1\) threads; a GPU takes 1024 in all"),
+        (1, (1, 1, 128), "and 64 along z"),
+        ((1, 70_000), 1, "a GPU takes 65535 along y and along z"),
+    ],
+)
+def test_launches_beyond_the_limits_are_refused(grid, block, match):
+    def kernel(out):
+        out[0] = 1
+
+    with pytest.raises(SimulationError, match=match):
+        simulate(kernel, grid, block, np.zeros(1))
+
+
+def test_static_shared_memory_beyond_48_kib_is_refused():
+    def kernel(out):
+        tile = cuda.shared.array(20_480, float32)
+        tile[0] = 1
+
+    match = r"81920 bytes of static shared arrays; a block has at most 49152.*test_limits.py:\d+ in kernel"
+    with pytest.raises(SimulationError, match=match):
+        simulate(kernel, 1, 1, np.zeros(1))
+
+
+def of_argument(out, n):
+    cuda.shared.array(n, float32)
+
+
+def of_an_arrays_shape(out, n):
+    cuda.local.array((SIZE, out.shape[0]), float32)
+
+
+def of_the_block(out, n):
+    cuda.shared.array(cuda.blockDim.x, float32)
+
+
+def of_two_values(out, n):
+    size = 4
+    if n > 2:
+        size = 5
+    cuda.shared.array(size, float32)
+
+
+def with_arithmetic(out, n):
+    cuda.shared.array(2 * SIZE, float32)
+
+
+@pytest.mark.parametrize("kernel", [of_argument, of_an_arrays_shape, of_the_block, of_two_values, with_arithmetic])
+def test_shapes_that_numba_does_not_know_when_it_compiles_are_refused(kernel):
+    match = r"the shape of a shared or local array is (known only at run time|computed).*test_limits.py:\d+ in \w+\)"
+    for _ in range(2):  # the second launch as the first
+        with pytest.raises(SimulationError, match=match):
+            simulate(kernel, 1, 1, np.zeros(1, np.float32), 4)
+
+
+def test_shapes_of_constants_are_taken():
+    @cuda.jit(device=True)
+    def first_of(size, out):
+        tile = cuda.local.array(size, float32)
+        tile[0] = 3
+        out[0] = tile[0]
+
+    def kernel(out):
+        tile, matrix, axes = cuda.shared.array(SIZE, float32), cuda.shared.array(SHAPE, float32), cuda.local.array(out.ndim, float32)
+        tile[0] = matrix[0, 0] = axes[0] = 1
+        first_of(4, out)
+
+    out = np.zeros(1, np.float32)
+    simulate(kernel, 1, 1, out)
+    assert out[0] == 3
+
+
+def test_global_arrays_and_arrays_in_tuples_are_checked_and_named():
+    table, tables = np.arange(4.0), (np.arange(4.0), np.arange(3.0))
+
+    def of_closure(out, i):
+        out[0] = table[i]
+
+    def of_closures_tuple(out, i):
+        out[0] = tables[1][i]
+
+    def of_argument(out, i, pair):
+        out[0] = pair[1][i]
+
+    kernels = (of_closure, "table", ()), (of_closures_tuple, r"tables\[1\]", ()), (of_argument, r"pair\[1\]", (tables,))
+    for index in (-1, 4):
+        for kernel, name, more in kernels:
+            with pytest.raises(SimulationError, match=rf"\[{index}\] is out of bounds for the (constant|global) array {name} of shape"):
+                simulate(kernel, 1, 1, np.zeros(1), index, *more)
