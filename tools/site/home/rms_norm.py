@@ -6,7 +6,7 @@ from minllm.runtime.kernel import kernel
 
 
 @kernel
-def rms_norm(x, weight, out):  # x, out: [rows, 128]; weight: [128]
+def rms_norm(x, weight, out):  # [rows, 128], [128], [rows, 128]
     row, i = cuda.blockIdx.x, cuda.threadIdx.x
     squares = cuda.shared.array(128, float32)
     squares[i] = x[row, i] * x[row, i]
