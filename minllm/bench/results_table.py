@@ -11,7 +11,7 @@ from minllm.bench.record import origin
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 # The README's rows: (benchmark, the beginning of the case, variant, the label)
-PROMPTS = "32/8 heads, d 128, bfloat16, contiguous"
+HEADS = "32/8 heads, d 128, bfloat16, contiguous"
 SHORT = (
     ("decode step", "llama-3.2-1b", "graph replay", "a decode step, Llama 3.2 1B shape, batch 1, context 1,024"),
     ("decode step", "llama-3.1-8b", "graph replay", "a decode step, Llama 3.1 8B shape, batch 1, context 1,024"),
@@ -23,9 +23,9 @@ SHORT = (
     ("matmul", "64x4096x14336", "flat", "64 rows x 4096x14336 (`flat`)"),
     ("matmul", "8x6144x4096", "flat", "8 rows x 6144x4096 (`flat`)"),
     ("matmul", "1x4096x14336", "gemv", "one row x 4096x14336 (`gemv`)"),
-    ("prefill attention", f"16x512, {PROMPTS}", "flash_attention_3", "prefill attention 16x512 (`flash_attention_3`)"),
-    ("prefill attention", f"4x4096, {PROMPTS}", "flash_attention_3", "prefill attention 4x4096 (`flash_attention_3`)"),
-    ("prefill attention", f"1x16384, {PROMPTS}", "flash_attention_3", "prefill attention 1x16384 (`flash_attention_3`)"),
+    ("prefill attention", f"16x512, {HEADS}", "flash_attention_3", "prefill attention 16x512 (`flash_attention_3`)"),
+    ("prefill attention", f"4x4096, {HEADS}", "flash_attention_3", "prefill attention 4x4096 (`flash_attention_3`)"),
+    ("prefill attention", f"1x16384, {HEADS}", "flash_attention_3", "prefill attention 1x16384 (`flash_attention_3`)"),
     ("decode attention", "1x131072", "split_tensor_core", "decode attention 1x131072 (`split_tensor_core`)"),
     ("decode attention", "64x4096", "split_tensor_core", "decode attention 64x4096 (`split_tensor_core`)"),
     ("decode attention, quantised", "64x4096, 32/8 heads, d 128, fp8", "split_quantized", "the same over fp8 (`split_quantized`)"),

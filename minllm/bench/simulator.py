@@ -83,6 +83,7 @@ def normalization() -> None:
 
 
 def add_vectors_kernel(x, y, out):
+    """out = x + y, one element per thread."""
     i = cuda.grid(1)
     if i < out.size:
         out[i] = x[i] + y[i]

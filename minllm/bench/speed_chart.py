@@ -6,10 +6,10 @@ runs of serving are compared with it, which include the host's work on both side
 
 from minllm.bench.frameworks_table import COMPARED, Compared, recorded_row
 from minllm.bench.record import origin
+from minllm.bench.results_table import HEADS
 from minllm.figures.bars import Bar, bars
 from minllm.figures.figure import Figure
 
-HEADS = "32/8 heads, d 128, bfloat16, contiguous"
 # (benchmark, case, variant, name): kernels beside cuBLAS and cuDNN.
 KERNELS = (
     ("matmul", "8192x8192x8192, bfloat16", "wgmma", "GEMM, 8,192 cubed"),

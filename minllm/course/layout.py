@@ -20,7 +20,7 @@ class Line:
 
     comment: int | None = None
     in_text: bool = False
-    depth: int = 0  # of brackets, where the line begins
+    depth: int = 0  # the number of brackets that are open where the line begins
     breaks: list[tuple[int, int]] = field(default_factory=list)
 
 

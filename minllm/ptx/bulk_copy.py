@@ -80,6 +80,8 @@ def cp_async_bulk_shared_shared(address, source, byte_count, barrier):
 
 @intrinsic
 def cp_async_bulk_shared_global(typing_context, address, array, index, byte_count, barrier):
+    """Start copying bytes from array[index] on to shared memory at `address`; they count for `barrier` when they arrive."""
+
     def lower(context, builder, signature, arguments):
         pointer = element_pointer(context, builder, signature.args[1], arguments[1], signature.args[2], arguments[2])
         address, count, completes = (context.cast(builder, arguments[i], signature.args[i], types.uint32) for i in (0, 3, 4))
@@ -93,6 +95,8 @@ def cp_async_bulk_shared_global(typing_context, address, array, index, byte_coun
 
 @intrinsic
 def cp_async_bulk_global_shared(typing_context, array, index, address, byte_count):
+    """Start copying bytes from shared memory at `address` to array[index] on, as part of the thread's bulk group."""
+
     def lower(context, builder, signature, arguments):
         pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
         address, count = (context.cast(builder, arguments[i], signature.args[i], types.uint32) for i in (2, 3))

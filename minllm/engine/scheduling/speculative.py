@@ -44,7 +44,7 @@ class Drafted:
     """What is known of a sequence's drafts."""
 
     num_drafts: int = 0  # drafts in its slot that the host knows of
-    num_preemptions: int = 0  # of the sequence when they were made: after another one they are gone
+    num_preemptions: int = 0  # the sequence's when its drafts were made: another preemption drops them
     acceptance: float = 0.8  # estimate of the share of its drafts that are right; all begin with hope
 
 

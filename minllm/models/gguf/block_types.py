@@ -27,7 +27,7 @@ class BlockType(NamedTuple):
     numbers: int
     bytes: int
     dequantize: Callable[[np.ndarray], np.ndarray]
-    dtype: np.dtype | None = None  # of numbers that are stored as they are; None: the type is quantised
+    dtype: np.dtype | None = None  # the dtype in which numbers are stored as they are; None: the type is quantised
     block: np.dtype | None = None  # the structure of a block, of types whose codes kernels read
 
 

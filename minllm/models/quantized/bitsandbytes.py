@@ -33,7 +33,7 @@ class StoredNf4(StoredFormat, Nf4Format):
     """Nf4Format, read from bitsandbytes' tensors; the codes' numbers are the file's."""
 
     kind: str = "nf4"
-    state_bytes: Mapping[str, int] = field(default_factory=dict)  # of each module's JSON
+    state_bytes: Mapping[str, int] = field(default_factory=dict)  # the size of each module's JSON
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
         """Codes, the tables of absmax and codes, and the state."""

@@ -8,6 +8,7 @@
     int4.py       W4A16: nibbles in groups with a scale
     int4_tensor_core.py  W4A16: up to 16 rows on tensor cores, for groups of 128
     nf4.py        W4A16: nibbles that look up one of 16 numbers
+    sums.py       what GEMVs with scales per group have in common
     many_rows.py  the widened matrix, and the GEMM of 16-bit weights
 
 A GEMV reads the codes once: half or a quarter of the bytes that 16-bit weights take. No figure of these kernels is recorded yet: their

@@ -17,10 +17,11 @@ from numba import cuda, float32, int32, int64, uint32
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.arguments import WARPS, check_rows
 from minllm.kernels.matmul.quantized.fp8 import EACH, unpack_16
+from minllm.kernels.matmul.quantized.sums import make_store_column
 from minllm.kernels.vector import load_words
 from minllm.ptx import unpack_e4m3x2
 from minllm.runtime.kernel import kernel, launch
-from minllm.tiles.warp import WARP, warp_sum
+from minllm.tiles.warp import WARP
 
 BLOCK_SHIFT = 7  # log2 of the inputs of a block
 
@@ -28,6 +29,7 @@ BLOCK_SHIFT = 7  # log2 of the inputs of a block
 @functools.cache
 def fp8_block_gemv_kernel(m: int):
     """The kernel for `m` rows of x."""
+    store_column = make_store_column(m)
 
     @kernel(launch_bounds=WARPS * WARP)
     def fp8_block_gemv_kernel(x, x_scales, codes, scales, blocks, bias, out):
@@ -52,12 +54,7 @@ def fp8_block_gemv_kernel(m: int):
                 for j in range(EACH):
                     part += row[j] * weight[j]
                 sums[i] += part * (x_scales[i, group] * scale)
-        for i in range(m):
-            value = warp_sum(sums[i])
-            if lane == 0:
-                if bias is not None:
-                    value += float32(bias[n])
-                out[i, n] = value
+        store_column(sums, lane, n, bias, out)
 
     return fp8_block_gemv_kernel
 

@@ -19,10 +19,11 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.arguments import WARPS, check_rows
+from minllm.kernels.matmul.quantized.sums import make_store_column
 from minllm.kernels.vector import load_words, vector_access
 from minllm.ptx import unpack_bf16x2
 from minllm.runtime.kernel import kernel, launch
-from minllm.tiles.warp import WARP, warp_sum
+from minllm.tiles.warp import WARP
 
 EACH = 32  # codes per load of 16 bytes
 MIDDLE = 8  # the zero point without zeros
@@ -49,7 +50,7 @@ def zero_point(zeros, minimums, n, group):
 @functools.cache
 def int4_gemv_kernel(m: int, group_size: int, dtype: str):
     """The kernel for `m` rows of x in `dtype`."""
-    width, load, _ = vector_access(dtype)
+    (width, load, _), store_column = vector_access(dtype), make_store_column(m)
 
     @kernel(launch_bounds=WARPS * WARP)
     def int4_gemv_kernel(x, codes, scales, zeros, minimums, bias, out):
@@ -80,12 +81,7 @@ def int4_gemv_kernel(m: int, group_size: int, dtype: str):
                 sums[i] += scale * part
                 if minimums is not None:
                     sums[i] += float32(minimums[n, group]) * total
-        for i in range(m):
-            value = warp_sum(sums[i])
-            if lane == 0:
-                if bias is not None:
-                    value += float32(bias[n])
-                out[i, n] = value
+        store_column(sums, lane, n, bias, out)
 
     return int4_gemv_kernel
 

@@ -29,7 +29,7 @@ from minllm.tiles.warp import WARP
 
 MOST_ROWS, FEATURES, WARPS, STEP, UNROLL = 16, 16, 8, 128, 2
 MAGIC = {"bfloat16": (0x43004300, 128.0, 0x3F803F80), "float16": (0x64006400, 1024.0, 0x3C003C00)}  # offset in bits, as number; ones
-WORDS = 8 * UNROLL  # of codes that a lane holds: 16 bytes each of two rows per step
+WORDS = 8 * UNROLL  # words of codes that a lane holds: 16 bytes of each of two rows per step
 MIDDLE = 8  # the zero point without zeros
 
 

@@ -15,9 +15,10 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.arguments import WARPS, check_rows
+from minllm.kernels.matmul.quantized.sums import make_add_products, make_store_column
 from minllm.kernels.vector import load_words, vector_access
 from minllm.runtime.kernel import kernel, launch
-from minllm.tiles.warp import WARP, warp_sum
+from minllm.tiles.warp import WARP
 
 EACH = 16  # codes per load of 16 bytes
 
@@ -33,7 +34,7 @@ def unpack_bytes(words, values):
 @functools.cache
 def int8_group_gemv_kernel(m: int, group_size: int, dtype: str):
     """The kernel for `m` rows of x in `dtype`."""
-    width, load, _ = vector_access(dtype)
+    add_products, store_column = make_add_products(m, EACH, dtype), make_store_column(m)
 
     @kernel(launch_bounds=WARPS * WARP)
     def int8_group_gemv_kernel(x, codes, scales, bias, out):
@@ -49,19 +50,8 @@ def int8_group_gemv_kernel(m: int, group_size: int, dtype: str):
             load_words(codes, int64(n) * k + vector * EACH, words, 0)
             unpack_bytes(words, weight)
             scale = float32(scales[n, vector * EACH // group_size])
-            for i in range(m):
-                part = float32(0)
-                for at in range(0, EACH, width):
-                    load(x, int64(i) * k + vector * EACH + at, row, at)
-                for j in range(EACH):
-                    part += row[j] * weight[j]
-                sums[i] += scale * part
-        for i in range(m):
-            value = warp_sum(sums[i])
-            if lane == 0:
-                if bias is not None:
-                    value += float32(bias[n])
-                out[i, n] = value
+            add_products(x, vector * EACH, weight, scale, row, sums)
+        store_column(sums, lane, n, bias, out)
 
     return int8_group_gemv_kernel
 

@@ -17,9 +17,10 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.arguments import WARPS, check_rows
+from minllm.kernels.matmul.quantized.sums import make_add_products, make_store_column
 from minllm.kernels.vector import load_words, vector_access
 from minllm.runtime.kernel import kernel, launch
-from minllm.tiles.warp import WARP, warp_sum
+from minllm.tiles.warp import WARP
 
 EACH = 32  # codes per load of 16 bytes
 BLOCK_SHIFT, NESTED_SHIFT = 6, 8  # log2 of the numbers in a block, and of the blocks that share a nested scale
@@ -45,7 +46,7 @@ def absmax_of(n, block, absmax, nested, absmax_map, offsets, first_blocks):
 @functools.cache
 def nf4_gemv_kernel(m: int, dtype: str):
     """The kernel for `m` rows of x in `dtype`."""
-    width, load, _ = vector_access(dtype)
+    add_products, store_column = make_add_products(m, EACH, dtype), make_store_column(m)
 
     @kernel(launch_bounds=WARPS * WARP)
     def nf4_gemv_kernel(x, codes, absmax, nested, absmax_map, offsets, first_blocks, table, bias, out):
@@ -66,19 +67,8 @@ def nf4_gemv_kernel(m: int, dtype: str):
             load_words(codes, (int64(n) * k + vector * EACH) >> 1, words, 0)
             look_up(words, shared, weight)
             scale = absmax_of(n, vector * EACH >> BLOCK_SHIFT, absmax, nested, absmax_map, offsets, first_blocks)
-            for i in range(m):
-                part = float32(0)
-                for at in range(0, EACH, width):
-                    load(x, int64(i) * k + vector * EACH + at, row, at)
-                for j in range(EACH):
-                    part += row[j] * weight[j]
-                sums[i] += scale * part
-        for i in range(m):
-            value = warp_sum(sums[i])
-            if lane == 0:
-                if bias is not None:
-                    value += float32(bias[n])
-                out[i, n] = value
+            add_products(x, vector * EACH, weight, scale, row, sums)
+        store_column(sums, lane, n, bias, out)
 
     return nf4_gemv_kernel
 
