@@ -73,7 +73,7 @@ endif
 
 test-all: PYTEST += --exhaustive
 test-all: test
-	$(BIN)/python tools/run_numba_tests.py --least 748
+	$(BIN)/python tools/run_numba_tests.py --least 800
 
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .

@@ -67,6 +67,7 @@ guess = Prediction(
     decode_bytes="To write one token, how many bytes must be read from memory?",
     decode_flops="And how many floating-point operations does it take?",
     prefill_flops="How many operations does it take to read a prompt of 512 tokens at once?",
+    prefill_bytes_times="And how many times as many bytes does that move as writing one token?",
 )
 guess.ask()
 
@@ -261,6 +262,7 @@ guess.against(
     decode_bytes=decode_cost.bytes,
     decode_flops=decode_cost.flops,
     prefill_flops=prefill_cost.flops,
+    prefill_bytes_times=prefill_cost.bytes / decode_cost.bytes,
 )
 
 # %% [markdown]

@@ -341,6 +341,10 @@ assert by_columns == 8 * by_rows
 guess.against(copied_by_rows=by_rows, copied_by_columns=by_columns)
 
 # %% [markdown]
+# Edit an index and count the sectors ([on a page of its own](../docs/warp-accesses.md)):
+#
+# <!-- interactive: warp-accesses -->
+#
 # ## Measured against predicted
 #
 # Eight times the bytes should take eight times as long, unless a cache helps. Caches do help: neighbouring blocks

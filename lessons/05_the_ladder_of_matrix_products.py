@@ -538,6 +538,10 @@ assert ahead == warp_specialized.STAGES
 show_rounds(ring, "A ring of four stages: copied, full, in use, and copied again")
 
 # %% [markdown]
+# The same kernel, event by event, with its barriers ([on a page of its own](../docs/pipeline.md)):
+#
+# <!-- interactive: pipeline -->
+#
 # ## Rung 7: everything at once
 #
 # **Idea: fewer bytes, and no pauses between tiles.** The engine's kernel adds four things:

@@ -206,6 +206,8 @@ print(
 # [The interactive page](../docs/flash-attention-tiles.md) steps through the tiles of one query's keys and shows
 # its state $(m, l, o)$.
 #
+# <!-- interactive: flash-attention-tiles -->
+#
 # ## FlashAttention-1: keys outside
 #
 # Which loop is outside, the one over tiles of keys or the one over tiles of queries? FlashAttention-1 (2022) put the

@@ -49,9 +49,7 @@ def split_kernel(query, keys, values, maxima, sums, parts):  # [d], [T, d] twice
     m, total, o = float32(-math.inf), float32(0), float32(0)
     for key in range(split * share, min((split + 1) * share, keys.shape[0])):
         score = float32(0)
-        for j in range(
-            query.shape[0]
-        ):  # every thread repeats this: reading is the point here
+        for j in range(query.shape[0]):  # every thread repeats the sum: it is short
             score += query[j] * keys[key, j]
         new_m = max(m, score)
         correction, weight = math.exp(m - new_m), math.exp(score - new_m)
@@ -63,13 +61,8 @@ def split_kernel(query, keys, values, maxima, sums, parts):  # [d], [T, d] twice
 
 @kernel
 def merge_kernel(maxima, sums, parts, out):  # [splits] twice, [splits, d], [d]
-    i, largest, total, result = (
-        cuda.threadIdx.x,
-        float32(-math.inf),
-        float32(0),
-        float32(0),
-    )
-    for split in range(maxima.shape[0]):
+    i, largest, total, result = cuda.threadIdx.x, maxima[0], float32(0), float32(0)
+    for split in range(1, maxima.shape[0]):
         largest = max(largest, maxima[split])
     for split in range(maxima.shape[0]):
         weight = math.exp(maxima[split] - largest)
@@ -514,6 +507,9 @@ guess.against(
 )
 
 # %% [markdown]
+# <!-- interactive: split-waves -->
+#
+# Watch the waves above, or [on a page of their own](../docs/split-waves.md).
 # Both rules show: the line rises as long as blocks are added, and falls where a second wave begins.
 # They do not say why it stays so far below. The bytes need only the first of the two times in the last line. The
 # rest is the fixed cost of every launch: a prologue, first loads that nothing hides, a second launch that

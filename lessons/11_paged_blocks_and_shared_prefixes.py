@@ -379,6 +379,8 @@ guess.against(
 # that has been idle the longest is evicted, and the end of a text goes before its beginning. On [this
 # page](../docs/paged-cache.md) you can fill, fork and evict blocks by hand; it plays the same rules.
 #
+# <!-- interactive: paged-cache -->
+#
 # **The whole prompt is known.** What if a prompt is found from its first token to its last? Its logits are not: the
 # cache holds keys and values only. So at least one token is always computed.
 

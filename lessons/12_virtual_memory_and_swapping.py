@@ -52,10 +52,8 @@ def scores_paged(query, keys, block_table, scores):  # keys: [blocks, 4, d]
 
 
 @kernel
-def scores_virtual(
-    query, keys, scores
-):  # keys: [longest text, d], contiguous addresses
-    """The same; the page tables look up."""
+def scores_virtual(query, keys, scores):  # keys: [longest text, d]
+    """The same over contiguous addresses; the page tables look up."""
     key = cuda.threadIdx.x
     total = float32(0)
     for i in range(query.shape[0]):

@@ -40,10 +40,9 @@ from minllm.runtime.kernel import kernel
 
 
 @kernel
-def scores_of_codes(
-    query, codes, scales, zeros, scores
-):  # [d], [T, d] uint8, [T] twice
-    """q . (s c + z) = s (q . c) + z sum(q): one thread per key."""
+def scores_of_codes(query, codes, scales, zeros, scores):
+    """q . (s c + z) = s (q . c) + z sum(q): one thread per key. query [d], codes [T, d]
+    uint8, scales, zeros and scores [T]."""
     key = cuda.threadIdx.x
     product, query_sum = float32(0), float32(0)
     for i in range(query.shape[0]):

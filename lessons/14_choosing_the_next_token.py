@@ -42,9 +42,7 @@ def argmax_kernel(logits, out):  # [rows, vocabulary], [rows]
     values = cuda.shared.array(THREADS, float32)
     tokens = cuda.shared.array(THREADS, int32)
     best, best_token = float32(-math.inf), int32(0)
-    for token in range(
-        thread, logits.shape[1], THREADS
-    ):  # each thread: the best of its own
+    for token in range(thread, logits.shape[1], THREADS):  # the best of its own
         if logits[row, token] > best:
             best, best_token = logits[row, token], int32(token)
     values[thread], tokens[thread] = best, best_token

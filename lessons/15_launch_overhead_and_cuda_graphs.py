@@ -629,6 +629,10 @@ print(
 assert 0.3 < saved / overlapping < 3
 
 # %% [markdown]
+# A recorded step, kernel by kernel ([on a page of its own](../docs/step-timeline.md)):
+#
+# <!-- interactive: step-timeline -->
+#
 # ## Fewer kernels have fewer gaps
 #
 # In a decode step the bytes of activations are negligible, and fusion saves gaps. Where a sequence decodes alone, the

@@ -76,6 +76,8 @@ show_source(SplitFuse)
 #
 # On [this page](../docs/batching.md) you can change policy, load and budget and watch.
 #
+# <!-- interactive: batching -->
+#
 # **What you will be able to do**
 #
 # - say what each scheduling policy does to the first token, to the gaps between tokens, and to

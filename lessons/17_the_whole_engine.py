@@ -466,7 +466,8 @@ for model in ("llama-3.1-8b", "llama-3.2-1b"):
 # %% [markdown]
 # ## Exercises
 #
-# Write the loop of the engine. Yours generates text at the end of the check.
+# Write the loop of the engine. Yours generates text at the end of the check. [The final project](../docs/project.md)
+# puts five parts of yours into one engine.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -530,8 +531,8 @@ llm.close()
 # ## What next, and which measurement says so
 #
 # The stages say it: at batch 1 weights are all, at batch 256 keys and values are two thirds.
-# Weights in four bits shorten the first bar, quantised keys and values the second, and drafts
-# that one step verifies divide both by the tokens that are accepted. Take the largest bar,
+# [Weights in four bits](18_quantised_weights.py) shorten the first bar, quantised keys and values the second, and
+# [drafts that one step verifies](19_speculative_decoding.py) divide both by the tokens that are accepted. Take the largest bar,
 # predict, measure.
 #
 # ## Sources

@@ -23,28 +23,30 @@ MODULE_SECONDS = 600
 
 # Tests that no simulator passes, by what they look at: module.class.test, without test_ at the beginning of the module.
 NOT_SIMULATED = {
-    "compiled code: PTX, LLVM, SASS, or the list of compiled signatures": """
-        array.TestCudaArray.test_issue_4628 array_alignment.* atomics.*.test_atomic_add_double*
-        bfloat16_bindings.*_used_in_lto cache_hints.* constmem.*.test_const_array*
-        cuda_array_interface.*.test_from_dtype_caching* debug.* debuginfo.* dispatcher.TestDispatcher.test_ambiguous_new_version
-        dispatcher.TestDispatcher.test_explicit_signatures_[dmst]* dispatcher.TestDispatcher.*launch_config*
-        dispatcher.TestDispatcher.test_capture_compile_config dispatcher.TestDispatcherKernelProperties.* inline.*
-        intrinsics.*.test_selp launch_config_sensitive.* minmax.* optimization.* sync.*_codegen warp_ops.*_const_mode_val""",
+    "what a compilation at the launch leaves behind: debug output, launch configurations, FileCheck": """
+        cuda_array_interface.*.test_from_dtype_caching_dist* debug.TestDebugOutput.* debuginfo.*.test_D* debuginfo.*.test_debuginfo_asm
+        debuginfo.*.test_llvm_inliner_flag_conflict debuginfo.*.test_missing_source dispatcher.TestDispatcher.test_capture_compile_config
+        dispatcher.TestDispatcher.*launch_config* dispatcher.TestDispatcher.test_explicit_signatures_device inspect.*
+        launch_config_sensitive.*""",
     "the cache of compiled code on disk": "caching.*",
     "the compiler's refusal or warning": """
-        analysis.*.test_attr_not_len dispatcher.TestDispatcher.test_explicit_signatures_ambiguous_resolution errors.*.test_typing_error
+        analysis.*.test_attr_not_len device_func.*.test_cpu_dispatcher_invalid
+        dispatcher.TestDispatcher.test_explicit_signatures_ambiguous_resolution errors.*.test_typing_error
         extending.*.test_typing_vs_impl_signature_mismatch_handling* extending_types.*.test_overload_float_error_msg
         gufunc.*.test_inefficient_launch_configuration gufunc_scalar.*.test_gufunc_scalar_cast
-        gufunc.*.test_not_supported_call_from_jit ssa.*.test_undefined_var warning.* warp_ops.*_type_validation""",
-    "the driver: resources, streams, addresses": """
-        cpointer.* cuda_array_interface.*.test_gufunc_arg cuda_array_interface.*.test_launch_sync* dispatcher.TestLaunchBounds.*
+        gufunc.*.test_not_supported_call_from_jit ssa.*.test_undefined_var warning.*_on_host_array warp_ops.*_type_validation""",
+    "the driver: resources, streams, addresses, its errors": """
+        array_alignment.* cache_hints.*.test_loads cache_hints.*.test_stores cpointer.* cuda_array_interface.*.test_gufunc_arg
+        cuda_array_interface.*.test_launch_sync* dispatcher.TestDispatcherKernelProperties.* dispatcher.TestLaunchBounds.*
         dispatcher.*.test_dispatcher_cpointer_arguments""",
-    "functions and types that are written in LLVM": """
-        extending.TestLowLevelExtending.* extending.TestIntrinsic.* extending.TestExtendingLinkage.* localmem.*.test_struct_model_type_arr
-        numba_interop.TestNumbaInterop.test_overload_inline_always*""",
-    "exceptions of kernels compiled for debugging": "exception.* fastmath.*.test_divf_exception userexc.*",
+    "functions and types that are written in CUDA C++ or LLVM": """
+        cffi.* device_func.TestDeclareDevice* extending.TestLowLevelExtending.* extending.TestIntrinsic.* extending.TestExtendingLinkage.*
+        ffi.* localmem.*.test_struct_model_type_arr""",
+    "exceptions of kernels compiled for debugging": """
+        exception.*.test_exception exception.*.test_zero_division_error_in_debug fastmath.*.test_divf_exception userexc.*""",
     "millions of threads, which take more than a minute": """
-        intrinsics.*.test_issue_9229 laplace.* montecarlo.* random.*.test_ex_3d_grid vectorize.*.test_1d vectorize.*.test_1d_async""",
+        intrinsics.*.test_issue_9229 laplace.*.test_laplace_small montecarlo.* random.*.test_ex_3d_grid vectorize.*.test_1d
+        vectorize.*.test_1d_async""",
 }
 PACKAGES = ("numba.cuda.tests.cudapy", "numba.cuda.tests.doc_examples")
 

@@ -1,7 +1,7 @@
 """Write the data of the site's calculators and `minllm plan`: GPUs, models and measurements.
 
     minllm/data/measurements.json               from docs/results: ceilings, and the times of whole models, by GPU
-    docs/assets/javascripts/hardware.json       data sheets of machine/hardware.py, shapes of models/shapes.py, measured kernels
+    docs/assets/javascripts/hardware.json       data sheets of machine/hardware.py, shapes of models/shapes.py, measured kernels and steps
 
 Run it after `python tools/record.py` and after a change of either table; a test detects a missing run.
 """
@@ -19,6 +19,12 @@ RESULTS = ROOT / "docs" / "results"
 MEASUREMENTS = ROOT / "minllm" / "data" / "measurements.json"
 HARDWARE = ROOT / "docs" / "assets" / "javascripts" / "hardware.json"
 RUN = re.compile(r"(?P<model>\S+)(?: \(random weights\))?, batch 1, prompt (?P<prompt>\d+), new (?P<new>\d+)")
+
+STEP = re.compile(r"(?P<model>\S+) \(random weights\), (batch (?P<batch>\d+), context )?(?P<context>\d+)( tokens)?")
+SPLITS = re.compile(
+    r"(?P<sequences>\d+)x(?P<context>\d+), (?P<heads>\d+)/(?P<kv_heads>\d+) heads, d (?P<head_dim>\d+), bfloat16, (?P<splits>\d+) splits"
+)
+WHOLE_STEPS = {("decode step", "graph replay"): "decode", ("whole prefill", "bfloat16"): "prefill"}
 
 
 def records() -> list[dict]:
@@ -57,8 +63,37 @@ def measured_kernels() -> list[dict]:
                 continue
             intensity = flops / moved
             tflops = row["value"] * (intensity if row["unit"] == "TB/s" else 1)
-            place = dict(gpu=record["device"], date=row["date"], case=row["case"], variant=row["variant"])
-            shown.append(dict(place, intensity=round(intensity, 4), tflops=round(tflops, 4)))
+            place = dict(gpu=record["device"], date=row["date"], stage=row["benchmark"])
+            kernel = dict(case=row["case"].replace(", bfloat16", ""), variant=row["variant"])
+            shown.append(dict(place, **kernel, intensity=round(intensity, 4), tflops=round(tflops, 4)))
+    return shown
+
+
+def measured_steps() -> list[dict]:
+    """The decode steps and whole prefills of the records, by the model's shape, with random weights in bfloat16: milliseconds."""
+    shown = []
+    for record in records():
+        for row in record["rows"]:
+            match = STEP.fullmatch(row["case"])
+            if not match or (row["benchmark"], row["variant"]) not in WHOLE_STEPS:
+                continue
+            phase, batch = WHOLE_STEPS[row["benchmark"], row["variant"]], int(match["batch"] or 1)
+            context, run = int(match["context"]), dict(gpu=record["device"], date=row["date"], commit=row["commit"][:7])
+            milliseconds = row["value"] / {"µs": 1e3, "ms": 1}[row["unit"]]
+            shown.append(dict(run, model=match["model"], phase=phase, batch=batch, context=context, ms=round(milliseconds, 4)))
+    return sorted(shown, key=lambda step: (step["gpu"], step["model"], step["phase"], step["context"], step["batch"]))
+
+
+def measured_splits() -> list[dict]:
+    """The rates of split_kv over one context by the number of its splits, in TB/s."""
+    shown = []
+    for record in records():
+        for row in record["rows"]:
+            match = SPLITS.fullmatch(row["case"])
+            if row["benchmark"] == "splits" and row["variant"] == "split_kv" and match:
+                run = dict(gpu=record["device"], date=row["date"], commit=row["commit"][:7])
+                sizes = {name: int(number) for name, number in match.groupdict().items()}
+                shown.append(dict(run, **sizes, tb_s=row["value"]))
     return shown
 
 
@@ -88,6 +123,8 @@ def hardware_text() -> str:
         kv_formats=kv_format_tables(),
         presets={name: shape_values(name) for name in (*SHAPES, "bundled")},
         measured_kernels=measured_kernels(),
+        measured_steps=measured_steps(),
+        measured_splits=measured_splits(),
     )
     parts = [f' "{name}": ' + one_a_line(table) for name, table in tables.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -39,6 +39,7 @@ except ImportError:  # the package of a commit that has no such module
 
 # Rungs of the ladders that only lessons launch.
 FIRST_RUNGS = ("matmul/naive", "matmul/tiled", "matmul/vectorized", "matmul/warpgroup", "matmul/warp_specialized",
+               "matmul/warp_per_row", "matmul/int4_naive",
                "attention/materialized", "attention/flash_attention_1", "attention/split_kv", "attention/split_merge",
                "attention/split_unified_maximum")  # fmt: skip
 # Benchmarks of one variant of a stage, and those of no kernel of a stage: what copies, launches or allocates.

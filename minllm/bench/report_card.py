@@ -32,6 +32,7 @@ class ReportCard:
     ceiling_tb_s: float | None
     ceiling_source: str | None
     share_of_ceiling: float | None
+    yours: tuple[str, ...] = ()  # stages that a kernel of the user's own computed
 
     def named(self, model: str) -> "ReportCard":
         """The same card with another model name."""
@@ -49,7 +50,7 @@ def card_of(llm, metrics: RequestMetrics) -> ReportCard:
     """The card of one finished request: `llm` is the LLM that computed it, `metrics` those of its RequestOutput."""
     engine = llm.engine
     on_gpu = llm.device == "cuda"
-    return report_card(
+    card = report_card(
         engine.model.config,
         model=engine.path.name,
         device=driver.device_name() if on_gpu else "cpu",
@@ -61,6 +62,7 @@ def card_of(llm, metrics: RequestMetrics) -> ReportCard:
         time_to_first_token=metrics.time_to_first_token,
         decode_tokens_per_second=metrics.decode_tokens_per_second,
     )
+    return replace(card, yours=tuple(engine.ops.own_stages))
 
 
 def report_card(
@@ -118,6 +120,7 @@ def lines(card: ReportCard) -> list[tuple[str, str]]:
         ("prompt", f"{card.prompt_tokens} tokens"),
         ("generated", f"{card.generated_tokens} tokens"),
     ]
+    rows += [(stage, "yours") for stage in card.yours]
     if card.time_to_first_token_s is not None:
         prefill = f"{1e3 * card.time_to_first_token_s:.1f} ms ({card.prefill_tokens_per_s:,.0f} prompt tokens a second)"
         rows.append(("time to first token", prefill))

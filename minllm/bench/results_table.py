@@ -1,9 +1,11 @@
-"""The record of measurements as Markdown: the README's short table, and the page with every row.
+"""The record of measurements as Markdown: the README's short table, and the page that shows it above every row.
 
 These functions generate, from docs/results/h200.json, the tables between two marker comments in README.md and docs/results.md;
 `tools/record.py` writes them, and a test compares them with the record.
 """
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from minllm.bench.record import origin
@@ -56,6 +58,10 @@ OLDER = (
 HEADER = "| | measured | of the limit | peer, in the same run | ratio of speeds |\n| --- | --- | --- | --- | --- |"
 
 
+# The place where docs/assets/javascripts/results-filter.js puts its fields.
+FILTER = '<div class="interactive" id="results-filter"><noscript>Every table below opens; only filtering needs JavaScript.</noscript></div>'
+
+
 def provenance(record: dict) -> str:
     """Machine, date, packages and command, as text."""
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
@@ -80,13 +86,46 @@ def short_table(record: dict) -> str:
     return "\n".join([HEADER, *lines, "", provenance(record)])
 
 
+# The sections of the page of results: (title, how the names of its benchmarks begin). The first that fits holds a benchmark.
+SECTIONS = (
+    ("Serving", ("serving", "pipeline", "start-up")),
+    ("Accuracy", ("perplexity", "bits", "KV cache accuracy")),
+    ("Memory and copies", ("virtual memory", "allocation", "host copy", "preemption", "memory mode")),
+    ("Whole models", ("decode step", "whole prefill", "time to first token", "length", "batch")),
+    ("Kernels", ("",)),
+)
+WHOLE_MODELS = ("decode", "prefill")  # names that are also the beginnings of kernels' benchmarks
+
+
+def section_of(benchmark: str) -> str:
+    """The title of the section that holds a benchmark."""
+    if benchmark in WHOLE_MODELS:
+        return "Whole models"
+    return next(title for title, beginnings in SECTIONS if benchmark.startswith(beginnings))
+
+
+def anchor(benchmark: str) -> str:
+    """The anchor of a benchmark's rows: "serving-gpu-idle" for "serving, GPU idle"."""
+    return re.sub(r"[^\w]+", "-", benchmark.lower()).strip("-")
+
+
+def folded(benchmark: str, rows: Sequence[dict], record: dict) -> str:
+    """The rows of a benchmark as a table that opens when its name is clicked."""
+    lines = [line(row, f"{row['case']}, {row['variant']}{origin(row, record)}") for row in rows]
+    title = f"{benchmark[0].upper()}{benchmark[1:]}: {len(rows)} row{'s' if len(rows) > 1 else ''}"
+    head = f'<details class="result-rows" id="{anchor(benchmark)}" markdown="1">\n<summary>{title}</summary>'
+    return "\n".join([head, "", HEADER, *lines, "", "</details>"])
+
+
 def full_table(record: dict) -> str:
-    """Every row, by benchmark."""
-    parts = [provenance(record)]
-    for benchmark in dict.fromkeys(row["benchmark"] for row in record["rows"]):
-        rows = [row for row in record["rows"] if row["benchmark"] == benchmark]
-        lines = [line(row, f"{row['case']}, {row['variant']}{origin(row, record)}") for row in rows]
-        parts.append("\n".join([f"## {benchmark[0].upper()}{benchmark[1:]}", "", HEADER, *lines]))
+    """The short table, then every row, by section and benchmark, folded."""
+    rows_of: dict[str, list[dict]] = {}
+    for row in record["rows"]:
+        rows_of.setdefault(row["benchmark"], []).append(row)
+    parts = ["## The short table", short_table(record), "## All rows", FILTER]
+    for title, _ in reversed(SECTIONS):
+        tables = [folded(name, rows, record) for name, rows in rows_of.items() if section_of(name) == title]
+        parts += [f"### {title}", *tables] if tables else []
     return "\n\n".join(parts)
 
 

@@ -144,7 +144,7 @@ def doctor() -> None:
 @app.command()
 def exercise(
     lesson: Annotated[
-        str | None, typer.Argument(metavar="LESSON|NAME", help="A lesson's number or an exercise's name.", show_default=False)
+        str | None, typer.Argument(metavar="LESSON|NAME", help="A lesson's number, an exercise's name, or: project.", show_default=False)
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to write them.", show_default=False)] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")] = False,
@@ -158,10 +158,10 @@ def exercise(
 
 @app.command()
 def check(
-    name_or_file: Annotated[Path, typer.Argument(metavar="[NAME] FILE", help="The file to check; its exercise's name may come first.")],
+    name_or_file: Annotated[Path, typer.Argument(metavar="[NAME] FILE", help="A file, its exercise named before it if need be.")],
     file: Annotated[Path | None, typer.Argument(metavar="", help="", show_default=False)] = None,
 ) -> None:
-    """Check an exercise's file: a ladder of cases, up to the first that fails. Needs no GPU."""
+    """Check an exercise's file: a ladder of cases, up to the first that fails. `project FOLDER` checks the final project. Needs no GPU."""
     with user_errors():
         from minllm.course import commands
 

@@ -191,6 +191,43 @@ def bench_pipeline(
         benchmark.run(model, options, num_prompts=num_prompts, tokens=tokens, repeats=repeats, json_file=json_file)
 
 
+@bench_app.command("sustained")
+def bench_sustained(json_file: JsonOption = None) -> None:
+    """GEMMs for seconds on end: what the power limit leaves of their speed (needs a GPU)."""
+    with user_errors():
+        from minllm.bench import sustained as benchmark
+
+        benchmark.run(json_file)
+
+
+@bench_app.command("speculation")
+def bench_speculation(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "bundled",
+    draft: Annotated[str, typer.Option(metavar="ngram|NAME|PATH", help="ngram, the bundled draft, a shape, a directory.")] = "ngram",
+    num_speculative_tokens: Annotated[int, typer.Option(min=1, help="The most drafts per step and sequence.")] = 4,
+    acceptance: Annotated[
+        list[float] | None,
+        typer.Option(min=0, max=1, help="For shapes: the rate at which chance accepts drafts (0.8). May be repeated.", show_default=False),
+    ] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Sequences at once (1). May be repeated.", show_default=False)] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompts.")] = 128,
+    tokens: Annotated[int, typer.Option(min=3, help="Tokens to generate.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the median is reported.")] = 3,
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.AUTO,
+    json_file: JsonOption = None,
+) -> None:
+    """Decoding with drafts, held against decoding without and against the prediction."""
+    with user_errors():
+        from minllm.bench import speculation as benchmark
+
+        benchmark.run(
+            model, dict(device=device.value, dtype=dtype.value), draft=draft, num_speculative_tokens=num_speculative_tokens,
+            acceptance=acceptance or (), batches=batch or [1], prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats,
+            json_file=json_file,
+        )  # fmt: skip
+
+
 @bench_app.command("startup")
 def bench_startup(
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.1-8b",

@@ -5,6 +5,7 @@ A request's options are fields of SamplingParams. Their help is what the docstri
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +51,7 @@ def flag(name: str) -> str:
 
 
 KV_CACHE_DTYPE_HELP = "Format of cached keys and values: auto, int8, int4, fp8_e4m3, fp8_e5m2, kivi_int4."
+SPECULATIVE_HELP = 'Guess tokens and verify several per step, as JSON: \'{"method": "ngram", "num_speculative_tokens": 4}\'.'
 KV_WINDOW_HELP = "Newest tokens that a quantised cache keeps as they are; a multiple of 32."
 ENGINE_OPTIONS = (
     option("model", ModelOption),
@@ -61,6 +63,7 @@ ENGINE_OPTIONS = (
     option("kv_window", Annotated[int | None, typer.Option("--kv-window", help=KV_WINDOW_HELP, show_default=False)]),
     engine_option("kv_cache_policy", str, "How the KV cache is shared out: paged, contiguous or virtual.", "POLICY", default="paged"),
     engine_option("enable_prefix_caching", bool, "Compute what prompts have in common once (paged cache).", default=False),
+    engine_option("speculative_config", str | None, SPECULATIVE_HELP, "JSON"),
     option("variant", VariantOption),
 )
 REQUEST_OPTIONS = (
@@ -101,6 +104,7 @@ def load(options: dict[str, Any]):
     given = {one.name: options[one.name] for one in ENGINE_OPTIONS}
     given |= dict(device=given["device"].value, dtype=given["dtype"].value)
     given["kv_cache_residual_window"] = given.pop("kv_window")
+    given["speculative_config"] = parsed_speculation(given["speculative_config"])
     given["kernel_variants"] = variants(given.pop("variant"))
     return LLM(progress=sys.stderr.isatty(), **given)
 
@@ -110,6 +114,17 @@ def request_params(llm, options: dict[str, Any], **more: Any) -> SamplingParams:
     given = {one.name: options[one.name] for one in REQUEST_OPTIONS} | more
     given |= dict(logit_bias=parsed_biases(options["logit_bias"]), stop_token_ids=parsed_ids(options["stop_token_ids"]))
     return dataclasses.replace(llm.get_default_sampling_params(), **{name: value for name, value in given.items() if value is not None})
+
+
+def parsed_speculation(text: str | None) -> Any:
+    """The JSON of --speculative-config. InvalidOptionError if it is none."""
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError as error:
+        raise InvalidOptionError(
+            f"--speculative-config {text} is not allowed: {error}. Write JSON in single quotes: "
+            '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\'.'
+        ) from None
 
 
 def parsed_biases(texts: list[str] | None) -> dict[str, float] | None:

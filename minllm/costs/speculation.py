@@ -22,6 +22,11 @@ def expected_tokens(acceptance: float, num_drafts: int) -> float:
     return sum(acceptance**i for i in range(num_drafts + 1))
 
 
+def wasted_share(acceptance: float, num_drafts: int) -> float:
+    """The share of a verification's rows whose tokens are thrown away."""
+    return 1 - expected_tokens(acceptance, num_drafts) / (1 + num_drafts)
+
+
 def step_seconds(costs: StepCosts, num_sequences: int, num_drafts: int, draft: StepCosts | None = None) -> float:
     """The floor of a step that verifies this number of drafts of each sequence, with that of drafting the next ones."""
     rows = num_sequences * (1 + num_drafts)

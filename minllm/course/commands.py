@@ -5,6 +5,9 @@ from pathlib import Path
 from minllm.course.check_process import check_in_a_process
 from minllm.course.exercise_files import write
 from minllm.course.exercises import EXERCISES, select
+from minllm.course.project.check import check_project
+from minllm.course.project.parts import NAME as PROJECT
+from minllm.course.project.parts import PARTS
 from minllm.errors import ExerciseError
 
 
@@ -13,12 +16,14 @@ def exercise(lesson_or_name: str | None, out: Path | None, force: bool) -> None:
     if lesson_or_name is None:
         print(listing())
         return
-    chosen = select(lesson_or_name)
+    chosen = [part.exercise for part in PARTS] if lesson_or_name == PROJECT else select(lesson_or_name)
     if out is None:
         raise ExerciseError(f"say where to: minllm exercise {lesson_or_name} --out FOLDER")
     for path in write(chosen, out, force):
         print(path)
     print(f"\nFill in a file, then: minllm check {out / chosen[0].file_name}")
+    if lesson_or_name == PROJECT:
+        print(f"With all five: minllm check {PROJECT} {out}")
 
 
 def listing() -> str:
@@ -30,11 +35,16 @@ def listing() -> str:
             lesson = one.lesson
             lines.append(f"Lesson {lesson}")
         lines.append(f"  {one.name:<{width}}  {one.title}")
-    return "\n".join([*lines, "", "minllm exercise LESSON --out FOLDER writes those of a lesson; a name instead of a number writes one."])
+    ends = "minllm exercise LESSON --out FOLDER writes those of a lesson; a name instead of a number writes one."
+    return "\n".join([*lines, "", ends, f"minllm exercise {PROJECT} --out FOLDER writes the five parts of the final project."])
 
 
 def check(first: Path, second: Path | None) -> bool:
-    """Check `FILE`, or `NAME FILE`; returns whether it passed."""
+    """Check `FILE`, `NAME FILE`, or `project FOLDER`; returns whether it passed."""
+    if second is not None and str(first) == PROJECT:
+        checked = check_project(second)
+        print(checked.text, flush=True)
+        return checked.passed
     name, path = (None, first) if second is None else (str(first), second)
     report = check_in_a_process(path, name)
     try:

@@ -30,8 +30,8 @@ class Exercise:
     lesson: its number. title: a line for lists. task: what to write, for the hint that replaces the region. hints: further
     help, one step after the other. entry: the function that the rungs call, a name in `module` or "other.module:name" if the launcher
     lives in another file. stage: the engine's stage that a solution can be plugged into, if there is one; own_launcher: its launcher
-    there, as "module:name", if that is not the entry; most_rows: the most rows of x, or new tokens per sequence, that it supports;
-    simulated_options: the launcher's keyword arguments in the simulator.
+    there, as "module:name", if that is not the entry; engine_options: what `minllm generate` needs beside --variant; most_rows: the
+    most rows of x, or new tokens per sequence, that it supports; simulated_options: the launcher's keyword arguments in the simulator.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Exercise:
     rungs: tuple[Rung, ...]
     hints: tuple[str, ...] = ()
     stage: str | None = None
+    engine_options: str = ""
     own_launcher: str | None = None
     most_rows: int | None = None
     simulated_options: Mapping[str, Any] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from minllm.course.checks import (
     decode_step,
     engine_loop,
     first_kernels,
+    int4_matmul,
     language_model,
     matmul,
     normalization,
@@ -29,6 +30,7 @@ from minllm.course.checks import (
     quantization,
     sampling,
     scheduling,
+    speculation,
 )
 from minllm.course.exercise import Exercise
 from minllm.errors import ExerciseError
@@ -36,7 +38,7 @@ from minllm.errors import ExerciseError
 LADDERS = (
     language_model, first_kernels, attention_by_hand, arithmetic, matmul, normalization, cache, paging, quantization, decode_attention,
     sampling,
-    decode_step, scheduling, engine_loop,
+    decode_step, scheduling, engine_loop, int4_matmul, speculation,
 )  # fmt: skip
 EXERCISES: tuple[Exercise, ...] = tuple(
     sorted((exercise for module in LADDERS for exercise in module.EXERCISES), key=lambda exercise: exercise.lesson)

@@ -51,6 +51,7 @@ from minllm.models.weights import StoredWeights
 from minllm.runtime.compile_ahead import CompileAhead
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.int4 import Int4Format
 
 BUNDLED_MODEL = "data/models/bundled"
 
@@ -90,6 +91,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
     device = options.resolved_device()
     weight_format = _weight_format(device, options, source, config, checkpoint)
     dtype = compute_dtype(options.dtype, str(checkpoint.dtype(quantized=weight_format is not None)), device)
+    _check_own_kernels(options, weight_format)
     ops = _make_ops(device, dtype, options)
     shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
     check_shape(device, shape)
@@ -102,7 +104,8 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
             source.path, ops, weights_read, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format, config=config
         )
         compiling.wait(kernels_compiled)
-    draft = load_draft(options.speculative_config, ops, tokenizer, config.vocab_size, wanted_len)
+    random_seed = options.seed if options.load_format == "dummy" else None
+    draft = load_draft(options.speculative_config, ops, tokenizer, config.vocab_size, wanted_len, random_seed)
     of_draft = draft_shape(draft, ops, device, shape.block_size)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
     budget = budget_beside_draft(cache_budget(device, ops, config, options, weight_format), shape, of_draft)
@@ -205,6 +208,20 @@ def _check_capability(weight_format: WeightFormat) -> None:
         )
 
 
+def _check_own_kernels(options: EngineOptions, weight_format: WeightFormat | None) -> None:
+    """Raises InvalidOptionError for a kernel of one's own that no weight of this model, or no draft, could reach."""
+    stage, named = Int4Format.own_stage, weight_format is None or weight_format.is_option
+    if stage in (options.kernel_variants or {}) and named and getattr(weight_format, "own_stage", None) != stage:
+        raise InvalidOptionError(f'Your {stage} kernel multiplies 4-bit weights, and this model has none: add quantization="int4".')
+    drafts = options.speculative_config
+    if "accept" in (options.kernel_variants or {}) and (drafts is None or drafts.synthetic_acceptance_rate is not None):
+        what = "nothing is drafted" if drafts is None else "chance accepts the drafts"
+        raise InvalidOptionError(
+            f'Your accept kernel decides on drafts, and here {what}: give speculative_config={{"method": "ngram", '
+            '"num_speculative_tokens": 4}, without synthetic_acceptance_rate.'
+        )
+
+
 def _check_no_memory_mode(options: EngineOptions) -> None:
     """Raises InvalidOptionError for options that would change nothing on a CPU, so that nobody compares equals."""
     for name, value, default in (("allocation", options.allocation, None), ("pinned", options.pinned, True)):
@@ -229,7 +246,7 @@ def _make_runner(
     drafts: DraftSource | None,
 ) -> ModelRunner:  # fmt: skip
     machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
-    uses_graphs = device == "cuda" and not options.enforce_eager and wanted is None  # no graph verifies drafts yet
+    uses_graphs = device == "cuda" and not options.enforce_eager
     speculator = None if wanted is None else functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len)
     return ModelRunner(
         ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,

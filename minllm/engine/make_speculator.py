@@ -22,6 +22,7 @@ from minllm.errors import CheckpointError, InvalidOptionError
 from minllm.machine.hardware import find_gpu
 from minllm.models.config import ModelConfig
 from minllm.models.model import Model, load_model
+from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.source import open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.tokenizer import Tokenizer
@@ -37,8 +38,13 @@ def bundled_draft() -> Path:
     return bundled
 
 
-def load_draft(config: SpeculativeConfig | None, ops: Any, tokenizer: Tokenizer, vocab_size: int, max_model_len: int) -> Model | None:
-    """The draft model; None if drafts come from elsewhere. InvalidOptionError for another vocabulary or tokenizer, or a short context."""
+def load_draft(
+    config: SpeculativeConfig | None, ops: Any, tokenizer: Tokenizer, vocab_size: int, max_model_len: int, random_seed: int | None
+) -> Model | None:  # fmt: skip
+    """The draft model; None if drafts come from elsewhere. random_seed: for random weights instead of the checkpoint's.
+
+    InvalidOptionError for another vocabulary or tokenizer, or a short context.
+    """
     if config is None or config.method != "draft_model":
         return None
     source = open_source(bundled_draft() if config.model is None else Path(config.model))
@@ -54,6 +60,8 @@ def load_draft(config: SpeculativeConfig | None, ops: Any, tokenizer: Tokenizer,
             f"speculative_config: model={str(source.path)!r} is not allowed: its context of {found.max_position_embeddings} tokens is "
             f"shorter than max_model_len={max_model_len}: lower that, or take another draft."
         )
+    if random_seed is not None:
+        return load_model(source.path, ops, max_positions=max_model_len, checkpoint=RandomCheckpoint(found, random_seed), config=found)
     checkpoint = source.checkpoint(found)
     return load_model(source.path, ops, max_positions=max_model_len, checkpoint=checkpoint, config=untied_if_stored(found, checkpoint))
 
@@ -115,7 +123,7 @@ def make_speculator(
             f"speculative_config: num_speculative_tokens={num_drafts} is not allowed: the KV cache has room for {max_model_len} tokens of "
             f"a sequence, so that at most {max_model_len - 2} can be drafted."
         )
-    return Speculator(ops, machine, slots, source, num_drafts, max_model_len)
+    return Speculator(ops, machine, slots, source, num_drafts, max_model_len, config.synthetic_acceptance_rate)
 
 
 def _refuse(path: Path, why: str) -> None:

@@ -7,7 +7,7 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class SpeculativeConfig:
         takes the likeliest token, and text is that of decoding without drafts, seed for seed.
     prompt_lookup_max, prompt_lookup_min: the most and the fewest newest tokens that have to match; both 5 if neither is given, and each
         other's value if one is.
+    synthetic_acceptance_rate: for benchmarks: each draft is accepted with this probability, whatever the model says, so that text means
+        nothing; None lets the model decide.
     """
 
     num_speculative_tokens: int
@@ -40,6 +42,7 @@ class SpeculativeConfig:
     draft_sample_method: str = "probabilistic"
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
+    synthetic_acceptance_rate: float | None = None
 
     def __post_init__(self) -> None:
         if self.method is None:
@@ -53,6 +56,9 @@ class SpeculativeConfig:
         if self.model is not None and self.method != "draft_model":
             _refuse("model", self.model, f'None with method="{self.method}", which needs no model')
         _check_integer("num_speculative_tokens", self.num_speculative_tokens, f"an integer from 1 to {MOST_DRAFTS}", most=MOST_DRAFTS)
+        rate = self.synthetic_acceptance_rate
+        if not (rate is None or (isinstance(rate, Real) and not isinstance(rate, bool) and 0 <= rate <= 1)):
+            _refuse("synthetic_acceptance_rate", rate, "a number from 0 to 1, or None")
         longest, shortest = self.prompt_lookup_max, self.prompt_lookup_min
         for name, value in (("prompt_lookup_max", longest), ("prompt_lookup_min", shortest)):
             if value is not None:

@@ -45,6 +45,10 @@ class ComposedOps:
                 self.copy_blocks(scratch, recent.stores, ring)
         return query
 
+    def normed_rows(self, x: Any, residual: Any, norm: NormWeights, linear: Linear) -> tuple[Any, Any]:
+        """(what `linear` multiplies, residual): the norm of x + residual, which a machine may hand over as the linear's format likes it."""
+        return self.add_norm(x, residual, norm)
+
     def normed_qkv(
         self,
         x: Any,
@@ -58,7 +62,7 @@ class ComposedOps:
         cos_sin: Any = None,
     ) -> tuple[Any, Any]:
         """Norm, projection, rotation and cache write, one after the other."""
-        normalised, residual = self.add_norm(x, residual, norm)
+        normalised, residual = self.normed_rows(x, residual, norm, qkv)
         projected = self.linear(normalised, qkv)  # [T, (heads + 2 * kv_heads) * head_dim]
         return self.qkv_rope_append(projected, batch, layer_cache, attention_config, cos_sin), residual
 
@@ -71,5 +75,5 @@ class ComposedOps:
         next_norm: NormWeights | None = None,
     ) -> tuple[Any, Any]:  # fmt: skip
         """Norm and feed-forward, one after the other."""
-        normalised, residual = self.add_norm(x, residual, norm)
+        normalised, residual = self.normed_rows(x, residual, norm, gate_up)
         return self.gated_mlp(normalised, gate_up, down, activation), residual

@@ -40,6 +40,11 @@ class CudaBase(ComposedOps):
             self.capability = current_device().compute_capability
             self.stream = stream_handle(self.core_stream)
 
+    @property
+    def own_stages(self) -> tuple[str, ...]:
+        """The stages that kernels of the user's own compute."""
+        return tuple(self.own)
+
     def array(self, host_array: np.ndarray) -> Any:
         """A copy on the device."""
         host = np.ascontiguousarray(host_array)

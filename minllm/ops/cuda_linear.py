@@ -6,6 +6,7 @@ import numpy as np
 
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.ops.arguments import check_gated_activation, gelu_approximation
 from minllm.ops.cuda_base import CudaBase
 from minllm.weights.linear import Linear
@@ -24,7 +25,7 @@ class CudaLinear(CudaBase):
         activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
         launch_gated = self._gated_launcher(x, gate_up)
         if launch_gated is not None:
-            launch_gated(x, gate_up.weight, activated, self.stream)
+            launch_gated(self._rows_for(x, gate_up), gate_up.weight, activated, self.stream)
         else:
             both = self.linear(x, gate_up)  # [T, 2 * intermediate]
             self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
@@ -39,19 +40,23 @@ class CudaLinear(CudaBase):
 
     def _matmul(self, x: Any, linear: Linear, out_dtype: np.dtype) -> Any:
         out = self.empty((x.shape[0], linear.shape[0]), out_dtype)
-        own = self.own.get("matmul")
-        if own is not None and linear.format.is_plain and own.takes(x.shape[0]):
+        own = self.own.get(linear.format.own_stage)
+        if own is not None and own.takes(x.shape[0]):
             own.launch(x, linear.weight, out, linear.bias, self.stream)
             return out
         kernels, variant = linear.format.kernels, self._matmul_variant(x, linear)
-        if variant in kernels.activations:
-            x = kernels.activations[variant](x, self.empty, self.stream)
+        x = self._rows_for(x, linear)
         if variant in kernels.workspaces:
             workspace = kernels.workspaces[variant](x, linear.weight, self.empty)
             kernels.variants[variant](x, linear.weight, out, linear.bias, self.stream, workspace=workspace)
         else:
             kernels.variants[variant](x, linear.weight, out, linear.bias, self.stream)
         return out
+
+    def _rows_for(self, x: Any, linear: Linear) -> Any:
+        """What the linear's variant multiplies: x, or x quantised, unless the kernel before has done that."""
+        quantise = linear.format.kernels.activations.get(self._matmul_variant(x, linear))
+        return x if quantise is None or isinstance(x, QuantizedRows) else quantise(x, self.empty, self.stream)
 
     def _gated_launcher(self, x: Any, gate_up: Linear) -> Any:
         """What multiplies by gate and up and joins both in one kernel; None if the format has nothing for these arrays."""

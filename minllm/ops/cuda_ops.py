@@ -56,6 +56,15 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
             self._launcher("rms_norm", rms_norm)(x, norm.weight, out, norm.epsilon, residual, self.stream)
         return out, x if residual is None else residual
 
+    def normed_rows(self, x: Any, residual: Any, norm: NormWeights, linear: Linear) -> tuple[Any, Any]:
+        """(rows, residual) as of add_norm; the norm's kernel writes QuantizedRows if the linear's variant multiplies codes."""
+        if isinstance(x, DeferredNorm) or norm.kind != "rms_norm" or {"matmul", "rms_norm"} & self.own.keys():
+            return self.add_norm(x, residual, norm)
+        quantise = linear.format.kernels.normed_activations.get(self._matmul_variant(x, linear))
+        if quantise is None:
+            return self.add_norm(x, residual, norm)
+        return quantise(x, norm.weight, self.empty, norm.epsilon, residual, self.stream), x if residual is None else residual
+
     def normed_qkv(
         self,
         x: Any,

@@ -17,6 +17,7 @@ from minllm.kernels.speculation.prompt_lookup import prompt_lookup
 from minllm.kernels.speculation.rejection import reject
 from minllm.kernels.speculation.row_sampling import row_sampling
 from minllm.kernels.speculation.state import DraftState
+from minllm.kernels.speculation.synthetic import accept_synthetic
 from minllm.ops.cuda_base import CudaBase
 from minllm.ops.protocol import Batch
 
@@ -38,8 +39,15 @@ class CudaSpeculation(CudaBase):
 
     def accept(self, chosen: Any, computed: Any, slots: Any) -> Any:
         """The number of new tokens of each run: int32 [R]."""
+        counts, own = self.empty(slots.shape, np.int32), self.own.get("accept")
+        launch = accept if own is None else own.launch
+        launch(chosen, computed, slots, counts, self.stream)
+        return counts
+
+    def accept_synthetic(self, slots: Any, sampling: SamplingTensors, rate: float) -> Any:
+        """The number of new tokens of each run, by chance: int32 [R]."""
         counts = self.empty(slots.shape, np.int32)
-        accept(chosen, computed, slots, counts, self.stream)
+        accept_synthetic(slots, sampling, rate, counts, self.stream)
         return counts
 
     def distribution(self, logits: Any, sampling: SamplingTensors, slots: Any) -> Any:

@@ -37,6 +37,8 @@ from minllm.weights.linear import Linear
 class NumpyOps(NumpySpeculation, ComposedOps):
     """Implements `ops.protocol.Ops`; every array is a NumPy array."""
 
+    own_stages: tuple[str, ...] = ()  # stages that kernels of the user's own compute
+
     def __init__(self, dtype: Any = "float32"):
         """`dtype` is that of the activations, by name or as NumPy has it: float32, float16 or bfloat16."""
         self.dtype = activation_dtype(dtype, "NumpyOps")

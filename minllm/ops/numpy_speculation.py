@@ -17,6 +17,7 @@ from minllm.kernels.speculation.prompt_lookup import prompt_lookup_reference
 from minllm.kernels.speculation.rejection import reject_reference
 from minllm.kernels.speculation.row_sampling import row_sampling_reference
 from minllm.kernels.speculation.state import DraftState
+from minllm.kernels.speculation.synthetic import accept_synthetic_reference
 from minllm.ops.protocol import Batch
 
 
@@ -40,6 +41,10 @@ class NumpySpeculation:
         """The number of new tokens of each run: int32 [R]."""
         return accept_reference(chosen, computed, slots)
 
+    def accept_synthetic(self, slots: np.ndarray, sampling: SamplingTensors, rate: float) -> np.ndarray:
+        """The number of new tokens of each run, by chance: int32 [R]."""
+        return accept_synthetic_reference(slots, sampling, rate)
+
     def distribution(self, logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
         """The log-probabilities that each row is drawn from: float32 [R, vocab]."""
         x = penalize_reference(logits, sampling, slots) if sampling.kind is SamplingKind.ADJUSTED else logits
@@ -53,7 +58,7 @@ class NumpySpeculation:
 
     def run_slots(self, slots: np.ndarray, count: int) -> np.ndarray:
         """The slot of each run: int32 [count]."""
-        return run_slots_reference(slots)
+        return run_slots_reference(slots, count)
 
     def store_drafts(
         self, tokens: np.ndarray, slots: np.ndarray, index: int, drafts: DraftState, log_q: np.ndarray | None = None

@@ -2,8 +2,10 @@
 
     LLM(kernel_variants={"rms_norm": my_rms_norm, "attention": my_module})
 
-A stage's kernel is a launcher with the signature of the package's own: `matmul_naive`, `rms_norm`, `silu_and_multiply`; for attention a
-module (anything with these two attributes) with `attention` and `workspace_shapes`, as kernels/attention/__init__.py describes.
+A stage's kernel is a launcher with the signature of the package's own: `matmul_naive`, `int4_naive` (multiplies weights that
+quantization="int4" or one of its relatives holds), `rms_norm`, `silu_and_multiply`, `accept` (decides on greedy and n-gram drafts, if
+there is a speculative_config); for attention a module (anything with these two attributes) with `attention` and `workspace_shapes`, as
+kernels/attention/__init__.py describes.
 On a GPU it runs there. On a CPU it runs in the simulator, and all else in NumPy.
 """
 
@@ -13,7 +15,7 @@ from typing import Any
 
 from minllm.errors import KernelArgumentError
 
-STAGES = ("attention", "matmul", "rms_norm", "silu_and_multiply")
+STAGES = ("accept", "attention", "int4_matmul", "matmul", "rms_norm", "silu_and_multiply")
 
 
 @dataclass(frozen=True)

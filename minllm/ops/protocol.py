@@ -348,6 +348,10 @@ class Ops(Protocol):
         int32 [T]: the token that each row computed."""
         ...
 
+    def accept_synthetic(self, slots: Array, sampling: "SamplingTensors", rate: float) -> Array:
+        """The number of new tokens of each run, in its first row, 0 in others: int32 [R]. Chance accepts each draft at this rate."""
+        ...
+
     def distribution(self, logits: Array, sampling: "SamplingTensors", slots: Array) -> Array:
         """The log-probabilities that `sample` draws each row from, float32 [R, vocab]: a single 0 for greedy rows."""
         ...
@@ -360,7 +364,7 @@ class Ops(Protocol):
         ...
 
     def run_slots(self, slots: Array, count: int) -> Array:
-        """The slot of each of the `count` runs of these rows, int32 [count]; a row of padding is a run of slot -1."""
+        """The slots of the first `count` runs of these rows, int32 [count]; a row of padding, and what is missing, is a run of slot -1."""
         ...
 
     def store_drafts(self, tokens: Array, slots: Array, index: int, drafts: "DraftState", log_q: Array | None = None) -> None:

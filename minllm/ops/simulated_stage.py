@@ -27,6 +27,11 @@ class SimulatedStageOps(NumpyOps):
         self.kernels = dict(kernels)
         self.launches, self.seconds = Counter(), Counter()
 
+    @property
+    def own_stages(self) -> tuple[str, ...]:
+        """The stages of which a kernel of the user's own has computed something so far."""
+        return tuple(self.launches)
+
     def simulate(self, stage: str, *arguments) -> None:
         """Call a stage's launcher, and count it."""
         started = time.monotonic()
@@ -44,14 +49,24 @@ class SimulatedStageOps(NumpyOps):
         return out, x if residual is None else stream
 
     def linear(self, x: np.ndarray, linear: Linear, out_dtype: Any = None) -> np.ndarray:
-        """x @ weight.T + bias, in the simulator if it is small. A kernel of your own takes plain weights."""
-        own, weight, bias = self.kernels.get("matmul"), linear.weight, linear.bias
-        if own is None or not linear.format.is_plain or not own.takes(len(x)) or len(x) * weight.size > MOST_PRODUCTS:
+        """x @ weight.T + bias, in the simulator if it is small and a kernel of your own takes the weight's format."""
+        stage, weight, bias = linear.format.own_stage, linear.weight, linear.bias
+        own, (outputs, inputs) = self.kernels.get(stage), linear.shape
+        if own is None or not own.takes(len(x)) or len(x) * outputs * inputs > MOST_PRODUCTS:
             return super().linear(x, linear, out_dtype)
-        out = np.empty((len(x), len(weight)), x.dtype if out_dtype is None else out_dtype)
-        # Weights are kept as float32 numbers that are exact in the activations' dtype; kernels want one dtype.
-        self.simulate("matmul", np.ascontiguousarray(x), weight.astype(x.dtype), out, None if bias is None else bias.astype(x.dtype))
+        out = np.empty((len(x), outputs), x.dtype if out_dtype is None else out_dtype)
+        if linear.format.is_plain:  # kept as float32 numbers that are exact in the activations' dtype; kernels want one dtype
+            weight = weight.astype(x.dtype)
+        self.simulate(stage, np.ascontiguousarray(x), weight, out, None if bias is None else bias.astype(x.dtype))
         return out
+
+    def accept(self, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """The number of new tokens of each run: int32 [R]."""
+        if "accept" not in self.kernels:
+            return super().accept(chosen, computed, slots)
+        counts = np.empty(slots.shape, np.int32)
+        self.simulate("accept", chosen, computed, slots, counts)
+        return counts
 
     def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
         """Causal attention over the cached context."""

@@ -83,6 +83,7 @@ from minllm.ptx.cluster import (
 )
 from minllm.ptx.convert import (
     float_as_uint,
+    fma_bf16x2,
     fma_f16x2,
     pack_bf16x2,
     pack_f16x2,
@@ -236,6 +237,7 @@ __all__ = [
     "fence_proxy_async",
     "fence_proxy_tensormap_acquire",
     "float_as_uint",
+    "fma_bf16x2",
     "fma_f16x2",
     "griddepcontrol_launch_dependents",
     "griddepcontrol_wait",

@@ -57,15 +57,24 @@ def uint_as_float(word):
     return np.array([int(word) & 0xFFFFFFFF], np.uint32).view(np.float32)[0]
 
 
+def fma_bf16x2(a, b, c):
+    """fma_bf16x2(a, b, c) -> uint32: a * b + c of the two bfloat16 in each word, rounded once. PTX ISA, "fma.rn.bf16x2"."""
+    words = np.array([int(word) & 0xFFFFFFFF for word in (a, b, c)], np.uint32)
+    low, high = ((half.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for half in (words & 0xFFFF, words >> 16))
+    with np.errstate(all="ignore"):
+        return pack_bf16x2_emulation(*(np.float32(one[0] * one[1] + one[2]) for one in (low, high)))
+
+
 def fma_f16x2(a, b, c):
     """fma_f16x2(a, b, c) -> uint32: a * b + c of the two float16 in each word, rounded once. PTX ISA, "fma.rn.f16x2"."""
     (a0, a1), (b0, b1), (c0, c1) = (TWO_HALVES.unpack(WORD.pack(int(x) & 0xFFFFFFFF)) for x in (a, b, c))
     return pack_f16x2_emulation(a0 * b0 + c0, a1 * b1 + c1)
 
 
-pack_f16x2_emulation = pack_f16x2
+pack_bf16x2_emulation, pack_f16x2_emulation = pack_bf16x2, pack_f16x2
 pack_bf16x2 = instruction("cvt.rn.bf16x2.f32 $0, $2, $1;", "r", "ff", emulation=pack_bf16x2)
 pack_f16x2 = instruction("cvt.rn.f16x2.f32 $0, $2, $1;", "r", "ff", emulation=pack_f16x2)
+fma_bf16x2 = instruction("fma.rn.bf16x2 $0, $1, $2, $3;", "r", "rrr", emulation=fma_bf16x2)
 fma_f16x2 = instruction("fma.rn.f16x2 $0, $1, $2, $3;", "r", "rrr", emulation=fma_f16x2)
 unpack_bf16x2 = instruction("{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }", "ff", "r", emulation=unpack_bf16x2)
 unpack_f16x2 = instruction(

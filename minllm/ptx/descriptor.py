@@ -3,8 +3,9 @@
     bits 0-13   start address / 16        bits 16-29  leading byte offset / 16      bits 32-45  stride byte offset / 16
     bits 49-51  base offset, 0 here       bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
 
-A matrix [rows, 16 deep] of 16-bit elements consists of 8-by-8 core matrices, 8 lines of 16 bytes each. With a swizzle of S bytes, a line of
-S bytes holds S/16 adjacent chunks, and 8 such lines are an atom; without swizzle (S = 16 below) a line is one chunk. Then
+A matrix [rows, 16 deep] of 16-bit elements, or [rows, 32 deep] of 8-bit ones, which are always K-major, consists of core matrices, 8 lines
+of 16 bytes each. With a swizzle of S bytes, a line of S bytes holds S/16 adjacent chunks, and 8 such lines are an atom; without swizzle
+(S = 16 below) a line is one chunk. Then
 
     K-major ("k"):     a line runs along the depth K. Eight rows are an atom; the next eight are `stride` bytes further. Without swizzle the
                        second half of the depth is `leading` bytes further; with swizzle a line holds both, and `leading` is not used.

@@ -1,13 +1,13 @@
 """wgmma: asynchronous matrix products of a warpgroup (128 threads) on Hopper.
 
-A product D [64, n] += A [64, 16] B [n, 16]^T is asynchronous: `wgmma_fence` orders earlier register accesses before it,
-`wgmma_commit_group` commits products as a group, and `wgmma_wait_group_0` (1, 2, ...) waits until at most 0 (1, 2, ...) groups are in
-flight. Until then the kernel must not access the accumulator, nor change registers of A or shared memory of A and B. B is given by a
+A product D [64, n] += A [64, k] B [n, k]^T, k being 32 bytes of a row, is asynchronous: `wgmma_fence` orders earlier register accesses
+before it, `wgmma_commit_group` commits products as a group, and `wgmma_wait_group_0` (1, 2, ...) waits until at most 0 (1, 2, ...) groups
+are in flight. Until then the kernel must not access the accumulator, nor change registers of A or shared memory of A and B. B is given by a
 matrix descriptor (descriptor.py), A by a descriptor or in registers. Thread t of a warpgroup, with warp w = t // 32, g = t % 32 // 4,
 i = t % 4, holds
 
-    D [64, n]:   n/2 float32: for each 8 columns, from column c on: (16w+g, c+2i), (16w+g, c+2i+1), (16w+g+8, c+2i), (16w+g+8, c+2i+1)
-    A [64, 16]:  4 words of two 16-bit elements, as for mma.m16n8k16 in rows 16w to 16w+15
+    D [64, n]:   n/2 sums: for each 8 columns, from column c on: (16w+g, c+2i), (16w+g, c+2i+1), (16w+g+8, c+2i), (16w+g+8, c+2i+1)
+    A [64, k]:   4 words of two 16-bit or four 8-bit elements, as for mma.m16n8k16 and m16n8k32 in rows 16w to 16w+15
 
 If the kernel accesses those registers while products are in flight, ptxas serialises the products: the SASS then has a WARPGROUP.DEPBAR
 after every HGMMA. PTX ISA, "Asynchronous warpgroup level matrix instructions".
@@ -20,30 +20,36 @@ from llvmlite import ir
 from minllm.errors import KernelArgumentError
 from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
-from minllm.ptx.warpgroup_product import WARPGROUP, Product, run_groups, start_reading
+from minllm.ptx.warpgroup_product import NUMBERS, WARPGROUP, Product, run_groups, start_reading
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import meet, state
 from minllm.sim.thread import current_thread
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+SUMS = {"f32": ("f", F32), "s32": ("r", I32)}  # constraint letter and LLVM type of an accumulator's elements
 
 
 @functools.cache
 def make_wgmma(n, dtype="bf16", a="shared", a_major="k", b_major="k"):
-    """The function for D [64, n] += A [64, 16] B [n, 16]^T, with A and B of dtype "bf16" or "f16", n a multiple of 8 up to 256.
+    """The function for D [64, n] += A [64, k] B [n, k]^T with A and B of one dtype, n a multiple of 8 up to 256.
+
+    dtype: "bf16" or "f16", k = 16, and D is float32; "e4m3", k = 32, float32, of whose fraction the tensor cores of Hopper keep some 14
+    bits while they add; "s8", k = 32, int32, exact. From n = 32 on s8 takes multiples of 16.
 
     a "shared":     wgmma(accumulator, a_descriptor, b_descriptor, scale_d)
     a "registers":  wgmma(accumulator, a, a_at, b_descriptor, scale_d), A from the uint32 local array a[a_at:a_at+4]
-    accumulator: a float32 local array of n/2 elements; with scale_d 0 the product replaces it, else the product is added to it.
-    a_major, b_major: "k" if chunks of 8 elements run along the depth K, "mn" if they run along the rows of A or B. PTX ISA,
-    "wgmma.mma_async".
+    accumulator: a local array of n/2 elements of D; with scale_d 0 the product replaces it, else the product is added to it.
+    a_major, b_major: "k" if chunks of 16 bytes run along the depth K, "mn" if they run along the rows of A or B, which 8-bit elements
+    cannot. PTX ISA, "wgmma.mma_async".
     """
-    if n not in range(8, 257, 8) or dtype not in ("bf16", "f16") or a not in ("shared", "registers") or {a_major, b_major} - {"k", "mn"}:
+    eight_bits, majors = dtype in ("e4m3", "s8"), {a_major, b_major}
+    sizes = range(8, 257, 8) if dtype != "s8" else (8, 24, *range(16, 257, 16))
+    if dtype not in NUMBERS or n not in sizes or a not in ("shared", "registers") or majors - ({"k"} if eight_bits else {"k", "mn"}):
         raise KernelArgumentError(
             f"no wgmma with n={n}, dtype={dtype!r}, a={a!r}, a_major={a_major!r}, b_major={b_major!r}: n is a multiple of 8 from 8 to 256, "
-            "dtype bf16 or f16, a shared or registers, each major k or mn"
+            "for s8 of 16 from 32 on; dtype bf16, f16, e4m3 or s8; a shared or registers; each major k or, for 16 bits, mn"
         )
-    name = f"wgmma_m64n{n}k16_{dtype}_{a}_{a_major}_{b_major}"
+    name = f"wgmma_m64n{n}k{NUMBERS[dtype].depth}_{dtype}_{a}_{a_major}_{b_major}"
     product = Product(name, n, dtype, a == "registers", a_major, b_major)
     function = from_registers(product) if a == "registers" else from_shared(product)
     function.emulation.__doc__ = function.__doc__ = make_wgmma.__doc__
@@ -61,18 +67,21 @@ def start_product(product, *operands):
 def wgmma_text(product, a_operands, b_operand, scale):
     """The instruction's text with numbered operands, the accumulator first."""
     registers = ", ".join(f"${i}" for i in range(product.n // 2))
-    majors = [] if product.a_in_registers else [int(product.a_major == "mn")]
-    flags = ", ".join(map(str, [1, 1, *majors, int(product.b_major == "mn")]))
-    text = f"wgmma.mma_async.sync.aligned.m64n{product.n}k16.f32.{product.dtype}.{product.dtype}"
-    return f"{{ .reg .pred add; setp.ne.b32 add, {scale}, 0; {text} {{{registers}}}, {a_operands}, {b_operand}, add, {flags}; }}"
+    sums, depth = product.numbers.sums, product.numbers.depth
+    scales = [] if sums == "s32" else [1, 1]
+    majors = [int(major == "mn") for major in (product.a_major, product.b_major)][product.a_in_registers :] if depth == 16 else []
+    flags = "".join(f", {flag}" for flag in scales + majors)
+    text = f"wgmma.mma_async.sync.aligned.m64n{product.n}k{depth}.{sums}.{product.dtype}.{product.dtype}"
+    return f"{{ .reg .pred add; setp.ne.b32 add, {scale}, 0; {text} {{{registers}}}, {a_operands}, {b_operand}, add{flags}; }}"
 
 
-def accumulate(context, builder, signature, arguments, count, text, constraints, operands):
-    """Call the instruction with the accumulator, `count` elements of arguments[0], as tied inputs and outputs."""
+def accumulate(context, builder, signature, arguments, product, text, constraints, operands):
+    """Call the instruction with the accumulator, n/2 elements of arguments[0], as tied inputs and outputs."""
+    count, (letter, element) = product.n // 2, SUMS[product.numbers.sums]
     start = element_pointer(context, builder, signature.args[0], arguments[0], types.int64, I64(0))
     places = [builder.gep(start, [I32(i)]) for i in range(count)]
-    tied = ["=f"] * count + [str(i) for i in range(count)] + constraints
-    value = assembly(text, tied, ir.LiteralStructType([F32] * count), [F32] * count + [o.type for o in operands], convergent=True)
+    tied = [f"={letter}"] * count + [str(i) for i in range(count)] + constraints
+    value = assembly(text, tied, ir.LiteralStructType([element] * count), [element] * count + [o.type for o in operands], convergent=True)
     result = call_assembly(builder, value, [builder.load(place) for place in places] + operands, convergent=True)
     for i, place in enumerate(places):
         builder.store(builder.extract_value(result, i), place)
@@ -88,7 +97,7 @@ def from_shared(product):
             wanted = (types.uint64, types.uint64, types.uint32)
             operands = [context.cast(builder, *pair) for pair in zip(arguments[1:], signature.args[1:], wanted)]
             text = wgmma_text(product, f"${first}", f"${first + 1}", f"${first + 2}")
-            return accumulate(context, builder, signature, arguments, product.n // 2, text, ["l", "l", "r"], operands)
+            return accumulate(context, builder, signature, arguments, product, text, ["l", "l", "r"], operands)
 
         return types.void(accumulator, a_descriptor, b_descriptor, scale_d), lower
 
@@ -110,7 +119,7 @@ def from_registers(product):
             operands = [context.cast(builder, arguments[i], signature.args[i], t) for i, t in ((3, types.uint64), (4, types.uint32))]
             registers = ", ".join(f"${first + i}" for i in range(4))
             text = wgmma_text(product, f"{{{registers}}}", f"${first + 4}", f"${first + 5}")
-            return accumulate(context, builder, signature, arguments, product.n // 2, text, ["r"] * 4 + ["l", "r"], words + operands)
+            return accumulate(context, builder, signature, arguments, product, text, ["r"] * 4 + ["l", "r"], words + operands)
 
         return types.void(accumulator, a, a_at, b_descriptor, scale_d), lower
 

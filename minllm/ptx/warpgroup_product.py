@@ -6,7 +6,9 @@ that overwrites a tile, or registers of A, while a product may still be in fligh
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from minllm.ptx.descriptor import matrix_chunks, read_matrix
@@ -16,12 +18,28 @@ from minllm.sim.thread import current_thread
 from minllm.sim.transfer import end_transfer, start_transfer
 
 WARPGROUP = 128
-DEPTH = 16
+
+
+class Numbers(NamedTuple):
+    """A type of the operands of wgmma: elements of a row that one product takes, the type of its sums, and the value of each element."""
+
+    depth: int
+    sums: str
+    values: np.ndarray | None  # by the element's bits; None: computed
+
+
+NUMBERS = {
+    "bf16": Numbers(16, "f32", None),
+    "f16": Numbers(16, "f32", None),
+    "e4m3": Numbers(32, "f32", np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)),
+    "s8": Numbers(32, "s32", np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)),
+}
+DTYPE_OF_SUMS = {"f32": np.dtype(np.float32), "s32": np.dtype(np.int32)}
 
 
 @dataclass(frozen=True)
 class Product:
-    """One kind of wgmma.mma_async: D [64, n] += A [64, 16] B [n, 16]^T; the majors are "k" or "mn"."""
+    """One kind of wgmma.mma_async: D [64, n] += A [64, k] B [n, k]^T; dtype names the operands' numbers, the majors are "k" or "mn"."""
 
     name: str
     n: int
@@ -30,6 +48,11 @@ class Product:
     a_major: str
     b_major: str
 
+    @property
+    def numbers(self) -> Numbers:
+        """What A and B consist of."""
+        return NUMBERS[self.dtype]
+
 
 def run_groups(threads, pending):
     """Compute all but the newest `pending` wgmma groups of a warpgroup -> {thread: None}."""
@@ -37,7 +60,7 @@ def run_groups(threads, pending):
     queues = [thread.asynchronous.product_groups for thread in threads]
     if len({len(queue) for queue in queues}) > 1:
         fail("the threads of a warpgroup have committed different numbers of wgmma groups")
-    accumulators = {}  # id of the first thread's array -> ([64, n] float32, the arrays of all threads)
+    accumulators = {}  # id of the first thread's array -> ([64, n] sums, the arrays of all threads)
     while len(queues[0]) > pending:
         for calls in zip(*(queue.popleft() for queue in queues), strict=True):
             multiply(threads, calls, accumulators)
@@ -70,52 +93,55 @@ def multiply(threads, calls, accumulators):
         fail(f"the threads of a warpgroup do not all execute the same {product.name} on the same operands")
     block = threads[0].block
     if block.monitor is not None:
-        block.monitor.flops(threads[0], 2 * 64 * product.n * DEPTH, product.name)
+        block.monitor.flops(threads[0], 2 * 64 * product.n * product.numbers.depth, product.name)
     memory = asynchronous_view(block)
     left = a_from_registers(calls, product, threads) if product.a_in_registers else operand(memory, a, 64, product.a_major, product.dtype)
     right = operand(memory, b, product.n, product.b_major, product.dtype)
     if id(accumulator) not in accumulators:
         arrays = [call[1][0] for call in calls]
-        accumulators[id(accumulator)] = gather(arrays, product.n, threads) if add else None, arrays
+        accumulators[id(accumulator)] = gather(arrays, product, threads) if add else None, arrays
     matrix, arrays = accumulators[id(accumulator)]
     with np.errstate(all="ignore"):
-        # In float64 the 16 products and their sum are nearly always exact, so an element does not depend on its position in the matrix.
-        summed = (left.astype(np.float64) @ right.astype(np.float64).T).astype(np.float32)
+        # In float64 the products and their sum are nearly always exact, so an element does not depend on its position in the matrix.
+        summed = (left.astype(np.float64) @ right.astype(np.float64).T).astype(DTYPE_OF_SUMS[product.numbers.sums])
         accumulators[id(accumulator)] = (matrix + summed if add else summed), arrays
 
 
 def floats(words, dtype):
-    """bfloat16 or float16, given as uint16, as float32."""
+    """Elements of [rows, 32 bytes], given as uint16, as float32."""
+    values = NUMBERS[dtype].values
+    if values is not None:
+        return values[words.view(np.uint8)]
     if dtype == "bf16":
         return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return words.view(np.float16).astype(np.float32)
 
 
 def operand(memory, descriptor, rows, major, dtype):
-    """[rows, 16] float32 of a matrix in shared memory."""
+    """[rows, k] float32 of a matrix in shared memory."""
     return floats(read_matrix(memory, descriptor, rows, major), dtype)
 
 
 def a_from_registers(calls, product, threads):
-    """[64, 16] float32 of A from four words of each thread."""
+    """[64, k] float32 of A from four words of each thread."""
     words = np.stack([a.window(at, 16, alignment=4, thread=thread) for (_, (_, (a, at), _, _), _), thread in zip(calls, threads)])
-    # [warp, g, i, half of the depth, half of the rows, element]
-    parts = floats(words.view(np.uint16), product.dtype).reshape(4, 8, 4, 2, 2, 2)
-    return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, DEPTH)
+    # [warp, g, i, half of the depth, half of the rows, element of a word]
+    parts = floats(words.view(np.uint16), product.dtype).reshape(4, 8, 4, 2, 2, -1)
+    return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, product.numbers.depth)
 
 
-def gather(arrays, n, threads):
+def gather(arrays, product, threads):
     """[64, n] from the accumulators of 128 threads."""
     # [warp, g, i, columns / 8, half of the rows, element]
-    rows = np.stack([array.window(0, 2 * n, alignment=4, thread=thread) for array, thread in zip(arrays, threads)])
-    parts = rows.view(np.float32).reshape(4, 8, 4, n // 8, 2, 2)
-    return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, n)
+    rows = np.stack([array.window(0, 2 * product.n, alignment=4, thread=thread) for array, thread in zip(arrays, threads)])
+    parts = rows.view(DTYPE_OF_SUMS[product.numbers.sums]).reshape(4, 8, 4, product.n // 8, 2, 2)
+    return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, product.n)
 
 
 def scatter(matrix, arrays, threads):
     """Write [64, n] back to the accumulators of 128 threads."""
     n = matrix.shape[1]
     parts = matrix.reshape(4, 2, 8, n // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(WARPGROUP, n // 2)
-    parts = np.ascontiguousarray(parts, np.float32).view(np.uint8)
+    parts = np.ascontiguousarray(parts).view(np.uint8)
     for array, part, thread in zip(arrays, parts, threads):
         array.window(0, 2 * n, alignment=4, kind="write", thread=thread)[:] = part

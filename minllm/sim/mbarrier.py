@@ -48,8 +48,8 @@ class MBarrier:
         """arrive-on: `count` arrivals."""
         if count > self.pending:
             fail(f"one arrival too many at {self}")
-        self.pending -= count
         release(current_thread(), (self, self.completed))
+        self.pending -= count
         self.settle()
 
     def start_copy(self, byte_count, land, transfer=None):
@@ -86,6 +86,8 @@ class MBarrier:
         thread = current_thread()
         number = self.completed if self.phase == parity else self.completed - 1  # the phase to wait for
         if self.completed == number:
+            if self.block.monitor is not None:
+                self.block.monitor.waits(thread, self, number)
             self.waiters.append(thread)
             self.settle()
             if self.completed == number:

@@ -82,6 +82,9 @@ class Monitor:
     def acquire(self, thread, thing):
         """An acquire: `thread` sees all that was released to `thing` so far."""
 
+    def waits(self, thread, barrier, phase):
+        """A thread is about to wait for a phase, by its number, of an mbarrier.MBarrier, and the phase has not completed yet."""
+
     def flops(self, thread, count, kind):
         """FLOPs of a warp-wide instruction named `kind`, reported by one thread."""
 

@@ -1,7 +1,7 @@
 """Arrays of a simulated device: those of Numba's own simulator, which hold NumPy arrays, with what these lack.
 
-Memory of `cuda.device_array` counts as unwritten. If a float array is copied to the host while some of its elements have not been written,
-this is reported, as compute-sanitizer's initcheck does on a GPU.
+Memory of `cuda.device_array` counts as unwritten. If an array is copied to the host while some of its elements have not been written, this
+is reported, as compute-sanitizer's initcheck does on a GPU.
 """
 
 import ctypes
@@ -12,23 +12,21 @@ from numba.cuda.args import ArgHint, In
 from numba.cuda.simulator.cudadrv import devicearray
 
 from minllm.errors import SimulationError
-from minllm.sim.array_bytes import place_of
-from minllm.sim.arrays import poisoned
 from minllm.sim.detectors import is_detecting
-from minllm.sim.detectors.unwritten import holds_poison
 from minllm.sim.detectors.waivers import waived_frame
+from minllm.sim.device_memory import mark_written, unwritten_elements, watch
 from minllm.sim.place import describe
 
 DeviceArray = devicearray.FakeCUDAArray
 copy_of_simulator = DeviceArray.copy_to_host
+copy_into_simulator = DeviceArray.copy_to_device
+assignment_of_simulator = DeviceArray.__setitem__
 
 
 def device_array(shape, dtype=np.float64, strides=None, order="C", stream=0):
     """`cuda.device_array`."""
     made = np.ndarray(shape, dtype, strides=strides, order=order)
-    if is_detecting() and made.dtype.kind == "f" and strides is None:
-        made = poisoned(made.shape if made.ndim else (1,), made.dtype).reshape(made.shape, order=order)
-    return DeviceArray(made, stream)
+    return DeviceArray(watch(made) if is_detecting() else made, stream)
 
 
 def copy_to_host(self, ary=None, stream=0):
@@ -38,11 +36,28 @@ def copy_to_host(self, ary=None, stream=0):
     return copy_of_simulator(self, host_array(ary), stream)
 
 
+def copy_to_device(self, ary, stream=0):
+    """`array.copy_to_device(ary)`."""
+    copy_into_simulator(self, ary, stream)
+    mark_written(self._ary)
+
+
+def assign(self, index, value):
+    """`array[index] = value` on the host."""
+    assignment_of_simulator(self, index, value)
+    if isinstance(index, str):
+        mark_written(self._ary[index])
+    else:
+        changed = np.zeros(self._ary.shape, bool)
+        changed[index] = True
+        mark_written(self._ary, changed[..., None])
+
+
 def check_written(data, frame):
-    """Fail if a float array that is copied to the host has elements that nobody wrote."""
-    missing = holds_poison(data) if data.dtype.kind == "f" and data.flags.forc else np.zeros(0, bool)
-    if missing.any() and not waived_frame("unwritten", frame):
-        first = list(place_of(data, int(missing.argmax()) * data.itemsize))
+    """Fail if an array that is copied to the host has elements that nobody wrote."""
+    missing = unwritten_elements(data)
+    if missing is not None and missing.any() and not waived_frame("unwritten", frame):
+        first = [int(place) for place in np.argwhere(missing)[0]]
         raise SimulationError(
             f"{int(missing.sum())} of the {data.size} elements of a device array that is copied to the host have not been written; the "
             f"first is element {first}: is a grid too small, or a condition too narrow? ({describe(frame)})"
@@ -51,13 +66,14 @@ def check_written(data, frame):
 
 def interface(self):
     """`array.__cuda_array_interface__`."""
+    mark_written(self._ary)  # whoever takes the address may write there unseen
     found = dict(self._ary.__array_interface__)
     return {name: found[name] for name in ("shape", "strides", "typestr", "data", "version")} | {"version": 3, "stream": None}
 
 
 def is_cuda_array(value):
     """`cuda.is_cuda_array`."""
-    return hasattr(value, "__cuda_array_interface__")
+    return isinstance(value, DeviceArray) or hasattr(value, "__cuda_array_interface__")
 
 
 def as_cuda_array(value, sync=True):
@@ -103,6 +119,8 @@ def foreign_array(value):
 
 REPLACED = [
     (DeviceArray, "copy_to_host", copy_to_host),
+    (DeviceArray, "copy_to_device", copy_to_device),
+    (DeviceArray, "__setitem__", assign),
     (DeviceArray, "__cuda_array_interface__", property(interface)),
     (devicearray, "device_array", device_array),
 ]

@@ -25,6 +25,7 @@ from numba.cuda.simulator.reduction import Reduce
 
 from minllm.machine.numba_cuda import types
 from minllm.sim import numba_arrays, numba_ufuncs, rewrite
+from minllm.sim.compiled_overloads import forget, note
 from minllm.sim.detectors import detecting
 from minllm.sim.numba_arrays import host_array
 from minllm.sim.simulator import simulate
@@ -60,6 +61,7 @@ class Launch:
             arguments = [extension.prepare_args(argument_type(one), one, stream=0, retr=[])[1] for one in arguments]
         hosts = [host_array(argument) for argument in arguments]
         declared = signature_for(self.dispatcher, hosts)
+        note(self.dispatcher, declared or tuple(map(argument_type, hosts)))
         simulate(self.dispatcher, self.griddim, self.blockdim, *hosts, shared_bytes=self.sharedmem, types=declared)
 
 
@@ -102,14 +104,17 @@ def fits(given, wanted):
     return given is None or context().can_convert(given, wanted) is not None
 
 
-def compile_eagerly(kernel, signature):
-    """Remember a signature; nothing is compiled."""
-    arguments, _ = sigutils.normalize_signature(signature)
-    kernel.__dict__.setdefault("simulated_signatures", []).append(tuple(arguments))
+def remember_signature(kernel, signature):
+    """Remember an eager signature of a kernel or device function; nothing is compiled. Returns the types of its arguments."""
+    arguments = tuple(sigutils.normalize_signature(signature)[0])
+    kernel.__dict__.setdefault("simulated_signatures", []).append(arguments)
+    return arguments
 
 
 def configure(kernel, grid, block, stream=0, sharedmem=0):
-    """`kernel[grid, block, stream, sharedmem]` of a simulated kernel."""
+    """`kernel[grid, block, stream, sharedmem]` of a simulated kernel; RuntimeError for a device function."""
+    if kernel.targetoptions.get("device"):
+        raise RuntimeError("Cannot compile a device function as a kernel")
     return Launch(kernel, grid, block, stream, sharedmem)
 
 
@@ -146,6 +151,7 @@ def simulated_launches(detect=True):
     kernels = dispatcher.CUDADispatcher
     with contextlib.ExitStack() as stack:
         stack.enter_context(detecting(detect))
+        stack.callback(forget)
 
         def replace(owner, name, value):
             if name in vars(owner):
@@ -155,10 +161,11 @@ def simulated_launches(detect=True):
             setattr(owner, name, value)
 
         replace(kernels, "configure", configure)
-        replace(kernels, "compile", compile_eagerly)
-        replace(kernels, "compile_device", lambda kernel, types, return_type=None: compile_eagerly(kernel, types))
+        replace(kernels, "compile", lambda kernel, signature: note(kernel, remember_signature(kernel, signature)))
+        replace(kernels, "compile_device", lambda kernel, types, return_type=None: remember_signature(kernel, types))
         replace(kernels, "disable_compile", lambda kernel, disabled=True: None)
         replace(kernels, "specialize", lambda kernel, *arguments: kernel)
+        replace(dispatcher, "get_current_device", api.get_current_device)
         replace(dispatcher.ForAll, "__call__", launch_for_all)
         for name in OF_API:
             replace(numba.cuda, name, getattr(api, name))

@@ -1,23 +1,35 @@
-"""A launch spread over processes, which share the arrays in host memory.
+"""A launch spread over processes, which share its arrays as files that each of them maps into its memory.
 
 It works for kernels whose blocks do not communicate. Global atomics are refused, because they would not be atomic between processes.
+
+A process is forked where the system can fork. Windows cannot: there a new Python starts, and receives the kernel pickled by value, with its
+closure and its device functions. A script that spreads a launch then needs `if __name__ == "__main__":`, as for any use of multiprocessing.
 """
 
-import mmap
+import importlib.util
+import io
 import multiprocessing
 import pickle
+import sys
+import tempfile
+import types
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from numba import cloudpickle
+from numba.cuda.dispatcher import CUDADispatcher as Dispatcher
 
 from minllm.errors import SimulationError
+from minllm.machine.numba_cuda import _Intrinsic
+
+START_METHOD = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 def check_spreading(monitors, cluster, names):
     """Raise SimulationError if a launch has to stay in one process."""
     reason = None
-    if "fork" not in multiprocessing.get_all_start_methods():
-        reason = "this system cannot fork"
-    elif monitors:
+    if monitors:
         reason = "its monitors are to see all blocks"
     elif cluster is not None:
         reason = "it runs by clusters"
@@ -27,53 +39,89 @@ def check_spreading(monitors, cluster, names):
         raise SimulationError(f"a launch cannot be spread over processes: {reason}; leave `processes` at 1")
 
 
-class SharedArguments:
-    """A launch's arguments, with every array copied once to memory that forked processes share."""
-
-    def __init__(self, arguments):
-        self.copies = {}  # id of the caller's array -> (that array, its copy)
-        self.arguments = [self.share(argument) for argument in arguments]
-
-    def share(self, argument):
-        """The copy of an array, or of the array that an argument holds; other arguments unchanged."""
-        if hasattr(argument, "with_array"):
-            return argument.with_array(self.share)
-        if not isinstance(argument, np.ndarray) or not argument.size:
-            return argument
-        if id(argument) not in self.copies:
-            memory = np.frombuffer(mmap.mmap(-1, argument.nbytes), np.uint8)
-            copy = memory.view(argument.dtype).reshape(argument.shape).view(type(argument))
-            copy[...] = argument
-            self.copies[id(argument)] = argument, copy
-        return self.copies[id(argument)][1]
-
-    def run(self, steps, processes):
-        """Run the steps in processes, and copy the arrays back. Raises the first error."""
-        context = multiprocessing.get_context("fork")
+def spread(run_share, arguments, processes):
+    """Call run_share(arguments, number) in processes, number = 0, 1, ..., and copy the arrays back. Raises the first error."""
+    context = multiprocessing.get_context(START_METHOD)
+    with tempfile.TemporaryDirectory(prefix="minllm-launch-") as folder:
+        files = ArrayFiles(Path(folder))
+        task = run_share, [replaced(argument, files.write) for argument in arguments]
+        sent = task if START_METHOD == "fork" else pickled(task)
         workers = []
-        for number in range(min(processes, len(steps))):
+        for number in range(processes):
             receiver, sender = context.Pipe(duplex=False)
-            worker = context.Process(target=work, args=(steps[number::processes], sender))
+            worker = context.Process(target=work, args=(sent, number, sender))
             worker.start()
             sender.close()
             workers.append((worker, receiver))
         errors = [result(receiver) for _, receiver in workers]
         for worker, _ in workers:
             worker.join()
-        for original, copy in self.copies.values():
-            if original.flags.writeable:
-                original[...] = copy
-        for error in errors:
-            if error is not None:
-                raise error
+        files.read_back()
+    for error in errors:
+        if error is not None:
+            raise error
 
 
-def work(steps, sender):
-    """Run the steps in a worker process, and send None or the exception."""
+@dataclass(frozen=True)
+class ArrayFile:
+    """An array of a launch as a file that holds its elements in C order."""
+
+    path: Path
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    kind: type  # the subclass of np.ndarray
+    is_writeable: bool
+
+    def mapped(self):
+        """The array in memory that all processes of the launch share."""
+        memory = np.memmap(self.path, np.uint8, "r+" if self.is_writeable else "r")
+        return memory.view(np.ndarray).view(self.dtype).reshape(self.shape).view(self.kind)
+
+
+class ArrayFiles:
+    """The arrays of a launch as files, each array once."""
+
+    def __init__(self, folder):
+        self.folder, self.files = folder, {}  # id of an array -> (the array, its ArrayFile)
+
+    def write(self, array):
+        """The ArrayFile of an array; an empty array stays as it is."""
+        if not array.size:
+            return array
+        if id(array) not in self.files:
+            file = ArrayFile(self.folder / str(len(self.files)), array.dtype, array.shape, type(array), array.flags.writeable)
+            file.path.write_bytes(np.ascontiguousarray(array).view(np.ndarray).reshape(-1).view(np.uint8).data)
+            self.files[id(array)] = array, file
+        return self.files[id(array)][1]
+
+    def read_back(self):
+        """Copy what the processes wrote to the caller's arrays."""
+        for array, file in self.files.values():
+            if file.is_writeable:
+                array[...] = np.fromfile(file.path, np.uint8).view(file.dtype).reshape(file.shape)
+
+
+def replaced(argument, change):
+    """An argument with `change` of each array in it: of a NumPy array or ArrayFile, of those in a tuple, of the one in a tensor map."""
+    if isinstance(argument, tuple):
+        made = [replaced(one, change) for one in argument]
+        return type(argument)._make(made) if hasattr(argument, "_make") else tuple(made)
+    if hasattr(argument, "with_array"):
+        return argument.with_array(change)
+    return change(argument) if isinstance(argument, (np.ndarray, ArrayFile)) else argument
+
+
+def mapped(value):
+    """The array of an ArrayFile; an array as it is."""
+    return value.mapped() if isinstance(value, ArrayFile) else value
+
+
+def work(sent, number, sender):
+    """Run one share in a worker process, and send None or the exception."""
     error = None
     try:
-        for step in steps:
-            step()
+        run_share, arguments = pickle.loads(sent) if isinstance(sent, bytes) else sent
+        run_share([replaced(argument, mapped) for argument in arguments], number)
     except Exception as raised:  # the parent process raises it
         error = raised
     try:
@@ -89,4 +137,49 @@ def result(receiver):
     try:
         return receiver.recv()
     except EOFError:
-        return SimulationError("a process that simulated some of the blocks ended before it was done")
+        guard = "; a script must launch under `if __name__ == '__main__':` here" if START_METHOD == "spawn" else ""
+        return SimulationError(f"a process that simulated some of the blocks ended before it was done{guard}")
+
+
+def pickled(task):
+    """A task for a process that inherits nothing. Raises SimulationError if something in it cannot be sent."""
+    stream = io.BytesIO()
+    try:
+        LaunchPickler(stream).dump(task)
+    except Exception as error:
+        raise SimulationError(
+            f"a launch cannot be spread over processes: its kernel or an argument cannot be sent to another process ({error}); "
+            "leave `processes` at 1"
+        ) from None
+    return stream.getvalue()
+
+
+class LaunchPickler(cloudpickle.Pickler):
+    """Pickles functions by value; kernels, device functions and intrinsics of an importable module by name.
+
+    Numba has its own way for its device functions and intrinsics, which loses the emulations of the intrinsics.
+    """
+
+    def reducer_override(self, value):
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
+        is_object = callable(value) and not isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType))
+        if is_object and isinstance(name, str) and getattr(sys.modules.get(module), name, None) is value and is_importable(module):
+            return named, (module, name)
+        if isinstance(value, Dispatcher):
+            return Dispatcher, (value.py_func, value.targetoptions)
+        if isinstance(value, _Intrinsic) and hasattr(value, "emulation"):
+            return *value.__reduce__(), {"emulation": value.emulation}
+        return super().reducer_override(value)
+
+
+def is_importable(module):
+    """Whether another process can import a module of this one."""
+    try:
+        return module != "__main__" and importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def named(module, name):
+    """What a module calls by this name."""
+    return getattr(importlib.import_module(module), name)

@@ -126,8 +126,8 @@ def swap(value, done, name=""):
         return value.emulation
     if hasattr(value, "py_func"):
         return rewrite(value.py_func, done)
-    if isinstance(value, _Intrinsic):
-        return unsupported(value.__name__)
+    if isinstance(value, (_Intrinsic, types.ExternalFunction)) or type(value).__name__ == "ExternFunction":  # of declare_device
+        return unsupported(getattr(value, "__name__", None) or value.name)
     return value
 
 
@@ -143,7 +143,7 @@ def unsupported(name):
     """The twin of an intrinsic without emulation: raises SimulationError when it is called."""
 
     def refuse(*arguments):
-        fail(f"{name} has no emulation: the simulator cannot run it (give the intrinsic an attribute `emulation`, a Python function)")
+        fail(f"{name} has no emulation: the simulator cannot run it (give it an attribute `emulation`, a Python function)")
 
     return refuse
 

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import random
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from minllm.sim.detectors import detectors, is_detecting
 from minllm.sim.machine import Block
 from minllm.sim.monitor import Launch, combined
 from minllm.sim.monitored_arrays import checked
-from minllm.sim.processes import SharedArguments, check_spreading
+from minllm.sim.processes import check_spreading, spread
 from minllm.sim.progress import run_in_turn
 from minllm.sim.records import Record
 from minllm.sim.rewrite import for_simulation, plain_function, swap
@@ -38,7 +39,8 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     monitors: Monitors of this launch. order: None runs the blocks in order; an integer seeds a shuffle, which exposes a kernel that
     depends on the order of its blocks. cluster: blocks per cluster along x, y and z; they run together.
     detect: whether all detectors run too (minllm.sim.detectors); None: as the context `detecting()` says, without one they do not.
-    processes: the number of processes over which to spread the blocks, if these do not communicate (minllm.sim.processes).
+    processes: the number of processes over which to spread the blocks, if these do not communicate (minllm.sim.processes). Detectors see
+    each block then, but no race between blocks.
     types: the Numba types of the arguments, where they are declared; None: those that Numba gives them.
     A launch that will take more than about a minute says so on standard error and shows its progress.
     Raises SimulationError for what a GPU forbids or leaves undefined: an access out of bounds or misaligned, a deadlock; with detectors
@@ -47,33 +49,58 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     grid, block = dimensions(grid), dimensions(block)
     detect = is_detecting() if detect is None else detect
     watching = [*monitors, *(make() for make in standing_monitors)]
-    monitor = combined([*(detectors() if detect else ()), *watching])
     argument_types = types or tuple(map(getattr(kernel, "argument_type", numba_argument_type), arguments))
-    check_launch(grid, block)
+    check_launch(grid, block, launch_bounds(kernel))
     check_arguments(kernel, arguments)
-    function, twins = for_simulation(kernel, argument_types, monitor and monitor.scalar_type or simulated_type)
+    how = How(kernel, grid, block, argument_types, shared_bytes, order, cluster)
     if processes > 1:
-        check_spreading(watching, cluster, twins.names)
-        memory = SharedArguments(arguments)
-        arguments = memory.arguments
+        check_spreading(watching, cluster, for_simulation(kernel, argument_types)[1].names)
+        processes = min(processes, grid.x * grid.y * grid.z)
+        spread(functools.partial(run_share, how, detect, processes), arguments, processes)
+        return
+    monitor = combined([*(detectors() if detect else ()), *watching])
+    run(how, arguments, monitor)
+    if monitor is not None:
+        monitor.end()
+
+
+class How(NamedTuple):
+    """What a launch is given besides its arguments: see `simulate`."""
+
+    kernel: Any
+    grid: Dimensions
+    block: Dimensions
+    types: tuple
+    shared_bytes: int
+    order: int | None
+    cluster: Any
+
+
+def run_share(how, detect, processes, arguments, number):
+    """Run every `processes`-th block from that with `number` on, in one of the processes of a launch."""
+    run(how, arguments, combined(detectors() if detect else ()), slice(number, None, processes))
+
+
+def run(how, arguments, monitor, share=slice(None)):
+    """Run the blocks of a launch, or its `share`."""
+    function, twins = for_simulation(how.kernel, how.types, monitor and monitor.scalar_type or simulated_type)
     arrays = {}
-    named = zip(arguments, argument_types, argument_names(kernel, len(arguments)))
+    named = zip(arguments, how.types, argument_names(how.kernel, len(arguments)))
     prepared = [prepare(argument, kind, name, monitor, arrays, twins) for argument, kind, name in named]
     if monitor is not None:
-        monitor.start(Launch(kernel, function, tuple(grid), tuple(block), shared_bytes, arrays))
-    bounds = getattr(kernel, "options", {}).get("launch_bounds")
-    resident = bounds[1] if isinstance(bounds, tuple) else 1
-    make_block = functools.partial(Block, dimensions=block, grid=grid, shared_bytes=shared_bytes, monitor=monitor, resident=resident)
-    steps = launch_steps(function, prepared, twins.names, grid, order, cluster, make_block)
+        monitor.start(Launch(how.kernel, function, tuple(how.grid), tuple(how.block), how.shared_bytes, arrays))
+    _, resident = launch_bounds(how.kernel)
+    make_block = functools.partial(
+        Block, dimensions=how.block, grid=how.grid, shared_bytes=how.shared_bytes, monitor=monitor, resident=resident
+    )
+    steps = launch_steps(function, prepared, twins.names, how.grid, how.order, how.cluster, make_block)
     try:
         with watched():
-            memory.run(steps, processes) if processes > 1 else run_in_turn(steps, function.__name__)
+            run_in_turn(steps[share], function.__name__)
     except Exception as error:
         if monitor is not None:
             monitor.stopped(error)
         raise
-    if monitor is not None:
-        monitor.end()
 
 
 def launch_steps(function, arguments, names, grid, order, cluster, make_block):
@@ -112,12 +139,22 @@ def argument_names(kernel, count):
     return names + [""] * (count - len(names))
 
 
-def check_launch(grid, block):
-    """Fail for a grid or block that no GPU launches (CUDA C++ Programming Guide, "Compute Capabilities")."""
+def launch_bounds(kernel):
+    """(most threads per block, blocks per SM) that a kernel is compiled for; None and 1 without bounds."""
+    bounds = {**getattr(kernel, "targetoptions", {}), **getattr(kernel, "options", {})}.get("launch_bounds")
+    most, *blocks = bounds if isinstance(bounds, tuple) else (bounds,)
+    return most, blocks[0] if blocks else 1
+
+
+def check_launch(grid, block, bounds):
+    """Fail for a grid or block that no GPU launches (CUDA C++ Programming Guide, "Compute Capabilities"), or not for this kernel."""
     if grid.y > LARGEST_GRID_Y or grid.z > LARGEST_GRID_Y:
         raise SimulationError(f"a grid of {tuple(grid)} blocks; a GPU takes {LARGEST_GRID_Y} along y and along z")
     if block.x * block.y * block.z > LARGEST_BLOCK or block.z > LARGEST_BLOCK_Z:
         raise SimulationError(f"a block of {tuple(block)} threads; a GPU takes {LARGEST_BLOCK} in all, and {LARGEST_BLOCK_Z} along z")
+    threads, (most, _) = block.x * block.y * block.z, bounds
+    if most is not None and threads > most:
+        raise SimulationError(f"a block of {threads} threads; the kernel's launch_bounds allow {most}")
 
 
 def check_arguments(kernel, arguments):

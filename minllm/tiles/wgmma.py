@@ -7,18 +7,20 @@
 The right operand is a tile in shared memory, [N, K], or [K, N] with right_major "mn". The left one is another, or words in registers. An
 operand in shared memory is its matrix descriptor, 64 bits, to which a step along K adds a constant; adding 1 moves it by 16 bytes.
 
+Codes of 8 bits, float8_e4m3fn (float32 sums) and int8 (int32 sums), lie in such a tile as pairs: a row of 64 elements holds 128 codes.
+
 PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
 """
 
 from typing import Any, NamedTuple
 
-from numba import cuda, uint32, uint64
+from numba import cuda, float32, int32, uint32, uint64
 
 from minllm import ptx
 from minllm.tiles.shared import SharedTile
 
-DTYPES = {"bfloat16": "bf16", "float16": "f16"}
-DEPTH = 16  # depth of one instruction along K
+DTYPES = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3", "int8": "s8"}
+DEPTH = 16  # depth of one instruction along K, in elements of 16 bits
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -34,9 +36,10 @@ def sum_column(i, thread):
 
 
 class Wgmma(NamedTuple):
-    """What a warpgroup does with its sums: `registers` float32 per thread."""
+    """What a warpgroup does with its sums: `registers` of them per thread, of Numba's type `sum_type`."""
 
     registers: int
+    sum_type: Any
     left: Any  # left(address) -> operand of a left tile at a shared address
     right: Any  # right(address) -> operand of a right tile
     multiply: Any  # multiply(sums, left, right, add): start sums += left right, or = if add is 0
@@ -104,4 +107,5 @@ def make_wgmma(right: SharedTile, dtype: str, left: SharedTile | None = None, ri
         ptx.wgmma_wait_group_0()
         ptx.keep_registers(sums, registers)  # nothing reads them before the wait
 
-    return Wgmma(registers, left_operand, right_operand, multiply_shared if left else multiply_registers, wait)
+    sum_type = int32 if dtype == "int8" else float32
+    return Wgmma(registers, sum_type, left_operand, right_operand, multiply_shared if left else multiply_registers, wait)

@@ -7,7 +7,7 @@ formats.py. Loading, operations, costs, the memory budget and `minllm plan` ask 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,8 @@ class LinearKernels(NamedTuple):
     choose: Callable[[Any, Any], str]  # (x, weight) -> the variant for these arrays
     most_rows: Mapping[str, int] = {}  # the most rows of x that a variant takes, if it is limited
     activations: Mapping[str, Callable] = {}  # variant -> quantiser(x, empty, stream) of x, for variants that multiply quantised rows
+    # variant -> (x, norm, empty, epsilon, residual, stream), which quantises the RMS norm of x (+ residual) in one kernel
+    normed_activations: Mapping[str, Callable] = {}
     workspaces: Mapping[str, Callable] = {}  # variant -> (x, weight, empty), which makes its launcher's `workspace`
     gated: Callable | None = None  # (variant, x, weight) -> launcher(x, weight, out, stream) of silu(gate) * up, or None
     # For a few rows of x, with the RMS norm in front and the residual behind: decoding one sequence.
@@ -58,6 +60,7 @@ class WeightFormat:
     group_bytes: int = 0  # bytes of what is stored once per group
     since: tuple[int, int] | None = None  # the first compute capability whose GPUs have the instructions; None for all
 
+    own_stage: ClassVar[str | None] = None  # the stage of ops/own_kernels.py whose kernel may multiply by it
     is_plain = False  # numbers as they are, in the dtype of the activations
     is_option = True  # LLM(quantization=name) loads it
 

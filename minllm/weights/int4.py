@@ -39,6 +39,8 @@ class Int4Weight(NamedTuple):
 class Int4Format(WeightFormat):
     """Half a byte per number, 2 bytes per group, 3 with zeros."""
 
+    own_stage = "int4_matmul"
+
     has_zeros: bool = False
     has_minimums: bool = False
     scale_dtype: np.dtype = np.dtype(np.float16)

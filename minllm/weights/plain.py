@@ -20,6 +20,7 @@ class PlainFormat(WeightFormat):
 
     excluded: tuple[str, ...] = ()
 
+    own_stage = "matmul"
     is_plain = True
     is_option = False  # LLM(dtype=) chooses it
 

@@ -1,32 +1,87 @@
-"""The matrix products of quantised weights: a GEMV over the codes for up to 8 rows of x, the widened matrix for more."""
+"""The matrix products of quantised weights, and which of them multiplies how many rows of x.
+
+W8A8      a GEMV over the codes for few rows; on Hopper flat and wgmma products of codes for more; elsewhere the widened matrix
+int4      a GEMV for few rows; on Hopper wgmma with weights in registers up to 64; else the widened matrix
+others    a GEMV over the codes for up to 8 rows, the widened matrix for more
+"""
 
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV
-from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int4_tensor_core, int8, int8_groups, nf4
+import numpy as np
+
+from minllm.kernels.arguments import rows_begin_on
+from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
+from minllm.kernels.matmul.quantized import (
+    fp8,
+    fp8_block,
+    int4,
+    int4_naive,
+    int4_tensor_core,
+    int4_wgmma,
+    int8,
+    int8_groups,
+    nf4,
+    tensor_core,
+)
 from minllm.kernels.matmul.quantized.many_rows import make_dequantized, make_widened, widened_matrix, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import quantize_rows
+from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
+from minllm.runtime.device import HOPPER, current_device
 from minllm.weights.format import LinearKernels
+
+OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply codes as they are
+MOST_ROWS_OF_FLAT_CODES = 64  # rows of x for which flat multiplies codes; at 256 wgmma is faster for every weight
+FEWEST_ROWS_OF_INT4_FLAT, MOST_OUTPUTS_OF_INT4_TENSOR_CORE = 3, 8192
 
 
 def choose(x: Any, weight: Any) -> str:
-    """"gemv" for few rows of whole 16-byte loads of codes, else "widened"."""
+    """ "gemv" for few rows of whole 16-byte loads of codes, else "widened"."""
     return "gemv" if x.shape[0] <= MOST_ROWS_OF_GEMV and weight.codes.shape[1] % 16 == 0 else "widened"
 
 
-def w8a8(code: str, gemv: Any, widen: Any) -> LinearKernels:
-    """Kernels of 8-bit weights, whose activations are quantised first."""
-    quantise = functools.partial(quantize_rows, code=code)
+def on_hopper(array: Any) -> bool:
+    """Whether a GPU with wgmma holds the array; not for the simulator's, where the widened matrix is multiplied faster."""
+    return not isinstance(array, np.ndarray) and current_device().compute_capability == HOPPER
+
+
+def choose_int4(x: Any, weight: Any) -> str:
+    """The variant of int4, as measured on an H200.
+
+    int4_tensor_core reads x from L2 in every block of 16 outputs, which few rows and few outputs allow; it takes groups of 128. Smaller
+    groups of one or two rows are left to the GEMV.
+    """
+    rows, outputs = x.shape[0], weight.codes.shape[0]
+    if not on_hopper(weight.codes) or not int4_wgmma.fits(x, weight):
+        return choose(x, weight)
+    if outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE and rows <= MOST_ROWS_OF_GEMV and int4_tensor_core.fits(x, weight):
+        return "int4_tensor_core"
+    return "gemv" if rows < FEWEST_ROWS_OF_INT4_FLAT and outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE else "flat"
+
+
+def choose_w8a8(x: Any, weight: Any) -> str:
+    """The variant of W8A8: on Hopper the tensor cores' products of codes, as measured on an H200 from one row on."""
+    if not on_hopper(weight.codes) or not rows_begin_on(16, weight.codes):
+        return choose(x, weight)
+    return "flat" if x.shape[0] <= MOST_ROWS_OF_FLAT_CODES else "wgmma"
+
+
+def w8a8(code: str, dtype: str, gemv: Any, widen: Any) -> LinearKernels:
+    """Kernels of 8-bit weights, whose activations are quantised first; dtype: of the codes on tensor cores."""
+    quantise, on_tensor_cores = functools.partial(quantize_rows, code=code), {"flat": tensor_core.run_flat, "wgmma": tensor_core.run_wgmma}
+    products = {variant: tensor_core.make_product(run, dtype) for variant, run in on_tensor_cores.items()}
+    gated = {variant: tensor_core.make_gated_product(run, dtype) for variant, run in on_tensor_cores.items()}
     return LinearKernels(
-        variants={"gemv": gemv, "widened": make_widened(widen)},
-        choose=choose,
-        most_rows={"gemv": MOST_ROWS_OF_GEMV},
-        activations={"gemv": quantise, "widened": functools.partial(quantise, as_numbers=True)},
+        variants={"gemv": gemv, "widened": make_widened(widen), **products},
+        choose=choose_w8a8,
+        most_rows={"gemv": MOST_ROWS_OF_GEMV, "flat": MOST_ROWS_OF_FLAT},
+        activations={"widened": functools.partial(quantise, as_numbers=True)} | dict.fromkeys(OF_CODES, quantise),
+        normed_activations=dict.fromkeys(OF_CODES, functools.partial(rms_norm_quantized, code=code)),
         workspaces={"widened": widened_matrix_and_sums},
+        gated=lambda variant, x, weight: gated.get(variant),
     )
 
 
@@ -41,11 +96,17 @@ def dequantized(gemv: Any, dequantize: Any, activations: Mapping[str, Any] = Map
     )
 
 
-INT8, FP8 = w8a8("int8", int8.int8_gemv, int8.widen_int8), w8a8("fp8", fp8.fp8_gemv, fp8.widen_fp8)
+INT8 = w8a8("int8", "int8", int8.int8_gemv, int8.widen_int8)
+FP8 = w8a8("fp8", "float8_e4m3fn", fp8.fp8_gemv, fp8.widen_fp8)
 INT4, NF4 = dequantized(int4.int4_gemv, int4.dequantize_int4), dequantized(nf4.nf4_gemv, nf4.dequantize_nf4)
-INT4 = INT4._replace(  # for groups of 128, by name: it is not measured yet
-    variants={**INT4.variants, "int4_tensor_core": int4_tensor_core.int4_tensor_core},
-    most_rows={**INT4.most_rows, "int4_tensor_core": int4_tensor_core.MOST_ROWS},
+INT4 = INT4._replace(
+    variants={
+        **INT4.variants, "int4_naive": int4_naive.int4_naive, "int4_tensor_core": int4_tensor_core.int4_tensor_core,
+        "flat": int4_wgmma.int4_wgmma,
+    },
+    choose=choose_int4,
+    most_rows={**INT4.most_rows, "int4_tensor_core": int4_tensor_core.MOST_ROWS, "flat": int4_wgmma.MOST_ROWS},
+    gated=lambda variant, x, weight: int4_wgmma.gated_int4_wgmma if variant == "flat" and int4_wgmma.fits(x, weight) else None,
 )
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
 ROW_GROUPS = {"gemv": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}

@@ -120,7 +120,7 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
 def test_every_pattern_selects_tests():
     tool = load("check_memory")
     tests = tool.selected_tests()
-    assert 100 < len(tests) < 600
+    assert 100 < len(tests) < 700  # a few hundred, of thousands: one per kernel, and small sizes of others
     for pattern in tool.SELECTED:
         assert any(re.search(pattern, test) for test in tests), pattern
 

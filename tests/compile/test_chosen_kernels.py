@@ -24,6 +24,7 @@ from minllm.machine.occupancy import THREADS_PER_BLOCK, multiprocessor_of
 from minllm.models.shapes import named_config
 from minllm.runtime.argument_type import argument_type
 from minllm.runtime.device import AMPERE, Device
+from minllm.weights.formats import WEIGHT_FORMATS, quantizations
 
 FULL = os.environ.get("MINLLM_GATE") == "full"
 TURING = (7, 5)
@@ -50,19 +51,23 @@ class Engine(NamedTuple):
     dtype: str
     model: str
     cache: str = "auto"
+    quantization: str | None = None
 
     def __str__(self):
-        return "-".join((".".join(map(str, self.capability)), *self[1:]))
+        return "-".join((".".join(map(str, self.capability)), *self[1:4], *filter(None, self[4:])))
 
 
-def engines(models, caches):
-    """Those that options allow: bfloat16 needs Ampere, an fp8 cache Ada, and a float32 model has no quantised cache."""
+def engines(models, caches, formats):
+    """Those that options allow: bfloat16 needs Ampere, an fp8 cache or weight Ada, and a float32 model has no quantised cache."""
     for capability in GPUS:
         for dtype in DTYPES if capability >= AMPERE else ("float16", "float32"):
             yield from (Engine(capability, dtype, model) for model in models)
             for cache in caches if dtype != "float32" else ():
                 if capability >= FP8_SINCE or not cache.startswith("fp8"):
                     yield Engine(capability, dtype, USUAL_MODELS[-1], cache)
+            for name in formats:
+                if capability >= (WEIGHT_FORMATS[name].since or TURING):
+                    yield Engine(capability, dtype, USUAL_MODELS[0], quantization=name)
 
 
 def device_of(capability):
@@ -79,7 +84,8 @@ def launches(engine):
     block_size = TOKEN_GROUP if engine.cache == "kivi_int4" else 16
     shape = EngineShape(
         device_of(engine.capability), config,
-        cache_shape(config, DTYPES[engine.dtype], block_size, engine.cache, default_window(engine.cache)), weight_format=None,
+        cache_shape(config, DTYPES[engine.dtype], block_size, engine.cache, default_window(engine.cache)),
+        weight_format=WEIGHT_FORMATS[engine.quantization] if engine.quantization else None,
         kernel_variants=None, virtual_cache=False, uses_graphs=True, max_num_seqs=256, max_num_batched_tokens=2048,
         max_model_len=min(config.max_position_embeddings, 8192),
         kinds=(SamplingKind.GREEDY, SamplingKind.RANDOM, SamplingKind.ADJUSTED),
@@ -138,7 +144,7 @@ def pytest_generate_tests(metafunc):
     if "engine" in metafunc.fixturenames:
         left_out = pytest.param(None, marks=pytest.mark.skip(reason="hours of compiling: only with MINLLM_GATE=full and --exhaustive"))
         full = FULL and metafunc.config.option.exhaustive
-        metafunc.parametrize("engine", engines(USUAL_MODELS + OTHER_MODELS, CACHES) if full else [left_out], ids=str)
+        metafunc.parametrize("engine", engines(USUAL_MODELS + OTHER_MODELS, CACHES, quantizations()) if full else [left_out], ids=str)
 
 
 @pytest.mark.timeout(3600)

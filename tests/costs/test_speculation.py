@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minllm.costs.serving import StepCosts
-from minllm.costs.speculation import best_num_drafts, expected_tokens, speed_up
+from minllm.costs.speculation import best_num_drafts, expected_tokens, speed_up, wasted_share
 from minllm.models.shapes import named_config
 
 COSTS, DRAFT = (StepCosts.of(named_config(name), 4.25, 781) for name in ("llama-3.1-8b", "llama-3.2-1b"))
@@ -16,6 +16,7 @@ def test_expected_tokens_by_counting(acceptance, drafts):
     is_right = np.random.default_rng(drafts).random((100_000, drafts)) < acceptance
     counted = 1 + np.cumprod(is_right, axis=1).sum(axis=1).mean() if drafts else 1
     assert expected_tokens(acceptance, drafts) == pytest.approx(counted, rel=0.02)
+    assert wasted_share(acceptance, drafts) == pytest.approx(1 - counted / (1 + drafts), abs=0.02)
     if acceptance < 1:
         assert expected_tokens(acceptance, drafts) == pytest.approx((1 - acceptance ** (drafts + 1)) / (1 - acceptance))
 

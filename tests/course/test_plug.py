@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from minllm import LLM, SamplingParams
+from minllm.bench.report_card import card_of, lines
 from minllm.cli.app import app
 from minllm.course import plug
 from minllm.course.exercise_files import skeleton
@@ -114,7 +115,7 @@ def test_kernels_where_a_gpu_would_run_them():
 
 
 def test_what_cannot_be_plugged_in_is_refused(tmp_path):
-    with pytest.raises(KernelArgumentError, match="stage 'sample'; it may for attention"):
+    with pytest.raises(KernelArgumentError, match="stage 'sample'; it may for accept, attention"):
         as_own_kernel("sample", print)
     with pytest.raises(KernelArgumentError, match="functions attention and workspace_shapes"):
         as_own_kernel("attention", types.SimpleNamespace())
@@ -134,3 +135,48 @@ def test_the_command_generates_text():
     variant = f"rms_norm={find('normalization.rms_norm').path}"
     result = CliRunner().invoke(app, ["generate", "def add(", "--device", "cpu", "--variant", variant, "--max-tokens", "2"])
     assert result.exit_code == 0 and "runs in the simulator" in result.stderr and result.stdout.strip()
+
+
+def test_the_report_card_says_which_stage_is_yours():
+    """Only a kernel that was launched counts; weights in 4 bits have a stage of their own."""
+    exercise = find("matmul.int4")
+    kernel = own_kernel(exercise.stage, exercise.path, exercise.name)
+    options = dict(device="cpu", dtype="float32", quantization="int4")
+    with LLM(**options) as plain, LLM(**options, kernel_variants={"int4_matmul": kernel, "matmul": print}) as llm:
+        expected, output = (one.generate(PROMPT, PARAMS)[0] for one in (plain, llm))
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert ("int4_matmul", "yours") in lines(card_of(llm, output.metrics)) and llm.engine.ops.own_stages == ("int4_matmul",)
+        assert "yours" not in dict(lines(card_of(plain, expected.metrics))).values()
+    with pytest.raises(InvalidOptionError, match='this model has none: add quantization="int4"'):
+        LLM(device="cpu", kernel_variants={"int4_matmul": kernel})
+
+
+def test_a_kernel_of_ones_own_decides_on_drafts():
+    """On n-gram drafts and on the greedy ones of a draft model; where none could reach it, it is refused."""
+    exercise = find("speculation.accept")
+    kernel = own_kernel(exercise.stage, exercise.path, exercise.name)
+    params, repeating = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True), [5, 3, 8] * 3
+    options = dict(device="cpu", dtype="float32", max_model_len=64)
+    with LLM(**options) as plain:
+        expected = plain.generate(repeating, params)[0].outputs[0].token_ids
+    for config in (
+        {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2},
+        {"method": "draft_model", "num_speculative_tokens": 2},
+    ):
+        with LLM(**options, speculative_config=config, kernel_variants={"accept": kernel}) as llm:
+            assert llm.generate(repeating, params)[0].outputs[0].token_ids == expected
+            assert llm.engine.ops.launches["accept"] > 0 and llm.engine.ops.own_stages == ("accept",)
+    for config, why in ((None, "nothing is drafted"), (dict(num_speculative_tokens=2, synthetic_acceptance_rate=0.5), "chance accepts")):
+        with pytest.raises(InvalidOptionError, match=why):
+            LLM(device="cpu", speculative_config=config, kernel_variants={"accept": kernel})
+
+
+def test_an_own_kernel_decides_where_a_gpu_would_run_it():
+    """CudaOps calls it with arrays of the device."""
+
+    def all_right(chosen, computed, slots, counts, stream=None):
+        counts[:] = 7
+
+    rows = np.zeros(3, np.int32)
+    own, package = (CudaOps("float32", variants, simulated=True).accept(rows, rows, rows) for variants in ({"accept": all_right}, None))
+    assert own.tolist() == [7, 7, 7] and package.tolist() == [3, 0, 0]

@@ -86,6 +86,8 @@ print("its output")
 # <!-- end aside -->
 #
 # The main road.
+#
+# <!-- interactive: warp-accesses -->
 
 # %% tags=["hide-input"]
 print("stamp", time.perf_counter_ns())
@@ -197,6 +199,15 @@ def test_a_side_path_is_closed_with_its_cells_and_outputs(lesson):
     assert closed.select_one(".output-text").get_text().strip() == "its output"
     road = next(paragraph for paragraph in article.select("p") if "The main road." in paragraph.get_text())
     assert road.find_parent("details") is None and "aside" not in article.get_text()
+
+
+def test_a_lesson_holds_the_interactive_part_of_a_page(lesson):
+    """The page's own HTML lines, with addresses from one folder lower; and it stands where the comment does."""
+    place = lesson.select_one("article div.interactive#warp-accesses")
+    assert place.find_previous(string="The main road.")
+    scripts = [script["src"] for script in lesson.select("article script[type=module]")]
+    assert scripts == ["../../assets/javascripts/warp-accesses.js"]
+    assert lesson.select_one("article link[href='../../assets/stylesheets/interactive.css']")
 
 
 def test_nothing_of_jupyterlab_is_left(lesson):

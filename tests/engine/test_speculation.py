@@ -35,7 +35,7 @@ def ngrams(drafts=4, longest=3):
 class Hints:
     """A DraftSource that knows texts: it drafts how one of them goes on, with mistakes at given places."""
 
-    reads_history, draws = True, False
+    reads_history, reads_room, draws = True, False, False
 
     def __init__(self, texts, mistakes=7):
         self.texts, self.mistakes = texts, mistakes

@@ -133,7 +133,8 @@ def test_wgmma_is_captured_with_arrays_that_the_copy_engine_has_not_seen():
 
 @pytest.mark.xdist_group("gigabytes")
 @pytest.mark.parametrize(
-    ("variant", "m"), [("naive", 1), ("tiled", 1), ("tensor_core", 16), ("wgmma", 16), ("flat", 8), ("gemv", 1), ("gemv", 8)]
+    ("variant", "m"),
+    [("naive", 1), ("tiled", 1), ("tensor_core", 16), ("wgmma", 16), ("flat", 8), ("warp_per_row", 1), ("gemv", 1), ("gemv", 8)],
 )
 def test_weights_of_more_than_2_31_elements(variant, m, device):
     n, k = RANK_OVER_2_31

@@ -6,8 +6,11 @@ The pages' own HTML is served without the site's theme around it, so that no sit
 import json
 import re
 
+import markdown
 import pytest
 
+from minllm.costs.serving import StepCosts
+from minllm.costs.speculation import expected_tokens, speed_up
 from minllm.machine.hardware import GPUS
 from minllm.models.shapes import find_config
 from minllm.planning.plan import Wishes, make_plan
@@ -18,17 +21,19 @@ pytestmark = pytest.mark.skipif(not HAS_BROWSER, reason="no playwright with chro
 
 
 class Pages(Files):
-    """docs/, and /NAME/ as the HTML lines of docs/NAME.md."""
+    """docs/, and /NAME/ as the HTML of docs/NAME.md."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments, directory=str(DOCS))
 
     def do_GET(self):
-        source = DOCS / f"{self.path.strip('/')}.md"
+        source = DOCS / f"{self.path.partition('?')[0].strip('/')}.md"
         if not source.is_file():
             return super().do_GET()
-        lines = [line for line in source.read_text(encoding="utf-8").splitlines() if line.startswith("<")]
-        body = "<!doctype html><meta charset=utf-8><link rel=icon href=data:,><body class=md-typeset>" + "\n".join(lines)
+        # The theme would let code break, and KaTeX would set the formulas.
+        written = re.sub(r"\$\$.*?\$\$", "", source.read_text(encoding="utf-8"), flags=re.DOTALL)
+        text = "<style>code { overflow-wrap: anywhere }</style>" + markdown.markdown(written, extensions=["tables", "md_in_html"])
+        body = "<!doctype html><meta charset=utf-8><link rel=icon href=data:,><body class=md-typeset>" + text
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
@@ -52,13 +57,13 @@ def open_page(browser, server):
     """open_page(name) -> the page, ready; at the end no console message and no failed request may have come."""
     faults, pages = [], []
 
-    def opened(name):
+    def opened(name, query=""):
         page = browser.new_page(viewport=dict(width=390, height=800))
         page.on("console", lambda message: faults.append(message.text) if message.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("response", lambda response: faults.append(response.url) if response.status >= 400 else None)
         page.on("request", lambda request: None if request.url.startswith((server, "data:")) else faults.append(request.url))
-        page.goto(f"{server}/{name}/")
+        page.goto(f"{server}/{name}/{query}")
         page.wait_for_selector(".verdict")
         pages.append(page)
         return page
@@ -104,6 +109,56 @@ def test_the_calculator_reads_a_pasted_config_and_explains_a_wrong_one(open_page
     assert "whole number" in page.inner_text(".verdict")
 
 
+def test_the_calculators_address_keeps_what_is_compared(open_page):
+    page = open_page("calculator", "?gpu=NVIDIA+H200&otherGpu=Tesla+T4&batch=none&colour=red")
+    assert "batch = “none”" in page.inner_text("[role=alert]") and "“colour”" in page.inner_text("[role=alert]")
+    assert page.locator("caption", has_text="Side by side").count() == 1
+    measured = row(page, "llama-3.1-8b on H200: decode step, batch 16, context 192")
+    plan = make_plan(find_config("llama-3.1-8b")[1], GPUS["NVIDIA H200"], Wishes(context=192, batch=16))
+    floor = page.locator("tr", has=page.locator("th", has_text="batch 16, context 192")).locator("td").nth(1).inner_text()
+    assert measured == "4.12 ms" and floor == f"{plan.decode.floor_ms:.2f} ms"
+    page.select_option("#model", "qwen3-8b")
+    page.fill("#batch", "4")
+    assert page.locator("p", has_text="No step of these models was measured").count() == 1
+    before = page.inner_text(".answer")
+    page.reload()
+    page.wait_for_selector(".verdict")
+    assert page.inner_text(".answer") == before
+    page.fill("#batch", "1e300")
+    assert "at most 1,000,000,000" in page.inner_text(".verdict.bad")
+
+
+def test_measured_kernels_are_filtered_by_stage_and_sizes(open_page):
+    page = open_page("roofline")
+    count, rows = page.locator("rect.measured-dot").count, page.locator("table:has(caption:text('Measured on')) tbody tr").count
+    every = count()
+    page.select_option("#stage", "decode attention")
+    some = count()
+    assert 0 < some == rows() < every
+    page.select_option("#sizes", index=2)
+    assert 0 < count() < some
+    page.select_option("#stage", "matmul")
+    assert page.input_value("#sizes") == "" and some < count() < every
+    page.select_option("#gpu", "Tesla T4")
+    assert page.locator("p", has_text="No kernel was measured on a Tesla T4").count() == 1
+
+
+def test_rows_of_the_results_open_where_words_match(open_page):
+    page = open_page("results")
+    shown = page.locator("details.result-rows tbody tr:visible")
+    assert shown.count() == 0 and page.evaluate("document.documentElement.scrollHeight") < 12000
+    page.fill("#words", "decode step 8b batch 16 192")
+    assert shown.count() == 2 and page.inner_text(".verdict").startswith("2 of ")
+    page.reload()
+    page.wait_for_selector(".verdict")
+    assert shown.count() == 2
+    page.fill("#words", "nobody measured this")
+    assert shown.count() == 0 and "use fewer" in page.inner_text(".verdict.bad")
+    page.fill("#words", "")
+    page.select_option("#benchmark", "rope")
+    assert shown.count() == 1
+
+
 def test_dots_move_with_the_sliders_and_measured_ones_stay(open_page):
     page = open_page("roofline")
 
@@ -144,7 +199,11 @@ def test_flash_attention_steps_by_keyboard_to_the_plain_softmax(open_page):
     assert page.evaluate("document.activeElement.id") == "last"
 
 
-@pytest.mark.parametrize("name", ["calculator", "roofline", "flash-attention-tiles", "batching"])
+EXPLORED = ["calculator", "roofline", "hardware-and-cost", "speculative-decoding"]
+PICTURES = ["flash-attention-tiles", "batching", "warp-accesses", "pipeline", "split-waves", "step-timeline", "weight-codes"]
+
+
+@pytest.mark.parametrize("name", EXPLORED + PICTURES)
 def test_every_field_has_a_label_and_a_phone_need_not_scroll_sideways(open_page, name):
     page = open_page(name)
     for field in page.locator("input, select, textarea").all():
@@ -176,6 +235,32 @@ def test_the_paged_cache_tells_its_story_and_can_be_played(open_page):
     assert "more blocks" in page.inner_text(".verdict.bad")
 
 
+def test_an_outlier_spoils_the_codes_beside_it_on_the_page_of_weights(open_page):
+    page = open_page("weight-codes")
+
+    def of_others():
+        return float(re.search(r"column 21, ([\d.]+) %", page.inner_text(".verdict"))[1])
+
+    page.select_option("#format", "int8")
+    page.focus("#outlier")
+    for _ in range(6):
+        page.keyboard.press("ArrowLeft")
+    before = of_others()
+    for _ in range(6):
+        page.keyboard.press("ArrowRight")
+    assert before < 1.5 < 5 < of_others()
+    page.select_option("#format", "fp8")
+    assert of_others() < 5
+    page.select_option("#format", "int4")
+    page.focus("#groups")
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text("output[for=groups]") == "16" and page.inner_text(".verdict").startswith("5.00 bits per number")
+    page.select_option("#row", "3")
+    assert page.locator("caption", has_text="Row 3").count() == 1 and page.locator(".picture rect").count() == 8 * 64 + 1
+    page.locator(".picture rect").first.click()
+    assert page.locator("caption", has_text="Row 0").count() == 1 and page.input_value("#row") == "0"
+
+
 def test_policies_share_the_arrivals_of_the_page_about_batching(open_page):
     page = open_page("batching")
     before = page.inner_text(".verdict")
@@ -191,3 +276,97 @@ def test_policies_share_the_arrivals_of_the_page_about_batching(open_page):
     for _ in range(4):
         page.keyboard.press("ArrowLeft")
     assert page.inner_text("output[for=budget]") == "128" and page.inner_text(".verdict") != before
+
+
+def test_an_index_can_be_edited_and_a_wrong_one_is_explained(open_page):
+    page = open_page("warp-accesses")
+    assert page.inner_text(".verdict").startswith("4 sectors of 32 bytes") and page.locator("rect.sector").count() == 4
+    page.fill("#index", "64 * lane")
+    assert page.inner_text(".verdict").startswith("32 sectors")
+    page.select_option("#memory", "shared")
+    assert "32-way bank conflict" in page.inner_text(".verdict")
+    page.fill("#index", "65 * lane +")
+    assert "At the end" in page.inner_text(".verdict.bad") and page.locator("svg").count() == 1
+    page.select_option("#example", "lane + 3")
+    assert page.input_value("#index") == "lane + 3" and "no bank conflict" in page.inner_text(".verdict")
+    page.fill("#k", "-1")
+    assert "k is a whole number" in page.inner_text(".verdict.bad")
+
+
+def test_the_pipeline_steps_by_keyboard_and_slider(open_page):
+    page = open_page("pipeline")
+    page.focus("#forward")
+    for _ in range(5):
+        page.keyboard.press("Enter")
+    assert "need not wait for “empty” of stage 0" in page.inner_text(".verdict")
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text(".verdict").startswith("Consumer warp 3 waits for “full” of stage 0")
+    page.focus("#event")
+    page.keyboard.press("End")
+    assert page.get_attribute("#last", "aria-disabled") == "true" and page.locator("td", has_text="waits for").count() == 0
+
+
+def test_waves_follow_the_splits(open_page):
+    page = open_page("split-waves")
+    assert page.inner_text(".verdict").startswith("336 blocks on 396 slots: 1 wave")
+    assert page.locator("caption", has_text="split_kv measured on one NVIDIA H200").count() == 1
+    page.fill("#splits", "50")
+    assert page.inner_text(".verdict").startswith("400 blocks on 396 slots: 2 waves")
+    page.focus("#moment")
+    page.keyboard.press("End")
+    assert "0 of 396 slots work" in page.inner_text("output[for=moment]")
+    page.fill("#splits", "257")
+    assert "from 1 to 256" in page.inner_text(".verdict.bad")
+    page.fill("#splits", "")
+    page.fill("#sequences", "1024")
+    assert "at most 6,000 blocks" in page.inner_text(".picture")
+
+
+def test_the_recorded_step_is_walked_kernel_by_kernel(open_page):
+    page = open_page("step-timeline")
+    page.focus("#kernel")
+    for _ in range(8):
+        page.keyboard.press("ArrowRight")
+    assert "9 of 26, attention.split_tensor_core" in page.inner_text(".verdict")
+    wide = page.locator("rect.chosen-kernel").bounding_box()["width"]
+    page.select_option("#zoom", "0.2")
+    assert page.locator("rect.chosen-kernel").bounding_box()["width"] > 3 * wide
+
+
+def test_prices_are_compared_over_gpus(open_page):
+    page = open_page("hardware-and-cost")
+    rows = page.locator("tbody tr")
+    assert rows.count() == len(GPUS)
+    page.fill("#prices", "h200 3.5, h100-sxm 2.5")
+    assert "generates a million tokens for the least" in page.inner_text(".verdict")
+    page.select_option("#order", "cost")
+    assert rows.first.locator("td").nth(7).inner_text() != "–" and rows.last.locator("td").nth(7).inner_text() == "–"
+    page.fill("#prices", "h200 cheap")
+    assert "“h200 cheap”" in page.inner_text(".verdict.bad")
+    page.fill("#prices", "")
+    page.fill("#batch", "1.5")
+    assert "whole number" in page.inner_text(".verdict.bad")
+
+
+def test_speculation_answers_as_the_costs_do_and_refuses_in_place(open_page):
+    page = open_page("speculative-decoding")
+    found, gpu = find_config("llama-3.1-8b")[1], GPUS["NVIDIA H200"]
+    step = StepCosts.of(found, gpu.measured_copy_tb_s or gpu.bandwidth_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops)
+    assert f"{speed_up(step, 0.7, 1, 4):.2f} times as fast" in page.inner_text(".verdict.good")
+    page.focus("#acceptance")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("output[for=acceptance]") == "75 %"
+    page.focus("#sequences")
+    for _ in range(8):
+        page.keyboard.press("ArrowRight")
+    assert page.inner_text("output[for=sequences]") == "256" and "Best: no drafts." in page.inner_text(".verdict.bad")
+    assert f"{speed_up(step, 0.75, 256, 4):.2f} times as fast" in page.inner_text(".verdict.bad")
+    assert row(page, "4, yours").startswith(f"{expected_tokens(0.75, 4):.2f}")
+    for wrong in ("", "-1", "2.5", "65"):
+        page.fill("#drafts", wrong)
+        assert "whole number from 0 to 64" in page.inner_text(".verdict.bad") and page.locator("svg").count() == 0
+    page.fill("#drafts", "20")
+    assert page.inner_text(".verdict.bad").startswith("20 drafts: ") and page.locator("th", has_text="20, yours").count() == 1
+    page = open_page("speculative-decoding", "?acceptance=90&sequences=32&drafts=5&source=gpt2&gpu=none")
+    assert page.inner_text("output[for=acceptance]") == "90 %" and page.inner_text(".verdict.good").startswith("5 drafts: ")
+    assert "gpu = “none”" in page.inner_text("[role=alert]") and page.input_value("#source") == "gpt2"

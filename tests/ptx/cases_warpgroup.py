@@ -1,19 +1,20 @@
-"""wgmma: kernels that multiply [64, 64] by [n, 64] transposed, in every layout of shared memory, and what they must give."""
+"""wgmma: kernels that multiply [64, depth] by [n, depth] transposed, in every layout of shared memory, and what they must give."""
 
 import functools
 
 import ml_dtypes
 import numpy as np
-from numba import cuda, float32, uint8, uint32
+from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
 from minllm.runtime.kernel import kernel, launch
 from minllm.runtime.tensor_map import tensor_map
 
 BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
-DTYPES = {"bf16": BFLOAT16, "f16": FLOAT16}
-ROWS, DEPTH = 64, 64
+DTYPES = {"bf16": BFLOAT16, "f16": FLOAT16, "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "s8": np.dtype(np.int8)}
+ROWS, LINE = 64, 128  # rows of A, and bytes of a row of A or B: 64 elements of 16 bits, 128 of 8
 THREADS = 128
+TOLERANCE = {"e4m3": 1e-2, "s8": 0}  # Hopper keeps some 14 bits of a sum of e4m3
 # n, dtype, where A is, A's major, B's major, swizzle
 PRODUCTS = [
     (8, "bf16", "shared", "k", "k", 128),
@@ -30,43 +31,50 @@ PRODUCTS = [
     (8, "f16", "registers", "k", "k", 128),
     (200, "bf16", "registers", "k", "mn", 128),
     (256, "bf16", "registers", "k", "k", 64),
+    (8, "e4m3", "shared", "k", "k", 128),
+    (200, "e4m3", "shared", "k", "k", 64),
+    (256, "e4m3", "registers", "k", "k", 128),
+    (24, "s8", "shared", "k", "k", 0),
+    (224, "s8", "shared", "k", "k", 128),
+    (48, "s8", "registers", "k", "k", 32),
 ]
 
 
 class Layout:
-    """How copies of boxes lay a [rows, 64] matrix of 16-bit elements into shared memory, and how its descriptors read."""
+    """How copies of boxes lay a matrix of rows of 128 bytes into shared memory, and how its descriptors read."""
 
-    def __init__(self, rows, major, swizzle):
-        self.line = max(swizzle, 16)  # bytes of a box's line
-        self.elements = self.line // 2
+    def __init__(self, rows, major, swizzle, itemsize):
+        self.line, depth = max(swizzle, 16), LINE // itemsize  # bytes of a box's line, elements of a row
+        self.elements = self.line // itemsize
         self.major = major
         if major == "k":
-            self.boxes, self.box = DEPTH // self.elements, (rows, self.elements)
+            self.boxes, self.box = LINE // self.line, (rows, self.elements)
             self.leading, self.stride = rows * 16, 8 * self.line
         else:
-            self.boxes, self.box = -(-rows // self.elements), (DEPTH, self.elements)
-            self.leading, self.stride = (DEPTH * self.line, 8 * self.line) if swizzle else (128, DEPTH * 16)
+            self.boxes, self.box = -(-rows // self.elements), (depth, self.elements)
+            self.leading, self.stride = (depth * self.line, 8 * self.line) if swizzle else (128, depth * 16)
         self.box_bytes = self.box[0] * self.line
         self.bytes = -(-self.boxes * self.box_bytes // 1024) * 1024
 
     def step(self, step):
-        """Bytes from the start of the matrix to its 16 elements of depth from 16 * step on."""
+        """Bytes from the start of the matrix to the depth of the step-th product, 32 bytes of a row."""
         if self.major == "mn":
             return 16 * step * self.line
-        return 16 * step // self.elements * self.box_bytes + 16 * step % self.elements * 2
+        return 32 * step // self.line * self.box_bytes + 32 * step % self.line
 
 
 @functools.cache
 def make_product_kernel(n, dtype, a_place, a_major, b_major, swizzle):
     """C [64, n] = A B^T by one warpgroup; A and B come through tensor maps, or A's words from global memory."""
-    a, b = Layout(ROWS, a_major, swizzle), Layout(n, b_major, swizzle)
+    itemsize = DTYPES[dtype].itemsize
+    a, b = Layout(ROWS, a_major, swizzle, itemsize), Layout(n, b_major, swizzle, itemsize)
     a_boxes, a_box_bytes, a_elements, a_leading, a_stride = a.boxes, a.box_bytes, a.elements, a.leading, a.stride
     b_boxes, b_box_bytes, b_elements, b_leading, b_stride = b.boxes, b.box_bytes, b.elements, b.leading, b.stride
     a_bytes, barrier_at = a.bytes, a.bytes + b.bytes
     in_registers = int(a_place == "registers")
     a_steps, b_steps = tuple(a.step(s) for s in range(4)), tuple(b.step(s) for s in range(4))
     wgmma = ptx.make_wgmma(n, dtype, a_place, a_major, b_major)
-    accumulators, blocks = n // 2, n // 8
+    accumulators, blocks, sums = n // 2, n // 8, int32 if dtype == "s8" else float32
     expected = b_boxes * b_box_bytes + (1 - in_registers) * a_boxes * a_box_bytes
 
     @cuda.jit(device=True)
@@ -118,7 +126,7 @@ def make_product_kernel(n, dtype, a_place, a_major, b_major, swizzle):
         cuda.syncthreads()
         words = cuda.local.array(16, uint32)
         load_words(words, a_words, row, lane)
-        accumulator = cuda.local.array(accumulators, float32)
+        accumulator = cuda.local.array(accumulators, sums)
         ptx.mbarrier_wait_parity(barrier, 0)
         ptx.wgmma_fence()
         multiply(accumulator, words, tiles)
@@ -139,7 +147,8 @@ def product_arguments(product, device):
     """The kernel's arguments, and A and B on the host."""
     n, dtype, _, a_major, b_major, swizzle = product
     rng = np.random.default_rng(n)
-    host = [rng.standard_normal((rows, DEPTH)).astype(DTYPES[dtype]) for rows in (ROWS, n)]
+    shapes, kind = [(rows, LINE // DTYPES[dtype].itemsize) for rows in (ROWS, n)], DTYPES[dtype]
+    host = [rng.integers(-128, 128, shape, kind) if dtype == "s8" else rng.standard_normal(shape).astype(kind) for shape in shapes]
     _, *layouts, _ = make_product_kernel(*product)
     arrays = [device.array(np.ascontiguousarray(x if major == "k" else x.T)) for x, major in zip(host, (a_major, b_major))]
     maps = [tensor_map(array, layout.box, swizzle) for array, layout in zip(arrays, layouts)]
@@ -148,9 +157,10 @@ def product_arguments(product, device):
 
 
 def check_product(product, device):
-    """The product is A B^T, to the rounding of a float32 sum."""
+    """The product is A B^T, to the rounding of a float32 sum, or of e4m3's shorter one; exact for integers."""
     arguments, (a, b) = product_arguments(product, device)
     product_kernel, _, _, shared_bytes = make_product_kernel(*product)
     launch(product_kernel, 1, THREADS, arguments, shared_bytes=shared_bytes)
     expected = a.astype(np.float64) @ b.astype(np.float64).T
-    np.testing.assert_allclose(device.host(arguments[3]), expected, rtol=1e-4, atol=1e-4)
+    tolerance = TOLERANCE.get(product[1], 1e-4)
+    np.testing.assert_allclose(device.host(arguments[3]), expected, rtol=tolerance, atol=tolerance)

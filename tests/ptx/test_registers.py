@@ -57,7 +57,7 @@ def test_only_who_has_more_gives_and_who_has_less_gets(dec, inc, complaint):
     "warps, threads, complaint", [(3, 128, "96 threads .* wait at setmaxnreg.dec 24, which all threads"), (8, 192, "whole warpgroups")]
 )
 def test_a_whole_warpgroup_executes_it(warps, threads, complaint):
-    @kernel(launch_bounds=(128, 1))
+    @kernel(launch_bounds=(threads, 1))
     def part_kernel(out):
         if cuda.threadIdx.x < 32 * warps:
             ptx.setmaxnreg_dec(24)

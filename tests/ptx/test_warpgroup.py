@@ -17,13 +17,21 @@ def test_every_layout_gives_the_product(product, device):
     check_product(product, device)
 
 
-@pytest.mark.parametrize("product", [PRODUCTS[i] for i in (0, 3, 4, 6, 9, 12)], ids=str)
-def test_a_product_compiles_to_hgmma_without_spills(product, device):
+INSTRUCTIONS = {
+    "bf16": ("HGMMA", "16.F32.BF16"),
+    "f16": ("HGMMA", "16.F32"),
+    "e4m3": ("QGMMA", "32.F32.E4M3.E4M3"),
+    "s8": ("IGMMA", "32.S8.S8"),
+}
+
+
+@pytest.mark.parametrize("product", [PRODUCTS[i] for i in (0, 3, 4, 6, 9, 12, 15, 18)], ids=str)
+def test_a_product_compiles_to_one_instruction_without_spills(product, device):
     arguments, _ = product_arguments(product, device)
     compiled = make_product_kernel(*product)[0].compile(*arguments)
     sass = compiled.sass()
-    kind = {"bf16": ".F32.BF16", "f16": ".F32"}[product[1]]
-    assert sum(f"HGMMA.64x{product[0]}x16{kind}" in line for line in sass) == 4
+    name, kind = INSTRUCTIONS[product[1]]
+    assert sum(f"{name}.64x{product[0]}x{kind}" in line for line in sass) == 4
     assert sum("WARPGROUP.DEPBAR" in line for line in sass) == 1 and any("UTMALDG.2D" in line for line in sass)
     assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)
 
@@ -145,7 +153,18 @@ def test_a_warpgroup_acts_as_one(wrong, complaint):
         wrong.simulate[1, 128, None, 4096](np.zeros(1, np.float32), detect=False)  # operands that nobody wrote are not the point here
 
 
-@pytest.mark.parametrize("wrong", [{"n": 12}, {"n": 264}, {"n": 64, "dtype": "f32"}, {"n": 64, "a": "global"}, {"n": 64, "b_major": "m"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n": 12},
+        {"n": 264},
+        {"n": 64, "dtype": "f32"},
+        {"n": 64, "a": "global"},
+        {"n": 64, "b_major": "m"},
+        {"n": 40, "dtype": "s8"},
+        {"n": 64, "dtype": "e4m3", "b_major": "mn"},
+    ],
+)
 def test_products_that_do_not_exist_are_refused(wrong):
     with pytest.raises(KernelArgumentError, match="no wgmma with"):
         ptx.make_wgmma(**wrong)

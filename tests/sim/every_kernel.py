@@ -42,11 +42,23 @@ from minllm.kernels.matmul.flat.tiles import FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
+from minllm.kernels.matmul.gemv.warp_per_row import matmul_warp_per_row
 from minllm.kernels.matmul.naive import matmul_naive
-from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int4_tensor_core, int8, int8_groups, nf4
+from minllm.kernels.matmul.quantized import (
+    fp8,
+    fp8_block,
+    int4,
+    int4_naive,
+    int4_tensor_core,
+    int4_wgmma,
+    int8,
+    int8_groups,
+    nf4,
+    tensor_core,
+)
 from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
-from minllm.kernels.matmul.quantized.rows import quantize_rows
+from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
 from minllm.kernels.matmul.vectorized import matmul_vectorized
@@ -56,6 +68,7 @@ from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.rope.rotate import rope, rope_table
@@ -73,7 +86,9 @@ from minllm.kernels.speculation.prompt_lookup import prompt_lookup
 from minllm.kernels.speculation.rejection import reject
 from minllm.kernels.speculation.row_sampling import WORDS, row_sampling
 from minllm.kernels.speculation.state import DraftState
+from minllm.kernels.speculation.synthetic import accept_synthetic
 from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.fp8 import E4M3
 from minllm.weights.int8_groups import Int8GroupWeight
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
@@ -118,6 +133,7 @@ TRUNCATED = "a tensor core drops the bits of a sum that float32 has no room for 
 ROUNDED = {
     "matmul_tiled_kernel": FUSED,
     "matmul_vectorized_kernel": FUSED,
+    "rms_norm_quantized_kernel": FUSED,  # its scales
     "gelu_kernel": APPROXIMATE,
     "softmax_kernel": APPROXIMATE,
     "flash_attention_1_kernel": APPROXIMATE,
@@ -195,6 +211,15 @@ def rms_norm_of_any_rows():
     asked = dict(x=T * H * b, residual=4 * T * H * b, weight=T * H * b, out=T * H * b)
     moved = Expected(asked, dict(residual=2 * T * H * b, weight=H * b))
     return partial(rms_norm, numbers(T, H), numbers(H), numbers(T, H), 1e-5, numbers(T, H)), {"rms_norm_kernel": moved}
+
+
+@row
+def rms_norm_to_codes():
+    T, H, b = 3, 264, 2
+    asked = dict(x=T * H * b, residual=2 * T * H * b, weight=T * H * b, codes=T * H, scales=4 * T)
+    moved = Expected(asked, dict(weight=H * b))  # different: (3 b + 1) T H + b H, and scales
+    run = partial(rms_norm_quantized, numbers(T, H), numbers(H), np.empty, 1e-5, numbers(T, H))
+    return run, {"rms_norm_quantized_kernel": moved}
 
 
 @row
@@ -380,6 +405,13 @@ def qkv_rope_and_append_by_elements():
 
 
 # Matrix products: x [M, K], weight [N, K], out [M, N].
+
+
+@row
+def gemv_with_a_warp_per_row():
+    M, N, K, b = 2, 5, 75, 2
+    moved = Expected(dict(x=M * N * K * b, weight=M * N * K * b, out=M * N * b), dict(x=M * K * b, weight=N * K * b))
+    return partial(matmul_warp_per_row, numbers(M, K), numbers(N, K), numbers(M, N)), {"warp_per_row_kernel": moved}
 
 
 @row
@@ -573,9 +605,46 @@ def quantizing_rows_to_int8():
 
 @row
 def quantizing_rows_to_fp8():
-    M, K, b = 3, 300, 4
+    M, K, b = 3, 299, 4
     moved = Expected(dict(x=2 * M * K * b, codes=M * K, scales=4 * M), dict(x=M * K * b))
     return partial(quantize_rows, numbers(M, K, dtype=FLOAT32), np.empty, code="fp8"), {"quantize_rows_kernel": moved}
+
+
+@row
+def quantizing_rows_in_registers():
+    M, K, b = 3, 264, 2
+    moved = Expected(dict(x=M * K * b, codes=M * K, scales=4 * M))
+    return partial(quantize_rows, numbers(M, K), np.empty, code="fp8"), {"quantize_vectors_kernel": moved}
+
+
+def codes_of(M, N, K, name):
+    """Rows of x and of a weight whose sums are exact."""
+    small = [np.round(numbers(rows, K, dtype=FLOAT32)).astype(E4M3 if name == "fp8" else np.int8) for rows in (M, N)]
+    return tuple(QuantizedRows(codes.view(np.uint8), np.ones(len(codes), FLOAT32)) for codes in small)
+
+
+@row
+def wgmma_product_of_fp8():
+    """Each consumer's threads ask for the scales of their two rows, and for those of a pair of columns per pair of outputs."""
+    M, N, K, b = 128, 128, 256, 2
+    tiling = WgmmaTiling(1, 64, 2, 2)
+    tiles = M // tiling.tile_m * (N // tiling.tile_n)
+    asked = dict(x_map=tiles * tiling.tile_m * K, weight_map=tiles * tiling.tile_n * K // tiling.cluster, out_map=M * N * b)
+    scales = dict(x_scales=4 * 2 * 128 * tiles, scales=4 * M * N)
+    moved = Expected(asked | scales, dict(x_map=M * K, weight_map=N * K, x_scales=4 * M, scales=4 * N), 2 * M * N * K)
+    run = partial(tensor_core.make_product(tensor_core.run_wgmma, "float8_e4m3fn"), *codes_of(M, N, K, "fp8"), numbers(M, N), tiling=tiling)
+    return run, {"matmul_wgmma_kernel": moved}
+
+
+@row
+def flat_wgmma_product_of_int8():
+    """Each thread of the epilogue asks for the scales of its eight columns."""
+    M, N, K, b = 8, 128, 256, 2
+    tiling = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
+    asked = dict(x_map=M * K * N // tiling.rows, weight_map=N * K, x_scales=4 * M * N // 8, scales=4 * M * N, out=M * N * b)
+    moved = Expected(asked, dict(x_map=M * K, x_scales=4 * M, scales=4 * N), 2 * M * N * K)
+    run = partial(tensor_core.make_product(tensor_core.run_flat, "int8"), *codes_of(M, N, K, "int8"), numbers(M, N), tiling=tiling)
+    return run, {"matmul_flat_wgmma_kernel": moved}
 
 
 def gemv_of_8_bits(name, launcher):
@@ -682,6 +751,16 @@ def gemv_of_int4():
 
 
 @row
+def gemv_of_int4_by_bytes():
+    M, N, K, b = 2, 5, 192, 2
+    bytes_of_codes, groups = N * K // 2, N * K // 64  # each byte asks for the scale and the zero point of its group
+    asked = dict(x=M * K * b * N, codes=M * bytes_of_codes, scales=2 * M * bytes_of_codes, zeros=M * bytes_of_codes, out=M * N * b)
+    different = dict(x=M * K * b, codes=bytes_of_codes, scales=2 * groups, zeros=groups)
+    run = partial(int4_naive.int4_naive, np.round(numbers(M, K)), weight_in("int4_g64_zeros", N, K), numbers(M, N))
+    return run, {"int4_naive_kernel": Expected(asked, different)}
+
+
+@row
 def int4_by_tensor_cores():
     """Nine steps of 128 inputs for 8 warps, two per turn: warp 0 takes 2 of 2, the others one, and load a last step that is none."""
     M, N, K, b = 2, 16, 1152, 2
@@ -692,6 +771,20 @@ def int4_by_tensor_cores():
     moved = Expected(asked, different, steps * 8 * 2 * 2 * 16 * 8 * 16)
     run = partial(int4_tensor_core.int4_tensor_core, np.round(numbers(M, K)), weight_in("int4_g128_zeros", N, K), numbers(M, N))
     return run, {"int4_tensor_core_kernel": moved}
+
+
+@row
+def int4_on_wgmma():
+    """The four lanes of a row ask for its scale once per group."""
+    M, N, K, b = 8, 128, 512, 2
+    tiling = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
+    tiles, groups = N // tiling.rows, K // 128
+    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, scales=4 * 2 * N * groups, out=M * N * b)
+    moved = Expected(asked, dict(x_map=M * K * b, scales=2 * N * groups), 2 * M * N * K)
+    weight = weight_in("int4_g128", N, K)
+    weight = weight._replace(scales=np.ones_like(weight.scales))
+    run = partial(int4_wgmma.int4_wgmma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
+    return run, {"int4_wgmma_kernel": moved}
 
 
 @row
@@ -1146,6 +1239,14 @@ def accepting_drafts_up_to_the_first_mismatch():
     R, right, wrong = len(slots), 2, 1
     asked = dict(chosen=4 * (right + wrong), computed=4 * (right + wrong), counts=4 * R)
     return partial(accept, chosen, computed, slots, np.zeros(R, np.int32)), {"accept_kernel": Expected(asked)}, ("slots",)
+
+
+@row
+def accepting_drafts_by_chance():
+    slots = slots_of([(1, 4), (-1, 1), (0, 2)])
+    R = len(slots)
+    run = partial(accept_synthetic, slots, tensors([dict()] * 2, 5), 1.0, np.zeros(R, np.int32))
+    return run, {"accept_synthetic_kernel": Expected(dict(counts=4 * R))}, ("slots", "step", "seed")  # at a rate of 1 all are accepted
 
 
 @row

@@ -1,17 +1,20 @@
 """How a launch is run: spread over processes, with progress where it is long, and under pdb."""
 
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
 from numba import cuda
 
 from minllm.errors import SimulationError
-from minllm.sim import simulate
+from minllm.machine.numba_cuda import intrinsic
+from minllm.sim import processes, simulate
 from minllm.sim.monitor import Monitor
 from minllm.sim.progress import run_in_turn
 
@@ -22,21 +25,85 @@ def double(x, out):
         out[i] = 2 * x[i]
 
 
-@pytest.mark.parametrize("processes", [2, 3, 9])
-def test_blocks_spread_over_processes_give_the_same(processes):
+def scale_by(factor):
+    """A kernel with a closure, a device function and an intrinsic of its own."""
+
+    @cuda.jit(device=True)
+    def scaled(value):
+        return value * factor
+
+    @intrinsic
+    def halved(context, value):
+        return value(value), lambda context, builder, signature, arguments: arguments[0]
+
+    halved.emulation = lambda value: value / 2
+
+    @cuda.jit
+    def scale_kernel(arrays, rows):
+        i = cuda.grid(1)
+        if i < arrays[0].size:
+            arrays[1][i] = halved(scaled(arrays[0][i])) + rows[i, 0]
+
+    return scale_kernel
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def start_method(request, monkeypatch):
+    """How processes start; Windows has spawn alone."""
+    if request.param not in multiprocessing.get_all_start_methods():
+        pytest.skip("this system cannot fork")
+    monkeypatch.setattr(processes, "START_METHOD", request.param)
+
+
+@pytest.mark.parametrize("number", [2, 9])
+def test_blocks_spread_over_processes_give_the_same(number):
     x, out = np.arange(21, dtype=np.float32), np.zeros(21, np.float32)
-    simulate(double, 6, 4, x, out, processes=processes)
+    simulate(double, 6, 4, x, out, processes=number)
     assert out.tolist() == (2 * x).tolist()
-    simulate(double, 6, 4, x, x, processes=processes)  # the same array twice stays one
-    assert x.tolist() == out.tolist()
 
 
-def test_an_error_in_another_process_is_raised_here():
+def test_an_array_that_is_passed_twice_stays_one():
+    x = np.arange(21, dtype=np.float32)
+    simulate(double, 6, 4, x, x, processes=2)
+    assert x.tolist() == list(range(0, 42, 2))
+
+
+def test_kernels_with_closures_arrays_in_tuples_and_views_reach_other_processes(start_method):
+    x, out, rows = np.arange(7, dtype=np.float32), np.zeros((7, 2), np.float32), np.ones((7, 3), np.float32)[:, ::2]
+    x.flags.writeable = False
+    simulate(scale_by(3), 2, 4, (x, out[:, 1]), rows, processes=2)
+    assert out.tolist() == [[0, 1.5 * i + 1] for i in range(7)]
+
+
+def test_an_error_in_another_process_is_raised_here(start_method):
     def reach(out):
         out[cuda.blockIdx.x * 2] = 1
 
     with pytest.raises(SimulationError, match=r"out of bounds for the global array out .*block \(3, 0, 0\)"):
         simulate(reach, 4, 1, np.zeros(6, np.int32), processes=2)
+
+
+def test_what_cannot_reach_another_process_is_refused(monkeypatch):
+    monkeypatch.setattr(processes, "START_METHOD", "spawn")
+    lock = threading.Lock()
+
+    def locked(out):
+        out[0] = lock is None
+
+    with pytest.raises(SimulationError, match="cannot be sent to another process.*lock.*leave `processes` at 1"):
+        simulate(locked, 2, 1, np.zeros(1), processes=2)
+
+
+def test_a_script_whose_launches_spread_runs_under_spawn(tmp_path):
+    script = tmp_path / "spread.py"
+    script.write_text(
+        "import numpy as np\nfrom numba import cuda\nfrom minllm.sim import processes, simulate\n"
+        "processes.START_METHOD = 'spawn'\n"
+        "def double(x):\n    x[cuda.grid(1)] *= 2\n"
+        "if __name__ == '__main__':\n    x = np.ones(4)\n    simulate(double, 2, 2, x, processes=2)\n    print(x.tolist())\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[2.0, 2.0, 2.0, 2.0]\n", done.stderr
 
 
 def test_launches_that_must_stay_in_one_process_say_why():

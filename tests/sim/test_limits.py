@@ -5,6 +5,7 @@ import pytest
 from numba import cuda, float32
 
 from minllm.errors import SimulationError
+from minllm.runtime.kernel import kernel
 from minllm.sim import simulate
 
 SIZE, SHAPE = 8, (2, 4)
@@ -24,6 +25,17 @@ def test_launches_beyond_the_limits_are_refused(grid, block, match):
 
     with pytest.raises(SimulationError, match=match):
         simulate(kernel, grid, block, np.zeros(1))
+
+
+@pytest.mark.parametrize("bounds", [64, (64, 2)])
+def test_a_block_beyond_the_launch_bounds_is_refused(bounds):
+    def one(out):
+        out[0] = 1
+
+    for bounded in (cuda.jit(launch_bounds=bounds)(one), kernel(launch_bounds=bounds)(one)):
+        simulate(bounded, 1, (32, 2), np.zeros(1))
+        with pytest.raises(SimulationError, match="a block of 96 threads; the kernel's launch_bounds allow 64"):
+            simulate(bounded, 1, (32, 3), np.zeros(1))
 
 
 def test_static_shared_memory_beyond_48_kib_is_refused():
@@ -98,6 +110,6 @@ def test_global_arrays_and_arrays_in_tuples_are_checked_and_named():
 
     kernels = (of_closure, "table", ()), (of_closures_tuple, r"tables\[1\]", ()), (of_argument, r"pair\[1\]", (tables,))
     for index in (-1, 4):
-        for kernel, name, more in kernels:
+        for found, name, more in kernels:
             with pytest.raises(SimulationError, match=rf"\[{index}\] is out of bounds for the (constant|global) array {name} of shape"):
-                simulate(kernel, 1, 1, np.zeros(1), index, *more)
+                simulate(found, 1, 1, np.zeros(1), index, *more)

@@ -1,5 +1,6 @@
 """Whole programs and test suites for numba.cuda, with every launch simulated."""
 
+import ctypes
 import math
 import subprocess
 import sys
@@ -148,6 +149,120 @@ def test_an_unwritten_element_of_a_device_array_is_reported_when_it_is_copied():
         assert out.copy_to_host()[0, 0] == 1  # allow-unwritten: the last element is padding
         fill[1, 32](out.ravel(), 32)
         assert out.copy_to_host().all()
+
+
+RECORD = np.dtype([("mass", np.int16), ("place", np.float64, 2)], align=True)  # six bytes of padding
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint64", "bool", "complex64", "m8[s]", RECORD], ids=str)
+@pytest.mark.parametrize("order", "CF")
+def test_unwritten_elements_of_device_arrays_of_any_type(dtype, order):
+    @cuda.jit
+    def fill(x, out, count):
+        i = cuda.grid(1)
+        if i < count:
+            out[i // out.shape[1], i % out.shape[1]] = x[0]
+
+    x = np.ones(1, RECORD) if dtype is RECORD else np.array([-1]).astype(dtype)  # all bits set in integers
+    with simulated_launches():
+        out = cuda.device_array((3, 5), dtype, order=order)
+        fill[1, 32](x, out, 14)
+        with pytest.raises(SimulationError, match=r"1 of the 15 elements.*first is element \[2, 4\]"):
+            out.copy_to_host()
+        assert out[:2].copy_to_host().shape == (2, 5)
+        fill[1, 32](x, out[2:], 5)  # a view of the same memory
+        assert (out.copy_to_host() == x[0]).all()
+
+
+def test_an_unwritten_integer_is_reported_when_a_later_kernel_reads_it():
+    @cuda.jit
+    def copy(x, out):
+        out[cuda.grid(1)] = x[cuda.grid(1)]
+
+    with simulated_launches():
+        x, out = cuda.device_array(33, np.int32), cuda.device_array(33, np.int32)
+        copy[1, 32](cuda.to_device(np.full(33, -1, np.int32)), x)
+        copy[1, 32](x, out)  # -1 was written
+        with pytest.raises(SimulationError, match=r"memory that nobody wrote: the global array x, element \[32\]"):
+            copy[1, 33](x, out)
+        x[32] = -1
+        copy[1, 33](x, out)
+        assert (out.copy_to_host() == -1).all()
+
+
+def test_fields_that_no_thread_has_written():
+    @cuda.jit
+    def weigh(out):
+        out[cuda.grid(1)].mass = 1
+
+    with simulated_launches():
+        out = cuda.device_array(4, RECORD)
+        weigh[1, 4](out)
+        with pytest.raises(SimulationError, match=r"4 of the 4 elements"):
+            out.copy_to_host()
+        out["place"] = 3
+        assert out.copy_to_host()["mass"].tolist() == [1] * 4
+
+
+def test_memory_that_the_host_fills_counts_as_written():
+    with simulated_launches():
+        whole, half, exported, copied = (cuda.device_array(6, np.int16) for _ in range(4))
+        whole.copy_to_device(np.full(6, -1, np.int16))
+        half[::2] = -1
+        ctypes.memset(exported.__cuda_array_interface__["data"][0], 0xFF, 12)
+        copied[:] = -1
+        assert all((one.copy_to_host() == -1).all() for one in (whole, exported, copied, half[::2]))
+        with pytest.raises(SimulationError, match=r"3 of the 6 elements.*first is element \[1\]"):
+            half.copy_to_host()
+
+
+def test_views_of_one_device_array_may_overlap():
+    @cuda.jit
+    def shift(low, high):
+        low[0] = 7
+        high[1] = low[0] + high[0] * 0
+
+    with simulated_launches():
+        x = cuda.device_array(3, np.int32)
+        x[1] = 0
+        shift[1, 1](x[:2], x[1:])
+        assert x.copy_to_host().tolist() == [7, 0, 7]
+
+
+def test_the_code_of_a_simulated_kernel_is_compiled_when_somebody_looks():
+    @cuda.jit(device=True)
+    def root(value):
+        return math.sqrt(value)
+
+    @cuda.jit
+    def roots(x):
+        x[cuda.threadIdx.x] = root(x[cuda.threadIdx.x])
+
+    with simulated_launches():
+        roots[1, 4](np.ones(4, np.float32))
+        roots[1, 4](np.ones(4))
+        assert len(roots.signatures) == 2
+        for signature, code in roots.inspect_asm().items():
+            assert f"sqrt.rn.f{signature[0].dtype.bitwidth}" in code and ".target sm_90" in code
+        with pytest.raises(RuntimeError, match="Cannot compile a device function as a kernel"):
+            root[1, 1](1)
+    assert not roots.overloads  # a launch on a GPU finds none of them
+
+
+def test_a_function_in_another_language_needs_an_emulation():
+    double = cuda.declare_device("double_of", "float64(float64)")
+
+    @cuda.jit
+    def use(x):
+        x[0] = double(x[0])
+
+    with simulated_launches():
+        x = np.ones(1)
+        with pytest.raises(SimulationError, match="double_of has no emulation: .* `emulation`, a Python function"):
+            use[1, 1](x)
+        double.emulation = lambda value: 2 * value
+        use[1, 1](x)
+        assert x[0] == 2
 
 
 def test_device_arrays_that_a_kernel_refers_to_and_foreign_arrays():

@@ -6,6 +6,7 @@ output leaves a placeholder, which `with_outputs` fills once the document is HTM
 
 import base64
 import re
+from pathlib import Path
 
 from bs4 import BeautifulSoup, Tag
 
@@ -13,6 +14,9 @@ PARSER = "html.parser"
 ANNOTATION = re.compile(r"#\s*\(\d+\)!")
 # Cells between these two comments are collapsed on the page: a side path with a title.
 ASIDE = re.compile(r"^<!-- aside: (?P<title>.+?) -->$(?P<inside>.*?)^<!-- end aside -->$", re.MULTILINE | re.DOTALL)
+# The interactive part of a page of docs/ in a lesson. A notebook shows nothing of the comment, so a link to the page stands beside it.
+INTERACTIVE = re.compile(r"^<!-- interactive: (?P<page>[\w-]+) -->$", re.MULTILINE)
+DOCS = Path(__file__).parents[2] / "docs"
 # Tags of a cell: "fold" collapses its code, "hide" omits the cell once it has run: nbconvert would omit it before, and its assertions would
 # not be checked. ("hide-input" is mkdocs-jupyter's, through mkdocs.yml.)
 FOLD, HIDE = "celltag_fold", "celltag_hide"
@@ -52,7 +56,15 @@ def markdown_of(html: str) -> tuple[str, list[str]]:
                 parts.append(fenced(code, folded=cell.find(class_=FOLD) is not None or FOLD in cell.get("class", [])))
             annotated = len(parts) if code is not None and ANNOTATION.search(code) else None
             parts += output_parts(cell, outputs)
-    return ASIDE.sub(aside, "\n\n".join(part for part in parts if part) + "\n"), outputs
+    document = ASIDE.sub(aside, "\n\n".join(part for part in parts if part) + "\n")
+    return INTERACTIVE.sub(interactive, document), outputs
+
+
+def interactive(match: re.Match) -> str:
+    """The HTML lines of a page of docs/, which lies one folder higher than a lesson."""
+    lines = (DOCS / f"{match['page']}.md").read_text(encoding="utf-8").splitlines()
+    found = [line for line in lines if line.startswith(("<link ", "<div class=\"interactive\"", "<script type=\"module\""))]
+    return "\n" + "\n".join(found).replace('"../assets/', '"../../assets/') + "\n"
 
 
 def aside(match: re.Match) -> str:

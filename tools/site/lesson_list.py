@@ -25,10 +25,11 @@ def title_of(path: Path) -> str:
 
 
 def on_config(config):
-    """Append them to the section Lessons."""
+    """Insert them behind the first page of the section Lessons."""
     for section in config.nav or []:
         if isinstance(section, dict) and "Lessons" in section:
-            section["Lessons"] = [section["Lessons"][0], *({title: address} for title, address in lessons())]
+            first, *rest = section["Lessons"]
+            section["Lessons"] = [first, *({title: address} for title, address in lessons()), *rest]
     return config
 
 

@@ -2,13 +2,13 @@
 
 import { POLICIES, metrics, randomRequests, simulate } from "./batch-scheduler.js";
 import { bandwidth, readConfig, stepSeconds } from "./costs.js";
-import { choice, element, figures, loadTables, number, powerSlider, shape, table } from "./form-fields.js";
+import { PICTURE_WIDTH, choice, element, figures, loadTables, number, powerSlider, shape, table } from "./form-fields.js";
 
 const NAMES = { static: "static batching", in_flight: "in-flight, whole prompts", prefill_first: "prefill first", split_fuse: "SplitFuse" };
 const PROMPTS = { chat: ["64 to 1,024 tokens", [64, 256, 512, 1024]], long: ["mostly short, some of 4,096 tokens", [64, 128, 256, 512, 4096]] };
 const OUTPUTS = [16, 240], REQUESTS = 160;
 const LANES = 18, WINDOW = 60; // requests and steps of the timeline
-const WIDTH = 720, LEFT = 76, RIGHT = 12, TOP = 8, ROW = 17;
+const WIDTH = PICTURE_WIDTH, LEFT = 76, RIGHT = 12, TOP = 8, ROW = 17;
 
 const milliseconds = (seconds) => (seconds === undefined ? "–" : `${figures(1e3 * seconds)} ms`);
 
@@ -26,7 +26,7 @@ function picture(requests, run, first, name) {
   for (let tick = 0; tick <= 4; tick++) {
     const time = begin + (tick / 4) * (end - begin);
     parts.push(shape("line", { class: "grid", x1: x(time), x2: x(time), y1: TOP, y2: bottom }));
-    parts.push(shape("text", { x: x(time), y: bottom + 15, "text-anchor": tick === 4 ? "end" : "middle" }, milliseconds(time - begin)));
+    parts.push(shape("text", { x: x(time), y: bottom + 15, "text-anchor": tick === 4 ? "end" : tick === 0 ? "start" : "middle" }, milliseconds(time - begin)));
   }
   shown.forEach((i, lane) => {
     const y = TOP + ROW * lane, from = x(requests[i].arrival), to = x(run.tokens[i].at(-1));

@@ -126,15 +126,26 @@ export function prefillStages(c, tokens, items, sequences = 1) {
   return forwardStages(c, { tokens: total, rows: sequences, visible, read: c.layers * total, ...items });
 }
 
+// The smallest counts of a step: { bytes, flops } of sizes { tokens, rows, visible, read }, each 0 if left out.
+const countsOf = (c, items) => (sizes) => {
+  const stages = forwardStages(c, { tokens: 0, rows: 0, visible: 0, read: 0, ...items, ...sizes });
+  return { bytes: sum(stages.map((one) => one.weights + one.kv)), flops: sum(stages.map((one) => one.flops)) };
+};
+
+/* Everything of a step but attention, as StepCosts.linear_seconds and StepCosts.ridge of minllm/costs/serving.py: seconds(tokens, rows) of which `rows` are
+ * sampled from, and the rows from which on arithmetic bounds them. rates: { bandwidth, flops } per second. */
+export function linearCosts(c, rates, items = SIXTEEN_BITS) {
+  const counts = countsOf(c, items), fixed = counts({}).bytes, token = counts({ tokens: 1 }), row = counts({ rows: 1 }).flops;
+  const seconds = (tokens, rows) =>
+    Math.max((fixed + tokens * (token.bytes - fixed)) / rates.bandwidth, (tokens * token.flops + rows * row) / rates.flops);
+  return { seconds, ridge: fixed / rates.bandwidth / ((token.flops + row) / rates.flops - (token.bytes - fixed) / rates.bandwidth) };
+}
+
 /* What a step takes at least, as minllm/costs/serving.py counts it: a function of contexts, the keys that each decode sees; chunks, [start, length] of
  * parts of prompts; and rows, the tokens that are sampled from; in seconds. rates: { bandwidth, flops } per second. Linear layers take all tokens
  * together, attention takes decodes and prompts apart. */
 export function stepSeconds(c, rates, items = SIXTEEN_BITS) {
-  const counts = (sizes) => {
-    const stages = forwardStages(c, { tokens: 0, rows: 0, visible: 0, read: 0, ...items, ...sizes });
-    return { bytes: sum(stages.map((one) => one.weights + one.kv)), flops: sum(stages.map((one) => one.flops)) };
-  };
-  const fixed = counts({}).bytes, token = counts({ tokens: 1 }), row = counts({ rows: 1 }).flops;
+  const counts = countsOf(c, items), fixed = counts({}).bytes, linear = linearCosts(c, rates, items);
   const key = counts({ read: 1 }).bytes - fixed, pair = counts({ visible: 1 }).flops, hasWindows = c.windows.some(Boolean);
   const floor = (bytes, flops) => Math.max(bytes / rates.bandwidth, flops / rates.flops);
   const overLayers = (count) => (hasWindows ? sum(c.windows.map(count)) : c.layers * count(0));
@@ -143,7 +154,7 @@ export function stepSeconds(c, rates, items = SIXTEEN_BITS) {
     const keys = sum(contexts.map((context) => overLayers((window) => (window ? Math.min(context, window) : context))));
     const read = c.layers * sum(chunks.map(([start, length]) => start + length));
     const pairs = sum(chunks.map(([start, length]) => overLayers((window) => visiblePairs(start + length, window) - visiblePairs(start, window))));
-    return floor(fixed + tokens * (token.bytes - fixed), tokens * token.flops + rows * row) + floor(keys * key, keys * pair) + floor(read * key, pairs * pair);
+    return linear.seconds(tokens, rows) + floor(keys * key, keys * pair) + floor(read * key, pairs * pair);
   };
 }
 

@@ -10,6 +10,9 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
+// The width of a picture's coordinates: on a phone fewer, so that its text keeps its size.
+export const PICTURE_WIDTH = globalThis.innerWidth < 600 ? 400 : 720;
+
 export function shape(name, attributes = {}, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -21,30 +24,57 @@ function labelled(id, text, field, ...after) {
   return element("div", { class: "field" }, element("label", { for: id }, text), field, ...after);
 }
 
-// options: [value, text] pairs. Returns { node, value(), set(value) }.
+/* A field is { node, value(), raw(), set(raw), takes(raw) }: value() is what a page computes with, raw() the text that the address of a page keeps. */
+
+// options: [value, text] pairs.
 export function choice(id, text, options, chosen, changed) {
   const field = element("select", { id, oninput: changed });
   for (const [value, shown] of options) field.append(element("option", { value, selected: value === chosen }, shown));
-  return { node: labelled(id, text, field), value: () => field.value, set: (value) => { field.value = value; } };
+  return { node: labelled(id, text, field), value: () => field.value, raw: () => field.value, set: (value) => { field.value = value; },
+    takes: (value) => [...field.options].some((option) => option.value === value) };
 }
 
 // A number, or null where the field is empty and `optional`; NaN where it is not a number.
 export function number(id, text, value, { min = 0, max = null, step = 1, optional = false }, changed) {
   const field = element("input", { id, type: "number", value, min, max, step, oninput: changed, inputmode: "decimal" });
-  return { node: labelled(id, text, field), value: () => (field.value === "" ? (optional ? null : NaN) : Number(field.value)) };
+  return { node: labelled(id, text, field), value: () => (field.value === "" ? (optional ? null : NaN) : Number(field.value)),
+    raw: () => field.value, set: (raw) => { field.value = raw; },
+    takes: (raw) => (raw === "" ? optional : Number.isFinite(Number(raw)) && Number(raw) >= min && (max === null || Number(raw) <= max)) };
 }
 
-// A slider over the powers of two from 2^from to 2^to.
-export function powerSlider(id, text, from, to, start, changed) {
+// A line of text.
+export function text(id, label, placeholder, changed, value = "") {
+  const field = element("input", { id, type: "text", placeholder, value, oninput: changed, spellcheck: "false", autocomplete: "off", autocapitalize: "off" });
+  return { node: labelled(id, label, field), value: () => field.value, raw: () => field.value, set: (raw) => { field.value = raw; }, takes: (raw) => raw.length <= 200 };
+}
+
+// A box that is ticked or not: true or false, "yes" or "" in an address.
+export function check(id, label, ticked, changed) {
+  const field = element("input", { id, type: "checkbox", oninput: changed, checked: ticked });
+  return { node: element("div", { class: "field tick" }, field, element("label", { for: id }, label)), value: () => field.checked,
+    raw: () => (field.checked ? "yes" : ""), set: (raw) => { field.checked = raw === "yes"; }, takes: (raw) => ["yes", ""].includes(raw) };
+}
+
+// A slider from `min` to `max` that starts at `value`, all three positions; meaning(position) is its value, position(value) where that lies, and said(value) what
+// is shown.
+export function slider(id, text, { min, max, step = 1, value, meaning = (at) => at, position = (found) => found, said = String }, changed) {
   const shown = element("output", { for: id });
-  const field = element("input", { id, type: "range", min: from, max: to, step: 1, value: start });
+  const field = element("input", { id, type: "range", min, max, step, value });
   const show = () => {
-    shown.textContent = (2 ** field.value).toLocaleString("en");
+    shown.textContent = said(meaning(Number(field.value)));
     field.setAttribute("aria-valuetext", shown.textContent);
   };
   field.oninput = () => { show(); changed(); };
   show();
-  return { node: labelled(id, text, field, shown), value: () => 2 ** field.value };
+  return { node: labelled(id, text, field, shown), value: () => meaning(Number(field.value)), raw: () => String(meaning(Number(field.value))),
+    set: (raw) => { field.value = position(Number(raw)); show(); },
+    takes: (raw) => { const at = raw === "" ? NaN : position(Number(raw)); return Number.isInteger((at - min) / step) && at >= min && at <= max; } };
+}
+
+// A slider over the powers of two from 2^from to 2^to.
+export function powerSlider(id, text, from, to, start, changed) {
+  const said = (value) => value.toLocaleString("en");
+  return slider(id, text, { min: from, max: to, value: start, meaning: (at) => 2 ** at, position: Math.log2, said }, changed);
 }
 
 export function table(caption, heads, rows) {

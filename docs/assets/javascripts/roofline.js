@@ -1,10 +1,11 @@
 /* The roofline: stages of a forward as dots that move with batch and context, under the limits of a GPU. Counts are costs.js's. */
 
+import { keepInAddress } from "./address-state.js";
 import { SIXTEEN_BITS, bandwidth, decodeStages, prefillStages, readConfig } from "./costs.js";
-import { choice, element, figures, loadTables, powerSlider, shape, table } from "./form-fields.js";
+import { PICTURE_WIDTH, choice, element, figures, loadTables, powerSlider, shape, table } from "./form-fields.js";
 
-const WIDTH = 720, HEIGHT = 420, LEFT = 62, RIGHT = 28, TOP = 34, BOTTOM = 48;
-const X = [-2, 4], Y = [-2, 4]; // powers of ten: FLOP a byte, TFLOP/s
+const WIDTH = PICTURE_WIDTH, HEIGHT = 420, LEFT = 62, RIGHT = 28, TOP = 34, BOTTOM = 48;
+const X = [-2, 4], Y = [-2, 4]; // powers of ten: FLOP per byte, TFLOP/s
 
 const across = (intensity) => LEFT + ((clamp(Math.log10(intensity), X) - X[0]) / (X[1] - X[0])) * (WIDTH - LEFT - RIGHT);
 const down = (tflops) => HEIGHT - BOTTOM - ((clamp(Math.log10(tflops), Y) - Y[0]) / (Y[1] - Y[0])) * (HEIGHT - TOP - BOTTOM);
@@ -27,7 +28,7 @@ function axes() {
     parts.push(shape("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }));
     parts.push(shape("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, power(exponent)));
   }
-  parts.push(shape("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, "arithmetic intensity, FLOP a byte"));
+  parts.push(shape("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, "arithmetic intensity, FLOP per byte"));
   const middle = (TOP + HEIGHT - BOTTOM) / 2;
   parts.push(shape("text", { x: 14, y: middle, "text-anchor": "middle", transform: `rotate(-90 14 ${middle})` }, "TFLOP/s"));
   return parts;
@@ -67,6 +68,11 @@ function measuredDot(kernel) {
   return shape("rect", { class: "measured-dot", x: x - 5, y: y - 5, width: 10, height: 10 }, shape("title", {}, `${kernel.variant}, ${kernel.case}: measured`));
 }
 
+// The filter of the measured kernels: of a stage, and of sizes, where one is chosen.
+export const isShown = (kernel, { stage, sizes }) => (!stage || kernel.stage === stage) && (!sizes || kernel.case === sizes);
+
+const unique = (kernels, key) => [...new Set(kernels.map((kernel) => kernel[key]))];
+
 async function start(place) {
   const tables = await loadTables();
   const picture = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-labelledby": "roofline-title" });
@@ -77,40 +83,54 @@ async function start(place) {
     const sheet = gpu.bf16_tflops ?? gpu.fp16_tflops, tbS = bandwidth(gpu), tflops = gpu.measured_bf16_tflops ?? sheet;
     const decoding = fields.phase.value() === "decode", batch = fields.batch.value(), context = fields.context.value();
     const stages = decoding ? decodeStages(config, batch, context, SIXTEEN_BITS) : prefillStages(config, context, SIXTEEN_BITS, batch);
-    const kernels = tables.measured_kernels.filter((kernel) => kernel.gpu === name);
+    const measured = tables.measured_kernels.filter((kernel) => kernel.gpu === name), chosen = { stage: fields.stage.value(), sizes: fields.sizes.value() };
+    const kernels = measured.filter((kernel) => isShown(kernel, chosen));
     const title = shape("title", { id: "roofline-title" }, `Roofline of ${name}: the stages below, in the order of the table`);
     // A copy without arithmetic has no place on a logarithmic axis.
     const dots = stages.flatMap((one, index) => (one.intensity === 0 ? [] : [dot(one, index, tbS, tflops)]));
     const roofs = [roofLine(gpu.bandwidth_tb_s, sheet, "sheet"), ...(gpu.measured_copy_tb_s ? [roofLine(tbS, tflops, "measured")] : [])];
     picture.replaceChildren(title, ...axes(), ...roofs, ...kernels.map(measuredDot), ...dots, ...labels(stages, tbS, tflops));
     const memoryBound = stages.filter((one) => tbS * one.intensity < tflops).length;
-    said.textContent = `${memoryBound} of ${stages.length} stages are bound by memory; the ridge is at ${figures(tflops / tbS)} FLOP a byte.`;
+    said.textContent = `${memoryBound} of ${stages.length} stages are bound by memory; the ridge is at ${figures(tflops / tbS)} FLOP per byte.`;
     const rows = stages.map((one, index) => [`${index + 1}. ${one.name}`, figures(one.intensity), one.intensity ? figures(roof(one.intensity, tbS, tflops)) : "–",
       tbS * one.intensity < tflops ? "memory" : "arithmetic"]);
-    answer.replaceChildren(table("The dots", ["stage", "FLOP a byte", "TFLOP/s, at most", "bound by"], rows));
+    answer.replaceChildren(table("The dots", ["stage", "FLOP per byte", "TFLOP/s, at most", "bound by"], rows));
     if (kernels.length) answer.append(measuredTable(kernels, name, tbS, tflops));
+    else answer.append(element("p", {}, measured.length ? `None of the ${measured.length} measured kernels is of this stage and these sizes.` : `No kernel was measured on a ${name}.`));
+    address.write();
   };
   const fields = {
     gpu: choice("gpu", "GPU", Object.keys(tables.gpus).map((name) => [name, name.replace(/^NVIDIA /, "")]), "NVIDIA H200", show),
     model: choice("model", "Model", Object.keys(tables.presets).map((name) => [name, name]), "llama-3.1-8b", show),
-    phase: choice("phase", "Phase", [["decode", "decode: one token a sequence"], ["prefill", "prefill: whole prompts"]], "decode", show),
+    phase: choice("phase", "Phase", [["decode", "decode: one token per sequence"], ["prefill", "prefill: whole prompts"]], "decode", show),
     batch: powerSlider("batch", "Batch", 0, 10, 0, show),
     context: powerSlider("context", "Context", 4, 17, 10, show),
+    stage: choice("stage", "Measured kernels of", [["", "all stages"], ...unique(tables.measured_kernels, "stage").map((name) => [name, name])], "", () => { offerSizes(); show(); }),
+    sizes: choice("sizes", "Sizes of the kernels", [["", "all"], ...unique(tables.measured_kernels, "case").map((name) => [name, name])], "", show),
   };
+  // Only sizes of the chosen stage can be chosen; one that no longer can goes back to all.
+  const offerSizes = () => {
+    const stage = fields.stage.value(), select = fields.sizes.node.querySelector("select"), before = select.value;
+    const names = unique(tables.measured_kernels.filter((kernel) => !stage || kernel.stage === stage), "case");
+    select.replaceChildren(...["", ...names].map((name) => element("option", { value: name, selected: name === before }, name || "all")));
+  };
+  const address = keepInAddress(fields);
+  const refused = element("p", { class: "bad", role: "alert" }, address.read());
+  offerSizes();
   const legend = element("ul", { class: "legend" },
     ...[["memory", "a stage that memory bounds, on the roof: the most it can reach"], ["arithmetic", "a stage that arithmetic bounds"],
       ["measured-dot", "a kernel of this package, measured on such a GPU"]].map(([kind, text]) =>
       element("li", {}, element("span", { class: `key ${kind}`, "aria-hidden": "true" }), ` ${text}`)));
-  place.replaceChildren(element("form", { class: "fields" }, ...Object.values(fields).map((field) => field.node)), said,
+  place.replaceChildren(element("form", { class: "fields" }, ...Object.values(fields).map((field) => field.node)), refused, said,
     element("div", { class: "picture", tabindex: 0, role: "region", "aria-label": "Roofline" }, picture), legend, answer);
   place.querySelector("form").onsubmit = (event) => event.preventDefault();
   show();
 }
 
 function measuredTable(kernels, name, tbS, tflops) {
-  const rows = kernels.map((kernel) => [`${kernel.variant}, ${kernel.case.replace(", bfloat16", "")}`, figures(kernel.intensity), figures(kernel.tflops),
+  const rows = kernels.map((kernel) => [`${kernel.variant}, ${kernel.case}`, figures(kernel.intensity), figures(kernel.tflops),
     `${figures((100 * kernel.tflops) / roof(kernel.intensity, tbS, tflops))} %`]);
-  return table(`Measured on one ${name}, ${kernels[0].date}: not your machine`, ["kernel and sizes", "FLOP a byte", "TFLOP/s", "of the roof"], rows);
+  return table(`Measured on one ${name}, ${unique(kernels, "date").sort().join(" and ")}: ${kernels.length} kernels, not your machine`, ["kernel and sizes", "FLOP per byte", "TFLOP/s", "of the roof"], rows);
 }
 
 const place = typeof document === "undefined" ? null : document.getElementById("roofline");

@@ -33,6 +33,12 @@ NAMES = (
     "fewer_every_day",
     "echo",
     "slow_company",
+    "same_histogram",
+    "slightly_bright",
+    "whole_rows_only",
+    "punished_for_success",
+    "forgotten_question",
+    "too_agreeable",
 )  # fmt: skip
 
 

@@ -172,7 +172,7 @@ EXERCISES = (
     ),  # fmt: skip
     Exercise(
         name="attention.split_merge",
-        lesson=10,
+        lesson=9,
         title="Flash-Decoding: merge the states that the splits of a context left",
         module="minllm.kernels.attention.split_kv.merge",
         entry="make_merge_kernel",

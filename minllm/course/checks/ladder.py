@@ -111,11 +111,12 @@ class Report:
     def how_to_generate(self) -> str:
         """The command by which the engine runs the reader's kernel."""
         stage, path = self.exercise.stage, Path(self.file)
+        more = f" {self.exercise.engine_options}" if self.exercise.engine_options else ""
         if path.suffix == ".py" and path.is_file():
-            return f"It can generate text now: minllm generate --variant {stage}={shlex.quote(self.file)}"
+            return f"It can generate text now: minllm generate --variant {stage}={shlex.quote(self.file)}{more}"
         return (
             f"It can generate text from a file: `minllm exercise {self.exercise.name} --out FOLDER` writes one. Put your lines there, "
-            f"then: minllm generate --variant {stage}=FOLDER/{self.exercise.file_name}"
+            f"then: minllm generate --variant {stage}=FOLDER/{self.exercise.file_name}{more}"
         )
 
 

@@ -6,18 +6,21 @@ import ml_dtypes
 import numpy as np
 
 from minllm.course.checks import speed, speed_problems
-from minllm.course.checks.mismatch import expect
+from minllm.course.checks.evidence import note
+from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
-from minllm.sim import unwritten
+from minllm.sim import detecting, tracing, unwritten
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TRANSPOSED = "you read weight[k, n]; it is [out_features, in_features], so element k of output feature n is weight[n, k]."
 ROW_BIAS = "bias[m] was added, the token's; it belongs to the output feature: bias[n]."
 NO_BIAS = "the bias was not added; where it is not None, bias[n] belongs to every out[m, n]."
+SECTOR = 32  # bytes
 SMALL_TILE = (8, 4, 2)  # outputs, step of k, outputs per thread: 16 threads
 LAST_ONLY = "the result is the last product alone: add the products up with +=."
 OTHER_LENGTH = "the sum has as many terms as x has rows; it has K = x.shape[1]."
+ONE_LANE = "the sum has elements 0, 32, 64, ... of K, those of one lane alone: warp_sum(total) adds up all 32 lanes."
 ONE_TOO_FEW = "the last element of each row was left out: k runs from 0 to K - 1."
 
 
@@ -36,6 +39,7 @@ def multiply(matmul, x, weight, bias=None, **options):
     suspects = tile_suspects(wide_x, wide_weight, *options["tile"]) if bias is None and "tile" in options else []
     suspects += [(ONE_TOO_FEW, wide_x[:, :-1] @ wide_weight[:, :-1].T + (0 if bias is None else bias.astype(np.float64)))]
     suspects.append((LAST_ONLY, wide_x[:, -1:] @ wide_weight[:, -1:].T + (0 if bias is None else bias.astype(np.float64))))
+    suspects.append((ONE_LANE, wide_x[:, ::32] @ wide_weight[:, ::32].T + (0 if bias is None else bias.astype(np.float64))))
     if len(x) < x.shape[1]:
         suspects.append((OTHER_LENGTH, wide_x[:, : len(x)] @ wide_weight[:, : len(x)].T))
     if x.shape[1] == len(weight):
@@ -128,6 +132,21 @@ def budget(matmul, m, n, k, times, advice, **options):
     expect_bytes(lambda: matmul(x, weight, out, **options), read, {"out": out.nbytes}, advice)
 
 
+def coalesced(matmul):
+    """Rows of 64 numbers: two loads of 128 bytes per operand and warp."""
+    x, weight, _ = operands(1, 4, 64)
+    out = unwritten((1, 4), np.float32)
+    with detecting(False), tracing() as traces:
+        matmul(x, weight, out)
+    sectors = sum(trace.arrays["weight"].read.sectors for trace in traces)
+    note("sectors of weight", sectors)
+    if sectors > weight.nbytes // SECTOR:
+        raise Mismatch(
+            f"the warps load {sectors} sectors of 32 bytes of weight; {weight.nbytes // SECTOR} hold it.\nLikely cause: each lane walks a "
+            "stretch of its own. At every step the lanes should read neighbours: k = lane, lane + 32, ..."
+        )
+
+
 def correct(sizes, **options):
     """The rungs that check only the numbers."""
     rung = functools.partial(functools.partial, **options)
@@ -166,6 +185,39 @@ EXERCISES = (
             ),
             speed.rung("minllm.kernels.matmul.naive:matmul_naive", speed_problems.product(1024),
                        "neighbouring threads no longer share rows of x or weight, or a literal 0.0 made the sum a float64."),
+        ),  # fmt: skip
+    ),
+    Exercise(
+        name="matmul.gemv",
+        lesson=10,
+        title="a GEMV, one warp per row of the weight",
+        module="minllm.kernels.matmul.gemv.warp_per_row",
+        entry="matmul_warp_per_row",
+        stage="matmul",
+        most_rows=8,
+        task="Lane l multiplies elements l, l + 32, l + 64, ... of row n of weight with those of row m of x, and adds them up in float32. "
+        "warp_sum(total) is the sum over all 32 lanes; every lane calls it. Then lane 0 adds bias[n] where there is a bias (it may be "
+        "None), and stores the sum in out[m, n].",
+        hints=(
+            "range(lane, x.shape[1], WARP) gives each lane its elements, and neighbouring lanes neighbouring ones.",
+            "A lane without an element has the sum 0, and calls warp_sum with the others: it must not stand in a branch or a loop.",
+        ),
+        rungs=(
+            *correct([(1, 1, 1), (1, 3, 31), (1, 2, 32), (2, 5, 33), (3, 2, 100)]),
+            Rung(
+                "coalescing",
+                "a warp reads 32 neighbouring elements at a time: as few sectors of 32 bytes as there are.",
+                coalesced,
+            ),
+            Rung(
+                "byte budget",
+                "each weight is read once per token, by one lane.",
+                functools.partial(
+                    budget, m=2, n=3, k=96, times=(3, 2), advice="every lane takes its own elements: lane, lane + 32, ...",
+                ),
+            ),
+            speed.rung("minllm.kernels.matmul.gemv.warp_per_row:matmul_warp_per_row", speed_problems.gemv,
+                       "lanes read elements that lie apart, or a literal 0.0 made the sum a float64."),
         ),  # fmt: skip
     ),
     Exercise(

@@ -13,6 +13,7 @@ from minllm.course.checks.speed import Problem
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.rope.rotate import rope_table
 from minllm.kernels.sampling.argmax import parts_of
+from minllm.weights.formats import WEIGHT_FORMATS
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BLOCK_SIZE = 16
@@ -23,6 +24,19 @@ def silu(ops, noise, tokens=2048, intermediate=14337):
     """silu(gate) * up."""
     gate_up, out = ops.array(noise.array((tokens, 2 * intermediate), BFLOAT16)), ops.empty((tokens, intermediate), BFLOAT16)
     return Problem((gate_up, out), out, gate_up.nbytes + out.nbytes)
+
+
+def gemv(ops, noise, outputs=14336, inputs=4096):
+    """One row of x."""
+    x, weight = (ops.array(noise.array(shape, BFLOAT16)) for shape in ((1, inputs), (outputs, inputs)))
+    return Problem((x, weight, out := ops.empty((1, outputs), BFLOAT16)), out, weight.nbytes)
+
+
+def int4(ops, noise, outputs=14336, inputs=4096):
+    """One row of x; codes in groups of 32."""
+    weight = WEIGHT_FORMATS["int4"].encode(noise.array((outputs, inputs), np.float32))
+    x, out = ops.array(noise.array((1, inputs), BFLOAT16)), ops.empty((1, outputs), BFLOAT16)
+    return Problem((x, WEIGHT_FORMATS["int4"].place(ops, weight), out), out, weight.codes.nbytes + weight.scales.nbytes)
 
 
 def embedding(ops, noise, tokens=8192, hidden=4097):

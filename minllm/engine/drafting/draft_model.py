@@ -31,7 +31,7 @@ SALT = 0x9E3779B9  # changes the seeds of draws: 2^32 / golden ratio
 class DraftModel:
     """A DraftSource. cache: of as many blocks as the model's. draws: whether drafts are drawn; False takes the likeliest."""
 
-    reads_history = False
+    reads_history, reads_room = False, True
 
     def __init__(self, ops: Any, model: Model, cache: KVCache, draws: bool = True):
         self.ops, self.model, self.cache, self.draws = ops, model, cache, draws

@@ -11,7 +11,7 @@ from minllm.ops.protocol import Batch
 class NgramDrafts:
     """A DraftSource. longest, shortest: the number of newest tokens that have to match."""
 
-    reads_history, draws = True, False
+    reads_history, reads_room, draws = True, False, False
 
     def __init__(self, ops: Any, longest: int, shortest: int):
         self.ops, self.longest, self.shortest = ops, longest, shortest

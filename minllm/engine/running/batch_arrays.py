@@ -131,22 +131,28 @@ def behind_decodes(prompts: Batch | None, positions: Sequence[int], block_size: 
     )
 
 
-def padded_arrays(batch: Batch, slots: Sequence[int], num_decodes: int, key: GraphKey) -> dict[str, np.ndarray]:
+def padded_arrays(
+    batch: Batch, slots: Sequence[int], num_decodes: int, key: GraphKey, room: Sequence[int] = ()
+) -> dict[str, np.ndarray]:  # fmt: skip
     """The arrays of a batch, and the slots of its sampled rows, in the shapes of a graph that is large enough.
 
-    Padding follows the decodes, the prompts, and the tokens. Sequences of padding have no tokens and no context.
+    Padding follows the decodes, the prompts, and the tokens. Sequences of padding have no tokens and no context. room: Batch.room.
     """
     arrays = {name: np.zeros(shape, np.int32) for name, shape in key.layout().items()}
     first, count, total = key.decodes, batch.num_sequences - num_decodes, batch.num_tokens
+    decoded = int(batch.query_start[num_decodes])
+    behind = decoded if key.query_len else first  # where the sampled rows of prompts begin: runs are counted without a gap
     for name in ("token_ids", "positions", "slot_mapping"):
         arrays[name][:total] = getattr(batch, name)
     arrays["slot_mapping"][total:] = -1
     for name, values in (("slots", slots), ("logits_rows", batch.logits_rows)):
         arrays[name][:] = -1 if name == "slots" else 0
-        arrays[name][:num_decodes] = values[:num_decodes]
-        arrays[name][first : first + len(values) - num_decodes] = values[num_decodes:]
+        arrays[name][:decoded] = values[:decoded]
+        arrays[name][behind : behind + len(values) - decoded] = values[decoded:]
+    if key.query_len:
+        arrays["room"][: len(room)] = room
     starts = arrays["query_start"]
-    starts[:num_decodes], starts[num_decodes:first] = np.arange(num_decodes), num_decodes
+    starts[:num_decodes], starts[num_decodes:first] = batch.query_start[:num_decodes], decoded
     starts[first : first + count + 1], starts[first + count + 1 :] = batch.query_start[num_decodes:], total
     arrays["context_lens"][:num_decodes] = batch.context_lens[:num_decodes]
     arrays["context_lens"][first : first + count] = batch.context_lens[num_decodes:]

@@ -62,6 +62,7 @@ class ModelRunner:
             self.graphs = StepGraphs(
                 ops, self.machine, max_num_seqs=max_num_seqs, max_tokens=max_num_batched_tokens, columns=columns,
                 block_size=cache.block_size, residual_window=self._window, compute=self.compute,
+                query_len=0 if self.speculator is None else self.speculator.query_len,
             )  # fmt: skip
 
     @property
@@ -133,10 +134,12 @@ class ModelRunner:
         if key is None:
             batch, slots = self._sent(*self._batch(spans, slots, scored), sampled)
             results = self.compute(slots, batch, kind, processed)
-        elif key.prompts:
+        elif key.prompts or key.query_len > 1 or (key.query_len and self.speculator.reads_room):
             batch, _ = self._batch(spans, slots, scored)
-            results = self.graphs.replay(key, padded_arrays(batch, slots, num_decodes, key), self.uploads)
-            rows[num_decodes:] = range(key.decodes, key.decodes + len(sampled) - num_decodes)
+            room = self._room(sampled) if key.query_len else ()
+            results = self.graphs.replay(key, padded_arrays(batch, slots, num_decodes, key, room), self.uploads)
+            if not key.query_len:
+                rows[num_decodes:] = range(key.decodes, key.decodes + len(sampled) - num_decodes)
         else:
             results = self.graphs.replay_decodes(key, slots, self.uploads)
         return self._read(*results, sampled=sampled, rows=rows, scored=scored)
@@ -181,7 +184,7 @@ class ModelRunner:
         """A batch and its slots on the device."""
         arrays = {name: getattr(batch, name) for name in BATCH_ARRAYS} | {"slots": np.array(slots, np.int32)}
         if self.speculator is not None:
-            arrays["room"] = np.array([min(self.policy.room(one), self._max_model_len) for one in sampled] or [0], np.int32)
+            arrays["room"] = np.array(self._room(sampled) or [0], np.int32)
         recent = {} if batch.recent is None else batch.recent.arrays()
         sent = self.uploads.send(arrays | {f"recent {name}": array for name, array in recent.items()})
         slots = sent.pop("slots")
@@ -190,6 +193,10 @@ class ModelRunner:
         elif self._window:
             batch = replace(batch, recent=self.recent_rows(slots))
         return replace(batch, **sent), slots
+
+    def _room(self, sampled: list[Sequence]) -> list[int]:
+        """The tokens of each sequence for which there are blocks."""
+        return [min(self.policy.room(sequence), self._max_model_len) for sequence in sampled]
 
     def _chunk(self, span: Span) -> NewTokens:
         end = span.start + span.length

@@ -16,6 +16,7 @@ import numpy as np
 
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.slots import Slots
+from minllm.errors import CaptureError
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
@@ -23,10 +24,11 @@ from minllm.ops.protocol import Batch
 
 
 class DraftSource(Protocol):
-    """Guesses tokens. reads_history: whether it reads DraftState.token_history. draws: whether its drafts are drawn from
-    DraftState.log_q."""
+    """Guesses tokens. reads_history: whether it reads DraftState.token_history. reads_room: whether it reads Batch.room. draws: whether its
+    drafts are drawn from DraftState.log_q."""
 
     reads_history: bool
+    reads_room: bool
     draws: bool
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
@@ -47,10 +49,24 @@ class Speculator:
     A source that raises an error is switched off with a warning; requests go on without drafts.
     """
 
-    def __init__(self, ops: Any, machine: Any, slots: Slots, source: DraftSource, num_drafts: int, width: int):
-        self.ops, self.machine, self.slots, self.source = ops, machine, slots, source
+    def __init__(
+        self, ops: Any, machine: Any, slots: Slots, source: DraftSource, num_drafts: int, width: int, synthetic_rate: float | None = None
+    ):  # fmt: skip
+        """synthetic_rate: for benchmarks, the probability with which a draft is accepted, whatever the model says."""
+        self.ops, self.machine, self.slots, self.source, self.synthetic_rate = ops, machine, slots, source, synthetic_rate
         history, vocab = width if source.reads_history else 1, slots.vocab_size if source.draws else 0
+        self._no_drafts: dict[tuple[int, ...], Any] = {}  # arrays of zeros, which no capture may make
         self.drafts = DraftState.make(ops.zeros, slots.state.lengths.shape[0], num_drafts, history, vocab)
+
+    @property
+    def query_len(self) -> int:
+        """The most rows of a verification: the newest token and drafts."""
+        return 1 + self.drafts.drafts.shape[1]
+
+    @property
+    def reads_room(self) -> bool:
+        """Whether a step needs Batch.room: it changes while sequences grow."""
+        return self.synthetic_rate is not None or (self.source is not None and self.source.reads_room)
 
     def enter(self, sequences: list[Sequence]) -> None:
         """Write the token histories of sequences that entered their slots."""
@@ -79,7 +95,9 @@ class Speculator:
         if kind is not SamplingKind.GREEDY:
             sampling, row_slots = ops.row_sampling(slots, state, self.drafts, kind)
         tokens = ops.sample(logits, sampling, row_slots)
-        if kind is SamplingKind.GREEDY or self.drafts.log_q is None:
+        if self.synthetic_rate is not None:
+            counts = ops.accept_synthetic(slots, state.sampling, self.synthetic_rate)
+        elif kind is SamplingKind.GREEDY or self.drafts.log_q is None:
             counts = ops.accept(tokens, batch.token_ids, slots)
         else:
             p = ops.distribution(logits, sampling, row_slots)
@@ -93,9 +111,15 @@ class Speculator:
         if self.source is not None:
             try:
                 found = self.source.propose(slots, batch, state, self.drafts, kind)
+            except CaptureError:
+                raise  # the step is launched, and captured then
             except Exception as error:  # noqa: BLE001 - whatever it is, no request needs drafts
                 self.source = None
                 warnings.warn(f"Speculation is switched off, because drafting failed: {error!r}.", RuntimeWarning, stacklevel=2)
         if self.source is None:
-            return self.ops.zeros(slots.shape, np.int32)
-        return self.ops.room_for_drafts(slots, state, batch.room, self.drafts) if found is None else found
+            if slots.shape not in self._no_drafts:
+                self._no_drafts[slots.shape] = self.ops.zeros(slots.shape, np.int32)
+            return self._no_drafts[slots.shape]
+        if found is None or self.synthetic_rate is not None:  # chance accepts what was not found, too
+            return self.ops.room_for_drafts(slots, state, batch.room, self.drafts)
+        return found

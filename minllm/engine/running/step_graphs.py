@@ -8,12 +8,13 @@ which there is a graph, whose replay is one launch:
     prompts   the other sequences: one alone, or up to 32 beside those that decode
     columns   block tables for contexts of 1k, 4k, 16k ... tokens, because kernels choose by the longest context possible
     kind      which kernels choose the tokens (SamplingKind)
+    query_len with speculation, the most rows of a sequence that decodes: its newest token and drafts
 
 Padding decodes and prompts costs little, so few graphs serve all steps with prompts, and all of them are captured before the first request.
 
 Padding writes no keys and values, is in no context, and its tokens are dropped. The first kernel of a graph makes the rows of sequences
 that decode from their slots, the last one stores the new tokens there. So a step of decodes alone needs nothing from the host unless other
-sequences take part; prompts come in one upload.
+sequences take part; prompts come in one upload, and so do the numbers of rows that verify drafts.
 
 One graph runs at a time, so all share memory for temporaries and results, as much as the largest needs. Source of the sizes: vLLM's
 "cudagraph capture sizes".
@@ -48,18 +49,25 @@ class GraphKey(NamedTuple):
     prompts: int
     columns: int  # columns of the block tables
     kind: SamplingKind
+    query_len: int = 0  # the most rows of a sequence that decodes, if the engine speculates
 
     @property
     def sequences(self) -> int:
         """Rows of the block tables."""
         return self.decodes + self.prompts
 
+    @property
+    def sampled_rows(self) -> int:
+        """Rows that get logits."""
+        verified = self.tokens if not self.prompts else self.decodes * self.query_len
+        return verified + self.prompts if self.query_len else self.sequences
+
     def layout(self) -> dict[str, tuple[int, ...]]:
         """The shape of each array, all int32."""
-        rows, tokens = (self.sequences,), (self.tokens,)
+        rows, tokens, sampled = (self.sequences,), (self.tokens,), (self.sampled_rows,)
         return dict(
-            slots=rows, logits_rows=rows, token_ids=tokens, positions=tokens, slot_mapping=tokens, query_start=(self.sequences + 1,),
-            context_lens=rows, block_tables=(self.sequences, self.columns),
+            slots=sampled, logits_rows=sampled, token_ids=tokens, positions=tokens, slot_mapping=tokens, query_start=(self.sequences + 1,),
+            context_lens=rows, **({"room": rows} if self.query_len else {}), block_tables=(self.sequences, self.columns),
         )  # fmt: skip
 
 
@@ -101,22 +109,32 @@ class StepGraphs:
     """Graphs over arrays at fixed addresses. compute(slots, batch, kind) launches a step and returns (tokens, logits) on the device."""
 
     def __init__(
-        self, ops, machine, *, max_num_seqs: int, max_tokens: int, columns: int, block_size: int, residual_window: int, compute: Callable
+        self, ops, machine, *, max_num_seqs: int, max_tokens: int, columns: int, block_size: int, residual_window: int, compute: Callable,
+        query_len: int = 0,
     ):  # fmt: skip
-        """max_tokens: the most tokens of a step. columns: the width of the widest block table. residual_window: the cache's."""
-        self.machine, self.block_size, self.compute = machine, block_size, compute
+        """max_tokens: the most tokens of a step. columns: the width of the widest block table. residual_window: the cache's.
+
+        query_len: 1 and the most drafts of a sequence, if the engine speculates.
+        """
+        self.machine, self.block_size, self.compute, self.query_len = machine, block_size, compute, query_len
         self.decode_sizes, self.widths = decode_sizes(max_num_seqs), table_widths(columns, block_size)
         self.mixed_sizes, self.most_prompts = mixed_sizes(max_num_seqs), min(MOST_PROMPTS, max_num_seqs)
-        self.token_sizes = token_sizes(max(max_tokens, max_num_seqs + 1))
-        self._has_own_kernels = bool(getattr(ops, "own", None))  # nobody knows what their first launch loads and makes
+        self.token_sizes = token_sizes(max(max_tokens, max_num_seqs * max(1, query_len) + 1))
+        # Nobody knows what the first launch of a user's own kernel loads and makes, nor that of a source of drafts.
+        self._is_launched_first = bool(getattr(ops, "own", None)) or query_len > 0
         self._graphs: dict[GraphKey, Any] = {}
         self._rows: list[int] = []  # slots of the last step, if all its sequences decoded
-        largest = GraphKey(self.token_sizes[-1], max_num_seqs, self.most_prompts, columns, SamplingKind.GREEDY)
+        largest = GraphKey(self.token_sizes[-1], max_num_seqs, self.most_prompts, columns, SamplingKind.GREEDY, query_len)
         self._words = ops.zeros((sum(map(math.prod, largest.layout().values())),), np.int32)
         self._recent = None
         if residual_window:
             slot_mapping, context_lens = (ops.zeros((max_num_seqs,), np.int32) for _ in range(2))
             self._recent = slot_mapping, context_lens, ops.zeros((max_num_seqs, ring_blocks(residual_window)), np.int32)
+
+    @property
+    def verified_rows(self) -> list[int]:
+        """The rows per sequence in steps that verify drafts: for half of the drafts that there may be on average, and for all."""
+        return sorted({1 + self.query_len // 2, self.query_len})
 
     @property
     def mixed_columns(self) -> int:
@@ -136,16 +154,19 @@ class StepGraphs:
         columns = next_size(-(-context // self.block_size), self.widths)
         if num_prompts == 0:
             decodes = next_size(num_decodes, self.decode_sizes)
-            return GraphKey(decodes, decodes, 0, columns, kind)
+            if num_tokens == num_decodes:
+                return GraphKey(decodes, decodes, 0, columns, kind, min(1, self.query_len))
+            rows = decodes * next_size(-(-num_tokens // decodes), self.verified_rows)
+            return GraphKey(rows, decodes, 0, columns, kind, self.query_len)
         if num_prompts + num_decodes == 1:
             tokens = next_size(num_tokens, self.token_sizes)
-            return None if tokens is None else GraphKey(tokens, 0, 1, columns, kind)
+            return None if tokens is None else GraphKey(tokens, 0, 1, columns, kind, self.query_len)
         decodes = next_size(num_decodes, self.mixed_sizes)
         # Rows of padding among the decodes lie where prompts begin, so there are at least as many tokens.
         tokens = next_size(max(num_tokens, decodes), self.token_sizes)
         if tokens is None or num_prompts > self.most_prompts:
             return None
-        return GraphKey(tokens, decodes, self.most_prompts, max(columns, self.mixed_columns), kind)
+        return GraphKey(tokens, decodes, self.most_prompts, max(columns, self.mixed_columns), kind, self.query_len)
 
     def replay_decodes(self, key: GraphKey, slots: list[int], uploads: Uploads) -> Any:
         """Launch a step in which these slots decode; returns its results on the device, valid until the next replay."""
@@ -161,7 +182,8 @@ class StepGraphs:
         """Launch a step with these arrays, of the shapes of `key.layout`; returns its results, valid until the next replay."""
         graph = self._graph(key, uploads)
         self._rows = []
-        packed = np.concatenate([arrays[name].reshape(-1) for name in key.layout()])
+        # Block tables come last, and those of sequences that decode are made on the device.
+        packed = np.concatenate([arrays[name].reshape(-1) for name in key.layout() if key.prompts or name != "block_tables"])
         uploads.write(self._words[: packed.size], packed)
         graph.launch()
         return graph.result
@@ -172,11 +194,11 @@ class StepGraphs:
         slots, batch = self.batch(key)
         step = functools.partial(self.compute, slots, batch, key.kind)
         graph = None
-        if not self._has_own_kernels:
+        if not self._is_launched_first:
             with contextlib.suppress(CaptureError):
                 graph = self.machine.capture(step)
         if graph is None:
-            self._write_padding(key, [NO_SLOT] * key.sequences, uploads)
+            self._write_padding(key, [NO_SLOT] * key.sampled_rows, uploads)
             step()
             graph = self.machine.capture(step)
         self._graphs[key] = graph
@@ -189,10 +211,16 @@ class StepGraphs:
         """
         columns, kinds = self.widths[0], sorted(kinds)
         sizes = [(tokens, decodes) for tokens in reversed(self.token_sizes) for decodes in reversed(self.mixed_sizes) if decodes <= tokens]
-        together = [GraphKey(tokens, decodes, self.most_prompts, self.mixed_columns, kinds[0]) for tokens, decodes in sizes]
-        prompts = [GraphKey(tokens, 0, 1, columns, kinds[0]) for tokens in reversed(self.token_sizes)]
+        together = [GraphKey(tokens, n, self.most_prompts, self.mixed_columns, kinds[0], self.query_len) for tokens, n in sizes]
+        prompts = [GraphKey(tokens, 0, 1, columns, kinds[0], self.query_len) for tokens in reversed(self.token_sizes)]
         widths = {kind: self.widths[: 2 if kind == kinds[0] else 1] for kind in kinds}
-        decodes = [GraphKey(n, n, 0, width, kind) for kind in kinds for width in widths[kind] for n in reversed(self.decode_sizes)]
+        each = [(1, min(1, self.query_len))]
+        if self.query_len:
+            each = [(rows, self.query_len) for rows in reversed(self.verified_rows)] + each
+        decodes = [
+            GraphKey(n * rows, n, 0, width, kind, query_len)
+            for kind in kinds for width in widths[kind] for rows, query_len in each for n in reversed(self.decode_sizes)
+        ]  # fmt: skip
         return ([] if self._recent else together + prompts) + decodes
 
     def batch(self, key: GraphKey) -> tuple[Any, Batch]:
@@ -206,8 +234,9 @@ class StepGraphs:
             recent = RecentTokens(*(array[: key.decodes] for array in self._recent), rings=slots)
         longest = key.columns * self.block_size
         return slots, Batch(
-            **arrays, num_tokens=key.tokens, num_sequences=key.sequences, max_query_len=key.tokens if key.prompts else 1,
-            max_context_len=longest, recent=recent, num_decodes=key.decodes,
+            **arrays, num_tokens=key.tokens, num_sequences=key.sequences, max_context_len=longest, recent=recent,
+            max_query_len=key.tokens if key.prompts else max(1, key.query_len),
+            num_decodes=0 if key.query_len > 1 else key.decodes, num_verifications=key.decodes if key.query_len else 0,
         )  # fmt: skip
 
     def _graph(self, key: GraphKey, uploads: Uploads) -> Any:
@@ -220,7 +249,7 @@ class StepGraphs:
         arrays = {name: np.zeros(shape, np.int32) for name, shape in key.layout().items() if name != "block_tables"}
         arrays["slots"][:] = slots
         arrays["slot_mapping"][:] = -1
-        if not key.prompts:
+        if not key.prompts and key.query_len <= 1:  # sequences that verify have no rows here
             arrays["logits_rows"][:] = np.arange(key.sequences)
             arrays["query_start"][:] = np.arange(key.sequences + 1)
         packed = np.concatenate(list(arrays.values()))

@@ -12,6 +12,7 @@ from minllm.kernels.matmul.flat.deferred_norm import deferred_norm_kernel
 from minllm.kernels.matmul.flat.rope_append import rope_append_kernel
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import choose_qkv_tiling, gemv_qkv_kernel
+from minllm.kernels.matmul.gemv.warp_per_row import warp_per_row_kernel
 from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.quantized import specimens as quantized
 from minllm.kernels.matmul.wgmma import wgmma
@@ -48,6 +49,7 @@ def specimens():
         name = dtype.name
         # 6 blocks of 256 threads: this rung hides latency by threads alone.
         yield Specimen(f"matmul/naive/{name}", matmul_naive_kernel, operands(name), BLOCK * BLOCK, blocks=6)
+        yield Specimen(f"matmul/warp_per_row/{name}", warp_per_row_kernel, operands(name), WARP, blocks=16)
         for tile, tile_k, per_thread in tiled.TILES:
             kernel, threads = tiled.tiled_kernel(tile, tile_k, per_thread), (tile // per_thread) ** 2
             yield Specimen(f"matmul/tiled/{tile}/{name}", kernel, operands(name), threads, blocks=2)
@@ -140,7 +142,7 @@ def flat_specimens(dtype):
         for tokens, n, k in ((8, 4096, 14336), (32, 28672, 4096), (128, 28672, 4096), (64, 4096, 14336), (256, 6144, 4096)):
             tiling = flat_wgmma_tiling.choose_tiling(tokens, n, k, gated)
             kernel = flat_wgmma.flat_wgmma_kernel(tokens, tiling, dtype, gated, 8)
-            arguments = (types.uint64, types.uint64, types.none, matrix, types.int32)
+            arguments = (types.uint64, types.uint64, types.none, types.none, types.none, matrix, types.int32)
             name = f"matmul/flat/wgmma/{kind}{tokens}x{n}x{k}/{dtype}"
             yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes(tokens), COPY_ENGINE, targets=((9, 0),))
         if dtype != "bfloat16":
@@ -203,7 +205,7 @@ def wgmma_specimens(dtype):
     large = WGMMA_TILINGS[0]
     yield wgmma_specimen(f"matmul/wgmma/bias/{dtype}", large, dtype, vector, types.none, matrix)
     residual = wgmma_specimen(f"matmul/wgmma/residual/{dtype}", large, dtype, types.none, matrix, matrix)
-    yield replace(residual, spills={(9, 0): 64})  # once per tile, beside 128 sums and the addresses of two rows
+    yield replace(residual, spills={(9, 0): 40})  # once per tile, beside 128 sums and the addresses of two rows
     yield wgmma_specimen(f"matmul/wgmma/pairs/{dtype}", large, dtype, vector, types.none, matrix, copied=False)
     yield wgmma_specimen(f"matmul/wgmma/out float32/{dtype}", large, dtype, types.none, types.none, array("float32", 2), copied=False)
 
@@ -211,6 +213,7 @@ def wgmma_specimens(dtype):
 def wgmma_specimen(name, tiling, dtype, bias, residual, out, gated=False, copied=True):
     """One specimen of wgmma."""
     kernel = wgmma.wgmma_kernel(tiling, dtype, gated, copied, dtype if out == array(dtype, 2) else "float32")
-    arguments = (types.uint64, types.uint64, types.uint64 if copied else types.none, bias, residual, out, types.int32, types.int32)
+    maps = types.uint64, types.uint64, types.uint64 if copied else types.none
+    arguments = (*maps, bias, residual, types.none, types.none, out, types.int32, types.int32)
     contains = (*WGMMA, "UTMASTG.2D*", "STSM.16.M88.4*") if copied else WGMMA
     return Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))

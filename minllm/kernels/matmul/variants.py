@@ -17,6 +17,7 @@ VARIANTS = Variants(
     Variant("warpgroup", ".warpgroup", "matmul_warpgroup", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"),
     Variant("warp_specialized", ".warp_specialized", "matmul_warp_specialized", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"),
     Variant("wgmma", ".wgmma.wgmma", "matmul_wgmma", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"),
+    Variant("warp_per_row", ".gemv.warp_per_row", "matmul_warp_per_row", most_rows=MOST_ROWS_OF_GEMV),
     Variant("gemv", ".gemv.gemv", "matmul_gemv", most_rows=MOST_ROWS_OF_GEMV),
     Variant("flat", ".flat.flat", "matmul_flat", most_rows=MOST_ROWS_OF_FLAT, dtypes=HALF, stand_in="tensor_core"),
 )

@@ -43,6 +43,7 @@ def accept_kernel(chosen, computed, slots, counts):
     """chosen, slots, counts int32 [R]; computed int32 [T]."""
     wait_for_predecessors()
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    # exercise: speculation.accept
     if row < slots.shape[0]:
         count = int32(0)
         if begins_run(slots, row):
@@ -51,6 +52,7 @@ def accept_kernel(chosen, computed, slots, counts):
             while count < length and computed[row + count] == chosen[row + count - 1]:
                 count += int32(1)
         counts[row] = count
+    # end exercise
 
 
 def accept(chosen, computed, slots, counts, stream=None) -> None:

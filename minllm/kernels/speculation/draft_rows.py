@@ -1,6 +1,6 @@
 """The rows of a draft model, one per run, and what they draw.
 
-    run_slots      out[i] ← the slot of run i, counted over the rows of a step; padding counts as a run of slot -1
+    run_slots      out[i] ← the slot of run i, counted over the rows of a step; a row of padding is a run of slot -1, what is missing too
     store_drafts   drafts[s, index] ← the token that slot s drew,   log_q[s, index] ← the distribution that it was drawn from, if it is kept
     room           the number of drafts of each run whose predecessor has room for its key: those after it are worth nothing
 
@@ -20,9 +20,15 @@ from minllm.runtime.kernel import kernel, launch
 THREADS = 256
 
 
-def run_slots_reference(slots: np.ndarray) -> np.ndarray:
-    """The slot of each run, int32 [runs]; slots int32 [R]."""
-    return slots[[row for row in range(len(slots)) if row == 0 or slots[row] < 0 or slots[row - 1] != slots[row]]]
+def first_rows(slots: np.ndarray) -> list[int]:
+    """The first row of each run, a row of padding being a run; slots int32 [R]."""
+    return [row for row in range(len(slots)) if row == 0 or slots[row] < 0 or slots[row - 1] != slots[row]]
+
+
+def run_slots_reference(slots: np.ndarray, count: int) -> np.ndarray:
+    """The slots of the first `count` runs, int32 [count]; slots int32 [R]. If there are fewer, the others are -1."""
+    found = slots[first_rows(slots)][:count]
+    return np.concatenate([found, np.full(count - len(found), -1, np.int32)])
 
 
 def store_drafts_reference(tokens: np.ndarray, slots: np.ndarray, index: int, drafts: DraftState, log_q: np.ndarray | None = None) -> None:
@@ -36,11 +42,11 @@ def store_drafts_reference(tokens: np.ndarray, slots: np.ndarray, index: int, dr
 def room_for_drafts_reference(slots: np.ndarray, lengths: np.ndarray, room: np.ndarray, num_drafts: int) -> np.ndarray:
     """The number of drafts that a draft model could make for each run, in its first row, 0 in others: int32 [R].
 
-    slots int32 [R]; lengths int32 [S]: tokens of each slot; room int32 [runs]: tokens of each run's sequence for which there are blocks.
+    slots int32 [R]; lengths int32 [S]: tokens of each slot; room int32 [runs]: tokens of each run's sequence for which there are blocks,
+    where runs of padding at the end may be left out.
     """
     counts = np.zeros(len(slots), np.int32)
-    firsts = [row for row in range(len(slots)) if row == 0 or slots[row] < 0 or slots[row - 1] != slots[row]]
-    for row, tokens in zip(firsts, room, strict=True):
+    for row, tokens in zip(first_rows(slots), room, strict=False):
         if slots[row] >= 0:
             counts[row] = min(max(tokens - (lengths[slots[row]] - 1), 0), num_drafts)
     return counts
@@ -79,6 +85,9 @@ def run_slots_kernel(slots, out):
         number = run_number(slots, row)
         if number < out.shape[0]:
             out[number] = slots[row]
+    if row == slots.shape[0]:  # a thread beyond the rows
+        for missing in range(run_number(slots, row), out.shape[0]):
+            out[missing] = -1
 
 
 @kernel(dependent_launch=True)
@@ -104,7 +113,7 @@ def run_slots(slots, out, stream=None) -> None:
     """Write what `run_slots_reference` returns to out int32 [runs]; both NumPy or both on one device."""
     check_array("slots", slots, INDEX_DTYPES, rows=None)
     check_array("out", out, INDEX_DTYPES, runs=None)
-    launch(run_slots_kernel, ceil_div(slots.shape[0], THREADS), THREADS, (slots, out), stream)
+    launch(run_slots_kernel, ceil_div(slots.shape[0] + 1, THREADS), THREADS, (slots, out), stream)
 
 
 def room_for_drafts(slots, lengths, room, num_drafts: int, counts, stream=None) -> None:

@@ -8,7 +8,8 @@ and value yet, the row at offset j of the run gets
 
 and the sequence context_lens ← n - 1 + rows, block_tables ← block_tables of s as far as that reaches. load_rows.py does the same for runs
 of one row. A draft model, which drafts token by token, loads runs that begin at offset `ahead`; where it has no room, it writes no keys
-and values (slot_mapping -1). A padding row, slot -1, gets token 0 at position 0, cache slot -1 and context length 0.
+and values (slot_mapping -1). A padding row, slot -1, gets token 0 at position 0, cache slot -1 and context length 0; a sequence without
+rows gets context length 0.
 
 20 bytes per row, and 8 per block of each context; one block of threads per sequence.
 """
@@ -35,7 +36,7 @@ def load_spans_reference(
     row. room: int32 [B], the tokens of each sequence for which there are blocks; None if there are enough.
     """
     for sequence, (first, end) in enumerate(zip(batch.query_start[:-1], batch.query_start[1:], strict=True)):
-        slot, rows, count = slots[first], slice(first, end), end - first
+        slot, rows, count = slots[first] if first < end else -1, slice(first, end), end - first
         if slot < 0:
             batch.token_ids[rows], batch.positions[rows], batch.slot_mapping[rows], batch.context_lens[sequence] = 0, 0, -1, 0
             continue
@@ -62,7 +63,9 @@ def load_spans_kernel(
     wait_for_predecessors()
     sequence, thread = cuda.blockIdx.x, int32(cuda.threadIdx.x)
     first, end = query_start[sequence], query_start[sequence + 1]
-    slot = slots[first]
+    slot = int32(-1)
+    if first < end:
+        slot = slots[first]
     row = int32(first + thread)
     if slot < 0:
         while row < end:

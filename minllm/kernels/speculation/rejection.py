@@ -49,7 +49,7 @@ def reject_reference(
         for i, draft in enumerate(computed[first + 1 : first + length]):
             step, place = int(sampling.step[slot]) + i, first + i
             with np.errstate(divide="ignore"):
-                if np.log(_uniform(seed, step)) < p[place, draft] - q[slot, i, draft]:
+                if np.log(acceptance_uniform_reference(seed, step)) < p[place, draft] - q[slot, i, draft]:
                     tokens[place] = draft
                     continue
                 residual = np.log(np.maximum(np.exp(p[place]) - np.exp(q[slot, i]), np.float32(0)))
@@ -72,7 +72,8 @@ def _uniform_of(words: np.ndarray) -> np.ndarray:
     return np.minimum(uniform, np.float32(LARGEST_UNIFORM))
 
 
-def _uniform(seed: np.ndarray, step: int) -> np.float32:
+def acceptance_uniform_reference(seed: np.ndarray, step: int) -> np.float32:
+    """The uniform number, from 0 to 1, that decides on the draft of this step; seed uint32 [2]."""
     return _uniform_of(_words(seed, np.arange(1), step, ACCEPTANCE))[0, 0]
 
 
@@ -82,11 +83,16 @@ def _noise(seed: np.ndarray, step: int, vocab: int) -> np.ndarray:
 
 
 @cuda.jit(device=True)
+def acceptance_uniform(seed, slot, step):
+    """The uniform number, from 0 to 1, that decides on the draft of this step."""
+    word = philox_4x32(uint32(0), uint32(step), uint32(ACCEPTANCE), uint32(0), seed[slot, 0], seed[slot, 1])[0]
+    return min(float32(word) * float32(TWO_TO_MINUS_32) + float32(TWO_TO_MINUS_32 / 2), float32(LARGEST_UNIFORM))
+
+
+@cuda.jit(device=True)
 def is_accepted(p, q, row, slot, index, draft, step, seed):
     """Whether draft number `index` of a run is accepted; row: that of the token before it."""
-    word = philox_4x32(uint32(0), uint32(step), uint32(ACCEPTANCE), uint32(0), seed[slot, 0], seed[slot, 1])[0]
-    uniform = min(float32(word) * float32(TWO_TO_MINUS_32) + float32(TWO_TO_MINUS_32 / 2), float32(LARGEST_UNIFORM))
-    return math.log(uniform) < p[row, draft] - q[slot, index, draft]
+    return math.log(acceptance_uniform(seed, slot, step)) < p[row, draft] - q[slot, index, draft]
 
 
 @cuda.jit(device=True)

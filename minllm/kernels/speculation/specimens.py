@@ -1,7 +1,17 @@
 """The kernels of speculation, as they are launched."""
 
 from minllm.kernels.specimen import FLOAT32, INT32, UINT8, UINT32, Specimen, array
-from minllm.kernels.speculation import accept, advance_spans, distribution, draft_rows, load_spans, prompt_lookup, rejection, row_sampling
+from minllm.kernels.speculation import (
+    accept,
+    advance_spans,
+    distribution,
+    draft_rows,
+    load_spans,
+    prompt_lookup,
+    rejection,
+    row_sampling,
+    synthetic,
+)
 
 
 def specimens():
@@ -21,6 +31,8 @@ def specimens():
     arguments = (floats, ints, INT32, array(FLOAT32, 3))
     yield Specimen("speculation/store_log_q", draft_rows.store_log_q_kernel, arguments, draft_rows.THREADS, blocks=8)
     yield Specimen("speculation/accept", accept.accept_kernel, (ints, ints, ints, ints), accept.THREADS, blocks=8)
+    arguments = (ints, ints, array(UINT32, 2), FLOAT32, ints)
+    yield Specimen("speculation/accept_synthetic", synthetic.accept_synthetic_kernel, arguments, synthetic.THREADS, blocks=8)
     arguments = (ints, ints, ints, ints, ints, rows, ints, ints, rows)
     yield Specimen("speculation/advance_spans", advance_spans.advance_spans_kernel, arguments, advance_spans.THREADS, blocks=8)
     column, seed = array(FLOAT32, 1), array(UINT32, 2)

@@ -2,7 +2,7 @@
 
 Every byte of shared and local memory has a mark that a write sets. A global array counts as written by the host, except for elements with
 all bits set (the poison): in floating-point arrays, where this is a NaN that no arithmetic produces, and in arrays made by `unwritten`, of
-any dtype.
+any dtype. The memory of a simulated `cuda.device_array` keeps its marks from launch to launch (minllm/sim/device_memory.py).
 """
 
 import numpy as np
@@ -11,6 +11,7 @@ from minllm.errors import SimulationError
 from minllm.sim.array_bytes import bytes_between, place_of
 from minllm.sim.arrays import fail, failure, poisoned
 from minllm.sim.detectors.waivers import waived_frame
+from minllm.sim.device_memory import mark_written, memory_of, of_elements, unwritten_bytes
 from minllm.sim.monitor import NO_MORE, Monitor
 from minllm.sim.place import describe
 from minllm.sim.transfer import CHUNK
@@ -42,6 +43,9 @@ def output(shape, dtype):
 
 def marks_of_host(data):
     """One mark per byte, 0 for elements that hold the poison; None if all are written."""
+    if memory_of(data) is not None:
+        missing = unwritten_bytes(data)
+        return None if missing is None else bytearray((~missing).tobytes())
     if (data.dtype.kind in "iubmM" or data.dtype.names) and not isinstance(data, Unwritten):
         return None
     if bytes_between(data).size % data.dtype.itemsize:
@@ -60,13 +64,19 @@ class UnwrittenReads(Monitor):
 
     def __init__(self):
         self.outputs = {}  # root of an Output -> bytes that were unwritten when the launch began
+        self.watched = []  # roots in the memory of device arrays
         self.complaint = None  # a Complaint about a read, until it is known whether somebody writes the bytes later
 
     def start(self, launch):
-        for array in launch.arrays.values():
-            root = array.root
-            if root.size and "written" not in root.notes:
+        roots = {array.root: memory_of(array.data) for array in launch.arrays.values() if array.root.size}
+        memories = [memory for memory in roots.values() if memory is not None]
+        for root, memory in roots.items():
+            if memories.count(memory) > 1:  # views that may overlap: what one writes, another reads
+                mark_written(root.data)
+            if "written" not in root.notes:
                 root.notes["written"] = marks_of_host(root.data)
+            if memory is not None and root.notes["written"] is not None:
+                self.watched.append(root)
             if isinstance(root.data, Output) and root.notes["written"] is not None:
                 self.outputs[root] = root.notes["written"].count(0)
 
@@ -137,6 +147,8 @@ class UnwrittenReads(Monitor):
                 )
 
     def stopped(self, error):
+        for root in self.watched:
+            mark_written(root.data, of_elements(root.data, np.frombuffer(root.notes["written"], bool)))
         # What comes after a read of unwritten memory is its consequence, except for a race of two threads: the same mistake, both named.
         if self.complaint is not None and NOTHING_ORDERS not in str(error):
             raise self.complaint.error

@@ -1,11 +1,14 @@
 """Graphs of steps, and a step of lead, on NumPy: a graph is the recorded function, run again at every launch."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.engine.options import SCHEDULING_POLICIES
 from minllm.engine.running.model_runner import ModelRunner
+from minllm.engine.running.speculator import Speculator
 from minllm.engine.running.step_graphs import decode_sizes, next_size, table_widths, token_sizes
 from minllm.errors import CaptureError
 from minllm.kernels.sampling.tensors import SamplingKind
@@ -41,7 +44,7 @@ class Event:
 class QueueMachine:
     """A machine without a GPU that is one step ahead. Results reach the host arrays only when an event is waited for, like a slow GPU's."""
 
-    steps_ahead = 1
+    steps_ahead, graph_memory_bytes = 1, 0
 
     def __init__(self):
         self.captures = self.launches = 0
@@ -97,9 +100,13 @@ def with_graphs(llm, machine, max_num_seqs=8, max_model_len=256, budget=2048):
     """Give a loaded CPU engine the runner of a GPU."""
     old = llm.engine.runner
     assert llm.llm_engine.core.runner is old
+    ops, speculator = QueueOps("float32"), None
+    if old.speculator is not None:
+        source, num_drafts = old.speculator.source, old.speculator.query_len - 1
+        speculator = functools.partial(Speculator, ops, machine, source=source, num_drafts=num_drafts, width=max_model_len)
     runner = ModelRunner(
-        QueueOps("float32"), old.model, old.cache, old.policy, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
-        max_model_len=max_model_len, machine=machine, uses_graphs=True,
+        ops, old.model, old.cache, old.policy, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
+        max_model_len=max_model_len, machine=machine, uses_graphs=True, speculator=speculator,
     )  # fmt: skip
     llm.engine.runner = llm.llm_engine.core.runner = runner
 

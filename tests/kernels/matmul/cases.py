@@ -19,7 +19,7 @@ from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, HALF_STEP, SMALLEST_STEP, poisoned, random
 
 ON_TENSOR_CORES = ("tensor_core", "warpgroup", "warp_specialized", "wgmma", "flat")
-UNIT = dict.fromkeys(("naive", "tiled", "vectorized", "gemv"), 2.0**-24) | dict.fromkeys(ON_TENSOR_CORES, 2.0**-23)
+UNIT = dict.fromkeys(("naive", "tiled", "vectorized", "warp_per_row", "gemv"), 2.0**-24) | dict.fromkeys(ON_TENSOR_CORES, 2.0**-23)
 
 # Around tiles of 8, 16 and 32, vectors of 4 and 8, and a warp's 128 or 256 elements of K: one less, exact, one more, primes, and 1.
 SHAPES = [
@@ -107,6 +107,7 @@ def with_tilings(name, tilings):
 DTYPES = (FLOAT32, BFLOAT16, FLOAT16)
 CASES = [
     *spread("naive", SHAPES, DTYPES),
+    *spread("warp_per_row", FEW_ROWS, DTYPES),
     *spread("tiled", SHAPES, DTYPES, with_tilings("tile", SMALL_TILES)),
     *spread("vectorized", [(17, 15, 47), *VECTORIZED_SHAPES], DTYPES, [(("tile", 16),)]),
     *spread("vectorized", [(33, 47, 24)], DTYPES, [(("tile", 32),)]),

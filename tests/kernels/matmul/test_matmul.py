@@ -37,6 +37,7 @@ pytestmark = [
 
 SMALL_OPTIONS = {
     "naive": (),
+    "warp_per_row": (),
     "tiled": (("tile", (8, 8, 2)),),
     "vectorized": (("tile", 16),),
     "tensor_core": (("tiling", SMALL_TENSOR_CORE_TILINGS[0]),),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul.quantized import int4, int4_tensor_core, int8
+from minllm.kernels.matmul.quantized import int4, int4_naive, int4_tensor_core, int8
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.models.config_reader import read_model_config
@@ -99,9 +99,10 @@ def scales(rng, *shape):
 @pytest.mark.parametrize("rows", [2, 9])
 @pytest.mark.parametrize("name", STORED)
 def test_weights_that_only_checkpoints_store(name, rows):
-    found, weight = STORED[name](np.random.default_rng(0), 5, 1152)
-    x, ops = random((rows, 1152), FLOAT32, 0), CudaOps("float32", simulated=True)
-    out = ops.linear(x, Linear(found.place(ops, weight), None, found, (5, 1152)))
+    k = 128 if rows > 8 else 1152  # 9 rows are multiplied by the widened matrix; 1152: a second step for some lanes of a GEMV's warp
+    found, weight = STORED[name](np.random.default_rng(0), 5, k)
+    x, ops = random((rows, k), FLOAT32, 0), CudaOps("float32", simulated=True)
+    out = ops.linear(x, Linear(found.place(ops, weight), None, found, (5, k)))
     expected = x.astype(np.float64) @ found.dequantize(weight).astype(np.float64).T
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
@@ -142,6 +143,30 @@ def test_int4_on_tensor_cores(rows, n, k, zeros, dtype):
     int4_tensor_core.int4_tensor_core(x, weight, out, bias)
     expected = x.astype(np.float64) @ found.dequantize(weight).astype(np.float64).T + bias.astype(np.float64)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4 * np.sqrt(k))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["int4", "int4_g64_zeros", "minimums", "whole rows"])
+def test_int4_byte_by_byte(name, dtype):
+    """Rows that end inside a warp's bytes; with a bias and without."""
+    if name in STORED:
+        found, weight = STORED[name](np.random.default_rng(0), 3, 320)
+    else:
+        found = WEIGHT_FORMATS[name]
+        weight = found.encode(random((3, 320), FLOAT32, 2))
+    for rows, bias in ((1, None), (4, random((3,), dtype, 1))):
+        x, out = random((rows, 320), dtype, 0), np.full((rows, 3), np.nan, np.float32)
+        int4_naive.int4_naive(x, weight, out, bias)
+        expected = x.astype(np.float64) @ found.dequantize(weight).astype(np.float64).T
+        np.testing.assert_allclose(out, expected + (0 if bias is None else bias.astype(np.float64)), rtol=1e-4, atol=1e-3)
+
+
+def test_what_int4_byte_by_byte_refuses():
+    weight, out = WEIGHT_FORMATS["int4"].encode(random((4, 256), FLOAT32, 0)), np.empty((1, 4), np.float32)
+    with pytest.raises(KernelArgumentError, match="rows of 20; eight codes are packed in a word"):
+        int4_naive.int4_naive(np.ones((1, 20), np.float32), weight, out)
+    with pytest.raises(KernelArgumentError, match="codes is uint8"):
+        int4_naive.int4_naive(np.ones((1, 128), np.float32), weight, out)
 
 
 def test_what_int4_on_tensor_cores_refuses():

@@ -11,11 +11,13 @@ from tests.kernels.speculation.cases import RUNS, batch_of, drafts_to_device, ma
 from tests.kernels.speculation.test_spans import BLOCK_SIZE
 
 
-@pytest.mark.parametrize("runs", [RUNS, [(3, 1)], [(-1, 1)], [(slot, 3) for slot in range(200)]], ids=["mixed", "one", "padding", "many"])
-def test_the_slot_of_each_run(runs, device):
+@pytest.mark.parametrize("missing", [-1, 0, 3])
+@pytest.mark.parametrize("runs", [RUNS, [(3, 2), (1, 1)], [(-1, 2)], [(slot, 3) for slot in range(200)]])
+def test_the_slot_of_each_run(runs, missing, device):
     slots = slots_of(runs)
-    expected = np.int32([slot for slot, rows in runs for _ in range(rows if slot < 0 else 1)])
-    np.testing.assert_array_equal(run_slots_reference(slots), expected)
+    every = [slot for slot, rows in runs for _ in range(rows if slot < 0 else 1)]
+    expected = np.int32((every + [-1] * 3)[: len(every) + missing])
+    np.testing.assert_array_equal(run_slots_reference(slots, len(expected)), expected)
     out = device.array(np.full(len(expected), -7, np.int32))
     run_slots(device.array(slots), out)
     np.testing.assert_array_equal(device.host(out), expected)

@@ -121,4 +121,4 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
         launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens))
     else:
         chosen = flat_wgmma_kernel(tokens, tiling, x.dtype.name, gated, together)
-        launch_flat_wgmma(chosen, x, weight, (bias, out, ceil_div(k, TILE_K)), tokens, tiling, blocks, gated, stream)
+        launch_flat_wgmma(chosen, x, weight, (bias, None, None, out, ceil_div(k, TILE_K)), tokens, tiling, blocks, gated, stream)

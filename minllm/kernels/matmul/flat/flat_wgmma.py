@@ -29,19 +29,23 @@ from minllm.tiles.warpgroup import THREADS, sync_blocks
 
 
 @functools.cache
-def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: bool, together: int):
+def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: bool, together: int, half: str | None = None):
     """The kernel for x and weight of `dtype` and up to `tokens` rows of x, a multiple of 8.
 
-    gated: out = silu(gate) * up of the two halves of weight's rows. together: outputs stored at a time, as `stored_together` says.
+    dtype: bfloat16 or float16; or codes, float8_e4m3fn or int8. gated: out = silu(gate) * up of the two halves of weight's rows.
+    together: outputs stored at a time, as `stored_together` says. half: the dtype of outputs of 16 bits, if it is not `dtype`.
     """
     splits, sharers, consumers = tiling.splits, tiling.sharers, tiling.warpgroups * THREADS
     cluster, columns = splits * sharers, tiling.rows // 2 if gated else tiling.rows
     tile_of_block, open, begin, consume, produce, added = make_mainloop(tokens, tiling, dtype, halves=gated)
-    write = make_write(tiling.rows, splits * consumers, dtype, gated, together, added)
+    write = make_write(tiling.rows, splits * consumers, half or dtype, gated, together, added)
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
-    def matmul_flat_wgmma_kernel(x_map, weight_map, bias, out, k_steps):
-        """x [M, K] in boxes [tokens, 64], weight [N, K] in boxes [rows, 64] (gated: half the rows), out [M, N] or [M, N / 2]."""
+    def matmul_flat_wgmma_kernel(x_map, weight_map, bias, x_scales, scales, out, k_steps):
+        """x [M, K] in boxes [tokens, 64], weight [N, K] in boxes [rows, 64] (gated: half the rows), out [M, N] or [M, N / 2].
+
+        Codes are pairs, K of them 2 K codes, with x_scales [M] and scales [N]; else these are None.
+        """
         ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, float32, 1024)
         thread = int32(cuda.threadIdx.x)
@@ -56,7 +60,9 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
             produce(x_map, weight_map, ring, share)
         sync_blocks(cluster)
         if thread < consumers:
-            write(bias, out, memory, sums_at, 0, m, column, share.split * consumers + thread)
+            if x_scales is not None:
+                ptx.griddepcontrol_wait()  # they are written with x
+            write(bias, x_scales, scales, out, memory, sums_at, 0, m, column, share.split * consumers + thread)
         if splits > 1:  # a block's shared memory has to stay while others may read it
             sync_blocks(splits)
 

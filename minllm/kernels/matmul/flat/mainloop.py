@@ -19,7 +19,7 @@ from numba import cuda, float32, int32, uint32
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.flat.output import make_keep_sums
-from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
+from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES, TILE_K, FlatWgmmaTiling
 from minllm.runtime.kernel import launch
 from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles import tma
@@ -42,16 +42,16 @@ class Share(NamedTuple):
     blocks: int  # bit mask of the cluster's blocks that share x
 
 
-def make_produce(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: Pipeline):
+def make_produce(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: Pipeline, x_panels: int):
     """The device functions of the producer, one thread: fill the ring with weights, then with x, then keep it full."""
-    stages, sharers = tiling.stages, tiling.sharers
+    stages, sharers, panel_bytes = tiling.stages, tiling.sharers, tokens * LINE_BYTES
     weight_tile, x_part = SharedTile(tiling.rows, TILE_K), SharedTile(tokens // sharers, TILE_K)
     weight_bytes, row_bytes, part_rows, part_bytes = weight_tile.bytes, weight_tile.swizzle, x_part.rows, x_part.bytes
 
     @cuda.jit(device=True, forceinline=True)
     def load_weight(stage, weight_map, step, share):
         """Columns of one step of `rows` rows: neighbours, or half of them of the gate and half of what it gates."""
-        pipeline.producer_expect(stage, weight_bytes + (share.m if sharers == 1 else tokens) * row_bytes)
+        pipeline.producer_expect(stage, weight_bytes + (share.m if sharers == 1 else tokens) * row_bytes * x_panels)
         tma.load_2d(stage, 0, weight_map, (share.first_step + step) * TILE_K, share.row)
         if halves:
             tma.load_2d(stage, weight_bytes // 2, weight_map, (share.first_step + step) * TILE_K, share.second_row)
@@ -59,11 +59,13 @@ def make_produce(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: P
     @cuda.jit(device=True, forceinline=True)
     def load_x(stage, x_map, step, share):
         """Columns of one step of all tokens: each of the blocks that share them loads its part, for all."""
-        if sharers == 1:
-            tma.load_2d(stage, weight_bytes, x_map, (share.first_step + step) * TILE_K, 0)
-        else:
-            first, at = int32(share.sharer * part_rows), uint32(weight_bytes + share.sharer * part_bytes)
-            tma.load_2d_multicast(stage, at, x_map, (share.first_step + step) * TILE_K, first, share.blocks)
+        for panel in range(x_panels):
+            column, panel_at = int32(((share.first_step + step) * x_panels + panel) * TILE_K), uint32(weight_bytes + panel * panel_bytes)
+            if sharers == 1:
+                tma.load_2d(stage, panel_at, x_map, column, 0)
+            else:
+                first, at = int32(share.sharer * part_rows), uint32(panel_at + share.sharer * part_bytes)
+                tma.load_2d_multicast(stage, at, x_map, column, first, share.blocks)
 
     @cuda.jit(device=True, forceinline=True)
     def begin(weight_map, ring, share):
@@ -96,15 +98,15 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, pipeline: Pip
     keep_sums = make_keep_sums(tiling.rows, tokens // 8)
     clear_rows = make_clear_rows(tiling.stages, tiling.stage_bytes(tokens), row_bytes, consumers, 4)
     wgmma = make_wgmma(x_tile, dtype, left=weight_tile)  # weight takes the 64-row side, x the side that is a multiple of 8
-    registers = wgmma.registers
+    registers, sum_type = wgmma.registers, wgmma.sum_type
 
     @cuda.jit(device=True, forceinline=True)
     def consume(memory, sums_at, ring, share, thread):
         """memory[sums_at + token * (rows + PADDING) + row] = the sums of this block's part of K."""
         weight, x = wgmma.left(ring.stages + (thread >> 7) * ROWS * row_bytes), wgmma.right(ring.stages + weight_bytes)
-        sums = cuda.local.array(registers, float32)
+        sums = cuda.local.array(registers, sum_type)
         for i in range(registers):
-            sums[i] = 0.0
+            sums[i] = 0
         if sharers == 1 and share.m < tokens:
             clear_rows(memory, 4 * sums_at + weight_bytes + share.m * row_bytes, tokens - share.m, thread)
             ptx.bar_sync(1, consumers)
@@ -152,11 +154,17 @@ class Mainloop(NamedTuple):
 
 
 def make_mainloop(tokens: int, tiling: FlatWgmmaTiling, dtype: str, halves: bool) -> Mainloop:
-    """The mainloop for up to `tokens` rows of x; halves: half of a block's rows of weight begin at share.second_row."""
-    tiling.check(tokens)
+    """The mainloop for up to `tokens` rows of x; dtype: of tiles/wgmma.py, with codes of 8 bits as pairs; halves: half of a block's rows of
+    weight begin at share.second_row."""
+    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(tokens), tiling.warpgroups, sharers=tiling.sharers)
+    return mainloop_of(tokens, tiling, halves, pipeline, make_consume(tokens, tiling, dtype, pipeline))
+
+
+def mainloop_of(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: Pipeline, consume, x_panels: int = 1) -> Mainloop:
+    """The Mainloop of these consumers; x_panels: lines of 64 columns of x for one line, 128 bytes, of a row of weight."""
+    tiling.check(tokens, x_panels)
     splits, sharers = tiling.splits, tiling.sharers
     cluster, all_sharers = splits * sharers, (1 << sharers) - 1
-    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(tokens), tiling.warpgroups, sharers=sharers)
     ring_bytes = max(pipeline.bytes, tiling.sums_bytes(tokens))
 
     @cuda.jit(device=True, forceinline=True)
@@ -176,15 +184,17 @@ def make_mainloop(tokens: int, tiling: FlatWgmmaTiling, dtype: str, halves: bool
         ring = pipeline.ring(first_stage, first_stage + ring_bytes, split * sharers)
         return share, ring, uint32((first_stage - ptx.shared_address(memory, 0)) >> uint32(2))
 
-    begin, produce = make_produce(tokens, tiling, halves, pipeline)
-    return Mainloop(tile_of_block, open, begin, make_consume(tokens, tiling, dtype, pipeline), produce, make_added(splits, sharers))
+    begin, produce = make_produce(tokens, tiling, halves, pipeline, x_panels)
+    return Mainloop(tile_of_block, open, begin, consume, produce, make_added(splits, sharers))
 
 
-def launch_flat_wgmma(kernel, x, weight, arguments, tokens: int, tiling: FlatWgmmaTiling, tiles: int, halves: bool, stream) -> None:
+def launch_flat_wgmma(
+    kernel, x, weight, arguments, tokens: int, tiling: FlatWgmmaTiling, tiles: int, halves: bool, stream, x_panels: int = 1
+) -> None:
     """Launch a kernel with a mainloop for this number of tiles of weight; arguments: those behind the tensor maps."""
     # The box ends at the last row of x: TMA fills absent rows with zeros four times as slowly as it loads rows.
     x_map = tensor_map(x, (x.shape[0] if tiling.sharers == 1 else tokens // tiling.sharers, TILE_K), promotion=128)
     weight_map = tensor_map(weight, (tiling.rows // 2 if halves else tiling.rows, TILE_K), promotion=128)
     cluster = tiling.splits * tiling.sharers
     grid, cluster = ceil_div(tiles, tiling.sharers) * cluster, None if cluster == 1 else (cluster, 1, 1)
-    launch(kernel, grid, tiling.threads, (x_map, weight_map, *arguments), stream, tiling.shared_bytes(tokens), cluster)
+    launch(kernel, grid, tiling.threads, (x_map, weight_map, *arguments), stream, tiling.shared_bytes(tokens, x_panels), cluster)

@@ -1,4 +1,4 @@
-"""Epilogue of the flat GEMMs: add the parts of split-K, apply bias or SiLU-and-multiply, and store out row by row.
+"""Epilogue of the flat GEMMs: add the parts of split-K, apply scales, bias or SiLU-and-multiply, and store out row by row.
 
 A tensor core leaves each lane two tokens of one output feature, but neighbours in memory are features of one token. So the sums pass
 through shared memory, as float32 [tokens, rows + PADDING]; there the parts of split-K are added too, always in the same order and never
@@ -27,8 +27,8 @@ def make_keep_sums(rows: int, blocks_n: int):
         place = uint32(start + (lane & 3) * 2 * stride + row + (lane >> 2))
         for block in range(blocks_n):
             here = uint32(place + block * 8 * stride)
-            sums[here], sums[here + 8] = total[at + 4 * block], total[at + 4 * block + 2]
-            sums[here + stride], sums[here + stride + 8] = total[at + 4 * block + 1], total[at + 4 * block + 3]
+            sums[here], sums[here + 8] = float32(total[at + 4 * block]), float32(total[at + 4 * block + 2])
+            sums[here + stride], sums[here + stride + 8] = float32(total[at + 4 * block + 1]), float32(total[at + 4 * block + 3])
 
     return keep_sums
 
@@ -80,8 +80,9 @@ def make_write(rows: int, writers: int, dtype: str, gated: bool, together: int, 
     """The device function with which `writers` threads write the outputs of `rows` rows of weight.
 
     added(sums, start, place): the device function that adds four neighbouring sums over the parts of K. gated: the first half of the rows
-    is the gate, the second half the values it multiplies. together: as in make_store_eight. A thread reads 16 bytes of sums and stores 16
-    bytes of outputs at a time.
+    is the gate, the second half the values it multiplies. together: as in make_store_eight, for outputs of `dtype`. Sums of codes are
+    multiplied by x_scales [M] and scales [N]; else these are None. A thread reads 16 bytes of sums, and stores 16 bytes of
+    outputs, at a time.
     """
     columns, stride = rows // 2 if gated else rows, rows + PADDING
     store_eight = make_store_eight(dtype, together)
@@ -92,11 +93,25 @@ def make_write(rows: int, writers: int, dtype: str, gated: bool, together: int, 
         return float32(bias[min(column, bias.shape[0] - 1)])
 
     @cuda.jit(device=True, forceinline=True)
-    def outputs(sums, start, place, bias, column):
-        """Four outputs, in this column of out and the next three, from the sums at `place`."""
+    def scaled(sums, start, place, x_scale, scales, channel):
+        """Four sums, times the scales of their row and of `channel` and the next three, if they have any."""
         a, b, c, d = added(sums, start, place)
+        if scales is None:
+            return a, b, c, d
+        last = scales.shape[0] - 1
+        a, b = a * x_scale * scales[min(channel, last)], b * x_scale * scales[min(channel + 1, last)]
+        return a, b, c * x_scale * scales[min(channel + 2, last)], d * x_scale * scales[min(channel + 3, last)]
+
+    @cuda.jit(device=True, forceinline=True)
+    def scale_of(x_scales, token):
+        return float32(1.0) if x_scales is None else x_scales[token]
+
+    @cuda.jit(device=True, forceinline=True)
+    def outputs(sums, start, place, bias, x_scale, scales, column, inner):
+        """Four outputs, in this column of out and the next three, from the sums at `place`; out has `inner` columns."""
+        a, b, c, d = scaled(sums, start, place, x_scale, scales, column)
         if gated:
-            e, f, g, h = added(sums, start, place + columns)
+            e, f, g, h = scaled(sums, start, place + columns, x_scale, scales, column + inner)
             return a * sigmoid(a) * e, b * sigmoid(b) * f, c * sigmoid(c) * g, d * sigmoid(d) * h
         if bias is not None:
             e, f = a + bias_at(bias, column), b + bias_at(bias, column + 1)
@@ -104,14 +119,16 @@ def make_write(rows: int, writers: int, dtype: str, gated: bool, together: int, 
         return a, b, c, d
 
     @cuda.jit(device=True, forceinline=True)
-    def write(bias, out, sums, start, first_token, tokens, first_column, writer):
+    def write(bias, x_scales, scales, out, sums, start, first_token, tokens, first_column, writer):
         """out[first_token : + tokens, first_column : + columns]; neighbouring writers write neighbouring eights."""
         eights = columns // 8
         item = int32(writer)
         while item < tokens * eights:
             token, eight = item // eights, item % eights
             place, column = uint32(token * stride + 8 * eight), int32(first_column + 8 * eight)
-            low, high = outputs(sums, start, place, bias, column), outputs(sums, start, place + 4, bias, column + 4)
+            x_scale, inner = scale_of(x_scales, first_token + token), int32(out.shape[1])
+            low = outputs(sums, start, place, bias, x_scale, scales, column, inner)
+            high = outputs(sums, start, place + 4, bias, x_scale, scales, column + 4, inner)
             store_eight(out, first_token + token, column, low, high)
             item = int32(item + writers)
 

@@ -167,7 +167,7 @@ def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, 
             keep_sums(total, 4 * blocks_b * i, sums, split * split_words, group * warp_rows + 16 * i, lane)
         cuda.syncthreads()
         own_tokens = min(int32(out.shape[0]) - first_token, tokens)
-        write(bias, out, sums, 0, first_token, own_tokens, first_column, thread)
+        write(bias, None, None, out, sums, 0, first_token, own_tokens, first_column, thread)
 
     return matmul_flat_kernel
 

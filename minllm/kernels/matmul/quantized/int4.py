@@ -4,8 +4,8 @@
     out[m, n] = sum over groups of scale[n, g] * (sum over the group of x[m, k] * (code[n, k] - zero[n, g])) + bias[n]          M <= 8
 
 2 M N K FLOPs on N K / 2 bytes of codes, each read once: 4 M FLOPs per byte, memory-bound. A warp computes one output feature. A lane loads
-16 bytes, 32 codes of one group, and keeps their sums apart from other groups' until the scale multiplies them. With minimums the sum of
-the group's x, times the minimum, is added.
+16 bytes, 32 codes of one group, and keeps their sums apart from other groups' until the scale multiplies them. With minimums, codes become
+weights first.
 
 Nibbles become floats without an integer conversion: `word >> 4i & 0x000F000F` holds two neighbours, and 0x4300 before a nibble c makes it
 the bfloat16 128 + c, whose ulp is 1. The equation in NumPy is Int4Format.dequantize (weights/int4.py).
@@ -25,7 +25,7 @@ from minllm.ptx import unpack_bf16x2
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
-EACH = 32  # codes per load of 16 bytes
+EACH, WORD = 32, 8  # codes per load of 16 bytes, and per 32-bit word
 MIDDLE = 8  # the zero point without zeros
 
 
@@ -51,8 +51,10 @@ def zero_point(zeros, minimums, n, group):
 def int4_gemv_kernel(m: int, group_size: int, dtype: str):
     """The kernel for `m` rows of x in `dtype`."""
     (width, load, _), store_column = vector_access(dtype), make_store_column(m)
+    # With the block's own size as its bound, ptxas aims at 80 registers for more than 4 rows on some GPUs, and spills. These do not.
+    warps = WARPS if m <= 4 else 8 if dtype == "float32" else 5
 
-    @kernel(launch_bounds=WARPS * WARP)
+    @kernel(launch_bounds=warps * WARP)
     def int4_gemv_kernel(x, codes, scales, zeros, minimums, bias, out):
         """x [M, K], codes [N, K / 2], scales [N, groups], zeros and minimums like scales or None, bias [N] or None, out [M, N]; a warp per
         column."""
@@ -60,27 +62,28 @@ def int4_gemv_kernel(m: int, group_size: int, dtype: str):
         if n >= out.shape[1]:
             return
         k, words, sums = x.shape[1], cuda.local.array(4, uint32), cuda.local.array(m, float32)
-        weight, row = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
+        weight, row = cuda.local.array(WORD, float32), cuda.local.array(WORD, float32)
+        part = cuda.local.array(m, float32)
         for i in range(m):
             sums[i] = float32(0)
         for vector in range(lane, k // EACH, WARP):
             load_words(codes, (int64(n) * k + vector * EACH) >> 1, words, 0)
             group = vector * EACH // group_size
-            zero = zero_point(zeros, minimums, n, group)
-            for word in range(4):
-                unpack_nibbles(words[word], zero, weight, 8 * word)
-            scale = float32(scales[n, group])
+            zero, scale = zero_point(zeros, minimums, n, group), float32(scales[n, group])
             for i in range(m):
-                part, total = float32(0), float32(0)
-                for at in range(0, EACH, width):
-                    load(x, int64(i) * k + vector * EACH + at, row, at)
-                for j in range(EACH):
-                    part += row[j] * weight[j]
-                    if minimums is not None:
-                        total += row[j]
-                sums[i] += scale * part
+                part[i] = float32(0)
+            for word in range(4):  # word by word: the numbers of all 32 codes at once would take too many registers
+                unpack_nibbles(words[word], zero, weight, 0)
                 if minimums is not None:
-                    sums[i] += float32(minimums[n, group]) * total
+                    for j in range(WORD):
+                        weight[j] = scale * weight[j] + float32(minimums[n, group])
+                for i in range(m):
+                    for at in range(0, WORD, width):
+                        load(x, int64(i) * k + vector * EACH + word * WORD + at, row, at)
+                    for j in range(WORD):
+                        part[i] += row[j] * weight[j]
+            for i in range(m):
+                sums[i] += part[i] if minimums is not None else scale * part[i]
         store_column(sums, lane, n, bias, out)
 
     return int4_gemv_kernel

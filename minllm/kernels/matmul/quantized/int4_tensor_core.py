@@ -11,7 +11,7 @@ their sums meet in shared memory. Lane 4 g + t loads 16 bytes each of rows g and
 an mma.sync of 16 inputs takes four of each lane, in any order, so the j-th of eight takes inputs 32 t + 4 j to 32 t + 4 j + 3,
 and codes stay in the order in which int4.py reads them. A lane loads all codes of UNROLL steps before it unpacks the first.
 
-2 M N K FLOPs on N K / 2 bytes of codes; x is read by every block, from L1 or L2. Not measured yet.
+2 M N K FLOPs on N K / 2 bytes of codes; x is read by every block, from L1 or L2. Speed: docs/quantised-weights.md.
 
 Source: Frantar et al. 2024, "MARLIN", section 3.4 (the conversion); PTX ISA, "Matrix fragments for mma.m16n8k16".
 """
@@ -72,8 +72,9 @@ def int4_tensor_core_kernel(m: int, group_size: int, dtype: str):
     tiles, offset = ceil_div(m, 8), MAGIC[dtype][1]
     multiply_step = make_step(tiles, dtype)
     sums, shape = 4 * tiles, (WARPS, FEATURES, 8 * tiles)
+    blocks = 3 if tiles == 1 else 2  # per SM; without this number ptxas aims at 64 registers on 12.0, and spills
 
-    @kernel(launch_bounds=WARPS * WARP)
+    @kernel(launch_bounds=(WARPS * WARP, blocks))
     def int4_tensor_core_kernel(x, codes, scales, zeros, bias, out):
         """x [M, K], codes [N, K / 2], scales [N, groups], zeros like scales or None, bias [N] or None, out [M, N]; 16 columns per block."""
         shared = cuda.shared.array(shape, float32)

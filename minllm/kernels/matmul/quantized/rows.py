@@ -2,10 +2,12 @@
 
     scale[m] = max over k of |x[m, k]| / largest        code[m, k] = round(x[m, k] / scale[m])        largest: 127 (int8), 448 (fp8)
 
-M rows of K numbers: about 5 M K FLOPs, 2 M K b bytes read (the second time from L1 or L2) and M K written; memory-bound. One block per row.
-The results equal quantize_int8 and quantize_fp8 of weights/, bit for bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint.
+M rows of K numbers: about 5 M K FLOPs, M K b bytes read and M K written; memory-bound. One block per row, which its threads hold in
+registers between the maximum and the codes; a row that is too long for them, or not aligned to 16 bytes, is read a second time. The results
+equal quantize_int8 and quantize_fp8 of weights/, bit for bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint.
 
-For a GEMM of 16-bit numbers the codes are written as such: bfloat16 and float16 hold every code of both formats exactly.
+For a GEMM of 16-bit numbers the codes are written as such: bfloat16 and float16 hold every code of both formats exactly. RMSNorm writes
+codes itself (normalization/rms_norm_quantized.py).
 """
 
 import functools
@@ -15,9 +17,13 @@ import numpy as np
 from numba import cuda, float32, uint8, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.normalization.row import row_in_registers
 from minllm.kernels.reduction import block_max
-from minllm.ptx import float_as_uint, pack_e4m3x2, rcp_rn, unpack_e4m3x2
+from minllm.kernels.vector import vector_access
+from minllm.ptx import float_as_uint, pack_e4m3x2, rcp_rn, store_32, store_64, unpack_e4m3x2
 from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import WARP
 
 THREADS = 256
 LARGEST = {"int8": 127, "fp8": 448}
@@ -29,6 +35,11 @@ class QuantizedRows(NamedTuple):
 
     codes: Any  # uint8 [M, K], the bits of int8 or e4m3; or the codes as numbers in the dtype of x
     scales: Any  # float32 [M]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(M, K)."""
+        return self.codes.shape
 
 
 @cuda.jit(device=True)
@@ -53,6 +64,73 @@ def fp8_bits(value):
 def fp8_number(value):
     """The same as a number."""
     return unpack_e4m3x2(pack_e4m3x2(value, value))[0]
+
+
+@cuda.jit(device=True)
+def int8_word(values, at):
+    """The codes of values[at : at + 4], each in a byte of a word."""
+    word = uint32(0)
+    for k in range(4):
+        word |= (float_as_uint(values[at + k] + float32(ROUNDING)) & uint32(255)) << uint32(8 * k)
+    return word
+
+
+@cuda.jit(device=True)
+def fp8_word(values, at):
+    """The codes of values[at : at + 4], each in a byte of a word."""
+    return pack_e4m3x2(values[at], values[at + 1]) | pack_e4m3x2(values[at + 2], values[at + 3]) << uint32(16)
+
+
+@functools.cache
+def make_write_codes(code: str, width: int, pieces: int):
+    """write_codes(values, row, codes, scales, partials): a row of numbers, `pieces` vectors of `width` per thread, as codes and scale.
+
+    codes [M, K], scales [M]; partials: float32 [32] in shared memory, for this alone. values changes.
+    """
+    largest, inverse_largest, word_of = float(LARGEST[code]), 1 / LARGEST[code], {"int8": int8_word, "fp8": fp8_word}[code]
+
+    @cuda.jit(device=True)
+    def write_codes(values, row, codes, scales, partials):
+        length, top = codes.shape[1], float32(0)
+        for piece in range(pieces):
+            if (piece * cuda.blockDim.x + cuda.threadIdx.x) * width < length:
+                for k in range(width):
+                    top = max(top, abs(values[piece * width + k]))
+        scale = block_max(top, partials) * float32(inverse_largest)
+        inverse = rcp_rn(scale) if scale > float32(0) else float32(0)
+        if cuda.threadIdx.x == 0:
+            scales[row] = scale
+        for piece in range(pieces):
+            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            if i < length:
+                for k in range(width):
+                    values[at + k] = min(max(values[at + k] * inverse, float32(-largest)), float32(largest))
+                if width == 8:
+                    store_64(codes, row * length + i, word_of(values, at), word_of(values, at + 4))
+                else:
+                    store_32(codes, row * length + i, word_of(values, at))
+
+    return write_codes
+
+
+@functools.cache
+def quantize_vectors_kernel(code: str, dtype: np.dtype, pieces: int):
+    """The kernel for rows of `dtype` in registers, `pieces` vectors per thread, and codes of "int8" or "fp8"."""
+    width, load, _ = vector_access(dtype)
+    held, write_codes = pieces * width, make_write_codes(code, width, pieces)
+
+    @kernel(launch_bounds=(1024, 1), dependent_launch=True)
+    def quantize_vectors_kernel(x, codes, scales):
+        """x [M, K], codes [M, K], scales [M]; one block per row."""
+        row, values, partials = cuda.blockIdx.x, cuda.local.array(held, float32), cuda.shared.array(WARP, float32)
+        wait_for_predecessors()
+        for piece in range(pieces):
+            i = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width
+            if i < x.shape[1]:
+                load(x, row * x.shape[1] + i, values, piece * width)
+        write_codes(values, row, codes, scales, partials)
+
+    return quantize_vectors_kernel
 
 
 CODES = {("int8", False): int8_bits, ("int8", True): int8_number, ("fp8", False): fp8_bits, ("fp8", True): fp8_number}
@@ -87,5 +165,9 @@ def quantize_rows(x, empty, stream=None, code: str = "int8", as_numbers: bool = 
     """
     check_array("x", x, FLOAT_DTYPES, M=None, K=None)
     rows = QuantizedRows(empty(x.shape, x.dtype if as_numbers else np.dtype(np.uint8)), empty((x.shape[0],), np.dtype(np.float32)))
+    if not as_numbers and (shape := row_in_registers(x.shape[1], x)):
+        threads, pieces = shape
+        launch(quantize_vectors_kernel(code, x.dtype, pieces), x.shape[0], threads, (x, *rows), stream)
+        return rows
     launch(quantize_rows_kernel(code, as_numbers), x.shape[0], THREADS, (x, *rows), stream)
     return rows

@@ -1,16 +1,37 @@
-"""The kernels of quantised weights as they are launched: 1 and 8 rows of x, all formats."""
+"""The kernels of quantised weights as they are launched: 1 and 8 rows of x, all formats; and W8A8 on tensor cores."""
 
+import numpy as np
 from numba.cuda import types
 
-from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int4_tensor_core, int8, int8_groups, many_rows, nf4, row_groups
+from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
+from minllm.kernels.matmul.quantized import (
+    fp8,
+    fp8_block,
+    int4,
+    int4_naive,
+    int4_tensor_core,
+    int4_wgmma,
+    int8,
+    int8_groups,
+    many_rows,
+    nf4,
+    row_groups,
+    tensor_core,
+)
 from minllm.kernels.matmul.quantized.arguments import WARPS
-from minllm.kernels.matmul.quantized.rows import THREADS, quantize_rows_kernel
-from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, Specimen, array
+from minllm.kernels.matmul.quantized.rows import THREADS, quantize_rows_kernel, quantize_vectors_kernel
+from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS
+from minllm.kernels.matmul.wgmma.wgmma import CODES as CODE_DTYPES
+from minllm.kernels.matmul.wgmma.wgmma import wgmma_kernel
+from minllm.kernels.normalization.row import HELD
+from minllm.kernels.normalization.row import THREADS as MOST_THREADS
+from minllm.kernels.specimen import FLOAT32, FP8_TARGETS, INT32, TARGETS, UINT8, Specimen, array
+from minllm.kernels.vector import VECTOR_BYTES
 from minllm.tiles.warp import WARP
 
-FP8_TARGETS = tuple(target for target in TARGETS if target >= (8, 9))
 GROUPS = (32, 64, 128)
 LOADS = ("LDG*128*",)
+INSTRUCTIONS = {"float8_e4m3fn": "QGMMA.64x*", "int8": "IGMMA.64x*"}
 ONE_VECTOR, CODES, SCALES = array(FLOAT32, 1), array(UINT8, 2), array(types.float16, 2)
 
 
@@ -25,6 +46,9 @@ def specimens(dtype):
             arguments = (matrix, matrix if as_numbers else CODES, ONE_VECTOR)
             kind, kernel = "numbers" if as_numbers else "codes", quantize_rows_kernel(name, as_numbers)
             yield Specimen(f"matmul/quantize_rows/{name}/{kind}/{dtype}", kernel, arguments, THREADS, 4, targets=targets)
+        for pieces in (1, HELD * np.dtype(dtype).itemsize // VECTOR_BYTES):
+            kernel, vectors = quantize_vectors_kernel(name, np.dtype(dtype), pieces), f"matmul/quantize_vectors/{name}/{pieces}/{dtype}"
+            yield Specimen(vectors, kernel, (matrix, CODES, ONE_VECTOR), MOST_THREADS, 1, contains=LOADS, targets=targets)
         for m in (1, 8):
             arguments = (CODES, ONE_VECTOR, codes, ONE_VECTOR, bias, matrix)
             yield Specimen(f"matmul/{name}_gemv/{m}/{dtype}", gemv_kernel(m), arguments, threads, 4, contains=LOADS, targets=targets)
@@ -38,6 +62,9 @@ def specimens(dtype):
                 arguments = (matrix, CODES, SCALES, zeros, minimums, bias, matrix)
                 kernel = int4.int4_gemv_kernel(m, group, dtype)
                 yield Specimen(f"matmul/int4_gemv/{m}/{kind}/{dtype}", kernel, arguments, threads, 4, contains=LOADS)
+            if group == GROUPS[0]:  # the size of groups is an argument of the first rung
+                arguments = (matrix, CODES, SCALES, zeros, minimums, bias, matrix)
+                yield Specimen(f"matmul/int4_naive/{kind}/{dtype}", int4_naive.int4_naive_kernel, arguments, WARP, 16)
             kernel, arguments = int4.dequantize_int4_kernel(group, dtype), (CODES, SCALES, zeros, minimums, matrix)
             yield Specimen(f"matmul/dequantize_int4/{kind}/{dtype}", kernel, arguments, threads, 4, contains=LOADS)
     if dtype in int4_tensor_core.MAGIC:
@@ -51,6 +78,11 @@ def specimens(dtype):
     kernel = nf4.dequantize_nf4_kernel(dtype)
     yield Specimen(f"matmul/dequantize_nf4/{dtype}", kernel, (*weight, matrix), threads, 4, contains=LOADS)
     yield from specimens_in_groups_of_8_bits(dtype, matrix, bias, threads)
+    if dtype == "bfloat16":  # float16 outputs differ in one letter
+        for code in CODE_DTYPES:
+            yield from wgmma_specimens(code, matrix, bias)
+            yield from flat_specimens(code, matrix)
+        yield from int4_wgmma_specimens(dtype, matrix)
 
 
 def int4_tensor_core_specimens(dtype, matrix, bias):
@@ -84,3 +116,49 @@ def specimens_in_groups_of_8_bits(dtype, matrix, bias, threads):
         yield Specimen(f"matmul/quantize_row_groups/{kind}/{dtype}", kernel, (matrix, *outputs), threads, 4, **only)
 
 
+def wgmma_specimens(code, matrix, bias):
+    """Hopper only: all tilings, plain and gated, with a bias, and with outputs that TMA cannot store."""
+    instruction = INSTRUCTIONS[code]
+    for tiling in TILINGS:
+        cluster, early = "/cluster" if tiling.cluster > 1 else "", "/early" if tiling.early else ""
+        name = f"matmul/wgmma/{code}/{tiling.tile_m}x{tiling.tile_n}{cluster}{early}"
+        yield codes_specimen(name, tiling, code, types.none, matrix, instruction)
+        if tiling.tile_n in GATED_TILES:
+            yield codes_specimen(f"{name}/silu", tiling._replace(chunks=1), code, types.none, matrix, instruction, gated=True)
+    yield codes_specimen(f"matmul/wgmma/{code}/bias", TILINGS[0], code, bias, matrix, instruction)
+    yield codes_specimen(f"matmul/wgmma/{code}/out float32", TILINGS[0], code, types.none, array("float32", 2), instruction)
+
+
+def codes_specimen(name, tiling, code, bias, out, instruction, gated=False):
+    """One specimen of wgmma over codes; float32 outputs are stored from registers."""
+    copied = out.dtype != FLOAT32
+    kernel = wgmma_kernel(tiling, code, gated, copied, "bfloat16" if copied else "float32")
+    maps = types.uint64, types.uint64, types.uint64 if copied else types.none
+    arguments = (*maps, bias, types.none, ONE_VECTOR, ONE_VECTOR, out, types.int32, types.int32)
+    contains = (instruction, "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
+    return Specimen(f"{name}/bfloat16", kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
+
+
+def flat_specimens(code, matrix):
+    """Hopper only: few rows, plain and gated, with the tilings that the launcher chooses."""
+    for gated in (False, True):
+        for tokens, n, k in ((8, 4096, 14336), (16, 28672, 4096), (64, 6144, 4096), (256, 6144, 4096)):
+            tiling = tensor_core.choose_flat_tiling(tokens, n, k // 2, gated)
+            kernel = flat_wgmma_kernel(tokens, tiling, code, gated, 8, "bfloat16")
+            arguments = (types.uint64, types.uint64, types.none, ONE_VECTOR, ONE_VECTOR, matrix, types.int32)
+            name = f"matmul/flat/wgmma/{code}/{'gated/' if gated else ''}{tokens}x{n}x{k}/bfloat16"
+            contains = (INSTRUCTIONS[code], "UTMALDG.2D*", "SYNCS.PHASECHK*")
+            yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes(tokens), contains, targets=((9, 0),))
+
+
+def int4_wgmma_specimens(dtype, matrix):
+    """Hopper only: 8 to 64 rows, plain and gated, groups of 128 and of 32 with zeros; with the tilings that the launcher chooses."""
+    for tokens, group_size, zeros in ((8, 128, types.none), (16, 128, types.none), (64, 128, CODES), (64, 32, CODES)):
+        for gated in (False, True):
+            tiling = int4_wgmma.choose_tiling(tokens, 4096, gated)
+            kernel = int4_wgmma.int4_wgmma_kernel(tokens, tiling, group_size, dtype, gated, 8)
+            arguments = (types.uint64, types.uint64, SCALES, zeros, types.none, matrix, types.int32)
+            name = f"matmul/int4_wgmma/{'gated/' if gated else ''}{tokens}/{group_size}/{dtype}"
+            shared_bytes = tiling.shared_bytes(tokens, int4_wgmma.X_PANELS)
+            contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
+            yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes, contains, targets=((9, 0),))

@@ -1,4 +1,4 @@
-"""Epilogue of the wgmma GEMM: bias, residual, or SiLU-and-multiply on the sums in registers, and their way to memory.
+"""Epilogue of the wgmma GEMM: scales, bias, residual, or SiLU-and-multiply on the sums in registers, and their way to memory.
 
 A warp holds 16 rows of a consumer's 64: of each 8 columns, lane l has rows l/4 and l/4 + 8, columns 2 (l mod 4) and one more. Written
 straight from there, every store would fill half a sector of 32 bytes. So the consumer rounds a chunk of 64 columns (32 if a tile is no
@@ -12,7 +12,7 @@ Source: PTX ISA, "stmatrix", "cp.async.bulk.tensor"; N. Shazeer, "GLU Variants I
 
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, uint32
+from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
@@ -24,12 +24,14 @@ from minllm.tiles.warpgroup import ROWS, WARP_ROWS
 
 
 class Output(NamedTuple):
-    """Where outputs go, out [M, N], and what is added to them; map: of out, if TMA stores it."""
+    """Where outputs go, out [M, N], and what is done to their sums; map: of out, if TMA stores it."""
 
     array: Any
     map: Any
-    bias: Any
-    residual: Any
+    bias: Any  # [N] or None
+    residual: Any  # [M, N] or None
+    x_scales: Any  # [M], of rows of codes, or None
+    scales: Any  # [N], of output channels; gated [2 N]; or None
 
 
 class Epilogue(NamedTuple):
@@ -44,40 +46,86 @@ class Epilogue(NamedTuple):
     finish: Any  # finish(): the thread that stores may leave
 
 
-def make_output_pair(outputs: int, gated: bool):
+class SumScales(NamedTuple):
+    """of_rows(output, row): the scales of a lane's two rows. scaled(low, high, of_row, output, first, second): sums of two columns times
+    their scales."""
+
+    of_rows: Any
+    scaled: Any
+
+
+def make_sum_scales(scaled: bool) -> SumScales:
+    """SumScales of codes; or of products that need none."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def scales_of_rows(output, row):
+        last = int32(output.array.shape[0] - 1)  # outputs beyond the edges get any number: they are not stored
+        return output.x_scales[uint32(min(int32(row), last))], output.x_scales[uint32(min(int32(row + 8), last))]
+
+    @cuda.jit(device=True, forceinline=True)
+    def scaled_pair(low, high, of_row, output, first, second):
+        return float32(low) * of_row * output.scales[first], float32(high) * of_row * output.scales[second]
+
+    @cuda.jit(device=True, forceinline=True)
+    def no_scales(output, row):
+        return float32(1.0), float32(1.0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def same_pair(low, high, of_row, output, first, second):
+        return low, high
+
+    return SumScales(scales_of_rows, scaled_pair) if scaled else SumScales(no_scales, same_pair)
+
+
+def make_output_pair(outputs: int, gated: bool, scaled_pair):
     """The device function that makes two neighbouring outputs of the sums in registers; a lane has `outputs` of a tile."""
 
     @cuda.jit(device=True, forceinline=True)
-    def gated_pair(sums, at, bias, residual, row, column):
-        """silu(gate) * up, for sums[at], sums[at + 1] and their partners in the second half of sums."""
-        low, high = sums[at], sums[at + 1]
-        return low * sigmoid(low) * sums[at + outputs], high * sigmoid(high) * sums[at + 1 + outputs]
+    def columns_of_pair(output, column):
+        """A column and the next one; or, of outputs beyond the edge, any: they are not stored."""
+        last = int32(output.array.shape[1] - 1)
+        return uint32(min(int32(column), last)), uint32(min(int32(column + 1), last))
 
     @cuda.jit(device=True, forceinline=True)
-    def plain_pair(sums, at, bias, residual, row, column):
-        """sums[at], sums[at + 1], which belong to (row, column) and the next column, plus bias [N] and residual [M, N], if any."""
-        low, high = sums[at], sums[at + 1]
+    def gated_pair(sums, at, of_row, output, row, column):
+        """silu(gate) * up, for sums[at], sums[at + 1] and their partners in the second half of sums."""
+        (first, second), inner = columns_of_pair(output, column), uint32(output.array.shape[1])
+        low, high = scaled_pair(sums[at], sums[at + 1], of_row, output, first, second)
+        up_low, up_high = scaled_pair(
+            sums[at + outputs], sums[at + 1 + outputs], of_row, output, uint32(first + inner), uint32(second + inner)
+        )
+        return low * sigmoid(low) * up_low, high * sigmoid(high) * up_high
+
+    @cuda.jit(device=True, forceinline=True)
+    def added(low, high, bias, residual, row, first, second):
+        """Plus bias [N] and residual [M, N], if any."""
         if bias is not None:
-            last = bias.shape[0] - 1  # outputs beyond the edges get any number: they are not stored
-            low, high = low + float32(bias[min(column, last)]), high + float32(bias[min(column + 1, last)])
+            low, high = low + float32(bias[first]), high + float32(bias[second])
         if residual is not None:
-            here, last = min(row, residual.shape[0] - 1), residual.shape[1] - 1
-            low, high = low + float32(residual[here, min(column, last)]), high + float32(residual[here, min(column + 1, last)])
+            here = uint32(min(uint32(row), uint32(residual.shape[0] - 1)))
+            low, high = low + float32(residual[here, first]), high + float32(residual[here, second])
         return low, high
+
+    @cuda.jit(device=True, forceinline=True)
+    def plain_pair(sums, at, of_row, output, row, column):
+        """sums[at], sums[at + 1], which belong to (row, column) and the next column."""
+        first, second = columns_of_pair(output, column)
+        low, high = scaled_pair(sums[at], sums[at + 1], of_row, output, first, second)
+        return added(low, high, output.bias, output.residual, row, first, second)
 
     return gated_pair if gated else plain_pair
 
 
-def make_epilogue(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pairs: str | None) -> Epilogue:
-    """The Epilogue of a consumer; copied: by TMA. pairs: else, the dtype of outputs of which one store takes two; None: one."""
-    columns = tiling.columns(gated)
-    output_pair = make_output_pair(columns // 2, gated)
+def make_epilogue(tiling: WgmmaTiling, gated: bool, copied: bool, pairs: str | None, scaled: bool) -> Epilogue:
+    """The Epilogue of a consumer; copied: by TMA. pairs: the dtype of out if one store takes two outputs; None: it takes one."""
+    columns, scales = tiling.columns(gated), make_sum_scales(scaled)
+    output_pair = make_output_pair(columns // 2, gated, scales.scaled)
     if copied:
-        return make_tma_epilogue(columns, tiling.chunk_columns, tiling.chunks, PACK[dtype], output_pair)
-    return make_register_epilogue(columns, tiling.chunk_columns, output_pair, make_store_pair(pairs))
+        return make_tma_epilogue(columns, tiling.chunk_columns, tiling.chunks, PACK[pairs], output_pair, scales.of_rows)
+    return make_register_epilogue(columns, tiling.chunk_columns, output_pair, make_store_pair(pairs), scales.of_rows)
 
 
-def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_pair) -> Epilogue:
+def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_pair, scales_of_rows) -> Epilogue:
     """A tile of `columns` columns leaves through shared memory, which has room for `room` chunks of chunk_columns columns."""
     batches, sums_per_chunk = columns // (chunk_columns * room), WARP_ROWS * chunk_columns // 32
     row_bytes, chunk_bytes = 2 * chunk_columns, ROWS * 2 * chunk_columns
@@ -90,7 +138,7 @@ def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_
         warpgroup.sync(1 + consumer)
 
     @cuda.jit(device=True, forceinline=True)
-    def lay_down(slot, sums, first, bias, residual, staging, row, column, thread):
+    def lay_down(slot, sums, first, of_rows, output, staging, row, column, thread):
         """Chunk first + slot of this warp's sums, whose rows begin at `row` of out -> a slot of shared memory."""
         words = cuda.local.array(4, uint32)
         chunk, lane = first + slot, thread & 31
@@ -99,7 +147,8 @@ def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_
         for block in range(chunk_columns // 16):  # stmatrix lays down 16 rows of 16 columns
             for i in range(4):
                 pair_row, pair_column = row + (lane >> 2) + i % 2 * 8, column + 16 * block + i // 2 * 8 + 2 * (lane & 3)
-                low, high = output_pair(sums, sums_per_chunk * chunk + 8 * block + 2 * i, bias, residual, pair_row, pair_column)
+                of_row = of_rows[0] if i % 2 == 0 else of_rows[1]
+                low, high = output_pair(sums, sums_per_chunk * chunk + 8 * block + 2 * i, of_row, output, pair_row, pair_column)
                 words[i] = pack(low, high)
             piece = uint32(2 * block + (lane >> 4)) ^ (line // uint32(rows_across_the_banks) & uint32(row_pieces - 1))
             ptx.stmatrix_x4(uint32(place + line * uint32(row_bytes) + piece * uint32(16)), words, 0)
@@ -107,26 +156,27 @@ def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_
     lay_down_all = unrolled(lay_down, room)
 
     @cuda.jit(device=True, forceinline=True)
-    def store_batch(batch, sums, bias, residual, out_map, staging, row, column, consumer, thread):
+    def store_batch(batch, sums, of_rows, output, staging, row, column, consumer, thread):
         """As many chunks as there is room for."""
         if batch > 0:
             make_room(consumer, thread)
         first = batch * room
         first_column = column + first * chunk_columns
-        lay_down_all(sums, first, bias, residual, staging, row + (thread >> 5) * WARP_ROWS, first_column, thread)
+        lay_down_all(sums, first, of_rows, output, staging, row + (thread >> 5) * WARP_ROWS, first_column, thread)
         ptx.fence_proxy_async()
         warpgroup.sync(1 + consumer)
         if thread == 0:
             for slot in range(room):
                 at = first_column + slot * chunk_columns
-                ptx.cp_async_bulk_tensor_2d_global_shared(out_map, at, row, staging + slot * chunk_bytes)
+                ptx.cp_async_bulk_tensor_2d_global_shared(output.map, at, row, staging + slot * chunk_bytes)
             ptx.cp_async_bulk_commit_group()
 
     store_batches = unrolled(store_batch, batches)
 
     @cuda.jit(device=True, forceinline=True)
     def store(sums, output, staging, row, rows, column, consumer, thread):
-        store_batches(sums, output.bias, output.residual, output.map, staging, row, column, consumer, thread)
+        of_rows = scales_of_rows(output, row + (thread >> 5) * WARP_ROWS + (thread >> 2 & 7))
+        store_batches(sums, of_rows, output, staging, row, column, consumer, thread)
 
     @cuda.jit(device=True, forceinline=True)
     def finish():
@@ -135,7 +185,7 @@ def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_
     return Epilogue(make_room, store, finish)
 
 
-def make_register_epilogue(columns: int, chunk_columns: int, output_pair, store_pair) -> Epilogue:
+def make_register_epilogue(columns: int, chunk_columns: int, output_pair, store_pair, scales_of_rows) -> Epilogue:
     """Every lane stores its own outputs, two at a time."""
     sums_per_chunk = WARP_ROWS * chunk_columns // 32
 
@@ -148,18 +198,19 @@ def make_register_epilogue(columns: int, chunk_columns: int, output_pair, store_
         """Stores need no wait."""
 
     @cuda.jit(device=True, forceinline=True)
-    def store_chunk(chunk, sums, out, bias, residual, row, end, column, lane):
+    def store_chunk(chunk, sums, of_rows, output, row, end, column, lane):
         for pair in range(sums_per_chunk // 2):
             pair_row, pair_column = row + (lane >> 2) + pair % 2 * 8, column + chunk * chunk_columns + pair // 2 * 8 + 2 * (lane & 3)
-            low, high = output_pair(sums, sums_per_chunk * chunk + 2 * pair, bias, residual, pair_row, pair_column)
+            of_row = of_rows[0] if pair % 2 == 0 else of_rows[1]
+            low, high = output_pair(sums, sums_per_chunk * chunk + 2 * pair, of_row, output, pair_row, pair_column)
             if pair_row < end:
-                store_pair(out, pair_row, pair_column, low, high)
+                store_pair(output.array, pair_row, pair_column, low, high)
 
     store_chunks = unrolled(store_chunk, columns // chunk_columns)
 
     @cuda.jit(device=True, forceinline=True)
     def store(sums, output, staging, row, rows, column, consumer, thread):
-        first_row = row + (thread >> 5) * WARP_ROWS
-        store_chunks(sums, output.array, output.bias, output.residual, first_row, row + rows, column, thread & 31)
+        first_row, lane = row + (thread >> 5) * WARP_ROWS, thread & 31
+        store_chunks(sums, scales_of_rows(output, first_row + (lane >> 2)), output, first_row, row + rows, column, lane)
 
     return Epilogue(make_room, store, finish)

@@ -27,10 +27,10 @@ Source: PTX ISA, "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier", "setmaxn
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, uint8, uint32
+from numba import cuda, int32, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
@@ -48,6 +48,7 @@ from minllm.tiles.shared import first_tile_address, make_clear_rows
 from minllm.tiles.warpgroup import ROWS, THREADS
 from minllm.tiles.wgmma import make_wgmma
 
+CODES = ("float8_e4m3fn", "int8")
 SIMULATED_SMS = 4  # few, so that blocks compute several tiles
 
 
@@ -151,7 +152,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
     cluster, early, staging_bytes = tiling.cluster, tiling.early, tiling.staging_bytes
     x_bytes, row_bytes = tiling.x_tile.bytes, tiling.x_tile.swizzle
     wgmma = make_wgmma(tiling.weight_tile, dtype, left=tiling.x_tile, halves=True)
-    registers = wgmma.registers
+    registers, sum_type = wgmma.registers, wgmma.sum_type
     clear_rows = make_clear_rows(tiling.stages, tiling.stage_bytes, row_bytes, THREADS, 1)
     corner = make_corner(tiling, gated)
 
@@ -174,7 +175,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
         weight = ptx.keep_register(wgmma.right(ring.stages + x_bytes))
         ring = pipeline.keep(ring)
         settle(output.map, memory, ring, grid, consumer, thread)
-        sums = cuda.local.array(registers, float32)
+        sums = cuda.local.array(registers, sum_type)
         rank = int32(ptx.cluster_ctarank())
         state = previous = pipeline.state(0)
         number = int32(cuda.blockIdx.x // cluster)
@@ -200,10 +201,10 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
 
 @functools.cache
 def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pairs: str | None):
-    """The kernel for x and weight of `dtype`.
+    """The kernel for x and weight of `dtype`: bfloat16 or float16; or codes, float8_e4m3fn or int8, whose sums have scales.
 
-    gated: out = silu(gate) * up of the two halves of weight's rows. copied: outputs leave by TMA. pairs: else, the dtype of out if
-    its rows begin on multiples of two elements, which one store then takes together; None: if they do not.
+    gated: out = silu(gate) * up of the two halves of weight's rows. copied: outputs leave by TMA. pairs: the dtype of out if its rows
+    begin on multiples of two elements, which one store then takes together; None: if they do not.
     """
     tiling.check(gated)
     consumers, cluster, threads, early = tiling.consumers, tiling.cluster, tiling.threads, tiling.early
@@ -211,13 +212,14 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes, consumers, sharers=cluster)
     ring_bytes, make_ring, init_barriers = pipeline.bytes, pipeline.ring, pipeline.init
     produce = make_produce(tiling, gated, pipeline)
-    consume = make_consume(tiling, dtype, gated, pipeline, make_epilogue(tiling, dtype, gated, copied, pairs))
+    consume = make_consume(tiling, dtype, gated, pipeline, make_epilogue(tiling, gated, copied, pairs, dtype in CODES))
 
     @kernel(launch_bounds=(threads, 1), dependent_launch=early)
-    def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, out, k_steps, few_rows):
+    def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, x_scales, scales, out, k_steps, few_rows):
         """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [64, 64] or None.
 
-        Early, a consumer has `few_rows` rows of a tile: boxes of x are [few_rows, 64], those of out [few_rows, chunk_columns].
+        Codes are pairs, K of them 2 K codes, with x_scales [M] and scales [N]; else these are None. Early, a consumer has `few_rows` rows
+        of a tile: boxes of x are [few_rows, 64], those of out [few_rows, chunk_columns].
         """
         if early:
             ptx.griddepcontrol_launch_dependents()
@@ -241,7 +243,7 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
         else:
             if consumers == 2:
                 ptx.setmaxnreg_inc(232)
-            consume(Output(out, out_map, bias, residual), memory, ring, staging, grid, thread)
+            consume(Output(out, out_map, bias, residual, x_scales, scales), memory, ring, staging, grid, thread)
         warpgroup.sync_blocks(cluster)  # a block's shared memory has to stay while the other may still copy to it
 
     return matmul_wgmma_kernel
@@ -252,21 +254,30 @@ def fits(x, weight) -> bool:
     return rows_begin_on(16, x, weight)
 
 
-def run(x, weight, out, bias, residual, stream, tiling, gated) -> None:
-    """Launch for arrays that were checked."""
+class Scales(NamedTuple):
+    """Of codes: their dtype, and the scales of their sums."""
+
+    dtype: str
+    x: Any  # float32 [M]
+    weight: Any  # float32 [N], gated [2 N]
+
+
+def run(x, weight, out, bias, residual, stream, tiling, gated, scales: Scales | None = None) -> None:
+    """Launch for arrays that were checked; with scales x and weight are pairs of codes, uint16."""
     (m, n), k, on_host = out.shape, x.shape[1], isinstance(x, np.ndarray)
     check(has_wgmma(x), "the variant wgmma needs a GPU of compute capability 9.0; choose tensor_core, or let the shape choose")
     sms = SIMULATED_SMS if on_host else current_device().sm_count
     tiling = tiling or choose_tiling(m, n, gated, sms)
-    copied = out.dtype == x.dtype and rows_begin_on(16, out)
+    copied = out.dtype in HALF_DTYPES and rows_begin_on(16, out)
     pairs = out.dtype.name if rows_begin_on(2 * out.dtype.itemsize, out) else None
     rows = ceil_div(m, tiling.tile_m * tiling.cluster)  # rows of tiles, and of clusters
     clusters = min(rows * ceil_div(n, tiling.columns(gated)), sms // tiling.cluster)
     each = ceil_div(m, rows * tiling.cluster * tiling.consumers) if tiling.early else ROWS  # rows of x for a consumer
-    chosen = wgmma_kernel(tiling, x.dtype.name, gated, copied, pairs)
+    dtype, x_scales, weight_scales = scales or Scales(x.dtype.name, None, None)
+    chosen = wgmma_kernel(tiling, dtype, gated, copied, pairs)
     x_map, weight_map = tensor_map(x, (each if tiling.early else tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))
     out_map = tensor_map(out, (each, tiling.chunk_columns), swizzle=2 * tiling.chunk_columns) if copied else None
-    arguments = (x_map, weight_map, out_map, bias, residual, out, ceil_div(k, TILE_K), each)
+    arguments = (x_map, weight_map, out_map, bias, residual, x_scales, weight_scales, out, ceil_div(k, TILE_K), each)
     cluster = None if tiling.cluster == 1 else (tiling.cluster, 1, 1)
     launch(chosen, clusters * tiling.cluster, tiling.threads, arguments, stream, tiling.shared_bytes, cluster)
 

@@ -1,0 +1,411 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 18. Quantised weights
+#
+# A decode step reads every weight once, whatever the batch. With half the bytes it can take half the time, with a
+# quarter a quarter, if the kernel keeps up and the answers stay good. In this lesson weights become codes of 8 and 4
+# bits. You see which numbers that hurts, unpack a byte by hand, and write the GEMV that does it in registers.
+#
+# ```mermaid
+# flowchart LR
+#     w["32 weights<br/>64 bytes"] -- "one scale" --> c["32 codes of 4 bits<br/>16 + 2 bytes"]
+#     c -- "16 bytes per load" --> r["registers:<br/>(code - 8) × scale"]
+#     x["x, 16 bits"] --> r
+#     r --> s["sum in float32"]
+# ```
+#
+# $$s_g = \frac{\max_{k \in g} |w_k|}{7}, \qquad c_k = \text{round}\frac{w_k}{s_g} + 8, \qquad
+# \mathrm{out} = \sum_g s_g \sum_{k \in g} x_k\,(c_k - 8)$$
+#
+# $g$ is a group of 32 neighbouring inputs. Activations stay in 16 bits, so this is called W4A16. A kernel never writes
+# the numbers back: a lane takes a byte of codes, and multiplies.
+
+# %%
+from numba import cuda, float32
+
+from minllm.kernels.reduction import warp_sum
+from minllm.runtime.kernel import kernel
+
+
+@kernel
+def int4_gemv(x, codes, scales, out):  # [K], [N, K / 2], [N, K / 32], [N]
+    """The two codes of a byte are neighbours here: k in the low nibble, k + 1 above."""
+    n, lane, total = cuda.blockIdx.x, cuda.threadIdx.x, float32(0)  # a warp per row
+    for at in range(lane, codes.shape[1], 32):  # neighbouring lanes, neighbouring bytes
+        k = 2 * at
+        scale = scales[n, k // 32]
+        low, high = codes[n, at] & 15, codes[n, at] >> 4
+        total += scale * (float32(low) - float32(8)) * x[k]
+        total += scale * (float32(high) - float32(8)) * x[k + 1]
+    total = warp_sum(total)
+    if lane == 0:
+        out[n] = total
+
+
+# %% [markdown]
+# **What you will be able to do**
+#
+# - say how many bytes of a step each format leaves, and when fewer bytes gain nothing;
+# - predict the error of a code from the largest number beside it;
+# - read and write packed nibbles, and find what is wrong when two programs disagree about them.
+#
+# You need [lesson 10](10_flash_decoding_plus_plus.py), and codes and scales from
+# [lesson 13](13_quantised_kv_cache.py). You need no GPU.
+#
+# ## Predict
+
+# %% tags=["hide-input"]
+from minllm.course import Prediction
+
+guess = Prediction(
+    bits_per_number="How many bits per number take 4-bit codes with a float16 scale for every 32?",
+    step_times="The 8B shape at batch 1, context 1,024: how many times as short is the floor of a decode step with int4?",
+    codes_that_are_zero="The bundled model's down projections multiply activations. Rounded to int8, token by token: "
+    "what percentage of the codes is 0?",
+    int4_perplexity_percent="All matrices of the bundled model rounded to int4, groups of 32. By what percentage does perplexity grow?",
+    better_four_bits=(
+        "NF4 takes fewer bits per number than int4 in groups of 32. Which model is better?",
+        "int4",
+        "nf4",
+    ),
+    ridge_tokens="From which batch on is a product with 4-bit weights limited by arithmetic, not memory? (4.2 TB/s, 800 TFLOP/s)",
+)
+guess.ask()
+
+# %% [markdown]
+# ## Bytes per step
+
+# %%
+from minllm import costs
+from minllm.models.shapes import find_config
+from minllm.weights.formats import WEIGHT_FORMATS
+
+_, llama8 = find_config("llama-3.1-8b")
+step = {}
+for name in ("bfloat16", "int8", "int4", "int4_g128", "nf4"):
+    found = WEIGHT_FORMATS[name]
+    step[name] = costs.decode_step(llama8, 1, 1024, weight_format=found)
+    bits = 8 * found.matrix_bytes(4096, 4096) / 4096**2
+    print(
+        f"{name:10} {bits:5.2f} bits per number, {step[name].bytes / 1e9:5.2f} GB per "
+        f"step, {step['bfloat16'].bytes / step[name].bytes:.2f} times as short"
+    )
+bits_per_number = 8 * WEIGHT_FORMATS["int4"].matrix_bytes(4096, 4096) / 4096**2
+step_times = step["bfloat16"].bytes / step["int4"].bytes
+assert bits_per_number == 4.5 and 2.8 < step_times < 3.2
+
+# %% [markdown]
+# Not 16 / 4.5 = 3.6 times: the head stays in 16 bits, and so do keys and values. And the gain ends with the batch.
+# A GEMM does $2M$ FLOPs per weight, in 16 bits on tensor cores, so the floor at $M$ tokens is the longer of the two:
+
+# %% tags=["fold"]
+from minllm.course import curves
+
+TB_S, TFLOPS = 4.2, 800  # round figures of an H200
+N, K = 28672, 4096
+batches = [2**i for i in range(11)]
+lines = {}
+for name in ("bfloat16", "int8", "int4"):
+    reading = WEIGHT_FORMATS[name].matrix_bytes(N, K) / TB_S / 1e6  # µs
+    lines[name] = [(M, max(reading, 2 * M * N * K / TFLOPS / 1e6)) for M in batches]
+curves(
+    lines,
+    "tokens",
+    "µs",
+    f"The floor of a product with {N:,} x {K:,} weights, multiplied in bfloat16",
+    log_x=True,
+    log_y=True,
+    caption="Computed from 4.2 TB/s and 800 TFLOP/s. int8 could also multiply in "
+    "8 bits, at twice the rate.",
+)
+
+# %% [markdown]
+# ## The error of a code
+#
+# Codes are $s$ apart, so a number comes back at most $s/2$ away. If it lies anywhere between two codes with equal
+# probability, the error has the standard deviation $s / \sqrt{12}$. For a group whose largest number is $t$ times its
+# root mean square, int8 has a relative error of $t / (127 \sqrt{12})$ and int4 of $t / (7 \sqrt{12})$. Only $t$ counts:
+
+# %%
+import numpy as np
+
+from minllm import LLM
+
+
+def relative_error(x, name):
+    """What rounding to a format changes, over the size of x [rows, inputs]."""
+    found = WEIGHT_FORMATS[name]
+    back = found.dequantize(found.encode(x))
+    return float(np.linalg.norm(back - x) / np.linalg.norm(x))
+
+
+import minllm
+
+heard = []
+llm = LLM(device="cpu", dtype="float32", max_num_seqs=1)
+own_linear = llm.engine.ops.linear
+
+
+def listening_linear(x, linear, out_dtype=None):
+    """Keeps what each Linear multiplies."""
+    heard.append((np.array(x), linear.weight))
+    return own_linear(x, linear, out_dtype)
+
+
+llm.engine.ops.linear = listening_linear
+llm.logits(llm.tokenizer.encode(minllm.held_out_text()[:3000])[:256])
+llm.engine.ops.linear = own_linear
+layers = heard[:-1]  # qkv, output, gate and up, down of each layer; the head is last
+for name in ("int8", "fp8", "int4", "int4_zeros", "nf4"):
+    errors = [100 * relative_error(weight, name) for _, weight in layers[:4]]
+    print(f"{name:10} error of the first layer's weights, %:", np.round(errors, 2))
+weight = layers[0][1]
+groups = weight.reshape(-1, 32)
+t = np.abs(groups).max(1) / np.sqrt(np.square(groups).mean(1))
+expected = np.sqrt(np.mean(np.square(t * np.sqrt(np.square(groups).mean(1)))))
+expected /= np.sqrt(np.square(groups).mean()) * 7 * 12**0.5
+assert abs(relative_error(weight, "int4") / expected - 1) < 0.1
+
+# %% [markdown]
+# Weights are nearly normal, so $t$ is 2 to 4 in a group. 4 bits then cost 8 to 10 % of every weight. NF4 puts its 16
+# codes where normal numbers lie: closer together near 0. It needs fewer bits than int4 in groups of 32, and errs less.
+# fp8 errs by 2.6 % whatever $t$ is, because a float's steps grow with the number.
+#
+# Play with it: [one matrix, its codes in each format](../docs/weight-codes.md).
+#
+# ## Outliers
+#
+# W8A8 quantises activations too, each token with a scale of its own. Are they as tame as weights? Here is every
+# input of a Linear in the bundled model:
+
+# %% tags=["fold"]
+points = {"int8": [], "fp8": []}
+for x, _ in layers:
+    t = np.abs(x).max(1) / np.sqrt(np.square(x).mean(1))
+    for name, line in points.items():
+        line.append((float(np.median(t)), 100 * relative_error(x, name)))
+curves(
+    {name: sorted(line) for name, line in points.items()},
+    "largest number of a token over its root mean square, median",
+    "relative error, %",
+    "Activations of 256 tokens, rounded",
+    caption="The bundled model, the inputs of its 24 Linears; computed above.",
+)
+
+# %%
+down = [x for x, _ in layers[3::4]]
+others = [x for i, (x, _) in enumerate(layers) if i % 4 != 3]
+zeros = [100 * np.mean(WEIGHT_FORMATS["int8"].encode(x).codes == 0) for x in down]
+print("int8 codes that are 0 in the inputs of down, % by layer:", np.round(zeros, 1))
+worst = [max(relative_error(x, "int8") for x in some) for some in (others, down)]
+print(
+    f"int8 error at most {100 * worst[0]:.1f} % elsewhere, {100 * worst[1]:.1f} % there"
+)
+codes_that_are_zero = float(np.mean(zeros))
+assert worst[1] > 2 * worst[0] and 12 < codes_that_are_zero < 17
+
+# %% [markdown]
+# The right end of the picture is the down projections. Their inputs are products, $\mathrm{silu}(g) \cdot u$, and a
+# product of two large numbers is very large. It sets the scale of the whole token, and one code in
+# seven is 0. This model is small and its outliers are mild. In models of 7B and more a few channels are
+# 20 to 100 times larger than all others in every token (Dettmers et al. 2022, Xiao et al. 2023); then int8 keeps
+# nothing of the rest.
+# Three answers:
+#
+# - **fp8** rounds each number by its own size: level in the picture.
+# - **SmoothQuant** divides such a channel of $x$ by a factor and multiplies the weight's column by it, because weights
+#   have room for it.
+# - **W4A16** leaves activations alone. They are a small part of a decode step's bytes, so 16 bits cost little.
+#
+# ## Nibbles by hand
+#
+# Two codes share a byte; which two is a matter of convention, and each file format has its own. Here is the
+# package's. It serves a trick: a kernel wants *pairs of neighbours* 16 bits apart, as a bfloat16 pair needs them.
+
+# %%
+from minllm.kernels.quantization.reference import pack_nibbles
+
+packed = pack_nibbles(np.arange(8, dtype=np.uint8))  # the codes 0 to 7, in order
+word = int(packed.view("<u4")[0])
+print("bytes", [f"0x{byte:02x}" for byte in packed], f"word 0x{word:08x}")
+pairs = [word >> 4 * i & 0x000F000F for i in range(4)]
+print("word >> 4 i & 0x000f000f:", [f"0x{pair:08x}" for pair in pairs])
+assert [(pair & 15, pair >> 16) for pair in pairs] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+magic = np.uint32(pairs[1] | 0x43004300)  # 0x4300 is 128 in bfloat16, and its ulp is 1
+low, high = magic << np.uint32(16), magic & np.uint32(0xFFFF0000)
+print("as bfloat16:", np.array([low, high], np.uint32).view(np.float32))
+
+# %% [markdown]
+# One shift, one `and`, one `or`, and two codes are floats, plus 128. No integer is converted. AWQ's files
+# have the same order for columns, GPTQ's the natural one for rows, and GGUF puts input $k$ beside $k + 16$.
+#
+# ## From one byte to sixteen
+#
+# The kernel from the top, on neighbours:
+
+# %%
+rng = np.random.default_rng(0)
+matrix = rng.standard_normal((4, 128)).astype(np.float32)
+scales = np.abs(matrix.reshape(4, 4, 32)).max(2) / np.float32(7)
+codes = np.rint(matrix.reshape(4, 4, 32) / scales[..., None]) + 8
+codes = codes.reshape(4, 128).astype(np.uint8)
+x, out = rng.standard_normal(128).astype(np.float32), np.empty(4, np.float32)
+int4_gemv.simulate[4, 32](x, codes[:, ::2] | codes[:, 1::2] << 4, scales, out)
+stands_for = (codes.astype(np.float32) - 8) * np.repeat(scales, 32, axis=1)
+assert np.allclose(out, stands_for @ x, atol=1e-4)
+print("of codes", np.round(out, 2), "of weights", np.round(matrix @ x, 2))
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.kernels.matmul.quantized import int4, int4_naive
+
+show_source(
+    int4_naive.int4_naive_kernel,
+    folded="The package's first rung: any group, zero points, the order from above",
+    notes={
+        "k = 8 * (at >> 2)": "The word, the odd byte, the upper two bytes: the table of the exercise.",
+        "total = warp_sum(total)": "32 partial sums become one.",
+    },
+)
+
+# %% tags=["hide-input"]
+show_source(
+    int4.int4_gemv_kernel,
+    part="int4_gemv_kernel",
+    folded="The engine's kernel",
+    notes={
+        "load_words(codes": "16 bytes per lane, 32 codes of one group: 16 times the bytes in flight.",
+        "unpack_nibbles(words": "The trick with 128, eight codes per word.",
+        "scale * part[i]": "The scale leaves the inner sum: one product per group, not per weight.",
+    },
+)
+
+# %% [markdown]
+# What the fast rung adds is lesson 10's lesson: bytes in flight. And it counts instructions. 4.2 TB/s over 132 SMs at
+# 1.8 GHz are 18 bytes, 35 weights of 4 bits, per cycle and SM, which 128 lanes unpack, convert and multiply. A 4-bit
+# GEMV can be bound by instructions where a 16-bit one waits for memory.
+#
+# ## What the model loses
+
+# %%
+text = llm.tokenizer.encode(minllm.held_out_text()[50000:54000])[:700]
+plain, excess = llm.perplexity(text), {}
+for name in ("int8", "fp8", "int4", "nf4"):
+    with LLM(device="cpu", dtype="float32", max_num_seqs=1, quantization=name) as other:
+        excess[name] = 100 * (other.perplexity(text) / plain - 1)
+    print(f"{name:5} perplexity {excess[name]:+.2f} %")
+assert max(excess["int8"], excess["fp8"]) < 2 < excess["nf4"] < excess["int4"] < 25
+llm.close()
+
+# %% [markdown]
+# This is rounding to nearest, one number after the other. GPTQ rounds a column, then moves the columns that are still
+# to come so that products change least; it brings int4's loss from 15.6 to 1.8 %. The [table of methods and
+# formats](../docs/quantised-weights.md) has the whole held-out text. Small models lose most: they have few numbers to
+# spare.
+#
+# ## Measured against predicted
+
+# %%
+from minllm.course import load_record, recorded
+
+QUANTISED = "matmul, quantised"  # the benchmark's name in the record
+if any(row["benchmark"] == QUANTISED for row in load_record()["rows"]):
+    for row in recorded(QUANTISED, listed=True):
+        print(row)
+else:
+    print("No speed of these kernels is recorded yet.")
+guess.against(
+    bits_per_number=bits_per_number,
+    step_times=step_times,
+    codes_that_are_zero=codes_that_are_zero,
+    int4_perplexity_percent=excess["int4"],
+    better_four_bits="nf4",
+    ridge_tokens=TFLOPS / TB_S * (bits_per_number / 8) / 2,
+)
+
+# %% [markdown]
+# Bytes say what cannot be exceeded, and no more. The MARLIN paper reports close to the most that bytes allow for 16 to
+# 32 tokens, on an A10 with its 0.6 TB/s; an H200 has seven times the bandwidth and fewer than twice the SMs.
+#
+# ## Exercises
+#
+# Once your kernel passes, it generates text: `minllm generate --quantization int4 --variant int4_matmul=FILE`, and the
+# report card says `int4_matmul yours`.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises(18)
+
+# %% [markdown]
+# ## Detective cases
+#
+# Three checkpoints from other programs.
+
+# %% tags=["hide-input"]
+from minllm.course import show_case
+
+show_case("same_histogram")
+
+# %% tags=["hide-input"]
+show_case("slightly_bright")
+
+# %% tags=["hide-input"]
+show_case("whole_rows_only")
+
+# %% [markdown]
+# ## Problems
+#
+# ??? question "1. Groups of 128 with a float16 scale and a 4-bit zero point. How many bits per number? And groups of 32?"
+#     4 + (16 + 4) / 128 = 4.16, and 4 + 20 / 32 = 4.63. In bytes of zero points, as here, 4.19 and 4.75.
+#
+# ??? question "2. A group of 32 weights has 31 numbers of size 1 and one of 20. What is the relative error of the small ones in int4, and in NF4?"
+#     The step is 20 / 7 = 2.9: the small ones round to 0, an error of 100 %. NF4's codes beside 0 stand for 0.08 · 20
+#     = 1.6 and -0.09 · 20 = -1.8, so 1 and -1 come back 60 and 80 % too large. A smaller group helps, a format does not.
+#
+# ??? question "3. One H200 at 4 dollars per hour serves 64 sequences of the 8B shape with short contexts, 15 GB of weights per step at 4.2 TB/s. What does int8 save per million tokens?"
+#     A step of 3.6 ms gives 64 tokens: 17,900 per second, 6.2 cents per million. The layers' 14 GB halve, so 8 GB, 1.9 ms: 3.3
+#     cents. At 64 tokens int4 would save more only if its kernel multiplies 64 rows at the speed of memory.
+#
+# ??? question "4. A 70B model has 141 GB in 16 bits. On how many GPUs of 80 GB does it run in 16, 8 and 4.5 bits, with 20 GB for keys and values?"
+#     161, 91 and 60 GB: three GPUs (in practice four), two, and one. The price per hour falls to a quarter before any
+#     kernel is faster.
+#
+# ??? question "5. Somebody dequantises int4 weights into a bfloat16 copy in HBM at every step and calls cuBLAS. How many bytes move per weight?"
+#     0.56 read, 2 written, 2 read: 4.6 bytes, 2.3 times those of bfloat16. For prompts of thousands of tokens arithmetic hides
+#     it; for decoding it makes 4 bits slower than 16.
+
+# %% tags=["hide"]
+assert round(4 + 20 / 128, 2) == 4.16 and round(4 + 20 / 32, 3) == 4.625
+assert abs(64 / (15 / 4.2e3) - 17_920) < 1 and abs(4 / 3600 / 17_920 * 1e8 - 6.2) < 0.1
+assert abs(4 / 3600 / (64 / (8 / 4.2e3)) * 1e8 - 3.3) < 0.1
+
+# %% [markdown]
+# ## What next, and which measurement says so
+#
+# The bytes of a step at batch 1 are now those of codes and of the head, and one token still costs one reading of all
+# weights. [Speculative decoding](19_speculative_decoding.py) checks several drafted tokens with one reading. And five
+# kernels of yours can print text together: [the final project](../docs/project.md).
+#
+# ## Sources
+#
+# - T. Dettmers et al., "LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale", NeurIPS 2022, sections 2
+#   and 4 (outliers).
+# - G. Xiao et al., "SmoothQuant", ICML 2023, section 4.
+# - E. Frantar et al., "GPTQ", ICLR 2023, sections 3 and 4.
+# - J. Lin et al., "AWQ: Activation-aware Weight Quantization", MLSys 2024, section 3.
+# - T. Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", NeurIPS 2023, section 3.
+# - P. Micikevicius et al., "FP8 Formats for Deep Learning", 2022, section 3.
+# - E. Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on Large Language Models", 2024,
+#   section 3.4.

@@ -1,0 +1,167 @@
+"""`minllm bench speculation`: decoding with drafts against decoding without, and against what minllm/costs predicts.
+
+Weights without training are right about nothing, so for shapes chance accepts drafts at given rates (kernels/speculation/synthetic.py), and
+every line says so. Models with weights of their own continue text that none of them has seen, and their drafts are accepted as they are.
+The number of drafts of a step is the engine's own choice, up to the most that are asked for.
+
+    speed      the sum over requests of generated tokens per second, from each one's first token to its last
+    step       seconds per step, from the same times and the number of tokens of a step
+    predicted  the largest speed-up of costs/speculation.py at the acceptance that was measured
+"""
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+import minllm
+from minllm.bench.generate import check_model, opened_model, shape_of, write_shape
+from minllm.bench.record import Row, new_record, write_json
+from minllm.costs.serving import StepCosts
+from minllm.costs.speculation import best_num_drafts, speed_up
+from minllm.engine.llm import LLM
+from minllm.engine.make_speculator import bundled_draft
+from minllm.engine.requests.sampling_params import SamplingParams
+from minllm.errors import InvalidOptionError
+from minllm.machine import driver
+from minllm.machine.hardware import find_gpu
+
+NGRAM = "ngram"
+STRIDE = 97  # tokens between the beginnings of prompts
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One batch: tokens per second, new tokens per step and sequence, and the share of drafts that were right (None without drafts)."""
+
+    tokens_per_second: float
+    tokens_per_step: float
+    acceptance: float | None
+
+    def step_seconds(self, num_sequences: int) -> float:
+        """The time of a step."""
+        return num_sequences * self.tokens_per_step / self.tokens_per_second
+
+
+def run(
+    model: str, options: dict[str, Any], *, draft: str, num_speculative_tokens: int, acceptance: Sequence[float], batches: Sequence[int],
+    prompt_tokens: int, tokens: int, repeats: int, json_file: Path | None,
+) -> None:  # fmt: skip
+    """Measure, print a line per rate and batch, write the record. draft: "ngram", or as `model`. `options` are those of LLM()."""
+    check_model(model)
+    if acceptance and shape_of(model) is None:
+        raise InvalidOptionError(f"--acceptance is for shapes with random weights, and {model} has weights of its own: leave it out.")
+    rates = list(acceptance) or ([0.8] if shape_of(model) is not None else [None])
+    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    options, length = options | dict(max_num_seqs=max(batches)), prompt_tokens + tokens + num_speculative_tokens
+    with opened_model(model, options, length) as llm:
+        device, costs = driver.device_name() if llm.device == "cuda" else "cpu", step_costs(llm)
+        plain = {count: measure(llm, count, prompt_tokens, tokens, repeats) for count in batches}
+    rows: list[Row] = []
+    with draft_directory(draft) as directory:
+        for rate in rates:
+            config = {"num_speculative_tokens": num_speculative_tokens, "synthetic_acceptance_rate": rate, "method": NGRAM}
+            if directory is not None:
+                config |= {"method": "draft_model", "model": directory}
+            with opened_model(model, options | dict(speculative_config=config), length) as llm:
+                of_draft = None if costs is None or directory is None else step_costs(llm, draft=True)
+                for count in batches:
+                    found = measure(llm, count, prompt_tokens, tokens, repeats)
+                    share = found.acceptance if rate is None else rate
+                    predicted = None if costs is None else prediction(costs, share, count, num_speculative_tokens, of_draft)
+                    case = case_name(model, count, rate, num_speculative_tokens)
+                    rows += rows_of(case, draft, count, plain[count], found, predicted)
+                    out.print(line(case, draft, count, plain[count], found, predicted))
+    if json_file is not None:
+        write_json(json_file, new_record(device, {}, rows))
+
+
+def case_name(model: str, num_sequences: int, rate: float | None, num_drafts: int) -> str:
+    """What was measured, in words."""
+    accepted = "" if rate is None else f", {rate:g} of drafts accepted by chance"
+    weights = " (random weights)" if shape_of(model) is not None else ""
+    return f"{model}{weights}, {num_sequences} {'sequence' if num_sequences == 1 else 'sequences'}, up to {num_drafts} drafts{accepted}"
+
+
+@contextmanager
+def draft_directory(draft: str):
+    """The directory of a draft model, None for n-grams; that of a shape has a config.json and no weights."""
+    shape = None if draft == NGRAM else shape_of(draft)
+    if shape is None:
+        yield {NGRAM: None, "draft": str(bundled_draft())}.get(draft, draft)
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        write_shape(Path(directory), shape)
+        yield directory
+
+
+def measure(llm: LLM, num_sequences: int, prompt_tokens: int, tokens: int, repeats: int) -> Measured:
+    """Greedy decoding of this many sequences at once; the median speed of the runs after a warm-up of the same lengths."""
+    prompts, speeds, per_step = prompts_for(llm, num_sequences, prompt_tokens), [], []
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    for repeat in range(1 + repeats):
+        llm.llm_engine.forget_history()
+        # Chance accepts by the seeds, so each sequence of each run has its own.
+        seeded = [replace(params, seed=repeat * num_sequences + index) for index in range(num_sequences)]
+        outputs, stats = llm.generate(prompts, seeded), llm.llm_engine.stats()
+        speeds.append(sum(output.metrics.decode_tokens_per_second for output in outputs))
+        generated = num_sequences * (tokens - 1)
+        per_step.append(generated / (generated - min(stats.spec_decode_num_accepted_tokens, generated - num_sequences)))
+    share = stats.spec_decode_acceptance_rate if stats.spec_decode_num_draft_tokens else None
+    return Measured(statistics.median(speeds[1:]), statistics.median(per_step[1:]), share)
+
+
+def prompts_for(llm: LLM, count: int, length: int) -> list[list[int]]:
+    """Prompts of this many tokens: held-out text, or random tokens for random weights."""
+    if llm.options.load_format == "dummy":
+        random = np.random.default_rng(0)
+        return random.integers(0, llm.engine.model.config.vocab_size, (count, length)).tolist()
+    ids = llm.tokenizer.encode(minllm.held_out_text())
+    return [ids[start : start + length] for start in (index * STRIDE % (len(ids) - length) for index in range(count))]
+
+
+def step_costs(llm: LLM, draft: bool = False) -> StepCosts | None:
+    """The predicted times of a model's steps, or of its draft model's; None on hardware without a data sheet."""
+    gpu = find_gpu(driver.device_name()) if llm.device == "cuda" else None
+    if gpu is None:
+        return None
+    model = llm.engine.runner.speculator.source.model if draft else llm.engine.model
+    return StepCosts.of(model.config, gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops or gpu.fp32_tflops)
+
+
+def prediction(costs: StepCosts, acceptance: float, count: int, most: int, draft: StepCosts | None) -> float:
+    """The speed-up at the number of drafts that costs/speculation.py finds best."""
+    return speed_up(costs, acceptance, count, best_num_drafts(costs, acceptance, count, most, draft), draft)
+
+
+def rows_of(case: str, draft: str, count: int, plain: Measured, found: Measured, predicted: float | None) -> list[Row]:
+    """The speed-up beside its prediction, and the time of a step beside that of one without drafts."""
+    gain = found.tokens_per_second / plain.tokens_per_second
+    peer = {}
+    if predicted is not None:
+        peer = dict(peer="minllm costs, predicted", peer_value=round(predicted, 3), ratio=round(gain / predicted, 3))
+    times = [1e3 * measured.step_seconds(count) for measured in (found, plain)]
+    return [
+        Row("speculation", case, draft, round(gain, 3), "of plain decoding's speed", **peer),
+        Row(
+            "speculation step", case, draft, round(times[0], 4), "ms", peer="minllm, without drafts", peer_value=round(times[1], 4),
+            ratio=round(times[1] / times[0], 3),
+        ),
+    ]  # fmt: skip
+
+
+def line(case: str, draft: str, count: int, plain: Measured, found: Measured, predicted: float | None) -> str:
+    """What a reader sees of one batch."""
+    gain = found.tokens_per_second / plain.tokens_per_second
+    expected = "" if predicted is None else f" (predicted {predicted:.2f})"
+    times = [1e3 * measured.step_seconds(count) for measured in (found, plain)]
+    return (
+        f"{case}, {draft}: {found.tokens_per_second:.0f} tokens/s against {plain.tokens_per_second:.0f}, {gain:.2f} times{expected}; "
+        f"{found.tokens_per_step:.2f} tokens per step of {times[0]:.2f} ms, without drafts {times[1]:.2f} ms"
+    )

@@ -1,0 +1,113 @@
+"""W8A8 on Hopper's tensor cores: the GEMMs of 16-bit numbers with wgmma's fp8 or int8 instructions and scales in the epilogue.
+
+    out[m, n] = (sum over k of x_code[m, k] * code[n, k]) * x_scale[m] * scale[n]  (+ bias[n])
+    gated:  out[m, n] = silu(gate[m, n]) * up[m, n]         gate and up: such sums with the first and the second half of weight's rows
+
+Two codes lie where a 16-bit number would, so tiles, TMA, pipelines and the order of tiles are those of wgmma/wgmma.py, and for up to 256
+rows of flat/flat_wgmma.py; a product is 32 deep instead of 16 in the same time, and half the bytes are loaded. Sums of int8 are exact
+int32. Sums of fp8 are float32, but Hopper's tensor cores keep some 14 bits while they add, like every fp8 GEMM without two-level
+accumulation: on an H200 their errors are those of cuBLAS with fast accumulation (docs/quantised-weights.md). The equations in NumPy are
+Int8Format.linear and Fp8Format.linear (weights/int8.py, weights/fp8.py).
+
+Source: PTX ISA, "wgmma.mma_async"; DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.5.2 (precision of fp8 accumulation).
+"""
+
+import numpy as np
+
+from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
+from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, has_wgmma
+from minllm.kernels.matmul.flat import wgmma_tiling as flat_tiling
+from minllm.kernels.matmul.flat.flat import padded_rows
+from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
+from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
+from minllm.kernels.matmul.flat.output import stored_together
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
+from minllm.kernels.matmul.wgmma import wgmma
+from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
+from minllm.runtime.kernel import check
+
+PAIR = np.dtype(np.uint16)
+BITS = (np.dtype(np.uint8), np.dtype(np.int8))
+FLOAT32 = np.dtype(np.float32)
+
+
+def fits(x, weight) -> bool:
+    """Whether TMA can load tiles of the codes of x and weight: their rows begin on multiples of 16 bytes."""
+    return rows_begin_on(16, x.codes, weight.codes)
+
+
+def check_codes(x, weight, out, bias, gated: bool) -> None:
+    """Raise KernelArgumentError unless out [M, N], or gated [M, N / 2], is that of QuantizedRows x [M, K] and codes [N, K]."""
+    check_array("codes of x", x.codes, BITS, M=None, K=None)
+    (m, k), n = x.codes.shape, (2 if gated else 1) * out.shape[-1]
+    check_array("x_scales", x.scales, (FLOAT32,), M=m)
+    check_array("codes", weight.codes, BITS, N=n, K=k)
+    check_array("scales", weight.scales, (FLOAT32,), N=n)
+    check_array("out", out, HALF_DTYPES if gated else FLOAT_DTYPES, M=m, N=out.shape[-1])
+    if bias is not None:
+        check_array("bias", bias, FLOAT_DTYPES, N=n)
+    check(fits(x, weight), f"rows of {k} codes do not begin on multiples of 16 bytes, which TMA needs: widen them")
+    check(has_wgmma(out), "products of codes by wgmma need a GPU of compute capability 9.0: widen the codes")
+
+
+def run_wgmma(dtype: str, x, weight, out, bias, stream, tiling: WgmmaTiling | None, gated: bool) -> None:
+    """Launch the GEMM for many rows of x, after checks."""
+    check_codes(x, weight, out, bias, gated)
+    if 0 not in out.shape:
+        pairs, scales = (x.codes.view(PAIR), weight.codes.view(PAIR)), wgmma.Scales(dtype, x.scales, weight.scales)
+        wgmma.run(*pairs, out, bias, None, stream, tiling, gated, scales)
+
+
+def choose_flat_tiling(tokens: int, n: int, pairs: int, gated: bool) -> FlatWgmmaTiling:
+    """The fastest of a dozen on an H200, or within 4 % of it, for `tokens` padded rows of `pairs` pairs of codes.
+
+    It is that of 16-bit rows of this length, except for two blocks per SM in place of cp.async, and no split-K of middling weights.
+    """
+    if 4096 < (2 * n if gated else n) <= 8192:
+        return flat_tiling.deepest(1, tokens, 1)
+    tiling = flat_tiling.choose_tiling(tokens, n, pairs, gated)
+    return tiling if isinstance(tiling, FlatWgmmaTiling) else flat_tiling.deepest(1, tokens, 1, blocks=2)
+
+
+def run_flat(dtype: str, x, weight, out, bias, stream, tiling: FlatWgmmaTiling | None, gated: bool) -> None:
+    """Launch the flat GEMM, for up to 256 rows of x, after checks."""
+    check_codes(x, weight, out, bias, gated)
+    (m, n), pairs = out.shape, (x.codes.view(PAIR), weight.codes.view(PAIR))
+    check(m <= MOST_ROWS_OF_FLAT, f"flat multiplies up to {MOST_ROWS_OF_FLAT} rows of x, not {m}: choose wgmma")
+    if 0 in out.shape:
+        return
+    k = pairs[0].shape[1]
+    tiling = tiling or choose_flat_tiling(padded_rows(m), n, k, gated)
+    tokens = padded_rows(m, tiling.sharers)
+    half = out.dtype.name if out.dtype in HALF_DTYPES else "bfloat16"
+    chosen = flat_wgmma_kernel(tokens, tiling, dtype, gated, stored_together(out, np.dtype(half)), half)
+    tiles = ceil_div(n, tiling.rows // 2 if gated else tiling.rows)
+    arguments = (bias, x.scales, weight.scales, out, ceil_div(k, flat_tiling.TILE_K))
+    launch_flat_wgmma(chosen, *pairs, arguments, tokens, tiling, tiles, gated, stream)
+
+
+def make_product(run, dtype: str):
+    """The launcher of a product; run: run_wgmma or run_flat. dtype: of the codes, "float8_e4m3fn" or "int8"."""
+
+    def product(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | FlatWgmmaTiling | None = None) -> None:
+        """Write the linear of QuantizedRows x [M, K] into `out` [M, N], float16, bfloat16 or float32; weight: codes [N, K], scales [N].
+
+        bias [N] is added, if given. `tiling` overrides the choice by shape. Raises KernelArgumentError for shapes and dtypes that do not
+        fit, rows that do not begin on multiples of 16 bytes, too many of them, and on a GPU of another compute capability than 9.0.
+        """
+        run(dtype, x, weight, out, bias, stream, tiling, False)
+
+    return product
+
+
+def make_gated_product(run, dtype: str):
+    """The launcher of a product of gate and up; arguments as in make_product."""
+
+    def gated_product(x, gate_up, out, stream=None, tiling: WgmmaTiling | FlatWgmmaTiling | None = None) -> None:
+        """Write silu(gate) * up into `out` [M, I], float16 or bfloat16; x: QuantizedRows [M, K], gate_up: codes [2 I, K], gate first.
+
+        The sums are not rounded before they meet. Errors as of the product.
+        """
+        run(dtype, x, gate_up, out, None, stream, tiling, True)
+
+    return gated_product

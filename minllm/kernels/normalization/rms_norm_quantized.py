@@ -1,0 +1,90 @@
+"""RMSNorm whose output is quantised for W8A8 in the same kernel: a code per number and a scale per token.
+
+    r = x + residual                                       rounded to the dtype, and kept: the next layer adds to it
+    y = r / sqrt(mean(r**2) + epsilon) * weight            float32, not rounded
+    scale = max |y| / largest        code = round(y / scale)        largest: 127 (int8), 448 (fp8)
+
+T tokens of H elements of b bytes: about 10 T H FLOPs; reads x, residual and weight, writes residual and codes: (3 b + 1) T H + b H bytes,
+where the norm and a quantising kernel after it would move (5 b + 1) T H. Threads and registers as in rms_norm.py; the maximum takes one
+more exchange through shared memory. A row that is too long for registers, or not aligned, is normalised and then quantised by two kernels.
+
+Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4; weights/int8.py and weights/fp8.py for the codes.
+"""
+
+import functools
+
+import numpy as np
+from numba import cuda, float32
+from numba.cuda import libdevice
+
+from minllm.kernels.arguments import FLOAT_DTYPES, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.matmul.quantized.rows import QuantizedRows, make_write_codes, quantize_rows
+from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.kernels.normalization.row import row_in_registers
+from minllm.kernels.reduction import block_sum
+from minllm.kernels.vector import vector_access
+from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import WARP
+
+
+@functools.cache
+def rms_norm_quantized_kernel(code: str, dtype: np.dtype, pieces: int, has_residual: bool):
+    """The kernel in which each thread holds `pieces` vectors of the row; code: "int8" or "fp8"."""
+    width, load, store = vector_access(dtype)
+    held, write_codes = pieces * width, make_write_codes(code, width, pieces)
+
+    @kernel(launch_bounds=(1024, 1), dependent_launch=True)
+    def rms_norm_quantized_kernel(x, residual, weight, codes, scales, epsilon):
+        """x, residual: [T, H]; weight: [H]; codes: [T, H]; scales: [T]; one block per token."""
+        token, hidden = cuda.blockIdx.x, x.shape[1]
+        row, squares, partials = token * hidden, cuda.shared.array(WARP, float32), cuda.shared.array(WARP, float32)
+        values, weights, addend = cuda.local.array(held, float32), cuda.local.array(held, float32), cuda.local.array(width, float32)
+        for piece in range(pieces):
+            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            if i < hidden:
+                load(weight, i, weights, at)  # no kernel writes the weight, so this load may overlap the preceding kernel
+        wait_for_predecessors()
+        sum_of_squares = float32(0)
+        for piece in range(pieces):
+            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            if i < hidden:
+                load(x, row + i, values, at)
+                if has_residual:
+                    load(residual, row + i, addend, 0)
+                    for k in range(width):
+                        values[at + k] += addend[k]
+                    store(residual, row + i, values, at)
+                for k in range(width):
+                    sum_of_squares += values[at + k] * values[at + k]
+        inverse_rms = libdevice.rsqrtf(block_sum(sum_of_squares, squares) / float32(hidden) + epsilon)
+        for piece in range(pieces):
+            if (piece * cuda.blockDim.x + cuda.threadIdx.x) * width < hidden:
+                for at in range(piece * width, piece * width + width):
+                    values[at] *= inverse_rms * weights[at]
+        write_codes(values, token, codes, scales, partials)
+
+    return rms_norm_quantized_kernel
+
+
+def rms_norm_quantized(x, weight, empty, epsilon, residual=None, stream=None, code: str = "int8") -> QuantizedRows:
+    """The QuantizedRows of the RMSNorm of `x` [T, hidden]; empty(shape, dtype) makes arrays.
+
+    residual [T, hidden]: if given, first residual += x, in place. weight: [hidden]. These share one dtype: float32, float16 or bfloat16.
+    code: "int8" or "fp8". Raises KernelArgumentError for anything else.
+    """
+    check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
+    tokens, hidden = x.shape
+    check_array("weight", weight, (x.dtype,), hidden=hidden)
+    if residual is not None:
+        check_array("residual", residual, (x.dtype,), tokens=tokens, hidden=hidden)
+    shape = row_in_registers(hidden, x, x if residual is None else residual, weight)
+    if not shape:
+        out = empty(x.shape, x.dtype)
+        rms_norm(x, weight, out, epsilon, residual, stream)
+        return quantize_rows(out, empty, stream, code)
+    rows = QuantizedRows(empty(x.shape, np.dtype(np.uint8)), empty((tokens,), np.dtype(np.float32)))
+    threads, pieces = shape
+    chosen = rms_norm_quantized_kernel(code, x.dtype, pieces, residual is not None)
+    launch(chosen, tokens, threads, (x, x if residual is None else residual, weight, *rows, float(epsilon)), stream)
+    return rows

@@ -1,0 +1,56 @@
+"""Acceptance that is not decided by the model: each draft counts as right with a given probability, given that those before it do.
+
+The speed of speculation depends on the model's shape and on how many drafts are right, and weights without training are seldom right. So
+benchmarks let chance decide, and measure what a rate of acceptance is worth. The text of such a run means nothing.
+
+    a = the number of drafts before the first with u_i ≥ rate,            new tokens: a + 1
+
+u_i is the uniform number that decides on drafts that were drawn (rejection.py), so runs with the same seeds accept alike. 12 bytes per row;
+one thread per row.
+"""
+
+import numpy as np
+from numba import cuda, int32
+
+from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.kernels.speculation.rejection import acceptance_uniform, acceptance_uniform_reference
+from minllm.kernels.speculation.runs import begins_run, run_length, runs_of
+from minllm.runtime.kernel import kernel, launch
+
+THREADS = 128
+
+
+def accept_synthetic_reference(slots: np.ndarray, sampling: SamplingTensors, rate: float) -> np.ndarray:
+    """The number of new tokens of each run, in its first row, and 0 in others: int32 [R]; slots int32 [R]."""
+    counts = np.zeros(len(slots), np.int32)
+    for first, length in runs_of(slots):
+        slot = slots[first]
+        uniforms = [acceptance_uniform_reference(sampling.seed[slot], int(sampling.step[slot]) + i) for i in range(length - 1)]
+        counts[first] = 1 + np.cumprod(np.array(uniforms) < np.float32(rate)).sum()
+    return counts
+
+
+@kernel(dependent_launch=True)
+def accept_synthetic_kernel(slots, step, seed, rate, counts):
+    """slots, counts int32 [R]; step int32 [S], seed uint32 [S, 2]."""
+    wait_for_predecessors()
+    row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    if row < slots.shape[0]:
+        count = int32(0)
+        if begins_run(slots, row):
+            slot, length = slots[row], run_length(slots, row)
+            count = int32(1)
+            while count < length and acceptance_uniform(seed, slot, step[slot] + count - 1) < rate:
+                count += int32(1)
+        counts[row] = count
+
+
+def accept_synthetic(slots, sampling: SamplingTensors, rate: float, counts, stream=None) -> None:
+    """Write what `accept_synthetic_reference` returns to `counts`; all NumPy or all on one device."""
+    rows = slots.shape[0]
+    for name, array in (("slots", slots), ("counts", counts)):
+        check_array(name, array, INDEX_DTYPES, rows=rows)
+    arguments = (slots, sampling.step, sampling.seed, np.float32(rate), counts)
+    launch(accept_synthetic_kernel, ceil_div(rows, THREADS), THREADS, arguments, stream)

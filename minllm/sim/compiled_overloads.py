@@ -1,0 +1,59 @@
+"""What Numba compiles for the launches of a simulated program: `kernel.overloads`, and with it `kernel.inspect_asm()` and the like.
+
+A simulated launch compiles nothing. It notes the types of its arguments, and a kernel is compiled for them when somebody looks at its code:
+for compute capability 9.0, without a GPU, if a compiler is installed.
+"""
+
+import contextlib
+import functools
+
+from numba.cuda import dispatcher
+
+noted = []  # dispatchers with a CompiledOnDemand
+COMPILING = {name: vars(dispatcher.CUDADispatcher)[name] for name in ("compile", "compile_device")}  # which simulated launches replace
+
+
+class CompiledOnDemand:
+    """Stands for the compiled kernel of one signature, and compiles it at the first look."""
+
+    objectmode, entry_point = False, None  # Numba reads them of every overload
+
+    def __init__(self, kernel, types):
+        self.dispatcher, self.types = kernel, types
+
+    @functools.cached_property
+    def compiled(self):
+        """Numba's own object for a compiled kernel."""
+        with numba_compiles():
+            return dispatcher._Kernel(self.dispatcher.py_func, self.types, **self.dispatcher.targetoptions)
+
+    def __getattr__(self, name):
+        return getattr(self.compiled, name)
+
+
+@contextlib.contextmanager
+def numba_compiles():
+    """Inside, device functions are compiled, too."""
+    replaced = {name: getattr(dispatcher.CUDADispatcher, name) for name in COMPILING}
+    try:
+        for name, method in COMPILING.items():
+            setattr(dispatcher.CUDADispatcher, name, method)
+        yield
+    finally:
+        for name, method in replaced.items():
+            setattr(dispatcher.CUDADispatcher, name, method)
+
+
+def note(kernel, types):
+    """A launch of a dispatcher with arguments of these types."""
+    if None not in types and types not in kernel.overloads and not kernel.targetoptions.get("device"):
+        kernel.overloads[types] = CompiledOnDemand(kernel, types)
+        noted.append(kernel)
+
+
+def forget():
+    """Numba's own launches find no overload that this module has made."""
+    while noted:
+        overloads = noted.pop().overloads
+        for types in [types for types, made in overloads.items() if isinstance(made, CompiledOnDemand)]:
+            del overloads[types]

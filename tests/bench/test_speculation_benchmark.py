@@ -1,0 +1,36 @@
+"""The benchmark of speculation: on a small random shape, where chance accepts drafts, and on the bundled model with its own."""
+
+import json
+
+import pytest
+
+from minllm.bench import speculation
+from minllm.errors import InvalidOptionError
+
+CONFIG = dict(
+    model_type="llama", vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5,
+)  # fmt: skip
+OPTIONS = dict(num_speculative_tokens=3, batches=[2], prompt_tokens=5, tokens=24, repeats=1)
+
+
+@pytest.mark.parametrize("draft", ["ngram", "itself"])
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_chance_accepts_drafts_at_the_rate(tmp_path, capsys, draft, rate):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    draft = str(config) if draft == "itself" else draft
+    path = tmp_path / "record.json"
+    speculation.run(str(config), dict(device="cpu", dtype="float32"), draft=draft, acceptance=[rate], json_file=path, **OPTIONS)
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["benchmark"] for row in rows] == ["speculation", "speculation step"] and all(row["value"] > 0 for row in rows)
+    said = capsys.readouterr().out
+    assert f"{rate:g} of drafts accepted by chance" in said
+    assert ("1.00 tokens per step" in said) == (rate == 0)
+
+
+def test_trained_weights_decide_for_themselves(capsys):
+    speculation.run("bundled", dict(device="cpu", dtype="float32"), draft="draft", acceptance=(), json_file=None, **OPTIONS)
+    assert "by chance" not in capsys.readouterr().out
+    with pytest.raises(InvalidOptionError, match="weights of its own"):
+        speculation.run("bundled", dict(device="cpu"), draft="draft", acceptance=[0.5], json_file=None, **OPTIONS)

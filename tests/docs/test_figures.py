@@ -1,0 +1,90 @@
+"""Figures of a GPU on the pages are those of docs/results/h200.json, to the digits shown; others are listed here with their source.
+
+A figure is a number with a unit of time or of a rate. A row answers for a figure of its own kind: 817 µs is a row of 0.8167 ms. Figures
+that a page computes from an equation, or quotes from others, are allowed by page and number; one that is allowed and stands nowhere fails
+too. A wrong figure that equals another row's by chance is not found.
+"""
+
+import bisect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from minllm.models.shapes import named_config
+from minllm.planning.card import comparison_rows
+from minllm.planning.measured import comparisons
+
+ROOT = Path(__file__).parents[2]
+RECORD = json.loads((ROOT / "docs/results/h200.json").read_text(encoding="utf-8"))
+UNITS = {  # unit: (kind, in units of the kind)
+    "s": ("s", 1.0), "ms": ("s", 1e-3), "µs": ("s", 1e-6), "TB/s": ("B/s", 1e12), "GB/s": ("B/s", 1e9), "TFLOP/s": ("FLOP/s", 1e12),
+    "tokens/s": ("tokens/s", 1.0), "tokens per second": ("tokens/s", 1.0), "tokens/µs": ("tokens/s", 1e6),
+}  # fmt: skip
+LONGEST_FIRST = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
+FIGURE = re.compile(rf"(?<![\w.,-])(\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|\d+(?:\.\d+)?) ({LONGEST_FIRST})(?![\w/])")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GENERATED = re.compile(r"<!-- results: begin -->.*?<!-- results: end -->", re.DOTALL)  # tests of their own compare these tables
+TRACE = "read off the trace of the served run, commit 0546c2e"
+PRINTED = "printed by a run that left no row, on one H200"
+ELSEWHERE = {  # page: {figure: why no row carries it}
+    "calculator.md": dict.fromkeys(["112 TFLOP/s", "17.8 ms", "22.2 ms", "22.22 ms", "900 GB/s"], "an invented GPU, and its arithmetic"),
+    "command-line.md": {"3.89 ms": "1 / 257.1 tokens/s of the recorded run", "3.53 ms": "a floor: bytes over the rate of a copy"},
+    "dead-ends.md": dict.fromkeys(["1.82 TB/s", "16.3 µs", "6.7 ms"], PRINTED),
+    "frameworks.md": {
+        **dict.fromkeys(["71.9 s", "34.9 s", "19 s", "382 ms", "59.7 ms", "8.46 ms", "49.4 ms", "2.97 ms"], "others', by its table"),
+        **dict.fromkeys(["3.49 ms", "0.575 ms"], "a floor: bytes over the rate of a copy"),
+        "27.5 s": "TGI's own figure", "644 TFLOP/s": TRACE, "7.8 s": PRINTED, "8.8 s": PRINTED,
+    },
+    "literature.md": dict.fromkeys(["230 TFLOP/s", "616 TFLOP/s"], "the paper's figure"),
+    "quantised-weights.md": {"14.6 µs": "a floor: bytes over the rate of a copy"},
+    "serving-metrics.md": {"0.69 s": TRACE, "0.47 ms": TRACE, "644 TFLOP/s": TRACE},
+    "speculation.md": dict.fromkeys(["128.6 tokens/s", "158 tokens/s"], "others' figures"),
+    "split-decode.md": dict.fromkeys(["1.2 µs", "2.58 TB/s", "4.33 TB/s"], PRINTED),
+}  # fmt: skip
+
+
+def recorded():
+    """{kind: the recorded numbers of this kind, ascending}."""
+    found = {"B/s": [RECORD["ceilings"]["copy_tb_s"] * 1e12], "FLOP/s": [RECORD["ceilings"]["bf16_tflops"] * 1e12]}
+    for row in RECORD["rows"]:
+        kind, scale = UNITS.get(row["unit"], (None, None))
+        if kind:
+            found.setdefault(kind, []).extend(row[name] * scale for name in ("value", "peer_value", "limit") if row[name])
+    return {kind: sorted(numbers) for kind, numbers in found.items()}
+
+
+NUMBERS = recorded()
+
+
+def is_recorded(number, unit):
+    """Whether a recorded number rounds to this one in the digits shown."""
+    kind, scale = UNITS[unit]
+    digits = len(number.partition(".")[2])
+    value, half = float(number.replace(",", "")), 0.5 * 10**-digits
+    low, high = (value - half) * scale * (1 - 1e-9), (value + half) * scale * (1 + 1e-9)
+    numbers = NUMBERS[kind]
+    at = bisect.bisect_left(numbers, low)
+    return at < len(numbers) and numbers[at] <= high
+
+
+def unrecorded(text):
+    """The figures of a page that no row carries."""
+    return {match.group(0) for match in FIGURE.finditer(GENERATED.sub("", text)) if not is_recorded(*match.groups())}
+
+
+def test_the_measured_line_of_the_plan_is_what_the_planner_prints():
+    (line,) = re.findall(r"^llama-3.1-8b +(decode step: .*)$", (ROOT / "docs/command-line.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert line in dict(comparison_rows(comparisons("NVIDIA H200", named_config("llama-3.1-8b")))).values()
+
+
+def test_a_figure_that_no_row_carries_is_found():
+    (row,) = [row for row in RECORD["rows"] if row["benchmark"] == "decode" and row["case"].startswith("llama-3.1-8b")]
+    assert not unrecorded(f"{row['value']} tokens/s") and unrecorded(f"{row['value'] + 0.2:.1f} tokens/s, 0.0123 µs") != set()
+    assert unrecorded("1,234.567 tokens/s, 3.456 TB/s. 12345.67 ms") == {"1,234.567 tokens/s", "3.456 TB/s", "12345.67 ms"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_figure_is_recorded_or_has_a_source(page):
+    assert unrecorded(page.read_text(encoding="utf-8")) == set(ELSEWHERE.get(page.name, {}))

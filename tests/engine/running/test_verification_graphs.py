@@ -1,0 +1,91 @@
+"""Steps that verify drafts, as graphs: the text is that of plain decoding, whatever is padded, and every step is a replay."""
+
+import pytest
+
+from minllm import LLM, SamplingParams
+from tests.engine.checks import BLOCK_BYTES
+from tests.engine.models import model_directory
+from tests.engine.running.test_step_graphs import QueueMachine, results, steps_ended, with_graphs
+from tests.engine.test_speculation import GREEDY, PROMPTS, SAMPLED, SMALL, Hints, ngrams, plain, texts_of  # noqa: F401
+from tests.models.random_models import prompt
+
+DRAFTS = 4
+
+
+def tokens_of(outputs):
+    """The tokens of all completions."""
+    return [completion.token_ids for output in outputs for completion in output.outputs]
+
+
+def check(texts, budget, **options):
+    """All requests together on the runner of a GPU, with n-grams and with hints."""
+    machine, (greedy, sampled) = QueueMachine(), texts
+    options = SMALL | dict(max_num_seqs=5, max_num_batched_tokens=budget, speculative_config=ngrams(DRAFTS)) | options
+    with LLM(model_directory("llama3"), **options) as llm:
+        with_graphs(llm, machine, 5, SMALL["max_model_len"], budget)
+        for _ in range(2):
+            assert tokens_of(llm.generate(PROMPTS, GREEDY)) == tokens_of(greedy)
+            assert tokens_of(llm.generate(PROMPTS, SAMPLED)) == tokens_of(sampled)
+            steps_ended(llm)
+            llm.engine.runner.speculator.source = Hints(texts_of(greedy + sampled))
+            llm.engine.runner.graphs._graphs.clear()  # they hold the source
+        assert llm.engine.cache_policy.usage().allocated == 0 and machine.launches > 40
+
+
+@pytest.mark.parametrize("budget", [7, 64])
+@pytest.mark.parametrize("policy", ["split_fuse", "prefill_first"])
+def test_text_is_that_of_plain_decoding(plain, policy, budget):  # noqa: F811
+    check(plain, budget, scheduling_policy=policy)
+
+
+def test_in_a_small_cache(plain):  # noqa: F811
+    check(plain, 16, kv_cache_memory_bytes=9 * BLOCK_BYTES, preemption="recompute", enable_prefix_caching=True)
+
+
+def test_a_draft_models_steps_are_in_the_graph(plain):  # noqa: F811
+    """It draws the same drafts as it does launched kernel by kernel: as many of them are right."""
+    itself = {"model": str(model_directory("llama3")), "num_speculative_tokens": DRAFTS}
+    accepted = []
+    for replays in (True, False):
+        machine = QueueMachine()
+        with LLM(model_directory("llama3"), **SMALL, max_num_seqs=5, max_num_batched_tokens=64, speculative_config=itself) as llm:
+            with_graphs(llm, machine, 5, SMALL["max_model_len"], 64)
+            if not replays:
+                llm.engine.runner.graphs = None
+            assert tokens_of(llm.generate(PROMPTS, GREEDY)) == tokens_of(plain[0])
+            steps_ended(llm)
+            stats = llm.llm_engine.stats()
+            accepted.append((stats.spec_decode_num_draft_tokens, stats.spec_decode_num_accepted_tokens_per_pos))
+            assert llm.engine.cache_policy.usage().allocated == 0 and (machine.launches > 5) == replays
+            assert stats.spec_decode_acceptance_rate > 0.9, "the model drafts for itself"
+    assert accepted[0] == accepted[1]
+
+
+def test_steps_of_decodes_are_as_wide_as_their_drafts_need():
+    """Ragged runs are packed: their rows are rounded up to a multiple of the sequences, and the longest run decides nothing else."""
+    with LLM(model_directory("llama3"), **SMALL, max_num_seqs=8, speculative_config=ngrams(DRAFTS)) as llm:
+        with_graphs(llm, QueueMachine(), 8, 128)
+        graphs = llm.engine.runner.graphs
+        kind = llm.engine.runner.slots.kind([])
+        keys = [graphs.key(3, 0, rows, 64, kind) for rows in (3, 4, 12, 13, 15)]
+        assert [(key.tokens, key.query_len) for key in keys] == [(4, 1), (12, 5), (12, 5), (20, 5), (20, 5)]
+        captured = {(key.tokens, key.decodes, key.query_len) for key in graphs.keys([kind]) if not key.prompts}
+        assert captured == {(rows * n, n, 1 if rows == 1 else 5) for n in (1, 2, 4, 8) for rows in (1, 3, 5)}
+
+
+def test_a_source_that_fails_while_it_is_captured_is_switched_off(plain):  # noqa: F811
+    """The step that it fails in goes on without drafts, and so do all later ones."""
+
+    class Failing(Hints):
+        def propose(self, *_):
+            raise RuntimeError("out of ideas")
+
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM(model_directory("llama3"), **SMALL, max_num_seqs=4, speculative_config=ngrams(DRAFTS)) as llm:
+        with_graphs(llm, QueueMachine(), 4, 128)
+        expected = results(llm.generate([prompt(9), prompt(20)], params))
+        llm.engine.runner.graphs._graphs.clear()
+        llm.engine.runner.speculator.source = Failing([])
+        with pytest.warns(RuntimeWarning, match="out of ideas"):
+            assert results(llm.generate([prompt(9), prompt(20)], params)) == expected
+        assert llm.engine.runner.speculator.source is None

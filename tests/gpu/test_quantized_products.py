@@ -1,0 +1,49 @@
+"""Products of quantised weights on a GPU: every format at large odd shapes, and those of Hopper's tensor cores as the simulator's cases."""
+
+import numpy as np
+import pytest
+
+from minllm.ops.cuda_ops import CudaOps
+from minllm.runtime.device import HOPPER, current_device
+from minllm.weights.formats import WEIGHT_FORMATS, quantizations
+from minllm.weights.linear import Linear
+from tests.kernels.guarded import BFLOAT16, FLOAT32, random
+from tests.kernels.matmul.quantized_cases import (
+    CASES,
+    INT4_CASES,
+    LARGE_CASES,
+    LARGE_INT4_CASES,
+    LOST_PER_STEP_ON_DEVICE,
+    check_codes,
+    check_int4,
+)
+
+
+@pytest.fixture
+def hopper():
+    """Skip without wgmma."""
+    if current_device().compute_capability != HOPPER:
+        pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")
+
+
+@pytest.mark.parametrize("case", CASES + LARGE_CASES, ids=str)
+def test_products_of_codes_are_those_in_float64(case, device, hopper):
+    check_codes(case, device, LOST_PER_STEP_ON_DEVICE)
+
+
+@pytest.mark.parametrize("case", INT4_CASES + LARGE_INT4_CASES, ids=str)
+def test_products_of_int4_are_those_in_float64(case, device, hopper):
+    check_int4(case, device)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40, 300])
+@pytest.mark.parametrize("name", quantizations())
+def test_a_linear_is_that_of_the_cpu_engine(name, rows, device):
+    """Whatever variant is chosen for these rows."""
+    found, n, k = WEIGHT_FORMATS[name], 1003, 1152
+    if found.since is not None and current_device().compute_capability < found.since:
+        pytest.skip(f"a GPU of compute capability {current_device().compute_capability} has no instructions for {name}")
+    x, weight, ops = random((rows, k), BFLOAT16, 0), found.encode(random((n, k), FLOAT32, 1)), CudaOps("bfloat16")
+    out = ops.to_host(ops.linear(ops.array(x), Linear(found.place(ops, weight), None, found, (n, k))))
+    expected = found.linear(x.astype(FLOAT32), weight)
+    np.testing.assert_allclose(out.astype(FLOAT32), expected, rtol=2.0**-6, atol=2.0**-8 * np.abs(expected).max())

@@ -1,0 +1,122 @@
+"""Cases of W8A8 and W4A16 on Hopper's tensor cores, for the simulator and the GPU, and how far a result may be off."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
+from minllm.kernels.matmul.quantized import int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized.rows import QuantizedRows
+from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
+from minllm.weights.formats import WEIGHT_FORMATS
+from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, assert_close, poisoned, random
+
+DTYPE_OF = {"int8": "int8", "fp8": "float8_e4m3fn"}
+SLACK = {"int8": 1e-6, "fp8": 1e-5}  # of float32 sums and scales, relative to the largest result
+# Hopper adds 32 products of e4m3 per step and keeps some 14 bits of the sum: up to 2^-14 of it is lost per step, and on the way the sum is
+# about half as large as the largest result.
+LOST_PER_STEP_ON_DEVICE = 2.0**-15
+
+
+class CodesCase(NamedTuple):
+    """out [m, n] of rows and weight with k codes, by wgmma or flat, whichever has this tiling (None: chosen)."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+    out: np.dtype
+    tiling: WgmmaTiling | FlatWgmmaTiling | None
+    gated: bool = False
+    flat: bool = False
+
+
+CASES = [
+    CodesCase("fp8", 67, 72, 208, BFLOAT16, WgmmaTiling(1, 64, 2)),
+    CodesCase("int8", 130, 65, 144, FLOAT16, WgmmaTiling(1, 64, 2, 2)),  # rows of out that TMA cannot store
+    CodesCase("int8", 65, 136, 400, FLOAT32, WgmmaTiling(2, 96, 3, 2, early=True)),
+    CodesCase("fp8", 1, 96, 16, FLOAT32, WgmmaTiling(1, 128, 2)),
+    CodesCase("int8", 63, 72, 272, BFLOAT16, WgmmaTiling(1, 128, 2), gated=True),
+    CodesCase("fp8", 129, 65, 144, FLOAT16, WgmmaTiling(2, 128, 2, early=True), gated=True),
+    CodesCase("fp8", 9, 136, 528, BFLOAT16, FlatWgmmaTiling(1, 3, 2), flat=True),
+    CodesCase("int8", 40, 65, 400, BFLOAT16, FlatWgmmaTiling(2, 2, 1, 2), flat=True),  # padded to 48 rows: int8 has no wgmma of 40
+    CodesCase("int8", 3, 72, 144, FLOAT32, FlatWgmmaTiling(1, 2, 4), flat=True),  # a block without a step of K
+    CodesCase("fp8", 17, 65, 272, FLOAT16, FlatWgmmaTiling(1, 2, 2), gated=True, flat=True),
+    CodesCase("int8", 64, 64, 128, BFLOAT16, FlatWgmmaTiling(2, 2, 1, 2), gated=True, flat=True),
+]
+LARGE_CASES = [
+    CodesCase(name, m, n, k, BFLOAT16, None, gated, flat)
+    for name in ("fp8", "int8")
+    for m, n, k, gated, flat in (
+        (1, 4099, 4112, False, True), (17, 28672, 528, False, True), (255, 1003, 4112, False, True), (33, 3000, 2064, True, True),
+        (77, 1003, 4112, False, False), (257, 2056, 4112, False, False), (1111, 3001, 528, False, False), (300, 1000, 2064, True, False),
+    )
+]  # fmt: skip
+
+
+def check_codes(case, device, lost_per_step=0.0):
+    """The result is within one rounding, and the error of the sums, of the float64 result of the codes.
+
+    lost_per_step: the error of a sum of e4m3 per 32 products, relative to the largest result.
+    """
+    slack = SLACK[case.name] + (case.k / 32 * lost_per_step if case.name == "fp8" else 0)
+    found, dtype = WEIGHT_FORMATS[case.name], DTYPE_OF[case.name]
+    x = found.encode(random((case.m, case.k), FLOAT32, 0))
+    weight = found.encode(random(((2 if case.gated else 1) * case.n, case.k), FLOAT32, 1, 0.1))
+    bias = None if case.gated else random((case.n,), BFLOAT16, 2)
+    out, run = poisoned(device, (case.m, case.n), case.out), tensor_core.run_flat if case.flat else tensor_core.run_wgmma
+    rows = QuantizedRows(device.array(x.codes.view(np.uint8)), device.array(x.scales))
+    on_device = type(weight)(*map(device.array, weight))
+    expected = found.dequantize(x).astype(np.float64) @ found.dequantize(weight).astype(np.float64).T
+    if case.gated:
+        tensor_core.make_gated_product(run, dtype)(rows, on_device, out.array, tiling=case.tiling)
+        gate, up = expected[:, : case.n], expected[:, case.n :]
+        expected = gate / (1 + np.exp(-gate)) * up
+    else:
+        tensor_core.make_product(run, dtype)(rows, on_device, out.array, device.array(bias), tiling=case.tiling)
+        expected = expected + bias.astype(np.float64)
+    assert_close(out.result(), expected, case.out, slack=slack)
+
+
+class Int4Case(NamedTuple):
+    """out [m, n] of x [m, k] and an int4 weight of this format."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+    dtype: np.dtype
+    tiling: FlatWgmmaTiling | None
+    gated: bool = False
+
+
+INT4_CASES = [
+    Int4Case("int4_g128", 1, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2)),
+    Int4Case("int4_g128", 9, 136, 640, FLOAT16, FlatWgmmaTiling(2, 2, 2)),  # half a step at the end
+    Int4Case("int4_zeros", 20, 65, 320, BFLOAT16, FlatWgmmaTiling(1, 2)),
+    Int4Case("int4_g64", 64, 64, 576, BFLOAT16, FlatWgmmaTiling(1, 3, 4)),  # a block with no step of K
+    Int4Case("int4_g128_zeros", 5, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2, 2), gated=True),
+    Int4Case("int4", 33, 48, 256, FLOAT16, FlatWgmmaTiling(2, 2), gated=True),
+]
+LARGE_INT4_CASES = [
+    Int4Case(name, m, n, k, BFLOAT16, None, gated)
+    for name in ("int4_g128", "int4_zeros")
+    for m, n, k, gated in ((1, 6144, 4096, False), (13, 1003, 2176, False), (64, 4096, 4096, False), (33, 3000, 2048, True))
+]
+
+
+def check_int4(case, device):
+    """The result is within one rounding, and the error of float32 sums, of the float64 result of the codes."""
+    found, x = WEIGHT_FORMATS[case.name], random((case.m, case.k), case.dtype, 0)
+    weight = found.encode(random(((2 if case.gated else 1) * case.n, case.k), FLOAT32, 1, 0.1))
+    bias, out = None if case.gated else random((case.n,), case.dtype, 2), poisoned(device, (case.m, case.n), case.dtype)
+    expected = x.astype(np.float64) @ found.dequantize(weight).astype(np.float64).T
+    on_device = type(weight)(*(None if one is None else device.array(one) for one in weight))
+    if case.gated:
+        int4_wgmma.gated_int4_wgmma(device.array(x), on_device, out.array, tiling=case.tiling)
+        gate, up = expected[:, : case.n], expected[:, case.n :]
+        expected = gate / (1 + np.exp(-gate)) * up
+    else:
+        int4_wgmma.int4_wgmma(device.array(x), on_device, out.array, device.array(bias), tiling=case.tiling)
+        expected = expected + bias.astype(np.float64)
+    assert_close(out.result(), expected, case.dtype, slack=2e-5)

@@ -1,0 +1,183 @@
+"""W8A8 and W4A16 on Hopper's tensor cores in the simulator, and rows that the kernel before quantises."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
+from minllm.kernels.matmul.quantized import int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized.rows import QuantizedRows
+from minllm.kernels.normalization.rms_norm import rms_norm_reference
+from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
+from minllm.ops.cuda_ops import CudaOps
+from minllm.ops.protocol import NormWeights
+from minllm.weights import quantized_kernels
+from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.int8 import Int8Weight
+from minllm.weights.linear import Linear
+from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, random
+from tests.kernels.matmul.quantized_cases import CASES, INT4_CASES, check_codes, check_int4
+
+PRODUCTS = {kind: tensor_core.make_product(run, "int8") for kind, run in (("wgmma", tensor_core.run_wgmma), ("flat", tensor_core.run_flat))}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_products_of_codes_are_those_in_float64(case, device):
+    check_codes(case, device)
+
+
+@pytest.mark.parametrize("case", INT4_CASES, ids=str)
+def test_products_of_int4_are_those_in_float64(case, device):
+    check_int4(case, device)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 64), st.integers(1, 40000), st.booleans())
+def test_every_few_rows_have_a_tiling_for_int4(m, n, gated):
+    int4_wgmma.choose_tiling(int4_wgmma.padded_rows(m), n, gated).check(int4_wgmma.padded_rows(m), int4_wgmma.X_PANELS)
+
+
+def test_what_wgmma_over_int4_refuses(monkeypatch):
+    weight = WEIGHT_FORMATS["int4_g128"].encode(random((4, 256), FLOAT32, 0))
+    for x in (random((65, 256), BFLOAT16, 0), random((2, 256), FLOAT32, 0)):
+        with pytest.raises(KernelArgumentError, match="take the GEMV, or widen the weight"):
+            int4_wgmma.int4_wgmma(x, weight, np.empty((len(x), 4), x.dtype))
+    x = random((2, 256), BFLOAT16, 0)
+    with pytest.raises(KernelArgumentError, match="out is .*N=4"):
+        int4_wgmma.int4_wgmma(x, weight, np.empty((2, 5), BFLOAT16))
+    with pytest.raises(KernelArgumentError, match="do not share tiles of x"):
+        int4_wgmma.int4_wgmma(x, weight, np.empty((2, 4), BFLOAT16), tiling=FlatWgmmaTiling(1, 2, 1, 2))
+    monkeypatch.setattr(int4_wgmma, "has_wgmma", lambda array: False)
+    with pytest.raises(KernelArgumentError, match="take int4_tensor_core, or widen"):
+        int4_wgmma.int4_wgmma(x, weight, np.empty((2, 4), BFLOAT16))
+
+
+def int8_arrays(m, n, k):
+    """Rows, a weight and out, all zeros."""
+    rows = QuantizedRows(np.zeros((m, k), np.uint8), np.zeros(m, FLOAT32))
+    return rows, Int8Weight(np.zeros((n, k), np.int8), np.zeros(n, FLOAT32)), np.zeros((m, n), BFLOAT16)
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_mistakes_are_explained(kind, monkeypatch):
+    rows, weight, out = int8_arrays(4, 16, 32)
+    short_rows, short_weight, _ = int8_arrays(4, 16, 24)
+    for arguments, words in [
+        ((short_rows, short_weight, out), "rows of 24 codes do not begin on multiples of 16 bytes"),
+        ((rows, short_weight, out), r"codes is int8 \[16, 24\].*K=32"),
+        ((rows._replace(scales=rows.scales[:3]), weight, out), "x_scales is .*M=4"),
+        ((rows, weight._replace(scales=np.zeros(16)), out), "scales is float64"),
+        ((rows, weight, out[:, :8]), r"codes is int8 \[16, 32\].*N=8"),
+        ((rows, weight, out, np.zeros(3, BFLOAT16)), "bias is .*N=16"),
+    ]:
+        with pytest.raises(KernelArgumentError, match=words):
+            PRODUCTS[kind](*arguments)
+    PRODUCTS[kind](*int8_arrays(0, 16, 32))  # nothing to do
+    monkeypatch.setattr(tensor_core, "has_wgmma", lambda array: False)
+    with pytest.raises(KernelArgumentError, match="compute capability 9.0: widen"):
+        PRODUCTS[kind](rows, weight, out)
+
+
+def test_flat_refuses_many_rows():
+    with pytest.raises(KernelArgumentError, match="up to 256 rows of x, not 257"):
+        PRODUCTS["flat"](*int8_arrays(257, 16, 32))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 256), st.integers(1, 40000), st.integers(8, 10000), st.booleans())
+def test_every_few_rows_have_a_flat_tiling(m, n, pairs, gated):
+    tokens = tensor_core.padded_rows(m)
+    tiling = tensor_core.choose_flat_tiling(tokens, n, pairs, gated)
+    tiling.check(tensor_core.padded_rows(m, tiling.sharers))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("hidden", [8, 264, 259])  # one warp; several; rows that are not whole vectors
+def test_the_norm_writes_the_codes_of_its_rows(name, dtype, hidden):
+    """At most one code in a hundred is the neighbour of the exact one: the norm's float32 rounds."""
+    x, residual, weight = random((3, hidden), dtype, 0), random((3, hidden), dtype, 1), random((hidden,), dtype, 2)
+    stream = residual.copy()
+    rows = rms_norm_quantized(x, weight, np.empty, 1e-5, stream, code=name)
+    normalised, added = rms_norm_reference(x, weight, 1e-5, residual)
+    np.testing.assert_array_equal(stream, added)
+    if hidden % 8 == 0:  # not rounded before it is quantised
+        normalised, _ = rms_norm_reference(added.astype(np.float64), weight.astype(np.float64), 1e-5)
+    expected = WEIGHT_FORMATS[name].encode(normalised)
+    np.testing.assert_allclose(rows.scales, expected.scales, rtol=1e-6)
+    steps = np.abs(rows.codes.view(np.int8).astype(int) - expected.codes.view(np.int8))
+    assert steps.max() <= 1 and (steps > 0).mean() <= 0.01
+
+
+def test_a_norm_of_zeros_has_scale_zero():
+    rows = rms_norm_quantized(np.zeros((2, 16), BFLOAT16), np.ones(16, BFLOAT16), np.empty, 1e-5)
+    assert not rows.codes.any() and not rows.scales.any()
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_a_layer_multiplies_what_the_norm_has_quantised(name, monkeypatch):
+    """Norm, gate, up and down, the flat products of codes chosen by name: as the CPU engine's, and no kernel quantises after the norm."""
+    found, hidden, inner = WEIGHT_FORMATS[name], 64, 48
+    gate_up, down = (found.encode(random(shape, FLOAT32, seed, 0.1)) for shape, seed in (((2 * inner, hidden), 1), ((hidden, inner), 2)))
+    layers = Linear(gate_up, None, found, (2 * inner, hidden)), Linear(down, None, found, (hidden, inner))
+    ops, norm = CudaOps("bfloat16", {"matmul": "flat"}, simulated=True), NormWeights("rms_norm", random((hidden,), BFLOAT16, 3), None, 1e-5)
+    quantised = []
+    activations = dict(found.kernels.activations)
+    counting = activations["flat"]
+    monkeypatch.setitem(found.kernels.activations, "flat", lambda x, *rest: quantised.append(x.shape) or counting(x, *rest))
+    x, residual = random((3, hidden), BFLOAT16, 4), random((3, hidden), BFLOAT16, 5)
+    out, _ = ops.normed_gated_mlp(x, residual.copy(), norm, *layers, activation="silu")
+    assert quantised == [(3, inner)]  # what SiLU and multiply has written, and not the norm
+    normalised, _ = rms_norm_reference(x, norm.weight, 1e-5, residual)
+    both = found.linear(normalised.astype(FLOAT32), gate_up).astype(np.float64)
+    activated = both[:, :inner] / (1 + np.exp(-both[:, :inner])) * both[:, inner:]
+    expected = found.linear(activated.astype(BFLOAT16).astype(FLOAT32), down)
+    np.testing.assert_allclose(out.astype(FLOAT32), expected, rtol=0.05, atol=0.02 * np.abs(expected).max())
+
+
+def test_hopper_multiplies_codes_as_they_are(monkeypatch):
+    class Codes:
+        shape, dtype, pointer = (64, 32), np.dtype(np.int8), 256
+
+    class Weight:
+        codes = Codes()
+
+    def chosen(rows):
+        return quantized_kernels.choose_w8a8(np.zeros((rows, 32), BFLOAT16), Weight())
+
+    class Device:
+        compute_capability = (9, 0)
+
+    monkeypatch.setattr(quantized_kernels, "current_device", Device)
+    assert [chosen(rows) for rows in (1, 16, 64, 65, 2048)] == ["flat", "flat", "flat", "wgmma", "wgmma"]
+    Codes.shape = (64, 24)
+    assert chosen(16) == "widened"  # TMA cannot load these rows
+    Codes.shape, Device.compute_capability = (64, 32), (8, 9)
+    assert (chosen(8), chosen(9)) == ("gemv", "widened")
+
+
+def test_int4_on_hopper_by_rows_outputs_and_groups(monkeypatch):
+    class Device:
+        compute_capability = (9, 0)
+
+    class Array:
+        def __init__(self, shape, dtype):
+            self.shape, self.dtype, self.pointer = shape, np.dtype(dtype), 256
+
+    class Weight:
+        zeros = minimums = None
+
+        def __init__(self, outputs, groups):
+            self.codes, self.scales = Array((outputs, 512), np.uint8), Array((outputs, groups), np.float16)
+
+    def chosen(outputs, groups):
+        return [quantized_kernels.choose_int4(Array((rows, 1024), BFLOAT16), Weight(outputs, groups)) for rows in (1, 8, 9, 64, 65)]
+
+    monkeypatch.setattr(quantized_kernels, "current_device", Device)
+    assert chosen(4096, 8) == ["int4_tensor_core", "int4_tensor_core", "flat", "flat", "widened"]
+    assert chosen(28672, 8) == ["flat", "flat", "flat", "flat", "widened"]
+    assert chosen(4096, 32) == ["gemv", "flat", "flat", "flat", "widened"]
+    Device.compute_capability = (8, 9)
+    assert chosen(4096, 8) == ["gemv", "gemv", "widened", "widened", "widened"]
