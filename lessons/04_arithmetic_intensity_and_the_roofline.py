@@ -421,6 +421,7 @@ context = 1024  # tokens in the cache
     "decode step",
     f"llama-3.1-8b (random weights), batch 1, context {context}",
     "graph replay",
+    record="h200_step",  # a whole step and its kernels, measured in one run
 )
 total = decode.value / 1e3  # ms
 step = costs.decode_step(config, 1, context)
@@ -435,7 +436,7 @@ def product_ms(name, case):
         for stage in costs.decode_stages(config, 1, context)
         if stage.name == name
     )
-    row = recorded("matmul", f"{case}, bfloat16", "gemv")[0]
+    row = recorded("matmul", f"{case}, bfloat16", "gemv", "h200_step")[0]
     return row, moved / row.value / 1e9
 
 
@@ -443,6 +444,7 @@ def product_ms(name, case):
     "decode attention",
     f"1x{context}, 32/8 heads, d 128, bfloat16, contiguous",
     "split_tensor_core",
+    "h200_step",
 )
 parts = {
     "qkv projection": product_ms("qkv projection", "1x6144x4096"),

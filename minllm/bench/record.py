@@ -6,7 +6,7 @@ The format of `docs/results/*.json` and of `--json`:
 
 A new measurement replaces the old row; benchmark, case and variant identify a row. Each row names its own run (machine, date, commit) and
 carries the key of the kernels that it measured (kernel_keys.py), by which it is known whether they have changed since. The fields above
-the rows are those of the newest run.
+the rows are those of the newest run. docs/results/h200_step.json holds one run alone: a whole step and the kernels that it is made of.
 """
 
 import contextlib
