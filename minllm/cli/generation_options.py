@@ -52,6 +52,7 @@ def flag(name: str) -> str:
 
 KV_CACHE_DTYPE_HELP = "Format of cached keys and values: auto, int8, int4, fp8_e4m3, fp8_e5m2, kivi_int4."
 SPECULATIVE_HELP = 'Guess tokens and verify several per step, as JSON: \'{"method": "ngram", "num_speculative_tokens": 4}\'.'
+BATCH_INVARIANT_HELP = "Compute the same bits for a request in any company."
 KV_WINDOW_HELP = "Newest tokens that a quantised cache keeps as they are; a multiple of 32."
 ENGINE_OPTIONS = (
     option("model", ModelOption),
@@ -64,6 +65,7 @@ ENGINE_OPTIONS = (
     engine_option("kv_cache_policy", str, "How the KV cache is shared out: paged, contiguous or virtual.", "POLICY", default="paged"),
     engine_option("enable_prefix_caching", bool, "Compute what prompts have in common once (paged cache).", default=False),
     engine_option("speculative_config", str | None, SPECULATIVE_HELP, "JSON"),
+    engine_option("batch_invariant", bool, BATCH_INVARIANT_HELP, default=False),
     option("variant", VariantOption),
 )
 REQUEST_OPTIONS = (

@@ -166,12 +166,20 @@ def _make_ops(device: str, dtype: str, options: EngineOptions):
         _check_no_memory_mode(options)
         if options.kernel_variants:
             return _simulated_stage_ops(dtype, options)
-        from minllm.ops.numpy_ops import NumpyOps
-
-        return NumpyOps(dtype)
+        return _numpy_ops(dtype, options.batch_invariant)
     from minllm.ops.cuda_ops import CudaOps
 
-    return CudaOps(dtype, options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
+    return CudaOps(dtype, options.chosen_variants, allocation=options.allocation, pinned=options.pinned)
+
+
+def _numpy_ops(dtype: str, batch_invariant: bool):
+    if batch_invariant:
+        from minllm.ops.numpy_fixed_order import FixedOrderNumpyOps
+
+        return FixedOrderNumpyOps(dtype)
+    from minllm.ops.numpy_ops import NumpyOps
+
+    return NumpyOps(dtype)
 
 
 def _weight_format(
@@ -193,6 +201,11 @@ def _weight_format(
         raise InvalidOptionError(f'quantization={weight_format.name!r} has no kernels for a GPU: take device="cpu".')
     if weight_format is not None and device != "cpu":
         _check_capability(weight_format)
+        if options.batch_invariant:
+            raise InvalidOptionError(
+                f"batch_invariant=True has no kernels for weights in {weight_format.name} on a GPU, only for plain ones: "
+                'take a checkpoint that is not quantised, or device="cpu".'
+            )
     return weight_format
 
 

@@ -28,6 +28,7 @@ PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DTYPE_ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
+FIXED_ORDER_VARIANTS = {"matmul": "fixed_order", "attention": "fixed_order"}  # of batch_invariant
 BLOCK_SIZE = 16  # tokens per block unless the option says otherwise
 
 
@@ -133,6 +134,10 @@ class EngineOptions:
     """{stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's name (ops/own_kernels.py)
     also runs on a CPU, in the simulator."""
 
+    batch_invariant: bool = False
+    """The logits of a request are the same bits alone, in any batch, in prompt chunks of any size and with drafts to verify: every sum has
+    one order, which costs speed. It excludes kernel_variants, a quantised KV cache, and on a GPU quantised weights."""
+
     enforce_eager: bool = False
     """On a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph."""
 
@@ -165,11 +170,12 @@ class EngineOptions:
         _check(is_share, "gpu_memory_utilization", share, "the share of the GPU's memory to use, above 0 and at most 1")
         is_known = self.allocation is None or _is_name(self.allocation, ALLOCATIONS)
         _check(is_known, "allocation", self.allocation, f"None (MINLLM_ALLOCATION, or pool) or one of {', '.join(ALLOCATIONS)}")
-        for name in ("allow_nonfinite_weights", "enforce_eager", "pinned"):
+        for name in ("allow_nonfinite_weights", "batch_invariant", "enforce_eager", "pinned"):
             _check(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         variants = self.kernel_variants
         is_table = variants is None or (isinstance(variants, dict) and all(map(_is_variant, variants.items())))
         _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}, or with launchers of your own instead of names')
+        self._check_batch_invariance()
         is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
         _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
 
@@ -187,6 +193,15 @@ class EngineOptions:
         for limit in ("max_num_batched_tokens", "max_model_len"):
             most = getattr(self, limit)
             _check(most is None or drafts <= most - 2, name, drafts, f"at most {limit} - 2, here {most} - 2")
+
+    def _check_batch_invariance(self) -> None:
+        """Check what has no kernels with a fixed order of their sums."""
+        if not self.batch_invariant:
+            return
+        variants = self.kernel_variants
+        _check(not variants, "kernel_variants", variants, "None with batch_invariant=True, which chooses the kernels")
+        plain = '"auto" with batch_invariant=True: attention has a fixed order over plain caches only'
+        _check(self.kv_cache_dtype == "auto", "kv_cache_dtype", self.kv_cache_dtype, plain)
 
     def _check_quantization(self) -> None:
         """Raises unless it is None or a weight format that can be loaded."""
@@ -238,6 +253,11 @@ class EngineOptions:
     def prefix_index(self) -> str | None:
         """The index that finds shared prefixes, "hash" or "radix"; None if prefixes are not shared."""
         return "hash" if self.enable_prefix_caching is True else self.enable_prefix_caching or None
+
+    @property
+    def chosen_variants(self) -> dict[str, Any] | None:
+        """The variant of each stage that is not chosen by shape."""
+        return FIXED_ORDER_VARIANTS if self.batch_invariant else self.kernel_variants
 
     @property
     def max_num_logits(self) -> int:

@@ -26,7 +26,7 @@ def precompile(
     if not all(isinstance(variant, str) for variant in (options.kernel_variants or {}).values()):
         return CompileAhead()  # functions of the caller cannot be sent to another process
     shape = EngineShape(
-        current_device(), config, cache, weight_format, kernel_variants=options.kernel_variants,
+        current_device(), config, cache, weight_format, kernel_variants=options.chosen_variants,
         virtual_cache=options.kv_cache_policy == "virtual", uses_graphs=not options.enforce_eager, max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens, max_model_len=max_model_len,
         kinds=tuple(sorted({SamplingKind.GREEDY, SamplingKind.RANDOM, kind_of(params)})),

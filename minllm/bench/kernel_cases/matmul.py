@@ -70,6 +70,7 @@ def cases() -> list[KernelCase]:
     one_row = [(6144, 4096), (28672, 4096), (4096, 14336), (16384, 2048), (128256, 2048)]
     decoding = [*(matmul_case("gemv", 1, n, k) for n, k in one_row), matmul_case("gemv", 8, 6144, 4096)]
     batches = [matmul_case("flat", m, n, k) for n, k in one_row[:3] for m in (1, 8, 16, 32, 64, 128, 256)]
+    batches += [matmul_case("fixed_order", m, n, k) for n, k in one_row[:3] for m in (1, 64, 256, 2048)]
     batches += [matmul_case("wgmma", m, n, k) for n, k in one_row[:3] for m in (128, 256)]
     cases = [*ladder, *decoding, *batches]
     return cases + [default_case(name) for name in VARIANTS if name not in {case.variant for case in cases}]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.matmul import tensor_core, tiled, vectorized, warp_specialized, warpgroup
 from minllm.kernels.matmul.arguments import HALF_DTYPES
-from minllm.kernels.matmul.flat import flat_wgmma, fused
+from minllm.kernels.matmul.flat import fixed_order, flat_wgmma, fused
 from minllm.kernels.matmul.flat import tiles as flat_tiles
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
 from minllm.kernels.matmul.flat.deferred_norm import deferred_norm_kernel
@@ -147,6 +147,24 @@ def flat_specimens(dtype):
             yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes(tokens), COPY_ENGINE, targets=((9, 0),))
         if dtype != "bfloat16":
             return  # the same instructions but for one letter
+    yield from fixed_order_specimens(dtype)
+
+
+def fixed_order_specimens(dtype):
+    """batch_invariant: the tilings whose parts of K do not depend on the rows of x, where they are not those of flat."""
+    matrix = array(dtype, 2)
+    for tokens, blocks in ((8, 3), (64, 2), (128, 2)):
+        tiling = fixed_order.mma_tiling(tokens)
+        kernel = flat_tiles.flat_tiles_kernel(tokens, tiling, dtype, False, 8)
+        name, arguments = f"matmul/fixed_order/tiles/{tokens}/{dtype}", operands(dtype, bias=False)
+        contains = ("HMMA.16816.F32*", "LDGSTS.E.BYPASS*128*")
+        yield Specimen(name, kernel, arguments, tiling.threads, blocks, tiling.shared_bytes(tokens), contains)
+    for tokens, n, k in ((8, 6144, 4096), (8, 28672, 4096), (256, 2048, 8192), (256, 2048, 2048), (256, 28672, 4096)):
+        tiling = fixed_order.wgmma_tiling(tokens, n, k)
+        kernel = flat_wgmma.flat_wgmma_kernel(tokens, tiling, dtype, False, 8)
+        arguments = (types.uint64, types.uint64, types.none, types.none, types.none, matrix, types.int32)
+        name = f"matmul/fixed_order/wgmma/{tokens}x{n}x{k}/{dtype}"
+        yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes(tokens), COPY_ENGINE, targets=((9, 0),))
 
 
 def fused_specimens(dtype):

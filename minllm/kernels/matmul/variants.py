@@ -20,4 +20,5 @@ VARIANTS = Variants(
     Variant("warp_per_row", ".gemv.warp_per_row", "matmul_warp_per_row", most_rows=MOST_ROWS_OF_GEMV),
     Variant("gemv", ".gemv.gemv", "matmul_gemv", most_rows=MOST_ROWS_OF_GEMV),
     Variant("flat", ".flat.flat", "matmul_flat", most_rows=MOST_ROWS_OF_FLAT, dtypes=HALF, stand_in="tensor_core"),
+    Variant("fixed_order", ".flat.fixed_order", "matmul_fixed_order", stand_in="tensor_core"),  # batch_invariant=True
 )

@@ -6,8 +6,9 @@ Draft f_i was drawn from q_i; the model, after the drafts before it, has the dis
     new tokens: f_1 .. f_a and one more, drawn from the residual  p'(v) ∝ max(p(v) - q(v), 0)  of the rejected place, or from p if a = k
 
 A token v is then chosen with probability q(v) min(1, p(v) / q(v)) + (1 - Σ_w min(p(w), q(w))) p'(v) = min(p(v), q(v)) + max(p(v) - q(v), 0)
-= p(v): the text has the distribution of the model, whatever the draft is. Source: Leviathan, Kalman, Matias, "Fast Inference from
-Transformers via Speculative Decoding", ICML 2023, theorem 1 and appendix A.1.
+= p(v): the text has the distribution of the model, whatever the draft is. Sources: Leviathan, Kalman, Matias, "Fast Inference from
+Transformers via Speculative Decoding", ICML 2023, appendix A.1; C. Chen et al., "Accelerating Large Language Model Decoding with
+Speculative Sampling", 2023, theorem 1.
 
 The residual is drawn by the Gumbel-max trick as in sampling/sample.py: argmax of log(p(v) - q(v)) + g(v). A place has four independent
 streams of random numbers, one per use, told apart by the third word of Philox's counter: 0 the sampler, 1 u, 2 the residual's noise; the

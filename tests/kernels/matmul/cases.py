@@ -18,7 +18,7 @@ from minllm.kernels.matmul.tensor_core import TensorCoreTiling
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, HALF_STEP, SMALLEST_STEP, poisoned, random
 
-ON_TENSOR_CORES = ("tensor_core", "warpgroup", "warp_specialized", "wgmma", "flat")
+ON_TENSOR_CORES = ("tensor_core", "warpgroup", "warp_specialized", "wgmma", "flat", "fixed_order")
 UNIT = dict.fromkeys(("naive", "tiled", "vectorized", "warp_per_row", "gemv"), 2.0**-24) | dict.fromkeys(ON_TENSOR_CORES, 2.0**-23)
 
 # Around tiles of 8, 16 and 32, vectors of 4 and 8, and a warp's 128 or 256 elements of K: one less, exact, one more, primes, and 1.
@@ -117,6 +117,8 @@ CASES = [
     *spread("tensor_core", SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_TENSOR_CORE_TILINGS)),
     *spread("flat", FLAT_SHAPES, (BFLOAT16, FLOAT16), with_tilings("tiling", SMALL_FLAT_TILINGS)),
     *(Case("flat", *shape, BFLOAT16, BFLOAT16, True, (("tiling", tiling),) if tiling else ()) for shape, tiling in FLAT_CASES),
+    *spread("fixed_order", [*FLAT_SHAPES, (5, 9, 255)], (BFLOAT16, FLOAT16)),
+    Case("fixed_order", 3, 9, 20, FLOAT32, FLOAT32, True),
     *spread("gemv", FEW_ROWS, DTYPES, with_tilings("tiling", SMALL_GEMV_TILINGS)),
 ]
 

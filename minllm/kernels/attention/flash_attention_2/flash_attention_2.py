@@ -38,12 +38,17 @@ def tiles_for(head_dim, max_query_len, heads, sequences, sm_count):
     64 KB of shared memory and copies pass through registers. 128 rows, 32 per warp, read K and V half as often as 64; 64 rows make more
     blocks, for batches that would not give every SM two of the large ones.
     """
+    large_blocks = -(-max_query_len // 128) * heads * sequences
+    if head_dim > 128 or large_blocks < 2 * sm_count:
+        return small_tiles(head_dim)
+    return (128, 64, 4) if head_dim <= 64 else (128, 32, 4)
+
+
+def small_tiles(head_dim):
+    """(query rows, keys, warps) of a block's tiles of 64 rows."""
     if head_dim > 128:
         return 64, 32 if capability_here() >= AMPERE else 16, 4
-    large_blocks = -(-max_query_len // 128) * heads * sequences
-    if large_blocks < 2 * sm_count:
-        return 64, 64, 4
-    return (128, 64, 4) if head_dim <= 64 else (128, 32, 4)
+    return 64, 64, 4
 
 
 @functools.cache

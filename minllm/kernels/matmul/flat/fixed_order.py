@@ -1,0 +1,73 @@
+"""GEMM whose sums do not depend on the number of rows of x: each row of `out` has the same bits alone and in any company.
+
+    out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])          for any M
+
+Floating-point addition is not associative: sums of the same products in another order differ in their last bits. A library chooses tiles,
+split-K and kernels by M, so the logits of a request change with the batch around it. Here only the weight's shape [N, K] fixes the order:
+
+    16 bits     the flat GEMM. K is cut into `splits` parts, a number that depends on N and K alone. Within a part tensor cores add 16
+                products at a time, in ascending order, to one accumulator; then the parts are added in order. Rows of x per block, stages
+                and rows of weight per block change which block computes a sum, never its order. More than 256 rows go in chunks of 256.
+    float32     vectorized, which adds product after product, whatever its tile
+    unaligned   tensor_core or tiled, as K decides: one accumulator each, in ascending order of k
+
+FLOPs and bytes are those of the flat GEMM; a chunk of 256 rows reads the weight again. The tensor core itself is taken to compute each
+output from its row and its column alone, wherever they lie in a tile.
+
+Source: H. He, "Defeating Nondeterminism in LLM Inference", Thinking Machines Lab, 2025 (batch-invariant kernels); fixed sums are ours.
+"""
+
+import numpy as np
+
+from minllm.kernels.matmul import VARIANTS
+from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, check_arguments, has_wgmma
+from minllm.kernels.matmul.flat.flat import launch_flat, padded_rows
+from minllm.kernels.matmul.flat.tiles import MOST_TOKENS, FlatTiling
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling, deepest
+from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu
+from minllm.kernels.vector import vectors_per_row
+
+
+def wgmma_splits(n: int, k: int) -> int:
+    """The number of blocks that divide K on Hopper: as many as keep memory busy when few rows of weight make few blocks."""
+    if n > 8192:
+        return 1
+    if n <= 2048:
+        return 4 if k <= 2048 else 3
+    return 2
+
+
+def wgmma_tiling(tokens: int, n: int, k: int) -> FlatWgmmaTiling:
+    """The tiling of Hopper for `tokens` padded rows of x; its splits depend on the weight [n, k] alone."""
+    splits = wgmma_splits(n, k)
+    if splits == 1:
+        return deepest(1, tokens, 1, blocks=2) if tokens <= 64 else deepest(2, tokens, 1, blocks=2 if tokens <= 128 else 1)
+    return deepest(2 if n > 4096 and tokens <= 32 else 1, tokens, splits)
+
+
+def mma_tiling(tokens: int) -> FlatTiling:
+    """The tiling of other GPUs for `tokens` padded rows of x: two groups of warps divide each step of K, whatever the rows."""
+    return FlatTiling(rows=32, warps=4, splits=2, stages=8 if tokens <= 32 else 6 if tokens <= 64 else 4)
+
+
+def matmul_fixed_order(x, weight, out, bias=None, stream=None) -> None:
+    """Write x @ weight.T + bias into `out`: x [M, K], weight [N, K], bias [N], out [M, N], for any M.
+
+    x and weight: one dtype of float32, float16, bfloat16; out and bias are of that dtype or float32. Row m of `out` depends on row m of x
+    and on weight and bias alone, bit for bit. Raises KernelArgumentError if shapes or dtypes do not fit (see `check_arguments`).
+    """
+    m, n, k = check_arguments(x, weight, out, bias)
+    if m == 0 or n == 0:
+        return
+    if x.dtype not in HALF_DTYPES:
+        VARIANTS["vectorized"](x, weight, out, bias, stream)
+        return
+    if not vectors_per_row(k, x, weight):
+        VARIANTS.stand_in("fixed_order")(x, weight, out, bias, stream)
+        return
+    hoppers = has_wgmma(x) and not isinstance(x, np.ndarray)  # the simulator runs mma.sync faster
+    for first in range(0, m, MOST_ROWS_OF_FLAT):
+        rows = slice(first, min(first + MOST_ROWS_OF_FLAT, m))
+        tokens = padded_rows(rows.stop - first)
+        tiling = wgmma_tiling(tokens, n, k) if hoppers else with_stages_for_gpu(mma_tiling(min(tokens, MOST_TOKENS)))
+        launch_flat(x[rows], weight, out[rows], bias, stream, tiling, gated=False)
