@@ -46,7 +46,7 @@ def simulate_ranks(kernel, grid, block, arguments, shared_bytes=0, monitors=(), 
     arrays, prepared = {}, []
     for rank, own in enumerate(arguments):
         named = zip(own, argument_types, argument_names(kernel, len(own)))
-        prepared.append([prepare(one, kind, f"{name} of rank {rank}", monitor, arrays, twins) for one, kind, name in named])
+        prepared.append([prepare(one, kind, f"rank {rank}'s {name}", monitor, arrays, twins) for one, kind, name in named])
     if monitor is not None:
         monitor.start(Launch(kernel, function, tuple(grid), tuple(block), shared_bytes, arrays))
     places = [(index, rank) for index in block_indices(grid, order) for rank in range(len(arguments))]

@@ -42,11 +42,11 @@ def with_flag(data, epoch):
 def send(words, inboxes, rank, epoch, at):
     """Write the four `words` to place `at` of what this rank has in the inboxes of all others."""
     ranks = len(inboxes)
-    for distance in range(1, ranks):  # begin with the next one, so that the ranks do not all write to the same
-        inbox = inboxes[(rank + distance) % ranks]
-        there = slot(inbox, epoch, rank, ranks) + at
-        st_relaxed_sys_v2_u64(inbox, there, with_flag(words[0], epoch), with_flag(words[1], epoch))
-        st_relaxed_sys_v2_u64(inbox, there + 2, with_flag(words[2], epoch), with_flag(words[3], epoch))
+    there = slot(inboxes[0], epoch, rank, ranks) + at
+    for peer in range(ranks):
+        if peer != rank:
+            st_relaxed_sys_v2_u64(inboxes[peer], there, with_flag(words[0], epoch), with_flag(words[1], epoch))
+            st_relaxed_sys_v2_u64(inboxes[peer], there + 2, with_flag(words[2], epoch), with_flag(words[3], epoch))
 
 
 @cuda.jit(device=True)

@@ -36,7 +36,7 @@ class Release(NamedTuple):
 
 
 class Take(NamedTuple):
-    """An atomic that sees the first `count` releases at an address; serial as for a Release."""
+    """An atomic that sees the first `count` releases at an address. serial: its thread; None if it is of GPU scope, for all of the block."""
 
     position: int
     address: tuple
@@ -118,7 +118,8 @@ class GridOrder:
             if not self.together(taker, position, second, stop):
                 continue
             for release in self.releases[address][:count]:
-                if release.fenced <= start or not (release.system or self.gpus[release.block] == self.gpus[other]):
+                same_gpu = self.gpus[release.block] == self.gpus[other]
+                if release.fenced <= start or not (same_gpu or (release.system and taker is not None)):
                     continue
                 if release.block == one and self.together(first, start, release.serial, release.fenced):
                     return True
