@@ -12,7 +12,8 @@ A flag is the number of the all-reduce, its *epoch*, which lies on the device an
 replayed, and no flag is ever reset. A rank that finishes epoch e has heard from all peers in e, so each of them has finished e - 1: it may
 write over what they read then. That is why two halves are enough, and one would not be.
 
-All ranks launch the same all-reduces in the same order, with the same shapes.
+All ranks launch the same all-reduces in the same order, with the same shapes. A wait is bounded: a rank whose peer never comes notes it in
+`fault` and goes on, so its kernels end. What it has computed, and perhaps passed on, is wrong: a fault of one rank concerns them all.
 """
 
 from typing import Any, NamedTuple

@@ -13,8 +13,12 @@ IMPATIENT = 1024  # polls after which a rank that has already waited in vain for
 
 @cuda.jit(device=True)
 def next_epoch(counters):
-    """The number of this all-reduce: one more than that of the last one. It wraps after 2**32."""
-    return uint32(counters[cuda.blockIdx.x] + uint32(1))
+    """The number of this all-reduce: one more than that of the last one.
+
+    It wraps to 2, which is even as 0 is: 0 is the flag of words that nobody has written.
+    """
+    last = counters[cuda.blockIdx.x]
+    return uint32(2) if last == uint32(0xFFFFFFFF) else uint32(last + uint32(1))
 
 
 @cuda.jit(device=True)
