@@ -1,7 +1,7 @@
 """The time of an all-reduce by algorithm: steps times latency, plus bytes over bandwidth (Hockney's model).
 
-A message of b bytes on each of N ranks; a link has latency alpha seconds per step, in which a rank signals and waits, and each rank receives
-beta bytes per second:
+A message of b bytes on each of N ranks; a link has latency alpha seconds per step, in which a rank signals and waits, and each rank
+receives beta bytes per second:
 
     algorithm      steps          bytes that a rank receives
     ring           2 (N - 1)      2 (N - 1) / N b

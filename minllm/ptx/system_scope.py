@@ -1,7 +1,7 @@
 """Loads and stores of system scope: flags and words that one GPU writes and another one reads.
 
-An `index` is the flat index of an element of a C-contiguous array, in this GPU's memory or in a peer's. Each element of an access is written
-and read whole, never in halves. PTX ISA, "Memory Consistency Model".
+An `index` is the flat index of an element of a C-contiguous array, in this GPU's memory or in a peer's. Each element of an access is
+written and read whole, never in halves. PTX ISA, "Memory Consistency Model".
 
     release    what the thread has done before is visible to whoever reads the stored value with acquire
     relaxed    nothing else is: a value that says all there is to say, as a word that holds both data and flag
@@ -81,8 +81,8 @@ st_release_sys_u32 = make_store(
     types.uint32,
     1,
     "release",
-    """st_release_sys_u32(array, index, value): store a flag after which this thread's earlier writes are visible to all GPUs. PTX ISA, "st",
-    .release, .sys.""",
+    """st_release_sys_u32(array, index, value): store a flag after which this thread's earlier writes are visible to all GPUs. PTX ISA,
+    "st", .release, .sys.""",
 )
 ld_acquire_sys_u32 = make_load(
     "ld_acquire_sys_u32",
@@ -108,8 +108,8 @@ st_relaxed_sys_v2_u64 = make_store(
     types.uint64,
     2,
     "relaxed",
-    """st_relaxed_sys_v2_u64(array, index, word0, word1): store two words of 8 bytes, each of them whole, in an order that is not defined. PTX
-    ISA, "st", .relaxed, .sys, vector v2.""",
+    """st_relaxed_sys_v2_u64(array, index, word0, word1): store two words of 8 bytes, each of them whole, in an order that is not defined.
+    PTX ISA, "st", .relaxed, .sys, vector v2.""",
 )
 ld_relaxed_sys_v2_u64 = make_load(
     "ld_relaxed_sys_v2_u64",

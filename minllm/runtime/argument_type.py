@@ -34,7 +34,8 @@ def argument_type(value):
         return types.float32
     dtype, ndim = getattr(value, "dtype", None), getattr(value, "ndim", None)
     if dtype is None or ndim is None:
-        raise KernelArgumentError(f"a kernel was given {value!r} of type {type(value).__name__}; it takes arrays, ints, floats, None and tuples of these")
+        given = f"{value!r} of type {type(value).__name__}"
+        raise KernelArgumentError(f"a kernel was given {given}; it takes arrays, ints, floats, None and tuples of these")
     element = types.bfloat16 if dtype == BFLOAT16 else from_dtype(np.dtype(dtype))
     contiguous = value.flags.c_contiguous if isinstance(value, np.ndarray) else getattr(value, "is_contiguous", True)
     return types.Array(element, ndim, "C" if contiguous else "A")

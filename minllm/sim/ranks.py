@@ -3,9 +3,9 @@
     simulate_ranks(kernel, grid, block, [(x0, out0, (x0, x1)), (x1, out1, (x0, x1))])
 
 A rank's own memory is the arrays that only it is passed; a peer's memory is an array that two ranks are passed. The blocks of all ranks run
-at the same time, so a rank may wait for another. A fence or an atomic of GPU scope and a block barrier order blocks of one rank: what orders
-two ranks is a store with release and a load with acquire, both of system scope (system_scope.py). The detectors find a peer's data that are
-read before its flag.
+at the same time, so a rank may wait for another. A fence or an atomic of GPU scope and a block barrier order blocks of one rank: what
+orders two ranks is a store with release and a load with acquire, both of system scope (system_scope.py). The detectors find a peer's data
+that are read before its flag.
 """
 
 from minllm.errors import SimulationError

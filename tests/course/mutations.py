@@ -30,7 +30,7 @@ MUTATIONS = [
          "            copy_vector(x, i * width, staging[(rank + 1) % ranks], half + 4 * i)", "the same bits", "another order"),
         ("half + 4 * i)\n            i +=", "4 * i)\n            i +=", "one vector, two ranks", ""),
         ("store(out, i * width, total, 0)", "store(out, 4 * i, total, 0)", "bfloat16", ""),
-        ("        while i < vectors:\n            copy_vector", "        if i < vectors - 1:\n            copy_vector", "one vector, two ranks", ""),
+        ("        while i < vectors:\n            copy", "        if i < vectors - 1:\n            copy", "one vector, two ranks", ""),
     ),
     *of(
         "speculation.accept",

@@ -1293,7 +1293,7 @@ def advancing_by_runs():
 
 # All-reduces: n elements of b bytes on each of two ranks; rank r sees its own memory as [r]. Flags and polls have no formula.
 
-SEVERAL_GPUS = ("all_reduce_by_ring", "all_reduce_by_one_shot", "all_reduce_by_two_shot", "all_reduce_by_low_latency", "all_reduce_by_fused_norm")
+SEVERAL_GPUS = tuple(f"all_reduce_by_{name}" for name in ALL_REDUCES)
 POLLED = ("signals[0]", "signals[1]", "counters", "fault")
 
 

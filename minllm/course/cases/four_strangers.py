@@ -53,18 +53,18 @@ CASE = Case(
     name="four_strangers",
     lesson=20,
     title="Two get along, four do not",
-    story="A small model has 8 query heads and 2 KV heads. On one GPU and on two its text is right. On four GPUs it writes grammatical sentences "
-    "that have nothing to do with the question. No shape is wrong, no memory is touched that should not be, and all ranks agree "
+    story="A small model has 8 query heads and 2 KV heads. On one GPU and on two its text is right. On four GPUs it writes grammatical "
+    "sentences that have nothing to do with the question. No shape is wrong, no memory is touched that should not be, and all ranks agree "
     "on every token.",
-    hint="On four ranks each has two query heads and stores one KV head. Write down, for each rank, which KV head its query heads belong to, and "
-    "which one it stores.",
+    hint="On four ranks each has two query heads and stores one KV head. Write down, for each rank, which KV head its query heads belong "
+    "to, and which one it stores.",
     broken=kv_heads_of_rank,
     mended=mended_heads,
     examine=examine,
     guilty="first = rank * count % kv_heads",
-    solution="Query head h belongs to KV head h // 4. Rank 1 has the query heads 2 and 3, which belong to KV head 0; rank 2 has 4 and 5, of KV head "
-    "1. With the remainder the ranks store the KV heads 0, 1, 0, 1 instead of 0, 0, 1, 1: on ranks 1 and 2 the head that is needed is "
-    "lost, and another one answers. Neighbouring ranks share a KV head, so rank r stores number r * kv_heads // ranks. With one and "
-    "two ranks both formulas say the same. Compare each number of ranks with one GPU, and take a model whose KV heads are fewer "
+    solution="Query head h belongs to KV head h // 4. Rank 1 has the query heads 2 and 3, which belong to KV head 0; rank 2 has 4 and 5, "
+    "of KV head 1. With the remainder the ranks store the KV heads 0, 1, 0, 1 instead of 0, 0, 1, 1: on ranks 1 and 2 the head that is "
+    "needed is lost, and another one answers. Neighbouring ranks share a KV head, so rank r stores number r * kv_heads // ranks. With one "
+    "and two ranks both formulas say the same. Compare each number of ranks with one GPU, and take a model whose KV heads are fewer "
     "than the ranks.",
 )

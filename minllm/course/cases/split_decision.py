@@ -58,8 +58,8 @@ CASE = Case(
     mended=mended_kernel,
     examine=examine,
     guilty="total += messages[(rank + distance) % ranks][i]",
-    solution="Sums of float32 round, so their value depends on the order of their terms, and here each rank has its own: the results differ in "
-    "the last bit. That is no error by itself; that the ranks differ is. Where two logits are nearly equal, the last bit decides, and from "
-    "then on the ranks' caches hold different texts. With two ranks nothing happens, because a + b = b + a. All ranks must add in "
-    "one order, by rank; or each element is summed by one rank, which hands the result to the others.",
+    solution="Sums of float32 round, so their value depends on the order of their terms, and here each rank has its own: the results "
+    "differ in the last bit. That is no error by itself; that the ranks differ is. Where two logits are nearly equal, the last bit "
+    "decides, and from then on the ranks' caches hold different texts. With two ranks nothing happens, because a + b = b + a. All ranks "
+    "must add in one order, by rank; or each element is summed by one rank, which hands the result to the others.",
 )

@@ -53,16 +53,16 @@ CASE = Case(
     name="yesterdays_news",
     lesson=20,
     title="Yesterday's news",
-    story="Two GPUs generate text together. All tests pass, and so do a million sums in a row. Under load, about once an hour, one of the two "
-    "GPUs adds a few numbers that its peer sent in the step before. Each sum of old and new numbers looks harmless. Nobody can "
+    story="Two GPUs generate text together. All tests pass, and so do a million sums in a row. Under load, about once an hour, one of the "
+    "two GPUs adds a few numbers that its peer sent in the step before. Each sum of old and new numbers looks harmless. Nobody can "
     "repeat it, and with a `printf` beside the flag it never happens.",
     hint="Thread 0 stores the flag after the barrier, so after all data. Does the other GPU see the two stores in this order?",
     broken=exchange_kernel,
     mended=mended_kernel,
     examine=examine,
     guilty="st_relaxed_sys_u32(flags[peer], 0, epoch)",
-    solution="A relaxed store promises nothing about other stores: data and flag travel by themselves, and the flag may be visible first. The "
-    "reader's acquire is half of a pair whose other half, a release, is missing. The barrier orders the threads of one block; it "
+    solution="A relaxed store promises nothing about other stores: data and flag travel by themselves, and the flag may be visible first. "
+    "The reader's acquire is half of a pair whose other half, a release, is missing. The barrier orders the threads of one block; it "
     "says nothing about when another GPU sees what they wrote. A store with release at system scope does: whoever reads the flag with "
     "acquire sees what was written before it. In the simulator every store is visible at once, so the sum is right there; but it "
     "knows which pairs order two ranks, and reports the read that none does.",

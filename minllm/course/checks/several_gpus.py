@@ -54,9 +54,9 @@ def same_bits(one_shot):
     for rank, out in enumerate(outs):
         if out.tobytes() != right.tobytes():
             raise Mismatch(
-                f"out of rank {rank}: {out[0]}, expected {right[0]}, the sum in rank order\nLikely cause: this rank adds in another order, or the copies do not lie with the ranks that made them. "
-                "Sums round, so ranks that add in different orders go different ways."
-            )
+                f"out of rank {rank}: {out[0]}, expected {right[0]}, the sum in rank order\nLikely cause: this rank adds in another "
+                "order, or the copies do not lie with the ranks that made them. Sums round, so ranks that add in different orders go
+            different ways." )
     expect("out", outs[0], right)
 
 
@@ -72,8 +72,8 @@ def two_halves(one_shot):
         for name, half, message in (("first", 1, first[rank]), ("second", 0, second[rank])):
             if not np.array_equal(halves[half, : message.size], message):
                 raise Mismatch(
-                    f"rank {rank}: half {half} of its staging memory does not hold the message of the {name} all-reduce\nLikely cause: words "
-                    "are counted from `half`, which changes from one all-reduce to the next. A peer may still be reading the other half."
+                    f"rank {rank}: half {half} of its staging memory does not hold the message of the {name} all-reduce\nLikely cause: "
+                    "words are counted from `half`, which changes with each all-reduce. A peer may still be reading the other half."
                 )
 
 
@@ -97,9 +97,9 @@ EXERCISES = (
         title="several GPUs: an all-reduce in one shot",
         module="minllm.kernels.all_reduce.one_shot",
         entry="one_shot",
-        task="Copy x, vector by vector, into this rank's staging memory: copy_vector(x, i * width, staging[rank], half + 4 * i), for all vectors "
-        "i < vectors with a stride of cuda.gridsize(1). Then meet(signals, 0, rank, epoch, fault, limit). Then add_up(staging, half + 4 * i, "
-        "total) and store(out, i * width, total, 0), for the same vectors i as before.",
+        task="Copy x, vector by vector, into this rank's staging memory: copy_vector(x, i * width, staging[rank], half + 4 * i), for all "
+        "vectors i < vectors with a stride of cuda.gridsize(1). Then meet(signals, 0, rank, epoch, fault, limit). Then add_up(staging, "
+        "half + 4 * i, total) and store(out, i * width, total, 0), for the same vectors i as before.",
         hints=(
             "A vector is 16 bytes: `width` elements of x, and 4 words of the staging memory.",
             "meet is called once, by all threads of the block: not in the loop, nor in an if.",

@@ -8,8 +8,8 @@ Tensor parallelism (costs/parallel.py) leaves a partial sum on each GPU after th
     low_latency     words that hold data and flag: no wait but for the data
     fused_norm      low_latency with the residual and the RMSNorm that follow
 
-peers.py has the memory that the ranks share, signals.py their flags, choice.py the algorithm by message size. Each launcher returns what one
-rank launches; `launch_together` runs the launches of all ranks in the simulator. NVLink multicast is not used.
+peers.py has the memory that the ranks share, signals.py their flags, choice.py the algorithm by message size. Each launcher returns what
+one rank launches; `launch_together` runs the launches of all ranks in the simulator. NVLink multicast is not used.
 """
 
 from minllm.kernels.variants import Variant, Variants

@@ -4,8 +4,8 @@
     r = s + residual                                        rounded to the dtype, and kept: the next layer adds to it
     y = r / sqrt(mean(r**2) + epsilon) * weight             statistics in float32
 
-After a row-parallel product each rank holds a part of the sum, and what follows is an addition and a norm (normalization/rms_norm.py). Fused,
-the sum stays in registers: T tokens of H elements of b bytes move 2 (N - 1) T H b bytes over NVLink per rank, as `low_latency`, and
+After a row-parallel product each rank holds a part of the sum, and what follows is an addition and a norm (normalization/rms_norm.py).
+Fused, the sum stays in registers: T tokens of H elements of b bytes move 2 (N - 1) T H b bytes over NVLink per rank, as `low_latency`, and
 (4 T H + H) b bytes of the rank's own memory instead of (6 T H + H) b, in one launch instead of two.
 
 One block per token, or a few tokens one after another; each thread holds its part of the row in registers. The words travel as in

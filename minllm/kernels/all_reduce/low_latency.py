@@ -2,13 +2,14 @@
 
     out = x_0 + x_1 + .. + x_(N-1)                          on every rank, in this order
 
-A flag after the data makes a message cross NVLink twice in time: the data first, and only when they are there, the flag. Here each word of 8
-bytes holds 4 bytes of data and the number of the all-reduce, and a GPU writes and reads such a word whole: if the number is there, so are the
-data. A rank writes its message into the inbox of every peer and then polls its own memory. That costs one crossing, no fence and no barrier,
-and twice the bytes: 2 (N - 1) b sent per rank. (N - 1) additions per element, on each rank, in rank order: the bits of `one_shot`.
+A flag after the data makes a message cross NVLink twice in time: the data first, and only when they are there, the flag. Here each word of
+8 bytes holds 4 bytes of data and the number of the all-reduce, and a GPU writes and reads such a word whole: if the number is there, so are
+the data. A rank writes its message into the inbox of every peer and then polls its own memory. That costs one crossing, no fence and no
+barrier, and twice the bytes: 2 (N - 1) b sent per rank. (N - 1) additions per element, on each rank, in rank order: the bits of `one_shot`.
 
-One thread per vector of 16 bytes, which it sends as 32; sums in float32, rounded once. Nothing clears the inbox: a word is old if its number
-is. (A word that was last written exactly 2**32 all-reduces ago would pass for new.) Source: NCCL's protocol LL, src/device/prims_ll.h.
+One thread per vector of 16 bytes, which it sends as 32; sums in float32, rounded once. Nothing clears the inbox: a word is old if its
+number is. (A word that was last written when the number was the same, 2**32 all-reduces ago, would pass for new.) Source: NCCL's protocol
+LL, src/device/prims_ll.h.
 """
 
 import functools
@@ -124,8 +125,8 @@ def low_latency_kernel(dtype, ranks):
 def low_latency(x, out, peers):
     """What a rank launches to add up all ranks' `x` into `out`, which may be `x` -> RankLaunch.
 
-    x, out: [elements] or [tokens, hidden], float32 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for anything else, and
-    for more than the ranks' inboxes hold.
+    x, out: [elements] or [tokens, hidden], float32 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for anything else,
+    and for more than the ranks' inboxes hold.
     """
     vectors = check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

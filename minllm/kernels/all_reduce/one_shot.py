@@ -2,12 +2,12 @@
 
     out = x_0 + x_1 + .. + x_(N-1)                          on every rank, in this order
 
-A rank copies its message of b bytes into memory that its peers can read, says so, waits until all have said so, and reads. It reads (N - 1) b
-bytes over NVLink, N / 2 times those of a ring, but waits once, where a ring waits 2 (N - 1) times: right where latency counts.
+A rank copies its message of b bytes into memory that its peers can read, says so, waits until all have said so, and reads. It reads (N - 1)
+b bytes over NVLink, N / 2 times those of a ring, but waits once, where a ring waits 2 (N - 1) times: right where latency counts.
 (N - 1) additions per element, on each rank. All ranks add in the same order, so their results are the same to the bit.
 
-One thread per vector of 16 bytes; sums in float32, rounded once. `x` may be written again as soon as the kernel ends: what peers read is the
-copy, in the half of the staging memory that the next all-reduce does not use. Source: vLLM, csrc/custom_all_reduce.cuh, whose kernel
+One thread per vector of 16 bytes; sums in float32, rounded once. `x` may be written again as soon as the kernel ends: what peers read is
+the copy, in the half of the staging memory that the next all-reduce does not use. Source: vLLM, csrc/custom_all_reduce.cuh, whose kernel
 reads the messages in place and needs a second barrier instead.
 """
 
@@ -88,8 +88,8 @@ def one_shot_kernel(dtype, ranks):
 def one_shot(x, out, peers):
     """What a rank launches to add up all ranks' `x` into `out`, which may be `x` -> RankLaunch.
 
-    x, out: [elements] or [tokens, hidden], float32 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for anything else, and
-    for more than the ranks' memory holds.
+    x, out: [elements] or [tokens, hidden], float32 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for anything else,
+    and for more than the ranks' memory holds.
     """
     vectors = check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

@@ -8,8 +8,8 @@ Cut the message of b bytes into N chunks. In each step a rank sends one chunk to
     steps N - 1 to 2N - 3  pass the sums on                                                                     (all-gather)
 
 So each rank sends 2 (N - 1) / N b bytes, and no algorithm sends fewer; but it takes 2 (N - 1) steps, each of which waits for the last.
-N - 1 additions per element, shared by the ranks. Chunk c is summed in the order c, c + 1, .. of ranks, once: all ranks get the same bits, but
-not those of a sum in rank order.
+N - 1 additions per element, shared by the ranks. Chunk c is summed in the order c, c + 1, .. of ranks, once: all ranks get the same bits,
+but not those of a sum in rank order.
 
 One thread per element of a chunk. Sums travel as float32, so each is rounded once; the slots of all steps lie side by side in the
 receiver's staging memory. Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
@@ -71,8 +71,8 @@ def ring_kernel(ranks):
 def ring(x, out, peers):
     """What a rank launches to add up all ranks' `x` into `out`, which may be `x` -> RankLaunch.
 
-    x, out: [elements] or [tokens, hidden], float32 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for anything else, and
-    for more than the ranks' memory holds: twice the message in float32.
+    x, out: [elements] or [tokens, hidden], float32 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for anything else,
+    and for more than the ranks' memory holds: twice the message in float32.
     """
     check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

@@ -34,9 +34,8 @@ def specimens():
             ):
                 yield Specimen(f"all_reduce/{stage}/{name}", kernel, (x, x, *shared), threads, blocks=1, contains=WIDE + FLAGS)
             kernel = low_latency_kernel(dtype, ranks)
-            yield Specimen(
-                f"all_reduce/low_latency/{name}", kernel, (x, x, *inboxes), LOW_LATENCY_THREADS, blocks=1, contains=WIDE + FLAGS
-            )
+            arguments = (x, x, *inboxes)
+            yield Specimen(f"all_reduce/low_latency/{name}", kernel, arguments, LOW_LATENCY_THREADS, blocks=1, contains=WIDE + FLAGS)
             for pieces in (1, most):
-                kernel, arguments = fused_norm_kernel(dtype, ranks, pieces), (matrix, matrix, array(dtype.name, 1), matrix, FLOAT32, *inboxes)
+                kernel, arguments = fused_norm_kernel(dtype, ranks, pieces), (matrix, matrix, x, matrix, FLOAT32, *inboxes)
                 yield Specimen(f"all_reduce/fused_norm/{pieces}/{name}", kernel, arguments, THREADS, blocks=1, contains=WIDE + FLAGS)

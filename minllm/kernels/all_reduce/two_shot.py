@@ -7,8 +7,8 @@ Each rank reads (N - 1) / N b bytes twice over NVLink, as few as a ring, and wai
 large messages. (N - 1) additions per element, shared by the ranks. An element is summed once, in rank order: all ranks get the
 same bits, and those are the bits of `one_shot`.
 
-One thread per vector of 16 bytes; sums in float32, rounded once, and written over the rank's own chunk of the copy, which no peer reads before.
-Block b takes the same part of every chunk, so that it waits for blocks b alone. Source: vLLM, csrc/custom_all_reduce.cuh.
+One thread per vector of 16 bytes; sums in float32, rounded once, and written over the rank's own chunk of the copy, which no peer reads
+before. Block b takes the same part of every chunk, so that it waits for blocks b alone. Source: vLLM, csrc/custom_all_reduce.cuh.
 """
 
 import functools
@@ -68,8 +68,8 @@ def two_shot_kernel(dtype, ranks):
 def two_shot(x, out, peers):
     """What a rank launches to add up all ranks' `x` into `out`, which may be `x` -> RankLaunch.
 
-    x, out: [elements] or [tokens, hidden], float32 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for anything else, and
-    for more than the ranks' memory holds.
+    x, out: [elements] or [tokens, hidden], float32 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for anything else,
+    and for more than the ranks' memory holds.
     """
     vectors = check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

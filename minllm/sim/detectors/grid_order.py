@@ -36,7 +36,10 @@ class Release(NamedTuple):
 
 
 class Take(NamedTuple):
-    """An atomic that sees the first `count` releases at an address. serial: its thread; None if it is of GPU scope, for all of the block."""
+    """An atomic that sees the first `count` releases at an address.
+
+    serial: its thread; None if it is of GPU scope, and takes for all of the block.
+    """
 
     position: int
     address: tuple
