@@ -55,8 +55,8 @@ def same_bits(one_shot):
         if out.tobytes() != right.tobytes():
             raise Mismatch(
                 f"out of rank {rank}: {out[0]}, expected {right[0]}, the sum in rank order\nLikely cause: this rank adds in another "
-                "order, or the copies do not lie with the ranks that made them. Sums round, so ranks that add in different orders go
-            different ways." )
+                "order, or the copies do not lie with the ranks that made them. Sums round, so ranks that add in different orders part."
+            )
     expect("out", outs[0], right)
 
 
