@@ -215,7 +215,7 @@ curves(
     "All-reduce on 4 GPUs",
     log_x=True,
     log_y=True,
-    caption="Computed by costs/all_reduce.py from an assumed 2 µs per step and 360 GB/s.",
+    caption="Computed by costs/all_reduce.py; assumed: 2 µs per step, 360 GB/s.",
 )
 
 # %% [markdown]

@@ -10,7 +10,7 @@ from minllm.runtime.kernel import kernel
 from minllm.sim import simulate_ranks
 
 THREADS = 64  # two warps, so that a barrier is needed
-RACE = r"race on global memory: this thread reads the global array rank \d's data\[\d\], element \[\d+\], which thread .* of rank \d, "
+RACE = r"race on global memory: this thread (reads|writes) the global array rank \d's data\[\d\], element .* which thread .* of rank \d, "
 
 
 def exchange(publish="release", take="acquire", before=True, after=True):
