@@ -14,12 +14,11 @@ one rank launches; `launch_together` runs the launches of all ranks in the simul
 
 from minllm.kernels.variants import Variant, Variants
 
-DTYPES = ("float32", "bfloat16")
 VARIANTS = Variants(
     __name__,
-    Variant("ring", ".ring", "ring", dtypes=DTYPES, reads="message"),
-    Variant("one_shot", ".one_shot", "one_shot", dtypes=DTYPES, reads="message"),
-    Variant("two_shot", ".two_shot", "two_shot", dtypes=DTYPES, reads="message"),
-    Variant("low_latency", ".low_latency", "low_latency", dtypes=DTYPES, reads="message"),
-    Variant("fused_norm", ".fused_norm", "fused_norm", dtypes=DTYPES, reads="message and norm"),
+    Variant("ring", ".ring", "ring", reads="message"),
+    Variant("one_shot", ".one_shot", "one_shot", reads="message"),
+    Variant("two_shot", ".two_shot", "two_shot", reads="message"),
+    Variant("low_latency", ".low_latency", "low_latency", reads="message"),
+    Variant("fused_norm", ".fused_norm", "fused_norm", reads="message and norm"),
 )

@@ -14,6 +14,7 @@ low_latency.py, and roundings are those of the two kernels: the results are the 
 
 import functools
 
+import ml_dtypes
 import numpy as np
 from numba import cuda, float32, uint32
 from numba.cuda import libdevice
@@ -26,7 +27,7 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import row_in_registers
 from minllm.kernels.reduction import block_sum
 from minllm.kernels.vector import load_words, vector_access
-from minllm.ptx import pack_bf16x2, unpack_bf16x2
+from minllm.ptx import pack_bf16x2, pack_f16x2, unpack_bf16x2, unpack_f16x2
 from minllm.runtime.kernel import check, kernel
 from minllm.tiles.warp import WARP
 
@@ -39,8 +40,18 @@ def round_to_bfloat16(total):
 
 
 @cuda.jit(device=True)
+def round_to_float16(total):
+    """Round 8 numbers in place."""
+    for k in range(4):
+        total[2 * k], total[2 * k + 1] = unpack_f16x2(pack_f16x2(total[2 * k], total[2 * k + 1]))
+
+
+@cuda.jit(device=True)
 def keep_float32(total):
     """Numbers of float32 are rounded already."""
+
+
+ROUND = {np.dtype(np.float32): keep_float32, np.dtype(np.float16): round_to_float16, np.dtype(ml_dtypes.bfloat16): round_to_bfloat16}
 
 
 @functools.cache
@@ -48,7 +59,7 @@ def fused_norm_kernel(dtype, ranks, pieces):
     """The kernel in which each thread holds `pieces` vectors of the row."""
     width, load, store = vector_access(dtype)
     add_up = exchange(dtype, ranks)
-    round_to_dtype = keep_float32 if dtype == np.float32 else round_to_bfloat16
+    round_to_dtype = ROUND[dtype]
     held = pieces * width
 
     @kernel(launch_bounds=(1024, 1), dependent_launch=True)

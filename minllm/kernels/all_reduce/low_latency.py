@@ -125,8 +125,8 @@ def low_latency_kernel(dtype, ranks):
 def low_latency(x, out, peers):
     """What a rank launches to add up all ranks' `x` into `out`, which may be `x` -> RankLaunch.
 
-    x, out: [elements] or [tokens, hidden], float32 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for anything else,
-    and for more than the ranks' inboxes hold.
+    x, out: [elements] or [tokens, hidden], float32, float16 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for
+    anything else, and for more than the ranks' inboxes hold.
     """
     vectors = check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

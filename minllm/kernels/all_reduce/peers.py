@@ -18,11 +18,10 @@ All ranks launch the same all-reduces in the same order, with the same shapes. A
 
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from minllm.errors import DeviceError
-from minllm.kernels.arguments import ceil_div, check_array
+from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
 from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
 from minllm.runtime.kernel import check
 from minllm.sim import simulate_ranks
@@ -32,7 +31,6 @@ MOST_RANKS = 8
 PHASES = 2 * MOST_RANKS - 2  # flags per block and rank: a ring takes this many steps
 POLLS = 1 << 24  # polls after which a wait gives up: about ten seconds
 WORD_BYTES = 4  # data bytes of a word of the staging memory, and of the inbox
-DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
 
 
 class RankMemory(NamedTuple):
@@ -118,7 +116,7 @@ def check_message(x: Any, out: Any, peers: Peers) -> int:
     check(2 <= len(peers.memories) <= MOST_RANKS, f"{len(peers.memories)} ranks; an all-reduce takes 2 to {MOST_RANKS}")
     check(x.ndim in (1, 2), f"x has {x.ndim} axes; an all-reduce takes [elements] or [tokens, hidden]")
     names = ("elements",) if x.ndim == 1 else ("tokens", "hidden")
-    check_array("x", x, DTYPES, **dict.fromkeys(names))
+    check_array("x", x, FLOAT_DTYPES, **dict.fromkeys(names))
     check_array("out", out, (x.dtype,), **dict(zip(names, x.shape)))
     vectors = vectors_per_row(x.size, x, out)
     check(

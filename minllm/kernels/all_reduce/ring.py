@@ -71,8 +71,8 @@ def ring_kernel(ranks):
 def ring(x, out, peers):
     """What a rank launches to add up all ranks' `x` into `out`, which may be `x` -> RankLaunch.
 
-    x, out: [elements] or [tokens, hidden], float32 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for anything else,
-    and for more than the ranks' memory holds: twice the message in float32.
+    x, out: [elements] or [tokens, hidden], float32, float16 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for
+    anything else, and for more than the ranks' memory holds: twice the message in float32.
     """
     check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

@@ -5,11 +5,12 @@ from minllm.kernels.all_reduce.low_latency import THREADS as LOW_LATENCY_THREADS
 from minllm.kernels.all_reduce.low_latency import low_latency_kernel
 from minllm.kernels.all_reduce.one_shot import THREADS as ONE_SHOT_THREADS
 from minllm.kernels.all_reduce.one_shot import one_shot_kernel
-from minllm.kernels.all_reduce.peers import DTYPES, MOST_RANKS
+from minllm.kernels.all_reduce.peers import MOST_RANKS
 from minllm.kernels.all_reduce.ring import THREADS as RING_THREADS
 from minllm.kernels.all_reduce.ring import ring_kernel
 from minllm.kernels.all_reduce.two_shot import THREADS as TWO_SHOT_THREADS
 from minllm.kernels.all_reduce.two_shot import two_shot_kernel
+from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.normalization.row import HELD, THREADS
 from minllm.kernels.specimen import FLOAT32, INT32, UINT32, Specimen, array
 from minllm.kernels.vector import VECTOR_BYTES
@@ -24,7 +25,7 @@ def specimens():
     for ranks in (2, 4, MOST_RANKS):
         shared = INT32, types.UniTuple(words, ranks), types.UniTuple(words, ranks), line, line, INT32
         inboxes = INT32, types.UniTuple(inbox, ranks), line, line, INT32
-        for dtype in DTYPES:
+        for dtype in FLOAT_DTYPES:
             x, matrix, most = array(dtype.name, 1), array(dtype.name, 2), HELD * dtype.itemsize // VECTOR_BYTES
             name = f"{ranks}/{dtype}"
             yield Specimen(f"all_reduce/ring/{name}", ring_kernel(ranks), (x, x, *shared), RING_THREADS, blocks=1, contains=FLAGS)

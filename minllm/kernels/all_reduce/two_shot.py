@@ -68,8 +68,8 @@ def two_shot_kernel(dtype, ranks):
 def two_shot(x, out, peers):
     """What a rank launches to add up all ranks' `x` into `out`, which may be `x` -> RankLaunch.
 
-    x, out: [elements] or [tokens, hidden], float32 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for anything else,
-    and for more than the ranks' memory holds.
+    x, out: [elements] or [tokens, hidden], float32, float16 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for
+    anything else, and for more than the ranks' memory holds.
     """
     vectors = check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

@@ -9,12 +9,14 @@ from minllm.kernels.all_reduce.fused_norm import fused_norm
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
-from tests.kernels.guarded import assert_close, bits, random
+from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, assert_close, bits, random
 
 NAMES = VARIANTS.names("message")
 SIZES = (8, 24, 520)  # elements: one vector of bfloat16, fewer vectors than ranks, and more
 GPU_SIZES = (*SIZES, 4104, 32_768, 131_080, 1_048_576)
 EPSILON = 1e-5
+# Three numbers whose sum in float32 depends on their order.
+LARGE = {FLOAT32: (3e7, 1.0, -3e7), BFLOAT16: (3e7, 1.0, -3e7), FLOAT16: (60_000.0, 2.0**-12, -60_000.0)}
 
 
 @dataclass
@@ -45,7 +47,7 @@ def messages(count, shape, dtype, seed=0, magnitude=1.0):
     """One array per rank. In some places the sum depends on its order: large numbers that cancel, and a small one."""
     found = [random(shape, dtype, 10 * seed + rank, magnitude) for rank in range(count)]
     if count > 2:
-        for array, value in zip(found, (3e7, 1.0, -3e7)):
+        for array, value in zip(found, LARGE[dtype]):
             array.reshape(-1)[::7] = value
     return found
 
