@@ -75,6 +75,10 @@ class EngineOptions:
     seed: int = 0
     """Seeds the requests that have no seed of their own."""
 
+    tensor_parallel_size: int = 1
+    """Number of ranks, each a process that computes with its part of the model's heads, inner width and vocabulary; 1 splits nothing. On a
+    CPU they share its cores (parallel/tensor_parallel.py)."""
+
     max_num_seqs: int = 256
     """The most sequences computed together."""
 
@@ -153,7 +157,7 @@ class EngineOptions:
             self._check_name(name, names)
         self._check_quantization()
         self._check_cache()
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "swap_space_bytes"):
+        for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "block_size", "swap_space_bytes"):
             self._check_positive(name)
         for name in ("max_model_len", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:

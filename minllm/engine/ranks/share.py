@@ -1,0 +1,51 @@
+"""What loading asks of a rank: its part of the model, its operations, and a memory budget that all ranks agree on."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from minllm.cache.capacity import CacheBudget
+from minllm.costs.parallel import shard
+from minllm.engine.options import EngineOptions
+from minllm.engine.ranks.rank_runner import LeadingRunner, RankRunner
+from minllm.models.config import ModelConfig
+from minllm.parallel.processes import Rank
+from minllm.parallel.split_weights import SplitReader
+from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
+
+
+class RankShare:
+    """A rank's share of a model that is split by tensor parallelism."""
+
+    def __init__(self, rank: Rank):
+        self.rank = rank
+
+    def part(self, config: ModelConfig) -> ModelConfig:
+        """The rank's part as a model of its own, which memory and cache are planned for."""
+        return shard(config, self.rank.world_size)
+
+    @property
+    def make_reader(self) -> Callable[..., SplitReader]:
+        """What reads the rank's part of the weights."""
+        return functools.partial(SplitReader, rank=self.rank.rank, ranks=self.rank.world_size)
+
+    @property
+    def runner(self) -> type[RankRunner]:
+        """The class of the rank's runner."""
+        return RankRunner if self.rank.rank else LeadingRunner
+
+    def make_ops(self, device: str, dtype: str, options: EngineOptions, vocab_size: int) -> Any:
+        """The rank's operations, with the communicator that they use."""
+        return TensorParallelNumpyOps(dtype, self.rank.host, vocab_size)
+
+    def agreed(self, budget: CacheBudget, device: str, options: EngineOptions) -> CacheBudget:
+        """The smallest budget of all ranks; on a CPU they divide one memory."""
+        num_bytes = budget.num_bytes
+        if device == "cpu" and options.kv_cache_memory_bytes is None:
+            num_bytes //= self.rank.world_size
+        of_ranks = np.empty((self.rank.world_size, 1), np.int64)
+        self.rank.host.all_gather(np.array([num_bytes], np.int64), of_ranks)
+        return replace(budget, num_bytes=int(of_ranks.min()))
