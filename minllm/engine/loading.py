@@ -271,8 +271,8 @@ def _simulated_stage_ops(dtype: str, options: EngineOptions):
 
 
 def _make_runner(
-    kind: type[ModelRunner], device: str, ops, model: Model, cache: KVCache, policy: CachePolicy, options: EngineOptions, max_model_len: int,
-    drafts: DraftSource | None,
+    kind: type[ModelRunner], device: str, ops, model: Model, cache: KVCache, policy: CachePolicy, options: EngineOptions,
+    max_model_len: int, drafts: DraftSource | None,
 ) -> ModelRunner:  # fmt: skip
     machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
     uses_graphs = device == "cuda" and not options.enforce_eager

@@ -1,8 +1,8 @@
 """What ranks tell each other: the collective operations (MPI's words), as one protocol.
 
-Every rank calls the same operations in the same order, with arrays of the same shapes and dtypes; `send` and `recv` are the exception, which
-two ranks call. An array is whatever the machine calls an array: NumPy's in `shared_memory.SharedMemoryCommunicator`, a device array with
-NCCL or with kernels of our own. Operations on device arrays are launched on the communicator's stream and return before they are done;
+Every rank calls the same operations in the same order, with arrays of the same shapes and dtypes; `send` and `recv` are the exception,
+which two ranks call. An array is whatever the machine calls an array: NumPy's in `shared_memory.SharedMemoryCommunicator`, a device array
+with NCCL or with kernels of our own. Operations on device arrays are launched on the communicator's stream and return before they are done;
 those on NumPy arrays are done when they return.
 
 Source: "MPI: A Message-Passing Interface Standard 4.1", chapters 3 and 6; Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective

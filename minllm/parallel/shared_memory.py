@@ -4,8 +4,8 @@
 
 Every rank reads every slot (one-shot) and adds them in the order of ranks, so all get the same bits. A signal is one byte on the socket
 between two ranks: the system orders it after the data, and if a rank has ended, its peers read the end of the socket at once instead of
-waiting. There are two sets of slots, used in turn: a rank that hears its peers' signals of one operation knows that they have read the slots
-of the operation before, which the next one overwrites.
+waiting. There are two sets of slots, used in turn: a rank that hears its peers' signals of one operation knows that they have read the
+slots of the operation before, which the next one overwrites.
 """
 
 import contextlib

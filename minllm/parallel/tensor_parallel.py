@@ -6,8 +6,8 @@
     sample, log_probabilities, distribution, to_host     the logits; all-gather                             [R, vocab]
 
 So a greedy step moves two all-reduces per layer, one for the embedding and 8 bytes per row. A step that draws at random or returns
-log-probabilities gathers whole rows of logits, because top-p and penalties need the whole distribution; every rank then draws the same token
-from the same bits, and nothing has to be sent back.
+log-probabilities gathers whole rows of logits, because top-p and penalties need the whole distribution; every rank then draws the same
+token from the same bits, and nothing has to be sent back.
 
 Everything else is each rank's own, with its heads and its part of the inner width. Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 """

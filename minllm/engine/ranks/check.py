@@ -19,7 +19,7 @@ def check_split(options: EngineOptions) -> None:
             f'preemption={options.preemption!r} {together}: swapping copies the cache of one process. Take "recompute" or "drop".'
         )
     if any(not isinstance(variant, str) for variant in (options.kernel_variants or {}).values()):
-        raise InvalidOptionError(f"A launcher of your own in kernel_variants {together}: it cannot be sent to another process. Leave it out.")
+        raise InvalidOptionError(f"A launcher of your own in kernel_variants {together}: it cannot be sent to another process.")
     device = options.resolved_device()
     if device == "cpu" and options.kernel_variants:
         raise InvalidOptionError("kernel_variants chooses among GPU kernels by name, and this LLM runs on the CPU: leave names out.")

@@ -1,7 +1,7 @@
 """A Step as rank 0 sends it to the others: what a runner reads of its sequences and of the cache's policy, and nothing more.
 
-A sequence that only decodes is a few numbers, because its tokens lie in its slot on every rank. A sequence that enters a slot comes with its
-parameters, tokens and block table, a chunk of a prompt with its tokens, a sequence that has grown with its block table.
+A sequence that only decodes is a few numbers, because its tokens lie in its slot on every rank. A sequence that enters a slot comes with
+its parameters, tokens and block table, a chunk of a prompt with its tokens, a sequence that has grown with its block table.
 """
 
 from dataclasses import dataclass, field, replace
