@@ -43,7 +43,7 @@ class LLM:
         self.options = EngineOptions(model=model, **options)
         check_progress(progress)
         with progress_bars(progress) as report:
-            load = load_engine if self.options.tensor_parallel_size == 1 else load_ranks
+            load = load_engine if self.options.num_ranks == 1 else load_ranks
             self._engine: Engine | None = load(self.options, report)
             engine = self._engine
             self._default_params = default_sampling_params(engine.generation_config)

@@ -105,7 +105,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     dtype = compute_dtype(options.dtype, str(checkpoint.dtype(quantized=weight_format is not None)), device)
     _check_own_kernels(options, weight_format)
     check_cache_dtype(device, dtype, options)
-    ops = _make_ops(device, dtype, options) if share is None else share.make_ops(device, dtype, options, config.vocab_size)
+    ops = _make_ops(device, dtype, options) if share is None else share.make_ops(device, dtype, options, config)
     part = config if share is None else share.part(config)
     shape = cache_shape(part, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
     check_shape(device, shape)

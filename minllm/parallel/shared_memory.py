@@ -25,8 +25,8 @@ SUMMED = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat1
 
 
 def memory_bytes(world_size: int) -> int:
-    """Bytes that all ranks share."""
-    return 2 * world_size * SLOT_BYTES
+    """Bytes that all ranks share: two sets of slots for all of them together, and two for the group that each may be in."""
+    return 2 * 2 * world_size * SLOT_BYTES
 
 
 class SharedMemoryCommunicator:
@@ -36,10 +36,21 @@ class SharedMemoryCommunicator:
         """memory: `memory_bytes` writable bytes, the same on all ranks (a mmap.mmap). links: a connected socket to every other rank."""
         self.rank, self.world_size, self.links, self.time_limit_s = rank, len(links) + 1, dict(links), time_limit_s
         self._memory = memory
-        self._slots: np.ndarray | None = np.frombuffer(memory, np.uint8).reshape(2, self.world_size, SLOT_BYTES)
+        self._slots: np.ndarray | None = self._slots_at(0, self.world_size)
         self._count = 0  # of parts so far
         for link in self.links.values():
             link.settimeout(time_limit_s)
+
+    def group(self, members: range) -> "SharedMemoryCommunicator":
+        """A communicator of some neighbouring ranks, this one among them, over the same links. Each rank can be in one group."""
+        links = {peer - members.start: link for peer, link in self.links.items() if peer in members}
+        group = SharedMemoryCommunicator(self.rank - members.start, self._memory, links, self.time_limit_s)
+        group._slots = self._slots_at(2 * (self.world_size + members.start), len(members))
+        return group
+
+    def _slots_at(self, first: int, ranks: int) -> np.ndarray:
+        """Two sets of slots from slot number `first` of the memory on: [2, ranks, SLOT_BYTES]."""
+        return np.frombuffer(self._memory, np.uint8).reshape(-1, SLOT_BYTES)[first : first + 2 * ranks].reshape(2, ranks, SLOT_BYTES)
 
     def all_reduce(self, array: np.ndarray) -> None:
         """array = the sum of all ranks' arrays, in place: float32, float16 or bfloat16, added in float32 in the order of ranks."""

@@ -1,12 +1,12 @@
-"""The weights of one rank: its heads, its part of the feed-forward's inner width, and its part of the vocabulary.
+"""The weights of one rank: its stage's layers; of these its heads and its part of the inner width; its part of the vocabulary.
 
     q, k, v; gate, up     outputs are cut, by heads or rows: no rank needs the others' results
     output, down          inputs are cut: results are partial sums, which an all-reduce adds up
     embedding, head       the vocabulary is cut into equal parts of consecutive ids; norms and learned positions are whole on every rank
 
 If there are fewer KV heads than ranks, each is held by several. A quantised matrix is cut between groups. The vocabulary's last part is
-filled up with NaN, which argmax never chooses and which is cut off where logits are gathered. Each rank reads only its part of a mapped
-safetensors file; a GGUF file's tensors are dequantised whole before they are cut.
+filled up with NaN, which argmax never chooses and which is cut off where logits are gathered. The embedding is the first stage's, the head
+the last one's. Each rank reads only its part of a mapped safetensors file; a GGUF file's tensors are dequantised whole before they are cut.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 """
@@ -19,8 +19,10 @@ import numpy as np
 from minllm.errors import CheckpointError
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.finite import all_finite
+from minllm.models.layout import Layout
 from minllm.models.weights import WeightReader
 from minllm.ops.protocol import AttentionConfig
+from minllm.parallel.grid import Grid
 from minllm.weights.linear import Linear
 from minllm.weights.shard import OUTPUTS, Shard
 from minllm.weights.stored import StoredLinear, StoredTensor
@@ -75,12 +77,14 @@ class MappedTensors:
 class SplitReader(WeightReader):
     """A WeightReader that loads the part of one rank."""
 
-    def __init__(self, ops: Any, checkpoint: Any, layout: Any, progress: Any = None, rank: int = 0, ranks: int = 1):
+    def __init__(self, ops: Any, checkpoint: Any, layout: Layout, progress: Any = None, grid: Grid = Grid(0)):  # noqa: B008 - a constant
+        own = grid.layers(layout.config.num_hidden_layers)
+        layout = replace(layout, model=replace(layout.model, layers=layout.model.layers[own.start : own.stop]))
         made_here = layout.weight_format.is_plain or layout.weight_format.is_option  # of floating-point numbers, which `check` looks at
         mapped = isinstance(checkpoint, Checkpoint) and made_here
         super().__init__(ops, MappedTensors(checkpoint) if mapped else checkpoint, layout, progress)
-        self.rank, self.ranks = rank, ranks
-        self.vocabulary = VocabularyPart(layout.config.vocab_size, rank, ranks)
+        self.grid, self.rank, self.ranks = grid, grid.tensor_rank, grid.tensor
+        self.vocabulary = VocabularyPart(layout.config.vocab_size, self.rank, self.ranks)
 
     def read(self, value: Any) -> Any:
         """The rank's part of a value, with every leaf loaded; attention computes the rank's heads."""
@@ -92,19 +96,23 @@ class SplitReader(WeightReader):
         """A whole array; of the embedding, the rank's rows."""
         if stored is not self.layout.model.embedding:
             return super().tensor(stored)
+        if not (self.grid.is_first or (self.grid.is_last and self.layout.config.tie_word_embeddings)):
+            return None  # another stage's
         own = self._own_rows(stored.name)
         self._report([stored.name])
         return SplitEmbedding(self.ops.weight(own), self.vocabulary)
 
-    def linear(self, stored: StoredLinear, rank: int | None = None, ranks: int | None = None) -> Linear:
-        """The rank's part of a Linear."""
+    def linear(self, stored: StoredLinear, rank: int | None = None, ranks: int | None = None) -> Linear | None:
+        """The rank's part of a Linear; None for the head unless the rank is in the last stage."""
+        if stored is self.layout.model.lm_head and not self.grid.is_last:
+            return None
         if stored is self.layout.model.lm_head and self.layout.format_of(stored).is_plain:
             return self._head(f"{stored.projections[0].name}.weight")
         return super().linear(stored, self.rank, self.ranks)
 
-    def tied_head(self, embedding: SplitEmbedding) -> Linear:
+    def tied_head(self, embedding: SplitEmbedding) -> Linear | None:
         """The head that multiplies by the rank's rows of the embedding."""
-        return self._head_of(embedding.rows)
+        return self._head_of(embedding.rows) if self.grid.is_last else None
 
     def check(self, host: np.ndarray, name: str) -> None:
         """Raise CheckpointError for NaN and infinity too, which nobody has looked for yet."""

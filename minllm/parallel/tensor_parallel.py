@@ -20,6 +20,7 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import Batch, NormWeights
 from minllm.parallel.communicator import Communicator
+from minllm.parallel.grid import Grid
 from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
 from minllm.weights.linear import Linear
 from minllm.weights.shard import INPUTS
@@ -59,6 +60,7 @@ class TensorParallel:
     """What a rank's operations do differently from those of a machine of its own, which follow in the order of base classes."""
 
     communicator: Communicator
+    grid: Grid
 
     def linear(self, x: Any, linear: Linear, *arguments: Any) -> Any:
         """x @ weight.T + bias: [T, out]; partial sums are added up."""
@@ -92,6 +94,10 @@ class TensorParallel:
         """Of the whole rows."""
         return super().distribution(whole(logits), sampling, slots)
 
+    def share_row(self, logits: Any) -> None:
+        """Give rank 0's row of logits, float32 [vocab], to the other ranks."""
+        self.communicator.broadcast(logits)
+
     def to_host(self, array: Any) -> np.ndarray:
         """The contents of an array, or of whole rows of logits."""
         return super().to_host(whole(array))
@@ -103,6 +109,7 @@ class TensorParallelNumpyOps(TensorParallel, NumpyOps):
     def __init__(self, dtype: Any, communicator: Communicator, vocab_size: int):
         super().__init__(dtype)
         self.communicator, self.vocab_size = communicator, vocab_size
+        self.grid = Grid(communicator.rank, communicator.world_size)
 
     def embed(self, batch: Batch, embedding: Any, position_embedding: np.ndarray | None = None) -> np.ndarray:
         """Rows of the embedding, plus those of the positions, from the rank that holds the token: [T, hidden]."""

@@ -10,7 +10,7 @@ import pytest
 from minllm.errors import KernelArgumentError
 from minllm.parallel.communicator import CommunicationError, PeerLostError
 from minllm.parallel.processes import RankError, RankProcesses
-from minllm.parallel.shared_memory import SLOT_BYTES, SharedMemoryCommunicator
+from minllm.parallel.shared_memory import SLOT_BYTES, SharedMemoryCommunicator, memory_bytes
 from tests.parallel.rank_programs import SUMMED, collectives, random_array, run_commands
 
 RANKS = 4
@@ -103,7 +103,7 @@ def test_ranks_end_with_the_process_that_started_them():
 
 
 def test_wrong_arrays_are_refused():
-    alone = SharedMemoryCommunicator(0, bytearray(2 * SLOT_BYTES), {})
+    alone = SharedMemoryCommunicator(0, bytearray(memory_bytes(1)), {})
     with pytest.raises(KernelArgumentError, match="all_reduce was given int32; it adds float32, float16, bfloat16"):
         alone.all_reduce(np.zeros(3, np.int32))
     with pytest.raises(KernelArgumentError, match=r"C-contiguous arrays, and one of strides \(8,\) was given"):

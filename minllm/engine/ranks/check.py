@@ -4,12 +4,14 @@ from minllm.costs.parallel import shard
 from minllm.engine.loading import model_config
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
+from minllm.parallel.grid import check_stages
 
 
 def check_split(options: EngineOptions) -> None:
-    """Raise InvalidOptionError for options or a model that tensor_parallel_size ranks cannot share."""
-    ranks = options.tensor_parallel_size
-    together = f"is not allowed together with tensor_parallel_size={ranks}"
+    """Raise InvalidOptionError for options or a model that the ranks cannot share."""
+    tensor, pipeline = options.tensor_parallel_size, options.pipeline_parallel_size
+    sizes = [f"tensor_parallel_size={tensor}"] * (tensor > 1) + [f"pipeline_parallel_size={pipeline}"] * (pipeline > 1)
+    together = f"is not allowed together with {' and '.join(sizes)}"
     if options.kv_cache_policy == "virtual":
         raise InvalidOptionError(
             f'kv_cache_policy="virtual" {together}: its pages are mapped by the process that schedules. Take "paged" or "contiguous".'
@@ -20,7 +22,14 @@ def check_split(options: EngineOptions) -> None:
         )
     if any(not isinstance(variant, str) for variant in (options.kernel_variants or {}).values()):
         raise InvalidOptionError(f"A launcher of your own in kernel_variants {together}: it cannot be sent to another process.")
+    if pipeline > 1 and options.speculative_config is not None:
+        raise InvalidOptionError(
+            f"speculative_config {together}: drafts would have to pass through all stages before the next are made. Leave it out, or take "
+            "tensor_parallel_size alone."
+        )
     device = options.resolved_device()
     if device == "cpu" and options.kernel_variants:
         raise InvalidOptionError("kernel_variants chooses among GPU kernels by name, and this LLM runs on the CPU: leave names out.")
-    shard(model_config(options), ranks)
+    config = model_config(options)
+    shard(config, tensor)
+    check_stages(config.num_hidden_layers, pipeline)

@@ -15,7 +15,7 @@ STATE = "state"  # asks for the words of the slots' state, which must be the sam
 
 def serve(rank: Rank, options: EngineOptions) -> None:
     """Load, say so, and execute. Steps are launched ahead of reading results, as on rank 0, which reads them for the user."""
-    runner = load_engine(options, share=RankShare(rank)).runner
+    runner = load_engine(options, share=RankShare(rank, options)).runner
     runner.policy = runner.slots.policy = PublishedTables(runner.policy.block_size)
     rank.channel.send(READY)
     launched: deque = deque()

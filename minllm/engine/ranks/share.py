@@ -12,34 +12,39 @@ from minllm.costs.parallel import shard
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.rank_runner import LeadingRunner, RankRunner
 from minllm.models.config import ModelConfig
+from minllm.parallel.grid import Grid
+from minllm.parallel.pipeline import PipelineNumpyOps
 from minllm.parallel.processes import Rank
 from minllm.parallel.split_weights import SplitReader
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
 
 
 class RankShare:
-    """A rank's share of a model that is split by tensor parallelism."""
+    """A rank's share of a model that is split by tensor parallelism, into the stages of a pipeline, or both."""
 
-    def __init__(self, rank: Rank):
-        self.rank = rank
+    def __init__(self, rank: Rank, options: EngineOptions):
+        self.rank, self.grid = rank, Grid(rank.rank, options.tensor_parallel_size, options.pipeline_parallel_size)
 
     def part(self, config: ModelConfig) -> ModelConfig:
         """The rank's part as a model of its own, which memory and cache are planned for."""
-        return shard(config, self.rank.world_size)
+        return replace(shard(config, self.grid.tensor), num_hidden_layers=len(self.grid.layers(config.num_hidden_layers)))
 
     @property
     def make_reader(self) -> Callable[..., SplitReader]:
         """What reads the rank's part of the weights."""
-        return functools.partial(SplitReader, rank=self.rank.rank, ranks=self.rank.world_size)
+        return functools.partial(SplitReader, grid=self.grid)
 
     @property
     def runner(self) -> type[RankRunner]:
         """The class of the rank's runner."""
         return RankRunner if self.rank.rank else LeadingRunner
 
-    def make_ops(self, device: str, dtype: str, options: EngineOptions, vocab_size: int) -> Any:
-        """The rank's operations, with the communicator that they use."""
-        return TensorParallelNumpyOps(dtype, self.rank.host, vocab_size)
+    def make_ops(self, device: str, dtype: str, options: EngineOptions, config: ModelConfig) -> Any:
+        """The rank's operations, with the communicators that they use. config: the whole model's."""
+        if self.grid.pipeline == 1:
+            return TensorParallelNumpyOps(dtype, self.rank.host, config.vocab_size)
+        stage = self.rank.host.group(self.grid.stage_ranks)
+        return PipelineNumpyOps(dtype, self.grid, self.rank.host, stage, config.vocab_size, config.hidden_size)
 
     def agreed(self, budget: CacheBudget, device: str, options: EngineOptions) -> CacheBudget:
         """The smallest budget of all ranks; on a CPU they divide one memory."""

@@ -18,9 +18,9 @@ def load_ranks(options: EngineOptions, progress: Progress | None = None) -> Engi
     Options and the model's shape are checked before a process starts; whatever fails later ends all of them.
     """
     check_split(options)
-    processes = RankProcesses(options.tensor_parallel_size, serve, options)
+    processes = RankProcesses(options.num_ranks, serve, options)
     try:
-        engine = load_engine(options, progress, RankShare(processes.own))
+        engine = load_engine(options, progress, RankShare(processes.own, options))
         processes.replies()  # all have loaded
     except CommunicationError as error:
         raise processes.failed(error) from error

@@ -1,4 +1,4 @@
-"""Tensor parallelism as users have it: LLM(tensor_parallel_size=2 or 4) gives the same tokens, and ends well."""
+"""Several ranks as users have them: LLM(tensor_parallel_size=, pipeline_parallel_size=) gives the same tokens, and ends well."""
 
 import dataclasses
 import os
@@ -17,7 +17,10 @@ from minllm.parallel.processes import RankError
 from tests.engine.models import byte_level_tokenizer
 from tests.models import random_models
 
-HEADS = dict(num_attention_heads=8, num_key_value_heads=2, hidden_size=128, head_dim=32)  # with 4 ranks two hold each KV head
+SIZES = dict(num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, hidden_size=128, head_dim=32)
+RANKS = {  # (tensor parallel, pipeline parallel); with four tensor ranks two hold each KV head
+    "2 ranks": (2, 1), "4 ranks": (4, 1), "2 stages of 2 ranks": (2, 2),
+}  # fmt: skip
 OPTIONS = dict(device="cpu", max_model_len=96, max_num_seqs=4, max_num_batched_tokens=24, block_size=8)
 PROMPTS = [[5, 6, 7], [11] * 40, [2, 3], [900, 17, 17, 17, 55], list(range(60, 90))]  # 40 and 30 tokens take several chunks
 REPEATS = [[7, 8, 9] * 6, [1, 2] * 8]
@@ -27,7 +30,7 @@ REPEATS = [[7, 8, 9] * 6, [1, 2] * 8]
 def directory(tmp_path_factory):
     """A float32 Llama of eight heads, random, with an odd vocabulary."""
     directory = tmp_path_factory.mktemp("eight-heads")
-    family = dataclasses.replace(random_models.FAMILIES["llama2"], options={**random_models.FAMILIES["llama2"].options, **HEADS})
+    family = dataclasses.replace(random_models.FAMILIES["llama2"], options={**random_models.FAMILIES["llama2"].options, **SIZES})
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(random_models.FAMILIES, "eight heads", family)
         random_models.save_random_model("eight heads", directory)
@@ -35,16 +38,16 @@ def directory(tmp_path_factory):
     return directory
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(scope="module", params=RANKS.values(), ids=RANKS)
 def both(request, directory):
     """(one process, several ranks), with all that the policies of scheduling and cache can do to a sequence."""
     options = dict(OPTIONS, enable_prefix_caching=True)
     blocks = 12  # one sequence at its longest, so that several are preempted
-    bytes_per_block = 2 * 3 * 8 * 32 * 4  # of one KV head
+    (tensor, pipeline), bytes_per_block = request.param, 2 * 4 * 8 * 32 * 4  # of one KV head
     with (
         LLM(directory, **dict(options, kv_cache_memory_bytes=2 * blocks * bytes_per_block)) as alone,
-        LLM(directory, **dict(options, kv_cache_memory_bytes=max(1, 2 // request.param) * blocks * bytes_per_block),
-            tensor_parallel_size=request.param) as ranks,
+        LLM(directory, **dict(options, kv_cache_memory_bytes=blocks * bytes_per_block // pipeline), tensor_parallel_size=tensor,
+            pipeline_parallel_size=pipeline) as ranks,
     ):  # fmt: skip
         assert alone.engine.cache.num_blocks == ranks.engine.cache.num_blocks
         yield alone, ranks
@@ -144,6 +147,8 @@ WRONG = {
     "pages": (dict(kv_cache_policy="virtual"), 'kv_cache_policy="virtual" is not allowed together with tensor_parallel_size=2'),
     "swap": (dict(preemption="swap"), "preemption='swap' is not allowed together with tensor_parallel_size=2"),
     "kernel": (dict(kernel_variants={"matmul": print}), "A launcher of your own in kernel_variants is not allowed together"),
+    "layers": (dict(tensor_parallel_size=1, pipeline_parallel_size=3), "does not divide the model's 4 layers: take one of 1, 2, 4"),
+    "drafts": (dict(pipeline_parallel_size=2, speculative_config={"method": "ngram", "num_speculative_tokens": 2}), "together with tensor_parallel_size=2 and pipeline_parallel_size=2"),
     "variant": (dict(kernel_variants={"matmul": "tiled"}), "chooses among GPU kernels by name, and this LLM runs on the CPU"),
 }
 

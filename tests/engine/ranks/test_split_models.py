@@ -12,9 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from minllm.engine.loading import load_engine
 from minllm.engine.options import EngineOptions
-from minllm.engine.ranks.rank_runner import forward_of
+from minllm.engine.ranks.rank_runner import forward_of, micro_batches
 from minllm.engine.ranks.share import RankShare
 from minllm.engine.running.batch_arrays import NewTokens, build_batch
+from minllm.engine.scheduling.step import Span
 from minllm.errors import CheckpointError
 from minllm.parallel.communicator import PeerLostError
 from tests.engine.models import byte_level_tokenizer, model_directory
@@ -34,7 +35,7 @@ def logits(options, share=None):
 
 
 def of_ranks(world_size, options):
-    return in_threads(world_size, lambda rank: logits(options, RankShare(rank)))
+    return in_threads(world_size, lambda rank: logits(options, RankShare(rank, options)))
 
 
 def options_for(family, **options):
@@ -59,6 +60,26 @@ def test_logits_of_two_ranks_are_those_of_the_whole_model(family, options):
     assert np.linalg.norm(first - whole) < (1e-5 if engine.ops.dtype == np.float32 else 0.02) * np.linalg.norm(whole)
     assert engine.cache.shape.kv_heads == (3 if family == "gpt2" else 1)  # each rank caches its own heads
     assert engine.model.weights.layers[0].attention.config.heads == 3
+
+
+@pytest.mark.parametrize(("family", "tensor"), [("gpt2", 1), ("smollm", 2)])
+def test_stages_hold_their_layers_and_pass_on_hidden_states(family, tensor):
+    """Three stages of one layer each. The embedding is in the first stage, and in the last, whose head it is too."""
+    whole, _ = logits(options_for(family))
+    results = of_ranks(3 * tensor, options_for(family, tensor_parallel_size=tensor, pipeline_parallel_size=3))
+    for found, _ in results[:tensor]:  # the last stage's ranks
+        assert np.linalg.norm(found - whole) < 1e-5 * np.linalg.norm(whole)
+    for found, engine in results[tensor:]:
+        assert not found.any() and engine.model.weights.lm_head is None
+    for rank, (_, engine) in enumerate(results):
+        assert len(engine.model.weights.layers) == engine.cache.shape.num_layers == 1
+        assert (engine.model.weights.embedding is None) == (tensor <= rank < 2 * tensor)
+
+
+def test_micro_batches_keep_the_order_of_spans_and_share_their_tokens():
+    spans = [Span(None, 0, length, False, ()) for length in (1, 1, 1, 1, 4, 8, 8)]
+    assert [[span.length for span in part] for part in micro_batches(spans, 2)] == [[1, 1, 1, 1, 4, 8], [8]]
+    assert micro_batches(spans[:1], 4) == [spans[:1]]
 
 
 @pytest.mark.parametrize(
@@ -86,11 +107,11 @@ def test_a_rank_reads_only_its_part_of_the_file(tmp_path):
     tensors = load_file(directory / "model.safetensors")
     tensors["model.embed_tokens.weight"][1001] = np.nan
     save_file(tensors, directory / "model.safetensors")
-    found = {}
+    found, options = {}, EngineOptions(model=directory, device="cpu", tensor_parallel_size=2)
 
     def load(rank):
         try:
-            load_engine(EngineOptions(model=directory, device="cpu", tensor_parallel_size=2), share=RankShare(rank))
+            load_engine(options, share=RankShare(rank, options))
         except (CheckpointError, PeerLostError) as error:
             found[rank.rank] = str(error)
             rank.host.close()
