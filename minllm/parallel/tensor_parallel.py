@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 
 from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.kernels.split_vocabulary.argmax import argmax_of_own_reference, argmax_of_ranks_reference
+from minllm.kernels.split_vocabulary.join import join_parts_reference
+from minllm.kernels.split_vocabulary.lookup import split_embedding_reference
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import Batch, NormWeights
 from minllm.parallel.communicator import Communicator
@@ -115,28 +118,23 @@ class TensorParallelNumpyOps(TensorParallel, NumpyOps):
         """Rows of the embedding, plus those of the positions, from the rank that holds the token: [T, hidden]."""
         if not isinstance(embedding, SplitEmbedding):
             return super().embed(batch, embedding, position_embedding)
-        ids = batch.token_ids - embedding.part.first
-        is_own = (ids >= 0) & (ids < embedding.part.size)
-        found = np.zeros((len(ids), embedding.rows.shape[1]), np.float32)
-        found[is_own] = embedding.rows[ids[is_own]]
-        if position_embedding is not None:
-            found[is_own] += position_embedding[batch.positions[is_own]]
-        out = found.astype(self.dtype, copy=False)
+        part, positions = embedding.part, batch.positions
+        out = split_embedding_reference(batch.token_ids, embedding.rows, part.first, positions, position_embedding)
+        out = out.astype(self.dtype, copy=False)
         self.communicator.all_reduce(out)
         return out
 
     def argmax_of_ranks(self, own: np.ndarray, part: VocabularyPart, slots: np.ndarray) -> np.ndarray:
         """The id of each row's largest logit over all ranks, the lowest among equals, 0 for slot -1: int32 [R]."""
-        known = np.where(np.isnan(own), -np.inf, own)
-        token = known.argmax(axis=1)
-        best = np.stack([known[np.arange(len(own)), token], token + part.first])  # float64 [2, R]: ids stay exact
-        of_ranks = np.empty((part.ranks, *best.shape))
-        self.communicator.all_gather(best, of_ranks)
-        rank = of_ranks[:, 0].argmax(axis=0)
-        return np.where(slots >= 0, of_ranks[rank, 1, np.arange(len(own))], 0).astype(np.int32)
+        values, tokens = map(self._gathered, argmax_of_own_reference(own))
+        return argmax_of_ranks_reference(values, tokens, slots, part.size)
 
     def gather_columns(self, own: np.ndarray, part: VocabularyPart) -> np.ndarray:
         """The columns of all ranks side by side, without padding: float32 [R, vocab]."""
-        of_ranks = np.empty((part.ranks, *own.shape), own.dtype)
-        self.communicator.all_gather(np.ascontiguousarray(own), of_ranks)
-        return np.ascontiguousarray(of_ranks.transpose(1, 0, 2).reshape(len(own), -1)[:, : part.vocab_size])
+        return join_parts_reference(self._gathered(own), part.vocab_size)
+
+    def _gathered(self, array: np.ndarray) -> np.ndarray:
+        """All ranks' arrays, [ranks, ...]."""
+        out = np.empty((self.communicator.world_size, *array.shape), array.dtype)
+        self.communicator.all_gather(np.ascontiguousarray(array), out)
+        return out

@@ -148,7 +148,10 @@ WRONG = {
     "swap": (dict(preemption="swap"), "preemption='swap' is not allowed together with tensor_parallel_size=2"),
     "kernel": (dict(kernel_variants={"matmul": print}), "A launcher of your own in kernel_variants is not allowed together"),
     "layers": (dict(tensor_parallel_size=1, pipeline_parallel_size=3), "does not divide the model's 4 layers: take one of 1, 2, 4"),
-    "drafts": (dict(pipeline_parallel_size=2, speculative_config={"method": "ngram", "num_speculative_tokens": 2}), "together with tensor_parallel_size=2 and pipeline_parallel_size=2"),
+    "drafts": (
+        dict(pipeline_parallel_size=2, speculative_config={"method": "ngram", "num_speculative_tokens": 2}),
+        "is not allowed together with tensor_parallel_size=2 and pipeline_parallel_size=2",
+    ),
     "variant": (dict(kernel_variants={"matmul": "tiled"}), "chooses among GPU kernels by name, and this LLM runs on the CPU"),
 }
 
