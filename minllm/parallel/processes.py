@@ -48,6 +48,7 @@ class Rank(NamedTuple):
     rank: int
     world_size: int
     host: SharedMemoryCommunicator  # for NumPy arrays
+    at_failure: list[Callable[[], None]]  # what another thread of this process calls when a rank has ended
     channel: Connection | None = None  # to rank 0; None on rank 0
 
 
@@ -85,7 +86,8 @@ class RankProcesses:
                 after.enter_context(one)
             memory.truncate(memory_bytes(world_size))
             mapped = mmap.mmap(memory.fileno(), memory_bytes(world_size))
-            self.own = Rank(0, world_size, SharedMemoryCommunicator(0, mapped, {b: end for (a, b), end in links.items() if a == 0}))
+            communicator = SharedMemoryCommunicator(0, mapped, {b: end for (a, b), end in links.items() if a == 0})
+            self.own = Rank(0, world_size, communicator, self._watched.at_failure)
             for rank in others:
                 files = memory.fileno(), channels[rank][1].fileno(), reports[rank][1].fileno()
                 task = Task(main, argument, rank, world_size, *files, {b: end.fileno() for (a, b), end in links.items() if a == rank})
@@ -98,10 +100,14 @@ class RankProcesses:
         """Why the ranks have ended; None while they live."""
         return self._watched.failure
 
-    def send(self, message: Any) -> None:
-        """Give a message to every other rank. RankError if one has ended."""
+    def check(self) -> None:
+        """Raise RankError if a rank has ended."""
         if self.failure is not None:
             raise RankError(self.failure)
+
+    def send(self, message: Any) -> None:
+        """Give a message to every other rank. RankError if one has ended."""
+        self.check()
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         for channel in self.channels.values():
             try:
@@ -124,15 +130,12 @@ class RankProcesses:
         deadline = time.monotonic() + GRACE_S if isinstance(error, OSError | EOFError | CommunicationError) else 0
         while self.failure is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        if self._watched.failure is None:
-            self._watched.failure = f"Rank 0 has failed, and all ranks have ended: {error!r}"
-        end_children(self.children)
+        self._watched.end(f"Rank 0 has failed, and all ranks have ended: {error!r}")
         return RankError(self.failure)
 
     def close(self) -> None:
         """End all other ranks. Calling it again does nothing."""
-        if self._watched.failure is None:
-            self._watched.failure = "These ranks were closed."
+        self._watched.failure = self._watched.failure or "These ranks were closed."
         self._end()
         self.own.host.close()
         for channel in self.channels.values():
@@ -144,6 +147,7 @@ class Watched:
 
     def __init__(self, children: list[subprocess.Popen], reports: dict[int, Connection]):
         self.children, self.reports, self.failure = children, reports, None
+        self.at_failure: list[Callable[[], None]] = []
 
     def watch(self) -> None:
         """Wait until a rank ends, note the reason, and end all others."""
@@ -153,10 +157,17 @@ class Watched:
             time.sleep(SAME_CAUSE_S)
             causes += [self._cause(rank) for rank, report in self.reports.items() if report not in ready and report.poll()]
         _, text = min(causes)  # False, a cause, before True, an effect
-        self.failure = self.failure or text
-        end_children(self.children)
+        self.end(text)
         for report in self.reports.values():
             report.close()
+
+    def end(self, reason: str) -> None:
+        """End all processes, unless that has been done, and let this one go on."""
+        if self.failure is None:
+            self.failure = reason
+            for act in self.at_failure:
+                act()
+        end_children(self.children)
 
     def _cause(self, rank: int) -> tuple[bool, str]:
         """(whether it ended because another had ended, why) for a rank whose report is there or has been closed."""
@@ -178,7 +189,7 @@ def main() -> None:
                 mapped = mmap.mmap(memory.fileno(), memory_bytes(task.world_size))
             links = {rank: socket.socket(fileno=number) for rank, number in task.links.items()}
             communicator = SharedMemoryCommunicator(task.rank, mapped, links)
-            task.main(Rank(task.rank, task.world_size, communicator, Connection(task.channel)), task.argument)
+            task.main(Rank(task.rank, task.world_size, communicator, [], Connection(task.channel)), task.argument)
         except BaseException as error:  # noqa: BLE001 - rank 0 raises it
             report.send((isinstance(error, PeerLostError), traceback.format_exc()))
             os._exit(1)

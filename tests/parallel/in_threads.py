@@ -18,7 +18,7 @@ def in_threads(world_size: int, work: Callable[[Rank], Any]) -> list[Any]:
     links: list[dict[int, socket.socket]] = [{} for _ in range(world_size)]
     for a, b in itertools.combinations(range(world_size), 2):
         links[a][b], links[b][a] = socket.socketpair()
-    ranks = [Rank(i, world_size, SharedMemoryCommunicator(i, memory, links[i], TIME_LIMIT_S)) for i in range(world_size)]
+    ranks = [Rank(i, world_size, SharedMemoryCommunicator(i, memory, links[i], TIME_LIMIT_S), []) for i in range(world_size)]
 
     def run(rank: Rank) -> Any:
         try:

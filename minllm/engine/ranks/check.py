@@ -5,6 +5,8 @@ from minllm.engine.loading import model_config
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
 from minllm.parallel.grid import check_stages
+from minllm.parallel.nccl import bindings
+from minllm.runtime.device import device_names
 
 
 def check_split(options: EngineOptions) -> None:
@@ -30,6 +32,24 @@ def check_split(options: EngineOptions) -> None:
     device = options.resolved_device()
     if device == "cpu" and options.kernel_variants:
         raise InvalidOptionError("kernel_variants chooses among GPU kernels by name, and this LLM runs on the CPU: leave names out.")
+    if device == "cuda":
+        check_gpus(options.num_ranks)
     config = model_config(options)
     shard(config, tensor)
     check_stages(config.num_hidden_layers, pipeline)
+
+
+def check_gpus(ranks: int) -> None:
+    """Raise InvalidOptionError unless there are as many GPUs as ranks, all of one kind, and NCCL's bindings."""
+    names = device_names()
+    if ranks > len(names):
+        raise InvalidOptionError(
+            f"{ranks} ranks need {ranks} GPUs, one each, and this machine shows {len(names)} ({', '.join(names)}): lower "
+            "tensor_parallel_size or pipeline_parallel_size, or let CUDA_VISIBLE_DEVICES show more."
+        )
+    if len(set(names[:ranks])) > 1:
+        raise InvalidOptionError(
+            f"{ranks} ranks need GPUs of one kind, which compute the same bits, and these are {', '.join(names[:ranks])}: choose some with "
+            "CUDA_VISIBLE_DEVICES."
+        )
+    bindings()

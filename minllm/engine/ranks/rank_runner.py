@@ -9,7 +9,7 @@ from minllm.engine.progress import Progress
 from minllm.engine.ranks.published import published
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.batch_arrays import to_backend
-from minllm.engine.running.forward_result import PendingForward
+from minllm.engine.running.forward_result import ForwardResult, PendingForward
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.sampling.tensors import SamplingKind
@@ -34,6 +34,19 @@ class Capture(NamedTuple):
     """Capture the graphs of decode steps."""
 
     kinds: list[SamplingKind]
+
+
+class CheckedForward:
+    """A PendingForward whose results count only if no rank has ended while they were computed."""
+
+    def __init__(self, result: PendingForward, processes: RankProcesses):
+        self._result, self._processes = result, processes
+
+    def wait(self) -> ForwardResult:
+        """The results. Raises RankError."""
+        found = self._result.wait()
+        self._processes.check()
+        return found
 
 
 class RankRunner(ModelRunner):
@@ -90,14 +103,14 @@ class LeadingRunner(RankRunner):
     fault: Exception | None = None  # of a user's function, in this step
     processes: RankProcesses
 
-    def execute(self, step: Step) -> list[PendingForward]:
+    def execute(self, step: Step) -> list[CheckedForward]:
         """Publish a step and launch it."""
         self.processes.send(Execute(published(step, self.policy, self.speculator is not None)))
         self.fault = None
         results = self._together(lambda: super(LeadingRunner, self).execute(step))
         if self.fault is not None:
             raise self.fault
-        return results
+        return [CheckedForward(result, self.processes) for result in results]
 
     def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
         """Capture the graphs on all ranks."""

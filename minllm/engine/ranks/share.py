@@ -41,10 +41,30 @@ class RankShare:
 
     def make_ops(self, device: str, dtype: str, options: EngineOptions, config: ModelConfig) -> Any:
         """The rank's operations, with the communicators that they use. config: the whole model's."""
+        if device == "cuda":
+            return self._cuda_ops(dtype, options, config)
         if self.grid.pipeline == 1:
             return TensorParallelNumpyOps(dtype, self.rank.host, config.vocab_size)
         stage = self.rank.host.group(self.grid.stage_ranks)
         return PipelineNumpyOps(dtype, self.grid, self.rank.host, stage, config.vocab_size, config.hidden_size)
+
+    def _cuda_ops(self, dtype: str, options: EngineOptions, config: ModelConfig) -> Any:
+        """The same on the rank's own GPU, connected by NCCL."""
+        from minllm.parallel.cuda_ranks import PipelineCudaOps, TensorParallelCudaOps
+        from minllm.parallel.nccl import NcclCommunicator
+        from minllm.runtime.device import current_device, use_device
+
+        use_device(self.rank.rank)
+        current_device()
+        made = dict(kernel_variants=options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
+        kind = TensorParallelCudaOps if self.grid.pipeline == 1 else PipelineCudaOps
+        ops = kind(dtype, self.grid, config.vocab_size, config.hidden_size, **made)
+        ops.communicator = ops.world = NcclCommunicator.connect(self.rank.host, ops.stream)
+        self.rank.at_failure.append(ops.world.abort)
+        if self.grid.pipeline > 1:
+            ops.communicator = NcclCommunicator.connect(self.rank.host.group(self.grid.stage_ranks), ops.stream)
+            self.rank.at_failure.append(ops.communicator.abort)
+        return ops
 
     def agreed(self, budget: CacheBudget, device: str, options: EngineOptions) -> CacheBudget:
         """The smallest budget of all ranks; on a CPU they divide one memory."""
