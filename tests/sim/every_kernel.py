@@ -90,6 +90,9 @@ from minllm.kernels.speculation.rejection import reject
 from minllm.kernels.speculation.row_sampling import WORDS, row_sampling
 from minllm.kernels.speculation.state import DraftState
 from minllm.kernels.speculation.synthetic import accept_synthetic
+from minllm.kernels.split_vocabulary.argmax import argmax_of_ranks
+from minllm.kernels.split_vocabulary.join import join_parts
+from minllm.kernels.split_vocabulary.lookup import split_embedding
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.fp8 import E4M3
 from minllm.weights.int8_groups import Int8GroupWeight
@@ -1094,6 +1097,26 @@ def greedy_sampling():
         "argmax_of_parts_kernel": Expected(dict(part_values=parts, part_tokens=parts, out=4 * R)),
     }
     return partial(run_sample, logits_of("normal", R, V), sampling), kernels, ("slots",)
+
+
+@row
+def a_split_vocabulary():
+    """Two ranks of 68 tokens each; the last has one of padding."""
+    N, R, P, S, T, H = 2, 3, 1, 68, 3, 40
+    best = (numbers(N, R, P, dtype=FLOAT32), np.zeros((N, R, P), np.int32))
+    parts, whole = numbers(N, R, S, dtype=FLOAT32), numbers(R, N * S - 1, dtype=FLOAT32)
+
+    def run():
+        split_embedding(integers(5, 1, 9), numbers(7, H), 4, numbers(T, H))
+        argmax_of_ranks(*best, integers(0, 1, 2), S, integers(0, 0, 0))
+        join_parts(parts, whole)
+
+    kernels = {
+        "split_embedding_kernel": Expected(dict(rows=2 * 2 * H, out=2 * T * H)),  # two of the tokens are on this rank
+        "argmax_of_ranks_kernel": Expected(dict(values=4 * N * R * P, tokens=4 * N * R * P, out=4 * R)),
+        "join_parts_kernel": Expected(dict(parts=4 * R * (N * S - 1), out=4 * R * (N * S - 1))),
+    }
+    return run, kernels, ("token_ids", "slots")
 
 
 @row
