@@ -19,11 +19,11 @@
 #
 # ```mermaid
 # flowchart LR
-#     k0["keys 0 to 2,047"] --> b0["block 0: m, l, o"]
-#     k1["keys 2,048 to 4,095"] --> b1["block 1: m, l, o"]
-#     k2["keys 4,096 to 6,143"] --> b2["block 2: m, l, o"]
-#     k3["keys 6,144 to 8,191"] --> b3["block 3: m, l, o"]
-#     b0 & b1 & b2 & b3 --> merge["merge: o / l"]
+#     k0["keys 0 to 2,047"] --> b0["block 0<br/>m, l, o"]
+#     k1["keys 2,048 to 4,095"] --> b1["block 1<br/>m, l, o"]
+#     k2["keys 4,096 to 6,143"] --> b2["block 2<br/>m, l, o"]
+#     k3["keys 6,144 to 8,191"] --> b3["block 3<br/>m, l, o"]
+#     b0 & b1 & b2 & b3 --> merge["merge<br/>o / l"]
 # ```
 #
 # $$M = \max_s m_s \qquad

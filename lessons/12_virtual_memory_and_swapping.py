@@ -19,8 +19,11 @@
 #
 # ```mermaid
 # flowchart LR
-#     subgraph addresses["addresses of a sequence: contiguous, for the longest text"]
-#         p0["page 0"] ~~~ p1["page 1"] ~~~ p2["page 2"] ~~~ p3["page 3: nothing mapped"]
+#     subgraph addresses["addresses of a sequence"]
+#         p0["page 0"]
+#         p1["page 1"]
+#         p2["page 2"]
+#         p3["page 3: nothing mapped"]
 #     end
 #     p0 --> m5["memory 5"]
 #     p1 --> m2["memory 2"]

@@ -89,7 +89,8 @@ def chart() -> str:
     """The chart of recorded speeds."""
     from minllm.bench.speed_chart import speed_chart
 
-    return speed_chart(json.loads((ROOT / "docs" / "results" / "h200.json").read_text(encoding="utf-8")))._repr_html_()
+    figure = speed_chart(json.loads((ROOT / "docs" / "results" / "h200.json").read_text(encoding="utf-8")))
+    return f'<div class="output" tabindex="0">{figure._repr_html_()}</div>'
 
 
 PARTS = {"chart": chart, "kernel": kernel, "race": race, "text": text}
