@@ -309,10 +309,9 @@ def paint(chart: Flowchart, passes, dashed, down: bool) -> tuple[float, float, s
     left, top = min(box[0] for box in boxes) - 2, min(box[1] for box in boxes) - 2
     width, height = max(box[2] for box in boxes) + 2 - left, max(box[3] for box in boxes) + 2 - top
     body = "".join(drawn + labels)
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{left:.0f} {top:.0f} {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}" role="img" aria-label="{html.escape(spoken(chart))}" font-size="{FONT_SIZE}" font-family="inherit">{body}</svg>'
-    )
+    size = f'viewBox="{left:.0f} {top:.0f} {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
+    spoken_so, letters = html.escape(spoken(chart)), f'font-size="{FONT_SIZE}" font-family="inherit"'
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{spoken_so}" {letters}>{body}</svg>'
     return width, height, svg
 
 
