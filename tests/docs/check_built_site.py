@@ -134,8 +134,9 @@ def test_a_page_fits_a_phone(browser, base, address):
     wide = """[...document.querySelectorAll(".md-content svg, .md-content img")].filter(one => one.getBoundingClientRect().right > 391
         && !one.closest(".output, .wide-picture")).map(one => one.outerHTML.slice(0, 120))"""
     assert visit.page.evaluate(wide) == []
-    small = f"""[...document.querySelectorAll(".md-content svg text")].filter(one => one.getBoundingClientRect().height
-        && parseFloat(getComputedStyle(one).fontSize) * one.getScreenCTM().d < {SMALLEST_LETTERS}).map(one => one.textContent)"""
+    small = f"""[...document.querySelectorAll(".md-content svg text")].map(one => [one.textContent,
+        one.checkVisibility() ? parseFloat(getComputedStyle(one).fontSize) * one.getScreenCTM().d : 0])
+        .filter(([, size]) => size > 0 && size < {SMALLEST_LETTERS})"""
     assert visit.page.evaluate(small) == []
     if not address.startswith(("lessons/", "source/", "api", "glossary", "command-line")):
         assert visit.page.evaluate("document.documentElement.scrollHeight") < TALLEST_PAGE

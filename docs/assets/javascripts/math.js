@@ -11,12 +11,20 @@
     }));
   })();
 
+  // A formula wider than the page scrolls in its own frame, which the keyboard must reach.
+  const scrollers = new ResizeObserver((entries) => entries.forEach(({ target }) => {
+    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }));
+
   // pymdownx.arithmatex writes \(...\) in the line and \[...\] on lines of their own.
   function typeset(element) {
     const source = element.textContent.trim();
     const displayMode = source.startsWith("\\[");
     katex.render(source.slice(2, -2), element, { displayMode, throwOnError: false });
     element.classList.add("typeset");
+    const display = element.querySelector(".katex-display");
+    if (display) scrollers.observe(display);
   }
 
   document$.subscribe(async () => {
