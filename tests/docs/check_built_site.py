@@ -211,6 +211,22 @@ def test_line_numbers_stand_beside_their_lines(browser, base):
     visit.close()
 
 
+def test_a_link_to_a_line_shows_this_line_beside_its_number(browser, base):
+    """Captions of lessons link to lines: the line stands below the header, at its own number, and is marked."""
+    visit = Visit(browser, base, f"{SOURCE_PAGES[0]}#__codelineno-0-60")
+    offsets = visit.page.evaluate("""[...document.querySelectorAll(".linenodiv a")].map(number => {
+        const line = document.getElementById(number.hash.slice(1)).parentElement.getBoundingClientRect();
+        const beside = number.getBoundingClientRect();
+        return Math.abs((line.top + line.bottom) / 2 - (beside.top + beside.bottom) / 2);
+    })""")
+    assert len(offsets) > 60 and max(offsets) < 3
+    line = visit.page.locator("#__span-0-60")
+    header = visit.page.locator(".md-header").bounding_box()
+    assert line.bounding_box()["y"] >= header["y"] + header["height"] and line.bounding_box()["y"] < 450
+    assert line.evaluate("one => getComputedStyle(one).backgroundColor") != "rgba(0, 0, 0, 0)"
+    visit.close()
+
+
 def test_code_can_be_copied_and_annotations_open(browser, base):
     visit = Visit(browser, base, "lessons/01_what_a_language_model_computes/")
     assert visit.page.locator(".md-code__button, .md-clipboard").count() > 5
