@@ -153,7 +153,7 @@ add_and_stop_kernel.simulate[grid, block](x, residual, np.zeros(n, np.float32))
 # ## Count what it did
 #
 # A trace counts while the kernel runs. It does not measure time: it says how many bytes the threads asked for, and
-# how many bytes had to move.
+# how many bytes had to move, in sectors of 32 bytes (explained below).
 
 # %%
 trace = add_kernel.trace[grid, block](x, residual, np.empty(n, np.float32))

@@ -192,7 +192,7 @@ shares = {
     if row.variant in names and "system" not in row.case
 }
 bars(
-    [Bar(name, row.value, f"{row.value:.0f} %") for name, row in shares.items()],
+    [Bar(name, row.value) for name, row in shares.items()],
     unit="% of the cache",
     title="Share of the cache that holds tokens while requests wait",
     limit=100,

@@ -16,7 +16,7 @@
 # A decode step reads all weights, for one sequence or for a hundred, so a server computes many
 # requests together. But requests arrive at any time, and their answers end at any time. Before every step, the
 # *scheduler* decides whose tokens are computed next, and that decides who waits.
-# Here A and B arrive together. While they decode, C brings a prompt of 3,000 tokens, and D a short one:
+# Here requests A and B arrive together. While they decode, C brings a prompt of 3,000 tokens, and D a short one:
 
 # %% tags=["fold"]
 from minllm.bench.serving.simulated import simulate

@@ -19,9 +19,9 @@
 #
 # ```mermaid
 # flowchart LR
-#     text["text"] --> ids["token ids"] --> step["a Step of spans"] --> arrays["arrays,<br/>one replay"]
-#     arrays --> kernels["kernels:<br/>embed, layers, sample"]
-#     kernels --> back["tokens in<br/>page-locked memory"] --> piece["a piece of text"]
+#     text["text"] --> ids["token ids"] --> step["a Step<br/>of spans"] --> arrays["arrays,<br/>one replay"]
+#     arrays --> kernels["kernels:<br/>embed,<br/>layers,<br/>sample"]
+#     kernels --> back["tokens in<br/>page-locked<br/>memory"] --> piece["a piece<br/>of text"]
 # ```
 #
 # $$\text{dollars per million tokens} = \frac{10^6 \cdot \text{price per hour}}{3600 \cdot \text{tokens per second} \cdot \text{utilisation}}$$

@@ -228,16 +228,20 @@ def drawing(source: str, down: bool | None = None) -> tuple[float, float, str]:
         return node.size[0 if down else 1]
 
     room = max([SEPARATION] + [measure(link.lines)[0 if down else 1] + 34 for link in dashed])
-    start = 0.0
+    start, enclosing = 0.0, None
     for part in components(nodes, passes, dashed):
         place_across(part, neighbours, breadth, room)
-        titles = [text_width(title) + 2 * PAD for title, names in chart.groups if down and any(nodes[name] in part for name in names)]
+        groups = [(title, names) for title, names in chart.groups if any(nodes[name] in part for name in names)]
+        if enclosing is not None and (groups or enclosing) and groups != enclosing:
+            start += 10 if down else TITLE + 10  # the borders of two subgraphs, or of one
+        enclosing = groups
+        titles = [text_width(title) + 2 * PAD for title, names in groups if down and len(names) <= len(part)]
         low = min(node.across - breadth(node) / 2 for node in part)
         high = max(node.across + breadth(node) / 2 for node in part)
         spare = max(0.0, max(titles, default=0.0) - (high - low)) / 2
         for node in part:
             node.across += start + spare - low
-        start += high - low + 2 * spare + SEPARATION + (0 if not chart.groups else 10 if down else TITLE + 10)
+        start += high - low + 2 * spare + SEPARATION
     place_along(nodes, passes, down)
     return paint(chart, passes, dashed, down)
 
