@@ -11,11 +11,13 @@
     }));
   })();
 
-  // A formula wider than the page scrolls in its own frame, which the keyboard must reach.
-  const scrollers = new ResizeObserver((entries) => entries.forEach(({ target }) => {
-    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
-    else target.removeAttribute("tabindex");
-  }));
+  // A formula wider than the page scrolls in its own frame, which the keyboard must reach. Its width is known once the fonts are there.
+  const reach = () => document.querySelectorAll(".katex-display").forEach((display) => {
+    if (display.scrollWidth > display.clientWidth) display.tabIndex = 0;
+    else display.removeAttribute("tabindex");
+  });
+  document.fonts.addEventListener("loadingdone", reach);
+  window.addEventListener("resize", reach);
 
   // pymdownx.arithmatex writes \(...\) in the line and \[...\] on lines of their own.
   function typeset(element) {
@@ -23,8 +25,6 @@
     const displayMode = source.startsWith("\\[");
     katex.render(source.slice(2, -2), element, { displayMode, throwOnError: false });
     element.classList.add("typeset");
-    const display = element.querySelector(".katex-display");
-    if (display) scrollers.observe(display);
   }
 
   document$.subscribe(async () => {
@@ -32,5 +32,6 @@
     if (formulas.length === 0) return;
     await load();
     formulas.forEach(typeset);
+    reach();
   });
 })();
