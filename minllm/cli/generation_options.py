@@ -66,6 +66,8 @@ ENGINE_OPTIONS = (
     engine_option("enable_prefix_caching", bool, "Compute what prompts have in common once (paged cache).", default=False),
     engine_option("speculative_config", str | None, SPECULATIVE_HELP, "JSON"),
     engine_option("batch_invariant", bool, BATCH_INVARIANT_HELP, default=False),
+    engine_option("tensor_parallel_size", int, "GPUs, or processes on a CPU, that share each layer.", default=1),
+    engine_option("pipeline_parallel_size", int, "Stages that share the layers, each on that many GPUs.", default=1),
     option("variant", VariantOption),
 )
 REQUEST_OPTIONS = (

@@ -76,6 +76,14 @@ class EngineOptions:
     seed: int = 0
     """Seeds the requests that have no seed of their own."""
 
+    tensor_parallel_size: int = 1
+    """Number of ranks, each a process that computes with its part of the model's heads, inner width and vocabulary; 1 splits nothing. On a
+    CPU they share its cores (parallel/tensor_parallel.py)."""
+
+    pipeline_parallel_size: int = 1
+    """Number of stages, each with an equal number of the model's layers on tensor_parallel_size ranks; the sequences of a step pass through
+    them in as many micro-batches (parallel/pipeline.py)."""
+
     max_num_seqs: int = 256
     """The most sequences computed together."""
 
@@ -136,7 +144,8 @@ class EngineOptions:
 
     batch_invariant: bool = False
     """The logits of a request are the same bits alone, in any batch, in prompt chunks of any size and with drafts to verify: every sum has
-    one order, which costs speed. It excludes kernel_variants, a quantised KV cache, and on a GPU quantised weights."""
+    one order, which costs speed. It excludes kernel_variants, several ranks, a quantised KV cache, and on a
+    GPU quantised weights."""
 
     enforce_eager: bool = False
     """On a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph."""
@@ -158,7 +167,8 @@ class EngineOptions:
             self._check_name(name, names)
         self._check_quantization()
         self._check_cache()
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "swap_space_bytes"):
+        sizes = ("max_num_seqs", "max_num_batched_tokens", "block_size", "swap_space_bytes")
+        for name in (*sizes, "tensor_parallel_size", "pipeline_parallel_size"):
             self._check_positive(name)
         for name in ("max_model_len", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:
@@ -200,6 +210,9 @@ class EngineOptions:
             return
         variants = self.kernel_variants
         _check(not variants, "kernel_variants", variants, "None with batch_invariant=True, which chooses the kernels")
+        alone = "1 with batch_invariant=True: the sum over ranks may change its order with the number of rows"
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            _check(getattr(self, name) == 1, name, getattr(self, name), alone)
         plain = '"auto" with batch_invariant=True: attention has a fixed order over plain caches only'
         _check(self.kv_cache_dtype == "auto", "kv_cache_dtype", self.kv_cache_dtype, plain)
 
@@ -248,6 +261,11 @@ class EngineOptions:
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)
         _check(isinstance(value, Integral) and not isinstance(value, bool) and value >= 1, name, value, "an integer of at least 1")
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of processes that compute together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def prefix_index(self) -> str | None:
