@@ -144,8 +144,7 @@ class EngineOptions:
 
     batch_invariant: bool = False
     """The logits of a request are the same bits alone, in any batch, in prompt chunks of any size and with drafts to verify: every sum has
-    one order, which costs speed. It excludes kernel_variants, several ranks, a quantised KV cache, and on a
-    GPU quantised weights."""
+    one order, which costs speed. It excludes kernel_variants, several ranks, a quantised KV cache, and on a GPU quantised weights."""
 
     enforce_eager: bool = False
     """On a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph."""
