@@ -1,7 +1,7 @@
 """The matrix products of quantised weights, and which of them multiplies how many rows of x.
 
 W8A8      a GEMV over the codes for few rows; on Hopper flat and wgmma products of codes for more; elsewhere the widened matrix
-int4      a GEMV for few rows; on Hopper wgmma with weights in registers up to 64; else the widened matrix
+int4      a GEMV for few rows; on Hopper mma.sync fed by TMA up to 16, wgmma with weights in registers up to 64; else the widened matrix
 others    a GEMV over the codes for up to 8 rows, the widened matrix for more
 """
 
@@ -20,6 +20,7 @@ from minllm.kernels.matmul.quantized import (
     int4,
     int4_naive,
     int4_tensor_core,
+    int4_tma,
     int4_wgmma,
     int8,
     int8_groups,
@@ -35,7 +36,6 @@ from minllm.weights.format import LinearKernels
 
 OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply codes as they are
 MOST_ROWS_OF_FLAT_CODES = 64  # rows of x for which flat multiplies codes; at 256 wgmma is faster for every weight
-FEWEST_ROWS_OF_INT4_FLAT, MOST_OUTPUTS_OF_INT4_TENSOR_CORE = 3, 8192
 
 
 def choose(x: Any, weight: Any) -> str:
@@ -49,17 +49,16 @@ def on_hopper(array: Any) -> bool:
 
 
 def choose_int4(x: Any, weight: Any) -> str:
-    """The variant of int4, as measured on an H200.
-
-    int4_tensor_core reads x from L2 in every block of 16 outputs, which few rows and few outputs allow; it takes groups of 128. Smaller
-    groups of one or two rows are left to the GEMV.
-    """
-    rows, outputs = x.shape[0], weight.codes.shape[0]
+    """The variant of int4: on Hopper the one that spends the fewest instructions per code on this number of rows."""
     if not on_hopper(weight.codes) or not int4_wgmma.fits(x, weight):
         return choose(x, weight)
-    if outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE and rows <= MOST_ROWS_OF_GEMV and int4_tensor_core.fits(x, weight):
-        return "int4_tensor_core"
-    return "gemv" if rows < FEWEST_ROWS_OF_INT4_FLAT and outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE else "flat"
+    return "int4_tma" if int4_tma.fits(x, weight) else "flat"
+
+
+def gated_int4(variant: str, x: Any, weight: Any) -> Any:
+    """The launcher of gate and up in one kernel, if the variant has one."""
+    launcher = {"int4_tma": int4_tma.gated_int4_tma, "flat": int4_wgmma.gated_int4_wgmma}.get(variant)
+    return launcher if int4_wgmma.fits(x, weight) else None
 
 
 def choose_w8a8(x: Any, weight: Any) -> str:
@@ -102,11 +101,13 @@ INT4, NF4 = dequantized(int4.int4_gemv, int4.dequantize_int4), dequantized(nf4.n
 INT4 = INT4._replace(
     variants={
         **INT4.variants, "int4_naive": int4_naive.int4_naive, "int4_tensor_core": int4_tensor_core.int4_tensor_core,
-        "flat": int4_wgmma.int4_wgmma,
+        "int4_tma": int4_tma.int4_tma, "flat": int4_wgmma.int4_wgmma,
     },
     choose=choose_int4,
-    most_rows={**INT4.most_rows, "int4_tensor_core": int4_tensor_core.MOST_ROWS, "flat": int4_wgmma.MOST_ROWS},
-    gated=lambda variant, x, weight: int4_wgmma.gated_int4_wgmma if variant == "flat" and int4_wgmma.fits(x, weight) else None,
+    most_rows={
+        **INT4.most_rows, "int4_tensor_core": int4_tensor_core.MOST_ROWS, "int4_tma": int4_tma.MOST_ROWS, "flat": int4_wgmma.MOST_ROWS,
+    },
+    gated=gated_int4,
 )
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
 ROW_GROUPS = {"gemv": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}

@@ -50,6 +50,7 @@ from minllm.kernels.matmul.quantized import (
     int4,
     int4_naive,
     int4_tensor_core,
+    int4_tma,
     int4_wgmma,
     int8,
     int8_groups,
@@ -785,6 +786,20 @@ def int4_on_wgmma():
     weight = weight._replace(scales=np.ones_like(weight.scales))
     run = partial(int4_wgmma.int4_wgmma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"int4_wgmma_kernel": moved}
+
+
+@row
+def int4_by_tma():
+    """The four lanes of a row ask for the scale of each group of 128 once, and at the end of a warp's steps for that of the last group."""
+    M, N, K, b = 3, 128, 512, 2
+    tiling = int4_tma.Int4TmaTiling(rows=64, warps=2, stages=2)
+    tiles, groups = N // tiling.rows, K // 128
+    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, scales=4 * 2 * N * (groups + tiling.warps), out=M * N * b)
+    weight = weight_in("int4_g128", N, K)
+    weight = weight._replace(scales=np.ones_like(weight.scales))
+    moved = Expected(asked, dict(x_map=M * K * b, scales=2 * N * groups), 2 * 8 * (N + 16 * tiles) * K)  # a product with ones per tile
+    run = partial(int4_tma.int4_tma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
+    return run, {"int4_tma_kernel": moved}
 
 
 @row

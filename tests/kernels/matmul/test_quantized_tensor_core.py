@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized import int4_tma, int4_wgmma, tensor_core
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
@@ -37,6 +37,23 @@ def test_products_of_int4_are_those_in_float64(case, device):
 @given(st.integers(1, 64), st.integers(1, 40000), st.booleans())
 def test_every_few_rows_have_a_tiling_for_int4(m, n, gated):
     int4_wgmma.choose_tiling(int4_wgmma.padded_rows(m), n, gated).check(int4_wgmma.padded_rows(m), int4_wgmma.X_PANELS)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 16), st.integers(1, 40000), st.integers(1, 200), st.booleans())
+def test_every_few_rows_have_a_tiling_for_int4_by_tma(m, n, groups, gated):
+    tokens = int4_wgmma.padded_rows(m)
+    int4_tma.choose_tiling(tokens, n, 128 * groups, gated).check(tokens)
+
+
+def test_what_int4_by_tma_refuses():
+    weight = WEIGHT_FORMATS["int4_g128"].encode(random((4, 256), FLOAT32, 0))
+    with pytest.raises(KernelArgumentError, match="takes up to 16 rows"):
+        int4_tma.int4_tma(random((17, 256), BFLOAT16, 0), weight, np.empty((17, 4), BFLOAT16))
+    x, out = random((2, 256), BFLOAT16, 0), np.empty((2, 4), BFLOAT16)
+    for tiling, words in (((48, 4, 2), "32, 64 or 128 rows"), ((64, 17, 2), "1 to 16 warps"), ((64, 4, 40), "bytes of shared memory")):
+        with pytest.raises(KernelArgumentError, match=words):
+            int4_tma.int4_tma(x, weight, out, tiling=int4_tma.Int4TmaTiling(*tiling))
 
 
 def test_what_wgmma_over_int4_refuses(monkeypatch):
@@ -158,7 +175,7 @@ def test_hopper_multiplies_codes_as_they_are(monkeypatch):
     assert (chosen(8), chosen(9)) == ("gemv", "widened")
 
 
-def test_int4_on_hopper_by_rows_outputs_and_groups(monkeypatch):
+def test_int4_on_hopper_by_rows_and_groups(monkeypatch):
     class Device:
         compute_capability = (9, 0)
 
@@ -173,11 +190,10 @@ def test_int4_on_hopper_by_rows_outputs_and_groups(monkeypatch):
             self.codes, self.scales = Array((outputs, 512), np.uint8), Array((outputs, groups), np.float16)
 
     def chosen(outputs, groups):
-        return [quantized_kernels.choose_int4(Array((rows, 1024), BFLOAT16), Weight(outputs, groups)) for rows in (1, 8, 9, 64, 65)]
+        return [quantized_kernels.choose_int4(Array((rows, 1024), BFLOAT16), Weight(outputs, groups)) for rows in (1, 8, 16, 17, 65)]
 
     monkeypatch.setattr(quantized_kernels, "current_device", Device)
-    assert chosen(4096, 8) == ["int4_tensor_core", "int4_tensor_core", "flat", "flat", "widened"]
-    assert chosen(28672, 8) == ["flat", "flat", "flat", "flat", "widened"]
-    assert chosen(4096, 32) == ["gemv", "flat", "flat", "flat", "widened"]
+    for groups in (8, 32):
+        assert chosen(4096, groups) == ["int4_tma", "int4_tma", "int4_tma", "flat", "widened"]
     Device.compute_capability = (8, 9)
     assert chosen(4096, 8) == ["gemv", "gemv", "widened", "widened", "widened"]

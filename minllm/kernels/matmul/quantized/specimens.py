@@ -10,6 +10,7 @@ from minllm.kernels.matmul.quantized import (
     int4,
     int4_naive,
     int4_tensor_core,
+    int4_tma,
     int4_wgmma,
     int8,
     int8_groups,
@@ -83,6 +84,7 @@ def specimens(dtype):
             yield from wgmma_specimens(code, matrix, bias)
             yield from flat_specimens(code, matrix)
         yield from int4_wgmma_specimens(dtype, matrix)
+        yield from int4_tma_specimens(dtype, matrix)
 
 
 def int4_tensor_core_specimens(dtype, matrix, bias):
@@ -162,3 +164,19 @@ def int4_wgmma_specimens(dtype, matrix):
             shared_bytes = tiling.shared_bytes(tokens, int4_wgmma.X_PANELS)
             contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
             yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes, contains, targets=((9, 0),))
+
+
+def int4_tma_specimens(dtype, matrix):
+    """Hopper only: 8 and 16 rows, plain and gated, groups of 128 and of 32, without and with zeros; with the tilings that are chosen."""
+    flat_scales, flat_zeros = array(types.float16, 1), array(UINT8, 1)
+    for tokens, group_size, zeros, gated in (
+        (8, 128, types.none, False), (8, 128, types.none, True), (8, 32, flat_zeros, False), (16, 128, flat_zeros, False),
+        (16, 64, types.none, True),
+    ):  # fmt: skip
+        tiling = int4_tma.choose_tiling(tokens, 4096, 4096, gated)
+        kernel = int4_tma.int4_tma_kernel(tokens, tiling, group_size, dtype, gated, 8)
+        arguments = (types.uint64, types.uint64, flat_scales, zeros, types.int32, types.none, matrix, types.int32)
+        kind = f"{'gated/' if gated else ''}{tokens}/{group_size}{'' if zeros == types.none else '_zeros'}"
+        contains = ("HMMA*", "UTMALDG.2D*", "LDSM*", "LDS.128", "SYNCS.PHASECHK*")
+        name, shared_bytes = f"matmul/int4_tma/{kind}/{dtype}", tiling.shared_bytes(tokens)
+        yield Specimen(name, kernel, arguments, tiling.threads, tiling.blocks(tokens), shared_bytes, contains, targets=((9, 0),))
