@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.arguments import rows_begin_on
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
 from minllm.kernels.matmul.quantized import (
@@ -79,6 +80,7 @@ def w8a8(code: str, dtype: str, gemv: Any, widen: Any) -> LinearKernels:
         most_rows={"gemv": MOST_ROWS_OF_GEMV, "flat": MOST_ROWS_OF_FLAT},
         activations={"widened": functools.partial(quantise, as_numbers=True)} | dict.fromkeys(OF_CODES, quantise),
         normed_activations=dict.fromkeys(OF_CODES, functools.partial(rms_norm_quantized, code=code)),
+        gated_activations=dict.fromkeys(OF_CODES, functools.partial(silu_and_multiply_quantized, code=code)),
         workspaces={"widened": widened_matrix_and_sums},
         gated=lambda variant, x, weight: gated.get(variant),
     )

@@ -17,6 +17,7 @@ import numpy as np
 import minllm.kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.attention.first_rungs import flash_attention_1, materialized
 from minllm.kernels.attention.first_rungs.materialized_projection import MaterializedDecoder
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
@@ -135,6 +136,7 @@ ROUNDED = {
     "matmul_tiled_kernel": FUSED,
     "matmul_vectorized_kernel": FUSED,
     "rms_norm_quantized_kernel": FUSED,  # its scales
+    "silu_quantized_kernel": APPROXIMATE,  # its scales
     "gelu_kernel": APPROXIMATE,
     "softmax_kernel": APPROXIMATE,
     "flash_attention_1_kernel": APPROXIMATE,
@@ -183,6 +185,13 @@ def silu_by_elements():
     T, F, b = 2, 67, 2
     moved = Expected(dict(gate_up=2 * T * F * b, out=T * F * b), operations=6 * T * F)
     return partial(silu_and_multiply, numbers(T, 2 * F), numbers(T, F)), {"silu_and_multiply_kernel": moved}
+
+
+@row
+def silu_that_quantises():
+    T, F, b = 3, 264, 2
+    moved = Expected(dict(gate_up=2 * T * F * b, codes=T * F, scales=4 * T))
+    return partial(silu_and_multiply_quantized, numbers(T, 2 * F), np.empty), {"silu_quantized_kernel": moved}
 
 
 @row

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
+from minllm.kernels.activation.silu import silu_and_multiply_reference
+from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.quantized import int4_tma, int4_wgmma, tensor_core
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
@@ -17,9 +19,10 @@ from minllm.weights import quantized_kernels
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.int8 import Int8Weight
 from minllm.weights.linear import Linear
-from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, random
+from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
 from tests.kernels.matmul.quantized_cases import CASES, INT4_CASES, check_codes, check_int4
 
+UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # of a row that is rounded before it is quantised
 PRODUCTS = {kind: tensor_core.make_product(run, "int8") for kind, run in (("wgmma", tensor_core.run_wgmma), ("flat", tensor_core.run_flat))}
 
 
@@ -126,6 +129,46 @@ def test_the_norm_writes_the_codes_of_its_rows(name, dtype, hidden):
     np.testing.assert_allclose(rows.scales, expected.scales, rtol=1e-6)
     steps = np.abs(rows.codes.view(np.int8).astype(int) - expected.codes.view(np.int8))
     assert steps.max() <= 1 and (steps > 0).mean() <= 0.01
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("intermediate", [8, 264, 259])  # one warp; several; rows that are not whole vectors
+def test_silu_writes_the_codes_of_its_rows(name, dtype, intermediate):
+    gate_up = random((3, 2 * intermediate), dtype, 0)
+    gate_up[1] = 0
+    rows = silu_and_multiply_quantized(gate_up, np.empty, code=name)
+    if intermediate % 8 == 0:  # not rounded before it is quantised
+        activated = silu_and_multiply_reference(gate_up.astype(np.float64))
+    else:
+        activated = silu_and_multiply_reference(gate_up)
+    expected = WEIGHT_FORMATS[name].encode(activated)
+    np.testing.assert_allclose(rows.scales, expected.scales, rtol=1e-6 if intermediate % 8 == 0 else UNIT_OF_SCALES[dtype])
+    steps = np.abs(rows.codes.view(np.int8).astype(int) - expected.codes.view(np.int8))
+    assert steps.max() <= 1 and (steps > 0).mean() <= 0.01 and not rows.codes[1].any()
+
+
+def test_what_silu_that_quantises_refuses():
+    with pytest.raises(KernelArgumentError, match="rows of 9, which are no gate"):
+        silu_and_multiply_quantized(np.zeros((2, 9), BFLOAT16), np.empty)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_a_feed_forward_without_a_gated_product_quantises_in_silu(name, monkeypatch):
+    """As on a GPU without wgmma, or with a bias: no kernel quantises between SiLU and down."""
+    found, hidden, inner = WEIGHT_FORMATS[name], 64, 48
+    gate_up, down = (found.encode(random(shape, FLOAT32, seed, 0.1)) for shape, seed in (((2 * inner, hidden), 1), ((hidden, inner), 2)))
+    bias = random((2 * inner,), BFLOAT16, 3)
+    layers = Linear(gate_up, bias, found, (2 * inner, hidden)), Linear(down, None, found, (hidden, inner))
+    ops, x, quantised = CudaOps("bfloat16", simulated=True), random((3, hidden), BFLOAT16, 4), []
+    counting = dict(found.kernels.activations)["gemv"]
+    monkeypatch.setitem(found.kernels.activations, "gemv", lambda x, *rest: quantised.append(x.shape) or counting(x, *rest))
+    out = ops.gated_mlp(x, *layers, activation="silu")
+    assert quantised == [(3, hidden)]
+    both = found.linear(x.astype(FLOAT32), gate_up).astype(np.float64) + bias
+    activated = both[:, :inner] / (1 + np.exp(-both[:, :inner])) * both[:, inner:]
+    expected = found.linear(activated.astype(FLOAT32), down)
+    np.testing.assert_allclose(out.astype(FLOAT32), expected, rtol=0.05, atol=0.02 * np.abs(expected).max())
 
 
 def test_a_norm_of_zeros_has_scale_zero():
