@@ -2,6 +2,7 @@
 
 W8A8      a GEMV over the codes for few rows; on Hopper flat and wgmma products of codes for more; elsewhere the widened matrix
 int4      a GEMV for few rows; on Hopper mma.sync fed by TMA up to 16, wgmma with weights in registers up to 64; else the widened matrix
+fp8_block a GEMV over the codes for up to 8 rows; on Hopper wgmma for more, else the widened matrix
 others    a GEMV over the codes for up to 8 rows, the widened matrix for more
 """
 
@@ -18,6 +19,7 @@ from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
 from minllm.kernels.matmul.quantized import (
     fp8,
     fp8_block,
+    fp8_block_wgmma,
     int4,
     int4_naive,
     int4_tensor_core,
@@ -54,6 +56,18 @@ def choose_int4(x: Any, weight: Any) -> str:
     if not on_hopper(weight.codes) or not int4_wgmma.fits(x, weight):
         return choose(x, weight)
     return "int4_tma" if int4_tma.fits(x, weight) else "flat"
+
+
+def choose_fp8_block(x: Any, weight: Any) -> str:
+    """The GEMV for few rows; on Hopper the GEMM of codes for more."""
+    if x.shape[0] > MOST_ROWS_OF_GEMV and on_hopper(weight.codes) and fp8_block_wgmma.fits(weight):
+        return "wgmma"
+    return choose(x, weight)
+
+
+def gated_fp8_block(variant: str, x: Any, weight: Any) -> Any:
+    """The launcher of gate and up in one kernel, if the variant has one."""
+    return fp8_block_wgmma.gated_fp8_block_wgmma if variant == "wgmma" and fp8_block_wgmma.fits(weight) else None
 
 
 def gated_int4(variant: str, x: Any, weight: Any) -> Any:
@@ -112,5 +126,8 @@ INT4 = INT4._replace(
     gated=gated_int4,
 )
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
-ROW_GROUPS = {"gemv": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}
+ROW_GROUPS = {"gemv": quantize_row_groups, "wgmma": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}
 FP8_BLOCK = dequantized(fp8_block.fp8_block_gemv, fp8_block.dequantize_fp8_block, ROW_GROUPS)
+FP8_BLOCK = FP8_BLOCK._replace(
+    variants={**FP8_BLOCK.variants, "wgmma": fp8_block_wgmma.fp8_block_wgmma}, choose=choose_fp8_block, gated=gated_fp8_block,
+)

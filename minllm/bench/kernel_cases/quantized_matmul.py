@@ -26,7 +26,7 @@ VARIANTS = {  # format: variants for numbers of rows
     "bfloat16": {rows: ("chosen",) for rows in (1, 16, 64, 128, 256, 2048)},
     "fp8": {1: ("gemv", "flat", "wgmma"), 16: ("flat",), 64: ("flat", "wgmma"), 256: ("flat", "wgmma"), 2048: ("wgmma",)},
     "int8": {1: ("gemv", "flat", "wgmma"), 16: ("flat",), 64: ("flat", "wgmma"), 256: ("flat", "wgmma"), 2048: ("wgmma",)},
-    "fp8_block": {1: ("gemv",), 64: ("widened",), 2048: ("widened",)},
+    "fp8_block": {1: ("gemv",), 16: ("wgmma",), 64: ("wgmma", "widened"), 256: ("wgmma",), 2048: ("wgmma", "widened")},
     "int4_g128": {
         1: ("gemv", "int4_tensor_core", "int4_tma", "flat"), 4: ("int4_tma",), 8: ("int4_tensor_core", "int4_tma", "flat"),
         16: ("int4_tensor_core", "int4_tma", "flat"), 64: ("flat",), 128: ("widened",), 256: ("widened",), 2048: ("widened",),
@@ -116,4 +116,4 @@ def cases() -> list[KernelCase]:
         for n, k in SHAPES
         for variant in variants
     ]
-    return found + [quantized_matmul_case(name, "wgmma", 8192, 8192, 8192) for name in ("fp8", "int8")]
+    return found + [quantized_matmul_case(name, "wgmma", 8192, 8192, 8192) for name in ("fp8", "int8", "fp8_block")]

@@ -9,8 +9,10 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import int4_tma, int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_tma, int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
+from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
 from minllm.ops.cuda_ops import CudaOps
@@ -20,7 +22,7 @@ from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.int8 import Int8Weight
 from minllm.weights.linear import Linear
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
-from tests.kernels.matmul.quantized_cases import CASES, INT4_CASES, check_codes, check_int4
+from tests.kernels.matmul.quantized_cases import BLOCK_CASES, CASES, INT4_CASES, check_blocks, check_codes, check_int4
 
 UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # of a row that is rounded before it is quantised
 PRODUCTS = {kind: tensor_core.make_product(run, "int8") for kind, run in (("wgmma", tensor_core.run_wgmma), ("flat", tensor_core.run_flat))}
@@ -29,6 +31,27 @@ PRODUCTS = {kind: tensor_core.make_product(run, "int8") for kind, run in (("wgmm
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_products_of_codes_are_those_in_float64(case, device):
     check_codes(case, device)
+
+
+@pytest.mark.parametrize("case", BLOCK_CASES, ids=str)
+def test_products_of_codes_in_blocks_are_those_in_float64(case, device):
+    check_blocks(case, device)
+
+
+def test_fp8_in_blocks_on_hopper(monkeypatch):
+    class Device:
+        compute_capability = (9, 0)
+
+    monkeypatch.setattr(quantized_kernels, "current_device", Device)
+    monkeypatch.setattr(quantized_kernels, "on_hopper", lambda array: Device.compute_capability == (9, 0))
+    whole, stacked = (WEIGHT_FORMATS["fp8_block"].encode(random((n, 64), FLOAT32, 0)) for n in (256, 200))
+    chosen = [quantized_kernels.choose_fp8_block(np.zeros((rows, 64)), weight) for weight in (whole, stacked) for rows in (8, 9)]
+    assert chosen == ["gemv", "wgmma", "gemv", "widened"]
+    rows = RowGroups(np.zeros((9, 64), np.uint8), np.zeros((9, 1), FLOAT32))
+    with pytest.raises(KernelArgumentError, match="blocks of 128 outputs without a remainder"):
+        fp8_block_wgmma.fp8_block_wgmma(rows, stacked, np.zeros((9, 200), BFLOAT16))
+    with pytest.raises(KernelArgumentError, match="64, 128 or 192 columns"):
+        fp8_block_wgmma.fp8_block_wgmma(rows, whole, np.zeros((9, 256), BFLOAT16), tiling=WgmmaTiling(2, 256, 2))
 
 
 @pytest.mark.parametrize("case", INT4_CASES, ids=str)

@@ -7,6 +7,7 @@ from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
 from minllm.kernels.matmul.quantized import (
     fp8,
     fp8_block,
+    fp8_block_wgmma,
     int4,
     int4_naive,
     int4_tensor_core,
@@ -83,6 +84,7 @@ def specimens(dtype):
         for code in CODE_DTYPES:
             yield from wgmma_specimens(code, matrix, bias)
             yield from flat_specimens(code, matrix)
+        yield from fp8_block_wgmma_specimens(matrix, bias)
         yield from int4_wgmma_specimens(dtype, matrix)
         yield from int4_tma_specimens(dtype, matrix)
 
@@ -139,6 +141,19 @@ def codes_specimen(name, tiling, code, bias, out, instruction, gated=False):
     arguments = (*maps, bias, types.none, ONE_VECTOR, ONE_VECTOR, out, types.int32, types.int32)
     contains = (instruction, "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
     return Specimen(f"{name}/bfloat16", kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
+
+
+def fp8_block_wgmma_specimens(matrix, bias):
+    """Hopper only: all tilings, plain with a bias, and gated."""
+    scales, contains = array(FLOAT32, 2), ("QGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*")
+    for gated, tilings in ((False, fp8_block_wgmma.TILINGS), (True, fp8_block_wgmma.GATED_TILINGS)):
+        for tiling in tilings:
+            kernel = wgmma_kernel(tiling, fp8_block_wgmma.DTYPE, gated, True, "bfloat16", fp8_block_wgmma.make_consume)
+            maps, line = (types.uint64, types.uint64, types.uint64), types.none if gated else bias
+            arguments = (*maps, line, types.none, scales, scales, matrix, types.int32, types.int32)
+            kind = f"{'silu/' if gated else ''}{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}"
+            name = f"matmul/fp8_block_wgmma/{kind}/bfloat16"
+            yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
 
 
 def flat_specimens(code, matrix):
