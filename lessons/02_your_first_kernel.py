@@ -13,7 +13,8 @@
 # %% [markdown]
 # # 2. Your first kernel
 #
-# A kernel is a function that a GPU runs many times at once, each time on another piece of the work. In this lesson
+# A kernel is a function that a GPU runs many times at once, each time on another piece of the work. Each of these
+# runs is a *thread*. In this lesson
 # you write one, run it, stop one of its threads to look inside, break it in the two usual ways, and
 # see why two kernels that move the same bytes can differ in speed by a factor of five.
 #
@@ -86,7 +87,9 @@ guess.ask()
 # ## Run it
 #
 # The arrays decide where the kernel runs: on the GPU if they lie there, in the simulator if they are NumPy arrays.
-# The two classes below have the same functions, so the rest of the lesson works with either.
+# One of the two classes below makes arrays on the GPU, the other in NumPy. They have the same functions, so the rest
+# of the lesson works with either. `launch` runs a kernel with a number of blocks, a number of threads per block, and
+# the arguments.
 
 # %%
 from minllm.course import has_gpu
@@ -114,7 +117,8 @@ guess.against(blocks=grid, idle_threads=grid * block - n)
 # %% [markdown]
 # ## Stop a thread
 #
-# In the simulator a thread is plain Python, and so is the debugger. Write `breakpoint()` into a kernel, and one
+# A thread in the simulator is plain Python, so Python's debugger works in it. Write `breakpoint()` into a kernel, and
+# one
 # thread stops while all others stay where they are. A page cannot type, so here the commands are typed for it; in
 # a notebook, put `breakpoint()` in that place and type them yourself.
 
@@ -142,13 +146,14 @@ def add_and_stop_kernel(x, residual, out):  # all [n]
 add_and_stop_kernel.simulate[grid, block](x, residual, np.zeros(n, np.float32))
 
 # %% [markdown]
-# `p` prints, `next` runs a line, `continue` lets go. Thread 2 of block 3 is number 98. Threads 0 and 1 of its
+# `p` prints, `next` runs a line, `continue` lets the thread run on. Thread 2 of block 3 is number 98. Threads 0 and 1
+# of its
 # block have already written theirs, and its own element is still 0.
 #
 # ## Count what it did
 #
 # A trace counts while the kernel runs. It does not measure time: it says how many bytes the threads asked for, and
-# how many bytes had to move.
+# how many bytes had to move, in sectors of 32 bytes (explained below).
 
 # %%
 trace = add_kernel.trace[grid, block](x, residual, np.empty(n, np.float32))
@@ -194,7 +199,8 @@ finding(add_without_guard_kernel, grid, block, x, residual, np.empty(n, np.float
 # ## Threads that work together, and the race between them
 #
 # Threads of one block can help each other: they share a small, fast memory, and they
-# can wait for each other at a barrier. Here the next number is added to each number, and the first to the last:
+# can wait for each other at a barrier. This kernel adds to each number its right neighbour, and to the last number
+# the first:
 
 # %%
 from numba import float32
@@ -221,7 +227,8 @@ print(place.to_host(sums)[[0, 1, 62, 63]])
 # 1. A barrier: no thread goes on until all 64 have arrived. Without it a thread could read an element that another
 #    has not yet written.
 #
-# Suppose somebody keeps the sum in the tile, for a later step to use. The kernel still looks right, line by line.
+# Suppose that a colleague keeps the sum in the tile (the shared array), for a later step to use. The kernel still
+# looks right, line by line.
 
 
 # %%
@@ -349,7 +356,7 @@ guess.against(copied_by_rows=by_rows, copied_by_columns=by_columns)
 #
 # Eight times the bytes should take eight times as long, unless a cache helps. Caches do help: neighbouring blocks
 # need other parts of the same sectors, and find some of them still there. Here is what an H200 does with the two
-# kernels, and below them with a third, which copies keys and values into the engine's cache:
+# kernels, and with a third from the engine, which copies longer rows:
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars, load_record, recorded
@@ -377,8 +384,9 @@ assert wide.value > fast.value and 4 < fast.value / slow.value < 6
 
 # %% [markdown]
 # Rows against columns is a factor of about five, less than eight. But even the copy by rows stays below the limit,
-# although every byte that moves is used. The reason is another one: a thread that reads 4 bytes and ends leaves too
-# few bytes in flight to keep such a memory busy. The third kernel moves 16 bytes per thread; it returns in [lesson
+# although every byte that moves is used. The reason is another one. A byte is *in flight* from the moment a thread
+# requests it until it arrives. Threads that read 4 bytes each and end keep too few bytes in flight to keep such a
+# memory busy. The third kernel moves 16 bytes per thread; it returns in [lesson
 # 8](08_the_kv_cache.py).
 
 # %%
@@ -473,8 +481,8 @@ show_case("restless_sum")
 # ## What next, and which measurement says so
 #
 # The traces on this page show kernels that read several bytes per operation, and the recorded dots stand on
-# the slope: memory is their limit. The step in which a language model spends its operations is attention together
-# with the GEMMs. [Lesson 3](03_scaled_dot_product_attention.py) computes attention by hand, writes it as
+# the slope: memory is their limit. A language model spends its operations on attention and on GEMMs (general matrix
+# multiplications). [Lesson 3](03_scaled_dot_product_attention.py) computes attention by hand, writes it as
 # kernels, and meets a case where far more bytes move than are needed.
 #
 # ## Sources

@@ -64,7 +64,7 @@ bars(
     limit=tflops,
     limit_name="best GEMM measured:",
     log=True,
-    caption="The axis is logarithmic. cuBLAS is NVIDIA's own library. "
+    caption="The axis is logarithmic. cuBLAS is NVIDIA's own library; "
     f"{rows[0].label}.",
 )
 

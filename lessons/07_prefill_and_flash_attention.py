@@ -437,12 +437,11 @@ guess.against(
 # ```mermaid
 # flowchart TD
 #     P["producer<br/>one thread"] -- "TMA: tiles of K and V" --> R["ring of tiles<br/>shared memory"]
-#     R -- "mbarrier: full" --> A["consumer 1<br/>64 rows, wgmma, softmax"]
-#     R -- "mbarrier: full" --> B["consumer 2<br/>64 rows, wgmma, softmax"]
-#     A -- "mbarrier: empty" --> P
-#     B -- "mbarrier: empty" --> P
-#     A -. "hand-off" .-> B
-#     B -. "hand-off" .-> A
+#     R -- "mbarrier:<br/>full" --> A["consumer 1<br/>64 rows,<br/>wgmma, softmax"]
+#     R -- "mbarrier:<br/>full" --> B["consumer 2<br/>64 rows,<br/>wgmma, softmax"]
+#     A -- "mbarrier:<br/>empty" --> P
+#     B -- "mbarrier:<br/>empty" --> P
+#     A <-. "hand-off" .-> B
 # ```
 #
 # The cycles counted above, laid out in time:

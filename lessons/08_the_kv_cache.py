@@ -266,7 +266,7 @@ assert slow > 10 * fast
 # ## Where a token goes
 #
 # The engine keeps two arrays per layer, keys and values, each
-# $[\mathrm{num\_blocks},\ \mathrm{block\_size},\ \mathrm{kv\_heads},\ \mathrm{head\_dim}]$.
+# `[num_blocks, block_size, kv_heads, head_dim]`.
 # One line of the engine turns positions into slots:
 
 # %% tags=["hide-input"]

@@ -13,17 +13,17 @@
 # %% [markdown]
 # # 9. Decode attention and Flash-Decoding
 #
-# When a model writes, there is one token at a time, and attention's one query meets all keys of the past. Every byte
+# A model writes one token at a time, so attention's one query meets all keys of the past. Every byte
 # is used once, so no tile helps. What remains is to read fast: a question of how many bytes are in flight at one
 # moment.
 #
 # ```mermaid
 # flowchart LR
-#     k0["keys 0 to 2,047"] --> b0["block 0: m, l, o"]
-#     k1["keys 2,048 to 4,095"] --> b1["block 1: m, l, o"]
-#     k2["keys 4,096 to 6,143"] --> b2["block 2: m, l, o"]
-#     k3["keys 6,144 to 8,191"] --> b3["block 3: m, l, o"]
-#     b0 & b1 & b2 & b3 --> merge["merge: o / l"]
+#     k0["keys 0 to 2,047"] --> b0["block 0<br/>m, l, o"]
+#     k1["keys 2,048 to 4,095"] --> b1["block 1<br/>m, l, o"]
+#     k2["keys 4,096 to 6,143"] --> b2["block 2<br/>m, l, o"]
+#     k3["keys 6,144 to 8,191"] --> b3["block 3<br/>m, l, o"]
+#     b0 & b1 & b2 & b3 --> merge["merge<br/>o / l"]
 # ```
 #
 # $$M = \max_s m_s \qquad
@@ -104,7 +104,8 @@ guess.ask()
 #
 # $$s = K q \qquad p = \mathrm{softmax}(s) \qquad \mathrm{out} = V^\top p$$
 #
-# These are two products of a matrix and a vector, with a softmax in between. Grouped query heads share a cache, so
+# These are two products of a matrix and a vector (GEMV, general matrix-vector multiplication), with a softmax in
+# between. Grouped query heads share a cache, so
 # each byte serves the whole group: 4 operations per byte here. A cache belongs to one sequence: a larger batch raises
 # the intensity of the weights, but not that of attention.
 
@@ -132,12 +133,14 @@ assert intensity["qkv projection"] > 10 * intensity["attention"]
 assert attention.flops / attention.kv_bytes == 4
 
 # %% [markdown]
-# The machine would do close to 200 operations per byte. So the time of a step is the time of its bytes, and a kernel
+# The GPU can do close to 200 operations in the time that memory needs for a byte. So the time of a step is the time
+# of its bytes, and a kernel
 # is good if HBM, the GPU's memory, is never idle.
 #
 # ## Bytes in flight
 #
-# A load takes some 0.8 µs to come back, whatever you do. A kernel that loads, waits, and loads again gets its
+# A load from HBM takes about 0.8 µs (a round figure for an H200), whatever the kernel does. A kernel that loads,
+# waits, and loads again gets its
 # bytes every 0.8 µs. **Little's law** says it in general:
 #
 # $$\text{bytes in flight} = \text{bandwidth} \times \text{latency}$$
@@ -175,7 +178,9 @@ curves(
 # %% [markdown]
 # ## One block per head leaves the machine idle
 #
-# FlashAttention-2 gives one block to each head and tile of queries. With one query there is one tile. If all query
+# An SM, streaming multiprocessor, is one of the processors of a GPU: an H200 has 132, and each holds a few blocks at
+# a time. A *slot* is the room for one block. FlashAttention-2 gives one block to each head and tile of queries. One
+# query is one tile. If all query
 # heads of a group go into one block, so that keys are read once, there is one block per KV head and sequence:
 
 # %%
@@ -259,7 +264,8 @@ print(
 )
 
 # %% [markdown]
-# The rest is rounding. What is *not* the same: averaging the shares' outputs, or adding them without their weights.
+# The difference is rounding. Two other ways are *not* the same: averaging the shares' outputs, or adding them without
+# their weights.
 # Both look reasonable, and both are right as long as there is one split.
 #
 # <!-- aside: How wrong those two are -->
@@ -415,12 +421,12 @@ print(f"a split's outputs cost as many bytes as {state_bytes / key_bytes:.0f} ke
 assert state_bytes == 8 * key_bytes
 
 # %% [markdown]
-# In a share of 64 keys that is an eighth more; the kernel makes none shorter.
+# That is an eighth more bytes for a share of 64 keys, the shortest that the kernel makes.
 #
 # ## How many splits?
 #
-# With too few, SMs stay empty. With a few blocks more than the machine holds, they run in a second wave, and most of
-# the machine waits for them. Blocks over slots is the number of waves, and only whole waves count:
+# Too few splits leave SMs empty. A few blocks more than the machine has slots run in a second wave, and most of the
+# machine waits for them. The number of waves is blocks / slots, rounded up:
 
 # %% tags=["fold"]
 
@@ -511,13 +517,14 @@ guess.against(
 #
 # Watch the waves above, or [on a page of their own](../docs/split-waves.md).
 # Both rules show: the line rises as long as blocks are added, and falls where a second wave begins.
-# They do not say why it stays so far below. The bytes need only the first of the two times in the last line. The
+# They do not say why it stays so far below. The bytes need only the first of the two times printed last. The
 # rest is the fixed cost of every launch: a prologue, first loads that nothing hides, a second launch that
 # merges. No number of splits helps against that; a better kernel does.
 #
 # <!-- aside: Batches, and the kernel's own choice -->
 #
-# More sequences bring their own blocks, so they need fewer splits, and the teeth come sooner:
+# More sequences bring their own blocks, so they need fewer splits, and the steps to a new wave (the teeth of the
+# curve) come sooner:
 
 # %% tags=["fold"]
 curves(
@@ -613,10 +620,11 @@ else:
 # %% [markdown]
 # ## What the engine adds: split_tensor_core
 #
-# **Grouped heads on tensor cores.** A matrix instruction multiplies 16 rows by 8 columns. Transposed, $S^\top = K
-# Q^\top$ puts keys on the 16 rows and the heads of a group on the 8 columns. Half of the columns stay empty with a
+# **Grouped heads on tensor cores.** A matrix instruction multiplies 16 rows by 8 columns. The transposed product
+# $S^\top = K Q^\top$ puts keys on the 16 rows and the heads of a group on the 8 columns. Half of the columns stay
+# empty with a
 # group of 4; few instructions between two loads matter more. Each warp has a ring of tiles in shared memory; 100 KB
-# and more are in flight on each SM, where Little's law asks for 26.
+# and more are in flight on each SM; Little's law asks for 26 KB.
 
 # %% tags=["hide-input"]
 from minllm.kernels.attention.split_tensor_core import merge_parts as split_merge_parts
@@ -873,7 +881,8 @@ show_case("short_neighbour")
 #
 # ## What next, and which measurement says so
 #
-# The curve of one sequence says what is left: at short contexts, time that no byte explains. Launches, prologues and
+# The curve of one sequence shows what is left: a time at short contexts that the bytes do not explain. Launches,
+# prologues and
 # epilogues of kernels are the subject of lesson 15. The weights are read by the same rules, and there is one more
 # idea for the softmax: [lesson 10](10_flash_decoding_plus_plus.py).
 #

@@ -19,8 +19,11 @@
 #
 # ```mermaid
 # flowchart LR
-#     subgraph addresses["addresses of a sequence: contiguous, for the longest text"]
-#         p0["page 0"] ~~~ p1["page 1"] ~~~ p2["page 2"] ~~~ p3["page 3: nothing mapped"]
+#     subgraph addresses["addresses of a sequence"]
+#         p0["page 0"]
+#         p1["page 1"]
+#         p2["page 2"]
+#         p3["page 3: nothing mapped"]
 #     end
 #     p0 --> m5["memory 5"]
 #     p1 --> m2["memory 2"]
@@ -189,7 +192,7 @@ shares = {
     if row.variant in names and "system" not in row.case
 }
 bars(
-    [Bar(name, row.value, f"{row.value:.0f} %") for name, row in shares.items()],
+    [Bar(name, row.value) for name, row in shares.items()],
     unit="% of the cache",
     title="Share of the cache that holds tokens while requests wait",
     limit=100,

@@ -19,7 +19,7 @@
 #
 # ```mermaid
 # flowchart LR
-#     logits["logits"] --> penalties["penalties"] --> T["divide by T"] --> cut["top-k, top-p, min-p:<br/>a threshold"] --> noise["add noise"] --> argmax["argmax"] --> token["token"]
+#     logits["logits"] --> penalties["penalties"] --> T["divide by T"] --> cut["top-k, top-p,<br/>min-p:<br/>a threshold"] --> noise["add noise"] --> argmax["argmax"] --> token["token"]
 # ```
 #
 # $$\mathrm{token} = \operatorname{argmax}_v\; x_v + T\, g_v \qquad g_v = -\log(-\log u_v), \qquad \text{greedy: } T = 0$$

@@ -16,7 +16,7 @@
 # A decode step reads all weights, for one sequence or for a hundred, so a server computes many
 # requests together. But requests arrive at any time, and their answers end at any time. Before every step, the
 # *scheduler* decides whose tokens are computed next, and that decides who waits.
-# Here A and B arrive together. While they decode, C brings a prompt of 3,000 tokens, and D a short one:
+# Here requests A and B arrive together. While they decode, C brings a prompt of 3,000 tokens, and D a short one:
 
 # %% tags=["fold"]
 from minllm.bench.serving.simulated import simulate
@@ -57,7 +57,9 @@ timeline(
 # $$t_\text{step} = \max\left(\frac{\text{weights}}{\text{bandwidth}}, \frac{\text{FLOP per token} \cdot T}{\text{peak}}\right)
 # + \frac{\text{keys and values}}{\text{bandwidth}} \qquad \text{TPOT} = \frac{\alpha}{1 - \rho}$$
 #
-# A policy is a few lines. This one, Dynamic SplitFuse, is the engine's default:
+# A step that computes $T$ tokens takes $t_\text{step}$. TPOT, the time per output token, is $\alpha$ on an idle
+# server, and grows with the share $\rho$ of the time in which the server is busy. A scheduling policy is a few lines.
+# This one, Dynamic SplitFuse, is the engine's default:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -108,20 +110,22 @@ guess.ask()
 # %% [markdown]
 # ## What a step takes
 #
-# Kernels of a step run one after another. Linear layers take the tokens of all requests together;
-# attention reads each decode's own keys and values. With $W$ bytes of weights, $F$ FLOPs and $k$
-# cached bytes per token, bandwidth $B$ and peak $C$, a step of $n$ decodes and $T$ tokens in all
-# takes at least
+# The kernels of a step run one after another. Linear layers process the tokens of all requests together; attention
+# reads each decode's own keys and values. The model has $W$ bytes of weights, $F$ FLOPs per token and $k$ cached
+# bytes per token; the GPU has bandwidth $B$ and peak $C$. A step of $n$ decodes and $T$ tokens in all then takes at
+# least
 #
 # $$t = \max\left(\frac{W}{B}, \frac{F\,T}{C}\right) + \frac{k \sum \text{contexts}}{B}
 # + t_\text{prompts' attention}$$
 #
-# Below the ridge the first term is constant: $t = \alpha + \beta n$.
+# The first term is constant below the ridge, so $t = \alpha + \beta n$: $\alpha$ is the time to read the weights,
+# $\beta$ the time to read one sequence's keys and values.
 #
-# Let $\lambda$ requests per second arrive, whose prompts take $S$ seconds and whose answers have $o$
-# tokens. Prompts take the share $\lambda S$ of each second, decodes have the rest, so
-# $\text{TPOT} = (\alpha + \beta n) / (1 - \lambda S)$. By Little's law $n = \lambda\, o\, \text{TPOT}$.
-# Solve both:
+# Suppose that $\lambda$ requests arrive per second. A prompt takes $S$ seconds to compute, and an answer has $o$
+# tokens. Prompts take the share $\lambda S$ of each second and decodes take the rest, so that
+# $\text{TPOT}=(\alpha+\beta n)/(1-\lambda S)$. Little's law gives the number of requests that decode: the arrival
+# rate times the time that each
+# takes, $n = \lambda\, o\, \text{TPOT}$. Solve both:
 #
 # $$\rho = \lambda\,(S + o\,\beta), \qquad \text{TPOT} = \frac{\alpha}{1 - \rho}$$
 #
@@ -133,8 +137,8 @@ guess.ask()
 #
 # Long prompts enter squared: one of 4,000 tokens delays the others more than four of 1,000.
 #
-# The shared part runs out when $n$ reaches $N$: the slots, the sequences that the cache holds, or the
-# ridge. There lies the **knee**, at $\lambda = 1 / (S + o\,(\beta + \alpha / N))$.
+# Sharing ends when $n$ reaches $N$, the smallest of three: the slots, the sequences that fit in the cache, and the
+# ridge. This load is the **knee**, $\lambda = 1 / (S + o\,(\beta + \alpha / N))$.
 
 # %%
 from minllm.bench.serving.arrivals import arriving
@@ -154,8 +158,8 @@ print(
 # %% [markdown]
 # ## The scheduler
 #
-# Two verbs are enough. `decode` gives each running sequence its next token, `prefill` spends the rest
-# of the budget on prompts. A policy is the order in which it calls them. This is the second verb:
+# The scheduler needs two methods. `decode` gives each running sequence its next token; `prefill` spends the rest of
+# the budget on prompts. A policy is the order in which it calls them. This is `prefill`:
 
 # %% tags=["hide-input"]
 from minllm.engine.scheduling.scheduler import Scheduler
@@ -179,8 +183,7 @@ show_source(
 #
 # ## The knee
 #
-# 300 requests arrive at random, at each rate under each policy. The law knows nothing of the
-# simulation.
+# 300 requests arrive at random times, for each rate and each policy. The law is computed without the simulation.
 
 
 # %%
@@ -230,13 +233,14 @@ assert all(one.tpot.mean < 14 for one in found["static"][:5])
 # Half load costs little, because most of a step is shared. Static batching has short gaps, and a first
 # token that takes 0.4 s even when the server is nearly idle.
 #
-# SplitFuse lies below the law: its prompts ride in steps that read the weights anyway, and cost up to
-# $\alpha$ less. But below the knee its *throughput* is the same as with prompts first: what arrives.
-# A policy mostly moves waiting from one user to another.
+# SplitFuse is faster than the law: its prompts share steps that read the weights anyway, so each costs up to $\alpha$
+# less. But its *throughput* below the knee is the same as with prompts first, because both serve all that arrives. A
+# policy mostly moves waiting from one user to another.
 #
 # ## The budget is a dial
 #
-# Now a third of the prompts have 4,096 tokens.
+# Now a third of the prompts have 4,096 tokens. ITL, the inter-token latency, is one gap between two tokens of an
+# answer, and TTFT the time to the first token. 99 % of the values are below the p99.
 
 # %%
 mixed = Workload(150, Lengths((64, 256, 4096)), OUTPUTS).requests()
@@ -255,17 +259,17 @@ assert dial[1].output_throughput > 0.98 * dial[-1].output_throughput
 assert blocked.output_throughput < 0.6 * dial[-1].output_throughput
 
 # %% [markdown]
-# Just above the ridge, at 256, a chunk already fills the tensor cores: gaps are a tenth, at hardly any
-# cost. Below it, slices are too thin to pay for the weights. (Launches, which this floor leaves out,
-# favour somewhat larger budgets.)
+# A budget of 256, just above the ridge, already fills the tensor cores: the gaps shrink to a tenth at hardly any
+# cost. Smaller chunks do not pay for reading the weights. (Launches, which the simulation leaves out, favour somewhat
+# larger budgets.)
 #
 # The last line is *head-of-line blocking*. A whole prompt of 4,096 tokens fits a budget of 4,096 only
-# if nothing else is in the step. It waits until nobody decodes, and everyone behind it waits, too.
+# if nothing else is in the step. It waits until no sequence decodes, and all requests behind it wait too.
 #
 # ## When the cache is full
 #
-# Answers grow, and a block is needed that is not there. The scheduler **preempts** the newest
-# sequence. Then there are three ways: *recompute* its tokens later like a prompt, *swap* its keys and
+# Answers grow until a sequence needs a block and none is free. The scheduler then **preempts** the newest sequence,
+# in one of three ways: *recompute* its tokens later like a prompt, *swap* its keys and
 # values to the host and back, or *drop* the request.
 
 # %%
@@ -310,8 +314,8 @@ guess.against(
 )
 
 # %% [markdown]
-# Never preempting is *slower*. Room kept for answers that end early makes the batch smaller, in
-# every step; a preemption costs one prefill, now and then. On an engine with a GPU,
+# Never preempting is *slower*. Room that is kept for answers which end early makes the batch smaller in every step; a
+# preemption costs one prefill, now and then. On an engine with a GPU,
 # `minllm bench serve --compare-preemption` measures all three.
 #
 # ## Measured against predicted
@@ -403,9 +407,8 @@ assert 16 < recompute_ms(config, 1000, host_rates) < 18
 # ## What next, and which measurement says so
 #
 # The knee is where linear layers stop being shared: at $N$ = 192 sequences it is arithmetic, and no
-# policy moves it. What is left is to ask less of the machine: fewer bits per weight, tokens that a
-# small model proposes, experts of which few are used, several GPUs. Lesson 17 puts the whole engine
-# together.
+# policy moves it. Beyond it each token must cost less: fewer bits per weight, tokens that a small model proposes,
+# experts of which few are used, or more GPUs. [Lesson 17](17_the_whole_engine.py) puts the whole engine together.
 #
 # ## Sources
 #

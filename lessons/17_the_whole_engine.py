@@ -19,9 +19,9 @@
 #
 # ```mermaid
 # flowchart LR
-#     text["text"] --> ids["token ids"] --> step["a Step of spans"] --> arrays["arrays,<br/>one replay"]
-#     arrays --> kernels["kernels:<br/>embed, layers, sample"]
-#     kernels --> back["tokens in<br/>page-locked memory"] --> piece["a piece of text"]
+#     text["text"] --> ids["token ids"] --> step["a Step<br/>of spans"] --> arrays["arrays,<br/>one replay"]
+#     arrays --> kernels["kernels:<br/>embed,<br/>layers,<br/>sample"]
+#     kernels --> back["tokens in<br/>page-locked<br/>memory"] --> piece["a piece<br/>of text"]
 # ```
 #
 # $$\text{dollars per million tokens} = \frac{10^6 \cdot \text{price per hour}}{3600 \cdot \text{tokens per second} \cdot \text{utilisation}}$$
@@ -68,10 +68,9 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
-# ## One token, through every floor
+# ## One token, through every part
 #
-# A request passes through the engine's floors and comes back up as text. Each floor has its pages, and had its
-# lesson:
+# A request passes through these parts of the engine and comes back as text. The number names the lesson of each part:
 #
 # - text and tokens ([1](01_what_a_language_model_computes.py)):
 #   [prompts.py](../minllm/engine/requests/prompts.py),
@@ -134,13 +133,13 @@ assert not engine.has_unfinished_requests()
 # ## The timeline of a step
 #
 # Between two replays the host works: it plans, uploads what has changed, reads tokens, and
-# turns them into text. If host and GPU take turns, each waits for the other. So the loop at the top
-# launches a step before it reads the one before it.
+# turns them into text. Host and GPU wait for each other if they take turns. The loop at the top therefore launches a
+# step before it reads the tokens of the previous one.
 #
 # A token that the host has not seen can be decoded because it never leaves the GPU:
 # the last kernel of step $n$ stores it in the sequence's slot, and the first kernel of step
-# $n + 1$ reads it there. The host gets it one step later. The price: a sequence that ends
-# with a stop token is computed one step too far, and the surplus token is dropped.
+# $n + 1$ reads it there. The host gets it one step later. The price is one wasted row: a sequence that ends with a
+# stop token is computed one step too far, and the engine drops the surplus token.
 #
 # Below, the engine's own loop, scheduler and model generate text, on a
 # [simulated clock](../minllm/course/host_and_gpu.py). The GPU's time for a decode step is
@@ -217,8 +216,8 @@ timeline(
 )
 
 # %% [markdown]
-# The texts are equal, the holes are gone (four steps had three), and the host waits instead:
-# its work is hidden as long as it takes less time than the step. A faster GPU, a smaller
+# The texts are equal and the bubbles are gone (four steps had three). Now the host waits: its work is hidden as long
+# as it takes less time than the step. A faster GPU, a smaller
 # model or a larger batch, whose rows all need text, brings the host back into view.
 #
 # ## Where the time of a step goes
@@ -270,8 +269,8 @@ bars(
 )
 
 # %% [markdown]
-# With 256 sequences two thirds of the bytes are keys and values. Quantising
-# only the weights gains little there; [lesson 13](13_quantised_kv_cache.py) is worth more.
+# Keys and values are two thirds of the bytes at 256 sequences. Quantising only the weights gains little there;
+# quantising keys and values ([lesson 13](13_quantised_kv_cache.py)) gains more.
 # `minllm bench step --parts` measures what each kernel adds. Whole steps, as recorded:
 
 # %%
@@ -345,7 +344,7 @@ assert 30 < rates[2][1] / rates[0][1] < 60 and 30 < rates[3][1] / rates[1][1] < 
 #
 # ## Which chip?
 #
-# Three numbers of a data sheet decide, and each sets another floor:
+# Three numbers of a data sheet decide, and each sets a limit of its own:
 #
 # | number | sets |
 # | --- | --- |
@@ -353,8 +352,8 @@ assert 30 < rates[2][1] / rates[0][1] < 60 and 30 < rates[3][1] / rates[1][1] < 
 # | memory | the batch: what the weights leave, divided by the bytes of a sequence |
 # | FLOP/s | prefill, and decode beyond the ridge, if memory allows so large a batch |
 #
-# [`make_plan`](../minllm/planning/plan.py), which `minllm plan` prints, knows all three. To
-# be fair to chips that nobody measured here, all take the rates of their data sheets. A model
+# [`make_plan`](../minllm/planning/plan.py), which `minllm plan` prints, knows all three. Only the H200 was measured
+# here, so all chips are compared at the rates of their data sheets. A model
 # is spread over the number of chips, up to 16, that makes its tokens cheapest.
 
 # %%
@@ -530,7 +529,8 @@ llm.close()
 # %% [markdown]
 # ## What next, and which measurement says so
 #
-# The stages say it: at batch 1 weights are all, at batch 256 keys and values are two thirds.
+# The stages show where the bytes are: nearly all are weights at batch 1, and two thirds are keys and values at batch
+# 256.
 # [Weights in four bits](18_quantised_weights.py) shorten the first bar, quantised keys and values the second, and
 # [drafts that one step verifies](19_speculative_decoding.py) divide both by the tokens that are accepted. Take the largest bar,
 # predict, measure.

@@ -13,8 +13,9 @@
 # %% [markdown]
 # # 18. Quantised weights
 #
-# A decode step reads every weight once, whatever the batch. With half the bytes it can take half the time, with a
-# quarter a quarter, if the kernel keeps up and the answers stay good. In this lesson weights become codes of 8 and 4
+# A decode step reads every weight once, whatever the batch. Half the bytes can take half the time, and a quarter of
+# the bytes a quarter, if the kernel keeps up and the answers stay good. In this lesson weights become codes of 8 and
+# 4
 # bits. You see which numbers that hurts, unpack a byte by hand, and write the GEMV that does it in registers.
 #
 # ```mermaid
@@ -28,8 +29,9 @@
 # $$s_g = \frac{\max_{k \in g} |w_k|}{7}, \qquad c_k = \text{round}\frac{w_k}{s_g} + 8, \qquad
 # \mathrm{out} = \sum_g s_g \sum_{k \in g} x_k\,(c_k - 8)$$
 #
-# $g$ is a group of 32 neighbouring inputs. Activations stay in 16 bits, so this is called W4A16. A kernel never writes
-# the numbers back: a lane takes a byte of codes, and multiplies.
+# $g$ is a group of 32 neighbouring inputs. Activations stay in 16 bits, so this is called W4A16: weights in 4 bits,
+# activations in 16. The kernel never writes decoded weights to memory: a lane loads a byte of codes, decodes it in
+# registers, and multiplies.
 
 # %%
 from numba import cuda, float32
@@ -106,7 +108,8 @@ step_times = step["bfloat16"].bytes / step["int4"].bytes
 assert bits_per_number == 4.5 and 2.8 < step_times < 3.2
 
 # %% [markdown]
-# Not 16 / 4.5 = 3.6 times: the head stays in 16 bits, and so do keys and values. And the gain ends with the batch.
+# The gain is less than 16 / 4.5 = 3.6, because the head stays in 16 bits, and so do keys and values. It also shrinks
+# as the batch grows.
 # A GEMM does $2M$ FLOPs per weight, in 16 bits on tensor cores, so the floor at $M$ tokens is the longer of the two:
 
 # %% tags=["fold"]
@@ -178,11 +181,12 @@ expected /= np.sqrt(np.square(groups).mean()) * 7 * 12**0.5
 assert abs(relative_error(weight, "int4") / expected - 1) < 0.1
 
 # %% [markdown]
-# Weights are nearly normal, so $t$ is 2 to 4 in a group. 4 bits then cost 8 to 10 % of every weight. NF4 puts its 16
-# codes where normal numbers lie: closer together near 0. It needs fewer bits than int4 in groups of 32, and errs less.
-# fp8 errs by 2.6 % whatever $t$ is, because a float's steps grow with the number.
+# Weights are nearly normal, so $t$ is 2 to 4 in a group. 4 bits then give each weight an error of 8 to 10 %. NF4 puts
+# its 16
+# codes where normal numbers lie: closer together near 0. It needs fewer bits than int4 in groups of 32, and its error
+# is smaller. fp8 has an error of 2.6 % whatever $t$ is, because the steps between floats grow with the number.
 #
-# Play with it: [one matrix, its codes in each format](../docs/weight-codes.md).
+# Try it: [one matrix, its codes in each format](../docs/weight-codes.md).
 #
 # ## Outliers
 #
@@ -219,11 +223,11 @@ assert worst[1] > 2 * worst[0] and 12 < codes_that_are_zero < 17
 # The right end of the picture is the down projections. Their inputs are products, $\mathrm{silu}(g) \cdot u$, and a
 # product of two large numbers is very large. It sets the scale of the whole token, and one code in
 # seven is 0. This model is small and its outliers are mild. In models of 7B and more a few channels are
-# 20 to 100 times larger than all others in every token (Dettmers et al. 2022, Xiao et al. 2023); then int8 keeps
-# nothing of the rest.
+# 20 to 100 times larger than all others in every token (Dettmers et al. 2022, Xiao et al. 2023); int8 then rounds
+# most of the others to 0.
 # Three answers:
 #
-# - **fp8** rounds each number by its own size: level in the picture.
+# - **fp8** rounds each number by its own size: its error is level in the picture.
 # - **SmoothQuant** divides such a channel of $x$ by a factor and multiplies the weight's column by it, because weights
 #   have room for it.
 # - **W4A16** leaves activations alone. They are a small part of a decode step's bytes, so 16 bits cost little.
@@ -292,8 +296,8 @@ show_source(
 )
 
 # %% [markdown]
-# What the fast rung adds is lesson 10's lesson: bytes in flight. And it counts instructions. 4.2 TB/s over 132 SMs at
-# 1.8 GHz are 18 bytes, 35 weights of 4 bits, per cycle and SM, which 128 lanes unpack, convert and multiply. A 4-bit
+# The fast rung adds bytes in flight, as in lesson 10, and saves instructions. 4.2 TB/s over 132 SMs at 1.8 GHz are 18
+# bytes per cycle and SM. That is 35 weights of 4 bits, which 128 lanes unpack, convert and multiply. A 4-bit
 # GEMV can be bound by instructions where a 16-bit one waits for memory.
 #
 # ## What the model loses
@@ -309,8 +313,8 @@ assert max(excess["int8"], excess["fp8"]) < 2 < excess["nf4"] < excess["int4"] <
 llm.close()
 
 # %% [markdown]
-# This is rounding to nearest, one number after the other. GPTQ rounds a column, then moves the columns that are still
-# to come so that products change least; it brings int4's loss from 15.6 to 1.8 %. The [table of methods and
+# This is rounding to nearest, one number after the other. GPTQ rounds a column, then adjusts the columns that are
+# still to come so that the outputs change least; it brings int4's loss from 15.6 to 1.8 %. The [table of methods and
 # formats](../docs/quantised-weights.md) has the whole held-out text. Small models lose most: they have few numbers to
 # spare.
 #
@@ -335,7 +339,8 @@ guess.against(
 )
 
 # %% [markdown]
-# Bytes say what cannot be exceeded, and no more. The MARLIN paper reports close to the most that bytes allow for 16 to
+# The bytes give an upper bound on the speed, and no more. The MARLIN paper reports close to the most that bytes allow
+# for 16 to
 # 32 tokens, on an A10 with its 0.6 TB/s; an H200 has seven times the bandwidth and fewer than twice the SMs.
 #
 # ## Exercises

@@ -14,8 +14,8 @@
 # # 19. Speculative decoding
 #
 # A decode step reads all weights to compute one row per sequence, and could compute a hundred rows in the same time.
-# So guess the next tokens, by something cheap, and let one step compute them all. What was guessed right is kept, and
-# the text is the one that decoding token by token gives.
+# So a cheap method guesses the next tokens, and one step of the model checks them all. The engine keeps the right
+# guesses, and the text is the one that decoding token by token gives.
 #
 # ```mermaid
 # flowchart LR
@@ -108,10 +108,11 @@ five_rows_percent = 100 * (step.linear_seconds(5, 5) / one_row - 1)
 assert five_rows_percent < 0.01 and 180 < step.ridge < 200
 
 # %% [markdown]
-# Up to 190 rows arithmetic is hidden behind the weights. A step for one sequence uses one of them. The 189 others are
-# what a guess may take, and what a batch takes as well: the two compete for the same rows.
+# Arithmetic is hidden behind the weights up to 190 rows. A step for one sequence uses one of these rows. Guesses may
+# use the other 189, and so may a larger batch: the two compete for the same rows.
 #
-# Attention agrees: the 5 rows of a verification read the sequence's keys once, as a chunk of a prompt does. A verification is *the same
+# Attention gains in the same way: the 5 rows of a verification read the sequence's keys once, as a chunk of a prompt
+# does. A verification is *the same
 # forward* as a prefill of 5 tokens behind the cached ones.
 #
 # ## One verification
@@ -151,7 +152,7 @@ assert text[2, 1:3].tolist() == [31, 0]
 # 4. The draft is rejected and the residual gives $v$: $(1 - a) \cdot \max(p(v) - q(v), 0) / (1 - a)$.
 # 5. Together $\min(p(v), q(v)) + \max(p(v) - q(v), 0) = p(v)$. ∎
 #
-# Nothing is asked of $q$. A bad draft costs speed, never quality. Line 2 says how much: $a$ is one minus the
+# The proof assumes nothing of $q$. A bad draft costs speed, never quality. Line 2 says how much: $a$ is one minus the
 # total variation distance of $p$ and $q$. Now by counting, with 8 tokens:
 
 # %%
@@ -210,8 +211,8 @@ for a, k in ((0.8, 4), (0.8, 64)):
 tokens_of_4, tokens_of_64 = expected_tokens(0.8, 4), expected_tokens(0.8, 64)
 
 # %% [markdown]
-# $1 / (1 - a)$ is the most, whatever $k$: sixteen times as many drafts give one and a half times the tokens. The engine agrees, if
-# chance decides in place of the model, which the option `synthetic_acceptance_rate` is for:
+# The number of tokens stays below $1 / (1 - a)$ for every $k$: sixteen times as many drafts give one and a half times
+# the tokens. The engine agrees if chance decides in place of the model (the option `synthetic_acceptance_rate`):
 
 # %%
 import minllm
@@ -270,13 +271,13 @@ assert best_num_drafts(step, 0.7, 256, 16) == 0
 # - **An expensive draft.** $k$ drafts, one after another, from a model with a sixth of the bytes take $k/6$ of a step. N-grams are free,
 #   and right less often.
 #
-# So on a GPU whose data sheet it has, the engine counts how often each sequence's drafts were right, and asks `best_num_drafts` before every
-# step. The answer may be 0.
+# The engine therefore counts how often each sequence's drafts were right, and calls `best_num_drafts` before every
+# step, on a GPU whose data sheet it has. The answer may be 0.
 #
 # ## The bundled model guesses
 #
-# Two sources of drafts: a model a tenth of the size, and the text itself. N-gram drafts continue as the text went on the last time
-# that its newest tokens stood together.
+# Two sources of drafts: a model a tenth of the size, and the text itself. N-gram drafts look for the last earlier
+# place with the same newest tokens, and propose what followed there.
 
 # %%
 SOURCES = {
@@ -308,18 +309,20 @@ assert draws["n-grams"] == draws["plain"] != draws["its draft"]
 assert 1.5 < per_step["its draft"] < 4 and 1 < per_step["n-grams"]
 
 # %% [markdown]
-# Greedy text is the same three times. The lists count the steps in which more than 0, 1, 2 and 3 drafts were right: the draft is
-# right in most first places, and the n-grams make no draft where the text does not repeat.
+# Greedy text is the same three times. The lists count the steps in which more than 0, 1, 2 and 3 drafts were right:
+# the first draft is right in most steps, and the n-grams make no draft if the text does not repeat.
 #
-# At temperature 0.8 n-grams too leave the text as it is, seed for seed. They are certain of their guess, so $q = 1$; accepting with
+# N-grams leave the text as it is at temperature 0.8 too, seed for seed. They are certain of their guess, so $q = 1$;
+# accepting with
 # probability $p(f)$ and drawing from the rest is one draw from $p$, and the engine takes the very draw of plain decoding. With the
 # draft model the text is another one of the same distribution. One caveat: other numbers of rows may take another kernel, whose sums
-# round differently. Where two logits tie but for rounding, greedy text can then differ, with or without drafts.
+# round differently. Greedy text can then differ at a token whose two best logits are equal but for rounding, with or
+# without drafts.
 #
 # ## From one warp to the engine
 #
-# In the engine the rows of all sequences lie one behind another, and each sequence has its own number of drafts. A thread finds
-# where its run of rows begins:
+# The engine stores the rows of all sequences one behind another, and each sequence has its own number of drafts. A
+# thread finds where its run of rows begins:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -344,8 +347,8 @@ show_source(
 )
 
 # %% [markdown]
-# How many were right is known on the device first. The next step's rows are made there, from lengths that the last one wrote, so the
-# GPU does not wait for the host.
+# The device knows first how many drafts were right. It also makes the rows of the next step, from lengths that the
+# last step wrote, so the GPU does not wait for the host.
 #
 # ## Measured against predicted
 
@@ -443,7 +446,8 @@ assert 6 < sizes[1] / sizes[0] < 7
 # %% [markdown]
 # ## What next, and which measurement says so
 #
-# The tokens of a step say it: acceptance bounds them at $1 / (1 - a)$, and no kernel moves that. Better drafts do: heads on the
+# The tokens per step show the limit: acceptance bounds them at $1 / (1 - a)$, and no kernel moves that. Better drafts
+# do: heads on the
 # model's hidden states (Medusa, EAGLE), and trees that try several continuations at once. When one GPU is full,
 # the rows are gone, and [the whole engine](17_the_whole_engine.py) says what else is left.
 #

@@ -63,7 +63,7 @@ def measured_kernels() -> list[dict]:
                 continue
             intensity = flops / moved
             tflops = row["value"] * (intensity if row["unit"] == "TB/s" else 1)
-            place = dict(gpu=record["device"], date=row["date"], stage=row["benchmark"])
+            place = dict(gpu=record["device"], date=row["date"], commit=row["commit"][:7], stage=row["benchmark"])
             kernel = dict(case=row["case"].replace(", bfloat16", ""), variant=row["variant"])
             shown.append(dict(place, **kernel, intensity=round(intensity, 4), tflops=round(tflops, 4)))
     return shown

@@ -58,7 +58,9 @@ def plan(
     dtype: Annotated[str | None, typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4, nf4.", show_default=False)] = None,
     context: Annotated[int | None, typer.Option(min=1, help="Tokens of a sequence; default 4096 or less.", show_default=False)] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
+    tensor_parallel: Annotated[
+        int, typer.Option("--tensor-parallel", "--tensor-parallel-size", min=1, help="GPUs that share the model.")
+    ] = 1,
     kv_dtype: Annotated[
         str | None, typer.Option(help="Format of cached keys and values, also kivi_int4; default the weights' type.", show_default=False)
     ] = None,

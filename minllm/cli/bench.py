@@ -79,6 +79,19 @@ def bench_step(
         benchmark.run(model or (), batch or (), context, prompt, parts, against, json_file)
 
 
+@bench_app.command("all-reduce")
+def bench_all_reduce(
+    gpus: Annotated[int, typer.Option(min=2, max=8, help="The number of GPUs.")] = 2,
+    against: Annotated[str | None, typer.Option(metavar="torch", help="Measure NCCL beside ours.", show_default=False)] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """The all-reduces between GPUs, by algorithm and message (needs several GPUs that access each other's memory)."""
+    with user_errors():
+        from minllm.bench import all_reduce as benchmark
+
+        benchmark.run(gpus, against, json_file)
+
+
 @bench_app.command("launch")
 def bench_launch(
     json_file: JsonOption = None,

@@ -64,6 +64,8 @@ ENGINE_OPTIONS = (
     engine_option("kv_cache_policy", str, "How the KV cache is shared out: paged, contiguous or virtual.", "POLICY", default="paged"),
     engine_option("enable_prefix_caching", bool, "Compute what prompts have in common once (paged cache).", default=False),
     engine_option("speculative_config", str | None, SPECULATIVE_HELP, "JSON"),
+    engine_option("tensor_parallel_size", int, "GPUs, or processes on a CPU, that share each layer.", default=1),
+    engine_option("pipeline_parallel_size", int, "Stages that share the layers, each on that many GPUs.", default=1),
     option("variant", VariantOption),
 )
 REQUEST_OPTIONS = (

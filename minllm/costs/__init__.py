@@ -13,6 +13,7 @@ tokens reads the same bytes for thousands of times the work, and its floor is op
     serving.py         a mixed step of decodes and prompts, and from it the load that a server bears: utilisation, TPOT, waiting, the knee
     swap.py            whether a preempted sequence is better swapped to the host or computed again
     parallel.py        one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
+    all_reduce.py      the time of an all-reduce, by algorithm, from the latency and bandwidth of a link
 
 Source: the roofline model of Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52 (2009), section 3.

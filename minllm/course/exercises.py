@@ -30,6 +30,7 @@ from minllm.course.checks import (
     quantization,
     sampling,
     scheduling,
+    several_gpus,
     speculation,
 )
 from minllm.course.exercise import Exercise
@@ -38,7 +39,7 @@ from minllm.errors import ExerciseError
 LADDERS = (
     language_model, first_kernels, attention_by_hand, arithmetic, matmul, normalization, cache, paging, quantization, decode_attention,
     sampling,
-    decode_step, scheduling, engine_loop, int4_matmul, speculation,
+    decode_step, scheduling, engine_loop, int4_matmul, speculation, several_gpus,
 )  # fmt: skip
 EXERCISES: tuple[Exercise, ...] = tuple(
     sorted((exercise for module in LADDERS for exercise in module.EXERCISES), key=lambda exercise: exercise.lesson)

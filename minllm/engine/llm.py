@@ -12,6 +12,7 @@ from minllm.engine.memory_budget import check_logits_fit
 from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress, check_progress, progress_bars
+from minllm.engine.ranks.start import load_ranks
 from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.engine.requests.chat_prompts import ChatOptions, chat_prompt
 from minllm.engine.requests.completions import output_of
@@ -42,7 +43,8 @@ class LLM:
         self.options = EngineOptions(model=model, **options)
         check_progress(progress)
         with progress_bars(progress) as report:
-            self._engine: Engine | None = load_engine(self.options, report)
+            load = load_engine if self.options.num_ranks == 1 else load_ranks
+            self._engine: Engine | None = load(self.options, report)
             engine = self._engine
             self._default_params = default_sampling_params(engine.generation_config)
             self.llm_engine = LLMEngine(engine, self._default_params, self.options.seed)
@@ -123,6 +125,8 @@ class LLM:
         if not isinstance(params, ContrastiveSearchParams):
             raise InvalidRequestError(f"{params!r} is not a ContrastiveSearchParams: write ContrastiveSearchParams(max_tokens=...).")
         requests, engine = self._requests(prompts, params.request()), self.engine
+        if engine.processes is not None:
+            raise InvalidRequestError("contrastive_search() runs on one rank: make an LLM with tensor_parallel_size=1.")
         search = ContrastiveSearch(engine.ops, engine.model, engine.cache, engine.cache_policy, self.options.max_num_batched_tokens)
         for [sequence] in requests:
             search.run(sequence, params)
@@ -204,6 +208,8 @@ class LLM:
         """Frees the model and its cache. Calling it again does nothing."""
         if self._engine is not None:
             self.llm_engine.abort_all()
+            if self._engine.processes is not None:
+                self._engine.processes.close()
         self._engine = self.llm_engine = None
 
     def __enter__(self) -> "LLM":
@@ -214,7 +220,8 @@ class LLM:
 
     def _scorer(self) -> Scorer:
         engine = self.engine
-        return Scorer(engine.ops, engine.model, engine.cache, engine.cache_policy, self.options.max_num_batched_tokens)
+        score = None if engine.processes is None else engine.runner.score
+        return Scorer(engine.ops, engine.model, engine.cache, engine.cache_policy, self.options.max_num_batched_tokens, score)
 
     def _scored_tokens(self, token_ids: list[int]) -> list[int]:
         token_ids = checked_token_ids(token_ids, self.engine.model.config.vocab_size)

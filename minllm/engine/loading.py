@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from minllm.cache.capacity import CacheBudget
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.policy import CachePolicy
 from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
@@ -30,6 +31,7 @@ from minllm.engine.memory_budget import cache_budget, check_weights_fit
 from minllm.engine.options import EngineOptions
 from minllm.engine.precompile import precompile
 from minllm.engine.progress import Progress
+from minllm.engine.ranks.share import RankShare
 from minllm.engine.requests.sampling_params import default_sampling_params
 from minllm.engine.running.machine import CudaMachine, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
@@ -48,6 +50,7 @@ from minllm.models.source import ModelSource, open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.tokenizer import Tokenizer
 from minllm.models.weights import StoredWeights
+from minllm.parallel.processes import RankProcesses
 from minllm.runtime.compile_ahead import CompileAhead
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
@@ -72,6 +75,7 @@ class Engine:
     cache_policy: CachePolicy
     scheduler: Scheduler
     runner: ModelRunner
+    processes: RankProcesses | None = None  # the other ranks, if there are several
 
 
 def bundled_model() -> Path:
@@ -82,40 +86,54 @@ def bundled_model() -> Path:
     return bundled
 
 
-def load_engine(options: EngineOptions, progress: Progress | None = None) -> Engine:
+def model_config(options: EngineOptions) -> ModelConfig:
+    """What the model is. Raises CheckpointError or UnsupportedModelError."""
+    return _source(options).config()
+
+
+def load_engine(options: EngineOptions, progress: Progress | None = None, share: RankShare | None = None) -> Engine:
     """Loads a model and makes its cache. Raises CheckpointError, UnsupportedModelError, InvalidOptionError, DeviceError or
-    OutOfMemoryError."""
-    source = open_source(bundled_model() if options.model is None else Path(options.model))
+    OutOfMemoryError.
+
+    share: one rank's, if several share the model: all of them call this at once.
+    """
+    source = _source(options)
     config, checkpoint = _open_model(source, options)
     generation_config, tokenizer = source.generation_config(), source.tokenizer()
     device = options.resolved_device()
     weight_format = _weight_format(device, options, source, config, checkpoint)
     dtype = compute_dtype(options.dtype, str(checkpoint.dtype(quantized=weight_format is not None)), device)
     _check_own_kernels(options, weight_format)
-    ops = _make_ops(device, dtype, options)
-    shape = cache_shape(config, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
+    check_cache_dtype(device, dtype, options)
+    ops = _make_ops(device, dtype, options) if share is None else share.make_ops(device, dtype, options, config)
+    part = config if share is None else share.part(config)
+    shape = cache_shape(part, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
     check_shape(device, shape)
-    wanted_len = wanted_model_len(options, config, shape, cache_budget(device, ops, config, options, weight_format))
-    check_weights_fit(device, ops, config, weight_format)
+    wanted_len = wanted_model_len(options, config, shape, _budget(device, ops, part, options, weight_format, share))
+    check_weights_fit(device, ops, part, weight_format)
     weights_read = None if progress is None else functools.partial(progress, "Loading weights")
     kernels_compiled = None if progress is None else functools.partial(progress, "Compiling kernels")
-    with _precompile(device, config, shape, weight_format, options, wanted_len, generation_config) as compiling:
+    with _precompile(device, part, shape, weight_format, options, wanted_len, generation_config) as compiling:
         model = load_model(
-            source.path, ops, weights_read, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format, config=config
-        )
+            source.path, ops, weights_read, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format, config=config,
+            make_reader=None if share is None else share.make_reader,
+        )  # fmt: skip
         compiling.wait(kernels_compiled)
     random_seed = options.seed if options.load_format == "dummy" else None
     draft = load_draft(options.speculative_config, ops, tokenizer, config.vocab_size, wanted_len, random_seed)
     of_draft = draft_shape(draft, ops, device, shape.block_size)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
-    budget = budget_beside_draft(cache_budget(device, ops, config, options, weight_format), shape, of_draft)
+    budget = budget_beside_draft(_budget(device, ops, part, options, weight_format, share), shape, of_draft)
     cache, policy = make_cache(device, ops, options, shape=shape, budget=budget, wanted_len=wanted_len)
     max_model_len = fitted_model_len(options, wanted_len, policy.max_sequence_tokens, budget)
     if calibration is not None:
         cache.calibrate(calibration.smoothing, calibration.scales, ops)
     cache_of_draft = draft_cache(of_draft, ops, policy)
     drafts = None if options.speculative_config is None else make_source(options.speculative_config, ops, draft, cache_of_draft)
-    runner = _make_runner(device, ops, model, cache=cache, policy=policy, options=options, max_model_len=max_model_len, drafts=drafts)
+    runner = _make_runner(
+        ModelRunner if share is None else share.runner, device, ops, model, cache=cache, policy=policy, options=options,
+        max_model_len=max_model_len, drafts=drafts,
+    )  # fmt: skip
     scheduler = Scheduler(
         POLICIES[options.scheduling_policy](), KVCacheManager(policy, LENGTH_PREDICTIONS[options.length_prediction]()),
         make_preemption(device, ops, config, cache, policy, options, cache_of_draft), options.max_num_seqs, options.max_num_batched_tokens,
@@ -126,6 +144,18 @@ def load_engine(options: EngineOptions, progress: Progress | None = None) -> Eng
         source.path, device, ops, model=model, tokenizer=tokenizer, generation_config=generation_config, eos_token_ids=eos_token_ids,
         max_model_len=max_model_len, cache=cache, cache_policy=policy, scheduler=scheduler, runner=runner,
     )  # fmt: skip
+
+
+def _source(options: EngineOptions) -> ModelSource:
+    return open_source(bundled_model() if options.model is None else Path(options.model))
+
+
+def _budget(
+    device: str, ops: Any, part: ModelConfig, options: EngineOptions, weight_format: WeightFormat | None, share: RankShare | None
+) -> CacheBudget:  # fmt: skip
+    """The memory for the KV cache; if several ranks share the model, as much as the one with the least has."""
+    budget = cache_budget(device, ops, part, options, weight_format)
+    return budget if share is None else share.agreed(budget, device, options)
 
 
 def _open_model(source: ModelSource, options: EngineOptions) -> tuple[ModelConfig, StoredWeights]:
@@ -161,7 +191,6 @@ def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig, tok
 
 
 def _make_ops(device: str, dtype: str, options: EngineOptions):
-    check_cache_dtype(device, dtype, options)
     if device == "cpu":
         _check_no_memory_mode(options)
         if options.kernel_variants:
@@ -242,13 +271,13 @@ def _simulated_stage_ops(dtype: str, options: EngineOptions):
 
 
 def _make_runner(
-    device: str, ops, model: Model, cache: KVCache, policy: CachePolicy, options: EngineOptions, max_model_len: int,
-    drafts: DraftSource | None,
+    kind: type[ModelRunner], device: str, ops, model: Model, cache: KVCache, policy: CachePolicy, options: EngineOptions,
+    max_model_len: int, drafts: DraftSource | None,
 ) -> ModelRunner:  # fmt: skip
     machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
-    uses_graphs = device == "cuda" and not options.enforce_eager
+    uses_graphs = device == "cuda" and not options.enforce_eager and options.num_ranks == 1  # NCCL in graphs has not been tried
     speculator = None if wanted is None else functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len)
-    return ModelRunner(
+    return kind(
         ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs, speculator=speculator,
     )  # fmt: skip

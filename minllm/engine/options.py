@@ -75,6 +75,14 @@ class EngineOptions:
     seed: int = 0
     """Seeds the requests that have no seed of their own."""
 
+    tensor_parallel_size: int = 1
+    """Number of ranks, each a process that computes with its part of the model's heads, inner width and vocabulary; 1 splits nothing. On a
+    CPU they share its cores (parallel/tensor_parallel.py)."""
+
+    pipeline_parallel_size: int = 1
+    """Number of stages, each with an equal number of the model's layers on tensor_parallel_size ranks; the sequences of a step pass through
+    them in as many micro-batches (parallel/pipeline.py)."""
+
     max_num_seqs: int = 256
     """The most sequences computed together."""
 
@@ -153,7 +161,8 @@ class EngineOptions:
             self._check_name(name, names)
         self._check_quantization()
         self._check_cache()
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "swap_space_bytes"):
+        sizes = ("max_num_seqs", "max_num_batched_tokens", "block_size", "swap_space_bytes")
+        for name in (*sizes, "tensor_parallel_size", "pipeline_parallel_size"):
             self._check_positive(name)
         for name in ("max_model_len", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:
@@ -233,6 +242,11 @@ class EngineOptions:
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)
         _check(isinstance(value, Integral) and not isinstance(value, bool) and value >= 1, name, value, "an integer of at least 1")
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of processes that compute together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def prefix_index(self) -> str | None:

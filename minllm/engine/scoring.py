@@ -6,9 +6,10 @@ over the N tokens that have at least one before them. A text longer than the mod
 token is counted once, in the first window that reaches it (Hugging Face's "strided" perplexity).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from minllm.engine.running.batch_arrays import build_batch, chunks, to_backend
 from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.models.decoder import forward
+from minllm.ops.protocol import Batch
 
 MAX_LOGITS = 2**26  # numbers in one chunk's logits, 256 MiB in float32
 
@@ -38,6 +40,7 @@ class Scorer:
     cache: KVCache
     policy: CachePolicy
     max_num_batched_tokens: int
+    score: Callable[[Batch], Any] | None = None  # computes the logits of a batch on all ranks, if there are several
 
     def logits(self, token_ids: list[int], first_row: int = 0) -> Iterator[np.ndarray]:
         """The logits of positions from `first_row` on, float32 [rows, vocab] per chunk: row i scores the token after token i."""
@@ -52,12 +55,17 @@ class Scorer:
             for span in chunks(token_ids, step, table, ring):
                 skipped = min(max(0, first_row - span.start), len(span.token_ids))
                 rows = range(skipped, len(span.token_ids)) or [0]  # a forward without logits computes one row, which is dropped
-                batch = to_backend(build_batch([span], rows, self.cache.block_size, window), self.ops)
-                logits = forward(self.ops, self.model, batch, self.cache.layers)
+                logits = self._logits_of(build_batch([span], rows, self.cache.block_size, window))
                 if skipped < len(span.token_ids):
                     yield self.ops.to_host(logits)
         finally:
             self.policy.free(owner)
+
+    def _logits_of(self, batch: Batch) -> Any:
+        """The logits of a batch whose arrays are on the host."""
+        if self.score is not None:
+            return self.score(batch)
+        return forward(self.ops, self.model, to_backend(batch, self.ops), self.cache.layers)
 
     def log_likelihoods(self, token_ids: list[int], first_target: int = 1) -> np.ndarray:
         """log p(token i | tokens 0 .. i - 1) for i from `first_target` (at least 1) on: float32 [len(token_ids) - first_target]."""

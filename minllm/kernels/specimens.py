@@ -10,7 +10,10 @@ from minllm.kernels import attention, matmul
 from minllm.kernels.specimen import Specimen
 from minllm.runtime.dry_run import Signature
 
-STAGES = ("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling", "slots", "speculation")
+STAGES = (
+    *("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling"),
+    *("split_vocabulary", "slots", "speculation", "all_reduce"),
+)
 TABLES = {"matmul": matmul.VARIANTS, "attention": attention.VARIANTS}  # stages of several variants
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from minllm.machine import driver
+from minllm.machine.peers import Peers, look_at_peers
 
 # Libraries of the CUDA toolkit that compile a kernel, by cuda.pathfinder's names.
 COMPILER_LIBRARIES = ("nvvm", "nvrtc", "nvJitLink")
@@ -47,6 +48,7 @@ class Machine:
     toolkit_versions: dict[str, str] = field(default_factory=dict)  # wheel -> version
     missing_compilers: tuple[str, ...] = ()
     device: Device | None = None
+    peers: Peers = Peers(())  # all GPUs, and how they reach each other
     kernel_error: str = ""  # why the trial kernel failed on the GPU; "" if it ran, or if there is no GPU
 
 
@@ -76,6 +78,7 @@ def look(try_kernel: Callable[[], str]) -> Machine:
         toolkit_versions=versions,
         missing_compilers=missing,
         device=device,
+        peers=look_at_peers() if driver_cuda else Peers(()),
         kernel_error=try_kernel() if can_try else "",
     )
 

@@ -33,7 +33,7 @@ class Finding:
 
 def diagnose(machine: Machine) -> list[Finding]:
     """Findings about `machine`, in the order in which to fix them."""
-    checks = (_python, _packages, _bundled_model, _driver, _toolkit, _gpu, _kernel)
+    checks = (_python, _packages, _bundled_model, _driver, _toolkit, _gpu, _several_gpus, _kernel)
     return [finding for check in checks for finding in check(machine)]
 
 
@@ -146,6 +146,22 @@ def _gpu(machine: Machine) -> list[Finding]:
     ceiling = f"{gpu.ceiling_tb_s} TB/s ({gpu.ceiling_source})" if gpu else "unknown: it is not in minllm/machine/hardware.py"
     findings.append(Finding("note", "GPU", f"memory bandwidth ceiling {ceiling}"))
     return findings
+
+
+def _several_gpus(machine: Machine) -> list[Finding]:
+    """Links and peer access, which tensor parallelism depends on; nothing with one GPU."""
+    peers, subject = machine.peers, "several GPUs"
+    if len(peers.names) < 2:
+        return []
+    if len(set(peers.names)) > 1:
+        text = f"{', '.join(peers.names)}: ranks need GPUs of one kind, which compute the same bits"
+        return [Finding("note", subject, f"{text}; choose some with CUDA_VISIBLE_DEVICES")]
+    count, missing = f"{len(peers.names)} x {peers.names[0]}", [pair for pair in peers.pairs if pair not in peers.access]
+    if missing:
+        pairs = ", ".join(f"{i} and {j}" for i, j in missing)
+        return [Finding("note", subject, f"{count}; no peer access between {pairs}: NCCL copies through the host's memory there, slowly")]
+    link = "NVLink" if len(peers.atomics) == len(peers.pairs) else "PCIe for some pairs" if peers.atomics else "PCIe"
+    return [Finding("ok", subject, f"{count}, with peer access between all pairs over {link}")]
 
 
 def _kernel(machine: Machine) -> list[Finding]:

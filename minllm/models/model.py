@@ -1,5 +1,6 @@
 """A model ready to run: its configuration, its weights, and the table of its rotary embedding."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from minllm.models.config_reader import read_model_config
 from minllm.models.layout import ModelWeights
 from minllm.models.rope import inverse_frequencies
 from minllm.models.tied_head import untied_if_stored
-from minllm.models.weights import Progress, StoredWeights, load_weights
+from minllm.models.weights import Progress, StoredWeights, WeightReader, load_weights
 from minllm.ops.protocol import Array, Ops
 from minllm.weights.format import WeightFormat
 
@@ -32,18 +33,20 @@ def load_model(
     checkpoint: StoredWeights | None = None,
     weight_format: WeightFormat | None = None,
     config: ModelConfig | None = None,
+    make_reader: Callable[..., WeightReader] | None = None,
 ) -> Model:
     """Loads a Hugging Face model directory into the arrays of `ops`; the weights come from `checkpoint` if one is given.
 
     progress: called as progress(done_bytes, total_bytes) while the weights are read. max_positions: the longest sequence that will be run,
     which may be less than the model allows and then makes the rotary table shorter. weight_format: of the layers' matrices; None leaves
-    them plain. config: the model's, if the caller has read it (as here, with models/tied_head.py). Raises CheckpointError or
-    UnsupportedModelError before any weight is placed, except for a tensor with NaN or infinity, which is met when it is read.
+    them plain. config: the model's, if the caller has read it (as here, with models/tied_head.py). make_reader: what reads one rank's part
+    of the weights (parallel/split_weights.py). Raises CheckpointError or UnsupportedModelError before any weight is placed, except for a
+    tensor with NaN or infinity, which is met when it is read.
     """
     stated = config or read_model_config(directory)
     checkpoint = checkpoint or Checkpoint(directory)
     config = config or untied_if_stored(stated, checkpoint)
-    weights = load_weights(ops, config, checkpoint, progress, weight_format)
+    weights = load_weights(ops, config, checkpoint, progress, weight_format, make_reader)
     return Model(config, weights, make_rope_table(ops, config, max_positions))
 
 

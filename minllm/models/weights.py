@@ -55,18 +55,20 @@ class StoredWeights(Protocol):
 
 
 def load_weights(
-    ops: Ops, config: ModelConfig, checkpoint: StoredWeights, progress: Progress | None = None, weight_format: WeightFormat | None = None
-) -> ModelWeights:
+    ops: Ops, config: ModelConfig, checkpoint: StoredWeights, progress: Progress | None = None, weight_format: WeightFormat | None = None,
+    make_reader: "Callable[..., WeightReader] | None" = None,
+) -> ModelWeights:  # fmt: skip
     """Reads a checkpoint into the arrays of `ops`. `progress(done_bytes, total_bytes)` after each parameter.
 
-    weight_format: the format of the layers' matrices; None rounds them, as all else, to the dtype of `ops`. It raises, before any read,
-    CheckpointError if the tensors contradict the configuration, and InvalidOptionError if a matrix does not fit its format.
+    weight_format: the format of the layers' matrices; None rounds them, as all else, to the dtype of `ops`. make_reader: WeightReader, or
+    what reads one rank's part. It raises, before any read, CheckpointError if the tensors contradict the configuration, and
+    InvalidOptionError if a matrix does not fit its format.
     """
     layout = layout_of(config, is_prefixed(checkpoint), weight_format)
     layout.check_format()
     check_tensors(layout, checkpoint)
     with ops.uploads():
-        return WeightReader(ops, checkpoint, layout, progress).read_model()
+        return (make_reader or WeightReader)(ops, checkpoint, layout, progress).read_model()
 
 
 def is_prefixed(checkpoint: StoredWeights) -> bool:
@@ -121,11 +123,15 @@ class WeightReader:
         outside = replace(stored, layers=[], lm_head=None)
         weights = self.read(outside)
         if tied and self.layout.format_of(stored.lm_head).is_plain:
-            weights.lm_head = Linear(weights.embedding, None, self.plain, stored.lm_head.shape)
+            weights.lm_head = self.tied_head(weights.embedding)
         else:
             weights.lm_head = self.linear(stored.lm_head)
         weights.layers = self.read(stored.layers)
         return weights
+
+    def tied_head(self, embedding: Array) -> Linear:
+        """The head that multiplies by the embedding."""
+        return Linear(embedding, None, self.plain, self.layout.model.lm_head.shape)
 
     def read(self, value: Any) -> Any:
         """The value with every leaf loaded."""
@@ -153,7 +159,7 @@ class WeightReader:
         if weight_format.is_plain:
             weight_format = self.plain
             for matrix, one in zip(host, stored.projections, strict=True):
-                _check_range(matrix, self.ops.dtype, f"{one.name}.weight")
+                self.check(matrix, f"{one.name}.weight")
         weight = weight_format.place(self.ops, host)
         self._report(tensors)
         bias = self._bias(stored, shard) if stored.biases and shard.adds_bias else None
@@ -166,8 +172,12 @@ class WeightReader:
         self._report(names)
         return bias
 
-    def _plain(self, host: np.ndarray, name: str) -> Array:
+    def check(self, host: np.ndarray, name: str) -> None:
+        """Raise CheckpointError if numbers of a plain tensor lie beyond the range of the activations' dtype."""
         _check_range(host, self.ops.dtype, name)
+
+    def _plain(self, host: np.ndarray, name: str) -> Array:
+        self.check(host, name)
         return self.ops.weight(host)
 
     def _report(self, names: list[str]) -> None:

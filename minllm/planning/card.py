@@ -32,7 +32,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         *([("", window_words(plan))] if plan.window_bytes else []),
         ("  one forward", f"{giga(plan.activation_bytes)}{each}: activations and logits"),
         ("  in all", f"{giga(used)}{each}: {'fits' if plan.fits else f'does not fit, {giga(used - plan.budget_bytes)} too much'}"),
-        ("KV bytes a token", kv_line(plan)),
+        ("KV bytes per token", kv_line(plan)),
         ("largest batch", largest_batch_line(plan)),
         ("limits", f"{plan.bandwidth_tb_s:.4g} TB/s ({plan.bandwidth_source}), {plan.tflops:.4g} TFLOP/s ({plan.tflops_source})"),
         ("decode step", floor_line(plan.decode)),
@@ -50,7 +50,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
 def stage_table(title: str, stages: list[Stage]) -> Table:
     """Every stage with its bytes, operations and arithmetic intensity."""
     table = Table("stage", title=title, title_justify="left", box=None, pad_edge=False)
-    for head in ("weights", "keys, values", "activations", "GFLOP", "FLOP a byte"):
+    for head in ("weights", "keys, values", "activations", "GFLOP", "FLOP per byte"):
         table.add_column(head, justify="right")
     for stage in stages:
         moved = (stage.weight_bytes, stage.kv_bytes, stage.activation_bytes)

@@ -8,6 +8,7 @@ Kernels import them from here: `from minllm import ptx`, or by name. Names follo
     barrier, fence                       mbarriers, named barriers, fences of the async proxy
     bulk_copy, tensor_copy, swizzle      TMA: asynchronous copies of contiguous bytes and of tiles; the layout of swizzled tiles
     warpgroup, descriptor, register      wgmma, its matrix descriptors, setmaxnreg
+    system_scope                         flags and words between GPUs
     cluster, launch                      thread block clusters, programmatic dependent launch
 """
 
@@ -153,6 +154,13 @@ from minllm.ptx.register import (
     setmaxnreg_dec,
     setmaxnreg_inc,
 )
+from minllm.ptx.system_scope import (
+    ld_acquire_sys_u32,
+    ld_relaxed_sys_v2_u64,
+    st_relaxed_sys_u32,
+    st_relaxed_sys_v2_u64,
+    st_release_sys_u32,
+)
 from minllm.ptx.tensor_copy import (
     cp_async_bulk_tensor_1d_global_shared,
     cp_async_bulk_tensor_1d_shared_global,
@@ -243,6 +251,8 @@ __all__ = [
     "griddepcontrol_wait",
     "keep_register",
     "keep_registers",
+    "ld_acquire_sys_u32",
+    "ld_relaxed_sys_v2_u64",
     "ld_shared_cluster_f32",
     "ld_shared_cluster_u32",
     "ld_shared_cluster_v4_f32",
@@ -291,6 +301,9 @@ __all__ = [
     "setmaxnreg_inc",
     "shared_address",
     "st_async_u32",
+    "st_relaxed_sys_u32",
+    "st_relaxed_sys_v2_u64",
+    "st_release_sys_u32",
     "st_shared_cluster_f32",
     "st_shared_cluster_u32",
     "stmatrix_x1",

@@ -20,6 +20,8 @@ def argument_type(value):
         return types.none
     if hasattr(value, "numba_type"):  # an object that states its own type: a tensor map
         return value.numba_type
+    if isinstance(value, tuple):
+        return types.Tuple([argument_type(item) for item in value])
     if isinstance(value, (bool, np.bool_)):
         raise KernelArgumentError(f"a kernel was given the boolean {value}; pass an int, or make it a constant of the kernel's factory")
     if isinstance(value, np.generic):  # np.float64 is also a Python float
@@ -32,7 +34,8 @@ def argument_type(value):
         return types.float32
     dtype, ndim = getattr(value, "dtype", None), getattr(value, "ndim", None)
     if dtype is None or ndim is None:
-        raise KernelArgumentError(f"a kernel was given {value!r} of type {type(value).__name__}; it takes arrays, ints, floats and None")
+        given = f"{value!r} of type {type(value).__name__}"
+        raise KernelArgumentError(f"a kernel was given {given}; it takes arrays, ints, floats, None and tuples of these")
     element = types.bfloat16 if dtype == BFLOAT16 else from_dtype(np.dtype(dtype))
     contiguous = value.flags.c_contiguous if isinstance(value, np.ndarray) else getattr(value, "is_contiguous", True)
     return types.Array(element, ndim, "C" if contiguous else "A")

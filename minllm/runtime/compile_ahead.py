@@ -13,12 +13,9 @@ launched.
 Numba compiles one kernel at a time in a process, because of its global lock.
 """
 
-import contextlib
-import os
 import pickle
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import warnings
@@ -27,12 +24,12 @@ from typing import Any
 
 from minllm.machine import host
 from minllm.runtime.cache_key import code_size
+from minllm.runtime.child_process import end_children, start_child
 from minllm.runtime.disk_cache import CAN_LOCK, is_cached, is_writable
 from minllm.runtime.dry_run import Signature
 
 MOST_PROCESSES = 16
 POLL_SECONDS = 0.02
-WORKER = "import sys; sys.path[:] = sys.argv[1:]; from minllm.runtime.compile_worker import main; main()"
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
 
 PLAIN_MESSAGES = {"NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}  # Numba colours thousands of messages that it then drops
@@ -80,12 +77,7 @@ class CompileAhead:
 
     def close(self) -> None:
         """End the processes, whether they are done or not."""
-        for worker in self.workers:
-            worker.kill()
-        for worker in self.workers:
-            with contextlib.suppress(OSError):
-                worker.stdin.close()
-            worker.wait()
+        end_children(self.workers)
         if self.errors is not None:
             self.errors.close()
 
@@ -129,18 +121,6 @@ def available_cores() -> int:
 
 
 def start_worker(task: bytes, errors: Any) -> subprocess.Popen:
-    """A process that runs compile_worker.py on a task; its standard error goes to the file `errors`.
-
-    It imports from the same places as this process, but not the main script, and nothing beside the script takes the place of a standard
-    module. It sees no GPU, and has no terminal whose Ctrl-C would interrupt it: it ends when its standard input does.
-    """
-    environment = os.environ | ONE_THREAD | PLAIN_MESSAGES | {"CUDA_VISIBLE_DEVICES": ""}
-    standard = {sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED")}
-    path = sorted(map(os.path.abspath, sys.path), key=lambda place: place not in standard)
-    command = [sys.executable, "-P", "-c", WORKER, *path]
-    streams = dict(stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
-    worker = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
-    with contextlib.suppress(OSError):  # it has ended already
-        worker.stdin.write(len(task).to_bytes(8, "little") + task)
-        worker.stdin.flush()
-    return worker
+    """A process that runs compile_worker.py on a task; it sees no GPU, and its standard error goes to the file `errors`."""
+    environment = ONE_THREAD | PLAIN_MESSAGES | {"CUDA_VISIBLE_DEVICES": ""}
+    return start_child("minllm.runtime.compile_worker", task, environment, stdout=subprocess.DEVNULL, stderr=errors)

@@ -6,14 +6,11 @@ and the disk cache keeps them.
 
 import contextlib
 import gc
-import os
 import pickle
-import sys
-import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from minllm.errors import KernelCompilationError
+from minllm.runtime.child_process import receive_task
 from minllm.runtime.compile_ahead import keys_of
 from minllm.runtime.disk_cache import is_cached
 from minllm.runtime.dry_run import Signature
@@ -23,9 +20,7 @@ OBJECTS_PER_COLLECTION = 100_000  # by default 700 or 2,000, with which a tenth 
 
 def main() -> None:
     """What the process runs."""
-    task = read_task(sys.stdin.buffer)
-    threading.Thread(target=end_with_input, daemon=True).start()
-    find, arguments, compute_capability, keys = pickle.loads(task)
+    find, arguments, compute_capability, keys = pickle.loads(receive_task())
     gc.freeze()  # what is imported stays
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     compile_all(keys_of(find(*arguments), compute_capability), keys, compute_capability)
@@ -48,16 +43,3 @@ def compile_one(signature: Signature, key: str, compute_capability: tuple[int, i
     with contextlib.suppress(KernelCompilationError):
         return signature.kernel.compile(*signature.types, compute_capability=compute_capability, wait=wait) is not None
     return True
-
-
-def read_task(stream: Any) -> bytes:
-    """The bytes of a task, after their number."""
-    return stream.read(int.from_bytes(stream.read(8), "little"))
-
-
-def end_with_input() -> None:
-    """End this process when standard input ends: the process that started it has ended, however it did."""
-    while os.read(sys.stdin.fileno(), 1):  # not through sys.stdin: at exit, Python could not flush what a thread is reading
-        pass
-    os._exit(0)
-

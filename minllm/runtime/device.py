@@ -55,6 +55,7 @@ class Device:
 
 
 assumed: Device | None = None  # the GPU of a dry run
+own_index = 0  # the GPU of this process
 
 
 @contextlib.contextmanager
@@ -68,8 +69,25 @@ def assume(device: Device) -> Iterator[None]:
         assumed = before
 
 
-def current_device(index: int = 0) -> Device:
-    """The GPU, with its context current in this thread. Raises DeviceError."""
+def use_device(index: int) -> None:
+    """Let this process use GPU `index` from now on; to be called before any other use of a GPU."""
+    global own_index
+    own_index = index
+
+
+def device_names() -> list[str]:
+    """The names of this machine's GPUs; no context is made."""
+    if not is_available():
+        return []
+    from cuda.bindings import driver
+
+    count = check_driver(driver.cuDeviceGetCount(), "count the GPUs")
+    devices = [check_driver(driver.cuDeviceGet(index), "find a GPU") for index in range(count)]
+    return [check_driver(driver.cuDeviceGetName(128, one), "name a GPU").split(b"\0")[0].decode() for one in devices]
+
+
+def current_device(index: int | None = None) -> Device:
+    """GPU `index`, by default this process's own, with its context current in this thread. Raises DeviceError."""
     if assumed is not None:
         return assumed
     device = describe_device(index)
@@ -77,9 +95,9 @@ def current_device(index: int = 0) -> Device:
     return device
 
 
-def describe_device(index: int) -> Device:
-    """The Device for GPU `index`."""
-    return assumed or described_by_driver(index)
+def describe_device(index: int | None = None) -> Device:
+    """The Device for GPU `index`, by default this process's own."""
+    return assumed or described_by_driver(own_index if index is None else index)
 
 
 @functools.cache
@@ -104,12 +122,12 @@ def described_by_driver(index: int) -> Device:
 
 def capability_here() -> tuple[int, int]:
     """The compute capability of this machine's GPU; without one, an H200's."""
-    return describe_device(0).compute_capability if assumed or is_available() else SIMULATED_CAPABILITY
+    return describe_device().compute_capability if assumed or is_available() else SIMULATED_CAPABILITY
 
 
 def sms_here() -> int:
     """The number of SMs (streaming multiprocessors) of this machine's GPU; without one, an H200's."""
-    return describe_device(0).sm_count if assumed or is_available() else SIMULATED_SMS
+    return describe_device().sm_count if assumed or is_available() else SIMULATED_SMS
 
 
 def block_shared_bytes_here() -> int:

@@ -49,9 +49,12 @@ def parameter(argument):
         return argument.dtype, argument.tobytes().ljust(VALUE_BYTES, b"\0")
     if isinstance(argument, np.ndarray):
         raise KernelArgumentError(f"a launch on the GPU was given a NumPy array, {argument.dtype} {argument.shape}: copy it there first")
+    if isinstance(argument, tuple):  # Numba passes the items one by one
+        keys, packed = zip(*map(parameter, argument))
+        return keys, b"".join(packed)
     if not getattr(argument, "ndim", 0):
         given = f"{argument!r} of type {type(argument).__name__}"
-        raise KernelArgumentError(f"a kernel was given {given}; it takes arrays, ints, floats and None")
+        raise KernelArgumentError(f"a kernel was given {given}; it takes arrays, ints, floats, None and tuples of these")
     argument.kernel_parameter = packed = array_parameter(argument)
     return packed
 

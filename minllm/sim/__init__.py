@@ -5,11 +5,13 @@
 
 The kernel is one of this package, any `@cuda.jit` dispatcher or a plain function; it runs unmodified in this process and needs no GPU.
 With `detect=True`, or inside `detecting()`, detectors also find races, reads of unwritten memory and more (minllm.sim.detectors).
+`simulate_ranks` launches a kernel on several GPUs at once.
 `trace(...)` takes the same arguments and returns counts of what the kernel did; `tracing()` traces every launch within it.
 """
 
 from minllm.sim.detectors import detecting, output, unwritten
+from minllm.sim.ranks import simulate_ranks
 from minllm.sim.simulator import simulate
 from minllm.sim.tracer import trace, tracing
 
-__all__ = ["detecting", "output", "simulate", "trace", "tracing", "unwritten"]
+__all__ = ["detecting", "output", "simulate", "simulate_ranks", "trace", "tracing", "unwritten"]

@@ -28,7 +28,7 @@ def fail(what):
 def failure(what):
     """The SimulationError that `fail` raises."""
     thread = current_thread()
-    where = f", block {tuple(thread.block.index)}, thread {tuple(thread.index)}" if thread else ""
+    where = f", {thread.block}, thread {tuple(thread.index)}" if thread else ""
     return SimulationError(f"{what} ({describe(kernel_frame(sys._getframe(1)))}{where})")
 
 

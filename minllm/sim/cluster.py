@@ -67,4 +67,4 @@ def run_cluster(first, dimensions, make_block, function, arguments):
     places = [(x, y, z) for z in range(dimensions.z) for y in range(dimensions.y) for x in range(dimensions.x)]
     blocks: list[Block] = [make_block(Dimensions(*(start + offset for start, offset in zip(first, place)))) for place in places]
     Cluster(dimensions, blocks)
-    run_together(blocks, function, arguments)
+    run_together(blocks, function, [arguments] * len(blocks))

@@ -79,4 +79,4 @@ def run_cooperatively(indices, make_block, function, arguments):
     """Run the blocks of a grid at the same time; `make_block(index)` -> Block."""
     blocks = [make_block(index) for index in indices]
     Grid(blocks)
-    run_together(blocks, function, arguments)
+    run_together(blocks, function, [arguments] * len(blocks))

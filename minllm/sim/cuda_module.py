@@ -15,6 +15,7 @@ from minllm.sim.machine import FULL_MASK, barrier, collective
 from minllm.sim.place import instruction, kernel_frame
 from minllm.sim.polling import give_way
 from minllm.sim.scalars import simulated_type
+from minllm.sim.system_scope import fence
 from minllm.sim.thread import WARP_SIZE, current_thread
 from minllm.sim.vectors import is_vector_stub, vector_type
 
@@ -87,11 +88,13 @@ class SimulatedCuda:
 
     def threadfence(self):
         """Threads run in turn, so every store is visible at once."""
-        thread = current_thread()
-        if thread.block.monitor is not None:
-            thread.block.monitor.fence(thread)
+        fence(current_thread())
 
-    threadfence_block = threadfence_system = threadfence
+    threadfence_block = threadfence
+
+    def threadfence_system(self):
+        """A fence that other GPUs see, too."""
+        fence(current_thread(), system=True)
 
     def nanosleep(self, nanoseconds):
         """Let the other threads run first, so that a loop that sleeps and polls makes progress."""

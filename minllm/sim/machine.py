@@ -39,7 +39,7 @@ class Warp:
 class Block:
     """One thread block: its shared memory, its barrier and its threads."""
 
-    def __init__(self, index, dimensions, grid, shared_bytes, monitor=None, resident=1):
+    def __init__(self, index, dimensions, grid, shared_bytes, monitor=None, resident=1, gpu=None):
         self.index, self.dimensions, self.grid = index, dimensions, grid
         self.resident = resident  # blocks per SM (streaming multiprocessor) in the launch bounds; they share its registers
         count = dimensions.x * dimensions.y * dimensions.z
@@ -55,19 +55,23 @@ class Block:
         self.threads = []
         self.alive = count
         self.cluster, self.rank = None, 0  # cluster.Cluster, and the block's rank in it
+        self.gpu = gpu  # its number if several GPUs take part in the launch (ranks.py)
         self.cooperative = None  # cooperative.Grid, if the kernel synchronises the whole grid
         self.asynchronous = None  # asynchrony.BlockState, once the block uses mbarriers or other asynchronous state
 
+    def __str__(self):
+        return f"{'' if self.gpu is None else f'rank {self.gpu}, '}block {tuple(self.index)}"
+
     def run(self, function, arguments):
         """Run all threads to their end."""
-        run_together([self], function, arguments)
+        run_together([self], function, [arguments])
 
     def end_thread(self, thread):
         """A thread has returned: barriers wait for one thread less."""
         self.alive -= 1
         self.release_barrier()
         if thread.asynchronous is not None and (complaint := thread.asynchronous.end()):
-            raise SimulationError(f"block {tuple(self.index)}, thread {tuple(thread.index)} {complaint}")
+            raise SimulationError(f"{self}, thread {tuple(thread.index)} {complaint}")
         if self.cluster is not None:
             self.cluster.release()
 
@@ -108,30 +112,30 @@ class Block:
                 what = "{} with mask {:#010x}".format(*what) if isinstance(what, tuple) else str(what)
                 waiting.setdefault(f"{what}, {line_of_kernel(thread)}", []).append(thread.number)
         lines = [f"{len(numbers)} threads (the first is {numbers[0]}) wait at {what}" for what, numbers in waiting.items()]
-        return f"block {tuple(self.index)} cannot go on: " + "; ".join(lines)
+        return f"{self} cannot go on: " + "; ".join(lines)
 
 
 def run_together(blocks, function, arguments):
-    """Run all threads of some blocks, which share one queue of runnable threads, to their end."""
+    """Run all threads of some blocks, which share one queue of runnable threads, to their end. arguments: one tuple per block."""
     runnable = blocks[0].runnable
-    for block in blocks:
-        block.function = function
+    for block, own in zip(blocks, arguments, strict=True):
+        block.function, block.arguments = function, own
         block.threads = [Thread(block, number, index) for number, index in enumerate(indices_of(block.dimensions))]
         runnable.extend(block.threads)
         if block.monitor is not None:
             block.monitor.start_block(block)
-    run_all(runnable, blocks, arguments)
+    run_all(runnable, blocks)
     while any(block.alive for block in blocks):
         if not any(meet_without_exited(warp) for block in blocks for warp in block.warps) and not meet_as_grid(blocks[0].cooperative):
             missing = blocks[0].cooperative.missing() if blocks[0].cooperative else ""
             raise SimulationError("; ".join(block.report_stuck() for block in blocks if block.alive) + missing)
-        run_all(runnable, blocks, arguments)
+        run_all(runnable, blocks)
     for block in blocks:
         if block.monitor is not None:
             block.monitor.end_block(block)
 
 
-def run_all(runnable, blocks, arguments):
+def run_all(runnable, blocks):
     """Run threads until none is runnable."""
     polls = 0
     with np.errstate(all="ignore"):  # a kernel's overflows and divisions by 0.0 give infinity, as on a GPU
@@ -143,7 +147,7 @@ def run_all(runnable, blocks, arguments):
             if worker is None:
                 worker = Worker()
                 worker.gr_context = context.copy()
-                worker.switch(first, runnable, arguments)
+                worker.switch(first, runnable)
             else:
                 first.waiting_for = None
                 worker.switch()

@@ -46,6 +46,7 @@ class Monitor:
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         """A thread reads, writes or atomically changes memory: kind is "read", "write" or "atomic".
 
+        thread.ordering: "relaxed", "acquire" or "release" if the access is an atomic of system scope, else None (system_scope.py).
         array: .space is "global", "shared", "local" or "constant", .name the argument or variable, .root the whole array of a slice or
         view. The dict `array.root.notes` holds what must live as long as the memory. A monitor that needs no further accesses to `array`
         may return NO_MORE.
@@ -67,8 +68,8 @@ class Monitor:
     def grid_barrier(self):
         """All threads of a cooperative grid have met, and now continue; `barrier` of each block follows."""
 
-    def fence(self, thread):
-        """A thread's earlier accesses to global memory are visible to other blocks before its later ones."""
+    def fence(self, thread, system=False):
+        """A thread's earlier accesses to global memory are visible to other blocks before its later ones; system: to other GPUs too."""
 
     def collective(self, warp, kind, lanes, mask, frame):
         """The lanes of `mask` have met at a warp-wide instruction, such as "shfl"."""

@@ -41,9 +41,9 @@ def check_progress(rounds, blocks):
     threads = [thread for block in blocks for thread in block.threads if not thread.dead]
     if rounds > ROUNDS * len(threads):
         thread = next(thread for thread in threads if thread.waiting_for is POLL)
-        where = f"block {tuple(thread.block.index)}, thread {tuple(thread.index)}"
+        where = f"{thread.block}, thread {tuple(thread.index)}"
         alone = "; other blocks run before or after this one, unless the kernel takes cuda.cg.this_grid()"
-        others = "" if thread.block.cooperative else alone
+        others = "" if thread.block.cooperative or thread.block.gpu is not None else alone
         raise SimulationError(
             f"the kernel hangs: {len(threads)} threads poll or wait, and none changes what this one polls{others} "
             f"({describe(kernel_frame(thread.frame))}, {where})"

@@ -22,7 +22,7 @@ def explained(error, thread):
     frame, line = place_of_error(error)
     if isinstance(error, AssertionError) or linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise"):
         return error
-    where = f"{file_of(frame.f_code)}:{line} in {frame.f_code.co_name}, block {tuple(thread.block.index)}, thread {tuple(thread.index)}"
+    where = f"{file_of(frame.f_code)}:{line} in {frame.f_code.co_name}, {thread.block}, thread {tuple(thread.index)}"
     return SimulationError(f"{reason(error)} ({where})")
 
 

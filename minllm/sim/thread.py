@@ -27,6 +27,8 @@ class Thread:
     waiting_for = result = worker = None
     dead = False
     polls = 0  # atomics in a row that changed nothing
+    polled = None  # {place: value} of the thread's last loads of system scope
+    ordering = None  # of the access of system scope that the thread makes: "relaxed", "acquire" or "release" (system_scope.py)
     has_waited_for_predecessors = False  # griddepcontrol.wait
     asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or wgmma
 
@@ -55,11 +57,11 @@ class Worker(greenlet):
 
     thread = None
 
-    def run(self, thread, runnable, arguments):
+    def run(self, thread, runnable):
         while True:
             self.thread, thread.worker = thread, self
             _running.set(thread)
-            thread.block.function(*arguments)
+            thread.block.function(*thread.block.arguments)
             thread.worker, thread.dead = None, True
             thread.block.end_thread(thread)
             if not runnable or runnable[0].worker is not None:

@@ -81,6 +81,6 @@ def totals(trace):
     if trace.flops:
         counted = ", ".join(f"{name} {count:,}" for name, count in sorted(trace.flops.items()))
         lines.append(f"counted operations {trace.total_flops:,}: {counted}")
-        intensity = f"{trace.arithmetic_intensity:.2f} FLOP a byte in sectors, {trace.best_arithmetic_intensity:.2f} FLOP a different byte"
-        lines.append(f"arithmetic intensity: {intensity}")
+        moved, least = trace.arithmetic_intensity, trace.best_arithmetic_intensity
+        lines.append(f"arithmetic intensity: {moved:.2f} FLOP per byte in sectors, {least:.2f} FLOP per different byte")
     return lines

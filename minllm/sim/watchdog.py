@@ -35,7 +35,7 @@ def spinning(spin, thread):
     return SimulationError(
         "this thread spins: it reads again and again what only another thread could change. Poll by an atomic, or sleep in the loop with "
         f"cuda.nanosleep, so that the others run ({file_of(frame.f_code)}:{line} in {frame.f_code.co_name}, "
-        f"block {tuple(thread.block.index)}, thread {tuple(thread.index)})"
+        f"{thread.block}, thread {tuple(thread.index)})"
     )
 
 

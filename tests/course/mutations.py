@@ -24,6 +24,15 @@ def of(exercise, *changes):
 
 MUTATIONS = [
     *of(
+        "all_reduce.one_shot",
+        ("        meet(signals, 0, rank, epoch, fault, limit)\n", "", "one vector, two ranks", "race on global memory"),
+        ("            copy_vector(x, i * width, staging[rank], half + 4 * i)",
+         "            copy_vector(x, i * width, staging[(rank + 1) % ranks], half + 4 * i)", "the same bits", "another order"),
+        ("half + 4 * i)\n            i +=", "4 * i)\n            i +=", "one vector, two ranks", ""),
+        ("store(out, i * width, total, 0)", "store(out, 4 * i, total, 0)", "bfloat16", ""),
+        ("        while i < vectors:\n            copy", "        if i < vectors - 1:\n            copy", "one vector, two ranks", ""),
+    ),
+    *of(
         "speculation.accept",
         ("counts[row] = count", "counts[row] = max(count - 1, 0)", "no drafts", "after the last right draft is new too"),
         ("counts[row] = count", "if count > 0:\n            counts[row] = count", "one right draft", "somebody has to write that"),

@@ -1,8 +1,8 @@
 """The built site in a browser, which `make check-site` runs after `make docs`; `make test` does not collect it.
 
 Every page: no error in the console, no failed request, none that leaves the site; mathematics and diagrams drawn; links that resolve;
-both colour schemes without a finding of axe; at most 1.5 MB before compression (2 with a diagram); the search index comes when the
-search is opened; on a phone no sideways scrolling, and figures as wide as the screen at most; on paper no closed block and no button.
+both colour schemes without a finding of axe; at most 1.5 MB before compression; the search index comes when the search is opened; on a
+phone no sideways scrolling but inside frames, and letters of at least 9 pixels in figures; on paper no closed block and no button.
 Needs Chromium.
 """
 
@@ -22,9 +22,9 @@ bs4 = pytest.importorskip("bs4", reason="pip install 'minllm[docs]'")
 
 SITE = Path(__file__).parents[2] / "site"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-LARGEST_PAGE = 1_500_000  # bytes, not compressed: the document, scripts (mathematics and diagrams too), styles, fonts, pictures
+LARGEST_PAGE = 1_500_000  # bytes, not compressed: the document, scripts (mathematics too), styles, fonts, pictures
 TALLEST_PAGE = 26_000  # CSS pixels on a phone 390 wide, of pages that are not lessons, sources or the API
-LARGEST_WITH_DIAGRAM = 2_000_000  # Mermaid draws in the browser and takes most of this; lesson 5 weighs 1.92 MB
+SMALLEST_LETTERS = 9  # CSS pixels, in figures on a phone
 LARGEST_DOCUMENT = 700_000  # bytes of the document alone, not compressed
 # Pages that are generated alike: a few stand for all.
 SOURCE_PAGES = ("source/minllm/kernels/matmul/gemv/gemv.py/", "source/minllm/course/__init__.py/")
@@ -108,13 +108,11 @@ def test_a_page_loads_whole_and_alone(browser, base, address):
     page.wait_for_timeout(200)
     assert visit.problems == []
     assert not any(url.endswith("search_index.json") for url in visit.loaded)
-    diagrams = page.locator("div.mermaid").count()
-    assert not diagrams or any("mermaid" in url for url in visit.loaded)  # else the weight was taken too early
-    assert visit.weight < (LARGEST_WITH_DIAGRAM if diagrams else LARGEST_PAGE) and visit.document < LARGEST_DOCUMENT
+    assert visit.weight < LARGEST_PAGE and visit.document < LARGEST_DOCUMENT
     assert page.locator(".arithmatex:not(:has(.katex))").count() == 0
     assert page.locator(".katex-error").count() == 0
-    assert page.locator("pre.mermaid").count() == 0  # Material puts a drawing in its place
-    for diagram in page.locator("div.mermaid").all():
+    assert page.locator(".mermaid").count() == 0  # drawn when the site was built
+    for diagram in page.locator(".diagram").all():
         assert diagram.bounding_box()["height"] > 20
     visit.close()
 
@@ -133,9 +131,13 @@ def test_a_page_is_accessible(browser, base, address, scheme):
 def test_a_page_fits_a_phone(browser, base, address):
     visit = Visit(browser, base, address, width=390)
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390
-    wide = """[...document.querySelectorAll(".md-content svg, .md-content img")].filter(one => one.getBoundingClientRect().right > 391)
-        .map(one => one.outerHTML.slice(0, 120))"""
+    wide = """[...document.querySelectorAll(".md-content svg, .md-content img")].filter(one => one.getBoundingClientRect().right > 391
+        && !one.closest(".output, .wide-picture")).map(one => one.outerHTML.slice(0, 120))"""
     assert visit.page.evaluate(wide) == []
+    small = f"""[...document.querySelectorAll(".md-content svg text")].map(one => [one.textContent,
+        one.checkVisibility() ? parseFloat(getComputedStyle(one).fontSize) * one.getScreenCTM().d : 0])
+        .filter(([, size]) => size > 0 && size < {SMALLEST_LETTERS})"""
+    assert visit.page.evaluate(small) == []
     if not address.startswith(("lessons/", "source/", "api", "glossary", "command-line")):
         assert visit.page.evaluate("document.documentElement.scrollHeight") < TALLEST_PAGE
     visit.close()
@@ -206,6 +208,22 @@ def test_line_numbers_stand_beside_their_lines(browser, base):
     })""")
     (first_number, last_number), (first_line, last_line) = ends
     assert abs(first_number - first_line) < 3 and abs(last_number - last_line) < 3, ends
+    visit.close()
+
+
+def test_a_link_to_a_line_shows_this_line_beside_its_number(browser, base):
+    """Captions of lessons link to lines: the line stands below the header, at its own number, and is marked."""
+    visit = Visit(browser, base, f"{SOURCE_PAGES[0]}#__codelineno-0-60")
+    offsets = visit.page.evaluate("""[...document.querySelectorAll(".linenodiv a")].map(number => {
+        const line = document.getElementById(number.hash.slice(1)).parentElement.getBoundingClientRect();
+        const beside = number.getBoundingClientRect();
+        return Math.abs((line.top + line.bottom) / 2 - (beside.top + beside.bottom) / 2);
+    })""")
+    assert len(offsets) > 60 and max(offsets) < 3
+    line = visit.page.locator("#__span-0-60")
+    header = visit.page.locator(".md-header").bounding_box()
+    assert line.bounding_box()["y"] >= header["y"] + header["height"] and line.bounding_box()["y"] < 450
+    assert line.evaluate("one => getComputedStyle(one).backgroundColor") != "rgba(0, 0, 0, 0)"
     visit.close()
 
 

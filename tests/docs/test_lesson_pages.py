@@ -161,7 +161,7 @@ def test_markdown_of_a_lesson_is_the_sites_markdown(lesson):
     article = lesson.select_one("article")
     assert "An admonition" in article.select_one(".admonition.note .admonition-title").get_text()
     assert article.select_one(".footnote") and len(article.select(".arithmatex")) == 2
-    assert article.select_one("pre.mermaid code").get_text().startswith("flowchart")
+    assert article.select_one(".diagram svg")["aria-label"] == "Diagram: a to b"
 
 
 def test_an_annotation_stands_directly_behind_its_code(lesson):

@@ -212,6 +212,21 @@ def test_every_field_has_a_label_and_a_phone_need_not_scroll_sideways(open_page,
     assert not re.search("NaN|undefined|Infinity", page.inner_text("body"))
 
 
+@pytest.mark.parametrize("name", ["batching", "calculator", "hardware-and-cost", "speculative-decoding", "split-waves", "warp-accesses"])
+def test_letters_and_huge_numbers_are_answered_in_place(open_page, name):
+    page = open_page(name, "?gone=1&batch=1e999&model=gone")
+    for field in page.locator(".interactive input[type=number]").all():
+        before = field.input_value()
+        for wrong in ("e", "-5", "1e999", "9" * 20):
+            field.press("Control+A")
+            field.press("Delete")
+            field.press_sequentially(wrong)
+            said = page.inner_text(".interactive")
+            assert re.search(r"must be|is a (whole )?number|is above 0", said), (field.get_attribute("id"), wrong, said[:300])
+            assert not re.search("NaN|Infinity|undefined", said + page.inner_html(".interactive")), (field.get_attribute("id"), wrong)
+        field.fill(before)
+
+
 def test_the_paged_cache_tells_its_story_and_can_be_played(open_page):
     page = open_page("paged-cache")
     told = []

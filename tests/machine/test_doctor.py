@@ -8,6 +8,7 @@ from minllm.cli.trial_kernel import try_kernel
 from minllm.machine.devices import Device, Machine, broken_requirements, import_errors, look
 from minllm.machine.doctor import diagnose, is_broken
 from minllm.machine.hardware import find_gpu
+from minllm.machine.peers import Peers
 
 CPU_ONLY = Machine(python=(3, 12), system="Linux", driver_error="libcuda.so.1 was not found")
 H200 = Device("NVIDIA H200", (9, 0), free_bytes=140 * 10**9, total_bytes=141 * 10**9)
@@ -132,3 +133,25 @@ def test_requirements_are_compared_with_what_is_installed(monkeypatch):
     broken = dict(broken_requirements())
     assert set(broken) == {"pytest>=9999", "no-such-package>=1"}
     assert broken["no-such-package>=1"] == ""
+
+
+PAIRS = frozenset({(0, 1), (0, 2), (1, 2)})
+
+
+@pytest.mark.parametrize(
+    ("peers", "level", "text"),
+    [
+        (Peers(("H",) * 3, PAIRS, PAIRS), "ok", "3 x H, with peer access between all pairs over NVLink"),
+        (Peers(("H",) * 3, PAIRS, frozenset({(0, 1)})), "ok", "over PCIe for some pairs"),
+        (Peers(("H",) * 3, PAIRS), "ok", "over PCIe"),
+        (Peers(("H",) * 3, PAIRS - {(1, 2)}, PAIRS - {(1, 2)}), "note", "no peer access between 1 and 2: NCCL copies through the host's"),
+        (Peers(("H", "L")), "note", "H, L: ranks need GPUs of one kind"),
+    ],
+)
+def test_links_between_several_gpus_are_told(peers, level, text):
+    [finding] = [one for one in diagnose(replace(WITH_GPU, peers=peers)) if one.subject == "several GPUs"]
+    assert finding.level == level and text in finding.text
+
+
+def test_one_gpu_has_no_links():
+    assert not any(one.subject == "several GPUs" for one in diagnose(replace(WITH_GPU, peers=Peers(("H",)))))

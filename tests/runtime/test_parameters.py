@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
+from minllm.runtime.argument_type import argument_type
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.kernel import Kernel, kernel
 from minllm.runtime.parameters import LARGEST_COUNT, parameter, write_parameters
@@ -57,6 +58,14 @@ def test_the_table_leads_to_the_values():
     assert words == [0, 0, 5, 4, 4096, 5, 4, 3, 0]
 
 
+def test_a_tuple_is_packed_item_by_item():
+    """As Numba takes it: peers' arrays are one argument of a kernel."""
+    one, two = device_array((5,), np.float32), device_array((7,), np.float32)
+    (key, packed), (first, of_one), (second, of_two) = parameter((one, two)), parameter(one), parameter(two)
+    assert key == (first, second) and packed == of_one + of_two
+    assert str(argument_type((one, 3))) == "Tuple(array(float32, 1d, C), int32)"
+
+
 def test_threads_do_not_share_a_buffer():
     mine, theirs = write_parameters([parameter(1)[1]]), []
     thread = threading.Thread(target=lambda: theirs.append(write_parameters([parameter(2)[1]])))
@@ -69,7 +78,7 @@ def test_threads_do_not_share_a_buffer():
     ("value", "complaint"),
     [
         (2**31, "does not fit int32"),
-        ("text", "takes arrays, ints, floats and None"),
+        ("text", "takes arrays, ints, floats, None and tuples"),
         (True, "of type bool"),
         (np.zeros(3, np.float32), "copy it there first"),
     ],

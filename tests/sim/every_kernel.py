@@ -18,6 +18,9 @@ import minllm.kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
+from minllm.kernels.all_reduce import VARIANTS as ALL_REDUCES
+from minllm.kernels.all_reduce.fused_norm import fused_norm
+from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.attention.first_rungs import flash_attention_1, materialized
 from minllm.kernels.attention.first_rungs.materialized_projection import MaterializedDecoder
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
@@ -89,6 +92,9 @@ from minllm.kernels.speculation.rejection import reject
 from minllm.kernels.speculation.row_sampling import WORDS, row_sampling
 from minllm.kernels.speculation.state import DraftState
 from minllm.kernels.speculation.synthetic import accept_synthetic
+from minllm.kernels.split_vocabulary.argmax import argmax_of_ranks
+from minllm.kernels.split_vocabulary.join import join_parts
+from minllm.kernels.split_vocabulary.lookup import split_embedding
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.fp8 import E4M3
 from minllm.weights.int8_groups import Int8GroupWeight
@@ -1118,6 +1124,26 @@ def greedy_sampling():
 
 
 @row
+def a_split_vocabulary():
+    """Two ranks of 68 tokens each; the last has one of padding."""
+    N, R, P, S, T, H = 2, 3, 1, 68, 3, 40
+    best = (numbers(N, R, P, dtype=FLOAT32), np.zeros((N, R, P), np.int32))
+    parts, whole = numbers(N, R, S, dtype=FLOAT32), numbers(R, N * S - 1, dtype=FLOAT32)
+
+    def run():
+        split_embedding(integers(5, 1, 9), numbers(7, H), 4, numbers(T, H))
+        argmax_of_ranks(*best, integers(0, 1, 2), S, integers(0, 0, 0))
+        join_parts(parts, whole)
+
+    kernels = {
+        "split_embedding_kernel": Expected(dict(rows=2 * 2 * H, out=2 * T * H)),  # two of the tokens are on this rank
+        "argmax_of_ranks_kernel": Expected(dict(values=4 * N * R * P, tokens=4 * N * R * P, out=4 * R)),
+        "join_parts_kernel": Expected(dict(parts=4 * R * (N * S - 1), out=4 * R * (N * S - 1))),
+    }
+    return run, kernels, ("token_ids", "slots")
+
+
+@row
 def drawing_with_every_rule():
     R, V = 1, 67
     parts = 4 * R
@@ -1310,6 +1336,69 @@ def advancing_by_runs():
     expected = Expected(asked, dict(tokens=4 * new, counts=4 * R, adjustments=4 * runs))
     run = partial(advance_spans, np.arange(R, dtype=np.int32), counts, slots, state, drafts)
     return run, {"advance_spans_kernel": expected}, ("slots",)
+
+
+# All-reduces: n elements of b bytes on each of two ranks; rank r sees its own memory as [r]. Flags and polls have no formula.
+
+SEVERAL_GPUS = tuple(f"all_reduce_by_{name}" for name in ALL_REDUCES)
+POLLED = ("signals[0]", "signals[1]", "counters", "fault")
+
+
+def of_ranks(own, peer, **arrays):
+    """The formulas of both ranks; own, peer: ("staging", bytes), of a rank's own memory and of the other's."""
+    found = {f"rank {rank}'s {name}": moved for rank in range(2) for name, moved in arrays.items()}
+    for rank in range(2):
+        for (name, moved), whose in ((own, rank), (peer, 1 - rank)):
+            found |= {f"rank {rank}'s {name}[{whose}]": moved} if moved else {}
+    return found
+
+
+def launched(name, n):
+    """A launch of both ranks, and the names of what its formulas leave out."""
+    peers = simulated_peers(2, 8 * n)
+    run = partial(launch_together, [ALL_REDUCES[name](numbers(n), numbers(n), own) for own in peers])
+    return run, tuple(f"rank {rank}'s {one}" for rank in range(2) for one in (*POLLED, f"inboxes[{rank}]"))
+
+
+@row
+def all_reduce_by_ring():
+    n, b = 136, 2
+    run, left_out = launched("ring", n)
+    return run, {"ring_kernel": Expected(of_ranks(("staging", 4 * n), ("staging", 4 * n), x=n * b, out=n * b))}, left_out
+
+
+@row
+def all_reduce_by_one_shot():
+    n, b = 136, 2
+    run, left_out = launched("one_shot", n)
+    return run, {"one_shot_kernel": Expected(of_ranks(("staging", 2 * n * b), ("staging", n * b), x=n * b, out=n * b))}, left_out
+
+
+@row
+def all_reduce_by_two_shot():
+    n, b = 144, 2
+    run, left_out = launched("two_shot", n)
+    asked = of_ranks(("staging", 5 * n * b // 2), ("staging", n * b), x=n * b, out=n * b)
+    return run, {"two_shot_kernel": Expected(asked, of_ranks(("staging", 3 * n * b // 2), ("staging", n * b)))}, left_out
+
+
+@row
+def all_reduce_by_low_latency():
+    n, b = 136, 2
+    run, left_out = launched("low_latency", n)
+    asked = of_ranks(("inboxes", 0), ("inboxes", 2 * n * b), x=2 * n * b, out=n * b)
+    return run, {"low_latency_kernel": Expected(asked, of_ranks(("inboxes", 0), ("inboxes", 2 * n * b), x=n * b))}, left_out
+
+
+@row
+def all_reduce_by_fused_norm():
+    T, H, b = 2, 264, 2
+    peers, n = simulated_peers(2, 4 * T * H), T * H * b
+    arrays = [(numbers(T, H), numbers(H), numbers(T, H), 1e-5, numbers(T, H), own) for own in peers]
+    _, left_out = launched("low_latency", 8)
+    asked = of_ranks(("inboxes", 0), ("inboxes", 2 * n), x=2 * n, residual=2 * n, weight=n, out=n)
+    different = of_ranks(("inboxes", 0), ("inboxes", 2 * n), x=n, weight=H * b)
+    return partial(launch_together, [fused_norm(*one) for one in arrays]), {"fused_norm_kernel": Expected(asked, different)}, left_out
 
 
 def kernels_of_the_package():

@@ -41,7 +41,7 @@ CLOSED = {
     "figcaption",
     "th",
 }
-CLOSED_CLASSES = {"arithmatex", "output", "mermaid", "admonition-title", "no-glossary"}
+CLOSED_CLASSES = {"arithmatex", "output", "diagram", "admonition-title", "no-glossary"}
 UNLINKED = ("glossary.md", "source/", "api.md")
 
 

@@ -92,7 +92,12 @@ def chart() -> str:
     return speed_chart(json.loads((ROOT / "docs" / "results" / "h200.json").read_text(encoding="utf-8")))._repr_html_()
 
 
-PARTS = {"chart": chart, "kernel": kernel, "race": race, "text": text}
+def framed_chart() -> str:
+    """The chart in the frame of a lesson's output, which scrolls on a phone."""
+    return f'<div class="output" tabindex="0">{chart()}</div>'
+
+
+PARTS = {"chart": framed_chart, "kernel": kernel, "race": race, "text": text}
 
 
 def on_page_markdown(markdown, page, config, files):

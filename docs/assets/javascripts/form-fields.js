@@ -34,10 +34,10 @@ export function choice(id, text, options, chosen, changed) {
     takes: (value) => [...field.options].some((option) => option.value === value) };
 }
 
-// A number, or null where the field is empty and `optional`; NaN where it is not a number.
+// A number, or null if the field is empty and `optional`; NaN if it is not a number, as while only a sign or an "e" stands in it.
 export function number(id, text, value, { min = 0, max = null, step = 1, optional = false }, changed) {
   const field = element("input", { id, type: "number", value, min, max, step, oninput: changed, inputmode: "decimal" });
-  return { node: labelled(id, text, field), value: () => (field.value === "" ? (optional ? null : NaN) : Number(field.value)),
+  return { node: labelled(id, text, field), value: () => (field.value === "" ? (optional && !field.validity.badInput ? null : NaN) : Number(field.value)),
     raw: () => field.value, set: (raw) => { field.value = raw; },
     takes: (raw) => (raw === "" ? optional : Number.isFinite(Number(raw)) && Number(raw) >= min && (max === null || Number(raw) <= max)) };
 }

@@ -11,6 +11,14 @@
     }));
   })();
 
+  // A formula wider than the page scrolls in its own frame, which the keyboard must reach. Its width is known once the fonts are there.
+  const reach = () => document.querySelectorAll(".katex-display").forEach((display) => {
+    if (display.scrollWidth > display.clientWidth) display.tabIndex = 0;
+    else display.removeAttribute("tabindex");
+  });
+  document.fonts.addEventListener("loadingdone", reach);
+  window.addEventListener("resize", reach);
+
   // pymdownx.arithmatex writes \(...\) in the line and \[...\] on lines of their own.
   function typeset(element) {
     const source = element.textContent.trim();
@@ -24,5 +32,6 @@
     if (formulas.length === 0) return;
     await load();
     formulas.forEach(typeset);
+    reach();
   });
 })();

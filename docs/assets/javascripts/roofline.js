@@ -130,7 +130,8 @@ async function start(place) {
 function measuredTable(kernels, name, tbS, tflops) {
   const rows = kernels.map((kernel) => [`${kernel.variant}, ${kernel.case}`, figures(kernel.intensity), figures(kernel.tflops),
     `${figures((100 * kernel.tflops) / roof(kernel.intensity, tbS, tflops))} %`]);
-  return table(`Measured on one ${name}, ${unique(kernels, "date").sort().join(" and ")}: ${kernels.length} kernels, not your machine`, ["kernel and sizes", "FLOP per byte", "TFLOP/s", "of the roof"], rows);
+  const runs = [...new Set(kernels.map(({ date, commit }) => `${date}, commit ${commit}`))].sort().join("; ");
+  return table(`${kernels.length} kernels, measured on one ${name} by minllm bench kernels (${runs}), not on your machine`, ["kernel and sizes", "FLOP per byte", "TFLOP/s", "of the roof"], rows);
 }
 
 const place = typeof document === "undefined" ? null : document.getElementById("roofline");

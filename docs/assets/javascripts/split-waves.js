@@ -40,7 +40,7 @@ function teeth(perSplit, slots, splits, most) {
 function measuredTable(rows, slots) {
   if (!rows.length) return element("p", {}, "These sizes were not measured on this GPU for several numbers of splits: 1 sequence of 8,192 keys of llama-3.1-8b on the H200 was.");
   const lines = rows.map((row) => [String(row.splits), `${figures(row.tb_s)} TB/s`, figures((row.splits * row.kv_heads) / slots), `${Math.round(100 * useOfSlots(row.splits * row.kv_heads, slots))} %`]);
-  return table(`split_kv measured on one ${rows[0].gpu}, ${rows[0].date}, commit ${rows[0].commit}`, ["splits", "measured", "waves", "use of the slots"], lines);
+  return table(`split_kv measured on one ${rows[0].gpu} by tools/measure_lessons.py --only splits (${rows[0].date}, commit ${rows[0].commit})`, ["splits", "measured", "waves", "use of the slots"], lines);
 }
 
 function whole(field, name, most) {

@@ -12,7 +12,7 @@ function picture(step, kernels, chosen, from, to) {
   step.stages.forEach((stage, row) => {
     parts.push(shape("text", { x: LEFT - 6, y: TOP + ROW * row + 16, "text-anchor": "end" }, stage), shape("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: TOP + ROW * (row + 1), y2: TOP + ROW * (row + 1) }));
   });
-  [0, 0.25, 0.5, 0.75, 1].forEach((part) => parts.push(shape("text", { x: x(from + part * (to - from)), y: bottom + 16, "text-anchor": part === 1 ? "end" : part ? "middle" : "start" }, figures(from + part * (to - from)))));
+  (WIDTH > 500 ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.5, 1]).forEach((part) => parts.push(shape("text", { x: x(from + part * (to - from)), y: bottom + 16, "text-anchor": part === 1 ? "end" : part ? "middle" : "start" }, part === 1 ? microseconds(to) : figures(from + part * (to - from)))));
   kernels.forEach((kernel, place) => {
     if (kernel.end <= from || kernel.begin >= to) return;
     const y = TOP + ROW * step.stages.indexOf(kernel.stage) + 4, alone = kernel.end - kernel.adds, hint = `${kernel.name}: ${microseconds(kernel.end - kernel.begin)}, adds ${microseconds(kernel.adds)}`;

@@ -39,6 +39,9 @@ NAMES = (
     "punished_for_success",
     "forgotten_question",
     "too_agreeable",
+    "yesterdays_news",
+    "split_decision",
+    "four_strangers",
 )  # fmt: skip
 
 

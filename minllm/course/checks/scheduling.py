@@ -204,7 +204,7 @@ EXERCISES = (
         title="Dynamic SplitFuse: what a step computes first",
         module="minllm.engine.scheduling.split_fuse",
         entry="SplitFuse",
-        task="Fill the step by the scheduler's two verbs: scheduler.decode(step) gives every running sequence whose prompt is computed "
+        task="Fill the step by the scheduler's two methods: scheduler.decode(step) gives every running sequence whose prompt is computed "
         "its next token; scheduler.prefill(step) adds chunks of prompts up to what is left of the token budget, and lets waiting "
         "requests in.",
         hints=("The two differ in who pays: decode() takes no notice of the budget, prefill() takes what the step has left of it.",

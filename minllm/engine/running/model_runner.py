@@ -83,7 +83,7 @@ class ModelRunner:
             self.ops.write_slots(self.slots.state, self.uploads.send({"pairs": changes})["pairs"])
         if self.speculator is not None:
             self.speculator.enter(step.entered)
-        pending = [self._launch(spans) for spans in self.forwards(step)]
+        pending = self._launch_all(self.forwards(step))
         if self._window:
             forks = [(span.sequence.slot, fork.slot) for span in step.spans for fork in span.sampled if fork is not span.sequence]
             if forks:
@@ -119,6 +119,10 @@ class ModelRunner:
                 forwards.append([])
             forwards[-1].append(span)
         return forwards
+
+    def _launch_all(self, forwards: list[list[Span]]) -> list[PendingForward]:
+        """Launch forwards, one after the other."""
+        return [self._launch(spans) for spans in forwards]
 
     def _launch(self, spans: list[Span]) -> PendingForward:
         """Launch a forward, as the replay of a graph if one is large enough and the host needs nothing from its middle."""
@@ -208,19 +212,26 @@ class ModelRunner:
 
         With a speculator, the numbers of new tokens and of next drafts [R] follow (Speculator.choose).
         """
+        return self.choose(self.logits_of(slots, batch), slots, batch, kind, processed)
+
+    def logits_of(self, slots: Any, batch: Batch) -> Any:
+        """Launch a forward: logits [R and more, vocab]. The rows of sequences that decode are made from their slots."""
         state = self.slots.state
         if batch.num_verifications:
             self.speculator.load(slots, batch, self.cache.block_size)
         elif batch.num_decodes:
             pads = batch.num_decodes == batch.num_sequences
             self.ops.load_rows(slots[: batch.num_decodes], state, batch.decodes(), self.cache.block_size, self._window, pads)
-        logits = forward(self.ops, self.model, batch, self.cache.layers)
+        return forward(self.ops, self.model, batch, self.cache.layers)
+
+    def choose(self, logits: Any, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, ...]:
+        """Launch the choice of the next tokens, and move the slots on; returns what `compute` does."""
         computed = [(logits[row], self._process(logits[row], sequence), sequence.scores_processed) for row, sequence in processed]
         num_sampled = slots.shape[0]
         sampled = logits if num_sampled == logits.shape[0] else logits[:num_sampled]
         if self.speculator is None:
             tokens, verified = self.ops.sample(sampled, self.slots.sampling(kind), slots), ()
-            self.ops.advance(tokens, slots, state)
+            self.ops.advance(tokens, slots, self.slots.state)
         else:
             tokens, *verified = self.speculator.choose(sampled, slots, batch, kind)
         for row, host, scores_processed in computed:

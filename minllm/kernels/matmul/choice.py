@@ -56,7 +56,7 @@ def can_use_wgmma(x, weight) -> bool:
 
 def gpu_name(array) -> str | None:
     """The driver's name of the GPU that holds an array; None for the simulator's."""
-    return None if isinstance(array, np.ndarray) else describe_device(0).name
+    return None if isinstance(array, np.ndarray) else describe_device().name
 
 
 def matmul(x, weight, out, bias=None, stream=None, variant: str = "auto") -> None:

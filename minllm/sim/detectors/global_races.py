@@ -55,7 +55,8 @@ class GlobalMemoryRaces(Monitor):
         number = len(self.blocks)
         if block.cluster is not None:
             self.order.clusters[number] = id(block.cluster)
-        self.blocks.append((tuple(block.index), block.dimensions))
+        self.blocks.append((str(block), block.dimensions))
+        self.order.gpus.append(block.gpu)
         for thread in block.threads:
             thread.serial = (number << THREAD_BITS) + thread.number
 
@@ -67,7 +68,7 @@ class GlobalMemoryRaces(Monitor):
         if key not in self.roots:
             self.roots[key] = array.root
         if kind == "atomic":
-            self.order.atomic(thread.serial >> THREAD_BITS, (key, start_byte), self.now())
+            self.order.atomic(thread.serial, (key, start_byte), self.now(), thread.ordering)
         code = None if frame is None else frame.f_code
         if id(code) not in self.codes:
             self.codes[id(code)] = code
@@ -93,8 +94,8 @@ class GlobalMemoryRaces(Monitor):
     def acquire(self, thread, thing):
         self.order.acquired[thread.serial >> THREAD_BITS].append(self.now())
 
-    def fence(self, thread):
-        self.order.fences[thread.serial >> THREAD_BITS] = self.now()
+    def fence(self, thread, system=False):
+        self.order.fence(thread.serial, self.now(), system)
 
     def sleep(self, thread):
         """A loop that reads and sleeps waits for the store that it reads: its reads are no races, and an acquire follows."""
@@ -146,11 +147,11 @@ class GlobalMemoryRaces(Monitor):
         raise SimulationError(
             f"race on global memory: this thread {VERBS[access.kind]} the {access.root}, {element_at(access.root, byte)}, which "
             f"{self.thread(other, access)} {VERBS[other.kind]}{also} at {place(other)}, and nothing orders the two "
-            f"({place(access)}, block {self.block(access)}, thread {self.thread_index(access)})"
+            f"({place(access)}, {self.block(access)}, thread {self.thread_index(access)})"
         )
 
     def block(self, access):
-        """The index of an access's block."""
+        """`block (0, 0, 0)`, that of an access, with its rank if the launch has several."""
         return self.blocks[access.serial >> THREAD_BITS][0]
 
     def thread_index(self, access):
@@ -160,7 +161,7 @@ class GlobalMemoryRaces(Monitor):
     def thread(self, other, access):
         """`thread (1, 0, 0)`, with its block if that is another one."""
         same = other.serial >> THREAD_BITS == access.serial >> THREAD_BITS
-        return f"thread {self.thread_index(other)}" + ("" if same else f" of block {self.block(other)}")
+        return f"thread {self.thread_index(other)}" + ("" if same else f" of {self.block(other)}")
 
 
 def overlapping(roots):

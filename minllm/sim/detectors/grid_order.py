@@ -6,9 +6,12 @@ different threads the first is ordered before the second if between them
 - their block passed a block barrier, or the whole grid a grid barrier;
 - as lanes of one warp, both executed a syncwarp;
 - their block, or their cluster, acquired what another thread released: an mbarrier, a named barrier, a cluster's barrier;
-- the first thread's block executed a fence and then an atomic, and the second thread's block an atomic on the same address after that.
+- the first thread's block executed a fence and then an atomic, and the second thread's block an atomic on the same address after that;
+- the first thread stored with release, and the second loaded with acquire from the same address after that; or a block barrier stands
+  between the first thread and the one of its block that stored, or between the one that loaded and the second.
 
-The last two look at blocks instead of threads: they can take two accesses for ordered that are not, but not the other way round.
+The third and fourth look at blocks instead of threads: they can take two accesses for ordered that are not, but not the other way round.
+Two GPUs are ordered by the last alone, and by a fence of system scope before an atomic.
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,10 +24,27 @@ THREAD_BITS = 10  # a block has at most 1,024 threads
 
 
 class Release(NamedTuple):
-    """An atomic after a fence: what `block` did before `fenced` is visible after an atomic on the same address."""
+    """An atomic after a fence: what `block` did before `fenced` is visible after an atomic on the same address.
+
+    serial: of the thread whose accesses these are; None for all threads of the block. system: visible to other GPUs too.
+    """
 
     block: int
+    serial: int | None
     fenced: int
+    system: bool
+
+
+class Take(NamedTuple):
+    """An atomic that sees the first `count` releases at an address.
+
+    serial: its thread; None if it is of GPU scope, and takes for all of the block.
+    """
+
+    position: int
+    address: tuple
+    count: int
+    serial: int | None
 
 
 class GridOrder:
@@ -36,29 +56,49 @@ class GridOrder:
         self.warps = defaultdict(lambda: ([], []))  # (block, warp) -> (positions, masks of lanes)
         self.acquired = defaultdict(list)  # block -> positions of acquires
         self.clusters = {}  # block -> number of its cluster
-        self.fences = {}  # (block, whether other blocks see it) -> position of the last one
+        self.gpus = []  # of each block; None if the launch has one
+        self.fences = {}  # block -> (position of the last one, whether other GPUs see it)
         self.releases = defaultdict(list)  # address -> [Release]
-        self.taken = defaultdict(list)  # block -> [(position, address, releases at that time)]
+        self.taken = defaultdict(list)  # block -> [Take]
+        self.relaxed = defaultdict(dict)  # thread -> {address: number of releases that its relaxed atomics have seen}
 
-    def atomic(self, block, address, position):
-        """An atomic of a block: it sees what was released at this address, and releases what the block did before its last fence."""
-        releases = self.releases[address]
-        self.taken[block].append((position, address, len(releases)))
-        fence = self.fences.get(block)
-        if fence is not None and Release(block, fence) not in releases[-1:]:
-            releases.append(Release(block, fence))
+    def fence(self, serial, position, system):
+        """A fence of a thread, of GPU scope or system scope. It makes acquires of the thread's relaxed atomics before it."""
+        block = serial >> THREAD_BITS
+        self.fences[block] = position, system
+        seen = self.relaxed.pop(serial, {}).items()
+        self.taken[block] += [Take(position, address, count, serial) for address, count in seen]
+
+    def atomic(self, serial, address, position, ordering):
+        """An atomic of a thread. ordering: "acquire", "release" or "relaxed", all of system scope.
+
+        None: of GPU scope, which sees what was released at this address, and releases what the block did before its last fence.
+        """
+        block, releases = serial >> THREAD_BITS, self.releases[address]
+        if ordering in (None, "acquire"):
+            take = Take(position, address, len(releases), serial if ordering else None)
+            if [take[1:]] != [last[1:] for last in self.taken[block][-1:]]:  # a poll that finds nothing new
+                self.taken[block].append(take)
+        if ordering == "relaxed" and releases:
+            self.relaxed[serial][address] = len(releases)
+        if ordering == "release":
+            releases.append(Release(block, serial, position, True))
+        elif ordering != "acquire" and block in self.fences:
+            release = Release(block, None, *self.fences[block])
+            if release not in releases[-1:]:
+                releases.append(release)
 
     def ordered(self, first, start, second, stop):
         """Whether what thread `first` did at position `start` is before what thread `second` does at `stop`."""
         one, other = first >> THREAD_BITS, second >> THREAD_BITS
         if first == second or between(self.grid_barriers, start, stop):
             return True
-        if one == other and (between(self.barriers[one], start, stop) or self.ordered_lanes(first, start, second, stop)):
+        if one == other and self.together(first, start, second, stop):
             return True
         together = one == other or (one in self.clusters and self.clusters[one] == self.clusters.get(other))
         if together and between(self.acquired[other], start, stop):
             return True
-        return self.released(one, start, other, stop, set())
+        return self.released(first, start, other, second, stop, set())
 
     def ordered_lanes(self, first, start, second, stop):
         """Whether two threads of a block are lanes of one warp that both executed a syncwarp in between."""
@@ -69,19 +109,34 @@ class GridOrder:
         both = 1 << number % WARP_SIZE | 1 << other % WARP_SIZE
         return any(masks[i] & both == both for i in range(bisect_right(positions, start), bisect_right(positions, stop)))
 
-    def released(self, one, start, other, stop, seen):
-        """Whether block `other` took, directly or through further blocks, what block `one` released after `start`."""
-        for position, address, count in self.taken[other]:
+    def released(self, first, start, other, second, stop, seen):
+        """Whether block `other` took, directly or through further blocks, what thread `first` did at `start`, before `stop`.
+
+        second: the thread of that block that needs it; None for any.
+        """
+        one = first >> THREAD_BITS
+        for position, address, count, taker in self.taken[other]:
             if position > stop:
                 break
+            if not self.together(taker, position, second, stop):
+                continue
             for release in self.releases[address][:count]:
-                if release.block == one and release.fenced > start:
+                same_gpu = self.gpus[release.block] == self.gpus[other]
+                if release.fenced <= start or not (same_gpu or (release.system and taker is not None)):
+                    continue
+                if release.block == one and self.together(first, start, release.serial, release.fenced):
                     return True
-                if release not in seen and release.fenced > start:
-                    seen.add(release)
-                    if self.released(one, start, release.block, release.fenced, seen):
+                if (release, other) not in seen:
+                    seen.add((release, other))
+                    if self.released(first, start, release.block, release.serial, release.fenced, seen):
                         return True
         return False
+
+    def together(self, first, start, second, stop):
+        """Whether a thread's access at `start` is before what another of its block does at `stop`; True if either is None: any thread."""
+        if first is None or second is None or first == second:
+            return True
+        return between(self.barriers[first >> THREAD_BITS], start, stop) or self.ordered_lanes(first, start, second, stop)
 
 
 def between(positions, start, stop):

@@ -22,6 +22,7 @@ STAGES = {
     "sampling::": SAMPLING,
     "slots::": SLOTS,
     "speculation::": "speculation",
+    "all_reduce::": "all-reduce",
 }
 ORDER = (*dict.fromkeys(STAGES.values()), OTHER)
 WRITE_SLOTS = PREFIX + "slots::write_slots::"  # stores what the host has changed; a step's forward begins after it

@@ -1,0 +1,137 @@
+"""`minllm bench all-reduce`: every all-reduce between the GPUs of this machine, by message size, beside NCCL's.
+
+One process drives all GPUs (runtime/peer_devices.py), and messages are bfloat16. Each algorithm is checked first: all ranks have the same
+bits, and the sum. Then many all-reduces are captured into one graph per GPU, and the graphs are replayed back to back: the time of one is
+what a step of a model would add. NCCL is PyTorch's, in graphs on the same streams.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from minllm.bench.record import Row, new_record, write_json
+from minllm.errors import InvalidOptionError, KernelArgumentError, MinLLMError
+from minllm.kernels.all_reduce import VARIANTS
+from minllm.kernels.all_reduce.choice import choose
+from minllm.kernels.all_reduce.peers import Peers, RankLaunch, allocate
+from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.runtime.peer_devices import PeerDevices
+
+KB, MB = 1 << 10, 1 << 20
+SIZES = (8 * KB, 64 * KB, 256 * KB, 512 * KB, MB, 2 * MB, 4 * MB, 16 * MB, 64 * MB)
+LARGEST_OF_LOW_LATENCY = 2 * MB  # its inbox takes ranks times four messages
+GRAPH_BYTES = 1 << 30  # all messages of a graph: so many all-reduces that the launch of the graph does not count
+FEWEST, MOST = 20, 1000  # all-reduces per graph
+REPLAYS, ROUNDS = 5, 7
+
+
+class Ranks:
+    """The GPUs, the memory of their all-reduces, and one message on each."""
+
+    def __init__(self, count: int):
+        self.devices = PeerDevices(count)
+        # A ring passes sums as float32: twice the bytes, and two parts of them.
+        memories = tuple(
+            allocate(count, 4 * max(SIZES), lambda size, dtype, rank=rank: self.devices.zeros(rank, size, dtype), LARGEST_OF_LOW_LATENCY)
+            for rank in range(count)
+        )
+        self.peers = [Peers(rank, memories) for rank in range(count)]
+
+    def launches(self, name: str, nbytes: int) -> tuple[list[RankLaunch], list]:
+        """(what all ranks launch, their results) for messages of this size.
+
+        Raises KernelArgumentError if the ranks' memory is too small for it, and MinLLMError if the sum is wrong.
+        """
+        rng = np.random.default_rng(0)
+        messages = [rng.standard_normal(nbytes // 2).astype(ml_dtypes.bfloat16) for _ in self.peers]
+        xs = [self.devices.array(rank, message) for rank, message in enumerate(messages)]
+        outs = [self.devices.zeros(rank, message.shape, message.dtype) for rank, message in enumerate(messages)]
+        launches = [VARIANTS[name](x, out, own) for x, out, own in zip(xs, outs, self.peers, strict=True)]
+        self.devices.load(launches)
+        self.devices.launch(launches)
+        self.devices.synchronize()
+        check(name, messages, [out.copy_to_host() for out in outs])
+        return launches, outs
+
+
+def check(name: str, messages: list[np.ndarray], results: list[np.ndarray]) -> None:
+    """Raise MinLLMError unless all results are the same, and the sum."""
+    if any(result.tobytes() != results[0].tobytes() for result in results):
+        raise MinLLMError(f"{name}: the ranks have different results")
+    wanted = all_reduce_reference(messages).astype(np.float32)
+    error = np.abs(results[0].astype(np.float32) - wanted).max()
+    if not error <= 2.0**-7 * np.abs(wanted).max():
+        raise MinLLMError(f"{name}: the sum is wrong by {error}")
+
+
+def run(gpus: int, against: str | None, json_file: Path | None) -> None:
+    """Measure and print; if `json_file` is given, write the record. Raises DeviceError without this number of connected GPUs."""
+    if against not in (None, "torch"):
+        raise InvalidOptionError(f"--against is {against!r}; it may be torch")
+    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    ranks, names = Ranks(gpus), VARIANTS.names("message")
+    table, rows = Table("message", *names, "chosen", *(["NCCL"] if against else [])), []
+    for nbytes in SIZES:
+        found = {name: microseconds(ranks, name, nbytes) for name in names}
+        nccl = nccl_microseconds(ranks.devices, nbytes) if against else None
+        cells = [f"{one:.1f} µs" if one else "" for one in (*found.values(), *([nccl] if against else []))]
+        table.add_row(size(nbytes), *cells[: len(names)], choose(gpus, nbytes) or "NCCL", *cells[len(names) :])
+        rows += [row(gpus, nbytes, name, value, nccl) for name, value in found.items() if value]
+    out.print(table)
+    if json_file is not None:
+        write_json(json_file, new_record(ranks.devices.devices[0].name, {"copy_tb_s": None}, rows))
+
+
+def row(gpus: int, nbytes: int, name: str, value: float, nccl: float | None) -> Row:
+    """A row of the record."""
+    peer = dict(peer="NCCL, torch", peer_value=round(nccl, 2), ratio=round(nccl / value, 3)) if nccl else {}
+    return Row("all-reduce", f"{gpus} GPUs, {size(nbytes)}, bfloat16", name, round(value, 2), "µs", **peer)
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes in KiB or MiB."""
+    return f"{nbytes >> 20} MiB" if nbytes >= MB else f"{nbytes >> 10} KiB"
+
+
+def microseconds(ranks: Ranks, name: str, nbytes: int) -> float | None:
+    """The time of one all-reduce; None if the ranks' memory is too small for this algorithm."""
+    try:
+        launches, _ = ranks.launches(name, nbytes)
+    except KernelArgumentError:
+        return None
+    return replayed(ranks.devices, lambda: ranks.devices.launch(launches), nbytes)
+
+
+def nccl_microseconds(devices: PeerDevices, nbytes: int) -> float:
+    """The same of NCCL, by PyTorch."""
+    import torch
+
+    streams = [torch.cuda.ExternalStream(int(stream.handle), device=rank) for rank, stream in enumerate(devices.streams)]
+    xs, outs = ([torch.ones(nbytes // 2, dtype=torch.bfloat16, device=rank) for rank in range(len(streams))] for _ in range(2))
+
+    def launch():
+        torch.cuda.nccl.all_reduce(xs, outs, streams=streams)
+
+    launch()  # makes the communicators
+    devices.synchronize()
+    return replayed(devices, launch, nbytes)
+
+
+def replayed(devices: PeerDevices, launch: Callable[[], None], nbytes: int) -> float:
+    """Microseconds of one `launch` out of many in a graph per GPU: the median over several rounds of replays."""
+    count, times = min(MOST, max(FEWEST, GRAPH_BYTES // nbytes)), []
+    replay = devices.graphs(lambda: [launch() for _ in range(count)])
+    for _ in range(ROUNDS):
+        devices.synchronize()
+        start = time.perf_counter()
+        for _ in range(REPLAYS):
+            replay()
+        devices.synchronize()
+        times.append(1e6 * (time.perf_counter() - start) / (REPLAYS * count))
+    return statistics.median(times[1:])

@@ -1,0 +1,55 @@
+"""What cannot be split, refused before any process starts."""
+
+from minllm.costs.parallel import shard
+from minllm.engine.loading import model_config
+from minllm.engine.options import EngineOptions
+from minllm.errors import InvalidOptionError
+from minllm.parallel.grid import check_stages
+from minllm.parallel.nccl import bindings
+from minllm.runtime.device import device_names
+
+
+def check_split(options: EngineOptions) -> None:
+    """Raise InvalidOptionError for options or a model that the ranks cannot share."""
+    tensor, pipeline = options.tensor_parallel_size, options.pipeline_parallel_size
+    sizes = [f"tensor_parallel_size={tensor}"] * (tensor > 1) + [f"pipeline_parallel_size={pipeline}"] * (pipeline > 1)
+    together = f"is not allowed together with {' and '.join(sizes)}"
+    if options.kv_cache_policy == "virtual":
+        raise InvalidOptionError(
+            f'kv_cache_policy="virtual" {together}: its pages are mapped by the process that schedules. Take "paged" or "contiguous".'
+        )
+    if options.preemption in ("swap", "auto"):
+        raise InvalidOptionError(
+            f'preemption={options.preemption!r} {together}: swapping copies the cache of one process. Take "recompute" or "drop".'
+        )
+    if any(not isinstance(variant, str) for variant in (options.kernel_variants or {}).values()):
+        raise InvalidOptionError(f"A launcher of your own in kernel_variants {together}: it cannot be sent to another process.")
+    if pipeline > 1 and options.speculative_config is not None:
+        raise InvalidOptionError(
+            f"speculative_config {together}: drafts would have to pass through all stages before the next are made. Leave it out, or take "
+            "tensor_parallel_size alone."
+        )
+    device = options.resolved_device()
+    if device == "cpu" and options.kernel_variants:
+        raise InvalidOptionError("kernel_variants chooses among GPU kernels by name, and this LLM runs on the CPU: leave names out.")
+    if device == "cuda":
+        check_gpus(options.num_ranks)
+    config = model_config(options)
+    shard(config, tensor)
+    check_stages(config.num_hidden_layers, pipeline)
+
+
+def check_gpus(ranks: int) -> None:
+    """Raise InvalidOptionError unless there are as many GPUs as ranks, all of one kind, and NCCL's bindings."""
+    names = device_names()
+    if ranks > len(names):
+        raise InvalidOptionError(
+            f"{ranks} ranks need {ranks} GPUs, one each, and this machine shows {len(names)} ({', '.join(names)}): lower "
+            "tensor_parallel_size or pipeline_parallel_size, or let CUDA_VISIBLE_DEVICES show more."
+        )
+    if len(set(names[:ranks])) > 1:
+        raise InvalidOptionError(
+            f"{ranks} ranks need GPUs of one kind, which compute the same bits, and these are {', '.join(names[:ranks])}: choose some with "
+            "CUDA_VISIBLE_DEVICES."
+        )
+    bindings()

@@ -1,0 +1,31 @@
+"""Start the ranks of an engine and load all of them."""
+
+from dataclasses import replace
+
+from minllm.engine.loading import Engine, load_engine
+from minllm.engine.options import EngineOptions
+from minllm.engine.progress import Progress
+from minllm.engine.ranks.check import check_split
+from minllm.engine.ranks.serve import serve
+from minllm.engine.ranks.share import RankShare
+from minllm.parallel.communicator import CommunicationError
+from minllm.parallel.processes import RankProcesses
+
+
+def load_ranks(options: EngineOptions, progress: Progress | None = None) -> Engine:
+    """The Engine of rank 0, whose `processes` are the other ranks. Raises what load_engine does, or RankError if another rank fails.
+
+    Options and the model's shape are checked before a process starts; whatever fails later ends all of them.
+    """
+    check_split(options)
+    processes = RankProcesses(options.num_ranks, serve, options)
+    try:
+        engine = load_engine(options, progress, RankShare(processes.own, options))
+        processes.replies()  # all have loaded
+    except CommunicationError as error:
+        raise processes.failed(error) from error
+    except BaseException:
+        processes.close()
+        raise
+    engine.runner.processes = processes
+    return replace(engine, processes=processes)

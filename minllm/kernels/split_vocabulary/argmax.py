@@ -1,0 +1,88 @@
+"""Greedy decoding of a split vocabulary: the token of the largest of all ranks' largest logits.
+
+    token = first_r + token_rp   of the largest value_rp over ranks r and parts p; the lowest token among equals
+
+Each rank reduces its own logits to a value and a token per part (kernels/sampling/argmax.py), and gathers those of all ranks: 8 bytes per
+part and row instead of 4 per logit. This is the reduction over what was gathered, one warp per row, as the last stage of argmax is.
+"""
+
+import numpy as np
+from numba import cuda, float32, int32
+
+from minllm.kernels.arguments import check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.sampling.argmax import (
+    NO_TOKEN,
+    THREADS,
+    argmax_parts_kernel,
+    argmax_reference,
+    check_logits,
+    check_slots,
+    parts_of,
+    warp_argmax,
+)  # fmt: skip
+from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import WARP
+
+
+def argmax_of_own_reference(logits):
+    """(values float32 [R, 1], tokens int32 [R, 1]) of the largest of a rank's logits [R, size]; NaN is never chosen."""
+    tokens = argmax_reference(logits)[:, None]
+    values = np.take_along_axis(logits, tokens, axis=1)
+    return np.where(np.isnan(values), np.float32(-np.inf), values), tokens
+
+
+def argmax_of_ranks_reference(values, tokens, slots, size):
+    """The token of each row, int32 [R], from values float32 and tokens int32 [ranks, R, parts]; rank r's first token is r * size.
+
+    0 for slot -1, and for a row of -inf.
+    """
+    ranks, rows, _ = values.shape
+    values, tokens = (one.transpose(1, 0, 2).reshape(rows, -1) for one in (values, tokens + np.arange(ranks)[:, None, None] * size))
+    best = values.max(axis=1, keepdims=True)
+    chosen = np.where(values == best, tokens, NO_TOKEN).min(axis=1)
+    return np.where((slots >= 0) & (best[:, 0] > -np.inf), chosen, 0).astype(np.int32)
+
+
+@kernel(dependent_launch=True)
+def argmax_of_ranks_kernel(values, tokens, slots, size, out):
+    """values float32, tokens int32 [ranks, R, parts]; slots, out int32 [R]. One warp per row."""
+    wait_for_predecessors()
+    row = cuda.blockIdx.x
+    parts = values.shape[2]
+    best = float32(-np.inf)
+    best_token = int32(NO_TOKEN)
+    at = int32(cuda.threadIdx.x)
+    while at < values.shape[0] * parts:
+        rank = at // parts
+        value = values[rank, row, at - rank * parts]
+        token = int32(tokens[rank, row, at - rank * parts] + rank * size)
+        if value > best or (value == best and value > float32(-np.inf) and token < best_token):
+            best = value
+            best_token = token
+        at += WARP
+    best, best_token = warp_argmax(best, best_token)
+    if cuda.threadIdx.x == 0:
+        if slots[row] < 0 or best_token == NO_TOKEN:  # a padding row; or the whole row is -inf or NaN
+            best_token = int32(0)
+        out[row] = best_token
+
+
+def argmax_of_own(logits, values, tokens, stream=None):
+    """Write the best of each part of a rank's logits float32 [R, size] to values float32 and tokens int32 [R, parts_of(size)]."""
+    check_logits(logits)
+    rows, size = logits.shape
+    check_array("values", values, (np.dtype(np.float32),), rows=rows, parts=parts_of(size))
+    check_array("tokens", tokens, (np.dtype(np.int32),), rows=rows, parts=parts_of(size))
+    launch(argmax_parts_kernel, (parts_of(size), rows), THREADS, (logits, values, tokens), stream)
+
+
+def argmax_of_ranks(values, tokens, slots, size, out, stream=None):
+    """Write the token of each row to out int32 [R]; arguments as in the reference."""
+    check_array("values", values, (np.dtype(np.float32),), ranks=None, rows=None, parts=None)
+    ranks, rows, parts = values.shape
+    check_array("tokens", tokens, (np.dtype(np.int32),), ranks=ranks, rows=rows, parts=parts)
+    check_slots(slots, rows)
+    check_array("out", out, (np.dtype(np.int32),), rows=rows)
+    check(0 < size and ranks * size < NO_TOKEN, f"{ranks} ranks of {size} tokens: ids must fit int32")
+    launch(argmax_of_ranks_kernel, rows, WARP, (values, tokens, slots, int(size), out), stream)

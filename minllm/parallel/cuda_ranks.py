@@ -1,0 +1,63 @@
+"""A rank's operations on a GPU: CudaOps, with what crosses between ranks launched on the same stream.
+
+Launches and the communicator's operations follow each other in stream order, so the host waits for nothing. Sums that a rank gets from the
+others come before the next norm, so the kernels that carry a residual through GEMVs (ops/cuda_ops.py) are not used.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from minllm.kernels.sampling.argmax import parts_of
+from minllm.kernels.split_vocabulary.argmax import argmax_of_own, argmax_of_ranks
+from minllm.kernels.split_vocabulary.join import join_parts
+from minllm.kernels.split_vocabulary.lookup import split_embedding
+from minllm.ops.cuda_ops import CudaOps
+from minllm.ops.protocol import Batch
+from minllm.parallel.grid import Grid
+from minllm.parallel.pipeline import PipelineStage
+from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
+from minllm.parallel.tensor_parallel import TensorParallel
+
+
+class TensorParallelCudaOps(TensorParallel, CudaOps):
+    """A rank of the GPU engine. `communicator` must be set before a forward; options: those of CudaOps."""
+
+    def __init__(self, dtype: Any, grid: Grid, vocab_size: int, hidden_size: int, **options: Any):
+        super().__init__(dtype, **options)
+        self.grid, self.vocab_size, self.hidden_size = grid, vocab_size, hidden_size
+
+    def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None) -> Any:
+        """Rows of the embedding, plus those of the positions, from the rank that holds the token: [T, hidden]."""
+        if not isinstance(embedding, SplitEmbedding):
+            return super().embed(batch, embedding, position_embedding)
+        out = self.empty((batch.token_ids.shape[0], self.hidden_size), self.dtype)
+        positions = None if position_embedding is None else batch.positions
+        split_embedding(batch.token_ids, embedding.rows, embedding.part.first, out, positions, position_embedding, self.stream)
+        self.communicator.all_reduce(out)
+        return out
+
+    def argmax_of_ranks(self, own: Any, part: VocabularyPart, slots: Any) -> Any:
+        """The id of each row's largest logit over all ranks, the lowest among equals, 0 for slot -1: int32 [R]."""
+        rows, count = own.shape[0], parts_of(part.size)
+        values, tokens = self.empty((rows, count), np.float32), self.empty((rows, count), np.int32)
+        argmax_of_own(own, values, tokens, self.stream)
+        values, tokens, out = self._gathered(values), self._gathered(tokens), self.empty((rows,), np.int32)
+        argmax_of_ranks(values, tokens, slots, part.size, out, self.stream)
+        return out
+
+    def gather_columns(self, own: Any, part: VocabularyPart) -> Any:
+        """The columns of all ranks side by side, without padding: float32 [R, vocab]."""
+        out = self.empty((own.shape[0], part.vocab_size), np.float32)
+        join_parts(self._gathered(own), out, self.stream)
+        return out
+
+    def _gathered(self, array: Any) -> Any:
+        """All ranks' arrays, [ranks, ...]."""
+        out = self.empty((self.communicator.world_size, *array.shape), array.dtype)
+        self.communicator.all_gather(array, out)
+        return out
+
+
+class PipelineCudaOps(PipelineStage, TensorParallelCudaOps):
+    """A rank of a stage of the GPU engine. `world` must be set before a forward."""

@@ -1,0 +1,125 @@
+"""A Communicator of GPUs by NCCL, through nccl4py: an optional package, `pip install 'nccl4py[cu13]'` (or cu12).
+
+Operations are launched on the engine's stream, between its kernels, and return at once. NCCL adds in an order of its own choice, and gives
+all ranks the same bits. A peer that has ended is waited for by the GPU and not by the host, so there is no time limit here: `abort`, which
+another thread may call, ends the operations under way. NVLink multicast (NVLS) stays switched off unless the environment asks for it.
+
+The bindings take addresses, as C does. Their larger interface, nccl.core, would look for PyTorch and CuPy at every call.
+
+Source: NVIDIA, "NCCL User Guide", Collective Communication Functions, Point To Point Communication Functions, Fault Tolerance.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from minllm.errors import InvalidOptionError, KernelArgumentError
+from minllm.kernels.arguments import is_contiguous
+from minllm.parallel.communicator import CommunicationError, Communicator
+
+NVLS = "NCCL_NVLS_ENABLE"
+ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES
+BYTES, SUM = 1, 0  # ncclUint8, ncclSum
+SUMMED = {np.dtype(np.float16): 6, np.dtype(np.float32): 7, np.dtype(ml_dtypes.bfloat16): 9}  # ncclDataType_t
+
+
+def bindings() -> Any:
+    """The module nccl.bindings.nccl. InvalidOptionError, with the command to install it, if it is missing."""
+    try:
+        from nccl.bindings import nccl
+    except ImportError as error:
+        raise InvalidOptionError(
+            f"Several GPUs need NCCL's Python bindings ({error}): pip install 'nccl4py[cu13]' (or [cu12]), or take one GPU."
+        ) from error
+    return nccl
+
+
+class NcclCommunicator:
+    """See communicator.Communicator; arrays are DeviceArrays."""
+
+    def __init__(self, rank: int, world_size: int, unique_id: bytes, stream: int, library: Any = None):
+        """Connect with the other ranks, which give the same unique_id. stream: the driver's handle. library: the bindings."""
+        self.rank, self.world_size, self.stream = rank, world_size, stream
+        self._nccl = bindings() if library is None else library
+        with self._explained("connect"):
+            self._handle = self._nccl.comm_init_rank_scalable(world_size, rank, 1, bytearray(unique_id), 0)
+
+    @classmethod
+    def connect(cls, host: Communicator, stream: int, library: Any = None) -> "NcclCommunicator":
+        """A communicator of the ranks of another, whose arrays are NumPy's."""
+        os.environ.setdefault(NVLS, "0")
+        nccl, unique_id = bindings() if library is None else library, np.zeros(ID_BYTES, np.uint8)
+        if host.rank == 0:
+            unique_id[:] = np.frombuffer(bytes(nccl.get_unique_id()), np.uint8)
+        host.broadcast(unique_id)
+        return cls(host.rank, host.world_size, unique_id.tobytes(), stream, nccl)
+
+    def all_reduce(self, array: Any) -> None:
+        """array = the sum of all ranks' arrays, in place: float32, float16 or bfloat16."""
+        if array.dtype not in SUMMED:
+            raise KernelArgumentError(f"all_reduce was given {array.dtype}; it adds {', '.join(one.name for one in SUMMED)}")
+        at = self._address(array)
+        with self._explained("all-reduce"):
+            self._nccl.all_reduce(at, at, array.size, SUMMED[array.dtype], SUM, self._handle, self.stream)
+
+    def all_gather(self, array: Any, out: Any) -> None:
+        """out[r] = rank r's array."""
+        if out.shape != (self.world_size, *array.shape) or out.dtype != array.dtype:
+            raise KernelArgumentError(
+                f"all_gather was given an out of {out.dtype} {list(out.shape)}; for {array.dtype} {list(array.shape)} of "
+                f"{self.world_size} ranks it must be {array.dtype} {[self.world_size, *array.shape]}"
+            )
+        with self._explained("all-gather"):
+            self._nccl.all_gather(self._address(array), self._address(out), array.nbytes, BYTES, self._handle, self.stream)
+
+    def broadcast(self, array: Any, source: int = 0) -> None:
+        """array = that of rank `source`, in place."""
+        at = self._address(array)
+        with self._explained("broadcast"):
+            self._nccl.broadcast(at, at, array.nbytes, BYTES, source, self._handle, self.stream)
+
+    def send(self, array: Any, destination: int) -> None:
+        """Give an array to the rank that calls recv."""
+        with self._explained(f"send to rank {destination}"):
+            self._nccl.send(self._address(array), array.nbytes, BYTES, destination, self._handle, self.stream)
+
+    def recv(self, array: Any, source: int) -> None:
+        """Overwrite an array with what rank `source` sends."""
+        with self._explained(f"receive from rank {source}"):
+            self._nccl.recv(self._address(array), array.nbytes, BYTES, source, self._handle, self.stream)
+
+    def barrier(self) -> None:
+        """Nothing is needed: operations on one stream follow each other on all ranks alike. What the GPU has done, events tell."""
+
+    def abort(self) -> None:
+        """End the operations under way, whose results are then undefined, and close. Another thread may call it."""
+        self._end("comm_abort")
+
+    def close(self) -> None:
+        """Wait for the operations under way, and release memory and links. All ranks must call it. Calling it again does nothing."""
+        self._end("comm_destroy")
+
+    def _end(self, function: str) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with contextlib.suppress(Exception):  # the ranks are ending; the first error has been told
+                getattr(self._nccl, function)(handle)
+
+    def _address(self, array: Any) -> int:
+        if self._handle is None:
+            raise CommunicationError("This communicator is closed.")
+        if not is_contiguous(array):
+            raise KernelArgumentError(f"ranks exchange C-contiguous arrays, and one of strides {array.strides} was given: copy it first")
+        return array.pointer
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """NCCL's errors as CommunicationError."""
+        try:
+            yield
+        except (self._nccl.NCCLError, RuntimeError) as error:
+            raise CommunicationError(f"NCCL could not {what} on rank {self.rank} of {self.world_size}: {error}") from error

@@ -1,0 +1,140 @@
+"""The operations of a rank under tensor parallelism: those of its machine, and what crosses between ranks.
+
+    embed                 each rank looks up the tokens that it holds, zeros for the others; all-reduce     [T, hidden]
+    output, down          each rank's product is a partial sum; all-reduce                                  [T, hidden]
+    sample, greedy        each rank's largest logit and its token; all-gather                               [R] twice
+    sample, log_probabilities, distribution, to_host     the logits; all-gather                             [R, vocab]
+
+So a greedy step moves two all-reduces per layer, one for the embedding and 8 bytes per row. A step that draws at random or returns
+log-probabilities gathers whole rows of logits, because top-p and penalties need the whole distribution; every rank then draws the same
+token from the same bits, and nothing has to be sent back.
+
+Everything else is each rank's own, with its heads and its part of the inner width. Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.kernels.split_vocabulary.argmax import argmax_of_own_reference, argmax_of_ranks_reference
+from minllm.kernels.split_vocabulary.join import join_parts_reference
+from minllm.kernels.split_vocabulary.lookup import split_embedding_reference
+from minllm.ops.numpy_ops import NumpyOps
+from minllm.ops.protocol import Batch, NormWeights
+from minllm.parallel.communicator import Communicator
+from minllm.parallel.grid import Grid
+from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
+from minllm.weights.linear import Linear
+from minllm.weights.shard import INPUTS
+
+
+class SplitLogits:
+    """Logits [R, vocab] of which this rank has computed its part of the vocabulary; the whole is gathered when somebody needs it."""
+
+    def __init__(self, ops: Any, own: Any, part: VocabularyPart, whole: Any = None):
+        """own: float32 [R, part.size]."""
+        self.ops, self.own, self.part, self.gathered = ops, own, part, whole
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(R, vocab)."""
+        return self.own.shape[0], self.part.vocab_size
+
+    def whole(self) -> Any:
+        """All ranks' parts, float32 [R, vocab]. All ranks must call it."""
+        if self.gathered is None:
+            self.gathered = self.ops.gather_columns(self.own, self.part)
+        return self.gathered
+
+    def __getitem__(self, rows: int | slice) -> Any:
+        """Some rows, still split, or one whole row."""
+        if not isinstance(rows, slice):
+            return self.whole()[rows]
+        return SplitLogits(self.ops, self.own[rows], self.part, None if self.gathered is None else self.gathered[rows])
+
+
+def whole(logits: Any) -> Any:
+    """The logits as one array."""
+    return logits.whole() if isinstance(logits, SplitLogits) else logits
+
+
+class TensorParallel:
+    """What a rank's operations do differently from those of a machine of its own, which follow in the order of base classes."""
+
+    communicator: Communicator
+    grid: Grid
+
+    def linear(self, x: Any, linear: Linear, *arguments: Any) -> Any:
+        """x @ weight.T + bias: [T, out]; partial sums are added up."""
+        out = super().linear(x, linear, *arguments)
+        if linear.shard.axis == INPUTS and linear.shard.ranks > 1:
+            self.communicator.all_reduce(out)
+        return out
+
+    def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
+        """The linear of x, added up; the next normalisation adds it to the residual."""
+        return self.linear(x, linear), residual
+
+    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
+        """The head's scores; of a split head, SplitLogits."""
+        own = super().logits(x, residual, norm, lm_head, rows)
+        if lm_head.shard.ranks == 1:
+            return own
+        return SplitLogits(self, own, VocabularyPart(self.vocab_size, lm_head.shard.rank, lm_head.shard.ranks))
+
+    def sample(self, logits: Any, sampling: Any, slots: Any) -> Any:
+        """One token per row: int32 [R], the same on every rank."""
+        if isinstance(logits, SplitLogits) and sampling.kind is SamplingKind.GREEDY and logits.gathered is None:
+            return self.argmax_of_ranks(logits.own, logits.part, slots)
+        return super().sample(whole(logits), sampling, slots)
+
+    def log_probabilities(self, logits: Any, token_ids: Any, top: int) -> Any:
+        """Of the whole rows."""
+        return super().log_probabilities(whole(logits), token_ids, top)
+
+    def distribution(self, logits: Any, sampling: Any, slots: Any) -> Any:
+        """Of the whole rows."""
+        return super().distribution(whole(logits), sampling, slots)
+
+    def share_row(self, logits: Any) -> None:
+        """Give rank 0's row of logits, float32 [vocab], to the other ranks."""
+        self.communicator.broadcast(logits)
+
+    def to_host(self, array: Any) -> np.ndarray:
+        """The contents of an array, or of whole rows of logits."""
+        return super().to_host(whole(array))
+
+
+class TensorParallelNumpyOps(TensorParallel, NumpyOps):
+    """A rank of the CPU engine."""
+
+    def __init__(self, dtype: Any, communicator: Communicator, vocab_size: int):
+        super().__init__(dtype)
+        self.communicator, self.vocab_size = communicator, vocab_size
+        self.grid = Grid(communicator.rank, communicator.world_size)
+
+    def embed(self, batch: Batch, embedding: Any, position_embedding: np.ndarray | None = None) -> np.ndarray:
+        """Rows of the embedding, plus those of the positions, from the rank that holds the token: [T, hidden]."""
+        if not isinstance(embedding, SplitEmbedding):
+            return super().embed(batch, embedding, position_embedding)
+        part, positions = embedding.part, batch.positions
+        out = split_embedding_reference(batch.token_ids, embedding.rows, part.first, positions, position_embedding)
+        out = out.astype(self.dtype, copy=False)
+        self.communicator.all_reduce(out)
+        return out
+
+    def argmax_of_ranks(self, own: np.ndarray, part: VocabularyPart, slots: np.ndarray) -> np.ndarray:
+        """The id of each row's largest logit over all ranks, the lowest among equals, 0 for slot -1: int32 [R]."""
+        values, tokens = map(self._gathered, argmax_of_own_reference(own))
+        return argmax_of_ranks_reference(values, tokens, slots, part.size)
+
+    def gather_columns(self, own: np.ndarray, part: VocabularyPart) -> np.ndarray:
+        """The columns of all ranks side by side, without padding: float32 [R, vocab]."""
+        return join_parts_reference(self._gathered(own), part.vocab_size)
+
+    def _gathered(self, array: np.ndarray) -> np.ndarray:
+        """All ranks' arrays, [ranks, ...]."""
+        out = np.empty((self.communicator.world_size, *array.shape), array.dtype)
+        self.communicator.all_gather(np.ascontiguousarray(array), out)
+        return out

@@ -1,0 +1,57 @@
+"""Python processes that this one starts, feeds a task through standard input, and never leaves behind.
+
+A child imports from the same places as this process, but not the main script: a script needs no `if __name__ == "__main__":`, and nothing
+beside the script takes the place of a standard module. A Ctrl-C in the terminal does not reach it. It ends when its standard input does,
+which the system closes however this process ends.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+CODE = "import sys; sys.path[:] = sys.argv[2:]; import importlib; importlib.import_module(sys.argv[1]).main()"
+
+
+def start_child(module: str, task: bytes, environment: Mapping[str, str] = {}, **streams: Any) -> subprocess.Popen:  # noqa: B006 - never written
+    """A process that runs main() of a module, which reads `task` with `receive_task`.
+
+    environment: variables beside those of this process. streams: stdout, stderr and pass_fds of subprocess.Popen.
+    """
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED")}
+    path = sorted(map(os.path.abspath, sys.path), key=lambda place: place not in standard)
+    command = [sys.executable, "-P", "-c", CODE, module, *path]
+    child = subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.PIPE, start_new_session=True, **streams)
+    with contextlib.suppress(OSError):  # it has ended already
+        child.stdin.write(len(task).to_bytes(8, "little") + task)
+        child.stdin.flush()
+    return child
+
+
+def end_children(children: list[subprocess.Popen]) -> None:
+    """End the processes, whether they are done or not, and wait until the system has forgotten them."""
+    for child in children:
+        child.kill()
+    for child in children:
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+        child.wait()
+
+
+def receive_task() -> bytes:
+    """The task of this child. From now on the process ends when its standard input does."""
+    stream = sys.stdin.buffer
+    task = stream.read(int.from_bytes(stream.read(8), "little"))
+    threading.Thread(target=end_with_input, daemon=True).start()
+    return task
+
+
+def end_with_input() -> None:
+    """End this process when standard input ends: the process that started it has ended, however it did."""
+    while os.read(sys.stdin.fileno(), 1):  # not through sys.stdin: at exit, Python could not flush what a thread is reading
+        pass
+    os._exit(0)

@@ -1,0 +1,143 @@
+"""Several GPUs in one process that read and write each other's memory: for tests and measurements.
+
+An engine has one process per GPU. Here one process drives all of them, so that nothing but the kernels is between the GPUs: each GPU has a
+pool whose memory all others may access (cuda.core, `DeviceMemoryResource.peer_accessible_by`), and a stream of its own.
+Source: CUDA C++ Programming Guide, "Peer-to-Peer Memory Access".
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from minllm.errors import DeviceError
+from minllm.runtime.array import DeviceArray
+from minllm.runtime.device import check_driver, core_device, is_available
+
+
+def devices_available() -> int:
+    """The number of GPUs of this machine; 0 without a driver."""
+    if not is_available():
+        return 0
+    from cuda.core import Device
+
+    return len(Device.get_all_devices())
+
+
+def why_no_peers(count: int) -> str | None:
+    """Why this machine has no `count` GPUs that access each other's memory, as a sentence; None if it has."""
+    if devices_available() < count:
+        return f"this needs {count} GPUs, and there are {devices_available()}"
+    devices = [core_device(index) for index in range(count)]
+    pairs = [(one.device_id, other.device_id) for one in devices for other in devices if one is not other]
+    apart = [pair for pair in pairs if not devices[pair[0]].can_access_peer(devices[pair[1]])]
+    return f"GPUs {apart[0][0]} and {apart[0][1]} cannot access each other's memory: `nvidia-smi topo -p2p r` says why" if apart else None
+
+
+class DeviceCopies:
+    """Copies between the host and one GPU's memory, which wait for all work of that GPU."""
+
+    def __init__(self, device: Any):
+        self.device = device
+
+    def copy_to_device(self, pointer: int, address: int, nbytes: int) -> None:
+        """Copy from host to device."""
+        self.run("cuMemcpyHtoD", pointer, address, nbytes)
+
+    def copy_to_host(self, address: int, pointer: int, nbytes: int) -> None:
+        """Copy from device to host."""
+        self.run("cuMemcpyDtoH", address, pointer, nbytes)
+
+    def fill(self, pointer: int, value: int, nbytes: int) -> None:
+        """Set every byte."""
+        self.run("cuMemsetD8", pointer, value, nbytes)
+
+    def run(self, name: str, *arguments: int) -> None:
+        """Call the driver while the GPU has nothing else to do."""
+        from cuda.bindings import driver
+
+        self.device.set_current()
+        self.device.sync()
+        check_driver(getattr(driver, name)(*arguments), f"do {name}")
+        self.device.sync()
+
+
+class PeerDevices:
+    """GPUs 0 to count - 1, as ranks. Raises DeviceError if there are fewer, or if they cannot access each other's memory."""
+
+    def __init__(self, count: int):
+        if reason := why_no_peers(count):
+            raise DeviceError(reason)
+        from cuda.core import DeviceMemoryResource, DeviceMemoryResourceOptions, StreamOptions
+
+        self.devices = [core_device(index) for index in range(count)]
+        self.pools, self.streams, self.copies = [], [], []
+        for device in self.devices:
+            device.set_current()
+            self.pools.append(DeviceMemoryResource(device, DeviceMemoryResourceOptions()))
+            self.pools[-1].peer_accessible_by = [other.device_id for other in self.devices if other is not device]
+            self.streams.append(device.create_stream(options=StreamOptions(nonblocking=True)))
+            self.copies.append(DeviceCopies(device))
+
+    def zeros(self, rank: int, shape: Any, dtype: Any) -> DeviceArray:
+        """An array of zeros in a rank's memory, which all ranks may access."""
+        shape = tuple(shape) if isinstance(shape, (tuple, list)) else (int(shape),)
+        self.devices[rank].set_current()
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        buffer = self.pools[rank].allocate(nbytes, stream=self.streams[rank])
+        array = DeviceArray(int(buffer.handle), shape, dtype, buffer, self.copies[rank])
+        array.fill_bytes(0)
+        return array
+
+    def array(self, rank: int, host: np.ndarray) -> DeviceArray:
+        """A copy of a NumPy array in a rank's memory."""
+        array = self.zeros(rank, host.shape, host.dtype)
+        array.copy_from_host(np.ascontiguousarray(host))
+        return array
+
+    def load(self, launches: Sequence[Any]) -> None:
+        """Compile and load what each rank launches: a GPU whose kernel waits for another one must not wait for the compiler, too."""
+        from cuda.bindings import driver
+
+        from minllm.runtime.parameters import parameter
+
+        for device, one in zip(self.devices, launches, strict=True):
+            types = tuple(parameter(argument)[0] for argument in one.arguments)
+            if types not in one.kernel.loaded:
+                one.kernel.loaded[types] = one.kernel.load(one.arguments)
+            device.set_current()
+            check_driver(driver.cuKernelGetFunction(one.kernel.loaded[types].kernel), f"load {one.kernel.__name__}")
+
+    def launch(self, launches: Sequence[Any]) -> None:
+        """Launch what each rank launches on its stream; returns at once."""
+        for device, stream, one in zip(self.devices, self.streams, launches, strict=True):
+            device.set_current()
+            one.launch(stream)
+
+    def synchronize(self) -> None:
+        """Wait for all GPUs."""
+        for stream in self.streams:
+            stream.sync()
+
+    def graphs(self, launch_all: Callable[[], None]) -> Callable[[], None]:
+        """Capture what `launch_all` launches on the streams, a graph per GPU, without running it; returns a call that replays them all."""
+        builders = []
+        for device, stream in zip(self.devices, self.streams, strict=True):
+            device.set_current()
+            builders.append(stream.create_graph_builder())
+            builders[-1].begin_building("relaxed")
+        launch_all()
+        graphs = []
+        for device, stream, builder in zip(self.devices, self.streams, builders, strict=True):
+            device.set_current()
+            builder.end_building()
+            graphs.append(builder.complete())
+            graphs[-1].upload(stream)
+        self.synchronize()
+
+        def replay():
+            for device, stream, graph in zip(self.devices, self.streams, graphs, strict=True):
+                device.set_current()
+                graph.launch(stream)
+
+        return replay

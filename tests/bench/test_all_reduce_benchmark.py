@@ -1,0 +1,62 @@
+"""What `minllm bench all-reduce` computes around its measurements, and what it says without several GPUs."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from minllm.bench import all_reduce
+from minllm.cli.app import app
+from minllm.errors import InvalidOptionError, MinLLMError
+from minllm.runtime import peer_devices
+
+
+class PaperDevices:
+    """GPUs whose graphs take no time."""
+
+    def __init__(self):
+        self.launched = self.replays = 0
+
+    def synchronize(self):
+        pass
+
+    def graphs(self, launch_all):
+        launch_all()
+
+        def replay():
+            self.replays += 1
+
+        return replay
+
+
+def test_a_graph_holds_more_small_all_reduces_than_large_ones():
+    for nbytes, count in ((8 << 10, 1000), (4 << 20, 256), (64 << 20, 20)):
+        devices, calls = PaperDevices(), []
+        assert all_reduce.replayed(devices, partial(calls.append, 1), nbytes) >= 0
+        assert len(calls) == count and devices.replays == all_reduce.REPLAYS * all_reduce.ROUNDS
+
+
+def test_wrong_results_stop_the_measurement():
+    ones = [np.ones(8, np.float32)] * 2
+    all_reduce.check("ring", ones, [np.full(8, 2, np.float32)] * 2)
+    with pytest.raises(MinLLMError, match="ring: the sum is wrong by 1.0"):
+        all_reduce.check("ring", ones, [np.full(8, 3, np.float32)] * 2)
+    with pytest.raises(MinLLMError, match="ring: the ranks have different results"):
+        all_reduce.check("ring", ones, [np.full(8, 2, np.float32), np.full(8, 3, np.float32)])
+
+
+def test_a_row_says_how_many_gpus_and_which_message():
+    row = all_reduce.row(2, 65536, "one_shot", 4.0, 8.0)
+    assert (row.benchmark, row.case, row.variant, row.value, row.peer_value, row.ratio) == (
+        "all-reduce", "2 GPUs, 64 KiB, bfloat16", "one_shot", 4.0, 8.0, 2.0,
+    )  # fmt: skip
+    assert all_reduce.row(2, 1 << 21, "ring", 4.0, None).peer is None
+
+
+def test_without_two_gpus_it_says_so(monkeypatch):
+    monkeypatch.setattr(peer_devices, "devices_available", lambda: 1)
+    result = CliRunner().invoke(app, ["bench", "all-reduce"])
+    assert result.exit_code == 1 and "this needs 2 GPUs, and there are 1" in result.output
+    with pytest.raises(InvalidOptionError, match="--against is 'mpi'; it may be torch"):
+        all_reduce.run(2, "mpi", None)

@@ -1,0 +1,86 @@
+"""The all-reduces between two GPUs of one process: against float64, the same bits on both, in graphs, and with a peer that never comes."""
+
+import numpy as np
+import pytest
+
+from minllm.kernels.all_reduce import VARIANTS
+from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.runtime.peer_devices import why_no_peers
+from tests.gpu.peer_gpus import PeerGpus
+from tests.kernels.all_reduce.cases import GPU_SIZES, NAMES, check_all_reduce, check_fused_norm, messages
+from tests.kernels.guarded import BFLOAT16, DTYPES, bits
+
+RANKS = 2
+pytestmark = [pytest.mark.skipif(bool(why_no_peers(RANKS)), reason=str(why_no_peers(RANKS))), pytest.mark.xdist_group("several GPUs")]
+REPLAYS, PER_GRAPH = 20, 5000  # 100,000 all-reduces
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return PeerGpus(RANKS, 16 * max(GPU_SIZES))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_both_gpus_get_the_sum(name, dtype, ranks):
+    for seed, size in enumerate(GPU_SIZES):
+        check_all_reduce(name, size, dtype, ranks, seed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_gpus_get_the_same_bits_at_random_sizes(name, ranks):
+    for seed, vectors in enumerate(np.random.default_rng(0).integers(1, 40_000, 50)):
+        check_all_reduce(name, 8 * int(vectors), BFLOAT16, ranks, seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("tokens", "hidden"), [(1, 8), (1, 4096), (3, 264), (32, 8192), (100, 4096)])
+def test_the_norm_is_fused(tokens, hidden, dtype, ranks):
+    check_fused_norm(tokens, hidden, dtype, ranks)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hundred_thousand_in_a_graph(name, ranks):
+    """In place, so that each adds up what the last one wrote: one that is lost or early would not leave 0 on both."""
+    hosts = [host.astype(np.float32) for host in messages(RANKS, 4096, BFLOAT16)]
+    hosts[1] = -hosts[0]
+    xs = [ranks.array(rank, host) for rank, host in enumerate(hosts)]
+    launches = [VARIANTS[name](x, x, own) for x, own in zip(xs, ranks.peers, strict=True)]
+    ranks.run(launches)
+    before = [int(ranks.host(own.own.counters)[0]) for own in ranks.peers]
+    replay = ranks.devices.graphs(lambda: [ranks.devices.launch(launches) for _ in range(PER_GRAPH)])
+    for _ in range(REPLAYS):
+        replay()
+    ranks.devices.synchronize()
+    for rank, own in enumerate(ranks.peers):
+        assert not ranks.host(xs[rank]).any() and int(ranks.host(own.own.fault)[0]) == 0
+        assert int(ranks.host(own.own.counters)[0]) == before[rank] + REPLAYS * PER_GRAPH
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_graph_reads_new_messages_at_each_replay(name, ranks):
+    size = 32_768
+    xs, outs = ([ranks.array(rank, np.zeros(size, BFLOAT16)) for rank in range(RANKS)] for _ in range(2))
+    launches = [VARIANTS[name](x, out, own) for x, out, own in zip(xs, outs, ranks.peers, strict=True)]
+    ranks.run(launches)
+    replay = ranks.devices.graphs(lambda: ranks.devices.launch(launches))
+    for seed in range(200):
+        hosts = messages(RANKS, size, BFLOAT16, seed)
+        for x, host in zip(xs, hosts, strict=True):
+            x.copy_from_host(host)
+        replay()
+        ranks.devices.synchronize()
+        for out in outs:
+            np.testing.assert_array_equal(bits(ranks.host(out)), bits(all_reduce_reference(hosts)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_peer_that_never_comes_is_named(name):
+    ranks = PeerGpus(RANKS, 1 << 16, polls=1 << 16)
+    x = ranks.array(0, np.ones(4096, np.float32))
+    one = VARIANTS[name](x, x, ranks.peers[0])
+    ranks.devices.load([one, one])
+    ranks.devices.devices[0].set_current()
+    one.launch(ranks.devices.streams[0])
+    ranks.devices.synchronize()
+    assert int(ranks.host(ranks.peers[0].own.fault)[0]) == 2

@@ -1,0 +1,92 @@
+"""Rows for the all-reduces: odd sizes around vectors, chunks and blocks, and what is checked of each, in the simulator and on GPUs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from minllm.kernels.all_reduce import VARIANTS
+from minllm.kernels.all_reduce.fused_norm import fused_norm
+from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
+from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.kernels.normalization.rms_norm import rms_norm_reference
+from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, assert_close, bits, random
+
+NAMES = VARIANTS.names("message")
+SIZES = (8, 24, 520)  # elements: one vector of bfloat16, fewer vectors than ranks, and more
+GPU_SIZES = (*SIZES, 4104, 32_768, 131_080, 1_048_576)
+EPSILON = 1e-5
+# Three numbers whose sum in float32 depends on their order.
+LARGE = {FLOAT32: (3e7, 1.0, -3e7), BFLOAT16: (3e7, 1.0, -3e7), FLOAT16: (60_000.0, 2.0**-12, -60_000.0)}
+
+
+@dataclass
+class SimulatedRanks:
+    """The GPUs of a test, as NumPy arrays. A GPU's test has a class like this one (tests/gpu/two_gpus.py)."""
+
+    count: int
+    most_bytes: int
+    polls: int = 1 << 24
+
+    def __post_init__(self):
+        self.peers = simulated_peers(self.count, self.most_bytes, self.polls)
+
+    def array(self, rank, host):
+        """A copy of a NumPy array in a rank's memory."""
+        return host.copy()
+
+    def host(self, array):
+        """An array of a rank as a NumPy array."""
+        return array
+
+    def run(self, launches):
+        """Launch what all ranks launch, and wait for it."""
+        launch_together(launches)
+
+
+def messages(count, shape, dtype, seed=0, magnitude=1.0):
+    """One array per rank. In some places the sum depends on its order: large numbers that cancel, and a small one."""
+    found = [random(shape, dtype, 10 * seed + rank, magnitude) for rank in range(count)]
+    if count > 2:
+        for array, value in zip(found, LARGE[dtype]):
+            array.reshape(-1)[::7] = value
+    return found
+
+
+def check_all_reduce(name, size, dtype, ranks, seed=0, magnitude=1.0):
+    """All ranks have the same bits; those of the reference, but for the ring; and the sum in float64, where nothing cancels."""
+    hosts = messages(ranks.count, size, dtype, seed, magnitude)
+    xs = [ranks.array(rank, host) for rank, host in enumerate(hosts)]
+    outs = [ranks.array(rank, np.full(size, np.nan, dtype)) for rank in range(ranks.count)]
+    ranks.run([VARIANTS[name](x, out, peers) for x, out, peers in zip(xs, outs, ranks.peers, strict=True)])
+    found = [ranks.host(out) for out in outs]
+    for other in found:
+        np.testing.assert_array_equal(bits(other), bits(found[0]))
+    if name != "ring":
+        np.testing.assert_array_equal(bits(found[0]), bits(all_reduce_reference(hosts)))
+    plain = np.ones(size, bool)
+    plain[::7] = ranks.count == 2
+    assert_close(found[0][plain], np.sum([host.astype(np.float64) for host in hosts], axis=0)[plain], dtype)
+    for rank, x in enumerate(xs):
+        np.testing.assert_array_equal(bits(ranks.host(x)), bits(hosts[rank]))
+        assert int(ranks.host(ranks.peers[rank].own.fault)[0]) == 0
+
+
+def check_fused_norm(tokens, hidden, dtype, ranks):
+    """The residual and the norm of the summed rows: the bits of the all-reduce, then those of the reference to one rounding."""
+    hosts, weight = messages(ranks.count, (tokens, hidden), dtype), random(hidden, dtype, 101)
+    residual = random((tokens, hidden), dtype, 102)
+    launches, residuals, outs = [], [], []
+    for rank, peers in enumerate(ranks.peers):
+        residuals.append(ranks.array(rank, residual))
+        outs.append(ranks.array(rank, np.full((tokens, hidden), np.nan, dtype)))
+        x = ranks.array(rank, hosts[rank])
+        launches.append(fused_norm(x, ranks.array(rank, weight), outs[-1], EPSILON, residuals[-1], peers))
+    ranks.run(launches)
+    summed = all_reduce_reference(hosts)
+    _, stream = rms_norm_reference(summed, weight, EPSILON, residual)
+    values = stream.astype(np.float64)
+    oracle = values / np.sqrt((values**2).mean(1, keepdims=True) + EPSILON) * weight.astype(np.float64)
+    for rank in range(ranks.count):
+        np.testing.assert_array_equal(bits(ranks.host(residuals[rank])), bits(stream))
+        np.testing.assert_array_equal(bits(ranks.host(outs[rank])), bits(ranks.host(outs[0])))
+        assert_close(ranks.host(outs[rank]), oracle, dtype)

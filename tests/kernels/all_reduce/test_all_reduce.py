@@ -1,0 +1,182 @@
+"""The all-reduces in the simulator, under all detectors: against float64, the same bits on all ranks, waits that end, callers' mistakes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minllm.errors import DeviceError, KernelArgumentError, SimulationError
+from minllm.kernels.all_reduce import VARIANTS
+from minllm.kernels.all_reduce.choice import LIMITS, choose
+from minllm.kernels.all_reduce.fused_norm import fused_norm
+from minllm.kernels.all_reduce.peers import allocate, check_fault, launch_together, simulated_peers
+from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.kernels.normalization import row
+from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.sim import detecting
+from tests.kernels.all_reduce.cases import EPSILON, NAMES, SIZES, SimulatedRanks, check_all_reduce, check_fused_norm, messages
+from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, bits, random
+
+
+@pytest.fixture(autouse=True)
+def detectors():
+    with detecting():
+        yield
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_all_ranks_get_the_sum_at_odd_sizes(name, count, dtype):
+    ranks = SimulatedRanks(count, 16 * max(SIZES))
+    for seed, size in enumerate(SIZES):  # through one memory, as an engine does: flags and halves are used again
+        check_all_reduce(name, size, dtype, ranks, seed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eight_ranks(name):
+    check_all_reduce(name, 136, BFLOAT16, SimulatedRanks(8, 4096))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.sampled_from(NAMES), st.integers(2, 4), st.integers(1, 40), st.sampled_from(DTYPES), st.integers(0, 99),
+    st.sampled_from([1e-3, 1.0, 1e3]),
+)  # fmt: skip
+def test_random_sizes_and_magnitudes(name, count, vectors, dtype, seed, magnitude):
+    check_all_reduce(name, 8 * vectors, dtype, SimulatedRanks(count, 4096), seed, magnitude)
+
+
+def test_one_memory_serves_all_algorithms_in_any_order():
+    ranks = SimulatedRanks(2, 4096)
+    for seed, name in enumerate(np.random.default_rng(0).choice(NAMES, 12)):
+        check_all_reduce(name, 8 * (1 + seed * 5 % 17), BFLOAT16, ranks, seed)
+    assert {int(count) for peers in ranks.peers for count in peers.own.counters} == {12}
+
+
+@pytest.mark.parametrize("name", ["ring", "one_shot", "low_latency"])
+def test_the_epoch_may_wrap(name):
+    ranks = SimulatedRanks(2, 1024)
+    for peers in ranks.peers:
+        peers.own.counters[:] = 2**32 - 2
+        peers.own.signals[:] = 2**32 - 2
+    for seed in range(4):
+        check_all_reduce(name, 64, FLOAT32, ranks, seed)
+    assert int(ranks.peers[0].own.counters[0]) == 4  # after 2**32 - 1 came 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_result_may_take_the_place_of_the_message(name):
+    peers, xs = simulated_peers(2, 1024), messages(2, 40, FLOAT32)
+    expected = all_reduce_reference(xs)
+    launch_together([VARIANTS[name](x, x, own) for x, own in zip(xs, peers)])
+    assert all(np.array_equal(bits(x), bits(expected)) for x in xs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_the_blocks_does_not_matter(name):
+    peers, xs = simulated_peers(2, 2**15), messages(2, 8 * (1040 if name == "two_shot" else 520), BFLOAT16)
+    outs = [np.empty_like(x) for x in xs]
+    launches = [VARIANTS[name](x, out, own) for x, out, own in zip(xs, outs, peers)]
+    assert launches[0].grid > 1
+    launch_together(launches, order=5)
+    assert np.array_equal(bits(outs[0]), bits(all_reduce_reference(xs))) and np.array_equal(bits(outs[0]), bits(outs[1]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_norm_is_fused(dtype):
+    ranks = SimulatedRanks(2, 4096)
+    for tokens, hidden in ((1, 8), (3, 264), (2, 256)):
+        check_fused_norm(tokens, hidden, dtype, ranks)
+
+
+def test_the_norm_of_rows_with_several_vectors_per_thread_and_of_more_tokens_than_blocks(monkeypatch):
+    monkeypatch.setattr(row, "THREADS", 32)
+    monkeypatch.setattr("minllm.kernels.all_reduce.fused_norm.BLOCKS", 2)
+    check_fused_norm(5, 512, BFLOAT16, SimulatedRanks(2, 2**14))
+
+
+def test_the_fused_kernel_writes_the_bits_of_the_two_that_it_replaces():
+    xs, weight, residual = messages(2, (3, 264), BFLOAT16), random(264, BFLOAT16, 1), random((3, 264), BFLOAT16, 2)
+    fused = [(np.empty_like(x), residual.copy()) for x in xs]
+    peers = simulated_peers(2, 2**14)
+    launch_together([fused_norm(x, weight, out, EPSILON, kept, own) for x, (out, kept), own in zip(xs, fused, peers)])
+    launch_together([VARIANTS["low_latency"](x, x, own) for x, own in zip(xs, peers)])
+    rms_norm(xs[0], weight, xs[0], EPSILON, residual)
+    for out, kept in fused:
+        assert np.array_equal(bits(out), bits(xs[0])) and np.array_equal(bits(kept), bits(residual))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wait_ends_and_says_for_whom(name):
+    """Rank 1 of three never comes. The others end, and say so."""
+    peers, xs = simulated_peers(3, 1024, polls=40), messages(3, 24, FLOAT32)
+    launches = [VARIANTS[name](x, np.empty_like(x), own) for x, own in zip(xs, peers)]
+    launch_together([launches[0], launches[2]])
+    blamed = [int(peers[rank].own.fault[0]) - 1 for rank in (0, 2)]
+    assert blamed == ([-1, 1] if name == "ring" else [1, 1])  # in a ring rank 0 waits for rank 2, which went on
+    with pytest.raises(DeviceError, match="rank 2 waited for rank 1 in an all-reduce, and gave up"):
+        check_fault(2, int(peers[2].own.fault[0]))
+    check_fault(0, 0)
+
+
+def test_after_a_fault_waits_are_short():
+    """A graph holds a hundred all-reduces: once a peer is lost, the others must not wait for it a hundred times."""
+    peers, x = simulated_peers(2, 1024, polls=10**6), np.ones(8, np.float32)
+    peers[0].own.fault[0] = 2
+    launch_together([VARIANTS["one_shot"](x, np.empty_like(x), peers[0])], detect=False)
+    assert int(peers[0].own.fault[0]) == 2
+
+
+def test_a_peer_that_lags_behind_in_one_block_is_waited_for_in_that_block_only():
+    """Blocks wait for the same block of their peers: flags of all others may be missing."""
+    peers, xs = simulated_peers(2, 2**15), messages(2, 8 * 520, BFLOAT16)
+    launches = [VARIANTS["one_shot"](x, np.empty_like(x), own) for x, own in zip(xs, peers)]
+    launch_together(launches)
+    raised = peers[0].own.signals.reshape(-1, 64, 2)[0]
+    assert raised[: launches[0].grid].all() and not raised[launches[0].grid :].any()
+
+
+def test_bad_input_is_refused():
+    peers = simulated_peers(2, 1024)[0]
+    x = np.zeros(64, np.float32)
+    for launcher in (VARIANTS[name] for name in NAMES):
+        with pytest.raises(KernelArgumentError, match="whole vectors of 16 bytes"):
+            launcher(x[:63].copy(), x[:63].copy(), peers)
+        with pytest.raises(KernelArgumentError, match="out is float32 .* its shape"):
+            launcher(x, x[:60], peers)
+        with pytest.raises(KernelArgumentError, match="its dtype must be float32 or float16 or bfloat16"):
+            launcher(x.astype(np.float64), x.astype(np.float64), peers)
+        with pytest.raises(KernelArgumentError, match="and the ranks' memory has 1024: allocate it for larger messages"):
+            launcher(np.zeros(4096, np.float32), np.zeros(4096, np.float32), peers)
+    with pytest.raises(KernelArgumentError, match="the norm needs"):
+        fused_norm(x, x, x, EPSILON, x, peers)
+    for ranks in (1, 9):
+        with pytest.raises(KernelArgumentError, match="takes 2 to 8"):
+            allocate(ranks, 1024, np.zeros)
+
+
+def test_without_its_flag_a_peers_message_is_a_race(monkeypatch):
+    """The detectors look at the kernels of the package: one that does not wait is found."""
+
+    def reckless(signals, phase, rank, epoch, fault, limit):
+        pass
+
+    from minllm.kernels.all_reduce import one_shot
+
+    one_shot.one_shot_kernel.cache_clear()
+    monkeypatch.setattr(one_shot, "meet", reckless)
+    peers, xs = simulated_peers(2, 1024), messages(2, 8, FLOAT32)
+    with pytest.raises(SimulationError, match="race on global memory: this thread (reads|writes) the global array rank"):
+        launch_together([one_shot.one_shot(x, np.empty_like(x), own) for x, own in zip(xs, peers)])
+    one_shot.one_shot_kernel.cache_clear()
+
+
+def test_the_table_of_sizes():
+    assert choose(2, 8192) == "low_latency" and choose(2, 1 << 20) == "one_shot" and choose(2, 64 << 20) is None
+    assert choose(3, 1 << 20) == choose(4, 1 << 20) == "two_shot" and choose(5, 1 << 18) == choose(8, 1 << 18) == "one_shot"
+    for limits in LIMITS.values():
+        sizes = [largest for largest, _ in limits]
+        assert sizes == sorted(sizes) and {name for _, name in limits} <= set(NAMES)
+    with pytest.raises(KernelArgumentError, match="9 ranks"):
+        choose(9, 8)

@@ -1,0 +1,105 @@
+"""A rank's operations on a GPU: their kernels in the simulator, on two ranks, against the whole vocabulary."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from minllm.kernels.embedding.lookup import embedding_reference
+from minllm.ops.protocol import Batch
+from minllm.parallel.cuda_ranks import TensorParallelCudaOps
+from minllm.parallel.grid import Grid
+from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
+from minllm.parallel.tensor_parallel import SplitLogits
+from minllm.weights.formats import plain_format
+from minllm.weights.linear import Linear
+from minllm.weights.shard import INPUTS, Shard
+from tests.kernels.sampling.cases import tensors
+from tests.parallel.in_threads import in_threads
+
+RANKS, VOCAB, HIDDEN = 2, 37, 24
+
+
+class TakingTurns:
+    """A communicator of threads of which one at a time is in the simulator: the others wait, or communicate."""
+
+    def __init__(self, communicator, turn):
+        self.communicator, self.turn, self.world_size = communicator, turn, communicator.world_size
+
+    def __getattr__(self, name):
+        def operation(*arguments):
+            self.turn.release()
+            try:
+                getattr(self.communicator, name)(*arguments)
+            finally:
+                self.turn.acquire()
+
+        return operation
+
+
+def on_ranks(work):
+    """What work(ops, rank) returns on each rank."""
+    turn = threading.Lock()
+
+    def run(rank):
+        ops = TensorParallelCudaOps("float32", Grid(rank.rank, RANKS), VOCAB, HIDDEN, simulated=True)
+        ops.communicator = TakingTurns(rank.host, turn)
+        with turn:
+            return work(ops, rank.rank)
+
+    return in_threads(RANKS, run)
+
+
+@pytest.fixture(scope="module")
+def logits():
+    return np.random.default_rng(3).normal(size=(3, VOCAB)).astype(np.float32)
+
+
+def split(ops, logits, rank):
+    part = VocabularyPart(VOCAB, rank, RANKS)
+    return SplitLogits(ops, np.ascontiguousarray(part.of(logits.T).T), part)
+
+
+def test_embedding():
+    table = np.random.default_rng(0).normal(size=(VOCAB, HIDDEN)).astype(np.float32)
+    ids = np.array([0, 36, 18, 19], np.int32)
+    none = np.zeros(4, np.int32)
+    batch = Batch(ids, none, none, none, none, none, none, 4, 4, 1, 1)
+
+    def embed(ops, rank):
+        part = VocabularyPart(VOCAB, rank, RANKS)
+        return ops.embed(batch, SplitEmbedding(part.of(table), part))
+
+    for found in on_ranks(embed):
+        np.testing.assert_array_equal(found, embedding_reference(ids, table))
+
+
+def test_greedy_tokens_and_whole_rows(logits):
+    slots, greedy = np.arange(3, dtype=np.int32), tensors([dict(temperature=0.0)] * 3, VOCAB)
+
+    def choose(ops, rank):
+        own = split(ops, logits, rank)
+        tokens = ops.sample(own, greedy, slots)
+        assert own.gathered is None  # maxima cross, not logits
+        return tokens, ops.to_host(own), own[1], own[1:].shape
+
+    for tokens, gathered, row, shape in on_ranks(choose):
+        np.testing.assert_array_equal(tokens, logits.argmax(axis=1))
+        np.testing.assert_array_equal(gathered, logits)
+        np.testing.assert_array_equal(row, logits[1])
+        assert shape == (2, VOCAB)
+
+
+def test_partial_sums_are_added_and_the_residual_stays_apart():
+    random = np.random.default_rng(1)
+    x, weight, residual = (random.normal(size=shape).astype(np.float32) for shape in ((3, 16), (HIDDEN, 16), (3, HIDDEN)))
+
+    def multiply(ops, rank):
+        own = slice(8 * rank, 8 * rank + 8)
+        part = np.ascontiguousarray(weight[:, own])
+        linear = Linear(part, None, plain_format("float32"), part.shape, Shard(INPUTS, rank, RANKS))
+        return ops.linear_add(np.ascontiguousarray(x[:, own]), linear, residual)
+
+    for out, kept in on_ranks(multiply):
+        np.testing.assert_allclose(out, x @ weight.T, rtol=1e-5, atol=1e-5)
+        assert kept is residual
