@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 INTEGERS = {1: np.uint8, 2: np.int16, 4: np.int32}  # integers of the same size: the interface has no name for bfloat16
+INT_MM_ROWS, TINYGEMM_TILES = 32, 8  # the rows to which _int_mm's x is padded; tiles of K that tinygemm packs together
 FLOPS_SIZE = 8192  # size of the square GEMM whose rate counts as the tensor cores' ceiling
 
 
@@ -81,9 +82,70 @@ def attention_peer(inputs: Sequence[Mapping[str, Any]], backend: SDPBackend) -> 
     return Peer([lambda one=one: attend(*one) for one in sets], result)
 
 
+def scaled_peer(inputs: Sequence[Mapping[str, Any]], by_row: bool) -> Peer:
+    """fp8 codes by _scaled_mm with fast accumulation; by tensor the scales are 1, and rows and channels are scaled on the host."""
+    sets, ones = [], None
+    for arrays in inputs:
+        x, weight = arrays["multiplied"], arrays["weight"]
+        codes = [as_torch(one.codes).view(torch.float8_e4m3fn) for one in (x, weight)]
+        ones = torch.ones((), device=codes[0].device)
+        scales = (as_torch(x.scales)[:, None], as_torch(weight.scales)[None, :]) if by_row else (ones, ones)
+        sets.append((codes[0], codes[1].T, *scales))
+
+    def multiply(x, weight, x_scale, scale):
+        return torch._scaled_mm(x, weight, scale_a=x_scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    def result():
+        found = to_numpy(multiply(*sets[0]))
+        return found if by_row else found * scales_of_outputs(inputs[0])
+
+    return Peer([lambda one=one: multiply(*one) for one in sets], result)
+
+
+def scales_of_outputs(arrays: Mapping[str, Any]) -> np.ndarray:
+    """The product of the scales of row and channel, float32 [M, N]."""
+    return to_numpy(as_torch(arrays["multiplied"].scales))[:, None] * to_numpy(as_torch(arrays["weight"].scales))
+
+
+def int8_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
+    """int8 codes by _int_mm, which takes more than 16 rows: others are added."""
+    rows, sets = inputs[0]["x"].shape[0], []
+    for arrays in inputs:
+        x, weight = (as_torch(arrays[name].codes).view(torch.int8) for name in ("multiplied", "weight"))
+        sets.append((torch.nn.functional.pad(x, (0, 0, 0, max(0, INT_MM_ROWS - rows))), weight.T))
+
+    def result():
+        return to_numpy(torch._int_mm(*sets[0]))[:rows] * scales_of_outputs(inputs[0])
+
+    return Peer([lambda one=one: torch._int_mm(*one) for one in sets], result)
+
+
+def int4_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
+    """tinygemm: symmetric int4 in groups, whose weights are packed in an order of its own."""
+    from minllm.kernels.quantization.reference import unpack_nibbles
+
+    small, n = inputs[0]["small"], inputs[0]["weight"].codes.shape[0]
+    codes, scales = unpack_nibbles(small.codes).astype(np.uint8), small.scales.astype(np.float32)
+    pairs = np.resize(codes[:, ::2] << 4 | codes[:, 1::2], (n, codes.shape[1] // 2))
+    scale = np.resize(scales, (n, scales.shape[1])).T
+    of_groups = torch.from_numpy(np.stack([scale, np.zeros_like(scale)], axis=2)).to(torch.bfloat16)
+    group_size = codes.shape[1] // scales.shape[1]
+    sets = []
+    for arrays in inputs:
+        x = as_torch(arrays["x"])
+        packed = torch._convert_weight_to_int4pack(torch.from_numpy(pairs).to(x.device), TINYGEMM_TILES)
+        sets.append((x, packed, group_size, of_groups.to(x.device)))
+    multiply = torch._weight_int4pack_mm
+    return Peer([lambda one=one: multiply(*one) for one in sets], lambda: to_numpy(multiply(*sets[0])))
+
+
 PEERS: dict[str, Callable[[Sequence[Mapping[str, Any]]], Peer]] = {
     "cuBLAS": matmul_peer,
     "SDPA FlashAttention-2": lambda inputs: attention_peer(inputs, SDPBackend.FLASH_ATTENTION),
+    "_scaled_mm, per tensor": lambda inputs: scaled_peer(inputs, by_row=False),
+    "_scaled_mm, per row": lambda inputs: scaled_peer(inputs, by_row=True),
+    "_int_mm": int8_peer,
+    "_weight_int4pack_mm": int4_peer,
     "SDPA cuDNN": lambda inputs: attention_peer(inputs, SDPBackend.CUDNN_ATTENTION),
 }
 

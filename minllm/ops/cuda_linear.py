@@ -22,13 +22,17 @@ class CudaLinear(CudaBase):
     def gated_mlp(self, x: Any, gate_up: Linear, down: Linear, activation: str) -> Any:
         """down(silu(gate(x)) * up(x)): [T, hidden]."""
         check_gated_activation(activation)
-        activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
         launch_gated = self._gated_launcher(x, gate_up)
         if launch_gated is not None:
+            activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
             launch_gated(self._rows_for(x, gate_up), gate_up.weight, activated, self.stream)
-        else:
-            both = self.linear(x, gate_up)  # [T, 2 * intermediate]
-            self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
+            return self.linear(activated, down)
+        both = self.linear(x, gate_up)  # [T, 2 * intermediate]
+        quantise = down.format.kernels.gated_activations.get(self._matmul_variant(both, down))
+        if quantise is not None and not {"matmul", "silu_and_multiply"} & self.own.keys():
+            return self.linear(quantise(both, self.empty, self.stream), down)
+        activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
+        self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
         return self.linear(activated, down)
 
     def mlp(self, x: Any, up: Linear, down: Linear, activation: str) -> Any:

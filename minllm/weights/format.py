@@ -37,6 +37,7 @@ class LinearKernels(NamedTuple):
     activations: Mapping[str, Callable] = {}  # variant -> quantiser(x, empty, stream) of x, for variants that multiply quantised rows
     # variant -> (x, norm, empty, epsilon, residual, stream), which quantises the RMS norm of x (+ residual) in one kernel
     normed_activations: Mapping[str, Callable] = {}
+    gated_activations: Mapping[str, Callable] = {}  # variant -> (gate_up, empty, stream), which quantises silu(gate) * up in one kernel
     workspaces: Mapping[str, Callable] = {}  # variant -> (x, weight, empty), which makes its launcher's `workspace`
     gated: Callable | None = None  # (variant, x, weight) -> launcher(x, weight, out, stream) of silu(gate) * up, or None
     # For a few rows of x, with the RMS norm in front and the residual behind: decoding one sequence.

@@ -1,7 +1,8 @@
 """The matrix products of quantised weights, and which of them multiplies how many rows of x.
 
 W8A8      a GEMV over the codes for few rows; on Hopper flat and wgmma products of codes for more; elsewhere the widened matrix
-int4      a GEMV for few rows; on Hopper wgmma with weights in registers up to 64; else the widened matrix
+int4      a GEMV for few rows; on Hopper mma.sync fed by TMA up to 16, wgmma with weights in registers up to 64; else the widened matrix
+fp8_block a GEMV over the codes for up to 8 rows; on Hopper wgmma for more, else the widened matrix
 others    a GEMV over the codes for up to 8 rows, the widened matrix for more
 """
 
@@ -12,14 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.arguments import rows_begin_on
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
 from minllm.kernels.matmul.quantized import (
     fp8,
     fp8_block,
+    fp8_block_wgmma,
     int4,
     int4_naive,
     int4_tensor_core,
+    int4_tma,
     int4_wgmma,
     int8,
     int8_groups,
@@ -35,7 +39,6 @@ from minllm.weights.format import LinearKernels
 
 OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply codes as they are
 MOST_ROWS_OF_FLAT_CODES = 64  # rows of x for which flat multiplies codes; at 256 wgmma is faster for every weight
-FEWEST_ROWS_OF_INT4_FLAT, MOST_OUTPUTS_OF_INT4_TENSOR_CORE = 3, 8192
 
 
 def choose(x: Any, weight: Any) -> str:
@@ -49,17 +52,28 @@ def on_hopper(array: Any) -> bool:
 
 
 def choose_int4(x: Any, weight: Any) -> str:
-    """The variant of int4, as measured on an H200.
-
-    int4_tensor_core reads x from L2 in every block of 16 outputs, which few rows and few outputs allow; it takes groups of 128. Smaller
-    groups of one or two rows are left to the GEMV.
-    """
-    rows, outputs = x.shape[0], weight.codes.shape[0]
+    """The variant of int4: on Hopper the one that spends the fewest instructions per code on this number of rows."""
     if not on_hopper(weight.codes) or not int4_wgmma.fits(x, weight):
         return choose(x, weight)
-    if outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE and rows <= MOST_ROWS_OF_GEMV and int4_tensor_core.fits(x, weight):
-        return "int4_tensor_core"
-    return "gemv" if rows < FEWEST_ROWS_OF_INT4_FLAT and outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE else "flat"
+    return "int4_tma" if int4_tma.fits(x, weight) else "flat"
+
+
+def choose_fp8_block(x: Any, weight: Any) -> str:
+    """The GEMV for few rows; on Hopper the GEMM of codes for more."""
+    if x.shape[0] > MOST_ROWS_OF_GEMV and on_hopper(weight.codes) and fp8_block_wgmma.fits(weight):
+        return "wgmma"
+    return choose(x, weight)
+
+
+def gated_fp8_block(variant: str, x: Any, weight: Any) -> Any:
+    """The launcher of gate and up in one kernel, if the variant has one."""
+    return fp8_block_wgmma.gated_fp8_block_wgmma if variant == "wgmma" and fp8_block_wgmma.fits(weight) else None
+
+
+def gated_int4(variant: str, x: Any, weight: Any) -> Any:
+    """The launcher of gate and up in one kernel, if the variant has one."""
+    launcher = {"int4_tma": int4_tma.gated_int4_tma, "flat": int4_wgmma.gated_int4_wgmma}.get(variant)
+    return launcher if int4_wgmma.fits(x, weight) else None
 
 
 def choose_w8a8(x: Any, weight: Any) -> str:
@@ -80,6 +94,7 @@ def w8a8(code: str, dtype: str, gemv: Any, widen: Any) -> LinearKernels:
         most_rows={"gemv": MOST_ROWS_OF_GEMV, "flat": MOST_ROWS_OF_FLAT},
         activations={"widened": functools.partial(quantise, as_numbers=True)} | dict.fromkeys(OF_CODES, quantise),
         normed_activations=dict.fromkeys(OF_CODES, functools.partial(rms_norm_quantized, code=code)),
+        gated_activations=dict.fromkeys(OF_CODES, functools.partial(silu_and_multiply_quantized, code=code)),
         workspaces={"widened": widened_matrix_and_sums},
         gated=lambda variant, x, weight: gated.get(variant),
     )
@@ -102,12 +117,17 @@ INT4, NF4 = dequantized(int4.int4_gemv, int4.dequantize_int4), dequantized(nf4.n
 INT4 = INT4._replace(
     variants={
         **INT4.variants, "int4_naive": int4_naive.int4_naive, "int4_tensor_core": int4_tensor_core.int4_tensor_core,
-        "flat": int4_wgmma.int4_wgmma,
+        "int4_tma": int4_tma.int4_tma, "flat": int4_wgmma.int4_wgmma,
     },
     choose=choose_int4,
-    most_rows={**INT4.most_rows, "int4_tensor_core": int4_tensor_core.MOST_ROWS, "flat": int4_wgmma.MOST_ROWS},
-    gated=lambda variant, x, weight: int4_wgmma.gated_int4_wgmma if variant == "flat" and int4_wgmma.fits(x, weight) else None,
+    most_rows={
+        **INT4.most_rows, "int4_tensor_core": int4_tensor_core.MOST_ROWS, "int4_tma": int4_tma.MOST_ROWS, "flat": int4_wgmma.MOST_ROWS,
+    },
+    gated=gated_int4,
 )
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
-ROW_GROUPS = {"gemv": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}
+ROW_GROUPS = {"gemv": quantize_row_groups, "wgmma": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}
 FP8_BLOCK = dequantized(fp8_block.fp8_block_gemv, fp8_block.dequantize_fp8_block, ROW_GROUPS)
+FP8_BLOCK = FP8_BLOCK._replace(
+    variants={**FP8_BLOCK.variants, "wgmma": fp8_block_wgmma.fp8_block_wgmma}, choose=choose_fp8_block, gated=gated_fp8_block,
+)

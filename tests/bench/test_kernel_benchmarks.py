@@ -29,6 +29,7 @@ from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.attention import VARIANTS as ATTENTION
 from minllm.kernels.matmul import VARIANTS as MATMUL
 from minllm.ops.cuda_ops import CudaOps
+from minllm.weights.quantized_kernels import INT4, INT8
 from tests.bench.tiny_cases import TINY_CASES, name_of
 
 pytestmark = pytest.mark.results_only
@@ -44,6 +45,7 @@ LAUNCHERS = {
            "quantize_groups", "move_window"},
     "sampling": {*sampling.RULES, "log_probabilities"},
     "slots": {"write_slots", "load_rows", "advance"},
+    "quantised": {"chosen", *INT8.variants, *INT4.variants},
 }
 CEILINGS = {"copy_tb_s": 4.0, "bf16_tflops": 800.0}
 SLOW_IN_THE_SIMULATOR = ("top_k", "top_p", "top_k, top_p and min_p")  # seconds for a search through all logits
@@ -94,6 +96,8 @@ def found(benchmark, variant, start):
         ("kv", "append", "65536x8x128", TB_S, 536_870_912),
         ("kv", "qkv_rope_append", "10240x", TB_S, 251_658_240),  # 10240 tokens of 48 heads of 256 bytes, twice
         ("sampling", "greedy", "64x128256", MICROSECONDS, 32_833_536),
+        ("matmul, quantised", "int4_tma", "1 row x 6144x4096, int4 in groups of 128", MICROSECONDS, 12_582_912 + 393_216 + 20_480),
+        ("matmul, quantised", "wgmma", "2048 rows x 4096x4096, fp8", MICROSECONDS, 16_777_216 + 16_384 + 33_554_432),
     ],
 )
 def test_bytes_and_operations_are_those_counted_by_hand(benchmark, variant, start, unit, work):
@@ -148,7 +152,7 @@ def test_a_right_result_passes_and_a_wrong_one_does_not(case):
 @pytest.mark.parametrize("case", [case for case in TINY_CASES if case.peers], ids=name_of)
 def test_peers_compute_the_same(case):
     prepared = simulated(case)
-    names = [name for name in case.peers if name != "SDPA cuDNN"]  # needs a GPU
+    names = [name for name in case.peers if name not in ("SDPA cuDNN", "_weight_int4pack_mm")]  # these need a GPU
     for name in names:
         peer = torch_peers.PEERS[name](prepared.inputs)
         assert len(peer.launches) == len(prepared.launches)

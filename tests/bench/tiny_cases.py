@@ -8,6 +8,7 @@ from minllm.bench.kernel_cases import (
     projection,
     quantized_attention,
     quantized_kv,
+    quantized_matmul,
     recent_tokens,
     sampling,
     slots,
@@ -66,6 +67,14 @@ TINY_CASES = [
     slots.write_slots_case(5),
     slots.load_rows_case(3),
     slots.advance_case(5),
+    quantized_matmul.quantized_matmul_case("bfloat16", "chosen", 2, 24, 64),
+    quantized_matmul.quantized_matmul_case("fp8", "flat", 2, 16, 64),
+    quantized_matmul.quantized_matmul_case("int8", "wgmma", 18, 24, 64),
+    quantized_matmul.quantized_matmul_case("int4_g128", "int4_tma", 3, 40, 256),
+    quantized_matmul.quantized_matmul_case("int4_g128", "int4_tensor_core", 1, 16, 128),
+    quantized_matmul.quantized_matmul_case("int4", "int4_naive", 1, 16, 64),
+    quantized_matmul.quantized_matmul_case("fp8_block", "gemv", 1, 384, 128),  # more rows than are different
+    quantized_matmul.quantized_matmul_case("nf4", "widened", 9, 260, 64),
 ]
 # A tiny case for each variant that has none above.
 COVERED = {case.variant for case in TINY_CASES}

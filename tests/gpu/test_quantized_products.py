@@ -9,11 +9,14 @@ from minllm.weights.formats import WEIGHT_FORMATS, quantizations
 from minllm.weights.linear import Linear
 from tests.kernels.guarded import BFLOAT16, FLOAT32, random
 from tests.kernels.matmul.quantized_cases import (
+    BLOCK_CASES,
     CASES,
     INT4_CASES,
+    LARGE_BLOCK_CASES,
     LARGE_CASES,
     LARGE_INT4_CASES,
     LOST_PER_STEP_ON_DEVICE,
+    check_blocks,
     check_codes,
     check_int4,
 )
@@ -29,6 +32,11 @@ def hopper():
 @pytest.mark.parametrize("case", CASES + LARGE_CASES, ids=str)
 def test_products_of_codes_are_those_in_float64(case, device, hopper):
     check_codes(case, device, LOST_PER_STEP_ON_DEVICE)
+
+
+@pytest.mark.parametrize("case", BLOCK_CASES + LARGE_BLOCK_CASES, ids=str)
+def test_products_of_codes_in_blocks_are_those_in_float64(case, device, hopper):
+    check_blocks(case, device, LOST_PER_STEP_ON_DEVICE)
 
 
 @pytest.mark.parametrize("case", INT4_CASES + LARGE_INT4_CASES, ids=str)

@@ -17,6 +17,7 @@ import numpy as np
 import minllm.kernels
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.all_reduce import VARIANTS as ALL_REDUCES
 from minllm.kernels.all_reduce.fused_norm import fused_norm
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
@@ -53,6 +54,7 @@ from minllm.kernels.matmul.quantized import (
     int4,
     int4_naive,
     int4_tensor_core,
+    int4_tma,
     int4_wgmma,
     int8,
     int8_groups,
@@ -140,6 +142,7 @@ ROUNDED = {
     "matmul_tiled_kernel": FUSED,
     "matmul_vectorized_kernel": FUSED,
     "rms_norm_quantized_kernel": FUSED,  # its scales
+    "silu_quantized_kernel": APPROXIMATE,  # its scales
     "gelu_kernel": APPROXIMATE,
     "softmax_kernel": APPROXIMATE,
     "flash_attention_1_kernel": APPROXIMATE,
@@ -188,6 +191,13 @@ def silu_by_elements():
     T, F, b = 2, 67, 2
     moved = Expected(dict(gate_up=2 * T * F * b, out=T * F * b), operations=6 * T * F)
     return partial(silu_and_multiply, numbers(T, 2 * F), numbers(T, F)), {"silu_and_multiply_kernel": moved}
+
+
+@row
+def silu_that_quantises():
+    T, F, b = 3, 264, 2
+    moved = Expected(dict(gate_up=2 * T * F * b, codes=T * F, scales=4 * T))
+    return partial(silu_and_multiply_quantized, numbers(T, 2 * F), np.empty), {"silu_quantized_kernel": moved}
 
 
 @row
@@ -791,6 +801,20 @@ def int4_on_wgmma():
     weight = weight._replace(scales=np.ones_like(weight.scales))
     run = partial(int4_wgmma.int4_wgmma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"int4_wgmma_kernel": moved}
+
+
+@row
+def int4_by_tma():
+    """The four lanes of a row ask for the scale of each group of 128 once, and at the end of a warp's steps for that of the last group."""
+    M, N, K, b = 3, 128, 512, 2
+    tiling = int4_tma.Int4TmaTiling(rows=64, warps=2, stages=2)
+    tiles, groups = N // tiling.rows, K // 128
+    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, scales=4 * 2 * N * (groups + tiling.warps), out=M * N * b)
+    weight = weight_in("int4_g128", N, K)
+    weight = weight._replace(scales=np.ones_like(weight.scales))
+    moved = Expected(asked, dict(x_map=M * K * b, scales=2 * N * groups), 2 * 8 * (N + 16 * tiles) * K)  # a product with ones per tile
+    run = partial(int4_tma.int4_tma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
+    return run, {"int4_tma_kernel": moved}
 
 
 @row

@@ -8,17 +8,22 @@ from minllm.bench.kernel_cases import (
     projection,
     quantized_attention,
     quantized_kv,
+    quantized_matmul,
     recent_tokens,
     sampling,
     slots,
     window_attention,
 )
 
-STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activation", "kv", "sampling", "slots")  # folders of minllm/kernels
+# Folders of minllm/kernels, and "quantised" for the products of quantised weights.
+STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activation", "kv", "sampling", "slots", "quantised")
 
 
 def kernel_cases(stages: tuple[str, ...] = STAGES) -> list[KernelCase]:
     """The cases of these stages, in the order in which they run and are recorded."""
-    modules = (matmul, attention, quantized_attention, window_attention, projection, glue, quantized_kv, recent_tokens, sampling, slots)
+    modules = (
+        matmul, attention, quantized_attention, window_attention, projection, glue, quantized_kv, recent_tokens, sampling, slots,
+        quantized_matmul,
+    )  # fmt: skip
     every = [case for module in modules for case in module.cases()]
     return [case for case in every if case.stage in stages]

@@ -5,10 +5,14 @@ from typing import NamedTuple
 import numpy as np
 
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_tma, int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized.int4_tma import Int4TmaTiling
+from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.fp8 import E4M3
+from minllm.weights.fp8_block import quantize_row_groups
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, assert_close, poisoned, random
 
 DTYPE_OF = {"int8": "int8", "fp8": "float8_e4m3fn"}
@@ -78,16 +82,61 @@ def check_codes(case, device, lost_per_step=0.0):
     assert_close(out.result(), expected, case.out, slack=slack)
 
 
+class BlockCase(NamedTuple):
+    """out [m, n] of rows and weight in fp8 with scales in blocks."""
+
+    m: int
+    n: int
+    k: int
+    out: np.dtype
+    tiling: WgmmaTiling | None
+    gated: bool = False
+
+
+BLOCK_CASES = [
+    BlockCase(70, 256, 400, BFLOAT16, WgmmaTiling(1, 128, 2)),  # a part of a group at the end
+    BlockCase(130, 384, 256, FLOAT32, WgmmaTiling(2, 192, 2, 2, 3)),
+    BlockCase(9, 128, 144, FLOAT16, None),
+    BlockCase(67, 256, 272, BFLOAT16, WgmmaTiling(1, 128, 2), gated=True),
+]
+LARGE_BLOCK_CASES = [
+    BlockCase(m, n, k, BFLOAT16, None, gated)
+    for m, n, k, gated in ((9, 4096, 4096, False), (300, 6144, 2064, False), (1111, 3072, 4096, False), (200, 1024, 2048, True))
+]
+
+
+def check_blocks(case, device, lost_per_step=0.0):
+    """The result is within one rounding of the float64 result of the codes: sums of the tensor cores are 128 products long."""
+    found, outputs = WEIGHT_FORMATS["fp8_block"], (2 if case.gated else 1) * case.n
+    codes, scales = quantize_row_groups(random((case.m, case.k), FLOAT32, 0))
+    deviations = np.linspace(0.1, 2, outputs, dtype=np.float32)[:, None]  # so that the scales of blocks differ
+    weight = found.encode(random((outputs, case.k), FLOAT32, 1, 0.1) * deviations)
+    bias = None if case.gated else random((case.n,), BFLOAT16, 2)
+    out, rows = poisoned(device, (case.m, case.n), case.out), RowGroups(device.array(codes), device.array(scales))
+    on_device = type(weight)(*map(device.array, weight))
+    x = codes.view(E4M3).astype(np.float64) * np.repeat(scales, 128, axis=1)[:, : case.k]
+    expected = x @ found.dequantize(weight).astype(np.float64).T
+    if case.gated:
+        fp8_block_wgmma.gated_fp8_block_wgmma(rows, on_device, out.array, tiling=case.tiling)
+        gate, up = expected[:, : case.n], expected[:, case.n :]
+        expected = gate / (1 + np.exp(-gate)) * up
+    else:
+        fp8_block_wgmma.fp8_block_wgmma(rows, on_device, out.array, device.array(bias), tiling=case.tiling)
+        expected = expected + bias.astype(np.float64)
+    assert_close(out.result(), expected, case.out, slack=1e-5 + 4 * lost_per_step)
+
+
 class Int4Case(NamedTuple):
-    """out [m, n] of x [m, k] and an int4 weight of this format."""
+    """out [m, n] of x [m, k] and an int4 weight of this format, by int4_tma or int4_wgmma, whichever has this tiling."""
 
     name: str
     m: int
     n: int
     k: int
     dtype: np.dtype
-    tiling: FlatWgmmaTiling | None
+    tiling: FlatWgmmaTiling | Int4TmaTiling | None
     gated: bool = False
+    by_tma: bool = False
 
 
 INT4_CASES = [
@@ -97,11 +146,24 @@ INT4_CASES = [
     Int4Case("int4_g64", 64, 64, 576, BFLOAT16, FlatWgmmaTiling(1, 3, 4)),  # a block with no step of K
     Int4Case("int4_g128_zeros", 5, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2, 2), gated=True),
     Int4Case("int4", 33, 48, 256, FLOAT16, FlatWgmmaTiling(2, 2), gated=True),
+    Int4Case("int4_g128", 1, 72, 640, BFLOAT16, Int4TmaTiling(64, 2, 2), by_tma=True),  # half a step at the end
+    Int4Case("int4_g128_zeros", 11, 97, 1280, FLOAT16, Int4TmaTiling(32, 2, 2, 2), by_tma=True),
+    Int4Case("int4_zeros", 7, 65, 320, BFLOAT16, Int4TmaTiling(64, 3, 2), by_tma=True),  # a warp without a step
+    Int4Case("int4_g64", 16, 64, 576, BFLOAT16, Int4TmaTiling(128, 1, 2, 4), by_tma=True),  # a block without a step
+    Int4Case("int4_g128_zeros", 5, 72, 512, BFLOAT16, Int4TmaTiling(64, 2, 2, 2), gated=True, by_tma=True),
+    Int4Case("int4", 2, 40, 256, FLOAT16, Int4TmaTiling(32, 1, 2), gated=True, by_tma=True),
 ]
 LARGE_INT4_CASES = [
     Int4Case(name, m, n, k, BFLOAT16, None, gated)
     for name in ("int4_g128", "int4_zeros")
     for m, n, k, gated in ((1, 6144, 4096, False), (13, 1003, 2176, False), (64, 4096, 4096, False), (33, 3000, 2048, True))
+] + [
+    Int4Case(name, m, n, k, dtype, None, gated, by_tma=True)
+    for name in ("int4_g128", "int4_g128_zeros", "int4_zeros")
+    for m, n, k, dtype, gated in (
+        (1, 4096, 14336, BFLOAT16, False), (2, 28672, 4096, BFLOAT16, False), (8, 6144, 4096, FLOAT16, False),
+        (16, 1003, 2176, BFLOAT16, False), (3, 3000, 2048, BFLOAT16, True),
+    )
 ]
 
 
@@ -112,11 +174,12 @@ def check_int4(case, device):
     bias, out = None if case.gated else random((case.n,), case.dtype, 2), poisoned(device, (case.m, case.n), case.dtype)
     expected = x.astype(np.float64) @ found.dequantize(weight).astype(np.float64).T
     on_device = type(weight)(*(None if one is None else device.array(one) for one in weight))
+    plain, gated = (int4_tma.int4_tma, int4_tma.gated_int4_tma) if case.by_tma else (int4_wgmma.int4_wgmma, int4_wgmma.gated_int4_wgmma)
     if case.gated:
-        int4_wgmma.gated_int4_wgmma(device.array(x), on_device, out.array, tiling=case.tiling)
+        gated(device.array(x), on_device, out.array, tiling=case.tiling)
         gate, up = expected[:, : case.n], expected[:, case.n :]
         expected = gate / (1 + np.exp(-gate)) * up
     else:
-        int4_wgmma.int4_wgmma(device.array(x), on_device, out.array, device.array(bias), tiling=case.tiling)
+        plain(device.array(x), on_device, out.array, device.array(bias), tiling=case.tiling)
         expected = expected + bias.astype(np.float64)
     assert_close(out.result(), expected, case.dtype, slack=2e-5)

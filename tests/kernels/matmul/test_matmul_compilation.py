@@ -64,3 +64,27 @@ def test_gemv_issues_all_loads_of_weights_before_it_multiplies(tiling):
     assert steps[0][-1] < wait < products[0] and found.count("ACQBULK") == 1
     assert any(opcode.startswith("LDG.E.128") for opcode in found)  # x
     assert compiled.registers <= 80
+
+
+def longest_run(found, product):
+    """Instructions between two branches around the most of these products: the body of the loop, which is unrolled."""
+    ends = [i for i, opcode in enumerate(found) if opcode.startswith("BRA")]
+    runs = [found[first + 1 : last + 1] for first, last in zip(ends, ends[1:])]
+    return max(runs, key=lambda run: sum(opcode.startswith(product) for opcode in run))
+
+
+@pytest.mark.parametrize(
+    "name, product, codes, most",  # codes: bytes of them that the run multiplies
+    [
+        ("int4_gemv/1/128", "FFMA", 512, 250),
+        ("int4_tensor_core/1/128", "HMMA", 1024, 85),
+        ("int4_wgmma/8/128", "HGMMA", 1024, 115),
+        ("int4_tma/8/128", "HMMA", 4096, 50),
+        ("int4_tma/16/128_zeros", "HMMA", 4096, 65),
+        ("int4_tma/8/32_zeros", "HMMA", 1024, 115),
+    ],
+)
+def test_instructions_per_16_byte_load_of_int4(name, product, codes, most):
+    """Of a warp, per 512 bytes of codes; one row of x has time for about 110 at the speed of HBM (see int4_tma.py)."""
+    run = longest_run(opcodes(all_specimens()[f"matmul/{name}/bfloat16"].compile(HOPPER).sass()), product)
+    assert 0.9 * most <= len(run) / (codes / 512) <= most

@@ -6,9 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
+from minllm.kernels.activation.silu import silu_and_multiply_reference
+from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_tma, int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
+from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
 from minllm.ops.cuda_ops import CudaOps
@@ -17,15 +21,37 @@ from minllm.weights import quantized_kernels
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.int8 import Int8Weight
 from minllm.weights.linear import Linear
-from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, random
-from tests.kernels.matmul.quantized_cases import CASES, INT4_CASES, check_codes, check_int4
+from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
+from tests.kernels.matmul.quantized_cases import BLOCK_CASES, CASES, INT4_CASES, check_blocks, check_codes, check_int4
 
+UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # of a row that is rounded before it is quantised
 PRODUCTS = {kind: tensor_core.make_product(run, "int8") for kind, run in (("wgmma", tensor_core.run_wgmma), ("flat", tensor_core.run_flat))}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_products_of_codes_are_those_in_float64(case, device):
     check_codes(case, device)
+
+
+@pytest.mark.parametrize("case", BLOCK_CASES, ids=str)
+def test_products_of_codes_in_blocks_are_those_in_float64(case, device):
+    check_blocks(case, device)
+
+
+def test_fp8_in_blocks_on_hopper(monkeypatch):
+    class Device:
+        compute_capability = (9, 0)
+
+    monkeypatch.setattr(quantized_kernels, "current_device", Device)
+    monkeypatch.setattr(quantized_kernels, "on_hopper", lambda array: Device.compute_capability == (9, 0))
+    whole, stacked = (WEIGHT_FORMATS["fp8_block"].encode(random((n, 64), FLOAT32, 0)) for n in (256, 200))
+    chosen = [quantized_kernels.choose_fp8_block(np.zeros((rows, 64)), weight) for weight in (whole, stacked) for rows in (8, 9)]
+    assert chosen == ["gemv", "wgmma", "gemv", "widened"]
+    rows = RowGroups(np.zeros((9, 64), np.uint8), np.zeros((9, 1), FLOAT32))
+    with pytest.raises(KernelArgumentError, match="blocks of 128 outputs without a remainder"):
+        fp8_block_wgmma.fp8_block_wgmma(rows, stacked, np.zeros((9, 200), BFLOAT16))
+    with pytest.raises(KernelArgumentError, match="64, 128 or 192 columns"):
+        fp8_block_wgmma.fp8_block_wgmma(rows, whole, np.zeros((9, 256), BFLOAT16), tiling=WgmmaTiling(2, 256, 2))
 
 
 @pytest.mark.parametrize("case", INT4_CASES, ids=str)
@@ -37,6 +63,23 @@ def test_products_of_int4_are_those_in_float64(case, device):
 @given(st.integers(1, 64), st.integers(1, 40000), st.booleans())
 def test_every_few_rows_have_a_tiling_for_int4(m, n, gated):
     int4_wgmma.choose_tiling(int4_wgmma.padded_rows(m), n, gated).check(int4_wgmma.padded_rows(m), int4_wgmma.X_PANELS)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 16), st.integers(1, 40000), st.integers(1, 200), st.booleans())
+def test_every_few_rows_have_a_tiling_for_int4_by_tma(m, n, groups, gated):
+    tokens = int4_wgmma.padded_rows(m)
+    int4_tma.choose_tiling(tokens, n, 128 * groups, gated).check(tokens)
+
+
+def test_what_int4_by_tma_refuses():
+    weight = WEIGHT_FORMATS["int4_g128"].encode(random((4, 256), FLOAT32, 0))
+    with pytest.raises(KernelArgumentError, match="takes up to 16 rows"):
+        int4_tma.int4_tma(random((17, 256), BFLOAT16, 0), weight, np.empty((17, 4), BFLOAT16))
+    x, out = random((2, 256), BFLOAT16, 0), np.empty((2, 4), BFLOAT16)
+    for tiling, words in (((48, 4, 2), "32, 64 or 128 rows"), ((64, 17, 2), "1 to 16 warps"), ((64, 4, 40), "bytes of shared memory")):
+        with pytest.raises(KernelArgumentError, match=words):
+            int4_tma.int4_tma(x, weight, out, tiling=int4_tma.Int4TmaTiling(*tiling))
 
 
 def test_what_wgmma_over_int4_refuses(monkeypatch):
@@ -111,6 +154,46 @@ def test_the_norm_writes_the_codes_of_its_rows(name, dtype, hidden):
     assert steps.max() <= 1 and (steps > 0).mean() <= 0.01
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("intermediate", [8, 264, 259])  # one warp; several; rows that are not whole vectors
+def test_silu_writes_the_codes_of_its_rows(name, dtype, intermediate):
+    gate_up = random((3, 2 * intermediate), dtype, 0)
+    gate_up[1] = 0
+    rows = silu_and_multiply_quantized(gate_up, np.empty, code=name)
+    if intermediate % 8 == 0:  # not rounded before it is quantised
+        activated = silu_and_multiply_reference(gate_up.astype(np.float64))
+    else:
+        activated = silu_and_multiply_reference(gate_up)
+    expected = WEIGHT_FORMATS[name].encode(activated)
+    np.testing.assert_allclose(rows.scales, expected.scales, rtol=1e-6 if intermediate % 8 == 0 else UNIT_OF_SCALES[dtype])
+    steps = np.abs(rows.codes.view(np.int8).astype(int) - expected.codes.view(np.int8))
+    assert steps.max() <= 1 and (steps > 0).mean() <= 0.01 and not rows.codes[1].any()
+
+
+def test_what_silu_that_quantises_refuses():
+    with pytest.raises(KernelArgumentError, match="rows of 9, which are no gate"):
+        silu_and_multiply_quantized(np.zeros((2, 9), BFLOAT16), np.empty)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_a_feed_forward_without_a_gated_product_quantises_in_silu(name, monkeypatch):
+    """As on a GPU without wgmma, or with a bias: no kernel quantises between SiLU and down."""
+    found, hidden, inner = WEIGHT_FORMATS[name], 64, 48
+    gate_up, down = (found.encode(random(shape, FLOAT32, seed, 0.1)) for shape, seed in (((2 * inner, hidden), 1), ((hidden, inner), 2)))
+    bias = random((2 * inner,), BFLOAT16, 3)
+    layers = Linear(gate_up, bias, found, (2 * inner, hidden)), Linear(down, None, found, (hidden, inner))
+    ops, x, quantised = CudaOps("bfloat16", simulated=True), random((3, hidden), BFLOAT16, 4), []
+    counting = dict(found.kernels.activations)["gemv"]
+    monkeypatch.setitem(found.kernels.activations, "gemv", lambda x, *rest: quantised.append(x.shape) or counting(x, *rest))
+    out = ops.gated_mlp(x, *layers, activation="silu")
+    assert quantised == [(3, hidden)]
+    both = found.linear(x.astype(FLOAT32), gate_up).astype(np.float64) + bias
+    activated = both[:, :inner] / (1 + np.exp(-both[:, :inner])) * both[:, inner:]
+    expected = found.linear(activated.astype(FLOAT32), down)
+    np.testing.assert_allclose(out.astype(FLOAT32), expected, rtol=0.05, atol=0.02 * np.abs(expected).max())
+
+
 def test_a_norm_of_zeros_has_scale_zero():
     rows = rms_norm_quantized(np.zeros((2, 16), BFLOAT16), np.ones(16, BFLOAT16), np.empty, 1e-5)
     assert not rows.codes.any() and not rows.scales.any()
@@ -158,7 +241,7 @@ def test_hopper_multiplies_codes_as_they_are(monkeypatch):
     assert (chosen(8), chosen(9)) == ("gemv", "widened")
 
 
-def test_int4_on_hopper_by_rows_outputs_and_groups(monkeypatch):
+def test_int4_on_hopper_by_rows_and_groups(monkeypatch):
     class Device:
         compute_capability = (9, 0)
 
@@ -173,11 +256,10 @@ def test_int4_on_hopper_by_rows_outputs_and_groups(monkeypatch):
             self.codes, self.scales = Array((outputs, 512), np.uint8), Array((outputs, groups), np.float16)
 
     def chosen(outputs, groups):
-        return [quantized_kernels.choose_int4(Array((rows, 1024), BFLOAT16), Weight(outputs, groups)) for rows in (1, 8, 9, 64, 65)]
+        return [quantized_kernels.choose_int4(Array((rows, 1024), BFLOAT16), Weight(outputs, groups)) for rows in (1, 8, 16, 17, 65)]
 
     monkeypatch.setattr(quantized_kernels, "current_device", Device)
-    assert chosen(4096, 8) == ["int4_tensor_core", "int4_tensor_core", "flat", "flat", "widened"]
-    assert chosen(28672, 8) == ["flat", "flat", "flat", "flat", "widened"]
-    assert chosen(4096, 32) == ["gemv", "flat", "flat", "flat", "widened"]
+    for groups in (8, 32):
+        assert chosen(4096, groups) == ["int4_tma", "int4_tma", "int4_tma", "flat", "widened"]
     Device.compute_capability = (8, 9)
     assert chosen(4096, 8) == ["gemv", "gemv", "widened", "widened", "widened"]

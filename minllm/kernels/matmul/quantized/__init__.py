@@ -4,9 +4,11 @@
     int8.py       W8A8: four products of int8 per instruction
     fp8.py        W8A8: products of 8-bit floats in float32
     fp8_block.py  the same with scales for blocks of 128 x 128; row_groups.py quantises the rows of x for it
+    fp8_block_wgmma.py  more than 8 rows of it on Hopper, with two-level accumulation
     int8_groups.py  W8A16: int8 in groups with a scale
     int4_naive.py  W4A16: nibbles in groups with a scale, a byte per lane; int4.py: 16 bytes per lane
     int4_tensor_core.py  W4A16: up to 16 rows on tensor cores, for groups of 128
+    int4_tma.py   W4A16: up to 16 rows on Hopper, codes by TMA; int4_tma_consumer.py: the warps that multiply them
     int4_wgmma.py  W4A16: up to 64 rows on Hopper, weights in wgmma's registers
     tensor_core.py  W8A8: any number of rows on Hopper, with the kernels of flat/ and wgmma/
     nf4.py        W4A16: nibbles that look up one of 16 numbers

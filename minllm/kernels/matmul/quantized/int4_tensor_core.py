@@ -2,7 +2,7 @@
 
     out[m, n] = sum over groups of scale[n, g] * (sum over the group of x[m, k] * (128 + code[n, k]) - (128 + zero[n, g]) * sum of x[m, k])
 
-int4.py spends some 150 instructions of a warp on 512 bytes of codes, so it waits for the lanes and not for memory. Here they are some 45.
+int4.py spends some 240 instructions of a warp on 512 bytes of codes, so it waits for the lanes and not for memory. Here they are some 80.
 With 0x4300 before a nibble c, two codes are a pair of bfloat16 128 + c after one shift and one lop3, which mma.sync multiplies exactly;
 a second mma.sync by ones gives the sum of x in the same registers, and the offset leaves with it. (float16: 0x6400 and 1024.)
 

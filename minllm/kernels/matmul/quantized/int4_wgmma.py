@@ -79,22 +79,27 @@ def make_zero_pair(dtype: str):
     return zero_pair
 
 
+def make_row_of(rows: int, halves: bool):
+    """The device function that gives the row of weight at a place of a block's tile, or any beyond the edge; halves: gate and up."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def row_of(row, share, last):
+        if halves and row >= rows // 2:
+            return uint32(min(int32(share.second_row + row - rows // 2), last))
+        return uint32(min(int32(share.row + row), last))
+
+    return row_of
+
+
 def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, group_size: int, halves: bool, pipeline: Pipeline):
     """The device function of a consumer: the sums of 64 rows of weight for all tokens, left in shared memory."""
     consumers, inputs, rows = tiling.warpgroups * THREADS, min(group_size, MOST_INPUTS), tiling.rows
     weight_bytes, panel_bytes, stage_words = rows * LINE_BYTES, tokens * LINE_BYTES, tiling.stage_bytes(tokens, X_PANELS) // 4
-    load, dequantize = make_dequantize(inputs, dtype)
+    (load, dequantize), row_of = make_dequantize(inputs, dtype), make_row_of(rows, halves)
     wgmma, zero_pair = make_wgmma(SharedTile(tokens, inputs), dtype, halves=True), make_zero_pair(dtype)
     registers, parts, fragments = wgmma.registers, STEP // inputs, inputs // 4
     keep_sums = make_keep_sums(rows, tokens // 8)
     clear_rows = make_clear_rows(tiling.stages, tiling.stage_bytes(tokens, X_PANELS), LINE_BYTES, consumers, 4)
-
-    @cuda.jit(device=True, forceinline=True)
-    def row_of(row, share, last):
-        """The row of weight at this place of a block's tile, or any beyond the edge."""
-        if halves and row >= rows // 2:
-            return uint32(min(int32(share.second_row + row - rows // 2), last))
-        return uint32(min(int32(share.row + row), last))
 
     @cuda.jit(device=True, forceinline=True)
     def clear_absent_tokens(memory, sums_at, share, thread):
@@ -191,19 +196,25 @@ def choose_tiling(tokens: int, n: int, gated: bool) -> FlatWgmmaTiling:
     return deepest(2 if rows > 4096 else 1, tokens, 1 if rows > 8192 else 4, 3, X_PANELS)
 
 
-def run(x, weight, out, bias, stream, tiling: FlatWgmmaTiling | None, gated: bool) -> None:
-    """Launch after checks."""
+def check_product(x, weight, out, bias, gated: bool, most_rows: int) -> None:
+    """Raise KernelArgumentError unless out [M, N], or gated [M, N / 2], is that of x [M, K] and an Int4Weight [N, K] that fits."""
     (m, k), n = x.shape, weight.codes.shape[0]
     check(
-        fits(x, weight),
-        f"x is {x.dtype} {[m, k]} and the weight has {weight.scales.shape[1]} groups; wgmma over int4 takes up to {MOST_ROWS} rows of "
+        m <= most_rows and fits(x, weight),
+        f"x is {x.dtype} {[m, k]} and the weight has {weight.scales.shape[1]} groups; this product of int4 takes up to {most_rows} rows of "
         "float16 or bfloat16, groups of 32, 64 or multiples of 128 without minimums, and rows of whole 16 bytes: take the GEMV, or widen "
         "the weight",
     )
-    check(has_wgmma(x), "wgmma over int4 needs a GPU of compute capability 9.0: take int4_tensor_core, or widen the weight")
+    check(has_wgmma(x), "this product of int4 needs a GPU of compute capability 9.0: take int4_tensor_core, or widen the weight")
     check_array("out", out, (x.dtype,) if gated else (x.dtype, FLOAT32), M=m, N=n // 2 if gated else n)
     if bias is not None:
         check_array("bias", bias, (x.dtype, FLOAT32), N=n)
+
+
+def run(x, weight, out, bias, stream, tiling: FlatWgmmaTiling | None, gated: bool) -> None:
+    """Launch after checks."""
+    check_product(x, weight, out, bias, gated, MOST_ROWS)
+    (m, k), n = x.shape, weight.codes.shape[0]
     if 0 in out.shape:
         return
     tokens = padded_rows(m)

@@ -7,9 +7,11 @@ from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
 from minllm.kernels.matmul.quantized import (
     fp8,
     fp8_block,
+    fp8_block_wgmma,
     int4,
     int4_naive,
     int4_tensor_core,
+    int4_tma,
     int4_wgmma,
     int8,
     int8_groups,
@@ -82,7 +84,9 @@ def specimens(dtype):
         for code in CODE_DTYPES:
             yield from wgmma_specimens(code, matrix, bias)
             yield from flat_specimens(code, matrix)
+        yield from fp8_block_wgmma_specimens(matrix, bias)
         yield from int4_wgmma_specimens(dtype, matrix)
+        yield from int4_tma_specimens(dtype, matrix)
 
 
 def int4_tensor_core_specimens(dtype, matrix, bias):
@@ -139,6 +143,19 @@ def codes_specimen(name, tiling, code, bias, out, instruction, gated=False):
     return Specimen(f"{name}/bfloat16", kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
 
 
+def fp8_block_wgmma_specimens(matrix, bias):
+    """Hopper only: all tilings, plain with a bias, and gated."""
+    scales, contains = array(FLOAT32, 2), ("QGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*")
+    for gated, tilings in ((False, fp8_block_wgmma.TILINGS), (True, fp8_block_wgmma.GATED_TILINGS)):
+        for tiling in tilings:
+            kernel = wgmma_kernel(tiling, fp8_block_wgmma.DTYPE, gated, True, "bfloat16", fp8_block_wgmma.make_consume)
+            maps, line = (types.uint64, types.uint64, types.uint64), types.none if gated else bias
+            arguments = (*maps, line, types.none, scales, scales, matrix, types.int32, types.int32)
+            kind = f"{'silu/' if gated else ''}{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}"
+            name = f"matmul/fp8_block_wgmma/{kind}/bfloat16"
+            yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
+
+
 def flat_specimens(code, matrix):
     """Hopper only: few rows, plain and gated, with the tilings that the launcher chooses."""
     for gated in (False, True):
@@ -162,3 +179,19 @@ def int4_wgmma_specimens(dtype, matrix):
             shared_bytes = tiling.shared_bytes(tokens, int4_wgmma.X_PANELS)
             contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
             yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes, contains, targets=((9, 0),))
+
+
+def int4_tma_specimens(dtype, matrix):
+    """Hopper only: 8 and 16 rows, plain and gated, groups of 128 and of 32, without and with zeros; with the tilings that are chosen."""
+    flat_scales, flat_zeros = array(types.float16, 1), array(UINT8, 1)
+    for tokens, group_size, zeros, gated in (
+        (8, 128, types.none, False), (8, 128, types.none, True), (8, 32, flat_zeros, False), (16, 128, flat_zeros, False),
+        (16, 64, types.none, True),
+    ):  # fmt: skip
+        tiling = int4_tma.choose_tiling(tokens, 4096, 4096, gated)
+        kernel = int4_tma.int4_tma_kernel(tokens, tiling, group_size, dtype, gated, 8)
+        arguments = (types.uint64, types.uint64, flat_scales, zeros, types.int32, types.none, matrix, types.int32)
+        kind = f"{'gated/' if gated else ''}{tokens}/{group_size}{'' if zeros == types.none else '_zeros'}"
+        contains = ("HMMA*", "UTMALDG.2D*", "LDSM*", "LDS.128", "SYNCS.PHASECHK*")
+        name, shared_bytes = f"matmul/int4_tma/{kind}/{dtype}", tiling.shared_bytes(tokens)
+        yield Specimen(name, kernel, arguments, tiling.threads, tiling.blocks(tokens), shared_bytes, contains, targets=((9, 0),))

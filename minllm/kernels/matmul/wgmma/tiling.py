@@ -101,8 +101,8 @@ TILINGS = (
 
 
 @functools.lru_cache(1024)
-def choose_tiling(m: int, n: int, gated: bool, sms: int) -> WgmmaTiling:
-    """The tiling whose blocks are done first, when each SM computes one tile after another; of several, the earliest listed.
+def choose_tiling(m: int, n: int, gated: bool, sms: int, tilings: tuple[WgmmaTiling, ...] = TILINGS) -> WgmmaTiling:
+    """The one of `tilings` whose blocks are done first, when each SM computes one tile after another; of several, the earliest listed.
 
     A step of a tile takes an SM's tensor cores 128 cycles per 64 x 64 outputs, or the TMA a cycle per 64 bytes, whichever is longer; a
     tile's prologue and epilogue count as half of 64 x 64 outputs.
@@ -113,5 +113,5 @@ def choose_tiling(m: int, n: int, gated: bool, sms: int) -> WgmmaTiling:
         products, copies = 128 * tiling.consumers * tiling.tile_n // ROWS, tiling.stage_bytes // 64
         return ceil_div(clusters, sms // tiling.cluster) * (max(products, copies) + 64)
 
-    fitting = (tiling for tiling in TILINGS if (not gated or tiling.tile_n in GATED_TILES) and (m <= FEW_ROWS or not tiling.early))
+    fitting = (tiling for tiling in tilings if (not gated or tiling.tile_n in GATED_TILES) and (m <= FEW_ROWS or not tiling.early))
     return min(fitting, key=lambda tiling: (time(tiling), not tiling.early))

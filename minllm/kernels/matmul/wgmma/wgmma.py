@@ -200,11 +200,12 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
 
 
 @functools.cache
-def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pairs: str | None):
+def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pairs: str | None, consumer=None):
     """The kernel for x and weight of `dtype`: bfloat16 or float16; or codes, float8_e4m3fn or int8, whose sums have scales.
 
     gated: out = silu(gate) * up of the two halves of weight's rows. copied: outputs leave by TMA. pairs: the dtype of out if its rows
-    begin on multiples of two elements, which one store then takes together; None: if they do not.
+    begin on multiples of two elements, which one store then takes together; None: if they do not. consumer: a factory of consumers that
+    apply scales of codes themselves, in place of make_consume.
     """
     tiling.check(gated)
     consumers, cluster, threads, early = tiling.consumers, tiling.cluster, tiling.threads, tiling.early
@@ -212,14 +213,15 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes, consumers, sharers=cluster)
     ring_bytes, make_ring, init_barriers = pipeline.bytes, pipeline.ring, pipeline.init
     produce = make_produce(tiling, gated, pipeline)
-    consume = make_consume(tiling, dtype, gated, pipeline, make_epilogue(tiling, gated, copied, pairs, dtype in CODES))
+    epilogue = make_epilogue(tiling, gated, copied, pairs, dtype in CODES and consumer is None)
+    consume = (consumer or make_consume)(tiling, dtype, gated, pipeline, epilogue)
 
     @kernel(launch_bounds=(threads, 1), dependent_launch=early)
     def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, x_scales, scales, out, k_steps, few_rows):
         """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [64, 64] or None.
 
-        Codes are pairs, K of them 2 K codes, with x_scales [M] and scales [N]; else these are None. Early, a consumer has `few_rows` rows
-        of a tile: boxes of x are [few_rows, 64], those of out [few_rows, chunk_columns].
+        Codes are pairs, K of them 2 K codes, with x_scales [M] and scales [N], or those that `consumer` applies; else these are None.
+        Early, a consumer has `few_rows` rows of a tile: boxes of x are [few_rows, 64], those of out [few_rows, chunk_columns].
         """
         if early:
             ptx.griddepcontrol_launch_dependents()
@@ -258,8 +260,9 @@ class Scales(NamedTuple):
     """Of codes: their dtype, and the scales of their sums."""
 
     dtype: str
-    x: Any  # float32 [M]
-    weight: Any  # float32 [N], gated [2 N]
+    x: Any  # float32 [M], or as the consumer takes them
+    weight: Any  # float32 [N], gated [2 N], or as the consumer takes them
+    consumer: Any = None  # see wgmma_kernel
 
 
 def run(x, weight, out, bias, residual, stream, tiling, gated, scales: Scales | None = None) -> None:
@@ -273,8 +276,8 @@ def run(x, weight, out, bias, residual, stream, tiling, gated, scales: Scales | 
     rows = ceil_div(m, tiling.tile_m * tiling.cluster)  # rows of tiles, and of clusters
     clusters = min(rows * ceil_div(n, tiling.columns(gated)), sms // tiling.cluster)
     each = ceil_div(m, rows * tiling.cluster * tiling.consumers) if tiling.early else ROWS  # rows of x for a consumer
-    dtype, x_scales, weight_scales = scales or Scales(x.dtype.name, None, None)
-    chosen = wgmma_kernel(tiling, dtype, gated, copied, pairs)
+    dtype, x_scales, weight_scales, consumer = scales or Scales(x.dtype.name, None, None)
+    chosen = wgmma_kernel(tiling, dtype, gated, copied, pairs, consumer)
     x_map, weight_map = tensor_map(x, (each if tiling.early else tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))
     out_map = tensor_map(out, (each, tiling.chunk_columns), swizzle=2 * tiling.chunk_columns) if copied else None
     arguments = (x_map, weight_map, out_map, bias, residual, x_scales, weight_scales, out, ceil_div(k, TILE_K), each)

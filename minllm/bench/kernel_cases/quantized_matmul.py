@@ -1,0 +1,119 @@
+"""Matrix products of quantised weights in microseconds, beside torch's: every format, by each variant that takes this number of rows.
+
+Rows of x are quantised beforehand, by us and for the peers. Weights are in turn, so that they come from HBM. Errors are those against the
+product of the numbers that codes stand for. A weight repeats the rows of a smaller one, which is quicker to quantise.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from minllm.bench.kernel_case import BFLOAT16, MICROSECONDS, KernelCase, Prepared, relative_error, some_of
+from minllm.weights.format import WeightFormat
+from minllm.weights.formats import WEIGHT_FORMATS, plain_format
+from minllm.weights.fp8 import E4M3
+from minllm.weights.fp8_block import quantize_row_groups
+
+REPEATED_ROWS, SAMPLE_ROWS = 256, 16  # rows of the weight that are different, and rows of x whose products are recomputed
+SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # of one layer of an 8B model, outputs x inputs
+LABELS = {"int4": "int4 in groups of 32", "int4_g128": "int4 in groups of 128"}
+PEERS = {
+    "bfloat16": ("cuBLAS",), "fp8": ("_scaled_mm, per tensor", "_scaled_mm, per row"), "int8": ("_int_mm",),
+    "int4_g128": ("_weight_int4pack_mm",),
+}  # fmt: skip
+VARIANTS = {  # format: variants for numbers of rows
+    "bfloat16": {rows: ("chosen",) for rows in (1, 16, 64, 128, 256, 2048)},
+    "fp8": {1: ("gemv", "flat", "wgmma"), 16: ("flat",), 64: ("flat", "wgmma"), 256: ("flat", "wgmma"), 2048: ("wgmma",)},
+    "int8": {1: ("gemv", "flat", "wgmma"), 16: ("flat",), 64: ("flat", "wgmma"), 256: ("flat", "wgmma"), 2048: ("wgmma",)},
+    "fp8_block": {1: ("gemv",), 16: ("wgmma",), 64: ("wgmma", "widened"), 256: ("wgmma",), 2048: ("wgmma", "widened")},
+    "int4_g128": {
+        1: ("gemv", "int4_tensor_core", "int4_tma", "flat"), 4: ("int4_tma",), 8: ("int4_tensor_core", "int4_tma", "flat"),
+        16: ("int4_tensor_core", "int4_tma", "flat"), 64: ("flat",), 128: ("widened",), 256: ("widened",), 2048: ("widened",),
+    },
+    "int4": {1: ("gemv", "int4_naive", "int4_tma", "flat"), 16: ("int4_tma", "flat"), 64: ("flat",), 2048: ("widened",)},
+    "nf4": {1: ("gemv",), 64: ("widened",), 2048: ("widened",)},
+}  # fmt: skip
+
+
+def format_named(name: str) -> WeightFormat:
+    """The format of a name, or that of plain numbers."""
+    return WEIGHT_FORMATS[name] if name in WEIGHT_FORMATS else plain_format(name)
+
+
+def small_weight(found: WeightFormat, rows: int, k: int, noise) -> Any:
+    """The host arrays of a weight [rows, k] of noise."""
+    matrix = noise.array((rows, k), BFLOAT16)
+    return matrix if found.is_plain else found.encode(matrix)
+
+
+def repeated(found: WeightFormat, small: Any, n: int, k: int) -> Any:
+    """The host arrays of a weight [n, k] whose rows are those of a smaller one, again and again."""
+    if found.is_plain:
+        return np.resize(small, (n, k))
+    shapes = found.without_contents(SimpleNamespace(empty=np.empty), n, k)
+    whole = type(small)(*(None if one is None else np.resize(one, like.shape) for one, like in zip(small, shapes, strict=True)))
+    if found.name == "fp8_block":  # where the scales of a row lie
+        return whole._replace(blocks=np.arange(n, dtype=np.int32) // 128)
+    if found.name == "nf4":
+        return whole._replace(first_blocks=np.arange(n, dtype=np.int32) * np.int32(whole.absmax.shape[1]))
+    return whole
+
+
+def multiplied_numbers(found: WeightFormat, x: np.ndarray) -> np.ndarray:
+    """The numbers by which a format multiplies for rows of x, float64."""
+    if found.name in ("int8", "fp8"):
+        return found.dequantize(found.encode(x)).astype(np.float64)
+    if found.name == "fp8_block":
+        codes, scales = quantize_row_groups(x)
+        return codes.view(E4M3).astype(np.float64) * np.repeat(scales, 128, axis=1)[:, : x.shape[1]]
+    return x.astype(np.float64)
+
+
+def quantized_matmul_case(name: str, variant: str, rows: int, n: int, k: int) -> KernelCase:
+    """x [rows, k] times a weight [n, k] in format `name`; variant: one of the format's, or "chosen"."""
+    found = format_named(name)
+    distinct = min(n, REPEATED_ROWS)
+
+    def prepare(ops, noise, sets):
+        kernels, inputs, launches, x = found.kernels, [], [], noise.array((rows, k), BFLOAT16)
+        small = small_weight(found, distinct, k, noise)
+        weight = repeated(found, small, n, k)
+        for _ in range(sets):
+            on_device = ops.array(weight) if found.is_plain else found.place(ops, weight)
+            arrays = dict(x=ops.array(x), weight=on_device, out=ops.empty((rows, n), BFLOAT16), small=small)
+            chosen = kernels.choose(arrays["x"], on_device) if variant == "chosen" else variant
+            quantise, workspace = kernels.activations.get(chosen), kernels.workspaces.get(chosen)
+            multiplied = quantise(arrays["x"], ops.empty, ops.stream) if quantise else arrays["x"]
+            room = dict(workspace=workspace(multiplied, on_device, ops.empty)) if workspace else {}
+            operands, run = (multiplied, on_device, arrays["out"], None, ops.stream), kernels.variants[chosen]
+            launches.append(lambda operands=operands, room=room, run=run: run(*operands, **room))
+            inputs.append(arrays | dict(multiplied=multiplied))
+        sampled = some_of(rows, SAMPLE_ROWS, noise)
+        dense = small.astype(np.float64) if found.is_plain else found.dequantize(small).astype(np.float64)
+        expected = multiplied_numbers(found, x[sampled].astype(np.float32)) @ dense.T  # of the first `distinct` columns, and all others
+        columns = np.arange(n) % distinct
+        return Prepared(
+            launches,
+            inputs,
+            result=lambda: ops.to_host(inputs[0]["out"]),
+            error=lambda out: relative_error(out[sampled], expected[:, columns]),
+        )
+
+    weight_bytes = n * k * BFLOAT16.itemsize if found.is_plain else found.matrix_bytes(n, k)
+    moved = int(weight_bytes + rows * (k + n) * BFLOAT16.itemsize)
+    case = f"{rows} row{'' if rows == 1 else 's'} x {n}x{k}, {LABELS.get(name, name)}"
+    names = ("quantised", "matmul, quantised", case, variant, BFLOAT16, MICROSECONDS)
+    return KernelCase(*names, work=moved, set_bytes=moved, prepare=prepare, peers=PEERS.get(name, ()))
+
+
+def cases() -> list[KernelCase]:
+    """The four products of a layer; and large squares of 8 bits."""
+    found = [
+        quantized_matmul_case(name, variant, rows, n, k)
+        for name, by_rows in VARIANTS.items()
+        for rows, variants in by_rows.items()
+        for n, k in SHAPES
+        for variant in variants
+    ]
+    return found + [quantized_matmul_case(name, "wgmma", 8192, 8192, 8192) for name in ("fp8", "int8", "fp8_block")]

@@ -1,0 +1,73 @@
+"""SiLU and multiply whose output is quantised for W8A8 in the same kernel: a code per number and a scale per token.
+
+    y = silu(gate) * up                                    float32, not rounded
+    scale = max |y| / largest        code = round(y / scale)        largest: 127 (int8), 448 (fp8)
+
+T tokens of I intermediate elements of b bytes: about 11 T I FLOPs; reads 2 T I b bytes and writes T I, where SiLU and a quantising kernel
+after it would move (4 b + 1) T I. One block per token, whose threads hold the row in registers between the maximum and the codes; a row
+that is too long for them, or not aligned, is computed and then quantised by two kernels.
+
+On Hopper the GEMM of gate and up applies SiLU in its epilogue, where no block has a whole row; a kernel after it quantises: 5 T I bytes in
+all, where a GEMM that writes gate and up, and this kernel, would move 9.
+
+Source: Shazeer 2020, "GLU Variants Improve Transformer", equation 6; weights/int8.py and weights/fp8.py for the codes.
+"""
+
+import functools
+
+import numpy as np
+from numba import cuda, float32
+
+from minllm.kernels.activation.sigmoid import sigmoid
+from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.arguments import FLOAT_DTYPES, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.matmul.quantized.rows import QuantizedRows, make_write_codes, quantize_rows
+from minllm.kernels.normalization.row import row_in_registers
+from minllm.kernels.vector import vector_access
+from minllm.runtime.kernel import check, kernel, launch
+from minllm.tiles.warp import WARP
+
+
+@functools.cache
+def silu_quantized_kernel(code: str, dtype: np.dtype, pieces: int):
+    """The kernel in which each thread holds `pieces` vectors of the row; code: "int8" or "fp8"."""
+    width, load, _ = vector_access(dtype)
+    held, write_codes = pieces * width, make_write_codes(code, width, pieces)
+
+    @kernel(launch_bounds=(1024, 1), dependent_launch=True)
+    def silu_quantized_kernel(gate_up, codes, scales):
+        """gate_up: [T, 2 * I]; codes: [T, I]; scales: [T]; one block per token."""
+        token, intermediate, partials = cuda.blockIdx.x, codes.shape[1], cuda.shared.array(WARP, float32)
+        values, up, row = cuda.local.array(held, float32), cuda.local.array(width, float32), token * 2 * intermediate
+        wait_for_predecessors()
+        for piece in range(pieces):
+            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            if i < intermediate:
+                load(gate_up, row + i, values, at)
+                load(gate_up, row + intermediate + i, up, 0)
+                for k in range(width):
+                    values[at + k] *= sigmoid(values[at + k]) * up[k]
+        write_codes(values, token, codes, scales, partials)
+
+    return silu_quantized_kernel
+
+
+def silu_and_multiply_quantized(gate_up, empty, stream=None, code: str = "int8") -> QuantizedRows:
+    """The QuantizedRows of silu(gate) * up; empty(shape, dtype) makes arrays.
+
+    gate_up: [T, 2 * intermediate], the gate in its first half: float32, float16 or bfloat16. code: "int8" or "fp8". Raises
+    KernelArgumentError for anything else.
+    """
+    check_array("gate_up", gate_up, FLOAT_DTYPES, tokens=None, gate_and_up=None)
+    tokens, both = gate_up.shape
+    check(both % 2 == 0, f"gate_up has rows of {both}, which are no gate and as many numbers that it multiplies")
+    shape = row_in_registers(both // 2, gate_up)
+    if not shape:
+        out = empty((tokens, both // 2), gate_up.dtype)
+        silu_and_multiply(gate_up, out, stream)
+        return quantize_rows(out, empty, stream, code)
+    rows = QuantizedRows(empty((tokens, both // 2), np.dtype(np.uint8)), empty((tokens,), np.dtype(np.float32)))
+    threads, pieces = shape
+    launch(silu_quantized_kernel(code, gate_up.dtype, pieces), tokens, threads, (gate_up, *rows), stream)
+    return rows

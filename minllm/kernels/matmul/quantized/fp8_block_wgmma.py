@@ -1,0 +1,153 @@
+"""W8A8 in fp8 with scales per 1 x 128 of x and 128 x 128 of weight, on Hopper's tensor cores, with two-level accumulation.
+
+    out[m, n] = sum over groups g of 128 inputs of
+                (sum over k in g of x_code[m, k] * code[n, k]) * x_scale[m, g] * scale[n / 128, g]  (+ bias[n])
+    gated:  out[m, n] = silu(gate[m, n]) * up[m, n]         gate and up: such sums with the first and the second half of weight's rows
+
+The GEMM of wgmma/wgmma.py, whose step along K is 128 bytes, one group. Here the tensor cores sum one step at a time, in which they keep
+some 14 bits, and threads add it, times its scales, to sums of their own in float32: the second level. Both take registers, so a tile has
+at most 192 columns. While one consumer adds, the other's products run: 64 x 192 x 128 take an SM's tensor cores some 390 cycles, and a
+lane adds with 96 instructions. The scales of the next step are loaded while the products of this one run.
+
+2 M N K FLOPs on N K + M K bytes of codes, 4 M K / 128 of scales of x. Every block of 128 outputs must be whole (see `fits`).
+
+Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.2 (tiles and blocks), and figure 7b (promotion to CUDA cores).
+"""
+
+import numpy as np
+from numba import cuda, float32, int32, uint32
+
+from minllm import ptx
+from minllm.kernels.arguments import FLOAT_DTYPES, check_array, rows_begin_on
+from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
+from minllm.kernels.matmul.wgmma import wgmma
+from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling, choose_tiling
+from minllm.runtime.device import current_device
+from minllm.runtime.kernel import check
+from minllm.tiles import warpgroup
+from minllm.tiles.pipeline import Pipeline
+from minllm.tiles.unrolled import unrolled
+from minllm.tiles.warpgroup import ROWS
+from minllm.tiles.wgmma import make_wgmma
+
+BLOCK, COLUMNS, DTYPE = 128, 64, "float8_e4m3fn"  # outputs that share a scale; columns of a tile that are in one block for certain
+TILINGS = (WgmmaTiling(2, 192, 4, 2, 3), WgmmaTiling(2, 192, 4, 1, 3), WgmmaTiling(2, 128, 6, 1, 1), WgmmaTiling(1, 128, 6, 1, 1))
+GATED_TILINGS = (WgmmaTiling(2, 128, 6, 2, 1), WgmmaTiling(2, 128, 6, 1, 1), WgmmaTiling(1, 128, 6, 1, 1))
+PAIR, FLOAT32 = np.dtype(np.uint16), np.dtype(np.float32)
+
+
+def make_scales(tiling: WgmmaTiling, gated: bool):
+    """The device functions (load, add): a lane's scales of one step, and what the step adds to the sums."""
+    parts, registers = tiling.tile_n // COLUMNS, COLUMNS // 2
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(output, row, column, step, of_rows, of_columns):
+        """of_rows[0 : 2]: of rows g and g + 8 of the lane's warp; of_columns[i]: of the i-th 64 columns. Beyond the edges: any."""
+        last_row, last_block = int32(output.x_scales.shape[0] - 1), int32(output.scales.shape[0] - 1)
+        group = uint32(min(int32(step), int32(output.scales.shape[1] - 1)))
+        for i in range(2):
+            of_rows[i] = output.x_scales[uint32(min(int32(row + 8 * i), last_row)), group]
+        for i in range(parts):
+            first = int32(column + i * COLUMNS)
+            if gated and i >= parts // 2:
+                first = int32(output.array.shape[1] + column + (i - parts // 2) * COLUMNS)
+            of_columns[i] = output.scales[uint32(min(first // BLOCK, last_block)), group]
+
+    @cuda.jit(device=True, forceinline=True)
+    def add_part(part, sums, of_step, of_rows, of_columns):
+        low, high = of_rows[0] * of_columns[part], of_rows[1] * of_columns[part]
+        for i in range(registers * part, registers * (part + 1), 4):
+            sums[i], sums[i + 1] = sums[i] + low * of_step[i], sums[i + 1] + low * of_step[i + 1]
+            sums[i + 2], sums[i + 3] = sums[i + 2] + high * of_step[i + 2], sums[i + 3] + high * of_step[i + 3]
+
+    return load, unrolled(add_part, parts)
+
+
+def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipeline, epilogue):
+    """The device function of a consumer, in place of that of wgmma.py: the same with sums of two levels."""
+    cluster, staging_bytes, x_bytes, row_bytes = tiling.cluster, tiling.staging_bytes, tiling.x_tile.bytes, tiling.x_tile.swizzle
+    wgmma_of_step = make_wgmma(tiling.weight_tile, dtype, left=tiling.x_tile, halves=True)
+    registers, parts = wgmma_of_step.registers, tiling.tile_n // COLUMNS
+    corner, (load_scales, add) = wgmma.make_corner(tiling, gated), make_scales(tiling, gated)
+
+    @cuda.jit(device=True, forceinline=True)
+    def consume(output, memory, ring, staging, grid, thread):
+        consumer, thread = warpgroup.uniform((thread >> 7) - 1), thread & 127
+        x = ptx.keep_register(wgmma_of_step.left(ring.stages + consumer * ROWS * row_bytes))
+        weight = ptx.keep_register(wgmma_of_step.right(ring.stages + x_bytes))
+        ring = pipeline.keep(ring)
+        if output.map is not None:
+            ptx.fence_proxy_tensormap_acquire(output.map)
+        sums, of_step = cuda.local.array(registers, float32), cuda.local.array(registers, float32)
+        of_rows, next_of_rows = cuda.local.array(2, float32), cuda.local.array(2, float32)
+        of_columns, next_of_columns = cuda.local.array(parts, float32), cuda.local.array(parts, float32)
+        rank, state, number = int32(ptx.cluster_ctarank()), pipeline.state(0), int32(cuda.blockIdx.x // cluster)
+        while number < grid.tiles_m * grid.tiles_n:
+            row, column = corner(number, grid, rank, consumer)
+            lane_row = row + (thread >> 5) * warpgroup.WARP_ROWS + (thread >> 2 & 7)
+            load_scales(output, lane_row, column, 0, next_of_rows, next_of_columns)
+            for i in range(registers):
+                sums[i] = float32(0)
+            for step in range(grid.k_steps):
+                for i in range(2):
+                    of_rows[i] = next_of_rows[i]
+                for i in range(parts):
+                    of_columns[i] = next_of_columns[i]
+                pipeline.consumer_wait(ring, state)
+                wgmma_of_step.multiply(of_step, pipeline.operand(x, state), pipeline.operand(weight, state), 0)
+                load_scales(output, lane_row, column, step + 1, next_of_rows, next_of_columns)
+                wgmma_of_step.wait(of_step)
+                pipeline.consumer_release(ring, state)
+                add(sums, of_step, of_rows, of_columns)
+                state = pipeline.advance(state)
+            epilogue.make_room(consumer, thread)
+            epilogue.store(sums, output, uint32(staging + consumer * staging_bytes), row, grid.consumer_rows, column, consumer, thread)
+            number = int32(number + cuda.gridDim.x // cluster)
+        if thread == 0:
+            epilogue.finish()
+
+    return consume
+
+
+def fits(weight) -> bool:
+    """Whether the kernel takes an Fp8BlockWeight: rows begin on multiples of 16 bytes, and every block has 128 outputs."""
+    return rows_begin_on(16, weight.codes) and weight.scales.shape[0] * BLOCK == weight.codes.shape[0]
+
+
+def run(x, weight, out, bias, stream, tiling: WgmmaTiling | None, gated: bool) -> None:
+    """Launch after checks."""
+    check_array("codes of x", x.codes, (np.dtype(np.uint8),), M=None, K=None)
+    (m, k), n, groups = x.codes.shape, (2 if gated else 1) * out.shape[-1], weight.scales.shape[1]
+    check_array("x_scales", x.scales, (FLOAT32,), M=m, groups=groups)
+    check_array("codes", weight.codes, (np.dtype(np.uint8),), N=n, K=k)
+    check_array("out", out, HALF_DTYPES if gated else FLOAT_DTYPES, M=m, N=out.shape[-1])
+    if bias is not None:
+        check_array("bias", bias, FLOAT_DTYPES, N=n)
+    check(
+        fits(weight) and rows_begin_on(16, x.codes),
+        f"codes are {[n, k]} in {weight.scales.shape[0]} blocks of outputs; wgmma takes rows of whole 16 bytes, and blocks of {BLOCK} "
+        "outputs without a remainder: widen them",
+    )
+    check(has_wgmma(out), "products of codes by wgmma need a GPU of compute capability 9.0: widen the codes")
+    allowed = GATED_TILINGS if gated else TILINGS
+    sms = wgmma.SIMULATED_SMS if isinstance(out, np.ndarray) else current_device().sm_count
+    tiling = tiling or choose_tiling(m, out.shape[1], gated, sms, allowed)
+    fitting = tiling.tile_n <= 192 and tiling.tile_n % COLUMNS == 0 and not tiling.early
+    check(fitting, f"{tiling}: 64, 128 or 192 columns, and no early start")
+    if 0 not in out.shape:
+        scales = wgmma.Scales(DTYPE, x.scales, weight.scales, make_consume)
+        wgmma.run(x.codes.view(PAIR), weight.codes.view(PAIR), out, bias, None, stream, tiling, gated, scales)
+
+
+def fp8_block_wgmma(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | None = None) -> None:
+    """Write the linear of RowGroups x [M, K] into `out` [M, N], float16, bfloat16 or float32; weight: an Fp8BlockWeight that fits.
+
+    bias [N] is added, if given. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else, and on a GPU of
+    another compute capability than 9.0.
+    """
+    run(x, weight, out, bias, stream, tiling, False)
+
+
+def gated_fp8_block_wgmma(x, gate_up, out, stream=None, tiling: WgmmaTiling | None = None) -> None:
+    """Write silu(gate) * up into `out` [M, I], float16 or bfloat16; gate_up: an Fp8BlockWeight [2 I, K], gate first. Errors as above."""
+    run(x, gate_up, out, None, stream, tiling, True)
