@@ -38,15 +38,8 @@ def test_products_of_codes_in_blocks_are_those_in_float64(case, device):
     check_blocks(case, device)
 
 
-def test_fp8_in_blocks_on_hopper(monkeypatch):
-    class Device:
-        compute_capability = (9, 0)
-
-    monkeypatch.setattr(quantized_kernels, "current_device", Device)
-    monkeypatch.setattr(quantized_kernels, "on_hopper", lambda array: Device.compute_capability == (9, 0))
+def test_what_fp8_in_blocks_refuses():
     whole, stacked = (WEIGHT_FORMATS["fp8_block"].encode(random((n, 64), FLOAT32, 0)) for n in (256, 200))
-    chosen = [quantized_kernels.choose_fp8_block(np.zeros((rows, 64)), weight) for weight in (whole, stacked) for rows in (8, 9)]
-    assert chosen == ["gemv", "wgmma", "gemv", "widened"]
     rows = RowGroups(np.zeros((9, 64), np.uint8), np.zeros((9, 1), FLOAT32))
     with pytest.raises(KernelArgumentError, match="blocks of 128 outputs without a remainder"):
         fp8_block_wgmma.fp8_block_wgmma(rows, stacked, np.zeros((9, 200), BFLOAT16))
@@ -256,10 +249,11 @@ def test_int4_on_hopper_by_rows_and_groups(monkeypatch):
             self.codes, self.scales = Array((outputs, 512), np.uint8), Array((outputs, groups), np.float16)
 
     def chosen(outputs, groups):
-        return [quantized_kernels.choose_int4(Array((rows, 1024), BFLOAT16), Weight(outputs, groups)) for rows in (1, 8, 16, 17, 65)]
+        return [quantized_kernels.choose_int4(Array((rows, 1024), BFLOAT16), Weight(outputs, groups)) for rows in (1, 8, 9, 64, 65)]
 
     monkeypatch.setattr(quantized_kernels, "current_device", Device)
-    for groups in (8, 32):
-        assert chosen(4096, groups) == ["int4_tma", "int4_tma", "int4_tma", "flat", "widened"]
+    assert chosen(4096, 8) == ["int4_tensor_core", "int4_tensor_core", "flat", "flat", "widened"]
+    assert chosen(28672, 8) == ["flat", "flat", "flat", "flat", "widened"]
+    assert chosen(4096, 32) == ["gemv", "flat", "flat", "flat", "widened"]
     Device.compute_capability = (8, 9)
     assert chosen(4096, 8) == ["gemv", "gemv", "widened", "widened", "widened"]
