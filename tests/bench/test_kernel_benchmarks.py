@@ -97,7 +97,7 @@ def found(benchmark, variant, start):
         ("kv", "qkv_rope_append", "10240x", TB_S, 251_658_240),  # 10240 tokens of 48 heads of 256 bytes, twice
         ("sampling", "greedy", "64x128256", MICROSECONDS, 32_833_536),
         ("matmul, quantised", "int4_tma", "1 row x 6144x4096, int4 in groups of 128", MICROSECONDS, 12_582_912 + 393_216 + 20_480),
-        ("matmul, quantised", "wgmma", "2048 rows x 4096x4096, fp8", MICROSECONDS, 16_777_216 + 16_384 + 33_554_432),
+        ("matmul, quantised", "wgmma", "2048 rows x 4096x4096, int8", MICROSECONDS, 16_777_216 + 16_384 + 33_554_432),
     ],
 )
 def test_bytes_and_operations_are_those_counted_by_hand(benchmark, variant, start, unit, work):
