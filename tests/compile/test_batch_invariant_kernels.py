@@ -1,0 +1,31 @@
+"""With batch_invariant an engine launches the same kernel functions for every number of rows: one GEMM, one norm, one attention."""
+
+import pytest
+
+from minllm.engine.cache_format import cache_shape
+from minllm.engine.kernels_needed import EngineShape, launches_needed
+from minllm.engine.options import FIXED_ORDER_VARIANTS
+from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.models.shapes import named_config
+from tests.compile.test_chosen_kernels import DTYPES, device_of
+
+
+@pytest.mark.parametrize(
+    "capability, dtype, gemm",
+    [
+        ((9, 0), "bfloat16", "matmul_flat_wgmma_kernel"), ((8, 0), "float16", "matmul_flat_kernel"),
+        ((9, 0), "float32", "matmul_vectorized_kernel"),
+    ],
+)  # fmt: skip
+def test_one_kernel_per_stage(capability, dtype, gemm):
+    config = named_config("llama-3.1-8b")
+    shape = EngineShape(
+        device_of(capability), config, cache_shape(config, DTYPES[dtype], 16, "auto", 0), weight_format=None,
+        kernel_variants=FIXED_ORDER_VARIANTS, virtual_cache=False, uses_graphs=False, max_num_seqs=64, max_num_batched_tokens=512,
+        max_model_len=2048, kinds=(SamplingKind.GREEDY,),
+    )  # fmt: skip
+    names = {one.name for one in launches_needed(shape)}
+    layers = {name for name in names if any(stage in name for stage in ("matmul", "attention", "norm", "gemv", "rope", "silu"))}
+    assert layers == {
+        gemm, "flash_attention_2_kernel", "rms_norm_vector_kernel", "qkv_rope_append_vector_kernel", "silu_and_multiply_vector_kernel",
+    }  # fmt: skip
