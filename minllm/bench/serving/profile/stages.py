@@ -19,6 +19,8 @@ STAGES = {
     "rope::": APPEND,
     "activation::": "activation",
     "embedding::": "embedding",
+    "split_vocabulary::": SAMPLING,
+    "split_vocabulary::lookup::": "embedding",
     "sampling::": SAMPLING,
     "slots::": SLOTS,
     "speculation::": "speculation",
