@@ -104,8 +104,7 @@ class EngineOptions:
     speculative_config: dict[str, Any] | None = None
     """Guess tokens and verify several per step: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}, or with a draft
     model {"model": path, "num_speculative_tokens": 4} (engine/speculative_config.py); None decodes one at a time. Greedy text stays the
-    same, and the distribution of sampled text. Its kernels were simulated and compiled, and have not run on a GPU yet; there a step that
-    verifies is launched kernel by kernel, without CUDA graphs."""
+    same, and the distribution of sampled text."""
 
     length_prediction: str = "none"
     """How much of the KV cache is kept for the answers of running sequences: "none", "limit" (all of max_tokens, so nobody is preempted) or
