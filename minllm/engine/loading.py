@@ -129,7 +129,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     if calibration is not None:
         cache.calibrate(calibration.smoothing, calibration.scales, ops)
     cache_of_draft = draft_cache(of_draft, ops, policy)
-    drafts = None if options.speculative_config is None else make_source(options.speculative_config, ops, draft, cache_of_draft)
+    drafts = None if options.speculative_config is None else make_source(options.speculative_config, ops, draft, cache_of_draft, options.max_num_seqs)
     runner = _make_runner(
         ModelRunner if share is None else share.runner, device, ops, model, cache=cache, policy=policy, options=options,
         max_model_len=max_model_len, drafts=drafts,
@@ -289,7 +289,10 @@ def _make_runner(
 ) -> ModelRunner:  # fmt: skip
     machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
     uses_graphs = device == "cuda" and not options.enforce_eager and options.num_ranks == 1  # NCCL in graphs has not been tried
-    speculator = None if wanted is None else functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len)
+    speculator = None
+    if wanted is not None:
+        speculator = functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len, cache=cache)
+        max_model_len += wanted.rows_beyond
     return kind(
         ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs, speculator=speculator,

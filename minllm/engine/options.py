@@ -198,9 +198,23 @@ class EngineOptions:
         has_blocks = self.speculative_config.method != "draft_model" or self.kv_cache_policy != "virtual"
         shared = "of a method without a model with the virtual policy: a draft model shares the block tables of a paged or contiguous cache"
         _check(has_blocks, "speculative_config", self.speculative_config, shared)
+        if self.speculative_config.tree is not None:
+            self._check_tree()
         for limit in ("max_num_batched_tokens", "max_model_len"):
             most = getattr(self, limit)
             _check(most is None or drafts <= most - 2, name, drafts, f"at most {limit} - 2, here {most} - 2")
+
+    def _check_tree(self) -> None:
+        """Check what excludes a tree of drafts, lookahead decoding's included."""
+        for name, allowed, why in (
+            ("kv_cache_dtype", "auto", "an accepted path moves in a cache that keeps numbers as they are"),
+            ("kv_cache_policy", ("paged", "contiguous"), "an accepted path moves between slots of one array"),
+            ("batch_invariant", False, "attention of a tree adds up in an order of its own"),
+            ("num_ranks", 1, "trees are verified by one process"),
+        ):
+            value, names = getattr(self, name), allowed if isinstance(allowed, tuple) else (allowed,)
+            shown = " or ".join(f'"{one}"' if isinstance(one, str) else str(one) for one in names)
+            _check(value in names, name, value, f"{shown} with a speculative_token_tree or lookahead decoding: {why}")
 
     def _check_batch_invariance(self) -> None:
         """Check what has no kernels with a fixed order of their sums."""

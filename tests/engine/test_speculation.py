@@ -43,7 +43,10 @@ class Hints:
     def copy_blocks(self, copies):
         pass
 
-    def propose(self, slots, batch, state, drafts, kind):
+    def enter(self, slot, token_ids, drafts, machine):
+        pass
+
+    def propose(self, slots, batch, state, drafts, kind, chosen):
         counts = np.zeros(len(slots), np.int32)
         for first, _ in runs_of(slots):
             slot = slots[first]
