@@ -15,6 +15,7 @@ from minllm.kernels.speculation.advance_spans import advance_spans
 from minllm.kernels.speculation.distribution import distribution
 from minllm.kernels.speculation.draft_rows import room_for_drafts, run_slots, store_children, store_drafts
 from minllm.kernels.speculation.load_spans import load_spans
+from minllm.kernels.speculation.lookahead import LookaheadState, lookahead
 from minllm.kernels.speculation.prompt_lookup import prompt_lookup
 from minllm.kernels.speculation.rejection import reject
 from minllm.kernels.speculation.row_sampling import row_sampling
@@ -108,4 +109,10 @@ class CudaSpeculation(CudaBase):
         """Drafts from n-grams; their number in each run: int32 [R]."""
         counts = self.empty(slots.shape, np.int32)
         prompt_lookup(slots, state, drafts, longest, shortest, counts, self.stream)
+        return counts
+
+    def lookahead(self, slots: Any, state: SlotState, drafts: DraftState, computed: Any, chosen: Any, pools: LookaheadState) -> Any:
+        """Drafts of lookahead decoding; their number in each run: int32 [R]."""
+        counts = self.empty(slots.shape, np.int32)
+        lookahead(slots, state.newest_tokens, drafts, computed, chosen, pools, counts, self.stream)
         return counts

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # a configuration is read without loading a compiler
     from minllm.kernels.sampling.log_probabilities import LogProbabilities
     from minllm.kernels.sampling.tensors import SamplingKind, SamplingTensors
     from minllm.kernels.slots.state import SlotState
+    from minllm.kernels.speculation.lookahead import LookaheadState
     from minllm.kernels.speculation.state import DraftState
     from minllm.kernels.speculation.token_tree import TreeArrays
 
@@ -410,4 +411,12 @@ class Ops(Protocol):
     def prompt_lookup(self, slots: Array, state: "SlotState", drafts: "DraftState", longest: int, shortest: int) -> Array:
         """Writes as drafts what followed the last time that the newest tokens of each run's slot stood together; returns their number in
         the first row, 0 in others: int32 [R]."""
+        ...
+
+    def lookahead(
+        self, slots: Array, state: "SlotState", drafts: "DraftState", computed: Array, chosen: Array, pools: "LookaheadState"
+    ) -> Array:  # fmt: skip
+        """Adds the n-grams of each run's window to its slot's pool, and writes the next window and n-grams that begin with the newest token
+        as drafts; returns their number in the first row, 0 in others: int32 [R]. computed int32 [T], chosen int32 [R]: the token of each
+        row, and what `sample` chose after it."""
         ...

@@ -13,17 +13,26 @@ are likely to be what it says when it comes to their first token. No draft model
 The y are tokens of the sampler with the random numbers of their own places, so the iteration runs towards the text that will be sampled.
 
 Source: Fu, Bailis, Stoica, Zhang, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", ICML 2024 (arXiv
-2402.02057), sections 3.1 to 3.3. One block per run. A few thousand bytes per run: the pool is read once per added n-gram and once to draft.
+2402.02057), sections 3.1 to 3.3. The first level also hangs below the newest token, so a guess of it that is right is accepted as any
+draft is.
+
+Bytes per run: 4 W N POOL to look for the window's n-grams in the pool, 4 POOL to draft. Threads to data: one block per run, each thread
+looks at every 128th n-gram.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba import cuda, int32
 
-from minllm.kernels.speculation.runs import runs_of
+from minllm.kernels.arguments import INDEX_DTYPES, check_array
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.speculation.runs import begins_run, run_length, runs_of
 from minllm.kernels.speculation.state import DraftState
+from minllm.runtime.kernel import check, kernel, launch
 
+THREADS = 128
 POOL = 512  # n-grams of each slot, of which the oldest are overwritten
 
 
@@ -86,3 +95,101 @@ def find_ngrams(state: LookaheadState, slot: int, token: int) -> np.ndarray:
     from_newest = np.arange(added - 1, max(0, added - POOL) - 1, -1) % POOL
     matching = from_newest[pool[from_newest, 0] == token]
     return pool[matching[: state.guesses], 1:]
+
+
+@cuda.jit(device=True)
+def is_in_pool(pool, slot, index, row, column, window, computed, chosen):
+    """Whether an entry of a pool is the n-gram of a column; row: the first one of the run."""
+    levels = pool.shape[2] - 1
+    for level in range(levels):
+        if pool[slot, index, level] != computed[row + level * window + column]:
+            return False
+    return pool[slot, index, levels] == chosen[row + (levels - 1) * window + column]
+
+
+@cuda.jit(device=True)
+def add_window(pool, slot, total, row, window, computed, chosen, known):
+    """Add the n-grams of a window that the pool lacks; returns how many were ever added. known int32 [1] in shared memory."""
+    thread, levels = int32(cuda.threadIdx.x), int32(pool.shape[2] - 1)
+    for column in range(window):
+        if thread == 0:
+            known[0] = 0
+        cuda.syncthreads()
+        index = thread
+        while index < min(total, int32(POOL)):
+            if is_in_pool(pool, slot, index, row, column, window, computed, chosen):
+                known[0] = 1
+            index += int32(THREADS)
+        cuda.syncthreads()
+        if known[0] == 0:
+            if thread == 0:
+                for level in range(levels):
+                    pool[slot, total % POOL, level] = computed[row + level * window + column]
+                pool[slot, total % POOL, levels] = chosen[row + (levels - 1) * window + column]
+            total += int32(1)
+        cuda.syncthreads()
+    return total
+
+
+@cuda.jit(device=True)
+def draft_ngrams(pool, slot, total, token, drafts, first, guesses, matches):
+    """Write the newest n-grams that begin with a token, without it, as drafts from `first` on; returns their number in thread 0.
+    matches int32 [POOL] in shared memory: 1 for n-grams that do, by age."""
+    thread, levels = int32(cuda.threadIdx.x), int32(pool.shape[2] - 1)
+    age = thread
+    while age < POOL:
+        matches[age] = 1 if age < total and pool[slot, (total - 1 - age) % POOL, 0] == token else 0
+        age += int32(THREADS)
+    cuda.syncthreads()
+    age = thread
+    while age < POOL:
+        if matches[age] == 1:
+            newer = int32(0)
+            for other in range(age):
+                newer += matches[other]
+            if newer < guesses:
+                for i in range(levels):
+                    drafts[slot, first + newer * levels + i] = pool[slot, (total - 1 - age) % POOL, i + 1]
+        age += int32(THREADS)
+    found = int32(0)
+    if thread == 0:
+        for other in range(POOL):
+            found += matches[other]
+    return min(found, guesses)
+
+
+@kernel(dependent_launch=True)
+def lookahead_kernel(slots, newest_tokens, computed, chosen, pool, added, drafts, counts, window, guesses):
+    """slots, chosen, counts int32 [R]; newest_tokens, added int32 [S]; computed int32 [T]; pool int32 [S, POOL, N]; drafts int32 [S, K]."""
+    wait_for_predecessors()
+    known, matches = cuda.shared.array(1, int32), cuda.shared.array(POOL, int32)
+    row, thread, levels = int32(cuda.blockIdx.x), int32(cuda.threadIdx.x), int32(pool.shape[2] - 1)
+    if not begins_run(slots, row):
+        if thread == 0:
+            counts[row] = 0
+        return
+    slot, nodes = slots[row], int32(levels * window)
+    total = added[slot]
+    if run_length(slots, row) >= nodes:
+        total = add_window(pool, slot, total, row, int32(window), computed, chosen, known)
+        node = int32(thread + 1)
+        while node < nodes:
+            drafts[slot, node - 1] = computed[row + node + window] if node < nodes - window else chosen[row + node]
+            node += int32(THREADS)
+    found = draft_ngrams(pool, slot, total, newest_tokens[slot], drafts, int32(nodes - 1), int32(guesses), matches)
+    if thread == 0:
+        added[slot], counts[row] = total, nodes - 1 + found * levels
+
+
+def lookahead(slots, newest_tokens, drafts: DraftState, computed, chosen, state: LookaheadState, counts, stream=None) -> None:
+    """Write the drafts, and what `lookahead_reference` returns to `counts`; all NumPy or all on one device."""
+    rows, num_slots = slots.shape[0], newest_tokens.shape[0]
+    for name, array in (("slots", slots), ("chosen", chosen), ("counts", counts)):
+        check_array(name, array, INDEX_DTYPES, rows=rows)
+    check_array("computed", computed, INDEX_DTYPES, tokens=None)
+    check_array("pool", state.pool, INDEX_DTYPES, slots=num_slots, pool=POOL, ngram_size=state.ngram_size)
+    check_array("added", state.added, INDEX_DTYPES, slots=num_slots)
+    wanted = state.window_nodes - 1 + state.guesses * (state.ngram_size - 1)
+    check(drafts.drafts.shape[1] == wanted, f"drafts has room for {drafts.drafts.shape[1]} of a slot; W, N and G make {wanted}")
+    arrays = (slots, newest_tokens, computed, chosen, state.pool, state.added, drafts.drafts, counts)
+    launch(lookahead_kernel, rows, THREADS, (*arrays, int(state.window), int(state.guesses)), stream)

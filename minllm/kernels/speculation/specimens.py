@@ -8,6 +8,7 @@ from minllm.kernels.speculation import (
     distribution,
     draft_rows,
     load_spans,
+    lookahead,
     prompt_lookup,
     rejection,
     row_sampling,
@@ -45,5 +46,7 @@ def specimens():
     yield Specimen("speculation/distribution", distribution.distribution_kernel, arguments, distribution.THREADS, blocks=1)
     arguments = (floats, array(FLOAT32, 3), ints, ints, ints, ints, seed, ints, ints)
     yield Specimen("speculation/reject", rejection.reject_kernel, arguments, rejection.THREADS, blocks=4)  # one block per run
+    arguments = (ints, ints, ints, ints, array(INT32, 3), ints, rows, ints, INT32, INT32)
+    yield Specimen("speculation/lookahead", lookahead.lookahead_kernel, arguments, lookahead.THREADS, blocks=8)
     arguments = (ints, ints, rows, rows, ints, INT32, INT32)
     yield Specimen("speculation/prompt_lookup", prompt_lookup.prompt_lookup_kernel, arguments, prompt_lookup.THREADS, blocks=6)
