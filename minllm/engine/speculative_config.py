@@ -32,8 +32,8 @@ class SpeculativeConfig:
     """Checked when made: InvalidOptionError names the first wrong value.
 
     method: "ngram" drafts what followed the last time that the newest tokens stood together in the prompt or the output; "draft_model" asks
-        a smaller model; "lookahead" verifies n-grams that the model itself has computed beside its text. None is "draft_model" if a model is
-        given, else "ngram".
+        a smaller model; "lookahead" verifies n-grams that the model itself has computed beside its text. None is "draft_model" if a model
+        is given, else "ngram".
     num_speculative_tokens: the most drafts that a step verifies of each sequence. Lookahead decoding derives it from W, N and G.
     model: the draft model, a directory or a GGUF file, of the same tokenizer; None is the draft of the bundled model.
     draft_sample_method: how a draft model chooses: "probabilistic" draws by the request's parameters, which is accepted most often;
@@ -93,7 +93,8 @@ class SpeculativeConfig:
                     _refuse(name, getattr(self, name), f'None with method="{self.method}": it belongs to method="lookahead"')
             return
         if self.num_speculative_tokens is not None:
-            _refuse("num_speculative_tokens", self.num_speculative_tokens, f'None with method="lookahead", which has {", ".join(LOOKAHEAD)}')
+            meaning = f'None with method="lookahead", which has {", ".join(LOOKAHEAD)}'
+            _refuse("num_speculative_tokens", self.num_speculative_tokens, meaning)
         for name, value in LOOKAHEAD.items():
             self._default(name, value)
             least = 2 if name == "ngram_size" else 1
@@ -102,8 +103,8 @@ class SpeculativeConfig:
         if rows > MOST_NODES:
             given = f"window={self.window}, ngram_size={self.ngram_size}, guess_set_size={self.guess_set_size}"
             raise InvalidOptionError(
-                f"speculative_config: {given} are not allowed together: (ngram_size - 1) * (window + guess_set_size) = {rows} rows of a step; "
-                f"there may be {MOST_NODES}."
+                f"speculative_config: {given} are not allowed together: (ngram_size - 1) * (window + guess_set_size) = {rows} rows of a "
+                f"step; there may be {MOST_NODES}."
             )
         object.__setattr__(self, "num_speculative_tokens", rows - 1)
 
@@ -127,7 +128,8 @@ class SpeculativeConfig:
                 'such as "[(0,), (1,), (0, 0)]".'
             ) from error
         if len(tree) - 1 != self.num_speculative_tokens:
-            _refuse("num_speculative_tokens", self.num_speculative_tokens, f"{len(tree) - 1}, the number of paths of speculative_token_tree")
+            meaning = f"{len(tree) - 1}, the number of paths of speculative_token_tree"
+            _refuse("num_speculative_tokens", self.num_speculative_tokens, meaning)
         most = max(map(tree.parents.count, range(len(tree))))
         if most > MOST_CHILDREN:
             _refuse(name, text, f"a tree with up to {MOST_CHILDREN} drafts after a token, not {most}")

@@ -65,7 +65,7 @@ def compact(ops: Any, cache: KVCache, batch: Batch, path: Any, counts: Any) -> N
 
 
 class Speculator:
-    """The drafts of all slots. num_drafts: the most per slot. width: the most tokens of a sequence. tree: in which the drafts are nodes; its
+    """The drafts of all slots. num_drafts: the most per slot. width: the most tokens of a sequence. tree: whose nodes the drafts are; its
     accepted paths are compacted in `cache`.
 
     A source that raises an error is switched off with a warning; requests go on without drafts.

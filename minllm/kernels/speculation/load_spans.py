@@ -7,9 +7,10 @@ and value yet, the row at offset j of the run gets
     positions ← n - 1 + j,   slot_mapping ← the cache slot of n - 1 + j
 
 and the sequence context_lens ← n - 1 + rows, block_tables ← block_tables of s as far as that reaches. In a tree of drafts a row has the
-position n - 1 + depth(j) instead, and the cache slot of n - 1 + j as always. load_rows.py does the same for runs of one row. A draft model, which drafts token by token, loads runs that begin at offset `ahead`; where it has no room, it writes no keys
-and values (slot_mapping -1). A padding row, slot -1, gets token 0 at position 0, cache slot -1 and context length 0; a sequence without
-rows gets context length 0.
+position n - 1 + depth(j) instead, and the cache slot of n - 1 + j as always. load_rows.py does the same for runs of one row. A draft
+model, which drafts token by token or level by level, loads runs that begin at offset `ahead`; where it has no room, it writes no keys and
+values (slot_mapping -1). A padding row, slot -1, gets token 0 at position 0, cache slot -1 and context length 0; a sequence without rows
+gets context length 0.
 
 20 bytes per row, and 8 per block of each context; one block of threads per sequence.
 """

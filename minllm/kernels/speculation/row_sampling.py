@@ -4,8 +4,9 @@ A slot's parameters describe the sequence as it is; the row at offset j of its r
 
     step ← step[s] + j,   output_counts[v] ← output_counts[s, v] + the number of v among the first j drafts of s
 
-and all else is the slot's. In a tree of drafts (token_tree.py) the row of node j has depth(j) drafts before it, and they are its ancestors. So the kernels of sampling/, which read parameters by slot, are given one slot per row, and penalties,
-min_tokens and the random numbers of a row are those that decoding without drafts would use there.
+and all else is the slot's. In a tree of drafts (token_tree.py) the row of node j has depth(j) drafts before it: its ancestors. So the
+kernels of sampling/, which read parameters by slot, are given one slot per row, and penalties, min_tokens and the random numbers of a row
+are those that decoding without drafts would use there.
 
 104 bytes per row; 18 more per row and token of the vocabulary if a request of the batch has penalties, a bias or bans.
 """

@@ -1,7 +1,5 @@
 """Attention of draft trees: every node sees what it would see as the newest token of a text that is its path."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,21 +11,7 @@ from minllm.kernels.attention.tree.reference import tree_attention_reference
 from minllm.kernels.speculation.token_tree import TokenTree
 from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16
 from tests.kernels.attention.cases import AttentionCase, make_arrays
-
-ARRAYS = SimpleNamespace(array=np.array)
-PATHS = TokenTree.of_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0)])
-LOOKAHEAD = TokenTree.lookahead(5, 4, 3)
-
-
-def trees(most=20):
-    """Any trees, and chains among them."""
-    parents = st.integers(1, most).flatmap(lambda count: st.tuples(*(st.integers(0, node) for node in range(count))))
-    return parents.map(lambda found: TokenTree((-1, *found)))
-
-
-def path_of(tree, node):
-    """The nodes from the root to this one."""
-    return [node] if node == 0 else [*path_of(tree, tree.parents[node]), node]
+from tests.kernels.speculation.trees import ARRAYS, LEVELS, LOOKAHEAD, path_of, trees
 
 
 def oracle(arrays, case, tree, first_node, window=0):
@@ -60,11 +44,11 @@ def test_the_equation(tree, before, data):
 
 CASES = [
     # context before the tree, tree, first node, rows of each sequence, head_dim, dtype, window
-    ((70, 3), PATHS, 0, (10, 6), 16, BFLOAT16, 0),
+    ((70, 3), LEVELS, 0, (10, 6), 16, BFLOAT16, 0),
     ((130,), LOOKAHEAD, 0, (24,), 16, FLOAT16, 0),
-    ((61,), PATHS, 4, (3,), 40, BFLOAT16, 0),
-    ((90,), PATHS, 1, (8,), 16, BFLOAT16, 5),
-    ((20, 0), PATHS, 0, (10, 1), 24, np.float32, 0),
+    ((61,), LEVELS, 4, (3,), 40, BFLOAT16, 0),
+    ((90,), LEVELS, 1, (8,), 16, BFLOAT16, 5),
+    ((20, 0), LEVELS, 0, (10, 1), 24, np.float32, 0),
     ((37,), LOOKAHEAD, 0, (21,), 16, np.float32, 9),
 ]
 
@@ -104,6 +88,6 @@ def test_a_tree_of_more_rows_than_a_tile(device):
 )
 def test_wrong_arguments(first, window, words):
     arrays = make_arrays(AttentionCase((2,), (9,)))
-    tables = (arrays.query_start, arrays.context_lens, arrays.block_tables, PATHS.on(ARRAYS, 100), first, arrays.scale, window)
+    tables = (arrays.query_start, arrays.context_lens, arrays.block_tables, LEVELS.on(ARRAYS, 100), first, arrays.scale, window)
     with pytest.raises(KernelArgumentError, match=words):
         VARIANTS["tree"].attention(arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, *tables)
