@@ -228,10 +228,18 @@ def bench_speculation(
     repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the median is reported.")] = 3,
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.AUTO,
+    counts: Annotated[
+        int | None, typer.Option(min=1, metavar="PROMPTS", help="Count tokens per step of all sources on this many prompts, no times.")
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Decoding with drafts, held against decoding without and against the prediction."""
     with user_errors():
+        if counts is not None:
+            from minllm.bench import speculation_counts
+
+            speculation_counts.run(prompts=counts, prompt_tokens=prompt_tokens, tokens=tokens, json_file=json_file)
+            return
         from minllm.bench import speculation as benchmark
 
         benchmark.run(
