@@ -94,10 +94,9 @@ def make_source(config: SpeculativeConfig, ops: Any, draft: Model | None, cache:
     """Where drafts come from."""
     if config.method == "lookahead":
         return LookaheadDrafts(ops, num_slots, config.window, config.ngram_size, config.guess_set_size)
-    if draft is not None and config.tree is not None:
-        return TreeModel(ops, draft, cache, draws=False)
     if draft is not None:
-        return DraftModel(ops, draft, cache, config.draft_sample_method == "probabilistic")
+        kind = DraftModel if config.tree is None else TreeModel
+        return kind(ops, draft, cache, config.draft_sample_method == "probabilistic")
     return NgramDrafts(ops, config.prompt_lookup_max, config.prompt_lookup_min)
 
 

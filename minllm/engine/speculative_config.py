@@ -37,8 +37,7 @@ class SpeculativeConfig:
     num_speculative_tokens: the most drafts that a step verifies of each sequence. Lookahead decoding derives it from W, N and G.
     model: the draft model, a directory or a GGUF file, of the same tokenizer; None is the draft of the bundled model.
     draft_sample_method: how a draft model chooses: "probabilistic" draws by the request's parameters, which is accepted most often;
-        "greedy" takes the likeliest token, and text is that of decoding without drafts, seed for seed. None is "greedy" with a tree, which
-        has no other, and "probabilistic" without.
+        "greedy" takes the likeliest token, and text is that of decoding without drafts, seed for seed.
     speculative_token_tree: the drafts of a draft model as a tree, a list of paths: "[(0,), (1,), (0, 0)]" are the two likeliest tokens, and
         the likeliest one after the first of them. None is a chain.
     window, ngram_size, guess_set_size: W, N and G of lookahead decoding: columns of its window, tokens of an n-gram, and the most n-grams
@@ -52,7 +51,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int | None = None
     method: str | None = None
     model: str | Path | None = None
-    draft_sample_method: str | None = None
+    draft_sample_method: str = "probabilistic"
     speculative_token_tree: str | None = None
     window: int | None = None
     ngram_size: int | None = None
@@ -63,7 +62,6 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         self._default("method", "ngram" if self.model is None else "draft_model")
-        self._default("draft_sample_method", "probabilistic" if self.speculative_token_tree is None else "greedy")
         for name, names in (("method", METHODS), ("draft_sample_method", SAMPLE_METHODS)):
             value = getattr(self, name)
             if not (isinstance(value, str) and value in names):
@@ -118,8 +116,6 @@ class SpeculativeConfig:
             return
         if self.method != "draft_model":
             _refuse(name, text, f'None with method="{self.method}": a tree has drafts of a draft model')
-        if self.draft_sample_method != "greedy":
-            _refuse("draft_sample_method", self.draft_sample_method, '"greedy" with a tree: it has the likeliest tokens of each node')
         try:
             tree = TokenTree.parse(text)
         except KernelArgumentError as error:

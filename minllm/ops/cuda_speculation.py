@@ -16,7 +16,9 @@ from minllm.kernels.speculation.distribution import distribution
 from minllm.kernels.speculation.draft_rows import room_for_drafts, run_slots, store_children, store_drafts
 from minllm.kernels.speculation.load_spans import load_spans
 from minllm.kernels.speculation.lookahead import LookaheadState, lookahead
+from minllm.kernels.speculation.perturb import perturb
 from minllm.kernels.speculation.prompt_lookup import prompt_lookup
+from minllm.kernels.speculation.reject_tree import reject_tree
 from minllm.kernels.speculation.rejection import reject
 from minllm.kernels.speculation.row_sampling import row_sampling
 from minllm.kernels.speculation.state import DraftState
@@ -81,15 +83,29 @@ class CudaSpeculation(CudaBase):
         reject(p, drafts.log_q, chosen, computed, slots, sampling, tokens, counts, self.stream)
         return tokens, counts
 
+    def reject_tree(
+        self, p: Any, chosen: Any, computed: Any, slots: Any, sampling: SamplingTensors, drafts: DraftState
+    ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+        """The token after each row, new tokens, the rows that yielded them, and the number of each run's: int32 [R] each."""
+        found = [self.empty(slots.shape, np.int32) for _ in range(4)]
+        reject_tree(p, drafts.log_q, chosen, computed, slots, drafts.tree, sampling, *found, self.stream)
+        return tuple(found)
+
     def run_slots(self, slots: Any, count: int, each: int = 1) -> Any:
         """The slot of each run, `each` times: int32 [count * each]."""
         out = self.empty((count * each,), np.int32)
         run_slots(slots, out, self.stream, each)
         return out
 
-    def store_children(self, tokens: Any, slots: Any, first_node: int, drafts: DraftState) -> None:
+    def perturb(self, log_q: Any, logits: Any, sampling: SamplingTensors, slots: Any) -> Any:
+        """Scores whose largest are different draws: float32 [R, vocab]."""
+        scores = self.empty(logits.shape, np.float32)
+        perturb(log_q, logits, sampling, slots, scores, self.stream)
+        return scores
+
+    def store_children(self, tokens: Any, slots: Any, first_node: int, drafts: DraftState, log_q: Any = None) -> None:
         """Stores the drafts after neighbouring nodes of a tree."""
-        store_children(tokens, slots, first_node, drafts, self.stream)
+        store_children(tokens, slots, first_node, drafts, log_q, self.stream)
 
     def store_drafts(self, tokens: Any, slots: Any, index: int, drafts: DraftState, log_q: Any = None) -> None:
         """Stores draft number `index` of each slot."""

@@ -21,7 +21,9 @@ from minllm.kernels.speculation.draft_rows import (
 )
 from minllm.kernels.speculation.load_spans import load_spans_reference
 from minllm.kernels.speculation.lookahead import LookaheadState, lookahead_reference
+from minllm.kernels.speculation.perturb import perturb_reference
 from minllm.kernels.speculation.prompt_lookup import prompt_lookup_reference
+from minllm.kernels.speculation.reject_tree import reject_tree_reference
 from minllm.kernels.speculation.rejection import reject_reference
 from minllm.kernels.speculation.row_sampling import row_sampling_reference
 from minllm.kernels.speculation.state import DraftState
@@ -72,13 +74,25 @@ class NumpySpeculation:
         """The new tokens of each run, and their number: int32 [R] both."""
         return reject_reference(p, drafts.log_q, chosen, computed, slots, sampling)
 
+    def reject_tree(
+        self, p: np.ndarray, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, sampling: SamplingTensors, drafts: DraftState
+    ) -> tuple[np.ndarray, ...]:  # fmt: skip
+        """The token after each row, new tokens, the rows that yielded them, and the number of each run's: int32 [R] each."""
+        return reject_tree_reference(p, drafts.log_q, chosen, computed, slots, drafts.tree.parents, sampling)
+
     def run_slots(self, slots: np.ndarray, count: int, each: int = 1) -> np.ndarray:
         """The slot of each run, `each` times: int32 [count * each]."""
         return run_slots_reference(slots, count, each)
 
-    def store_children(self, tokens: np.ndarray, slots: np.ndarray, first_node: int, drafts: DraftState) -> None:
+    def perturb(self, log_q: np.ndarray, logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
+        """Scores whose largest are different draws: float32 [R, vocab]."""
+        return perturb_reference(log_q, logits, sampling, slots)
+
+    def store_children(
+        self, tokens: np.ndarray, slots: np.ndarray, first_node: int, drafts: DraftState, log_q: np.ndarray | None = None
+    ) -> None:  # fmt: skip
         """Stores the drafts after neighbouring nodes of a tree."""
-        store_children_reference(tokens, slots, first_node, drafts)
+        store_children_reference(tokens, slots, first_node, drafts, log_q)
 
     def store_drafts(
         self, tokens: np.ndarray, slots: np.ndarray, index: int, drafts: DraftState, log_q: np.ndarray | None = None

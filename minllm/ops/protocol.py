@@ -385,6 +385,14 @@ class Ops(Protocol):
         were drawn from drafts.log_q. p: `distribution` of the rows. chosen: draws from it."""
         ...
 
+    def reject_tree(
+        self, p: Array, chosen: Array, computed: Array, slots: Array, sampling: "SamplingTensors", drafts: "DraftState"
+    ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+        """(the token after each row, the new tokens of each run in its first rows, the row that yielded each, their number), int32 [R]
+        each, for drafts of drafts.tree that were drawn from drafts.log_q. p: `distribution` of the rows, which is overwritten. chosen:
+        draws from it."""
+        ...
+
     def run_slots(self, slots: Array, count: int, each: int = 1) -> Array:
         """The slots of the first `count` runs of these rows, `each` times in a row, int32 [count * each]; a row of padding, and what is
         missing, is a run of slot -1."""
@@ -394,9 +402,15 @@ class Ops(Protocol):
         """Stores draft number `index` of each slot, tokens int32 [B], and the distributions that they were drawn from."""
         ...
 
-    def store_children(self, tokens: Array, slots: Array, first_node: int, drafts: "DraftState") -> None:
+    def perturb(self, log_q: Array, logits: Array, sampling: "SamplingTensors", slots: Array) -> Array:
+        """Scores float32 [R, vocab] whose m largest are m draws from log_q, none of them twice; the logits of greedy rows."""
+        ...
+
+    def store_children(
+        self, tokens: Array, slots: Array, first_node: int, drafts: "DraftState", log_q: Array | None = None
+    ) -> None:  # fmt: skip
         """Stores the drafts after neighbouring nodes of drafts.tree: tokens int32 [R, most], best first. slots int32 [R]: runs of rows,
-        one per node from first_node on."""
+        one per node from first_node on. log_q float32 [R, vocab]: the distributions that the tokens were drawn from."""
         ...
 
     def room_for_drafts(self, slots: Array, state: "SlotState", room: Array, drafts: "DraftState") -> Array:

@@ -16,7 +16,8 @@ from tests.kernels.speculation.trees import path_of
 from tests.models.random_models import prompt
 
 PATHS = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)]"
-ITSELF = {"model": str(model_directory("llama3")), "num_speculative_tokens": 8, "speculative_token_tree": PATHS}
+DRAWN = {"model": str(model_directory("llama3")), "num_speculative_tokens": 8, "speculative_token_tree": PATHS}
+ITSELF = DRAWN | {"draft_sample_method": "greedy"}
 LOOKAHEAD = {"method": "lookahead", "window": 4, "ngram_size": 3, "guess_set_size": 3}
 
 
@@ -99,6 +100,19 @@ def test_a_model_that_drafts_for_itself_is_right_along_the_likeliest_path(plain,
     assert [accepted for accepted, _ in verified] == [longest for _, longest in verified] and verified.count((3, 3)) > 10
 
 
+def test_a_model_that_draws_for_itself_is_right_at_the_first_child(plain, monkeypatch):  # noqa: F811
+    """p = q but for rounding, so the first child of each node is accepted, by requests that draw with any parameters and by greedy ones."""
+    greedy, _ = plain
+    verified = []
+    monkeypatch.setattr(SpeculationCounts, "add", lambda self, drafted, accepted, longest: verified.append((accepted, longest)))
+    with LLM(model_directory("llama3"), speculative_config=DRAWN, **SMALL) as llm:
+        outputs = llm.generate(PROMPTS + PROMPTS, GREEDY + SAMPLED)
+        assert everything(outputs[: len(GREEDY)]) == everything(greedy)
+        assert [len(one.token_ids) for output in outputs[len(GREEDY) :] for one in output.outputs] == [20, 12, 9, 20, 20, 20, 20, 1]
+    right = [accepted == longest for accepted, longest in verified]
+    assert sum(right) >= len(right) - 1 and len(right) > 30
+
+
 def test_the_last_tokens_of_a_cache():
     """A sequence may fill the model's length to the last token, though a tree has more nodes than tokens are left."""
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
@@ -134,7 +148,6 @@ TREE = {"method": "draft_model", "num_speculative_tokens": 3, "speculative_token
         (TREE | {"speculative_token_tree": "[(0,), (0, 1)]"}, {}, r"the tree has the path \(0, 1\) and lacks \(0, 0\), .* Give the paths"),
         (TREE | {"speculative_token_tree": 3}, {}, "speculative_token_tree=3 is not allowed"),
         (TREE | {"num_speculative_tokens": 4}, {}, "num_speculative_tokens=4 is not .* num_speculative_tokens is 3, the number of paths"),
-        (TREE | {"draft_sample_method": "probabilistic"}, {}, 'draft_sample_method is "greedy" with a tree'),
         (TREE | {"method": "ngram"}, {}, 'speculative_token_tree is None with method="ngram"'),
         (TREE | {"synthetic_acceptance_rate": 0.5}, {}, "synthetic_acceptance_rate is None with a tree"),
         (TREE | {"window": 4}, {}, 'window=4 is not allowed: window is None with method="draft_model"'),

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.results_only
 BLOCK_SIZE, BLOCKS_EACH, SLOTS, LONGEST, DRAFTS = 4, 5, 4, 20, 2
 TABLES = np.random.default_rng(0).permutation(SLOTS * BLOCKS_EACH).reshape(SLOTS, BLOCKS_EACH).astype(np.int32)
 LENGTHS, ROWS, PROMPT = [5, 9, 2], [3, 1, 2], (0, 6)  # tokens in the slots 3, 2, 1; rows of each; the prompt goes to slot 0
-TREES = {"tree": TokenTree.of_paths([(0,), (1,)]), "lookahead": TokenTree.lookahead(2, 2, 1)}  # of two drafts
+TREES = dict.fromkeys(("tree", "drawn tree"), TokenTree.of_paths([(0,), (1,)])) | {"lookahead": TokenTree.lookahead(2, 2, 1)}  # of 2 drafts
 CHEAP_TO_SIMULATE = {"matmul": "naive", "attention": "materialized"}  # variants that the engine does not choose; both have their own tests
 KINDS = {
     "greedy": (SamplingKind.GREEDY, dict(temperature=0.0)),
@@ -54,8 +54,8 @@ def source_of(name, ops):
     if name == "lookahead":
         return LookaheadDrafts(ops, SLOTS, 2, 2, 1)
     model = small_model("llama", ops)
-    if name == "tree":
-        return TreeModel(ops, model, noisy_cache(ops, model), draws=False)
+    if name in TREES:
+        return TreeModel(ops, model, noisy_cache(ops, model), draws=name == "drawn tree")
     return DraftModel(ops, model, noisy_cache(ops, model), draws=name == "drawn")
 
 
@@ -92,7 +92,7 @@ def step(ops, source, kind):
 
 
 @pytest.mark.covering("source", "kind")
-@pytest.mark.parametrize("source", ["ngrams", "likeliest", "drawn", "tree", "lookahead"])
+@pytest.mark.parametrize("source", ["ngrams", "likeliest", "drawn", "tree", "drawn tree", "lookahead"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_and_numpy_agree_on_a_whole_step(source, kind):
     found, logits = step(CudaOps("float32", CHEAP_TO_SIMULATE, simulated=True), source, kind)

@@ -91,7 +91,9 @@ from minllm.kernels.speculation.distribution import distribution
 from minllm.kernels.speculation.draft_rows import room_for_drafts, run_slots, store_children, store_drafts
 from minllm.kernels.speculation.load_spans import load_spans
 from minllm.kernels.speculation.lookahead import LookaheadState, lookahead
+from minllm.kernels.speculation.perturb import perturb
 from minllm.kernels.speculation.prompt_lookup import prompt_lookup
+from minllm.kernels.speculation.reject_tree import THREADS, reject_tree
 from minllm.kernels.speculation.rejection import reject
 from minllm.kernels.speculation.row_sampling import WORDS, row_sampling
 from minllm.kernels.speculation.state import DraftState
@@ -1396,6 +1398,30 @@ def rejecting_a_draft_that_was_drawn():
     asked = of_rows | dict(computed=4 * (accepted + rejected), p=moved + 4 * rejected, q=moved + 4 * rejected)
     run = partial(reject, p, q, np.arange(R, dtype=np.int32), computed, slots, tensors([dict()] * 2, V), *np.zeros((2, R), np.int32))
     return run, {"reject_kernel": Expected(asked, dict(p=moved, q=moved, tokens=4 * R))}, ("slots", "step", "seed")
+
+
+@row
+def rejecting_a_child_of_a_tree():
+    """The first child of the root is rejected and the second accepted, which has no children in this run."""
+    slots, V = slots_of([(1, 3), (-1, 1)]), 67
+    R = len(slots)
+    tree, computed = TokenTree((-1, 0, 0)), integers(1, 9, 7, 0)
+    p, q = (log_softmax(logits_of("normal", rows, V)).reshape(shape) for rows, shape in ((R, (R, V)), (4, (2, 2, V))))
+    p[0, 9], q[1, 0, 7], p[0, 7] = -np.inf, -np.inf, 0.0  # for certain
+    arrays = [np.zeros(R, np.int32) for _ in range(4)]
+    run = partial(reject_tree, p, q, np.arange(R, dtype=np.int32), computed, slots, tree.on(ARRAYS, 100), tensors([dict()] * 2, V), *arrays)
+    several_times = ("slots", "step", "seed", "parents", "computed", "chosen", "by_row", "tokens", "path")  # read by all threads
+    asked = dict(p=4 * (2 * THREADS + 2 * V), q=4 * (2 * THREADS + V), counts=4 * R)  # p(x) of two children, by all; read, and written
+    return run, {"reject_tree_kernel": Expected(asked, dict(p=8 * V, q=4 * V))}, several_times
+
+
+@row
+def scores_of_children():
+    R, V = 3, 67  # a row that is drawn, a greedy one and one of padding
+    log_q, logits = logits_of("normal", R, V), logits_of("normal", R, V)
+    run = partial(perturb, log_q, logits, tensors([dict(), dict(temperature=0.0)], V), integers(0, 1, -1), np.zeros((R, V), np.float32))
+    asked = dict(log_q=4 * V, logits=4 * 2 * V, scores=4 * R * V)
+    return run, {"perturb_kernel": Expected(asked)}, ("slots", "temperature", "step", "seed")
 
 
 @row

@@ -128,7 +128,7 @@ class Speculator:
             sampling, row_slots = ops.row_sampling(slots, state, self.drafts, kind)
         tokens = ops.sample(logits, sampling, row_slots)
         if self.drafts.tree is not None:
-            return self._choose_path(tokens, slots, batch, kind)
+            return self._choose_path(logits, sampling, row_slots, tokens, slots, batch, kind)
         if self.synthetic_rate is not None:
             counts = ops.accept_synthetic(slots, state.sampling, self.synthetic_rate)
         elif kind is SamplingKind.GREEDY or self.drafts.log_q is None:
@@ -139,11 +139,18 @@ class Speculator:
         ops.advance_spans(tokens, counts, slots, state, self.drafts)
         return tokens, counts, self._propose(slots, batch, kind, Chosen(tokens, counts))
 
-    def _choose_path(self, tokens: Any, slots: Any, batch: Batch, kind: SamplingKind) -> tuple[Any, ...]:
+    def _choose_path(
+        self, logits: Any, sampling: Any, row_slots: Any, tokens: Any, slots: Any, batch: Batch, kind: SamplingKind
+    ) -> tuple[Any, ...]:  # fmt: skip
         """`choose` with a tree, after the sampler's tokens."""
-        new, path, counts = self.ops.accept_tree(tokens, batch.token_ids, slots, self.drafts)
-        compact(self.ops, self.cache, batch, path, counts)
-        self.ops.advance_spans(new, counts, slots, self.slots.state, self.drafts)
+        ops, state = self.ops, self.slots.state
+        if kind is SamplingKind.GREEDY or self.drafts.log_q is None:
+            new, path, counts = ops.accept_tree(tokens, batch.token_ids, slots, self.drafts)
+        else:
+            p = ops.distribution(logits, sampling, row_slots)
+            tokens, new, path, counts = ops.reject_tree(p, tokens, batch.token_ids, slots, state.sampling, self.drafts)
+        compact(ops, self.cache, batch, path, counts)
+        ops.advance_spans(new, counts, slots, state, self.drafts)
         return tokens, counts, self._propose(slots, batch, kind, Chosen(tokens, counts, path)), path
 
     def _propose(self, slots: Any, batch: Batch, kind: SamplingKind, chosen: Chosen) -> Any:

@@ -40,10 +40,13 @@ def store_drafts_reference(tokens: np.ndarray, slots: np.ndarray, index: int, dr
         drafts.log_q[slots[used], index] = log_q[used]
 
 
-def store_children_reference(tokens: np.ndarray, slots: np.ndarray, first_node: int, drafts: DraftState) -> None:
+def store_children_reference(
+    tokens: np.ndarray, slots: np.ndarray, first_node: int, drafts: DraftState, log_q: np.ndarray | None = None
+) -> None:
     """Store the children of some neighbouring nodes of drafts.tree in place: child i of a row's node gets token i.
 
-    tokens int32 [R, most]: of each row, best first; slots int32 [R]: runs of rows that computed the nodes from first_node on.
+    tokens int32 [R, most]: of each row, best first; slots int32 [R]: runs of rows that computed the nodes from first_node on. log_q float32
+    [R, vocab]: the distributions that they were drawn from, which are stored by node.
     """
     tree, node = drafts.tree, first_node
     for row, slot in enumerate(slots):
@@ -51,6 +54,8 @@ def store_children_reference(tokens: np.ndarray, slots: np.ndarray, first_node: 
         if slot >= 0:
             first, count = tree.first_child[node], tree.num_children[node]
             drafts.drafts[slot, first - 1 : first - 1 + count] = tokens[row, :count]
+            if log_q is not None:
+                drafts.log_q[slot, node] = log_q[row]
 
 
 def room_for_drafts_reference(slots: np.ndarray, lengths: np.ndarray, room: np.ndarray, num_drafts: int) -> np.ndarray:
@@ -127,12 +132,13 @@ def store_children_kernel(tokens, slots, first_node, first_child, num_children, 
 
 @kernel(dependent_launch=True)
 def store_log_q_kernel(log_q, slots, index, log_q_of_slots):
-    """log_q float32 [B, vocab]; slots int32 [B]; log_q_of_slots float32 [S, K, vocab]."""
+    """log_q float32 [B, vocab]; slots int32 [B]; log_q_of_slots float32 [S, K, vocab]. Neighbouring rows of a slot have one index more
+    each."""
     wait_for_predecessors()
     row, token = cuda.blockIdx.y, int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     slot = slots[row]
     if slot >= 0 and token < log_q.shape[1]:
-        log_q_of_slots[slot, index, token] = log_q[row, token]
+        log_q_of_slots[slot, index + offset_in_run(slots, row), token] = log_q[row, token]
 
 
 def run_slots(slots, out, stream=None, each: int = 1) -> None:
@@ -142,13 +148,22 @@ def run_slots(slots, out, stream=None, each: int = 1) -> None:
     launch(run_slots_kernel, ceil_div(slots.shape[0] + 1, THREADS), THREADS, (slots, int(each), out), stream)
 
 
-def store_children(tokens, slots, first_node: int, drafts: DraftState, stream=None) -> None:
+def store_children(tokens, slots, first_node: int, drafts: DraftState, log_q=None, stream=None) -> None:
     """Store drafts in place; arguments as in `store_children_reference`, all NumPy or all on one device."""
     rows, tree = slots.shape[0], drafts.tree
     check_array("slots", slots, INDEX_DTYPES, rows=rows)
     check_array("tokens", tokens, INDEX_DTYPES, rows=rows, most=None)
     arguments = (tokens, slots, int(first_node), tree.first_child, tree.num_children, drafts.drafts)
     launch(store_children_kernel, ceil_div(rows, THREADS), THREADS, arguments, stream)
+    if log_q is not None:
+        store_log_q(log_q, slots, first_node, drafts, stream)
+
+
+def store_log_q(log_q, slots, index: int, drafts: DraftState, stream) -> None:
+    """Store distributions by slot, from this index on."""
+    vocab, count = drafts.log_q.shape[2], slots.shape[0]
+    check_array("log_q", log_q, FLOAT, rows=count, vocab=vocab)
+    launch(store_log_q_kernel, (ceil_div(vocab, THREADS), count), THREADS, (log_q, slots, int(index), drafts.log_q), stream)
 
 
 def room_for_drafts(slots, lengths, room, num_drafts: int, counts, stream=None) -> None:
@@ -166,6 +181,4 @@ def store_drafts(tokens, slots, index: int, drafts: DraftState, log_q=None, stre
     check_array("slots", slots, INDEX_DTYPES, rows=count)
     launch(store_drafts_kernel, ceil_div(count, THREADS), THREADS, (tokens, slots, int(index), drafts.drafts), stream)
     if log_q is not None:
-        vocab = drafts.log_q.shape[2]
-        check_array("log_q", log_q, FLOAT, rows=count, vocab=vocab)
-        launch(store_log_q_kernel, (ceil_div(vocab, THREADS), count), THREADS, (log_q, slots, int(index), drafts.log_q), stream)
+        store_log_q(log_q, slots, index, drafts, stream)

@@ -9,7 +9,9 @@ from minllm.kernels.speculation import (
     draft_rows,
     load_spans,
     lookahead,
+    perturb,
     prompt_lookup,
+    reject_tree,
     rejection,
     row_sampling,
     synthetic,
@@ -48,5 +50,9 @@ def specimens():
     yield Specimen("speculation/reject", rejection.reject_kernel, arguments, rejection.THREADS, blocks=4)  # one block per run
     arguments = (ints, ints, ints, ints, array(INT32, 3), ints, rows, ints, INT32, INT32)
     yield Specimen("speculation/lookahead", lookahead.lookahead_kernel, arguments, lookahead.THREADS, blocks=8)
+    arguments = (floats, array(FLOAT32, 3), ints, ints, ints, ints, ints, seed, ints, ints, ints, ints)
+    yield Specimen("speculation/reject_tree", reject_tree.reject_tree_kernel, arguments, reject_tree.THREADS, blocks=4)  # one block per run
+    arguments = (floats, floats, ints, column, ints, seed, floats)
+    yield Specimen("speculation/perturb", perturb.perturb_kernel, arguments, perturb.THREADS, blocks=8)
     arguments = (ints, ints, rows, rows, ints, INT32, INT32)
     yield Specimen("speculation/prompt_lookup", prompt_lookup.prompt_lookup_kernel, arguments, prompt_lookup.THREADS, blocks=6)
