@@ -1407,7 +1407,7 @@ def rejecting_a_child_of_a_tree():
     R = len(slots)
     tree, computed = TokenTree((-1, 0, 0)), integers(1, 9, 7, 0)
     p, q = (log_softmax(logits_of("normal", rows, V)).reshape(shape) for rows, shape in ((R, (R, V)), (4, (2, 2, V))))
-    p[0, 9], q[1, 0, 7], p[0, 7] = -np.inf, -np.inf, 0.0  # for certain
+    p[0], p[0, 7], q[1, 0, 7] = -np.inf, 0.0, -np.inf  # the model is certain of the second child
     arrays = [np.zeros(R, np.int32) for _ in range(4)]
     run = partial(reject_tree, p, q, np.arange(R, dtype=np.int32), computed, slots, tree.on(ARRAYS, 100), tensors([dict()] * 2, V), *arrays)
     several_times = ("slots", "step", "seed", "parents", "computed", "chosen", "by_row", "tokens", "path")  # read by all threads
