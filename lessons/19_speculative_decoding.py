@@ -448,7 +448,9 @@ assert 6 < sizes[1] / sizes[0] < 7
 #
 # The tokens per step show the limit: acceptance bounds them at $1 / (1 - a)$, and no kernel moves that. Better drafts
 # do: heads on the
-# model's hidden states (Medusa, EAGLE), and trees that try several continuations at once. When one GPU is full,
+# model's hidden states (Medusa, EAGLE), trees that try several continuations at once, and guesses that the model
+# computes for itself (lookahead decoding). [The engine has both of the latter](../docs/speculation.md#several-guesses-for-one-place):
+# a row then sees its ancestors in place of all rows before it. When one GPU is full,
 # the rows are gone, and [the whole engine](17_the_whole_engine.py) says what else is left.
 #
 # ## Sources
