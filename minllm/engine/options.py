@@ -103,8 +103,9 @@ class EngineOptions:
 
     speculative_config: dict[str, Any] | None = None
     """Guess tokens and verify several per step: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}, or with a draft
-    model {"model": path, "num_speculative_tokens": 4} (engine/speculative_config.py); None decodes one at a time. Greedy text stays the
-    same, and the distribution of sampled text."""
+    model {"model": path, "num_speculative_tokens": 4}, as a tree of drafts {"speculative_token_tree": "[(0,), (1,)]"} with it, or without
+    any {"method": "lookahead"} (engine/speculative_config.py); None decodes one at a time. Greedy text stays the same, and the distribution
+    of sampled text."""
 
     length_prediction: str = "none"
     """How much of the KV cache is kept for the answers of running sequences: "none", "limit" (all of max_tokens, so nobody is preempted) or

@@ -156,6 +156,7 @@ ROUNDED = {
     "flash_attention_1_kernel": APPROXIMATE,
     "flash_attention_2_kernel": APPROXIMATE,
     "tree_attention_kernel": APPROXIMATE,
+    "perturb_kernel": APPROXIMATE,
     "split_kernel": APPROXIMATE,
     "log_probability_parts_kernel": APPROXIMATE,
     "log_probabilities_of_parts_kernel": APPROXIMATE,

@@ -53,8 +53,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernel_and_oracle_agree(case, device):
+def run_tree(device, case):
+    """One case on a device, against the oracle."""
     before, tree, first, rows, head_dim, dtype, window = case
     shape = AttentionCase(rows, tuple(b + first + r for b, r in zip(before, rows, strict=True)), 2, 1, head_dim, 8, 0, dtype)
     arrays = make_arrays(shape)
@@ -68,6 +68,11 @@ def test_kernel_and_oracle_agree(case, device):
     tolerance = 1e-5 if dtype == np.float32 else 2e-2
     expected = oracle(arrays, shape, tree, first, window)
     np.testing.assert_allclose(np.asarray(device.host(out), np.float64), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernel_and_oracle_agree(case, device):
+    run_tree(device, case)
 
 
 def test_a_tree_of_more_rows_than_a_tile(device):
