@@ -131,4 +131,6 @@ class Speculation:
                 drafted.num_drafts = num_drafts
                 if span.decodes and count < span.length:
                     sequence.num_computed_tokens -= most - count
+                    # A launched step may still write nodes of a tree to the blocks that go back. Whoever gets them writes later: steps
+                    # run in the order in which they are launched.
                     memory.trim(sequence)

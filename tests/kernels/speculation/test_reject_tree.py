@@ -61,7 +61,7 @@ class _OfRoot:
 
 def test_a_path_has_the_models_distribution(request):
     """Pairs of neighbours in a Markov chain, drafted two levels deep by another chain: accepted ones, residuals and the last draws."""
-    vocab, count, random = 5, 8_000 if request.config.option.exhaustive else 800, np.random.default_rng(3)
+    vocab, count, random = 5, 8_000 if request.config.option.exhaustive else 500, np.random.default_rng(3)
     model, draft = random.normal(size=(2, vocab, vocab)).astype(np.float32)
     sampling, start = numbered(dict(temperature=1.0), count, vocab), 2
     rows_of = [log_p(chain, sampling, np.zeros(vocab, np.int32)) for chain in (model, draft)]
@@ -107,7 +107,8 @@ def test_a_chain_is_accepted_as_one():
     computed = np.random.default_rng(1).integers(0, vocab, len(slots)).astype(np.int32)
     computed[1:] = np.where(np.arange(len(slots) - 1) % 3 > 0, p[:-1].argmax(axis=1), computed[1:])
     chosen = sample_reference(logits_of("normal", len(slots), vocab), sampling, slots)
-    tokens, counts = reject_reference(p, q, chosen, computed, slots, sampling)
+    with np.errstate(invalid="ignore"):  # drafts that neither could have drawn
+        tokens, counts = reject_reference(p, q, chosen, computed, slots, sampling)
     _, new, path, found = reject_tree_reference(p, q, chosen, computed, slots, np.arange(-1, 5), sampling)
     np.testing.assert_array_equal(found, counts)
     np.testing.assert_array_equal(path, np.arange(len(slots)))
