@@ -18,11 +18,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+import minllm
 from minllm.bench.record import Row, new_record, write_json
-from minllm.bench.speculation import prompts_for
+from minllm.bench.speculation import STRIDE
 from minllm.engine.llm import LLM
 from minllm.engine.requests.sampling_params import SamplingParams
 
+CHARACTERS = 8  # of the text for each token that is needed: a token has three or four
 MOST_DRAFTS = 8  # of chains
 TREES = ((2,), (4,), (2, 2), (2, 1, 1), (3, 2, 1), (2, 2, 2), (4, 2, 2, 1))  # children of each node, level by level
 LOOKAHEADS = ((4, 3, 4), (8, 4, 8), (15, 5, 15))  # W, N, G
@@ -75,8 +77,10 @@ def count(config: dict[str, Any], prompts: int, prompt_tokens: int, tokens: int)
     """Tokens and rows per step of one source on the bundled model."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     with LLM(device="cpu", dtype="float32", max_num_seqs=1, max_model_len=prompt_tokens + tokens, speculative_config=config) as llm:
-        for prompt in prompts_for(llm, prompts, prompt_tokens):
-            llm.generate([prompt], params)
+        text = minllm.held_out_text()[: CHARACTERS * (prompts * STRIDE + prompt_tokens)]  # the whole text takes seconds to encode
+        ids = llm.tokenizer.encode(text)
+        for start in range(0, prompts * STRIDE, STRIDE):
+            llm.generate([ids[start : start + prompt_tokens]], params)
         stats = llm.llm_engine.stats()
     steps = stats.num_steps - prompts
     return Counted(prompts * (tokens - 1) / steps, 1 + stats.spec_decode_num_draft_tokens / steps)
