@@ -50,7 +50,7 @@ from minllm.models.source import ModelSource, open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.tokenizer import Tokenizer
 from minllm.models.weights import StoredWeights
-from minllm.parallel.processes import RankProcesses
+from minllm.parallel.processes import OtherRanks
 from minllm.runtime.compile_ahead import CompileAhead
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
@@ -75,7 +75,8 @@ class Engine:
     cache_policy: CachePolicy
     scheduler: Scheduler
     runner: ModelRunner
-    processes: RankProcesses | None = None  # the other ranks, if there are several
+    processes: OtherRanks | None = None  # if there are several
+    program: Any = None  # ranks.launched.LaunchedProgram, the calls in which the ranks of one program meet
 
 
 def bundled_model() -> Path:

@@ -20,6 +20,8 @@ from minllm.weights.formats import quantizations
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
+EXTERNAL_LAUNCHER = "external_launcher"
+EXECUTOR_BACKENDS = ("mp", EXTERNAL_LAUNCHER)
 KV_CACHE_POLICIES = ("paged", "contiguous", "virtual")
 SCHEDULING_POLICIES = tuple(POLICIES)
 PREEMPTIONS = ("recompute", "swap", "auto", "drop")
@@ -83,6 +85,10 @@ class EngineOptions:
     pipeline_parallel_size: int = 1
     """Number of stages, each with an equal number of the model's layers on tensor_parallel_size ranks; the sequences of a step pass through
     them in as many micro-batches (parallel/pipeline.py)."""
+
+    distributed_executor_backend: str | None = None
+    """Who starts the ranks: None or "mp", this LLM, on one host; "external_launcher", torchrun, mpirun or srun, on one host or on several:
+    every process makes the same calls, and all get the outputs (engine/ranks/launched.py)."""
 
     max_num_seqs: int = 256
     """The most sequences computed together."""
@@ -161,6 +167,8 @@ class EngineOptions:
         for name, names in (("device", DEVICES), ("dtype", (*DTYPES, *DTYPE_ALIASES)), ("load_format", LOAD_FORMATS)):
             self._check_name(name, names)
         object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
+        if self.distributed_executor_backend is not None:
+            self._check_name("distributed_executor_backend", EXECUTOR_BACKENDS)
         for name, names in (("scheduling_policy", SCHEDULING_POLICIES), ("preemption", PREEMPTIONS), ("length_prediction", PREDICTIONS)):
             self._check_name(name, names)
         self._check_quantization()
@@ -264,6 +272,11 @@ class EngineOptions:
     def num_ranks(self) -> int:
         """The number of processes that compute together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a launcher has started the ranks."""
+        return self.distributed_executor_backend == EXTERNAL_LAUNCHER
 
     @property
     def prefix_index(self) -> str | None:

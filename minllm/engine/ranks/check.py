@@ -9,8 +9,8 @@ from minllm.parallel.nccl import bindings
 from minllm.runtime.device import device_names
 
 
-def check_split(options: EngineOptions) -> None:
-    """Raise InvalidOptionError for options or a model that the ranks cannot share."""
+def check_split(options: EngineOptions, gpus_here: int | None = None) -> None:
+    """Raise InvalidOptionError for options or a model that ranks cannot share. gpus_here: needed on this host; None: one per rank."""
     tensor, pipeline = options.tensor_parallel_size, options.pipeline_parallel_size
     sizes = [f"tensor_parallel_size={tensor}"] * (tensor > 1) + [f"pipeline_parallel_size={pipeline}"] * (pipeline > 1)
     together = f"is not allowed together with {' and '.join(sizes)}"
@@ -33,7 +33,7 @@ def check_split(options: EngineOptions) -> None:
     if device == "cpu" and options.kernel_variants:
         raise InvalidOptionError("kernel_variants chooses among GPU kernels by name, and this LLM runs on the CPU: leave names out.")
     if device == "cuda":
-        check_gpus(options.num_ranks)
+        check_gpus(options.num_ranks if gpus_here is None else gpus_here)
     config = model_config(options)
     shard(config, tensor)
     check_stages(config.num_hidden_layers, pipeline)

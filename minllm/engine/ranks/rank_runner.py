@@ -15,7 +15,7 @@ from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.ops.protocol import Batch
-from minllm.parallel.processes import RankProcesses
+from minllm.parallel.processes import OtherRanks
 
 
 class Execute(NamedTuple):
@@ -39,7 +39,7 @@ class Capture(NamedTuple):
 class CheckedForward:
     """A PendingForward whose results count only if no rank has ended while they were computed."""
 
-    def __init__(self, result: PendingForward, processes: RankProcesses):
+    def __init__(self, result: PendingForward, processes: OtherRanks):
         self._result, self._processes = result, processes
 
     def wait(self) -> ForwardResult:
@@ -101,7 +101,7 @@ class LeadingRunner(RankRunner):
 
     leads = True
     fault: Exception | None = None  # of a user's function, in this step
-    processes: RankProcesses
+    processes: OtherRanks
 
     def execute(self, step: Step) -> list[CheckedForward]:
         """Publish a step and launch it."""

@@ -54,7 +54,7 @@ class RankShare:
         from minllm.parallel.nccl import NcclCommunicator
         from minllm.runtime.device import current_device, use_device
 
-        use_device(self.rank.rank)
+        use_device(self.rank.gpu)
         current_device()
         made = dict(kernel_variants=options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
         kind = TensorParallelCudaOps if self.grid.pipeline == 1 else PipelineCudaOps
