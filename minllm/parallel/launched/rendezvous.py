@@ -68,27 +68,26 @@ class Meeting:
     def gather(self) -> Connections:
         """Rank 0: wait for all others, and tell them of each other."""
         arrived: dict[str, Sockets] = {purpose: {} for purpose in PURPOSES}
-        greetings = {0: self.greeting}
+        greetings, links = {0: self.greeting}, []
         with self._listen(self.own.address, self.own.port) as listener:
             try:
                 while missing := [rank for rank in range(1, self.own.world_size) if any(rank not in found for found in arrived.values())]:
                     connection, greeting = self._accept(listener, missing)
                     rank, purpose = greeting.get("rank"), greeting.get("purpose")
-                    if purpose == LINK and rank in arrived[LINK]:
-                        raise CommunicationError(f"Two processes say that they are rank {rank}: every process must have a RANK of its own.")
                     if purpose not in arrived:
                         connection.close()
                         continue
-                    arrived[purpose][rank] = connection
                     if purpose == LINK:
-                        self._check(rank, greeting)
+                        links.append(connection)
+                        self._check(rank, greeting, arrived[LINK])
                         greetings[rank] = greeting | {"place": connection.getpeername()[0]}
+                    arrived[purpose][rank] = connection
                 hosts = hosts_of(greetings)
             except CommunicationError as error:
-                tell_all(arrived[LINK], {"error": str(error)})
+                tell_all(links, {"error": str(error)})
                 raise
         places = {rank: (one["place"], one["listens"]) for rank, one in greetings.items() if rank}
-        tell_all(arrived[LINK], {"token": secrets.token_hex(16), "places": places, "hosts": hosts})
+        tell_all(links, {"token": secrets.token_hex(16), "places": places, "hosts": hosts})
         return Connections(arrived[LINK], arrived[CHANNEL], arrived[REPORT], hosts)
 
     def join(self) -> Connections:
@@ -176,7 +175,7 @@ class Meeting:
             raise CommunicationError(str(answer["error"]))
         return answer
 
-    def _check(self, rank: Any, greeting: dict[str, Any]) -> None:
+    def _check(self, rank: Any, greeting: dict[str, Any], arrived: Sockets) -> None:
         """Raise CommunicationError unless a rank belongs to this run and has the same options."""
         world_size = greeting.get("world_size")
         if world_size != self.own.world_size or not isinstance(rank, int) or not 0 < rank < world_size:
@@ -184,6 +183,8 @@ class Meeting:
                 f"Rank {rank} says WORLD_SIZE={world_size}, and rank 0 has WORLD_SIZE={self.own.world_size}: start all ranks at once, with "
                 "the same number."
             )
+        if rank in arrived:
+            raise CommunicationError(f"Two processes say that they are rank {rank}: every process must have a RANK of its own.")
         theirs, mine = greeting["agreed"], self.greeting["agreed"]
         apart = [name for name in {**mine, **theirs} if theirs.get(name) != mine.get(name)]
         if apart:
@@ -208,9 +209,9 @@ def hosts_of(greetings: dict[int, dict[str, Any]]) -> list[int]:
     return hosts
 
 
-def tell_all(links: Sockets, message: dict[str, Any]) -> None:
+def tell_all(links: list[socket.socket], message: dict[str, Any]) -> None:
     """Tell every rank; those that have ended are found out by whoever talks to them next."""
-    for link in links.values():
+    for link in links:
         with contextlib.suppress(OSError):
             _send(link, message)
 

@@ -35,7 +35,7 @@ def computed(llm: LLM) -> dict:
         "processed": [list(one.outputs[0].token_ids) for one in llm.generate(PROMPTS, processed)],
         "beams": [beam.tokens for beam in llm.beam_search(PROMPTS[:1], BeamSearchParams(beam_width=2, max_tokens=3))[0].sequences],
         "likeliest": llm.logits(PROMPTS[1]).argmax(1).tolist(),
-        "perplexity": round(llm.perplexity(PROMPTS[0], 16, 8), 3),
+        "perplexity": round(llm.perplexity(PROMPTS[0], 16, 8), 1),
     }
 
 
