@@ -31,7 +31,7 @@ from minllm.engine.memory_budget import cache_budget, check_weights_fit
 from minllm.engine.options import EngineOptions
 from minllm.engine.precompile import precompile
 from minllm.engine.progress import Progress
-from minllm.engine.ranks.share import RankShare
+from minllm.engine.ranks.share import RankShare, captures_all_reduces
 from minllm.engine.requests.sampling_params import default_sampling_params
 from minllm.engine.running.machine import CudaMachine, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
@@ -289,7 +289,7 @@ def _make_runner(
     max_model_len: int, drafts: DraftSource | None,
 ) -> ModelRunner:  # fmt: skip
     machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
-    uses_graphs = device == "cuda" and not options.enforce_eager and options.num_ranks == 1  # NCCL in graphs has not been tried
+    uses_graphs = device == "cuda" and not options.enforce_eager and (options.num_ranks == 1 or captures_all_reduces(options))
     speculator = None if wanted is None else functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len)
     return kind(
         ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,

@@ -105,7 +105,10 @@ def test_collectives_across_hosts_have_the_bits_of_one_host():
     results = together(of_launch(4, 2), work)
     for size in sizes:
         for dtype in SUMMED:
-            wanted = sum((random_array(rank, size, dtype).astype(np.float32) for rank in range(1, 4)), random_array(0, size, dtype).astype(np.float32))
+            wanted = sum(
+                (random_array(rank, size, dtype).astype(np.float32) for rank in range(1, 4)),
+                random_array(0, size, dtype).astype(np.float32),
+            )
             for found, *_ in results:
                 np.testing.assert_array_equal(found[f"all_reduce {dtype} {size}"], wanted.astype(dtype))
         for found, *_ in results:

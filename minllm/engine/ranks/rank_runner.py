@@ -10,6 +10,7 @@ from minllm.engine.ranks.published import published
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.batch_arrays import to_backend
 from minllm.engine.running.forward_result import ForwardResult, PendingForward
+from minllm.engine.running.host_copies import Readback
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.sampling.tensors import SamplingKind
@@ -49,6 +50,19 @@ class CheckedForward:
         return found
 
 
+class FaultlessForward:
+    """A PendingForward whose results count only if this rank has waited for no peer in vain."""
+
+    def __init__(self, result: PendingForward, fault: Readback, check: Callable[[np.ndarray], None]):
+        self._result, self._fault, self._check = result, fault, check
+
+    def wait(self) -> ForwardResult:
+        """The results. Raises DeviceError."""
+        found = self._result.wait()
+        self._check(*self._fault.wait())
+        return found
+
+
 class RankRunner(ModelRunner):
     """A ModelRunner that is one of several. leads: whether it is rank 0's, which runs the functions of users."""
 
@@ -80,6 +94,13 @@ class RankRunner(ModelRunner):
             return super()._launch_all(forwards)
         begun = [self._begin(spans) for spans in forwards]
         return [self._finish(spans, *one) for spans, one in zip(forwards, begun, strict=True)]
+
+    def _read(self, *computed: Any, **sampled: Any) -> PendingForward | FaultlessForward:
+        """Start to bring the results of a forward to the host, and with them the fault that kernels between peers may note."""
+        found, fault = super()._read(*computed, **sampled), self.ops.fault()
+        if fault is None:
+            return found
+        return FaultlessForward(found, Readback(self.machine, self._pinned, [fault]), self.ops.communicator.check)
 
     def _begin(self, spans: list[Span]) -> tuple[Any, Any, Any]:
         """Launch a forward: (slots of its rows, batch, logits)."""

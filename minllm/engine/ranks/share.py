@@ -1,6 +1,7 @@
 """What loading asks of a rank: its part of the model, its operations, and a memory budget that all ranks agree on."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,20 @@ from minllm.cache.capacity import CacheBudget
 from minllm.costs.parallel import shard
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.rank_runner import LeadingRunner, RankRunner
+from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
+from minllm.kernels.all_reduce.peers import POLLS
 from minllm.models.config import ModelConfig
+from minllm.parallel.communicator import Communicator
 from minllm.parallel.grid import Grid
+from minllm.parallel.peer_communicator import PeerCommunicator
+from minllm.parallel.peer_memory import connect_peers, gpu_machine
 from minllm.parallel.pipeline import PipelineNumpyOps
 from minllm.parallel.processes import Rank
+from minllm.parallel.sockets import SocketCommunicator
 from minllm.parallel.split_weights import SplitReader
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
+
+PATIENT_POLLS = 60 * POLLS  # about ten minutes: a rank may compile while the others wait for it
 
 
 class RankShare:
@@ -45,8 +54,7 @@ class RankShare:
             return self._cuda_ops(dtype, options, config)
         if self.grid.pipeline == 1:
             return TensorParallelNumpyOps(dtype, self.rank.host, config.vocab_size)
-        stage = self.rank.host.group(self.grid.stage_ranks)
-        return PipelineNumpyOps(dtype, self.grid, self.rank.host, stage, config.vocab_size, config.hidden_size)
+        return PipelineNumpyOps(dtype, self.grid, self.rank.host, self.stage_host, config.vocab_size, config.hidden_size)
 
     def _cuda_ops(self, dtype: str, options: EngineOptions, config: ModelConfig) -> Any:
         """The same on the rank's own GPU, connected by NCCL."""
@@ -62,9 +70,27 @@ class RankShare:
         ops.communicator = ops.world = NcclCommunicator.connect(self.rank.host, ops.stream)
         self.rank.at_failure.append(ops.world.abort)
         if self.grid.pipeline > 1:
-            ops.communicator = NcclCommunicator.connect(self.rank.host.group(self.grid.stage_ranks), ops.stream)
+            ops.communicator = NcclCommunicator.connect(self.stage_host, ops.stream)
             self.rank.at_failure.append(ops.communicator.abort)
+        name = ops.variants.get("all_reduce", DEFAULT)
+        if self.grid.tensor > 1 and name != LIBRARY:
+            ops.communicator = self._with_peers(ops.communicator, name, ops.stream)
         return ops
+
+    @functools.cached_property
+    def stage_host(self) -> SocketCommunicator:
+        """The communicator of the ranks of this stage, for NumPy arrays."""
+        return self.rank.host if self.grid.pipeline == 1 else self.rank.host.group(self.grid.stage_ranks)
+
+    def _with_peers(self, library: Communicator, name: str, stream: Any) -> Communicator:
+        """A communicator that adds up by kernels of our own; the library, with a warning, if GPUs have no access to each other."""
+        found = connect_peers(self.stage_host, *memory_bytes(self.grid.tensor), gpu_machine())
+        if isinstance(found, str):
+            warnings.warn(f"All-reduces go through NCCL, because the GPUs do not share memory: {found}", stacklevel=2)
+            return library
+        communicator = PeerCommunicator(library, found._replace(polls=PATIENT_POLLS), name, lambda launch: launch.launch(stream))
+        self.rank.at_failure.append(communicator.abort)
+        return communicator
 
     def agreed(self, budget: CacheBudget, device: str, options: EngineOptions) -> CacheBudget:
         """The smallest budget of all ranks; on a CPU they divide one memory."""
@@ -74,3 +100,9 @@ class RankShare:
         of_ranks = np.empty((self.rank.world_size, 1), np.int64)
         self.rank.host.all_gather(np.array([num_bytes], np.int64), of_ranks)
         return replace(budget, num_bytes=int(of_ranks.min()))
+
+
+def captures_all_reduces(options: EngineOptions) -> bool:
+    """Whether steps of several ranks are captured as graphs: with all-reduces of our own, in one stage. NCCL alone has not been tried."""
+    name = (options.kernel_variants or {}).get("all_reduce", DEFAULT)
+    return options.pipeline_parallel_size == 1 and name != LIBRARY

@@ -54,7 +54,10 @@ def run(program: str, llm: LLM) -> None:
             except (MinLLMError, AttributeError) as error:
                 print(f"{type(error).__name__}: {error}" if RANK == 0 else "refused")
         return
-    llm.generate(PROMPTS, GREEDY)
+    outputs = llm.generate(PROMPTS, GREEDY)
+    if program == "greedy":
+        print(json.dumps([list(one.outputs[0].token_ids) for one in outputs]))
+        return
     if program == "stop" and RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if program == "raise" and RANK == 1:

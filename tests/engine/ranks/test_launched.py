@@ -54,7 +54,10 @@ def test_two_hosts_of_two_ranks_return_what_one_process_does(directory):
         assert code == 0, errors
         first, *rest = output.splitlines()
         assert json.loads(first) == wanted
-        assert rest[0].startswith("InvalidRequestError: Token id 1000000000 is outside") and rest[1] == "ZeroDivisionError: a fault of this test"
+        assert (
+            rest[0].startswith("InvalidRequestError: Token id 1000000000 is outside")
+            and rest[1] == "ZeroDivisionError: a fault of this test"
+        )
         if rank == 0:
             assert "use generate() with external_launcher" in rest[2] and "the ranks meet in generate(), chat()" in rest[3]
 
@@ -68,7 +71,7 @@ def test_a_killed_rank_ends_all_within_five_seconds(directory):
 FAULTS = {  # what rank 1 does, and the end of what both ranks say
     "raise": "TypeError: 'NoneType' object is not callable",
     "other call": "Rank 1 calls logits(), and rank 0 calls generate(): every rank must make the same calls in the same order.",
-    "other prompts": "Rank 1 calls generate(), and rank 0 calls generate() with another first argument: every rank must make the same calls",
+    "other prompts": "Rank 1 calls generate(), and rank 0 calls generate() with another first argument: every rank must make",
     "close": "Rank 1 has closed its LLM, or its program has ended.",
 }
 
@@ -94,7 +97,10 @@ def test_other_options_are_named_by_both(directory, request):
     ("options", "message"),
     [
         (dict(distributed_executor_backend="ray"), "distributed_executor_backend is one of mp, external_launcher"),
-        (dict(tensor_parallel_size=2, distributed_executor_backend="external_launcher"), "RANK, WORLD_SIZE and LOCAL_RANK, which are not set"),
+        (
+            dict(tensor_parallel_size=2, distributed_executor_backend="external_launcher"),
+            "RANK, WORLD_SIZE and LOCAL_RANK, which are not set",
+        ),
     ],
 )
 def test_wrong_backends_are_refused(options, message, directory, monkeypatch):
