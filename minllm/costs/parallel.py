@@ -35,6 +35,11 @@ def shard(config: ModelConfig, degree: int) -> ModelConfig:
     )
 
 
+def copies_of_a_kv_head(config: ModelConfig, degree: int) -> int:
+    """The number of GPUs that hold the same KV head at tensor-parallel `degree`."""
+    return max(1, degree // config.num_key_value_heads)
+
+
 def degrees(config: ModelConfig) -> list[int]:
     """The tensor-parallel degrees that divide the model, up to 64."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads

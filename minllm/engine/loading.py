@@ -109,6 +109,8 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     ops = _make_ops(device, dtype, options) if share is None else share.make_ops(device, dtype, options, config)
     part = config if share is None else share.part(config)
     shape = cache_shape(part, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
+    if share is not None:
+        shape = share.shared(shape, ops)
     check_shape(device, shape)
     wanted_len = wanted_model_len(options, config, shape, _budget(device, ops, part, options, weight_format, share))
     check_weights_fit(device, ops, part, weight_format)

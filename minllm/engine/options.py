@@ -86,6 +86,10 @@ class EngineOptions:
     """Number of stages, each with an equal number of the model's layers on tensor_parallel_size ranks; the sequences of a step pass through
     them in as many micro-batches (parallel/pipeline.py)."""
 
+    decode_context_parallel_size: int = 1
+    """Number of tensor ranks that share each context of a KV head which all of them hold: each caches a part of its tokens
+    (parallel/context_parallel.py); on a CPU so far."""
+
     distributed_executor_backend: str | None = None
     """Who starts the ranks: None or "mp", this LLM, on one host; "external_launcher", torchrun, mpirun or srun, on one host or on several:
     every process makes the same calls, and all get the outputs (engine/ranks/launched.py)."""
@@ -174,8 +178,11 @@ class EngineOptions:
         self._check_quantization()
         self._check_cache()
         sizes = ("max_num_seqs", "max_num_batched_tokens", "block_size", "swap_space_bytes")
-        for name in (*sizes, "tensor_parallel_size", "pipeline_parallel_size"):
+        for name in (*sizes, "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
             self._check_positive(name)
+        divides = self.tensor_parallel_size % self.decode_context_parallel_size == 0
+        meaning = f"a divisor of tensor_parallel_size={self.tensor_parallel_size}, whose ranks share contexts"
+        _check(divides, "decode_context_parallel_size", self.decode_context_parallel_size, meaning)
         for name in ("max_model_len", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:
                 self._check_positive(name)

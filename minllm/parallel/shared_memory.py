@@ -17,11 +17,12 @@ import numpy as np
 from minllm.parallel.sockets import PART_BYTES, TIME_LIMIT_S, SocketCommunicator, flat_row
 
 SLOT_BYTES = PART_BYTES
+LEVELS = 3  # all ranks, a stage's, and those of it that share a context
 
 
 def memory_bytes(world_size: int) -> int:
-    """Bytes that all ranks share: two sets of slots for all of them together, and two for the group that each may be in."""
-    return 2 * 2 * world_size * SLOT_BYTES
+    """Bytes that all ranks share: two sets of slots for all of them together, and two for the groups of each level."""
+    return 2 * LEVELS * world_size * SLOT_BYTES
 
 
 class SharedMemoryCommunicator(SocketCommunicator):
@@ -33,11 +34,14 @@ class SharedMemoryCommunicator(SocketCommunicator):
         self._memory = memory
         self._slots: np.ndarray | None = self._slots_at(0, self.world_size)
         self._count = 0  # of parts so far
+        self._level, self._ranks, self._first = 0, self.world_size, 0  # a group is of level 1; its first rank's number among all `ranks`
 
     def group(self, members: range) -> "SharedMemoryCommunicator":
-        """A communicator of some consecutive ranks, this one among them, over the same links. Each rank can be in one group."""
+        """A communicator of some consecutive ranks, this one among them, over the same links. A rank can be in one group, and again in
+        one of that group."""
         group = SharedMemoryCommunicator(self.rank - members.start, self._memory, self._links_of(members), self.time_limit_s)
-        group._slots = self._slots_at(2 * (self.world_size + members.start), len(members))
+        group._level, group._ranks, group._first = self._level + 1, self._ranks, self._first + members.start
+        group._slots = group._slots_at(2 * (group._level * group._ranks + group._first), len(members))
         return group
 
     def close(self) -> None:

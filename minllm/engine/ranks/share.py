@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from minllm.cache.capacity import CacheBudget
+from minllm.cache.kv_cache import CacheShape
 from minllm.costs.parallel import shard
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.rank_runner import LeadingRunner, RankRunner
@@ -16,6 +17,7 @@ from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
 from minllm.kernels.all_reduce.peers import POLLS
 from minllm.models.config import ModelConfig
 from minllm.parallel.communicator import Communicator
+from minllm.parallel.context_parallel import ContextParallelNumpyOps, ContextParallelPipelineNumpyOps
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.peer_memory import connect_peers, gpu_machine
@@ -33,6 +35,7 @@ class RankShare:
 
     def __init__(self, rank: Rank, options: EngineOptions):
         self.rank, self.grid = rank, Grid(rank.rank, options.tensor_parallel_size, options.pipeline_parallel_size)
+        self.context_ranks = options.decode_context_parallel_size
 
     def part(self, config: ModelConfig) -> ModelConfig:
         """The rank's part as a model of its own, which memory and cache are planned for."""
@@ -52,9 +55,21 @@ class RankShare:
         """The rank's operations, with the communicators that they use. config: the whole model's."""
         if device == "cuda":
             return self._cuda_ops(dtype, options, config)
+        shares = self.context_ranks > 1
         if self.grid.pipeline == 1:
-            return TensorParallelNumpyOps(dtype, self.rank.host, config.vocab_size)
-        return PipelineNumpyOps(dtype, self.grid, self.rank.host, self.stage_host, config.vocab_size, config.hidden_size)
+            kind = ContextParallelNumpyOps if shares else TensorParallelNumpyOps
+            return kind(dtype, self.rank.host, config.vocab_size)
+        kind = ContextParallelPipelineNumpyOps if shares else PipelineNumpyOps
+        return kind(dtype, self.grid, self.rank.host, self.stage_host, config.vocab_size, config.hidden_size)
+
+    def shared(self, shape: CacheShape, ops: Any) -> CacheShape:
+        """The shape of a cache whose contexts ranks share, if they do."""
+        if self.context_ranks == 1:
+            return shape
+        first = self.grid.tensor_rank // self.context_ranks * self.context_ranks
+        whole = self.context_ranks == self.grid.tensor
+        ops.share_contexts(self.stage_host if whole else self.stage_host.group(range(first, first + self.context_ranks)), shape.block_size)
+        return replace(shape, context_ranks=self.context_ranks)
 
     def _cuda_ops(self, dtype: str, options: EngineOptions, config: ModelConfig) -> Any:
         """The same on the rank's own GPU, connected by NCCL."""
