@@ -198,6 +198,8 @@ class EngineOptions:
         variants = self.kernel_variants
         is_table = variants is None or (isinstance(variants, dict) and all(map(_is_variant, variants.items())))
         _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}, or with launchers of your own instead of names')
+        adds_up = variants is None or "all_reduce" not in variants or self.tensor_parallel_size > 1
+        _check(adds_up, "kernel_variants", variants, "without all_reduce unless tensor_parallel_size is above 1: one GPU adds nothing up")
         self._check_batch_invariance()
         is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
         _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
