@@ -92,11 +92,15 @@ class Meeting:
 
     def join(self) -> Connections:
         """Any other rank: connect to rank 0, then to the others."""
-        to_leader = {purpose: self._connect(0, (self.own.address, self.own.port)) for purpose in PURPOSES}
-        link = to_leader[LINK]
+        link = self._connect(0, (self.own.address, self.own.port))
         with self._listen(link.getsockname()[0], 0) as listener:
-            for purpose, connection in to_leader.items():
-                _send(connection, self.greeting | {"purpose": purpose, "listens": listener.getsockname()[1]})
+            to_leader = {LINK: link}
+            with contextlib.suppress(OSError):  # rank 0 has refused this one already: it says why on the link
+                for purpose in PURPOSES:
+                    if purpose != LINK:
+                        place = self.own.address, self.own.port
+                        to_leader[purpose] = self.opened.enter_context(socket.create_connection(place, self._left()))
+                    _send(to_leader[purpose], self.greeting | {"purpose": purpose, "listens": listener.getsockname()[1]})
             welcome = self._answer(link)
             mine, links = {"token": welcome["token"], "rank": self.own.rank}, {0: link}
             for rank in range(1, self.own.rank):
