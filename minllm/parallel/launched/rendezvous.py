@@ -44,7 +44,10 @@ def meet(own: LaunchedRank, agreed: dict[str, str], time_limit_s: float) -> Conn
     """
     with contextlib.ExitStack() as opened:
         meeting = Meeting(own, agreed, time_limit_s, opened)
-        found = meeting.join() if own.rank else meeting.gather()
+        try:
+            found = meeting.join() if own.rank else meeting.gather()
+        except OSError as error:
+            raise CommunicationError(f"Rank {own.rank} has lost another while they were meeting ({error}): see what that says.") from error
         opened.pop_all()
     for one in (*found.links.values(), *found.channels.values(), *found.reports.values()):
         one.settimeout(None)
