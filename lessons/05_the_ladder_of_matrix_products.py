@@ -604,9 +604,14 @@ guess.against(
 )
 
 # %% tags=["fold"]
-for row in recorded("matmul", listed=True):
-    if row.variant in ("warpgroup", "warp_specialized"):
-        print(row)
+from minllm.course import listing
+
+shown = [
+    row
+    for variant in ("warpgroup", "warp_specialized")
+    for row in recorded("matmul", "", variant, listed=True)
+]
+print(listing(shown))
 
 # %% [markdown]
 # Rung 5 would load nearly four times what HBM delivers. Blocks that run at the same time share tiles, so most of it
@@ -739,10 +744,8 @@ show_case("last_tile")
 # help, and the limit is the speed of memory:
 
 # %%
-for row in recorded("matmul", "1x28672x4096", listed=True) + recorded(
-    "matmul", "1x4096x14336", listed=True
-):
-    print(row)
+shapes = ("1x28672x4096", "1x4096x14336")
+print(listing(row for one in shapes for row in recorded("matmul", one, listed=True)))
 
 # %% [markdown]
 # That is the subject of [lesson 9](09_flash_decoding.py) and [lesson 10](10_flash_decoding_plus_plus.py).

@@ -778,8 +778,9 @@ show_case("rising_scores")
 # All this was for a prompt. When the model writes, there is one query, and the same kernel has one row in its tile:
 
 # %%
-for row in recorded("decode attention", "1x8192", listed=True):
-    print(row)
+from minllm.course import listing
+
+print(listing(recorded("decode attention", "1x8192, 32/8", listed=True)))
 
 # %% [markdown]
 # No GEMM is left, every key and value is used once, and the roofline's slope is the limit again. Two

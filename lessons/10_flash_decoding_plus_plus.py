@@ -19,7 +19,7 @@
 # measurement.
 
 # %% tags=["fold"]
-from minllm.course import load_record, recorded
+from minllm.course import listing, load_record, recorded
 
 ceilings = load_record()["ceilings"]
 tb_s, tflops = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
@@ -374,8 +374,8 @@ slower = microseconds["gemv"][8] / microseconds["gemv"][1]
 long = "64x4096, 32/8 heads, d 128, bfloat16, contiguous"
 (unified,) = recorded("decode attention", long, "split_unified_maximum", listed=True)
 (running,) = recorded("decode attention", long, "split_tensor_core", listed=True)
-print(unified)
-print(running)
+for row in (unified, running):
+    print(listing([row]))
 guess.against(
     warps=warps_needed,
     eight_over_one=slower,
@@ -386,7 +386,7 @@ guess.against(
 # %% [markdown]
 # No gain: the engine chooses [split_tensor_core](../minllm/kernels/attention/split_tensor_core/split_tensor_core.py).
 # Where two kernels are level, the one that needs no statistics and no guard is the better one. (The two rows are of
-# different commits where their labels say so.)
+# different commits if their labels say so.)
 #
 # ## Measured against predicted
 #

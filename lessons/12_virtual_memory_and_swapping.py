@@ -278,7 +278,7 @@ for tokens in (16, 256, 4096, 16384):
         f"{tokens:6,}   "
         + "".join(f"{row.value:9.2f} ms ({row.limit:5.2f} pred)" for row in rows)
     )
-print(rows[0].label)
+print(rows[0].lines)
 
 # %% [markdown]
 # Swapping takes as long as its bytes. Recomputing takes longer than predicted: below 4,096 tokens the GPU waits for

@@ -457,14 +457,10 @@ def perplexities(title, names):
     """Bars of these formats' perplexities."""
     rows = comparable(*(excess[name] for name in names))
     return bars(
-        [
-            Bar(name, excess[name].value, f"{excess[name].value:+.2f} %")
-            for name in names
-        ],
+        [Bar(name, excess[name].value) for name in names],
         unit="%",
         title=title,
-        caption=f"The bundled model, all of its held-out text; {rows[0].label}. "
-        "Command: minllm bench accuracy.",
+        caption=f"The bundled model, all of its held-out text; {rows[0].label}.",
     )
 
 

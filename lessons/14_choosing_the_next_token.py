@@ -765,7 +765,7 @@ for name, count in passes.items():
         f"{name:23} {floor_us:14.2f} µs {one_row[name].value:9.1f} µs "
         f"{many_rows[name].value:7.1f} µs"
     )
-print(one_row["greedy"].label)
+print(one_row["greedy"].lines)
 
 # %% tags=["fold"]
 bars(

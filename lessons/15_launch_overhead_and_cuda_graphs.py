@@ -169,8 +169,7 @@ bars(
     ],
     unit="µs",
     title="Host time of a launch",
-    caption=f"By minllm bench launch; {recorded('launch')[0].label}. Other hosts "
-    "differ.",
+    caption=f"Host time; {recorded('launch')[0].label}. Other hosts differ.",
 )
 
 # %% [markdown]
@@ -619,10 +618,8 @@ steps = {row.variant: row.value for row in rows}  # µs
 overlapping = sum(launch.launch.kernel.dependent_launch for launch in launches)
 in_order, overlapped = steps["graph replay, kernels in order"], steps["graph replay"]
 saved = in_order - overlapped
-print(
-    f"a step took {in_order:.0f} µs in order and {overlapped:.0f} µs overlapped "
-    f"({rows[0].label})"
-)
+print(f"a step took {in_order:.0f} µs in order and {overlapped:.0f} µs overlapped")
+print(rows[0].lines)
 print(
     f"{saved:.0f} µs saved, {saved / overlapping:.2f} µs for each kernel that overlaps"
 )

@@ -339,8 +339,10 @@ for model in ("llama-3.1-8b", "llama-3.2-1b"):
     run, _ = simulate(StepCosts.of(named_config(model), *rates), wanted)
     floor = calculate_metrics(run).output_throughput
     row = measured("serving throughput", f"{model} (random weights), mixed-prompts")
-    told = row and f"measured {100 * row.value / floor:.0f} % of it: {row}"
+    told = row and f"measured {row.value:,.0f}, {100 * row.value / floor:.0f} % of it"
     print(f"{model}: simulated {floor:,.0f} output tokens/s; {told or 'not recorded'}")
+    if row:
+        print(row.lines)
 for policy in shown:
     row = measured("serving ITL p99", "llama-3.1-8b", policy)
     at_half = f"simulated {found[policy][half].itl.p99:.1f} ms at half load"

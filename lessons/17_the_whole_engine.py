@@ -280,7 +280,7 @@ for row in recorded("decode step", "", "graph replay", listed=True):
         f"{row.case.replace(' (random weights)', '')}: {row.value / 1e3:.2f} ms, "
         f"{share}"
     )
-    print(f"    {row.label}")
+    print(row.lines)
 
 # %% [markdown]
 # ## What a million tokens cost

@@ -353,15 +353,10 @@ show_source(
 # ## Measured against predicted
 
 # %%
-from minllm.course import load_record, recorded
+from minllm.course import listing, recorded
 
-measured = {row["benchmark"] for row in load_record()["rows"]}
 for benchmark in ("speculation", "speculation step"):  # names in the record
-    if benchmark in measured:
-        for row in recorded(benchmark, listed=True)[:8]:
-            print(row)
-    else:
-        print(f"No row of {benchmark!r} is recorded yet.")
+    print(listing(recorded(benchmark, "0.8 of drafts", "ngram")))
 guess.against(
     five_rows_percent=five_rows_percent,
     tokens_of_4=tokens_of_4,

@@ -52,7 +52,7 @@ def curves(
             )
         )
         drawn.append(label(key_x + 28, HEIGHT + 12, name))
-        key_x = min(WIDTH - RIGHT, key_x + 46 + text_width(name))
+        key_x = min(WIDTH - RIGHT, key_x + 52 + 1.1 * text_width(name))
     spoken = "; ".join(
         f"{name}: {short(points[0][1])} at {short(points[0][0])} to {short(points[-1][1])} at {short(points[-1][0])}"
         for name, points in series.items()

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from minllm.figures.figure import FONT_SIZE, GRID, MUTED, element, label
 from minllm.figures.scale import Scale, short
 
-WIDTH, HEIGHT = 640.0, 370.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 48.0, 46.0
+WIDTH, HEIGHT = 640.0, 378.0
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 56.0, 46.0  # TOP: title, name of the y axis, and room for a tick at the top of the axis
 
 
 @dataclass(frozen=True)
@@ -40,5 +40,5 @@ class Plane:
             drawn.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(tick), y2=y(tick), stroke=GRID))
             drawn.append(label(LEFT - 6, y(tick) + 4, short(tick), "end", fill=MUTED))
         drawn.append(label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, self.x_name, "middle"))
-        drawn.append(label(0, TOP - 8, self.y_name, fill=MUTED))
+        drawn.append(label(0, TOP - 16, self.y_name, fill=MUTED))
         return drawn
