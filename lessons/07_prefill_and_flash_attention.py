@@ -517,8 +517,8 @@ print(f"tensor cores busy: {one:.0%} with one consumer, {two:.0%} with two")
 assert 0.6 < one < 0.7 and two > 0.95
 
 # %% [markdown]
-# What two consumers in turns can win is half as much again. The maxima, the sums, the rescaling of $o$ and the
-# masked tiles take their part, and none of them is in the picture.
+# Two consumers that take turns can be half as fast again. The maxima, the sums, the rescaling of $o$ and the masked
+# tiles cost time, too, and are not in the picture.
 
 # %% tags=["hide-input"]
 from minllm.kernels.attention.flash_attention_3 import consumer as hopper_consumer

@@ -26,8 +26,9 @@
 #     attention --> rest["feed-forward,<br/>next layer, logits"]
 # ```
 #
-# $$\text{slot} = \text{block table}[\lfloor p / 16 \rfloor] \cdot 16 + p \bmod 16 \qquad
-# \text{bytes per token} = 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot \text{bytes per number}$$
+# $$\text{slot} = \text{block table}[\lfloor p / 16 \rfloor] \cdot 16 + p \bmod 16$$
+#
+# $$\text{bytes per token} = 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot \text{bytes per number}$$
 #
 # The cache lies in blocks of 16 slots. A sequence's block table lists its blocks in the order of its tokens, so
 # position $p$ has a slot. Given the slots, writing is a copy:
@@ -444,7 +445,7 @@ guess.against(
 )
 
 # %% [markdown]
-# A guess with the cache that is too low forgot attention, which looks at every token before. The
+# If your guess with the cache is too low, it forgot attention, which looks at every earlier token. The
 # notes' 42.5 GB are 42.9 without rounding on the way. The model needs 5.4: an eighth. The difference decides
 # whether that batch fits beside the weights on one GPU. Other models differ:
 

@@ -206,7 +206,7 @@ bars(
 #
 # ## Out of room
 #
-# A batch grows as it writes, and one day no block is free and no sequence has ended. Then a sequence has to go, and
+# The sequences of a batch grow, until no block is free and none of them has ended. Then a sequence has to go, and
 # come back later. Either its keys and values are swapped to the host's memory and back, or they are dropped and
 # recomputed. Which is faster? That is a question of rates:
 

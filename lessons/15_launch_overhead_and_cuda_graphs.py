@@ -775,8 +775,7 @@ show_case("too_early")
 # The list of launches is short now, the host is out of the loop, and gaps overlap. The last bars show the rest: a
 # step is still longer than its floor, most of all for the smallest model. The cheap way out is to give each launch
 # more to do. A batch of 8 sequences has about as many launches as one, and reads the weights once, too: the floor
-# barely moves, and eight tokens come out. How to keep a batch full while sequences come and go is [lesson
-# 16](16_batching_many_requests.py).
+# barely moves, and eight tokens come out. [Lesson 16](16_batching_many_requests.py) keeps a batch full while sequences come and go.
 #
 # ## Sources
 #

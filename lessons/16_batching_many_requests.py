@@ -410,7 +410,7 @@ assert 16 < recompute_ms(config, 1000, host_rates) < 18
 #
 # The knee is where linear layers stop being shared: at $N$ = 192 sequences it is arithmetic, and no
 # policy moves it. Beyond it each token must cost less: fewer bits per weight, tokens that a small model proposes,
-# experts of which few are used, or more GPUs. [Lesson 17](17_the_whole_engine.py) puts the whole engine together.
+# experts of which few are used, or [more GPUs](20_several_gpus.py). [Lesson 17](17_the_whole_engine.py) puts the whole engine together.
 #
 # ## Sources
 #

@@ -532,8 +532,9 @@ llm.close()
 # The stages show where the bytes are: nearly all are weights at batch 1, and two thirds are keys and values at batch
 # 256.
 # [Weights in four bits](18_quantised_weights.py) shorten the first bar, quantised keys and values the second, and
-# [drafts that one step verifies](19_speculative_decoding.py) divide both by the tokens that are accepted. Take the largest bar,
-# predict, measure.
+# [drafts that one step verifies](19_speculative_decoding.py) divide both by the
+# tokens that are accepted; [several GPUs](20_several_gpus.py) divide every bar and add the time of their sums. Take
+# the largest bar, predict, measure.
 #
 # ## Sources
 #

@@ -341,7 +341,8 @@ curves(
     "The same product, measured",
     log_x=True,
     log_y=True,
-    caption=f"28,672 x 4,096 weights; {row.label}. int4 has kernels for up to 64 tokens.",
+    caption=f"28,672 x 4,096 weights; {row.label}. int4 has kernels for up to 64 "
+    "tokens.",
 )
 
 # %%

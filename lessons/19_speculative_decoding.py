@@ -442,9 +442,8 @@ assert 6 < sizes[1] / sizes[0] < 7
 # ## What next, and which measurement says so
 #
 # The tokens per step show the limit: acceptance bounds them at $1 / (1 - a)$, and no kernel moves that. Better drafts
-# do: heads on the
-# model's hidden states (Medusa, EAGLE), and trees that try several continuations at once. When one GPU is full,
-# the rows are gone, and [the whole engine](17_the_whole_engine.py) says what else is left.
+# do: heads on the model's hidden states (Medusa, EAGLE), and trees that try several continuations at once. When one
+# GPU is full, no rows are left for drafts, and the way on is [a second GPU](20_several_gpus.py).
 #
 # ## Sources
 #
