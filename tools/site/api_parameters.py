@@ -67,7 +67,7 @@ def parameters(function: griffe.Object, pkg: griffe.Module) -> list[griffe.Docst
     for one in signature.parameters:
         if one.name not in ("self", "cls"):
             stars = {griffe.ParameterKind.var_keyword: "**", griffe.ParameterKind.var_positional: "*"}.get(one.kind, "")
-            default = "any" if stars else one.default
+            default = "none" if stars else one.default
             text = meaning(function, one.name, pkg)
             rows.append(griffe.DocstringParameter(stars + one.name, annotation=one.annotation, description=text, value=default))
     return rows
