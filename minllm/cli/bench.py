@@ -227,6 +227,7 @@ def bench_speculation(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompts.")] = 128,
     tokens: Annotated[int, typer.Option(min=3, help="Tokens to generate.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the median is reported.")] = 3,
+    batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="With and without drafts, as in generate.")] = False,
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.AUTO,
     json_file: JsonOption = None,
@@ -236,9 +237,9 @@ def bench_speculation(
         from minllm.bench import speculation as benchmark
 
         benchmark.run(
-            model, dict(device=device.value, dtype=dtype.value), draft=draft, num_speculative_tokens=num_speculative_tokens,
-            acceptance=acceptance or (), batches=batch or [1], prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats,
-            json_file=json_file,
+            model, dict(device=device.value, dtype=dtype.value, batch_invariant=batch_invariant), draft=draft,
+            num_speculative_tokens=num_speculative_tokens, acceptance=acceptance or (), batches=batch or [1],
+            prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file,
         )  # fmt: skip
 
 
