@@ -26,7 +26,7 @@ from minllm.bench.record import Row, new_record, write_json
 from minllm.costs.serving import StepCosts
 from minllm.costs.speculation import best_num_drafts, speed_up
 from minllm.engine.llm import LLM
-from minllm.engine.make_speculator import bundled_draft
+from minllm.engine.make_speculator import bundled_draft, step_costs
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidOptionError
 from minllm.machine import driver
@@ -61,7 +61,7 @@ def run(
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
     options, length = options | dict(max_num_seqs=max(batches)), prompt_tokens + tokens + num_speculative_tokens
     with opened_model(model, options, length) as llm:
-        device, costs = driver.device_name() if llm.device == "cuda" else "cpu", step_costs(llm)
+        device, costs = driver.device_name() if llm.device == "cuda" else "cpu", costs_of(llm)
         plain = {count: measure(llm, count, prompt_tokens, tokens, repeats) for count in batches}
     rows: list[Row] = []
     suffix = ", batch invariant" if options.get("batch_invariant") else ""
@@ -71,7 +71,7 @@ def run(
             if directory is not None:
                 config |= {"method": "draft_model", "model": directory}
             with opened_model(model, options | dict(speculative_config=config), length) as llm:
-                of_draft = None if costs is None or directory is None else step_costs(llm, draft=True)
+                of_draft = None if costs is None or directory is None else costs_of(llm, draft=True)
                 for count in batches:
                     found = measure(llm, count, prompt_tokens, tokens, repeats)
                     share = found.acceptance if rate is None else rate
@@ -127,13 +127,11 @@ def prompts_for(llm: LLM, count: int, length: int) -> list[list[int]]:
     return [ids[start : start + length] for start in (index * STRIDE % (len(ids) - length) for index in range(count))]
 
 
-def step_costs(llm: LLM, draft: bool = False) -> StepCosts | None:
+def costs_of(llm: LLM, draft: bool = False) -> StepCosts | None:
     """The predicted times of a model's steps, or of its draft model's; None on hardware without a data sheet."""
     gpu = find_gpu(driver.device_name()) if llm.device == "cuda" else None
-    if gpu is None:
-        return None
     model = llm.engine.runner.speculator.source.model if draft else llm.engine.model
-    return StepCosts.of(model.config, gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops or gpu.fp32_tflops)
+    return None if gpu is None else step_costs(model.config, gpu)
 
 
 def prediction(costs: StepCosts, acceptance: float, count: int, most: int, draft: StepCosts | None) -> float:

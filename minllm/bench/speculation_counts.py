@@ -76,7 +76,7 @@ def run(*, prompts: int, prompt_tokens: int, tokens: int, json_file: Path | None
 def count(config: dict[str, Any], prompts: int, prompt_tokens: int, tokens: int) -> Counted:
     """Tokens and rows per step of one source on the bundled model."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-    with LLM(device="cpu", dtype="float32", max_num_seqs=1, max_model_len=prompt_tokens + tokens, speculative_config=config) as llm:
+    with LLM(device="cpu", dtype="float32", max_num_seqs=1, speculative_config=config) as llm:
         text = minllm.held_out_text()[: CHARACTERS * (prompts * STRIDE + prompt_tokens)]  # the whole text takes seconds to encode
         ids = llm.tokenizer.encode(text)
         for start in range(0, prompts * STRIDE, STRIDE):

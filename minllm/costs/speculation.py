@@ -6,15 +6,21 @@ yields 1 + a + a^2 + .. + a^k tokens on average:
     E(a, k) = (1 - a^(k + 1)) / (1 - a)
     speed-up = E(a, k) t(n) / (t(n (1 + k)) + k d(n) + d(n (1 + k)))        for n sequences
 
-t(rows) is the floor of a step's linear layers, max(weights / bandwidth, FLOPs per row * rows / peak); d is that of a draft model, which
-computes the rows of the step and then k rows per sequence, one by one; 0 for n-grams. Below the ridge t does not grow with its rows, so
-drafts are free; above it each wasted row costs as much as a useful one, and the speed-up falls below 1 unless a is near 1. Attention reads
-the same keys with and without drafts, and is left out.
+t(rows) is the time of a step's linear layers (costs/serving.py); d is that of a draft model, which computes the rows of the step and then k
+rows per sequence, one by one; 0 for n-grams. Attention reads the same keys with and without drafts, and is left out.
+
+As a floor, t is the longer of reading the weights and arithmetic: up to the ridge it does not grow with its rows, so drafts are free;
+beyond it each wasted row costs as much as a useful one, and the speed-up falls below 1 unless a is near 1. Kernels of few rows do not reach
+that floor: a decode step of the 8B shape on an H200 grows from 1 to 256 rows as if nothing overlapped, t(rows) = W / B + F rows / C, within
+a tenth (docs/results/h200.json, rows "decode step"). So the engine chooses, and its benchmark predicts, with OVERLAP: each row costs
+something, long before the ridge.
 
 Source: Leviathan, Kalman, Matias 2023, equation 1 and theorem 3.8, which counts a step of more rows as free.
 """
 
 from minllm.costs.serving import StepCosts
+
+OVERLAP = 0.0  # of reading and arithmetic, measured: what StepCosts takes for predictions that are to be near the truth
 
 
 def expected_tokens(acceptance: float, num_drafts: int) -> float:
@@ -28,7 +34,7 @@ def wasted_share(acceptance: float, num_drafts: int) -> float:
 
 
 def step_seconds(costs: StepCosts, num_sequences: int, num_drafts: int, draft: StepCosts | None = None) -> float:
-    """The floor of a step that verifies this number of drafts of each sequence, with that of drafting the next ones."""
+    """The time of a step that verifies this number of drafts of each sequence, with that of drafting the next ones."""
     rows = num_sequences * (1 + num_drafts)
     seconds = costs.linear_seconds(rows, rows)
     if draft is not None and num_drafts:

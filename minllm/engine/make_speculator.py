@@ -10,7 +10,7 @@ from minllm.cache.capacity import CacheBudget
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.policy import CachePolicy
 from minllm.costs.serving import StepCosts
-from minllm.costs.speculation import best_num_drafts
+from minllm.costs.speculation import OVERLAP, best_num_drafts
 from minllm.engine.cache_format import cache_shape, check_shape
 from minllm.engine.drafting.draft_model import DraftModel
 from minllm.engine.drafting.lookahead import LookaheadDrafts
@@ -21,7 +21,7 @@ from minllm.engine.running.speculator import DraftSource, Speculator
 from minllm.engine.scheduling.speculative import Speculation
 from minllm.engine.speculative_config import SpeculativeConfig
 from minllm.errors import CheckpointError, InvalidOptionError
-from minllm.machine.hardware import find_gpu
+from minllm.machine.hardware import Gpu, find_gpu
 from minllm.models.config import ModelConfig
 from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
@@ -107,13 +107,17 @@ def make_speculation(config: SpeculativeConfig | None, device: str, model: Model
         return None
     best, gpu = None, None if device == "cpu" or config.tree is not None else _known_gpu()
     if gpu is not None:
-        peaks = gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops or gpu.fp32_tflops
-        costs, of_draft = StepCosts.of(model, *peaks), None if draft is None else StepCosts.of(draft.config, *peaks)
-        best = functools.partial(best_num_drafts, costs, most=config.num_speculative_tokens, draft=of_draft)
+        of_draft = None if draft is None else step_costs(draft.config, gpu)
+        best = functools.partial(best_num_drafts, step_costs(model, gpu), most=config.num_speculative_tokens, draft=of_draft)
     return Speculation(config.num_speculative_tokens, needs_room=draft is not None, best=best, tree=config.tree)
 
 
-def _known_gpu() -> Any:
+def step_costs(model: ModelConfig, gpu: Gpu) -> StepCosts:
+    """The predicted times of a model's steps on a GPU."""
+    return StepCosts.of(model, gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops or gpu.fp32_tflops, overlap=OVERLAP)
+
+
+def _known_gpu() -> Gpu | None:
     from minllm.runtime.device import current_device
 
     return find_gpu(current_device().name)

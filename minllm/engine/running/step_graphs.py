@@ -3,8 +3,9 @@
 A launch costs the host about 0.1 ms of checks and look-ups, and a step has hundreds of launches. So a step is padded to the next size for
 which there is a graph, whose replay is one launch:
 
-    tokens    powers of two up to 256, then multiples of 256; if all sequences decode, their number: 1, 2, 4 and multiples of 8
-    decodes   sequences that decode, which come first; beside prompts up to 32, up to 128, or all
+    tokens    powers of two up to 256, then multiples of 256; if all sequences decode, their number: 1, 2, 4 and multiples of 8; if they
+              verify drafts, 4, 5 or 6 times a power of two
+    decodes   sequences that decode, which come first; beside prompts up to 32, up to 128, or all; with drafts a power of two
     prompts   the other sequences: one alone, or up to 32 beside those that decode
     columns   block tables for contexts of 1k, 4k, 16k ... tokens, because kernels choose by the longest context possible
     kind      which kernels choose the tokens (SamplingKind)
@@ -39,6 +40,7 @@ SHORTEST_CONTEXT = 1024  # tokens that the narrowest block tables cover
 TOKEN_STEP = 256  # above this, numbers of tokens are multiples of it
 MOST_PROMPTS = 32  # more prompts in one step are computed kernel by kernel
 MIXED_SIZES = (32, 128)
+ROW_FRACTIONS = (4, 5, 6)  # times a power of two: 2, 3, 4 and 5 rows of 64 sequences are among them
 
 
 class GraphKey(NamedTuple):
@@ -81,6 +83,17 @@ def mixed_sizes(max_num_seqs: int) -> list[int]:
     return [size for size in MIXED_SIZES if size < max_num_seqs] + [max_num_seqs]
 
 
+def verification_sizes(max_num_seqs: int, query_len: int) -> dict[int, list[int]]:
+    """For numbers of sequences, the numbers of rows with which they verify drafts for which graphs are captured, both ascending.
+
+    A sequence of padding costs next to nothing, so powers of two will do. Rows are close: each is computed in full, and sequences differ in
+    how many drafts are worth verifying. query_len: the most rows of a sequence.
+    """
+    decodes = sorted({1 << i for i in range((max_num_seqs - 1).bit_length())} | {max_num_seqs})
+    rows = sorted({2, 3, *(fraction << i for fraction in ROW_FRACTIONS for i in range((max_num_seqs * query_len).bit_length()))})
+    return {count: [size for size in rows if count < size < count * query_len] + [count * query_len] for count in decodes}
+
+
 def token_sizes(most: int) -> list[int]:
     """The numbers of tokens, with prompts among them, for which graphs are captured."""
     powers = [1 << i for i in range(TOKEN_STEP.bit_length() - 1)]
@@ -118,6 +131,7 @@ class StepGraphs:
         """
         self.machine, self.block_size, self.compute, self.query_len = machine, block_size, compute, query_len
         self.decode_sizes, self.widths = decode_sizes(max_num_seqs), table_widths(columns, block_size)
+        self.verification_sizes = verification_sizes(max_num_seqs, query_len) if query_len else {}
         self.mixed_sizes, self.most_prompts = mixed_sizes(max_num_seqs), min(MOST_PROMPTS, max_num_seqs)
         self.token_sizes = token_sizes(max(max_tokens, max_num_seqs * max(1, query_len) + 1))
         # Nobody knows what the first launch of a user's own kernel loads and makes, nor that of a source of drafts.
@@ -130,11 +144,6 @@ class StepGraphs:
         if residual_window:
             slot_mapping, context_lens = (ops.zeros((max_num_seqs,), np.int32) for _ in range(2))
             self._recent = slot_mapping, context_lens, ops.zeros((max_num_seqs, ring_blocks(residual_window)), np.int32)
-
-    @property
-    def verified_rows(self) -> list[int]:
-        """The rows per sequence in steps that verify drafts: for half of the drafts that there may be on average, and for all."""
-        return sorted({1 + self.query_len // 2, self.query_len})
 
     @property
     def mixed_columns(self) -> int:
@@ -153,11 +162,11 @@ class StepGraphs:
         """The graph for a step with contexts of up to `context` tokens; None if no graph is large enough."""
         columns = next_size(-(-context // self.block_size), self.widths)
         if num_prompts == 0:
-            decodes = next_size(num_decodes, self.decode_sizes)
             if num_tokens == num_decodes:
+                decodes = next_size(num_decodes, self.decode_sizes)
                 return GraphKey(decodes, decodes, 0, columns, kind, min(1, self.query_len))
-            rows = decodes * next_size(-(-num_tokens // decodes), self.verified_rows)
-            return GraphKey(rows, decodes, 0, columns, kind, self.query_len)
+            decodes = next_size(num_decodes, self.verification_sizes)
+            return GraphKey(next_size(num_tokens, self.verification_sizes[decodes]), decodes, 0, columns, kind, self.query_len)
         if num_prompts + num_decodes == 1:
             tokens = next_size(num_tokens, self.token_sizes)
             return None if tokens is None else GraphKey(tokens, 0, 1, columns, kind, self.query_len)
@@ -214,12 +223,11 @@ class StepGraphs:
         together = [GraphKey(tokens, n, self.most_prompts, self.mixed_columns, kinds[0], self.query_len) for tokens, n in sizes]
         prompts = [GraphKey(tokens, 0, 1, columns, kinds[0], self.query_len) for tokens in reversed(self.token_sizes)]
         widths = {kind: self.widths[: 2 if kind == kinds[0] else 1] for kind in kinds}
-        each = [(1, min(1, self.query_len))]
-        if self.query_len:
-            each = [(rows, self.query_len) for rows in reversed(self.verified_rows)] + each
+        sizes = [(n, n, min(1, self.query_len)) for n in self.decode_sizes]
+        sizes += [(rows, n, self.query_len) for n, each in self.verification_sizes.items() for rows in each]
         decodes = [
-            GraphKey(n * rows, n, 0, width, kind, query_len)
-            for kind in kinds for width in widths[kind] for rows, query_len in each for n in reversed(self.decode_sizes)
+            GraphKey(rows, n, 0, width, kind, query_len)
+            for kind in kinds for width in widths[kind] for rows, n, query_len in sorted(sizes, reverse=True)
         ]  # fmt: skip
         return ([] if self._recent else together + prompts) + decodes
 

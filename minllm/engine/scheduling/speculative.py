@@ -17,7 +17,7 @@ from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.step import Span, Verified
 from minllm.kernels.speculation.token_tree import TokenTree
 
-PROBE = 32  # steps
+PROBE = 32  # steps; all sequences try in the same one, because many steps that are a row too long cost more than a few long ones
 MEMORY = 0.1  # how far one draft moves the estimate of a sequence's acceptance
 
 
@@ -56,7 +56,7 @@ class Speculation:
     tree: the tree whose first nodes a verification computes; None if each draft follows the one before it.
     needs_room: whether drafting writes keys and values for the tokens that it drafts, behind those that a step verifies. best: the best
     number of drafts for a rate of acceptance and a number of sequences that decode (costs/speculation.py); None takes all there are. A
-    sequence for which none is best tries one draft every PROBE steps, because its text may change.
+    sequence for which none is best tries one draft in each PROBE-th step, because its text may change.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Speculation:
         self.num_speculative_tokens, self.needs_room, self._best, self.tree = num_speculative_tokens, needs_room, best, tree
         self._found: dict[tuple[int, int], int] = {}  # (twentieths of acceptance, sequences) -> best number of drafts
         self._drafted: WeakKeyDictionary[Sequence, Drafted] = WeakKeyDictionary()
+        self._num_steps = 0
         self.counts = SpeculationCounts()
 
     def most_new(self, num_rows: int) -> int:
@@ -99,17 +100,16 @@ class Speculation:
         needed = sequence.num_reserved_tokens - sequence.num_computed_tokens - 2  # the last token is never computed
         if self.tree is not None:
             return found if needed > 0 else 0
-        return max(0, min(found, self._wanted(sequence, drafted.acceptance, num_sequences), needed))
+        return max(0, min(found, self._wanted(drafted.acceptance, num_sequences), needed))
 
-    def _wanted(self, sequence: Sequence, acceptance: float, num_sequences: int) -> int:
+    def _wanted(self, acceptance: float, num_sequences: int) -> int:
         """The number of drafts that is worth verifying."""
         if self._best is None:
             return self.num_speculative_tokens
         rate, sequences = round(20 * acceptance), 1 << (num_sequences - 1).bit_length()
         if (rate, sequences) not in self._found:
             self._found[rate, sequences] = self._best(rate / 20, sequences)
-        is_probe = len(sequence.output_token_ids) % PROBE == 0
-        return max(self._found[rate, sequences], int(is_probe))
+        return max(self._found[rate, sequences], int(self._num_steps % PROBE == 0))
 
     def _excludes(self, sequence: Sequence) -> bool:
         """Whether the host decides between two tokens of a sequence."""
@@ -117,6 +117,7 @@ class Speculation:
 
     def take(self, spans: list[Span], verified: Verified, memory: KVCacheManager) -> None:
         """Learn how many tokens a step's sequences got, and give back the room of rejected drafts."""
+        self._num_steps += 1
         owners = [(span, sequence) for span in spans for sequence in span.sampled]
         for (span, sequence), count, num_drafts in zip(owners, verified.counts, verified.num_drafts, strict=True):
             sequence.num_in_flight += count - 1  # each of its tokens takes one

@@ -1,8 +1,11 @@
 """Steps that verify drafts, as graphs: the text is that of plain decoding, whatever is padded, and every step is a replay."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minllm import LLM, SamplingParams
+from minllm.engine.running.step_graphs import next_size, verification_sizes
 from tests.engine.checks import BLOCK_BYTES
 from tests.engine.models import model_directory
 from tests.engine.running.test_step_graphs import QueueMachine, results, steps_ended, with_graphs
@@ -62,16 +65,29 @@ def test_a_draft_models_steps_are_in_the_graph(plain):  # noqa: F811
     assert accepted[0] == accepted[1]
 
 
-def test_steps_of_decodes_are_as_wide_as_their_drafts_need():
-    """Ragged runs are packed: their rows are rounded up to a multiple of the sequences, and the longest run decides nothing else."""
+@given(st.integers(1, 70), st.integers(2, 9), st.data())
+def test_a_verification_is_little_longer_than_its_rows(most, query_len, data):
+    """For any number of sequences and rows there is a size, and rows of padding are at most a third, or those of sequences of padding."""
+    sizes = verification_sizes(most, query_len)
+    count = data.draw(st.integers(1, most))
+    rows = data.draw(st.integers(count + 1, count * query_len))
+    decodes = next_size(count, sizes)
+    padded = next_size(rows, sizes[decodes])
+    assert count <= decodes < 2 * count and decodes <= most
+    assert rows <= padded <= max(4 * rows / 3 + 1, 3 * decodes / 2 + 1)
+
+
+def test_steps_of_decodes_are_as_long_as_their_drafts_need():
+    """Ragged runs are packed: the longest run decides nothing about the number of rows."""
     with LLM(model_directory("llama3"), **SMALL, max_num_seqs=8, speculative_config=ngrams(DRAFTS)) as llm:
         with_graphs(llm, QueueMachine(), 8, 128)
         graphs = llm.engine.runner.graphs
         kind = llm.engine.runner.slots.kind([])
         keys = [graphs.key(3, 0, rows, 64, kind) for rows in (3, 4, 12, 13, 15)]
-        assert [(key.tokens, key.query_len) for key in keys] == [(4, 1), (12, 5), (12, 5), (20, 5), (20, 5)]
+        assert [(key.tokens, key.decodes, key.query_len) for key in keys] == [(4, 4, 1), (5, 4, 5), (12, 4, 5), (16, 4, 5), (16, 4, 5)]
         captured = {(key.tokens, key.decodes, key.query_len) for key in graphs.keys([kind]) if not key.prompts}
-        assert captured == {(rows * n, n, 1 if rows == 1 else 5) for n in (1, 2, 4, 8) for rows in (1, 3, 5)}
+        reached = [graphs.key(n, 0, rows, 64, kind) for n in range(1, 9) for rows in range(n, 5 * n + 1)]
+        assert captured == {(key.tokens, key.decodes, key.query_len) for key in reached}, "no graph is captured in vain, none later"
 
 
 def test_a_source_that_fails_while_it_is_captured_is_switched_off(plain):  # noqa: F811

@@ -38,14 +38,17 @@ def verify(speculation, sequence, drafted, accepted):
 
 def test_a_sequence_whose_drafts_are_wrong_in_a_large_batch_stops_and_tries_again():
     speculation = Speculation(8, best=best)
-    sequence = running(speculation)
-    assert speculation.num_drafts(sequence, 1) == 8 and speculation.num_drafts(sequence, 64) > 0
-    for _ in range(40):
+    sequence, other = running(speculation), running(speculation, tokens=9)
+    assert speculation.num_drafts(sequence, 1) == 8 and speculation.num_drafts(sequence, 16) > 0
+    for _ in range(PROBE + 8):
         verify(speculation, sequence, 4, 0)
+        speculation.drafted(other).acceptance = 0.0
     assert speculation.drafted(sequence).acceptance < 0.05
-    assert speculation.num_drafts(sequence, 256) == 0
-    sequence.output_token_ids += [0] * (-len(sequence.output_token_ids) % PROBE)
-    assert speculation.num_drafts(sequence, 256) == 1
+    tried = []
+    for _ in range(2 * PROBE):
+        tried.append([speculation.num_drafts(each, 256) for each in (sequence, other)])
+        verify(speculation, sequence, 0, 0)
+    assert sorted(tried) == [[0, 0]] * (2 * PROBE - 2) + [[1, 1]] * 2, "all try in the same step"
     for _ in range(40):
         verify(speculation, sequence, 1, 1)
     assert speculation.drafted(sequence).acceptance > 0.9 and speculation.num_drafts(sequence, 1) == 8
