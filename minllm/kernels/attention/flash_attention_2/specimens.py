@@ -16,7 +16,6 @@ def specimens():
     for dtype in HALF_DTYPES:
         yield from flash_attention_2_specimens(dtype.name)
     yield strided_specimen("bfloat16")
-    yield fixed_order_specimen("bfloat16")
     yield from flash_attention_2_float32_specimens()
     yield from flash_attention_2_quantized_specimens()
 
@@ -39,13 +38,6 @@ def strided_specimen(dtype):
     name, (query, *_), cache = like.name.replace("attention/", "attention/strided/", 1), like.arguments, array(dtype, 4, gaps=True)
     arguments = (query, cache, NO_SCALES, cache, NO_SCALES, *like.arguments[5:])
     return dataclasses.replace(like, name=name, arguments=arguments, targets=((9, 0),))
-
-
-def fixed_order_specimen(dtype):
-    """The tiles whose number of keys is the same for every call."""
-    tiles = "x".join(map(str, flash_attention_2.small_tiles(128)[:2]))
-    like = next(one for one in flash_attention_2_specimens(dtype) if one.name == f"attention/flash_attention_2/128/{tiles}/{dtype}")
-    return dataclasses.replace(like, name=f"attention/fixed_order/128/{tiles}/{dtype}", targets=((9, 0),))
 
 
 def flash_attention_2_float32_specimens():
