@@ -71,7 +71,7 @@ def main():
     excused = {name: reason for name in failed if (reason := reason_against(name))}
     passed = len(launching) - len(failed)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+        options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
     if options.list:
         for name in sorted(failed):
             what = f"not simulated: {excused[name]}" if name in excused else launching[name]["message"]

@@ -196,7 +196,7 @@ def gather(work):
             "The held-out text, held_out.txt, is those ten modules, under the PSF licence.\n\n"
             "| package | version | licence as its metadata states it | million characters |\n|---|---|---|---|\n"
         )
-        (work / "NOTICE.md").write_text("# What the bundled models learned from\n\n" + header + "\n".join(rows) + "\n")
+        (work / "NOTICE.md").write_text("# What the bundled models learned from\n\n" + header + "\n".join(rows) + "\n", encoding="utf-8")
         print(f"library: {len(library)} files, {sum(map(len, library)) / 1e6:.1f} M characters; "
               f"{len(rows)} packages: {len(packages)} files, {sum(map(len, packages)) / 1e6:.1f} M characters", flush=True)  # fmt: skip
         np.save(work / "library.npy", encode(tokenizer, library))
@@ -305,7 +305,7 @@ def save(model, tokenizer, directory):
     tokenizer.save(str(directory / "tokenizer.json"))
     tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT,
                         "clean_up_tokenization_spaces": False, "model_max_length": 2048}  # fmt: skip
-    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n", encoding="utf-8")
 
 
 def show_completions(model, tokenizer):

@@ -53,7 +53,7 @@ def open_missing_streams() -> None:
         pass
     os.close(number)
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
     if sys.stdout is None:
         print("minllm: standard output is closed: send it to a file, a pipe or /dev/null.", file=sys.stderr)
         sys.exit(1)

@@ -49,7 +49,7 @@ def device_name(library_name=LIBRARY):
 def release():
     """The driver's release number, such as 580.65.06, or "" if its kernel module is not loaded."""
     try:
-        with open("/sys/module/nvidia/version") as file:
+        with open("/sys/module/nvidia/version", encoding="utf-8") as file:
             return file.read().strip()
     except OSError:
         return ""

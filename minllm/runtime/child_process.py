@@ -25,7 +25,8 @@ def start_child(module: str, task: bytes, environment: Mapping[str, str] = {}, *
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED")}
     path = sorted(map(os.path.abspath, sys.path), key=lambda place: place not in standard)
     command = [sys.executable, "-P", "-c", CODE, module, *path]
-    child = subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.PIPE, start_new_session=True, **streams)
+    apart = dict(start_new_session=True, creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0))  # POSIX; Windows
+    child = subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.PIPE, **apart, **streams)
     with contextlib.suppress(OSError):  # it has ended already
         child.stdin.write(len(task).to_bytes(8, "little") + task)
         child.stdin.flush()

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import types as python_types
 from dataclasses import dataclass
+from pathlib import Path
 
 from numba.cuda import dispatcher as numba_dispatcher
 from numba.cuda.compiler import compile_cuda, kernel_fixup
@@ -62,10 +63,10 @@ class CompiledKernel:
         nvdisasm = find_nvidia_binary_utility("nvdisasm")
         if nvdisasm is None:
             raise KernelCompilationError("nvdisasm was not found, and SASS cannot be shown without it: pip install nvidia-cuda-nvdisasm")
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(self.cubin)
-            file.flush()
-            command = [nvdisasm, "-c", "-ndf", *options, file.name]
+        with tempfile.TemporaryDirectory() as folder:  # Windows lets no other process open a file that is open here
+            path = Path(folder) / "kernel.cubin"
+            path.write_bytes(self.cubin)
+            command = [nvdisasm, "-c", "-ndf", *options, path]
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

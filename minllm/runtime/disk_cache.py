@@ -96,4 +96,7 @@ def write(path, contents):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(contents)
-        os.replace(file.name, path)
+        try:
+            os.replace(file.name, path)
+        except OSError:  # on Windows, while another process reads the entry
+            os.unlink(file.name)

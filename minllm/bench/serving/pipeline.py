@@ -100,7 +100,7 @@ def write_shape_with_words(directory: Path, config: dict[str, Any]) -> None:
 
 def write_words(directory: Path, vocab_size: int) -> None:
     """The bundled model's tokenizer with made-up words for the ids that it lacks, so that every id has a text to decode."""
-    tokenizer = json.loads((bundled_model() / "tokenizer.json").read_text())
+    tokenizer = json.loads((bundled_model() / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary.update({f"Ġword{token_id}": token_id for token_id in range(len(vocabulary), vocab_size)})
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")

@@ -53,7 +53,7 @@ def opened(model: str, dtype: str, device: str, max_tokens: int | None) -> Itera
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary) if model in SHAPES else BUNDLED_CONFIG.parent if model == BUNDLED else Path(model)
         if model in SHAPES:
-            (directory / "config.json").write_text(json.dumps(SHAPES[model]))
+            (directory / "config.json").write_text(json.dumps(SHAPES[model]), encoding="utf-8")
         network = loaded(directory, dtype, device, has_weights=model not in SHAPES)
         settings = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         hints = WorkloadHints(max_prompt_length=max_tokens or 0, max_generated_length=max_tokens or 0)

@@ -55,7 +55,7 @@ class GptqFormat(StoredFormat, Int4Format):
         """A module's matrix [outputs, inputs] by the group of each input, float32."""
         tensors = ModuleTensors(checkpoint, projection.name)
         codes, scales, zeros = self._parts(tensors)
-        groups = tensors.codes("g_idx", np.int32)
+        groups = tensors.words("g_idx", 1)
         if groups.min() < 0 or groups.max() >= scales.shape[1]:
             raise CheckpointError(f"{checkpoint.directory}: {projection.name}.g_idx names groups that scales do not have; copy it again.")
         return (codes.astype(np.float32) - zeros[:, groups]) * scales.astype(np.float32)[:, groups]
@@ -69,8 +69,8 @@ class GptqFormat(StoredFormat, Int4Format):
 
     def _parts(self, tensors: ModuleTensors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(codes [outputs, inputs], scales [outputs, groups], zeros [outputs, groups])."""
-        codes = unpack_words(tensors.codes("qweight", np.int32), 0).T
-        zeros = unpack_words(tensors.codes("qzeros", np.int32), 1).T + np.uint8(self.stored_less) & np.uint8(15)  # 15 is 0 less one
+        codes = unpack_words(tensors.words("qweight", 2), 0).T
+        zeros = unpack_words(tensors.words("qzeros", 2), 1).T + np.uint8(self.stored_less) & np.uint8(15)  # 15 is 0 less one
         return codes, tensors.scales("scales").T, zeros
 
 
@@ -79,15 +79,15 @@ def stored_less(checkpoint: Any, modules: list[str]) -> int:
     codes, zeros = [], []
     for module in modules[:: max(1, len(modules) // MODULES)]:
         tensors = ModuleTensors(checkpoint, module)
-        words = tensors.codes("qweight", np.int32)
+        words = tensors.words("qweight", 2)
         codes.append(unpack_words(words[:: max(1, len(words) // SAMPLED_WORDS)], 0).mean())
-        zeros.append(unpack_words(tensors.codes("qzeros", np.int32), 1).mean())
+        zeros.append(unpack_words(tensors.words("qzeros", 2), 1).mean())
     return int(np.mean(codes) - np.mean(zeros) > 0.5)
 
 
 def is_in_order(checkpoint: Any, module: str, group_size: int) -> bool:
     """Whether the inputs of each group are neighbours, and groups are in ascending order."""
-    groups = ModuleTensors(checkpoint, module).codes("g_idx", np.int32)
+    groups = ModuleTensors(checkpoint, module).words("g_idx", 1)
     return np.array_equal(groups, np.arange(len(groups)) // (group_size or len(groups)))
 
 

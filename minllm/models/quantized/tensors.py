@@ -23,6 +23,17 @@ class ModuleTensors(NamedTuple):
             raise CheckpointError(f"{self.checkpoint.directory}: tensor {name!r} is {found.dtype.name}; its format stores {allowed}.")
         return found
 
+    def words(self, suffix: str, axes: int) -> np.ndarray:
+        """A tensor of int32 words that is read before its shape is known to fit; CheckpointError for another number of axes, or none."""
+        found = self.codes(suffix, np.int32)
+        if found.ndim != axes or not found.size:
+            name = self.checkpoint.stored_name(f"{self.module}.{suffix}")
+            raise CheckpointError(
+                f"{self.checkpoint.directory}: tensor {name!r} has shape {list(found.shape)}; its format stores {axes} axes, none of them "
+                "empty: copy the file again."
+            )
+        return found
+
     def scales(self, suffix: str) -> np.ndarray:
         """A tensor of floating-point numbers; CheckpointError for NaN or infinity."""
         name = f"{self.module}.{suffix}"

@@ -262,6 +262,18 @@ def test_shapes_and_dtypes_that_disagree(tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize(("part", "axes"), [("g_idx", 1), ("qweight", 2), ("qzeros", 2)])
+def test_tensors_of_gptq_that_decide_its_version_and_order(part, axes, tmp_path):
+    """They are read before their shapes are compared with config.json."""
+    write(tmp_path, *CASES["gptq, zeros less one"])
+    name = f"model.layers.0.mlp.down_proj.{part}"
+    words = load_file(tmp_path / "model.safetensors")[name]
+    for damaged in (words.reshape(-1)[0].clone(), words[:0].clone()):
+        change(tmp_path, name, damaged)
+        with pytest.raises(CheckpointError, match=rf"tensor '{name}' has shape \[.*\]; its format stores {axes} axes"):
+            load(tmp_path)
+
+
 def test_nan_among_codes_of_fp8(tmp_path):
     write(tmp_path, *CASES["compressed-tensors, FP8"])
     name = "model.layers.0.mlp.down_proj.weight"

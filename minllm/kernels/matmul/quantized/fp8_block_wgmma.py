@@ -63,6 +63,16 @@ def make_scales(tiling: WgmmaTiling, gated: bool):
     return load, unrolled(add_part, parts)
 
 
+@cuda.jit(device=True, forceinline=True)
+def acquire_map(out_map):
+    """See what the host wrote to the tensor map of `out`; float32 outputs are stored from registers, and have none.
+
+    A function, because Numba drops a branch on None only where an argument is compared with it.
+    """
+    if out_map is not None:
+        ptx.fence_proxy_tensormap_acquire(out_map)
+
+
 def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipeline, epilogue):
     """The device function of a consumer, in place of that of wgmma.py: the same with sums of two levels."""
     cluster, staging_bytes, x_bytes, row_bytes = tiling.cluster, tiling.staging_bytes, tiling.x_tile.bytes, tiling.x_tile.swizzle
@@ -76,8 +86,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
         x = ptx.keep_register(wgmma_of_step.left(ring.stages + consumer * ROWS * row_bytes))
         weight = ptx.keep_register(wgmma_of_step.right(ring.stages + x_bytes))
         ring = pipeline.keep(ring)
-        if output.map is not None:
-            ptx.fence_proxy_tensormap_acquire(output.map)
+        acquire_map(output.map)
         sums, of_step = cuda.local.array(registers, float32), cuda.local.array(registers, float32)
         of_rows, next_of_rows = cuda.local.array(2, float32), cuda.local.array(2, float32)
         of_columns, next_of_columns = cuda.local.array(parts, float32), cuda.local.array(parts, float32)

@@ -1,7 +1,7 @@
 """W4A16 on Hopper for up to 16 rows of x: TMA brings codes and x to shared memory, every warp unpacks and multiplies steps of its own.
 
     out[m, n] = sum over groups of scale[n, g] * (sum over the group of x[m, k] * (128 + code[n, k]) - (128 + zero[n, g]) * sum of x[m, k])
-                + bias[n]                                    (float16: 1024 in place of 128)
+                + bias[n]                                    (float16: 16 in place of 128)
 
 At one row of x, an H200's HBM delivers 512 bytes of codes, 1,024 numbers, to each of an SM's four schedulers in the time of some 110
 instructions, and shifts and logic take the time of two each. So unpacking decides the speed: a pair of codes costs 0.75 shifts and one

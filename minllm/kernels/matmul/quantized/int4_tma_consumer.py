@@ -3,7 +3,13 @@
 For 16 inputs and 16 rows a lane turns four words of codes into mma.sync's operand A with 1.75 instructions per pair, and multiplies it by
 the fragment of x that it has loaded for all rows. Products with the offset in the codes are summed per group, as is x itself, by a product
 with ones; the scale and the offset enter once per group. The scales of the next group are loaded before the products of this one.
+
+A tensor core cuts all summands to the digits of the largest (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"), so the offset
+multiplies what is lost. In the lowest bits of a float16 a code has an offset of 1024; float16 therefore takes its codes in the highest bits
+of the mantissa, where the offset is 16, for a quarter of a shift more per pair.
 """
+
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
@@ -11,7 +17,7 @@ from minllm import ptx
 from minllm.kernels.matmul.flat.output import PADDING
 from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES
 from minllm.kernels.matmul.fragments import MULTIPLY
-from minllm.kernels.matmul.quantized.int4_tensor_core import MAGIC, MIDDLE
+from minllm.kernels.matmul.quantized.int4_tensor_core import MIDDLE
 from minllm.kernels.matmul.quantized.int4_wgmma import MOST_INPUTS, STEP, make_row_of
 from minllm.kernels.vector import load_words
 from minllm.tiles.pipeline import BARRIER_BYTES, Pipeline
@@ -22,15 +28,34 @@ CHUNK, CHUNK_BYTES = 32, 16  # inputs whose codes are 16 bytes of a row
 TILE_ROWS = 16  # rows of weight of an mma.sync
 
 
-@cuda.jit(device=True, forceinline=True)
-def pair_of_codes(word, i, mask, magic):
-    """Codes 2 i and 2 i + 1 of a word as a pair of 16-bit floats, each with the offset; mask: 0x000F000F."""
-    return (word >> uint32(4 * i) & mask) | magic
+class Offset(NamedTuple):
+    """How a code becomes a number: its four bits lie in the mantissa of a 16-bit float from bit `place` on, which makes it value + code."""
+
+    place: int
+    value: float
+    bits: int  # of a pair of `value`
+    ones: int  # of a pair of 1.0
+
+
+OFFSETS = {"bfloat16": Offset(0, 128.0, 0x43004300, 0x3F803F80), "float16": Offset(6, 16.0, 0x4C004C00, 0x3C003C00)}
+
+
+def make_pair_of_codes(offset: Offset):
+    """The device function that makes two 16-bit floats of codes 2 i and 2 i + 1 of a word, each with the offset."""
+    place, bits = offset.place, offset.bits
+
+    @cuda.jit(device=True, forceinline=True)
+    def pair_of_codes(word, i, mask):
+        if 4 * i < place:
+            return (word << uint32(place - 4 * i) & mask) | uint32(bits)
+        return (word >> uint32(4 * i - place) & mask) | uint32(bits)
+
+    return pair_of_codes
 
 
 def make_multiply_chunk(tokens: int, rows: int, dtype: str):
     """The device function with which a warp multiplies 32 inputs of all rows and tokens of a stage."""
-    blocks, pairs, bits, multiply = tokens // 8, rows // 32, MAGIC[dtype][0], MULTIPLY[dtype]
+    blocks, pairs, pair_of_codes, multiply = tokens // 8, rows // 32, make_pair_of_codes(OFFSETS[dtype]), MULTIPLY[dtype]
     b_words, a_words, pair_bytes = 4 * blocks, 4 * pairs, 2 * TILE_ROWS * LINE_BYTES
 
     @cuda.jit(device=True, forceinline=True)
@@ -50,8 +75,8 @@ def make_multiply_chunk(tokens: int, rows: int, dtype: str):
                 multiply(plain, 4 * block, ones, 0, b, 4 * block + 2 * half)
             for tile in range(2 * pairs):
                 for i in range(2):
-                    a[2 * i] = pair_of_codes(words[2 * tile], 2 * half + i, mask, uint32(bits))
-                    a[2 * i + 1] = pair_of_codes(words[2 * tile + 1], 2 * half + i, mask, uint32(bits))
+                    a[2 * i] = pair_of_codes(words[2 * tile], 2 * half + i, mask)
+                    a[2 * i + 1] = pair_of_codes(words[2 * tile + 1], 2 * half + i, mask)
                 for block in range(blocks):
                     multiply(biased, 4 * (tile * blocks + block), a, 0, b, 4 * block + 2 * half)
 
@@ -60,7 +85,7 @@ def make_multiply_chunk(tokens: int, rows: int, dtype: str):
 
 def make_groups(tokens: int, rows: int, group_size: int, dtype: str):
     """The device functions (load_scales, add_group): a lane's scales of a group, and what a group adds to the sums."""
-    blocks, tiles, offset = tokens // 8, rows // TILE_ROWS, MAGIC[dtype][1]
+    blocks, tiles, offset = tokens // 8, rows // TILE_ROWS, OFFSETS[dtype].value
 
     @cuda.jit(device=True, forceinline=True)
     def load_scales(scales, zeros, starts, groups, first, values, offsets):
@@ -107,11 +132,12 @@ def make_keep_sums(tokens: int, rows: int):
 
 def make_consume(tokens: int, tiling, dtype: str, group_size: int, halves: bool, pipeline: Pipeline):
     """The device function of a consuming warp: the sums of its steps for all rows and tokens, left in shared memory; an Int4TmaTiling."""
-    (rows, warps, _, _), blocks, tiles, one_pair = tiling, tokens // 8, tiling.rows // TILE_ROWS, MAGIC[dtype][2]
+    (rows, warps, _, _), blocks, tiles, one_pair = tiling, tokens // 8, tiling.rows // TILE_ROWS, OFFSETS[dtype].ones
     inputs, registers, plain_registers = min(group_size, MOST_INPUTS), tiles * blocks * 4, 4 * blocks
     parts, chunks, own, warp_words = STEP // inputs, inputs // CHUNK, 2 * tiles, tokens * (rows + PADDING)
     weight_words, panel_words, stage_bytes = rows * LINE_BYTES // 4, tokens * LINE_BYTES // 4, tiling.stage_bytes(tokens)
     multiply_chunk, row_of, keep_sums = make_multiply_chunk(tokens, rows, dtype), make_row_of(rows, halves), make_keep_sums(tokens, rows)
+    codes_mask = 0x000F000F << OFFSETS[dtype].place
     load_scales, add_group = make_groups(tokens, rows, group_size, dtype)
 
     @cuda.jit(device=True, forceinline=True)
@@ -155,7 +181,7 @@ def make_consume(tokens: int, tiling, dtype: str, group_size: int, halves: bool,
         for i in range(4):
             ones[i] = ptx.keep_register(uint32(one_pair))
         own_codes = uint32(ring.stages + lane * LINE_BYTES + ((lane & 7) << 4))
-        mask = uint32(uniform(int32(0x000F000F)))  # a lop3 takes one constant; another would be moved to a register for every pair of codes
+        mask = uint32(uniform(int32(codes_mask)))  # a lop3 takes one constant; another would be moved to a register for every pair of codes
         step = int32(warp)
         load_scales(scales, zeros, starts, groups, (share.first_step + step) * STEP, next_values, next_offsets)
         while step < share.steps:

@@ -12,6 +12,7 @@ from minllm.kernels.matmul.quantized import (
     int4_naive,
     int4_tensor_core,
     int4_tma,
+    int4_tma_consumer,
     int4_wgmma,
     int8,
     int8_groups,
@@ -80,13 +81,14 @@ def specimens(dtype):
     kernel = nf4.dequantize_nf4_kernel(dtype)
     yield Specimen(f"matmul/dequantize_nf4/{dtype}", kernel, (*weight, matrix), threads, 4, contains=LOADS)
     yield from specimens_in_groups_of_8_bits(dtype, matrix, bias, threads)
+    if dtype in int4_tma_consumer.OFFSETS:
+        yield from int4_tma_specimens(dtype, matrix)
     if dtype == "bfloat16":  # float16 outputs differ in one letter
         for code in CODE_DTYPES:
             yield from wgmma_specimens(code, matrix, bias)
             yield from flat_specimens(code, matrix)
         yield from fp8_block_wgmma_specimens(matrix, bias)
         yield from int4_wgmma_specimens(dtype, matrix)
-        yield from int4_tma_specimens(dtype, matrix)
 
 
 def int4_tensor_core_specimens(dtype, matrix, bias):
@@ -144,7 +146,7 @@ def codes_specimen(name, tiling, code, bias, out, instruction, gated=False):
 
 
 def fp8_block_wgmma_specimens(matrix, bias):
-    """Hopper only: all tilings, plain with a bias, and gated."""
+    """Hopper only: all tilings, plain with a bias, and gated; float32 outputs are stored from registers."""
     scales, contains = array(FLOAT32, 2), ("QGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*")
     for gated, tilings in ((False, fp8_block_wgmma.TILINGS), (True, fp8_block_wgmma.GATED_TILINGS)):
         for tiling in tilings:
@@ -154,6 +156,11 @@ def fp8_block_wgmma_specimens(matrix, bias):
             kind = f"{'silu/' if gated else ''}{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}"
             name = f"matmul/fp8_block_wgmma/{kind}/bfloat16"
             yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
+    tiling = fp8_block_wgmma.TILINGS[0]
+    kernel = wgmma_kernel(tiling, fp8_block_wgmma.DTYPE, False, False, "float32", fp8_block_wgmma.make_consume)
+    arguments = (types.uint64, types.uint64, types.none, bias, types.none, scales, scales, array("float32", 2), types.int32, types.int32)
+    name = "matmul/fp8_block_wgmma/out float32/bfloat16"
+    yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
 
 
 def flat_specimens(code, matrix):
