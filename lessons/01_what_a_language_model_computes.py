@@ -86,7 +86,8 @@ token_ids = llm.tokenizer.encode(text)  # T integers
 pieces = [llm.tokenizer.decode([token]) for token in token_ids]
 
 print(f"{len(text)} characters, {len(token_ids)} tokens")
-print(" ".join(f"{token}={piece!r}" for token, piece in zip(token_ids, pieces)))
+for token, piece in zip(token_ids, pieces):
+    print(f"{token:5} {piece!r}")
 
 # %% [markdown]
 # ## From tokens to vectors

@@ -313,7 +313,7 @@ for name, copy_kernel in (
     assert np.array_equal(copied, matrix)
     moved, asked = traces[name].total.sector_bytes, traces[name].total.bytes
     print(
-        f"{name:10}  {asked:>9,} bytes requested  {moved:>9,} bytes in sectors  "
+        f"{name:10} {asked:>9,} bytes requested, {moved:>9,} bytes in sectors, "
         f"{traces[name].total.sectors_per_request:4.0f} sectors per request"
     )
 
@@ -376,7 +376,7 @@ bars(
 )
 
 # %% tags=["hide-input"]
-print(f"by rows, 16 bytes per thread: {wide}")
+print(f"by rows, 16 bytes per thread:\n{wide}")
 
 # %% tags=["hide"]
 assert wide.value > fast.value and 4 < fast.value / slow.value < 6

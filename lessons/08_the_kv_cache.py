@@ -257,8 +257,8 @@ from minllm.course import comparable
 comparable(whole, step)
 slow, fast = whole.value, step.value / 1e3
 print(
-    f"8B shape, GPU time alone: a text of 2,048 tokens {slow:.0f} ms, one token after "
-    f"1,024 {fast:.2f} ms, {slow / fast:.0f} times"
+    f"8B shape, GPU time alone: a text of 2,048 tokens {slow:.0f} ms,\n"
+    f"one token after 1,024 {fast:.2f} ms, {slow / fast:.0f} times"
 )
 print(whole.lines)
 assert slow > 10 * fast
@@ -427,7 +427,7 @@ for heads, name in (
 ):
     token = 2 * llama70.num_hidden_layers * heads * llama70.head_dim * 2
     print(
-        f"{name:20} {heads:2} KV heads: {token:9,} bytes per token, "
+        f"{name:20}{heads:2} KV heads: {token:9,} bytes per token, "
         f"{token * batch_tokens / 1e9:5.1f} GB for 16 x 1,024 tokens"
     )
 print(

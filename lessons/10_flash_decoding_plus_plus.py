@@ -52,7 +52,7 @@ curves(
 )
 
 # %% [markdown]
-# $$\mathrm{out} = W x \qquad \text{intensity} = \frac{2 M N K}{2\,(N K + M K + M N)} \approx M \text{ FLOP per byte for } M \text{ tokens in 16 bits}$$
+# $$\mathrm{out} = W x \qquad \text{intensity} = \frac{2 M N K}{2\,(N K + M K + M N)} \approx M \text{ FLOP per byte (16 bits)}$$
 #
 # Left of the ridge, near 200 tokens, the time is that of reading the weight once: the line should be flat. This is
 # the GEMV that a beginner would write, one warp per row:

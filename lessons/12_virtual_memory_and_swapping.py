@@ -270,13 +270,13 @@ guess.against(
 # %%
 print(
     "tokens   "
-    + "".join(f"{way:>28}" for way in ("recompute", "swap, pinned", "swap, pageable"))
+    + "".join(f"{way:>27}" for way in ("recompute", "swap, pinned", "swap, pageable"))
 )
 for tokens in (16, 256, 4096, 16384):
     rows = recorded("preemption", f"llama-3.2-1b, {tokens} tokens")
     print(
         f"{tokens:6,}   "
-        + "".join(f"{row.value:9.2f} ms ({row.limit:5.2f} pred)" for row in rows)
+        + "".join(f"{row.value:8.2f} ms ({row.limit:5.2f} pred)" for row in rows)
     )
 print(rows[0].lines)
 

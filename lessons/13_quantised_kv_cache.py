@@ -113,7 +113,7 @@ for name in ("int8", "int4"):
     back = dequantize_reference(codes, pairs, form)
     step = float(pairs[..., 0].max())
     print(
-        f"{name}: {codes.nbytes} bytes of codes, {pairs.nbytes} of scales and zeros; "
+        f"{name}: {codes.nbytes} bytes of codes, {pairs.nbytes} of scales, zeros; "
         f"a step is {step:.4f}, the largest error {np.abs(back - x).max():.4f}"
     )
     assert (
@@ -140,7 +140,7 @@ assert np.allclose(
 print(
     "scores from codes:",
     np.round(scores, 2),
-    "and from keys:",
+    "\nscores from keys: ",
     np.round(keys[:, 0] @ query, 2),
 )
 

@@ -326,7 +326,7 @@ for name, tokens_per_s, label in rates:
         dollars_per_million(PRICES["h200"], tokens_per_s, u) for u in (1, 1 / 3)
     )
     print(
-        f"{name:53} {tokens_per_s:8,.0f} tokens/s {full:7.3f} $, at u = 1/3 "
+        f"{name}\n  {tokens_per_s:8,.0f} tokens/s {full:7.3f} $, at u = 1/3 "
         f"{third:7.3f} $"
     )
     print(label)

@@ -25,7 +25,7 @@
 #     c --> a["right: cat sat on<br/>one more: a<br/>4 new tokens"]
 # ```
 #
-# $$\text{a draft } f \text{ is accepted with probability } \min\!\Big(1, \frac{p(f)}{q(f)}\Big), \qquad
+# $$\text{a draft } f \text{ is accepted with probability } \min\!\Big(1, \frac{p(f)}{q(f)}\Big), \quad
 # E(a, k) = 1 + a + a^2 + \dots + a^k$$
 #
 # $p$ is the model's distribution after the tokens before $f$, and $q$ is the one that the draft was drawn from. $E$ is

@@ -195,8 +195,8 @@ NAMES = ("low_latency", "one_shot", "two_shot", "ring")
 for name in NAMES:
     found = collective(name, 4)
     times = [1e6 * all_reduce_seconds(name, 2**k, 4, link) for k in (14, 19, 24)]
-    print(f"{name:12} {found.steps:3} steps, {found.traffic} b in all,", end=" ")
-    print("16 KiB, 512 KiB, 16 MiB:", *(f"{t:6.1f} µs" for t in times))
+    print(f"{name:12} {found.steps:3} steps, {found.traffic} b in all;", end=" ")
+    print("16 and 512 KiB, 16 MiB:", *(f"{t:.1f}" for t in times), "µs")
 crossing_kib = crossing("one_shot", "two_shot", 4, link) / 1024
 print(f"one_shot against two_shot: {crossing_kib:.0f} KiB")
 assert crossing("one_shot", "two_shot", 2, link) == float("inf")

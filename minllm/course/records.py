@@ -15,6 +15,7 @@ from importlib.resources import files
 from minllm.bench.row_command import commands_of
 from minllm.errors import LessonError
 
+PAGE_WIDTH = 88  # columns of a cell's output that no page has to scroll
 NOTEBOOK = "ipykernel_"  # in the file name of a cell's code
 _taken: dict[str, dict["Measurement", None]] = {}  # the rows that each cell took
 
@@ -60,7 +61,7 @@ class Measurement:
 
     def __str__(self) -> str:
         share = "" if self.of_limit is None else f", {100 * self.of_limit:.0f} % of the limit"
-        return f"{self.benchmark}, {self.case}, {self.variant}: {self.value:,.4g} {self.unit}{share} ({label_of([self])})"
+        return f"{self.benchmark}, {self.case}, {self.variant}:\n  {self.value:,.4g} {self.unit}{share}\n{self.lines}"
 
 
 def label_of(rows: Iterable[Measurement]) -> str:
@@ -75,12 +76,13 @@ def label_of(rows: Iterable[Measurement]) -> str:
 
 
 def listing(rows: Iterable[Measurement]) -> str:
-    """Rows for a cell that prints them: a line for each, then the label of all, wrapped."""
+    """Rows for a cell that prints them: a line for each, or two if one would be longer than a page is wide, then the label of all, wrapped."""
     rows = list(rows)
     names = [f"{row.case}, {row.variant}" for row in rows]
     shares = ["" if row.of_limit is None else f"  {100 * row.of_limit:.0f} % of the limit" for row in rows]
-    width = max(map(len, names))
-    lines = [f"{name:{width}}  {row.value:>8,.4g} {row.unit}{share}" for name, row, share in zip(names, rows, shares)]
+    values = [f"{row.value:>8,.4g} {row.unit}{share}" for row, share in zip(rows, shares)]
+    width, widest = max(map(len, names)), max(map(len, values))
+    lines = [f"{name:{width}}  {value}" if width + widest < PAGE_WIDTH else f"{name}\n  {value}" for name, value in zip(names, values)]
     return "\n".join([*lines, wrapped(label_of(rows))])
 
 
@@ -130,8 +132,8 @@ def comparable(*rows: Measurement) -> tuple[Measurement, ...]:
     another commit than the rest, a difference may be that of two states of a kernel.
     """
     if len({row.commit for row in rows}) > 1 and any(row.is_older for row in rows):
-        listed = "; ".join(str(row) for row in rows)
-        raise LessonError(f"These figures are of different states of the kernels, so they cannot be compared: {listed}. Record them again.")
+        listed = "\n".join(map(str, rows))
+        raise LessonError(f"These figures are of different states of the kernels, so they cannot be compared:\n{listed}\nRecord them again.")
     return rows
 
 

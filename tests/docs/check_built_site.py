@@ -143,6 +143,20 @@ def test_a_page_fits_a_phone(browser, base, address):
     visit.close()
 
 
+@pytest.mark.parametrize("address", [address for address in PAGES if address.startswith("lessons/")])
+def test_no_block_of_a_lesson_scrolls_on_a_screen(browser, base, address):
+    """Code, what it prints, and equations."""
+    visit = Visit(browser, base, address)
+    wide = """[...document.querySelectorAll(".md-content pre code")].filter(one => one.scrollWidth > one.clientWidth + 1)
+        .map(one => one.textContent.slice(0, 80))"""
+    assert visit.page.evaluate(wide) == []
+    cut = """[...document.querySelectorAll(".katex-display")].filter(one => [...one.querySelectorAll(".katex-base")]
+        .some(part => part.getBoundingClientRect().right > one.getBoundingClientRect().right + 1))
+        .map(one => one.textContent.slice(0, 80))"""
+    assert visit.page.evaluate(cut) == []
+    visit.close()
+
+
 @pytest.mark.parametrize("address", ["lessons/04_arithmetic_intensity_and_the_roofline/", "calculator/", "results/"])
 def test_a_page_prints_without_what_only_a_screen_has(browser, base, address):
     visit = Visit(browser, base, address)

@@ -14,9 +14,9 @@ from minllm.models.shapes import named_config
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/speculation.md").read_text(encoding="utf-8")
-NAMES = {"n-grams": "ngram", "1B shape": "llama-3.2-1b"}  # on the page -> in the record
+NAMES = {"ngram": "ngram", "1B shape": "llama-3.2-1b"}  # on the page -> in the record
 NUMBER = r" ([\d.]+) "
-ROW = rf"^\| (n-grams|1B shape) \|{NUMBER}\|{NUMBER}\|{NUMBER}\|{NUMBER}\|{NUMBER}ms \|{NUMBER}ms \|$"
+ROW = rf"^\| (ngram|1B shape) \|{NUMBER}\|{NUMBER}\|{NUMBER}\|{NUMBER}\|{NUMBER}ms \|{NUMBER}ms \|$"
 GAINS = re.findall(ROW, PAGE, re.MULTILINE)
 
 
