@@ -119,11 +119,22 @@ def _interrupts_left_to_the_child() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def announce(name: str, done: int, total: int) -> None:
+    """Name the case that runs, in a line that the next one replaces."""
+    _write_over(f"  case {done + 1} of {total}: {name}")
+
+
+def _write_over(line: str) -> None:
+    print(f"\r{line:<79.79}", end="\r", file=sys.stderr, flush=True)
+
+
 def main(report: str, path: str, name: str | None = None) -> None:
     """The child: check, and report at the very end."""
     try:
         with collecting() as notes:
-            checked = check_file(path, name)
+            checked = check_file(path, name, progress=announce if sys.stderr.isatty() else None)
+        if sys.stderr.isatty():
+            _write_over("")
         values = dict(passed=checked.passed, text=str(checked), results=[(one.name, plain(one.got)) for one in notes])
     except ExerciseError as error:
         values = dict(error=str(error))

@@ -138,3 +138,19 @@ def test_a_fifo_is_no_exercise(tmp_path):
     os.mkfifo(tmp_path / "fifo.py")
     result = run("check", tmp_path / "fifo.py")
     assert result.exit_code == 1 and "FIFO" in result.output
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="this system has no pseudo-terminals")
+def test_a_terminal_shows_which_case_runs(tmp_path):
+    """On standard error, and erased before the report; a pipe gets the report alone."""
+    exercise = find("costs.floor_ms")
+    command = [sys.executable, "-m", "minllm", "check", exercise.name, str(exercise.path)]
+    ours, theirs = os.openpty()
+    plain = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=100)
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert plain.returncode == 0 and plain.stdout.startswith(exercise.name)
+    count = len(exercise.rungs)
+    assert [f"case {number} of {count}: {rung.name}"[:70] in shown for number, rung in enumerate(exercise.rungs, start=1)] == [True] * count
+    assert shown.endswith(" " * 79 + "\r")

@@ -9,15 +9,17 @@ from minllm.course.checks.learner import entry_of, exercise_of, name_of, read, r
 from minllm.course.checks.own_functions import guarded, refusal
 from minllm.course.exercise import Exercise
 from minllm.course.exercise_markers import holder
+from minllm.engine.progress import Progress
 from minllm.errors import ExerciseError
 
 
-def check_file(path: str | Path, name: str | None = None, seconds: float = SECONDS) -> Report:
-    """Check a reader's file. name: the exercise, overriding the file's markers. Raises ExerciseError for a file without one."""
+def check_file(path: str | Path, name: str | None = None, seconds: float = SECONDS, progress: Progress | None = None) -> Report:
+    """Check a reader's file. name: the exercise, overriding the file's markers. progress: as in `climb`. Raises ExerciseError for a file
+    without an exercise."""
     path = Path(path)
     exercise, text = exercise_of_file(path, name), read(path)
     with guarded(exercise, str(path)):
-        return climb(exercise, lambda: entry_of(exercise, own_module(exercise, text, path)), str(path), seconds)
+        return climb(exercise, lambda: entry_of(exercise, own_module(exercise, text, path)), str(path), seconds, progress)
 
 
 def own_module(exercise: Exercise, text: str, path: Path) -> ModuleType:

@@ -19,6 +19,7 @@ from minllm.course.checks.evidence import collecting
 from minllm.course.checks.limits import StillRunning, limited
 from minllm.course.checks.mismatch import Mismatch
 from minllm.course.exercise import Exercise, Rung
+from minllm.engine.progress import Progress
 from minllm.errors import ExerciseError, SimulationError
 from minllm.sim import detecting
 
@@ -123,11 +124,18 @@ class Report:
 LOADS = Rung("your code loads", "Python reads the file, and finds in it what the check calls.", lambda entry: None)
 
 
-def climb(exercise: Exercise, make_entry: Callable[[], Callable], file: str = "", seconds: float = SECONDS) -> Report:
-    """Run the exercise's rungs on the entry from `make_entry`, until one fails. file: the reader's, for messages."""
+def climb(
+    exercise: Exercise, make_entry: Callable[[], Callable], file: str = "", seconds: float = SECONDS, progress: Progress | None = None
+) -> Report:  # fmt: skip
+    """Run the exercise's rungs on the entry from `make_entry`, until one fails. file: the reader's, for messages.
+
+    progress: told the name of each rung before it runs, how many have run, and how many there are.
+    """
     made = []
     results = [tried(LOADS, lambda: made.append(make_entry()), file, seconds)]
-    for rung in exercise.rungs:
+    for done, rung in enumerate(exercise.rungs):
+        if progress is not None and results[-1].status == "passed":
+            progress(rung.name, done, len(exercise.rungs))
         if results[-1].status in ("FAILED", "not reached"):
             results.append(Result(rung, "not reached"))
         elif rung.needs_gpu and not gpu_available():
