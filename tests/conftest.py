@@ -11,7 +11,7 @@ import pytest
 
 from minllm.machine.numba_cuda import HAS_NUMBA_CUDA
 from minllm.sim import detecting
-from tests.covering import left_out
+from tests.covering import left_out, without_detectors
 
 HERE = Path(__file__).parent
 # Tests of the compiler and of NVIDIA's bindings, which macOS does not have: their imports fail there.
@@ -48,6 +48,8 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=others)
         excluded = set(others)
         items[:] = [item for item in items if item not in excluded]
+    for item in without_detectors(items):
+        item.add_marker(pytest.mark.results_only)
 
 
 def pytest_collection_finish(session):
@@ -77,9 +79,10 @@ def device():
 
 @pytest.fixture(autouse=True)
 def detectors(request):
-    """Simulated kernels run under all detectors, but for tests marked results_only, whose kernels other tests run under them.
+    """Simulated kernels run under all detectors, but for cases marked results_only, whose kernels other cases run under them.
 
-    Detectors take two thirds of a simulation's time. Accesses out of bounds and deadlocks are found without them too.
+    A test's mark `detected` chooses these cases. Detectors nearly double a simulation's time. Accesses out of bounds and deadlocks are
+    found without them too.
     """
     if request.node.get_closest_marker("results_only") and not request.config.option.exhaustive:
         yield

@@ -54,8 +54,8 @@ def test_json_holds_what_the_text_says_and_nothing_else_is_on_standard_output():
 @needs_compilers
 def test_several_kernels_make_a_table(tmp_path):
     file = tmp_path / "facts.json"
-    result = run("activation/silu", "--json", str(file))
-    names = [name for name in all_specimens() if name.startswith("activation/silu")]
+    result = run("activation/silu/", "--json", str(file))
+    names = [name for name in all_specimens() if name.startswith("activation/silu/")]
     assert [facts["name"] for facts in json.loads(file.read_text())] == names
     assert all(name in result.stdout for name in names)
 
