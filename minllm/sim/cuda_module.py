@@ -109,21 +109,8 @@ class SimulatedCuda:
     # Shuffles: every lane provides a value and names the lane from which it reads
 
     def _shuffle(self, kind, mask, value, source):
-        monitor = current_thread().block.monitor
-        place = None if monitor is None else instruction(kernel_frame(sys._getframe(1)))
-
-        def undefined(own, lane, wanted):
-            """What a lane gets from one that does not take part: its own value, which under a detector must not be stored."""
-            found = None if monitor is None else monitor.undefined(own, missing_source(kind, mask, lane, wanted), place)
-            return own if found is None else found
-
-        def exchange(values):
-            if kind in ("shfl", "shfl_xor"):
-                check_sources(kind, mask, values)
-            # Up and down may reach over the mask's end, for values that nobody uses.
-            return {lane: values[wanted][0] if wanted in values else undefined(own, lane, wanted) for lane, (own, wanted) in values.items()}
-
-        return collective(kind, (value, source), exchange, mask)
+        thread = current_thread()
+        return collective(kind, (value, source), lambda values: exchange(thread, kind, mask, values), mask)
 
     def shfl_sync(self, mask, value, source_lane):
         return self._shuffle("shfl", mask, value, int(source_lane) % WARP_SIZE)
@@ -216,6 +203,23 @@ class SimulatedCuda:
 
     ldca = ldcs = ldcv = ldlu = ldcg
     stcs = stwb = stwt = stcg
+
+
+def exchange(thread, kind, mask, values):
+    """What each lane of a shuffle gets; values: {lane: (value, source lane)}. thread: the last to come, which waits here or runs."""
+    if kind in ("shfl", "shfl_xor"):
+        check_sources(kind, mask, values)
+
+    def undefined(own, lane, wanted):
+        """What a lane gets from one that does not take part: its own value, which under a detector must not be stored."""
+        if thread.block.monitor is None:
+            return own
+        place = instruction(kernel_frame(thread.frame or sys._getframe(1)))
+        found = thread.block.monitor.undefined(own, missing_source(kind, mask, lane, wanted), place)
+        return own if found is None else found
+
+    # Up and down may reach over the mask's end, for values that nobody uses.
+    return {lane: values[wanted][0] if wanted in values else undefined(own, lane, wanted) for lane, (own, wanted) in values.items()}
 
 
 def check_sources(kind, mask, values):

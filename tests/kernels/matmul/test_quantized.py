@@ -28,7 +28,7 @@ from tests.models.batches import PagedSequences
 from tests.ops.small_models import CONFIGS
 
 NAMES = quantizations()
-NARROW = dict(num_hidden_layers=1, hidden_size=64, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+NARROW = dict(hidden_size=64, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
 UNIT = {FLOAT32: 2.0**-16, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}
 
 
