@@ -118,7 +118,7 @@ def hardware_text() -> str:
     from minllm.planning.formats import kv_format_tables, weight_format_tables
 
     tables = dict(
-        gpus={name: asdict(gpu) for name, gpu in GPUS.items()},
+        gpus={name: asdict(gpu) | nccl_table(gpu.short_name) for name, gpu in GPUS.items()},
         weight_formats=weight_format_tables(),
         kv_formats=kv_format_tables(),
         presets={name: shape_values(name) for name in (*SHAPES, "bundled")},
@@ -128,6 +128,13 @@ def hardware_text() -> str:
     )
     parts = [f' "{name}": ' + one_a_line(table) for name, table in tables.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def nccl_table(gpu: str) -> dict:
+    """The measured all-reduces of NCCL between GPUs of this short name, if there are any."""
+    from minllm.costs.nccl import MICROSECONDS, SIZES
+
+    return {"nccl": dict(sizes=SIZES, microseconds=MICROSECONDS[gpu])} if gpu in MICROSECONDS else {}
 
 
 def one_a_line(table: dict | list) -> str:

@@ -27,7 +27,7 @@ def activation_bytes(num_tokens: int, num_logits: int, hidden: int, widest: int,
 
 def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: int, max_model_len: int) -> int:
     """Blocks that fit the budget and can be used. OutOfMemoryError if none fits."""
-    useful = max_num_seqs * blocks_needed(max_model_len, shape.block_size)
+    useful = max_num_seqs * blocks_needed(max_model_len, shape.tokens_per_entry)
     fitting = budget.num_bytes // shape.bytes_per_block
     if fitting < 1:
         tokens = max(0, budget.num_bytes) // _bytes_per_token(shape)
@@ -41,7 +41,7 @@ def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: in
 
 def tokens_that_fit(shape: CacheShape, budget: CacheBudget) -> int:
     """The most tokens whose keys and values fit the budget, at least 0."""
-    return max(0, budget.num_bytes) // _bytes_per_token(shape)
+    return max(0, budget.num_bytes) // _bytes_per_token(shape) * shape.context_ranks
 
 
 def one_block_per_sequence(shape: CacheShape, budget: CacheBudget, max_model_len: int) -> CacheShape:

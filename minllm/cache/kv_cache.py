@@ -34,6 +34,12 @@ class CacheShape:
     dtype: np.dtype
     format: KvFormat | None = None
     residual_window: int = 0  # number of newest tokens that stay unquantised
+    context_ranks: int = 1  # ranks that share each context (parallel/context_parallel.py), this one's blocks among them
+
+    @property
+    def tokens_per_entry(self) -> int:
+        """Tokens of a sequence for which an entry of its block table stands: one block on every rank that shares its context."""
+        return self.block_size * self.context_ranks
 
     @property
     def bytes_per_block(self) -> int:
@@ -107,13 +113,13 @@ class KVCache:
 
     @property
     def block_size(self) -> int:
-        """Tokens per block."""
-        return self.shape.block_size
+        """Tokens per entry of a block table."""
+        return self.shape.tokens_per_entry
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens that fit the whole cache."""
-        return self.num_blocks * self.shape.block_size
+        return self.num_blocks * self.shape.tokens_per_entry
 
     @property
     def num_bytes(self) -> int:

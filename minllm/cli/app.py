@@ -61,6 +61,9 @@ def plan(
     tensor_parallel: Annotated[
         int, typer.Option("--tensor-parallel", "--tensor-parallel-size", min=1, help="GPUs that share the model.")
     ] = 1,
+    pipeline_parallel: Annotated[
+        int, typer.Option("--pipeline-parallel", "--pipeline-parallel-size", min=1, help="Stages that share the layers, each on that many.")
+    ] = 1,
     kv_dtype: Annotated[
         str | None, typer.Option(help="Format of cached keys and values, also kivi_int4; default the weights' type.", show_default=False)
     ] = None,
@@ -84,9 +87,9 @@ def plan(
     with user_errors():
         from minllm.planning import command
 
-        wishes = dict(context=context, batch=batch, tensor_parallel=tensor_parallel, price_per_hour=price_per_hour)
+        wishes = dict(context=context, batch=batch, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel)
         cache = dict(kv_dtype=kv_dtype, kv_policy=kv_policy, block_size=block_size, max_model_len=max_model_len)
-        wishes |= dict(memory_share=memory_share, kv_window=kv_window)
+        wishes |= dict(memory_share=memory_share, kv_window=kv_window, price_per_hour=price_per_hour)
         command.run(model, gpu, dtype=dtype, **cache, caches=caches, stages=stages, json_file=json_file, **wishes)
 
 

@@ -68,6 +68,7 @@ ENGINE_OPTIONS = (
     engine_option("batch_invariant", bool, BATCH_INVARIANT_HELP, default=False),
     engine_option("tensor_parallel_size", int, "GPUs, or processes on a CPU, that share each layer.", default=1),
     engine_option("pipeline_parallel_size", int, "Stages that share the layers, each on that many GPUs.", default=1),
+    engine_option("decode_context_parallel_size", int, "Tensor ranks with the same KV head that share each context.", default=1),
     option("variant", VariantOption),
 )
 REQUEST_OPTIONS = (

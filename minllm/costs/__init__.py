@@ -14,6 +14,8 @@ tokens reads the same bytes for thousands of times the work, and its floor is op
     swap.py            whether a preempted sequence is better swapped to the host or computed again
     parallel.py        one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
     all_reduce.py      the time of an all-reduce, by algorithm, from the latency and bandwidth of a link
+    nccl.py            the measured times of NCCL's
+    pipeline.py        one GPU's part of a pipeline, and how long a step takes that passes through its stages
 
 Source: the roofline model of Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52 (2009), section 3.

@@ -35,16 +35,25 @@ def shard(config: ModelConfig, degree: int) -> ModelConfig:
     )
 
 
+def copies_of_a_kv_head(config: ModelConfig, degree: int) -> int:
+    """The number of GPUs that hold the same KV head at tensor-parallel `degree`."""
+    return max(1, degree // config.num_key_value_heads)
+
+
 def degrees(config: ModelConfig) -> list[int]:
     """The tensor-parallel degrees that divide the model, up to 64."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     return [n for n in range(1, 65) if not (heads % n or config.intermediate_size % n or (kv_heads % n and n % kv_heads))]
 
 
-def all_reduce_bytes(config: ModelConfig, tokens: int, rows: int, degree: int, itemsize: int = 2) -> int:
+def all_reduces(config: ModelConfig, embeds: bool = True) -> int:
+    """The number of all-reduces of a step. embeds: whether the embedding is among these layers' GPUs."""
+    return 2 * config.num_hidden_layers + embeds
+
+
+def all_reduce_bytes(config: ModelConfig, tokens: int, rows: int, degree: int, itemsize: int = 2, embeds: bool = True) -> int:
     """Bytes that each GPU sends in a step of `tokens` tokens and `rows` rows of logits (and as many that it receives). `config` is the
-    whole model's."""
-    reductions = 2 * config.num_hidden_layers + 1
-    reduced = 2 * reductions * tokens * config.hidden_size * itemsize
+    whole model's, or that of all GPUs of a stage."""
+    reduced = 2 * all_reduces(config, embeds) * tokens * config.hidden_size * itemsize
     gathered = rows * config.vocab_size * LOGIT_BYTES
     return (reduced + gathered) * (degree - 1) // degree

@@ -20,7 +20,7 @@ from minllm.engine.requests.chat_prompts import ChatOptions, chat_prompt
 from minllm.engine.requests.outputs import RequestOutput
 from minllm.engine.requests.prompts import Prompt
 from minllm.engine.requests.sampling_params import SamplingParams
-from minllm.errors import InvalidRequestError, shown
+from minllm.errors import InvalidOptionError, InvalidRequestError, shown
 
 
 @shows_options
@@ -47,6 +47,10 @@ class AsyncLLM:
         return made
 
     def _start(self) -> None:
+        if self._llm.options.is_launched:
+            raise InvalidOptionError(
+                'AsyncLLM does not take distributed_executor_backend="external_launcher": requests come to one process. Leave it out.'
+            )
         self._pipeline = Pipeline(self._llm.llm_engine)
         self._numbers = itertools.count()
         self._shutdown = weakref.finalize(self, self._pipeline.shutdown)  # also at the interpreter's exit

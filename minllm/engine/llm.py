@@ -12,6 +12,7 @@ from minllm.engine.memory_budget import check_logits_fit
 from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress, check_progress, progress_bars
+from minllm.engine.ranks.launched import called_on_all_ranks
 from minllm.engine.ranks.start import load_ranks
 from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.engine.requests.chat_prompts import ChatOptions, chat_prompt
@@ -43,14 +44,13 @@ class LLM:
         self.options = EngineOptions(model=model, **options)
         check_progress(progress)
         with progress_bars(progress) as report:
-            load = load_engine if self.options.num_ranks == 1 else load_ranks
+            load = load_ranks if self.options.num_ranks > 1 or self.options.is_launched else load_engine
             self._engine: Engine | None = load(self.options, report)
             engine = self._engine
             self._default_params = default_sampling_params(engine.generation_config)
             self.llm_engine = LLMEngine(engine, self._default_params, self.options.seed)
             if engine.device == "cuda":
-                warm_up(self.generate, engine.runner, self._default_params, engine.max_model_len, report)
-                self.llm_engine.forget_history()
+                self._warm_up(progress=report)
 
     @property
     def engine(self) -> Engine:
@@ -78,6 +78,7 @@ class LLM:
         """The parameters of a request that names none: those of the model's generation_config.json."""
         return self._default_params
 
+    @called_on_all_ranks
     def generate(
         self,
         prompts: Prompt | list[Prompt],
@@ -100,6 +101,7 @@ class LLM:
         self._run(requests)
         return [output_of(sequences) for sequences in requests]
 
+    @called_on_all_ranks
     def beam_search(
         self,
         prompts: Prompt | list[Prompt],
@@ -137,6 +139,8 @@ class LLM:
 
         The prompt is checked at once, and computed when the first piece is read.
         """
+        if self.engine.program is not None:
+            raise InvalidRequestError("stream() runs on ranks that this LLM has started: use generate() with external_launcher.")
         requests = self._requests(prompt, sampling_params, cache_salt)
         if len(requests) != 1:
             raise InvalidRequestError(f"stream() takes one prompt and {len(requests)} were given: use generate() for several.")
@@ -183,12 +187,14 @@ class LLM:
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self.stream(self._chat_tokens(messages, options), sampling_params, cache_salt=cache_salt)
 
+    @called_on_all_ranks
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
         token_ids = self._scored_tokens(token_ids)
         check_logits_fit(len(token_ids), self.engine.model.config.vocab_size)
         return np.concatenate(list(self._scorer().logits(token_ids)))
 
+    @called_on_all_ranks
     def perplexity(self, token_ids: list[int], window: int = 1024, stride: int = 512) -> float:
         """exp of the mean negative log-likelihood of a text's tokens after the first, which may be longer than the model's context.
 
@@ -217,6 +223,11 @@ class LLM:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+    @called_on_all_ranks
+    def _warm_up(self, *, progress: Progress | None) -> None:
+        warm_up(self.generate, self.engine.runner, self._default_params, self.engine.max_model_len, progress)
+        self.llm_engine.forget_history()
 
     def _scorer(self) -> Scorer:
         engine = self.engine

@@ -31,7 +31,7 @@ from minllm.engine.memory_budget import cache_budget, check_weights_fit
 from minllm.engine.options import EngineOptions
 from minllm.engine.precompile import precompile
 from minllm.engine.progress import Progress
-from minllm.engine.ranks.share import RankShare
+from minllm.engine.ranks.share import RankShare, captures_all_reduces
 from minllm.engine.requests.sampling_params import default_sampling_params
 from minllm.engine.running.machine import CudaMachine, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
@@ -50,7 +50,7 @@ from minllm.models.source import ModelSource, open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.tokenizer import Tokenizer
 from minllm.models.weights import StoredWeights
-from minllm.parallel.processes import RankProcesses
+from minllm.parallel.processes import OtherRanks
 from minllm.runtime.compile_ahead import CompileAhead
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
@@ -75,7 +75,8 @@ class Engine:
     cache_policy: CachePolicy
     scheduler: Scheduler
     runner: ModelRunner
-    processes: RankProcesses | None = None  # the other ranks, if there are several
+    processes: OtherRanks | None = None  # if there are several
+    program: Any = None  # ranks.launched.LaunchedProgram, the calls in which the ranks of one program meet
 
 
 def bundled_model() -> Path:
@@ -108,6 +109,8 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     ops = _make_ops(device, dtype, options) if share is None else share.make_ops(device, dtype, options, config)
     part = config if share is None else share.part(config)
     shape = cache_shape(part, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
+    if share is not None:
+        shape = share.shared(shape, ops)
     check_shape(device, shape)
     wanted_len = wanted_model_len(options, config, shape, _budget(device, ops, part, options, weight_format, share))
     check_weights_fit(device, ops, part, weight_format)
@@ -288,7 +291,7 @@ def _make_runner(
     max_model_len: int, drafts: DraftSource | None,
 ) -> ModelRunner:  # fmt: skip
     machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
-    uses_graphs = device == "cuda" and not options.enforce_eager and options.num_ranks == 1  # NCCL in graphs has not been tried
+    uses_graphs = device == "cuda" and not options.enforce_eager and (options.num_ranks == 1 or captures_all_reduces(options))
     speculator = None if wanted is None else functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len)
     return kind(
         ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,

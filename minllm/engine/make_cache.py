@@ -52,8 +52,8 @@ def _make_virtual_cache(
 def _make_policy(options: EngineOptions, shape: CacheShape, num_blocks: int) -> CachePolicy:
     if options.kv_cache_policy == "contiguous":
         return ContiguousPolicy(num_blocks, shape.block_size, shape.bytes_per_block)
-    sizes = num_blocks, shape.block_size, shape.bytes_per_block
+    sizes = num_blocks, shape.tokens_per_entry, shape.bytes_per_block
     if options.prefix_index is None:
         return PagedPolicy(*sizes)
-    index = HashChain(shape.block_size) if options.prefix_index == "hash" else RadixTree(shape.block_size)
+    index = HashChain(shape.tokens_per_entry) if options.prefix_index == "hash" else RadixTree(shape.tokens_per_entry)
     return PrefixSharingPolicy(index, *sizes)

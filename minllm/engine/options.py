@@ -20,6 +20,8 @@ from minllm.weights.formats import quantizations
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
+EXTERNAL_LAUNCHER = "external_launcher"
+EXECUTOR_BACKENDS = ("mp", EXTERNAL_LAUNCHER)
 KV_CACHE_POLICIES = ("paged", "contiguous", "virtual")
 SCHEDULING_POLICIES = tuple(POLICIES)
 PREEMPTIONS = ("recompute", "swap", "auto", "drop")
@@ -83,6 +85,14 @@ class EngineOptions:
     pipeline_parallel_size: int = 1
     """Number of stages, each with an equal number of the model's layers on tensor_parallel_size ranks; the sequences of a step pass through
     them in as many micro-batches (parallel/pipeline.py)."""
+
+    decode_context_parallel_size: int = 1
+    """Number of tensor ranks that share each context of a KV head which all of them hold: each caches a part of its tokens
+    (parallel/context_parallel.py); on a CPU so far."""
+
+    distributed_executor_backend: str | None = None
+    """Who starts the ranks: None or "mp", this LLM, on one host; "external_launcher", torchrun, mpirun or srun, on one host or on several:
+    every process makes the same calls, and all get the outputs (engine/ranks/launched.py)."""
 
     max_num_seqs: int = 256
     """The most sequences computed together."""
@@ -161,13 +171,18 @@ class EngineOptions:
         for name, names in (("device", DEVICES), ("dtype", (*DTYPES, *DTYPE_ALIASES)), ("load_format", LOAD_FORMATS)):
             self._check_name(name, names)
         object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
+        if self.distributed_executor_backend is not None:
+            self._check_name("distributed_executor_backend", EXECUTOR_BACKENDS)
         for name, names in (("scheduling_policy", SCHEDULING_POLICIES), ("preemption", PREEMPTIONS), ("length_prediction", PREDICTIONS)):
             self._check_name(name, names)
         self._check_quantization()
         self._check_cache()
         sizes = ("max_num_seqs", "max_num_batched_tokens", "block_size", "swap_space_bytes")
-        for name in (*sizes, "tensor_parallel_size", "pipeline_parallel_size"):
+        for name in (*sizes, "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
             self._check_positive(name)
+        divides = self.tensor_parallel_size % self.decode_context_parallel_size == 0
+        meaning = f"a divisor of tensor_parallel_size={self.tensor_parallel_size}, whose ranks share contexts"
+        _check(divides, "decode_context_parallel_size", self.decode_context_parallel_size, meaning)
         for name in ("max_model_len", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:
                 self._check_positive(name)
@@ -183,6 +198,8 @@ class EngineOptions:
         variants = self.kernel_variants
         is_table = variants is None or (isinstance(variants, dict) and all(map(_is_variant, variants.items())))
         _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}, or with launchers of your own instead of names')
+        adds_up = variants is None or "all_reduce" not in variants or self.tensor_parallel_size > 1
+        _check(adds_up, "kernel_variants", variants, "without all_reduce unless tensor_parallel_size is above 1: one GPU adds nothing up")
         self._check_batch_invariance()
         is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
         _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
@@ -264,6 +281,11 @@ class EngineOptions:
     def num_ranks(self) -> int:
         """The number of processes that compute together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a launcher has started the ranks."""
+        return self.distributed_executor_backend == EXTERNAL_LAUNCHER
 
     @property
     def prefix_index(self) -> str | None:

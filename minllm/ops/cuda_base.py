@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from minllm.errors import KernelArgumentError
+from minllm.kernels.all_reduce.choice import names as all_reduce_names
 from minllm.kernels.attention.variants import QUANTIZED
 from minllm.kernels.attention.variants import VARIANTS as ATTENTION_VARIANTS
 from minllm.kernels.matmul.variants import VARIANTS as MATMUL_VARIANTS
@@ -105,10 +106,10 @@ class CudaBase(ComposedOps):
 def check_variants(variants: Mapping[str, str]) -> dict[str, str]:
     """The overrides, once every stage and name in them is known; else KernelArgumentError."""
     attention = [*ATTENTION_VARIANTS.names(), *ATTENTION_VARIANTS.names(QUANTIZED)]
-    known = {"matmul": MATMUL_VARIANTS.names(), "attention": attention}
+    known = {"matmul": MATMUL_VARIANTS.names(), "attention": attention, "all_reduce": all_reduce_names()}
     for stage, name in variants.items():
         if stage not in known:
-            raise KernelArgumentError(f"kernel_variants names the stage {stage!r}; it may name {' and '.join(known)}")
+            raise KernelArgumentError(f"kernel_variants names the stage {stage!r}; it may name {', '.join(known)}")
         if name not in known[stage]:
             raise KernelArgumentError(f"there is no {stage} kernel {name!r}; there are {', '.join(known[stage])}")
     return dict(variants)

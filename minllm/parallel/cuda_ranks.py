@@ -15,6 +15,7 @@ from minllm.kernels.split_vocabulary.lookup import split_embedding
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.protocol import Batch
 from minllm.parallel.grid import Grid
+from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.pipeline import PipelineStage
 from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
 from minllm.parallel.tensor_parallel import TensorParallel
@@ -51,6 +52,17 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         out = self.empty((own.shape[0], part.vocab_size), np.float32)
         join_parts(self._gathered(own), out, self.stream)
         return out
+
+    def to_host(self, array: Any) -> np.ndarray:
+        """The contents of an array. Raises DeviceError if this rank has waited for a peer in vain."""
+        found = super().to_host(array)
+        if (fault := self.fault()) is not None:
+            self.communicator.check(super().to_host(fault))
+        return found
+
+    def fault(self) -> Any:
+        """uint32 [1]: what the kernels between peers note if one has not come; None if there are none."""
+        return self.communicator.fault if isinstance(self.communicator, PeerCommunicator) else None
 
     def _gathered(self, array: Any) -> Any:
         """All ranks' arrays, [ranks, ...]."""

@@ -30,6 +30,7 @@ from minllm.errors import InvalidOptionError
 from minllm.machine.host import available_cores
 from minllm.parallel.communicator import CommunicationError, PeerLostError
 from minllm.parallel.shared_memory import SharedMemoryCommunicator, memory_bytes
+from minllm.parallel.sockets import SocketCommunicator
 from minllm.runtime.child_process import end_children, receive_task, start_child
 
 MEMORY_FOLDER = Path("/dev/shm")  # files here are memory
@@ -47,9 +48,15 @@ class Rank(NamedTuple):
 
     rank: int
     world_size: int
-    host: SharedMemoryCommunicator  # for NumPy arrays
+    host: SocketCommunicator  # for NumPy arrays
     at_failure: list[Callable[[], None]]  # what another thread of this process calls when a rank has ended
     channel: Connection | None = None  # to rank 0; None on rank 0
+    own_gpu: int | None = None  # None: the rank's number
+
+    @property
+    def gpu(self) -> int:
+        """The number of its GPU."""
+        return self.rank if self.own_gpu is None else self.own_gpu
 
 
 class Task(NamedTuple):
@@ -65,7 +72,51 @@ class Task(NamedTuple):
     links: dict[int, int]  # rank -> file
 
 
-class RankProcesses:
+class OtherRanks:
+    """The other ranks as rank 0 sees them: `channels` to them, and `failure`, why they have ended, None while they live."""
+
+    channels: dict[int, Connection]
+    failure: str | None
+
+    def end(self, reason: str) -> None:
+        """End all ranks, unless they have ended."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise RankError if a rank has ended."""
+        if self.failure is not None:
+            raise RankError(self.failure)
+
+    def send(self, message: Any) -> None:
+        """Give a message to every other rank. RankError if one has ended."""
+        self.check()
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        for channel in self.channels.values():
+            try:
+                channel.send_bytes(data)
+            except OSError as error:
+                raise self.failed(error) from error
+
+    def replies(self) -> list[Any]:
+        """One message from every other rank, in their order. RankError if one has ended."""
+        try:
+            return [self.channels[rank].recv() for rank in sorted(self.channels)]
+        except (OSError, EOFError) as error:
+            raise self.failed(error) from error
+
+    def failed(self, error: BaseException) -> RankError:
+        """End all ranks because of an error of this one, which leaves them waiting for each other; returns what to raise.
+
+        If another rank has ended, that is the reason.
+        """
+        deadline = time.monotonic() + GRACE_S if is_effect(error) else 0
+        while self.failure is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.end(f"Rank 0 has failed, and all ranks have ended: {error!r}")
+        return RankError(self.failure)
+
+
+class RankProcesses(OtherRanks):
     """Ranks 1 to world_size - 1, each running main(rank, argument) in a process of its own. `own`: the Rank of this process."""
 
     def __init__(self, world_size: int, main: Callable[[Rank, Any], None], argument: Any):
@@ -100,38 +151,9 @@ class RankProcesses:
         """Why the ranks have ended; None while they live."""
         return self._watched.failure
 
-    def check(self) -> None:
-        """Raise RankError if a rank has ended."""
-        if self.failure is not None:
-            raise RankError(self.failure)
-
-    def send(self, message: Any) -> None:
-        """Give a message to every other rank. RankError if one has ended."""
-        self.check()
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        for channel in self.channels.values():
-            try:
-                channel.send_bytes(data)
-            except OSError as error:
-                raise self.failed(error) from error
-
-    def replies(self) -> list[Any]:
-        """One message from every other rank, in their order. RankError if one has ended."""
-        try:
-            return [channel.recv() for channel in self.channels.values()]
-        except (OSError, EOFError) as error:
-            raise self.failed(error) from error
-
-    def failed(self, error: BaseException) -> RankError:
-        """End all ranks because of an error of this one, which leaves them waiting for each other; returns what to raise.
-
-        If another rank has ended, that is the reason.
-        """
-        deadline = time.monotonic() + GRACE_S if isinstance(error, OSError | EOFError | CommunicationError) else 0
-        while self.failure is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self._watched.end(f"Rank 0 has failed, and all ranks have ended: {error!r}")
-        return RankError(self.failure)
+    def end(self, reason: str) -> None:
+        """End all processes, unless they have ended."""
+        self._watched.end(reason)
 
     def close(self) -> None:
         """End all other ranks. Calling it again does nothing."""
@@ -194,6 +216,11 @@ def main() -> None:
             report.send((isinstance(error, PeerLostError), traceback.format_exc()))
             os._exit(1)
     os._exit(0)  # without waiting for threads of a library
+
+
+def is_effect(error: BaseException) -> bool:
+    """Whether an error may only say that another rank has ended."""
+    return isinstance(error, OSError | EOFError | CommunicationError)
 
 
 def _link(a: int, b: int) -> list[tuple[tuple[int, int], socket.socket]]:

@@ -97,6 +97,10 @@ class TensorParallel:
         """Of the whole rows."""
         return super().distribution(whole(logits), sampling, slots)
 
+    def fault(self) -> Any:
+        """What kernels between peers note if one has not come: nothing on a CPU, whose waits raise."""
+        return None
+
     def share_row(self, logits: Any) -> None:
         """Give rank 0's row of logits, float32 [vocab], to the other ranks."""
         self.communicator.broadcast(logits)

@@ -7,8 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from minllm.costs import Stage
+from minllm.planning.floor import Floor
 from minllm.planning.measured import Comparison
-from minllm.planning.plan import Floor, Plan
+from minllm.planning.plan import Plan
 
 
 def as_text(title: str, rows: list[tuple[str, str]]) -> Text:
@@ -22,7 +23,7 @@ def as_text(title: str, rows: list[tuple[str, str]]) -> Text:
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """(name, value) of every line of the card."""
     wishes = plan.wishes
-    each = " a GPU" if wishes.tensor_parallel > 1 else ""
+    each = " a GPU" if wishes.gpus > 1 else ""
     used = plan.weight_bytes + plan.kv_bytes + plan.activation_bytes
     rows = [
         ("memory", f"{giga(plan.memory_bytes)}{each}, of which {100 * wishes.memory_share:.0f} % to use: {giga(plan.budget_bytes)}"),
@@ -35,10 +36,13 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("KV bytes per token", kv_line(plan)),
         ("largest batch", largest_batch_line(plan)),
         ("limits", f"{plan.bandwidth_tb_s:.4g} TB/s ({plan.bandwidth_source}), {plan.tflops:.4g} TFLOP/s ({plan.tflops_source})"),
+        *([("stages", stages_line(plan))] if wishes.pipeline_parallel > 1 else []),
         ("decode step", floor_line(plan.decode)),
+        *[("", line) for line in link_lines(plan.decode)],
         ("", f"{counted(wishes.batch, 'token')}, at most {plan.decode.tokens_per_s:,.0f} tokens a second"),
         ("", f"up to a batch of about {plan.ridge_batch:,.0f} reading the weights takes longer than multiplying them"),
         ("prefill", floor_line(plan.prefill)),
+        *[("", line) for line in link_lines(plan.prefill)],
         ("", f"one prompt of {wishes.context:,} tokens, at most {plan.prefill.tokens_per_s:,.0f} tokens a second"),
     ]
     if wishes.price_per_hour is not None:
@@ -105,6 +109,22 @@ def floor_line(floor: Floor) -> str:
     return f"at least {milliseconds(floor.floor_ms)}: {parts}; {floor.bound} sets it"
 
 
+def stages_line(plan: Plan) -> str:
+    """How a pipeline divides the layers, and how long its stages wait."""
+    stages = plan.wishes.pipeline_parallel
+    parts = counted(min(stages, plan.wishes.batch), "micro-batch", "micro-batches")
+    return f"{stages} of equal numbers of layers; in a decode step of {parts} each waits {100 * plan.decode.bubble:.0f} % of the time"
+
+
+def link_lines(floor: Floor) -> list[str]:
+    """What crosses between GPUs, and what NCCL's all-reduces take in place of the floor's; nothing for one GPU."""
+    lines = [f"each GPU sends at most {short_size(floor.sent_bytes)}"] if floor.sent_bytes else []
+    if floor.nccl_ms is not None:
+        least = milliseconds(max(floor.memory_ms, floor.compute_ms) + max(floor.link_ms, floor.nccl_ms))
+        lines.append(f"all-reduces by NCCL, as measured between such GPUs, take {milliseconds(floor.nccl_ms)}: the step {least}")
+    return lines
+
+
 def comparison_rows(compared: list[Comparison]) -> list[tuple[str, str]]:
     """Predicted and measured, two lines per run."""
     rows = []
@@ -134,9 +154,9 @@ def as_json(plan: Plan, compared: list[Comparison]) -> dict[str, Any]:
     return {**asdict(plan), "fits": plan.fits, **floors, "measured": [asdict(one) for one in compared]}
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, nouns: str = "") -> str:
     """1 token, 16 tokens."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def giga(count: float) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from minllm import costs
 from minllm.costs import Stage
+from minllm.costs.pipeline import last_stage, micro_batches
 from minllm.kernels.quantization.formats import CHANNEL_FORMATS
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.machine.hardware import gpu_named, read_measurements
@@ -61,7 +62,7 @@ def run(
     context = wishes.pop("context") or min(4096, config.max_position_embeddings)
     policy = costs.AllocationPolicy(kv_policy, block_size, max_model_len or max(context, config.max_position_embeddings))
     plan = make_plan(config, limits, Wishes(dtype=weights, kv_dtype=cached, context=context, policy=policy, **wishes))
-    number = f"{plan.wishes.tensor_parallel} x " if plan.wishes.tensor_parallel > 1 else ""
+    number = f"{plan.wishes.gpus} x " if plan.wishes.gpus > 1 else ""
     console.print(card.as_text(f"plan: {name} on {number}{gpu_name}", card.plan_rows(plan)))
     if context > config.max_position_embeddings:
         console.print(f"note: this model was made for {config.max_position_embeddings:,} tokens of context at most")
@@ -78,12 +79,13 @@ def run(
 
 
 def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:
-    """The stages of one GPU's part of a decode step and of a prefill."""
-    weights, part = WEIGHT_FORMATS[wishes.dtype], costs.shard(config, wishes.tensor_parallel)
+    """The stages of one GPU's part of a decode step and of a prefill; of a pipeline, one micro-batch in its last stage."""
+    sequences = micro_batches(wishes.batch, wishes.pipeline_parallel).sequences
+    weights, part = WEIGHT_FORMATS[wishes.dtype], last_stage(costs.shard(config, wishes.tensor_parallel), wishes.pipeline_parallel)
     sizes = dict(itemsize=weights.itemsize, kv_itemsize=kv_itemsize(wishes.kv_dtype, config.head_dim))
     sizes |= dict(weight_format=weights, residual_window=wishes.residual_window)
     return dict(
-        decode=costs.decode_stages(part, wishes.batch, wishes.context, **sizes),
+        decode=costs.decode_stages(part, sequences, wishes.context, **sizes),
         prefill=costs.prefill_stages(part, wishes.context, **sizes),
     )
 

@@ -109,8 +109,7 @@ class SimulatedCuda:
     # Shuffles: every lane provides a value and names the lane from which it reads
 
     def _shuffle(self, kind, mask, value, source):
-        thread = current_thread()
-        return collective(kind, (value, source), lambda values: exchange(thread, kind, mask, values), mask)
+        return collective(kind, (value, source), functools.partial(exchange, kind, mask, current_thread()), mask)
 
     def shfl_sync(self, mask, value, source_lane):
         return self._shuffle("shfl", mask, value, int(source_lane) % WARP_SIZE)
@@ -205,28 +204,28 @@ class SimulatedCuda:
     stcs = stwb = stwt = stcg
 
 
-def exchange(thread, kind, mask, values):
-    """What each lane of a shuffle gets; values: {lane: (value, source lane)}. thread: the last to come, which waits here or runs."""
+def exchange(kind, mask, last, values):
+    """What a shuffle gives each lane. values: {lane: (value, source lane)}; last: the thread that has arrived last."""
+    try:
+        return {lane: values[source][0] for lane, (_, source) in values.items()}
+    except KeyError:
+        found = {}
+        for lane, (own, source) in values.items():
+            found[lane] = values[source][0] if source in values else undefined(kind, mask, last, lane, own, source)
+        return found
+
+
+def undefined(kind, mask, last, lane, own, source):
+    """What a lane gets from one that does not take part: its own value, which under a detector must not be stored.
+
+    Up and down may reach over the mask's end, for values that nobody uses; other shuffles fail.
+    """
+    why, monitor = missing_source(kind, mask, lane, source), last.block.monitor
     if kind in ("shfl", "shfl_xor"):
-        check_sources(kind, mask, values)
-
-    def undefined(own, lane, wanted):
-        """What a lane gets from one that does not take part: its own value, which under a detector must not be stored."""
-        if thread.block.monitor is None:
-            return own
-        place = instruction(kernel_frame(thread.frame or sys._getframe(1)))
-        found = thread.block.monitor.undefined(own, missing_source(kind, mask, lane, wanted), place)
-        return own if found is None else found
-
-    # Up and down may reach over the mask's end, for values that nobody uses.
-    return {lane: values[wanted][0] if wanted in values else undefined(own, lane, wanted) for lane, (own, wanted) in values.items()}
-
-
-def check_sources(kind, mask, values):
-    """Fail if a lane reads from one that does not take part. values: {lane: (value, source lane)}."""
-    for lane, (_, source) in values.items():
-        if source not in values:
-            fail(f"{missing_source(kind, mask, lane, source)}, so its value is undefined")
+        fail(f"{why}, so its value is undefined")
+    place = None if monitor is None else instruction(kernel_frame(last.frame or sys._getframe(1)))
+    found = None if monitor is None else monitor.undefined(own, why, place)
+    return own if found is None else found
 
 
 def missing_source(kind, mask, lane, source):

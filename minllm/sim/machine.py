@@ -8,7 +8,6 @@ wait where.
 import ast
 import contextvars
 import sys
-from collections import deque
 
 import numpy as np
 
@@ -16,11 +15,9 @@ from minllm.errors import SimulationError
 from minllm.sim.arrays import fail
 from minllm.sim.monitored_arrays import checked
 from minllm.sim.place import kernel_frame
-from minllm.sim.polling import POLL, ROUNDS, check_progress
-from minllm.sim.python_errors import explained
-from minllm.sim.thread import WARP_SIZE, Thread, Worker, current_thread, indices_of
+from minllm.sim.polling import ROUNDS, check_progress
+from minllm.sim.thread import WARP_SIZE, Runnable, Thread, Worker, current_thread, indices_of
 from minllm.sim.typing.source import function_tree
-from minllm.sim.watchdog import Spin, spinning
 
 FULL_MASK = 0xFFFFFFFF
 SHARED_MEMORY_BYTES = 227 * 1024  # limit per block on compute capability 9.0
@@ -50,7 +47,7 @@ class Block:
         self.shared_arrays, self.static_bytes = {}, 0
         self.monitor = monitor
         self.shared_root = checked(self.shared, "shared", 0, "", monitor)
-        self.runnable = deque()
+        self.runnable = Runnable()
         self.at_barrier = []
         self.threads = []
         self.alive = count
@@ -137,32 +134,18 @@ def run_together(blocks, function, arguments):
 
 def run_all(runnable, blocks):
     """Run threads until none is runnable."""
-    polls = 0
     with np.errstate(all="ignore"):  # a kernel's overflows and divisions by 0.0 give infinity, as on a GPU
         context = contextvars.copy_context()
     while runnable:
         first = runnable.popleft()
-        worker = first.worker
-        try:
-            if worker is None:
-                worker = Worker()
-                worker.gr_context = context.copy()
-                worker.switch(first, runnable)
-            else:
-                first.waiting_for = None
-                worker.switch()
-        except Spin as spin:
-            raise spinning(spin, worker.thread) from None
-        except SimulationError:
-            raise
-        except Exception as error:
-            raise explained(error, worker.thread) from error
-        if worker.thread is first and first.waiting_for is POLL:
-            polls += 1
-            if polls % ROUNDS == 0:
-                check_progress(polls, blocks)
+        if first.worker is None:
+            worker = Worker()
+            worker.gr_context = context.copy()
+            worker.switch(first, runnable)
         else:
-            polls = 0
+            first.resume()
+        if runnable.polls and runnable.polls % ROUNDS == 0:
+            check_progress(runnable.polls, blocks)
 
 
 def meet_as_grid(grid):

@@ -23,9 +23,11 @@ POLL = Poll()
 
 def give_way(thread):
     """Let the other threads run first."""
-    thread.block.runnable.append(thread)
+    runnable = thread.block.runnable
+    runnable.append(thread)
+    runnable.polls += 1
     thread.waiting_for = POLL
-    thread.pause()
+    thread.worker.parent.switch()  # to the loop of all threads, which looks at the polls
 
 
 def count_poll(thread, changed):

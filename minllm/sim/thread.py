@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 from greenlet import greenlet
 
+from minllm.errors import SimulationError
+from minllm.sim.python_errors import explained
+from minllm.sim.watchdog import Spin, spinning
+
 WARP_SIZE = 32
 
 _running = ContextVar("the simulated thread that is running", default=None)
@@ -45,8 +49,24 @@ class Thread:
         return self.worker.gr_frame
 
     def pause(self):
-        """Return control to the loop that runs all threads, until it continues this one."""
-        self.worker.parent.switch()
+        """Let others run until this thread is continued: at once the next one that can run, if it has waited too, else the loop of all."""
+        runnable = self.block.runnable
+        runnable.polls = 0
+        if runnable and runnable[0].worker is not None:
+            runnable.popleft().resume()
+        else:
+            self.worker.parent.switch()
+
+    def resume(self):
+        """Continue after a pause."""
+        self.waiting_for = None
+        self.worker.switch()
+
+
+class Runnable(deque):
+    """The threads that can run, in their order. polls: the switches in a row in which only threads that poll have run (polling.py)."""
+
+    polls = 0
 
 
 class Worker(greenlet):
@@ -61,9 +81,17 @@ class Worker(greenlet):
         while True:
             self.thread, thread.worker = thread, self
             _running.set(thread)
-            thread.block.function(*thread.block.arguments)
-            thread.worker, thread.dead = None, True
-            thread.block.end_thread(thread)
+            try:
+                thread.block.function(*thread.block.arguments)
+                thread.worker, thread.dead = None, True
+                thread.block.end_thread(thread)
+            except Spin as spin:
+                raise spinning(spin, thread) from None
+            except SimulationError:
+                raise
+            except Exception as error:
+                raise explained(error, thread) from error
+            runnable.polls = 0
             if not runnable or runnable[0].worker is not None:
                 return
             thread = runnable.popleft()

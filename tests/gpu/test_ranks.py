@@ -1,6 +1,7 @@
 """Several GPUs: tensor and pipeline parallelism over NCCL against one GPU. Skipped below two GPUs, or without nccl4py."""
 
 import importlib.util
+import json
 import os
 import signal
 import time
@@ -10,9 +11,13 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.engine.ranks.serve import STATE
+from minllm.kernels.all_reduce.choice import BY_SIZE, LIBRARY, names
 from minllm.parallel.processes import RankError
 from minllm.runtime.device import device_names
 from tests.engine.models import model_directory
+from tests.engine.ranks.launched_program import GREEDY, OPTIONS
+from tests.engine.ranks.launched_program import PROMPTS as LAUNCHED_PROMPTS
+from tests.engine.ranks.test_launched import launch
 
 pytestmark = [
     pytest.mark.skipif(len(device_names()) < 2, reason="there are fewer than two GPUs"),
@@ -20,7 +25,14 @@ pytestmark = [
     pytest.mark.xdist_group("several GPUs"),
 ]
 PROMPTS = [[5, 6, 7], [11] * 40, [2, 3], list(range(60, 90))]
-FORMS = {"two tensor ranks": dict(tensor_parallel_size=2), "three stages": dict(pipeline_parallel_size=3)}
+FORMS = {
+    "two tensor ranks": dict(tensor_parallel_size=2),
+    "three stages": dict(pipeline_parallel_size=3),
+    **{  # all-reduces of our own, in graphs of decode steps and kernel by kernel
+        f"all-reduce {name}": dict(tensor_parallel_size=2, kernel_variants={"all_reduce": name}) for name in names() if name != LIBRARY
+    },
+    "all-reduce without graphs": dict(tensor_parallel_size=2, kernel_variants={"all_reduce": BY_SIZE}, enforce_eager=True),
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +70,32 @@ def test_logits_in_bfloat16_agree(directory):
     assert np.linalg.norm(found - wanted) < 0.03 * np.linalg.norm(wanted)
 
 
-def test_a_killed_rank_ends_all_within_five_seconds(directory):
-    """Rank 0's GPU may be waiting for the dead one in NCCL, which is aborted."""
+def test_all_reduces_of_our_own_are_launched(directory):
+    """A fall-back to NCCL would make the same tokens. The counters count the all-reduces of graphs, too."""
+    with LLM(directory, **options("float32"), tensor_parallel_size=2, kernel_variants={"all_reduce": BY_SIZE}) as ranks:
+        peers = ranks.engine.ops.communicator.peers
+        assert ranks.engine.runner.graph_counts()["num_graphs"] > 0
+        before = int(ranks.engine.ops.to_host(peers.own.counters)[0])
+        ranks.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=10, ignore_eos=True))
+        assert int(ranks.engine.ops.to_host(peers.own.counters)[0]) >= before + 10 * (2 * 3 + 1)  # three layers and the embedding
+
+
+def test_launched_ranks_return_what_one_gpu_does(directory):
+    given = dict(options("float32"), tensor_parallel_size=2)
+    results, _ = launch("greedy", directory, 2, 2, given)
+    with LLM(directory, **{**OPTIONS, **options("float32")}) as alone:
+        wanted = [list(one.outputs[0].token_ids) for one in alone.generate(LAUNCHED_PROMPTS, GREEDY)]
+    for code, output, errors in results:
+        assert code == 0, errors
+        assert json.loads(output.splitlines()[-1]) == wanted
+
+
+@pytest.mark.parametrize("all_reduce", [LIBRARY, BY_SIZE])
+def test_a_killed_rank_ends_all_within_five_seconds(all_reduce, directory):
+    """Rank 0's GPU may be waiting for the dead one in NCCL, which is aborted, or in a kernel of ours, which is told to give up."""
     params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
-    with LLM(directory, **options("bfloat16"), tensor_parallel_size=2) as ranks:
+    variants = {"all_reduce": all_reduce}
+    with LLM(directory, **options("bfloat16"), tensor_parallel_size=2, kernel_variants=variants) as ranks:
         stream = ranks.stream(PROMPTS[0], params)
         next(stream)
         start = time.monotonic()

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from minllm import costs
 from minllm.cli import app as cli
 from minllm.costs import Cost
+from minllm.costs.nccl import nccl_microseconds
 from minllm.errors import InvalidOptionError
 from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.machine.hardware import GPUS, gpu_named
@@ -138,6 +140,44 @@ def test_two_gpus_halve_the_memory_time_and_add_the_link():
     sent = costs.all_reduce_bytes(LLAMA_8B, 8, 8, 2)
     assert one.decode.link_ms == 0 and two.decode.link_ms == pytest.approx(1e3 * sent / 450e9)
     assert two.decode.floor_ms == two.decode.memory_ms + two.decode.link_ms
+
+
+def test_stages_divide_the_layers_and_a_step_waits_at_both_ends():
+    """Four micro-batches of two sequences: the first passes through all layers, three more through a quarter of them and the head."""
+    whole, staged = plan_of(batch=2), plan_of(batch=8, pipeline_parallel=4)
+    stage = make_plan(replace(LLAMA_8B, num_hidden_layers=8, sliding_windows=LLAMA_8B.sliding_windows[:8]), H100, Wishes(batch=2))
+    assert staged.decode.memory_ms == pytest.approx(whole.decode.memory_ms + 3 * stage.decode.memory_ms)
+    assert staged.decode.compute_ms == pytest.approx(whole.decode.compute_ms + 3 * stage.decode.compute_ms)
+    assert staged.decode.bytes == 4 * stage.decode.bytes and staged.decode.bubble == pytest.approx(3 / 7)
+    assert staged.decode.link_ms == pytest.approx(1e3 * 3 * 2 * 4096 * 2 / 450e9)  # three hand-overs of two hidden states
+    assert staged.weight_bytes == stage.weight_bytes and staged.kv_bytes_per_token == whole.kv_bytes_per_token // 4
+    alone = plan_of(batch=1, pipeline_parallel=4).decode  # one sequence is in one stage at a time
+    assert alone.memory_ms == plan_of(batch=1).decode.memory_ms and alone.bubble == 3 / 4
+    with pytest.raises(InvalidOptionError, match="3 pipeline stages do not divide 32 layers: take one of 1, 2, 4, 8, 16, 32"):
+        plan_of(pipeline_parallel=3)
+
+
+def test_a_floor_over_stages_is_that_of_a_simulated_schedule():
+    """Micro-batches pass through stages in order, and a stage takes one at a time; the last stage is the longest."""
+    layers, head, count, stages = 3.0, 2.0, 5, 4
+    ready = [0.0] * stages
+    for _ in range(count):
+        end = 0.0
+        for number in range(stages):
+            ready[number] = end = max(end, ready[number]) + layers + (head if number == stages - 1 else 0)
+    assert ready[-1] == (stages * layers + head) + (count - 1) * (layers + head)
+
+
+def test_nccls_times_stand_beside_the_floor_between_gpus_that_were_measured():
+    config, gpu = LLAMA_8B, gpu_named("h200")[1]
+    two = make_plan(config, gpu, Wishes(context=1024, tensor_parallel=2)).decode
+    assert two.nccl_ms == pytest.approx(65 * 9.7e-3)  # messages of 8 KB
+    assert make_plan(config, gpu, Wishes(tensor_parallel=8)).decode.nccl_ms is None
+    assert make_plan(config, H100, Wishes(tensor_parallel=2)).decode.nccl_ms is None
+    assert nccl_microseconds("h200", 2, 1) == 9.7 and nccl_microseconds("h200", 4, 128 << 20) == 650.0
+    assert nccl_microseconds("h200", 2, (64 << 10) + (96 << 10)) == pytest.approx((10.3 + 11.9) / 2)
+    times = [nccl_microseconds("h200", 4, 1 << power) for power in range(10, 28)]
+    assert times == sorted(times)
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -1,7 +1,7 @@
 /* The KV-cache and hardware calculator: fields in, memory and floors out. All sums are costs.js's. */
 
 import { keepInAddress } from "./address-state.js";
-import { makePlan, decodeStages, kvItemsize, matrixBytesIn, shard, readConfig } from "./costs.js";
+import { makePlan, decodeStages, kvItemsize, lastStage, matrixBytesIn, microBatches, shard, readConfig } from "./costs.js";
 import { bytes, choice, element, figures, loadTables, number, table, time } from "./form-fields.js";
 
 const PASTED = "pasted";
@@ -16,7 +16,8 @@ function fields(tables, changed) {
     gpu: choice("gpu", "GPU", gpus, "NVIDIA H100 80GB HBM3", changed),
     otherModel: choice("other-model", "Compare with the model", [["", "none"], ...models], "", changed),
     otherGpu: choice("other-gpu", "Compare with the GPU", [["", "none"], ...gpus], "", changed),
-    degree: number("degree", "GPUs that share the model", 1, { min: 1 }, changed),
+    degree: number("degree", "GPUs that share each layer (tensor parallel)", 1, { min: 1 }, changed),
+    stages: number("stages", "Stages that share the layers (pipeline parallel)", 1, { min: 1 }, changed),
     dtype: choice("dtype", "Weights in", formats(tables.weight_formats), "bfloat16", changed),
     kvDtype: choice("kv-dtype", "Keys and values in", formats(tables.kv_formats), "bfloat16", changed),
     batch: number("batch", "Sequences together (batch)", 16, { min: 1 }, changed),
@@ -43,8 +44,9 @@ function readWishes(form) {
   if (!(share > 0 && share <= 100)) throw new Error("The share of the memory is above 0 and at most 100 %.");
   if (price !== null && !(price >= 0 && price < 1e9)) throw new Error("The price is a number from 0 to 1,000,000,000, or empty.");
   const wishes = { context: form.context.value(), batch: form.batch.value(), tensorParallel: form.degree.value(),
-    memoryShare: share / 100, pricePerHour: price };
-  for (const [name, value] of [["context", wishes.context], ["batch", wishes.batch], ["number of GPUs", wishes.tensorParallel]]) {
+    pipelineParallel: form.stages.value(), memoryShare: share / 100, pricePerHour: price };
+  for (const [name, value] of [["context", wishes.context], ["batch", wishes.batch], ["number of GPUs", wishes.tensorParallel],
+    ["number of stages", wishes.pipelineParallel]]) {
     if (value > 1e9) throw new Error(`The ${name} is a whole number of at most 1,000,000,000.`);
   }
   return wishes;
@@ -86,7 +88,7 @@ function memoryBar(plan) {
 
 function verdict(plan, wishes) {
   const used = plan.weights + plan.kv + plan.activations;
-  const each = wishes.tensorParallel > 1 ? " on each GPU" : "";
+  const each = wishes.tensorParallel * wishes.pipelineParallel > 1 ? " on each GPU" : "";
   if (plan.fits) return `It fits: ${bytes(used)} of ${bytes(plan.budget)}${each}.`;
   if (plan.weights > plan.budget) return `It does not fit: the weights alone are ${bytes(plan.weights)}, and ${bytes(plan.budget)} may be used${each}.`;
   return `It does not fit: ${bytes(used - plan.budget)} too much${each}.`;
@@ -103,18 +105,26 @@ function floorLine(floor) {
   return `${time(floor.floorMs)} (memory ${time(floor.memoryMs)}, arithmetic ${time(floor.computeMs)}${link}; ${floor.bound} sets it)`;
 }
 
+// What crosses between the GPUs of a step, and how long stages of a pipeline wait; a dash for one GPU.
+function crossingLine(floor) {
+  if (!floor.sentBytes) return "–";
+  const nccl = floor.ncclMs === null ? "" : `; all-reduces by NCCL, as measured between such GPUs, ${time(floor.ncclMs)}`;
+  const bubble = floor.bubble ? `; a stage waits ${Math.round(100 * floor.bubble)} % of the time` : "";
+  return `${bytes(floor.sentBytes)}${nccl}${bubble}`;
+}
+
 function figuresOf({ plan, wishes, error }) {
   if (error) return [error];
   const cost = wishes.pricePerHour === null ? [] : [`${figures(plan.decode.cost)} generated, ${figures(plan.prefill.cost)} read`];
   return [
     verdict(plan, wishes), tokenLine(plan), plan.largestBatch ? plan.largestBatch.toLocaleString("en") : "none", floorLine(plan.decode),
-    figures(plan.decode.tokensPerS), floorLine(plan.prefill), figures(plan.ridgeBatch),
+    figures(plan.decode.tokensPerS), crossingLine(plan.decode), floorLine(plan.prefill), figures(plan.ridgeBatch),
     `${figures(plan.bandwidth)} TB/s (${plan.bandwidthSource}), ${figures(plan.tflops)} TFLOP/s (${plan.tflopsSource})`, ...cost,
   ];
 }
 
 const FIGURES = ["Memory", "Bytes of a token's keys and values", "Largest batch at this context", "Decode step, at least", "Tokens per second, at most",
-  "Prefill of one such prompt, at least", "Batch where arithmetic catches up with reading weights", "Limits", "A million tokens, at least"];
+  "Sent by each GPU in a decode step, at most", "Prefill of one such prompt, at least", "Batch where arithmetic catches up with reading weights", "Limits", "A million tokens, at least"];
 
 // One column for each model and GPU.
 function results(asked) {
@@ -129,7 +139,7 @@ function measuredTable(asked, tables) {
   for (const { name, gpuName, config, gpu, error } of asked) {
     if (error) continue;
     for (const step of tables.measured_steps.filter((one) => one.gpu === gpuName && one.model === name)) {
-      const wishes = { context: step.context, batch: step.batch, tensorParallel: 1, memoryShare: 0.9, pricePerHour: null };
+      const wishes = { context: step.context, batch: step.batch, tensorParallel: 1, pipelineParallel: 1, memoryShare: 0.9, pricePerHour: null };
       const floor = makePlan(config, gpu, ...sixteen, wishes)[step.phase].floorMs;
       const what = step.phase === "decode" ? `decode step, batch ${step.batch}, context ${step.context.toLocaleString("en")}` : `prefill of ${step.context.toLocaleString("en")} tokens`;
       rows.push([`${name} on ${shortName(gpuName)}: ${what}`, time(step.ms), time(floor), `${Math.round((100 * floor) / step.ms)} %`]);
@@ -142,7 +152,8 @@ function measuredTable(asked, tables) {
 
 function stageTable({ name, config, format, kvItem, wishes }) {
   const items = { item: format.itemsize, matrixBytes: matrixBytesIn(format), kvItem };
-  const stages = decodeStages(shard(config, wishes.tensorParallel), wishes.batch, wishes.context, items);
+  const part = lastStage(shard(config, wishes.tensorParallel), wishes.pipelineParallel);
+  const stages = decodeStages(part, microBatches(wishes.batch, wishes.pipelineParallel).sequences, wishes.context, items);
   const rows = stages.map((one) => [one.name, bytes(one.weights), bytes(one.kv), bytes(one.activations), figures((one.flops + one.other) / 1e9),
     figures(one.intensity)]);
   return table(`One decode step of ${name}, stage by stage`, ["stage", "weights", "keys and values", "activations", "GFLOP", "FLOP per byte"], rows);

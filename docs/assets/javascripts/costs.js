@@ -211,9 +211,34 @@ export function shard(c, degree) {
     vocab: Math.ceil(c.vocab / degree) };
 }
 
-function allReduceBytes(c, tokens, rows, degree, item) {
-  const reduced = 2 * (2 * c.layers + 1) * tokens * c.hidden * item;
+const allReduces = (c, embeds = true) => 2 * c.layers + (embeds ? 1 : 0);
+
+function allReduceBytes(c, tokens, rows, degree, item, embeds = true) {
+  const reduced = 2 * allReduces(c, embeds) * tokens * c.hidden * item;
   return Math.floor(((reduced + rows * c.vocab * LOGIT_BYTES) * (degree - 1)) / degree);
+}
+
+// minllm/costs/pipeline.py: the last of `stages` stages as a model of its own, and how a step is cut for them.
+export function lastStage(c, stages) {
+  if (c.layers % stages) throw new Error(`${stages} pipeline stages do not divide ${c.layers} layers.`);
+  const layers = c.layers / stages;
+  return { ...c, layers, windows: c.windows.slice(-layers) };
+}
+
+export function microBatches(sequences, stages) {
+  const count = Math.min(stages, sequences);
+  return { count, sequences: Math.ceil(sequences / count), stages, bubble: (stages - 1) / (stages - 1 + count) };
+}
+
+// minllm/costs/nccl.py: microseconds of one all-reduce, null if it was not measured between so many of these GPUs.
+function ncclMicroseconds(gpu, ranks, messageBytes) {
+  const times = gpu.nccl?.microseconds[ranks], sizes = gpu.nccl?.sizes;
+  if (!times) return null;
+  if (messageBytes <= sizes[0]) return times[0];
+  if (messageBytes >= sizes.at(-1)) return (times.at(-1) * messageBytes) / sizes.at(-1);
+  const above = sizes.findIndex((size) => size >= messageBytes);
+  const share = (messageBytes - sizes[above - 1]) / (sizes[above] - sizes[above - 1]);
+  return times[above - 1] + share * (times[above] - times[above - 1]);
 }
 
 function forwardBytes(c, batch, item) {
@@ -238,14 +263,32 @@ export function bestRate(gpu, format) {
 
 export const bandwidth = (gpu) => gpu.measured_copy_tb_s ?? gpu.bandwidth_tb_s;
 
-/* wishes: { context, batch, tensorParallel, memoryShare, pricePerHour or null }; format: of tables.weight_formats; kvItem: bytes. */
+/* minllm/planning/floor.py: cost(model) counts one micro-batch of `tokens` tokens and `rows` sampled rows; `counted` tokens are the step's. */
+function stepFloor(cost, parts, tokens, rows, counted, { config, allStages, part, gpu, tflops, degree, item, pricePerHour }) {
+  const whole = cost(allStages), last = cost(part), more = parts.count - 1, embeds = parts.stages === 1;
+  const memory = (one) => (1e3 * one.bytes) / (bandwidth(gpu) * 1e12), compute = (one) => (1e3 * one.flops) / (tflops * 1e12);
+  const memoryMs = memory(whole) + more * memory(last), computeMs = compute(whole) + more * compute(last);
+  const stage = lastStage(config, parts.stages), hidden = tokens * config.hidden * item;
+  const ofLast = allReduceBytes(stage, tokens, rows, degree, item, embeds);
+  const sent = allReduceBytes(config, tokens, rows, degree, item) + more * ofLast + (parts.stages - 1) * hidden;
+  const linkMs = (1e3 * sent) / ((gpu.link_gb_s / 2) * 1e9), floorMs = Math.max(memoryMs, computeMs) + linkMs, tokensPerS = (1e3 * counted) / floorMs;
+  const each = ncclMicroseconds(gpu, degree, hidden), reductions = allReduces(config) + more * allReduces(stage, embeds);
+  return {
+    bytes: parts.count * last.bytes, flops: parts.count * last.flops, memoryMs, computeMs, linkMs, floorMs, tokensPerS,
+    sentBytes: parts.count * (ofLast + (embeds ? 0 : hidden)), bubble: parts.bubble, ncclMs: each === null ? null : 1e-3 * each * reductions,
+    cost: pricePerHour === null ? null : (1e6 * pricePerHour * degree * parts.stages) / (3600 * tokensPerS),
+    bound: memoryMs >= computeMs ? "memory" : "arithmetic",
+  };
+}
+
+/* wishes: { context, batch, tensorParallel, pipelineParallel, memoryShare, pricePerHour or null }; format: of tables.weight_formats; kvItem: bytes. */
 export function makePlan(config, gpu, format, kvItem, wishes) {
-  const { context, batch, tensorParallel: degree } = wishes;
-  for (const [name, value] of [["context", context], ["batch", batch], ["GPUs", degree]]) {
+  const { context, batch, tensorParallel: degree, pipelineParallel: stages = 1, pricePerHour } = wishes;
+  for (const [name, value] of [["context", context], ["batch", batch], ["GPUs", degree], ["stages", stages]]) {
     if (!Number.isInteger(value) || value < 1) throw new Error(`${name} must be a whole number of at least 1.`);
   }
   if (!config.rope && context > config.maxPositions) throw new Error(`This model has learned positions for ${config.maxPositions} tokens.`);
-  const part = shard(config, degree), item = format.itemsize, matrixBytes = matrixBytesIn(format);
+  const allStages = shard(config, degree), part = lastStage(allStages, stages), item = format.itemsize, matrixBytes = matrixBytesIn(format);
   for (const [, inputs] of layerMatrices(part)) {
     if (format.group_size && inputs % format.group_size) throw new Error(`Groups of ${format.group_size} do not divide ${inputs} inputs of a matrix.`);
   }
@@ -253,14 +296,10 @@ export function makePlan(config, gpu, format, kvItem, wishes) {
   const [tflops, tflopsSource] = bestRate(gpu, format);
   const cached = Math.ceil(context / BLOCK_SIZE) * BLOCK_SIZE, kvToken = kvBytesPerToken(part, kvItem);
   const weights = weightBytes(part, item, matrixBytes), budget = Math.floor(gpu.memory_gb * 1e9 * wishes.memoryShare);
-  const floor = (stages, tokens, rows) => {
-    const bytes = sum(stages.map((one) => one.weights + one.kv)), flops = sum(stages.map((one) => one.flops));
-    const memoryMs = (1e3 * bytes) / (bandwidth(gpu) * 1e12), computeMs = (1e3 * flops) / (tflops * 1e12);
-    const linkMs = (1e3 * allReduceBytes(config, tokens, rows, degree, item)) / ((gpu.link_gb_s / 2) * 1e9);
-    const floorMs = Math.max(memoryMs, computeMs) + linkMs, tokensPerS = (1e3 * tokens) / floorMs;
-    const cost = wishes.pricePerHour === null ? null : (1e6 * wishes.pricePerHour * degree) / (3600 * tokensPerS);
-    return { bytes, flops, memoryMs, computeMs, linkMs, floorMs, tokensPerS, cost, bound: memoryMs >= computeMs ? "memory" : "arithmetic" };
-  };
+  const sumOf = (stages) => ({ bytes: sum(stages.map((one) => one.weights + one.kv)), flops: sum(stages.map((one) => one.flops)) });
+  const machine = { config, allStages, part, gpu, tflops, degree, item, pricePerHour }, together = microBatches(batch, stages);
+  const decode = (model) => sumOf(decodeStages(model, together.sequences, context, items));
+  const prefill = (model) => sumOf(prefillStages(model, context, items));
   const kv = batch * cached * kvToken, activations = forwardBytes(part, batch, item);
   return {
     parameters: parameterCount(config), weights, allWeights: weightBytes(config, item, matrixBytes), kv, kvToken,
@@ -269,7 +308,7 @@ export function makePlan(config, gpu, format, kvItem, wishes) {
     largestBatch: largestBatch(part, budget - weights, cached * kvToken, item),
     bandwidth: bandwidth(gpu), bandwidthSource: gpu.measured_copy_tb_s ? "measured copy" : "data sheet", tflops, tflopsSource,
     ridgeBatch: (format.matrix_itemsize * tflops) / (2 * bandwidth(gpu)),
-    decode: floor(decodeStages(part, batch, context, items), batch, batch),
-    prefill: floor(prefillStages(part, context, items), context, 1),
+    decode: stepFloor(decode, together, together.sequences, together.sequences, batch, machine),
+    prefill: stepFloor(prefill, microBatches(1, stages), context, 1, context, machine),
   };
 }

@@ -6,4 +6,5 @@
     rank_runner.py  the runner of a rank; that of rank 0 publishes what it executes
     serve.py        what the other ranks run: load, then execute what rank 0 publishes
     start.py        start the ranks and load all of them
+    launched.py     ranks that a launcher has started: all run the same program, and meet in its calls
 """

@@ -4,13 +4,14 @@ from minllm.costs.parallel import shard
 from minllm.engine.loading import model_config
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
+from minllm.parallel.context_parallel import check_context_ranks
 from minllm.parallel.grid import check_stages
 from minllm.parallel.nccl import bindings
 from minllm.runtime.device import device_names
 
 
-def check_split(options: EngineOptions) -> None:
-    """Raise InvalidOptionError for options or a model that the ranks cannot share."""
+def check_split(options: EngineOptions, gpus_here: int | None = None) -> None:
+    """Raise InvalidOptionError for options or a model that ranks cannot share. gpus_here: needed on this host; None: one per rank."""
     tensor, pipeline = options.tensor_parallel_size, options.pipeline_parallel_size
     sizes = [f"tensor_parallel_size={tensor}"] * (tensor > 1) + [f"pipeline_parallel_size={pipeline}"] * (pipeline > 1)
     together = f"is not allowed together with {' and '.join(sizes)}"
@@ -33,10 +34,29 @@ def check_split(options: EngineOptions) -> None:
     if device == "cpu" and options.kernel_variants:
         raise InvalidOptionError("kernel_variants chooses among GPU kernels by name, and this LLM runs on the CPU: leave names out.")
     if device == "cuda":
-        check_gpus(options.num_ranks)
+        check_gpus(options.num_ranks if gpus_here is None else gpus_here)
     config = model_config(options)
     shard(config, tensor)
+    if options.decode_context_parallel_size > 1:
+        check_context_ranks(config, tensor, options.decode_context_parallel_size)
+        check_shared_contexts(options, device)
     check_stages(config.num_hidden_layers, pipeline)
+
+
+def check_shared_contexts(options: EngineOptions, device: str) -> None:
+    """Raise InvalidOptionError for what has no form over ranks that share contexts."""
+    refused = {
+        'device="cuda"': (device == "cuda", 'it runs with device="cpu" so far'),
+        f"kv_cache_policy={options.kv_cache_policy!r}": (options.kv_cache_policy != "paged", 'take "paged"'),
+        f"kv_cache_dtype={options.kv_cache_dtype!r}": (options.kv_cache_dtype != "auto", 'take "auto"'),
+        "speculative_config with a draft model": (
+            options.speculative_config is not None and options.speculative_config.method == "draft_model", "take ngram drafts"
+        ),
+    }  # fmt: skip
+    for what, (is_given, advice) in refused.items():
+        if is_given:
+            size = options.decode_context_parallel_size
+            raise InvalidOptionError(f"{what} is not allowed together with decode_context_parallel_size={size}: {advice}.")
 
 
 def check_gpus(ranks: int) -> None:

@@ -10,12 +10,13 @@ from minllm.engine.ranks.published import published
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.batch_arrays import to_backend
 from minllm.engine.running.forward_result import ForwardResult, PendingForward
+from minllm.engine.running.host_copies import Readback
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.ops.protocol import Batch
-from minllm.parallel.processes import RankProcesses
+from minllm.parallel.processes import OtherRanks
 
 
 class Execute(NamedTuple):
@@ -39,13 +40,26 @@ class Capture(NamedTuple):
 class CheckedForward:
     """A PendingForward whose results count only if no rank has ended while they were computed."""
 
-    def __init__(self, result: PendingForward, processes: RankProcesses):
+    def __init__(self, result: PendingForward, processes: OtherRanks):
         self._result, self._processes = result, processes
 
     def wait(self) -> ForwardResult:
         """The results. Raises RankError."""
         found = self._result.wait()
         self._processes.check()
+        return found
+
+
+class FaultlessForward:
+    """A PendingForward whose results count only if this rank has waited for no peer in vain."""
+
+    def __init__(self, result: PendingForward, fault: Readback, check: Callable[[np.ndarray], None]):
+        self._result, self._fault, self._check = result, fault, check
+
+    def wait(self) -> ForwardResult:
+        """The results. Raises DeviceError."""
+        found = self._result.wait()
+        self._check(*self._fault.wait())
         return found
 
 
@@ -81,6 +95,13 @@ class RankRunner(ModelRunner):
         begun = [self._begin(spans) for spans in forwards]
         return [self._finish(spans, *one) for spans, one in zip(forwards, begun, strict=True)]
 
+    def _read(self, *computed: Any, **sampled: Any) -> PendingForward | FaultlessForward:
+        """Start to bring the results of a forward to the host, and with them the fault that kernels between peers may note."""
+        found, fault = super()._read(*computed, **sampled), self.ops.fault()
+        if fault is None:
+            return found
+        return FaultlessForward(found, Readback(self.machine, self._pinned, [fault]), self.ops.communicator.check)
+
     def _begin(self, spans: list[Span]) -> tuple[Any, Any, Any]:
         """Launch a forward: (slots of its rows, batch, logits)."""
         slots, _ = self._rows(spans, _sampled(spans))
@@ -101,7 +122,7 @@ class LeadingRunner(RankRunner):
 
     leads = True
     fault: Exception | None = None  # of a user's function, in this step
-    processes: RankProcesses
+    processes: OtherRanks
 
     def execute(self, step: Step) -> list[CheckedForward]:
         """Publish a step and launch it."""

@@ -1,6 +1,7 @@
 """What loading asks of a rank: its part of the model, its operations, and a memory budget that all ranks agree on."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,15 +9,25 @@ from typing import Any
 import numpy as np
 
 from minllm.cache.capacity import CacheBudget
+from minllm.cache.kv_cache import CacheShape
 from minllm.costs.parallel import shard
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.rank_runner import LeadingRunner, RankRunner
+from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
+from minllm.kernels.all_reduce.peers import POLLS
 from minllm.models.config import ModelConfig
+from minllm.parallel.communicator import Communicator
+from minllm.parallel.context_parallel import ContextParallelNumpyOps, ContextParallelPipelineNumpyOps
 from minllm.parallel.grid import Grid
+from minllm.parallel.peer_communicator import PeerCommunicator
+from minllm.parallel.peer_memory import connect_peers, gpu_machine
 from minllm.parallel.pipeline import PipelineNumpyOps
 from minllm.parallel.processes import Rank
+from minllm.parallel.sockets import SocketCommunicator
 from minllm.parallel.split_weights import SplitReader
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
+
+PATIENT_POLLS = 60 * POLLS  # about ten minutes: a rank may compile while the others wait for it
 
 
 class RankShare:
@@ -24,6 +35,7 @@ class RankShare:
 
     def __init__(self, rank: Rank, options: EngineOptions):
         self.rank, self.grid = rank, Grid(rank.rank, options.tensor_parallel_size, options.pipeline_parallel_size)
+        self.context_ranks = options.decode_context_parallel_size
 
     def part(self, config: ModelConfig) -> ModelConfig:
         """The rank's part as a model of its own, which memory and cache are planned for."""
@@ -43,10 +55,21 @@ class RankShare:
         """The rank's operations, with the communicators that they use. config: the whole model's."""
         if device == "cuda":
             return self._cuda_ops(dtype, options, config)
+        shares = self.context_ranks > 1
         if self.grid.pipeline == 1:
-            return TensorParallelNumpyOps(dtype, self.rank.host, config.vocab_size)
-        stage = self.rank.host.group(self.grid.stage_ranks)
-        return PipelineNumpyOps(dtype, self.grid, self.rank.host, stage, config.vocab_size, config.hidden_size)
+            kind = ContextParallelNumpyOps if shares else TensorParallelNumpyOps
+            return kind(dtype, self.rank.host, config.vocab_size)
+        kind = ContextParallelPipelineNumpyOps if shares else PipelineNumpyOps
+        return kind(dtype, self.grid, self.rank.host, self.stage_host, config.vocab_size, config.hidden_size)
+
+    def shared(self, shape: CacheShape, ops: Any) -> CacheShape:
+        """The shape of a cache whose contexts ranks share, if they do."""
+        if self.context_ranks == 1:
+            return shape
+        first = self.grid.tensor_rank // self.context_ranks * self.context_ranks
+        whole = self.context_ranks == self.grid.tensor
+        ops.share_contexts(self.stage_host if whole else self.stage_host.group(range(first, first + self.context_ranks)), shape.block_size)
+        return replace(shape, context_ranks=self.context_ranks)
 
     def _cuda_ops(self, dtype: str, options: EngineOptions, config: ModelConfig) -> Any:
         """The same on the rank's own GPU, connected by NCCL."""
@@ -54,7 +77,7 @@ class RankShare:
         from minllm.parallel.nccl import NcclCommunicator
         from minllm.runtime.device import current_device, use_device
 
-        use_device(self.rank.rank)
+        use_device(self.rank.gpu)
         current_device()
         made = dict(kernel_variants=options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
         kind = TensorParallelCudaOps if self.grid.pipeline == 1 else PipelineCudaOps
@@ -62,9 +85,27 @@ class RankShare:
         ops.communicator = ops.world = NcclCommunicator.connect(self.rank.host, ops.stream)
         self.rank.at_failure.append(ops.world.abort)
         if self.grid.pipeline > 1:
-            ops.communicator = NcclCommunicator.connect(self.rank.host.group(self.grid.stage_ranks), ops.stream)
+            ops.communicator = NcclCommunicator.connect(self.stage_host, ops.stream)
             self.rank.at_failure.append(ops.communicator.abort)
+        name = ops.variants.get("all_reduce", DEFAULT)
+        if self.grid.tensor > 1 and name != LIBRARY:
+            ops.communicator = self._with_peers(ops.communicator, name, ops.stream)
         return ops
+
+    @functools.cached_property
+    def stage_host(self) -> SocketCommunicator:
+        """The communicator of the ranks of this stage, for NumPy arrays."""
+        return self.rank.host if self.grid.pipeline == 1 else self.rank.host.group(self.grid.stage_ranks)
+
+    def _with_peers(self, library: Communicator, name: str, stream: Any) -> Communicator:
+        """A communicator that adds up by kernels of our own; the library, with a warning, if GPUs have no access to each other."""
+        found = connect_peers(self.stage_host, *memory_bytes(self.grid.tensor), gpu_machine())
+        if isinstance(found, str):
+            warnings.warn(f"All-reduces go through NCCL, because the GPUs do not share memory: {found}", stacklevel=2)
+            return library
+        communicator = PeerCommunicator(library, found._replace(polls=PATIENT_POLLS), name, lambda launch: launch.launch(stream))
+        self.rank.at_failure.append(communicator.abort)
+        return communicator
 
     def agreed(self, budget: CacheBudget, device: str, options: EngineOptions) -> CacheBudget:
         """The smallest budget of all ranks; on a CPU they divide one memory."""
@@ -74,3 +115,9 @@ class RankShare:
         of_ranks = np.empty((self.rank.world_size, 1), np.int64)
         self.rank.host.all_gather(np.array([num_bytes], np.int64), of_ranks)
         return replace(budget, num_bytes=int(of_ranks.min()))
+
+
+def captures_all_reduces(options: EngineOptions) -> bool:
+    """Whether steps of several ranks are captured as graphs: with all-reduces of our own, in one stage. NCCL alone has not been tried."""
+    name = (options.kernel_variants or {}).get("all_reduce", DEFAULT)
+    return options.pipeline_parallel_size == 1 and name != LIBRARY

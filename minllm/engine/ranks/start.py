@@ -6,6 +6,7 @@ from minllm.engine.loading import Engine, load_engine
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress
 from minllm.engine.ranks.check import check_split
+from minllm.engine.ranks.launched import load_launched
 from minllm.engine.ranks.serve import serve
 from minllm.engine.ranks.share import RankShare
 from minllm.parallel.communicator import CommunicationError
@@ -17,6 +18,8 @@ def load_ranks(options: EngineOptions, progress: Progress | None = None) -> Engi
 
     Options and the model's shape are checked before a process starts; whatever fails later ends all of them.
     """
+    if options.is_launched:
+        return load_launched(options, progress)
     check_split(options)
     processes = RankProcesses(options.num_ranks, serve, options)
     try:

@@ -8,7 +8,7 @@ from numba import cuda, int32, uint32
 from minllm.kernels.all_reduce.peers import BLOCKS
 from minllm.ptx import ld_acquire_sys_u32, st_release_sys_u32
 
-IMPATIENT = 1024  # polls after which a rank that has already waited in vain for a peer gives up
+IMPATIENT = 1024  # so many polls apart a rank looks whether it has already waited in vain, or the host has told it to give up
 
 
 @cuda.jit(device=True)
@@ -41,7 +41,7 @@ def flag_index(phase, rank, ranks):
 @cuda.jit(device=True)
 def gives_up(polls, limit, fault, peer):
     """Whether a wait is too long; notes the peer in `fault` if it is the first."""
-    if polls >= limit or (polls == IMPATIENT and cuda.atomic.cas(fault, 0, uint32(0), uint32(0)) != 0):
+    if polls >= limit or (polls % IMPATIENT == 0 and cuda.atomic.cas(fault, 0, uint32(0), uint32(0)) != 0):
         cuda.atomic.cas(fault, 0, uint32(0), uint32(peer + 1))
         return True
     return False

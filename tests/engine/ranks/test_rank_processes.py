@@ -1,6 +1,5 @@
 """Several ranks as users have them: LLM(tensor_parallel_size=, pipeline_parallel_size=) gives the same tokens, and ends well."""
 
-import dataclasses
 import os
 import signal
 import time
@@ -14,10 +13,8 @@ from minllm.engine.ranks.serve import STATE
 from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.errors import InvalidOptionError, InvalidRequestError
 from minllm.parallel.processes import RankError
-from tests.engine.models import byte_level_tokenizer
-from tests.models import random_models
+from tests.engine.ranks.models import save_model_of_eight_heads
 
-SIZES = dict(num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, hidden_size=128, head_dim=32)
 RANKS = {  # (tensor parallel, pipeline parallel); with four tensor ranks two hold each KV head
     "2 ranks": (2, 1), "4 ranks": (4, 1), "2 stages of 2 ranks": (2, 2),
 }  # fmt: skip
@@ -29,13 +26,7 @@ REPEATS = [[7, 8, 9] * 6, [1, 2] * 8]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     """A float32 Llama of eight heads, random, with an odd vocabulary."""
-    directory = tmp_path_factory.mktemp("eight-heads")
-    family = dataclasses.replace(random_models.FAMILIES["llama2"], options={**random_models.FAMILIES["llama2"].options, **SIZES})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(random_models.FAMILIES, "eight heads", family)
-        random_models.save_random_model("eight heads", directory)
-    byte_level_tokenizer().save(str(directory / "tokenizer.json"))
-    return directory
+    return save_model_of_eight_heads(tmp_path_factory.mktemp("eight-heads"))
 
 
 @pytest.fixture(scope="module", params=RANKS.values(), ids=RANKS)

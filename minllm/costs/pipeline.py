@@ -1,0 +1,53 @@
+"""Pipeline parallelism: what a GPU of one of M stages holds, and how long a step takes that passes through them in micro-batches.
+
+Each stage has an equal number of layers. A step of K micro-batches takes as long as one micro-batch through all stages, which is the whole
+model's time for it, and then the last stage, which also has the head, is as often busy as micro-batches follow:
+
+    step = whole(micro-batch) + (K - 1) last(micro-batch)          idle share of a stage: (M - 1) / (M - 1 + K), the bubble
+
+The engine makes as many micro-batches as stages if there are as many sequences, and reads a stage's weights for each of them. So stages
+hold a model that one GPU cannot, and raise the throughput of large batches; they shorten no sequence's step. Source: Huang et al. 2019,
+"GPipe", section 2.3.
+"""
+
+from dataclasses import dataclass, replace
+
+from minllm.errors import InvalidOptionError
+from minllm.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """The number of micro-batches of a step, and the sequences of the largest one."""
+
+    count: int
+    sequences: int
+    stages: int
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step in which a stage waits for others, 0 to 1, if all take equally long."""
+        return (self.stages - 1) / (self.stages - 1 + self.count)
+
+
+def micro_batches(sequences: int, stages: int) -> MicroBatches:
+    """How the engine cuts a step of so many sequences for its stages."""
+    count = min(stages, sequences)
+    return MicroBatches(count, -(-sequences // count), stages)
+
+
+def last_stage(config: ModelConfig, stages: int) -> ModelConfig:
+    """The last of `stages` stages as a model of its own. InvalidOptionError if they cannot have equal numbers of layers.
+
+    It has the embedding too, for which every stage's memory is planned, though only the first uses it.
+    """
+    if config.num_hidden_layers % stages:
+        allowed = ", ".join(str(one) for one in range(1, config.num_hidden_layers + 1) if config.num_hidden_layers % one == 0)
+        raise InvalidOptionError(f"{stages} pipeline stages do not divide {config.num_hidden_layers} layers: take one of {allowed}.")
+    layers = config.num_hidden_layers // stages
+    return replace(config, num_hidden_layers=layers, sliding_windows=config.sliding_windows[-layers:])
+
+
+def handed_over_bytes(config: ModelConfig, tokens: int, stages: int, itemsize: int = 2) -> int:
+    """Bytes of hidden states that follow each other from stage to stage while one micro-batch of `tokens` passes through them."""
+    return (stages - 1) * tokens * config.hidden_size * itemsize

@@ -1,0 +1,183 @@
+"""Ranks that a launcher has started: every process runs the same program, and meets the others in each call of its LLM.
+
+    rank 0    tells that it begins a call, computes and publishes steps as always, and sends what it returns, or raises, to all
+    others    compare the call with their own, execute what rank 0 publishes, and return or raise the same
+
+So all ranks get the outputs, bit for bit, whatever the clock or a function of the user's says on each.
+"""
+
+import functools
+import hashlib
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import fields, replace
+from importlib import metadata
+from typing import Any, NamedTuple
+
+from minllm.engine.loading import Engine, load_engine, model_config
+from minllm.engine.options import EngineOptions
+from minllm.engine.progress import Progress
+from minllm.engine.ranks.check import check_split
+from minllm.engine.ranks.serve import Follower
+from minllm.engine.ranks.share import RankShare
+from minllm.errors import InvalidOptionError, InvalidRequestError, MinLLMError
+from minllm.parallel.launched.environment import launched_rank
+from minllm.parallel.launched.ranks import LaunchedRanks
+from minllm.parallel.processes import RankError, is_effect
+from minllm.runtime.device import device_names
+
+TIME_LIMIT = "MINLLM_RENDEZVOUS_SECONDS"
+TIME_LIMIT_S = 300.0  # the longest that ranks may take to start, as torchrun's
+OWN_TO_EACH = ("model",)  # options that may differ: a host may have its own copy of the model
+
+
+class Call(NamedTuple):
+    """Rank 0 begins a call."""
+
+    name: str
+    digest: str  # of its first argument
+
+
+class Returned(NamedTuple):
+    """What a call of rank 0 returns or raises."""
+
+    value: Any
+    error: Exception | None
+
+
+class LaunchedProgram:
+    """The calls in which the ranks of a program meet. On rank 0 it stands between the runner and the other ranks."""
+
+    def __init__(self, ranks: LaunchedRanks, follower: Follower | None):
+        """follower: executes what rank 0 publishes; None on rank 0."""
+        self.ranks, self.follower = ranks, follower
+        self.check, self.failed, self.replies, self.close = ranks.check, ranks.failed, ranks.replies, ranks.close
+        self._is_in_call = False
+
+    def send(self, message: Any) -> None:
+        """Give a message to every other rank, which must be in the same call. Raises RankError or InvalidRequestError."""
+        if not self._is_in_call:
+            raise InvalidRequestError(
+                'With distributed_executor_backend="external_launcher" the ranks meet in generate(), chat(), beam_search(), logits() and '
+                "perplexity() only: use these, or let one process start the ranks (leave the option out)."
+            )
+        self.ranks.send(message)
+
+    def call(self, name: str, argument: Any, work: Callable[[], Any]) -> Any:
+        """What work() returns on rank 0, on all ranks, or raises there. A call within a call is computed as it is.
+
+        argument: what must be the same on all ranks. Raises RankError if a rank has ended, or calls something else.
+        """
+        if self._is_in_call:
+            return work()
+        self.ranks.check()
+        self._is_in_call = True
+        try:
+            call = Call(name, hashlib.sha256(repr(argument).encode()).hexdigest())
+            return self._lead(call, work) if self.follower is None else self._follow(call)
+        finally:
+            self._is_in_call = False
+
+    def _lead(self, call: Call, work: Callable[[], Any]) -> Any:
+        """Rank 0's call."""
+        self.ranks.send(call)
+        try:
+            value = work()
+        except RankError:
+            raise
+        except BaseException as error:
+            self.ranks.send(Returned(None, _sendable(error)))
+            raise
+        self.ranks.send(Returned(value, None))
+        return value
+
+    def _follow(self, call: Call) -> Any:
+        """The call of any other rank."""
+        try:
+            begun = self.follower.follow()
+            if begun != call:
+                raise InvalidRequestError(
+                    f"Rank {self.ranks.own.rank} calls {call.name}(), and rank 0 calls {begun.name}()"
+                    f"{' with another first argument' * (begun.name == call.name)}: every rank must make the same calls in the same order."
+                )
+            returned = self.follower.follow()
+        except BaseException as error:
+            raise self.ranks.failed(error) from error
+        if returned.error is not None:
+            raise returned.error
+        return returned.value
+
+
+def called_on_all_ranks(method: Callable) -> Callable:
+    """A method of LLM that ranks of one program call together; alone, or if the LLM has started its ranks, it is as it was."""
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        program, work = self.engine.program, functools.partial(method, self, *arguments, **named)
+        if program is None:
+            return work()
+        compared = arguments[0] if arguments else named.get("prompts", named.get("token_ids"))
+        return program.call(method.__name__, compared, work)
+
+    return call
+
+
+def load_launched(options: EngineOptions, progress: Progress | None = None) -> Engine:
+    """This rank's Engine, whose `program` is the calls of all. Raises what load_engine does, CommunicationError if the ranks do not meet,
+    or RankError if another rank fails."""
+    launched = launched_rank(os.environ, options.num_ranks)
+    gpus = device_names() if options.resolved_device() == "cuda" else []
+    gpu = 0 if len(gpus) == 1 else launched.local_rank  # a launcher may show each rank its own GPU alone
+    check_split(options, gpu + 1)
+    if options.num_ranks == 1:
+        return load_engine(options, progress)
+    ranks = LaunchedRanks(launched, agreement(options, gpus[gpu : gpu + 1]), _time_limit(), gpu)
+    try:
+        engine = load_engine(options, progress, RankShare(ranks.own, options))
+        follower = Follower(engine.runner, ranks.own) if launched.rank else None
+        program = LaunchedProgram(ranks, follower)
+        if follower is None:
+            ranks.replies()  # all have loaded
+            engine.runner.processes = program
+    except BaseException as error:
+        failure = ranks.failed(error)
+        if is_effect(error):
+            raise failure from error
+        raise
+    return replace(engine, processes=ranks, program=program)
+
+
+def agreement(options: EngineOptions, gpu: list[str]) -> dict[str, str]:
+    """What must be the same on all ranks: names and values."""
+    try:
+        version = metadata.version("minllm")
+    except metadata.PackageNotFoundError:  # imported from its sources
+        version = "of the sources"
+    told = {one.name: repr(getattr(options, one.name)) for one in fields(options) if one.name not in OWN_TO_EACH}
+    told["kernel_variants"] = repr(sorted((options.kernel_variants or {}).items()))
+    config = hashlib.sha256(repr(model_config(options)).encode()).hexdigest()[:12]
+    of_machine = {"device": options.resolved_device(), "GPU": ", ".join(gpu) or "none"}
+    return {"minllm": version, "numpy": metadata.version("numpy"), "model's config": config} | told | of_machine
+
+
+def _time_limit() -> float:
+    """Seconds that ranks may take to start."""
+    text = os.environ.get(TIME_LIMIT, str(TIME_LIMIT_S))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidOptionError(f"{TIME_LIMIT}={text!r} must be a number of seconds above 0.")
+    return seconds
+
+
+def _sendable(error: BaseException) -> Exception:
+    """The error, or one with its words if another process could not make it."""
+    try:
+        if isinstance(error, Exception) and type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:  # noqa: BLE001 - whatever the class of a user's error does
+        pass
+    return MinLLMError(f"The call has failed on rank 0: {error!r}")

@@ -1,0 +1,66 @@
+"""A Communicator of the GPUs of one host: all-reduces by kernels of our own as far as they are chosen, everything else by a library.
+
+Which kernel adds up a message is chosen by its bytes (kernels/all_reduce/choice.py), or is one of the table's by name. All ranks launch the
+same shapes, so all choose alike. A kernel takes the number of an all-reduce from counters on the device, which go on counting when a graph
+is replayed; so launches may be captured.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels.all_reduce import VARIANTS
+from minllm.kernels.all_reduce.choice import chosen
+from minllm.kernels.all_reduce.peers import Peers, RankLaunch, check_fault
+from minllm.kernels.vector import VECTOR_BYTES
+from minllm.parallel.communicator import Communicator
+
+
+class PeerCommunicator:
+    """See communicator.Communicator; arrays are those of `library`, a communicator of the same ranks.
+
+    name: "by_size", or the kernel for every message that fits the ranks' memory. launch: launches what a rank launches, on the library's
+    stream.
+    """
+
+    def __init__(self, library: Communicator, peers: Peers, name: str, launch: Callable[[RankLaunch], None]):
+        self.library, self.peers, self.name, self._launch = library, peers, name, launch
+        self.rank, self.world_size = library.rank, library.world_size
+        self.all_gather, self.broadcast, self.barrier = library.all_gather, library.broadcast, library.barrier
+        self.send, self.recv, self.close = library.send, library.recv, library.close
+
+    @property
+    def fault(self) -> Any:
+        """uint32 [1] on the device: not 0 once this rank has waited for a peer in vain."""
+        return self.peers.own.fault
+
+    def all_reduce(self, array: Any) -> None:
+        """array = the sum of all ranks' arrays, in place: float32, float16 or bfloat16."""
+        found = self.launch_of(array)
+        if found is None:
+            self.library.all_reduce(array)
+        else:
+            self._launch(found)
+
+    def launch_of(self, array: Any) -> RankLaunch | None:
+        """What this rank launches for a message; None if it is left to the library."""
+        name = chosen(self.name, self.world_size, array.nbytes)
+        if name is None or array.nbytes % VECTOR_BYTES:
+            return None
+        flat = array.reshape(-1)
+        try:
+            return VARIANTS[name](flat, flat, self.peers)
+        except KernelArgumentError:  # a dtype that nothing adds, which the library says, or more than the ranks' memory holds
+            return None
+
+    def check(self, fault: np.ndarray) -> None:
+        """Raise DeviceError if `fault`, a copy of the array on the host, says that this rank has waited for a peer in vain."""
+        check_fault(self.rank, int(fault[0]))
+
+    def abort(self) -> None:
+        """Let kernels that wait for a peer give up: what they compute is wrong. Another thread may call it."""
+        from minllm.runtime.exported_memory import note_fault
+
+        note_fault(self.fault, self.rank + 1)

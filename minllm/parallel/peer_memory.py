@@ -1,0 +1,81 @@
+"""The memory through which the all-reduce kernels of several processes meet (kernels/all_reduce/peers.py), mapped by each of them.
+
+Each rank allocates one piece for all its arrays, and sends the others its handle. They map the piece and find the arrays at the same places
+in it. If a rank cannot map a peer's, because the GPUs have no access to each other or are on two hosts, no rank uses any.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minllm.errors import DeviceError
+from minllm.kernels.all_reduce.peers import Peers, RankMemory, allocate
+from minllm.parallel.communicator import Communicator
+
+ALIGNMENT = 256  # bytes
+
+
+class SharedMachine(NamedTuple):
+    """How a process shares memory of its machine: see runtime/exported_memory.py."""
+
+    export: Callable[[int], Any]  # number of bytes -> memory with a `handle`
+    open: Callable[[bytes], Any]  # handle -> memory
+    array: Callable[[Any, int, int, Any], Any]  # (memory, first byte, size, dtype) -> array
+
+
+def gpu_machine() -> SharedMachine:
+    """That of this process's GPU."""
+    from minllm.runtime.exported_memory import ExportedMemory, ImportedMemory, array_at
+
+    return SharedMachine(
+        ExportedMemory, ImportedMemory, lambda memory, first, size, dtype: array_at(memory.pointer + first, size, dtype, memory)
+    )
+
+
+def connect_peers(host: Communicator, most_bytes: int, inbox_bytes: int, machine: SharedMachine) -> Peers | str:
+    """This rank's Peers, for messages of up to most_bytes, or why there are none. All ranks get the one or the other.
+
+    host: a communicator of the same ranks, for NumPy arrays. inbox_bytes: the largest message of low_latency.
+    """
+    own, reason = None, ""
+    try:
+        own = machine.export(arrays_of(None, host.world_size, most_bytes, inbox_bytes, machine)[1])
+    except DeviceError as error:
+        reason = str(error)
+    handles = _gathered(host, np.frombuffer(own.handle if own else b"", np.uint8) if own else np.zeros(0, np.uint8))
+    memories = []
+    if all(len(handle) for handle in handles):
+        try:
+            memories = [own if rank == host.rank else machine.open(handle.tobytes()) for rank, handle in enumerate(handles)]
+        except DeviceError as error:
+            reason = str(error)
+    reasons = [text.tobytes().decode() for text in _gathered(host, np.frombuffer(reason.encode(), np.uint8))]
+    if any(reasons):
+        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text)
+    found = tuple(arrays_of(memory, host.world_size, most_bytes, inbox_bytes, machine)[0] for memory in memories)
+    return Peers(host.rank, found)
+
+
+def arrays_of(memory: Any, ranks: int, most_bytes: int, inbox_bytes: int, machine: SharedMachine) -> tuple[RankMemory, int]:
+    """(the arrays in a rank's memory, the bytes that they take). memory: None only counts."""
+    end = 0
+
+    def take(size: int, dtype: Any) -> Any:
+        nonlocal end
+        first, end = end, end + math.ceil(size * np.dtype(dtype).itemsize / ALIGNMENT) * ALIGNMENT
+        return None if memory is None else machine.array(memory, first, size, dtype)
+
+    return allocate(ranks, most_bytes, take, inbox_bytes), end
+
+
+def _gathered(host: Communicator, data: np.ndarray) -> list[np.ndarray]:
+    """The bytes of every rank, which may be of different number."""
+    sizes = np.zeros((host.world_size, 1), np.int64)
+    host.all_gather(np.array([data.size], np.int64), sizes)
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: data.size] = data
+    out = np.zeros((host.world_size, padded.size), np.uint8)
+    host.all_gather(padded, out)
+    return [row[: int(size)] for row, size in zip(out, sizes[:, 0], strict=True)]

@@ -1,0 +1,125 @@
+"""All-reduces by kernels of our own behind the Communicator: ranks as threads, whose launches run together in the simulator."""
+
+import threading
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minllm.errors import DeviceError, KernelArgumentError
+from minllm.kernels.all_reduce.choice import BY_SIZE, LIBRARY, LIMITS, choose, chosen, memory_bytes, names
+from minllm.kernels.all_reduce.peers import launch_together
+from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.ops.cuda_ops import CudaOps
+from minllm.parallel.peer_communicator import PeerCommunicator
+from minllm.parallel.peer_memory import SharedMachine, connect_peers
+from tests.kernels.guarded import bits, random
+from tests.parallel.in_threads import in_threads
+
+RANKS, MOST, INBOX = 2, 4096, 1040
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class Host:
+    """Memory that threads share as GPUs do, by handles."""
+
+    def __init__(self, fails=()):
+        self.exported, self.fails = {}, fails
+
+    def machine(self, rank):
+        def export(nbytes):
+            memory = SimpleNamespace(bytes=np.zeros(nbytes, np.uint8), handle=b"handle %d" % rank)
+            self.exported[memory.handle] = memory
+            return memory
+
+        def opened(handle):
+            if rank in self.fails:
+                raise DeviceError("cannot map the memory of another rank's GPU")
+            return self.exported[handle]
+
+        def array(memory, first, size, dtype):
+            return memory.bytes[first : first + size * np.dtype(dtype).itemsize].view(dtype)
+
+        return SharedMachine(export, opened, array)
+
+
+class Together:
+    """Runs what all ranks launch at once in the simulator."""
+
+    def __init__(self):
+        self.launches, self.barrier = {}, threading.Barrier(RANKS, action=self.run, timeout=60)
+
+    def run(self):
+        launch_together([self.launches[rank] for rank in range(RANKS)])
+
+    def of(self, rank):
+        def launch(one):
+            self.launches[rank] = one
+            self.barrier.wait()
+
+        return launch
+
+
+def on_ranks(name, work):
+    """What work(communicator, rank) returns on each rank."""
+    host, together = Host(), Together()
+
+    def run(rank):
+        peers = connect_peers(rank.host, MOST, INBOX, host.machine(rank.rank))
+        return work(PeerCommunicator(rank.host, peers, name, together.of(rank.rank)), rank.rank)
+
+    return in_threads(RANKS, run)
+
+
+@pytest.mark.parametrize("name", names())
+def test_sums_have_the_bits_of_the_reference_by_kernels_and_by_the_library(name):
+    """520 elements fit all kernels, 1000 not the inbox, 2056 no memory; 13 are no whole vectors."""
+    sizes = (520, 13, 1000, 2056)
+
+    def work(communicator, rank):
+        found = []
+        for seed, size in enumerate(sizes):
+            array = random((size,), BFLOAT16, 10 * seed + rank)
+            launched = communicator.launch_of(array) is not None
+            communicator.all_reduce(array)
+            found.append((array, launched))
+        return found, int(communicator.peers.own.counters[0]), int(communicator.fault[0])
+
+    results = on_ranks(name, work)
+    for seed, size in enumerate(sizes):
+        wanted = all_reduce_reference([random((size,), BFLOAT16, 10 * seed + rank) for rank in range(RANKS)])
+        for found, _, _ in results:
+            np.testing.assert_array_equal(bits(found[seed][0]), bits(wanted))
+    launched = {"nccl": [], "by_size": [520], "low_latency": [520]}.get(name, [520, 1000])  # small messages are low_latency's
+    for found, count, fault in results:
+        ours = [size for size, (_, is_ours) in zip(sizes, found, strict=True) if is_ours]
+        assert ours == launched and count == len(ours) and fault == 0
+
+
+def test_a_rank_that_cannot_map_its_peers_leaves_all_without():
+    host = Host(fails=(1,))
+    found = in_threads(RANKS, lambda rank: connect_peers(rank.host, MOST, INBOX, host.machine(rank.rank)))
+    assert found == ["rank 1: cannot map the memory of another rank's GPU"] * RANKS
+
+
+def test_a_fault_is_told_with_both_ranks():
+    def work(communicator, rank):
+        communicator.fault[0] = 0 if rank else 2
+        return communicator
+
+    first, second = on_ranks("one_shot", work)
+    with pytest.raises(DeviceError, match="rank 0 waited for rank 1 in an all-reduce, and gave up"):
+        first.check(first.fault)
+    second.check(second.fault)
+
+
+def test_one_table_chooses_by_bytes_and_names_are_checked():
+    for ranks, limits in LIMITS.items():
+        assert memory_bytes(ranks)[0] == limits[-1][0] and memory_bytes(ranks)[1] == limits[0][0]
+        for largest, name in limits:
+            assert chosen(BY_SIZE, ranks, largest) == choose(ranks, largest) == name
+            assert chosen(LIBRARY, ranks, largest) is None and chosen("ring", ranks, largest) == "ring"
+    assert CudaOps("float32", {"all_reduce": "two_shot"}, simulated=True).variants == {"all_reduce": "two_shot"}
+    with pytest.raises(KernelArgumentError, match="there is no all_reduce kernel 'fused_norm'; there are by_size, nccl, ring"):
+        CudaOps("float32", {"all_reduce": "fused_norm"}, simulated=True)
