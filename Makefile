@@ -1,7 +1,7 @@
 # make demo   read text that our own kernels produced       make lint    ruff
 # make chat   talk with SmolLM2-135M-Instruct, which is downloaded once (93 MB, Apache-2.0)
 # make test   run the tests, long lists of cases in part    make docs    build the site into site/
-# make test-all     run all cases of all tests, all of them under detectors, for whoever changes kernels (at least three times as long)
+# make test-all     run all cases of all tests, for whoever changes kernels (about three times as long)
 # make clean  remove .venv and everything that was built
 # make lessons      execute every lesson as a notebook, and say how long each took
 # make serve-docs   build the site and serve it on http://127.0.0.1:8000, anew with every change
