@@ -219,10 +219,9 @@ bars(
 # The same measure over the whole held-out text is recorded, for this model and for a smaller one:
 
 # %%
-from minllm.course import recorded
+from minllm.course import listing, recorded
 
-for row in recorded("bits a byte"):
-    print(row)
+print(listing(recorded("bits a byte")))
 
 # %% [markdown]
 # ## Two phases

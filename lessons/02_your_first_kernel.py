@@ -17,7 +17,23 @@
 # runs is a *thread*. In this lesson
 # you write one, run it, stop one of its threads to look inside, break it in the two usual ways, and
 # see why two kernels that move the same bytes can differ in speed by a factor of five.
-#
+
+# %% tags=["fold"]
+import numpy as np
+
+from minllm.course import heat_map
+
+threads = np.arange(4 * 32, dtype=float).reshape(4, 32)  # [blocks, threads in a block]
+threads[threads >= 100] = np.nan
+heat_map(
+    threads,
+    "4 blocks of 32 threads, and the element that each thread works on",
+    row_names=[f"block {number}" for number in range(4)],
+    show_values=True,
+    caption="A cell is a thread. The guard stops the threads of the empty cells.",
+)
+
+# %% [markdown]
 # $$\mathrm{out}_i = x_i + r_i \qquad i = \mathrm{block} \cdot \mathrm{threads\ per\ block} + \mathrm{thread}$$
 #
 # In NumPy this is `x + residual`; a model does it after each part of a layer. Written out, it is a loop over `i`. No
@@ -44,23 +60,7 @@ def add_kernel(x, residual, out):  # all [n]
 #
 # `@kernel` is Numba's `@cuda.jit` with this package's compiler settings and its simulator: the Python function is
 # compiled to machine code for a GPU, or run as it is without one.
-
-# %% tags=["fold"]
-import numpy as np
-
-from minllm.course import heat_map
-
-threads = np.arange(4 * 32, dtype=float).reshape(4, 32)  # [blocks, threads in a block]
-threads[threads >= 100] = np.nan
-heat_map(
-    threads,
-    "4 blocks of 32 threads, and the element that each thread works on",
-    row_names=[f"block {number}" for number in range(4)],
-    show_values=True,
-    caption="A cell is a thread. The guard stops the threads of the empty cells.",
-)
-
-# %% [markdown]
+#
 # **What you will be able to do**
 #
 # - turn a line of NumPy into a kernel, and choose a grid and a block for it;
@@ -152,8 +152,7 @@ add_and_stop_kernel.simulate[grid, block](x, residual, np.zeros(n, np.float32))
 #
 # ## Count what it did
 #
-# A trace counts while the kernel runs. It does not measure time: it says how many bytes the threads asked for, and
-# how many bytes had to move, in sectors of 32 bytes (explained below).
+# A trace counts while the kernel runs. It does not measure time: it says how many bytes the threads requested, and how many bytes had to move, in sectors of 32 bytes (explained below).
 
 # %%
 trace = add_kernel.trace[grid, block](x, residual, np.empty(n, np.float32))
@@ -319,7 +318,7 @@ for name, copy_kernel in (
     )
 
 # %% [markdown]
-# Both results are right, and both ask for the same bytes. Here is the first read of a warp in each:
+# Both results are right, and both request the same bytes. Here is the first read of a warp in each:
 
 # %% tags=["fold"]
 from minllm.course import accesses

@@ -17,12 +17,8 @@
 # and a division. In this lesson you learn the division, check it
 # against the simulator and against an H200, and see what is left to explain.
 #
-# $$\mathrm{intensity}\ I = \frac{\mathrm{FLOP}}{\mathrm{bytes}} \qquad
-# \mathrm{attainable}(I) = \min(\pi,\ \beta I) \qquad \mathrm{ridge} = \pi / \beta$$
-#
-# A machine has two speeds: $\beta$ bytes per second from its memory, which is called HBM on an H200, and $\pi$
-# operations per second. A kernel does $I$ operations with each byte. Left of the ridge memory limits it, right of it
-# arithmetic. Here are recorded GEMMs; their place from left to right is counted, their height is measured:
+# Each dot below is a GEMM. Its place from left to right is counted, its height was measured on an H200, and the line
+# is the roof that no kernel can pass:
 
 # %% tags=["fold"]
 from minllm.course import Dot, load_record, recorded, roofline
@@ -62,6 +58,13 @@ roofline(
 )
 
 # %% [markdown]
+# $$\mathrm{intensity}\ I = \frac{\mathrm{FLOP}}{\mathrm{bytes}} \qquad
+# \mathrm{attainable}(I) = \min(\pi,\ \beta I) \qquad \mathrm{ridge} = \pi / \beta$$
+#
+# A machine has two speeds: $\beta$ bytes per second from its memory, which is called HBM on an H200, and $\pi$
+# operations per second. A kernel does $I$ operations with each byte. Left of the ridge memory limits it, right of it
+# arithmetic.
+#
 # A dot on the slope has done all that it can: only fewer bytes would help it. A dot far below the roof has a fault of
 # its own. The lowest dot is this kernel, the one that anybody would write first:
 
@@ -160,14 +163,14 @@ for launcher in (matmul_naive, matmul_gemv):
     multiplied = 2 * traces[0].flops["float32 multiply"]
     print(
         f"{launcher.__name__:14} {total.unique_bytes:10,} different bytes, "
-        f"{total.bytes:9,} asked for, {multiplied:8,} FLOP"
+        f"{total.bytes:9,} requested, {multiplied:8,} FLOP"
     )
     assert np.allclose(out, x @ w.T, atol=1e-4)
     assert total.unique_bytes == moved and multiplied == flop
 
 # %% [markdown]
-# Both touch exactly the bytes of the formula. What they *ask for* is more, because threads ask for the same numbers
-# again: the naive kernel many times, and only caches save it. So the formula is a lower bound, the floor.
+# Both touch exactly the bytes of the formula. They *request* more, because threads request the same numbers again and again; caches answer most of
+# that. So the formula is a lower bound, the floor.
 #
 # ## A whole step
 #
@@ -327,8 +330,7 @@ assert floors[64] < 1.4 * floors[1]
 
 # %% [markdown]
 # At the floor, 64 sequences take hardly longer than one, and each token costs a small part. This is why every serving
-# engine batches: lesson 16. These steps are replays of a CUDA graph, timed on the GPU. A served step also pays for
-# the host, where that is not hidden ([lesson 15](15_launch_overhead_and_cuda_graphs.py)).
+# engine batches: lesson 16. These steps are replays of a CUDA graph, timed on the GPU. A served step also pays for the host's time, unless that is hidden ([lesson 15](15_launch_overhead_and_cuda_graphs.py)).
 #
 # ## Prefill against decode
 #

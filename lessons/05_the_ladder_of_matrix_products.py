@@ -17,10 +17,7 @@
 # to write one reaches about a thousandth of what the machine can do. In this lesson you climb from
 # there, one idea per rung: reuse, wide loads, tensor cores, TMA, and warps with different roles.
 #
-# $$\mathrm{out}_{m,n} = \sum_k x_{m,k}\, w_{n,k} \qquad x\ [M, K], \quad w\ [N, K], \quad \mathrm{out}\ [M, N]$$
-#
-# $M$ is the number of tokens, $K$ the features that go in, $N$ the features that come out: $2MNK$ operations. This is
-# the whole ladder, as an H200 measured it:
+# This is the whole ladder, as an H200 measured it:
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars, comparable, load_record, recorded
@@ -69,6 +66,10 @@ bars(
 )
 
 # %% [markdown]
+# $$\mathrm{out}_{m,n} = \sum_k x_{m,k}\, w_{n,k} \qquad x\ [M, K], \quad w\ [N, K], \quad \mathrm{out}\ [M, N]$$
+#
+# $M$ is the number of tokens, $K$ the features that go in, $N$ the features that come out: $2MNK$ operations.
+#
 # Rungs of one recording are drawn; rungs of another commit are listed further down. The lowest bar is this kernel,
 # one thread per number of the result:
 
@@ -197,8 +198,7 @@ assert trace.arrays["weight"].read.sectors_per_request == 16
 # %% [markdown]
 # Half an operation per byte: two numbers of 2 bytes are fetched for a multiplication and an addition. And a warp's
 # request for weights touches 16 sectors of 32 bytes, to get 2 bytes from each. The rest of each sector is needed in
-# the next steps, so caches help a lot. But the caches are asked for $2MNK$ numbers, which is too much for them as
-# well.
+# the next steps, so caches help a lot. But the caches have to deliver $2MNK$ numbers, which is too much for them as well.
 #
 # ## Rung 2: tiled
 #
@@ -604,20 +604,25 @@ guess.against(
 )
 
 # %% tags=["fold"]
-for row in recorded("matmul", listed=True):
-    if row.variant in ("warpgroup", "warp_specialized"):
-        print(row)
+from minllm.course import listing
+
+shown = [
+    row
+    for variant in ("warpgroup", "warp_specialized")
+    for row in recorded("matmul", "", variant, listed=True)
+]
+print(listing(shown))
 
 # %% [markdown]
 # Rung 5 would load nearly four times what HBM delivers. Blocks that run at the same time share tiles, so most of it
 # comes from L2, the cache between the SMs and HBM; but L2 has a limit, too.
 #
-# And a producer alone is not the gain. It hides the latency of loads, but its ring of four stages takes 160 KB, so an
+# The producer alone is not the gain, either. It hides the latency of loads, but its ring of four stages takes 160 KB, so an
 # SM holds one such block. It holds three of rung 5: while one waits or stores, another multiplies. Warp
 # specialisation makes rung 7's gains possible: with the producer ahead, a block needs no neighbour to fill its
 # pauses, and its shared memory can go to larger tiles. (This explains the figures; it has not been profiled.)
 #
-# The next chart shows the operations per byte that a rung's blocks ask for, and what it reached.
+# The next chart shows the operations per byte that a rung's blocks request, and what it reached.
 
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
@@ -650,13 +655,13 @@ roofline(
 )
 
 # %% [markdown]
-# - **naive** asks for two bytes per operation. Counted in sectors, it moves more per second than memory can
+# - **naive** requests two bytes per operation. Counted in sectors, it moves more per second than memory can
 #   deliver: caches answer most of it, and even they do not keep up.
 # - **tiled** has moved to the right, where memory would allow far more than it reaches. It runs on ordinary
 #   arithmetic units, and spends many of its instructions on moving numbers.
 # - **tensor cores** make the roof so high. A block
-#   of `tensor_core` or `wgmma` asks for a byte per 85 operations. If HBM had to answer all of it, some 360 TFLOP/s
-#   would be the end; L2 answers most, so dots of these rungs may stand above the slope.
+#   of `tensor_core` or `wgmma` requests one byte per 85 operations. If HBM had to answer all of it, some 360 TFLOP/s
+#   would be the limit; L2 answers most, so dots of these rungs may stand above the slope.
 #
 # [The simulator's counts are those of the hardware](../docs/simulator.md), but it does not know which of them cost
 # time. For that you need a measurement. On a machine with a GPU, this cell makes one:
@@ -739,10 +744,8 @@ show_case("last_tile")
 # help, and the limit is the speed of memory:
 
 # %%
-for row in recorded("matmul", "1x28672x4096", listed=True) + recorded(
-    "matmul", "1x4096x14336", listed=True
-):
-    print(row)
+shapes = ("1x28672x4096", "1x4096x14336")
+print(listing(row for one in shapes for row in recorded("matmul", one, listed=True)))
 
 # %% [markdown]
 # That is the subject of [lesson 9](09_flash_decoding.py) and [lesson 10](10_flash_decoding_plus_plus.py).

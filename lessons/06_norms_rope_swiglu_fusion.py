@@ -13,8 +13,8 @@
 # %% [markdown]
 # # 6. Norms, RoPE, SwiGLU, and fusion
 #
-# Between its GEMMs a layer does small things: it rescales vectors, rotates them by their position, lets one
-# product gate another. There is hardly any arithmetic in that, and yet it takes time, because every byte must come
+# Between its GEMMs a layer does small things: it rescales vectors, rotates them by their position, lets the result of one GEMM gate that
+# of another. There is hardly any arithmetic in that, and yet it takes time, because every byte must come
 # and go. This lesson explains these element-wise steps, and the one way to make them cheap: do them together.
 #
 # ```mermaid
@@ -265,7 +265,7 @@ heat_map(
 )
 
 # %% [markdown]
-# **Why rotate?** The product of two rotated arrows depends only on the difference of their angles. So the score of a
+# **Why rotate?** The dot product of two rotated arrows depends only on the difference of their angles. So the score of a
 # query at position $m$ and a key at position $n$ depends on $m - n$: not on where the two are, but on how far apart
 # they are.
 
@@ -356,7 +356,7 @@ assert wrong > 1.5 * right
 # The model still knows which words are frequent, and even writes something that looks
 # like code from afar. So such a mistake can live for weeks. Measure bits per byte when you load a model.
 #
-# ## SwiGLU: one product gates another
+# ## SwiGLU: one GEMM gates another
 #
 # The other half of a layer is the feed-forward. In Llama it has three matrices. Two GEMMs read the same
 # input; the result of one, sent through SiLU, decides how much of the other passes:
@@ -776,8 +776,8 @@ for variant in ("materialized", "flash_attention_2"):
 
 # %% [markdown]
 # Attention wrote its scores to memory in one kernel, to read them in the next. The cure is fusion.
-# But a softmax needs the whole row before it can write its first number. How to fuse it nevertheless
-# is [lesson 7](07_prefill_and_flash_attention.py).
+# But a softmax needs the whole row before it can write its first number. [Lesson 7](07_prefill_and_flash_attention.py)
+# fuses it nevertheless.
 #
 # ## Sources
 #

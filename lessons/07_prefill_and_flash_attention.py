@@ -517,8 +517,8 @@ print(f"tensor cores busy: {one:.0%} with one consumer, {two:.0%} with two")
 assert 0.6 < one < 0.7 and two > 0.95
 
 # %% [markdown]
-# What two consumers in turns can win is half as much again. The maxima, the sums, the rescaling of $o$ and the
-# masked tiles take their part, and none of them is in the picture.
+# Two consumers that take turns can be half as fast again. The maxima, the sums, the rescaling of $o$ and the masked
+# tiles cost time, too, and are not in the picture.
 
 # %% tags=["hide-input"]
 from minllm.kernels.attention.flash_attention_3 import consumer as hopper_consumer
@@ -778,8 +778,9 @@ show_case("rising_scores")
 # All this was for a prompt. When the model writes, there is one query, and the same kernel has one row in its tile:
 
 # %%
-for row in recorded("decode attention", "1x8192", listed=True):
-    print(row)
+from minllm.course import listing
+
+print(listing(recorded("decode attention", "1x8192, 32/8", listed=True)))
 
 # %% [markdown]
 # No GEMM is left, every key and value is used once, and the roofline's slope is the limit again. Two

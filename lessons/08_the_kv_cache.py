@@ -26,8 +26,9 @@
 #     attention --> rest["feed-forward,<br/>next layer, logits"]
 # ```
 #
-# $$\text{slot} = \text{block table}[\lfloor p / 16 \rfloor] \cdot 16 + p \bmod 16 \qquad
-# \text{bytes per token} = 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot \text{bytes per number}$$
+# $$\text{slot} = \text{block table}[\lfloor p / 16 \rfloor] \cdot 16 + p \bmod 16$$
+#
+# $$\text{bytes per token} = 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot \text{bytes per number}$$
 #
 # The cache lies in blocks of 16 slots. A sequence's block table lists its blocks in the order of its tokens, so
 # position $p$ has a slot. Given the slots, writing is a copy:
@@ -256,10 +257,10 @@ from minllm.course import comparable
 comparable(whole, step)
 slow, fast = whole.value, step.value / 1e3
 print(
-    f"8B shape on the H200, GPU time alone: a text of 2,048 tokens {slow:.0f} ms, one "
-    f"token after 1,024 {fast:.2f} ms, "
-    f"{slow / fast:.0f} times; {whole.label}"
+    f"8B shape, GPU time alone: a text of 2,048 tokens {slow:.0f} ms, one token after "
+    f"1,024 {fast:.2f} ms, {slow / fast:.0f} times"
 )
+print(whole.lines)
 assert slow > 10 * fast
 
 # %% [markdown]
@@ -444,7 +445,7 @@ guess.against(
 )
 
 # %% [markdown]
-# A guess with the cache that is too low forgot attention, which looks at every token before. The
+# If your guess with the cache is too low, it forgot attention, which looks at every earlier token. The
 # notes' 42.5 GB are 42.9 without rounding on the way. The model needs 5.4: an eighth. The difference decides
 # whether that batch fits beside the weights on one GPU. Other models differ:
 

@@ -425,8 +425,8 @@ assert state_bytes == 8 * key_bytes
 #
 # ## How many splits?
 #
-# Too few splits leave SMs empty. A few blocks more than the machine has slots run in a second wave, and most of the
-# machine waits for them. The number of waves is blocks / slots, rounded up:
+# Too few splits leave SMs empty. If there are a few more blocks than slots, those run in a second wave, and most of
+# the machine waits for them. The number of waves is blocks / slots, rounded up:
 
 # %% tags=["fold"]
 
@@ -624,7 +624,7 @@ else:
 # $S^\top = K Q^\top$ puts keys on the 16 rows and the heads of a group on the 8 columns. Half of the columns stay
 # empty with a
 # group of 4; few instructions between two loads matter more. Each warp has a ring of tiles in shared memory; 100 KB
-# and more are in flight on each SM; Little's law asks for 26 KB.
+# and more are in flight on each SM; Little's law requires 26 KB.
 
 # %% tags=["hide-input"]
 from minllm.kernels.attention.split_tensor_core import merge_parts as split_merge_parts
@@ -866,7 +866,7 @@ show_case("short_neighbour")
 #     would be 3.5, and wrong.
 #
 # ??? question "2. A chip has 8 TB/s and a latency of 1 µs, 160 SMs. How many bytes must each have in flight?"
-#     8 MB in all, 50 KB per SM: twice as many as on an H200. Faster memory asks for deeper pipelines.
+#     8 MB in all, 50 KB per SM: twice as many as on an H200. Faster memory needs deeper pipelines.
 #
 # ??? question "3. Batch 16, 8 KV heads, 132 SMs with 3 slots each. How many splits fill the machine once, and how many waves do 4 splits take?"
 #     128 heads for 396 slots: 3 splits are 384 blocks, one wave at 97 %. 4 splits are 512 blocks: two waves, 1.55

@@ -19,7 +19,7 @@
 # measurement.
 
 # %% tags=["fold"]
-from minllm.course import load_record, recorded
+from minllm.course import listing, load_record, recorded
 
 ceilings = load_record()["ceilings"]
 tb_s, tflops = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
@@ -70,8 +70,8 @@ show_source(
 )
 
 # %% [markdown]
-# It coalesces, and reads each weight once. What it lacks is bytes in flight: one load of 4 bytes per lane, and a
-# multiplication that waits for it.
+# Its loads coalesce, and it reads each weight once. It lacks bytes in flight: a lane loads one number, and its
+# multiplication waits for that.
 #
 # **What you will be able to do**
 #
@@ -215,8 +215,8 @@ assert slower > 1.05
 
 # %% [markdown]
 # So [flat.py](../minllm/kernels/matmul/flat/flat.py) multiplies up to 256 rows with tensor cores, and its line in the
-# first chart stays flat up to 64 tokens. Where GEMV ends, flat begins, and large tiles take over is a matter of
-# measurement: the paper's third idea, heuristic dataflow. [dataflow.py](../minllm/kernels/matmul/dataflow.py) chooses
+# first chart stays flat up to 64 tokens. Measurement decides where GEMV ends, flat begins, and large tiles take
+# over: the paper's third idea, heuristic dataflow. [dataflow.py](../minllm/kernels/matmul/dataflow.py) chooses
 # from a table that was measured on the GPU in question.
 #
 # ## One maximum for all
@@ -374,8 +374,8 @@ slower = microseconds["gemv"][8] / microseconds["gemv"][1]
 long = "64x4096, 32/8 heads, d 128, bfloat16, contiguous"
 (unified,) = recorded("decode attention", long, "split_unified_maximum", listed=True)
 (running,) = recorded("decode attention", long, "split_tensor_core", listed=True)
-print(unified)
-print(running)
+for row in (unified, running):
+    print(listing([row]))
 guess.against(
     warps=warps_needed,
     eight_over_one=slower,
@@ -386,11 +386,11 @@ guess.against(
 # %% [markdown]
 # No gain: the engine chooses [split_tensor_core](../minllm/kernels/attention/split_tensor_core/split_tensor_core.py).
 # Where two kernels are level, the one that needs no statistics and no guard is the better one. (The two rows are of
-# different commits where their labels say so.)
+# different commits if their labels say so.)
 #
 # ## Measured against predicted
 #
-# On the roofline, one token stands at 1 FLOP per byte, and a batch moves right along the slope:
+# One token stands at 1 FLOP per byte on the roofline, and a batch moves right along the slope:
 
 # %% tags=["fold"]
 from minllm.course import Dot, comparable, roofline
@@ -402,7 +402,7 @@ for row in flat:
     M = int(row.case.split("x")[0])
     work = 2 * M * 4096 * 14336
     intensity = work / (2 * (M * 14336 + 4096 * 14336 + M * 4096))
-    dots.append(Dot.of_bandwidth(f"{M} tokens", intensity, row.value))
+    dots.append(Dot.of_bandwidth(f"{M} token{'s' * (M > 1)}", intensity, row.value))
 roofline(
     dots,
     tb_s,
@@ -454,8 +454,7 @@ show_case("rare_nan")
 # ## What next, and which measurement says so
 #
 # The bars of GEMV and the roofline say that the kernels are at their limit: a step reads what it reads. The next
-# gains come from reading less and wasting less. Sequences that share a beginning can share its keys, and no memory
-# need wait unused: [lesson 11](11_paged_blocks_and_shared_prefixes.py). Keys and values in 8 bits are half as many
+# gains come from reading less and wasting less. Sequences that share a beginning can share its keys, and no memory has to wait unused: [lesson 11](11_paged_blocks_and_shared_prefixes.py). Keys and values in 8 bits are half as many
 # bytes: lesson 13.
 #
 # ## Sources

@@ -226,32 +226,19 @@ bars(
 policy = PagedPolicy(num_blocks=8, block_size=4)
 policy.reserve("A", [1, 2, 3, 4, 5, 6])
 policy.fork("A", "B")
-print(
-    "after the fork   A",
-    policy.table("A"),
-    "B",
-    policy.table("B"),
-    "copies",
-    policy.take_copies(),
-)
+
+
+def state(what):
+    """Both block tables, and the copies that a kernel would make now."""
+    tables, copies = [policy.table(name) for name in "AB"], policy.take_copies()
+    print(f"{what:15} A {tables[0]}  B {tables[1]}  copies {copies}")
+
+
+state("after the fork")
 policy.append("B", [70])
-print(
-    "B has written    A",
-    policy.table("A"),
-    "B",
-    policy.table("B"),
-    "copies",
-    policy.take_copies(),
-)
+state("B has written")
 policy.append("A", [80])
-print(
-    "A has written    A",
-    policy.table("A"),
-    "B",
-    policy.table("B"),
-    "copies",
-    policy.take_copies(),
-)
+state("A has written")
 policy.check()
 
 # %% [markdown]
@@ -259,8 +246,8 @@ policy.check()
 # copy. Then the other one is alone with the old block, and writes to it. The rule: *a block with two holders is never
 # written*.
 #
-# All pairs of a launch are copied at the same time. Where the copy of one reads what another writes, the order
-# matters, and the list has to be cut into launches: `in_rounds` does it.
+# All pairs of a launch are copied at the same time. If one copy reads what another writes, the order matters, and the
+# list has to be cut into launches: `in_rounds` does it.
 
 # %%
 from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_reference
@@ -296,8 +283,8 @@ shares = {
     if row.variant in names and "system" not in row.case
 }
 bars(
-    [Bar(name, row.value, f"{row.value:.0f} %") for name, row in shares.items()],
-    unit="% of the cache",
+    [Bar(name, row.value) for name, row in shares.items()],
+    unit="%",
     title="Share of the cache that holds tokens while requests wait",
     limit=100,
     caption=f"{next(iter(shares.values())).case}; counted by minllm bench cache, "
@@ -453,8 +440,8 @@ assert hits["paged"] == 0 and hits["hash chain"] > 0.5
 # ## Measured against predicted
 #
 # A shared block counts once, so the batch grows too. Hash chain and radix tree find the same, unless memory is so
-# short that the order of eviction makes a difference. And the blocks of the first figure are real: what
-# PagedAttention's paper found in 2023, this replay finds again.
+# short that the order of eviction makes a difference. The figure of all policies is that of PagedAttention's paper of 2023, found again by this
+# replay.
 #
 # ## Exercises
 

@@ -206,7 +206,7 @@ bars(
 #
 # ## Out of room
 #
-# A batch grows as it writes, and one day no block is free and no sequence has ended. Then a sequence has to go, and
+# The sequences of a batch grow, until no block is free and none of them has ended. Then a sequence has to go, and
 # come back later. Either its keys and values are swapped to the host's memory and back, or they are dropped and
 # recomputed. Which is faster? That is a question of rates:
 
@@ -278,7 +278,7 @@ for tokens in (16, 256, 4096, 16384):
         f"{tokens:6,}   "
         + "".join(f"{row.value:9.2f} ms ({row.limit:5.2f} pred)" for row in rows)
     )
-print(rows[0].label)
+print(rows[0].lines)
 
 # %% [markdown]
 # Swapping takes as long as its bytes. Recomputing takes longer than predicted: below 4,096 tokens the GPU waits for

@@ -20,7 +20,7 @@
 # ```mermaid
 # flowchart LR
 #     x["128 numbers<br/>256 bytes"] -- "scale, zero" --> c["128 codes of 8 bits<br/>132 bytes"]
-#     x --> c4["128 codes of 4 bits<br/>80 bytes, 4 rulers"]
+#     x --> c4["128 codes of 4 bits<br/>80 bytes, 4 scales"]
 #     c --> k["kernel: codes<br/>in registers"]
 #     c4 --> k
 #     k --> s["scores"]
@@ -79,7 +79,7 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
-# ## Codes and rulers
+# ## Codes and scales
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -89,7 +89,7 @@ show_source(
     reference.quantize_groups,
     folded="The reference, quantize_groups",
     notes={
-        "by_group = x.reshape": "Numbers that share a ruler: neighbours in a head.",
+        "by_group = x.reshape": "Numbers that share a scale: neighbours in a head.",
         "pairs = np.stack": "Scale and zero are kept in float16, and codes are made with what is kept.",
         "inverse = np.divide": "If all numbers are equal, the scale is 0, and nothing is divided by it.",
     },
@@ -145,9 +145,9 @@ print(
 )
 
 # %% [markdown]
-# ## Which numbers share a ruler
+# ## Which numbers share a scale
 #
-# One large number makes the ruler long and the marks far apart, for all that share it. So it matters which numbers
+# One large number makes the scale large and the marks far apart, for all that share it. So it matters which numbers
 # do. Look at the keys of the bundled model, as they lie in its cache after 256 tokens of text.
 
 # %% tags=["fold"]
@@ -179,7 +179,7 @@ keys = np.stack(
     [layer.key[0] for layer in cache.layers]
 )  # [layers, tokens, kv_heads, head_dim]
 values = np.stack([layer.value[0] for layer in cache.layers])
-print(keys.shape)
+print("keys [layers, tokens, kv_heads, head_dim]:", keys.shape)
 
 # %% tags=["fold"]
 from minllm.course import heat_map
@@ -214,8 +214,8 @@ print(
 assert share_of_mean(keys) > 2 * share_of_mean(values)
 
 # %% [markdown]
-# **Smaller groups.** Give every 64 numbers, or every 32, their own ruler: large numbers spoil fewer neighbours, and
-# each ruler costs four bytes more.
+# **Smaller groups.** Give every 64 numbers, or every 32, their own scale: large numbers spoil fewer neighbours, and
+# each scale and zero cost four bytes more.
 
 # %% tags=["fold"]
 from minllm.course import curves
@@ -281,7 +281,7 @@ assert errors[1] < 0.8 * errors[0]
 
 # %% [markdown]
 # **Keys by channel.** A component of a head, a *channel*, has its own size in all tokens. So let
-# the numbers of one channel share a ruler, over 32 tokens in a row, and no channel spoils another:
+# the numbers of one channel share a scale, over 32 tokens in a row, and no channel spoils another:
 
 # %% tags=["fold"]
 one_head = {
@@ -309,7 +309,7 @@ kivi = kv_format("kivi_int4", config.head_dim)
 
 
 def error_by_channel(x):
-    """Relative error of x [layers, tokens, kv_heads, head_dim] with a ruler for each
+    """Relative error of x [layers, tokens, kv_heads, head_dim] with a scale for each
     channel of 32 tokens."""
     groups = x.reshape(len(x), -1, kivi.token_group, *x.shape[2:]).swapaxes(
         2, 3
@@ -328,7 +328,7 @@ assert error_by_channel(keys) < 0.8 * error(keys, form)
 
 # %% [markdown]
 # This is KIVI's form, `kivi_int4` here: keys by channel, values by token. It takes as many bytes, and no mean has to
-# be known beforehand. Its price: a ruler for 32 tokens can be made only when the last of them has come.
+# be known beforehand. Its price: a scale for 32 tokens can be made only when the last of them has come.
 #
 # **A window for the newest tokens.** So KIVI keeps the newest 128 tokens, the *residual window*, in full precision.
 # The window does not grow with the context, and it helps any format, because the next token depends most on the
@@ -354,7 +354,7 @@ share = 1 / (1 + np.exp(new_size - old_size))  # of the old part
 assert np.allclose(share * old + (1 - share) * new, softmax(scores) @ rows, atol=1e-5)
 
 # %% [markdown]
-# **Floats with eight bits.** A ruler has equal steps; a float has steps in proportion to the number. fp8 e4m3 has 3
+# **Floats with eight bits.** Codes have equal steps; a float has steps in proportion to the number. fp8 e4m3 has 3
 # bits of fraction: a number comes back within a sixteenth of itself, large or small, down to its smallest. So it
 # needs only one scale that keeps everything in range.
 
@@ -457,14 +457,10 @@ def perplexities(title, names):
     """Bars of these formats' perplexities."""
     rows = comparable(*(excess[name] for name in names))
     return bars(
-        [
-            Bar(name, excess[name].value, f"{excess[name].value:+.2f} %")
-            for name in names
-        ],
+        [Bar(name, excess[name].value) for name in names],
         unit="%",
         title=title,
-        caption=f"The bundled model, all of its held-out text; {rows[0].label}. "
-        "Command: minllm bench accuracy.",
+        caption=f"The bundled model, all of its held-out text; {rows[0].label}.",
     )
 
 
@@ -603,7 +599,7 @@ show_case("louder_and_louder")
 #     step.
 #
 # ??? question "2. One component of a key is 50, the other 127 lie within 1. What is the error of the small ones in int8, and what helps?"
-#     A step is 51 / 255 = 0.2, so errors up to 0.1 of numbers below 1. Smaller groups confine the damage, rulers by
+#     A step is 51 / 255 = 0.2, so errors up to 0.1 of numbers below 1. Smaller groups confine the damage, scales by
 #     channel remove it.
 #
 # ??? question "3. How many bytes per head take 128 numbers in int4 with groups of 32? How many times the tokens of bfloat16?"

@@ -765,7 +765,7 @@ for name, count in passes.items():
         f"{name:23} {floor_us:14.2f} µs {one_row[name].value:9.1f} µs "
         f"{many_rows[name].value:7.1f} µs"
     )
-print(one_row["greedy"].label)
+print(one_row["greedy"].lines)
 
 # %% tags=["fold"]
 bars(
@@ -917,7 +917,7 @@ show_case("long_batch")
 # ??? question "2. Logits 2, 1 and -1 with a repetition penalty of 2; tokens 0 and 2 are seen. New logits? What if the penalty divided all?"
 #     1, 1 and -2. Dividing would give -0.5 for the last: likelier than before.
 #
-# ??? question "3. A step of the 1B shape takes 0.78 ms; top-p takes 60 µs for one row, greedy 7. What is a million tokens of top-p dearer, at 4 dollars per hour and batch 1?"
+# ??? question "3. A step of the 1B shape takes 0.78 ms; top-p takes 60 µs for one row, greedy 7. How much more does a million tokens cost with top-p, at 4 dollars per hour and batch 1?"
 #     53 µs of 0.78 ms, 7 %: at 0.87 dollars per million tokens, about 6 cents. At batch 64 the selection runs on 64
 #     SMs and costs next to nothing per token.
 #
@@ -939,8 +939,8 @@ assert one_row["greedy"].of_limit < 0.1
 # %% [markdown]
 # Greedy for one row reaches a few hundredths of what memory allows, and the kernel that merely advances positions
 # takes half as long. These microseconds are starting and ending. A decode step has dozens of such kernels, one after
-# another. How to start them all at once, and let one begin before the other has ended, is [lesson
-# 15](15_launch_overhead_and_cuda_graphs.py).
+# another. [Lesson 15](15_launch_overhead_and_cuda_graphs.py) starts them all at once, and lets one begin before the other has
+# ended.
 #
 # ## Sources
 #

@@ -169,8 +169,7 @@ bars(
     ],
     unit="µs",
     title="Host time of a launch",
-    caption=f"By minllm bench launch; {recorded('launch')[0].label}. Other hosts "
-    "differ.",
+    caption=f"Host time; {recorded('launch')[0].label}. Other hosts differ.",
 )
 
 # %% [markdown]
@@ -619,10 +618,8 @@ steps = {row.variant: row.value for row in rows}  # µs
 overlapping = sum(launch.launch.kernel.dependent_launch for launch in launches)
 in_order, overlapped = steps["graph replay, kernels in order"], steps["graph replay"]
 saved = in_order - overlapped
-print(
-    f"a step took {in_order:.0f} µs in order and {overlapped:.0f} µs overlapped "
-    f"({rows[0].label})"
-)
+print(f"a step took {in_order:.0f} µs in order and {overlapped:.0f} µs overlapped")
+print(rows[0].lines)
 print(
     f"{saved:.0f} µs saved, {saved / overlapping:.2f} µs for each kernel that overlaps"
 )
@@ -778,8 +775,7 @@ show_case("too_early")
 # The list of launches is short now, the host is out of the loop, and gaps overlap. The last bars show the rest: a
 # step is still longer than its floor, most of all for the smallest model. The cheap way out is to give each launch
 # more to do. A batch of 8 sequences has about as many launches as one, and reads the weights once, too: the floor
-# barely moves, and eight tokens come out. How to keep a batch full while sequences come and go is [lesson
-# 16](16_batching_many_requests.py).
+# barely moves, and eight tokens come out. [Lesson 16](16_batching_many_requests.py) keeps a batch full while sequences come and go.
 #
 # ## Sources
 #

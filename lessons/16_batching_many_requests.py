@@ -322,7 +322,7 @@ guess.against(
 
 # %%
 from minllm.bench.serving.workload import REQUEST_LISTS
-from minllm.course import recorded
+from minllm.course import listing, recorded
 from minllm.errors import LessonError
 
 
@@ -338,9 +338,12 @@ for model in ("llama-3.1-8b", "llama-3.2-1b"):
     wanted = REQUEST_LISTS["mixed-prompts"].requests()  # 256 at once, 128 new each
     run, _ = simulate(StepCosts.of(named_config(model), *rates), wanted)
     floor = calculate_metrics(run).output_throughput
-    row = measured("serving throughput", f"{model} (random weights), mixed-prompts")
-    told = row and f"measured {100 * row.value / floor:.0f} % of it: {row}"
+    case = f"{model} (random weights), mixed-prompts, 256 requests, all at once"
+    row = measured("serving throughput", case)
+    told = row and f"measured {row.value:,.0f}, {100 * row.value / floor:.0f} % of it"
     print(f"{model}: simulated {floor:,.0f} output tokens/s; {told or 'not recorded'}")
+    if row:
+        print(listing([row]))
 for policy in shown:
     row = measured("serving ITL p99", "llama-3.1-8b", policy)
     at_half = f"simulated {found[policy][half].itl.p99:.1f} ms at half load"
@@ -408,7 +411,7 @@ assert 16 < recompute_ms(config, 1000, host_rates) < 18
 #
 # The knee is where linear layers stop being shared: at $N$ = 192 sequences it is arithmetic, and no
 # policy moves it. Beyond it each token must cost less: fewer bits per weight, tokens that a small model proposes,
-# experts of which few are used, or more GPUs. [Lesson 17](17_the_whole_engine.py) puts the whole engine together.
+# experts of which few are used, or [more GPUs](20_several_gpus.py). [Lesson 17](17_the_whole_engine.py) puts the whole engine together.
 #
 # ## Sources
 #

@@ -274,13 +274,9 @@ bars(
 # `minllm bench step --parts` measures what each kernel adds. Whole steps, as recorded:
 
 # %%
-for row in recorded("decode step", "", "graph replay", listed=True):
-    share = f"{100 * row.of_limit:.0f} % of the limit"
-    print(
-        f"{row.case.replace(' (random weights)', '')}: {row.value / 1e3:.2f} ms, "
-        f"{share}"
-    )
-    print(f"    {row.label}")
+from minllm.course import listing
+
+print(listing(recorded("decode step", "", "graph replay", listed=True)))
 
 # %% [markdown]
 # ## What a million tokens cost
@@ -311,7 +307,7 @@ def dollars_per_million(price, tokens_per_s, utilisation=1.0):
 def rate(benchmark, case):
     """(name, recorded tokens per second)."""
     row = recorded(benchmark, case, listed=True)[0]
-    return f"{case.split()[0]}, {case.rpartition('), ')[2]}", row.value, row.label
+    return f"{case.split()[0]}, {case.rpartition('), ')[2]}", row.value, row.lines
 
 
 rates = [
@@ -333,7 +329,7 @@ for name, tokens_per_s, label in rates:
         f"{name:53} {tokens_per_s:8,.0f} tokens/s {full:7.3f} $, at u = 1/3 "
         f"{third:7.3f} $"
     )
-    print(f"    {label}")
+    print(label)
 print(f"an H200 at {PRICES['h200']} $/h")
 assert 30 < rates[2][1] / rates[0][1] < 60 and 30 < rates[3][1] / rates[1][1] < 60
 
@@ -368,7 +364,9 @@ def plan_on(chip, config, batch, gpus):
     _, gpu = gpu_named(chip)
     sheet = replace(gpu, measured_copy_tb_s=None, measured_bf16_tflops=None)
     dtype = "bfloat16" if gpu.bf16_tflops else "float16"  # a V100 has no bfloat16
-    wishes = Wishes(CONTEXT, batch, dtype, dtype, gpus, PRICES[chip])
+    wishes = Wishes(
+        CONTEXT, batch, dtype, dtype, gpus, price_per_hour=PRICES[chip]
+    )
     return make_plan(config, sheet, wishes)
 
 
@@ -460,7 +458,7 @@ guess.against(
 # %%
 for model in ("llama-3.1-8b", "llama-3.2-1b"):
     case = f"{model} (random weights), mixed-prompts, 256 requests, all at once"
-    print(recorded("serving throughput", case, listed=True)[0])
+    print(listing(recorded("serving throughput", case, listed=True)[:1]))
 
 # %% [markdown]
 # ## Exercises
@@ -532,8 +530,9 @@ llm.close()
 # The stages show where the bytes are: nearly all are weights at batch 1, and two thirds are keys and values at batch
 # 256.
 # [Weights in four bits](18_quantised_weights.py) shorten the first bar, quantised keys and values the second, and
-# [drafts that one step verifies](19_speculative_decoding.py) divide both by the tokens that are accepted. Take the largest bar,
-# predict, measure.
+# [drafts that one step verifies](19_speculative_decoding.py) divide both by the
+# tokens that are accepted; [several GPUs](20_several_gpus.py) divide every bar and add the time of their sums. Take
+# the largest bar, predict, measure.
 #
 # ## Sources
 #

@@ -353,15 +353,10 @@ show_source(
 # ## Measured against predicted
 
 # %%
-from minllm.course import load_record, recorded
+from minllm.course import listing, recorded
 
-measured = {row["benchmark"] for row in load_record()["rows"]}
 for benchmark in ("speculation", "speculation step"):  # names in the record
-    if benchmark in measured:
-        for row in recorded(benchmark, listed=True)[:8]:
-            print(row)
-    else:
-        print(f"No row of {benchmark!r} is recorded yet.")
+    print(listing(recorded(benchmark, "0.8 of drafts", "ngram")))
 guess.against(
     five_rows_percent=five_rows_percent,
     tokens_of_4=tokens_of_4,
@@ -447,9 +442,10 @@ assert 6 < sizes[1] / sizes[0] < 7
 # ## What next, and which measurement says so
 #
 # The tokens per step show the limit: acceptance bounds them at $1 / (1 - a)$, and no kernel moves that. Better drafts
-# do: heads on the
-# model's hidden states (Medusa, EAGLE), and trees that try several continuations at once. When one GPU is full,
-# the rows are gone, and [the whole engine](17_the_whole_engine.py) says what else is left.
+# do: heads on the model's hidden states (Medusa, EAGLE), trees that try several continuations at once, and guesses that
+# the model computes for itself (lookahead decoding). [The engine has both of the latter](../docs/speculation.md#several-guesses-for-one-place):
+# a row then sees its ancestors in place of all rows before it. When one GPU is full, no rows are left for drafts, and the
+# way on is [a second GPU](20_several_gpus.py).
 #
 # ## Sources
 #

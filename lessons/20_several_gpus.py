@@ -304,11 +304,10 @@ show_source(
 # ## Measured against predicted
 
 # %%
-from minllm.course import load_record, recorded
+from minllm.course import listing, load_record, recorded
 
 if "all-reduce" in {row["benchmark"] for row in load_record()["rows"]}:
-    for row in recorded("all-reduce", listed=True)[:12]:
-        print(row)
+    print(listing(recorded("all-reduce", listed=True)[:12]))
 else:
     print("No row of 'all-reduce' is recorded yet: minllm bench all-reduce makes them.")
 guess.against(

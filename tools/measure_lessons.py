@@ -1,7 +1,7 @@
 """Measure the lessons' own figures, beyond the benchmarks, for tools/record.py. Needs a GPU.
 
-python tools/measure_lessons.py --json FILE                 everything
-python tools/measure_lessons.py --json FILE --only copy     one part
+python tools/measure_lessons.py                             everything, printed
+python tools/measure_lessons.py --only copy --json FILE     one part, also written as a record
 
 copy        a float32 matrix copied with warps along its rows, and down its columns: the cost of uncoalesced accesses
 cache       a GEMV whose matrix fits the L2 cache, with the same matrix each time, and with many matrices in turn
@@ -120,7 +120,7 @@ def main() -> int:
     """Measure everything, or a part, and write the record, anew after each part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=("copy", "cache", "splits", "launch", "model"), help="may be repeated")
-    parser.add_argument("--json", type=Path, required=True, help="the file to write the record into")
+    parser.add_argument("--json", type=Path, help="the file to write the record into")
     options = parser.parse_args()
     device, ops, clock = current_device(), CudaOps(), CudaClock()
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": None}
@@ -136,7 +136,8 @@ def main() -> int:
         for row in parts[name]():
             rows.append(row)
             print(f"{row.benchmark:8} {row.case:60} {row.variant:28} {row.value:10,.4g} {row.unit}", flush=True)
-        write_json(options.json, new_record(device.name, ceilings, rows))
+        if options.json:
+            write_json(options.json, new_record(device.name, ceilings, rows))
     return 0
 
 

@@ -5,10 +5,11 @@ These functions generate, from docs/results/h200.json, the tables between two ma
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from minllm.bench.record import origin
+from minllm.bench.row_command import commands_of
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
@@ -94,6 +95,7 @@ SECTIONS = (
     ("Whole models", ("decode step", "whole prefill", "time to first token", "length", "batch")),
     ("Kernels", ("",)),
 )
+MOST_COMMANDS = 4  # below a table; the commands of more stand at the head of the section
 WHOLE_MODELS = ("decode", "prefill")  # names that are also the beginnings of kernels' benchmarks
 
 
@@ -114,7 +116,27 @@ def folded(benchmark: str, rows: Sequence[dict], record: dict) -> str:
     lines = [line(row, f"{row['case']}, {row['variant']}{origin(row, record)}") for row in rows]
     title = f"{benchmark[0].upper()}{benchmark[1:]}: {len(rows)} row{'s' if len(rows) > 1 else ''}"
     head = f'<details class="result-rows" id="{anchor(benchmark)}" markdown="1">\n<summary>{title}</summary>'
-    return "\n".join([head, "", HEADER, *lines, "", "</details>"])
+    return "\n".join([head, "", HEADER, *lines, "", *measured_by(benchmark, rows), "", "</details>"])
+
+
+def measured_by(benchmark: str, rows: Sequence[dict]) -> list[str]:
+    """The lines that give the commands of a table's rows; a link to those of its section if there are many."""
+    commands = commands_of(rows)
+    if len(commands) > MOST_COMMANDS:
+        title = section_of(benchmark)
+        return [f"Measured by [the commands of this section](#{anchor(title)}-commands)."]
+    return [f"Measured by {' and '.join(f'`{command}`' for command in commands)}."]
+
+
+def section_commands(title: str, tables: Mapping[str, Sequence[dict]]) -> list[str]:
+    """The commands of a section, folded, if some table has too many to name them itself."""
+    many = [row for rows in tables.values() if len(commands_of(rows)) > MOST_COMMANDS for row in rows]
+    commands = commands_of(many)
+    if not commands:
+        return []
+    head = f'<details class="result-commands" id="{anchor(title)}-commands" markdown="1">'
+    summary = f"<summary>The {len(commands)} commands of this section</summary>"
+    return ["\n".join([head, summary, "", *(f"- `{command}`" for command in commands), "", "</details>"])]
 
 
 def full_table(record: dict) -> str:
@@ -124,8 +146,9 @@ def full_table(record: dict) -> str:
         rows_of.setdefault(row["benchmark"], []).append(row)
     parts = ["## The short table", short_table(record), "## All rows", FILTER]
     for title, _ in reversed(SECTIONS):
-        tables = [folded(name, rows, record) for name, rows in rows_of.items() if section_of(name) == title]
-        parts += [f"### {title}", *tables] if tables else []
+        tables = {name: rows for name, rows in rows_of.items() if section_of(name) == title}
+        folds = [folded(name, rows, record) for name, rows in tables.items()]
+        parts += [f"### {title}", *section_commands(title, tables), *folds] if folds else []
     return "\n\n".join(parts)
 
 

@@ -64,6 +64,7 @@ def run(
         device, costs = driver.device_name() if llm.device == "cuda" else "cpu", step_costs(llm)
         plain = {count: measure(llm, count, prompt_tokens, tokens, repeats) for count in batches}
     rows: list[Row] = []
+    suffix = ", batch invariant" if options.get("batch_invariant") else ""
     with draft_directory(draft) as directory:
         for rate in rates:
             config = {"num_speculative_tokens": num_speculative_tokens, "synthetic_acceptance_rate": rate, "method": NGRAM}
@@ -75,7 +76,7 @@ def run(
                     found = measure(llm, count, prompt_tokens, tokens, repeats)
                     share = found.acceptance if rate is None else rate
                     predicted = None if costs is None else prediction(costs, share, count, num_speculative_tokens, of_draft)
-                    case = case_name(model, count, rate, num_speculative_tokens)
+                    case = case_name(model, count, rate, num_speculative_tokens) + suffix
                     rows += rows_of(case, draft, count, plain[count], found, predicted)
                     out.print(line(case, draft, count, plain[count], found, predicted))
     if json_file is not None:

@@ -8,7 +8,7 @@ from minllm.bench.frameworks_table import COMPARED, Compared, recorded_row
 from minllm.bench.record import origin
 from minllm.bench.results_table import HEADS
 from minllm.figures.bars import Bar, bars
-from minllm.figures.figure import Figure
+from minllm.figures.figure import WIDE, Figure
 
 # (benchmark, case, variant, name): kernels beside cuBLAS and cuDNN.
 KERNELS = (
@@ -38,6 +38,7 @@ def speed_chart(record: dict) -> Figure:
         limit=1.0,
         limit_name="equally fast:",
         caption=caption(record, [row for _, row in found]),
+        width=WIDE,
     )
 
 

@@ -12,6 +12,7 @@ import gc
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from minllm.bench.random_model import RandomModel
 from minllm.bench.record import Row, new_record, write_json
 from minllm.bench.step_parts import PartTime, divide, moved_bytes, time_parts
 from minllm.bench.timing import Clock, CudaClock
+from minllm.engine.options import FIXED_ORDER_VARIANTS
 from minllm.engine.running.batch_arrays import padded_arrays, to_backend
 from minllm.engine.running.machine import CudaMachine
 from minllm.engine.running.step_graphs import GraphKey
@@ -41,12 +43,13 @@ LINE = "{:<46} {:<40} {:>10} {:<3} {:>9} {:>24}"
 
 
 def run(
-    models: Sequence[str], batches: Sequence[int], context: int, prompt: int, parts: bool, against: str | None, json_file: Path | None
-) -> None:
+    models: Sequence[str], batches: Sequence[int], context: int, prompt: int, parts: bool, against: str | None, json_file: Path | None,
+    batch_invariant: bool = False,
+) -> None:  # fmt: skip
     """Measure each model's step at each batch size and its prefill of `prompt` tokens (0: none), print rows, write the record.
 
-    parts: also report what each kernel adds to the step. against: "torch" or None. Raises InvalidOptionError for unknown names,
-    DeviceError without a GPU.
+    parts: also report what each kernel adds to the step. against: "torch" or None. batch_invariant: with that option's kernels, named in
+    every row's variant. Raises InvalidOptionError for unknown names, DeviceError without a GPU.
     """
     unknown = [name for name in models if name not in SHAPES]
     if unknown:
@@ -62,7 +65,7 @@ def run(
     out = sys.stderr if str(json_file) == "-" else sys.stdout
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": round(peers.bf16_tflops(), 1) if peers else None}
     print(f"ceiling: a copy on {device.name} moves {ceilings['copy_tb_s']:.2f} TB/s now, read plus written", file=out, flush=True)
-    ops, clock, rows = CudaOps(), CudaClock(), []
+    ops, clock, rows = CudaOps(kernel_variants=FIXED_ORDER_VARIANTS if batch_invariant else None), CudaClock(), []
     for name in models or MODELS:
         for batch in batches or (1,):
             bench = StepBench(
@@ -70,6 +73,8 @@ def run(
             )
             found = bench.decode_rows(context, parts)
             found += bench.prefill_rows(prompt, peers) if prompt and batch == 1 else []
+            if batch_invariant:
+                found = [replace(row, variant=f"{row.variant}, batch invariant") for row in found]
             for row in found:
                 print(as_line(row), file=out, flush=True)
             rows += found

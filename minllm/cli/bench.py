@@ -67,6 +67,7 @@ def bench_step(
     context: Annotated[int, typer.Option(min=64, help="Keys that a decoded token sees.")] = 1024,
     prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill, which is measured with batch 1; 0 leaves it out.")] = 2048,
     parts: Annotated[bool, typer.Option("--parts", help="Also say what each kernel adds to the decode step.")] = False,
+    batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="With the kernels of that option of generate.")] = False,
     against: Annotated[
         str | None, typer.Option(metavar="torch", help="Hold the prefill against PyTorch's kernels.", show_default=False)
     ] = None,
@@ -76,7 +77,7 @@ def bench_step(
     with user_errors():
         from minllm.bench import step as benchmark
 
-        benchmark.run(model or (), batch or (), context, prompt, parts, against, json_file)
+        benchmark.run(model or (), batch or (), context, prompt, parts, against, json_file, batch_invariant)
 
 
 @bench_app.command("all-reduce")
@@ -226,18 +227,27 @@ def bench_speculation(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompts.")] = 128,
     tokens: Annotated[int, typer.Option(min=3, help="Tokens to generate.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the median is reported.")] = 3,
+    batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="With and without drafts, as in generate.")] = False,
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.AUTO,
+    counts: Annotated[
+        int | None, typer.Option(min=1, metavar="PROMPTS", help="Count tokens per step of all sources on this many prompts, no times.")
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Decoding with drafts, held against decoding without and against the prediction."""
     with user_errors():
+        if counts is not None:
+            from minllm.bench import speculation_counts
+
+            speculation_counts.run(prompts=counts, prompt_tokens=prompt_tokens, tokens=tokens, json_file=json_file)
+            return
         from minllm.bench import speculation as benchmark
 
         benchmark.run(
-            model, dict(device=device.value, dtype=dtype.value), draft=draft, num_speculative_tokens=num_speculative_tokens,
-            acceptance=acceptance or (), batches=batch or [1], prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats,
-            json_file=json_file,
+            model, dict(device=device.value, dtype=dtype.value, batch_invariant=batch_invariant), draft=draft,
+            num_speculative_tokens=num_speculative_tokens, acceptance=acceptance or (), batches=batch or [1],
+            prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Recorded measurements, shown by lessons without a GPU, always with machine, date and commit.
+"""Recorded measurements, shown by lessons without a GPU, always with machine, date, commit and the command that measures them.
 
 The records are docs/results/*.json of the repository; an installed package has them in minllm/data/results. A row whose kernel has changed
 since it was measured is *older*: its label says so, and it may not be compared with a newer one (`comparable`, `parts_of`).
@@ -7,10 +7,12 @@ since it was measured is *older*: its label says so, and it may not be compared 
 import functools
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+from minllm.bench.row_command import commands_of
 from minllm.errors import LessonError
 
 NOTEBOOK = "ipykernel_"  # in the file name of a cell's code
@@ -45,11 +47,16 @@ class Measurement:
 
     @property
     def label(self) -> str:
-        """For captions: "recorded on an NVIDIA H200, 2026-11-20, commit 5f46087", of this row and those that its cell took with it.
+        """For captions: "recorded by minllm bench launch on an NVIDIA H200, 2026-11-20, commit 5f46087".
 
-        Where kernels have changed since, it says so, and of which if not of all.
+        It covers this row and those that its cell took with it. Where kernels have changed since, it says so, and of which if not of all.
         """
         return label_of(_taken.get(self.cell, [self]))
+
+    @property
+    def lines(self) -> str:
+        """The label for a cell that prints it: wrapped and indented."""
+        return wrapped(self.label)
 
     def __str__(self) -> str:
         share = "" if self.of_limit is None else f", {100 * self.of_limit:.0f} % of the limit"
@@ -57,13 +64,29 @@ class Measurement:
 
 
 def label_of(rows: Iterable[Measurement]) -> str:
-    """Where and when rows were recorded, and which of them before the last change of their kernel."""
+    """By which commands, where and when rows were recorded, and which of them before the last change of their kernel."""
     rows = list(rows)
+    commands = " and ".join(commands_of([vars(row) for row in rows]))
     runs = dict.fromkeys(f"{row.date}, commit {row.commit[:7]}" for row in rows)
     older = dict.fromkeys(row.variant for row in rows if row.is_older)
     all_older = ", before the last change of " + ("its kernel" if len(rows) == 1 else "their kernels")
     mark = "" if not older else all_older if all(row.is_older for row in rows) else f"{all_older}: {', '.join(older)}"
-    return f"recorded on an {rows[0].machine}, {' and '.join(runs)}{mark}"
+    return f"recorded by {commands} on an {rows[0].machine}, {' and '.join(runs)}{mark}"
+
+
+def listing(rows: Iterable[Measurement]) -> str:
+    """Rows for a cell that prints them: a line for each, then the label of all, wrapped."""
+    rows = list(rows)
+    names = [f"{row.case}, {row.variant}" for row in rows]
+    shares = ["" if row.of_limit is None else f"  {100 * row.of_limit:.0f} % of the limit" for row in rows]
+    width = max(map(len, names))
+    lines = [f"{name:{width}}  {row.value:>8,.4g} {row.unit}{share}" for name, row, share in zip(names, rows, shares)]
+    return "\n".join([*lines, wrapped(label_of(rows))])
+
+
+def wrapped(label: str) -> str:
+    """A label in lines that fit a page."""
+    return textwrap.fill(label, 80, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 @functools.cache

@@ -25,13 +25,16 @@ from minllm.errors import InvalidOptionError, InvalidRequestError, shown
 
 @shows_options
 class AsyncLLM:
-    """A language model on this machine, for many requests that come and go. `options` and `progress` are those of LLM().
+    """A language model on this machine, for many requests that come and go.
 
         async with AsyncLLM() as llm:
             async for output in llm.generate("def fibonacci(n):", SamplingParams(max_tokens=64)):
                 print(output.outputs[0].text)
 
     Requests run in a pipeline of three threads; several event loops and threads may use it. Raises what LLM() raises.
+
+    options: the fields of EngineOptions, as for LLM(). progress: True shows bars on standard error while loading; or a function of (task,
+    done, total).
     """
 
     def __init__(self, model: str | Path | None = None, *, progress: bool | Progress = False, **options: Any):
@@ -40,7 +43,10 @@ class AsyncLLM:
 
     @classmethod
     def of(cls, llm: LLM) -> "AsyncLLM":
-        """An AsyncLLM on a loaded LLM, which must not be used while requests run, and stays open after shutdown()."""
+        """An AsyncLLM on a loaded LLM.
+
+        llm: it must not be used while requests run, and stays open after shutdown().
+        """
         made = cls.__new__(cls)
         made._llm, made._owns_llm = llm, False
         made._start()
@@ -81,8 +87,7 @@ class AsyncLLM:
         """Continues one prompt, and yields its output so far whenever there are new tokens; the last output is `finished`.
 
         A reader that is slower than the model gets several tokens at a time. Leaving the loop or cancelling its task ends the request
-        before the next step. final_only: yield only the last output, which costs less. The other arguments and errors are those of
-        add_request, which this raises when the iteration begins.
+        before the next step. The arguments and errors are those of add_request, which this raises when the iteration begins.
         """
         stream = await self.add_request(
             request_id, prompt, sampling_params, priority=priority, deadline=deadline, cache_salt=cache_salt, final_only=final_only
@@ -98,7 +103,11 @@ class AsyncLLM:
         chat_template: str | None = None, add_generation_prompt: bool = True, continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None, chat_template_kwargs: dict[str, Any] | None = None, **request: Any,
     ) -> AsyncIterator[RequestOutput]:  # fmt: skip
-        """Like `generate`, for a conversation; the options of the template are those of LLM.chat, `request` holds those of generate."""
+        """Like `generate`, for a conversation; the options of the template are those of LLM.chat.
+
+        messages: a conversation, [{"role": "user", "content": "..."}, ...]. request: priority, deadline, cache_salt and final_only, as in
+        generate().
+        """
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         prompt = functools.partial(chat_prompt, messages, options, self.tokenizer, self.max_model_len)
         return self.generate(prompt, sampling_params, request_id=request_id, **request)
@@ -109,8 +118,12 @@ class AsyncLLM:
     ) -> OutputStream:  # fmt: skip
         """Queue a request and return its outputs, an asynchronous iterator. Waits while the engine's queues are full.
 
-        request_id: None makes one. priority: lower runs earlier. deadline: seconds from now after which the request ends with
-        DeadlineError. An invalid prompt or parameter raises InvalidRequestError, and a prompt that can never fit OutOfMemoryError, from
+        request_id: a text that no running request has; None makes one. prompt: a string, a list of token ids, or a dictionary, as in
+        LLM.generate(). sampling_params: one, or None for the model's defaults. priority: lower runs earlier. deadline: seconds from now
+        after which the request ends with DeadlineError. cache_salt: only prompts of one salt share cached keys and values. final_only:
+        yield only the last output, which costs less.
+
+        An invalid prompt or parameter raises InvalidRequestError, and a prompt that can never fit OutOfMemoryError, from
         the iterator. Raises EngineDeadError if the engine has ended.
         """
         if not (sampling_params is None or isinstance(sampling_params, SamplingParams)):
@@ -134,7 +147,10 @@ class AsyncLLM:
         return stream
 
     async def abort(self, request_id: str) -> None:
-        """End a request before the next step; its reader gets a last output with finish_reason "abort". Unknown ids are ignored."""
+        """End a request before the next step; its reader gets a last output with finish_reason "abort".
+
+        request_id: an unknown one is ignored.
+        """
         request = self._pipeline.find(request_id)
         if request is not None:
             self._pipeline.abort(request)

@@ -31,9 +31,10 @@ from minllm.models.conversation import is_one_conversation
 
 @shows_options
 class LLM:
-    """A language model on this machine. `options` are EngineOptions' fields: names, types, defaults and meanings stand there, once.
+    """A language model on this machine.
 
-    progress: True shows bars on standard error while loading; or a function of (task, done, total).
+    options: the fields of EngineOptions, where their types, defaults and meanings stand. progress: True shows bars on standard error while
+    loading; or a function of (task, done, total).
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. Several streams can be open at a
     time, and a call of generate computes their tokens too. An LLM must not be used from several threads: that is what AsyncLLM is for.
@@ -86,13 +87,13 @@ class LLM:
         *,
         cache_salt: str | list[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """Continues one prompt or many, each a string, a list of token ids, or a dictionary with "prompt" or "prompt_token_ids" and
-        perhaps "cache_salt"; the outputs are in the order of the prompts.
+        """Continues one prompt or many; the outputs are in the order of the prompts.
 
-        sampling_params: one for all prompts, one for each, or None for the model's defaults. cache_salt: one for all prompts, or one for
-        each; with enable_prefix_caching only prompts of one salt share what was computed, and those without a salt share among themselves.
-        Give each of your tenants a secret salt: without one, the time that a prompt takes reveals whether another tenant has sent it
-        (vLLM's documentation, "Automatic Prefix Caching", Cache Isolation for Security).
+        prompts: one prompt or a list of them, each a string, a list of token ids, or a dictionary with "prompt" or "prompt_token_ids" and
+        perhaps "cache_salt". sampling_params: one for all prompts, one for each, or None for the model's defaults. cache_salt: one for all
+        prompts, or one for each; with enable_prefix_caching only prompts of one salt share what was computed, and those without a salt
+        share among themselves. Give each of your tenants a secret salt: without one, the time that a prompt takes reveals whether another
+        tenant has sent it (vLLM's documentation, "Automatic Prefix Caching", Cache Isolation for Security).
 
         If one request of a call is invalid, the whole call is refused before anything is computed: InvalidRequestError says which prompt
         is at fault, OutOfMemoryError that a prompt can never fit the cache. A refused call changes nothing for later ones.
@@ -121,8 +122,10 @@ class LLM:
     def contrastive_search(
         self, prompts: Prompt | list[Prompt], params: ContrastiveSearchParams | None = None
     ) -> list[RequestOutput]:  # fmt: skip
-        """Continues each prompt by contrastive search, one after the other: slow, see engine/contrastive_search.py. prompts: as in
-        generate()."""
+        """Continues each prompt by contrastive search, one after the other: slow, see engine/contrastive_search.py.
+
+        prompts: as in generate(). params: one for all prompts, or None for the defaults.
+        """
         params = ContrastiveSearchParams() if params is None else params
         if not isinstance(params, ContrastiveSearchParams):
             raise InvalidRequestError(f"{params!r} is not a ContrastiveSearchParams: write ContrastiveSearchParams(max_tokens=...).")
@@ -138,6 +141,9 @@ class LLM:
         """Continues one prompt and yields its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.
 
         The prompt is checked at once, and computed when the first piece is read.
+
+        prompt: a string, a list of token ids, or a dictionary, as in generate(). sampling_params: one, with n=1, or None for the model's
+        defaults. cache_salt: as in generate().
         """
         if self.engine.program is not None:
             raise InvalidRequestError("stream() runs on ranks that this LLM has started: use generate() with external_launcher.")
@@ -160,13 +166,13 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         cache_salt: str | list[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """The model's reply to a conversation, [{"role": "user", "content": "..."}, ...], or to each of several, in their order.
+        """The model's reply to a conversation, or to each of several, in their order.
 
-        The conversation becomes a prompt through the model's chat template, or through `chat_template`, a Jinja text.
-        add_generation_prompt: end the prompt with the beginning of the assistant's message. continue_final_message: end it with the text
-        of the final message instead, which the model continues; add_generation_prompt=False goes with it. tools: descriptions of
-        functions, and chat_template_kwargs: more names and values, for templates that read them. sampling_params and cache_salt: as in
-        generate().
+        messages: a conversation, [{"role": "user", "content": "..."}, ...], or a list of them. chat_template: a Jinja text that makes a
+        prompt of a conversation; None takes the model's own. add_generation_prompt: end the prompt with the beginning of the assistant's
+        message. continue_final_message: end it with the text of the final message instead, which the model continues;
+        add_generation_prompt=False goes with it. tools: descriptions of functions, for templates that read them. chat_template_kwargs: more
+        names and values for the template. sampling_params and cache_salt: as in generate().
         """
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self.generate(self._chat_tokens(messages, options), sampling_params, cache_salt=cache_salt)
@@ -183,13 +189,19 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         cache_salt: str | None = None,
     ) -> TextStream:
-        """Like chat() with one conversation, piece by piece as stream() does it."""
+        """Like chat() with one conversation, piece by piece as stream() does it.
+
+        messages: a conversation, [{"role": "user", "content": "..."}, ...].
+        """
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self.stream(self._chat_tokens(messages, options), sampling_params, cache_salt=cache_salt)
 
     @called_on_all_ranks
     def logits(self, token_ids: list[int]) -> np.ndarray:
-        """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i."""
+        """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i.
+
+        token_ids: the text's tokens, at least one, and at most max_model_len.
+        """
         token_ids = self._scored_tokens(token_ids)
         check_logits_fit(len(token_ids), self.engine.model.config.vocab_size)
         return np.concatenate(list(self._scorer().logits(token_ids)))
@@ -198,9 +210,10 @@ class LLM:
     def perplexity(self, token_ids: list[int], window: int = 1024, stride: int = 512) -> float:
         """exp of the mean negative log-likelihood of a text's tokens after the first, which may be longer than the model's context.
 
-        The text is read in windows of `window` tokens, each starting `stride` tokens after the previous one. Every token is counted once,
-        with at least window - stride tokens of context except in the first window. If the model's context is shorter than `window`, windows
-        have its length, and strides are at most half of it.
+        token_ids: the text's tokens, at least two. window: tokens that the model reads at a time; its context if that is shorter.
+        stride: tokens from the beginning of a window to that of the next, at most half of a window that had to be shortened.
+
+        Every token is counted once, with at least window - stride tokens of context except in the first window.
         """
         token_ids = checked_token_ids(token_ids, self.engine.model.config.vocab_size)
         if len(token_ids) < 2:

@@ -35,10 +35,11 @@ class LLMEngine:
         self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, priority: int = 0, deadline: float | None = None,
         cache_salt: str | None = None, arrival_time: float | None = None,
     ) -> None:  # fmt: skip
-        """Queue a request: a text, token ids, or a dictionary with one of them.
+        """Queue a request. Raises InvalidRequestError or OutOfMemoryError, and then nothing has changed.
 
-        priority: lower runs earlier. deadline: seconds from arrival after which the request ends with an error. Raises
-        InvalidRequestError or OutOfMemoryError, and then nothing has changed.
+        request_id: a text that no running request has. prompt: a text, token ids, or a dictionary with one of them. params: None takes the
+        model's defaults. priority: lower runs earlier. deadline: seconds from arrival after which the request ends with an error.
+        cache_salt: only prompts of one salt share cached keys and values. arrival_time: seconds by time.perf_counter(); None is now.
         """
         if request_id in self._requests:
             raise InvalidRequestError(f"request_id={request_id!r} is running already: give every request an id of its own.")
@@ -66,7 +67,10 @@ class LLMEngine:
         return sequences
 
     def abort_request(self, request_id: str) -> None:
-        """End a request, whatever it is doing; its memory is free for the next step. Ids of requests that have ended are ignored."""
+        """End a request, whatever it is doing; its memory is free for the next step.
+
+        request_id: that of a request that has ended is ignored.
+        """
         if request_id in self._requests:
             self.core.abort(self._requests.pop(request_id))
 

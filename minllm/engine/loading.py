@@ -132,7 +132,9 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     if calibration is not None:
         cache.calibrate(calibration.smoothing, calibration.scales, ops)
     cache_of_draft = draft_cache(of_draft, ops, policy)
-    drafts = None if options.speculative_config is None else make_source(options.speculative_config, ops, draft, cache_of_draft)
+    drafts = None
+    if options.speculative_config is not None:
+        drafts = make_source(options.speculative_config, ops, draft, cache_of_draft, options.max_num_seqs)
     runner = _make_runner(
         ModelRunner if share is None else share.runner, device, ops, model, cache=cache, policy=policy, options=options,
         max_model_len=max_model_len, drafts=drafts,
@@ -259,8 +261,8 @@ def _check_own_kernels(options: EngineOptions, weight_format: WeightFormat | Non
     if stage in (options.kernel_variants or {}) and named and getattr(weight_format, "own_stage", None) != stage:
         raise InvalidOptionError(f'Your {stage} kernel multiplies 4-bit weights, and this model has none: add quantization="int4".')
     drafts = options.speculative_config
-    if "accept" in (options.kernel_variants or {}) and (drafts is None or drafts.synthetic_acceptance_rate is not None):
-        what = "nothing is drafted" if drafts is None else "chance accepts the drafts"
+    if "accept" in (options.kernel_variants or {}) and (drafts is None or drafts.synthetic_acceptance_rate is not None or drafts.tree):
+        what = "nothing is drafted" if drafts is None else "a path of a tree is accepted" if drafts.tree else "chance accepts the drafts"
         raise InvalidOptionError(
             f'Your accept kernel decides on drafts, and here {what}: give speculative_config={{"method": "ngram", '
             '"num_speculative_tokens": 4}, without synthetic_acceptance_rate.'
@@ -292,7 +294,10 @@ def _make_runner(
 ) -> ModelRunner:  # fmt: skip
     machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
     uses_graphs = device == "cuda" and not options.enforce_eager and (options.num_ranks == 1 or captures_all_reduces(options))
-    speculator = None if wanted is None else functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len)
+    speculator = None
+    if wanted is not None:
+        speculator = functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len, cache=cache)
+        max_model_len += wanted.rows_beyond
     return kind(
         ops, model, cache, policy, max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=max_model_len, machine=machine, uses_graphs=uses_graphs, speculator=speculator,

@@ -13,7 +13,9 @@ from minllm.costs.serving import StepCosts
 from minllm.costs.speculation import best_num_drafts
 from minllm.engine.cache_format import cache_shape, check_shape
 from minllm.engine.drafting.draft_model import DraftModel
+from minllm.engine.drafting.lookahead import LookaheadDrafts
 from minllm.engine.drafting.ngrams import NgramDrafts
+from minllm.engine.drafting.tree_model import TreeModel
 from minllm.engine.running.slots import Slots
 from minllm.engine.running.speculator import DraftSource, Speculator
 from minllm.engine.scheduling.speculative import Speculation
@@ -88,23 +90,27 @@ def draft_cache(of_draft: CacheShape | None, ops: Any, policy: CachePolicy) -> K
     return None if of_draft is None else KVCache(ops, replace(of_draft, block_size=policy.block_size), policy.num_blocks)
 
 
-def make_source(config: SpeculativeConfig, ops: Any, draft: Model | None, cache: KVCache | None) -> DraftSource:
+def make_source(config: SpeculativeConfig, ops: Any, draft: Model | None, cache: KVCache | None, num_slots: int) -> DraftSource:
     """Where drafts come from."""
+    if config.method == "lookahead":
+        return LookaheadDrafts(ops, num_slots, config.window, config.ngram_size, config.guess_set_size)
     if draft is not None:
-        return DraftModel(ops, draft, cache, config.draft_sample_method == "probabilistic")
+        kind = DraftModel if config.tree is None else TreeModel
+        return kind(ops, draft, cache, config.draft_sample_method == "probabilistic")
     return NgramDrafts(ops, config.prompt_lookup_max, config.prompt_lookup_min)
 
 
 def make_speculation(config: SpeculativeConfig | None, device: str, model: ModelConfig, draft: Model | None) -> Speculation | None:
-    """The scheduler's part. On a GPU that is known, the number of drafts follows from its data sheet; elsewhere all are verified."""
+    """The scheduler's part. On a GPU that is known, the number of drafts follows from its data sheet; elsewhere, and of a tree, all are
+    verified."""
     if config is None:
         return None
-    best, gpu = None, None if device == "cpu" else _known_gpu()
+    best, gpu = None, None if device == "cpu" or config.tree is not None else _known_gpu()
     if gpu is not None:
         peaks = gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops or gpu.fp32_tflops
         costs, of_draft = StepCosts.of(model, *peaks), None if draft is None else StepCosts.of(draft.config, *peaks)
         best = functools.partial(best_num_drafts, costs, most=config.num_speculative_tokens, draft=of_draft)
-    return Speculation(config.num_speculative_tokens, needs_room=draft is not None, best=best)
+    return Speculation(config.num_speculative_tokens, needs_room=draft is not None, best=best, tree=config.tree)
 
 
 def _known_gpu() -> Any:
@@ -114,16 +120,16 @@ def _known_gpu() -> Any:
 
 
 def make_speculator(
-    config: SpeculativeConfig, source: DraftSource, ops: Any, machine: Any, slots: Slots, max_model_len: int
+    config: SpeculativeConfig, source: DraftSource, ops: Any, machine: Any, slots: Slots, max_model_len: int, cache: KVCache
 ) -> Speculator:  # fmt: skip
-    """Drafts for these slots. InvalidOptionError if no sequence is long enough for them."""
+    """Drafts for these slots. InvalidOptionError if no sequence is long enough for them. cache: the model's."""
     num_drafts = config.num_speculative_tokens
     if num_drafts > max_model_len - 2:
         raise InvalidOptionError(
             f"speculative_config: num_speculative_tokens={num_drafts} is not allowed: the KV cache has room for {max_model_len} tokens of "
             f"a sequence, so that at most {max_model_len - 2} can be drafted."
         )
-    return Speculator(ops, machine, slots, source, num_drafts, max_model_len, config.synthetic_acceptance_rate)
+    return Speculator(ops, machine, slots, source, num_drafts, max_model_len, config.synthetic_acceptance_rate, config.tree, cache)
 
 
 def _refuse(path: Path, why: str) -> None:

@@ -113,8 +113,9 @@ class EngineOptions:
 
     speculative_config: dict[str, Any] | None = None
     """Guess tokens and verify several per step: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}, or with a draft
-    model {"model": path, "num_speculative_tokens": 4} (engine/speculative_config.py); None decodes one at a time. Greedy text stays the
-    same, and the distribution of sampled text."""
+    model {"model": path, "num_speculative_tokens": 4}, as a tree of drafts {"speculative_token_tree": "[(0,), (1,)]"} with it, or without
+    any {"method": "lookahead"} (engine/speculative_config.py); None decodes one at a time. Greedy text stays the same, and the distribution
+    of sampled text."""
 
     length_prediction: str = "none"
     """How much of the KV cache is kept for the answers of running sequences: "none", "limit" (all of max_tokens, so nobody is preempted) or
@@ -215,9 +216,23 @@ class EngineOptions:
         has_blocks = self.speculative_config.method != "draft_model" or self.kv_cache_policy != "virtual"
         shared = "of a method without a model with the virtual policy: a draft model shares the block tables of a paged or contiguous cache"
         _check(has_blocks, "speculative_config", self.speculative_config, shared)
+        if self.speculative_config.tree is not None:
+            self._check_tree()
         for limit in ("max_num_batched_tokens", "max_model_len"):
             most = getattr(self, limit)
             _check(most is None or drafts <= most - 2, name, drafts, f"at most {limit} - 2, here {most} - 2")
+
+    def _check_tree(self) -> None:
+        """Check what excludes a tree of drafts, lookahead decoding's included."""
+        for name, allowed, why in (
+            ("kv_cache_dtype", "auto", "an accepted path moves in a cache that keeps numbers as they are"),
+            ("kv_cache_policy", ("paged", "contiguous"), "an accepted path moves between slots of one array"),
+            ("batch_invariant", False, "attention of a tree adds up in an order of its own"),
+            ("num_ranks", 1, "trees are verified by one process"),
+        ):
+            value, names = getattr(self, name), allowed if isinstance(allowed, tuple) else (allowed,)
+            shown = " or ".join(f'"{one}"' if isinstance(one, str) else str(one) for one in names)
+            _check(value in names, name, value, f"{shown} with a speculative_token_tree or lookahead decoding: {why}")
 
     def _check_batch_invariance(self) -> None:
         """Check what has no kernels with a fixed order of their sums."""

@@ -2,21 +2,29 @@
 
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}     what followed the newest tokens before
     {"model": "path/of/a/small/model", "num_speculative_tokens": 4}              what a smaller model of the same vocabulary says
+    {"model": .., "num_speculative_tokens": 3,
+     "speculative_token_tree": "[(0,), (1,), (0, 0)]"}                           several guesses of it for one place
+    {"method": "lookahead", "window": 8, "ngram_size": 4, "guess_set_size": 8}   n-grams that the model itself computes beside its text
 """
 
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from minllm.errors import InvalidOptionError
+from minllm.errors import InvalidOptionError, KernelArgumentError
+from minllm.kernels.speculation.token_tree import TokenTree
 
-METHODS = ("ngram", "draft_model")
+METHODS = ("ngram", "draft_model", "lookahead")
 SAMPLE_METHODS = ("probabilistic", "greedy")
 LONGEST_NGRAM = 5  # tokens, if the option names neither limit
 MOST_DRAFTS = 64
+MOST_CHILDREN = 20  # of a node of a tree: as many as ops.log_probabilities finds
+MOST_NODES = 256  # of lookahead decoding
+LOOKAHEAD = {"window": 8, "ngram_size": 4, "guess_set_size": 8}  # defaults, and the names that method="lookahead" alone has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,29 +32,36 @@ class SpeculativeConfig:
     """Checked when made: InvalidOptionError names the first wrong value.
 
     method: "ngram" drafts what followed the last time that the newest tokens stood together in the prompt or the output; "draft_model" asks
-        a smaller model. None is "draft_model" if a model is given, else "ngram".
-    num_speculative_tokens: the most drafts that a step verifies of each sequence.
+        a smaller model; "lookahead" verifies n-grams that the model itself has computed beside its text. None is "draft_model" if a model
+        is given, else "ngram".
+    num_speculative_tokens: the most drafts that a step verifies of each sequence. Lookahead decoding derives it from W, N and G.
     model: the draft model, a directory or a GGUF file, of the same tokenizer; None is the draft of the bundled model.
     draft_sample_method: how a draft model chooses: "probabilistic" draws by the request's parameters, which is accepted most often;
-    "greedy"
-        takes the likeliest token, and text is that of decoding without drafts, seed for seed.
+        "greedy" takes the likeliest token, and text is that of decoding without drafts, seed for seed.
+    speculative_token_tree: the drafts of a draft model as a tree, a list of paths: "[(0,), (1,), (0, 0)]" are the two likeliest tokens, and
+        the likeliest one after the first of them. None is a chain.
+    window, ngram_size, guess_set_size: W, N and G of lookahead decoding: columns of its window, tokens of an n-gram, and the most n-grams
+        that a step verifies.
     prompt_lookup_max, prompt_lookup_min: the most and the fewest newest tokens that have to match; both 5 if neither is given, and each
         other's value if one is.
     synthetic_acceptance_rate: for benchmarks: each draft is accepted with this probability, whatever the model says, so that text means
         nothing; None lets the model decide.
     """
 
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None = None
     method: str | None = None
     model: str | Path | None = None
     draft_sample_method: str = "probabilistic"
+    speculative_token_tree: str | None = None
+    window: int | None = None
+    ngram_size: int | None = None
+    guess_set_size: int | None = None
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
     synthetic_acceptance_rate: float | None = None
 
     def __post_init__(self) -> None:
-        if self.method is None:
-            object.__setattr__(self, "method", "ngram" if self.model is None else "draft_model")
+        self._default("method", "ngram" if self.model is None else "draft_model")
         for name, names in (("method", METHODS), ("draft_sample_method", SAMPLE_METHODS)):
             value = getattr(self, name)
             if not (isinstance(value, str) and value in names):
@@ -55,10 +70,68 @@ class SpeculativeConfig:
             _refuse("model", self.model, "the path of a model directory or of a GGUF file")
         if self.model is not None and self.method != "draft_model":
             _refuse("model", self.model, f'None with method="{self.method}", which needs no model')
-        _check_integer("num_speculative_tokens", self.num_speculative_tokens, f"an integer from 1 to {MOST_DRAFTS}", most=MOST_DRAFTS)
+        self._check_lookahead()
+        _check_integer("num_speculative_tokens", self.num_speculative_tokens, f"an integer from 1 to {self._most}", most=self._most)
         rate = self.synthetic_acceptance_rate
         if not (rate is None or (isinstance(rate, Real) and not isinstance(rate, bool) and 0 <= rate <= 1)):
             _refuse("synthetic_acceptance_rate", rate, "a number from 0 to 1, or None")
+        self._check_tree()
+        self._check_lookup()
+
+    def _default(self, name: str, value: Any) -> None:
+        """Set a value that was not given."""
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
+
+    def _check_lookahead(self) -> None:
+        """Check W, N and G, and set the number of drafts that follows from them."""
+        if self.method != "lookahead":
+            for name in LOOKAHEAD:
+                if getattr(self, name) is not None:
+                    _refuse(name, getattr(self, name), f'None with method="{self.method}": it belongs to method="lookahead"')
+            return
+        if self.num_speculative_tokens is not None:
+            meaning = f'None with method="lookahead", which has {", ".join(LOOKAHEAD)}'
+            _refuse("num_speculative_tokens", self.num_speculative_tokens, meaning)
+        for name, value in LOOKAHEAD.items():
+            self._default(name, value)
+            least = 2 if name == "ngram_size" else 1
+            _check_integer(name, getattr(self, name), f"an integer of at least {least}", least=least)
+        rows = (self.ngram_size - 1) * (self.window + self.guess_set_size)
+        if rows > MOST_NODES:
+            given = f"window={self.window}, ngram_size={self.ngram_size}, guess_set_size={self.guess_set_size}"
+            raise InvalidOptionError(
+                f"speculative_config: {given} are not allowed together: (ngram_size - 1) * (window + guess_set_size) = {rows} rows of a "
+                f"step; there may be {MOST_NODES}."
+            )
+        object.__setattr__(self, "num_speculative_tokens", rows - 1)
+
+    def _check_tree(self) -> None:
+        """Check the tree, and what excludes it."""
+        name, text = "speculative_token_tree", self.speculative_token_tree
+        if self.synthetic_acceptance_rate is not None and (text is not None or self.method == "lookahead"):
+            meaning = "None with a tree of drafts: chance accepts chains"
+            _refuse("synthetic_acceptance_rate", self.synthetic_acceptance_rate, meaning)
+        if text is None:
+            return
+        if self.method != "draft_model":
+            _refuse(name, text, f'None with method="{self.method}": a tree has drafts of a draft model')
+        try:
+            tree = TokenTree.parse(text)
+        except KernelArgumentError as error:
+            raise InvalidOptionError(
+                f"speculative_config: speculative_token_tree={text!r} is not allowed: {error}. Give the paths of all drafts as vLLM does, "
+                'such as "[(0,), (1,), (0, 0)]".'
+            ) from error
+        if len(tree) - 1 != self.num_speculative_tokens:
+            meaning = f"{len(tree) - 1}, the number of paths of speculative_token_tree"
+            _refuse("num_speculative_tokens", self.num_speculative_tokens, meaning)
+        most = max(map(tree.parents.count, range(len(tree))))
+        if most > MOST_CHILDREN:
+            _refuse(name, text, f"a tree with up to {MOST_CHILDREN} drafts after a token, not {most}")
+
+    def _check_lookup(self) -> None:
+        """Check the lengths of n-grams that are looked up, and set their defaults."""
         longest, shortest = self.prompt_lookup_max, self.prompt_lookup_min
         for name, value in (("prompt_lookup_max", longest), ("prompt_lookup_min", shortest)):
             if value is not None:
@@ -73,6 +146,23 @@ class SpeculativeConfig:
             _refuse("prompt_lookup_min", shortest, f"at most prompt_lookup_max={longest}")
         object.__setattr__(self, "prompt_lookup_max", longest)
         object.__setattr__(self, "prompt_lookup_min", shortest)
+
+    @property
+    def _most(self) -> int:
+        """The most drafts of a step."""
+        return MOST_NODES if self.method == "lookahead" else MOST_DRAFTS
+
+    @cached_property
+    def tree(self) -> TokenTree | None:
+        """The tree whose nodes the drafts are; None if each follows the one before it."""
+        if self.method == "lookahead":
+            return TokenTree.lookahead(self.window, self.ngram_size, self.guess_set_size)
+        return None if self.speculative_token_tree is None else TokenTree.parse(self.speculative_token_tree)
+
+    @property
+    def rows_beyond(self) -> int:
+        """Cache slots that a sequence may need behind its last token: each node of a tree has one."""
+        return 0 if self.tree is None else self.num_speculative_tokens
 
 
 def speculative_config(given: Any) -> SpeculativeConfig | None:
@@ -90,14 +180,14 @@ def speculative_config(given: Any) -> SpeculativeConfig | None:
             near = difflib.get_close_matches(str(name), names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"the names are {', '.join(names)}."
             raise InvalidOptionError(f"speculative_config has no {name!r}: {hint}")
-    if "num_speculative_tokens" not in given:
+    if "num_speculative_tokens" not in given and given.get("method") != "lookahead":
         raise InvalidOptionError("speculative_config needs num_speculative_tokens, the most drafts that a step verifies of each sequence.")
     return SpeculativeConfig(**given)
 
 
-def _check_integer(name: str, value: Any, meaning: str, most: int | None = None) -> None:
+def _check_integer(name: str, value: Any, meaning: str, most: int | None = None, least: int = 1) -> None:
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
-    if not (is_integer and value >= 1 and (most is None or value <= most)):
+    if not (is_integer and value >= least and (most is None or value <= most)):
         _refuse(name, value, meaning)
 
 

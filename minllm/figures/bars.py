@@ -4,11 +4,26 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minllm.figures.figure import CHARACTER, FONT_SIZE, GRID, MUTED, Figure, colour, element, label, over_lines, text_width, titled
+from minllm.figures.figure import (
+    CHARACTER,
+    FONT_SIZE,
+    GRID,
+    MUTED,
+    NARROW,
+    WIDE,
+    Figure,
+    colour,
+    element,
+    headed,
+    label,
+    over_lines,
+    text_width,
+    titled,
+)
 from minllm.figures.scale import Scale, short
 
-WIDTH, ROW, BAR, REMARK = 640.0, 26.0, 16.0, 15.0
-LEAST_PLOT = 220.0  # width of the longest bar; remarks that would leave less go below the bars
+ROW, BAR, REMARK = 26.0, 16.0, 15.0
+LEAST_PLOT = 0.34  # of the figure's width, for the longest bar; remarks that would leave less go below the bars
 
 
 @dataclass(frozen=True)
@@ -22,26 +37,31 @@ class Bar:
 
 
 def bars(
-    items: Sequence[Bar], unit: str, title: str, limit: float | None = None, limit_name: str = "limit", log: bool = False, caption: str = ""
-) -> Figure:
+    items: Sequence[Bar], unit: str, title: str, limit: float | None = None, limit_name: str = "limit", log: bool = False,
+    caption: str = "", width: float | None = None,
+) -> Figure:  # fmt: skip
     """Bars one below another, with `limit` as a dashed line.
 
     log: a logarithmic axis, for values that differ by orders of magnitude; it begins a little below the smallest value.
+    width: NARROW, or WIDE if the names and values leave too little room in that.
     """
     name_width = min(250.0, 1.15 * max(text_width(item.name) for item in items) + 10)  # digits are wider than most letters
+    if width is None:
+        taken = name_width + max(text_width(f"{short(item.value)} {unit}") for item in items) + 14
+        width = NARROW if taken < (1 - LEAST_PLOT) * NARROW else WIDE
     value_width = max(text_width(f"{short(item.value)} {unit} {item.remark}") for item in items) + 14
-    below = WIDTH - name_width - value_width < LEAST_PLOT
+    below = width - name_width - value_width < LEAST_PLOT * width
     if below:
         value_width = max(text_width(f"{short(item.value)} {unit}") for item in items) + 14
-    remarks = [textwrap.wrap(item.remark, int((WIDTH - name_width) / CHARACTER)) if below else [] for item in items]
+    remarks = [textwrap.wrap(item.remark, int((width - name_width) / CHARACTER)) if below else [] for item in items]
     rows = [ROW + REMARK * len(lines) for lines in remarks]
-    top = 2.2 * FONT_SIZE
+    drawn, below_title = headed(title, width)
+    top = below_title + 0.95 * FONT_SIZE
     bottom = top + sum(rows)
     height = bottom + (1.6 * FONT_SIZE if limit is not None else 6)
     most = max([item.value for item in items] + ([limit] if limit is not None else []))
     least = min(item.value for item in items if item.value > 0) / 2 if log else 0.0
-    x = Scale(least, most or 1.0, name_width, WIDTH - value_width, log)
-    drawn = [label(0, FONT_SIZE, title, font_weight=600)]
+    x = Scale(least, most or 1.0, name_width, width - value_width, log)
     if limit is not None:
         drawn.append(element("line", x1=x(limit), x2=x(limit), y1=top - 6, y2=bottom, stroke=MUTED, stroke_dasharray="4 3"))
         drawn.append(label(x(limit), bottom + FONT_SIZE, f"{limit_name} {short(limit)} {unit}", "middle", fill=MUTED))
@@ -63,5 +83,5 @@ def bars(
     drawn.insert(1, element("line", x1=name_width, x2=name_width, y1=top - 6, y2=bottom, stroke=GRID))
     spoken = "; ".join(f"{item.name} {short(item.value)} {unit}" for item in items)
     return Figure(
-        WIDTH, height, drawn, f"{title}: {spoken}" + (f"; {limit_name} {short(limit)} {unit}" if limit is not None else ""), caption
+        width, height, drawn, f"{title}: {spoken}" + (f"; {limit_name} {short(limit)} {unit}" if limit is not None else ""), caption
     )

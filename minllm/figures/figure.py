@@ -4,6 +4,7 @@ Inline SVG is small (a chart is 2 to 10 kB), sharp at every size, and searchable
 """
 
 import html
+import textwrap
 from collections.abc import Iterable
 
 # The site sets the variables per colour scheme; the fallback colours serve notebooks, and are readable on white and on black.
@@ -18,6 +19,7 @@ MUTED = "var(--course-muted, #7d8590)"
 GRID = "var(--course-grid, #80808055)"
 PAGE = "var(--course-page, transparent)"  # the page's background
 FONT_SIZE = 13
+NARROW, WIDE = 480.0, 640.0  # a narrow figure fits a phone with letters of 9 pixels; a wide one scrolls there
 CHARACTER = 0.56 * FONT_SIZE  # the approximate mean width of a character, to leave room for labels
 
 
@@ -59,6 +61,17 @@ def over_lines(x: float, y: float, text: str, anchor: str = "start", **attribute
     return label(x, y, text, anchor, **rim, **attributes)
 
 
+def title_lines(title: str, width: float) -> list[str]:
+    """A figure's title in lines of bold letters that fit its width."""
+    return textwrap.wrap(title, int(width / (1.1 * CHARACTER)))
+
+
+def headed(title: str, width: float) -> tuple[list[str], float]:
+    """(the title as elements, the y below it)."""
+    lines = title_lines(title, width)
+    return [label(0, FONT_SIZE * (1 + 1.25 * i), line, font_weight=600) for i, line in enumerate(lines)], FONT_SIZE * 1.25 * len(lines)
+
+
 def titled(mark: str, tooltip: str) -> str:
     """A mark that shows `tooltip` when the pointer rests on it."""
     return f"<g><title>{html.escape(tooltip, quote=False)}</title>{mark}</g>"
@@ -68,7 +81,7 @@ class Figure:
     """A picture with a caption. It displays itself as the last expression of a cell; `alternative` describes it in words."""
 
     def __init__(self, width: float, height: float, elements: Iterable[str], alternative: str, caption: str = ""):
-        self.alternative, self.caption = alternative, caption
+        self.alternative, self.caption, self.width = alternative, caption, width
         self.svg = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
             f'aria-label="{html.escape(alternative)}" font-size="{FONT_SIZE}" font-family="inherit">{"".join(elements)}</svg>'
@@ -76,7 +89,7 @@ class Figure:
 
     def _repr_html_(self) -> str:
         caption = f"<figcaption>{html.escape(self.caption, quote=False)}</figcaption>" if self.caption else ""
-        return f'<figure class="course-figure">{self.svg}{caption}</figure>'
+        return f'<figure class="course-figure" style="--figure-width: {self.width:.0f}">{self.svg}{caption}</figure>'
 
     def __repr__(self) -> str:
         return f"Figure: {self.alternative}"

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from minllm.figures.figure import FONT_SIZE, GRID, MUTED, element, label
+from minllm.figures.figure import FONT_SIZE, GRID, MUTED, NARROW, element, headed, label, title_lines
 from minllm.figures.scale import Scale, short
 
-WIDTH, HEIGHT = 640.0, 370.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 48.0, 46.0
+WIDTH, PLOT = NARROW, 250.0  # of the figure; height between the axes' ends
+LEFT, RIGHT, BOTTOM = 56.0, 14.0, 46.0
+ABOVE = 40.0  # below the title: the name of the y axis, and room for a tick at the axis's upper end
 
 
 @dataclass(frozen=True)
@@ -22,23 +23,33 @@ class Plane:
     y_log: bool = False
 
     @property
+    def top(self) -> float:
+        """The y of the axes' upper end."""
+        return FONT_SIZE * 1.25 * len(title_lines(self.title, WIDTH)) + ABOVE
+
+    @property
+    def height(self) -> float:
+        """The figure's height, names of the axes included."""
+        return self.top + PLOT + BOTTOM
+
+    @property
     def x(self) -> Scale:
         return Scale(*self.x_range, LEFT, WIDTH - RIGHT, self.x_log)
 
     @property
     def y(self) -> Scale:
-        return Scale(*self.y_range, HEIGHT - BOTTOM, TOP, self.y_log)
+        return Scale(*self.y_range, self.top + PLOT, self.top, self.y_log)
 
     def frame(self) -> list[str]:
         """Title, grid, ticks, names of the axes."""
-        x, y = self.x, self.y
-        drawn = [label(0, FONT_SIZE, self.title, font_weight=600)]
+        x, y, top, bottom = self.x, self.y, self.top, self.top + PLOT
+        drawn, below = headed(self.title, WIDTH)
         for tick in x.ticks():
-            drawn.append(element("line", x1=x(tick), x2=x(tick), y1=TOP, y2=HEIGHT - BOTTOM, stroke=GRID))
-            drawn.append(label(x(tick), HEIGHT - BOTTOM + 16, short(tick), "middle", fill=MUTED))
+            drawn.append(element("line", x1=x(tick), x2=x(tick), y1=top, y2=bottom, stroke=GRID))
+            drawn.append(label(x(tick), bottom + 16, short(tick), "middle", fill=MUTED))
         for tick in y.ticks():
             drawn.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(tick), y2=y(tick), stroke=GRID))
             drawn.append(label(LEFT - 6, y(tick) + 4, short(tick), "end", fill=MUTED))
-        drawn.append(label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, self.x_name, "middle"))
-        drawn.append(label(0, TOP - 8, self.y_name, fill=MUTED))
+        drawn.append(label((LEFT + WIDTH - RIGHT) / 2, self.height - 8, self.x_name, "middle"))
+        drawn.append(label(0, below + 1.35 * FONT_SIZE, self.y_name, fill=MUTED))
         return drawn

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minllm.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label, over_lines, text_width, titled
-from minllm.figures.plane import HEIGHT, RIGHT, WIDTH, Plane
+from minllm.figures.plane import RIGHT, WIDTH, Plane
 from minllm.figures.scale import short
 
 
@@ -65,7 +65,7 @@ def roofline(dots: Sequence[Dot], bandwidth_tb_s: float, peak_tflops: float, tit
     drawn += dot_names(dots, plane)
     spoken = "; ".join(f"{dot.name} {short(dot.tflops)} TFLOP/s at {short(dot.intensity)} FLOP per byte" for dot in dots)
     ceiling = f"{bandwidth_tb_s:.3g} TB/s and {short(peak_tflops)} TFLOP/s"
-    return Figure(WIDTH, HEIGHT, drawn, f"{title}: a roof of {ceiling}. {spoken}", caption)
+    return Figure(WIDTH, plane.height, drawn, f"{title}: a roof of {ceiling}. {spoken}", caption)
 
 
 def dot_names(dots: Sequence[Dot], plane: Plane) -> list[str]:

@@ -25,12 +25,16 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """About five round numbers; powers of ten on a logarithmic axis, with gaps if there are many."""
+        """About five round numbers. A logarithmic axis has powers of ten, fewer if there are many, and 2 and 5 between if there are few."""
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             step = 1 + max(0, last - first) // 6
             powers = [10.0**power for power in range(first, last + 1, step)]
-            return powers if len(powers) > 1 else [self.low, self.high]
+            if len(powers) > 1:
+                return powers
+            between = [factor * 10.0**power for power in range(first - 1, last + 1) for factor in (1, 2, 5)]
+            inside = [tick for tick in between if self.low * 0.999 <= tick <= self.high * 1.001]
+            return inside if len(inside) > 1 else [self.low, self.high]
         rough = (self.high - self.low) / 5
         magnitude = 10.0 ** math.floor(math.log10(rough))
         step = next(magnitude * factor for factor in (1, 2, 5, 10) if magnitude * factor >= rough)

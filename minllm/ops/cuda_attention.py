@@ -62,7 +62,11 @@ class CudaAttention(CudaBase):
         if layer_cache.recent is not None:
             return self._attention_with_window(query, layer_cache, batch, attention_config)
         out = self.empty(query.shape, self.dtype)
-        if batch.is_mixed:  # each has its own kernel: "selective batching", Yu et al., "Orca", 2022, section 3.2
+        if batch.tree is not None:
+            self._tree_attention(query, layer_cache, batch.verifications(), attention_config, out)
+            if batch.num_verifications < batch.num_sequences:
+                self._attention(query, layer_cache, batch.behind_verifications(), attention_config, out)
+        elif batch.is_mixed:  # each has its own kernel: "selective batching", Yu et al., "Orca", 2022, section 3.2
             decodes = batch.num_decodes
             self._attention(query[:decodes], layer_cache, batch.decodes(), attention_config, out[:decodes])
             self._attention(query, layer_cache, batch.prompts(), attention_config, out)
@@ -82,6 +86,13 @@ class CudaAttention(CudaBase):
         launch_attention(
             query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
             attention_config.scale, attention_config.sliding_window, batch.max_query_len, workspace, self.stream,
+        )  # fmt: skip
+
+    def _tree_attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig, out: Any) -> None:
+        """Attention of sequences whose rows are nodes of a tree, into their rows of `out`. There is one variant for them."""
+        ATTENTION_VARIANTS["tree"].attention(
+            query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables, batch.tree,
+            batch.first_node, attention_config.scale, attention_config.sliding_window, batch.max_query_len, stream=self.stream,
         )  # fmt: skip
 
     def _attention_with_window(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:

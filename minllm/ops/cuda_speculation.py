@@ -4,16 +4,21 @@ from typing import Any
 
 import numpy as np
 
+from minllm.kernels.kv.compact_path import compact_path
 from minllm.kernels.sampling.penalties import penalize
 from minllm.kernels.sampling.tensors import SamplingKind, SamplingTensors
 from minllm.kernels.sampling.thresholds import write_thresholds
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.accept import accept
+from minllm.kernels.speculation.accept_tree import accept_tree
 from minllm.kernels.speculation.advance_spans import advance_spans
 from minllm.kernels.speculation.distribution import distribution
-from minllm.kernels.speculation.draft_rows import room_for_drafts, run_slots, store_drafts
+from minllm.kernels.speculation.draft_rows import room_for_drafts, run_slots, store_children, store_drafts
 from minllm.kernels.speculation.load_spans import load_spans
+from minllm.kernels.speculation.lookahead import LookaheadState, lookahead
+from minllm.kernels.speculation.perturb import perturb
 from minllm.kernels.speculation.prompt_lookup import prompt_lookup
+from minllm.kernels.speculation.reject_tree import reject_tree
 from minllm.kernels.speculation.rejection import reject
 from minllm.kernels.speculation.row_sampling import row_sampling
 from minllm.kernels.speculation.state import DraftState
@@ -44,6 +49,16 @@ class CudaSpeculation(CudaBase):
         launch(chosen, computed, slots, counts, self.stream)
         return counts
 
+    def accept_tree(self, chosen: Any, computed: Any, slots: Any, drafts: DraftState) -> tuple[Any, Any, Any]:
+        """New tokens, the rows that yielded them, and the number of each run's: int32 [R] each."""
+        tokens, path, counts = (self.empty(slots.shape, np.int32) for _ in range(3))
+        accept_tree(chosen, computed, slots, drafts.tree, tokens, path, counts, self.stream)
+        return tokens, path, counts
+
+    def compact_path(self, cache: Any, slot_mapping: Any, path: Any, counts: Any) -> None:
+        """Moves the accepted tokens of a tree to where a text has them."""
+        compact_path(cache, slot_mapping, path, counts, self.stream)
+
     def accept_synthetic(self, slots: Any, sampling: SamplingTensors, rate: float) -> Any:
         """The number of new tokens of each run, by chance: int32 [R]."""
         counts = self.empty(slots.shape, np.int32)
@@ -68,11 +83,29 @@ class CudaSpeculation(CudaBase):
         reject(p, drafts.log_q, chosen, computed, slots, sampling, tokens, counts, self.stream)
         return tokens, counts
 
-    def run_slots(self, slots: Any, count: int) -> Any:
-        """The slot of each run: int32 [count]."""
-        out = self.empty((count,), np.int32)
-        run_slots(slots, out, self.stream)
+    def reject_tree(
+        self, p: Any, chosen: Any, computed: Any, slots: Any, sampling: SamplingTensors, drafts: DraftState
+    ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+        """The token after each row, new tokens, the rows that yielded them, and the number of each run's: int32 [R] each."""
+        found = [self.empty(slots.shape, np.int32) for _ in range(4)]
+        reject_tree(p, drafts.log_q, chosen, computed, slots, drafts.tree, sampling, *found, self.stream)
+        return tuple(found)
+
+    def run_slots(self, slots: Any, count: int, each: int = 1) -> Any:
+        """The slot of each run, `each` times: int32 [count * each]."""
+        out = self.empty((count * each,), np.int32)
+        run_slots(slots, out, self.stream, each)
         return out
+
+    def perturb(self, log_q: Any, logits: Any, sampling: SamplingTensors, slots: Any) -> Any:
+        """Scores whose largest are different draws: float32 [R, vocab]."""
+        scores = self.empty(logits.shape, np.float32)
+        perturb(log_q, logits, sampling, slots, scores, self.stream)
+        return scores
+
+    def store_children(self, tokens: Any, slots: Any, first_node: int, drafts: DraftState, log_q: Any = None) -> None:
+        """Stores the drafts after neighbouring nodes of a tree."""
+        store_children(tokens, slots, first_node, drafts, log_q, self.stream)
 
     def store_drafts(self, tokens: Any, slots: Any, index: int, drafts: DraftState, log_q: Any = None) -> None:
         """Stores draft number `index` of each slot."""
@@ -92,4 +125,10 @@ class CudaSpeculation(CudaBase):
         """Drafts from n-grams; their number in each run: int32 [R]."""
         counts = self.empty(slots.shape, np.int32)
         prompt_lookup(slots, state, drafts, longest, shortest, counts, self.stream)
+        return counts
+
+    def lookahead(self, slots: Any, state: SlotState, drafts: DraftState, computed: Any, chosen: Any, pools: LookaheadState) -> Any:
+        """Drafts of lookahead decoding; their number in each run: int32 [R]."""
+        counts = self.empty(slots.shape, np.int32)
+        lookahead(slots, state.newest_tokens, drafts, computed, chosen, pools, counts, self.stream)
         return counts

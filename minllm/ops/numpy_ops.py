@@ -13,6 +13,7 @@ from minllm.kernels.activation.gelu import gelu_reference
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.attention.residual_window.reference import attention_with_window_reference
+from minllm.kernels.attention.tree.reference import tree_attention_reference
 from minllm.kernels.embedding.lookup import embedding_reference
 from minllm.kernels.kv.copy_blocks import copy_blocks_reference
 from minllm.kernels.kv.move_window import window_of_rows
@@ -120,7 +121,13 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
         caches, tables = (layer_cache.key, layer_cache.value), (batch.query_start, batch.context_lens, batch.block_tables)
         scale, sliding_window = attention_config.scale, attention_config.sliding_window
-        if layer_cache.recent is None:
+        if batch.tree is not None:
+            verified, others = batch.verifications(), batch.behind_verifications()
+            tables = (verified.query_start, verified.context_lens, verified.block_tables, batch.tree.host.sees, batch.first_node)
+            out = tree_attention_reference(query, *caches, *tables, scale, sliding_window)
+            tables = (others.query_start, others.context_lens, others.block_tables)
+            out += attention_reference(query, *caches, *tables, scale, sliding_window)  # each computes rows where the other leaves zeros
+        elif layer_cache.recent is None:
             out = attention_reference(query, *caches, *tables, scale, sliding_window)
         else:
             recent = (batch.recent.context_lens, batch.recent.block_tables, scale, layer_cache.recent.window, sliding_window)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # a configuration is read without loading a compiler
     from minllm.kernels.sampling.log_probabilities import LogProbabilities
     from minllm.kernels.sampling.tensors import SamplingKind, SamplingTensors
     from minllm.kernels.slots.state import SlotState
+    from minllm.kernels.speculation.lookahead import LookaheadState
     from minllm.kernels.speculation.state import DraftState
+    from minllm.kernels.speculation.token_tree import TreeArrays
 
 Array = Any
 
@@ -69,6 +71,8 @@ class Batch:
     num_decodes: int = 0  # the first sequences have one new token each; attention may compute them apart from the others
     room: Array | None = None  # [runs] tokens of each sampled sequence for which there are blocks; only if the engine speculates
     num_verifications: int = 0  # the rows of the first sequences, newest tokens and drafts, are made from their slots (Ops.load_spans)
+    tree: "TreeArrays | None" = None  # the rows of the first sequences are nodes of this tree, and see their ancestors among them
+    first_node: int = 0  # the node of the first row of each of these sequences; those before it are in the cache
 
     @property
     def wanted_rows(self) -> Array | None:
@@ -95,6 +99,14 @@ class Batch:
         return replace(
             self, query_start=self.query_start[: count + 1], context_lens=self.context_lens[:count], block_tables=self.block_tables[:count],
             num_sequences=count,
+        )  # fmt: skip
+
+    def behind_verifications(self) -> "Batch":
+        """The sequences that verify nothing; query_start still counts rows of the whole batch."""
+        first = self.num_verifications
+        return replace(
+            self, query_start=self.query_start[first:], context_lens=self.context_lens[first:], block_tables=self.block_tables[first:],
+            num_sequences=self.num_sequences - first, num_decodes=0, num_verifications=0, tree=None,
         )  # fmt: skip
 
     def prompts(self) -> "Batch":
@@ -348,6 +360,16 @@ class Ops(Protocol):
         int32 [T]: the token that each row computed."""
         ...
 
+    def accept_tree(self, chosen: Array, computed: Array, slots: Array, drafts: "DraftState") -> tuple[Array, Array, Array]:
+        """(the new tokens of each run in its first rows, the row that yielded each, their number in its first row), int32 [R] each: the
+        longest path of drafts.tree along which every draft is what `sample` chose. Arguments as in `accept`."""
+        ...
+
+    def compact_path(self, cache: Array, slot_mapping: Array, path: Array, counts: Array) -> None:
+        """cache [layers, num_blocks, block_size, ...]: the token of row path[r] moves to the cache slot of row r, for the rows r of each
+        run's new tokens in ascending order. slot_mapping int32 [T]; path, counts int32 [R]: what `accept_tree` returned."""
+        ...
+
     def accept_synthetic(self, slots: Array, sampling: "SamplingTensors", rate: float) -> Array:
         """The number of new tokens of each run, in its first row, 0 in others: int32 [R]. Chance accepts each draft at this rate."""
         ...
@@ -363,12 +385,32 @@ class Ops(Protocol):
         were drawn from drafts.log_q. p: `distribution` of the rows. chosen: draws from it."""
         ...
 
-    def run_slots(self, slots: Array, count: int) -> Array:
-        """The slots of the first `count` runs of these rows, int32 [count]; a row of padding, and what is missing, is a run of slot -1."""
+    def reject_tree(
+        self, p: Array, chosen: Array, computed: Array, slots: Array, sampling: "SamplingTensors", drafts: "DraftState"
+    ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+        """(the token after each row, the new tokens of each run in its first rows, the row that yielded each, their number), int32 [R]
+        each, for drafts of drafts.tree that were drawn from drafts.log_q. p: `distribution` of the rows, which is overwritten. chosen:
+        draws from it."""
+        ...
+
+    def run_slots(self, slots: Array, count: int, each: int = 1) -> Array:
+        """The slots of the first `count` runs of these rows, `each` times in a row, int32 [count * each]; a row of padding, and what is
+        missing, is a run of slot -1."""
         ...
 
     def store_drafts(self, tokens: Array, slots: Array, index: int, drafts: "DraftState", log_q: Array | None = None) -> None:
         """Stores draft number `index` of each slot, tokens int32 [B], and the distributions that they were drawn from."""
+        ...
+
+    def perturb(self, log_q: Array, logits: Array, sampling: "SamplingTensors", slots: Array) -> Array:
+        """Scores float32 [R, vocab] whose m largest are m draws from log_q, none of them twice; the logits of greedy rows."""
+        ...
+
+    def store_children(
+        self, tokens: Array, slots: Array, first_node: int, drafts: "DraftState", log_q: Array | None = None
+    ) -> None:  # fmt: skip
+        """Stores the drafts after neighbouring nodes of drafts.tree: tokens int32 [R, most], best first. slots int32 [R]: runs of rows,
+        one per node from first_node on. log_q float32 [R, vocab]: the distributions that the tokens were drawn from."""
         ...
 
     def room_for_drafts(self, slots: Array, state: "SlotState", room: Array, drafts: "DraftState") -> Array:
@@ -383,4 +425,12 @@ class Ops(Protocol):
     def prompt_lookup(self, slots: Array, state: "SlotState", drafts: "DraftState", longest: int, shortest: int) -> Array:
         """Writes as drafts what followed the last time that the newest tokens of each run's slot stood together; returns their number in
         the first row, 0 in others: int32 [R]."""
+        ...
+
+    def lookahead(
+        self, slots: Array, state: "SlotState", drafts: "DraftState", computed: Array, chosen: Array, pools: "LookaheadState"
+    ) -> Array:  # fmt: skip
+        """Adds the n-grams of each run's window to its slot's pool, and writes the next window and n-grams that begin with the newest token
+        as drafts; returns their number in the first row, 0 in others: int32 [R]. computed int32 [T], chosen int32 [R]: the token of each
+        row, and what `sample` chose after it."""
         ...

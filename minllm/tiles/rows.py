@@ -32,6 +32,7 @@ class Rows(NamedTuple):
     scale: Any  # scale(acc, row, factor)
     pack: Any  # pack(acc, row_tile, step, words, at): columns 16 * step to 16 * step + 16 as the A operand of mma, words[at:at + 4]
     store: Any  # store(acc, row, factor, out, start, inside, lane): out[start:start + columns] = row * factor, if it is inside
+    select: Any  # select(acc, row, number, first, words, at): columns from `first` on become -inf if their bit of words[at] is 0
 
 
 @functools.cache
@@ -48,7 +49,7 @@ def make_rows(columns, dtype, row_tiles=1, padded=None, fused=False):
         """Where the lane's part of a row begins in `acc`; blocks of 8 columns follow each other at a distance of 4."""
         return row // 2 * 4 * blocks + row % 2 * 2
 
-    mask, maximum, subtract, scale = make_elementwise(blocks, first_element)
+    mask, maximum, subtract, scale, select = make_elementwise(blocks, first_element)
     pack, store = make_conversion(columns, blocks, dtype, first_element)
 
     @cuda.jit(device=True)
@@ -77,11 +78,11 @@ def make_rows(columns, dtype, row_tiles=1, padded=None, fused=False):
         total += cuda.shfl_xor_sync(ALL_LANES, total, 1)
         return total + cuda.shfl_xor_sync(ALL_LANES, total, 2)
 
-    return Rows(position, column, mask, maximum, subtract, exponentials, sum_of_lanes, scale, pack, store)
+    return Rows(position, column, mask, maximum, subtract, exponentials, sum_of_lanes, scale, pack, store, select)
 
 
 def make_elementwise(blocks, first_element):
-    """(mask, maximum, subtract, scale) of Rows with 8 * blocks columns."""
+    """(mask, maximum, subtract, scale, select) of Rows with 8 * blocks columns."""
 
     @cuda.jit(device=True)
     def mask(acc, row, number, first, last):
@@ -117,7 +118,23 @@ def make_elementwise(blocks, first_element):
             acc[at + 4 * block] *= factor
             acc[at + 4 * block + 1] *= factor
 
-    return mask, maximum, subtract, scale
+    @cuda.jit(device=True)
+    def select(acc, row, number, first, words, at):
+        start = first_element(row)
+        for block in range(blocks):
+            for i in range(2):
+                if not is_selected(words, at, int32(number + 8 * block + i - first)):
+                    acc[start + 4 * block + i] = float32(-math.inf)
+
+    return mask, maximum, subtract, scale, select
+
+
+@cuda.jit(device=True)
+def is_selected(words, at, bit):
+    """Whether a bit of words[at] is set, lowest bit of the lowest word first; those outside are."""
+    if bit < 0 or bit >= 32 * words.shape[1]:
+        return True
+    return (words[at, bit >> 5] >> (bit & 31)) & 1 != 0
 
 
 def make_conversion(columns, blocks, dtype, first_element):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from minllm.bench import speculation
+from minllm.bench import speculation, speculation_counts
 from minllm.errors import InvalidOptionError
 
 CONFIG = dict(
@@ -34,3 +34,15 @@ def test_trained_weights_decide_for_themselves(capsys):
     assert "by chance" not in capsys.readouterr().out
     with pytest.raises(InvalidOptionError, match="weights of its own"):
         speculation.run("bundled", dict(device="cpu"), draft="draft", acceptance=[0.5], json_file=None, **OPTIONS)
+
+
+def test_counts_of_all_sources(tmp_path, capsys):
+    """The table has every source; one of them is counted here."""
+    names = [name for name, _ in speculation_counts.sources()]
+    assert len(set(names)) == len(names) > 20
+    assert speculation_counts.paths_of((2, 1)) == [(0,), (1,), (0, 0), (1, 0)]
+    path = tmp_path / "record.json"
+    speculation_counts.run(prompts=1, prompt_tokens=20, tokens=12, json_file=path, only="W = 4")
+    [tokens, rows] = json.loads(path.read_text())["rows"]
+    assert (tokens["unit"], rows["unit"]) == ("tokens per step", "rows per step") and 1 <= tokens["value"] < rows["value"]
+    assert "W = 4, N = 3, G = 4" in capsys.readouterr().out

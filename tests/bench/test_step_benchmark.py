@@ -6,6 +6,7 @@ import pytest
 from minllm import costs
 from minllm.bench import launch, step
 from minllm.bench.step import StepBench
+from minllm.engine.options import FIXED_ORDER_VARIANTS
 from minllm.errors import InvalidOptionError
 from minllm.models.shapes import named_config
 from minllm.models.weights import load_weights
@@ -66,6 +67,15 @@ def test_a_prefill_is_timed_kernel_by_kernel_and_as_the_engines_step(prompt):
     assert (by_kernel.variant, replayed.variant) == ("bfloat16", "bfloat16, graph replay")
     assert by_kernel.limit == replayed.limit == pytest.approx(costs.prefill(named_config(SHAPE), prompt).flops / 700.0 / 1e9, rel=1e-3)
     assert round(1e3 * (replayed.value - by_kernel.value)) == 3  # two launches of argmax, and advance
+
+
+def test_the_kernels_of_batch_invariant_make_a_whole_step():
+    with pytest.MonkeyPatch.context() as patch, dry_run(H200) as launches:
+        patch.setattr("minllm.bench.random_model.load_weights", paper_weights)
+        ops = DryRunOps("bfloat16", FIXED_ORDER_VARIANTS)
+        bench = StepBench(SHAPE, ops, CountingClock(launches), 1, CONTEXT + 64, {"copy_tb_s": COPY_TB_S}, PaperMachine())
+        whole, in_order = bench.decode_rows(CONTEXT, parts=False)
+    assert whole.value == in_order.value >= 8 * named_config(SHAPE).num_hidden_layers  # norms are kernels of their own
 
 
 def test_names_that_do_not_exist_are_refused():

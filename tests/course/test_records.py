@@ -23,13 +23,16 @@ def row(monkeypatch):
     return replace(recorded("matmul", "1x28672x4096, bfloat16", "gemv")[0], key="now", commit="5f46087")
 
 
-def test_a_label_names_machine_date_commit_and_age(row):
-    assert row.label == f"recorded on an NVIDIA H200, {row.date}, commit 5f46087"
+def test_a_label_names_command_machine_date_commit_and_age(row):
+    command = "minllm bench kernels --only matmul --against torch"
+    assert row.label == f"recorded by {command} on an NVIDIA H200, {row.date}, commit 5f46087"
     assert replace(row, key="before").label == f"{row.label}, before the last change of its kernel"
     assert replace(row, key=None).is_older and not replace(row, key="").is_older
     older, other = replace(row, key="before", variant="flat"), replace(row, commit="abc", date="2026-01-02")
     assert label_of([row, older, row]) == f"{row.label}, before the last change of their kernels: flat"
     assert label_of([row, other]) == f"{row.label} and 2026-01-02, commit abc"
+    alone = replace(other, benchmark="launch", peer=None)
+    assert label_of([row, alone]).startswith(f"recorded by {command} and minllm bench launch on an")
 
 
 def test_an_older_figure_is_not_compared_with_a_newer_one(row):
@@ -44,16 +47,16 @@ def test_an_older_figure_is_not_compared_with_a_newer_one(row):
 def test_a_cell_may_not_take_rows_of_different_states(monkeypatch):
     """As a notebook runs it: the code of a cell has a file name of its own. What another cell takes does not count."""
     monkeypatch.setattr(records, "_taken", {})
-    rows = [dict(load_record()["rows"][0], benchmark="b", case=case, commit=case, key=None) for case in ("one", "two")]
+    rows = [dict(load_record()["rows"][0], benchmark="copy", case=case, commit=case, key=None) for case in ("one", "two")]
     monkeypatch.setattr(records, "load_record", lambda name: dict(rows=rows))
 
     def cell(source, name):
         exec(compile(source, f"/tmp/ipykernel_7/{name}.py", "exec"), dict(recorded=recorded))
 
-    cell("recorded('b', 'one')", "first")
-    cell("recorded('b', 'two')", "second")
-    cell("recorded('b', listed=True)", "list")
-    for mixed in ("recorded('b')", "recorded('b', 'one')\nrecorded('b', 'two')"):
+    cell("recorded('copy', 'one')", "first")
+    cell("recorded('copy', 'two')", "second")
+    cell("recorded('copy', listed=True)", "list")
+    for mixed in ("recorded('copy')", "recorded('copy', 'one')\nrecorded('copy', 'two')"):
         with pytest.raises(LessonError, match="cannot be compared"):
             cell(mixed, mixed[-5:])
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools" / "site"))
+import lesson_html  # noqa: E402
+
 LESSON = """# %% [markdown]
 # # 1. A title with `code` and $x^2$
 #
@@ -188,8 +192,18 @@ def test_tags_hide_and_fold_code(lesson):
     article = lesson.select_one("article")
     assert "hidden_code" not in article.get_text()
     assert "never seen" not in article.get_text() and "and what a hidden cell has made" in article.get_text()  # it ran, out of sight
-    assert "_repr_html_" in article.select_one("details.folded-code").get_text()
+    (fold,) = article.select("details.folded-code")
+    assert "_repr_html_" in fold.get_text() and fold.summary.get_text() == "The code of this figure"
     assert article.select_one(".output-html figure.course-figure svg")
+
+
+@pytest.mark.parametrize(("output", "title"), [
+    ('<div class="jp-OutputArea-output"><svg></svg></div>', "The code of this figure"),
+    ('<div class="jp-OutputArea-output"><pre>1</pre></div>', "The code of this output"),
+    ("", "Code that the next cells use"),
+])  # fmt: skip
+def test_collapsed_code_is_named_by_what_it_shows(output, title):
+    assert lesson_html.fold_title(BeautifulSoup(f"<div>{output}</div>", "html.parser").div) == title
 
 
 def test_a_side_path_is_closed_with_its_cells_and_outputs(lesson):

@@ -8,6 +8,8 @@ from minllm import LLM, SamplingParams
 SOURCES = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
     "draft_model": {"method": "draft_model", "num_speculative_tokens": 4},
+    "tree": {"method": "draft_model", "num_speculative_tokens": 5, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]"},
+    "lookahead": {"method": "lookahead", "window": 4, "ngram_size": 3, "guess_set_size": 4},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 MANY, SOME = 1000, 24  # prompts, with --exhaustive and without

@@ -43,7 +43,10 @@ class Hints:
     def copy_blocks(self, copies):
         pass
 
-    def propose(self, slots, batch, state, drafts, kind):
+    def enter(self, slot, token_ids, drafts, machine):
+        pass
+
+    def propose(self, slots, batch, state, drafts, kind, chosen):
         counts = np.zeros(len(slots), np.int32)
         for first, _ in runs_of(slots):
             slot = slots[first]
@@ -224,7 +227,7 @@ def test_the_bundled_model_accepts_ngrams():
         ({"num_speculative_token": 3}, {}, "speculative_config has no 'num_speculative_token': did you mean num_speculative_tokens?"),
         (ngrams(0), {}, "num_speculative_tokens=0 is not allowed: num_speculative_tokens is an integer from 1 to 64"),
         (ngrams(True), {}, "num_speculative_tokens=True is not allowed"),
-        (ngrams() | {"method": "medusa"}, {}, "method='medusa' is not allowed: method is one of ngram, draft_model"),
+        (ngrams() | {"method": "medusa"}, {}, "method='medusa' is not allowed: method is one of ngram, draft_model, lookahead"),
         (ngrams() | {"prompt_lookup_min": 4}, {}, "prompt_lookup_min=4 is not allowed: prompt_lookup_min is at most prompt_lookup_max=3"),
         (ngrams() | {"prompt_lookup_max": 0}, {}, "prompt_lookup_max=0 is not allowed"),
         (ngrams(7), {"max_num_batched_tokens": 8}, "num_speculative_tokens=7 is .* at most max_num_batched_tokens - 2, here 8 - 2"),

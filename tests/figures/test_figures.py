@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.course import Bar, Dot, Span, accesses, bars, copies, curves, heat_map, roofline, timeline
+from minllm.figures.figure import FONT_SIZE, text_width
 from minllm.figures.roofline import attainable
 from minllm.figures.scale import Scale, short
 
@@ -21,6 +22,9 @@ FIGURES = {
     "curves": curves({"one": [(1, 2.0), (7, 3.0)], "two": [(1, 1.0), (7, 9.0)]}, "context", "ms", "Time"),
     "curves, log": curves({"one": [(1, 2.0), (1e6, 3e3)]}, "context", "ms", "Time", log_x=True, log_y=True),
     "curves, all zero": curves({"waiting": [(0.0, 0.0), (5.0, 0.0)]}, "seconds", "requests", "Batch", marks=False),
+    "curves, long names": curves(
+        {f"a series with a rather long name, {i}": [(i, 1.0), (7, 9.0)] for i in range(5)}, "context", "ms", "A title of two lines " * 5
+    ),
     "roofline": roofline([Dot("gemv", 1.0, 3.9), Dot("matmul", 1365.0, 305.0, measured=False)], 4.27, 766.0, "Roof"),
     "timeline": timeline([Span("copy", 0, 3, "copy"), Span("compute", 1, 9, "kernel", 1)], "ms", "Overlap"),
     "heat map": heat_map(np.array([[0.0, 0.5], [1.0, np.nan]]), "Weights", ["a", "b"], ["c", "d"], show_values=True),
@@ -80,6 +84,19 @@ def test_a_longer_bar_is_a_larger_value():
     svg = ElementTree.fromstring(bars([Bar("a", 10.0), Bar("b", 20.0), Bar("c", 5.0)], "ms", "Bars").svg)
     a, b, c = (float(rect.get("width")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect"))
     assert b == pytest.approx(2 * a, rel=0.01) and a == pytest.approx(2 * c, rel=0.01)
+
+
+def test_charts_fit_a_phone_with_letters_of_nine_pixels():
+    frame = 358  # CSS pixels beside the margins of a phone 390 wide
+    for name in ("curves, long names", "roofline"):
+        assert FIGURES[name].width * 9 / FONT_SIZE <= frame
+
+
+def test_names_of_a_legend_do_not_overlap():
+    svg = ElementTree.fromstring(FIGURES["curves, long names"].svg)
+    keys = [text for text in svg.iter("{http://www.w3.org/2000/svg}text") if text.text.startswith("a series")]
+    assert len({(text.get("x"), text.get("y")) for text in keys}) == 5
+    assert all(float(text.get("x")) + text_width(text.text) <= FIGURES["curves, long names"].width for text in keys)
 
 
 def test_long_remarks_leave_room_for_the_bars():

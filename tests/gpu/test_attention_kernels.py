@@ -42,6 +42,9 @@ from tests.kernels.attention.test_split_cascade import CASES as CASCADE_CASES
 from tests.kernels.attention.test_split_cascade import run_cascade
 from tests.kernels.attention.test_split_cluster import CASES as CLUSTER_CASES
 from tests.kernels.attention.test_split_cluster import run_clusters
+from tests.kernels.attention.test_tree import CASES as TREE_CASES
+from tests.kernels.attention.test_tree import run_tree
+from tests.kernels.speculation.trees import LOOKAHEAD
 
 
 @pytest.mark.parametrize("case", LADDER_CASES + REAL_PROMPTS + REAL_DECODES, ids=str)
@@ -144,6 +147,14 @@ def test_a_layer_among_others(device, name, case, options, workspace):
 @pytest.mark.parametrize(("case", "prefix_len"), CASCADE_CASES, ids=str)
 def test_split_cascade(device, case, prefix_len):
     run_cascade(device, case, prefix_len)
+
+
+REAL_TREES = [((before, 17), LOOKAHEAD, 0, (24, 3), 128, dtype, 0) for before in (1000, 4093) for dtype in (np.float32, ml_dtypes.bfloat16)]
+
+
+@pytest.mark.parametrize("case", TREE_CASES + REAL_TREES, ids=str)
+def test_tree(device, case):
+    run_tree(device, case)
 
 
 @pytest.mark.parametrize("phi", [-1000.0, 0.0, 20.0])

@@ -12,6 +12,10 @@ SOURCES = {
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
     "itself": {"model": str(model_directory("llama3")), "draft_sample_method": "greedy"},
 }
+TREES = {
+    "tree": SOURCES["itself"] | {"num_speculative_tokens": 5, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0)]"},
+    "lookahead": {"method": "lookahead", "window": 4, "ngram_size": 3, "guess_set_size": 3},
+}
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
@@ -29,6 +33,22 @@ def test_a_crowd_gets_the_text_of_plain_decoding(source, num_drafts, enforce_eag
             assert completions(llm.generate(prompts, params)) == expected
         stats = llm.llm_engine.stats()
         assert stats.spec_decode_num_draft_tokens > 0 and (stats.num_graphs > 0) != enforce_eager
+        check_nothing_is_left(llm.engine.scheduler, 8)
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("name", TREES)
+def test_a_crowd_gets_the_text_of_plain_decoding_from_trees(name, enforce_eager):
+    """As above: the nodes of trees of several sequences beside prompts, paths that are compacted, graphs for all of it."""
+    prompts, params = crowd(30)
+    with LLM(model_directory("llama3"), device="cpu", **SMALL) as llm:
+        expected = completions(llm.generate(prompts, params))
+    options = SMALL | dict(device="cuda", speculative_config=TREES[name], enforce_eager=enforce_eager, max_num_batched_tokens=96)
+    with LLM(model_directory("llama3"), **options) as llm:
+        for _ in range(2):
+            assert completions(llm.generate(prompts, params)) == expected
+        stats = llm.llm_engine.stats()
+        assert stats.spec_decode_num_accepted_tokens > 0 and (stats.num_graphs > 0) != enforce_eager
         check_nothing_is_left(llm.engine.scheduler, 8)
 
 

@@ -132,7 +132,7 @@ def test_a_gate_is_fused_with_the_product_that_is_chosen_or_asked_for(product, n
 def test_unknown_variants_and_dtypes_are_refused():
     with pytest.raises(KernelArgumentError, match="no attention kernel 'magic'"):
         CudaOps("float32", {"attention": "magic"}, simulated=True)
-    with pytest.raises(KernelArgumentError, match="matmul and attention"):
+    with pytest.raises(KernelArgumentError, match="matmul, attention, all_reduce"):
         CudaOps("float32", {"softmax": "naive"}, simulated=True)
     with pytest.raises(KernelArgumentError, match="float32, float16, bfloat16"):
         CudaOps("float64", simulated=True)

@@ -33,9 +33,11 @@ from minllm.kernels.attention.split_quantized import split_quantized
 from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.tree import tree as tree_attention
 from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.append import append
+from minllm.kernels.kv.compact_path import compact_path
 from minllm.kernels.kv.copy_blocks import copy_blocks_of_layers
 from minllm.kernels.kv.move_window import move_window
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
@@ -83,15 +85,20 @@ from minllm.kernels.slots.advance import advance
 from minllm.kernels.slots.load_rows import load_rows
 from minllm.kernels.slots.write_slots import write_slots
 from minllm.kernels.speculation.accept import accept
+from minllm.kernels.speculation.accept_tree import accept_tree
 from minllm.kernels.speculation.advance_spans import advance_spans
 from minllm.kernels.speculation.distribution import distribution
-from minllm.kernels.speculation.draft_rows import room_for_drafts, run_slots, store_drafts
+from minllm.kernels.speculation.draft_rows import room_for_drafts, run_slots, store_children, store_drafts
 from minllm.kernels.speculation.load_spans import load_spans
+from minllm.kernels.speculation.lookahead import LookaheadState, lookahead
+from minllm.kernels.speculation.perturb import perturb
 from minllm.kernels.speculation.prompt_lookup import prompt_lookup
+from minllm.kernels.speculation.reject_tree import THREADS, reject_tree
 from minllm.kernels.speculation.rejection import reject
 from minllm.kernels.speculation.row_sampling import WORDS, row_sampling
 from minllm.kernels.speculation.state import DraftState
 from minllm.kernels.speculation.synthetic import accept_synthetic
+from minllm.kernels.speculation.token_tree import TokenTree
 from minllm.kernels.split_vocabulary.argmax import argmax_of_ranks
 from minllm.kernels.split_vocabulary.join import join_parts
 from minllm.kernels.split_vocabulary.lookup import split_embedding
@@ -105,6 +112,7 @@ from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.sampling.cases import logits_of, run_sample, tensors
 from tests.kernels.slots.cases import make_batch, make_state
 from tests.kernels.speculation.cases import batch_of, make_states, slots_of
+from tests.kernels.speculation.trees import ARRAYS
 
 
 @dataclass
@@ -147,6 +155,8 @@ ROUNDED = {
     "softmax_kernel": APPROXIMATE,
     "flash_attention_1_kernel": APPROXIMATE,
     "flash_attention_2_kernel": APPROXIMATE,
+    "tree_attention_kernel": APPROXIMATE,
+    "perturb_kernel": APPROXIMATE,
     "split_kernel": APPROXIMATE,
     "log_probability_parts_kernel": APPROXIMATE,
     "log_probabilities_of_parts_kernel": APPROXIMATE,
@@ -371,6 +381,21 @@ def copy_blocks_by_bytes():
     L, P, R = 3, 2, 3 * 7 * 2
     run = partial(copy_blocks_of_layers, numbers(L, 4, 3, 7), np.array([(0, 3), (1, 2)], np.int32))
     return run, {"copy_blocks_kernel": Expected(dict(cache=L * P * R, to=L * P * R))}, ("copies",)
+
+
+@row
+def compacting_a_path_by_vectors():
+    L, R = 2, 2 * 40 * 2
+    run = partial(compact_path, numbers(L, 4, 2, 2, 40), integers(7, 2, 4, 6), integers(0, 3, 2, 3), integers(2, 0, 0, 0))
+    kernels = {"compact_path_vector_kernel": Expected(dict(cache=2 * L * R))}  # one token is read and written
+    return run, kernels, ("slot_mapping", "path", "counts")
+
+
+@row
+def compacting_a_path_by_elements():
+    L, R = 2, 3 * 7 * 2
+    run = partial(compact_path, numbers(L, 4, 2, 3, 7), integers(7, 2, 4, 6), integers(0, 3, 2, 3), integers(2, 0, 0, 0))
+    return run, {"compact_path_kernel": Expected(dict(cache=2 * L * R))}, ("slot_mapping", "path", "counts")
 
 
 @row
@@ -940,6 +965,21 @@ def flash_attention_2_of_a_prompt():
 
 
 @row
+def attention_of_a_tree():
+    """Eight nodes behind 20 keys, in one tile of 64 rows, and one tile of 64 keys."""
+    before, nodes, heads, kv_heads, D, b = 20, 8, 2, 1, 32, 2
+    tree, keys = TokenTree((-1, 0, 0, 1, 1, 2, 3, 3)), before + nodes
+    arrays = make_arrays(AttentionCase((nodes,), (keys,), heads, kv_heads, D, dtype=BFLOAT16))
+    rows, loaded = nodes * heads * D * b, keys * D * b
+    asked = dict(query=rows, key_cache=heads * loaded, value_cache=heads * loaded, out=rows)
+    different = dict(key_cache=kv_heads * loaded, value_cache=kv_heads * loaded)
+    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    run = partial(tree_attention.attention, *arguments, arrays.block_tables, tree.on(ARRAYS, 100), 0, D**-0.5)
+    expected = Expected(asked, different, 4 * D * 64 * 64 * heads)
+    return run, {"tree_attention_kernel": expected}, (*LENS, "depths", "words")
+
+
+@row
 def flash_attention_2_over_a_quantized_cache():
     T, heads, kv_heads, D, b, query_tile, key_tile, chunks = 40, 2, 1, 32, 2, 16, 16, 2
     loaded, rows = heads * keys_of_tiles(T, query_tile), T * heads * D * b
@@ -1270,6 +1310,30 @@ def storing_drafts_with_their_distributions():
 
 
 @row
+def storing_the_children_of_a_level():
+    tree, slots = TokenTree((-1, 0, 0, 1, 1, 2)), slots_of([(2, 2), (-1, 2)])  # nodes 1 and 2 have two children and one
+    drafts = DraftState.make(np.zeros, 3, 5, 5, tree=tree.on(ARRAYS, 100))
+    kernels = {"store_children_kernel": Expected(dict(tokens=4 * 3, drafts=4 * 3))}
+    run = partial(store_children, np.zeros((4, 2), np.int32), slots, 1, drafts)
+    return run, kernels, ("slots", "first_child", "num_children")
+
+
+@row
+def drafts_of_lookahead_decoding():
+    """A run without a window: of eight n-grams of a pool two begin with the newest token."""
+    A, W, N, G, found = 8, 3, 3, 4, 2
+    state = LookaheadState.make(np.zeros, 2, W, N, G)
+    state.pool[1, :A], state.added[1] = np.arange(A * N).reshape(A, N), A
+    state.pool[1, :found, 0] = 100
+    drafts = DraftState.make(np.zeros, 2, W * (N - 1) - 1 + G * (N - 1), 1)
+    slots = slots_of([(1, 1), (-1, 1)])
+    rows = np.zeros(len(slots), np.int32)
+    run = partial(lookahead, slots, integers(0, 100), drafts, rows, rows, state, np.zeros(len(slots), np.int32))
+    asked = dict(pool=4 * (A + found * (N - 1)), drafts=4 * found * (N - 1), counts=4 * len(slots))
+    return run, {"lookahead_kernel": Expected(asked)}, ("slots", "newest_tokens", "added")
+
+
+@row
 def drafts_by_prompt_lookup():
     slots, n, longest, period = slots_of([(1, 2), (-1, 1)]), 7, 3, 2
     state, drafts = make_states(2)
@@ -1289,6 +1353,18 @@ def accepting_drafts_up_to_the_first_mismatch():
     R, right, wrong = len(slots), 2, 1
     asked = dict(chosen=4 * (right + wrong), computed=4 * (right + wrong), counts=4 * R)
     return partial(accept, chosen, computed, slots, np.zeros(R, np.int32)), {"accept_kernel": Expected(asked)}, ("slots",)
+
+
+@row
+def accepting_a_path_of_a_tree():
+    tree, slots = TokenTree((-1, 0, 0, 1, 2)), slots_of([(2, 5), (-1, 1)])
+    chosen, computed = integers(5, 6, 7, 8, 9, 0), integers(1, 4, 5, 6, 7, 0)  # node 2 is right, and below it node 4
+    R, n, accepted, compared = len(slots), 5, 2, 3  # nodes with a right parent: 1, 2 and 4
+    asked = dict(chosen=4 * (compared + n + accepted + 1), computed=4 * compared, tokens=4 * (n + accepted + 1), counts=4 * (R + 1))
+    asked["path"] = 4 * (2 * (n - 1) + 1 + n + accepted + 1)  # right or wrong, read once and written once; then the rows, then the path
+    different = dict(chosen=4 * R, tokens=4 * R, counts=4 * R, path=4 * (R + 3))  # three parents are read
+    run = partial(accept_tree, chosen, computed, slots, tree.on(ARRAYS, 100), *np.zeros((3, R), np.int32))
+    return run, {"accept_tree_kernel": Expected(asked, different)}, ("slots", "parents", "depths")
 
 
 @row
@@ -1323,6 +1399,30 @@ def rejecting_a_draft_that_was_drawn():
     asked = of_rows | dict(computed=4 * (accepted + rejected), p=moved + 4 * rejected, q=moved + 4 * rejected)
     run = partial(reject, p, q, np.arange(R, dtype=np.int32), computed, slots, tensors([dict()] * 2, V), *np.zeros((2, R), np.int32))
     return run, {"reject_kernel": Expected(asked, dict(p=moved, q=moved, tokens=4 * R))}, ("slots", "step", "seed")
+
+
+@row
+def rejecting_a_child_of_a_tree():
+    """The first child of the root is rejected and the second accepted, which has no children in this run."""
+    slots, V = slots_of([(1, 3), (-1, 1)]), 67
+    R = len(slots)
+    tree, computed = TokenTree((-1, 0, 0)), integers(1, 9, 7, 0)
+    p, q = (log_softmax(logits_of("normal", rows, V)).reshape(shape) for rows, shape in ((R, (R, V)), (4, (2, 2, V))))
+    p[0], p[0, 7], q[1, 0, 7] = -np.inf, 0.0, -np.inf  # the model is certain of the second child
+    arrays = [np.zeros(R, np.int32) for _ in range(4)]
+    run = partial(reject_tree, p, q, np.arange(R, dtype=np.int32), computed, slots, tree.on(ARRAYS, 100), tensors([dict()] * 2, V), *arrays)
+    several_times = ("slots", "step", "seed", "parents", "computed", "chosen", "by_row", "tokens", "path")  # read by all threads
+    asked = dict(p=4 * (2 * THREADS + 2 * V), q=4 * (2 * THREADS + V), counts=4 * R)  # p(x) of two children, by all; read, and written
+    return run, {"reject_tree_kernel": Expected(asked, dict(p=8 * V, q=4 * V))}, several_times
+
+
+@row
+def scores_of_children():
+    R, V = 3, 67  # a row that is drawn, a greedy one and one of padding
+    log_q, logits = logits_of("normal", R, V), logits_of("normal", R, V)
+    run = partial(perturb, log_q, logits, tensors([dict(), dict(temperature=0.0)], V), integers(0, 1, -1), np.zeros((R, V), np.float32))
+    asked = dict(log_q=4 * V, logits=4 * 2 * V, scores=4 * R * V)
+    return run, {"perturb_kernel": Expected(asked)}, ("slots", "temperature", "step", "seed")
 
 
 @row

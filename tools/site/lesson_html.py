@@ -53,7 +53,8 @@ def markdown_of(html: str) -> tuple[str, list[str]]:
         else:
             code = code_of(cell)
             if code is not None:
-                parts.append(fenced(code, folded=cell.find(class_=FOLD) is not None or FOLD in cell.get("class", [])))
+                folded = cell.find(class_=FOLD) is not None or FOLD in cell.get("class", [])
+                parts.append(fenced(code, fold_title(cell) if folded else ""))
             annotated = len(parts) if code is not None and ANNOTATION.search(code) else None
             parts += output_parts(cell, outputs)
     document = ASIDE.sub(aside, "\n\n".join(part for part in parts if part) + "\n")
@@ -88,12 +89,19 @@ def code_of(cell: Tag) -> str | None:
     return text.get_text().strip("\n") if text else None
 
 
-def fenced(code: str, folded: bool = False) -> str:
-    """A code block, collapsed if folded."""
+def fold_title(cell: Tag) -> str:
+    """The title of a cell's collapsed code, by what the cell shows."""
+    if cell.find(["svg", "img"]):
+        return "The code of this figure"
+    return "The code of this output" if cell.select_one(".jp-OutputArea-output") else "Code that the next cells use"
+
+
+def fenced(code: str, title: str = "") -> str:
+    """A code block, collapsed under the title if there is one."""
     block = f"~~~~python\n{code}\n~~~~"
-    if not folded:
+    if not title:
         return block
-    return '??? folded-code "The code of this figure"\n\n' + "\n".join(f"    {line}" if line else "" for line in block.splitlines())
+    return f'??? folded-code "{title}"\n\n' + "\n".join(f"    {line}" if line else "" for line in block.splitlines())
 
 
 def output_parts(cell: Tag, outputs: list[str]) -> list[str]:

@@ -95,7 +95,7 @@ async function start(place) {
     const rows = stages.map((one, index) => [`${index + 1}. ${one.name}`, figures(one.intensity), one.intensity ? figures(roof(one.intensity, tbS, tflops)) : "–",
       tbS * one.intensity < tflops ? "memory" : "arithmetic"]);
     answer.replaceChildren(table("The dots", ["stage", "FLOP per byte", "TFLOP/s, at most", "bound by"], rows));
-    if (kernels.length) answer.append(measuredTable(kernels, name, tbS, tflops));
+    if (kernels.length) answer.append(...measuredTables(kernels, name, tbS, tflops, Boolean(chosen.stage || chosen.sizes)));
     else answer.append(element("p", {}, measured.length ? `None of the ${measured.length} measured kernels is of this stage and these sizes.` : `No kernel was measured on a ${name}.`));
     address.write();
   };
@@ -127,11 +127,24 @@ async function start(place) {
   show();
 }
 
-function measuredTable(kernels, name, tbS, tflops) {
-  const rows = kernels.map((kernel) => [`${kernel.variant}, ${kernel.case}`, figures(kernel.intensity), figures(kernel.tflops),
-    `${figures((100 * kernel.tflops) / roof(kernel.intensity, tbS, tflops))} %`]);
+// Of each stage the kernel whose share is largest.
+export function bestOfStages(kernels, share) {
+  const best = new Map();
+  for (const kernel of kernels) {
+    if (!best.has(kernel.stage) || share(kernel) > share(best.get(kernel.stage))) best.set(kernel.stage, kernel);
+  }
+  return [...best.values()];
+}
+
+// The measured kernels that were asked for; if none were, the best of each stage, above a table of all that opens.
+function measuredTables(kernels, name, tbS, tflops, asked) {
+  const share = (kernel) => kernel.tflops / roof(kernel.intensity, tbS, tflops);
   const runs = [...new Set(kernels.map(({ date, commit }) => `${date}, commit ${commit}`))].sort().join("; ");
-  return table(`${kernels.length} kernels, measured on one ${name} by minllm bench kernels (${runs}), not on your machine`, ["kernel and sizes", "FLOP per byte", "TFLOP/s", "of the roof"], rows);
+  const rows = (some) => some.map((kernel) => [`${kernel.variant}, ${kernel.case}`, figures(kernel.intensity), figures(kernel.tflops), `${figures(100 * share(kernel))} %`]);
+  const shown = (title, some) => table(`${title}, measured on one ${name} by minllm bench kernels (${runs}), not on your machine`, ["kernel and sizes", "FLOP per byte", "TFLOP/s", "of the roof"], rows(some));
+  const all = shown(`${kernels.length} kernels`, kernels);
+  if (asked) return [all];
+  return [shown("The nearest to the roof of each stage", bestOfStages(kernels, share)), element("details", {}, element("summary", {}, `All ${kernels.length} kernels; choose a stage or sizes above for fewer`), all)];
 }
 
 const place = typeof document === "undefined" ? null : document.getElementById("roofline");

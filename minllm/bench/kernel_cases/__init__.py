@@ -12,6 +12,7 @@ from minllm.bench.kernel_cases import (
     recent_tokens,
     sampling,
     slots,
+    tree_attention,
     window_attention,
 )
 
@@ -22,8 +23,8 @@ STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activati
 def kernel_cases(stages: tuple[str, ...] = STAGES) -> list[KernelCase]:
     """The cases of these stages, in the order in which they run and are recorded."""
     modules = (
-        matmul, attention, quantized_attention, window_attention, projection, glue, quantized_kv, recent_tokens, sampling, slots,
-        quantized_matmul,
+        matmul, attention, tree_attention, quantized_attention, window_attention, projection, glue, quantized_kv, recent_tokens, sampling,
+        slots, quantized_matmul,
     )  # fmt: skip
     every = [case for module in modules for case in module.cases()]
     return [case for case in every if case.stage in stages]

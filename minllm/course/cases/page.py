@@ -18,7 +18,7 @@ class CasePage:
         case = self.case
         found = finding(case, case.broken).message
         parts = [
-            f"**{case.title}.** {case.story}",
+            f"**{case.title}{'' if case.title.endswith('?') else '.'}** {case.story}",
             show_source(case.broken)._repr_markdown_(),
             f"What is wrong? Decide before you let the simulator look:\n\n```python\nfrom minllm.course import investigate\n\n"
             f'investigate("{case.name}")\n```',

@@ -192,7 +192,7 @@ EXERCISES = (
     Exercise(
         name="attention.scores",
         lesson=3,
-        title="S = Q K^T, one thread a score",
+        title="S = Q K^T, one thread per score",
         module="minllm.kernels.attention.first_rungs.materialized",
         entry="attention",
         stage="attention",

@@ -18,6 +18,7 @@ import numpy as np
 
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
+from minllm.engine.running.speculator import Chosen
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
@@ -35,19 +36,22 @@ class DraftModel:
 
     def __init__(self, ops: Any, model: Model, cache: KVCache, draws: bool = True):
         self.ops, self.model, self.cache, self.draws = ops, model, cache, draws
-        self._starts: dict[int, Any] = {}  # number of rows -> query_start of a batch of one row per sequence
+        self._starts: dict[tuple[int, int], Any] = {}  # (sequences, rows of each) -> query_start
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """See DraftSource."""
         self.cache.copy_blocks(self.ops, copies)
 
-    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind) -> None:
+    def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Any) -> None:
+        """See DraftSource."""
+
+    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> None:
         """See DraftSource."""
         ops = self.ops
         hidden_states(ops, self.model, batch, self.cache.layers)
         runs = ops.run_slots(slots, batch.room.shape[0])
         for index in range(drafts.drafts.shape[1]):
-            rows = self._rows(batch, runs, state, drafts.drafts.shape[1])
+            rows = self._rows(batch, runs.shape[0], state, drafts.drafts.shape[1])
             ops.load_spans(runs, state, drafts, rows, self.cache.block_size, index, batch.room)
             logits = forward(ops, self.model, rows, self.cache.layers)
             self._choose(logits, runs, index, state, drafts, kind if self.draws else SamplingKind.GREEDY)
@@ -62,16 +66,16 @@ class DraftModel:
         log_q = ops.distribution(logits, sampling, row_slots)
         ops.store_drafts(ops.sample(logits, sampling, row_slots), runs, index, drafts, log_q)
 
-    def _rows(self, batch: Batch, runs: Any, state: SlotState, num_drafts: int) -> Batch:
-        """A batch of one row per run, whose arrays `Ops.load_spans` writes."""
-        count, size, width = runs.shape[0], self.cache.block_size, state.block_tables.shape[1]
+    def _rows(self, batch: Batch, count: int, state: SlotState, num_drafts: int, each: int = 1) -> Batch:
+        """A batch of `each` rows of `count` runs, whose arrays `Ops.load_spans` writes."""
+        size, width, rows = self.cache.block_size, state.block_tables.shape[1], count * each
         context = min(batch.max_context_len + num_drafts, width * size)
-        if count not in self._starts:
-            self._starts[count] = self.ops.array(np.arange(count + 1, dtype=np.int32))
-        starts, empty = self._starts[count], self.ops.empty
-        token_ids, positions, slot_mapping, context_lens = (empty((count,), np.int32) for _ in range(4))
+        if (count, each) not in self._starts:
+            self._starts[count, each] = self.ops.array(each * np.arange(count + 1, dtype=np.int32))
+        starts, empty = self._starts[count, each], self.ops.empty
+        token_ids, positions, slot_mapping = (empty((rows,), np.int32) for _ in range(3))
         tables = empty((count, blocks_needed(context, size)), np.int32)
         return Batch(
-            token_ids, positions, slot_mapping, starts, context_lens, tables, starts[:count],
-            num_tokens=count, num_sequences=count, max_query_len=1, max_context_len=context, num_decodes=count,
+            token_ids, positions, slot_mapping, starts, empty((count,), np.int32), tables, starts[:count],
+            num_tokens=rows, num_sequences=count, max_query_len=each, max_context_len=context, num_decodes=count,
         )  # fmt: skip

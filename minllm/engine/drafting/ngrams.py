@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from minllm.engine.running.speculator import Chosen
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
@@ -19,6 +20,9 @@ class NgramDrafts:
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """See DraftSource."""
 
-    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind) -> Any:
+    def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Any) -> None:
+        """See DraftSource."""
+
+    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
         """See DraftSource."""
         return self.ops.prompt_lookup(slots, state, drafts, self.longest, self.shortest)

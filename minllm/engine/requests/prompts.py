@@ -13,16 +13,16 @@ from minllm.errors import InvalidRequestError, shown
 class TextPrompt(TypedDict):
     """A prompt as text. cache_salt: only prompts of one salt share cached keys and values."""
 
-    prompt: str
+    prompt: str  # the text
     cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
     """A prompt as token ids. prompt: the text that they stand for, if known; it is returned with the output."""
 
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[int]  # each from 0 to below the vocabulary's size
     prompt: NotRequired[str]
-    cache_salt: NotRequired[str]
+    cache_salt: NotRequired[str]  # only prompts of one salt share cached keys and values
 
 
 Prompt = str | list[int] | TextPrompt | TokensPrompt

@@ -29,19 +29,23 @@ class PendingForward:
     """Results that a forward computes and that are copied to the host. rows: the row of each sampled sequence, or the first of its run."""
 
     def __init__(
-        self, readback: Readback, sampled: list[Sequence], rows: list[int], has_logprobs: bool, scored: list[Span], verifies: bool = False
+        self, readback: Readback, sampled: list[Sequence], rows: list[int], has_logprobs: bool, scored: list[Span], num_verified: int = 0
     ):  # fmt: skip
+        """num_verified: the number of arrays about verifications (Speculator.choose), after the tokens."""
         self._readback, self._sampled, self._rows, self._has_logprobs, self._scored = readback, sampled, rows, has_logprobs, scored
-        self._verifies = verifies
+        self._num_verified = num_verified
 
     def wait(self) -> ForwardResult:
         """Wait for them; to be called once."""
         tokens, *others = self._readback.wait()
         rows, verified = self._rows, None
-        if self._verifies:
-            counts, num_drafts, *others = others
+        if self._num_verified:
+            counts, num_drafts, *path = others[: self._num_verified]
+            others = others[self._num_verified :]
             verified = Verified(counts[rows].tolist(), num_drafts[rows].tolist())
             rows = [row for first, count in zip(rows, verified.counts, strict=True) for row in range(first, first + count)]
+            if path:
+                rows = path[0][rows].tolist()
         logprobs = LogProbabilities(*(array[rows] for array in others[:4])) if self._has_logprobs else None
         prompt_logprobs, row = [], 0
         for span in self._scored:

@@ -210,8 +210,10 @@ class ModelRunner:
     def compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, ...]:
         """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R and more, vocab]) on the device.
 
-        With a speculator, the numbers of new tokens and of next drafts [R] follow (Speculator.choose).
+        With a speculator, the numbers of new tokens and of next drafts [R] follow, and what else Speculator.choose returns.
         """
+        if self.speculator is not None:
+            batch = self.speculator.on_tree(batch)
         return self.choose(self.logits_of(slots, batch), slots, batch, kind, processed)
 
     def logits_of(self, slots: Any, batch: Batch) -> Any:
@@ -267,7 +269,7 @@ class ModelRunner:
             targets = np.concatenate([self._next_tokens(span) for span in scored])
             sent = self.uploads.send({"targets": targets})["targets"]
             arrays += self.ops.log_probabilities(logits[count:], sent, top)
-        return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, rows, bool(wanted), scored, bool(verified))
+        return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, rows, bool(wanted), scored, len(verified))
 
     def _next_tokens(self, span: Span) -> np.ndarray:
         """The token after each of a span's, int32 [length]; 0 where it is not known yet."""

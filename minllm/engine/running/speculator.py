@@ -10,17 +10,28 @@ it or not.
 """
 
 import warnings
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from minllm.cache.kv_cache import KVCache
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.slots import Slots
 from minllm.errors import CaptureError
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
+from minllm.kernels.speculation.token_tree import TokenTree
 from minllm.ops.protocol import Batch
+
+
+class Chosen(NamedTuple):
+    """What a step decided, int32 [R] on the device each."""
+
+    tokens: Any  # the sampler's token after each row, also after rows that were rejected
+    counts: Any  # the number of new tokens of each run in its first row, 0 in others
+    path: Any = None  # the row that yielded each new token of a run, in its first rows; None without a tree, where they are its first rows
 
 
 class DraftSource(Protocol):
@@ -35,28 +46,41 @@ class DraftSource(Protocol):
         """The cache's blocks are copied, pairs (source, destination); a source with a cache of its own under these tables does the same."""
         ...
 
-    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind) -> Any:
-        """Write drafts for the slots of R rows, int32 [R], which the step has moved on. batch: what the model has just computed.
+    def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Any) -> None:
+        """A sequence with these tokens has entered a slot; a source that keeps something per slot begins anew."""
+        ...
+
+    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
+        """Write drafts for the slots of R rows, int32 [R], which the step has moved on. batch, chosen: what the model has just computed.
 
         Returns the number of drafts in the first row of each run, int32 [R], or None if each slot got all that there is room for.
         """
         ...
 
 
+def compact(ops: Any, cache: KVCache, batch: Batch, path: Any, counts: Any) -> None:
+    """Move the accepted path of each run of the batch to consecutive places of a cache."""
+    for array in cache.arrays:
+        ops.compact_path(array, batch.slot_mapping, path, counts)
+
+
 class Speculator:
-    """The drafts of all slots. num_drafts: the most per slot. width: the most tokens of a sequence.
+    """The drafts of all slots. num_drafts: the most per slot. width: the most tokens of a sequence. tree: whose nodes the drafts are; its
+    accepted paths are compacted in `cache`.
 
     A source that raises an error is switched off with a warning; requests go on without drafts.
     """
 
     def __init__(
-        self, ops: Any, machine: Any, slots: Slots, source: DraftSource, num_drafts: int, width: int, synthetic_rate: float | None = None
+        self, ops: Any, machine: Any, slots: Slots, source: DraftSource, num_drafts: int, width: int, synthetic_rate: float | None = None,
+        tree: TokenTree | None = None, cache: KVCache | None = None,
     ):  # fmt: skip
         """synthetic_rate: for benchmarks, the probability with which a draft is accepted, whatever the model says."""
         self.ops, self.machine, self.slots, self.source, self.synthetic_rate = ops, machine, slots, source, synthetic_rate
         history, vocab = width if source.reads_history else 1, slots.vocab_size if source.draws else 0
         self._no_drafts: dict[tuple[int, ...], Any] = {}  # arrays of zeros, which no capture may make
-        self.drafts = DraftState.make(ops.zeros, slots.state.lengths.shape[0], num_drafts, history, vocab)
+        arrays, self.cache = None if tree is None else tree.on(ops, width), cache
+        self.drafts = DraftState.make(ops.zeros, slots.state.lengths.shape[0], num_drafts, history, vocab, arrays)
 
     @property
     def query_len(self) -> int:
@@ -69,13 +93,16 @@ class Speculator:
         return self.synthetic_rate is not None or (self.source is not None and self.source.reads_room)
 
     def enter(self, sequences: list[Sequence]) -> None:
-        """Write the token histories of sequences that entered their slots."""
-        if self.source is None or not self.source.reads_history:
+        """Sequences entered their slots: write their token histories, and tell the source."""
+        if self.source is None:
             return
         for sequence in sequences:
-            row = np.zeros(self.drafts.token_history.shape[1], np.int32)
-            row[: sequence.num_tokens] = sequence.token_ids(0, sequence.num_tokens)
-            self.machine.write(self.drafts.token_history[sequence.slot], row)
+            known = sequence.token_ids(0, sequence.num_tokens)
+            if self.source.reads_history:
+                row = np.zeros(self.drafts.token_history.shape[1], np.int32)
+                row[: len(known)] = known
+                self.machine.write(self.drafts.token_history[sequence.slot], row)
+            self.source.enter(sequence.slot, known, self.drafts, self.machine)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Blocks of the cache are copied."""
@@ -86,15 +113,22 @@ class Speculator:
         """Write the rows of the sequences that verify. slots int32 [R]: of the rows that get logits."""
         self.ops.load_spans(slots, self.slots.state, self.drafts, batch.verifications(), block_size)
 
-    def choose(self, logits: Any, slots: Any, batch: Batch, kind: SamplingKind) -> tuple[Any, Any, Any]:
+    def on_tree(self, batch: Batch) -> Batch:
+        """The batch, whose verifications see each other as the tree of drafts says, if there is one."""
+        return replace(batch, tree=self.drafts.tree) if batch.num_verifications and batch.max_query_len > 1 else batch
+
+    def choose(self, logits: Any, slots: Any, batch: Batch, kind: SamplingKind) -> tuple[Any, ...]:
         """(tokens, counts, number of next drafts), int32 [R] each, from the logits [R, vocab] of rows that work for `slots` [R].
 
-        A run's new tokens are the first ones of its rows; their number, and that of the drafts, stand in its first row.
+        A run's new tokens are the first ones of its rows; their number, and that of the drafts, stand in its first row. With a tree, their
+        rows follow as a fourth array (Chosen.path).
         """
         ops, state, sampling, row_slots = self.ops, self.slots.state, self.slots.sampling(kind), slots
         if kind is not SamplingKind.GREEDY:
             sampling, row_slots = ops.row_sampling(slots, state, self.drafts, kind)
         tokens = ops.sample(logits, sampling, row_slots)
+        if self.drafts.tree is not None:
+            return self._choose_path(logits, sampling, row_slots, tokens, slots, batch, kind)
         if self.synthetic_rate is not None:
             counts = ops.accept_synthetic(slots, state.sampling, self.synthetic_rate)
         elif kind is SamplingKind.GREEDY or self.drafts.log_q is None:
@@ -103,14 +137,28 @@ class Speculator:
             p = ops.distribution(logits, sampling, row_slots)
             tokens, counts = ops.reject(p, tokens, batch.token_ids, slots, state.sampling, self.drafts)
         ops.advance_spans(tokens, counts, slots, state, self.drafts)
-        return tokens, counts, self._propose(slots, batch, kind)
+        return tokens, counts, self._propose(slots, batch, kind, Chosen(tokens, counts))
 
-    def _propose(self, slots: Any, batch: Batch, kind: SamplingKind) -> Any:
+    def _choose_path(
+        self, logits: Any, sampling: Any, row_slots: Any, tokens: Any, slots: Any, batch: Batch, kind: SamplingKind
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """`choose` with a tree, after the sampler's tokens."""
+        ops, state = self.ops, self.slots.state
+        if kind is SamplingKind.GREEDY or self.drafts.log_q is None:
+            new, path, counts = ops.accept_tree(tokens, batch.token_ids, slots, self.drafts)
+        else:
+            p = ops.distribution(logits, sampling, row_slots)
+            tokens, new, path, counts = ops.reject_tree(p, tokens, batch.token_ids, slots, state.sampling, self.drafts)
+        compact(ops, self.cache, batch, path, counts)
+        ops.advance_spans(new, counts, slots, state, self.drafts)
+        return tokens, counts, self._propose(slots, batch, kind, Chosen(tokens, counts, path)), path
+
+    def _propose(self, slots: Any, batch: Batch, kind: SamplingKind, chosen: Chosen) -> Any:
         """The number of next drafts, int32 [R]."""
         state, found = self.slots.state, None
         if self.source is not None:
             try:
-                found = self.source.propose(slots, batch, state, self.drafts, kind)
+                found = self.source.propose(slots, batch, state, self.drafts, kind, chosen)
             except CaptureError:
                 raise  # the step is launched, and captured then
             except Exception as error:  # noqa: BLE001 - whatever it is, no request needs drafts

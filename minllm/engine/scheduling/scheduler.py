@@ -59,7 +59,7 @@ class Scheduler(Queues):
                 drafts = self._make_room_for_drafts(sequence, budget, step) if speculates else 0
                 if drafts or self._make_room(sequence, step):
                     step.spans.append(Span(sequence, sequence.num_computed_tokens, 1 + drafts, True, (sequence,)))
-                    sequence.num_computed_tokens += 1 + drafts
+                    sequence.num_computed_tokens += self.speculation.most_new(1 + drafts) if drafts else 1
                     sequence.num_in_flight += 1
                     budget -= drafts
         self._copies += self.memory.policy.take_copies()

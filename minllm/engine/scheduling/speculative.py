@@ -2,7 +2,8 @@
 
 A verification is a span that decodes, of 1 + k tokens: the newest one and k drafts, which the device holds in the sequence's slot. The
 scheduler plans as if all of them were accepted, because the next step may be planned before the tokens of this one are known:
-`num_computed_tokens` is an upper bound then, and `take` subtracts what was rejected. Each span yields at least one token.
+`num_computed_tokens` is an upper bound then, and `take` subtracts what was rejected. Each span yields at least one token. Of a tree of
+drafts only one path is accepted: a verification of its first nodes yields at most as many tokens as their longest path has.
 
 Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", ICML 2023, section 2.
 """
@@ -14,6 +15,7 @@ from weakref import WeakKeyDictionary
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.step import Span, Verified
+from minllm.kernels.speculation.token_tree import TokenTree
 
 PROBE = 32  # steps
 MEMORY = 0.1  # how far one draft moves the estimate of a sequence's acceptance
@@ -28,12 +30,12 @@ class SpeculationCounts:
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # entry i: verifications that accepted more than i drafts
 
-    def add(self, drafted: int, accepted: int) -> None:
-        """Count a verification."""
+    def add(self, drafted: int, accepted: int, longest: int) -> None:
+        """Count a verification, of which at most `longest` drafts can be accepted."""
         self.num_drafts += 1
         self.num_draft_tokens += drafted
         self.num_accepted_tokens += accepted
-        missing = drafted - len(self.num_accepted_tokens_per_pos)
+        missing = longest - len(self.num_accepted_tokens_per_pos)
         self.num_accepted_tokens_per_pos += [0] * missing
         for position in range(accepted):
             self.num_accepted_tokens_per_pos[position] += 1
@@ -51,16 +53,24 @@ class Drafted:
 class Speculation:
     """Decides how many drafts are verified. num_speculative_tokens: the most of each sequence.
 
+    tree: the tree whose first nodes a verification computes; None if each draft follows the one before it.
     needs_room: whether drafting writes keys and values for the tokens that it drafts, behind those that a step verifies. best: the best
     number of drafts for a rate of acceptance and a number of sequences that decode (costs/speculation.py); None takes all there are. A
     sequence for which none is best tries one draft every PROBE steps, because its text may change.
     """
 
-    def __init__(self, num_speculative_tokens: int, needs_room: bool = False, best: Callable[[float, int], int] | None = None):
-        self.num_speculative_tokens, self.needs_room, self._best = num_speculative_tokens, needs_room, best
+    def __init__(
+        self, num_speculative_tokens: int, needs_room: bool = False, best: Callable[[float, int], int] | None = None,
+        tree: TokenTree | None = None,
+    ):  # fmt: skip
+        self.num_speculative_tokens, self.needs_room, self._best, self.tree = num_speculative_tokens, needs_room, best, tree
         self._found: dict[tuple[int, int], int] = {}  # (twentieths of acceptance, sequences) -> best number of drafts
         self._drafted: WeakKeyDictionary[Sequence, Drafted] = WeakKeyDictionary()
         self.counts = SpeculationCounts()
+
+    def most_new(self, num_rows: int) -> int:
+        """The most new tokens that a verification of this number of rows yields."""
+        return num_rows if self.tree is None else self.tree.most_new(num_rows)
 
     def drafted(self, sequence: Sequence) -> Drafted:
         """What is known of a sequence's drafts."""
@@ -75,6 +85,8 @@ class Speculation:
         """How many tokens of a sequence should have room in the next step, which verifies this number of drafts and makes new ones."""
         if not self.needs_room or self._excludes(sequence):
             return 1 + num_drafts
+        if self.tree is not None:
+            return 1 + num_drafts + self.num_speculative_tokens
         return min(1 + num_drafts + self.num_speculative_tokens, sequence.num_reserved_tokens - sequence.num_computed_tokens)
 
     def num_drafts(self, sequence: Sequence, num_sequences: int = 1) -> int:
@@ -85,6 +97,8 @@ class Speculation:
         drafted = self.drafted(sequence)
         found = self.num_speculative_tokens if sequence.num_in_flight else drafted.num_drafts
         needed = sequence.num_reserved_tokens - sequence.num_computed_tokens - 2  # the last token is never computed
+        if self.tree is not None:
+            return found if needed > 0 else 0
         return max(0, min(found, self._wanted(sequence, drafted.acceptance, num_sequences), needed))
 
     def _wanted(self, sequence: Sequence, acceptance: float, num_sequences: int) -> int:
@@ -107,13 +121,16 @@ class Speculation:
         for (span, sequence), count, num_drafts in zip(owners, verified.counts, verified.num_drafts, strict=True):
             sequence.num_in_flight += count - 1  # each of its tokens takes one
             drafted = self.drafted(sequence)
+            most = self.most_new(span.length)
             if span.decodes and span.length > 1:
-                self.counts.add(span.length - 1, count - 1)
+                self.counts.add(span.length - 1, count - 1, most - 1)
                 tried = min(count, span.length - 1)  # those behind the first wrong one tell nothing
                 weight = 1 - (1 - MEMORY) ** tried
                 drafted.acceptance += weight * ((count - 1) / tried - drafted.acceptance)
             if sequence.slot != NO_SLOT:
                 drafted.num_drafts = num_drafts
                 if span.decodes and count < span.length:
-                    sequence.num_computed_tokens -= span.length - count
+                    sequence.num_computed_tokens -= most - count
+                    # A launched step may still write nodes of a tree to the blocks that go back. Whoever gets them writes later: steps
+                    # run in the order in which they are launched.
                     memory.trim(sequence)

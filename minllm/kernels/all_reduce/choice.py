@@ -3,24 +3,25 @@
     LLM(tensor_parallel_size=2, kernel_variants={"all_reduce": "by_size"})      this table
     LLM(tensor_parallel_size=2, kernel_variants={"all_reduce": "one_shot"})     one kernel, for all messages that the ranks' memory holds
 
-NOT MEASURED YET: these limits are assumed. Those between one shot and two are vLLM's for GPUs that are all connected by NVLink
-(csrc/custom_all_reduce.cuh: two shots from 512 KB on for 4 ranks, from 256 KB for 8, never for 2, where both move the same bytes); those of
-low_latency and of NCCL are guesses. `minllm bench all-reduce` measures what belongs here.
+The limits of 2 ranks are measured on two H200s (docs/results/h200_all_reduce.json, `minllm bench all-reduce`): at 16 MB one_shot and NCCL
+are equal. Those of more ranks are assumed: between one shot and two they are vLLM's for GPUs that are all connected by NVLink
+(csrc/custom_all_reduce.cuh: two shots from 512 KB on for 4 ranks, from 256 KB for 8), those of low_latency and of NCCL are guesses.
+Engines leave all messages to NCCL unless they are told otherwise: with these kernels no engine has run on GPUs yet.
 """
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.all_reduce import VARIANTS
 
 KB, MB = 1 << 10, 1 << 20
-IS_MEASURED = False
+RUNS_IN_ENGINES = False  # tests/gpu/test_ranks.py has to pass first
 # ranks: (bytes up to which an algorithm serves, its name), in order of size; larger messages are NCCL's
 LIMITS = {
-    2: ((64 * KB, "low_latency"), (2 * MB, "one_shot")),
+    2: ((256 * KB, "low_latency"), (4 * MB, "one_shot")),
     4: ((64 * KB, "low_latency"), (512 * KB, "one_shot"), (2 * MB, "two_shot")),
     8: ((32 * KB, "low_latency"), (256 * KB, "one_shot"), (2 * MB, "two_shot")),
 }
 BY_SIZE, LIBRARY = "by_size", "nccl"
-DEFAULT = BY_SIZE if IS_MEASURED else LIBRARY  # what engines use unless they are told
+DEFAULT = BY_SIZE if RUNS_IN_ENGINES else LIBRARY  # what engines use unless they are told
 
 
 def names() -> list[str]:

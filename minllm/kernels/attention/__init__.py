@@ -17,10 +17,10 @@ Over a quantised cache (kernels/quantization), with QuantizedCaches as key_cache
     flash_attention_2_quantized  flash_attention_2 that dequantises tiles on their way to shared memory: for prompts
     split_quantized      split_tensor_core whose tensor cores multiply the codes themselves: for decode steps
 
-Two more take other arguments. If the newest keys and values are kept in full precision beside the codes (a residual window),
+Three more take other arguments. If the newest keys and values are kept in full precision beside the codes (a residual window),
 residual_window runs one variant on the codes and one on the recent keys, and merges their outputs by the log-sum-exp of each row
-(merge_states). split_cascade reads a prefix that all sequences share once for all of them: a rung for benchmarks, which the engine does not
-launch.
+(merge_states). tree computes the nodes of a draft tree, each of which sees its ancestors. split_cascade reads a prefix that all sequences
+share once for all of them: a rung for benchmarks, which the engine does not launch.
 
 variants.py is the table of them all, choice.py says which one serves which call. Every variant is a module with two functions:
 

@@ -10,6 +10,7 @@ from minllm.runtime.device import HOPPER
 ONE = 1  # new token per sequence: decode steps
 ARRAYS, FLOAT32, QUANTIZED = "arrays", "float32 arrays", "quantized caches"
 SHARED_PREFIX, RESIDUAL_WINDOW = "arrays and a shared prefix", "quantized caches and recent keys"
+TREE = "arrays and a tree of drafts"
 
 VARIANTS = Variants(
     "minllm.kernels.attention",
@@ -26,6 +27,7 @@ VARIANTS = Variants(
     Variant("flash_attention_2_quantized", ".flash_attention_2.quantized", dtypes=HALF, reads=QUANTIZED),
     Variant("split_quantized", ".split_quantized.split_quantized", most_rows=ONE, dtypes=HALF, reads=QUANTIZED),
     Variant("residual_window", ".residual_window.residual_window", dtypes=HALF, reads=RESIDUAL_WINDOW),
+    Variant("tree", ".tree.tree", reads=TREE),
     # Only for benchmarks: a batch of the engine does not say which keys its sequences share.
     Variant("split_cascade", ".split_tensor_core.cascade", most_rows=ONE, dtypes=HALF, reads=SHARED_PREFIX),
 )

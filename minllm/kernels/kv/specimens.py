@@ -3,6 +3,8 @@
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.kv.append import BLOCK, append_kernel, append_vector_kernel
 from minllm.kernels.kv.append_quantized import append_quantized_kernel
+from minllm.kernels.kv.compact_path import THREADS as COMPACT_THREADS
+from minllm.kernels.kv.compact_path import compact_path_kernel, compact_path_vector_kernel
 from minllm.kernels.kv.copy_blocks import THREADS as COPY_THREADS
 from minllm.kernels.kv.copy_blocks import copy_blocks_kernel, copy_blocks_vector_kernel
 from minllm.kernels.kv.move_window import THREADS as MOVE_THREADS
@@ -78,6 +80,9 @@ def specimens():
     pairs, raw, words, wide = array(INT32, 2), array(UINT8, 3), array(UINT32, 3), ("LDG*128*", "STG*128*")
     yield Specimen("kv/copy_blocks/bytes", copy_blocks_kernel, (raw, raw, pairs), COPY_THREADS, blocks=12)
     yield Specimen("kv/copy_blocks/vectors", copy_blocks_vector_kernel, (words, words, pairs), COPY_THREADS, blocks=12, contains=wide)
+    arguments = (line, line, line)
+    yield Specimen("kv/compact_path/elements", compact_path_kernel, (words, *arguments), COMPACT_THREADS, blocks=6)
+    yield Specimen("kv/compact_path/vectors", compact_path_vector_kernel, (words, *arguments), COMPACT_THREADS, blocks=6, contains=wide)
     yield from quantized_specimens()
 
 

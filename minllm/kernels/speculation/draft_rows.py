@@ -2,6 +2,7 @@
 
     run_slots      out[i] ← the slot of run i, counted over the rows of a step; a row of padding is a run of slot -1, what is missing too
     store_drafts   drafts[s, index] ← the token that slot s drew,   log_q[s, index] ← the distribution that it was drawn from, if it is kept
+    store_children drafts of the children of a level of a draft tree ← the likeliest tokens after each of its nodes
     room           the number of drafts of each run whose predecessor has room for its key: those after it are worth nothing
 
 A few bytes per run, and 8 per token of the vocabulary with distributions. One thread per row; one per token of the vocabulary and run.
@@ -13,7 +14,7 @@ from numba import cuda, int32
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.speculation.distribution import FLOAT
-from minllm.kernels.speculation.runs import begins_run
+from minllm.kernels.speculation.runs import begins_run, offset_in_run
 from minllm.kernels.speculation.state import DraftState
 from minllm.runtime.kernel import kernel, launch
 
@@ -25,10 +26,10 @@ def first_rows(slots: np.ndarray) -> list[int]:
     return [row for row in range(len(slots)) if row == 0 or slots[row] < 0 or slots[row - 1] != slots[row]]
 
 
-def run_slots_reference(slots: np.ndarray, count: int) -> np.ndarray:
-    """The slots of the first `count` runs, int32 [count]; slots int32 [R]. If there are fewer, the others are -1."""
+def run_slots_reference(slots: np.ndarray, count: int, each: int = 1) -> np.ndarray:
+    """The slots of the first `count` runs, `each` times in a row, int32 [count * each]; slots int32 [R]. Missing ones are -1."""
     found = slots[first_rows(slots)][:count]
-    return np.concatenate([found, np.full(count - len(found), -1, np.int32)])
+    return np.concatenate([found, np.full(count - len(found), -1, np.int32)]).repeat(each)
 
 
 def store_drafts_reference(tokens: np.ndarray, slots: np.ndarray, index: int, drafts: DraftState, log_q: np.ndarray | None = None) -> None:
@@ -37,6 +38,24 @@ def store_drafts_reference(tokens: np.ndarray, slots: np.ndarray, index: int, dr
     drafts.drafts[slots[used], index] = tokens[used]
     if log_q is not None:
         drafts.log_q[slots[used], index] = log_q[used]
+
+
+def store_children_reference(
+    tokens: np.ndarray, slots: np.ndarray, first_node: int, drafts: DraftState, log_q: np.ndarray | None = None
+) -> None:
+    """Store the children of some neighbouring nodes of drafts.tree in place: child i of a row's node gets token i.
+
+    tokens int32 [R, most]: of each row, best first; slots int32 [R]: runs of rows that computed the nodes from first_node on. log_q float32
+    [R, vocab]: the distributions that they were drawn from, which are stored by node.
+    """
+    tree, node = drafts.tree, first_node
+    for row, slot in enumerate(slots):
+        node = node + 1 if row and slots[row - 1] == slot else first_node
+        if slot >= 0:
+            first, count = tree.first_child[node], tree.num_children[node]
+            drafts.drafts[slot, first - 1 : first - 1 + count] = tokens[row, :count]
+            if log_q is not None:
+                drafts.log_q[slot, node] = log_q[row]
 
 
 def room_for_drafts_reference(slots: np.ndarray, lengths: np.ndarray, room: np.ndarray, num_drafts: int) -> np.ndarray:
@@ -77,16 +96,17 @@ def room_for_drafts_kernel(slots, lengths, room, num_drafts, counts):
 
 
 @kernel(dependent_launch=True)
-def run_slots_kernel(slots, out):
-    """slots int32 [R]; out int32 [runs]."""
+def run_slots_kernel(slots, each, out):
+    """slots int32 [R]; out int32 [runs * each]."""
     wait_for_predecessors()
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     if row < slots.shape[0] and (slots[row] < 0 or begins_run(slots, row)):
         number = run_number(slots, row)
-        if number < out.shape[0]:
-            out[number] = slots[row]
+        if number * each < out.shape[0]:
+            for i in range(each):
+                out[number * each + i] = slots[row]
     if row == slots.shape[0]:  # a thread beyond the rows
-        for missing in range(run_number(slots, row), out.shape[0]):
+        for missing in range(run_number(slots, row) * each, out.shape[0]):
             out[missing] = -1
 
 
@@ -100,20 +120,50 @@ def store_drafts_kernel(tokens, slots, index, drafts):
 
 
 @kernel(dependent_launch=True)
+def store_children_kernel(tokens, slots, first_node, first_child, num_children, drafts):
+    """tokens int32 [R, most]; slots int32 [R]; first_child, num_children int32 [nodes]; drafts int32 [S, K]."""
+    wait_for_predecessors()
+    row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+    if row < slots.shape[0] and slots[row] >= 0:
+        node = first_node + offset_in_run(slots, row)
+        for i in range(num_children[node]):
+            drafts[slots[row], first_child[node] - 1 + i] = tokens[row, i]
+
+
+@kernel(dependent_launch=True)
 def store_log_q_kernel(log_q, slots, index, log_q_of_slots):
-    """log_q float32 [B, vocab]; slots int32 [B]; log_q_of_slots float32 [S, K, vocab]."""
+    """log_q float32 [B, vocab]; slots int32 [B]; log_q_of_slots float32 [S, K, vocab]. Neighbouring rows of a slot have one index more
+    each."""
     wait_for_predecessors()
     row, token = cuda.blockIdx.y, int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     slot = slots[row]
     if slot >= 0 and token < log_q.shape[1]:
-        log_q_of_slots[slot, index, token] = log_q[row, token]
+        log_q_of_slots[slot, index + offset_in_run(slots, row), token] = log_q[row, token]
 
 
-def run_slots(slots, out, stream=None) -> None:
-    """Write what `run_slots_reference` returns to out int32 [runs]; both NumPy or both on one device."""
+def run_slots(slots, out, stream=None, each: int = 1) -> None:
+    """Write what `run_slots_reference` returns to out int32 [runs * each]; both NumPy or both on one device."""
     check_array("slots", slots, INDEX_DTYPES, rows=None)
     check_array("out", out, INDEX_DTYPES, runs=None)
-    launch(run_slots_kernel, ceil_div(slots.shape[0] + 1, THREADS), THREADS, (slots, out), stream)
+    launch(run_slots_kernel, ceil_div(slots.shape[0] + 1, THREADS), THREADS, (slots, int(each), out), stream)
+
+
+def store_children(tokens, slots, first_node: int, drafts: DraftState, log_q=None, stream=None) -> None:
+    """Store drafts in place; arguments as in `store_children_reference`, all NumPy or all on one device."""
+    rows, tree = slots.shape[0], drafts.tree
+    check_array("slots", slots, INDEX_DTYPES, rows=rows)
+    check_array("tokens", tokens, INDEX_DTYPES, rows=rows, most=None)
+    arguments = (tokens, slots, int(first_node), tree.first_child, tree.num_children, drafts.drafts)
+    launch(store_children_kernel, ceil_div(rows, THREADS), THREADS, arguments, stream)
+    if log_q is not None:
+        store_log_q(log_q, slots, first_node, drafts, stream)
+
+
+def store_log_q(log_q, slots, index: int, drafts: DraftState, stream) -> None:
+    """Store distributions by slot, from this index on."""
+    vocab, count = drafts.log_q.shape[2], slots.shape[0]
+    check_array("log_q", log_q, FLOAT, rows=count, vocab=vocab)
+    launch(store_log_q_kernel, (ceil_div(vocab, THREADS), count), THREADS, (log_q, slots, int(index), drafts.log_q), stream)
 
 
 def room_for_drafts(slots, lengths, room, num_drafts: int, counts, stream=None) -> None:
@@ -131,6 +181,4 @@ def store_drafts(tokens, slots, index: int, drafts: DraftState, log_q=None, stre
     check_array("slots", slots, INDEX_DTYPES, rows=count)
     launch(store_drafts_kernel, ceil_div(count, THREADS), THREADS, (tokens, slots, int(index), drafts.drafts), stream)
     if log_q is not None:
-        vocab = drafts.log_q.shape[2]
-        check_array("log_q", log_q, FLOAT, rows=count, vocab=vocab)
-        launch(store_log_q_kernel, (ceil_div(vocab, THREADS), count), THREADS, (log_q, slots, int(index), drafts.log_q), stream)
+        store_log_q(log_q, slots, index, drafts, stream)

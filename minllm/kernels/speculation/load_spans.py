@@ -6,10 +6,11 @@ and value yet, the row at offset j of the run gets
     token_ids ← newest_tokens[s] for j = 0, drafts[s, j - 1] for others
     positions ← n - 1 + j,   slot_mapping ← the cache slot of n - 1 + j
 
-and the sequence context_lens ← n - 1 + rows, block_tables ← block_tables of s as far as that reaches. load_rows.py does the same for runs
-of one row. A draft model, which drafts token by token, loads runs that begin at offset `ahead`; where it has no room, it writes no keys
-and values (slot_mapping -1). A padding row, slot -1, gets token 0 at position 0, cache slot -1 and context length 0; a sequence without
-rows gets context length 0.
+and the sequence context_lens ← n - 1 + rows, block_tables ← block_tables of s as far as that reaches. In a tree of drafts a row has the
+position n - 1 + depth(j) instead, and the cache slot of n - 1 + j as always. load_rows.py does the same for runs of one row. A draft
+model, which drafts token by token or level by level, loads runs that begin at offset `ahead`; where it has no room, it writes no keys and
+values (slot_mapping -1). A padding row, slot -1, gets token 0 at position 0, cache slot -1 and context length 0; a sequence without rows
+gets context length 0.
 
 20 bytes per row, and 8 per block of each context; one block of threads per sequence.
 """
@@ -21,6 +22,7 @@ from minllm.kernels.arguments import INDEX_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
+from minllm.kernels.speculation.token_tree import TreeArrays
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
@@ -45,7 +47,7 @@ def load_spans_reference(
         positions = np.arange(start, start + count)
         inside = np.minimum(positions, context - 1)
         batch.token_ids[rows] = [state.newest_tokens[slot], *drafts.drafts[slot]][ahead : ahead + count]
-        batch.positions[rows] = inside
+        batch.positions[rows] = inside if drafts.tree is None else tree_positions(drafts.tree, state.lengths[slot] - 1, inside, ahead)
         places = table[inside // block_size] * block_size + inside % block_size
         batch.slot_mapping[rows] = np.where(positions < context, places, -1)
         batch.context_lens[sequence] = context
@@ -53,13 +55,19 @@ def load_spans_reference(
         batch.block_tables[sequence, :blocks] = table[:blocks]
 
 
+def tree_positions(tree: TreeArrays, root: int, inside: np.ndarray, ahead: int) -> np.ndarray:
+    """Positions of the nodes from `ahead` on; root: the position of the newest token; inside: the places of the nodes, int32 [rows]."""
+    return np.minimum(np.minimum(root + tree.depths[ahead : ahead + len(inside)], inside), tree.longest - 1)
+
+
 @kernel(dependent_launch=True)
 def load_spans_kernel(
     slots, newest_tokens, lengths, tables_of_slots, drafts, query_start, token_ids, positions, slot_mapping, context_lens, block_tables,
-    block_size, ahead, room, has_room,
+    block_size, ahead, room, has_room, depths, longest,
 ):  # fmt: skip
     """slots int32 [R]; newest_tokens, lengths int32 [S]; tables_of_slots int32 [S, W]; drafts int32 [S, K]; query_start int32 [B + 1];
-    token_ids, positions, slot_mapping int32 [T]; context_lens int32 [B], block_tables [B, columns]; room int32 [B], read if has_room."""
+    token_ids, positions, slot_mapping int32 [T]; context_lens int32 [B], block_tables [B, columns]; room int32 [B], read if has_room;
+    depths int32 [nodes], read if longest > 0, the most tokens of a sequence."""
     wait_for_predecessors()
     sequence, thread = cuda.blockIdx.x, int32(cuda.threadIdx.x)
     first, end = query_start[sequence], query_start[sequence + 1]
@@ -85,7 +93,10 @@ def load_spans_kernel(
         slot_mapping[row] = -1
         if position < context:
             slot_mapping[row] = tables_of_slots[slot, position // block_size] * block_size + position % block_size
-        positions[row] = min(position, int32(context - 1))
+        position = min(position, int32(context - 1))
+        if longest > 0:
+            position = min(min(position, int32(lengths[slot] - 1 + depths[offset + ahead])), int32(longest - 1))
+        positions[row] = position
         row += THREADS
     if thread == 0:
         context_lens[sequence] = context
@@ -111,6 +122,7 @@ def load_spans(slots, state: SlotState, drafts: DraftState, batch, block_size: i
         check_array("room", room, INDEX_DTYPES, sequences=count)
     of_slots = (slots, state.newest_tokens, state.lengths, state.block_tables, drafts.drafts)
     arrays = (*of_slots, batch.query_start, *named.values(), batch.context_lens, batch.block_tables)
-    # A kernel's arguments are always arrays; without room this one is not accessed.
+    # A kernel's arguments are always arrays; without room, or a tree, these are not accessed.
     limits = (batch.context_lens if room is None else room, int(room is not None))
-    launch(load_spans_kernel, count, THREADS, (*arrays, int(block_size), int(ahead), *limits), stream)
+    tree = (batch.context_lens, 0) if drafts.tree is None else (drafts.tree.depths, int(drafts.tree.longest))
+    launch(load_spans_kernel, count, THREADS, (*arrays, int(block_size), int(ahead), *limits, *tree), stream)

@@ -55,32 +55,34 @@ def reject_reference(
                     continue
                 residual = np.log(np.maximum(np.exp(p[place]) - np.exp(q[slot, i]), np.float32(0)))
             if np.isfinite(residual.max()):  # otherwise p = q but for rounding, and a draw from p will do
-                tokens[place] = np.argmax(residual + _noise(seed, step, len(residual)))
+                tokens[place] = np.argmax(residual + residual_noise(seed, step, len(residual)))
             counts[first] = 1 + i
             break
     return tokens, counts
 
 
-def _words(seed: np.ndarray, quads: np.ndarray, step: int, stream: int) -> np.ndarray:
+def random_words(seed: np.ndarray, quads: np.ndarray, step: int, stream: int) -> np.ndarray:
     """Random words for the counters (quad, step, stream, 0): uint32 [len(quads), 4]."""
     counter = np.zeros((len(quads), 4), np.uint32)
     counter[:, 0], counter[:, 1], counter[:, 2] = quads, step, stream
     return philox_reference(counter, np.asarray(seed, np.uint32))
 
 
-def _uniform_of(words: np.ndarray) -> np.ndarray:
+def uniform_of(words: np.ndarray) -> np.ndarray:
+    """Uniform numbers from 0 to 1 of random words, float32."""
     uniform = words.astype(np.float32) * np.float32(TWO_TO_MINUS_32) + np.float32(TWO_TO_MINUS_32 / 2)
     return np.minimum(uniform, np.float32(LARGEST_UNIFORM))
 
 
 def acceptance_uniform_reference(seed: np.ndarray, step: int) -> np.float32:
     """The uniform number, from 0 to 1, that decides on the draft of this step; seed uint32 [2]."""
-    return _uniform_of(_words(seed, np.arange(1), step, ACCEPTANCE))[0, 0]
+    return uniform_of(random_words(seed, np.arange(1), step, ACCEPTANCE))[0, 0]
 
 
-def _noise(seed: np.ndarray, step: int, vocab: int) -> np.ndarray:
-    words = _words(seed, np.arange(-(-vocab // 4)), step, RESIDUAL)
-    return -np.log(-np.log1p(-_uniform_of(words).reshape(-1)[:vocab]))
+def residual_noise(seed: np.ndarray, step: int, vocab: int) -> np.ndarray:
+    """The Gumbel noise of a draw from a residual, float32 [vocab]."""
+    words = random_words(seed, np.arange(-(-vocab // 4)), step, RESIDUAL)
+    return -np.log(-np.log1p(-uniform_of(words).reshape(-1)[:vocab]))
 
 
 @cuda.jit(device=True)

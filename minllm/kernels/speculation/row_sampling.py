@@ -4,8 +4,9 @@ A slot's parameters describe the sequence as it is; the row at offset j of its r
 
     step ← step[s] + j,   output_counts[v] ← output_counts[s, v] + the number of v among the first j drafts of s
 
-and all else is the slot's. So the kernels of sampling/, which read parameters by slot, are given one slot per row, and penalties,
-min_tokens and the random numbers of a row are those that decoding without drafts would use there.
+and all else is the slot's. In a tree of drafts (token_tree.py) the row of node j has depth(j) drafts before it: its ancestors. So the
+kernels of sampling/, which read parameters by slot, are given one slot per row, and penalties, min_tokens and the random numbers of a row
+are those that decoding without drafts would use there.
 
 104 bytes per row; 18 more per row and token of the vocabulary if a request of the batch has penalties, a bias or bans.
 """
@@ -44,19 +45,20 @@ def row_sampling_reference(
 
     ahead: added to every offset. salt: changes the seeds, for draws that must not depend on those of the model.
     """
-    given, offsets = state.sampling, offsets_of(slots) + ahead
+    given, offsets, tree = state.sampling, offsets_of(slots) + ahead, drafts.tree
     arrays = {name: getattr(given, name)[slots] for name in SLOT_FIELDS}
-    arrays["step"] = arrays["step"] + offsets
+    arrays["step"] = arrays["step"] + (offsets if tree is None else tree.depths[np.minimum(offsets, len(tree) - 1)])
     arrays["seed"] = arrays["seed"] ^ np.array([0, salt], np.uint32)
     if kind is SamplingKind.ADJUSTED:
         arrays |= {name: getattr(given, name)[slots] for name in VOCABULARY_FIELDS}
         for row, (slot, offset) in enumerate(zip(slots, offsets, strict=True)):
-            np.add.at(arrays["output_counts"][row], drafts.drafts[slot, :offset], 1)
+            before = slice(offset) if tree is None or slot < 0 else np.flatnonzero(tree.host.sees[offset])[1:] - 1
+            np.add.at(arrays["output_counts"][row], drafts.drafts[slot, before], 1)
     return SamplingTensors(**arrays, kind=kind), np.where(slots >= 0, np.arange(len(slots)), -1).astype(np.int32)
 
 
 @kernel(dependent_launch=True)
-def row_words_kernel(slots, words_of_slots, first_word, num_slots, words, row_slots, ahead, salt):
+def row_words_kernel(slots, words_of_slots, first_word, num_slots, words, row_slots, ahead, salt, depths, has_tree):
     """slots, row_slots int32 [R]; words_of_slots int32, in which the fields of the parameters begin at first_word; words int32 [R *
     WORDS]."""
     wait_for_predecessors()
@@ -73,23 +75,26 @@ def row_words_kernel(slots, words_of_slots, first_word, num_slots, words, row_sl
             target = int32(SEED * rows + 2 * row + word - SEED)
         value = words_of_slots[source]
         if word == STEP:
-            value += offset_in_run(slots, row) + ahead
+            offset = offset_in_run(slots, row) + ahead
+            value += int32(depths[offset] if has_tree != 0 and slot >= 0 else offset)
         if word == SEED + 1:
             value ^= salt
         words[target] = value
 
 
 @kernel(dependent_launch=True)
-def row_vocabulary_kernel(slots, drafts, token_flags, output_counts, logit_bias, row_flags, row_counts, row_bias, ahead):
+def row_vocabulary_kernel(slots, drafts, token_flags, output_counts, logit_bias, row_flags, row_counts, row_bias, ahead, parents, has_tree):
     """slots int32 [R]; drafts int32 [S, K]; flags uint8, counts int32, bias float32: of slots [S, vocab], of rows [R, vocab]."""
     wait_for_predecessors()
     token, row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x), cuda.blockIdx.y
     slot = slots[row]
     if slot >= 0 and token < token_flags.shape[1]:
         count = output_counts[slot, token]
-        for i in range(offset_in_run(slots, row) + ahead):
-            if drafts[slot, i] == token:
+        node = int32(offset_in_run(slots, row) + ahead)
+        while node > 0:
+            if drafts[slot, node - 1] == token:
                 count += int32(1)
+            node = int32(parents[node] if has_tree != 0 else node - 1)
         row_flags[row, token], row_counts[row, token], row_bias[row, token] = token_flags[slot, token], count, logit_bias[slot, token]
 
 
@@ -103,7 +108,11 @@ def row_sampling(
     words, row_slots = empty((rows * WORDS,), np.int32), empty((rows,), np.int32)
     of_slots = (state.words, layout["temperature"].start, state.lengths.shape[0])
     salt = int(np.uint32(salt).view(np.int32))
-    launch(row_words_kernel, ceil_div(rows * WORDS, THREADS), THREADS, (slots, *of_slots, words, row_slots, int(ahead), salt), stream)
+    # A kernel's arguments are always arrays; without a tree these are not accessed.
+    depths, parents = (slots, slots) if drafts.tree is None else (drafts.tree.depths, drafts.tree.parents)
+    has_tree = int(drafts.tree is not None)
+    arguments = (slots, *of_slots, words, row_slots, int(ahead), salt, depths, has_tree)
+    launch(row_words_kernel, ceil_div(rows * WORDS, THREADS), THREADS, arguments, stream)
     found, start = {}, 0
     for name, (dtype, shape) in SLOT_FIELDS.items():
         size = rows * int(np.prod(shape, dtype=int))
@@ -113,5 +122,6 @@ def row_sampling(
         vocab = given.token_flags.shape[1]
         found |= {name: empty((rows, vocab), dtype) for name, dtype in VOCABULARY_FIELDS.items()}
         wide = [getattr(given, name) for name in VOCABULARY_FIELDS] + [found[name] for name in VOCABULARY_FIELDS]
-        launch(row_vocabulary_kernel, (ceil_div(vocab, THREADS), rows), THREADS, (slots, drafts.drafts, *wide, int(ahead)), stream)
+        arguments = (slots, drafts.drafts, *wide, int(ahead), parents, has_tree)
+        launch(row_vocabulary_kernel, (ceil_div(vocab, THREADS), rows), THREADS, arguments, stream)
     return SamplingTensors(**found, kind=kind), row_slots

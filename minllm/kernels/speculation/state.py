@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from minllm.kernels.speculation.token_tree import TreeArrays
+
 
 @dataclass
 class DraftState:
@@ -17,9 +19,10 @@ class DraftState:
     drafts: Any  # int32 [S, K] tokens that may follow the newest one; 0 where the source found none
     token_history: Any  # int32 [S, W] the sequence's tokens, the newest one included
     log_q: Any = None  # float32 [S, K, vocab] log-probabilities that the drafts were drawn from; None if they were not drawn
+    tree: TreeArrays | None = None  # draft i of a slot is node i + 1; None: each draft follows the one before it
 
     @classmethod
-    def make(cls, zeros, num_slots: int, num_drafts: int, width: int, vocab: int = 0) -> "DraftState":
+    def make(cls, zeros, num_slots: int, num_drafts: int, width: int, vocab: int = 0, tree: TreeArrays | None = None) -> "DraftState":
         """Allocate with `zeros(shape, dtype)`. width: the most tokens of a sequence. vocab: for drafts that are drawn, else 0."""
         log_q = zeros((num_slots, num_drafts, vocab), np.float32) if vocab else None
-        return cls(zeros((num_slots, num_drafts), np.int32), zeros((num_slots, width), np.int32), log_q)
+        return cls(zeros((num_slots, num_drafts), np.int32), zeros((num_slots, width), np.int32), log_q, tree)

@@ -100,13 +100,16 @@ def with_graphs(llm, machine, max_num_seqs=8, max_model_len=256, budget=2048):
     """Give a loaded CPU engine the runner of a GPU."""
     old = llm.engine.runner
     assert llm.llm_engine.core.runner is old
-    ops, speculator = QueueOps("float32"), None
+    ops, speculator, beyond = QueueOps("float32"), None, 0
     if old.speculator is not None:
-        source, num_drafts = old.speculator.source, old.speculator.query_len - 1
-        speculator = functools.partial(Speculator, ops, machine, source=source, num_drafts=num_drafts, width=max_model_len)
+        source, num_drafts, config = old.speculator.source, old.speculator.query_len - 1, llm.options.speculative_config
+        beyond = config.rows_beyond
+        speculator = functools.partial(
+            Speculator, ops, machine, source=source, num_drafts=num_drafts, width=max_model_len, tree=config.tree, cache=old.cache
+        )
     runner = ModelRunner(
         ops, old.model, old.cache, old.policy, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
-        max_model_len=max_model_len, machine=machine, uses_graphs=True, speculator=speculator,
+        max_model_len=max_model_len + beyond, machine=machine, uses_graphs=True, speculator=speculator,
     )  # fmt: skip
     llm.engine.runner = llm.llm_engine.core.runner = runner
 

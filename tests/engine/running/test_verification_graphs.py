@@ -7,6 +7,7 @@ from tests.engine.checks import BLOCK_BYTES
 from tests.engine.models import model_directory
 from tests.engine.running.test_step_graphs import QueueMachine, results, steps_ended, with_graphs
 from tests.engine.test_speculation import GREEDY, PROMPTS, SAMPLED, SMALL, Hints, ngrams, plain, texts_of  # noqa: F401
+from tests.engine.test_trees import ITSELF, LOOKAHEAD
 from tests.models.random_models import prompt
 
 DRAFTS = 4
@@ -89,3 +90,17 @@ def test_a_source_that_fails_while_it_is_captured_is_switched_off(plain):  # noq
         with pytest.warns(RuntimeWarning, match="out of ideas"):
             assert results(llm.generate([prompt(9), prompt(20)], params)) == expected
         assert llm.engine.runner.speculator.source is None
+
+
+@pytest.mark.parametrize("config", [ITSELF, LOOKAHEAD], ids=["tree", "lookahead"])
+def test_trees_are_in_the_graphs(plain, config):  # noqa: F811
+    """A step is planned before the path of the one before it is known: its nodes lie behind the most that may have been accepted."""
+    machine, (greedy, sampled) = QueueMachine(), plain
+    options = SMALL | dict(max_num_seqs=5, max_num_batched_tokens=64, speculative_config=config)
+    with LLM(model_directory("llama3"), **options) as llm:
+        with_graphs(llm, machine, 5, SMALL["max_model_len"], 64)
+        assert tokens_of(llm.generate(PROMPTS, GREEDY)) == tokens_of(greedy)
+        assert tokens_of(llm.generate(PROMPTS, SAMPLED)) == tokens_of(sampled)
+        steps_ended(llm)
+        assert llm.llm_engine.stats().spec_decode_num_accepted_tokens > 0
+        assert llm.engine.cache_policy.usage().allocated == 0 and machine.launches > 20

@@ -16,7 +16,7 @@ from numba import cuda, float32, int32, int64, uint64
 
 from minllm.kernels.attention.flash_attention_2.kernel import Matmuls, Tiles
 from minllm.ptx import ex2, float_as_uint, store_32
-from minllm.tiles.rows import Rows
+from minllm.tiles.rows import Rows, is_selected
 from minllm.tiles.warp import ALL_LANES
 
 
@@ -137,4 +137,10 @@ def make_float32_rows(columns, column_threads):
             if inside and dim < columns:
                 store_32(out, start + int64(dim), float_as_uint(acc[row * each + j] * factor))
 
-    return Rows(position, column, mask, maximum, None, exponentials, sum_of_lanes, scale, None, store)
+    @cuda.jit(device=True)
+    def select(acc, row, number, first, words, at):
+        for j in range(each):
+            if not is_selected(words, at, int32(number + column_threads * j - first)):
+                acc[row * each + j] = float32(-math.inf)
+
+    return Rows(position, column, mask, maximum, None, exponentials, sum_of_lanes, scale, None, store, select)
