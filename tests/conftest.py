@@ -77,6 +77,15 @@ def device():
     return Simulator()
 
 
+@pytest.fixture
+def small_tiles(monkeypatch, request):
+    """Attention with tiles that are quick to simulate (tests/ops/small_tiles.py); with --exhaustive those that the launchers choose."""
+    if not request.config.option.exhaustive:
+        from tests.ops.small_tiles import use_small_tiles
+
+        use_small_tiles(monkeypatch)
+
+
 @pytest.fixture(autouse=True)
 def detectors(request):
     """Simulated kernels run under all detectors, but for cases marked results_only, whose kernels other cases run under them.

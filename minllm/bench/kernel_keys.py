@@ -162,11 +162,9 @@ def numbered_source(code) -> tuple[str, Sequence[str]]:
     """(the source of a function as `numbered` has it, the names); made once per place in a file, which the functions of many kernels share."""
     place = code.co_filename, code.co_firstlineno, code.co_name
     if place not in SOURCES:
-        try:
-            source = inspect.getsource(code)
-        except OSError:  # the typing function of an instruction is generated: it returns two of its names
+        if code.co_filename == "<string>":  # the typing function of an instruction is generated: it returns two of its names
             return "generated", code.co_names
-        SOURCES[place] = numbered(textwrap.dedent(source))
+        SOURCES[place] = numbered(textwrap.dedent(inspect.getsource(code)))
     return SOURCES[place]
 
 
