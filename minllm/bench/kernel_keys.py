@@ -159,7 +159,7 @@ def function_meaning(function, seen):
 
 
 def numbered_source(code) -> tuple[str, Sequence[str]]:
-    """(the source of a function as `numbered` has it, the names); made once per place in a file, which the functions of many kernels share."""
+    """What `numbered` returns for a function's source, made once per place in a file: functions of many kernels come from each."""
     place = code.co_filename, code.co_firstlineno, code.co_name
     if place not in SOURCES:
         if code.co_filename == "<string>":  # the typing function of an instruction is generated: it returns two of its names

@@ -36,6 +36,7 @@ def test_norm_before_a_gate(m, n, k, tiling, device):
     check_normed_gate(m, n, k, DTYPES[(m + k + 1) % 3], tiling, device)
 
 
+@pytest.mark.detected("shape")
 @pytest.mark.covering("tiling", "shape")
 @pytest.mark.parametrize("tiling", TILINGS)
 @pytest.mark.parametrize("shape", QKV_SHAPES, ids=str)

@@ -205,6 +205,7 @@ def test_what_a_gemv_refuses():
 
 
 @pytest.mark.results_only
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.covering("rounds_activations")
 @pytest.mark.parametrize("name, rounds_activations", [("int4", False), ("int8", True), ("fp8", True), ("fp8_block", True), ("nf4", False)])
 def test_a_model_on_kernels_computes_what_it_does_in_numpy(name, rounds_activations, tmp_path):
