@@ -62,6 +62,7 @@ def test_several_kernels_make_a_table(tmp_path, request):
 
 
 @needs_compilers
+@pytest.mark.covering("capability", "name")
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
 @pytest.mark.parametrize("name", ["activation/silu/vectors/float32", "activation/silu/vectors/bfloat16"])
 def test_line_numbers_do_not_change_the_code(name, capability):
