@@ -43,8 +43,7 @@ from tests.kernels.attention.test_split_cascade import run_cascade
 from tests.kernels.attention.test_split_cluster import CASES as CLUSTER_CASES
 from tests.kernels.attention.test_split_cluster import run_clusters
 from tests.kernels.attention.test_tree import CASES as TREE_CASES
-from tests.kernels.attention.test_tree import TALL_CASES
-from tests.kernels.attention.test_tree import run_tree
+from tests.kernels.attention.test_tree import TALL_CASES, run_tree
 from tests.kernels.speculation.trees import LOOKAHEAD
 
 
