@@ -67,6 +67,7 @@ def test_products_that_are_exact_are_exact(case, device):
     check_exact_product(case, device)
 
 
+@pytest.mark.results_only
 @pytest.mark.parametrize("case", [
     Case("tiled", 65, 63, 33, FLOAT32, FLOAT32, True, (("tile", tiled.TILES[1]),)),
     Case("tensor_core", 17, 65, 136, BFLOAT16, BFLOAT16, True, (("tiling", tensor_core.TILINGS[-1]),)),
