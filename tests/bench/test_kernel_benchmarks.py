@@ -134,7 +134,6 @@ def test_arrays_of_the_glue_are_larger_than_any_cache():
     assert all(case.set_bytes > 128e6 for case in glue.cases())
 
 
-@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.covering("case.benchmark + case.variant")
 @pytest.mark.parametrize("case", [case for case in TINY_CASES if case.variant not in SLOW_IN_THE_SIMULATOR], ids=name_of)
 def test_a_right_result_passes_and_a_wrong_one_does_not(case, monkeypatch, request):
