@@ -11,7 +11,7 @@ import pytest
 
 from minllm.machine.numba_cuda import HAS_NUMBA_CUDA
 from minllm.sim import detecting
-from tests.covering import left_out
+from tests.covering import left_out, without_detectors
 
 HERE = Path(__file__).parent
 # Tests of the compiler and of NVIDIA's bindings, which macOS does not have: their imports fail there.
@@ -48,6 +48,8 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=others)
         excluded = set(others)
         items[:] = [item for item in items if item not in excluded]
+    for item in without_detectors(items):
+        item.add_marker(pytest.mark.results_only)
 
 
 def pytest_collection_finish(session):
@@ -75,11 +77,21 @@ def device():
     return Simulator()
 
 
+@pytest.fixture
+def small_tiles(monkeypatch, request):
+    """Attention with tiles that are quick to simulate (tests/ops/small_tiles.py); with --exhaustive those that the launchers choose."""
+    if not request.config.option.exhaustive:
+        from tests.ops.small_tiles import use_small_tiles
+
+        use_small_tiles(monkeypatch)
+
+
 @pytest.fixture(autouse=True)
 def detectors(request):
-    """Simulated kernels run under all detectors, but for tests marked results_only, whose kernels other tests run under them.
+    """Simulated kernels run under all detectors, but for cases marked results_only, whose kernels other cases run under them.
 
-    Detectors take two thirds of a simulation's time. Accesses out of bounds and deadlocks are found without them too.
+    A test's mark `detected` chooses these cases. Detectors nearly double a simulation's time. Accesses out of bounds and deadlocks are
+    found without them too.
     """
     if request.node.get_closest_marker("results_only") and not request.config.option.exhaustive:
         yield

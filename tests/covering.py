@@ -6,12 +6,15 @@ for every feature of any case in the list, at least one case with this feature. 
     @pytest.mark.covering("case.dtype", "case.head_dim", "module + case.dtype")
     @pytest.mark.parametrize("case", CASES) ...
 
-A feature of the mark is a parameter of the test, an attribute of one, or several of them whose combinations must all be met.
+The mark `detected` takes features too: all cases run, and a covering selection of them runs under the simulator's detectors. Its features
+are those on which the order of memory accesses depends (a kernel's variant, tiling or block), not those that change numbers only.
+
+A feature of a mark is a parameter of the test, an attribute of one, or several of them whose combinations must all be met.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 Case = TypeVar("Case")
@@ -32,17 +35,27 @@ def covering(cases: Sequence[Case], features: Callable[[Case], Iterable[Hashable
 
 def left_out(items: Iterable[Any]) -> list[Any]:
     """The pytest items that the covering selections of their tests leave out."""
+    return not_chosen(items, "covering")
+
+
+def without_detectors(items: Iterable[Any]) -> list[Any]:
+    """The pytest items that compare results only, because other cases of their tests run under detectors."""
+    return not_chosen(items, "detected")
+
+
+def not_chosen(items: Iterable[Any], mark: str) -> list[Any]:
+    """The items with this mark that are not in the covering selections of their tests."""
     cases_of = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("covering") and hasattr(item, "callspec"):
+        if item.get_closest_marker(mark) and hasattr(item, "callspec"):
             cases_of[item.path, item.originalname].append(item)
-    chosen = {item for cases in cases_of.values() for item in covering(cases, marked_features)}
+    chosen = {item for cases in cases_of.values() for item in covering(cases, partial(marked_features, mark=mark))}
     return [item for cases in cases_of.values() for item in cases if item not in chosen]
 
 
-def marked_features(item: Any) -> list[tuple]:
+def marked_features(item: Any, mark: str) -> list[tuple]:
     """The features of a test's case that its mark names, as (feature, value)."""
-    names = item.get_closest_marker("covering").args
+    names = item.get_closest_marker(mark).args
     return [(name, *(value_at(item.callspec.params, path.strip()) for path in name.split("+"))) for name in names]
 
 

@@ -58,6 +58,27 @@ def test_pytest_runs_the_selection(tmp_path, option, count):
     assert listed.count("::") == count, listed
 
 
+DETECTED = """
+import pytest
+
+@pytest.mark.detected("x")
+@pytest.mark.parametrize("x", [0, 1])
+@pytest.mark.parametrize("y", [0, 1, 2])
+def test_some_under_detectors(x, y, detectors):
+    from minllm.sim.detectors import is_detecting
+    print("all detectors" if is_detecting() else "no detector")
+"""
+
+
+@pytest.mark.parametrize(("option", "count"), [((), 2), (("--exhaustive",), 6)])
+def test_a_selection_runs_under_detectors_and_all_cases_run(tmp_path, option, count):
+    (tmp_path / "test_cases.py").write_text(DETECTED)
+    (tmp_path / "conftest.py").write_text("from tests.conftest import detectors, pytest_addoption, pytest_collection_modifyitems\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *option, str(tmp_path)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert (printed.count("all detectors"), printed.count("no detector")) == (count, 6 - count), printed
+
+
 def test_pairs_are_met_by_few():
     grid = list(itertools.product(range(4), range(4), range(4)))
     pairs = [(0, 1), (0, 2), (1, 2)]

@@ -22,7 +22,7 @@ import json
 import sys
 import textwrap
 import types as python_types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ except ImportError:  # the package of a commit that has no such module
 
     HAS_NUMBA_CUDA = True
 
+SOURCES = {}  # {(file, line, name): what `numbered` made of the function there}
 # Rungs of the ladders that only lessons launch.
 FIRST_RUNGS = ("matmul/naive", "matmul/tiled", "matmul/vectorized", "matmul/warpgroup", "matmul/warp_specialized",
                "matmul/warp_per_row", "matmul/int4_naive",
@@ -149,15 +150,22 @@ def function_meaning(function, seen):
     code, namespace = function.__code__, function.__globals__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     outside = {name: cell.cell_contents for name, cell in cells.items() if not is_empty(cell)}
-    try:
-        source, names = numbered(textwrap.dedent(inspect.getsource(function)))
-    except OSError:  # the typing function of an instruction is generated: it returns two of its names
-        source, names = "generated", code.co_names
+    source, names = numbered_source(code)
     values = {number: outside.get(name, namespace.get(name)) for number, name in enumerate(names) if name in outside or name in namespace}
     through = [[name, meaning(getattr(module, name), seen)] for module in values.values() if is_module_of_ours(module)
                for name in attributes(code) if hasattr(module, name)]  # fmt: skip
     defaults = [meaning(function.__defaults__, seen), meaning(list((function.__kwdefaults__ or {}).values()), seen)]
     return [source, [[number, meaning(value, seen)] for number, value in values.items()], through, defaults]
+
+
+def numbered_source(code) -> tuple[str, Sequence[str]]:
+    """What `numbered` returns for a function's source, made once per place in a file: functions of many kernels come from each."""
+    place = code.co_filename, code.co_firstlineno, code.co_name
+    if place not in SOURCES:
+        if code.co_filename == "<string>":  # the typing function of an instruction is generated: it returns two of its names
+            return "generated", code.co_names
+        SOURCES[place] = numbered(textwrap.dedent(inspect.getsource(code)))
+    return SOURCES[place]
 
 
 def is_module_of_ours(value) -> bool:

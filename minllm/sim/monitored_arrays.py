@@ -7,7 +7,7 @@ import sys
 
 from minllm.sim.arrays import CheckedArray
 from minllm.sim.monitor import NO_MORE
-from minllm.sim.place import kernel_frame
+from minllm.sim.place import is_own, kernel_frame
 from minllm.sim.polling import count_poll
 from minllm.sim.records import Record
 from minllm.sim.scalars import Carrier
@@ -38,7 +38,8 @@ class MonitoredArray(CheckedArray):
 
     def tell(self, thread, start, count, kind, frame):
         """Report an access; frame: that of its caller."""
-        frame = kernel_frame(frame)
+        if is_own(frame.f_code.co_filename):
+            frame = kernel_frame(frame)
         for report in self.reports:
             if report(thread, self, start, count, kind, frame) is NO_MORE:
                 self.reports = tuple(other for other in self.reports if other is not report)

@@ -33,7 +33,9 @@ LOADS = {  # specimen: the loads of 16 bytes that start before the first of them
 # Specimens that tests compile for Hopper to see the order of their instructions: here, and in tests/kernels.
 COMPILED_BY_OTHERS = {
     *LOADS,
-    "matmul/wgmma/128x256/cluster/bfloat16",
+    *(f"matmul/wgmma/{name}/bfloat16" for name in ("128x256/cluster", "128x256/silu", "bias", "64x96/cluster/early")),
+    *(f"matmul/{name}/bfloat16" for name in ("tensor_core/128x256", "warpgroup/pairs", "warp_specialized/pairs")),
+    *(f"matmul/int4_{name}/bfloat16" for name in ("gemv/1/128", "tensor_core/1/128", "wgmma/8/128", "tma/8/128")),
     "attention/flash_attention_3/128/128x128/paged/bfloat16",
 }
 

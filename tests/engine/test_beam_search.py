@@ -211,22 +211,21 @@ def test_more_beams_than_slots_are_computed_in_turns(llm):
                 assert other.engine.cache_policy.usage().allocated == 0
 
 
-SIX_PROMPTS, THIRTY_TOKENS = [prompt(length) for length in (40, 20, 9, 33, 17, 25)], BeamSearchParams(4, max_tokens=30)
-
-
 @pytest.fixture(scope="module")
-def six_searches(llm):
-    """What six searches find, each by itself."""
-    return [llm.beam_search(token_ids, THIRTY_TOKENS)[0] for token_ids in SIX_PROMPTS]
+def searches(llm, request):
+    """(prompts, their parameters, what each search finds by itself): six searches for 30 tokens with --exhaustive, else four for 16."""
+    count, tokens = (6, 30) if request.config.option.exhaustive else (4, 16)
+    prompts, params = [prompt(length) for length in (40, 20, 9, 33, 17, 25)[:count]], BeamSearchParams(4, max_tokens=tokens)
+    return prompts, params, [llm.beam_search(token_ids, params)[0] for token_ids in prompts]
 
 
 @pytest.mark.covering("options + preemption", "options + ahead", "preemption + ahead")
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("options", [CACHES["paged"], CACHES["small blocks"], CACHES["radix tree"]], ids=str)
-def test_little_memory_changes_no_token(six_searches, monkeypatch, options, preemption, ahead):
-    """Room for 100 tokens, where six searches and a request beside them need several times that."""
-    prompts, params, expected = SIX_PROMPTS, THIRTY_TOKENS, six_searches
+def test_little_memory_changes_no_token(searches, monkeypatch, options, preemption, ahead):
+    """Room for 100 tokens, where the searches and a request beside them need more than that."""
+    prompts, params, expected = searches
     monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", 620_000)
     with LLM(model_directory("llama3"), device="cpu", max_model_len=72, max_num_seqs=12, preemption=preemption, **options) as other:
         monkeypatch.setattr(other.engine.runner.machine, "steps_ahead", ahead)
@@ -239,8 +238,9 @@ def test_little_memory_changes_no_token(six_searches, monkeypatch, options, pree
         assert other.engine.cache_policy.usage().allocated == 0
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_random_traffic(llm, monkeypatch, seed):
+@pytest.mark.covering("remainder")
+@pytest.mark.parametrize("seed, remainder", [(seed, seed % 4) for seed in range(8)])
+def test_random_traffic(llm, monkeypatch, seed, remainder):
     """Searches that come while others run, one of which may be aborted, in a small cache of a random kind, under a random policy."""
     draw = random.Random(seed)
     monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", draw.choice([480_000, 620_000, 900_000]))

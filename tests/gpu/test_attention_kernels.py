@@ -43,7 +43,7 @@ from tests.kernels.attention.test_split_cascade import run_cascade
 from tests.kernels.attention.test_split_cluster import CASES as CLUSTER_CASES
 from tests.kernels.attention.test_split_cluster import run_clusters
 from tests.kernels.attention.test_tree import CASES as TREE_CASES
-from tests.kernels.attention.test_tree import run_tree
+from tests.kernels.attention.test_tree import TALL_CASES, run_tree
 from tests.kernels.speculation.trees import LOOKAHEAD
 
 
@@ -152,7 +152,7 @@ def test_split_cascade(device, case, prefix_len):
 REAL_TREES = [((before, 17), LOOKAHEAD, 0, (24, 3), 128, dtype, 0) for before in (1000, 4093) for dtype in (np.float32, ml_dtypes.bfloat16)]
 
 
-@pytest.mark.parametrize("case", TREE_CASES + REAL_TREES, ids=str)
+@pytest.mark.parametrize("case", TREE_CASES + TALL_CASES + REAL_TREES, ids=str)
 def test_tree(device, case):
     run_tree(device, case)
 

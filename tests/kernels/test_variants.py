@@ -110,7 +110,7 @@ def test_a_toy_is_tested_compiled_and_benchmarked_with_all_others(request):
     """The parameters of the tests come from the table: with one more line in it they hold the toy too, and it passes them."""
     names = ("kernels/attention/test_attention_ladder", "compile/test_machine_code", "bench/test_kernel_benchmarks")
     files = [f"tests/{name}.py" for name in names]
-    chosen = "toy" if request.config.option.exhaustive else "toy and not 17of33"  # which takes longer than all others
+    chosen = "toy" if request.config.option.exhaustive else "toy and (1of1 or not test_prompts)"  # the smallest prompt
     options = ["-p", "tests.kernels.register_toy", "-p", "no:cacheprovider", "-q", "-rA", "--exhaustive", "-k", chosen]
     run = subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:]

@@ -18,7 +18,7 @@ from tests.kernels.sampling.cases import RULES, parameters
 from tests.models.batches import PagedSequences
 from tests.ops.small_models import small_model
 
-pytestmark = pytest.mark.results_only
+pytestmark = [pytest.mark.results_only, pytest.mark.usefixtures("small_tiles")]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from minllm.ops.numpy_ops import NumpyOps
 from tests.ops import small_models
 from tests.ops.decode_batches import decode_batch
 
-pytestmark = pytest.mark.results_only
+pytestmark = [pytest.mark.results_only, pytest.mark.usefixtures("small_tiles")]
 
 WINDOW, BLOCK_SIZE, RING, TABLE = 32, 32, 1, np.array([[2, 0, 3]], np.int32)
 SHAPE = dict(num_attention_heads=2, num_key_value_heads=1, head_dim=32, max_position_embeddings=128)

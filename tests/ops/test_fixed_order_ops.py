@@ -64,6 +64,7 @@ def test_numpy_in_any_company(schedule, family, dtype):
 
 
 @pytest.mark.results_only
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("family, dtype", [("llama", "bfloat16"), ("gpt2", "bfloat16"), ("qwen3", "float16")])
 def test_kernels_in_company(family, dtype):
     """A chunk of 6 beside one of 5 and a decode step, then a decode step beside a chunk, then rows as of a verification."""

@@ -13,7 +13,7 @@ from minllm.ops.numpy_ops import NumpyOps
 from tests.kernels.sampling.cases import PENALTIES, logits_of, parameters
 from tests.ops.decode_batches import decode_batch
 
-pytestmark = pytest.mark.results_only
+pytestmark = [pytest.mark.results_only, pytest.mark.usefixtures("small_tiles")]
 
 VOCAB, BLOCK_SIZE = 111, 4
 

@@ -23,7 +23,7 @@ from minllm.ops.numpy_ops import NumpyOps
 from tests.kernels.sampling.cases import parameters
 from tests.ops.small_models import small_model
 
-pytestmark = pytest.mark.results_only
+pytestmark = [pytest.mark.results_only, pytest.mark.usefixtures("small_tiles")]
 
 BLOCK_SIZE, BLOCKS_EACH, SLOTS, LONGEST, DRAFTS = 4, 5, 4, 20, 2
 TABLES = np.random.default_rng(0).permutation(SLOTS * BLOCKS_EACH).reshape(SLOTS, BLOCKS_EACH).astype(np.int32)

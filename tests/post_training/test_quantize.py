@@ -21,7 +21,7 @@ from minllm.models.source import open_source
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.post_training import grids
 from minllm.post_training.calibration import default_text
-from minllm.post_training.quantize import Quantizer, Scheme, quantize
+from minllm.post_training.quantize import TOKENS, Quantizer, Scheme, quantize
 from minllm.post_training.rounding import round_matrix
 from minllm.weights.formats import WEIGHT_FORMATS
 from tests.models.batches import logits_of
@@ -74,13 +74,14 @@ def test_tensors_are_where_compressed_tensors_puts_them(tmp_path):
     assert index["model.embed_tokens.weight"] == "model-00007.safetensors" and index[f"{place}.weight_scale"] == "model-00001.safetensors"
 
 
-def test_compensation_halves_what_int4_costs(tmp_path):
+def test_compensation_halves_what_int4_costs(tmp_path, request):
     """In perplexity of some unseen text."""
     ids, found = None, {}
+    text, tokens, unseen = (None, TOKENS, 6000) if request.config.option.exhaustive else (default_text()[:100_000], 4096, 3000)
     for method in ("round", "gptq"):
-        quantize(bundled_model(), tmp_path / method, "int4", method)
+        quantize(bundled_model(), tmp_path / method, "int4", method, text, tokens)
         with LLM(tmp_path / method, device="cpu", max_model_len=512) as llm:
-            ids = ids or llm.tokenizer.encode(minllm.held_out_text()[:6000])
+            ids = ids or llm.tokenizer.encode(minllm.held_out_text()[:unseen])
             found[method] = llm.perplexity(ids, 512, 384)
     with LLM(device="cpu", max_model_len=512) as llm:
         plain = llm.perplexity(ids, 512, 384)

@@ -62,6 +62,7 @@ def different_bytes(traces):
     return sum(array.total.unique_bytes for counts in counted for name, array in counts.arrays.items() if name in WEIGHTS + CACHES)
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_a_prompt_and_a_decode_step_move_what_costs_says(family):
     config, prompt_traces, step_traces = traced_forwards(family, [[5, 1, 7]])
@@ -69,6 +70,7 @@ def test_a_prompt_and_a_decode_step_move_what_costs_says(family):
     assert different_bytes(step_traces) == decode_step(config, context=4).bytes
 
 
+@pytest.mark.usefixtures("small_tiles")
 def test_a_batch_reads_its_weights_once_and_each_sequence_its_own_keys():
     config, _, step_traces = traced_forwards("llama", [[5, 1], [7, 2]])
     assert different_bytes(step_traces) == decode_step(config, batch=2, context=3).bytes

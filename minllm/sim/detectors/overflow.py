@@ -58,6 +58,8 @@ class WatchedIntegerType(IntegerType):
     """An integer cast that remembers when it wraps."""
 
     def __call__(self, value):
+        if type(value) is int and self.least <= value <= self.greatest:  # the common case, and the quick one
+            return value
         wrapped = IntegerType.__call__(self, value)
         if type(value) is not int and isinstance(value, Undefined):
             return undefined(wrapped, value.why)

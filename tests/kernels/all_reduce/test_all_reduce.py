@@ -24,6 +24,7 @@ def detectors():
         yield
 
 
+@pytest.mark.detected("name + count")
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", NAMES)

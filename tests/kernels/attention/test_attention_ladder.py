@@ -17,6 +17,7 @@ HAVE_SMALL_TILES = ("flash_attention_2", "flash_attention_3")  # and tests of th
 PROMPT_VARIANTS = [name for name in VARIANTS.names() if VARIANTS.entry(name).takes_rows(17) and name not in HAVE_SMALL_TILES]
 
 
+@pytest.mark.detected("name", "case.dtype", "case.sliding_window")
 @pytest.mark.covering("case", "name + case.dtype")
 @pytest.mark.parametrize("case", LADDER_CASES, ids=str)
 @pytest.mark.parametrize("name", PROMPT_VARIANTS)

@@ -17,6 +17,7 @@ from tests.kernels.attention.case_lists import (
 from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant
 
 
+@pytest.mark.detected("case.sliding_window", "case.dtype", "case.kv_heads")
 @pytest.mark.parametrize("case", TENSOR_CORE_CASES, ids=str)
 def test_tensor_cores(device, case):
     run_variant(device, flash_attention_2, case, tiles=TILES)
@@ -29,6 +30,7 @@ def test_tile_shapes(device, tiles):
         run_variant(device, flash_attention_2, case, tiles=tiles)
 
 
+@pytest.mark.detected("case.sliding_window", "case.head_dim")
 @pytest.mark.parametrize("case", FLOAT32_CASES, ids=str)
 def test_float32(device, case):
     run_variant(device, flash_attention_2, case, tiles=FLOAT32_TILES)

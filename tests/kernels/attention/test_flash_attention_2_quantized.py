@@ -25,11 +25,13 @@ CASES = [  # case, format, group_size, tiles
 ]
 
 
+@pytest.mark.detected("name", "tiles")
 @pytest.mark.parametrize(("case", "name", "group_size", "tiles"), CASES, ids=str)
 def test_prompts(device, case, name, group_size, tiles):
     run_quantized(device, flash_attention_2_quantized, case, name, group_size, tiles=tiles)
 
 
+@pytest.mark.detected("name")
 @pytest.mark.covering("name", "dtype")
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
 @pytest.mark.parametrize("name", EVERY_FORMAT)

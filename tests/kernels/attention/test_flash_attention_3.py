@@ -16,6 +16,7 @@ from tests.kernels.attention.case_lists import BFLOAT16, HOPPER_CASES
 from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant
 
 
+@pytest.mark.detected("shape.consumers", "shape.key_tile", "case.sliding_window")
 @pytest.mark.parametrize(("case", "shape"), HOPPER_CASES, ids=str)
 def test_hopper(device, case, shape):
     run_variant(device, flash_attention_3, case, shape=shape)

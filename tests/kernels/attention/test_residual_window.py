@@ -44,6 +44,7 @@ def small_blocks(monkeypatch):
         monkeypatch.setattr(module, "tiles_for", lambda *_: (16, 16, 1))
 
 
+@pytest.mark.detected("case.sliding_window", "case.dtype")
 @pytest.mark.parametrize("case", DECODES, ids=str)
 def test_decode_steps(device, case):
     run_window(device, case)
@@ -56,6 +57,7 @@ def test_tiles_that_tma_fetches(device, monkeypatch, shape):
     run_window(device, WindowCase(ROWS[:2], (131, 170), heads=4, kv_heads=1, head_dim=128, sliding_window=150, dtype=BFLOAT16))
 
 
+@pytest.mark.detected("case.sliding_window", "case.dtype")
 @pytest.mark.parametrize("case", PROMPTS, ids=str)
 def test_prompts(device, case):
     run_window(device, case)

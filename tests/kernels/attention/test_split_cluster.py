@@ -31,6 +31,7 @@ def run_clusters(device, case, splits, shape):
     check_output(case, arrays, np.asarray(device.host(guarded_out)))
 
 
+@pytest.mark.detected("splits", "shape", "case.sliding_window")
 @pytest.mark.parametrize(("case", "splits", "shape"), CASES, ids=str)
 def test_clusters(device, case, splits, shape):
     run_clusters(device, case, splits, shape)

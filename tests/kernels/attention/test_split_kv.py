@@ -9,6 +9,7 @@ from tests.kernels.attention.case_lists import BFLOAT16, SPLIT_CASES
 from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant
 
 
+@pytest.mark.detected("splits", "case.sliding_window")
 @pytest.mark.parametrize(("case", "splits"), SPLIT_CASES, ids=str)
 def test_splits(device, case, splits):
     run_variant(device, split_kv, case, workspace_options={"splits": splits}, splits=splits, warps=1)

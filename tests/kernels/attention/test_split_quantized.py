@@ -29,6 +29,7 @@ def run(device, case, name, group_size=None, **options):
     return run_quantized(device, split_quantized, case, name, group_size, workspace_options=options, **options)
 
 
+@pytest.mark.detected("name")
 @pytest.mark.covering("case", "name", "name + case.dtype")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("case", EVERY_FORMAT_CASES, ids=str)
@@ -36,11 +37,13 @@ def test_fair_shares(device, case, name):
     run(device, case, name, sm_count=3, shape=SHAPES[0])
 
 
+@pytest.mark.detected("name", "case.dtype")
 @pytest.mark.parametrize(("case", "name", "group_size"), FORMAT_CASES, ids=str)
 def test_fixed_splits(device, case, name, group_size):
     run(device, case, name, group_size, splits=2, shape=SHAPES[0])
 
 
+@pytest.mark.detected("shape")
 @pytest.mark.covering("shape", "name")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
@@ -48,6 +51,7 @@ def test_block_shapes(device, shape, name):
     run(device, EVERY_FORMAT_CASES[1], name, sm_count=3, shape=shape)
 
 
+@pytest.mark.detected("shape", "group_size")
 @pytest.mark.covering("case", "shape")
 @pytest.mark.parametrize("shape", FETCHED_SHAPES, ids=str)
 @pytest.mark.parametrize(("case", "name", "group_size"), FETCHED_CASES, ids=str)

@@ -25,11 +25,13 @@ def run(device, case, **options):
     return run_variant(device, split_tensor_core, case, workspace_options=options, **options)
 
 
+@pytest.mark.detected("splits", "case.sliding_window")
 @pytest.mark.parametrize(("case", "splits"), SPLIT_CASES, ids=str)
 def test_fixed_splits(device, case, splits):
     run(device, in_16_bits(case), splits=splits, shape=SPLIT_SHAPES[0])
 
 
+@pytest.mark.detected("blocks", "case.sliding_window")
 @pytest.mark.covering("case", "blocks + case.dtype")
 @pytest.mark.parametrize("case", [case for case, _ in SPLIT_CASES[1::2]] + RAGGED_CASES, ids=str)
 @pytest.mark.parametrize("blocks", [1, 3])

@@ -14,11 +14,13 @@ from tests.kernels.attention.cases import AttentionCase, check_output, make_arra
 OPTIONS = dict(sm_count=3, shape=SPLIT_SHAPES[0])
 
 
+@pytest.mark.detected("case.sliding_window")
 @pytest.mark.parametrize("case", RAGGED_CASES, ids=str)
 def test_within_the_band(device, case):
     run_variant(device, split_unified_maximum, case, workspace_options=OPTIONS, **OPTIONS)
 
 
+@pytest.mark.detected("dtype")
 @pytest.mark.covering("phi", "dtype")
 @pytest.mark.parametrize("phi", [-1000.0, -20.0, 20.0, 1000.0])
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16])

@@ -14,6 +14,7 @@ from tests.kernels.attention.case_lists import STRIDED_CASES, STRIDED_PROMPT
 from tests.kernels.attention.cases import among_layers, make_arrays, run_variant
 
 
+@pytest.mark.results_only
 @pytest.mark.parametrize(("name", "case", "options", "workspace"), STRIDED_CASES, ids=lambda value: value if type(value) is str else None)
 def test_a_layer_among_others(device, name, case, options, workspace):
     run_variant(device, VARIANTS[name], case, workspace_options=workspace, layers=(3, 1), **options)

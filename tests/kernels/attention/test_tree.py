@@ -70,22 +70,20 @@ def run_tree(device, case):
     np.testing.assert_allclose(np.asarray(device.host(out), np.float64), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernel_and_oracle_agree(case, device):
     run_tree(device, case)
 
 
-def test_a_tree_of_more_rows_than_a_tile(device):
-    """96 rows: two tiles of 64, of which the second sees nodes of the first."""
-    tree = TokenTree.lookahead(16, 5, 8)
-    case = AttentionCase((len(tree),), (30 + len(tree),), 1, 1, 16, 16, 0, BFLOAT16)
-    arrays = make_arrays(case)
-    out = device.array(np.full_like(arrays.query, np.nan))
-    inputs = [device.array(getattr(arrays, name)) for name in ("query", "key_cache", "value_cache")]
-    tables = [device.array(getattr(arrays, name)) for name in ("query_start", "context_lens", "block_tables")]
-    VARIANTS["tree"].attention(*inputs, out, *tables, tree.on(device, 1000), 0, arrays.scale)
-    expected = oracle(arrays, case, tree, 0)
-    np.testing.assert_allclose(np.asarray(device.host(out), np.float64), expected, atol=2e-2, rtol=2e-2)
+# 96 rows: two tiles of 64, of which the second sees nodes of the first. It begins with a node of depth 2, whose window of 22 keys begins at
+# key 64; the next nodes of depth 1 see key 63 too, which is of another tile of keys.
+TALL_CASES = [((83,), TokenTree.lookahead(20, 4, 12), 0, (96,), 16, BFLOAT16, window) for window in (0, 22)]
+
+
+@pytest.mark.parametrize("case", TALL_CASES, ids=str)
+def test_a_tree_of_more_rows_than_a_tile(case, device):
+    run_tree(device, case)
 
 
 @pytest.mark.parametrize(

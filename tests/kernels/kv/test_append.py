@@ -12,18 +12,21 @@ from tests.kernels.guarded import BFLOAT16, DTYPES
 from tests.kernels.kv.cases import APPEND_CASES, QKV_CASES, check_append, check_qkv_rope_append
 
 
+@pytest.mark.detected("case", "dtype + case.head_dim")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", APPEND_CASES, ids=str)
 def test_append(case, dtype, device):
     check_append(case, dtype, device)
 
 
+@pytest.mark.detected("case", "dtype + case.head_dim")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", QKV_CASES, ids=str)
 def test_qkv_rope_append(case, dtype, device):
     check_qkv_rope_append(case, dtype, device)
 
 
+@pytest.mark.detected("case", "dtype + case.head_dim")
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
 @pytest.mark.parametrize("case", [case for case in QKV_CASES if case.head_dim in (64, 128) and not case.interleaved], ids=str)
 def test_two_heads_a_thread_as_for_many_tokens(case, dtype, device, monkeypatch):

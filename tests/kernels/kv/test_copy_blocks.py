@@ -12,6 +12,7 @@ from tests.kernels.guarded import DTYPES
 from tests.kernels.kv.cases import COPY_CASES, check_copy_blocks, check_copy_blocks_of_layers
 
 
+@pytest.mark.detected("case", "dtype")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", COPY_CASES, ids=str)
 def test_copy_blocks(case, dtype, device):

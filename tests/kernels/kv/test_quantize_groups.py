@@ -21,6 +21,7 @@ def test_quantize_groups(case, device):
     check_quantize_groups(case, BFLOAT16, device)
 
 
+@pytest.mark.results_only
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype(dtype, device):
     check_quantize_groups(CASES[3], dtype, device)

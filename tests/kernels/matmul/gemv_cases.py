@@ -14,7 +14,7 @@ TILINGS = [None, GemvTiling(2, 2, 1, 2), GemvTiling(4, 1, 1), GemvTiling(2, 4, 1
 # m, n, k: one row and several, whole vectors and not, one step of a warp and many.
 SHAPES = [(1, 7, 520), (1, 5, 19), (3, 9, 264), (2, 6, 1032)]
 # m, heads, kv_heads, head_dim, k
-QKV_SHAPES = [(1, 4, 2, 16, 264), (3, 3, 1, 6, 19), (2, 1, 1, 32, 520)]
+QKV_SHAPES = [(2, 1, 1, 32, 520), (1, 4, 2, 16, 264), (3, 3, 1, 6, 19)]
 
 
 def normed(x, norm):

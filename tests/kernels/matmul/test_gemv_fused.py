@@ -20,6 +20,7 @@ from tests.kernels.matmul.gemv_cases import (
 DTYPES = (FLOAT32, BFLOAT16, FLOAT16)
 
 
+@pytest.mark.detected("tiling")
 @pytest.mark.covering("tiling", "m + k")
 @pytest.mark.parametrize("tiling", TILINGS)
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
@@ -27,6 +28,7 @@ def test_norm_and_residual(m, n, k, tiling, device):
     check_norm_and_residual(m, n, k, DTYPES[(m + k) % 3], tiling, device)
 
 
+@pytest.mark.detected("tiling")
 @pytest.mark.covering("tiling", "m + k")
 @pytest.mark.parametrize("tiling", TILINGS[:2])
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
@@ -34,6 +36,7 @@ def test_norm_before_a_gate(m, n, k, tiling, device):
     check_normed_gate(m, n, k, DTYPES[(m + k + 1) % 3], tiling, device)
 
 
+@pytest.mark.detected("shape")
 @pytest.mark.covering("tiling", "shape")
 @pytest.mark.parametrize("tiling", TILINGS)
 @pytest.mark.parametrize("shape", QKV_SHAPES, ids=str)

@@ -52,6 +52,7 @@ def small(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False):
     return Case(variant, m, n, k, dtype, out_dtype or dtype, bias, SMALL_OPTIONS.get(variant, ()))
 
 
+@pytest.mark.detected("case.variant + case.options", "case.variant + case.bias", "case.variant + case.out_dtype")
 @pytest.mark.covering("case.variant + case.m + case.n + case.k", "case.variant + case.options",
                       "case.variant + case.dtype + case.out_dtype", "case.variant + case.bias")  # fmt: skip
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -66,6 +67,7 @@ def test_products_that_are_exact_are_exact(case, device):
     check_exact_product(case, device)
 
 
+@pytest.mark.results_only
 @pytest.mark.parametrize("case", [
     Case("tiled", 65, 63, 33, FLOAT32, FLOAT32, True, (("tile", tiled.TILES[1]),)),
     Case("tensor_core", 17, 65, 136, BFLOAT16, BFLOAT16, True, (("tiling", tensor_core.TILINGS[-1]),)),
@@ -136,6 +138,7 @@ def test_a_row_s_result_does_not_depend_on_the_other_rows(variant, data):
     assert out[row, column] == alone[0, 0]
 
 
+@pytest.mark.detected("tiling")
 @pytest.mark.covering("tiling + dtype", "tiling + m", "dtype + m")
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16, BFLOAT16])
 @pytest.mark.parametrize(("m", "intermediate", "k"), [(1, 7, 520), (1, 5, 19), (3, 9, 264), (8, 4, 64)])
@@ -149,6 +152,7 @@ def test_a_gated_product_is_silu_of_one_half_times_the_other(m, intermediate, k,
     np.testing.assert_allclose(np.asarray(out.result(), np.float64), gate / (1 + np.exp(-gate)) * up, rtol=unit, atol=unit * np.sqrt(k) / 4)
 
 
+@pytest.mark.detected("tiling")
 @pytest.mark.covering("tiling + m", "dtype + m")
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16])
 @pytest.mark.parametrize(("m", "intermediate", "k"), [(1, 7, 520), (9, 40, 72)])

@@ -32,6 +32,7 @@ NARROW = dict(hidden_size=64, intermediate_size=64, num_attention_heads=2, num_k
 UNIT = {FLOAT32: 2.0**-16, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}
 
 
+@pytest.mark.detected("code")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("code, reference", [("int8", quantize_int8), ("fp8", quantize_fp8)])
 def test_rows_are_quantised_bit_for_bit(code, reference, dtype):
@@ -96,6 +97,7 @@ def scales(rng, *shape):
     return rng.uniform(0.01, 0.02, shape).astype(FLOAT16)
 
 
+@pytest.mark.detected("name")
 @pytest.mark.covering("name", "rows")
 @pytest.mark.parametrize("rows", [2, 9])
 @pytest.mark.parametrize("name", STORED)
@@ -108,6 +110,7 @@ def test_weights_that_only_checkpoints_store(name, rows):
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.detected("name", "rows")
 @pytest.mark.covering("name + rows", "rows + dtype")
 @pytest.mark.parametrize("rows, dtype", [(1, BFLOAT16), (3, FLOAT16), (2, FLOAT32), (9, BFLOAT16), (9, FLOAT32)], ids=str)
 @pytest.mark.parametrize("name", NAMES)
@@ -136,6 +139,7 @@ def test_rows_of_any_length_are_widened(name):
     np.testing.assert_allclose(out, found.linear(x, weight), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.detected("rows")
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
 @pytest.mark.parametrize("rows, n, k, zeros", [(1, 40, 256, ""), (8, 16, 1152, "_zeros"), (13, 21, 2304, "_zeros")])
 def test_int4_on_tensor_cores(rows, n, k, zeros, dtype):
@@ -147,6 +151,7 @@ def test_int4_on_tensor_cores(rows, n, k, zeros, dtype):
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4 * np.sqrt(k))
 
 
+@pytest.mark.detected("name")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["int4", "int4_g64_zeros", "minimums", "whole rows"])
 def test_int4_byte_by_byte(name, dtype):
@@ -200,6 +205,7 @@ def test_what_a_gemv_refuses():
 
 
 @pytest.mark.results_only
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.covering("rounds_activations")
 @pytest.mark.parametrize("name, rounds_activations", [("int4", False), ("int8", True), ("fp8", True), ("fp8_block", True), ("nf4", False)])
 def test_a_model_on_kernels_computes_what_it_does_in_numpy(name, rounds_activations, tmp_path):

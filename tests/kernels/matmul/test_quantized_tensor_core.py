@@ -47,6 +47,7 @@ def test_what_fp8_in_blocks_refuses():
         fp8_block_wgmma.fp8_block_wgmma(rows, whole, np.zeros((9, 256), BFLOAT16), tiling=WgmmaTiling(2, 256, 2))
 
 
+@pytest.mark.detected("case.by_tma + case.tiling.splits", "case.by_tma + case.gated", "case.by_tma + case.name")
 @pytest.mark.parametrize("case", INT4_CASES, ids=str)
 def test_products_of_int4_are_those_in_float64(case, device):
     check_int4(case, device)

@@ -28,8 +28,10 @@ OTHER_VALUES = [pytest.param(kind, 111, marks=pytest.mark.results_only) for kind
 @pytest.mark.covering("kind", "vocab", "restricted + vocab")
 @pytest.mark.parametrize("restricted", [False, True])
 @pytest.mark.parametrize(("kind", "vocab"), [("normal", 111), ("normal", 1), ("normal", 1003), ("peaked", 4100)] + OTHER_VALUES)
-def test_kernels_pick_the_tokens_of_the_reference(kind, vocab, restricted):
+def test_kernels_pick_the_tokens_of_the_reference(kind, vocab, restricted, request):
     rules = SIMULATED_RULES if restricted else SIMULATED_RULES[:3]
+    if restricted and vocab > 1000 and not request.config.option.exhaustive:
+        rules = SIMULATED_RULES[2:]  # without a greedy row and one of temperature 0.8: rows are blocks of their own, and take seconds
     logits = logits_of(kind, len(rules), vocab)
     before = logits.copy()
     sampling = tensors(rules, vocab)

@@ -60,6 +60,7 @@ def test_the_numbers_are_those_of_the_dequantised_file(kind, tmp_path):
 
 
 @pytest.mark.results_only
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.covering("has_minimums")
 @pytest.mark.parametrize("kind, has_minimums", [("Q4_1", True), ("Q4_0", False), ("Q8_0", False)])
 def test_kernels_answer_as_the_dequantised_model_does(kind, has_minimums, tmp_path):

@@ -87,7 +87,8 @@ def make_tree_kernel(tiles, source, matmuls, score_rows, out_rows):
         node = int32(first_node + first_row)  # the tile's first
         tree_start = int32(max(0, context_len - rows - node))  # place of the root's key
         stop = int32(min(context_len, tree_start + node + query_tile))
-        start = int32(max(0, tree_start + depths[node] - sliding_window + 1)) if sliding_window > 0 else int32(0)
+        # From the root's window on, which begins first: nodes are in no order of depth, so the tile's first may be its deepest.
+        start = int32(max(0, tree_start - sliding_window + 1)) if sliding_window > 0 else int32(0)
         first_key = int32(start - start % key_tile)
         queries, kv_head = Queries(query, token, head, rows), kv_head_of(head, query.shape[1], source.kv_heads(key_cache))
         context = Context(key_cache, None, value_cache, None, block_tables[sequence], kv_head, start, stop)
