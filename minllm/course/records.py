@@ -76,7 +76,7 @@ def label_of(rows: Iterable[Measurement]) -> str:
 
 
 def listing(rows: Iterable[Measurement]) -> str:
-    """Rows for a cell that prints them: a line for each, or two if one would be longer than a page is wide, then the label of all, wrapped."""
+    """Rows for a cell that prints them: a line for each, or two where pages are too narrow, then the label of all, wrapped."""
     rows = list(rows)
     names = [f"{row.case}, {row.variant}" for row in rows]
     shares = ["" if row.of_limit is None else f"  {100 * row.of_limit:.0f} % of the limit" for row in rows]
@@ -133,7 +133,7 @@ def comparable(*rows: Measurement) -> tuple[Measurement, ...]:
     """
     if len({row.commit for row in rows}) > 1 and any(row.is_older for row in rows):
         listed = "\n".join(map(str, rows))
-        raise LessonError(f"These figures are of different states of the kernels, so they cannot be compared:\n{listed}\nRecord them again.")
+        raise LessonError(f"These figures are of different states of the kernels and cannot be compared:\n{listed}\nRecord them again.")
     return rows
 
 

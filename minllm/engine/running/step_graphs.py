@@ -134,8 +134,9 @@ class StepGraphs:
         self.verification_sizes = verification_sizes(max_num_seqs, query_len) if query_len else {}
         self.mixed_sizes, self.most_prompts = mixed_sizes(max_num_seqs), min(MOST_PROMPTS, max_num_seqs)
         self.token_sizes = token_sizes(max(max_tokens, max_num_seqs * max(1, query_len) + 1))
-        # Nobody knows what the first launch of a user's own kernel loads and makes, nor that of a source of drafts.
-        self._is_launched_first = bool(getattr(ops, "own", None)) or query_len > 0
+        # Nobody knows what the first launch of a user's own kernel loads and makes, nor that of a source of drafts. Ranks have to launch
+        # the same: if the capture of one alone failed, its peers would wait for messages that it sends once more than they do.
+        self._is_launched_first = bool(getattr(ops, "own", None)) or query_len > 0 or hasattr(ops, "communicator")
         self._graphs: dict[GraphKey, Any] = {}
         self._rows: list[int] = []  # slots of the last step, if all its sequences decoded
         largest = GraphKey(self.token_sizes[-1], max_num_seqs, self.most_prompts, columns, SamplingKind.GREEDY, query_len)

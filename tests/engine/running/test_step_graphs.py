@@ -171,6 +171,30 @@ def test_a_step_is_launched_before_its_capture_only_if_something_is_missing(llm)
     assert len(computed) == machine.launches + 1
 
 
+@pytest.mark.parametrize("is_rank", [True, False])
+def test_ranks_launch_the_same_whatever_each_has_loaded(monkeypatch, is_rank):
+    """A step before every capture, so that no rank sends messages that its peers do not wait for."""
+    if is_rank:
+        monkeypatch.setattr(QueueOps, "communicator", None, raising=False)
+    launched, params = [], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    for loaded in (False, True):
+        machine, launches = ColdMachine(), []
+        machine.loaded = loaded
+        with LLM(model_directory("llama3"), device="cpu", max_model_len=128, max_num_seqs=4) as llm:
+            with_graphs(llm, machine, 4, 128)
+            compute = llm.engine.runner.graphs.compute
+
+            def launch(slots, batch, kind, machine=machine, launches=launches, compute=compute):
+                machine.loaded = True
+                launches.append(batch.num_tokens)
+                return compute(slots, batch, kind)
+
+            llm.engine.runner.graphs.compute = launch
+            llm.generate([prompt(20)], params)
+        launched.append(launches)
+    assert (launched[0] == launched[1]) == is_rank
+
+
 @pytest.mark.parametrize("name", ["kivi_int4", "int8"])
 def test_a_residual_window_moves_on_inside_the_graph(name):
     """Across several groups, with a sequence that ends before the other; then another batch on the same graphs, and a fork."""
