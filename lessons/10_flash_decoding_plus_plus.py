@@ -182,8 +182,8 @@ bars(
 )
 
 # %% [markdown]
-# The large GEMVs are near the speed of a copy; the smallest matrix is the furthest from it, because a kernel's
-# prologue and epilogue weigh most there.
+# The large GEMVs are near the speed of a copy; the smallest matrix is the furthest from it, because what a kernel
+# does before its first load and after its last one, its prologue and epilogue, weighs most there.
 #
 # ## Flat GEMMs
 #
@@ -221,14 +221,14 @@ assert slower > 1.05
 #
 # ## One maximum for all
 #
-# Back to attention. The running maximum is a chain: a tile's weights wait for its largest score, which all lanes find
+# Back to attention. The running maximum is a chain: a tile's exponentials wait for its largest score, which all lanes find
 # together, and the sums are rescaled. But the softmax is the same *whatever* is subtracted:
 #
 # $$\mathrm{softmax}(s)_j = \frac{e^{s_j - \varphi}}{\sum_i e^{s_i - \varphi}} \qquad \text{for any } \varphi$$
 #
 # So fix $\varphi$ beforehand, from a model's statistics. Shares then need no maximum, and their sums simply add up.
-# What is the catch? Weights are rounded to 16 bits for the tensor cores. Far above $\varphi$ they overflow, far below
-# they vanish:
+# What is the catch? The exponentials are rounded to 16 bits for the tensor cores. Of scores far above $\varphi$ they overflow,
+# of scores far below they vanish:
 
 # %%
 
@@ -277,7 +277,7 @@ curves(
 )
 
 # %% [markdown]
-# In float16 the band is narrow. bfloat16 has fewer digits, but almost the range of float32, and works everywhere
+# In float16 the band of $\varphi$ that works is narrow. bfloat16 has fewer digits, but almost the range of float32, and works everywhere
 # in the picture. So a guard has to watch.
 #
 # With the running maximum, with the unified one, and the guard:
@@ -320,7 +320,7 @@ show_source(
 )
 
 # %% [markdown]
-# If the scores of a share leave the band, its block takes its tiles again with the running maximum, in the same
+# If the scores of a share (the keys of one block, as in lesson 9) leave the band, its block takes its tiles again with the running maximum, in the same
 # launch. A state says which maximum it was made with, so both kinds merge. Here one key out of 256 fits the query so
 # well that its score leaves the band.
 
@@ -439,8 +439,8 @@ show_case("rare_nan")
 # ??? question "2. The tiles of lesson 5 have 128 rows. What share of their products is wanted for 8 and for 96 tokens?"
 #     6 % and 75 %. At 96 tokens the padding no longer matters: the machine has operations to spare.
 #
-# ??? question "3. float16 ends at 65,504 = 2^16. Weights are 2^(s - φ). How far may a score be above φ, and how far below, if sums of 4,096 weights must not overflow and a weight must keep 3 digits?"
-#     Above: the weight itself must stay below 2^16, a sum in float32 is safe. Below: normal float16 ends at 2^-14. So
+# ??? question "3. float16 ends at 65,504 = 2^16. Exponentials are 2^(s - φ). How far may a score be above φ, and how far below, if sums of 4,096 of them must not overflow and each must keep 3 digits?"
+#     Above: the exponential itself must stay below 2^16, a sum in float32 is safe. Below: normal float16 ends at 2^-14. So
 #     the band is 30 powers of 2.
 #
 # ??? question "4. A server decodes 8 sequences. Its GEMMs run as 8 GEMVs one after another. What does that cost against a flat GEMM?"
