@@ -3,12 +3,15 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from minllm import LLM, SamplingParams
@@ -319,3 +322,12 @@ def test_prices_are_numbers(price):
 def test_bench_generate_names_the_shapes_that_plan_knows():
     result = run("bench", "generate", "--model", "nosuch", "--device", "cpu")
     assert result.exit_code == 1 and "llama-3.1-70b" in result.stderr and "Nothing is downloaded" in result.stderr
+
+
+def test_pages_name_commands_that_exist():
+    root, known = Path(__file__).parents[2], typer.main.get_command(cli.app).commands
+    pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("lessons/*.py")]
+    named = re.compile(r"(?:`|^|python -m )minllm ([a-z_]+)(?: ([a-z-]+))?", re.MULTILINE)
+    found = [(page.name, *words) for page in pages for words in named.findall(page.read_text(encoding="utf-8"))]
+    wrong = [one for one in found if one[1] not in known or (one[1] == "bench" and one[2] and one[2] not in known["bench"].commands)]
+    assert len(found) > 50 and wrong == []
