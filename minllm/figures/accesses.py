@@ -6,7 +6,7 @@ The request comes from a trace of the simulator. A row is 128 bytes of the array
 frame a moved sector of 32 bytes, and an empty cell in a frame is moved but not used.
 """
 
-from minllm.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label
+from minllm.figures.figure import FONT_SIZE, MUTED, SMALL, Figure, colour, element, label
 from minllm.sim.trace_numbers import Request
 from minllm.sim.trace_pictures import LINE_BYTES, words_of
 from minllm.sim.traffic import BANK_BYTES, SECTOR_BYTES
@@ -37,7 +37,7 @@ def accesses(request: Request, title: str, caption: str = "", series: int = 0) -
     if len(lines) > MOST_ROWS:
         drawn.append(label(LEFT, height + FONT_SIZE, f"and {len(lines) - MOST_ROWS} more rows like these", fill=MUTED))
         height += 1.6 * FONT_SIZE
-    return Figure(WIDTH, height, drawn, f"{title}: {told}, in {len(lines)} rows of {LINE_BYTES} bytes", caption)
+    return Figure(WIDTH, height, drawn, f"{title}: {told}, in {len(lines)} rows of {LINE_BYTES} bytes", caption, SMALL)
 
 
 def cells(asked: list[tuple[int, int]], y: float, series: int) -> list[str]:
@@ -47,5 +47,5 @@ def cells(asked: list[tuple[int, int]], y: float, series: int) -> list[str]:
     numbers = "".join(element("text", str(lane), x=LEFT + (column + 0.5) * CELL, y=y + CELL / 2 + 4) for column, lane in asked)
     return [
         element("path", d=path, fill=colour(series), fill_opacity=0.35),
-        element("g", numbers, text_anchor="middle", font_size=FONT_SIZE - 3, fill="currentColor"),
+        element("g", numbers, text_anchor="middle", font_size=SMALL, fill="currentColor"),
     ]

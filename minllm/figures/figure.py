@@ -18,7 +18,7 @@ COLOURS = (
 MUTED = "var(--course-muted, #7d8590)"
 GRID = "var(--course-grid, #80808055)"
 PAGE = "var(--course-page, transparent)"  # the page's background
-FONT_SIZE = 13
+FONT_SIZE, SMALL = 13, 10  # letters, and numbers in small cells
 NARROW, WIDE = 480.0, 640.0  # a narrow figure fits a phone with letters of 9 pixels; a wide one scrolls there
 CHARACTER = 0.56 * FONT_SIZE  # the approximate mean width of a character, to leave room for labels
 
@@ -78,10 +78,15 @@ def titled(mark: str, tooltip: str) -> str:
 
 
 class Figure:
-    """A picture with a caption. It displays itself as the last expression of a cell; `alternative` describes it in words."""
+    """A picture with a caption. It displays itself as the last expression of a cell; `alternative` describes it in words.
 
-    def __init__(self, width: float, height: float, elements: Iterable[str], alternative: str, caption: str = ""):
-        self.alternative, self.caption, self.width = alternative, caption, width
+    letters: the size of its smallest ones, by which a phone knows how wide to show it.
+    """
+
+    def __init__(
+        self, width: float, height: float, elements: Iterable[str], alternative: str, caption: str = "", letters: int = FONT_SIZE
+    ):  # fmt: skip
+        self.alternative, self.caption, self.width = alternative, caption, width * FONT_SIZE / letters
         self.svg = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
             f'aria-label="{html.escape(alternative)}" font-size="{FONT_SIZE}" font-family="inherit">{"".join(elements)}</svg>'

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minllm.figures.figure import FONT_SIZE, GRID, MUTED, Figure, colour, element, label, text_width, titled
+from minllm.figures.figure import FONT_SIZE, GRID, MUTED, SMALL, Figure, colour, element, label, text_width, titled
 from minllm.figures.scale import short
 
 WIDTH, TOP, LARGEST_CELL = 640.0, 30.0, 34.0
@@ -38,7 +38,7 @@ def heat_map(
         elif opacity >= 0.005:
             marks.append(f'<path d="M{x:.1f} {y:.1f}h{cell:.1f}v{cell:.1f}h-{cell:.1f}z" fill-opacity="{opacity:.2f}"/>')
         if show_values and not np.isnan(value):
-            drawn.append(label(x + cell / 2, y + cell / 2 + 4, short(value), "middle", font_size=FONT_SIZE - 3))
+            drawn.append(label(x + cell / 2, y + cell / 2 + 4, short(value), "middle", font_size=SMALL))
     bottom = TOP + rows * cell
     lines = [f"M{left:.1f} {TOP + row * cell:.1f}h{columns * cell:.1f}" for row in range(rows + 1)]
     lines += [f"M{left + column * cell:.1f} {TOP:.1f}v{rows * cell:.1f}" for column in range(columns + 1)]
@@ -51,4 +51,4 @@ def heat_map(
         drawn.append(label(x + 4, bottom + 6, name, "end", fill=MUTED, transform=f"rotate(-90 {x + 4:.1f} {bottom + 6:.1f})"))
     height = bottom + (longest + 10 if column_names else 4)
     alternative = f"{title}: a matrix of {rows} rows and {columns} columns, values from {short(np.nanmin(values))} to {short(most)}"
-    return Figure(WIDTH, height, drawn, alternative, caption)
+    return Figure(WIDTH, height, drawn, alternative, caption, SMALL if show_values else FONT_SIZE)

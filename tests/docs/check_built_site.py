@@ -145,9 +145,9 @@ def test_a_page_fits_a_phone(browser, base, address):
 
 @pytest.mark.parametrize("address", [address for address in PAGES if address.startswith("lessons/")])
 def test_no_block_of_a_lesson_scrolls_on_a_screen(browser, base, address):
-    """Code, what it prints, and equations; what is folded away has no width yet."""
+    """Code, what it prints, and equations, if they are not folded away."""
     visit = Visit(browser, base, address)
-    wide = """[...document.querySelectorAll(".md-content pre code")].filter(one => one.clientWidth && one.scrollWidth > one.clientWidth + 1)
+    wide = """[...document.querySelectorAll(".md-content pre code")].filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1)
         .map(one => one.textContent.slice(0, 80))"""
     assert visit.page.evaluate(wide) == []
     cut = """[...document.querySelectorAll(".katex-display")].filter(one => [...one.querySelectorAll(".katex-base")]
