@@ -82,7 +82,9 @@ def listing(rows: Iterable[Measurement]) -> str:
     shares = ["" if row.of_limit is None else f"  {100 * row.of_limit:.0f} % of the limit" for row in rows]
     values = [f"{row.value:>8,.4g} {row.unit}{share}" for row, share in zip(rows, shares)]
     width, widest = max(map(len, names)), max(map(len, values))
-    lines = [f"{name:{width}}  {value}" if width + widest < PAGE_WIDTH else f"{name}\n  {value}" for name, value in zip(names, values)]
+    lines = [f"{name:{width}}  {value}" for name, value in zip(names, values)]
+    if width + widest + 2 > PAGE_WIDTH:
+        lines = [f"{textwrap.fill(name, PAGE_WIDTH - 2, subsequent_indent='  ')}\n  {value}" for name, value in zip(names, values)]
     return "\n".join([*lines, wrapped(label_of(rows))])
 
 

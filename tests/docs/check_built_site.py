@@ -147,8 +147,8 @@ def test_a_page_fits_a_phone(browser, base, address):
 def test_no_block_of_a_lesson_scrolls_on_a_screen(browser, base, address):
     """Code, what it prints, and equations, if they are not folded away."""
     visit = Visit(browser, base, address)
-    wide = """[...document.querySelectorAll(".md-content pre code")].filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1)
-        .map(one => one.textContent.slice(0, 80))"""
+    wide = """[...document.querySelectorAll(".md-content pre code")]
+        .filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1).map(one => one.textContent.slice(0, 80))"""
     assert visit.page.evaluate(wide) == []
     cut = """[...document.querySelectorAll(".katex-display")].filter(one => [...one.querySelectorAll(".katex-base")]
         .some(part => part.getBoundingClientRect().right > one.getBoundingClientRect().right + 1))
