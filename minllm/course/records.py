@@ -61,7 +61,12 @@ class Measurement:
 
     def __str__(self) -> str:
         share = "" if self.of_limit is None else f", {100 * self.of_limit:.0f} % of the limit"
-        return f"{self.benchmark}, {self.case}, {self.variant}:\n  {self.value:,.4g} {self.unit}{share}\n{self.lines}"
+        return f"{self.benchmark}, {self.case}, {self.variant}:\n  {digits(self.value)} {self.unit}{share}\n{self.lines}"
+
+
+def digits(value: float) -> str:
+    """Four digits of a value, all of those before its point."""
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:,.4g}"
 
 
 def label_of(rows: Iterable[Measurement]) -> str:
@@ -80,7 +85,7 @@ def listing(rows: Iterable[Measurement]) -> str:
     rows = list(rows)
     names = [f"{row.case}, {row.variant}" for row in rows]
     shares = ["" if row.of_limit is None else f"  {100 * row.of_limit:.0f} % of the limit" for row in rows]
-    values = [f"{row.value:>8,.4g} {row.unit}{share}" for row, share in zip(rows, shares)]
+    values = [f"{digits(row.value):>8} {row.unit}{share}" for row, share in zip(rows, shares)]
     width, widest = max(map(len, names)), max(map(len, values))
     lines = [f"{name:{width}}  {value}" for name, value in zip(names, values)]
     if width + widest + 2 > PAGE_WIDTH:
