@@ -71,8 +71,9 @@ def test_the_registry():
     assert choose(1) == choose(1, "bfloat16", (9, 0)) == choose(1, np.dtype(np.float16), (8, 0)) == "split_tensor_core"
     assert choose(1, "float32") == choose(1, "float32", (9, 0)) == "split_kv"
     assert choose(2, "float32") == choose(2, "float32", (9, 0)) == "flash_attention_2"
-    assert choose(2, "bfloat16", (8, 0)) == choose(2, "float16") == "flash_attention_2"
-    assert choose(2, "bfloat16", (9, 0)) == choose(2, np.dtype(np.float16), (9, 0)) == "flash_attention_3"
+    assert choose(2, "bfloat16", (8, 0)) == choose(16, "float16") == choose(5, "bfloat16", (9, 0)) == "fixed_split"
+    assert choose(17, "bfloat16", (8, 0)) == choose(17, "float16") == "flash_attention_2"
+    assert choose(17, "bfloat16", (9, 0)) == choose(17, np.dtype(np.float16), (9, 0)) == "flash_attention_3"
     with pytest.raises(KeyError, match="no attention kernel is called 'flash'"):
         VARIANTS["flash"]
 
