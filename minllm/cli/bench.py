@@ -70,7 +70,7 @@ def bench_step(
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="With the kernels of that option of generate.")] = False,
     quantization: Annotated[
         list[str] | None,
-        typer.Option(metavar="FORMAT", help="The layers' weights in this format: int8, fp8, int4, ... May be repeated.", show_default=False),
+        typer.Option(metavar="FORMAT", help="The layers' weights in this format, as in generate. May be repeated.", show_default=False),
     ] = None,
     against: Annotated[
         str | None, typer.Option(metavar="torch", help="Hold the prefill against PyTorch's kernels.", show_default=False)

@@ -73,10 +73,9 @@ def decode_case(
     return attention_case("decode attention", variant, *sizes, TB_S, work, lengths, layout, () if ragged else peers)
 
 
-def verification_case(
-    variant: str, sequences: int, tokens: int, context: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128, dtype: np.dtype = BFLOAT16
-) -> KernelCase:
-    """Attention of a few new tokens per sequence: the newest and the drafts that are verified with it."""
+def verification_case(variant: str, sequences: int, tokens: int, context: int) -> KernelCase:
+    """Attention of a few new tokens per sequence, the newest and the drafts that are verified with it, with the heads of decode_case."""
+    heads, kv_heads, head_dim, dtype = 32, 8, 128, BFLOAT16
     work = key_value_bytes(sequences, context, kv_heads, head_dim, dtype.itemsize)
     sizes = (sequences, tokens, context, heads, kv_heads, head_dim, dtype)
     return attention_case("verification attention", variant, *sizes, TB_S, work, layout=f"{tokens} new", peers=())

@@ -1,15 +1,14 @@
 """Attention in splits of a fixed number of keys: a row has the same bits in any company, and few rows are as fast as a decode step's one.
 
-The keys of a sequence are cut at multiples of SPLIT_KEYS, whatever else is computed, and within a split tiles of keys are cut at multiples
-of their size. A row folds the tiles of a split in order, and then the splits in order (merge.py). So a row at position i meets the same
-keys in the same tiles and splits, as a decode step, as one of several rows that verify drafts, in a prompt's chunk of any size, and
-however many blocks divide the splits: `parts` is chosen for speed alone. Tiles that another row of its block sees and this one does not
-change nothing: their scores are -inf, p is 0, the maximum stays, and its correction is exactly 1. ("Fixed split-size": He et al.,
-"Defeating Nondeterminism in LLM Inference", Thinking Machines Lab, 2025.)
+The keys of a sequence are cut at multiples of 64, whatever else is computed, and a row folds its splits in order (merge.py). So a row at
+position i meets the same keys in the same splits, as a decode step, as one of several rows that verify drafts, in a prompt's chunk of any
+size, and however many blocks divide the splits: `parts` is chosen for speed alone. Splits that another row of its block sees and this one
+does not change nothing: their scores are -inf, p is 0, the maximum stays, and its correction is exactly 1. ("Fixed split-size": He et
+al., "Defeating Nondeterminism in LLM Inference", Thinking Machines Lab, 2025.)
 
 FLOPs: 4 * heads * head_dim per visible (query, key) pair, on rows filled up to a tile's. Bytes: K and V once per tile of rows, which holds
 the query heads of a KV head for as many tokens as fit; a split of a row that blocks divide adds 4 * (head_dim + 2), written and read.
-float32 goes to flash_attention_2_float32, whose tiles are the same for every call.
+float32 and heads of more than 128, whose output fills the registers, go to flash_attention_2 with the same tiles for every call.
 """
 
 import math
@@ -19,32 +18,30 @@ from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
 from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.fixed_split.kernel import make_kernel
-from minllm.kernels.attention.fixed_split.merge import MERGE_WARPS, SPLIT_KEYS, make_merge_kernel
+from minllm.kernels.attention.fixed_split.merge import SPLIT_KEYS, make_merge_kernel
+from minllm.kernels.attention.flash_attention_2.flash_attention_2 import small_tiles
 from minllm.runtime.device import AMPERE, capability_here, sms_here
 from minllm.runtime.kernel import launch
-from minllm.tiles.warp import WARP
 
 WARPS_PER_SM = 16  # that the parts of a step make at least, if there are as many splits
-MOST_DIVIDED = 128  # head_dim; with larger ones a lane has no registers left to say where a state goes
+MOST_HEAD_DIM = 128
 MOST_SCRATCH = 96 << 20  # bytes of states in memory; beyond them, one block takes all keys of its rows
 
 
-def key_tile_of(head_dim):
-    """Keys of a tile; the bits depend on it, so it depends on nothing else. Larger ones would not leave a lane registers enough."""
-    return 16 if head_dim > 128 else 32
+def is_split(query):
+    """Whether splits serve these queries; else flash_attention_2 does, whose tiles are the same for every call then."""
+    return dtype_name(query.dtype) != "float32" and query.shape[2] <= MOST_HEAD_DIM
 
 
-def warps_of(head_dim, rows):
-    """Warps of a block, 16 rows each, for `rows` packed rows per sequence and KV head; the totals of large heads fill the shared memory."""
-    if head_dim > MOST_DIVIDED:
-        return 2 if capability_here() >= AMPERE else 1
+def warps_of(rows):
+    """Warps of a block, 16 rows each, for `rows` packed rows per sequence and KV head. Before 8.0 a block has 64 KB of shared memory."""
     return next(warps for warps in (1, 2, 4) if 16 * warps >= rows or warps == (4 if capability_here() >= AMPERE else 2))
 
 
 def states_of(sizes):
     """The states of splits that blocks divide, as workspace_shapes has them; none if they are too large."""
     states = (sizes.tokens, sizes.heads, ceil_div(sizes.max_context_len, SPLIT_KEYS))
-    if sizes.head_dim > MOST_DIVIDED or 4 * math.prod(states) * (sizes.head_dim + 2) > MOST_SCRATCH:
+    if 4 * math.prod(states) * (sizes.head_dim + 2) > MOST_SCRATCH:
         return {}
     return {"split_max": (states, "float32"), "split_sum": (states, "float32"), "split_out": ((*states, sizes.head_dim), "float32")}
 
@@ -59,7 +56,7 @@ def parts_of(sizes, longest, warps):
 
 def workspace_shapes(query, key_cache, block_tables):
     """The states of splits that blocks divide: name -> (shape, dtype)."""
-    return {} if dtype_name(query.dtype) == "float32" else states_of(sizes_of(query, key_cache, block_tables))
+    return states_of(sizes_of(query, key_cache, block_tables)) if is_split(query) else {}
 
 
 def attention(
@@ -72,21 +69,21 @@ def attention(
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
-    if dtype_name(query.dtype) == "float32":
-        VARIANTS["flash_attention_2_float32"].attention(*inputs, scale, sliding_window, max_query_len, stream=stream)
+    if not is_split(query):
+        tiles = None if dtype_name(query.dtype) == "float32" else small_tiles(sizes.head_dim)  # float32 has one tiling per head_dim
+        VARIANTS["flash_attention_2"].attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
         return
     longest = query_len_bound(max_query_len, sizes)
-    warps = warps or warps_of(sizes.head_dim, longest * sizes.group)
+    warps = warps or warps_of(longest * sizes.group)
     parts = parts or parts_of(sizes, longest, warps)
     states = scratch_arrays(workspace, states_of(sizes), query) if parts > 1 else {}
     splits = tuple(states.get(name) for name in ("split_max", "split_sum", "split_out"))
-    shape = (sizes.head_dim, sizes.block_size, sizes.group, 16 * warps, key_tile_of(sizes.head_dim), warps)
+    shape = (sizes.head_dim, sizes.block_size, sizes.group, warps)
     chosen, threads, shared_bytes = make_kernel(dtype_name(query.dtype), *shape, folds=parts == 1)
     grid = (ceil_div(longest * sizes.group, 16 * warps) * parts, sizes.kv_heads, sizes.sequences)
     numbers = (float(scale * LOG2_E), int(sliding_window))
     arguments = (query, key_cache, value_cache, out, *splits, query_start, context_lens, block_tables, *numbers, int(parts))
     launch(chosen, grid, threads, arguments, stream, shared_bytes)
     if parts > 1:
-        merge_grid = (ceil_div(longest * sizes.heads, MERGE_WARPS), sizes.sequences)
-        arguments = (*splits, out, query_start, context_lens, *numbers)
-        launch(make_merge_kernel(sizes.head_dim), merge_grid, WARP * MERGE_WARPS, arguments, stream)
+        merge, threads = make_merge_kernel(sizes.head_dim)
+        launch(merge, (sizes.heads, longest, sizes.sequences), threads, (*splits, out, query_start, context_lens, *numbers), stream)

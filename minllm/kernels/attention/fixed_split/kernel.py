@@ -1,8 +1,8 @@
-"""The kernel of fixed_split.py: a tile of packed rows walks over splits of its keys.
+"""The kernel of fixed_split.py: a tile of packed rows walks over splits of its keys, a tile of keys each.
 
-Within a split a row folds tiles of keys as in FlashAttention-2, and every split begins with no state. What follows is one of two things.
-`folds`: a block walks over all keys of its rows, and folds each split's state into a total in shared memory. Otherwise blocks divide the
-splits, and leave their states in memory for merge.py. All roundings are those of the equation in merge.py, either way.
+A row weighs the keys of a split by its largest score there, p_j = 2^(s_j - m_s), and multiplies them by V, 16 columns of the output at a
+time. What becomes of these sums is one of two things. `folds`: the block walks over all keys of its rows, and folds them into the output
+at once. Otherwise blocks divide the splits, and leave the sums in memory for merge.py. Both round as merge.py says.
 
 How threads map to data: grid (tiles of rows * parts, KV heads, sequences), the longest tiles first; a warp has 16 rows.
 """
@@ -14,153 +14,163 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.common.window_keys import make_row_keys
-from minllm.kernels.attention.fixed_split.merge import SPLIT_KEYS, fold_weights, folded, splits_of
-from minllm.kernels.attention.fixed_split.source import Keys, PackedRows, make_packing, make_source, source_sizes
-from minllm.kernels.attention.flash_attention_2.kernel import State
+from minllm.kernels.attention.fixed_split.merge import SPLIT_KEYS, fold_weights, folded, keys_of, splits_of
+from minllm.kernels.attention.fixed_split.source import Keys, PackedRows, make_packing, make_source
 from minllm.kernels.attention.flash_attention_2.tensor_core import make_tensor_core_parts, warp_tiles
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.ptx import cp_async_wait_group_0, ex2, float_as_uint, store_64, uint_as_float
+from minllm.ptx import (
+    cp_async_wait_group_0,
+    float_as_uint,
+    ldmatrix_x4_trans,
+    mma_m16n8k16_bf16,
+    mma_m16n8k16_f16,
+    shared_address,
+    store_64,
+)
 from minllm.runtime.kernel import kernel
+from minllm.tiles.cp_async import row_words_of
+from minllm.tiles.warp import WARP
+
+ROWS = 2  # of a warp's 16 that a lane has a part of (tiles/rows.py)
 
 
 class Splits(NamedTuple):
-    """Where the states of splits go."""
+    """The states of splits in memory."""
 
     maxima: Any  # [tokens, heads, splits]
     sums: Any  # the same
     outs: Any  # [tokens, heads, splits, head_dim]
 
 
-def shared_bytes_of(tiles, folds):
-    """Shared memory of a block: Q, the stages of K and V, and the threads' totals."""
-    stages, stage_words = source_sizes(tiles)
-    return 4 * (tiles.keys_at + stages * stage_words + (tiles.out_count * tiles.threads if folds else 0))
+class State(NamedTuple):
+    """A lane's parts of its rows, of one split or of all so far; float32."""
+
+    maxima: Any  # [ROWS]
+    sums: Any  # [ROWS]: complete
+    acc: Any  # o: of all [head_dim / 2], of a split 16 columns at a time [8]
 
 
-def make_softmax(tiles, group, score_rows, out_rows):
-    """(clear, mask, fold): device functions over a split's State of a thread's rows."""
-    row_count, out_count = tiles.row_count, tiles.out_count
+def make_split(tiles, dtype, group, score_rows):
+    """(mask, weigh, multiply): device functions that make a split's State of its scores."""
+    key_steps, row_words = tiles.key_tile // 16, row_words_of(tiles.head_dim)
+    values_at = tiles.values_at
+    mma = mma_m16n8k16_bf16 if dtype == "bfloat16" else mma_m16n8k16_f16
     token_of, _ = make_packing(group)
     first_key_of, last_key_of = make_row_keys()
 
     @cuda.jit(device=True)
-    def clear(state):
-        for i in range(out_count):
-            state.acc[i] = float32(0.0)
-        for row in range(row_count):
-            state.maxima[row] = float32(MINUS_INFINITY)
-            state.sums[row] = float32(0.0)
-
-    @cuda.jit(device=True)
     def mask(scores, first_key, first_row, first_position, sliding_window, lane):
         """Scores of keys that a row may not see become -inf; first_row: the warp's; first_position: that of the sequence's first token."""
-        for row in range(row_count):
+        for row in range(ROWS):
             position = int32(first_position + token_of(first_row + score_rows.position(row, lane)))
             first, last = first_key_of(position, sliding_window), last_key_of(position)
             score_rows.mask(scores, row, first_key + score_rows.column(lane), first, last)
 
     @cuda.jit(device=True)
-    def fold(scores, state, scale):
-        """Scores become p = 2^(s - m'), and m, l and o follow; the FMA is explicit, for no compiler is to choose another rounding."""
-        for row in range(row_count):
-            maximum = score_rows.maximum(scores, row, state.maxima[row])
-            shift = finite_or_zero(maximum)
-            correction = ex2((state.maxima[row] - shift) * scale)
-            state.maxima[row] = maximum
-            state.sums[row] = cuda.fma(state.sums[row], correction, score_rows.exponentials(scores, row, shift, scale, float32(0.0)))
-            out_rows.scale(state.acc, row, correction)
+    def weigh(weights, scores, split, scale):
+        """Scores become p, packed as the left operand of mma; m and l of the split."""
+        for row in range(ROWS):
+            split.maxima[row] = score_rows.maximum(scores, row, float32(MINUS_INFINITY))
+            shift = finite_or_zero(split.maxima[row])
+            split.sums[row] = score_rows.sum(score_rows.exponentials(scores, row, shift, scale, float32(0.0)))
+        for step in range(key_steps):
+            score_rows.pack(scores, 0, step, weights, 4 * step)
 
-    return clear, mask, fold
+    @cuda.jit(device=True)
+    def multiply(split, weights, step, shared, lane):
+        """Columns 16 * step to 16 * step + 16 of o = P V."""
+        right = cuda.local.array(4, uint32)
+        source = shared_address(shared, values_at + lane % 16 * row_words + lane // 16 * 4)
+        for i in range(8):
+            split.acc[i] = float32(0.0)
+        for key_step in range(key_steps):
+            ldmatrix_x4_trans(right, 0, uint32(source + 4 * (16 * key_step * row_words + 8 * step)))
+            mma(split.acc, 0, weights, 4 * key_step, right, 0)
+            mma(split.acc, 4, weights, 4 * key_step, right, 2)
+
+    return mask, weigh, multiply
 
 
-def make_ends(tiles, group, out_rows):
-    """(clear_total, fold_total, store_total, store_split): what becomes of a split's State; totals keep their o in shared memory."""
-    head_dim, row_count, out_count, threads = tiles.head_dim, tiles.row_count, tiles.out_count, tiles.threads
-    blocks, stored_blocks = out_count // (2 * row_count), head_dim // 8  # of 8 columns: in registers, and in memory
-    stages, stage_words = source_sizes(tiles)
-    totals_at = tiles.keys_at + stages * stage_words
+def make_folds(tiles, group, out_rows):
+    """(clear, fold_sums, fold_columns, store): device functions that fold splits into the State of all, and write the output."""
+    head_dim, out_count = tiles.head_dim, tiles.out_count
     _, place_of = make_packing(group)
 
     @cuda.jit(device=True)
-    def element(row, block):
-        """Where the lane's two numbers of 8 columns lie in an accumulator (tiles/rows.py)."""
-        return 4 * (row // 2 * blocks + block) + row % 2 * 2
-
-    @cuda.jit(device=True)
-    def clear_total(total, shared):
+    def clear(total):
+        """The state of no keys."""
         for i in range(out_count):
-            shared[totals_at + i * threads + cuda.threadIdx.x] = uint32(0)
-        for row in range(row_count):
-            total.maxima[row] = float32(MINUS_INFINITY)
-            total.sums[row] = float32(0.0)
+            total.acc[i] = float32(0.0)
+        for row in range(ROWS):
+            total.maxima[row], total.sums[row] = float32(MINUS_INFINITY), float32(0.0)
 
     @cuda.jit(device=True)
-    def fold_total(state, total, shared, scale):
-        """Fold a split into the total; a row that sees none of its keys stays as it is."""
-        for row in range(row_count):
-            sum_of_lanes = out_rows.sum(state.sums[row])
-            if state.maxima[row] > float32(MINUS_INFINITY):
-                maximum, weight, split_weight = fold_weights(total.maxima[row], state.maxima[row], scale)
-                total.maxima[row] = maximum
-                total.sums[row] = folded(total.sums[row], weight, sum_of_lanes, split_weight)
-                for block in range(blocks):
-                    for i in range(2):
-                        at = element(row, block) + i
-                        place = totals_at + at * threads + cuda.threadIdx.x
-                        shared[place] = float_as_uint(folded(uint_as_float(shared[place]), weight, state.acc[at], split_weight))
+    def fold_sums(total, split, weights, scale):
+        """m and l; weights [2, ROWS]: of what there is, and of the split."""
+        for row in range(ROWS):
+            total.maxima[row], weights[row], weights[ROWS + row] = fold_weights(total.maxima[row], split.maxima[row], scale)
+            total.sums[row] = folded(total.sums[row], weights[row], split.sums[row], weights[ROWS + row])
 
     @cuda.jit(device=True)
-    def store_total(total, acc, shared, out, rows, first_row, lane):
-        """out = o / l; acc: registers for o."""
-        for i in range(out_count):
-            acc[i] = uint_as_float(shared[totals_at + i * threads + cuda.threadIdx.x])
-        for i in range(row_count):
-            row = first_row + out_rows.position(i, lane)
+    def fold_columns(total, split, weights, step):
+        """16 columns of o: acc[4 * block + 2 * row + i] of each 8 (tiles/rows.py)."""
+        for i in range(8):
+            row, at = i // 2 % ROWS, 8 * step + i
+            total.acc[at] = folded(total.acc[at], weights[row], split.acc[i], weights[ROWS + row])
+
+    @cuda.jit(device=True)
+    def store(total, out, rows, first_row, lane):
+        """out = o / l."""
+        for i in range(ROWS):
+            row = int32(first_row + out_rows.position(i, lane))
             token, head = place_of(rows, row)
             start = (int64(token) * out.shape[1] + head) * head_dim
-            out_rows.store(acc, i, reciprocal_or_zero(total.sums[i]), out, start, row < rows.first + rows.count, lane)
+            out_rows.store(total.acc, i, reciprocal_or_zero(total.sums[i]), out, start, row < rows.first + rows.count, lane)
+
+    return clear, fold_sums, fold_columns, store
+
+
+def make_stores(head_dim, group, out_rows):
+    """(store_sums, store_columns): device functions that leave the State of a split in memory."""
+    _, place_of = make_packing(group)
 
     @cuda.jit(device=True)
-    def store_split(state, splits, split, rows, first_row, lane):
-        """Leave a split's state in memory."""
-        for i in range(row_count):
-            row = first_row + out_rows.position(i, lane)
-            sum_of_lanes = out_rows.sum(state.sums[i])
+    def store_sums(splits, split, number, starts, rows, first_row, lane):
+        """m and l; starts: where the lane's part of each row's o goes, or -1 for a row that does not exist."""
+        for i in range(ROWS):
+            row = int32(first_row + out_rows.position(i, lane))
+            token, head = place_of(rows, row)
+            starts[i] = int64(-1)
             if row < rows.first + rows.count:
-                token, head = place_of(rows, row)
+                place = (int64(token) * splits.outs.shape[1] + head) * splits.outs.shape[2] + number
+                starts[i] = place * head_dim + out_rows.column(lane)
                 if lane % 4 == 0:
-                    splits.maxima[token, head, split], splits.sums[token, head, split] = state.maxima[i], sum_of_lanes
-                place = (int64(token) * splits.outs.shape[1] + head) * splits.outs.shape[2] + split
-                start = place * head_dim + out_rows.column(lane)
-                for block in range(stored_blocks):
-                    at = element(i, block)
-                    store_64(splits.outs, start + 8 * block, float_as_uint(state.acc[at]), float_as_uint(state.acc[at + 1]))
+                    splits.maxima[token, head, number], splits.sums[token, head, number] = split.maxima[i], split.sums[i]
 
-    return clear_total, fold_total, store_total, store_split
+    @cuda.jit(device=True)
+    def store_columns(splits, split, starts, step):
+        """16 columns of o."""
+        for block in range(2):
+            for row in range(ROWS):
+                column, at = 16 * step + 8 * block, 4 * block + 2 * row
+                if starts[row] >= 0 and column < head_dim:
+                    store_64(splits.outs, starts[row] + column, float_as_uint(split.acc[at]), float_as_uint(split.acc[at + 1]))
+
+    return store_sums, store_columns
 
 
 @functools.cache
-def make_kernel(dtype, head_dim, block_size, group, query_tile, key_tile, warps, folds):
-    """(kernel, threads, shared bytes) for 16-bit `dtype`; query_tile is 16 * warps, key_tile a divisor of SPLIT_KEYS."""
-    tiles = warp_tiles(head_dim, query_tile, key_tile, warps)
+def make_kernel(dtype, head_dim, block_size, group, warps, folds):
+    """(kernel, threads, shared bytes) for 16-bit `dtype` and tiles of 16 * warps rows."""
+    tiles = warp_tiles(head_dim, 16 * warps, SPLIT_KEYS, warps)
     matmuls, score_rows, out_rows = make_tensor_core_parts(tiles, dtype, dtype)
     source = make_source(tiles, block_size, group)
-    clear, mask, fold = make_softmax(tiles, group, score_rows, out_rows)
-    clear_total, fold_total, store_total, store_split = make_ends(tiles, group, out_rows)
+    mask, weigh, multiply = make_split(tiles, dtype, group, score_rows)
+    clear, fold_sums, fold_columns, store = make_folds(tiles, group, out_rows)
+    store_sums, store_columns = make_stores(head_dim, group, out_rows)
     token_of, _ = make_packing(group)
-    query_words, score_count, out_count, row_count = tiles.query_words, tiles.score_count, tiles.out_count, tiles.row_count
-    stages, stage_words, lane_rows = source.stages, source.stage_words, tiles.lane_rows
-
-    @cuda.jit(device=True)
-    def keys_of_part(first_token, last_token, sliding_window, part, parts):
-        """(start, stop): the keys from the first that the first token sees to the last one's own, if there is one part; else a share of them,
-        in whole splits. Tokens by position."""
-        stop = int32(max(0, last_token + 1))
-        start = int32(max(0, first_token - sliding_window + 1)) if sliding_window > 0 else int32(0)
-        first, last = splits_of(start, stop)
-        share = int32(uint32(max(0, last - first) + parts - 1) // uint32(parts))
-        first = int32(first + part * share)
-        return max(start, int32(first * SPLIT_KEYS)), min(stop, int32((first + share) * SPLIT_KEYS))
+    query_tile, query_words, score_count, out_count = tiles.query_tile, tiles.query_words, tiles.score_count, tiles.out_count
+    weight_words, found_words, steps, fold_count = SPLIT_KEYS // 4, SPLIT_KEYS // WARP, -(-head_dim // 16), 2 * ROWS
 
     @kernel(launch_bounds=tiles.launch_bounds, dependent_launch=True)
     def fixed_split_kernel(
@@ -190,43 +200,52 @@ def make_kernel(dtype, head_dim, block_size, group, query_tile, key_tile, warps,
             return
         first_position = int32(context_lens[sequence] - tokens)  # of the sequence's first new token
         tile_position = int32(first_position + token_of(first_row))
-        last_position = int32(first_position + token_of(first_row + min(rows.count, query_tile) - 1))
-        start, stop = keys_of_part(tile_position, last_position, sliding_window, int32(block - tile * parts), parts)
-        keys = Keys(key_cache, value_cache, block_tables[sequence], kv_head, start, stop)
-        lane, warp_row = int32(cuda.threadIdx.x % 32), int32(cuda.threadIdx.x // 32 * lane_rows)
-
-        query_fragments = cuda.local.array(query_words, uint32)
-        scores = cuda.local.array(score_count, float32)
-        state = State(cuda.local.array(row_count, float32), cuda.local.array(row_count, float32), cuda.local.array(out_count, float32))
-        total = State(cuda.local.array(row_count, float32), cuda.local.array(row_count, float32), None)
-        if folds:
-            clear_total(total, shared)
-        elif start >= stop:
+        last_position = int32(first_position + token_of(int32(first_row + min(rows.count, query_tile) - 1)))
+        first_visible, visible_stop = keys_of(tile_position, last_position, sliding_window)
+        first_split, split_stop = splits_of(first_visible, visible_stop)
+        share = int32(uint32(split_stop - first_split + parts - 1) // uint32(parts))
+        first_split = int32(first_split + int32(block - tile * parts) * share)
+        split_stop = min(split_stop, int32(first_split + share))
+        if not folds and first_split >= split_stop:
             return
-        clear(state)
-        first_key, stage = int32(start - start % key_tile), int32(0)
-        source.begin(query, rows, keys, first_key, shared)
-        matmuls.begin(query_fragments, shared, warp_row, lane)
-        while first_key < stop:
-            next_key = int32(first_key + key_tile)
-            stage_tiles = shared[stage * stage_words :]
-            source.keys(keys, first_key, stage, shared)
-            matmuls.scores(scores, query_fragments, stage_tiles, warp_row, lane)
-            source.values(keys, first_key, stage, shared)
-            if next_key > tile_position + 1 or (sliding_window > 0 and first_key < last_position - sliding_window + 1):
+
+        found = cuda.local.array(found_words, int32)
+        stop = min(visible_stop, int32(split_stop * SPLIT_KEYS))
+        keys = Keys(key_cache, value_cache, block_tables[sequence], kv_head, first_visible, stop, found)
+        lane, warp_row = int32(cuda.threadIdx.x % WARP), int32(cuda.threadIdx.x // WARP * 16)
+        query_fragments, scores = cuda.local.array(query_words, uint32), cuda.local.array(score_count, float32)
+        weights, fold_factors = cuda.local.array(weight_words, uint32), cuda.local.array(fold_count, float32)
+        split = State(cuda.local.array(ROWS, float32), cuda.local.array(ROWS, float32), cuda.local.array(8, float32))
+        total = State(cuda.local.array(ROWS, float32), cuda.local.array(ROWS, float32), cuda.local.array(out_count, float32))
+        starts, splits = cuda.local.array(ROWS, int64), Splits(split_max, split_sum, split_out)
+        if folds:
+            clear(total)
+        source.begin(query, rows, keys, int32(first_split * SPLIT_KEYS), shared)
+        number = first_split
+        while number < split_stop:
+            first_key = int32(number * SPLIT_KEYS)
+            source.keys(keys, first_key)
+            if number == first_split:
+                matmuls.begin(query_fragments, shared, warp_row, lane)
+            matmuls.scores(scores, query_fragments, shared, warp_row, lane)
+            if first_key + SPLIT_KEYS > tile_position + 1 or (sliding_window > 0 and first_key < last_position - sliding_window + 1):
                 mask(scores, first_key, first_row + warp_row, first_position, sliding_window, lane)
-            fold(scores, state, scale)
-            matmuls.output(state.acc, scores, stage_tiles, warp_row, lane)
-            split, within = splits_of(first_key, next_key)[0], uint32(next_key) % uint32(SPLIT_KEYS)
-            if within == 0 or next_key >= stop:
+            weigh(weights, scores, split, scale)
+            source.values(keys, first_key, shared)
+            if folds:
+                fold_sums(total, split, fold_factors, scale)
+            else:
+                store_sums(splits, split, number, starts, rows, first_row + warp_row, lane)
+            for step in range(steps):
+                multiply(split, weights, step, shared, lane)
                 if folds:
-                    fold_total(state, total, shared, scale)
+                    fold_columns(total, split, fold_factors, step)
                 else:
-                    store_split(state, Splits(split_max, split_sum, split_out), split, rows, first_row + warp_row, lane)
-                clear(state)
-            first_key, stage = next_key, int32(stages - 1 - stage)
+                    store_columns(splits, split, starts, step)
+            source.finish(keys, first_key, shared)
+            number = int32(number + 1)
         cp_async_wait_group_0()  # an asynchronous copy must not outlive its block
         if folds:
-            store_total(total, state.acc, shared, out, rows, first_row + warp_row, lane)
+            store(total, out, rows, first_row + warp_row, lane)
 
-    return fixed_split_kernel, tiles.threads, shared_bytes_of(tiles, folds)
+    return fixed_split_kernel, tiles.threads, tiles.shared_bytes

@@ -3,8 +3,8 @@
 A tile's rows are packed: row r is query head r % group, of one KV head, of the token r // group. So a few tokens fill the 16 rows of mma,
 and keys are read once for the whole group ("pack_gqa" in FlashAttention's code).
 
-A block holds two tiles of K and two of V, one of each where heads are large: K of the tile after the next, and V of the next, travel while
-one is computed. Copies are committed in the order K0 V0 K1 V1 ..., and at every wait 2 * (stages - 1) groups are younger than the one waited for.
+Of the blocks that hold a tile's keys every warp looks up one per lane and 32 keys, a tile ahead, and passes them on by shuffles: a block
+of one warp would otherwise wait for 32 loads of the block table before each tile.
 """
 
 import functools
@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, int64, uint32
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.kernels.attention.flash_attention_2.tensor_core import query_in_registers
-from minllm.ptx import cp_async_16, cp_async_commit_group, cp_async_wait_group_0, cp_async_wait_group_2, shared_address
-from minllm.tiles.cp_async import make_copies, row_words_of
+from minllm.ptx import cp_async_16, cp_async_commit_group, cp_async_wait_group_0, cp_async_wait_group_1, shared_address, token_stride
+from minllm.tiles.cp_async import row_words_of
+from minllm.tiles.warp import ALL_LANES, WARP
+
+
+MOST_UNROLLED = 4  # passes whose addresses are computed side by side; more take registers
 
 
 class PackedRows(NamedTuple):
@@ -36,21 +39,16 @@ class Keys(NamedTuple):
     kv_head: int
     start: int
     stop: int
+    found: Any  # int32 [keys of a tile / 32]: the cache's blocks that this lane has looked up
 
 
 class Source(NamedTuple):
-    """Device functions; `stage` is where a tile lies, of `stages`."""
+    """Device functions that bring one tile after another; `first_key`: the tile's."""
 
-    begin: Any  # begin(query, rows, keys, first_key, shared): Q is there, and the first tiles on their way
-    keys: Any  # keys(keys, first_key, stage, shared): the tile's K is there, and a V on its way
-    values: Any  # values(keys, first_key, stage, shared): the tile's V is there, and a K on its way
-    stages: int
-    stage_words: int
-
-
-def source_sizes(tiles):
-    """(stages, 32-bit words of a stage: a tile of K and one of V)."""
-    return 2 if query_in_registers(tiles.head_dim, tiles.row_count) else 1, tiles.end - tiles.keys_at
+    begin: Any  # begin(query, rows, keys, first_key, shared): all is on its way
+    keys: Any  # keys(keys, first_key): Q and K are there
+    values: Any  # values(keys, first_key, shared): V is there, and the next K on its way
+    finish: Any  # finish(keys, first_key, shared): nobody reads V any more, and the next is on its way
 
 
 @functools.cache
@@ -72,54 +70,89 @@ def make_packing(group):
 @functools.cache
 def make_source(tiles, block_size, group):
     """The Source of 16-bit arrays."""
-    head_dim, query_tile, key_tile, threads = tiles.head_dim, tiles.query_tile, tiles.key_tile, tiles.threads
-    keys_at, values_at = tiles.keys_at, tiles.values_at
-    row_words, chunks = row_words_of(head_dim), 2 * -(-head_dim // 16)  # chunks of 16 bytes per row
-    stages, stage_words = source_sizes(tiles)
-    copies = make_copies(head_dim, 1, key_tile, threads, *make_lookup(block_size))
-    _, place_of = make_packing(group)
-    wait_for_group = cp_async_wait_group_2 if stages == 2 else cp_async_wait_group_0
+    head_dim, key_tile, threads, row_words = tiles.head_dim, tiles.key_tile, tiles.threads, row_words_of(tiles.head_dim)
+    chunks = 2 * -(-head_dim // 16)  # of 16 bytes, per row
+    rows_at_once = min(WARP, 1 << (threads // chunks).bit_length() - 1)  # a power of two, so that one word of `found` has their blocks
+    copy_query, copy_keys = make_copies(tiles, block_size, group, chunks, rows_at_once)
+    words, keys_at, values_at = key_tile // WARP, tiles.keys_at, tiles.values_at
+    block_of, _ = make_lookup(block_size)
 
     @cuda.jit(device=True)
-    def copy_query(query, rows, shared):
-        i = int32(cuda.threadIdx.x)
-        while i < query_tile * chunks:
-            row = int32(uint32(i) // uint32(chunks))
-            column = int32(8 * (i - row * chunks))
-            inside = row < rows.count and column < head_dim
-            token, head = place_of(rows, rows.first + row)
-            start = (int64(token) * query.shape[1] + head) * head_dim + column if inside else int64(0)
-            cp_async_16(shared_address(shared, row * row_words + column // 2), query, start, 16 if inside else 0)
-            i = int32(i + threads)
-
-    @cuda.jit(device=True)
-    def copy(cache, keys, first_key, shared, at):
-        """Start copying a tile to word `at`; beyond the last key an empty group keeps the count right."""
-        if first_key < keys.stop:
-            copies.paged(cache, keys.block_table, keys.kv_head, first_key, keys.start, keys.stop, shared, at)
-        cp_async_commit_group()
+    def look_up(keys, first_key):
+        """The blocks of a tile's keys; for keys outside of the range, those of its ends."""
+        for word in range(words):
+            position = int32(first_key + WARP * word + cuda.threadIdx.x % WARP)
+            keys.found[word] = block_of(keys.block_table, max(keys.start, min(position, int32(keys.stop - 1))))
 
     @cuda.jit(device=True)
     def begin(query, rows, keys, first_key, shared):
         copy_query(query, rows, shared)
-        copy(keys.keys, keys, first_key, shared, keys_at)
-        if stages == 2:
-            copy(keys.values, keys, first_key, shared, values_at)
-            copy(keys.keys, keys, int32(first_key + key_tile), shared, keys_at + stage_words)
-        wait_for_group()
+        if first_key < keys.stop:
+            look_up(keys, first_key)
+            copy_keys(keys.keys, keys, first_key, shared, keys_at)
+            cp_async_commit_group()
+            copy_keys(keys.values, keys, first_key, shared, values_at)
+        cp_async_commit_group()
+
+    @cuda.jit(device=True)
+    def arrive_keys(keys, first_key):
+        cp_async_wait_group_1()
         cuda.syncthreads()
+        if first_key + key_tile < keys.stop:
+            look_up(keys, int32(first_key + key_tile))
 
     @cuda.jit(device=True)
-    def arrive_keys(keys, first_key, stage, shared):
-        wait_for_group()
-        cuda.syncthreads()  # this tile of K has arrived, and nobody reads the last tile of V any more, whose place the next one takes
-        ahead = stages - 1
-        copy(keys.values, keys, int32(first_key + ahead * key_tile), shared, values_at + (ahead - stage) * stage_words)
+    def arrive_values(keys, first_key, shared):
+        cp_async_wait_group_0()
+        cuda.syncthreads()  # V has arrived, and nobody reads K any more
+        if first_key + key_tile < keys.stop:
+            copy_keys(keys.keys, keys, int32(first_key + key_tile), shared, keys_at)
+        cp_async_commit_group()
 
     @cuda.jit(device=True)
-    def arrive_values(keys, first_key, stage, shared):
-        wait_for_group()
-        cuda.syncthreads()  # this tile of V has arrived, and nobody reads this tile of K any more
-        copy(keys.keys, keys, int32(first_key + stages * key_tile), shared, keys_at + stage * stage_words)
+    def finish(keys, first_key, shared):
+        cuda.syncthreads()
+        if first_key + key_tile < keys.stop:
+            copy_keys(keys.values, keys, int32(first_key + key_tile), shared, values_at)
+        cp_async_commit_group()
 
-    return Source(begin, arrive_keys, arrive_values, stages, stage_words)
+    return Source(begin, arrive_keys, arrive_values, finish)
+
+
+def make_copies(tiles, block_size, group, chunks, rows_at_once):
+    """(copy_query, copy_keys): start copying a tile, a chunk of 16 bytes per thread and pass; what does not exist becomes zeros."""
+    head_dim, query_tile, key_tile, row_words = tiles.head_dim, tiles.query_tile, tiles.key_tile, row_words_of(tiles.head_dim)
+    _, place_of = make_packing(group)
+    _, element_of = make_lookup(block_size)
+    query_passes, unrolled = -(-query_tile // rows_at_once), min(MOST_UNROLLED, WARP // rows_at_once)
+
+    @cuda.jit(device=True)
+    def copy_query(query, rows, shared):
+        column, first_row = int32(8 * (cuda.threadIdx.x % chunks)), int32(cuda.threadIdx.x // chunks)
+        for i in range(query_passes):
+            row = int32(first_row + i * rows_at_once)
+            if first_row < rows_at_once and row < query_tile:
+                inside = row < rows.count and column < head_dim
+                token, head = place_of(rows, int32(rows.first + row))
+                start = (int64(token) * query.shape[1] + head) * head_dim + column if inside else int64(0)
+                cp_async_16(shared_address(shared, row * row_words + column // 2), query, start, 16 if inside else 0)
+
+    @cuda.jit(device=True)
+    def copy_keys(cache, keys, first_key, shared, at):
+        column, thread_row = int32(8 * (cuda.threadIdx.x % chunks)), int32(cuda.threadIdx.x // chunks)
+        copies, first_row = thread_row < rows_at_once, int32(thread_row % rows_at_once)
+        stride, within = token_stride(cache, int32(cache.shape[2]) * head_dim), keys.kv_head * head_dim + column
+        for word in range(key_tile // WARP):
+            row = first_row
+            while row < WARP:
+                for i in range(unrolled):
+                    here = int32(row + i * rows_at_once)
+                    position = int32(first_key + WARP * word + here)
+                    element = element_of(cuda.shfl_sync(ALL_LANES, keys.found[word], here), position, stride, within)
+                    inside = keys.start <= position and position < keys.stop and column < head_dim
+                    if copies:
+                        to = shared_address(shared, at + (WARP * word + here) * row_words + column // 2)
+                        cp_async_16(to, cache, element, 16 if inside else 0)
+                row = int32(row + unrolled * rows_at_once)
+
+    return copy_query, copy_keys
