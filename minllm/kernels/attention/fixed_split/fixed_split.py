@@ -1,4 +1,4 @@
-"""Attention in splits of a fixed number of keys: a row has the same bits in any company, and few rows are as fast as a decode step's one.
+"""Attention in splits of a fixed number of keys: a row has the same bits in any company, and blocks divide the keys of few rows.
 
 The keys of a sequence are cut at multiples of 64, whatever else is computed, and a row folds its splits in order (merge.py). So a row at
 position i meets the same keys in the same splits, as a decode step, as one of several rows that verify drafts, in a prompt's chunk of any
@@ -8,7 +8,7 @@ al., "Defeating Nondeterminism in LLM Inference", Thinking Machines Lab, 2025.)
 
 FLOPs: 4 * heads * head_dim per visible (query, key) pair, on rows filled up to a tile's. Bytes: K and V once per tile of rows, which holds
 the query heads of a KV head for as many tokens as fit; a split of a row that blocks divide adds 4 * (head_dim + 2), written and read.
-float32 and heads of more than 128, whose output fills the registers, go to flash_attention_2 with the same tiles for every call.
+float32 and heads of more than 128, whose output fills the registers, go to fixed_order.
 """
 
 import math
@@ -19,7 +19,6 @@ from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, q
 from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.fixed_split.kernel import make_kernel
 from minllm.kernels.attention.fixed_split.merge import SPLIT_KEYS, make_merge_kernel
-from minllm.kernels.attention.flash_attention_2.flash_attention_2 import small_tiles
 from minllm.runtime.device import AMPERE, capability_here, sms_here
 from minllm.runtime.kernel import launch
 
@@ -29,7 +28,7 @@ MOST_SCRATCH = 96 << 20  # bytes of states in memory; beyond them, one block tak
 
 
 def is_split(query):
-    """Whether splits serve these queries; else flash_attention_2 does, whose tiles are the same for every call then."""
+    """Whether splits serve these queries; else fixed_order does."""
     return dtype_name(query.dtype) != "float32" and query.shape[2] <= MOST_HEAD_DIM
 
 
@@ -70,8 +69,7 @@ def attention(
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     if not is_split(query):
-        tiles = None if dtype_name(query.dtype) == "float32" else small_tiles(sizes.head_dim)  # float32 has one tiling per head_dim
-        VARIANTS["flash_attention_2"].attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
+        VARIANTS.stand_in("fixed_split").attention(*inputs, scale, sliding_window, max_query_len, stream=stream)
         return
     longest = query_len_bound(max_query_len, sizes)
     warps = warps or warps_of(longest * sizes.group)

@@ -17,7 +17,6 @@ from minllm.ptx import cp_async_16, cp_async_commit_group, cp_async_wait_group_0
 from minllm.tiles.cp_async import row_words_of
 from minllm.tiles.warp import ALL_LANES, WARP
 
-
 MOST_UNROLLED = 4  # passes whose addresses are computed side by side; more take registers
 
 
@@ -70,8 +69,7 @@ def make_packing(group):
 @functools.cache
 def make_source(tiles, block_size, group):
     """The Source of 16-bit arrays."""
-    head_dim, key_tile, threads, row_words = tiles.head_dim, tiles.key_tile, tiles.threads, row_words_of(tiles.head_dim)
-    chunks = 2 * -(-head_dim // 16)  # of 16 bytes, per row
+    key_tile, threads, chunks = tiles.key_tile, tiles.threads, 2 * -(-tiles.head_dim // 16)  # chunks of 16 bytes, per row
     rows_at_once = min(WARP, 1 << (threads // chunks).bit_length() - 1)  # a power of two, so that one word of `found` has their blocks
     copy_query, copy_keys = make_copies(tiles, block_size, group, chunks, rows_at_once)
     words, keys_at, values_at = key_tile // WARP, tiles.keys_at, tiles.values_at
