@@ -80,6 +80,7 @@ def plan(
         int | None, typer.Option(help="Tokens that a contiguous cache sets aside for a sequence; default the model's.", show_default=False)
     ] = None,
     caches: Annotated[bool, typer.Option("--caches", help="Also compare all policies and formats of the cache.")] = False,
+    formats: Annotated[bool, typer.Option("--formats", help="Also predict steps with the weights in other formats, by batch.")] = False,
     stages: Annotated[bool, typer.Option("--stages", help="Also print what each stage of a forward moves and computes.")] = False,
     json_file: JsonOption = None,
 ) -> None:
@@ -90,7 +91,7 @@ def plan(
         wishes = dict(context=context, batch=batch, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel)
         cache = dict(kv_dtype=kv_dtype, kv_policy=kv_policy, block_size=block_size, max_model_len=max_model_len)
         wishes |= dict(memory_share=memory_share, kv_window=kv_window, price_per_hour=price_per_hour)
-        command.run(model, gpu, dtype=dtype, **cache, caches=caches, stages=stages, json_file=json_file, **wishes)
+        command.run(model, gpu, dtype=dtype, **cache, caches=caches, stages=stages, formats=formats, json_file=json_file, **wishes)
 
 
 @app.command()

@@ -8,6 +8,7 @@ tokens reads the same bytes for thousands of times the work, and its floor is op
     parameters.py      how many numbers a model has, and the bytes of its weights and of a token's keys and values
     stages.py          every stage of a forward by itself: bytes of weights, cache and activations, operations (models/parts/ has the terms)
     steps.py           the sum over the stages: a decode step and a prefill, the floors that everything else uses
+    step_time.py       what a decode step takes rather, by format of the weights: fitted to recorded products
     residual_window.py what a residual window of unquantised tokens adds
     cache_policies.py  the memory that each policy sets aside for a sequence, and how much of it holds no token
     serving.py         a mixed step of decodes and prompts, and from it the load that a server bears: utilisation, TPOT, waiting, the knee

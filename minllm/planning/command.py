@@ -20,6 +20,7 @@ from minllm.planning.caches import cache_table, compare_caches
 from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, kv_format_name, kv_itemsize, weight_format_name
 from minllm.planning.measured import Comparison, comparisons
 from minllm.planning.plan import Wishes, make_plan
+from minllm.planning.weight_table import compare_weights, weight_table
 
 BLOCK_SIZE = 16  # tokens, the engine's
 
@@ -35,12 +36,14 @@ def run(
     max_model_len: int | None,
     caches: bool = False,
     stages: bool = False,
+    formats: bool = False,
     json_file: Path | None = None,
     **wishes,
 ) -> None:
     """Print the plan; without a model, what was predicted and measured on that GPU.
 
-    With `stages` also what each stage moves and computes, with `caches` also all policies and formats of the cache beside each other.
+    With `stages` also what each stage moves and computes, with `caches` also all policies and formats of the cache beside each other,
+    with `formats` also the predicted steps with weights in other formats.
 
     Raises InvalidOptionError and CheckpointError.
     """
@@ -61,6 +64,7 @@ def run(
         block_size = TOKEN_GROUP if cached in CHANNEL_FORMATS else BLOCK_SIZE
     context = wishes.pop("context") or min(4096, config.max_position_embeddings)
     policy = costs.AllocationPolicy(kv_policy, block_size, max_model_len or max(context, config.max_position_embeddings))
+    by_format = compare_weights(config, gpu_name, limits, context) if formats else None
     plan = make_plan(config, limits, Wishes(dtype=weights, kv_dtype=cached, context=context, policy=policy, **wishes))
     number = f"{plan.wishes.gpus} x " if plan.wishes.gpus > 1 else ""
     console.print(card.as_text(f"plan: {name} on {number}{gpu_name}", card.plan_rows(plan)))
@@ -68,6 +72,8 @@ def run(
         console.print(f"note: this model was made for {config.max_position_embeddings:,} tokens of context at most")
     if caches:
         console.print("", cache_table(compare_caches(config, limits, plan.wishes)), sep="\n")
+    if by_format:
+        console.print("", weight_table(by_format), sep="\n")
     by_phase = phases(config, plan.wishes)
     for phase, listed in by_phase.items() if stages else ():
         console.print("", card.stage_table(f"{phase}, stage by stage{' (one GPU)' if number else ''}", listed), sep="\n")
@@ -75,7 +81,7 @@ def run(
     if compared:
         console.print()
         print_comparisons(console, gpu_name, compared)
-    write(json_file, dict(model=name, gpu=gpu_name, **card.as_json(plan, compared), stages=as_values(by_phase)))
+    write(json_file, dict(model=name, gpu=gpu_name, **card.as_json(plan, compared), stages=as_values(by_phase), weight_formats=by_format))
 
 
 def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:

@@ -38,6 +38,20 @@ for name in ("activation.silu", "normalization.rms_norm", "kv.append"):
     assert report.passed, report
 """
 
+# Ranks are processes, which are spawned there: they import this file anew.
+ENGINES = """
+from minllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    params = SamplingParams(temperature=0, max_tokens=4)
+    options = dict(device="cpu", dtype="float32", max_model_len=64, kv_cache_memory_bytes=1 << 20)
+    found = []
+    for option in ({}, {"speculative_config": {"num_speculative_tokens": 2}}, {"pipeline_parallel_size": 2}, {"quantization": "int4"}):
+        with LLM(**options, **option) as llm:
+            found.append(llm.generate(["class Point:"], params)[0].outputs[0].token_ids)
+    assert found[0] == found[1] == found[2] and len(found[3]) == 4, found
+"""
+
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
@@ -68,6 +82,12 @@ def test_the_demo(python):
 
 def test_a_simulated_tensor_core_kernel_and_three_exercises(python):
     run(python, "-c", KERNEL_AND_EXERCISES)
+
+
+def test_speculation_ranks_and_quantised_weights(python, tmp_path):
+    script = tmp_path / "engines.py"
+    script.write_text(ENGINES, encoding="utf-8")
+    run(python, script)
 
 
 @pytest.mark.parametrize("lesson", ["02_your_first_kernel", "03_scaled_dot_product_attention"])

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -22,6 +23,7 @@ from minllm.planning import card
 from minllm.planning.formats import best_rate
 from minllm.planning.measured import comparisons
 from minllm.planning.plan import Wishes, forward_bytes, largest_batch, make_plan
+from minllm.planning.weight_table import compare_weights
 
 H100 = GPUS["NVIDIA H100 80GB HBM3"]
 LLAMA_8B = named_config("llama-3.1-8b")
@@ -320,3 +322,24 @@ def test_a_plan_loads_no_compiler():
     """Numba takes longer to import than a plan to be made."""
     program = "import sys\nimport minllm.planning.command\nassert not {'numba', 'llvmlite'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_steps_by_format_are_those_of_the_docs():
+    """The table of docs/quantised-weights.md, and the batches at which formats change places."""
+    compared = compare_weights(named_config("llama-3.1-8b"), *gpu_named("h200"), 1024)
+    page = (Path(__file__).parents[2] / "docs" / "quantised-weights.md").read_text(encoding="utf-8")
+    page = page[page.index("<!-- steps by format -->") : page.index("<!-- end steps by format -->")]
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE)
+    assert [int(batch) for batch, _ in rows] == [1, 4, 16, 64, 256]
+    for batch, cells in rows:
+        assert cells.split(" | ") == [f"{step:.2f}" for step in compared.milliseconds[int(batch)].values()]
+    ahead = compared.most_ahead["int4"]
+    assert f"faster than int8 up to {ahead['int8']} sequences, and than bfloat16 up to {ahead['bfloat16']}" in page
+
+
+def test_formats_are_printed_and_refused_before_anything_else(capsys):
+    command = ["plan", "llama-3.1-8b", "--formats", "--gpu"]
+    done = runner.invoke(cli.app, [*command, "h200"])
+    assert done.exit_code == 0 and "int4 is faster than int8 up to a batch of" in done.stdout
+    refused = runner.invoke(cli.app, [*command, "t4"])
+    assert refused.exit_code != 0 and "knows kernels over codes on Hopper alone" in refused.output and "memory " not in refused.output

@@ -1,0 +1,93 @@
+"""How long a decode step takes by format of the weights: near the truth, where steps.py gives what no step can be faster than.
+
+A kernel takes its launch, and its reading and its arithmetic, which overlap in part:
+
+    t = t_launch + (m^p + a^p)^(1/p)        m = bytes / B      a = FLOPs / C
+
+p = infinity would be the roofline, p = 1 a sum. In products of 4-bit weights the lanes that decode them are not free to multiply, and only
+reading hides behind both. Beyond WIDENED_ROWS the whole matrix is decoded to 16 bits first:
+
+    t = t_launch + max(m, weights / D + a)          t = 2 t_launch + (bytes of codes + bytes of 16-bit weights) / B + (m^p + a^p)^(1/p)
+
+t_launch, p, and B, C, the rate of codes of 8 bits and D relative to what a copy and cuBLAS reach are fitted to products on one H200, 60 of
+bfloat16, fp8 and int8 and 12 of int4, from 1 to 2,048 rows (docs/results/h200.json, rows "matmul, quantised", commit c95e318): over the
+four products of a layer they are off by at most 8 %, and whole steps of two shapes in bfloat16 by 9 % (tests/costs/test_step_time.py).
+
+Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is ours.
+"""
+
+from dataclasses import dataclass
+
+from minllm.costs.stages import Stage, decode_stages
+from minllm.models.config import ModelConfig
+from minllm.weights.format import WeightFormat
+from minllm.weights.formats import WEIGHT_FORMATS
+
+LAUNCH, OVERLAP_NORM = 3.1e-6, 2.43
+OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.03, 1.012, 1.85, 0.0060  # of the rates of a copy and of cuBLAS in bfloat16
+FUSED_ROWS = 64  # up to which norms, activations and rotations are computed by the products' kernels
+WIDENED_ROWS = 64  # beyond these, 4-bit weights are decoded to 16 bits before they are multiplied
+ONCE = ("embedding", "final norm", "lm_head", "sampling")  # stages that are not in the layers
+COMPARED = ("bfloat16", "fp8", "int8", "int4")
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """What a GPU does per second."""
+
+    bytes: float
+    flops: float  # of 16-bit products
+    code_flops: float  # of products of 8-bit codes
+    decoded: float  # 4-bit weights that become numbers
+
+    @classmethod
+    def of(cls, copy_tb_s: float, tflops: float) -> "StepRates":
+        """From the rates of a copy and of cuBLAS in bfloat16."""
+        copy, gemm = 1e12 * copy_tb_s, 1e12 * tflops
+        return cls(OF_COPY * copy, OF_GEMM * gemm, CODES_OF_GEMM * gemm, DECODED_OF_GEMM * gemm)
+
+
+def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weight_format: WeightFormat) -> float:
+    """The seconds of a stage that multiplies by weights, once per layer."""
+    moved, name = stage.bytes / rates.bytes, weight_format.name
+    arithmetic = stage.flops / (rates.code_flops if name in ("int8", "fp8") else rates.flops)
+    if not name.startswith("int4"):
+        return layers * LAUNCH + overlapped(moved, arithmetic)
+    weights = stage.flops / (2 * rows)
+    if rows > WIDENED_ROWS:
+        return 2 * layers * LAUNCH + moved + 2 * weights / rates.bytes + overlapped(2 * weights / rates.bytes, arithmetic)
+    return layers * LAUNCH + max(moved, weights / rates.decoded + arithmetic)
+
+
+def overlapped(moved: float, arithmetic: float) -> float:
+    """Seconds of reading and arithmetic together."""
+    return (moved**OVERLAP_NORM + arithmetic**OVERLAP_NORM) ** (1 / OVERLAP_NORM)
+
+
+def decode_step_seconds(
+    config: ModelConfig, batch: int, context: int, rates: StepRates, weight_format: WeightFormat = WEIGHT_FORMATS["bfloat16"]
+) -> float:  # fmt: skip
+    """The seconds of a step of `batch` sequences that see `context` keys each, with the layers' weights in one of the formats COMPARED.
+
+    Keys and values are in 16 bits. Codes of 8 bits need two kernels more per layer, which quantise what attention and the activation wrote.
+    """
+    total, plain = 0.0, WEIGHT_FORMATS["bfloat16"]
+    for stage in decode_stages(config, batch, context, weight_format=weight_format):
+        layers = 1 if stage.name in ONCE else config.num_hidden_layers
+        if "projection" in stage.name or stage.name == "lm_head":
+            total += product_seconds(stage, batch, layers, rates, plain if stage.name == "lm_head" else weight_format)
+        else:
+            is_launched = stage.name in ("attention", "sampling") or batch > FUSED_ROWS
+            total += layers * LAUNCH * is_launched + overlapped(stage.bytes / rates.bytes, stage.flops / rates.flops)
+    quantisers = 2 * config.num_hidden_layers if weight_format.name in ("int8", "fp8") else 0
+    return total + quantisers * LAUNCH
+
+
+def most_sequences_ahead(config: ModelConfig, context: int, rates: StepRates, first: str, second: str, most: int = 256) -> int:
+    """Up to which batch steps with weights in `first` are faster than with `second`; 0 if not even alone."""
+
+    def is_ahead(batch: int) -> bool:
+        mine, other = (decode_step_seconds(config, batch, context, rates, WEIGHT_FORMATS[name]) for name in (first, second))
+        return mine < other
+
+    return next((batch - 1 for batch in range(1, most + 1) if not is_ahead(batch)), most)

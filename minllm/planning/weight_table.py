@@ -1,0 +1,55 @@
+"""Decode steps with weights in several formats beside each other, by batch: predicted times (costs/step_time.py), not floors."""
+
+from typing import NamedTuple
+
+from rich.console import Group
+from rich.table import Table
+
+from minllm.costs.step_time import COMPARED, StepRates, decode_step_seconds, most_sequences_ahead
+from minllm.errors import InvalidOptionError
+from minllm.machine.hardware import Gpu
+from minllm.models.config import ModelConfig
+from minllm.weights.formats import WEIGHT_FORMATS
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+PAIRS = (("int4", "int8"), ("int4", "bfloat16"))
+HOPPERS = ("NVIDIA H100", "NVIDIA H200")
+
+
+class StepsByFormat(NamedTuple):
+    """Predicted decode steps on one GPU."""
+
+    context: int
+    milliseconds: dict[int, dict[str, float]]  # {batch: {format: ms}}
+    most_ahead: dict[str, dict[str, int]]  # {format: {other: up to which batch it is faster}}
+
+
+def compare_weights(config: ModelConfig, gpu_name: str, gpu: Gpu, context: int) -> StepsByFormat:
+    """Steps of sequences that see `context` keys. Raises InvalidOptionError for GPUs whose kernels of codes nobody has measured."""
+    if not gpu_name.startswith(HOPPERS):
+        raise InvalidOptionError(f"--formats knows kernels over codes on Hopper alone, and {gpu_name} has others: leave it out.")
+    rates = StepRates.of(gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops)
+    steps = {
+        batch: {name: 1e3 * decode_step_seconds(config, batch, context, rates, WEIGHT_FORMATS[name]) for name in COMPARED}
+        for batch in BATCHES
+    }
+    ahead: dict[str, dict[str, int]] = {}
+    for first, second in PAIRS:
+        ahead.setdefault(first, {})[second] = most_sequences_ahead(config, context, rates, first, second)
+    return StepsByFormat(context, steps, ahead)
+
+
+def weight_table(found: StepsByFormat) -> Group:
+    """One line per batch, then up to which batch one format is faster than another."""
+    title = f"decode steps by format of the layers' weights, predicted, in ms: {found.context:,} tokens a sequence, one GPU"
+    table = Table("batch", title=title, title_justify="left", box=None, pad_edge=False)
+    for name in COMPARED:
+        table.add_column(name, justify="right")
+    for batch, steps in found.milliseconds.items():
+        table.add_row(str(batch), *(f"{step:.2f}" for step in steps.values()))
+    lines = [
+        f"{first} is faster than {second} {f'up to a batch of {most}' if most else 'at no batch'}"
+        for first, others in found.most_ahead.items()
+        for second, most in others.items()
+    ]
+    return Group(table, *lines)
