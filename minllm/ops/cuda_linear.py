@@ -67,7 +67,7 @@ class CudaLinear(CudaBase):
         kernels = gate_up.format.kernels
         if kernels.gated is None or gate_up.bias is not None or {"matmul", "silu_and_multiply"} & self.own.keys():
             return None
-        return kernels.gated(self._matmul_variant(x, gate_up), x, gate_up.weight)
+        return kernels.gated(self._matmul_variant(x, gate_up), x, gate_up.weight, self.dtype)
 
     def _matmul_variant(self, x: Any, linear: Linear) -> str:
         """The GEMM that was asked for if the format has it and it takes this number of rows, else the one for this shape on this GPU."""

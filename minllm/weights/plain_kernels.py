@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from minllm.kernels.matmul import VARIANTS
 from minllm.kernels.matmul.choice import choose_for
 from minllm.kernels.matmul.flat import fused
@@ -14,7 +16,7 @@ from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply
 from minllm.weights.format import LinearKernels, StreamKernels
 
 
-def gated(variant: str, x: Any, weight: Any) -> Callable | None:
+def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Callable | None:
     """The launcher of silu(gate) * up within this variant; None if it has none for these arrays."""
     if variant == "gemv":
         return gated_gemv

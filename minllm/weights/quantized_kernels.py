@@ -16,7 +16,7 @@ import numpy as np
 
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.arguments import rows_begin_on
-from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
+from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
 from minllm.kernels.matmul.quantized import (
     fp8,
     fp8_block,
@@ -67,12 +67,13 @@ def choose_int4(x: Any, weight: Any) -> str:
     return "gemv" if rows < FEWEST_ROWS_OF_INT4_FLAT and outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE else "flat"
 
 
-def gated_fp8_block(variant: str, x: Any, weight: Any) -> Any:
+def gated_fp8_block(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
     """The launcher of gate and up in one kernel, if the variant has one."""
-    return fp8_block_wgmma.gated_fp8_block_wgmma if variant == "wgmma" and fp8_block_wgmma.fits(weight) else None
+    fits = variant == "wgmma" and out_dtype in HALF_DTYPES and fp8_block_wgmma.fits(weight)
+    return fp8_block_wgmma.gated_fp8_block_wgmma if fits else None
 
 
-def gated_int4(variant: str, x: Any, weight: Any) -> Any:
+def gated_int4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
     """The launcher of gate and up in one kernel, if the variant has one."""
     launcher = {"int4_tma": int4_tma.gated_int4_tma, "flat": int4_wgmma.gated_int4_wgmma}.get(variant)
     return launcher if int4_wgmma.fits(x, weight) else None
@@ -98,7 +99,7 @@ def w8a8(code: str, dtype: str, gemv: Any, widen: Any) -> LinearKernels:
         normed_activations=dict.fromkeys(OF_CODES, functools.partial(rms_norm_quantized, code=code)),
         gated_activations=dict.fromkeys(OF_CODES, functools.partial(silu_and_multiply_quantized, code=code)),
         workspaces={"widened": widened_matrix_and_sums},
-        gated=lambda variant, x, weight: gated.get(variant),
+        gated=lambda variant, x, weight, out_dtype: gated.get(variant) if out_dtype in HALF_DTYPES else None,
     )
 
 

@@ -23,7 +23,7 @@ from minllm.machine.hardware import find_gpu
 from minllm.machine.occupancy import THREADS_PER_BLOCK, multiprocessor_of
 from minllm.models.shapes import named_config
 from minllm.runtime.argument_type import argument_type
-from minllm.runtime.device import AMPERE, Device
+from minllm.runtime.device import AMPERE, HOPPER, Device
 from minllm.weights.formats import WEIGHT_FORMATS, quantizations
 
 FULL = os.environ.get("MINLLM_GATE") == "full"
@@ -124,7 +124,10 @@ def toolkit():
 def test_every_launch_fits_the_gpu(capability):
     dtype = "bfloat16" if capability >= AMPERE else "float16"
     most = multiprocessor_of(capability).block_shared_bytes
-    for one in (Engine(capability, dtype, USUAL_MODELS[0]), Engine(capability, dtype, USUAL_MODELS[1], "int8")):
+    plain = [Engine(capability, dtype, USUAL_MODELS[0]), Engine(capability, dtype, USUAL_MODELS[1], "int8")]
+    formats = [name for name in quantizations() if capability >= (WEIGHT_FORMATS[name].since or TURING)]
+    quantised = [Engine(capability, one, USUAL_MODELS[0], quantization=name) for name in formats for one in (dtype, "float32")]
+    for one in plain + (quantised if capability in (TURING, HOPPER) else []):
         too_large = {(kernel.__name__, launch.shared_bytes) for (kernel, _), launch in launches(one).items() if launch.shared_bytes > most}
         assert not too_large
         assert all(np.prod(launch.block) <= THREADS_PER_BLOCK for launch in launches(one).values())
