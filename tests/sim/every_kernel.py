@@ -23,6 +23,7 @@ from minllm.kernels.all_reduce.fused_norm import fused_norm
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.attention.first_rungs import flash_attention_1, materialized
 from minllm.kernels.attention.first_rungs.materialized_projection import MaterializedDecoder
+from minllm.kernels.attention.fixed_split import fixed_split
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.flash_attention_3 import flash_attention_3
@@ -144,7 +145,7 @@ ROWS: dict[str, Row] = {}
 # multiply-adds in the kernel's order give.
 FUSED = "a * b + c is rounded once on a GPU, and twice here, where a * b of float32 is not exact"
 APPROXIMATE = "2**x, log2(x) and 1/x are approximate on a GPU (PTX ISA: 2**-22; 1/x: 1 unit in the last place), here exactly rounded"
-# The two kernels that leave float32 sums of tensor cores in memory; elsewhere rounding to 16 bits hides the difference.
+# Kernels that leave float32 sums of tensor cores in memory; elsewhere rounding to 16 bits hides the difference.
 TRUNCATED = "a tensor core drops the bits of a sum that float32 has no room for (Fasi et al. 2021, PeerJ 7:e330), here it is rounded"
 ROUNDED = {
     "matmul_tiled_kernel": FUSED,
@@ -163,6 +164,7 @@ ROUNDED = {
     "distribution_kernel": APPROXIMATE,
     "split_tensor_core_kernel": TRUNCATED,
     "split_quantized_kernel": TRUNCATED,
+    "fixed_split_kernel": TRUNCATED,
     "prefix_kernel": TRUNCATED,
 }
 ROUNDING = 2.0**-21  # relative to an array's largest number
@@ -1082,6 +1084,23 @@ def split_cluster_of_a_short_sequence():
     tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
     run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale)
     return run, {"split_cluster_kernel": Expected(asked, dict(query=heads * D * b), tensor_core_flops)}, LENS
+
+
+@row
+def fixed_split_of_a_decode_step():
+    """Two splits of 64 keys, of a block each; every thread of the merge asks for the sums and maxima of 16 splits."""
+    context, heads, kv_heads, D, b, splits, at_once = 128, 4, 2, 64, 2, 2, 16
+    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
+    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
+    states, rows, keys = splits * heads * 4, heads * D * b, context * kv_heads * D * b
+    asked = dict(query=splits * rows, key_cache=keys, value_cache=keys, split_max=states, split_sum=states, split_out=states * D)
+    merge = dict(split_out=at_once * heads * D * 4, split_sum=at_once * heads * D * 4, split_max=at_once * heads * D * 4, out=rows)
+    kernels = {
+        "fixed_split_kernel": Expected(asked, dict(query=rows), 4 * 16 * D * kv_heads * context),  # the group fills two of 16 rows
+        "merge_splits_kernel": Expected(merge, dict(split_out=states * D, split_sum=states, split_max=states)),
+    }
+    run = partial(fixed_split.attention, *arguments, arrays.block_tables, arrays.scale, parts=splits)
+    return run, kernels, LENS
 
 
 @row
