@@ -12,6 +12,7 @@ from minllm.engine.cache_format import cache_shape
 from minllm.engine.kernels_needed import EngineShape
 from minllm.engine.options import EngineOptions
 from minllm.engine.precompile import precompile
+from minllm.engine.running.host_copies import Readback
 from minllm.engine.running.machine import Done, HostMachine
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config_reader import read_model_config
@@ -72,6 +73,15 @@ class HostGpuPages(HostPages):
         return DeviceArray(address, shape, dtype, owner, HostMemory())
 
 
+TREE = "[(0,), (1,), (0, 0)]"
+SPECULATION = [
+    {"method": "ngram", "num_speculative_tokens": 3},
+    {"method": "draft_model", "model": str(model_directory("llama3")), "num_speculative_tokens": 3},
+    {"method": "draft_model", "model": str(model_directory("llama3")), "num_speculative_tokens": 3, "speculative_token_tree": TREE},
+    {"method": "lookahead", "window": 4, "ngram_size": 3, "guess_set_size": 3},
+]
+
+
 @pytest.fixture
 def on_gpu(monkeypatch):
     """LLM() finds an H200, and its launches are recorded; nothing is compiled."""
@@ -115,6 +125,23 @@ def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatc
     assert not missed, f"launched, but not found: {names(missed)}"
     never = set(names(found)) - set(names(launched))
     assert not never, f"found, but not launched: {never}"
+
+
+@pytest.mark.parametrize("config", SPECULATION, ids=lambda config: config["method"])
+def test_every_source_of_drafts_works_on_arrays_of_a_device(config, on_gpu, monkeypatch):
+    """Which have no more than rows and slices of rows. Nothing is computed; every verification keeps one token."""
+    wait = Readback.wait
+
+    def wait_for_one_token(readback):
+        tokens, counts, *others = wait(readback)
+        counts[:] = 1
+        return tokens, counts, *others
+
+    monkeypatch.setattr(Readback, "wait", wait_for_one_token)
+    options = dict(dtype="float16", kv_cache_memory_bytes=1 << 22, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
+    with LLM(model_directory("llama3"), speculative_config=config, **options) as llm:
+        llm.generate([[5, 6, 7] * 9, [5]] * 3, SamplingParams(max_tokens=6, temperature=0.0))
+    assert "load_spans_kernel" in {one.launch.kernel.__name__ for one in on_gpu}
 
 
 def names(found):

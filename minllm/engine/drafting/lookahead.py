@@ -28,7 +28,7 @@ class LookaheadDrafts:
         """See DraftSource. The window begins with random tokens of the text, as in the paper; the pool is empty."""
         count = self.state.window_nodes - 1
         guesses = np.random.default_rng(len(token_ids)).choice(token_ids, count).astype(np.int32)
-        machine.write(drafts.drafts[slot, :count], guesses)
+        machine.write(drafts.drafts[slot][:count], guesses)
         machine.write(self.state.added[slot : slot + 1], np.zeros(1, np.int32))
 
     def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
