@@ -78,6 +78,14 @@ class Engine:
     processes: OtherRanks | None = None  # if there are several
     program: Any = None  # ranks.launched.LaunchedProgram, the calls in which the ranks of one program meet
 
+    def close(self) -> None:
+        """Drop the graphs, and end the other ranks."""
+        try:
+            self.runner.close()
+        finally:
+            if self.processes is not None:
+                self.processes.close()
+
 
 def bundled_model() -> Path:
     """The directory of the bundled model."""

@@ -97,6 +97,12 @@ class TensorParallel:
         """Of the whole rows."""
         return super().distribution(whole(logits), sampling, slots)
 
+    def finish(self) -> None:
+        """Wait for what was launched: nothing on a CPU."""
+
+    def disconnect(self) -> None:
+        """Close this rank's communicators: on a CPU they belong to the processes."""
+
     def fault(self) -> Any:
         """What kernels between peers note if one has not come: nothing on a CPU, whose waits raise."""
         return None

@@ -73,6 +73,13 @@ class RankRunner(ModelRunner):
         """Stages of the pipeline that this rank is part of."""
         return self.ops.grid.pipeline
 
+    def close(self) -> None:
+        """Wait for what was launched, drop the graphs, and then the links: NCCL's communicator must outlive graphs that it is part of."""
+        self.machine.use_in_this_thread()
+        self.ops.finish()
+        super().close()
+        self.ops.disconnect()
+
     def _process(self, logits: Any, sequence: Sequence) -> np.ndarray:
         """Rank 0 lets the sequence's own functions change its logits, and all get the result. Returns the logits before that."""
         computed = self.ops.to_host(logits).copy()

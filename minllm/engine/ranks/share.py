@@ -83,10 +83,11 @@ class RankShare:
         kind = TensorParallelCudaOps if self.grid.pipeline == 1 else PipelineCudaOps
         ops = kind(dtype, self.grid, config.vocab_size, config.hidden_size, **made)
         ops.communicator = ops.world = NcclCommunicator.connect(self.rank.host, ops.stream)
-        self.rank.at_failure.append(ops.world.abort)
+        ops.links.append(ops.world)
         if self.grid.pipeline > 1:
             ops.communicator = NcclCommunicator.connect(self.stage_host, ops.stream)
-            self.rank.at_failure.append(ops.communicator.abort)
+            ops.links.append(ops.communicator)
+        self.rank.at_failure.extend(link.abort for link in ops.links)
         name = ops.variants.get("all_reduce", DEFAULT)
         if self.grid.tensor > 1 and name != LIBRARY:
             ops.communicator = self._with_peers(ops.communicator, name, ops.stream)
