@@ -62,6 +62,11 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
             self.communicator.check(super().to_host(fault))
         return found
 
+    def warmed_up(self) -> None:
+        """Expect peers within seconds from now on: none of them compiles any more."""
+        if isinstance(self.communicator, PeerCommunicator):
+            self.communicator.is_warm = True
+
     def finish(self) -> None:
         """Wait for what was launched. An error of the device is ignored: whoever read the results has been told."""
         if self.core_stream is not None:

@@ -97,6 +97,9 @@ class TensorParallel:
         """Of the whole rows."""
         return super().distribution(whole(logits), sampling, slots)
 
+    def warmed_up(self) -> None:
+        """Expect peers soon from now on: nothing on a CPU."""
+
     def finish(self) -> None:
         """Wait for what was launched: nothing on a CPU."""
 

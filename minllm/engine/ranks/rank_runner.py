@@ -32,7 +32,7 @@ class Score(NamedTuple):
 
 
 class Capture(NamedTuple):
-    """Capture the graphs of decode steps."""
+    """Capture the graphs of decode steps, which ends the warm-up, and reply."""
 
     kinds: list[SamplingKind]
 
@@ -91,6 +91,11 @@ class RankRunner(ModelRunner):
         self.ops.share_row(logits)
         return computed
 
+    def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
+        """Capture the graphs; all that steps need is compiled then."""
+        super().capture_graphs(kinds, progress)
+        self.ops.warmed_up()
+
     def forwards(self, step: Step) -> list[list[Span]]:
         """The spans of each forward; each stage of a pipeline works on another of as many micro-batches as there are stages."""
         return [part for spans in super().forwards(step) for part in micro_batches(spans, self.num_stages)]
@@ -145,6 +150,7 @@ class LeadingRunner(RankRunner):
         kinds = sorted(kinds)
         self.processes.send(Capture(kinds))
         self._together(lambda: super(LeadingRunner, self).capture_graphs(kinds, progress))
+        self.processes.replies()  # a step may take seconds, and capturing takes longer
 
     def score(self, batch: Batch) -> Any:
         """The logits of a batch whose arrays are on the host, computed on all ranks."""

@@ -14,7 +14,6 @@ from minllm.costs.parallel import shard
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.rank_runner import LeadingRunner, RankRunner
 from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
-from minllm.kernels.all_reduce.peers import POLLS
 from minllm.models.config import ModelConfig
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.context_parallel import ContextParallelNumpyOps, ContextParallelPipelineNumpyOps
@@ -26,8 +25,6 @@ from minllm.parallel.processes import Rank
 from minllm.parallel.sockets import SocketCommunicator
 from minllm.parallel.split_weights import SplitReader
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
-
-PATIENT_POLLS = 60 * POLLS  # about ten minutes: a rank may compile while the others wait for it
 
 
 class RankShare:
@@ -104,7 +101,9 @@ class RankShare:
         if isinstance(found, str):
             warnings.warn(f"All-reduces go through NCCL, because the GPUs do not share memory: {found}", stacklevel=2)
             return library
-        communicator = PeerCommunicator(library, found._replace(polls=PATIENT_POLLS), name, lambda launch: launch.launch(stream))
+        from minllm.runtime.graph import is_capturing
+
+        communicator = PeerCommunicator(library, found, name, lambda launch: launch.launch(stream), is_capturing)
         self.rank.at_failure.append(communicator.abort)
         return communicator
 
