@@ -17,6 +17,7 @@ from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
 from minllm.models.config import ModelConfig
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.context_parallel import ContextParallelNumpyOps, ContextParallelPipelineNumpyOps
+from minllm.parallel.dry_run_ranks import Split
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.peer_memory import connect_peers, gpu_machine
@@ -37,6 +38,10 @@ class RankShare:
     def part(self, config: ModelConfig) -> ModelConfig:
         """The rank's part as a model of its own, which memory and cache are planned for."""
         return replace(shard(config, self.grid.tensor), num_hidden_layers=len(self.grid.layers(config.num_hidden_layers)))
+
+    def split(self, config: ModelConfig) -> Split | None:
+        """What a dry run of the rank needs to know; None if each stage has one rank. config: the whole model's."""
+        return Split(self.grid.tensor_rank, self.grid.tensor, config) if self.grid.tensor > 1 else None
 
     @property
     def make_reader(self) -> Callable[..., SplitReader]:
@@ -117,7 +122,12 @@ class RankShare:
         return replace(budget, num_bytes=int(of_ranks.min()))
 
 
-def captures_all_reduces(options: EngineOptions) -> bool:
-    """Whether steps of several ranks are captured as graphs: with all-reduces of our own, in one stage. NCCL alone has not been tried."""
+def captures_steps(options: EngineOptions) -> bool:
+    """Whether a GPU's steps are captured as graphs: those of several ranks with all-reduces of our own, in one stage.
+
+    Steps with NCCL's have not been captured yet.
+    """
+    if options.enforce_eager or options.num_ranks == 1:
+        return not options.enforce_eager
     name = (options.kernel_variants or {}).get("all_reduce", DEFAULT)
     return options.pipeline_parallel_size == 1 and name != LIBRARY
