@@ -82,6 +82,12 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         """uint32 [1]: what the kernels between peers note if one has not come; None if there are none."""
         return self.communicator.fault if isinstance(self.communicator, PeerCommunicator) else None
 
+    def missing_peer(self) -> str:
+        """Why this rank waits: the peer that a kernel has waited for in vain, if there is one."""
+        if isinstance(self.communicator, PeerCommunicator) and (reason := self.communicator.why_faulty()):
+            return reason
+        return super().missing_peer()
+
     def _gathered(self, array: Any) -> Any:
         """All ranks' arrays, [ranks, ...]."""
         out = self.empty((self.communicator.world_size, *array.shape), array.dtype)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minllm.errors import KernelArgumentError
+from minllm.errors import DeviceError, KernelArgumentError
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.choice import chosen
 from minllm.kernels.all_reduce.peers import POLLS, Peers, RankLaunch, check_fault
@@ -69,6 +69,16 @@ class PeerCommunicator:
     def check(self, fault: np.ndarray) -> None:
         """Raise DeviceError if `fault`, a copy of the array on the host, says that this rank has waited for a peer in vain."""
         check_fault(self.rank, int(fault[0]))
+
+    def why_faulty(self) -> str | None:
+        """What `check` would say now, while kernels run; None if there is no fault. Another thread may call it."""
+        from minllm.runtime.exported_memory import read_word
+
+        try:
+            check_fault(self.rank, read_word(self.fault))
+        except DeviceError as error:
+            return str(error)
+        return None
 
     def abort(self) -> None:
         """Let kernels that wait for a peer give up: what they compute is wrong. Another thread may call it."""

@@ -110,6 +110,10 @@ class TensorParallel:
         """What kernels between peers note if one has not come: nothing on a CPU, whose waits raise."""
         return None
 
+    def missing_peer(self) -> str:
+        """Why this rank waits, for a message; it may be waiting now, in another thread."""
+        return "another rank has not come to an operation of the communicator"
+
     def share_row(self, logits: Any) -> None:
         """Give rank 0's row of logits, float32 [vocab], to the other ranks."""
         self.communicator.broadcast(logits)
