@@ -46,14 +46,15 @@ FIRST_RUNGS = ("matmul/naive", "matmul/tiled", "matmul/vectorized", "matmul/warp
 # Benchmarks of one variant of a stage, and those of no kernel of a stage: what copies, launches or allocates.
 OF_A_VARIANT = {
     "matmul": "matmul", "prefill attention": "attention", "decode attention": "attention", "decode attention, quantised": "attention",
-    "shared prefix": "attention", "splits": "attention", "all-reduce": "all_reduce",
+    "verification attention": "attention", "shared prefix": "attention", "splits": "attention", "all-reduce": "all_reduce",
 }  # fmt: skip
 OF_A_STAGE = {"embedding": "embedding", "normalization": "normalization", "rope": "rope", "activation": "activation", "kv": "kv",
               "sampling": "sampling", "projection": "matmul", "cache": "matmul/gemv"}  # fmt: skip
 # Kernels that only an engine with codes in its cache or its weights launches, beside those with "quantized" in their names or modules.
 OF_CODES = ("kv/quantize_groups", "kv/move_window", "attention/residual_window")
 # No recorded row is one of an engine that launches these.
-NOT_RECORDED = ("minllm.kernels.matmul.quantized", "minllm.kernels.speculation", "minllm.kernels.all_reduce")
+NOT_RECORDED = ("minllm.kernels.matmul.quantized", "minllm.kernels.speculation", "minllm.kernels.all_reduce",
+                "minllm.kernels.attention.fixed_split")  # fmt: skip
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",

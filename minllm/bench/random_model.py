@@ -1,5 +1,6 @@
 """A model of a known shape with random weights, a cache full of noise, and the engine's runner for it."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,22 +13,40 @@ from minllm.engine.running.model_runner import ModelRunner
 from minllm.kernels.sampling.parameters import sampling_entries
 from minllm.kernels.slots.state import SlotState
 from minllm.models.config import ModelConfig
+from minllm.models.layout import ModelWeights
 from minllm.models.model import Model, make_rope_table
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.shapes import named_config
 from minllm.models.weights import load_weights
 from minllm.ops.protocol import Batch
+from minllm.weights.format import WeightFormat
 
 BLOCK_SIZE = 16
+DISTINCT_LAYERS = 4
+
+
+def load_random_weights(ops, config: ModelConfig, weight_format: WeightFormat | None = None) -> ModelWeights:
+    """Random weights; quantised ones are those of DISTINCT_LAYERS layers, one after the other and again, because codes take long to make.
+
+    That changes no time: a layer is read again after gigabytes or hundreds of megabytes of others, when no cache holds it any more.
+    """
+    layers = config.num_hidden_layers
+    if weight_format is None:
+        return load_weights(ops, config, RandomCheckpoint(config))
+    few = dataclasses.replace(config, num_hidden_layers=min(layers, DISTINCT_LAYERS))
+    weights = load_weights(ops, few, RandomCheckpoint(few), weight_format=weight_format)
+    return dataclasses.replace(weights, layers=[weights.layers[i % DISTINCT_LAYERS] for i in range(layers)])
 
 
 class RandomModel:
     """The shape `name` of shapes.SHAPES, or a ModelConfig, on the device of `ops`, with a cache for `sequences` of up to `tokens`."""
 
-    def __init__(self, name: str | ModelConfig, ops, noise: Noise, sequences: int, tokens: int):
+    def __init__(
+        self, name: str | ModelConfig, ops, noise: Noise, sequences: int, tokens: int, weight_format: WeightFormat | None = None
+    ):
         self.ops, self.noise, self.sequences, self.tokens = ops, noise, sequences, tokens
         self.config = named_config(name) if isinstance(name, str) else name
-        weights = load_weights(ops, self.config, RandomCheckpoint(self.config))
+        weights = load_random_weights(ops, self.config, weight_format)
         self.model = Model(self.config, weights, make_rope_table(ops, self.config, tokens))
         self.blocks_each = -(-tokens // BLOCK_SIZE)
         shape = CacheShape(self.config.num_hidden_layers, BLOCK_SIZE, self.config.num_key_value_heads, self.config.head_dim, ops.dtype)

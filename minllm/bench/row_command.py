@@ -13,9 +13,9 @@ Row = Mapping[str, Any]  # the fields of record.Row
 # The benchmarks of `minllm bench kernels`, and the stage that measures each. Variants of "sampling" in SLOTS belong to another stage.
 KERNEL_STAGES = {
     "matmul": "matmul", "matmul, quantised": "quantised", "prefill attention": "attention", "decode attention": "attention",
-    "decode attention, quantised": "attention", "decode attention of trees": "attention", "shared prefix": "attention",
-    "projection": "attention", "embedding": "embedding", "normalization": "normalization", "rope": "rope", "activation": "activation",
-    "kv": "kv", "sampling": "sampling",
+    "decode attention, quantised": "attention", "decode attention of trees": "attention", "verification attention": "attention",
+    "shared prefix": "attention", "projection": "attention", "embedding": "embedding", "normalization": "normalization", "rope": "rope",
+    "activation": "activation", "kv": "kv", "sampling": "sampling",
 }  # fmt: skip
 SLOTS = ("advance", "load_rows", "write_slots")
 # Benchmarks of commands that need no option.

@@ -9,6 +9,7 @@ attentions, with nothing between them. Weights are random: speed depends on the 
 
 import contextlib
 import gc
+import itertools
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,8 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.models.shapes import SHAPES
 from minllm.runtime.recording import RecordedLaunch, recorded_launches
+from minllm.weights.format import WeightFormat
+from minllm.weights.formats import WEIGHT_FORMATS
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")  # measured by default
 ROUNDS, WARM_UP, REPLAYS = 5, 8, 32  # decode steps; each replay sees one token more than the previous one
@@ -44,16 +47,24 @@ LINE = "{:<46} {:<40} {:>10} {:<3} {:>9} {:>24}"
 
 def run(
     models: Sequence[str], batches: Sequence[int], context: int, prompt: int, parts: bool, against: str | None, json_file: Path | None,
-    batch_invariant: bool = False,
+    batch_invariant: bool = False, quantization: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Measure each model's step at each batch size and its prefill of `prompt` tokens (0: none), print rows, write the record.
 
     parts: also report what each kernel adds to the step. against: "torch" or None. batch_invariant: with that option's kernels, named in
-    every row's variant. Raises InvalidOptionError for unknown names, DeviceError without a GPU.
+    every row's variant. quantization: formats of the layers' weights, each measured at all batch sizes; none: as they are. Raises
+    InvalidOptionError for unknown names, DeviceError without a GPU.
     """
     unknown = [name for name in models if name not in SHAPES]
     if unknown:
         raise InvalidOptionError(f"--model {unknown[0]} is not allowed: the shapes are {', '.join(SHAPES)}.")
+    for name in quantization:
+        if name not in WEIGHT_FORMATS:
+            raise InvalidOptionError(f"--quantization {name} is not allowed: the formats are {', '.join(WEIGHT_FORMATS)}.")
+    if batch_invariant and quantization:
+        raise InvalidOptionError("--batch-invariant has no kernels for quantised weights: leave out --quantization.")
+    if parts and quantization:
+        raise InvalidOptionError("--parts knows the bytes of plain weights alone: leave out --quantization.")
     if against not in (None, *PEER_PACKAGES):
         raise InvalidOptionError(f"--against {against} is not allowed: it takes {' or '.join(PEER_PACKAGES)}.")
     from minllm.bench.ceilings import copy_tb_s
@@ -66,11 +77,11 @@ def run(
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": round(peers.bf16_tflops(), 1) if peers else None}
     print(f"ceiling: a copy on {device.name} moves {ceilings['copy_tb_s']:.2f} TB/s now, read plus written", file=out, flush=True)
     ops, clock, rows = CudaOps(kernel_variants=FIXED_ORDER_VARIANTS if batch_invariant else None), CudaClock(), []
-    for name in models or MODELS:
+    formats = [WEIGHT_FORMATS[one] for one in quantization] or [None]
+    for name, weight_format in itertools.product(models or MODELS, formats):
         for batch in batches or (1,):
-            bench = StepBench(
-                name, ops, clock, batch=batch, tokens=max(context + WARM_UP + REPLAYS, prompt if batch == 1 else 0), ceilings=ceilings
-            )
+            tokens = max(context + WARM_UP + REPLAYS, prompt if batch == 1 else 0)
+            bench = StepBench(name, ops, clock, batch, tokens, ceilings, weight_format=weight_format)
             found = bench.decode_rows(context, parts)
             found += bench.prefill_rows(prompt, peers) if prompt and batch == 1 else []
             if batch_invariant:
@@ -90,10 +101,14 @@ def run(
 class StepBench:
     """Makes the rows of one model and one batch size."""
 
-    def __init__(self, name: str, ops: Any, clock: Clock, batch: int, tokens: int, ceilings: dict[str, float | None], machine: Any = None):
-        """tokens: the longest length of a sequence. ceilings: as in a record."""
-        self.name, self.ops, self.clock, self.batch, self.ceilings = f"{name} (random weights)", ops, clock, batch, ceilings
-        self.model = RandomModel(name, ops, Noise(), batch, tokens)
+    def __init__(
+        self, name: str, ops: Any, clock: Clock, batch: int, tokens: int, ceilings: dict[str, float | None], machine: Any = None,
+        weight_format: WeightFormat | None = None,
+    ):  # fmt: skip
+        """tokens: the longest length of a sequence. ceilings: as in a record. weight_format: of the layers' matrices; None: plain."""
+        self.name = f"{name} (random weights{'' if weight_format is None else f' in {weight_format.name}'})"
+        self.ops, self.clock, self.batch, self.ceilings, self.weight_format = ops, clock, batch, ceilings, weight_format
+        self.model = RandomModel(name, ops, Noise(), batch, tokens, weight_format)
         self.runner = self.model.runner(machine or CudaMachine(ops))
 
     def decode_rows(self, context: int, parts: bool) -> list[Row]:
@@ -101,7 +116,7 @@ class StepBench:
         graphs, words = self.runner.graphs, self.model.slot_words(self.runner.slots.state, context - REPLAYS // 2)
         key = graphs.key(self.batch, 0, self.batch, context + WARM_UP + REPLAYS, SamplingKind.GREEDY)
         case = f"{self.name}, batch {self.batch}, context {context}"
-        limit = self.limit(costs.decode_step(self.model.config, self.batch, context).bytes)
+        limit = self.limit(costs.decode_step(self.model.config, self.batch, context, weight_format=self.weight_format).bytes)
         rows = [step_row(case, "graph replay", self.step_seconds(key, words), limit)]
         with recorded_launches() as launches:
             self.runner.compute(*graphs.batch(key), key.kind)
@@ -165,7 +180,7 @@ class StepBench:
 
     def prefill_row(self, prompt: int, variant: str, seconds: float, **peer: Any) -> Row:
         """The row of a whole prefill."""
-        flops, tflops = costs.prefill(self.model.config, prompt).flops, self.ceilings["bf16_tflops"]
+        flops, tflops = costs.prefill(self.model.config, prompt, weight_format=self.weight_format).flops, self.ceilings["bf16_tflops"]
         limit = rounded(flops / tflops / 1e9) if tflops else None
         reached = dict(limit=limit, of_limit=rounded(limit / (1e3 * seconds)) if limit else None)
         return Row("whole prefill", f"{self.name}, {prompt} tokens", variant, rounded(1e3 * seconds), "ms", **reached, **peer)

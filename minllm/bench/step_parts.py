@@ -60,7 +60,7 @@ def moved_bytes(config: ModelConfig, parts: StepParts, batch: int, context: int,
     def of_layer(name: str) -> int:
         if name.startswith("matmul"):
             return stages[next(products)].weight_bytes // config.num_hidden_layers
-        return stages["attention"].kv_bytes // config.num_hidden_layers if name.startswith("split") else 0
+        return stages["attention"].kv_bytes // config.num_hidden_layers if "split" in name and "merge" not in name else 0
 
     head = stages["lm_head"].weight_bytes
     return [of_layer(one.name) for one in parts.layers[0]], [head if one.name.startswith("matmul") else 0 for one in parts.tail]

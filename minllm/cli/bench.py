@@ -68,6 +68,10 @@ def bench_step(
     prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill, which is measured with batch 1; 0 leaves it out.")] = 2048,
     parts: Annotated[bool, typer.Option("--parts", help="Also say what each kernel adds to the decode step.")] = False,
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="With the kernels of that option of generate.")] = False,
+    quantization: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FORMAT", help="The layers' weights in this format, as in generate. May be repeated.", show_default=False),
+    ] = None,
     against: Annotated[
         str | None, typer.Option(metavar="torch", help="Hold the prefill against PyTorch's kernels.", show_default=False)
     ] = None,
@@ -77,7 +81,7 @@ def bench_step(
     with user_errors():
         from minllm.bench import step as benchmark
 
-        benchmark.run(model or (), batch or (), context, prompt, parts, against, json_file, batch_invariant)
+        benchmark.run(model or (), batch or (), context, prompt, parts, against, json_file, batch_invariant, quantization or ())
 
 
 @bench_app.command("all-reduce")

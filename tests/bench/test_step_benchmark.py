@@ -1,5 +1,7 @@
 """The benchmark of a whole step, on paper: it times what the engine launches, finds the layers, and counts the bytes of each part."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from minllm.models.shapes import named_config
 from minllm.models.weights import load_weights
 from minllm.ops.dry_run_ops import DryRunOps
 from minllm.runtime.dry_run import dry_run
+from minllm.weights.formats import WEIGHT_FORMATS
 from tests.bench.paper_machine import CountingClock, PaperMachine
 from tests.runtime.h200 import H200
 
@@ -29,10 +32,10 @@ def rows(request):
         yield request.param, bench.decode_rows(CONTEXT, parts=True)
 
 
-def paper_weights(ops, config, checkpoint):
+def paper_weights(ops, config, checkpoint, **options):
     """The weights' shapes, without drawing a number."""
     checkpoint.tensor = lambda name: np.broadcast_to(np.float32(0), checkpoint.entry(name).shape)
-    return load_weights(ops, config, checkpoint)
+    return load_weights(ops, config, checkpoint, **options)
 
 
 def test_the_step_is_held_against_its_bytes(rows):
@@ -94,3 +97,18 @@ def test_host_time_counts_launches_and_not_the_wait_for_them():
 
     assert 0 < launch.host_seconds(lambda: calls.append(1), Stream()) < 1e-3
     assert waits == [launch.LAUNCHES * (i + 1) for i in range(launch.WARM_UP + launch.SERIES)]
+
+
+def test_a_step_of_quantised_weights_is_held_against_its_own_bytes():
+    """Layers share the codes of a few: the launches are those of all."""
+    config = replace(
+        named_config(SHAPE), num_hidden_layers=6, hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=512,
+    )  # fmt: skip
+    with dry_run(H200) as launches:
+        ops = DryRunOps("bfloat16")
+        bench = StepBench(config, ops, CountingClock(launches), 1, CONTEXT + 64, {"copy_tb_s": 4.0}, PaperMachine(), WEIGHT_FORMATS["int8"])
+        whole, _ = bench.decode_rows(CONTEXT, parts=False)
+    assert "in int8" in whole.case and whole.value > 4 * config.num_hidden_layers
+    layers = bench.model.model.weights.layers
+    assert len(layers) == config.num_hidden_layers == 6 and layers[4] is layers[0] and layers[1] is not layers[0]

@@ -15,6 +15,7 @@ SAMPLE_ROWS = 32  # queries at each end of a sequence that are recomputed on the
 PEERS = ("SDPA FlashAttention-2", "SDPA cuDNN")
 LAYOUTS = ("contiguous", "ragged contiguous", "ragged")  # the cost of paging is the ratio of the last two
 # (sequences, keys) of decode steps.
+VERIFICATION_SIZES = ((1, 5, 1024), (1, 16, 1024), (16, 5, 1024), (64, 5, 1024), (1, 5, 32768))  # (sequences, new tokens of each, keys)
 DECODE_SIZES = ((1, 1024), (1, 8192), (1, 32768), (1, 131072), (16, 1024), (16, 8192), (64, 1024), (64, 4096), (256, 1024))
 
 
@@ -70,6 +71,14 @@ def decode_case(
     work = key_value_bytes(1, int(lengths.sum()), kv_heads, head_dim, dtype.itemsize)
     sizes = (sequences, 1, context, heads, kv_heads, head_dim, dtype)
     return attention_case("decode attention", variant, *sizes, TB_S, work, lengths, layout, () if ragged else peers)
+
+
+def verification_case(variant: str, sequences: int, tokens: int, context: int) -> KernelCase:
+    """Attention of a few new tokens per sequence, the newest and the drafts that are verified with it, with the heads of decode_case."""
+    heads, kv_heads, head_dim, dtype = 32, 8, 128, BFLOAT16
+    work = key_value_bytes(sequences, context, kv_heads, head_dim, dtype.itemsize)
+    sizes = (sequences, tokens, context, heads, kv_heads, head_dim, dtype)
+    return attention_case("verification attention", variant, *sizes, TB_S, work, layout=f"{tokens} new", peers=())
 
 
 def shared_prefix_case(
@@ -178,8 +187,10 @@ def cases() -> list[KernelCase]:
     for sequences, tokens in ((16, 512), (4, 2048), (4, 4096), (1, 16384)):
         prefill += [prefill_case("flash_attention_3", sequences, tokens, head_dim=head_dim, contiguous=True) for head_dim in (64, 128)]
         prefill.append(prefill_case("flash_attention_3", sequences, tokens))
-    prefill.append(prefill_case("fixed_order", 4, 2048))
-    decode = [decode_case("materialized", 1, 1024), *(decode_case("fixed_order", count, 1024) for count in (1, 64))]
+    prefill += [prefill_case(variant, 4, 2048) for variant in ("fixed_order", "fixed_split")]
+    decode = [decode_case("materialized", 1, 1024)]
+    decode += [decode_case(variant, count, 1024) for variant in ("fixed_order", "fixed_split") for count in (1, 64)]
+    decode += [verification_case(variant, *sizes) for sizes in VERIFICATION_SIZES for variant in ("fixed_split", "flash_attention_3")]
     decode += [decode_case("split_kv", sequences, context) for sequences, context in ((1, 1024), (1, 8192), (16, 1024), (64, 1024))]
     decode += [decode_case("split_tensor_core", *sizes, layout=layout) for sizes in DECODE_SIZES for layout in LAYOUTS]
     decode += [decode_case("split_tensor_core", sequences, context) for sequences, context in ((1, 1024), (64, 1024))]

@@ -66,8 +66,8 @@ def test_wrong_arguments_are_explained(name):
 
 
 def test_the_registry():
-    decode = ["split_kv", "split_tensor_core", "split_unified_maximum", "split_cluster"]
-    assert VARIANTS.names() == ["materialized", "flash_attention_1", "flash_attention_2", "fixed_order", "flash_attention_3", *decode]
+    prompts = ["materialized", "flash_attention_1", "flash_attention_2", "fixed_order", "fixed_split", "flash_attention_3"]
+    assert VARIANTS.names() == [*prompts, "split_kv", "split_tensor_core", "split_unified_maximum", "split_cluster"]
     assert choose(1) == choose(1, "bfloat16", (9, 0)) == choose(1, np.dtype(np.float16), (8, 0)) == "split_tensor_core"
     assert choose(1, "float32") == choose(1, "float32", (9, 0)) == "split_kv"
     assert choose(2, "float32") == choose(2, "float32", (9, 0)) == "flash_attention_2"

@@ -1,0 +1,87 @@
+"""Attention in splits of a fixed number of keys: a row has the same bits in any company, and blocks divide the keys of few rows.
+
+The keys of a sequence are cut at multiples of 64, whatever else is computed, and a row folds its splits in order (merge.py). So a row at
+position i meets the same keys in the same splits, as a decode step, as one of several rows that verify drafts, in a prompt's chunk of any
+size, and however many blocks divide the splits: `parts` is chosen for speed alone. Splits that another row of its block sees and this one
+does not change nothing: their scores are -inf, p is 0, the maximum stays, and its correction is exactly 1. ("Fixed split-size": He et
+al., "Defeating Nondeterminism in LLM Inference", Thinking Machines Lab, 2025.)
+
+FLOPs: 4 * heads * head_dim per visible (query, key) pair, on rows filled up to a tile's. Bytes: K and V once per tile of rows, which holds
+the query heads of a KV head for as many tokens as fit; a split of a row that blocks divide adds 4 * (head_dim + 2), written and read.
+float32 and heads of more than 128, whose output fills the registers, go to fixed_order.
+"""
+
+import math
+
+from minllm.kernels.arguments import ceil_div, dtype_name
+from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
+from minllm.kernels.attention.common.workspace import scratch_arrays
+from minllm.kernels.attention.fixed_split.kernel import make_kernel
+from minllm.kernels.attention.fixed_split.merge import SPLIT_KEYS, make_merge_kernel
+from minllm.runtime.device import AMPERE, capability_here, sms_here
+from minllm.runtime.kernel import launch
+
+WARPS_PER_SM = 16  # that the parts of a step make at least, if there are as many splits
+MOST_HEAD_DIM = 128
+MOST_SCRATCH = 96 << 20  # bytes of states in memory; beyond them, one block takes all keys of its rows
+
+
+def is_split(query):
+    """Whether splits serve these queries; else fixed_order does."""
+    return dtype_name(query.dtype) != "float32" and query.shape[2] <= MOST_HEAD_DIM
+
+
+def warps_of(rows):
+    """Warps of a block, 16 rows each, for `rows` packed rows per sequence and KV head. Before 8.0 a block has 64 KB of shared memory."""
+    return next(warps for warps in (1, 2, 4) if 16 * warps >= rows or warps == (4 if capability_here() >= AMPERE else 2))
+
+
+def states_of(sizes):
+    """The states of splits that blocks divide, as workspace_shapes has them; none if they are too large."""
+    states = (sizes.tokens, sizes.heads, ceil_div(sizes.max_context_len, SPLIT_KEYS))
+    if 4 * math.prod(states) * (sizes.head_dim + 2) > MOST_SCRATCH:
+        return {}
+    return {"split_max": (states, "float32"), "split_sum": (states, "float32"), "split_out": ((*states, sizes.head_dim), "float32")}
+
+
+def parts_of(sizes, longest, warps):
+    """Blocks that divide the keys of a tile of rows; 1: a block takes them all."""
+    if not states_of(sizes):
+        return 1
+    blocks = ceil_div(longest * sizes.group, 16 * warps) * sizes.kv_heads * sizes.sequences
+    return min(ceil_div(WARPS_PER_SM * sms_here(), warps * blocks), ceil_div(sizes.max_context_len, SPLIT_KEYS))
+
+
+def workspace_shapes(query, key_cache, block_tables):
+    """The states of splits that blocks divide: name -> (shape, dtype)."""
+    return states_of(sizes_of(query, key_cache, block_tables)) if is_split(query) else {}
+
+
+def attention(
+    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
+    workspace=None, stream=None, parts=None, warps=None,
+):  # fmt: skip
+    """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
+
+    parts: blocks that divide the keys of a tile of rows; warps: of a block, 1, 2 or 4. Neither changes a bit of the result.
+    """
+    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
+    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
+    if not is_split(query):
+        VARIANTS.stand_in("fixed_split").attention(*inputs, scale, sliding_window, max_query_len, stream=stream)
+        return
+    longest = query_len_bound(max_query_len, sizes)
+    warps = warps or warps_of(longest * sizes.group)
+    parts = parts or parts_of(sizes, longest, warps)
+    states = scratch_arrays(workspace, states_of(sizes), query) if parts > 1 else {}
+    splits = tuple(states.get(name) for name in ("split_max", "split_sum", "split_out"))
+    shape = (sizes.head_dim, sizes.block_size, sizes.group, warps)
+    chosen, threads, shared_bytes = make_kernel(dtype_name(query.dtype), *shape, folds=parts == 1)
+    grid = (ceil_div(longest * sizes.group, 16 * warps) * parts, sizes.kv_heads, sizes.sequences)
+    numbers = (float(scale * LOG2_E), int(sliding_window))
+    arguments = (query, key_cache, value_cache, out, *splits, query_start, context_lens, block_tables, *numbers, int(parts))
+    launch(chosen, grid, threads, arguments, stream, shared_bytes)
+    if parts > 1:
+        merge, threads = make_merge_kernel(sizes.head_dim)
+        launch(merge, (sizes.heads, longest, sizes.sequences), threads, (*splits, out, query_start, context_lens, *numbers), stream)
