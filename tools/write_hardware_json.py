@@ -1,6 +1,6 @@
 """Write the data of the site's calculators and `minllm plan`: GPUs, models and measurements.
 
-    minllm/data/measurements.json               from docs/results: ceilings, and the times of whole models, by GPU
+    minllm/data/measurements.json               from docs/results: ceilings, and the times of whole models and all-reduces, by GPU
     docs/assets/javascripts/hardware.json       data sheets of machine/hardware.py, shapes of models/shapes.py, measured kernels and steps
 
 Run it after `python tools/record.py` and after a change of either table; a test detects a missing run.
@@ -13,6 +13,8 @@ from pathlib import Path
 
 from minllm.bench.kernel_cases.attention import key_value_bytes, prefill_flops
 from minllm.bench.kernel_cases.matmul import matmul_bytes, matmul_flops
+from minllm.costs.measured_all_reduces import KERNELS, NCCL, SIZES, measured_times
+from minllm.kernels.all_reduce.choice import choose
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -24,6 +26,7 @@ STEP = re.compile(r"(?P<model>\S+) \(random weights\), (batch (?P<batch>\d+), co
 SPLITS = re.compile(
     r"(?P<sequences>\d+)x(?P<context>\d+), (?P<heads>\d+)/(?P<kv_heads>\d+) heads, d (?P<head_dim>\d+), bfloat16, (?P<splits>\d+) splits"
 )
+ALL_REDUCE = re.compile(r"(?P<ranks>\d+) GPUs, (?P<size>\d+) (?P<unit>KiB|MiB), bfloat16")
 WHOLE_STEPS = {("decode step", "graph replay"): "decode", ("whole prefill", "bfloat16"): "prefill"}
 
 
@@ -47,9 +50,32 @@ def measurement(record: dict) -> dict:
     return dict(date=run["date"], commit=run["commit"], **record["ceilings"], runs=runs)
 
 
+def all_reduces() -> dict[str, dict]:
+    """{device: {number of GPUs: {"nccl" or "kernels": {bytes: microseconds}}}} of all records; "kernels": what is chosen for the size."""
+    rows, found = {}, {}
+    for path in sorted(RESULTS.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        matches = [(ALL_REDUCE.fullmatch(row["case"]), row) for row in record["rows"] if row.get("benchmark") == "all-reduce"]
+        rows |= {(record["device"], int(one["ranks"]), message_bytes(one), row["variant"]): row for one, row in matches if one}
+    for (device, ranks, size, variant), row in rows.items():
+        times = found.setdefault(device, {}).setdefault(str(ranks), {NCCL: {}, KERNELS: {}})
+        times[NCCL][str(size)] = row["peer_value"]
+        if variant == choose(ranks, size):
+            times[KERNELS][str(size)] = row["value"]
+        elif choose(ranks, size) is None:
+            times[KERNELS][str(size)] = row["peer_value"]
+    return found
+
+
+def message_bytes(match: re.Match) -> int:
+    """The size in the name of a case."""
+    return int(match["size"]) * {"KiB": 1 << 10, "MiB": 1 << 20}[match["unit"]]
+
+
 def measurements_text() -> str:
     """The content of measurements.json."""
-    return json.dumps({record["device"]: measurement(record) for record in records()}, indent=1) + "\n"
+    found, links = {record["device"]: measurement(record) for record in records()}, all_reduces()
+    return json.dumps({name: one | {"all_reduces": links.get(name, {})} for name, one in found.items()}, indent=1) + "\n"
 
 
 def measured_kernels() -> list[dict]:
@@ -132,9 +158,10 @@ def hardware_text() -> str:
 
 def nccl_table(gpu: str) -> dict:
     """The measured all-reduces of NCCL between GPUs of this short name, if there are any."""
-    from minllm.costs.nccl import MICROSECONDS, SIZES
-
-    return {"nccl": dict(sizes=SIZES, microseconds=MICROSECONDS[gpu])} if gpu in MICROSECONDS else {}
+    of_ranks = {ranks: times[NCCL] for (name, ranks), times in sorted(measured_times().items()) if name == gpu}
+    if not of_ranks:
+        return {}
+    return {"nccl": dict(sizes=SIZES, microseconds={ranks: [times[size] for size in SIZES] for ranks, times in of_ranks.items()})}
 
 
 def one_a_line(table: dict | list) -> str:
@@ -147,6 +174,7 @@ def one_a_line(table: dict | list) -> str:
 def main() -> None:
     """Write both files."""
     MEASUREMENTS.write_text(measurements_text(), encoding="utf-8")
+    measured_times.cache_clear()
     HARDWARE.parent.mkdir(parents=True, exist_ok=True)
     HARDWARE.write_text(hardware_text(), encoding="utf-8")
 

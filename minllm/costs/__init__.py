@@ -15,7 +15,7 @@ tokens reads the same bytes for thousands of times the work, and its floor is op
     swap.py            whether a preempted sequence is better swapped to the host or computed again
     parallel.py        one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
     all_reduce.py      the time of an all-reduce, by algorithm, from the latency and bandwidth of a link
-    nccl.py            the measured times of NCCL's
+    measured_all_reduces.py    the times that were measured, of NCCL and of our own kernels
     pipeline.py        one GPU's part of a pipeline, and how long a step takes that passes through its stages
 
 Source: the roofline model of Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore

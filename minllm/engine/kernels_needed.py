@@ -28,12 +28,16 @@ from minllm.models.layout import Layout, layout_of
 from minllm.models.model import Model, make_rope_table
 from minllm.models.weights import WeightReader
 from minllm.ops.dry_run_ops import DryRunOps
+from minllm.ops.protocol import AttentionConfig
+from minllm.parallel.dry_run_ranks import DryRunRankOps, Split
+from minllm.parallel.split_weights import SplitEmbedding, attention_of_rank
 from minllm.runtime.device import Device
 from minllm.runtime.dry_run import DryRunPages, Signature, dry_run, signatures
 from minllm.runtime.recording import RecordedLaunch
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import plain_format
 from minllm.weights.linear import Linear
+from minllm.weights.shard import WHOLE, Shard
 from minllm.weights.stored import StoredLinear, StoredTensor
 
 LAYERS_OF_A_KIND = 2
@@ -46,7 +50,7 @@ class EngineShape:
     """What the kernels of an engine depend on; it can be sent to another process."""
 
     device: Device
-    config: ModelConfig
+    config: ModelConfig  # of several ranks, that of the part that one has
     cache: CacheShape
     weight_format: WeightFormat | None
     kernel_variants: dict[str, str] | None
@@ -56,6 +60,7 @@ class EngineShape:
     max_num_batched_tokens: int
     max_model_len: int
     kinds: tuple[SamplingKind, ...]  # in ascending order
+    split: Split | None = None  # which of several ranks it is
 
 
 def kernels_needed(shape: EngineShape) -> list[Signature]:
@@ -66,7 +71,7 @@ def kernels_needed(shape: EngineShape) -> list[Signature]:
 def launches_needed(shape: EngineShape) -> list[RecordedLaunch]:
     """Launches of an engine, of every kernel that it needs at least one."""
     with dry_run(shape.device) as launches:
-        ops = DryRunOps(str(shape.cache.dtype), shape.kernel_variants)
+        ops = dry_ops(shape)
         model = dry_model(ops, shape)
         layers = len(model.weights.layers)
         cache = dry_cache(ops, shape, layers)
@@ -157,34 +162,65 @@ def run(
     runner.compute(slots, batch, kind)
 
 
+def dry_ops(shape: EngineShape) -> DryRunOps | DryRunRankOps:
+    """The operations of the engine, or of one of its ranks."""
+    dtype, variants = str(shape.cache.dtype), shape.kernel_variants
+    return DryRunOps(dtype, variants) if shape.split is None else DryRunRankOps(dtype, variants, shape.split)
+
+
 def dry_model(ops: DryRunOps, shape: EngineShape) -> Model:
     """The model with some layers of each kind, and arrays without contents."""
-    layout = layout_of(shape.config, weight_format=shape.weight_format)
+    layout = layout_of(shape.config if shape.split is None else shape.split.config, weight_format=shape.weight_format)
     kinds: dict[str, list[Any]] = {}
     for layer in layout.model.layers:
         kinds.setdefault(LAYER_NUMBER.sub(".", repr(layer)), []).append(layer)
     chosen = [layer for layer in layout.model.layers if any(layer in of_a_kind[:LAYERS_OF_A_KIND] for of_a_kind in kinds.values())]
     layout = replace(layout, model=replace(layout.model, layers=chosen))
-    return Model(shape.config, DryRunReader(ops, layout).read_model(), make_rope_table(ops, shape.config, max_positions=1))
+    return Model(shape.config, DryRunReader(ops, layout, shape.split).read_model(), make_rope_table(ops, shape.config, max_positions=1))
 
 
 class DryRunReader(WeightReader):
     """Makes the arrays of a layout without reading a checkpoint."""
 
-    def __init__(self, ops: DryRunOps, layout: Layout):
-        self.ops, self.layout, self.plain = ops, layout, plain_format(ops.dtype)
+    def __init__(self, ops: DryRunOps, layout: Layout, split: Split | None = None):
+        self.ops, self.layout, self.plain, self.split = ops, layout, plain_format(ops.dtype), split
 
     def tensor(self, stored: StoredTensor) -> Any:
         """An array of this shape."""
-        return self.ops.empty(stored.shape, self.ops.dtype)
+        if self.split is None or stored is not self.layout.model.embedding:
+            return self.ops.empty(stored.shape, self.ops.dtype)
+        part = self.split.vocabulary
+        return SplitEmbedding(self.ops.empty((part.size, *stored.shape[1:]), self.ops.dtype), part)
+
+    def read(self, value: Any) -> Any:
+        """The value with an array for every leaf; attention computes the rank's heads."""
+        is_split = self.split is not None and isinstance(value, AttentionConfig)
+        return super().read(attention_of_rank(value, self.split.ranks) if is_split else value)
 
     def linear(self, stored: StoredLinear, rank: int = 0, ranks: int = 1) -> Linear:
-        """A Linear of this shape."""
-        weight_format = self.layout.format_of(stored)
+        """A Linear of this shape, or of that of the rank's part."""
+        weight_format, shard = self.layout.format_of(stored), self._shard(stored)
         weight_format = self.plain if weight_format.is_plain else weight_format
-        weight = weight_format.without_contents(self.ops, *stored.shape)
-        bias = self.ops.empty(stored.shape[:1], self.ops.dtype) if stored.biases else None
-        return Linear(weight, bias, weight_format, stored.shape)
+        shape = self._shape(stored, shard)
+        weight = weight_format.without_contents(self.ops, *shape)
+        bias = self.ops.empty(shape[:1], self.ops.dtype) if stored.biases and shard.adds_bias else None
+        return Linear(weight, bias, weight_format, shape, shard)
+
+    def tied_head(self, embedding: Any) -> Linear:
+        """The head that multiplies by the embedding."""
+        head = self.layout.model.lm_head
+        shard, weight = self._shard(head), embedding if self.split is None else embedding.rows
+        return Linear(weight, None, self.plain, self._shape(head, shard), shard)
+
+    def _shard(self, stored: StoredLinear) -> Shard:
+        """The part of a Linear that the rank has."""
+        return WHOLE if self.split is None else Shard(stored.axis, self.split.rank, self.split.ranks)
+
+    def _shape(self, stored: StoredLinear, shard: Shard) -> tuple[int, int]:
+        """(outputs, inputs) of the part; parts of the head may be filled up."""
+        if self.split is not None and stored is self.layout.model.lm_head and self.layout.format_of(stored).is_plain:
+            return self.split.vocabulary.size, stored.shape[1]
+        return stored.shape_of(shard)
 
 
 def dry_cache(ops: DryRunOps, shape: EngineShape, layers: int) -> KVCache | VirtualKVCache:

@@ -227,8 +227,7 @@ class LLM:
         """Frees the model and its cache. Calling it again does nothing."""
         if self._engine is not None:
             self.llm_engine.abort_all()
-            if self._engine.processes is not None:
-                self._engine.processes.close()
+            self._engine.close()
         self._engine = self.llm_engine = None
 
     def __enter__(self) -> "LLM":

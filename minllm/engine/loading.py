@@ -31,7 +31,7 @@ from minllm.engine.memory_budget import cache_budget, check_weights_fit
 from minllm.engine.options import EngineOptions
 from minllm.engine.precompile import precompile
 from minllm.engine.progress import Progress
-from minllm.engine.ranks.share import RankShare, captures_all_reduces
+from minllm.engine.ranks.share import RankShare, captures_steps
 from minllm.engine.requests.sampling_params import default_sampling_params
 from minllm.engine.running.machine import CudaMachine, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
@@ -50,6 +50,7 @@ from minllm.models.source import ModelSource, open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.tokenizer import Tokenizer
 from minllm.models.weights import StoredWeights
+from minllm.parallel.dry_run_ranks import Split
 from minllm.parallel.processes import OtherRanks
 from minllm.runtime.compile_ahead import CompileAhead
 from minllm.weights.format import WeightFormat
@@ -77,6 +78,14 @@ class Engine:
     runner: ModelRunner
     processes: OtherRanks | None = None  # if there are several
     program: Any = None  # ranks.launched.LaunchedProgram, the calls in which the ranks of one program meet
+
+    def close(self) -> None:
+        """Drop the graphs, and end the other ranks."""
+        try:
+            self.runner.close()
+        finally:
+            if self.processes is not None:
+                self.processes.close()
 
 
 def bundled_model() -> Path:
@@ -116,7 +125,8 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     check_weights_fit(device, ops, part, weight_format)
     weights_read = None if progress is None else functools.partial(progress, "Loading weights")
     kernels_compiled = None if progress is None else functools.partial(progress, "Compiling kernels")
-    with _precompile(device, part, shape, weight_format, options, wanted_len, generation_config) as compiling:
+    split = None if share is None else share.split(config)
+    with _precompile(device, part, shape, weight_format, options, wanted_len, generation_config, split) as compiling:
         model = load_model(
             source.path, ops, weights_read, max_positions=wanted_len, checkpoint=checkpoint, weight_format=weight_format, config=config,
             make_reader=None if share is None else share.make_reader,
@@ -174,14 +184,14 @@ def _open_model(source: ModelSource, options: EngineOptions) -> tuple[ModelConfi
 
 def _precompile(
     device: str, config: ModelConfig, shape: CacheShape, weight_format: WeightFormat | None, options: EngineOptions, max_model_len: int,
-    generation_config: GenerationConfig,
+    generation_config: GenerationConfig, split: Split | None,
 ) -> CompileAhead:  # fmt: skip
     """Kernels being compiled in other processes, as a context with `wait`; nothing on a CPU."""
     if device == "cpu":
         return CompileAhead()
     if options.kv_cache_policy == "contiguous":
         shape = replace(shape, block_size=max_model_len)
-    return precompile(config, shape, weight_format, options, max_model_len, default_sampling_params(generation_config))
+    return precompile(config, shape, weight_format, options, max_model_len, default_sampling_params(generation_config), split)
 
 
 def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig, tokenizer: Tokenizer) -> frozenset[int]:
@@ -293,7 +303,7 @@ def _make_runner(
     max_model_len: int, drafts: DraftSource | None,
 ) -> ModelRunner:  # fmt: skip
     machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
-    uses_graphs = device == "cuda" and not options.enforce_eager and (options.num_ranks == 1 or captures_all_reduces(options))
+    uses_graphs = device == "cuda" and captures_steps(options)
     speculator = None
     if wanted is not None:
         speculator = functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len, cache=cache)

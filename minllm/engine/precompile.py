@@ -3,11 +3,13 @@
 from minllm.cache.kv_cache import CacheShape
 from minllm.engine.kernels_needed import EngineShape, kernels_needed
 from minllm.engine.options import EngineOptions
+from minllm.engine.ranks.share import captures_steps
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.kernels.sampling.parameters import kind_of
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.machine.host import available_host_bytes
 from minllm.models.config import ModelConfig
+from minllm.parallel.dry_run_ranks import Split
 from minllm.runtime.compile_ahead import CompileAhead, compile_ahead
 from minllm.runtime.device import current_device
 from minllm.weights.format import WeightFormat
@@ -17,19 +19,19 @@ WORKER_BYTES = 512 << 20  # host memory per process: the largest kernels take 40
 
 def precompile(
     config: ModelConfig, cache: CacheShape, weight_format: WeightFormat | None, options: EngineOptions, max_model_len: int,
-    params: SamplingParams,
+    params: SamplingParams, split: Split | None = None,
 ) -> CompileAhead:  # fmt: skip
     """Start to compile the kernels that are not in the disk cache; use the result as a context.
 
-    params: how requests are sampled by default.
+    params: how requests are sampled by default. split: which of several ranks this is; config is then that of its part.
     """
     if not all(isinstance(variant, str) for variant in (options.kernel_variants or {}).values()):
         return CompileAhead()  # functions of the caller cannot be sent to another process
     shape = EngineShape(
         current_device(), config, cache, weight_format, kernel_variants=options.chosen_variants,
-        virtual_cache=options.kv_cache_policy == "virtual", uses_graphs=not options.enforce_eager, max_num_seqs=options.max_num_seqs,
+        virtual_cache=options.kv_cache_policy == "virtual", uses_graphs=captures_steps(options), max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens, max_model_len=max_model_len,
-        kinds=tuple(sorted({SamplingKind.GREEDY, SamplingKind.RANDOM, kind_of(params)})),
+        kinds=tuple(sorted({SamplingKind.GREEDY, SamplingKind.RANDOM, kind_of(params)})), split=split,
     )  # fmt: skip
     processes = max(1, available_host_bytes() // WORKER_BYTES)
     try:

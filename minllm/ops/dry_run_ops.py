@@ -12,11 +12,11 @@ from minllm.runtime.dry_run import Addresses
 from minllm.runtime.memory import DeviceMemory
 
 
-class DryRunOps(CudaOps):
-    """CudaOps of the assumed GPU."""
+class DryRun:
+    """What a dry run does differently from the operations that follow in the order of base classes."""
 
-    def __init__(self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None):
-        super().__init__(dtype, kernel_variants, simulated=True)
+    def assume_gpu(self) -> None:
+        """Give out addresses as memory, on the assumed GPU."""
         self.memory, self.capability = DeviceMemory(Addresses(), caching=False), current_device().compute_capability
 
     def array(self, host_array: np.ndarray) -> Any:
@@ -38,3 +38,11 @@ class DryRunOps(CudaOps):
     def to_host(self, array: Any) -> np.ndarray:
         """Zeros."""
         return np.zeros(array.shape, array.dtype)
+
+
+class DryRunOps(DryRun, CudaOps):
+    """CudaOps of the assumed GPU."""
+
+    def __init__(self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None):
+        super().__init__(dtype, kernel_variants, simulated=True)
+        self.assume_gpu()

@@ -10,5 +10,5 @@
     grid.py               which rank is in which stage
     split_weights.py      what each rank holds
     tensor_parallel.py    what crosses between the ranks of a stage, pipeline.py between stages, context_parallel.py within a context
-    cuda_ranks.py         the same on a GPU
+    cuda_ranks.py         the same on a GPU; dry_run_ranks.py finds out which kernels it launches
 """

@@ -4,6 +4,7 @@ Launches and the communicator's operations follow each other in stream order, so
 others come before the next norm, so the kernels that carry a residual through GEMVs (ops/cuda_ops.py) are not used.
 """
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
     def __init__(self, dtype: Any, grid: Grid, vocab_size: int, hidden_size: int, **options: Any):
         super().__init__(dtype, **options)
         self.grid, self.vocab_size, self.hidden_size = grid, vocab_size, hidden_size
+        self.links: list[Any] = []  # this rank's communicators of the library, for disconnect()
 
     def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None) -> Any:
         """Rows of the embedding, plus those of the positions, from the rank that holds the token: [T, hidden]."""
@@ -60,9 +62,31 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
             self.communicator.check(super().to_host(fault))
         return found
 
+    def warmed_up(self) -> None:
+        """Expect peers within seconds from now on: none of them compiles any more."""
+        if isinstance(self.communicator, PeerCommunicator):
+            self.communicator.is_warm = True
+
+    def finish(self) -> None:
+        """Wait for what was launched. An error of the device is ignored: whoever read the results has been told."""
+        if self.core_stream is not None:
+            with contextlib.suppress(Exception):
+                self.core_stream.sync()
+
+    def disconnect(self) -> None:
+        """Close this rank's communicators, once nothing uses them, without waiting for peers, which may have ended."""
+        for one in self.links:
+            one.abort()
+
     def fault(self) -> Any:
         """uint32 [1]: what the kernels between peers note if one has not come; None if there are none."""
         return self.communicator.fault if isinstance(self.communicator, PeerCommunicator) else None
+
+    def missing_peer(self) -> str:
+        """Why this rank waits: the peer that a kernel has waited for in vain, if there is one."""
+        if isinstance(self.communicator, PeerCommunicator) and (reason := self.communicator.why_faulty()):
+            return reason
+        return super().missing_peer()
 
     def _gathered(self, array: Any) -> Any:
         """All ranks' arrays, [ranks, ...]."""

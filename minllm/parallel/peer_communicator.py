@@ -3,6 +3,9 @@
 Which kernel adds up a message is chosen by its bytes (kernels/all_reduce/choice.py), or is one of the table's by name. All ranks launch the
 same shapes, so all choose alike. A kernel takes the number of an all-reduce from counters on the device, which go on counting when a graph
 is replayed; so launches may be captured.
+
+A wait ends after a number of polls, which a captured launch keeps. While ranks warm up they wait for minutes, because a peer may be
+compiling. What they capture, and launch once they are warm, waits for seconds, so a peer that never comes is reported soon.
 """
 
 from collections.abc import Callable
@@ -10,23 +13,30 @@ from typing import Any
 
 import numpy as np
 
-from minllm.errors import KernelArgumentError
+from minllm.errors import DeviceError, KernelArgumentError
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.choice import chosen
-from minllm.kernels.all_reduce.peers import Peers, RankLaunch, check_fault
+from minllm.kernels.all_reduce.peers import POLLS, Peers, RankLaunch, check_fault
 from minllm.kernels.vector import VECTOR_BYTES
 from minllm.parallel.communicator import Communicator
+
+STEP_POLLS = 2 * POLLS  # about 20 seconds
+WARM_UP_POLLS = 60 * POLLS  # about ten minutes
 
 
 class PeerCommunicator:
     """See communicator.Communicator; arrays are those of `library`, a communicator of the same ranks.
 
     name: "by_size", or the kernel for every message that fits the ranks' memory. launch: launches what a rank launches, on the library's
-    stream.
+    stream. is_capturing: whether launches are being captured.
     """
 
-    def __init__(self, library: Communicator, peers: Peers, name: str, launch: Callable[[RankLaunch], None]):
-        self.library, self.peers, self.name, self._launch = library, peers, name, launch
+    def __init__(
+        self, library: Communicator, peers: Peers, name: str, launch: Callable[[RankLaunch], None],
+        is_capturing: Callable[[], bool] = lambda: False,
+    ):  # fmt: skip
+        self.library, self.peers, self.name, self._launch, self._is_capturing = library, peers, name, launch, is_capturing
+        self.is_warm = False  # whether all ranks have warmed up
         self.rank, self.world_size = library.rank, library.world_size
         self.all_gather, self.broadcast, self.barrier = library.all_gather, library.broadcast, library.barrier
         self.send, self.recv, self.close = library.send, library.recv, library.close
@@ -50,14 +60,25 @@ class PeerCommunicator:
         if name is None or array.nbytes % VECTOR_BYTES:
             return None
         flat = array.reshape(-1)
+        polls = STEP_POLLS if self.is_warm or self._is_capturing() else WARM_UP_POLLS
         try:
-            return VARIANTS[name](flat, flat, self.peers)
+            return VARIANTS[name](flat, flat, self.peers._replace(polls=polls))
         except KernelArgumentError:  # a dtype that nothing adds, which the library says, or more than the ranks' memory holds
             return None
 
     def check(self, fault: np.ndarray) -> None:
         """Raise DeviceError if `fault`, a copy of the array on the host, says that this rank has waited for a peer in vain."""
         check_fault(self.rank, int(fault[0]))
+
+    def why_faulty(self) -> str | None:
+        """What `check` would say now, while kernels run; None if there is no fault. Another thread may call it."""
+        from minllm.runtime.exported_memory import read_word
+
+        try:
+            check_fault(self.rank, read_word(self.fault))
+        except DeviceError as error:
+            return str(error)
+        return None
 
     def abort(self) -> None:
         """Let kernels that wait for a peer give up: what they compute is wrong. Another thread may call it."""

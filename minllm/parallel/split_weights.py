@@ -89,7 +89,7 @@ class SplitReader(WeightReader):
     def read(self, value: Any) -> Any:
         """The rank's part of a value, with every leaf loaded; attention computes the rank's heads."""
         if isinstance(value, AttentionConfig):
-            value = replace(value, heads=value.heads // self.ranks, kv_heads=max(1, value.kv_heads // self.ranks))
+            value = attention_of_rank(value, self.ranks)
         return super().read(value)
 
     def tensor(self, stored: StoredTensor) -> Any:
@@ -138,3 +138,8 @@ class SplitReader(WeightReader):
         tensor, part = self.checkpoint.tensor(name), self.vocabulary
         self.check(tensor[part.first : part.first + part.size], name)
         return part.of(tensor)
+
+
+def attention_of_rank(config: AttentionConfig, ranks: int) -> AttentionConfig:
+    """The attention of one rank's heads."""
+    return replace(config, heads=config.heads // ranks, kv_heads=max(1, config.kv_heads // ranks))

@@ -97,9 +97,22 @@ class TensorParallel:
         """Of the whole rows."""
         return super().distribution(whole(logits), sampling, slots)
 
+    def warmed_up(self) -> None:
+        """Expect peers soon from now on: nothing on a CPU."""
+
+    def finish(self) -> None:
+        """Wait for what was launched: nothing on a CPU."""
+
+    def disconnect(self) -> None:
+        """Close this rank's communicators: on a CPU they belong to the processes."""
+
     def fault(self) -> Any:
         """What kernels between peers note if one has not come: nothing on a CPU, whose waits raise."""
         return None
+
+    def missing_peer(self) -> str:
+        """Why this rank waits, for a message; it may be waiting now, in another thread."""
+        return "another rank has not come to an operation of the communicator"
 
     def share_row(self, logits: Any) -> None:
         """Give rank 0's row of logits, float32 [vocab], to the other ranks."""

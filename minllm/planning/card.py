@@ -117,11 +117,12 @@ def stages_line(plan: Plan) -> str:
 
 
 def link_lines(floor: Floor) -> list[str]:
-    """What crosses between GPUs, and what NCCL's all-reduces take in place of the floor's; nothing for one GPU."""
+    """What crosses between GPUs, and what measured all-reduces take in place of the floor's; nothing for one GPU."""
     lines = [f"each GPU sends at most {short_size(floor.sent_bytes)}"] if floor.sent_bytes else []
-    if floor.nccl_ms is not None:
-        least = milliseconds(max(floor.memory_ms, floor.compute_ms) + max(floor.link_ms, floor.nccl_ms))
-        lines.append(f"all-reduces by NCCL, as measured between such GPUs, take {milliseconds(floor.nccl_ms)}: the step {least}")
+    for by, taken in (("NCCL", floor.nccl_ms), ("kernels of our own", floor.kernels_ms)):
+        if taken is not None:
+            step = milliseconds(floor.step_ms(taken))
+            lines.append(f"all-reduces by {by}, as measured between such GPUs, take {milliseconds(taken)}: the step {step}")
     return lines
 
 

@@ -1,7 +1,7 @@
 """The floor of one step on one GPU or several: memory, arithmetic and links.
 
 A step that passes through the stages of a pipeline in micro-batches takes what costs/pipeline.py says. All-reduces are added, because what
-follows needs their sum; their floor is bytes over the link's bandwidth, and where NCCL was measured its time stands beside that. Of what
+follows needs their sum; their floor is bytes over the link's bandwidth, and times that were measured stand beside that. Of what
 stages hand to each other only the first micro-batch is counted: while a stage works on one, the next can travel.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from minllm import costs
-from minllm.costs.nccl import nccl_microseconds
+from minllm.costs.measured_all_reduces import KERNELS, NCCL, all_reduce_microseconds
 from minllm.costs.parallel import all_reduces
 from minllm.costs.pipeline import MicroBatches, handed_over_bytes, last_stage
 from minllm.machine.hardware import Gpu
@@ -36,11 +36,16 @@ class Floor:
     sent_bytes: int = 0  # that one GPU sends, as many as it receives; of a pipeline, the one that sends most
     bubble: float = 0.0  # the share of the step in which a stage of a pipeline waits for others, 0 to 1
     nccl_ms: float | None = None  # all-reduces as NCCL's were measured between such GPUs; None if they were not
+    kernels_ms: float | None = None  # the same by kernels of our own
 
     @property
     def floor_ms(self) -> float:
         """The longer of memory and arithmetic, and the link after it."""
         return max(self.memory_ms, self.compute_ms) + self.link_ms
+
+    def step_ms(self, all_reduces_ms: float) -> float:
+        """The step with all-reduces that take so long in place of the link's floor, unless the link takes longer."""
+        return max(self.memory_ms, self.compute_ms) + max(self.link_ms, all_reduces_ms)
 
     @property
     def bound(self) -> str:
@@ -65,8 +70,12 @@ def step_floor(
     of_all = costs.all_reduce_bytes(config, tokens, rows, degree, itemsize)
     of_last = costs.all_reduce_bytes(stage, tokens, rows, degree, itemsize, embeds)
     handed_over = handed_over_bytes(config, tokens, parts.stages, itemsize)
-    each = nccl_microseconds(gpu.short_name, degree, tokens * config.hidden_size * itemsize)
     reductions = all_reduces(config) + more * all_reduces(stage, embeds)
+
+    def measured_ms(by: str) -> float | None:
+        each = all_reduce_microseconds(gpu.short_name, degree, tokens * config.hidden_size * itemsize, by)
+        return None if each is None else 1e-3 * each * reductions
+
     return Floor(
         bytes=parts.count * last.bytes,
         flops=parts.count * last.flops,
@@ -76,5 +85,6 @@ def step_floor(
         tokens=counted,
         sent_bytes=parts.count * (of_last + (0 if embeds else tokens * config.hidden_size * itemsize)),
         bubble=parts.bubble,
-        nccl_ms=None if each is None else 1e-3 * each * reductions,
+        nccl_ms=measured_ms(NCCL),
+        kernels_ms=measured_ms(KERNELS),
     )

@@ -52,11 +52,27 @@ def note_fault(fault: DeviceArray, number: int) -> None:
     """Overwrite a word while kernels run; any thread may call it."""
     from cuda.bindings import driver
 
+    check_driver(driver.cuMemsetD32Async(fault.pointer, number, 1, _other_stream()), "note a fault")
+
+
+def read_word(word: DeviceArray) -> int:
+    """The value of a word while kernels run; any thread may call it."""
+    from cuda.bindings import driver
+
+    stream, found = _other_stream(), ctypes.c_uint32()
+    check_driver(driver.cuMemcpyDtoHAsync(ctypes.addressof(found), word.pointer, ctypes.sizeof(found), stream), "read a fault")
+    check_driver(driver.cuStreamSynchronize(stream), "read a fault")
+    return found.value
+
+
+def _other_stream() -> object:
+    """A stream that waits for no other."""
+    from cuda.bindings import driver
+
     from minllm.runtime.device import current_device
 
     current_device()
-    stream = check_driver(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value), "create a stream")
-    check_driver(driver.cuMemsetD32Async(fault.pointer, number, 1, stream), "note a fault")
+    return check_driver(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value), "create a stream")
 
 
 def _free(pointer: int) -> None:

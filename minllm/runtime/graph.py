@@ -43,13 +43,19 @@ class CapturedGraph:
         self.graph.launch(self.stream)
 
 
+def is_capturing() -> bool:
+    """Whether launches are being captured."""
+    return refuse in kernel.compilation_listeners
+
+
+def refuse(name: str) -> None:
+    """Raises CaptureError."""
+    raise CaptureError(f"{name} is not loaded, and a capture does not wait for a compiler: call the function once before")
+
+
 @contextlib.contextmanager
 def loading_refused() -> Iterator[None]:
     """Within this context a launch of a kernel that is not loaded raises CaptureError."""
-
-    def refuse(name: str) -> None:
-        raise CaptureError(f"{name} is not loaded, and a capture does not wait for a compiler: call the function once before")
-
     kernel.compilation_listeners.append(refuse)
     try:
         yield

@@ -10,13 +10,23 @@ from minllm import LLM, SamplingParams
 from minllm.engine import kernels_needed, loading
 from minllm.engine.cache_format import cache_shape
 from minllm.engine.kernels_needed import EngineShape
+from minllm.engine.loading import load_engine
 from minllm.engine.options import EngineOptions
 from minllm.engine.precompile import precompile
+from minllm.engine.ranks.rank_runner import RankRunner
+from minllm.engine.ranks.share import RankShare
 from minllm.engine.running.host_copies import Readback
 from minllm.engine.running.machine import Done, HostMachine
+from minllm.kernels.all_reduce import VARIANTS
+from minllm.kernels.all_reduce.peers import Peers, allocate
 from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.kernels.specimens import signatures_for
 from minllm.models.config_reader import read_model_config
 from minllm.ops.cuda_ops import CudaOps
+from minllm.parallel.cuda_ranks import TensorParallelCudaOps
+from minllm.parallel.dry_run_ranks import DryRunRankOps, SilentLibrary, Split
+from minllm.parallel.peer_communicator import PeerCommunicator
+from minllm.parallel.processes import Rank
 from minllm.runtime import compile_ahead
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.compile_ahead import keys_of
@@ -28,6 +38,8 @@ from tests.engine.models import model_directory
 from tests.runtime.h200 import H200
 from tests.runtime.host_memory import HostMemory
 from tests.weights.sign_and_scale import SIGN_AND_SCALE
+
+RANK_1 = Rank(1, 2, None, [])
 
 
 class NoGraphs(HostMachine):
@@ -48,6 +60,7 @@ class NoGraphs(HostMachine):
 
     def capture(self, step):
         return SimpleNamespace(launch=lambda: None, result=step())
+
 
 class HostGpuOps(CudaOps):
     """CudaOps whose device memory is the host's."""
@@ -82,10 +95,38 @@ SPECULATION = [
 ]
 
 
+class HostGpuRankOps(TensorParallelCudaOps):
+    """A rank's operations whose device memory is the host's, as that of its peers, which do nothing."""
+
+    uploads, to_host = HostGpuOps.uploads, HostGpuOps.to_host
+
+    def __init__(self, dtype, variants, grid, config):
+        super().__init__(dtype, grid, config.vocab_size, config.hidden_size, kernel_variants=variants, simulated=True)
+        self.memory, self.capability = DeviceMemory(HostMemory()), current_device().compute_capability
+        self.communicator = SilentLibrary(Split(grid.rank, grid.tensor, config))
+        if variants:
+            memories = [allocate(grid.tensor, 1 << 20, lambda size, dtype: self.zeros((size,), dtype)) for _ in range(grid.tensor)]
+            peers, name = Peers(grid.rank, tuple(memories)), variants["all_reduce"]
+            self.communicator = PeerCommunicator(self.communicator, peers, name, lambda launch: launch.launch())
+
+
+class OneRank(RankShare):
+    """The share of one rank, without the others."""
+
+    runner = RankRunner
+
+    def make_ops(self, device, dtype, options, config):
+        return HostGpuRankOps(dtype, options.kernel_variants, self.grid, config)
+
+    def agreed(self, budget, device, options):
+        return budget
+
+
 @pytest.fixture
 def on_gpu(monkeypatch):
     """LLM() finds an H200, and its launches are recorded; nothing is compiled."""
     monkeypatch.setattr(EngineOptions, "resolved_device", lambda options: "cuda")
+    monkeypatch.setattr("minllm.engine.llm.load_ranks", lambda options, progress: load_engine(options, progress, OneRank(RANK_1, options)))
     monkeypatch.setattr(loading, "_make_ops", lambda device, dtype, options: HostGpuOps(dtype, options.kernel_variants))
     monkeypatch.setattr(compile_ahead, "start_worker", lambda task: pytest.fail("a worker was started"))
     monkeypatch.setattr(compile_ahead, "available_cores", lambda: 0)
@@ -99,6 +140,8 @@ def on_gpu(monkeypatch):
     "family, options",
     [
         ("llama3", dict()),
+        ("llama3", dict(tensor_parallel_size=2)),
+        ("gpt2", dict(tensor_parallel_size=2, kernel_variants={"all_reduce": "by_size"})),
         ("llama3", dict(dtype="float32")),
         ("llama3", dict(kernel_variants={"matmul": "tiled", "attention": "flash_attention_1"})),
         ("qwen3", dict(kv_cache_dtype="int8")),
@@ -146,6 +189,19 @@ def test_every_source_of_drafts_works_on_arrays_of_a_device(config, on_gpu, monk
 
 def names(found):
     return sorted(signature.kernel.__name__ for signature in found.values())
+
+
+def test_the_kernels_of_all_reduces_are_compiled_ahead_with_all_others(monkeypatch):
+    """tests/gpu/compile_ahead.py compiles the specimens."""
+    config = read_model_config(model_directory("llama3"))
+    with dry_run(H200) as launches:
+        for ranks in (2, 4, 8):
+            for dtype in ("float32", "float16", "bfloat16"):
+                for name in VARIANTS.names("message"):
+                    ops = DryRunRankOps(dtype, {"all_reduce": name}, Split(1, ranks, config))
+                    ops.communicator.all_reduce(ops.zeros((2, 64), ops.dtype))
+    wanted, specimens = keys_of(signatures(launches), H200.compute_capability), signatures_for(H200.compute_capability)
+    assert len(wanted) == 3 * 3 * 4 and not wanted.keys() - keys_of(specimens, H200.compute_capability).keys()
 
 
 def test_what_cannot_be_known_ahead_is_compiled_when_it_is_launched(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.engine.ranks.serve import STATE
+from minllm.engine.ranks.watchdog import STEP_SECONDS
 from minllm.kernels.all_reduce.choice import BY_SIZE, LIBRARY, names
 from minllm.parallel.processes import RankError
 from minllm.runtime.device import device_names
@@ -104,3 +105,28 @@ def test_a_killed_rank_ends_all_within_five_seconds(all_reduce, directory):
             for _ in stream:
                 pass
         assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("all_reduce", [LIBRARY, BY_SIZE])
+def test_a_rank_that_stands_still_ends_all_after_its_time_limit(all_reduce, directory):
+    """Its GPU goes on, but it launches nothing more. A kernel of ours tells for whom it has waited; NCCL cannot."""
+    params, variants = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True), {"all_reduce": all_reduce}
+    with LLM(directory, **options("bfloat16"), tensor_parallel_size=2, kernel_variants=variants) as ranks:
+        stream = ranks.stream(PROMPTS[0], params)
+        next(stream)
+        start = time.monotonic()
+        os.kill(ranks.engine.processes.children[0].pid, signal.SIGSTOP)
+        with pytest.raises(RankError, match="rank 0 waited for rank 1" if all_reduce == BY_SIZE else "Rank 0 has waited 25 s"):
+            for _ in stream:
+                pass
+        assert time.monotonic() - start < 2 * STEP_SECONDS
+
+
+@pytest.mark.parametrize("all_reduce", [LIBRARY, BY_SIZE])
+def test_a_closed_llm_leaves_room_for_the_next(all_reduce, directory):
+    """Graphs and communicators are gone, in this order, or closing would wait for ever."""
+    params, found = SamplingParams(temperature=0, max_tokens=8), []
+    for _ in range(2):
+        with LLM(directory, **options("float32"), tensor_parallel_size=2, kernel_variants={"all_reduce": all_reduce}) as ranks:
+            found.append([one.outputs[0].token_ids for one in ranks.generate(PROMPTS, params)])
+    assert found[0] == found[1]

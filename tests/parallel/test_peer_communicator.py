@@ -9,10 +9,10 @@ import pytest
 
 from minllm.errors import DeviceError, KernelArgumentError
 from minllm.kernels.all_reduce.choice import BY_SIZE, LIBRARY, LIMITS, choose, chosen, memory_bytes, names
-from minllm.kernels.all_reduce.peers import launch_together
+from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.ops.cuda_ops import CudaOps
-from minllm.parallel.peer_communicator import PeerCommunicator
+from minllm.parallel.peer_communicator import STEP_POLLS, WARM_UP_POLLS, PeerCommunicator
 from minllm.parallel.peer_memory import SharedMachine, connect_peers
 from tests.kernels.guarded import bits, random
 from tests.parallel.in_threads import in_threads
@@ -112,6 +112,19 @@ def test_a_fault_is_told_with_both_ranks():
     with pytest.raises(DeviceError, match="rank 0 waited for rank 1 in an all-reduce, and gave up"):
         first.check(first.fault)
     second.check(second.fault)
+
+
+@pytest.mark.parametrize(
+    ("is_capturing", "is_warm", "polls"), [(False, False, WARM_UP_POLLS), (True, False, STEP_POLLS), (False, True, STEP_POLLS)]
+)
+def test_peers_are_waited_for_longer_while_they_warm_up(is_capturing, is_warm, polls):
+    """What is captured meanwhile is replayed by steps, so it does not wait so long."""
+    unused = dict.fromkeys(("all_gather", "broadcast", "barrier", "send", "recv", "close"))
+    library, launched = SimpleNamespace(rank=0, world_size=RANKS, **unused), []
+    communicator = PeerCommunicator(library, simulated_peers(RANKS, MOST)[0], BY_SIZE, launched.append, lambda: is_capturing)
+    communicator.is_warm = is_warm
+    communicator.all_reduce(np.zeros(520, np.float32))
+    assert [one.arguments[-1] for one in launched] == [polls]
 
 
 def test_one_table_chooses_by_bytes_and_names_are_checked():

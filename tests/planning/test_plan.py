@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from minllm import costs
 from minllm.cli import app as cli
 from minllm.costs import Cost
-from minllm.costs.nccl import nccl_microseconds
+from minllm.costs.measured_all_reduces import KERNELS, NCCL, all_reduce_microseconds
 from minllm.errors import InvalidOptionError
 from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.machine.hardware import GPUS, gpu_named
@@ -25,6 +25,7 @@ from minllm.planning.measured import comparisons
 from minllm.planning.plan import Wishes, forward_bytes, largest_batch, make_plan
 from minllm.planning.weight_table import compare_weights
 
+ROOT = Path(__file__).parents[2]
 H100 = GPUS["NVIDIA H100 80GB HBM3"]
 LLAMA_8B = named_config("llama-3.1-8b")
 TINY = dict(vocab_size=1003, hidden_size=240, intermediate_size=344, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2)
@@ -170,16 +171,37 @@ def test_a_floor_over_stages_is_that_of_a_simulated_schedule():
     assert ready[-1] == (stages * layers + head) + (count - 1) * (layers + head)
 
 
-def test_nccls_times_stand_beside_the_floor_between_gpus_that_were_measured():
-    config, gpu = LLAMA_8B, gpu_named("h200")[1]
+def recorded_all_reduces(case):
+    """{variant: microseconds} of a case of the record, with NCCL's."""
+    rows = json.loads((ROOT / "docs/results/h200_all_reduce.json").read_text(encoding="utf-8"))["rows"]
+    return {name: time for row in rows if row["case"] == case for name, time in ((row["variant"], row["value"]), (NCCL, row["peer_value"]))}
+
+
+def test_measured_all_reduces_stand_beside_the_floor():
+    """Of two H200s those of the record; of four what was measured before; of others nothing."""
+    config, gpu, recorded = LLAMA_8B, gpu_named("h200")[1], recorded_all_reduces("2 GPUs, 8 KiB, bfloat16")
     two = make_plan(config, gpu, Wishes(context=1024, tensor_parallel=2)).decode
-    assert two.nccl_ms == pytest.approx(65 * 9.7e-3)  # messages of 8 KB
-    assert make_plan(config, gpu, Wishes(tensor_parallel=8)).decode.nccl_ms is None
-    assert make_plan(config, H100, Wishes(tensor_parallel=2)).decode.nccl_ms is None
-    assert nccl_microseconds("h200", 2, 1) == 9.7 and nccl_microseconds("h200", 4, 128 << 20) == 650.0
-    assert nccl_microseconds("h200", 2, (64 << 10) + (96 << 10)) == pytest.approx((10.3 + 11.9) / 2)
-    times = [nccl_microseconds("h200", 4, 1 << power) for power in range(10, 28)]
-    assert times == sorted(times)
+    assert two.nccl_ms == pytest.approx(65e-3 * recorded[NCCL]) and two.kernels_ms == pytest.approx(65e-3 * recorded["low_latency"])
+    assert two.step_ms(two.kernels_ms) == two.memory_ms + two.kernels_ms < two.step_ms(two.nccl_ms)
+    four = make_plan(config, gpu, Wishes(context=1024, tensor_parallel=4)).decode
+    assert four.nccl_ms == pytest.approx(65 * 13.5e-3) and four.kernels_ms is None
+    for unknown in (make_plan(config, gpu, Wishes(tensor_parallel=8)), make_plan(config, H100, Wishes(tensor_parallel=2))):
+        assert unknown.decode.nccl_ms is None and unknown.decode.kernels_ms is None
+
+
+def test_all_reduces_between_measured_sizes_are_on_a_line():
+    low, high = (recorded_all_reduces(f"2 GPUs, {size}, bfloat16") for size in ("64 KiB", "256 KiB"))
+    large = recorded_all_reduces("2 GPUs, 64 MiB, bfloat16")
+    assert all_reduce_microseconds("h200", 2, 1) == recorded_all_reduces("2 GPUs, 8 KiB, bfloat16")[NCCL]
+    assert all_reduce_microseconds("h200", 2, (64 << 10) + (96 << 10)) == pytest.approx((low[NCCL] + high[NCCL]) / 2)
+    assert all_reduce_microseconds("h200", 2, 128 << 20) == 2 * large[NCCL]
+    one_shot = recorded_all_reduces("2 GPUs, 1 MiB, bfloat16")["one_shot"]
+    assert all_reduce_microseconds("h200", 2, 1 << 20, KERNELS) == one_shot  # chosen by size
+    assert all_reduce_microseconds("h200", 2, 64 << 20, KERNELS) == large[NCCL]  # left to NCCL
+    assert all_reduce_microseconds("h200", 4, 128 << 20) == 650.0
+    for ranks in (2, 4):
+        times = [all_reduce_microseconds("h200", ranks, 1 << power) for power in range(10, 28)]
+        assert times == sorted(times)
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -230,7 +230,7 @@ export function microBatches(sequences, stages) {
   return { count, sequences: Math.ceil(sequences / count), stages, bubble: (stages - 1) / (stages - 1 + count) };
 }
 
-// minllm/costs/nccl.py: microseconds of one all-reduce, null if it was not measured between so many of these GPUs.
+// minllm/costs/measured_all_reduces.py: microseconds of one all-reduce, null if it was not measured between so many of these GPUs.
 function ncclMicroseconds(gpu, ranks, messageBytes) {
   const times = gpu.nccl?.microseconds[ranks], sizes = gpu.nccl?.sizes;
   if (!times) return null;

@@ -52,7 +52,7 @@ class LaunchedProgram:
     def __init__(self, ranks: LaunchedRanks, follower: Follower | None):
         """follower: executes what rank 0 publishes; None on rank 0."""
         self.ranks, self.follower = ranks, follower
-        self.check, self.failed, self.replies, self.close = ranks.check, ranks.failed, ranks.replies, ranks.close
+        self.check, self.failed, self.end, self.replies, self.close = ranks.check, ranks.failed, ranks.end, ranks.replies, ranks.close
         self._is_in_call = False
 
     def send(self, message: Any) -> None:

@@ -1,12 +1,14 @@
 """The runner of a rank. That of rank 0 publishes every step before it executes it, and the ranks meet in the operations of the forward."""
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minllm.engine.progress import Progress
 from minllm.engine.ranks.published import published
+from minllm.engine.ranks.watchdog import STEP_SECONDS, Watchdog
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.batch_arrays import to_backend
 from minllm.engine.running.forward_result import ForwardResult, PendingForward
@@ -32,21 +34,26 @@ class Score(NamedTuple):
 
 
 class Capture(NamedTuple):
-    """Capture the graphs of decode steps."""
+    """Capture the graphs of decode steps, which ends the warm-up, and reply."""
 
     kinds: list[SamplingKind]
 
 
 class CheckedForward:
-    """A PendingForward whose results count only if no rank has ended while they were computed."""
+    """A PendingForward whose results count only if no rank has ended while they were computed; if it fails, all ranks end."""
 
-    def __init__(self, result: PendingForward, processes: OtherRanks):
-        self._result, self._processes = result, processes
+    def __init__(self, result: PendingForward, runner: "LeadingRunner"):
+        self._result, self._runner = result, runner
 
     def wait(self) -> ForwardResult:
         """The results. Raises RankError."""
-        found = self._result.wait()
-        self._processes.check()
+        processes = self._runner.processes
+        try:
+            with self._runner.watching():
+                found = self._result.wait()
+        except Exception as error:
+            raise processes.failed(error) from error
+        processes.check()
         return found
 
 
@@ -73,9 +80,21 @@ class RankRunner(ModelRunner):
         """Stages of the pipeline that this rank is part of."""
         return self.ops.grid.pipeline
 
+    def watching(self) -> AbstractContextManager:
+        """A context in which this rank waits for its device."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Wait for what was launched, drop the graphs, and then the links: NCCL's communicator must outlive graphs that it is part of."""
+        self.machine.use_in_this_thread()
+        self.ops.finish()
+        super().close()
+        self.ops.disconnect()
+
     def _process(self, logits: Any, sequence: Sequence) -> np.ndarray:
         """Rank 0 lets the sequence's own functions change its logits, and all get the result. Returns the logits before that."""
-        computed = self.ops.to_host(logits).copy()
+        with self.watching():
+            computed = self.ops.to_host(logits).copy()
         if self.leads:
             try:
                 computed = super()._process(logits, sequence)
@@ -83,6 +102,11 @@ class RankRunner(ModelRunner):
                 self.fault = error
         self.ops.share_row(logits)
         return computed
+
+    def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
+        """Capture the graphs; all that steps need is compiled then."""
+        super().capture_graphs(kinds, progress)
+        self.ops.warmed_up()
 
     def forwards(self, step: Step) -> list[list[Span]]:
         """The spans of each forward; each stage of a pipeline works on another of as many micro-batches as there are stages."""
@@ -123,6 +147,17 @@ class LeadingRunner(RankRunner):
     leads = True
     fault: Exception | None = None  # of a user's function, in this step
     processes: OtherRanks
+    watchdog: Watchdog | None = None  # once all have warmed up
+
+    def watching(self) -> AbstractContextManager:
+        """A context in which this rank waits for its device; all ranks end if that takes too long."""
+        return nullcontext() if self.watchdog is None else self.watchdog.watching()
+
+    def close(self) -> None:
+        """The same, unwatched."""
+        if self.watchdog is not None:
+            self.watchdog.close()
+        super().close()
 
     def execute(self, step: Step) -> list[CheckedForward]:
         """Publish a step and launch it."""
@@ -131,18 +166,29 @@ class LeadingRunner(RankRunner):
         results = self._together(lambda: super(LeadingRunner, self).execute(step))
         if self.fault is not None:
             raise self.fault
-        return [CheckedForward(result, self.processes) for result in results]
+        return [CheckedForward(result, self) for result in results]
 
     def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
         """Capture the graphs on all ranks."""
         kinds = sorted(kinds)
         self.processes.send(Capture(kinds))
         self._together(lambda: super(LeadingRunner, self).capture_graphs(kinds, progress))
+        self.processes.replies()  # a step may take seconds, and capturing takes longer
+        self.watchdog = Watchdog(self.give_up)
 
     def score(self, batch: Batch) -> Any:
         """The logits of a batch whose arrays are on the host, computed on all ranks."""
         self.processes.send(Score(batch))
-        return self._together(lambda: self.ops.array(self.ops.to_host(forward_of(self, batch))))
+        with self.watching():
+            return self._together(lambda: self.ops.array(self.ops.to_host(forward_of(self, batch))))
+
+    def give_up(self) -> None:
+        """End all ranks, because the results of a step do not come."""
+        reason = "its cause is unknown"
+        try:
+            reason = self.ops.missing_peer()
+        finally:
+            self.processes.end(f"Rank 0 has waited {STEP_SECONDS:.0f} s for the results of a step, and all ranks have ended: {reason}.")
 
     def _together(self, work: Callable[[], Any]) -> Any:
         """What `work` returns, which all ranks are doing; if it fails here, none can go on."""

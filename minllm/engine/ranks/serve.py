@@ -45,6 +45,7 @@ class Follower:
                     runner.ops.to_host(forward_of(runner, batch))
                 case Capture(kinds):
                     runner.capture_graphs(kinds)
+                    self.channel.send(READY)
                 case _ if message == STATE:
                     self.channel.send(runner.ops.to_host(runner.slots.state.words))
                 case _:

@@ -14,10 +14,10 @@ from minllm.costs.parallel import shard
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.rank_runner import LeadingRunner, RankRunner
 from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
-from minllm.kernels.all_reduce.peers import POLLS
 from minllm.models.config import ModelConfig
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.context_parallel import ContextParallelNumpyOps, ContextParallelPipelineNumpyOps
+from minllm.parallel.dry_run_ranks import Split
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.peer_memory import connect_peers, gpu_machine
@@ -26,8 +26,6 @@ from minllm.parallel.processes import Rank
 from minllm.parallel.sockets import SocketCommunicator
 from minllm.parallel.split_weights import SplitReader
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
-
-PATIENT_POLLS = 60 * POLLS  # about ten minutes: a rank may compile while the others wait for it
 
 
 class RankShare:
@@ -40,6 +38,10 @@ class RankShare:
     def part(self, config: ModelConfig) -> ModelConfig:
         """The rank's part as a model of its own, which memory and cache are planned for."""
         return replace(shard(config, self.grid.tensor), num_hidden_layers=len(self.grid.layers(config.num_hidden_layers)))
+
+    def split(self, config: ModelConfig) -> Split | None:
+        """What a dry run of the rank needs to know; None if each stage has one rank. config: the whole model's."""
+        return Split(self.grid.tensor_rank, self.grid.tensor, config) if self.grid.tensor > 1 else None
 
     @property
     def make_reader(self) -> Callable[..., SplitReader]:
@@ -83,10 +85,11 @@ class RankShare:
         kind = TensorParallelCudaOps if self.grid.pipeline == 1 else PipelineCudaOps
         ops = kind(dtype, self.grid, config.vocab_size, config.hidden_size, **made)
         ops.communicator = ops.world = NcclCommunicator.connect(self.rank.host, ops.stream)
-        self.rank.at_failure.append(ops.world.abort)
+        ops.links.append(ops.world)
         if self.grid.pipeline > 1:
             ops.communicator = NcclCommunicator.connect(self.stage_host, ops.stream)
-            self.rank.at_failure.append(ops.communicator.abort)
+            ops.links.append(ops.communicator)
+        self.rank.at_failure.extend(link.abort for link in ops.links)
         name = ops.variants.get("all_reduce", DEFAULT)
         if self.grid.tensor > 1 and name != LIBRARY:
             ops.communicator = self._with_peers(ops.communicator, name, ops.stream)
@@ -103,7 +106,9 @@ class RankShare:
         if isinstance(found, str):
             warnings.warn(f"All-reduces go through NCCL, because the GPUs do not share memory: {found}", stacklevel=2)
             return library
-        communicator = PeerCommunicator(library, found._replace(polls=PATIENT_POLLS), name, lambda launch: launch.launch(stream))
+        from minllm.runtime.graph import is_capturing
+
+        communicator = PeerCommunicator(library, found, name, lambda launch: launch.launch(stream), is_capturing)
         self.rank.at_failure.append(communicator.abort)
         return communicator
 
@@ -117,7 +122,12 @@ class RankShare:
         return replace(budget, num_bytes=int(of_ranks.min()))
 
 
-def captures_all_reduces(options: EngineOptions) -> bool:
-    """Whether steps of several ranks are captured as graphs: with all-reduces of our own, in one stage. NCCL alone has not been tried."""
+def captures_steps(options: EngineOptions) -> bool:
+    """Whether a GPU's steps are captured as graphs: those of several ranks with all-reduces of our own, in one stage.
+
+    Steps with NCCL's have not been captured yet.
+    """
+    if options.enforce_eager or options.num_ranks == 1:
+        return not options.enforce_eager
     name = (options.kernel_variants or {}).get("all_reduce", DEFAULT)
     return options.pipeline_parallel_size == 1 and name != LIBRARY

@@ -90,6 +90,10 @@ class ModelRunner:
                 self.cache.copy_rings(self.ops, forks)
         return pending
 
+    def close(self) -> None:
+        """Drop the graphs. Nothing can be executed afterwards."""
+        self.graphs = None
+
     def graph_counts(self) -> dict[str, int]:
         """The number of captured graphs, and the bytes that they share."""
         if self.graphs is None:

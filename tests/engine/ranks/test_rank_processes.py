@@ -12,6 +12,7 @@ from minllm.engine.ranks import start
 from minllm.engine.ranks.serve import STATE
 from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.errors import InvalidOptionError, InvalidRequestError
+from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.parallel.processes import RankError
 from tests.engine.ranks.models import save_model_of_eight_heads
 
@@ -101,6 +102,12 @@ def test_a_fault_of_a_users_function_ends_its_request_alone(both):
     _, ranks = both
     with pytest.raises(ZeroDivisionError, match="a fault of this test"):
         ranks.generate([3, 4], SamplingParams(max_tokens=3, logits_processors=[failing]))
+    test_tokens_are_those_of_one_process_and_ranks_agree_bitwise("greedy", both)
+
+
+def test_ranks_meet_after_their_warm_up(both):
+    """All reply to the capture of graphs, of which the CPU has none, before the next step."""
+    both[1].engine.runner.capture_graphs({SamplingKind.GREEDY})
     test_tokens_are_those_of_one_process_and_ranks_agree_bitwise("greedy", both)
 
 

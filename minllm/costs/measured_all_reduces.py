@@ -1,0 +1,48 @@
+"""What an all-reduce takes between GPUs that were measured, by NCCL and by kernels of our own: predictions of whole steps add these up.
+
+Microseconds of one all-reduce of a bfloat16 message in a CUDA graph, NVLink without multicast. Those that `minllm bench all-reduce` has
+recorded (docs/results) come with the package in data/measurements.json: NCCL's through PyTorch, and of our kernels the one that is chosen
+for the message (kernels/all_reduce/choice.py). EARLIER are NCCL's between numbers of GPUs without a record: they were measured through
+PyTorch before that command existed, and a run of it replaces them.
+"""
+
+import functools
+from bisect import bisect_left
+
+from minllm.machine.hardware import GPUS, read_measurements
+
+KB, MB = 1 << 10, 1 << 20
+NCCL, KERNELS = "nccl", "kernels"
+Times = dict[int, float]  # bytes of the message -> microseconds
+SIZES = (8 * KB, 64 * KB, 256 * KB, 512 * KB, MB, 2 * MB, 4 * MB, 16 * MB, 64 * MB)
+EARLIER = {("h200", 4): dict(zip(SIZES, (13.5, 14.0, 14.6, 17.3, 21.1, 29.6, 42.0, 96.2, 325.0), strict=True))}
+
+
+@functools.cache
+def measured_times() -> dict[tuple[str, int], dict[str, Times]]:
+    """{(short name of a GPU in machine/hardware.py, number of GPUs): {NCCL or KERNELS: times}}."""
+    found = {where: {NCCL: times} for where, times in EARLIER.items()}
+    for name, measured in read_measurements().items():
+        for ranks, recorded in measured.get("all_reduces", {}).items():
+            times = {by: {int(size): value for size, value in one.items()} for by, one in recorded.items()}
+            found[GPUS[name].short_name, int(ranks)] = times
+    return found
+
+
+def all_reduce_microseconds(gpu: str, ranks: int, message_bytes: float, by: str = NCCL) -> float | None:
+    """The time of one all-reduce on each of `ranks` such GPUs; None if it was not measured between this number of them.
+
+    Between two measured sizes it is a straight line; below the smallest as long, beyond the largest in proportion to the bytes.
+    """
+    times = measured_times().get((gpu, ranks), {}).get(by)
+    if times is None:
+        return None
+    sizes = sorted(times)
+    if message_bytes <= sizes[0]:
+        return times[sizes[0]]
+    if message_bytes >= sizes[-1]:
+        return times[sizes[-1]] * message_bytes / sizes[-1]
+    above = bisect_left(sizes, message_bytes)
+    low, high = sizes[above - 1], sizes[above]
+    share = (message_bytes - low) / (high - low)
+    return times[low] + share * (times[high] - times[low])

@@ -1,0 +1,54 @@
+"""Rank 0's watchdog: ends all ranks if the results of a step do not come, because ranks wait for each other on their GPUs.
+
+Kernels between peers give up after some seconds and note the peer (parallel/peer_communicator.py). NCCL's operations wait for ever, and the
+host with them: nothing but another thread can find out that a rank has launched something else, or stands still.
+"""
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+STEP_SECONDS = 25.0  # longer than a kernel between peers waits, so that the peer is known
+
+
+class Watchdog:
+    """Calls act() once, in a thread of its own, if what it watches takes longer than `seconds`."""
+
+    def __init__(self, act: Callable[[], None], seconds: float = STEP_SECONDS):
+        self._act, self._seconds = act, seconds
+        self._since: float | None = None
+        self._ended = threading.Event()
+        weakref.finalize(self, self._ended.set)
+        self.thread = threading.Thread(target=_watch, args=(weakref.ref(self), self._ended, seconds / 10), daemon=True)
+        self.thread.start()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """A context that is watched; one thread at a time uses it."""
+        self._since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since = None
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._ended.set()
+
+    def look(self) -> None:
+        """Act and end if the time is over."""
+        since = self._since
+        if since is not None and time.monotonic() - since > self._seconds:
+            self._ended.set()
+            self._act()
+
+
+def _watch(found: weakref.ref, ended: threading.Event, period: float) -> None:
+    """Look again and again; the watchdog ends if nobody holds it any more."""
+    while not ended.wait(period):
+        watchdog = found()
+        if watchdog is not None:
+            watchdog.look()
+        del watchdog

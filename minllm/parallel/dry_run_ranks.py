@@ -1,0 +1,54 @@
+"""A dry run of one of several ranks: its operations and its part of the weights, without peers and without contents."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
+from minllm.kernels.all_reduce.peers import Peers, allocate
+from minllm.models.config import ModelConfig
+from minllm.ops.dry_run_ops import DryRun
+from minllm.parallel.cuda_ranks import TensorParallelCudaOps
+from minllm.parallel.grid import Grid
+from minllm.parallel.peer_communicator import PeerCommunicator
+from minllm.parallel.split_weights import VocabularyPart
+
+
+class Split(NamedTuple):
+    """Which of the ranks that share a model this is, and the whole model; it can be sent to another process."""
+
+    rank: int
+    ranks: int
+    config: ModelConfig
+
+    @property
+    def vocabulary(self) -> VocabularyPart:
+        """The tokens of this rank."""
+        return VocabularyPart(self.config.vocab_size, self.rank, self.ranks)
+
+
+class SilentLibrary:
+    """A communicator that does nothing: NCCL's kernels are compiled already."""
+
+    def __init__(self, split: Split):
+        self.rank, self.world_size = split.rank, split.ranks
+
+    def all_reduce(self, *_: Any) -> None:
+        """Nothing, as all operations."""
+
+    all_gather = broadcast = barrier = send = recv = close = all_reduce
+
+
+class DryRunRankOps(DryRun, TensorParallelCudaOps):
+    """TensorParallelCudaOps of a rank of the assumed GPU."""
+
+    def __init__(self, dtype: Any, kernel_variants: Mapping[str, Any] | None, split: Split):
+        grid, config = Grid(split.rank, split.ranks), split.config
+        super().__init__(dtype, grid, config.vocab_size, config.hidden_size, kernel_variants=kernel_variants, simulated=True)
+        self.assume_gpu()
+        self.communicator, name = SilentLibrary(split), self.variants.get("all_reduce", DEFAULT)
+        if name == LIBRARY:
+            return
+        most, of_inbox = memory_bytes(split.ranks)
+        memories = [allocate(split.ranks, most, lambda size, dtype: self.zeros((size,), dtype), of_inbox) for _ in range(split.ranks)]
+        peers = Peers(split.rank, tuple(memories))
+        self.communicator = PeerCommunicator(self.communicator, peers, name, lambda launch: launch.launch(self.stream))
