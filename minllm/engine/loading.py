@@ -259,9 +259,12 @@ def _check_capability(weight_format: WeightFormat) -> None:
 
     found, since = current_device().compute_capability, weight_format.since
     if since is not None and found < since:
+        is_option = weight_format.is_option
+        what = f"quantization={weight_format.name!r}" if is_option else f"A checkpoint that is stored quantised ({weight_format.name})"
+        instead = "quantization='int8'" if is_option else "a checkpoint in int8 or 16 bits"
         raise InvalidOptionError(
-            f"quantization={weight_format.name!r} needs a GPU of compute capability {since[0]}.{since[1]} or more, and this one has "
-            f"{found[0]}.{found[1]}: take quantization='int8', or device='cpu'."
+            f"{what} needs a GPU of compute capability {since[0]}.{since[1]} or more, and this one has {found[0]}.{found[1]}: "
+            f"take {instead}, or device='cpu'."
         )
 
 

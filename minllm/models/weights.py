@@ -14,8 +14,9 @@ import numpy as np
 
 from minllm.errors import CheckpointError
 from minllm.models.config import ModelConfig
-from minllm.models.layout import Layout, ModelWeights, layout_of
-from minllm.models.safetensors_file import TensorEntry
+from minllm.models.finite import all_finite
+from minllm.models.layout import Layout, ModelWeights, layout_of, leaves
+from minllm.models.safetensors_file import NUMPY_DTYPES, TensorEntry
 from minllm.ops.protocol import Array, Ops
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import plain_format
@@ -61,12 +62,13 @@ def load_weights(
     """Reads a checkpoint into the arrays of `ops`. `progress(done_bytes, total_bytes)` after each parameter.
 
     weight_format: the format of the layers' matrices; None rounds them, as all else, to the dtype of `ops`. make_reader: WeightReader, or
-    what reads one rank's part. It raises, before any read, CheckpointError if the tensors contradict the configuration, and
-    InvalidOptionError if a matrix does not fit its format.
+    what reads one rank's part. It raises, before any weight is read, CheckpointError if the tensors contradict the configuration or a
+    stored scale is NaN or infinite, and InvalidOptionError if a matrix does not fit its format.
     """
     layout = layout_of(config, is_prefixed(checkpoint), weight_format)
     layout.check_format()
     check_tensors(layout, checkpoint)
+    check_stored_scales(layout, checkpoint)
     with ops.uploads():
         return (make_reader or WeightReader)(ops, checkpoint, layout, progress).read_model()
 
@@ -100,6 +102,23 @@ def check_tensors(layout: Layout, checkpoint: StoredWeights) -> None:
             f"{checkpoint.directory} holds {_some(checkpoint, unused)}, which {model} "
             f"as {checkpoint.described_by} describes it does not have; leaving them out would change the result."
         )
+
+
+def check_stored_scales(layout: Layout, checkpoint: StoredWeights) -> None:
+    """Raises CheckpointError if a scale that a quantised checkpoint stores is NaN or infinite, even if such weights are allowed.
+
+    Scales are the floating-point tensors beside a module's codes. A format that stores one tensor per module checks it while it loads.
+    """
+    for leaf in leaves(layout.model):
+        for projection in leaf.projections if isinstance(leaf, StoredLinear) else ():
+            names = layout.format_of(leaf).tensors(projection)
+            scales = [name for name in names if len(names) > 1 and checkpoint.entry(name).dtype in NUMPY_DTYPES]
+            for name in scales:
+                if not all_finite(checkpoint.array(name)):
+                    raise CheckpointError(
+                        f"{checkpoint.directory}: tensor {checkpoint.stored_name(name)!r} holds a scale that is NaN or infinite; copy it "
+                        "again."
+                    )
 
 
 def _some(checkpoint: StoredWeights, names: list[str]) -> str:

@@ -1,6 +1,7 @@
 """int8, fp8, int4 and nf4: their errors against float64, bytes, codes by hand, and models that are quantised while they load."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -225,6 +226,8 @@ def test_a_gpu_without_fp8_is_refused(monkeypatch):
     loading._check_capability(WEIGHT_FORMATS["int8"])
     with pytest.raises(InvalidOptionError, match="quantization='fp8' needs a GPU of compute capability 8.9 or more, and this one has 8.0"):
         loading._check_capability(WEIGHT_FORMATS["fp8"])
+    with pytest.raises(InvalidOptionError, match=r"stored quantised \(own\) needs .* take a checkpoint in int8 or 16 bits"):
+        loading._check_capability(SimpleNamespace(name="own", is_option=False, since=WEIGHT_FORMATS["fp8"].since))
 
 
 def test_unknown_names():

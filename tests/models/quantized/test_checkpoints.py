@@ -247,6 +247,18 @@ def test_scales_that_are_not_finite_are_refused(name, scales, tmp_path):
             load(tmp_path, allowed=allowed)
 
 
+@pytest.mark.parametrize("name, scales", SCALES.items())
+def test_a_wrong_scale_of_the_last_layer_is_found_before_any_weight_is_placed(name, scales, tmp_path, monkeypatch):
+    write(tmp_path, *CASES[name])
+    tensor = f"model.layers.{CONFIG['num_hidden_layers'] - 1}.mlp.down_proj.{scales}"
+    damaged = load_file(tmp_path / "model.safetensors")[tensor]
+    damaged.view(-1)[-1] = float("inf")
+    change(tmp_path, tensor, damaged)
+    monkeypatch.setattr(NumpyOps, "array", lambda self, values: pytest.fail("a weight was placed"))
+    with pytest.raises(CheckpointError, match=f"tensor '{tensor}' holds a scale that is NaN or infinite"):
+        load(tmp_path, allowed=True)
+
+
 def test_shapes_and_dtypes_that_disagree(tmp_path):
     write(tmp_path, *CASES["awq, groups of 32"])
     name = "model.layers.0.self_attn.o_proj.qweight"
