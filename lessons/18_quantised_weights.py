@@ -15,8 +15,7 @@
 #
 # A decode step reads every weight once, whatever the batch. Half the bytes can take half the time, and a quarter of
 # the bytes a quarter, if the kernel keeps up and the answers stay good. In this lesson weights become codes of 8 and
-# 4
-# bits. You see which numbers that hurts, unpack a byte by hand, and write the GEMV that does it in registers.
+# 4 bits. You see which numbers that hurts, unpack a byte by hand, and write the GEMV that does it in registers.
 #
 # ```mermaid
 # flowchart LR
@@ -109,8 +108,8 @@ assert bits_per_number == 4.5 and 2.8 < step_times < 3.2
 
 # %% [markdown]
 # The gain is less than 16 / 4.5 = 3.6, because the head stays in 16 bits, and so do keys and values. It also shrinks
-# as the batch grows.
-# A GEMM does $2M$ FLOPs per weight, in 16 bits on tensor cores, so the floor at $M$ tokens is the longer of the two:
+# as the batch grows. A GEMM does $2M$ FLOPs per weight, in 16 bits on tensor cores, so the floor at $M$ tokens is the
+# longer of reading the weights and multiplying by them:
 
 # %% tags=["fold"]
 from minllm.course import curves
@@ -182,9 +181,8 @@ assert abs(relative_error(weight, "int4") / expected - 1) < 0.1
 
 # %% [markdown]
 # Weights are nearly normal, so $t$ is 2 to 4 in a group. 4 bits then give each weight an error of 8 to 10 %. NF4 puts
-# its 16
-# codes where normal numbers lie: closer together near 0. It needs fewer bits than int4 in groups of 32, and its error
-# is smaller. fp8 has an error of 2.6 % whatever $t$ is, because the steps between floats grow with the number.
+# its 16 codes where normal numbers lie: closer together near 0. It needs fewer bits than int4 in groups of 32, and its
+# error is smaller. fp8 has an error of 2.6 % whatever $t$ is, because the steps between floats grow with the number.
 #
 # Try it: [one matrix, its codes in each format](../docs/weight-codes.md).
 #
@@ -221,11 +219,10 @@ assert worst[1] > 2 * worst[0] and 12 < codes_that_are_zero < 17
 
 # %% [markdown]
 # The right end of the picture is the down projections. Their inputs are products, $\mathrm{silu}(g) \cdot u$, and a
-# product of two large numbers is very large. It sets the scale of the whole token, and one code in
-# seven is 0. This model is small and its outliers are mild. In models of 7B and more a few channels are
-# 20 to 100 times larger than all others in every token (Dettmers et al. 2022, Xiao et al. 2023); int8 then rounds
-# most of the others to 0.
-# Three answers:
+# product of two large numbers is very large. It sets the scale of the whole token, and one code in seven is 0. This
+# model is small and its outliers are mild. In models of 7B and more a few channels are 20 to 100 times larger than all
+# others in every token (Dettmers et al. 2022, Xiao et al. 2023); int8 then rounds most of the others to 0. Three
+# answers:
 #
 # - **fp8** rounds each number by its own size: its error is level in the picture.
 # - **SmoothQuant** divides such a channel of $x$ by a factor and multiplies the weight's column by it, because weights
@@ -357,8 +354,25 @@ guess.against(
 
 # %% [markdown]
 # The bytes give an upper bound on the speed, and no more. The MARLIN paper reports close to the most that bytes allow
-# for 16 to
-# 32 tokens, on an A10 with its 0.6 TB/s; an H200 has seven times the bandwidth and fewer than twice the SMs.
+# for 16 to 32 tokens, on an A10 with its 0.6 TB/s; an H200 has seven times the bandwidth and fewer than twice the SMs.
+#
+# A better prediction adds what a kernel's start costs, and how far its reading and its arithmetic overlap. Five numbers,
+# fitted to recorded products, predict whole steps: `minllm plan llama-3.1-8b --gpu h200 --formats`.
+
+# %%
+from minllm.machine.hardware import gpu_named
+from minllm.planning.weight_table import compare_weights
+
+steps = compare_weights(llama8, *gpu_named("h200"), context=1024)
+for batch, times in steps.milliseconds.items():
+    print(f"{batch:3}:", *(f"{name} {ms:5.2f} ms  " for name, ms in times.items()))
+ahead = steps.most_ahead["int4"]
+assert 8 < ahead["int8"] < 32 and ahead["bfloat16"] == 64
+
+# %% [markdown]
+# int4 is ahead of int8 in small batches alone: int8's kernel reads more bytes and decodes nothing. Beyond 64 sequences
+# the engine dequantises int4 in memory, and problem 5 says what that costs. Steps that were measured lie within 9 % of
+# these ([table](../docs/quantised-weights.md#which-kernel-multiplies)).
 #
 # ## Exercises
 #

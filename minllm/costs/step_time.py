@@ -25,7 +25,8 @@ from minllm.weights.formats import WEIGHT_FORMATS
 
 LAUNCH, OVERLAP_NORM = 3.1e-6, 2.43
 OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.03, 1.012, 1.85, 0.0060  # of the rates of a copy and of cuBLAS in bfloat16
-FUSED_ROWS = 64  # up to which norms, activations and rotations are computed by the products' kernels
+FUSED_ROWS = 64  # up to which 16-bit products' kernels compute norms and rotations too
+JOINED = "MLP activation"  # computed by the kernel of gate and up
 WIDENED_ROWS = 64  # beyond these, 4-bit weights are decoded to 16 bits before they are multiplied
 ONCE = ("embedding", "final norm", "lm_head", "sampling")  # stages that are not in the layers
 COMPARED = ("bfloat16", "fp8", "int8", "int4")
@@ -77,7 +78,8 @@ def decode_step_seconds(
         if "projection" in stage.name or stage.name == "lm_head":
             total += product_seconds(stage, batch, layers, rates, plain if stage.name == "lm_head" else weight_format)
         else:
-            is_launched = stage.name in ("attention", "sampling") or batch > FUSED_ROWS
+            is_fused = batch <= FUSED_ROWS and weight_format.is_plain or stage.name == JOINED
+            is_launched = stage.name in ("attention", "sampling") or not is_fused
             total += layers * LAUNCH * is_launched + overlapped(stage.bytes / rates.bytes, stage.flops / rates.flops)
     quantisers = 2 * config.num_hidden_layers if weight_format.name in ("int8", "fp8") else 0
     return total + quantisers * LAUNCH
