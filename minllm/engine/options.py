@@ -30,7 +30,7 @@ PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DTYPE_ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
-FIXED_ORDER_VARIANTS = {"matmul": "fixed_order", "attention": "fixed_order"}  # of batch_invariant
+FIXED_ORDER_VARIANTS = {"matmul": "fixed_order", "attention": "fixed_split"}  # of batch_invariant
 BLOCK_SIZE = 16  # tokens per block unless the option says otherwise
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from minllm.kernels.matmul import VARIANTS
 from minllm.kernels.matmul.choice import choose_for
 from minllm.kernels.matmul.flat import fused
+from minllm.kernels.matmul.flat.fixed_order import fits_gated, gated_fixed_order
 from minllm.kernels.matmul.flat.flat import fits_flat, gated_flat
 from minllm.kernels.matmul.gemv.gemv import gated_gemv, matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
@@ -22,6 +23,8 @@ def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Callable | 
         return gated_gemv
     if variant == "flat" and fits_flat(x, weight):
         return gated_flat
+    if variant == "fixed_order" and fits_gated(x, weight):
+        return gated_fixed_order
     return matmul_silu_and_multiply if variant == "wgmma" and fits_wgmma(x, weight) else None
 
 

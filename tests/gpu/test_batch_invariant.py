@@ -5,6 +5,9 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.errors import InvalidOptionError
+from minllm.kernels.attention.fixed_split import fixed_split
+from minllm.kernels.matmul.flat.fixed_order import gated_fixed_order, matmul_fixed_order
+from minllm.ops.cuda_ops import CudaOps
 from tests.engine.models import model_directory
 from tests.engine.test_batch_invariant import NGRAMS, scores
 from tests.gpu.agreement import KV_CACHE_BYTES
@@ -20,6 +23,48 @@ PARAMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("n, k, gated", [(6144, 4096, False), (4096, 14336, False), (28672, 4096, True)])
+def test_products_of_the_8b_shape(n, k, gated):
+    """Rows of 300 are the same bits in other numbers of rows, at other places of a tile."""
+    ops, generator = CudaOps("bfloat16"), np.random.default_rng(0)
+    x, weight = (generator.standard_normal(shape, np.float32).astype(ops.dtype) for shape in ((300, k), (n, k)))
+    on_device = ops.array(weight)
+
+    def product(rows):
+        out = ops.empty((len(rows), n // 2 if gated else n), ops.dtype)
+        launch = gated_fixed_order if gated else matmul_fixed_order
+        launch(ops.array(rows), on_device, out, stream=ops.stream)
+        return ops.to_host(out)
+
+    whole = product(x)
+    for first, rows in ((0, 1), (0, 9), (3, 64), (7, 100), (40, 200), (299, 1)):
+        np.testing.assert_array_equal(product(x[first : first + rows].copy()), whole[first : first + rows])
+
+
+def test_attention_of_the_8b_shape():
+    """Rows of a chunk of 700 are the same bits as decode steps and verifications, alone and among 40, whatever blocks divide the keys."""
+    ops, generator, context, block = CudaOps("bfloat16"), np.random.default_rng(0), 3000, 16
+    query = generator.standard_normal((context, 32, 128), np.float32).astype(ops.dtype)
+    caches = [ops.array(generator.standard_normal((-(-context // block), block, 8, 128), np.float32).astype(ops.dtype)) for _ in range(2)]
+
+    def rows(spans, **options):
+        queries = ops.array(np.concatenate([query[start : start + length] for start, length in spans]))
+        starts = np.cumsum([0] + [length for _, length in spans]).astype(np.int32)
+        ends = np.array([start + length for start, length in spans], np.int32)
+        tables = np.tile(np.arange(-(-context // block), dtype=np.int32), (len(spans), 1))
+        out, longest = ops.empty(queries.shape, ops.dtype), max(length for _, length in spans)
+        fixed_split.attention(queries, *caches, out, *map(ops.array, (starts, ends, tables)), 128**-0.5, 0, longest, **options)
+        return np.split(ops.to_host(out), starts[1:-1])
+
+    [chunk] = rows([(context - 700, 700)])
+    for options in ({}, {"parts": 1}, {"parts": 7}, {"parts": 40, "warps": 2}):
+        for company in ([], [(100 + 60 * i, 1 + i % 7) for i in range(40)]):
+            for first, length in ((context - 1, 1), (context - 300, 5), (context - 641, 33)):
+                found, *_ = rows([(first, length), *company], **options)
+                np.testing.assert_array_equal(found, chunk[first - context + 700 :][:length])
+
+
+@pytest.mark.timeout(400)  # 125 companies, beside other processes on the same GPU
 @pytest.mark.parametrize("drafts", [None, NGRAMS], ids=["plain", "ngram"])
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -159,11 +159,12 @@ def fixed_order_specimens(dtype):
         name, arguments = f"matmul/fixed_order/tiles/{tokens}/{dtype}", operands(dtype, bias=False)
         contains = ("HMMA.16816.F32*", "LDGSTS.E.BYPASS*128*")
         yield Specimen(name, kernel, arguments, tiling.threads, blocks, tiling.shared_bytes(tokens), contains)
-    for tokens, n, k in ((8, 6144, 4096), (8, 28672, 4096), (256, 2048, 8192), (256, 2048, 2048), (256, 28672, 4096)):
+    wgmma = [(tokens, n, k, False) for tokens, n, k in ((8, 6144, 4096), (8, 28672, 4096), (256, 2048, 8192), (256, 2048, 2048))]
+    for tokens, n, k, gated in (*wgmma, (256, 28672, 4096, False), *((tokens, 28672, 4096, True) for tokens in (8, 64, 128, 256))):
         tiling = fixed_order.wgmma_tiling(tokens, n, k)
-        kernel = flat_wgmma.flat_wgmma_kernel(tokens, tiling, dtype, False, 8)
+        kernel = flat_wgmma.flat_wgmma_kernel(tokens, tiling, dtype, gated, 8)
         arguments = (types.uint64, types.uint64, types.none, types.none, types.none, matrix, types.int32)
-        name = f"matmul/fixed_order/wgmma/{tokens}x{n}x{k}/{dtype}"
+        name = f"matmul/fixed_order/wgmma/{'silu/' if gated else ''}{tokens}x{n}x{k}/{dtype}"
         yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes(tokens), COPY_ENGINE, targets=((9, 0),))
 
 

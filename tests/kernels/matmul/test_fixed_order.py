@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul.choice import matmul
 from minllm.kernels.matmul.flat import fixed_order
 from minllm.kernels.matmul.flat.flat import PADDED_ROWS, matmul_flat
@@ -61,3 +62,23 @@ def test_the_parts_of_k_depend_on_the_weight_alone(n, k):
         of_others = fixed_order.mma_tiling(min(tokens, 128))
         of_others.check(min(tokens, 128))
         assert of_others.splits == 2 and of_others.shared_bytes(min(tokens, 128)) <= 96 * 1024
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16])
+def test_gate_and_up_are_the_same_alone_and_among_others(dtype):
+    """259 rows are two chunks; the result is that of the two products, but for their rounding to 16 bits."""
+    x, gate_up = random((259, 72), dtype, 0), random((2 * 24, 72), dtype, 1)
+    whole = np.empty((259, 24), dtype)
+    fixed_order.gated_fixed_order(x, gate_up, whole)
+    for first, rows in ((0, 1), (0, 9), (64, 3), (250, 9)):
+        out = np.empty((rows, 24), dtype)
+        fixed_order.gated_fixed_order(x[first : first + rows].copy(), gate_up, out)
+        np.testing.assert_array_equal(out, whole[first : first + rows])
+    gate, up = np.split(x.astype(np.float64) @ gate_up.astype(np.float64).T, 2, axis=1)
+    np.testing.assert_allclose(whole.astype(np.float64), gate / (1 + np.exp(-gate)) * up, rtol=2.0**-7, atol=2.0**-7)
+
+
+def test_gate_and_up_that_do_not_fit_are_refused():
+    x, gate_up = random((3, 67), BFLOAT16, 0), random((16, 67), BFLOAT16, 1)
+    with pytest.raises(KernelArgumentError, match="its rows and those of gate_up must begin on multiples of 16 bytes"):
+        fixed_order.gated_fixed_order(x, gate_up, np.empty((3, 8), BFLOAT16))

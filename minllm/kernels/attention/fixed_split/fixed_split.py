@@ -22,7 +22,7 @@ from minllm.kernels.attention.fixed_split.merge import SPLIT_KEYS, make_merge_ke
 from minllm.runtime.device import AMPERE, capability_here, sms_here
 from minllm.runtime.kernel import launch
 
-WARPS_PER_SM = 16  # that the parts of a step make at least, if there are as many splits
+BLOCKS_PER_SM = 4  # that parts add up to; more states would be written than keys are read sooner
 MOST_HEAD_DIM = 128
 MOST_SCRATCH = 96 << 20  # bytes of states in memory; beyond them, one block takes all keys of its rows
 
@@ -50,7 +50,7 @@ def parts_of(sizes, longest, warps):
     if not states_of(sizes):
         return 1
     blocks = ceil_div(longest * sizes.group, 16 * warps) * sizes.kv_heads * sizes.sequences
-    return min(ceil_div(WARPS_PER_SM * sms_here(), warps * blocks), ceil_div(sizes.max_context_len, SPLIT_KEYS))
+    return max(1, min(BLOCKS_PER_SM * sms_here() // blocks, ceil_div(sizes.max_context_len, SPLIT_KEYS)))
 
 
 def workspace_shapes(query, key_cache, block_tables):

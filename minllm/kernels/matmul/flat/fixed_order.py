@@ -20,12 +20,13 @@ Source: H. He, "Defeating Nondeterminism in LLM Inference", Thinking Machines La
 import numpy as np
 
 from minllm.kernels.matmul import VARIANTS
-from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, check_arguments, has_wgmma
+from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, check_arguments, check_gated_arguments, has_wgmma
 from minllm.kernels.matmul.flat.flat import launch_flat, padded_rows
 from minllm.kernels.matmul.flat.tiles import MOST_TOKENS, FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling, deepest
 from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu
 from minllm.kernels.vector import vectors_per_row
+from minllm.runtime.kernel import check
 
 
 def wgmma_splits(n: int, k: int) -> int:
@@ -65,9 +66,32 @@ def matmul_fixed_order(x, weight, out, bias=None, stream=None) -> None:
     if not vectors_per_row(k, x, weight):
         VARIANTS.stand_in("fixed_order")(x, weight, out, bias, stream)
         return
+    launch_chunks(x, weight, out, bias, stream, gated=False)
+
+
+def fits_gated(x, weight) -> bool:
+    """Whether gate and up are multiplied and joined in one kernel: 16 bits, and rows of both aligned to 16 bytes."""
+    return x.dtype in HALF_DTYPES and vectors_per_row(x.shape[1], x, weight) > 0
+
+
+def gated_fixed_order(x, gate_up, out, stream=None) -> None:
+    """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I]: x [M, K], gate_up [2 * I, K], the gate in its first half, for any M.
+
+    One dtype: float16 or bfloat16. Sums and gate are float32, rounded once. Raises KernelArgumentError if shapes or dtypes do not fit, or
+    rows of x or gate_up do not begin on multiples of 16 bytes.
+    """
+    check_gated_arguments(x, gate_up, out, HALF_DTYPES)
+    check(fits_gated(x, gate_up), f"x is {x.dtype} {list(x.shape)}; its rows and those of gate_up must begin on multiples of 16 bytes")
+    if 0 not in out.shape:
+        launch_chunks(x, gate_up, out, None, stream, gated=True)
+
+
+def launch_chunks(x, weight, out, bias, stream, gated: bool) -> None:
+    """Launch the flat GEMM for 256 rows of x at a time."""
+    n, k = weight.shape
     hoppers = has_wgmma(x) and not isinstance(x, np.ndarray)  # the simulator runs mma.sync faster
-    for first in range(0, m, MOST_ROWS_OF_FLAT):
-        rows = slice(first, min(first + MOST_ROWS_OF_FLAT, m))
+    for first in range(0, x.shape[0], MOST_ROWS_OF_FLAT):
+        rows = slice(first, min(first + MOST_ROWS_OF_FLAT, x.shape[0]))
         tokens = padded_rows(rows.stop - first)
         tiling = wgmma_tiling(tokens, n, k) if hoppers else with_stages_for_gpu(mma_tiling(min(tokens, MOST_TOKENS)))
-        launch_flat(x[rows], weight, out[rows], bias, stream, tiling, gated=False)
+        launch_flat(x[rows], weight, out[rows], bias, stream, tiling, gated)
