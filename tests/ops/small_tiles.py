@@ -4,13 +4,13 @@ What a test of a forward is about, the order of the operations and the arrays th
 the kernels with many shapes of tiles, and tests/bench launches each of them with those that it chooses.
 """
 
-from minllm.kernels.attention.flash_attention_2 import fixed_order, flash_attention_2, float32, quantized
+from minllm.kernels.attention.flash_attention_2 import flash_attention_2, float32, quantized
 from minllm.kernels.attention.tree import tree
 
 
 def use_small_tiles(monkeypatch):
     """Let the launchers choose tiles of 16 rows and 16 keys, or 8 rows in float32, until `monkeypatch` ends."""
-    choices = (flash_attention_2, "tiles_for"), (flash_attention_2, "small_tiles"), (fixed_order, "small_tiles"), (quantized, "tiles_for")
+    choices = (flash_attention_2, "tiles_for"), (flash_attention_2, "small_tiles"), (quantized, "tiles_for")
     for module, name in choices:
         monkeypatch.setattr(module, name, lambda *_: (16, 16, 1))
     monkeypatch.setattr(float32, "tiles_for", lambda _: (4, 8, 2, 2))

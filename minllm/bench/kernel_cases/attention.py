@@ -187,9 +187,8 @@ def cases() -> list[KernelCase]:
     for sequences, tokens in ((16, 512), (4, 2048), (4, 4096), (1, 16384)):
         prefill += [prefill_case("flash_attention_3", sequences, tokens, head_dim=head_dim, contiguous=True) for head_dim in (64, 128)]
         prefill.append(prefill_case("flash_attention_3", sequences, tokens))
-    prefill += [prefill_case(variant, 4, 2048) for variant in ("fixed_order", "fixed_split")]
-    decode = [decode_case("materialized", 1, 1024)]
-    decode += [decode_case(variant, count, 1024) for variant in ("fixed_order", "fixed_split") for count in (1, 64)]
+    prefill.append(prefill_case("fixed_split", 4, 2048))
+    decode = [decode_case("materialized", 1, 1024), *(decode_case("fixed_split", *sizes) for sizes in ((1, 1024), (64, 1024), (1, 32768)))]
     decode += [verification_case(variant, *sizes) for sizes in VERIFICATION_SIZES for variant in ("fixed_split", "flash_attention_3")]
     decode += [decode_case("split_kv", sequences, context) for sequences, context in ((1, 1024), (1, 8192), (16, 1024), (64, 1024))]
     decode += [decode_case("split_tensor_core", *sizes, layout=layout) for sizes in DECODE_SIZES for layout in LAYOUTS]

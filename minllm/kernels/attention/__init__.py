@@ -5,8 +5,7 @@
     flash_attention_1    online softmax, outer loop over keys, state rescaled in memory
     flash_attention_2    outer loop over queries, state in registers, tensor cores: for prompts
     flash_attention_2_float32  the same in float32, without tensor cores; flash_attention_2 calls it
-    fixed_order          flash_attention_2 with the same tiles for every call: a row's bits do not depend on its company
-    fixed_split          the same promise with the context divided over blocks, and query heads packed: for decode steps and verifications
+    fixed_split          splits of a fixed number of keys: a row's bits do not depend on its company, and few rows cost what one does
     flash_attention_3    warp specialisation: copies, GEMMs and softmax overlap, on Hopper: for prompts
     split_kv             the context split over many blocks, and a merge: for decode steps
     split_tensor_core    the same on tensor cores, from rings in shared memory, equal shares for ragged batches, merged in one launch

@@ -18,8 +18,7 @@ VARIANTS = Variants(
     Variant("flash_attention_1", ".first_rungs.flash_attention_1"),
     Variant("flash_attention_2", ".flash_attention_2.flash_attention_2"),
     Variant("flash_attention_2_float32", ".flash_attention_2.float32", dtypes=("float32",), reads=FLOAT32),  # flash_attention_2 calls it
-    Variant("fixed_order", ".flash_attention_2.fixed_order"),
-    Variant("fixed_split", ".fixed_split.fixed_split", dtypes=HALF, stand_in="fixed_order"),  # batch_invariant=True
+    Variant("fixed_split", ".fixed_split.fixed_split", dtypes=HALF, stand_in="flash_attention_2"),  # verifications; batch_invariant=True
     Variant("flash_attention_3", ".flash_attention_3.flash_attention_3", dtypes=HALF, capability=HOPPER, stand_in="flash_attention_2"),
     Variant("split_kv", ".split_kv.split_kv", most_rows=ONE),
     Variant("split_tensor_core", ".split_tensor_core.split_tensor_core", most_rows=ONE, dtypes=HALF, stand_in="split_kv"),

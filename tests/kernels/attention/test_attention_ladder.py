@@ -66,13 +66,14 @@ def test_wrong_arguments_are_explained(name):
 
 
 def test_the_registry():
-    prompts = ["materialized", "flash_attention_1", "flash_attention_2", "fixed_order", "fixed_split", "flash_attention_3"]
-    assert VARIANTS.names() == [*prompts, "split_kv", "split_tensor_core", "split_unified_maximum", "split_cluster"]
+    decode = ["split_kv", "split_tensor_core", "split_unified_maximum", "split_cluster"]
+    assert VARIANTS.names() == ["materialized", "flash_attention_1", "flash_attention_2", "fixed_split", "flash_attention_3", *decode]
     assert choose(1) == choose(1, "bfloat16", (9, 0)) == choose(1, np.dtype(np.float16), (8, 0)) == "split_tensor_core"
     assert choose(1, "float32") == choose(1, "float32", (9, 0)) == "split_kv"
     assert choose(2, "float32") == choose(2, "float32", (9, 0)) == "flash_attention_2"
-    assert choose(2, "bfloat16", (8, 0)) == choose(2, "float16") == "flash_attention_2"
-    assert choose(2, "bfloat16", (9, 0)) == choose(2, np.dtype(np.float16), (9, 0)) == "flash_attention_3"
+    assert choose(2, "bfloat16", (8, 0)) == choose(16, "float16") == choose(5, "bfloat16", (9, 0)) == "fixed_split"
+    assert choose(17, "bfloat16", (8, 0)) == choose(17, "float16") == "flash_attention_2"
+    assert choose(17, "bfloat16", (9, 0)) == choose(17, np.dtype(np.float16), (9, 0)) == "flash_attention_3"
     with pytest.raises(KeyError, match="no attention kernel is called 'flash'"):
         VARIANTS["flash"]
 
