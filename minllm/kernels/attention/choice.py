@@ -3,7 +3,7 @@
                         decode step, one new token per sequence        prompts, whole or in chunks
     a plain cache       one short sequence on Hopper: split_cluster    16 bits, on Hopper: flash_attention_3
                         16 bits: split_tensor_core                     else flash_attention_2
-                        float32: split_kv
+                        float32: split_kv                              16 bits, up to FEW_TOKENS new ones: fixed_split
     a quantised cache   split_quantized                                flash_attention_2_quantized
                         blocks of broken chunks:
                         flash_attention_2_quantized
@@ -18,7 +18,8 @@ import functools
 from minllm.kernels.attention.variants import VARIANTS
 from minllm.runtime.device import HOPPER
 
-FASTEST_STEP, FASTEST_PROMPT = "split_tensor_core", "flash_attention_3"
+FASTEST_STEP, FASTEST_FEW, FASTEST_PROMPT = "split_tensor_core", "fixed_split", "flash_attention_3"
+FEW_TOKENS = 16  # per sequence: those that verify drafts
 FASTEST_QUANTIZED_STEP, FASTEST_QUANTIZED_PROMPT = "split_quantized", "flash_attention_2_quantized"
 LONGEST_CLUSTER_CONTEXT = 4096  # keys; at 8192 split_tensor_core is faster than a cluster (times: cluster.py)
 
@@ -26,7 +27,8 @@ LONGEST_CLUSTER_CONTEXT = 4096  # keys; at 8192 split_tensor_core is faster than
 @functools.cache
 def choose(max_query_len, dtype="bfloat16", capability=None):
     """The fastest variant's name for a plain cache. capability: the GPU's; None for the simulator, and for GPUs of any kind."""
-    return VARIANTS.serving(FASTEST_STEP if max_query_len == 1 else FASTEST_PROMPT, max_query_len, str(dtype), capability)
+    fastest = FASTEST_STEP if max_query_len == 1 else FASTEST_FEW if max_query_len <= FEW_TOKENS else FASTEST_PROMPT
+    return VARIANTS.serving(fastest, max_query_len, str(dtype), capability)
 
 
 def choose_quantized(max_query_len, key_cache):

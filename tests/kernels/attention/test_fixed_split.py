@@ -55,6 +55,14 @@ def test_groups_and_heads_of_other_sizes(heads, kv_heads, head_dim, parts):
     rows([(SPLIT_KEYS - 2, 5), (7, 2)], BFLOAT16, 0, heads, kv_heads, head_dim, parts=parts)
 
 
+def test_without_memory_for_states_a_block_takes_all_keys(monkeypatch):
+    [expected] = rows([(SPLIT_KEYS - 3, 9)], BFLOAT16, parts=2)
+    monkeypatch.setattr(fixed_split, "MOST_SCRATCH", 100)
+    for parts in (None, 2):
+        [found] = rows([(SPLIT_KEYS - 3, 9)], BFLOAT16, parts=parts)
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_padding_and_sequences_without_keys():
     """Rows of no sequence are not written; a sequence whose context is empty gets zeros."""
     cache = np.ones((4, BLOCK, 1, 16), BFLOAT16)

@@ -8,7 +8,8 @@ al., "Defeating Nondeterminism in LLM Inference", Thinking Machines Lab, 2025.)
 
 FLOPs: 4 * heads * head_dim per visible (query, key) pair, on rows filled up to a tile's. Bytes: K and V once per tile of rows, which holds
 the query heads of a KV head for as many tokens as fit; a split of a row that blocks divide adds 4 * (head_dim + 2), written and read.
-float32 and heads of more than 128, whose output fills the registers, go to fixed_order.
+float32 and heads of more than 128, whose output fills the registers, go to flash_attention_2 with the same tiles for every call: there one
+block walks over all keys of a row.
 """
 
 import math
@@ -19,16 +20,17 @@ from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, q
 from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.fixed_split.kernel import make_kernel
 from minllm.kernels.attention.fixed_split.merge import SPLIT_KEYS, make_merge_kernel
+from minllm.kernels.attention.flash_attention_2.flash_attention_2 import small_tiles
 from minllm.runtime.device import AMPERE, capability_here, sms_here
 from minllm.runtime.kernel import launch
 
-BLOCKS_PER_SM = 4  # that parts add up to; more states would be written than keys are read sooner
+BLOCKS_PER_SM, FEWEST_PARTS = 4, 3  # on an H200 two parts gain less than their states cost (docs/speculation.md)
 MOST_HEAD_DIM = 128
 MOST_SCRATCH = 96 << 20  # bytes of states in memory; beyond them, one block takes all keys of its rows
 
 
 def is_split(query):
-    """Whether splits serve these queries; else fixed_order does."""
+    """Whether splits serve these queries; else flash_attention_2 does, whose tiles are the same for every call then."""
     return dtype_name(query.dtype) != "float32" and query.shape[2] <= MOST_HEAD_DIM
 
 
@@ -46,11 +48,10 @@ def states_of(sizes):
 
 
 def parts_of(sizes, longest, warps):
-    """Blocks that divide the keys of a tile of rows; 1: a block takes them all."""
-    if not states_of(sizes):
-        return 1
+    """Blocks that divide the keys of a tile of rows, if there is memory for the states; 1: a block takes them all."""
     blocks = ceil_div(longest * sizes.group, 16 * warps) * sizes.kv_heads * sizes.sequences
-    return max(1, min(BLOCKS_PER_SM * sms_here() // blocks, ceil_div(sizes.max_context_len, SPLIT_KEYS)))
+    parts = min(BLOCKS_PER_SM * sms_here() // blocks, ceil_div(sizes.max_context_len, SPLIT_KEYS))
+    return parts if parts >= FEWEST_PARTS else 1
 
 
 def workspace_shapes(query, key_cache, block_tables):
@@ -64,17 +65,20 @@ def attention(
 ):  # fmt: skip
     """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    parts: blocks that divide the keys of a tile of rows; warps: of a block, 1, 2 or 4. Neither changes a bit of the result.
+    parts: blocks that divide the keys of a tile of rows, if there is memory for their states; warps: of a block, 1, 2 or 4. Neither changes
+    a bit of the result.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     if not is_split(query):
-        VARIANTS.stand_in("fixed_split").attention(*inputs, scale, sliding_window, max_query_len, stream=stream)
+        tiles = None if dtype_name(query.dtype) == "float32" else small_tiles(sizes.head_dim)  # float32 has one tiling per head_dim
+        VARIANTS.stand_in("fixed_split").attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
         return
     longest = query_len_bound(max_query_len, sizes)
     warps = warps or warps_of(longest * sizes.group)
-    parts = parts or parts_of(sizes, longest, warps)
-    states = scratch_arrays(workspace, states_of(sizes), query) if parts > 1 else {}
+    shapes = states_of(sizes)
+    parts = (parts or parts_of(sizes, longest, warps)) if shapes else 1
+    states = scratch_arrays(workspace, shapes, query) if parts > 1 else {}
     splits = tuple(states.get(name) for name in ("split_max", "split_sum", "split_out"))
     shape = (sizes.head_dim, sizes.block_size, sizes.group, warps)
     chosen, threads, shared_bytes = make_kernel(dtype_name(query.dtype), *shape, folds=parts == 1)
