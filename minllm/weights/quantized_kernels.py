@@ -4,7 +4,7 @@ W8A8      a GEMV over the codes for few rows; on Hopper flat and wgmma products 
 int4      a GEMV for few rows; on Hopper wgmma with weights in registers up to 64; else the widened matrix
 others    a GEMV over the codes for up to 8 rows, the widened matrix for more
 
-Two kernels for Hopper are taken by name until they have been measured: int4_tma (int4, up to 16 rows) and wgmma over fp8_block.
+Three kernels for Hopper are taken by name until they have been measured: int4_tma (int4, up to 16 rows), and wgmma over int4 and fp8_block.
 """
 
 import functools
@@ -22,6 +22,7 @@ from minllm.kernels.matmul.quantized import (
     fp8_block,
     fp8_block_wgmma,
     int4,
+    int4_gemm,
     int4_naive,
     int4_tensor_core,
     int4_tma,
@@ -75,6 +76,8 @@ def gated_fp8_block(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> A
 
 def gated_int4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
     """The launcher of gate and up in one kernel, if the variant has one."""
+    if variant == "wgmma":
+        return int4_gemm.gated_int4_gemm if int4_gemm.fits(x, weight) else None
     launcher = {"int4_tma": int4_tma.gated_int4_tma, "flat": int4_wgmma.gated_int4_wgmma}.get(variant)
     return launcher if int4_wgmma.fits(x, weight) else None
 
@@ -120,7 +123,7 @@ INT4, NF4 = dequantized(int4.int4_gemv, int4.dequantize_int4), dequantized(nf4.n
 INT4 = INT4._replace(
     variants={
         **INT4.variants, "int4_naive": int4_naive.int4_naive, "int4_tensor_core": int4_tensor_core.int4_tensor_core,
-        "int4_tma": int4_tma.int4_tma, "flat": int4_wgmma.int4_wgmma,
+        "int4_tma": int4_tma.int4_tma, "flat": int4_wgmma.int4_wgmma, "wgmma": int4_gemm.int4_gemm,
     },
     choose=choose_int4,
     most_rows={

@@ -12,13 +12,16 @@ from tests.kernels.matmul.quantized_cases import (
     BLOCK_CASES,
     CASES,
     INT4_CASES,
+    INT4_GEMM_CASES,
     LARGE_BLOCK_CASES,
     LARGE_CASES,
     LARGE_INT4_CASES,
+    LARGE_INT4_GEMM_CASES,
     LOST_PER_STEP_ON_DEVICE,
     check_blocks,
     check_codes,
     check_int4,
+    check_int4_gemm,
 )
 
 
@@ -37,6 +40,11 @@ def test_products_of_codes_are_those_in_float64(case, device, hopper):
 @pytest.mark.parametrize("case", BLOCK_CASES + LARGE_BLOCK_CASES, ids=str)
 def test_products_of_codes_in_blocks_are_those_in_float64(case, device, hopper):
     check_blocks(case, device, LOST_PER_STEP_ON_DEVICE)
+
+
+@pytest.mark.parametrize("case", INT4_GEMM_CASES + LARGE_INT4_GEMM_CASES, ids=str)
+def test_gemms_of_int4_are_those_of_the_rounded_weights(case, device):
+    check_int4_gemm(case, device)
 
 
 @pytest.mark.parametrize("case", INT4_CASES + LARGE_INT4_CASES, ids=str)

@@ -55,6 +55,7 @@ from minllm.kernels.matmul.quantized import (
     fp8,
     fp8_block,
     int4,
+    int4_gemm,
     int4_naive,
     int4_tensor_core,
     int4_tma,
@@ -828,6 +829,20 @@ def int4_on_wgmma():
     weight = weight._replace(scales=np.ones_like(weight.scales))
     run = partial(int4_wgmma.int4_wgmma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"int4_wgmma_kernel": moved}
+
+
+@row
+def int4_gemm_of_two_tiles():
+    """The four lanes of a row ask for its scale for every step, and once beyond the last."""
+    M, N, K, b = 8, 128, 128, 2
+    tiling = int4_gemm.Int4GemmTiling(warpgroups=1, tokens=8, stages=2)
+    tiles, steps = N // tiling.rows, K // int4_gemm.STEP
+    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, scales=4 * 2 * N * (steps + 1), out=M * N * b)
+    moved = Expected(asked, dict(x_map=M * K * b, scales=2 * N), 2 * M * N * K)
+    weight = weight_in("int4_g128", N, K)
+    weight = weight._replace(scales=np.ones_like(weight.scales))
+    run = partial(int4_gemm.int4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
+    return run, {"int4_gemm_kernel": moved}
 
 
 @row

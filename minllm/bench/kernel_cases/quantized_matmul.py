@@ -29,7 +29,8 @@ VARIANTS = {  # format: variants for numbers of rows
     "fp8_block": {1: ("gemv",), 16: ("wgmma",), 64: ("wgmma", "widened"), 256: ("wgmma",), 2048: ("wgmma", "widened")},
     "int4_g128": {
         1: ("gemv", "int4_tensor_core", "int4_tma", "flat"), 4: ("int4_tma",), 8: ("int4_tensor_core", "int4_tma", "flat"),
-        16: ("int4_tensor_core", "int4_tma", "flat"), 64: ("flat",), 128: ("widened",), 256: ("widened",), 2048: ("widened",),
+        16: ("int4_tensor_core", "int4_tma", "flat"), 64: ("flat",),
+        **{rows: ("widened", "wgmma") for rows in (128, 256, 2048)},
     },
     "int4": {1: ("gemv", "int4_naive", "int4_tma", "flat"), 16: ("int4_tma", "flat"), 64: ("flat",), 2048: ("widened",)},
     "nf4": {1: ("gemv",), 64: ("widened",), 2048: ("widened",)},

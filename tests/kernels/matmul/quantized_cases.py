@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_tma, int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_gemm, int4_tma, int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized.int4_gemm import Int4GemmTiling
 from minllm.kernels.matmul.quantized.int4_tma import Int4TmaTiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
@@ -191,6 +192,41 @@ LARGE_INT4_CASES = [
         (16, 1003, 2176, BFLOAT16, False), (3, 3000, 2048, BFLOAT16, True),
     )
 ]
+
+
+INT4_GEMM_CASES = [
+    Int4Case("int4_g128", 20, 72, 256, BFLOAT16, Int4GemmTiling(1, 16, 2)),  # two chunks of x
+    Int4Case("int4_zeros", 9, 136, 96, FLOAT16, Int4GemmTiling(2, 16, 3)),  # half a step at the end
+    Int4Case("int4_g64", 3, 65, 320, BFLOAT16, Int4GemmTiling(1, 8, 2)),
+    Int4Case("int4_g128_zeros", 11, 72, 128, BFLOAT16, Int4GemmTiling(2, 16, 2), gated=True),
+    Int4Case("int4", 7, 40, 64, FLOAT16, Int4GemmTiling(1, 8, 2), gated=True),  # a single step
+]
+LARGE_INT4_GEMM_CASES = [
+    Int4Case(name, m, n, k, dtype, None, gated)
+    for name in ("int4_g128", "int4_zeros")
+    for m, n, k, dtype, gated in (
+        (65, 4096, 4096, BFLOAT16, False), (130, 1003, 2176, FLOAT16, False), (256, 6144, 4096, BFLOAT16, False),
+        (300, 3000, 2048, BFLOAT16, True), (1111, 2056, 1056, BFLOAT16, False),
+    )
+]  # fmt: skip
+
+
+def check_int4_gemm(case, device):
+    """Within one rounding, and the error of float32 sums, of the float64 result of the weights as they are rounded."""
+    found, x = WEIGHT_FORMATS[case.name], random((case.m, case.k), case.dtype, 0)
+    weight = found.encode(random(((2 if case.gated else 1) * case.n, case.k), FLOAT32, 1, 0.1))
+    bias, out = None if case.gated else random((case.n,), case.dtype, 2), poisoned(device, (case.m, case.n), case.dtype)
+    rounded = found.dequantize(weight._replace(scales=weight.scales.astype(case.dtype).astype(FLOAT32))).astype(case.dtype)
+    expected = x.astype(np.float64) @ rounded.astype(np.float64).T
+    on_device = type(weight)(*(None if one is None else device.array(one) for one in weight))
+    if case.gated:
+        int4_gemm.gated_int4_gemm(device.array(x), on_device, out.array, tiling=case.tiling)
+        gate, up = expected[:, : case.n], expected[:, case.n :]
+        expected = gate / (1 + np.exp(-gate)) * up
+    else:
+        int4_gemm.int4_gemm(device.array(x), on_device, out.array, device.array(bias), tiling=case.tiling)
+        expected = expected + bias.astype(np.float64)
+    assert_close(out.result(), expected, case.dtype, slack=2e-5)
 
 
 def check_int4(case, device):

@@ -9,7 +9,7 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_tma, int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_gemm, int4_tma, int4_wgmma, tensor_core
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
@@ -22,7 +22,16 @@ from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.int8 import Int8Weight
 from minllm.weights.linear import Linear
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
-from tests.kernels.matmul.quantized_cases import BLOCK_CASES, CASES, INT4_CASES, check_blocks, check_codes, check_int4
+from tests.kernels.matmul.quantized_cases import (
+    BLOCK_CASES,
+    CASES,
+    INT4_CASES,
+    INT4_GEMM_CASES,
+    check_blocks,
+    check_codes,
+    check_int4,
+    check_int4_gemm,
+)
 
 UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # of a row that is rounded before it is quantised
 PRODUCTS = {kind: tensor_core.make_product(run, "int8") for kind, run in (("wgmma", tensor_core.run_wgmma), ("flat", tensor_core.run_flat))}
@@ -53,6 +62,18 @@ def test_products_of_int4_are_those_in_float64(case, device):
     check_int4(case, device)
 
 
+@pytest.mark.detected("case.tiling.warpgroups + case.gated", "case.name")
+@pytest.mark.parametrize("case", INT4_GEMM_CASES, ids=str)
+def test_gemms_of_int4_are_those_of_the_rounded_weights(case, device):
+    check_int4_gemm(case, device)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 5000), st.integers(1, 40000), st.booleans())
+def test_every_number_of_rows_has_a_tiling_for_int4(m, n, gated):
+    int4_gemm.choose_tiling(m, n, gated).check()
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 64), st.integers(1, 40000), st.booleans())
 def test_every_few_rows_have_a_tiling_for_int4(m, n, gated):
@@ -74,6 +95,16 @@ def test_what_int4_by_tma_refuses():
     for tiling, words in (((48, 4, 2), "32, 64 or 128 rows"), ((64, 17, 2), "1 to 16 warps"), ((64, 4, 40), "bytes of shared memory")):
         with pytest.raises(KernelArgumentError, match=words):
             int4_tma.int4_tma(x, weight, out, tiling=int4_tma.Int4TmaTiling(*tiling))
+
+
+def test_what_the_gemm_of_int4_refuses():
+    weight = WEIGHT_FORMATS["int4_g128"].encode(random((4, 256), FLOAT32, 0))
+    with pytest.raises(KernelArgumentError, match="takes float16 or bfloat16, groups of 32, 64 or multiples of 64 without minimums"):
+        int4_gemm.int4_gemm(random((2, 256), FLOAT32, 0), weight, np.empty((2, 4), FLOAT32))
+    x, out = random((2, 256), BFLOAT16, 0), np.empty((2, 4), BFLOAT16)
+    for tiling, words in (((3, 8, 2), "1 or 2 warpgroups"), ((1, 12, 2), "8, 16, ... or 256 tokens"), ((2, 256, 7), "bytes of shared")):
+        with pytest.raises(KernelArgumentError, match=words):
+            int4_gemm.int4_gemm(x, weight, out, tiling=int4_gemm.Int4GemmTiling(*tiling))
 
 
 def test_what_wgmma_over_int4_refuses(monkeypatch):

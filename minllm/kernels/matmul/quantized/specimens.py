@@ -9,6 +9,7 @@ from minllm.kernels.matmul.quantized import (
     fp8_block,
     fp8_block_wgmma,
     int4,
+    int4_gemm,
     int4_naive,
     int4_tensor_core,
     int4_tma,
@@ -89,6 +90,7 @@ def specimens(dtype):
             yield from flat_specimens(code, matrix)
         yield from fp8_block_wgmma_specimens(matrix, bias)
         yield from int4_wgmma_specimens(dtype, matrix)
+        yield from int4_gemm_specimens(dtype, matrix)
 
 
 def int4_tensor_core_specimens(dtype, matrix, bias):
@@ -186,6 +188,20 @@ def int4_wgmma_specimens(dtype, matrix):
             shared_bytes = tiling.shared_bytes(tokens, int4_wgmma.X_PANELS)
             contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
             yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes, contains, targets=((9, 0),))
+
+
+def int4_gemm_specimens(dtype, matrix):
+    """Hopper only: the tiles that the launcher chooses for 128 and 2,048 rows, plain and gated, groups of 128 and of 32 with zeros."""
+    for m, outputs, group_size, zeros, gated in (
+        (2048, 4096, 128, types.none, False), (2048, 14336, 32, CODES, True), (128, 4096, 64, CODES, False),
+        (128, 4096, 128, types.none, True),
+    ):  # fmt: skip
+        tiling = int4_gemm.choose_tiling(m, outputs, gated)
+        kernel = int4_gemm.int4_gemm_kernel(tiling, group_size, dtype, gated, 8)
+        arguments = (types.uint64, types.uint64, SCALES, zeros, types.none, matrix, types.int32)
+        name = f"matmul/int4_gemm/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{group_size}/{dtype}"
+        contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
+        yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
 
 
 def int4_tma_specimens(dtype, matrix):
