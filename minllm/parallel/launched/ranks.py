@@ -52,27 +52,40 @@ class LaunchedRanks(OtherRanks):
     def failed(self, error: BaseException) -> RankError:
         """Report an error of this rank, which ends all; returns what to raise. If another rank has ended, that is the reason."""
         effect, text = is_effect(error), "".join(traceback.format_exception(error))
+        reason = f"Rank {self.own.rank} has failed, and all ranks have ended:\n{text}"
+        is_cause = not effect and self._note(self.departed or reason)  # before the others hear of it, whose end is an effect
         if self.own.rank:
             with contextlib.suppress(OSError, ValueError):
                 self.reports[0].send((effect, text))
-        deadline = time.monotonic() + GRACE_S if effect else 0
+        if is_cause:
+            self._let_go()
+            return RankError(self.failure)
+        deadline = time.monotonic() + GRACE_S
         while self.failure is None and self.departed is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        self.end(self.departed or f"Rank {self.own.rank} has failed, and all ranks have ended:\n{text}")
+        self.end(self.departed or reason)
         return RankError(self.failure)
 
     def end(self, reason: str) -> None:
         """Note the reason, tell the other ranks if this is rank 0, and let whatever waits for a peer go on."""
+        if self._note(reason):
+            self._let_go()
+
+    def _note(self, reason: str) -> bool:
+        """Whether this is the first reason to end."""
         with self._lock:
-            if self.failure is not None:
-                return
-            self.failure = reason
+            is_first = self.failure is None
+            self.failure = self.failure or reason
+        return is_first
+
+    def _let_go(self) -> None:
+        """Tell the other ranks if this is rank 0, and let whatever waits for a peer go on."""
         for act in self.own.at_failure:
             act()
         if self.own.rank == 0:
             for report in self.reports.values():
                 with contextlib.suppress(OSError, ValueError):
-                    report.send((True, reason))
+                    report.send((True, self.failure))
         for one in self._sockets:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
