@@ -1103,13 +1103,13 @@ def split_cluster_of_a_short_sequence():
 
 @row
 def fixed_split_of_a_decode_step():
-    """Two splits of 64 keys, of a block each; every thread of the merge asks for the sums and maxima of 16 splits."""
-    context, heads, kv_heads, D, b, splits, at_once = 128, 4, 2, 64, 2, 2, 16
+    """Two splits of 64 keys, of a block each; lanes without a split of their own ask for the last one again."""
+    context, heads, kv_heads, D, b, splits, lanes = 128, 4, 2, 64, 2, 2, 32
     arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
     arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
     states, rows, keys = splits * heads * 4, heads * D * b, context * kv_heads * D * b
     asked = dict(query=splits * rows, key_cache=keys, value_cache=keys, split_max=states, split_sum=states, split_out=states * D)
-    merge = dict(split_out=at_once * heads * D * 4, split_sum=at_once * heads * D * 4, split_max=at_once * heads * D * 4, out=rows)
+    merge = dict(split_out=lanes * heads * D * 4, split_sum=heads * D * 4, split_max=heads * D * 4, out=rows)
     kernels = {
         "fixed_split_kernel": Expected(asked, dict(query=rows), 4 * 16 * D * kv_heads * context),  # the group fills two of 16 rows
         "merge_splits_kernel": Expected(merge, dict(split_out=states * D, split_sum=states, split_max=states)),

@@ -5,8 +5,9 @@ import pytest
 from ml_dtypes import finfo
 
 from minllm.kernels.attention.fixed_split import fixed_split
-from minllm.kernels.attention.fixed_split.merge import SPLIT_KEYS
+from minllm.kernels.attention.fixed_split.merge import SPLIT_KEYS, make_merge_kernel
 from minllm.kernels.attention.reference import attention_reference
+from minllm.runtime.kernel import launch
 from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16
 
 pytestmark = pytest.mark.results_only
@@ -48,6 +49,23 @@ def test_neither_parts_nor_warps_change_a_bit():
     for other in found[1:]:
         for mine, its in zip(found[0], other, strict=True):
             np.testing.assert_array_equal(mine, its)
+
+
+def test_more_splits_than_a_warp_has_lanes():
+    """The merge takes 32 at a time; maxima that rise, fall and are equal, and weights that vanish."""
+    splits, head_dim, generator = 70, 8, np.random.default_rng(0)
+    maxima = generator.integers(-40, 40, (1, 1, splits)).astype(np.float32)
+    maxima[0, 0, 3] = -np.inf
+    sums, outs = generator.random((1, 1, splits), np.float32), generator.standard_normal((1, 1, splits, head_dim)).astype(np.float32)
+    out, kernel = np.empty((1, 1, head_dim), np.float32), make_merge_kernel(head_dim)
+    starts, lens = np.array([0, 1], np.int32), np.array([splits * SPLIT_KEYS - 5], np.int32)
+    launch(kernel[0], (1, 1, 1), kernel[1], (maxima, sums, outs, out, starts, lens, 0.25, 0), None)
+    largest, total, acc = np.float32(-np.inf), 0.0, np.zeros(head_dim)
+    for one, weight, values in zip(maxima[0, 0], sums[0, 0], outs[0, 0], strict=True):
+        merged = max(largest, one)
+        old, new = np.exp2((largest - merged) * 0.25), np.exp2((one - merged) * 0.25)
+        largest, total, acc = merged, total * old + weight * new, acc * old + values * new
+    np.testing.assert_allclose(out[0, 0], acc / total, rtol=1e-5)
 
 
 @pytest.mark.parametrize("heads, kv_heads, head_dim, parts", [(3, 1, 40, None), (2, 2, 136, None), (7, 1, 24, None)])

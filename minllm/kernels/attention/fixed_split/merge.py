@@ -7,7 +7,8 @@ blocks. Both round alike: the product with the state so far is rounded, and an F
 either way.
 
 FLOPs: 3 * head_dim per state. Bytes: 4 * (head_dim + 2) per state, read once. How threads map to data: a block per row and head, one number
-of the output per thread, and the loads of SPLITS_AT_ONCE splits in flight together.
+of the output per thread. A warp loads the states of 32 splits together, a maximum and a sum per lane, and a scan over its lanes finds the
+running maximum before each split: so the exponentials of 32 splits are computed at once, and two FMAs per split are left to do in order.
 """
 
 import functools
@@ -18,9 +19,9 @@ from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finit
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import ex2
 from minllm.runtime.kernel import kernel
+from minllm.tiles.warp import ALL_LANES, WARP
 
 SPLIT_KEYS = 64  # keys of a split, which begins at a multiple of them
-SPLITS_AT_ONCE = 16
 
 
 @cuda.jit(device=True)
@@ -50,6 +51,17 @@ def splits_of(start, stop):
     return int32(uint32(start) // uint32(SPLIT_KEYS)), int32(uint32(stop + SPLIT_KEYS - 1) // uint32(SPLIT_KEYS))
 
 
+@cuda.jit(device=True)
+def maximum_before(value, first, lane):
+    """The largest of `first` and the values of the lanes before this one: a scan, exact in any order."""
+    largest = cuda.shfl_up_sync(ALL_LANES, value, 1)
+    largest = first if lane == 0 else max(largest, first)
+    for step in (1, 2, 4, 8, 16):
+        other = cuda.shfl_up_sync(ALL_LANES, largest, step)
+        largest = max(largest, other) if lane >= step else largest
+    return largest
+
+
 @functools.cache
 def make_merge_kernel(head_dim):
     """(kernel, threads) for rows of head_dim numbers."""
@@ -67,7 +79,7 @@ def make_merge_kernel(head_dim):
         sliding_window,
     ):
         wait_for_predecessors()
-        head, row, sequence = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        head, row, sequence, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z, int32(cuda.threadIdx.x % WARP)
         token, rows = query_start[sequence] + row, query_start[sequence + 1] - query_start[sequence]
         if row >= rows:
             return
@@ -76,18 +88,21 @@ def make_merge_kernel(head_dim):
         number, last = splits_of(start, stop)
         dim = min(int32(cuda.threadIdx.x), int32(head_dim - 1))
         maximum, total, acc = float32(MINUS_INFINITY), float32(0.0), float32(0.0)
-        maxima, sums = cuda.local.array(SPLITS_AT_ONCE, float32), cuda.local.array(SPLITS_AT_ONCE, float32)
-        outs = cuda.local.array(SPLITS_AT_ONCE, float32)
+        outs = cuda.local.array(WARP, float32)
         while number < last:
-            for i in range(SPLITS_AT_ONCE):
-                at = min(int32(number + i), int32(last - 1))
-                maxima[i], sums[i], outs[i] = split_max[token, head, at], split_sum[token, head, at], split_out[token, head, at, dim]
-            for i in range(SPLITS_AT_ONCE):
+            mine = min(int32(number + lane), int32(last - 1))  # the last one again does not change a maximum
+            split_maximum, sums = split_max[token, head, mine], split_sum[token, head, mine]
+            for i in range(WARP):
+                outs[i] = split_out[token, head, min(int32(number + i), int32(last - 1)), dim]
+            before = maximum_before(split_maximum, maximum, lane)
+            merged, weight, split_weight = fold_weights(before, split_maximum, scale)
+            for i in range(WARP):
                 if number + i < last:
-                    maximum, weight, split_weight = fold_weights(maximum, maxima[i], scale)
-                    total = folded(total, weight, sums[i], split_weight)
-                    acc = folded(acc, weight, outs[i], split_weight)
-            number = int32(number + SPLITS_AT_ONCE)
+                    old, new = cuda.shfl_sync(ALL_LANES, weight, i), cuda.shfl_sync(ALL_LANES, split_weight, i)
+                    total = folded(total, old, cuda.shfl_sync(ALL_LANES, sums, i), new)
+                    acc = folded(acc, old, outs[i], new)
+            maximum = cuda.shfl_sync(ALL_LANES, merged, WARP - 1)
+            number = int32(number + WARP)
         if cuda.threadIdx.x < head_dim:
             out[token, head, dim] = acc * reciprocal_or_zero(total)
 
