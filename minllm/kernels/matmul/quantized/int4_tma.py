@@ -45,7 +45,11 @@ MOST_ROWS = 16
 
 
 class Int4TmaTiling(NamedTuple):
-    """A block has `rows` of weight, `warps` and `stages` steps in flight; `splits` blocks of a cluster split K."""
+    """A block has `rows` of weight, `warps` and `stages` steps in flight; `splits` blocks of a cluster split K.
+
+    stages is a multiple of warps, so that a warp always meets the stages that it released itself: the parity for which a wait asks does not
+    tell a stage that is full from one that has not been full for the step before, which another warp might still wait for.
+    """
 
     rows: int
     warps: int
@@ -81,7 +85,8 @@ class Int4TmaTiling(NamedTuple):
         check(1 <= self.warps <= 16, f"{self}: 1 to 16 warps")
         shared_bytes = self.shared_bytes(tokens, x_panels)
         room = f"{self}, {tokens} rows: {shared_bytes} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
-        check(self.stages >= 2 and shared_bytes <= SHARED_BYTES_OF_A_BLOCK, room)
+        check(shared_bytes <= SHARED_BYTES_OF_A_BLOCK, room)
+        check(self.stages >= 2 and self.stages % self.warps == 0, f"{self}: at least 2 stages, a multiple of the warps")
 
 
 def make_added(splits: int, warps: int, words: int):
@@ -144,12 +149,10 @@ def fits(x, weight) -> bool:
     return x.shape[0] <= MOST_ROWS and int4_wgmma.fits(x, weight)
 
 
-def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> Int4TmaTiling:
-    """Three blocks per SM, of four warps each; K is split if there are fewer blocks. No more stages than a block has steps."""
+def choose_tiling(n: int, gated: bool) -> Int4TmaTiling:
+    """Three blocks per SM, of four warps each and a stage per warp; K is split if there are fewer blocks."""
     rows = 2 * n if gated else n
-    splits = 1 if rows > 8192 else 4
-    room = (SHARED_BYTES_OF_A_BLOCK // 3 - 2048) // Int4TmaTiling(64, 4, 1).stage_bytes(tokens)
-    return Int4TmaTiling(64, 4, max(2, min(room, ceil_div(ceil_div(k, STEP), splits))), splits)
+    return Int4TmaTiling(64, warps=4, stages=4, splits=1 if rows > 8192 else 4)
 
 
 def run(x, weight, out, bias, stream, tiling: Int4TmaTiling | None, gated: bool) -> None:
@@ -158,7 +161,7 @@ def run(x, weight, out, bias, stream, tiling: Int4TmaTiling | None, gated: bool)
     if 0 in out.shape:
         return
     tokens, n, k = padded_rows(x.shape[0]), weight.codes.shape[0], x.shape[1]
-    tiling = tiling or choose_tiling(tokens, out.shape[1], k, gated)
+    tiling = tiling or choose_tiling(out.shape[1], gated)
     groups, flat = weight.scales.shape[1], [None if one is None else one.reshape(-1) for one in (weight.scales, weight.zeros)]
     chosen = int4_tma_kernel(tokens, tiling, k // groups, x.dtype.name, gated, stored_together(out, x.dtype))
     tiles, arguments = ceil_div(n, tiling.rows), (*flat, groups, bias, out, ceil_div(k, STEP))

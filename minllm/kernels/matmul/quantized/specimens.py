@@ -211,7 +211,7 @@ def int4_tma_specimens(dtype, matrix):
         (8, 128, types.none, False), (8, 128, types.none, True), (8, 32, flat_zeros, False), (16, 128, flat_zeros, False),
         (16, 64, types.none, True),
     ):  # fmt: skip
-        tiling = int4_tma.choose_tiling(tokens, 4096, 4096, gated)
+        tiling = int4_tma.choose_tiling(4096, gated)
         kernel = int4_tma.int4_tma_kernel(tokens, tiling, group_size, dtype, gated, 8)
         arguments = (types.uint64, types.uint64, flat_scales, zeros, types.int32, types.none, matrix, types.int32)
         kind = f"{'gated/' if gated else ''}{tokens}/{group_size}{'' if zeros == types.none else '_zeros'}"
