@@ -25,9 +25,10 @@ PARAMS = [
 
 @pytest.mark.parametrize("n, k, gated", [(6144, 4096, False), (4096, 14336, False), (28672, 4096, True)])
 def test_products_of_the_8b_shape(n, k, gated):
-    """Rows of 300 are the same bits in other numbers of rows, at other places of a tile."""
+    """Rows of 300 are the same bits in other numbers of rows, at other places of a tile; x spans four decades."""
     ops, generator = CudaOps("bfloat16"), np.random.default_rng(0)
-    x, weight = (generator.standard_normal(shape, np.float32).astype(ops.dtype) for shape in ((300, k), (n, k)))
+    x, weight = (generator.standard_normal(shape, np.float32) for shape in ((300, k), (n, k)))
+    x, weight = (x * 10 ** generator.uniform(-2, 2, x.shape)).astype(ops.dtype), weight.astype(ops.dtype)
     on_device = ops.array(weight)
 
     def product(rows):

@@ -47,11 +47,21 @@ def states_of(sizes):
     return {"split_max": (states, "float32"), "split_sum": (states, "float32"), "split_out": ((*states, sizes.head_dim), "float32")}
 
 
+def blocks_of(sizes, longest, warps):
+    """Tiles of rows, of all KV heads and sequences."""
+    return ceil_div(longest * sizes.group, 16 * warps) * sizes.kv_heads * sizes.sequences
+
+
 def parts_of(sizes, longest, warps):
     """Blocks that divide the keys of a tile of rows, if there is memory for the states; 1: a block takes them all."""
-    blocks = ceil_div(longest * sizes.group, 16 * warps) * sizes.kv_heads * sizes.sequences
-    parts = min(BLOCKS_PER_SM * sms_here() // blocks, ceil_div(sizes.max_context_len, SPLIT_KEYS))
+    parts = min(BLOCKS_PER_SM * sms_here() // blocks_of(sizes, longest, warps), ceil_div(sizes.max_context_len, SPLIT_KEYS))
     return parts if parts >= FEWEST_PARTS else 1
+
+
+def copying_warps(sizes, longest, warps):
+    """Warps of a block that takes all keys of its rows: one warp cannot ask for keys as fast as memory delivers them, so others help."""
+    few_blocks = blocks_of(sizes, longest, warps) <= BLOCKS_PER_SM // 2 * sms_here()
+    return max(warps, warps_of(64) if few_blocks else 2)
 
 
 def workspace_shapes(query, key_cache, block_tables):
@@ -75,9 +85,9 @@ def attention(
         VARIANTS.stand_in("fixed_split").attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
         return
     longest = query_len_bound(max_query_len, sizes)
-    warps = warps or warps_of(longest * sizes.group)
-    shapes = states_of(sizes)
-    parts = (parts or parts_of(sizes, longest, warps)) if shapes else 1
+    shapes, needed = states_of(sizes), warps or warps_of(longest * sizes.group)
+    parts = (parts or parts_of(sizes, longest, needed)) if shapes else 1
+    warps = warps or (copying_warps(sizes, longest, needed) if parts == 1 else needed)
     states = scratch_arrays(workspace, shapes, query) if parts > 1 else {}
     splits = tuple(states.get(name) for name in ("split_max", "split_sum", "split_out"))
     shape = (sizes.head_dim, sizes.block_size, sizes.group, warps)

@@ -5,14 +5,16 @@
 Floating-point addition is not associative: sums of the same products in another order differ in their last bits. A library chooses tiles,
 split-K and kernels by M, so the logits of a request change with the batch around it. Here only the weight's shape [N, K] fixes the order:
 
-    16 bits     the flat GEMM. K is cut into `splits` parts, a number that depends on N and K alone. Within a part tensor cores add 16
-                products at a time, in ascending order, to one accumulator; then the parts are added in order. Rows of x per block, stages
-                and rows of weight per block change which block computes a sum, never its order. More than 256 rows go in chunks of 256.
+    16 bits     K is cut into `splits` parts, a number that depends on N and K alone. Within a part tensor cores add 16 products at a time,
+                in ascending order, to one accumulator; then the parts are added in order. Rows of x and of weight per block, and stages,
+                change which block computes a sum, never its order.
+                One part: the flat GEMM up to 128 rows, the wgmma GEMM for more. Several: the flat GEMM, for 256 rows of x at a time.
     float32     vectorized, which adds product after product, whatever its tile
     unaligned   tensor_core or tiled, as K decides: one accumulator each, in ascending order of k
 
-FLOPs and bytes are those of the flat GEMM; a chunk of 256 rows reads the weight again. The tensor core itself is taken to compute each
-output from its row and its column alone, wherever they lie in a tile.
+FLOPs and bytes are those of the GEMM that runs; a chunk of 256 rows reads the weight again. Tensor cores are taken to compute an output
+from its row and its column alone, wherever they lie in a tile, whichever of the two is the left operand. On an H200 all tilings of both
+GEMMs agree to the last bit, with mma.sync and with wgmma (tests/gpu/test_batch_invariant.py).
 
 Source: H. He, "Defeating Nondeterminism in LLM Inference", Thinking Machines Lab, 2025 (batch-invariant kernels); fixed sums are ours.
 """
@@ -25,13 +27,16 @@ from minllm.kernels.matmul.flat.flat import launch_flat, padded_rows
 from minllm.kernels.matmul.flat.tiles import MOST_TOKENS, FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling, deepest
 from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu
+from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.kernel import check
+
+MOST_ROWS_OF_ONE_PART = 128  # rows of x for which the flat GEMM is faster than wgmma's, if nothing divides K
 
 
 def wgmma_splits(n: int, k: int) -> int:
     """The number of blocks that divide K on Hopper: as many as keep memory busy when few rows of weight make few blocks."""
-    if n > 8192:
+    if n > 4096:
         return 1
     if n <= 2048:
         return 4 if k <= 2048 else 3
@@ -40,10 +45,9 @@ def wgmma_splits(n: int, k: int) -> int:
 
 def wgmma_tiling(tokens: int, n: int, k: int) -> FlatWgmmaTiling:
     """The tiling of Hopper for `tokens` padded rows of x; its splits depend on the weight [n, k] alone."""
-    splits = wgmma_splits(n, k)
-    if splits == 1:
-        return deepest(1, tokens, 1, blocks=2) if tokens <= 64 else deepest(2, tokens, 1, blocks=2 if tokens <= 128 else 1)
-    return deepest(2 if n > 4096 and tokens <= 32 else 1, tokens, splits)
+    if n <= 8192:
+        return deepest(1, tokens, wgmma_splits(n, k))
+    return deepest(1 if tokens <= 64 else 2, tokens, 1, blocks=2)
 
 
 def mma_tiling(tokens: int) -> FlatTiling:
@@ -66,7 +70,7 @@ def matmul_fixed_order(x, weight, out, bias=None, stream=None) -> None:
     if not vectors_per_row(k, x, weight):
         VARIANTS.stand_in("fixed_order")(x, weight, out, bias, stream)
         return
-    launch_chunks(x, weight, out, bias, stream, gated=False)
+    launch(x, weight, out, bias, stream, gated=False)
 
 
 def fits_gated(x, weight) -> bool:
@@ -83,13 +87,16 @@ def gated_fixed_order(x, gate_up, out, stream=None) -> None:
     check_gated_arguments(x, gate_up, out, HALF_DTYPES)
     check(fits_gated(x, gate_up), f"x is {x.dtype} {list(x.shape)}; its rows and those of gate_up must begin on multiples of 16 bytes")
     if 0 not in out.shape:
-        launch_chunks(x, gate_up, out, None, stream, gated=True)
+        launch(x, gate_up, out, None, stream, gated=True)
 
 
-def launch_chunks(x, weight, out, bias, stream, gated: bool) -> None:
-    """Launch the flat GEMM for 256 rows of x at a time."""
+def launch(x, weight, out, bias, stream, gated: bool) -> None:
+    """Launch the flat GEMM for 256 rows of x at a time, or the wgmma GEMM for all."""
     n, k = weight.shape
     hoppers = has_wgmma(x) and not isinstance(x, np.ndarray)  # the simulator runs mma.sync faster
+    if hoppers and x.shape[0] > MOST_ROWS_OF_ONE_PART and wgmma_splits(n, k) == 1:
+        wgmma.run(x, weight, out, bias, None, stream, None, gated)
+        return
     for first in range(0, x.shape[0], MOST_ROWS_OF_FLAT):
         rows = slice(first, min(first + MOST_ROWS_OF_FLAT, x.shape[0]))
         tokens = padded_rows(rows.stop - first)
