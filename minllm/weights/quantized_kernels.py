@@ -1,10 +1,9 @@
 """The matrix products of quantised weights, and which of them multiplies how many rows of x.
 
-W8A8      a GEMV over the codes for few rows; on Hopper flat and wgmma products of codes for more; elsewhere the widened matrix
-int4      a GEMV for few rows; on Hopper wgmma with weights in registers up to 64; else the widened matrix
-others    a GEMV over the codes for up to 8 rows, the widened matrix for more
-
-Three kernels for Hopper are taken by name until they have been measured: int4_tma (int4, up to 16 rows), and wgmma over int4 and fp8_block.
+W8A8       a GEMV over the codes for few rows; on Hopper flat and wgmma products of codes for more; elsewhere the widened matrix
+int4       a GEMV for few rows; on Hopper tensor cores from one row on, with weights decoded in registers; else the widened matrix
+fp8_block  a GEMV for up to 8 rows; on Hopper wgmma products of codes for more; else the widened matrix
+others     a GEMV over the codes for up to 8 rows, the widened matrix for more
 """
 
 import functools
@@ -42,6 +41,7 @@ from minllm.weights.format import LinearKernels
 OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply codes as they are
 MOST_ROWS_OF_FLAT_CODES = 64  # rows of x for which flat multiplies codes; at 256 wgmma is faster for every weight
 FEWEST_ROWS_OF_INT4_FLAT, MOST_OUTPUTS_OF_INT4_TENSOR_CORE = 3, 8192
+MOST_INPUTS_OF_INT4_TENSOR_CORE = 8192  # beyond, int4_tma reads x less often
 
 
 def choose(x: Any, weight: Any) -> str:
@@ -55,17 +55,28 @@ def on_hopper(array: Any) -> bool:
 
 
 def choose_int4(x: Any, weight: Any) -> str:
-    """The variant of int4, as measured on an H200; int4_tma has not been measured there, and is taken by name alone.
+    """The variant of int4, as measured on an H200.
 
-    int4_tensor_core reads x from L2 in every block of 16 outputs, which few rows and few outputs allow; it takes groups of 128. Smaller
-    groups of one or two rows are left to the GEMV.
+    int4_tensor_core reads x from L2 in every block of 16 outputs, which few rows of a small weight allow; larger ones are int4_tma's. Both
+    take groups of 128. Smaller groups of one or two rows are left to the GEMV.
     """
-    rows, outputs = x.shape[0], weight.codes.shape[0]
-    if not on_hopper(weight.codes) or not int4_wgmma.fits(x, weight):
+    (rows, inputs), outputs = x.shape, weight.codes.shape[0]
+    if not on_hopper(weight.codes):
         return choose(x, weight)
-    if outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE and rows <= MOST_ROWS_OF_GEMV and int4_tensor_core.fits(x, weight):
-        return "int4_tensor_core"
+    if rows > int4_wgmma.MOST_ROWS:
+        return "wgmma" if int4_gemm.fits(x, weight) else "widened"
+    if not int4_wgmma.fits(x, weight):
+        return choose(x, weight)
+    if rows <= MOST_ROWS_OF_GEMV and int4_tensor_core.fits(x, weight):
+        small = outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE and inputs <= MOST_INPUTS_OF_INT4_TENSOR_CORE
+        return "int4_tensor_core" if small else "int4_tma"
     return "gemv" if rows < FEWEST_ROWS_OF_INT4_FLAT and outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE else "flat"
+
+
+def choose_fp8_block(x: Any, weight: Any) -> str:
+    """The variant of fp8 in blocks, as measured on an H200."""
+    variant = choose(x, weight)
+    return "wgmma" if variant == "widened" and on_hopper(weight.codes) and fp8_block_wgmma.fits(weight) else variant
 
 
 def gated_fp8_block(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
@@ -134,4 +145,6 @@ INT4 = INT4._replace(
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
 ROW_GROUPS = {"gemv": quantize_row_groups, "wgmma": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}
 FP8_BLOCK = dequantized(fp8_block.fp8_block_gemv, fp8_block.dequantize_fp8_block, ROW_GROUPS)
-FP8_BLOCK = FP8_BLOCK._replace(variants={**FP8_BLOCK.variants, "wgmma": fp8_block_wgmma.fp8_block_wgmma}, gated=gated_fp8_block)
+FP8_BLOCK = FP8_BLOCK._replace(
+    variants={**FP8_BLOCK.variants, "wgmma": fp8_block_wgmma.fp8_block_wgmma}, choose=choose_fp8_block, gated=gated_fp8_block,
+)  # fmt: skip

@@ -197,8 +197,8 @@ LARGE_INT4_CASES = [
 INT4_GEMM_CASES = [
     Int4Case("int4_g128", 20, 72, 256, BFLOAT16, Int4GemmTiling(1, 16, 2)),  # two chunks of x
     Int4Case("int4_zeros", 9, 136, 96, FLOAT16, Int4GemmTiling(2, 16, 3)),  # half a step at the end
-    Int4Case("int4_g64", 3, 65, 320, BFLOAT16, Int4GemmTiling(1, 8, 2)),
-    Int4Case("int4_g128_zeros", 11, 72, 128, BFLOAT16, Int4GemmTiling(2, 16, 2), gated=True),
+    Int4Case("int4_g64", 3, 65, 320, BFLOAT16, Int4GemmTiling(1, 8, 2, splits=2)),  # two and three steps
+    Int4Case("int4_g128_zeros", 11, 72, 256, BFLOAT16, Int4GemmTiling(2, 16, 2, splits=4), gated=True),
     Int4Case("int4", 7, 40, 64, FLOAT16, Int4GemmTiling(1, 8, 2), gated=True),  # a single step
 ]
 LARGE_INT4_GEMM_CASES = [

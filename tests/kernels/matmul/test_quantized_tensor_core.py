@@ -69,9 +69,11 @@ def test_gemms_of_int4_are_those_of_the_rounded_weights(case, device):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 5000), st.integers(1, 40000), st.booleans())
-def test_every_number_of_rows_has_a_tiling_for_int4(m, n, gated):
-    int4_gemm.choose_tiling(m, n, gated).check()
+@given(st.integers(1, 5000), st.integers(1, 40000), st.integers(1, 500), st.booleans())
+def test_every_number_of_rows_has_a_tiling_for_int4(m, n, groups, gated):
+    tiling = int4_gemm.choose_tiling(m, n, 32 * groups, gated)
+    tiling.check()
+    assert tiling.splits <= max(1, groups // 8)
 
 
 @settings(max_examples=25, deadline=None)
@@ -104,7 +106,10 @@ def test_what_the_gemm_of_int4_refuses():
     with pytest.raises(KernelArgumentError, match="takes float16 or bfloat16, groups of 32, 64 or multiples of 64 without minimums"):
         int4_gemm.int4_gemm(random((2, 256), FLOAT32, 0), weight, np.empty((2, 4), FLOAT32))
     x, out = random((2, 256), BFLOAT16, 0), np.empty((2, 4), BFLOAT16)
-    for tiling, words in (((3, 8, 2), "1 or 2 warpgroups"), ((1, 12, 2), "8, 16, ... or 256 tokens"), ((2, 256, 7), "bytes of shared")):
+    for tiling, words in (
+        ((3, 8, 2), "1 or 2 warpgroups"), ((1, 8, 2, 3), "8 splits"), ((1, 8, 2, 8), "4 steps of 64"),
+        ((1, 12, 2), "8, 16, ... or 256 tokens"), ((2, 256, 7), "bytes of shared"),
+    ):  # fmt: skip
         with pytest.raises(KernelArgumentError, match=words):
             int4_gemm.int4_gemm(x, weight, out, tiling=int4_gemm.Int4GemmTiling(*tiling))
 
@@ -279,15 +284,39 @@ def test_int4_on_hopper_by_rows_and_groups(monkeypatch):
     class Weight:
         zeros = minimums = None
 
-        def __init__(self, outputs, groups):
-            self.codes, self.scales = Array((outputs, 512), np.uint8), Array((outputs, groups), np.float16)
+        def __init__(self, outputs, inputs, groups):
+            self.codes, self.scales = Array((outputs, inputs // 2), np.uint8), Array((outputs, groups), np.float16)
 
-    def chosen(outputs, groups):
-        return [quantized_kernels.choose_int4(Array((rows, 1024), BFLOAT16), Weight(outputs, groups)) for rows in (1, 8, 9, 64, 65)]
+    def chosen(outputs, groups, inputs=1024):
+        weight = Weight(outputs, inputs, groups)
+        return [quantized_kernels.choose_int4(Array((rows, inputs), BFLOAT16), weight) for rows in (1, 8, 9, 64, 65)]
 
     monkeypatch.setattr(quantized_kernels, "current_device", Device)
-    assert chosen(4096, 8) == ["int4_tensor_core", "int4_tensor_core", "flat", "flat", "widened"]
-    assert chosen(28672, 8) == ["flat", "flat", "flat", "flat", "widened"]
-    assert chosen(4096, 32) == ["gemv", "flat", "flat", "flat", "widened"]
+    assert chosen(4096, 8) == ["int4_tensor_core", "int4_tensor_core", "flat", "flat", "wgmma"]
+    assert chosen(28672, 8) == chosen(4096, 112, 14336) == ["int4_tma", "int4_tma", "flat", "flat", "wgmma"]
+    assert chosen(4096, 32) == ["gemv", "flat", "flat", "flat", "wgmma"]
+    assert chosen(4096, 64) == ["gemv", "gemv", "widened", "widened", "widened"]  # groups of 16
     Device.compute_capability = (8, 9)
     assert chosen(4096, 8) == ["gemv", "gemv", "widened", "widened", "widened"]
+
+
+def test_fp8_in_blocks_on_hopper_by_rows(monkeypatch):
+    class Array:
+        def __init__(self, shape):
+            self.shape, self.dtype, self.pointer = shape, np.dtype(np.uint8), 256
+
+    class Weight:
+        def __init__(self, outputs):
+            self.codes, self.scales = Array((outputs, 512)), Array((-(-outputs // 128), 4))
+
+    class Device:
+        compute_capability = (9, 0)
+
+    def chosen(outputs):
+        return [quantized_kernels.choose_fp8_block(np.zeros((rows, 512), BFLOAT16), Weight(outputs)) for rows in (1, 8, 9, 2048)]
+
+    monkeypatch.setattr(quantized_kernels, "current_device", Device)
+    assert chosen(256) == ["gemv", "gemv", "wgmma", "wgmma"]
+    assert chosen(200) == ["gemv", "gemv", "widened", "widened"]  # the last block has fewer outputs
+    Device.compute_capability = (8, 9)
+    assert chosen(256) == ["gemv", "gemv", "widened", "widened"]

@@ -6,8 +6,9 @@
 
 A block computes 128 outputs, 64 per warpgroup, of up to 256 rows of x. In a step of 64 inputs TMA loads 32 bytes of codes per row of
 weight, and x. A warpgroup decodes the codes of the next step while the tensor cores multiply those of this one, and while one warpgroup
-decodes, the other multiplies. Decoding takes four instructions per pair of weights, and a decoded pair multiplies up to 256 rows.
-int4_wgmma.py, for up to 64 rows, adds the sums of a group in float32 instead and rounds no weight, which takes twice the registers.
+decodes, the other multiplies. Decoding takes four instructions per pair of weights, and a decoded pair multiplies up to 256 rows. If there
+are fewer blocks than SMs, `splits` blocks of a cluster divide K, and add their sums as in flat_wgmma.py. int4_wgmma.py, for up to 64 rows,
+adds the sums of a group in float32 instead and rounds no weight, which takes twice the registers.
 
 2 M N K FLOPs, N K / 2 bytes of codes for every 256 rows of x, and M K b bytes of x for every 128 rows of weight, from L2 for the most part:
 blocks that run together share both. How codes become numbers: int4_wgmma.py.
@@ -16,7 +17,7 @@ Source: PTX ISA, "wgmma.mma_async" (register operand), "Swizzling modes"; Franta
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
@@ -26,7 +27,7 @@ from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.mainloop import make_added
 from minllm.kernels.matmul.flat.output import PADDING, make_keep_sums, make_write, stored_together
-from minllm.kernels.matmul.quantized.int4_wgmma import MAGIC, check_arrays, make_zero_pair
+from minllm.kernels.matmul.quantized.int4_wgmma import MAGIC, MIDDLE, check_arrays
 from minllm.kernels.vector import load_words
 from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check, kernel, launch
@@ -40,15 +41,20 @@ from minllm.tiles.wgmma import make_wgmma
 STEP, CODE_BYTES = 64, 32  # inputs of a step, and the bytes of their codes in a row of weight: the swizzle's span
 WORDS = STEP // 8  # of codes, in a row of a step
 SHARED_BYTES_OF_A_BLOCK = 227 * 1024
+MOST_TOKENS = 256  # rows of x of a block
 MINUS_ZEROS = 0x80008000  # a pair: fma with it multiplies, and keeps the sign of zero
 
 
 class Int4GemmTiling(NamedTuple):
-    """`warpgroups` of 64 rows of weight each, and `tokens` rows of x, per block; `stages` steps of K are in flight."""
+    """`warpgroups` of 64 rows of weight each, and `tokens` rows of x, per block; `stages` steps of K are in flight.
+
+    splits: blocks of a cluster that divide K.
+    """
 
     warpgroups: int
     tokens: int
     stages: int
+    splits: int = 1
 
     @property
     def rows(self) -> int:
@@ -77,29 +83,30 @@ class Int4GemmTiling(NamedTuple):
 
     def check(self) -> None:
         """Raise KernelArgumentError unless it can be launched."""
-        check(self.warpgroups in (1, 2) and self.stages >= 2, f"{self}: 1 or 2 warpgroups, and at least 2 stages")
-        check(self.tokens in range(8, 257, 8), f"{self}: 8, 16, ... or 256 tokens")
+        counts = self.warpgroups in (1, 2) and self.stages >= 2 and self.splits in (1, 2, 4, 8)
+        check(counts, f"{self}: 1 or 2 warpgroups, at least 2 stages, and 1, 2, 4 or 8 splits")
+        check(self.tokens in range(8, MOST_TOKENS + 1, 8), f"{self}: 8, 16, ... or 256 tokens")
         limit = f"{self}: {self.shared_bytes} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
         check(self.shared_bytes <= SHARED_BYTES_OF_A_BLOCK, limit)
 
 
-def choose_tiling(m: int, n: int, gated: bool) -> Int4GemmTiling:
-    """The largest tile with which every SM has a block, down to 64 x 64; an estimate that has not been measured."""
-    rows, chunks = 2 * n if gated else n, ceil_div(m, 256)
-    warpgroups = 2 if ceil_div(rows, 2 * ROWS) * chunks >= sms_here() else 1
-    tokens = padded_rows(ceil_div(m, chunks))
-    while tokens > 64 and ceil_div(rows, warpgroups * ROWS) * ceil_div(m, tokens) < sms_here():
-        tokens = padded_rows(ceil_div(tokens, 2))
+def choose_tiling(m: int, n: int, k: int, gated: bool) -> Int4GemmTiling:
+    """The largest tile, and as many parts of K as SMs are left for, of four steps at least."""
+    rows, steps, chunks = 2 * n if gated else n, ceil_div(k, STEP), ceil_div(m, MOST_TOKENS)
+    tokens, warpgroups = padded_rows(ceil_div(m, chunks)), 2 if rows > ROWS else 1
+    tiles = ceil_div(rows, warpgroups * ROWS) * ceil_div(m, tokens)
+    splits = next((splits for splits in (8, 4, 2) if splits * tiles <= sms_here() and 4 * splits <= steps), 1)
     stages = (SHARED_BYTES_OF_A_BLOCK - 2048) // Int4GemmTiling(warpgroups, tokens, 1).stage_bytes
-    return Int4GemmTiling(warpgroups, tokens, min(8, stages))
+    return Int4GemmTiling(warpgroups, tokens, min(8, stages), splits)
 
 
 class Tile(NamedTuple):
-    """A block's part of the work: rows of weight (gated: also those of the second half), rows of x, steps of K."""
+    """A block's part of the work: rows of weight (gated: also those of the second half), rows of x, steps of K from the first on."""
 
     row: int
     second_row: int
     token: int
+    first_step: int
     steps: int
 
 
@@ -115,31 +122,46 @@ def make_produce(tiling: Int4GemmTiling, gated: bool, pipeline):
         for step in range(tile.steps):
             stage = pipeline.producer_acquire(ring, state)
             pipeline.producer_expect(stage, x_bytes + code_bytes)
-            tma.load_2d(stage, 0, x_map, step * STEP, tile.token)
-            tma.load_2d(stage, x_bytes, weight_map, step * (CODE_BYTES // 2), tile.row)
+            tma.load_2d(stage, 0, x_map, (tile.first_step + step) * STEP, tile.token)
+            column = (tile.first_step + step) * (CODE_BYTES // 2)
+            tma.load_2d(stage, x_bytes, weight_map, column, tile.row)
             if gated:
-                tma.load_2d(stage, x_bytes + code_bytes // 2, weight_map, step * (CODE_BYTES // 2), tile.second_row)
+                tma.load_2d(stage, x_bytes + code_bytes // 2, weight_map, column, tile.second_row)
             state = pipeline.advance(state)
 
     return produce
 
 
 def make_decode(dtype: str, group_size: int):
-    """(load_pairs, load, decode): device functions that make a lane's fragments of a step, of rows g and g + 8 of a warp's 16."""
-    parts, zero_pair = max(1, STEP // group_size), make_zero_pair(dtype)
+    """(load_scales, make_pairs, load, decode): device functions that make a lane's fragments of a step, of rows g and g + 8 of a warp's 16.
+
+    What a step needs of scales and zeros is loaded a step before, and becomes pairs while the tensor cores multiply.
+    """
+    parts = max(1, STEP // group_size)
     words_of_part = WORDS // parts
-    bits, _, ones = MAGIC[dtype]
+    bits, offset, ones = MAGIC[dtype]
     magic, pack = bits << 16 | bits, ptx.pack_bf16x2 if dtype == "bfloat16" else ptx.pack_f16x2
     fma = ptx.fma_bf16x2 if dtype == "bfloat16" else ptx.fma_f16x2
 
     @cuda.jit(device=True, forceinline=True)
-    def load_pairs(scales, zeros, low, high, step, pairs):
-        """pairs[4 * part + ...] = -(128 + zero) and scale of row low, and of row high; all as pairs of the same number."""
+    def load_scales(scales, zeros, low, high, step, values):
+        """values[4 * part + ...] = zero and scale of row low, and of row high, in the groups of a step, or in the last group."""
         for part in range(parts):
             group = min(uint32((uint32(step) * uint32(STEP) + uint32(part * 32)) // uint32(group_size)), uint32(scales.shape[1] - 1))
-            low_scale, high_scale = float32(scales[low, group]), float32(scales[high, group])
-            pairs[4 * part], pairs[4 * part + 1] = zero_pair(zeros, low, group), pack(low_scale, low_scale)
-            pairs[4 * part + 2], pairs[4 * part + 3] = zero_pair(zeros, high, group), pack(high_scale, high_scale)
+            values[4 * part + 1], values[4 * part + 3] = float32(scales[low, group]), float32(scales[high, group])
+            if zeros is not None:
+                values[4 * part], values[4 * part + 2] = float32(zeros[low, group]), float32(zeros[high, group])
+            else:
+                values[4 * part], values[4 * part + 2] = float32(MIDDLE), float32(MIDDLE)
+
+    @cuda.jit(device=True, forceinline=True)
+    def make_pairs(values, pairs):
+        """pairs[4 * part + ...] = -(128 + zero) and scale of row low, and of row high; all as pairs of the same number."""
+        for part in range(parts):
+            for row in range(2):
+                at = 4 * part + 2 * row
+                zero, scale = float32(-offset) - values[at], values[at + 1]
+                pairs[at], pairs[at + 1] = pack(zero, zero), pack(scale, scale)
 
     @cuda.jit(device=True, forceinline=True)
     def load(memory, line, words):
@@ -161,13 +183,26 @@ def make_decode(dtype: str, group_size: int):
             weights[2 * word] = fma(low, pairs[at + 1], uint32(MINUS_ZEROS))
             weights[2 * word + 1] = fma(high, pairs[at + 3], uint32(MINUS_ZEROS))
 
-    return load_pairs, load, decode
+    return load_scales, make_pairs, load, decode
+
+
+class Codes(NamedTuple):
+    """What a lane needs to decode: arrays, its rows of weight, and registers that it fills for each step."""
+
+    scales: Any  # [N, groups]
+    zeros: Any  # alike, or None
+    low: int
+    high: int
+    mask: int  # of two codes in a word
+    values: Any  # float32: zeros and scales of a step's groups
+    pairs: Any  # the same as pairs of 16-bit floats
+    words: Any  # codes
 
 
 def make_consume(tiling: Int4GemmTiling, dtype: str, group_size: int, gated: bool, pipeline):
     """The device function of a consumer: the sums of 64 rows of weight for all rows of x of the tile, left in shared memory."""
     rows, stage_words, x_bytes = tiling.rows, tiling.stage_bytes // 4, tiling.x_tile.bytes
-    load_pairs, load, decode = make_decode(dtype, group_size)
+    load_scales, make_pairs, load, decode = make_decode(dtype, group_size)
     wgmma = make_wgmma(tiling.x_tile, dtype, halves=True)
     consumers = tiling.warpgroups * THREADS
     registers, fragments, pair_count = wgmma.registers, 2 * WORDS, 4 * max(1, STEP // group_size)
@@ -180,49 +215,50 @@ def make_consume(tiling: Int4GemmTiling, dtype: str, group_size: int, gated: boo
         return uint32(min(int32(first + row), last))
 
     @cuda.jit(device=True, forceinline=True)
+    def decode_step(memory, line, ring, tile, state, step, codes, weights):
+        """weights = the fragments of a step, once it is in its stage; the scales of the next step are on their way then."""
+        make_pairs(codes.values, codes.pairs)
+        load_scales(codes.scales, codes.zeros, codes.low, codes.high, tile.first_step + step + 1, codes.values)
+        pipeline.consumer_wait(ring, state)
+        load(memory, uint32(line + state.slot * stage_words), codes.words)
+        decode(codes.words, codes.mask, codes.pairs, weights)
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(memory, line, ring, tile, state, step, x, sums, weights, codes, following):
+        """sums += a decoded step; the next one is decoded into `following` meanwhile -> its state."""
+        wgmma.multiply(sums, weights, pipeline.operand(x, state), 1)
+        next_state = pipeline.advance(state)
+        if step + 1 < tile.steps:
+            decode_step(memory, line, ring, tile, next_state, step + 1, codes, following)
+        wgmma.wait(sums)
+        ptx.keep_registers(weights, fragments)
+        pipeline.consumer_release(ring, state)
+        return next_state
+
+    @cuda.jit(device=True, forceinline=True)
     def consume(memory, first_word, ring, tile, thread, scales, zeros):
-        """memory[first_word + token * (rows + PADDING) + row] = the sums."""
+        """memory[first_word + token * (rows + PADDING) + row] = the sums of the tile's steps."""
         place = (thread >> 5) * 16 + (thread >> 2 & 7)
         last = int32(scales.shape[0] - 1)
         low, high = row_of(place, tile, last), row_of(place + 8, tile, last)
         x = ptx.keep_register(wgmma.right(ring.stages))
         line = uint32(first_word + x_bytes // 4 + place * (CODE_BYTES // 4))
         mask = uint32(0x000F000F) | uint32(tile.steps >> 31)  # steps are not negative; a mask that the compiler knows is loaded per pair
+        values, pairs = cuda.local.array(pair_count, float32), cuda.local.array(pair_count, uint32)
+        codes = Codes(scales, zeros, low, high, mask, values, pairs, cuda.local.array(fragments, uint32))
         sums = cuda.local.array(registers, float32)
-        words, pairs = cuda.local.array(fragments, uint32), cuda.local.array(pair_count, uint32)
         even, odd = cuda.local.array(fragments, uint32), cuda.local.array(fragments, uint32)
         for i in range(registers):
             sums[i] = 0
-        load_pairs(scales, zeros, low, high, 0, pairs)
+        load_scales(scales, zeros, low, high, tile.first_step, values)
         state = pipeline.state(0)
-        pipeline.consumer_wait(ring, state)
-        load(memory, line, words)
-        decode(words, mask, pairs, even)
+        decode_step(memory, line, ring, tile, state, 0, codes, even)
         for step in range(0, tile.steps, 2):
-            load_pairs(scales, zeros, low, high, step + 1, pairs)
-            wgmma.multiply(sums, even, pipeline.operand(x, state), 1)
-            following = pipeline.advance(state)
+            state = multiply(memory, line, ring, tile, state, step, x, sums, even, codes, odd)
             if step + 1 < tile.steps:
-                pipeline.consumer_wait(ring, following)
-                load(memory, uint32(line + following.slot * stage_words), words)
-                decode(words, mask, pairs, odd)
-            wgmma.wait(sums)
-            ptx.keep_registers(even, fragments)
-            pipeline.consumer_release(ring, state)
-            if step + 1 < tile.steps:
-                load_pairs(scales, zeros, low, high, step + 2, pairs)
-                wgmma.multiply(sums, odd, pipeline.operand(x, following), 1)
-                state = pipeline.advance(following)
-                if step + 2 < tile.steps:
-                    pipeline.consumer_wait(ring, state)
-                    load(memory, uint32(line + state.slot * stage_words), words)
-                    decode(words, mask, pairs, even)
-                wgmma.wait(sums)
-                ptx.keep_registers(odd, fragments)
-                pipeline.consumer_release(ring, following)
+                state = multiply(memory, line, ring, tile, state, step + 1, x, sums, odd, codes, even)
         ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may lie in their place
         keep_sums(sums, 0, memory, first_word, (thread >> 5) * 16, thread & 31)
-        ptx.bar_sync(1, consumers)
 
     return consume
 
@@ -234,8 +270,8 @@ def int4_gemm_kernel(tiling: Int4GemmTiling, group_size: int, dtype: str, gated:
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes, tiling.warpgroups, by_thread=True)
     produce, consume = make_produce(tiling, gated, pipeline), make_consume(tiling, dtype, group_size, gated, pipeline)
     consumers, columns, tokens = tiling.warpgroups * THREADS, tiling.rows // 2 if gated else tiling.rows, tiling.tokens
-    write = make_write(tiling.rows, consumers, dtype, gated, together, make_added(1, 1))
-    barriers_at, two_consumers = tiling.shared_bytes - 1024 - 16 * tiling.stages, tiling.warpgroups == 2
+    splits, barriers_at, two_consumers = tiling.splits, tiling.shared_bytes - 1024 - 16 * tiling.stages, tiling.warpgroups == 2
+    write = make_write(tiling.rows, splits * consumers, dtype, gated, together, make_added(splits, 1))
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
     def int4_gemm_kernel(x_map, weight_map, scales, zeros, bias, out, steps):
@@ -246,13 +282,14 @@ def int4_gemm_kernel(tiling: Int4GemmTiling, group_size: int, dtype: str, gated:
         thread, m = int32(cuda.threadIdx.x), int32(out.shape[0])
         first_stage = first_tile_address(memory)
         chunks = int32((m + tokens - 1) // tokens)  # chunks of x run side by side: they share the codes in L2
-        column, token = int32(cuda.blockIdx.x // chunks * columns), int32(cuda.blockIdx.x % chunks * tokens)
-        tile = Tile(column, int32(column + out.shape[1]), token, int32(steps))
+        number, split = int32(cuda.blockIdx.x // splits), int32(cuda.blockIdx.x % splits)
+        column, token, first_step = int32(number // chunks * columns), int32(number % chunks * tokens), int32(steps * split // splits)
+        tile = Tile(column, int32(column + out.shape[1]), token, first_step, int32(steps * (split + 1) // splits - first_step))
         ring = pipeline.ring(first_stage, first_stage + barriers_at, 0)
         first_word = (first_stage - ptx.shared_address(memory, 0)) >> uint32(2)
         if thread == 0:
             pipeline.init(ring)
-        sync_blocks(1)
+        cuda.syncthreads()
         if thread < THREADS:
             if two_consumers:
                 ptx.setmaxnreg_dec(40)
@@ -262,8 +299,12 @@ def int4_gemm_kernel(tiling: Int4GemmTiling, group_size: int, dtype: str, gated:
             if two_consumers:
                 ptx.setmaxnreg_inc(232)
             consume(memory, first_word, ring, tile, int32(thread - THREADS), scales, zeros)
-            rows = min(int32(tokens), int32(m - token))
-            write(bias, None, None, out, memory, first_word, token, rows, column, int32(thread - THREADS))
+        sync_blocks(splits)
+        if thread >= THREADS:
+            rows, writer = min(int32(tokens), int32(m - token)), int32(split * consumers + thread - THREADS)
+            write(bias, None, None, out, memory, first_word, token, rows, column, writer)
+        if splits > 1:  # a block's shared memory has to stay while others may read it
+            sync_blocks(splits)
 
     return int4_gemm_kernel
 
@@ -281,13 +322,15 @@ def run(x, weight, out, bias, stream, tiling: Int4GemmTiling | None, gated: bool
     (m, k), n = x.shape, weight.codes.shape[0]
     if 0 in out.shape:
         return
-    tiling = tiling or choose_tiling(m, out.shape[1], gated)
+    tiling, steps = tiling or choose_tiling(m, out.shape[1], k, gated), ceil_div(k, STEP)
+    check(tiling.splits <= steps, f"{tiling}: x has {k} columns, {steps} steps of {STEP}, which must be as many as the splits")
     chosen = int4_gemm_kernel(tiling, k // weight.scales.shape[1], x.dtype.name, gated, stored_together(out, x.dtype))
     x_map = tensor_map(x, (tiling.tokens, STEP), promotion=128)
     rows = tiling.rows // 2 if gated else tiling.rows
     weight_map = tensor_map(weight.codes.view("uint16"), (rows, CODE_BYTES // 2), swizzle=CODE_BYTES, promotion=128)
-    arguments = (x_map, weight_map, weight.scales, weight.zeros, bias, out, ceil_div(k, STEP))
-    launch(chosen, ceil_div(n, tiling.rows) * ceil_div(m, tiling.tokens), tiling.threads, arguments, stream, tiling.shared_bytes)
+    arguments = (x_map, weight_map, weight.scales, weight.zeros, bias, out, steps)
+    blocks, cluster = ceil_div(n, tiling.rows) * ceil_div(m, tiling.tokens) * tiling.splits, (tiling.splits, 1, 1)
+    launch(chosen, blocks, tiling.threads, arguments, stream, tiling.shared_bytes, cluster if tiling.splits > 1 else None)
 
 
 def int4_gemm(x, weight, out, bias=None, stream=None, tiling: Int4GemmTiling | None = None) -> None:

@@ -196,7 +196,7 @@ def int4_gemm_specimens(dtype, matrix):
         (2048, 4096, 128, types.none, False), (2048, 14336, 32, CODES, True), (128, 4096, 64, CODES, False),
         (128, 4096, 128, types.none, True),
     ):  # fmt: skip
-        tiling = int4_gemm.choose_tiling(m, outputs, gated)
+        tiling = int4_gemm.choose_tiling(m, outputs, 4096, gated)
         kernel = int4_gemm.int4_gemm_kernel(tiling, group_size, dtype, gated, 8)
         arguments = (types.uint64, types.uint64, SCALES, zeros, types.none, matrix, types.int32)
         name = f"matmul/int4_gemm/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{group_size}/{dtype}"
