@@ -40,7 +40,7 @@ from minllm.weights.format import LinearKernels
 
 OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply codes as they are
 MOST_ROWS_OF_FLAT_CODES = 64  # rows of x for which flat multiplies codes; at 256 wgmma is faster for every weight
-FEWEST_ROWS_OF_INT4_FLAT, MOST_OUTPUTS_OF_INT4_TENSOR_CORE = 3, 8192
+FEWEST_ROWS_OF_INT4_TMA, MOST_OUTPUTS_OF_INT4_TENSOR_CORE = 3, 8192
 MOST_INPUTS_OF_INT4_TENSOR_CORE = 8192  # beyond, int4_tma reads x less often
 
 
@@ -57,8 +57,8 @@ def on_hopper(array: Any) -> bool:
 def choose_int4(x: Any, weight: Any) -> str:
     """The variant of int4, as measured on an H200.
 
-    int4_tensor_core reads x from L2 in every block of 16 outputs, which few rows of a small weight allow; larger ones are int4_tma's. Both
-    take groups of 128. Smaller groups of one or two rows are left to the GEMV.
+    int4_tensor_core reads x from L2 in every block of 16 outputs, which few rows of a small weight allow; larger ones are int4_tma's. The
+    first takes groups of 128; smaller ones of one or two rows and a small weight are left to the GEMV.
     """
     (rows, inputs), outputs = x.shape, weight.codes.shape[0]
     if not on_hopper(weight.codes):
@@ -67,10 +67,12 @@ def choose_int4(x: Any, weight: Any) -> str:
         return "wgmma" if int4_gemm.fits(x, weight) else "widened"
     if not int4_wgmma.fits(x, weight):
         return choose(x, weight)
-    if rows <= MOST_ROWS_OF_GEMV and int4_tensor_core.fits(x, weight):
-        small = outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE and inputs <= MOST_INPUTS_OF_INT4_TENSOR_CORE
-        return "int4_tensor_core" if small else "int4_tma"
-    return "gemv" if rows < FEWEST_ROWS_OF_INT4_FLAT and outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE else "flat"
+    if rows > MOST_ROWS_OF_GEMV:
+        return "flat"
+    if not int4_tensor_core.fits(x, weight):
+        return "gemv" if rows < FEWEST_ROWS_OF_INT4_TMA and outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE else "int4_tma"
+    small = outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE and inputs <= MOST_INPUTS_OF_INT4_TENSOR_CORE
+    return "int4_tensor_core" if small else "int4_tma"
 
 
 def choose_fp8_block(x: Any, weight: Any) -> str:

@@ -107,7 +107,7 @@ def test_what_the_gemm_of_int4_refuses():
         int4_gemm.int4_gemm(random((2, 256), FLOAT32, 0), weight, np.empty((2, 4), FLOAT32))
     x, out = random((2, 256), BFLOAT16, 0), np.empty((2, 4), BFLOAT16)
     for tiling, words in (
-        ((3, 8, 2), "1 or 2 warpgroups"), ((1, 8, 2, 3), "8 splits"), ((1, 8, 2, 8), "4 steps of 64"),
+        ((3, 8, 2), "1 or 2 warpgroups"), ((1, 8, 2, 5), "8 splits"), ((1, 8, 2, 8), "4 steps of 64"),
         ((1, 12, 2), "8, 16, ... or 256 tokens"), ((2, 256, 7), "bytes of shared"),
     ):  # fmt: skip
         with pytest.raises(KernelArgumentError, match=words):
@@ -294,7 +294,8 @@ def test_int4_on_hopper_by_rows_and_groups(monkeypatch):
     monkeypatch.setattr(quantized_kernels, "current_device", Device)
     assert chosen(4096, 8) == ["int4_tensor_core", "int4_tensor_core", "flat", "flat", "wgmma"]
     assert chosen(28672, 8) == chosen(4096, 112, 14336) == ["int4_tma", "int4_tma", "flat", "flat", "wgmma"]
-    assert chosen(4096, 32) == ["gemv", "flat", "flat", "flat", "wgmma"]
+    assert chosen(4096, 32) == ["gemv", "int4_tma", "flat", "flat", "wgmma"]
+    assert chosen(28672, 32) == ["int4_tma", "int4_tma", "flat", "flat", "wgmma"]
     assert chosen(4096, 64) == ["gemv", "gemv", "widened", "widened", "widened"]  # groups of 16
     Device.compute_capability = (8, 9)
     assert chosen(4096, 8) == ["gemv", "gemv", "widened", "widened", "widened"]

@@ -58,11 +58,9 @@ def parts_of(sizes, longest, warps):
     return parts if parts >= FEWEST_PARTS else 1
 
 
-def copying_warps(blocks, parts, warps):
-    """Warps of a block whose rows take `warps`: few of them cannot ask for keys as fast as memory delivers them, so others help."""
-    if blocks * parts <= BLOCKS_PER_SM // 2 * sms_here():
-        return max(warps, warps_of(64))
-    return max(warps, 2) if parts == 1 else warps
+def copying_warps(blocks, warps):
+    """Warps of a block that takes all keys of its rows, which need `warps`: so few cannot ask for keys as fast as memory delivers them."""
+    return max(warps, warps_of(64) if blocks <= BLOCKS_PER_SM // 2 * sms_here() else 2)
 
 
 def workspace_shapes(query, key_cache, block_tables):
@@ -88,7 +86,7 @@ def attention(
     longest = query_len_bound(max_query_len, sizes)
     shapes, needed = states_of(sizes), warps or warps_of(longest * sizes.group)
     parts = (parts or parts_of(sizes, longest, needed)) if shapes else 1
-    warps = warps or copying_warps(blocks_of(sizes, longest, needed), parts, needed)
+    warps = warps or (copying_warps(blocks_of(sizes, longest, needed), needed) if parts == 1 else needed)
     states = scratch_arrays(workspace, shapes, query) if parts > 1 else {}
     splits = tuple(states.get(name) for name in ("split_max", "split_sum", "split_out"))
     shape = (sizes.head_dim, sizes.block_size, sizes.group, warps)

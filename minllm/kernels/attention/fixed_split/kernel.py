@@ -4,7 +4,8 @@ A row weighs the keys of a split by its largest score there, p_j = 2^(s_j - m_s)
 time. What becomes of these sums is one of two things. `folds`: the block walks over all keys of its rows, and folds them into the output
 at once. Otherwise blocks divide the splits, and leave the sums in memory for merge.py. Both round as merge.py says.
 
-How threads map to data: grid (tiles of rows * parts, KV heads, sequences), the longest tiles first; a warp has 16 rows.
+How threads map to data: grid (tiles of rows * parts, KV heads, sequences), the longest tiles first; a warp has 16 rows. Warps whose rows
+do not exist copy keys and values, and compute nothing.
 """
 
 import functools
@@ -218,6 +219,7 @@ def make_kernel(dtype, head_dim, block_size, group, warps, folds):
         split = State(cuda.local.array(ROWS, float32), cuda.local.array(ROWS, float32), cuda.local.array(8, float32))
         total = State(cuda.local.array(ROWS, float32), cuda.local.array(ROWS, float32), cuda.local.array(out_count, float32))
         starts, splits = cuda.local.array(ROWS, int64), Splits(split_max, split_sum, split_out)
+        computes = warp_row < rows.count
         if folds:
             clear(total)
         source.begin(query, rows, keys, int32(first_split * SPLIT_KEYS), shared)
@@ -225,23 +227,25 @@ def make_kernel(dtype, head_dim, block_size, group, warps, folds):
         while number < split_stop:
             first_key = int32(number * SPLIT_KEYS)
             source.keys(keys, first_key)
-            if number == first_split:
-                matmuls.begin(query_fragments, shared, warp_row, lane)
-            matmuls.scores(scores, query_fragments, shared, warp_row, lane)
-            if first_key + SPLIT_KEYS > tile_position + 1 or (sliding_window > 0 and first_key < last_position - sliding_window + 1):
-                mask(scores, first_key, first_row + warp_row, first_position, sliding_window, lane)
-            weigh(weights, scores, split, scale)
+            if computes:
+                if number == first_split:
+                    matmuls.begin(query_fragments, shared, warp_row, lane)
+                matmuls.scores(scores, query_fragments, shared, warp_row, lane)
+                if first_key + SPLIT_KEYS > tile_position + 1 or (sliding_window > 0 and first_key < last_position - sliding_window + 1):
+                    mask(scores, first_key, first_row + warp_row, first_position, sliding_window, lane)
+                weigh(weights, scores, split, scale)
             source.values(keys, first_key, shared)
-            if folds:
-                fold_sums(total, split, fold_factors, scale)
-            else:
-                store_sums(splits, split, number, starts, rows, first_row + warp_row, lane)
-            for step in range(steps):
-                multiply(split, weights, step, shared, lane)
+            if computes:
                 if folds:
-                    fold_columns(total, split, fold_factors, step)
+                    fold_sums(total, split, fold_factors, scale)
                 else:
-                    store_columns(splits, split, starts, step)
+                    store_sums(splits, split, number, starts, rows, first_row + warp_row, lane)
+                for step in range(steps):
+                    multiply(split, weights, step, shared, lane)
+                    if folds:
+                        fold_columns(total, split, fold_factors, step)
+                    else:
+                        store_columns(splits, split, starts, step)
             source.finish(keys, first_key, shared)
             number = int32(number + 1)
         cp_async_wait_group_0()  # an asynchronous copy must not outlive its block

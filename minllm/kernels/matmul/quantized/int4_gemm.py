@@ -83,19 +83,24 @@ class Int4GemmTiling(NamedTuple):
 
     def check(self) -> None:
         """Raise KernelArgumentError unless it can be launched."""
-        counts = self.warpgroups in (1, 2) and self.stages >= 2 and self.splits in (1, 2, 4, 8)
-        check(counts, f"{self}: 1 or 2 warpgroups, at least 2 stages, and 1, 2, 4 or 8 splits")
+        counts = self.warpgroups in (1, 2) and self.stages >= 2 and self.splits in (1, 2, 3, 4, 8)
+        check(counts, f"{self}: 1 or 2 warpgroups, at least 2 stages, and 1, 2, 3, 4 or 8 splits")
         check(self.tokens in range(8, MOST_TOKENS + 1, 8), f"{self}: 8, 16, ... or 256 tokens")
         limit = f"{self}: {self.shared_bytes} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
         check(self.shared_bytes <= SHARED_BYTES_OF_A_BLOCK, limit)
 
 
 def choose_tiling(m: int, n: int, k: int, gated: bool) -> Int4GemmTiling:
-    """The largest tile, and as many parts of K as SMs are left for, of four steps at least."""
+    """The largest tile, and as many parts of K as SMs are left for, of four steps at least.
+
+    A cluster must fit one group of some 16 SMs, so of more than two blocks that fill an SM, clusters leave an eighth of the SMs unused.
+    """
     rows, steps, chunks = 2 * n if gated else n, ceil_div(k, STEP), ceil_div(m, MOST_TOKENS)
     tokens, warpgroups = padded_rows(ceil_div(m, chunks)), 2 if rows > ROWS else 1
     tiles = ceil_div(rows, warpgroups * ROWS) * ceil_div(m, tokens)
-    splits = next((splits for splits in (8, 4, 2) if splits * tiles <= sms_here() and 4 * splits <= steps), 1)
+    in_clusters = sms_here() * 7 // 8
+    fitting = (splits for splits in (8, 4, 3) if splits * tiles <= in_clusters and 4 * splits <= steps)
+    splits = next(fitting, 2 if 2 * tiles <= sms_here() and 8 <= steps else 1)
     stages = (SHARED_BYTES_OF_A_BLOCK - 2048) // Int4GemmTiling(warpgroups, tokens, 1).stage_bytes
     return Int4GemmTiling(warpgroups, tokens, min(8, stages), splits)
 
