@@ -4,14 +4,15 @@ Weights without training are right about nothing, so for shapes chance accepts d
 every line says so. Models with weights of their own continue text that none of them has seen, and their drafts are accepted as they are.
 The number of drafts of a step is the engine's own choice, up to the most that are asked for.
 
-    speed      the sum over requests of generated tokens per second, from each one's first token to its last
-    step       seconds per step, from the same times and the number of tokens of a step
+    speed      generated tokens per second of the steps in which all sequences decode: no prompt is left, and none has ended
+    step       seconds per step of these
     predicted  the largest speed-up of costs/speculation.py at the acceptance that was measured
 """
 
 import statistics
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +24,13 @@ from rich.console import Console
 import minllm
 from minllm.bench.generate import check_model, opened_model, shape_of, write_shape
 from minllm.bench.record import Row, new_record, write_json
-from minllm.costs.serving import StepCosts
 from minllm.costs.speculation import best_num_drafts, speed_up
+from minllm.costs.step_time import StepTimes
 from minllm.engine.llm import LLM
-from minllm.engine.make_speculator import bundled_draft, step_costs
+from minllm.engine.llm_engine import LLMEngine
+from minllm.engine.make_speculator import bundled_draft, step_times
 from minllm.engine.requests.sampling_params import SamplingParams
+from minllm.engine.requests.sequence import Sequence
 from minllm.errors import InvalidOptionError
 from minllm.machine import driver
 from minllm.machine.hardware import find_gpu
@@ -38,19 +41,21 @@ STRIDE = 97  # tokens between the beginnings of prompts
 
 @dataclass(frozen=True)
 class Measured:
-    """One batch: tokens per second, new tokens per step and sequence, and the share of drafts that were right (None without drafts)."""
+    """One batch: seconds per step, new tokens per step and sequence, and the share of drafts that were right (None without drafts)."""
 
-    tokens_per_second: float
+    num_sequences: int
+    step_seconds: float
     tokens_per_step: float
     acceptance: float | None
 
-    def step_seconds(self, num_sequences: int) -> float:
-        """The time of a step."""
-        return num_sequences * self.tokens_per_step / self.tokens_per_second
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all sequences together."""
+        return self.num_sequences * self.tokens_per_step / self.step_seconds
 
 
 def run(
-    model: str, options: dict[str, Any], *, draft: str, num_speculative_tokens: int, acceptance: Sequence[float], batches: Sequence[int],
+    model: str, options: dict[str, Any], *, draft: str, num_speculative_tokens: int, acceptance: Many[float], batches: Many[int],
     prompt_tokens: int, tokens: int, repeats: int, json_file: Path | None,
 ) -> None:  # fmt: skip
     """Measure, print a line per rate and batch, write the record. draft: "ngram", or as `model`. `options` are those of LLM()."""
@@ -103,19 +108,32 @@ def draft_directory(draft: str):
 
 
 def measure(llm: LLM, num_sequences: int, prompt_tokens: int, tokens: int, repeats: int) -> Measured:
-    """Greedy decoding of this many sequences at once; the median speed of the runs after a warm-up of the same lengths."""
-    prompts, speeds, per_step = prompts_for(llm, num_sequences, prompt_tokens), [], []
+    """Greedy decoding of this many sequences at once; medians of the runs after a warm-up of the same lengths."""
+    prompts, engine, found = prompts_for(llm, num_sequences, prompt_tokens), llm.llm_engine, []
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     for repeat in range(1 + repeats):
-        llm.llm_engine.forget_history()
-        # Chance accepts by the seeds, so each sequence of each run has its own.
-        seeded = [replace(params, seed=repeat * num_sequences + index) for index in range(num_sequences)]
-        outputs, stats = llm.generate(prompts, seeded), llm.llm_engine.stats()
-        speeds.append(sum(output.metrics.decode_tokens_per_second for output in outputs))
-        generated = num_sequences * (tokens - 1)
-        per_step.append(generated / (generated - min(stats.spec_decode_num_accepted_tokens, generated - num_sequences)))
+        engine.forget_history()
+        for index, prompt in enumerate(prompts):  # chance accepts by the seeds, so each sequence of each run has its own
+            engine.add_request(str(index), {"prompt_token_ids": prompt}, replace(params, seed=repeat * num_sequences + index))
+        found.append(timed_steps(engine, num_sequences))
+    seconds, generated = (statistics.median(values) for values in zip(*found[1:], strict=True))
+    stats = engine.stats()
     share = stats.spec_decode_acceptance_rate if stats.spec_decode_num_draft_tokens else None
-    return Measured(statistics.median(speeds[1:]), statistics.median(per_step[1:]), share)
+    return Measured(num_sequences, seconds, generated / num_sequences, share)
+
+
+def timed_steps(engine: LLMEngine, num_sequences: int) -> tuple[float, float]:
+    """(seconds, new tokens) per step, from the first step after which each sequence has a token to the last before one ends."""
+    sequences: dict[str, Sequence] = {}
+    counts, times = [], []
+    while engine.has_unfinished_requests():
+        sequences |= {sequence.request_id: sequence for sequence in engine.advance()}
+        if len(sequences) == num_sequences and (len(times) < 2 or not any(sequence.is_finished for sequence in sequences.values())):
+            counts.append(sum(len(sequence.output_token_ids) for sequence in sequences.values()))
+            times.append(time.perf_counter())
+    if len(times) < 2:
+        raise InvalidOptionError("--tokens is too small: the first sequences end before the last have a token. Give more tokens.")
+    return (times[-1] - times[0]) / (len(times) - 1), (counts[-1] - counts[0]) / (len(counts) - 1)
 
 
 def prompts_for(llm: LLM, count: int, length: int) -> list[list[int]]:
@@ -127,14 +145,14 @@ def prompts_for(llm: LLM, count: int, length: int) -> list[list[int]]:
     return [ids[start : start + length] for start in (index * STRIDE % (len(ids) - length) for index in range(count))]
 
 
-def costs_of(llm: LLM, draft: bool = False) -> StepCosts | None:
+def costs_of(llm: LLM, draft: bool = False) -> StepTimes | None:
     """The predicted times of a model's steps, or of its draft model's; None on hardware without a data sheet."""
     gpu = find_gpu(driver.device_name()) if llm.device == "cuda" else None
     model = llm.engine.runner.speculator.source.model if draft else llm.engine.model
-    return None if gpu is None else step_costs(model.config, gpu)
+    return None if gpu is None else step_times(model.config, gpu)
 
 
-def prediction(costs: StepCosts, acceptance: float, count: int, most: int, draft: StepCosts | None) -> float:
+def prediction(costs: StepTimes, acceptance: float, count: int, most: int, draft: StepTimes | None) -> float:
     """The speed-up at the number of drafts that costs/speculation.py finds best."""
     return speed_up(costs, acceptance, count, best_num_drafts(costs, acceptance, count, most, draft), draft)
 
@@ -145,7 +163,7 @@ def rows_of(case: str, draft: str, count: int, plain: Measured, found: Measured,
     peer = {}
     if predicted is not None:
         peer = dict(peer="minllm costs, predicted", peer_value=round(predicted, 3), ratio=round(gain / predicted, 3))
-    times = [1e3 * measured.step_seconds(count) for measured in (found, plain)]
+    times = [1e3 * measured.step_seconds for measured in (found, plain)]
     return [
         Row("speculation", case, draft, round(gain, 3), "of plain decoding's speed", **peer),
         Row(
@@ -159,7 +177,7 @@ def line(case: str, draft: str, count: int, plain: Measured, found: Measured, pr
     """What a reader sees of one batch."""
     gain = found.tokens_per_second / plain.tokens_per_second
     expected = "" if predicted is None else f" (predicted {predicted:.2f})"
-    times = [1e3 * measured.step_seconds(count) for measured in (found, plain)]
+    times = [1e3 * measured.step_seconds for measured in (found, plain)]
     return (
         f"{case}, {draft}: {found.tokens_per_second:.0f} tokens/s against {plain.tokens_per_second:.0f}, {gain:.2f} times{expected}; "
         f"{found.tokens_per_step:.2f} tokens per step of {times[0]:.2f} ms, without drafts {times[1]:.2f} ms"

@@ -18,9 +18,6 @@ takes TPOT = (alpha + beta n) / (1 - lambda S), and by Little's law n = lambda o
 It holds until n reaches N: the slots, the sequences for which the cache has room, or the tokens from which on arithmetic bounds linear
 layers, whichever is smallest. There lies the knee; the queue grows without end beyond lambda = 1 / (S + o (beta + alpha / N)).
 
-With `overlap` below 1, arithmetic and reading hide only that share of the shorter behind the longer: linear layers take
-max(W / B, F T / C) + (1 - overlap) min(W / B, F T / C). That is no floor any more, but nearer to what is measured (costs/speculation.py).
-
 These are the equations of whole prompts that run by themselves. A prompt that shares its step with decodes costs less than S, by up to
 alpha, because the weights are read anyway. Activations, launches and the host are not counted. So it is a floor.
 
@@ -51,11 +48,10 @@ class StepCosts:
     windows: tuple[int, ...]  # each layer's sliding window, 0 for none
     bytes_per_s: float
     flops_per_s: float
-    overlap: float = 1.0  # the share of the shorter of reading and arithmetic that linear layers hide behind the longer
 
     @classmethod
     def of(
-        cls, config: ModelConfig, bandwidth_tb_s: float, tflops: float, itemsize: int = 2, kv_itemsize: float = 2, overlap: float = 1.0
+        cls, config: ModelConfig, bandwidth_tb_s: float, tflops: float, itemsize: int = 2, kv_itemsize: float = 2
     ) -> "StepCosts":  # fmt: skip
         """The costs of a model, read off its stages, which are linear in the numbers of tokens, rows, pairs and keys."""
 
@@ -67,7 +63,7 @@ class StepCosts:
         token_bytes, token_flops = counts(tokens=1)
         return cls(
             fixed, token_bytes - fixed, token_flops, counts(rows=1)[1], counts(read=1)[0] - fixed, counts(visible=1)[1],
-            tuple(config.sliding_windows), bandwidth_tb_s * 1e12, tflops * 1e12, overlap,
+            tuple(config.sliding_windows), bandwidth_tb_s * 1e12, tflops * 1e12,
         )  # fmt: skip
 
     def seconds(self, contexts: Iterable[float] = (), chunks: Iterable[tuple[int, int]] = (), num_sampled: int | None = None) -> float:
@@ -84,10 +80,10 @@ class StepCosts:
         return linear + self._attention_seconds(keys, keys) + self._attention_seconds(*self._prompt_keys(chunks))
 
     def linear_seconds(self, tokens: float, rows: float) -> float:
-        """The time of everything but attention: the weights once, or the arithmetic of all tokens, and what is not hidden of the other."""
+        """The floor of everything but attention: the weights once, or the arithmetic of all tokens."""
         moved = (self.fixed_bytes + tokens * self.token_bytes) / self.bytes_per_s
         computed = (tokens * self.token_flops + rows * self.row_flops) / self.flops_per_s
-        return max(moved, computed) + (1 - self.overlap) * min(moved, computed)
+        return max(moved, computed)
 
     @property
     def ridge(self) -> float:

@@ -6,21 +6,25 @@ yields 1 + a + a^2 + .. + a^k tokens on average:
     E(a, k) = (1 - a^(k + 1)) / (1 - a)
     speed-up = E(a, k) t(n) / (t(n (1 + k)) + k d(n) + d(n (1 + k)))        for n sequences
 
-t(rows) is the time of a step's linear layers (costs/serving.py); d is that of a draft model, which computes the rows of the step and then k
+t(rows) is the time of a step's linear layers; d is that of a draft model, which computes the rows of the step and then k
 rows per sequence, one by one; 0 for n-grams. Attention reads the same keys with and without drafts, and is left out.
 
-As a floor, t is the longer of reading the weights and arithmetic: up to the ridge it does not grow with its rows, so drafts are free;
-beyond it each wasted row costs as much as a useful one, and the speed-up falls below 1 unless a is near 1. Kernels of few rows do not reach
-that floor: a decode step of the 8B shape on an H200 grows from 1 to 256 rows as if nothing overlapped, t(rows) = W / B + F rows / C, within
-a tenth (docs/results/h200.json, rows "decode step"). So the engine chooses, and its benchmark predicts, with OVERLAP: each row costs
-something, long before the ridge.
+As a floor (StepCosts, serving.py), t is the longer of reading the weights and arithmetic: up to the ridge it does not grow with its rows,
+so drafts are free; beyond it each wasted row costs as much as a useful one, and the speed-up falls below 1 unless a is near 1. Kernels do
+not reach that floor: each row costs something, long before the ridge, and beyond 256 rows whole tiles do. So the engine chooses, and its
+benchmark predicts, with StepTimes (step_time.py).
 
 Source: Leviathan, Kalman, Matias 2023, equation 1 and theorem 3.8, which counts a step of more rows as free.
 """
 
-from minllm.costs.serving import StepCosts
+from typing import Protocol
 
-OVERLAP = 0.0  # of reading and arithmetic, measured: what StepCosts takes for predictions that are to be near the truth
+
+class LinearCosts(Protocol):
+    """The times of a model's linear layers: StepCosts or StepTimes."""
+
+    def linear_seconds(self, tokens: int, rows: int) -> float:
+        """The seconds of everything but attention, for `tokens` tokens, of which `rows` get logits."""
 
 
 def expected_tokens(acceptance: float, num_drafts: int) -> float:
@@ -33,7 +37,7 @@ def wasted_share(acceptance: float, num_drafts: int) -> float:
     return 1 - expected_tokens(acceptance, num_drafts) / (1 + num_drafts)
 
 
-def step_seconds(costs: StepCosts, num_sequences: int, num_drafts: int, draft: StepCosts | None = None) -> float:
+def step_seconds(costs: LinearCosts, num_sequences: int, num_drafts: int, draft: LinearCosts | None = None) -> float:
     """The time of a step that verifies this number of drafts of each sequence, with that of drafting the next ones."""
     rows = num_sequences * (1 + num_drafts)
     seconds = costs.linear_seconds(rows, rows)
@@ -42,12 +46,12 @@ def step_seconds(costs: StepCosts, num_sequences: int, num_drafts: int, draft: S
     return seconds
 
 
-def speed_up(costs: StepCosts, acceptance: float, num_sequences: int, num_drafts: int, draft: StepCosts | None = None) -> float:
+def speed_up(costs: LinearCosts, acceptance: float, num_sequences: int, num_drafts: int, draft: LinearCosts | None = None) -> float:
     """Tokens per second over those of decoding without drafts."""
     plain = step_seconds(costs, num_sequences, 0)
     return expected_tokens(acceptance, num_drafts) * plain / step_seconds(costs, num_sequences, num_drafts, draft)
 
 
-def best_num_drafts(costs: StepCosts, acceptance: float, num_sequences: int, most: int, draft: StepCosts | None = None) -> int:
+def best_num_drafts(costs: LinearCosts, acceptance: float, num_sequences: int, most: int, draft: LinearCosts | None = None) -> int:
     """The number of drafts, from 0 to `most`, of the largest speed-up; 0 if none is above 1, the fewest among equals."""
     return max(range(most + 1), key=lambda k: (speed_up(costs, acceptance, num_sequences, k, draft), -k))

@@ -1,4 +1,4 @@
-"""How long a decode step takes by format of the weights: near the truth, where steps.py gives what no step can be faster than.
+"""How long a step takes, by format of the weights: near the truth, where steps.py and serving.py give what no step can be faster than.
 
 A kernel takes its launch, and its reading and its arithmetic, which overlap in part:
 
@@ -9,6 +9,8 @@ reading hides behind both. Beyond WIDENED_ROWS the whole matrix is decoded to 16
 
     t = t_launch + max(m, weights / D + a)          t = 2 t_launch + (bytes of codes + bytes of 16-bit weights) / B + (m^p + a^p)^(1/p)
 
+Up to FEW_ROWS the kernels take rows as they come; beyond, arithmetic is that of whole tiles of TILE_ROWS.
+
 t_launch, p, and B, C, the rate of codes of 8 bits and D relative to what a copy and cuBLAS reach are fitted to products on one H200, 60 of
 bfloat16, fp8 and int8 and 12 of int4, from 1 to 2,048 rows (docs/results/h200.json, rows "matmul, quantised", commit c95e318): over the
 four products of a layer they are off by at most 8 %, and whole steps of two shapes in bfloat16 by 9 % (tests/costs/test_step_time.py).
@@ -18,8 +20,9 @@ Source of the form: Hockney, "Parametrization of computer performance", 1987: a 
 
 from dataclasses import dataclass
 
-from minllm.costs.stages import Stage, decode_stages
+from minllm.costs.stages import Stage, decode_stages, forward_stages
 from minllm.models.config import ModelConfig
+from minllm.models.parts.terms import Sizes
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
 
@@ -27,8 +30,11 @@ LAUNCH, OVERLAP_NORM = 3.1e-6, 2.43
 OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.03, 1.012, 1.85, 0.0060  # of the rates of a copy and of cuBLAS in bfloat16
 FUSED_ROWS = 64  # up to which 16-bit products' kernels compute norms and rotations too
 JOINED = "MLP activation"  # computed by the kernel of gate and up
+FEW_ROWS, TILE_ROWS = 256, 128
 WIDENED_ROWS = 64  # beyond these, 4-bit weights are decoded to 16 bits before they are multiplied
-ONCE = ("embedding", "final norm", "lm_head", "sampling")  # stages that are not in the layers
+HEAD = ("final norm", "lm_head", "sampling")  # stages of the rows that get logits
+ONCE = ("embedding", *HEAD)  # stages that are not in the layers
+PLAIN = WEIGHT_FORMATS["bfloat16"]
 COMPARED = ("bfloat16", "fp8", "int8", "int4")
 
 
@@ -51,7 +57,8 @@ class StepRates:
 def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weight_format: WeightFormat) -> float:
     """The seconds of a stage that multiplies by weights, once per layer."""
     moved, name = stage.bytes / rates.bytes, weight_format.name
-    arithmetic = stage.flops / (rates.code_flops if name in ("int8", "fp8") else rates.flops)
+    computed = rows if rows <= FEW_ROWS else -(-rows // TILE_ROWS) * TILE_ROWS
+    arithmetic = stage.flops * computed / rows / (rates.code_flops if name in ("int8", "fp8") else rates.flops)
     if not name.startswith("int4"):
         return layers * LAUNCH + overlapped(moved, arithmetic)
     weights = stage.flops / (2 * rows)
@@ -66,23 +73,41 @@ def overlapped(moved: float, arithmetic: float) -> float:
 
 
 def decode_step_seconds(
-    config: ModelConfig, batch: int, context: int, rates: StepRates, weight_format: WeightFormat = WEIGHT_FORMATS["bfloat16"]
+    config: ModelConfig, batch: int, context: int, rates: StepRates, weight_format: WeightFormat = PLAIN
 ) -> float:  # fmt: skip
     """The seconds of a step of `batch` sequences that see `context` keys each, with the layers' weights in one of the formats COMPARED.
 
     Keys and values are in 16 bits. Codes of 8 bits need two kernels more per layer, which quantise what attention and the activation wrote.
     """
-    total, plain = 0.0, WEIGHT_FORMATS["bfloat16"]
-    for stage in decode_stages(config, batch, context, weight_format=weight_format):
-        layers = 1 if stage.name in ONCE else config.num_hidden_layers
-        if "projection" in stage.name or stage.name == "lm_head":
-            total += product_seconds(stage, batch, layers, rates, plain if stage.name == "lm_head" else weight_format)
-        else:
-            is_fused = batch <= FUSED_ROWS and weight_format.is_plain or stage.name == JOINED
-            is_launched = stage.name in ("attention", "sampling") or not is_fused
-            total += layers * LAUNCH * is_launched + overlapped(stage.bytes / rates.bytes, stage.flops / rates.flops)
+    stages = decode_stages(config, batch, context, weight_format=weight_format)
     quantisers = 2 * config.num_hidden_layers if weight_format.name in ("int8", "fp8") else 0
-    return total + quantisers * LAUNCH
+    return sum(stage_seconds(stage, batch, config, rates, weight_format) for stage in stages) + quantisers * LAUNCH
+
+
+def stage_seconds(stage: Stage, rows: int, config: ModelConfig, rates: StepRates, weight_format: WeightFormat) -> float:
+    """The seconds of a stage of `rows` tokens, over all layers."""
+    layers = 1 if stage.name in ONCE else config.num_hidden_layers
+    if "projection" in stage.name or stage.name == "lm_head":
+        return product_seconds(stage, rows, layers, rates, PLAIN if stage.name == "lm_head" else weight_format)
+    is_fused = rows <= FUSED_ROWS and weight_format.is_plain or stage.name == JOINED
+    is_launched = stage.name in ("attention", "sampling") or not is_fused
+    return layers * LAUNCH * is_launched + overlapped(stage.bytes / rates.bytes, stage.flops / rates.flops)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What a model's steps take with weights and activations in 16 bits, where StepCosts (serving.py) has their floor."""
+
+    config: ModelConfig
+    rates: StepRates
+
+    def linear_seconds(self, tokens: int, rows: int) -> float:
+        """The seconds of everything but attention, for `tokens` tokens, of which `rows` get logits."""
+        stages = forward_stages(self.config, Sizes(tokens, rows, visible=0, read=0))
+        return sum(self._seconds(stage, rows if stage.name in HEAD else tokens) for stage in stages if stage.name != "attention")
+
+    def _seconds(self, stage: Stage, rows: int) -> float:
+        return stage_seconds(stage, rows, self.config, self.rates, PLAIN) if rows else 0.0
 
 
 def most_sequences_ahead(config: ModelConfig, context: int, rates: StepRates, first: str, second: str, most: int = 256) -> int:

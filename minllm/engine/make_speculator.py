@@ -9,8 +9,8 @@ from typing import Any
 from minllm.cache.capacity import CacheBudget
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.policy import CachePolicy
-from minllm.costs.serving import StepCosts
-from minllm.costs.speculation import OVERLAP, best_num_drafts
+from minllm.costs.speculation import best_num_drafts
+from minllm.costs.step_time import StepRates, StepTimes
 from minllm.engine.cache_format import cache_shape, check_shape
 from minllm.engine.drafting.draft_model import DraftModel
 from minllm.engine.drafting.lookahead import LookaheadDrafts
@@ -107,14 +107,14 @@ def make_speculation(config: SpeculativeConfig | None, device: str, model: Model
         return None
     best, gpu = None, None if device == "cpu" or config.tree is not None else _known_gpu()
     if gpu is not None:
-        of_draft = None if draft is None else step_costs(draft.config, gpu)
-        best = functools.partial(best_num_drafts, step_costs(model, gpu), most=config.num_speculative_tokens, draft=of_draft)
+        of_draft = None if draft is None else step_times(draft.config, gpu)
+        best = functools.partial(best_num_drafts, step_times(model, gpu), most=config.num_speculative_tokens, draft=of_draft)
     return Speculation(config.num_speculative_tokens, needs_room=draft is not None, best=best, tree=config.tree)
 
 
-def step_costs(model: ModelConfig, gpu: Gpu) -> StepCosts:
+def step_times(model: ModelConfig, gpu: Gpu) -> StepTimes:
     """The predicted times of a model's steps on a GPU."""
-    return StepCosts.of(model, gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops or gpu.fp32_tflops, overlap=OVERLAP)
+    return StepTimes(model, StepRates.of(gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops or gpu.fp32_tflops))
 
 
 def _known_gpu() -> Gpu | None:

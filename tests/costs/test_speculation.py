@@ -1,19 +1,15 @@
 """The speed-up of speculation: against counting, and at its limits."""
 
-import json
-import re
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from minllm.costs.serving import StepCosts
-from minllm.costs.speculation import OVERLAP, best_num_drafts, expected_tokens, speed_up, step_seconds, wasted_share
+from minllm.costs.speculation import best_num_drafts, expected_tokens, speed_up, wasted_share
+from minllm.costs.step_time import StepRates, StepTimes
 from minllm.models.shapes import named_config
 
-ROOT = Path(__file__).parents[2]
 COSTS, DRAFT = (StepCosts.of(named_config(name), 4.25, 781) for name in ("llama-3.1-8b", "llama-3.2-1b"))
+TIMES = StepTimes(named_config("llama-3.1-8b"), StepRates.of(4.25, 781))
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.8, 0.9, 1.0])
@@ -34,24 +30,11 @@ def test_drafts_are_free_below_the_ridge_and_not_above():
     assert speed_up(COSTS, 0.5, 8, 0) == 1
 
 
-def test_without_overlap_a_step_grows_as_it_was_measured():
-    """The record's decode steps of the 8B shape: with its rows the prediction grows as they do, within a tenth; the floor does not."""
-    record = json.loads((ROOT / "docs/results/h200.json").read_text(encoding="utf-8"))
-    pattern = r"llama-3\.1-8b \(random weights\), batch (\d+), context 192"
-    found = [(re.fullmatch(pattern, row["case"]), row) for row in record["rows"] if row["benchmark"] == "decode step"]
-    measured = {int(match[1]): row["value"] for match, row in found if match and row["variant"] == "graph replay"}
-    assert len(measured) == 4
-    predicted, floor = replace(COSTS, overlap=OVERLAP), COSTS
-    for batch, value in measured.items():
-        growth = value / measured[1]
-        assert step_seconds(predicted, batch, 0) / step_seconds(predicted, 1, 0) == pytest.approx(growth, rel=0.1)
-    assert step_seconds(floor, 256, 0) / step_seconds(floor, 1, 0) < 0.7 * growth
-
-
-def test_a_step_is_no_shorter_without_overlap():
-    for rows in (1, 64, 192, 1000):
-        none, half, whole = (replace(COSTS, overlap=overlap).linear_seconds(rows, rows) for overlap in (0.0, 0.5, 1.0))
-        assert half == pytest.approx((none + whole) / 2) and whole < none <= 2 * whole
+def test_near_the_truth_each_row_costs_something_and_beyond_256_whole_tiles_do():
+    seconds = [TIMES.linear_seconds(rows, rows) for rows in (1, 5, 64, 128, 256, 257, 384, 385)]
+    assert sorted(seconds) == seconds and seconds[5] > 1.2 * seconds[4] and seconds[6] < 1.05 * seconds[5]
+    assert all(TIMES.linear_seconds(rows, rows) > COSTS.linear_seconds(rows, rows) for rows in (64, 256, 2048))
+    assert best_num_drafts(TIMES, 0.9, 64, 4) == 3 and best_num_drafts(TIMES, 0.9, 64, 8) == 5, "2 and 3 whole tiles"
 
 
 def test_a_draft_model_has_to_be_worth_its_time():

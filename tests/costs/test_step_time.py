@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from minllm.costs.stages import Stage
-from minllm.costs.step_time import COMPARED, StepRates, decode_step_seconds, most_sequences_ahead, product_seconds
+from minllm.costs.stages import Stage, decode_stages
+from minllm.costs.step_time import (
+    COMPARED,
+    PLAIN,
+    StepRates,
+    StepTimes,
+    decode_step_seconds,
+    most_sequences_ahead,
+    product_seconds,
+    stage_seconds,
+)
 from minllm.machine.hardware import gpu_named
 from minllm.models.shapes import named_config
 from minllm.weights.formats import WEIGHT_FORMATS
@@ -59,6 +68,14 @@ def test_whole_steps_in_bfloat16_are_predicted_within_9_per_cent():
             errors[row["case"]] = 1e6 * decode_step_seconds(config, batch, context, RATES) / row["value"] - 1
     assert len(errors) >= 10
     assert {case: error for case, error in errors.items() if abs(error) > 0.09} == {}
+
+
+@pytest.mark.parametrize("batch", [1, 64, 65, 300])
+def test_a_step_is_its_linear_layers_and_its_attention(batch):
+    config = named_config("llama-3.1-8b")
+    [attention] = [stage for stage in decode_stages(config, batch, 500) if stage.name == "attention"]
+    apart = StepTimes(config, RATES).linear_seconds(batch, batch) + stage_seconds(attention, batch, config, RATES, PLAIN)
+    assert decode_step_seconds(config, batch, 500, RATES) == pytest.approx(apart, rel=1e-3)  # keys are read for the first token too
 
 
 def test_int4_falls_behind_where_the_recorded_products_say():

@@ -8,7 +8,7 @@ import pytest
 
 from minllm.bench.speculation_counts import sources
 from minllm.costs.speculation import best_num_drafts, speed_up
-from minllm.engine.make_speculator import step_costs
+from minllm.engine.make_speculator import step_times
 from minllm.machine.hardware import find_gpu
 from minllm.models.shapes import named_config
 
@@ -52,9 +52,9 @@ def test_a_gain_is_recorded_and_predicted(source, rate, count, speed, predicted,
     gain, times = found["speculation"], found["speculation step"]
     assert (speed, step, plain) == tuple(f"{value:.2f}" for value in (gain["value"], times["value"], times["peer_value"]))
     gpu = find_gpu("NVIDIA H200")
-    costs, draft = step_costs(named_config("llama-3.1-8b"), gpu), None
+    costs, draft = step_times(named_config("llama-3.1-8b"), gpu), None
     if source == "1B shape":
-        draft = step_costs(named_config("llama-3.2-1b"), gpu)
+        draft = step_times(named_config("llama-3.2-1b"), gpu)
     best = best_num_drafts(costs, float(rate), int(count), 4, draft)
     ours = speed_up(costs, float(rate), int(count), best, draft)
     assert predicted == f"{ours:.2f}"
