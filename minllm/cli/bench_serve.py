@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, VariantOption, variants
+from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, QuantizationOption, VariantOption, variants
 from minllm.cli.terminal import user_errors
 
 
@@ -73,6 +73,7 @@ def bench_serve(
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw SVG pictures into this folder.", show_default=False)] = None,
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.AUTO,
+    quantization: QuantizationOption = None,
     variant: VariantOption = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -84,6 +85,7 @@ def bench_serve(
         options = dict(
             scheduling_policy=scheduling_policy, preemption=preemption, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, kv_cache_memory_bytes=kv_cache_memory_bytes, kernel_variants=variants(variant),
+            quantization=quantization,
         )  # fmt: skip
         options = {name: value for name, value in options.items() if value is not None}
         options |= dict(device=device.value, dtype=dtype.value, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=enable_prefix_caching)

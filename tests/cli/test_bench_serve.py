@@ -51,6 +51,16 @@ def new_options(monkeypatch):
     monkeypatch.setattr(arguments, "check_names", lambda options: None)
 
 
+def test_quantised_weights_are_named_in_the_case(opened, tmp_path):
+    path = tmp_path / "rows.json"
+    result = run("--num-prompts", 1, "--output-len", 2, "--device", "cpu", "--quantization", "int8", "--json", path)
+    assert result.exit_code == 0, result.output
+    assert all("weights in int8" in row["case"] for row in json.loads(path.read_text())["rows"])
+    assert opened[0][1]["quantization"] == "int8"
+    assert run("--quantization", "int8", "--simulate", "h200").exit_code == 1
+    assert run("--quantization", "int3", "--device", "cpu").exit_code == 1
+
+
 def test_a_run_prints_a_table_and_a_line_of_json(opened, tmp_path):
     path = tmp_path / "rows.json"
     result = run("--num-prompts", 3, "--input-len", "2:9", "--output-len", 4, "--device", "cpu", "--json", path, "--goodput", "ttft:500")

@@ -81,8 +81,9 @@ def run(
         machine, open_engine = simulated_gpu(model, simulate, clock)
 
     weights = ", simulated" if simulate else " (random weights)" if model in SHAPES else ""
-    cache = options.get("kv_cache_memory_bytes")
-    description = chosen.description + (f", KV cache of {cache / 1e9:g} GB" if cache else "")
+    cache, quantization = options.get("kv_cache_memory_bytes"), options.get("quantization")
+    description = chosen.description + (f", weights in {quantization}" if quantization else "")
+    description += f", KV cache of {cache / 1e9:g} GB" if cache else ""
     bench = ServingBench(
         lambda tried: open_engine(options | tried) if simulate else opened_engine(model, options | tried, longest(chosen.requests)),
         f"{model}{weights}, {description}",
