@@ -33,7 +33,7 @@ from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles import tma
-from minllm.tiles.pipeline import PipelineState, make_pipeline
+from minllm.tiles.pipeline import make_pipeline
 from minllm.tiles.shared import SharedTile, first_tile_address
 from minllm.tiles.warpgroup import ROWS, THREADS, sync_blocks
 from minllm.tiles.wgmma import make_wgmma
@@ -117,21 +117,35 @@ class Tile(NamedTuple):
 
 def make_produce(tiling: Int4GemmTiling, gated: bool, pipeline):
     """The device function of the producer, one thread: it keeps the stages full."""
-    x_bytes, code_bytes = tiling.x_tile.bytes, tiling.rows * CODE_BYTES
+    x_bytes, code_bytes, stages = tiling.x_tile.bytes, tiling.rows * CODE_BYTES, tiling.stages
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_codes(stage, weight_map, step, tile):
+        """The codes of a step; the stage is full when x is there too."""
+        pipeline.producer_expect(stage, x_bytes + code_bytes)
+        column = (tile.first_step + step) * (CODE_BYTES // 2)
+        tma.load_2d(stage, x_bytes, weight_map, column, tile.row)
+        if gated:
+            tma.load_2d(stage, x_bytes + code_bytes // 2, weight_map, column, tile.second_row)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_x(stage, x_map, step, tile):
+        tma.load_2d(stage, 0, x_map, (tile.first_step + step) * STEP, tile.token)
 
     @cuda.jit(device=True, forceinline=True)
     def produce(x_map, weight_map, ring, tile):
-        """All of a tile's steps, in the order in which they are multiplied."""
+        """All steps in the order in which they are multiplied; the first codes, which no kernel writes, before x is written."""
+        first_steps = min(tile.steps, stages)
+        for step in range(first_steps):
+            load_codes(pipeline.stage(ring, pipeline.state(step)), weight_map, step, tile)
         ptx.griddepcontrol_wait()
-        state = PipelineState(uint32(0), uint32(0))
-        for step in range(tile.steps):
+        for step in range(first_steps):
+            load_x(pipeline.stage(ring, pipeline.state(step)), x_map, step, tile)
+        state = pipeline.state(stages)
+        for step in range(stages, tile.steps):
             stage = pipeline.producer_acquire(ring, state)
-            pipeline.producer_expect(stage, x_bytes + code_bytes)
-            tma.load_2d(stage, 0, x_map, (tile.first_step + step) * STEP, tile.token)
-            column = (tile.first_step + step) * (CODE_BYTES // 2)
-            tma.load_2d(stage, x_bytes, weight_map, column, tile.row)
-            if gated:
-                tma.load_2d(stage, x_bytes + code_bytes // 2, weight_map, column, tile.second_row)
+            load_codes(stage, weight_map, step, tile)
+            load_x(stage, x_map, step, tile)
             state = pipeline.advance(state)
 
     return produce
@@ -271,7 +285,6 @@ def make_consume(tiling: Int4GemmTiling, dtype: str, group_size: int, gated: boo
 @functools.cache
 def int4_gemm_kernel(tiling: Int4GemmTiling, group_size: int, dtype: str, gated: bool, together: int):
     """The kernel for x of `dtype`; gated and together as in flat_wgmma_kernel."""
-    tiling.check()
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes, tiling.warpgroups, by_thread=True)
     produce, consume = make_produce(tiling, gated, pipeline), make_consume(tiling, dtype, group_size, gated, pipeline)
     consumers, columns, tokens = tiling.warpgroups * THREADS, tiling.rows // 2 if gated else tiling.rows, tiling.tokens
@@ -328,6 +341,7 @@ def run(x, weight, out, bias, stream, tiling: Int4GemmTiling | None, gated: bool
     if 0 in out.shape:
         return
     tiling, steps = tiling or choose_tiling(m, out.shape[1], k, gated), ceil_div(k, STEP)
+    tiling.check()
     check(tiling.splits <= steps, f"{tiling}: x has {k} columns, {steps} steps of {STEP}, which must be as many as the splits")
     chosen = int4_gemm_kernel(tiling, k // weight.scales.shape[1], x.dtype.name, gated, stored_together(out, x.dtype))
     x_map = tensor_map(x, (tiling.tokens, STEP), promotion=128)
