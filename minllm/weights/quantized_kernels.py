@@ -4,6 +4,8 @@ W8A8       a GEMV over the codes for few rows; on Hopper flat and wgmma products
 int4       a GEMV for few rows; on Hopper tensor cores from one row on, with weights decoded in registers; else the widened matrix
 fp8_block  a GEMV for up to 8 rows; on Hopper wgmma products of codes for more; else the widened matrix
 others     a GEMV over the codes for up to 8 rows, the widened matrix for more
+
+nf4_tma, for up to 8 rows on Hopper, is taken by name until it has been measured.
 """
 
 import functools
@@ -29,6 +31,7 @@ from minllm.kernels.matmul.quantized import (
     int8,
     int8_groups,
     nf4,
+    nf4_tma,
     tensor_core,
 )
 from minllm.kernels.matmul.quantized.many_rows import make_dequantized, make_widened, widened_matrix, widened_matrix_and_sums
@@ -95,6 +98,11 @@ def gated_int4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
     return launcher if int4_wgmma.fits(x, weight) else None
 
 
+def gated_nf4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
+    """The launcher of gate and up in one kernel, if the variant has one."""
+    return nf4_tma.gated_nf4_tma if variant == "nf4_tma" and nf4_tma.fits(x, weight) else None
+
+
 def choose_w8a8(x: Any, weight: Any) -> str:
     """The variant of W8A8: on Hopper the tensor cores' products of codes, as measured on an H200 from one row on."""
     if not on_hopper(weight.codes) or not rows_begin_on(16, weight.codes):
@@ -144,6 +152,9 @@ INT4 = INT4._replace(
     },
     gated=gated_int4,
 )
+NF4 = NF4._replace(
+    variants={**NF4.variants, "nf4_tma": nf4_tma.nf4_tma}, most_rows={**NF4.most_rows, "nf4_tma": nf4_tma.TOKENS}, gated=gated_nf4,
+)  # fmt: skip
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
 ROW_GROUPS = {"gemv": quantize_row_groups, "wgmma": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}
 FP8_BLOCK = dequantized(fp8_block.fp8_block_gemv, fp8_block.dequantize_fp8_block, ROW_GROUPS)

@@ -17,11 +17,14 @@ from tests.kernels.matmul.quantized_cases import (
     LARGE_CASES,
     LARGE_INT4_CASES,
     LARGE_INT4_GEMM_CASES,
+    LARGE_NF4_CASES,
     LOST_PER_STEP_ON_DEVICE,
+    NF4_CASES,
     check_blocks,
     check_codes,
     check_int4,
     check_int4_gemm,
+    check_nf4,
 )
 
 
@@ -50,6 +53,11 @@ def test_gemms_of_int4_are_those_of_the_rounded_weights(case, device):
 @pytest.mark.parametrize("case", INT4_CASES + LARGE_INT4_CASES, ids=str)
 def test_products_of_int4_are_those_in_float64(case, device, hopper):
     check_int4(case, device)
+
+
+@pytest.mark.parametrize("case", NF4_CASES + LARGE_NF4_CASES, ids=str)
+def test_products_of_nf4_are_those_in_float64(case, device, hopper):
+    check_nf4(case, device)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 40, 300])

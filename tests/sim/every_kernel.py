@@ -63,6 +63,7 @@ from minllm.kernels.matmul.quantized import (
     int8,
     int8_groups,
     nf4,
+    nf4_tma,
     tensor_core,
 )
 from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
@@ -890,6 +891,20 @@ def dequantizing_nf4():
     weight, asked, different = nf4_case(N, K, N)
     moved = Expected(asked | dict(out=N * K * b), different)
     return partial(nf4.dequantize_nf4, weight, numbers(N, K)), {"dequantize_nf4_kernel": moved}
+
+
+@row
+def nf4_by_tma():
+    """A lane asks for absmax of eight rows for each of its warp's steps and once more; a block's threads for two numbers per four pairs."""
+    M, N, K, b = 3, 128, 512, 2
+    tiling = int4_tma.Int4TmaTiling(rows=64, warps=2, stages=2)
+    weight, _, different = nf4_case(N, K, 1)
+    tiles, of_rows = N // tiling.rows, 8 * 32 * tiling.warps * (N // tiling.rows)
+    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, absmax=2 * of_rows, absmax_map=8 * of_rows, nested=8 * of_rows)
+    asked |= dict(offsets=4 * of_rows, first_blocks=4 * of_rows, table=2 * 4 * nf4_tma.COPIES // 4 * tiles, out=M * N * b)
+    different |= dict(x_map=M * K * b, nested=4 * N * K // 64 // 256)
+    run = partial(nf4_tma.nf4_tma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
+    return run, {"nf4_tma_kernel": Expected(asked, different, 2 * 8 * N * K)}
 
 
 # Attention: `pairs` are the visible (query, key) pairs of one head of a prompt of T tokens.

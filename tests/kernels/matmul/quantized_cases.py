@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_gemm, int4_tma, int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_gemm, int4_tma, int4_wgmma, nf4_tma, tensor_core
 from minllm.kernels.matmul.quantized.int4_gemm import Int4GemmTiling
 from minllm.kernels.matmul.quantized.int4_tma import Int4TmaTiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
@@ -14,6 +14,7 @@ from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.fp8 import E4M3
 from minllm.weights.fp8_block import quantize_row_groups
+from minllm.weights.nf4 import quantize_blocks
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, assert_close, poisoned, random
 
 DTYPE_OF = {"int8": "int8", "fp8": "float8_e4m3fn"}
@@ -243,5 +244,42 @@ def check_int4(case, device):
         expected = gate / (1 + np.exp(-gate)) * up
     else:
         plain(device.array(x), on_device, out.array, device.array(bias), tiling=case.tiling)
+        expected = expected + bias.astype(np.float64)
+    assert_close(out.result(), expected, case.dtype, slack=2e-5)
+
+
+NF4_CASES = [
+    Int4Case("nf4", 1, 72, 640, BFLOAT16, Int4TmaTiling(64, 2, 2)),  # half a step at the end
+    Int4Case("nf4, not nested", 7, 97, 1280, FLOAT16, Int4TmaTiling(32, 2, 2, 2)),
+    Int4Case("nf4", 8, 65, 320, BFLOAT16, Int4TmaTiling(64, 3, 3)),  # a warp without a step
+    Int4Case("nf4", 5, 72, 512, FLOAT16, Int4TmaTiling(64, 2, 2, 2), gated=True),
+]
+LARGE_NF4_CASES = [
+    Int4Case(name, m, n, k, dtype, None, gated)
+    for name in ("nf4", "nf4, not nested")
+    for m, n, k, dtype, gated in (
+        (1, 4096, 14336, BFLOAT16, False), (2, 28672, 4096, BFLOAT16, False), (8, 6144, 4096, FLOAT16, False),
+        (5, 1003, 2176, BFLOAT16, False), (3, 3000, 2048, BFLOAT16, True),
+    )
+]  # fmt: skip
+
+
+def check_nf4(case, device):
+    """Within one rounding, and the error of float32 sums, of the float64 result of the codes, whose 16 numbers are rounded to x's dtype."""
+    found, x = WEIGHT_FORMATS["nf4"], random((case.m, case.k), case.dtype, 0)
+    matrix = random(((2 if case.gated else 1) * case.n, case.k), FLOAT32, 1, 0.1)
+    weight = found.encode(matrix)
+    if case.name != "nf4":
+        weight = weight._replace(absmax=quantize_blocks(matrix)[1], nested=None)
+    bias, out = None if case.gated else random((case.n,), case.dtype, 2), poisoned(device, (case.m, case.n), case.dtype)
+    rounded = found.dequantize(weight._replace(table=weight.table.astype(case.dtype).astype(FLOAT32)))
+    expected = x.astype(np.float64) @ rounded.astype(np.float64).T
+    on_device = type(weight)(*(None if one is None else device.array(one) for one in weight))
+    if case.gated:
+        nf4_tma.gated_nf4_tma(device.array(x), on_device, out.array, tiling=case.tiling)
+        gate, up = expected[:, : case.n], expected[:, case.n :]
+        expected = gate / (1 + np.exp(-gate)) * up
+    else:
+        nf4_tma.nf4_tma(device.array(x), on_device, out.array, device.array(bias), tiling=case.tiling)
         expected = expected + bias.astype(np.float64)
     assert_close(out.result(), expected, case.dtype, slack=2e-5)

@@ -9,7 +9,7 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_gemm, int4_tma, int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_gemm, int4_tma, int4_wgmma, nf4_tma, tensor_core
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
@@ -27,10 +27,12 @@ from tests.kernels.matmul.quantized_cases import (
     CASES,
     INT4_CASES,
     INT4_GEMM_CASES,
+    NF4_CASES,
     check_blocks,
     check_codes,
     check_int4,
     check_int4_gemm,
+    check_nf4,
 )
 
 UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # of a row that is rounded before it is quantised
@@ -68,6 +70,12 @@ def test_gemms_of_int4_are_those_of_the_rounded_weights(case, device):
     check_int4_gemm(case, device)
 
 
+@pytest.mark.detected("case.tiling.splits + case.gated", "case.name")
+@pytest.mark.parametrize("case", NF4_CASES, ids=str)
+def test_products_of_nf4_are_those_in_float64(case, device):
+    check_nf4(case, device)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 40000), st.integers(1, 500), st.booleans())
 def test_every_number_of_rows_has_a_tiling_for_int4(m, n, groups, gated):
@@ -99,6 +107,19 @@ def test_what_int4_by_tma_refuses():
     ):  # fmt: skip
         with pytest.raises(KernelArgumentError, match=words):
             int4_tma.int4_tma(x, weight, out, tiling=int4_tma.Int4TmaTiling(*tiling))
+
+
+def test_what_nf4_by_tma_refuses(monkeypatch):
+    weight, x = WEIGHT_FORMATS["nf4"].encode(random((4, 256), FLOAT32, 0)), random((2, 256), BFLOAT16, 0)
+    with pytest.raises(KernelArgumentError, match="takes up to 8 rows of float16 or bfloat16"):
+        nf4_tma.nf4_tma(random((9, 256), BFLOAT16, 0), weight, np.empty((9, 4), BFLOAT16))
+    with pytest.raises(KernelArgumentError, match="a multiple of the warps"):
+        nf4_tma.nf4_tma(x, weight, np.empty((2, 4), BFLOAT16), tiling=int4_tma.Int4TmaTiling(64, 4, 6))
+    for n, gated in ((100, False), (14336, True), (28672, False)):
+        nf4_tma.choose_tiling(n, gated).check(nf4_tma.TOKENS)
+    monkeypatch.setattr(nf4_tma, "has_wgmma", lambda x: False)
+    with pytest.raises(KernelArgumentError, match="compute capability 9.0: take the GEMV"):
+        nf4_tma.nf4_tma(x, weight, np.empty((2, 4), BFLOAT16))
 
 
 def test_what_the_gemm_of_int4_refuses():

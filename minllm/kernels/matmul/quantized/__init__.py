@@ -11,7 +11,7 @@
     int4_tma.py   W4A16: up to 16 rows on Hopper, codes by TMA; int4_tma_consumer.py: the warps that multiply them
     int4_wgmma.py  W4A16: up to 64 rows on Hopper, weights in wgmma's registers; int4_gemm.py: tiles of many rows
     tensor_core.py  W8A8: any number of rows on Hopper, with the kernels of flat/ and wgmma/
-    nf4.py        W4A16: nibbles that look up one of 16 numbers
+    nf4.py        W4A16: nibbles that look up one of 16 numbers; nf4_tma.py: up to 8 rows on Hopper, bytes that look up two
     sums.py       what GEMVs with scales per group have in common
     many_rows.py  the widened matrix, and the GEMM of 16-bit weights
 

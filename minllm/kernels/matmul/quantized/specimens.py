@@ -19,6 +19,7 @@ from minllm.kernels.matmul.quantized import (
     int8_groups,
     many_rows,
     nf4,
+    nf4_tma,
     row_groups,
     tensor_core,
 )
@@ -84,6 +85,7 @@ def specimens(dtype):
     yield from specimens_in_groups_of_8_bits(dtype, matrix, bias, threads)
     if dtype in int4_tma_consumer.OFFSETS:
         yield from int4_tma_specimens(dtype, matrix)
+        yield from nf4_tma_specimens(dtype, matrix, weight)
     if dtype == "bfloat16":  # float16 outputs differ in one letter
         for code in CODE_DTYPES:
             yield from wgmma_specimens(code, matrix, bias)
@@ -202,6 +204,17 @@ def int4_gemm_specimens(dtype, matrix):
         name = f"matmul/int4_gemm/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{group_size}/{dtype}"
         contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
         yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
+
+
+def nf4_tma_specimens(dtype, matrix, weight):
+    """Hopper only: a large weight, gate and up, and a small one, of which clusters split K; with the tilings that are chosen."""
+    _, _, *others = weight
+    for n, gated in ((28672, False), (14336, True), (4096, False)):
+        tiling = nf4_tma.choose_tiling(n, gated)
+        kernel, contains = nf4_tma.nf4_tma_kernel(tiling, dtype, gated, 8), ("HMMA*", "UTMALDG.2D*", "LDSM*", "PRMT*", "SYNCS.PHASECHK*")
+        arguments = (types.uint64, types.uint64, array(UINT8, 1), *others, INT32, types.none, matrix, INT32)
+        name, shared_bytes = f"matmul/nf4_tma/{n}{'/gated' if gated else ''}/{dtype}", tiling.shared_bytes(nf4_tma.TOKENS)
+        yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes + nf4_tma.PAIRS_BYTES, contains, targets=((9, 0),))
 
 
 def int4_tma_specimens(dtype, matrix):
