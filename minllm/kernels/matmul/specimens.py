@@ -160,7 +160,7 @@ def fixed_order_specimens(dtype):
         contains = ("HMMA.16816.F32*", "LDGSTS.E.BYPASS*128*")
         yield Specimen(name, kernel, arguments, tiling.threads, blocks, tiling.shared_bytes(tokens), contains)
     wgmma = [(tokens, n, k, False) for tokens, n, k in ((8, 6144, 4096), (8, 28672, 4096), (256, 2048, 8192), (256, 2048, 2048))]
-    for tokens, n, k, gated in (*wgmma, (128, 28672, 4096, False), (8, 28672, 4096, True)):
+    for tokens, n, k, gated in (*wgmma, (8, 28672, 4096, True)):
         tiling = fixed_order.wgmma_tiling(tokens, n, k)
         kernel = flat_wgmma.flat_wgmma_kernel(tokens, tiling, dtype, gated, 8)
         arguments = (types.uint64, types.uint64, types.none, types.none, types.none, matrix, types.int32)
