@@ -89,6 +89,8 @@ def run(
             for row in found:
                 print(as_line(row), file=out, flush=True)
             rows += found
+            if json_file is not None and str(json_file) != "-":  # after every batch, so that an interrupt loses nothing
+                write_json(json_file, new_record(device.name, ceilings, rows))
             del bench
             gc.collect()  # frees gigabytes
             ops.memory.trim()

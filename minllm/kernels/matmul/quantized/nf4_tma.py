@@ -46,14 +46,12 @@ PAIRS_BYTES = 4 * COPIES
 EVEN, ODD = 0x5410, 0x7632  # prmt: the lower and the upper halves of two words
 
 
-class Scales(NamedTuple):
-    """The arrays of an Nf4Weight from which absmax is computed."""
+class Rows(NamedTuple):
+    """Of a lane's rows of weight: where their absmax begin, the numbers of their first blocks, and what is added to absmax."""
 
-    absmax: Any  # [N * K / 64], codes of absmax_map; or float32, and `nested` is None
-    nested: Any
-    absmax_map: Any
-    offsets: Any  # [N]
-    first_blocks: Any  # [N]
+    starts: Any
+    firsts: Any
+    offsets: Any
 
 
 def make_fill_pairs(dtype: str, threads: int):
@@ -110,15 +108,15 @@ def make_scales(rows: int):
     own = rows // 8
 
     @cuda.jit(device=True, forceinline=True)
-    def find_scales(scales, starts, firsts, offsets, block, last, values):
-        """values[i] = absmax of a block of the row whose blocks begin at starts[i]; of the row's last block, `last`, for any beyond."""
+    def find_scales(absmax, nested, absmax_map, rows, block, last, values):
+        """values[i] = absmax of a block of the lane's i-th row; of the row's last block, `last`, for any beyond."""
         block = uint32(min(block, last))
         for i in range(own):
-            code = scales.absmax[uint32(starts[i] + block)]
-            if scales.nested is None:
-                values[i] = code
+            found = absmax[uint32(rows.starts[i] + block)]
+            if nested is None:
+                values[i] = found
             else:
-                values[i] = scales.absmax_map[code] * scales.nested[uint32(firsts[i] + block) >> uint32(NESTED_SHIFT)] + offsets[i]
+                values[i] = absmax_map[found] * nested[uint32(rows.firsts[i] + block) >> uint32(NESTED_SHIFT)] + rows.offsets[i]
 
     @cuda.jit(device=True, forceinline=True)
     def add_block(sums, products, values, block, lane):
@@ -149,34 +147,36 @@ def make_consume(tiling: Int4TmaTiling, dtype: str, halves: bool, pipeline: Pipe
         multiply_chunk(memory, pairs, codes ^ uint32(CHUNK_BYTES), x ^ uint32(16), copy, products)
 
     @cuda.jit(device=True, forceinline=True)
-    def consume(memory, sums_at, ring, share, thread, pairs, scales, blocks, last):
+    def consume(memory, sums_at, ring, share, thread, pairs, absmax, nested, absmax_map, offsets, first_blocks, blocks, last):
         """memory[sums_at + (warp * tokens + token) * stride + row] = the sums of this warp's steps; last: the last row of weight."""
         lane, warp = thread & (WARP - 1), thread >> 5
         g, t = lane >> 2, lane & 3
-        starts, firsts, offsets = cuda.local.array(own, uint32), cuda.local.array(own, uint32), cuda.local.array(own, float32)
+        of_rows = Rows(cuda.local.array(own, uint32), cuda.local.array(own, uint32), cuda.local.array(own, float32))
         values, next_values = cuda.local.array(own, float32), cuda.local.array(own, float32)
         sums, products = cuda.local.array(registers, float32), cuda.local.array(registers, float32)
         for i in range(own):
             row = row_of(8 * i + g, share, last)
-            starts[i] = ptx.keep_register(uint32(row * uint32(blocks)))
-            firsts[i], offsets[i] = uint32(scales.first_blocks[row]), scales.offsets[row]
+            of_rows.starts[i] = ptx.keep_register(uint32(row * uint32(blocks)))
+            of_rows.firsts[i], of_rows.offsets[i] = uint32(first_blocks[row]), offsets[row]
         token = min((g >> 1) + ((g & 1) << 2), share.m - 1)  # the last one stands for those that are absent
         own_x = uint32(sums_at + weight_words + token * (LINE_BYTES // 4) + ((t ^ (token & 7)) << 2))
         own_codes, copy = uint32(ring.stages + lane * LINE_BYTES + ((lane & 7) << 4)), uint32(4 * lane)
         for i in range(registers):
             sums[i] = float32(0)
         step = int32(warp)
-        find_scales(scales, starts, firsts, offsets, (share.first_step + step) * BLOCKS + t, blocks - 1, next_values)
+        block = int32((share.first_step + step) * BLOCKS + t)
+        find_scales(absmax, nested, absmax_map, of_rows, block, blocks - 1, next_values)
         while step < share.steps:
             state = pipeline.state(step)
             for i in range(own):
                 values[i] = next_values[i]
-            find_scales(scales, starts, firsts, offsets, (share.first_step + step + warps) * BLOCKS + t, blocks - 1, next_values)
+            block = int32(block + warps * BLOCKS)
+            find_scales(absmax, nested, absmax_map, of_rows, block, blocks - 1, next_values)
             pipeline.consumer_wait(ring, state)
             begin = uint32(state.slot * uint32(stage_bytes))
-            for block in range(BLOCKS):
-                multiply_block(memory, pairs, own_codes + begin, own_x + (begin >> uint32(2)), block, copy, products)
-                add_block(sums, products, values, block, lane)
+            for i in range(BLOCKS):
+                multiply_block(memory, pairs, own_codes + begin, own_x + (begin >> uint32(2)), i, copy, products)
+                add_block(sums, products, values, i, lane)
             cuda.syncwarp()
             if lane == 0:
                 ptx.mbarrier_arrive(ring.empty + uint32(BARRIER_BYTES) * state.slot)
@@ -212,8 +212,8 @@ def nf4_tma_kernel(tiling: Int4TmaTiling, dtype: str, gated: bool, together: int
             fill_pairs(pairs, table, thread)
         sync_blocks(1)
         if thread < consumers:
-            scales, last = Scales(absmax, nested, absmax_map, offsets, first_blocks), int32(out.shape[1] * (2 if gated else 1) - 1)
-            consume(memory, sums_at, ring, share, thread, pairs, scales, blocks, last)
+            last = int32(out.shape[1] * (2 if gated else 1) - 1)
+            consume(memory, sums_at, ring, share, thread, pairs, absmax, nested, absmax_map, offsets, first_blocks, blocks, last)
         elif thread == consumers:
             produce(x_map, weight_map, ring, share)
         sync_blocks(splits)

@@ -208,13 +208,16 @@ def int4_gemm_specimens(dtype, matrix):
 
 def nf4_tma_specimens(dtype, matrix, weight):
     """Hopper only: a large weight, gate and up, and a small one, of which clusters split K; with the tilings that are chosen."""
-    _, _, *others = weight
-    for n, gated in ((28672, False), (14336, True), (4096, False)):
+    _, _, nested, *others = weight
+    for n, gated, codes, nested_scales in (
+        (28672, False, UINT8, nested), (14336, True, UINT8, nested), (4096, False, UINT8, nested), (4096, False, FLOAT32, types.none)
+    ):  # fmt: skip
         tiling = nf4_tma.choose_tiling(n, gated)
         kernel, contains = nf4_tma.nf4_tma_kernel(tiling, dtype, gated, 8), ("HMMA*", "UTMALDG.2D*", "LDSM*", "PRMT*", "SYNCS.PHASECHK*")
-        arguments = (types.uint64, types.uint64, array(UINT8, 1), *others, INT32, types.none, matrix, INT32)
-        name, shared_bytes = f"matmul/nf4_tma/{n}{'/gated' if gated else ''}/{dtype}", tiling.shared_bytes(nf4_tma.TOKENS)
-        yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes + nf4_tma.PAIRS_BYTES, contains, targets=((9, 0),))
+        arguments = (types.uint64, types.uint64, array(codes, 1), nested_scales, *others, INT32, types.none, matrix, INT32)
+        kind = "/gated" if gated else "" if codes == UINT8 else "/not_nested"
+        name, shared_bytes = f"matmul/nf4_tma/{n}{kind}/{dtype}", tiling.shared_bytes(nf4_tma.TOKENS)
+        yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes, contains, targets=((9, 0),))
 
 
 def int4_tma_specimens(dtype, matrix):
