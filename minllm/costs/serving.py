@@ -85,6 +85,10 @@ class StepCosts:
         computed = (tokens * self.token_flops + rows * self.row_flops) / self.flops_per_s
         return max(moved, computed)
 
+    def other_seconds(self, verifies: bool) -> float:
+        """The floor of everything that speculation does not wait for: nothing."""
+        return 0.0
+
     @property
     def ridge(self) -> float:
         """The decodes of a step from which on arithmetic bounds the linear layers."""

@@ -6,8 +6,8 @@ yields 1 + a + a^2 + .. + a^k tokens on average:
     E(a, k) = (1 - a^(k + 1)) / (1 - a)
     speed-up = E(a, k) t(n) / (t(n (1 + k)) + k d(n) + d(n (1 + k)))        for n sequences
 
-t(rows) is the time of a step's linear layers; d is that of a draft model, which computes the rows of the step and then k
-rows per sequence, one by one; 0 for n-grams. Attention reads the same keys with and without drafts, and is left out.
+t(rows) is the time of a step without attention's keys, which are the same with and without drafts; d is that of a draft model, which
+computes the rows of the step and then k rows per sequence, one by one; 0 for n-grams.
 
 As a floor (StepCosts, serving.py), t is the longer of reading the weights and arithmetic: up to the ridge it does not grow with its rows,
 so drafts are free; beyond it each wasted row costs as much as a useful one, and the speed-up falls below 1 unless a is near 1. Kernels do
@@ -21,10 +21,13 @@ from typing import Protocol
 
 
 class LinearCosts(Protocol):
-    """The times of a model's linear layers: StepCosts or StepTimes."""
+    """The times of a model's steps without attention's keys: StepCosts or StepTimes."""
 
     def linear_seconds(self, tokens: int, rows: int) -> float:
         """The seconds of everything but attention, for `tokens` tokens, of which `rows` get logits."""
+
+    def other_seconds(self, verifies: bool) -> float:
+        """The seconds of launches besides, of a step with or without drafts to verify."""
 
 
 def expected_tokens(acceptance: float, num_drafts: int) -> float:
@@ -40,7 +43,7 @@ def wasted_share(acceptance: float, num_drafts: int) -> float:
 def step_seconds(costs: LinearCosts, num_sequences: int, num_drafts: int, draft: LinearCosts | None = None) -> float:
     """The time of a step that verifies this number of drafts of each sequence, with that of drafting the next ones."""
     rows = num_sequences * (1 + num_drafts)
-    seconds = costs.linear_seconds(rows, rows)
+    seconds = costs.linear_seconds(rows, rows) + costs.other_seconds(verifies=num_drafts > 0)
     if draft is not None and num_drafts:
         seconds += draft.linear_seconds(rows, 0) + num_drafts * draft.linear_seconds(num_sequences, num_sequences)
     return seconds

@@ -5,15 +5,16 @@ A kernel takes its launch, and its reading and its arithmetic, which overlap in 
     t = t_launch + (m^p + a^p)^(1/p)        m = bytes / B      a = FLOPs / C
 
 p = infinity would be the roofline, p = 1 a sum. In products of 4-bit weights the lanes that decode them are not free to multiply, and only
-reading hides behind both. Beyond WIDENED_ROWS the whole matrix is decoded to 16 bits first:
+reading hides behind both. Beyond DECODED_ROWS tiles are decoded while others are multiplied, a little slower than 16-bit weights, and with
+a longer start, t_start, because few tiles fill the GPU only if blocks divide K:
 
-    t = t_launch + max(m, weights / D + a)          t = 2 t_launch + (bytes of codes + bytes of 16-bit weights) / B + (m^p + a^p)^(1/p)
+    t = t_launch + max(m, weights / D + a)          t = t_start + max(m, a / E)
 
 Up to FEW_ROWS the kernels take rows as they come; beyond, arithmetic is that of whole tiles of TILE_ROWS.
 
-t_launch, p, and B, C, the rate of codes of 8 bits and D relative to what a copy and cuBLAS reach are fitted to products on one H200, 60 of
-bfloat16, fp8 and int8 and 12 of int4, from 1 to 2,048 rows (docs/results/h200.json, rows "matmul, quantised", commit c95e318): over the
-four products of a layer they are off by at most 8 %, and whole steps of two shapes in bfloat16 by 9 % (tests/costs/test_step_time.py).
+t_launch, t_start, p, and B, C, the rate of codes of 8 bits, D and E relative to what a copy and cuBLAS reach are fitted to products on one
+H200, 64 of bfloat16, fp8 and int8 and 24 of int4, from 1 to 2,048 rows (docs/results/h200.json, rows "matmul, quantised"): over the four
+products of a layer they are off by at most 8 %, and whole steps of two shapes and three formats by 9 % (tests/costs/test_step_time.py).
 
 Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is ours.
 """
@@ -26,12 +27,14 @@ from minllm.models.parts.terms import Sizes
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
 
-LAUNCH, OVERLAP_NORM = 3.1e-6, 2.43
-OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.03, 1.012, 1.85, 0.0060  # of the rates of a copy and of cuBLAS in bfloat16
+LAUNCH, START_OF_INT4, OVERLAP_NORM = 3.1e-6, 14e-6, 2.43
+OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.036, 1.012, 1.85, 0.00637  # of the rates of a copy and of cuBLAS in bfloat16
+INT4_OF_GEMM = 0.94  # E
+KERNELS_OF_DRAFTS = 5  # that accept drafts and find new n-grams
 FUSED_ROWS = 64  # up to which 16-bit products' kernels compute norms and rotations too
 JOINED = "MLP activation"  # computed by the kernel of gate and up
 FEW_ROWS, TILE_ROWS = 256, 128
-WIDENED_ROWS = 64  # beyond these, 4-bit weights are decoded to 16 bits before they are multiplied
+DECODED_ROWS = 64  # up to which a warp decodes 4-bit weights that it multiplies itself
 HEAD = ("final norm", "lm_head", "sampling")  # stages of the rows that get logits
 ONCE = ("embedding", *HEAD)  # stages that are not in the layers
 PLAIN = WEIGHT_FORMATS["bfloat16"]
@@ -62,8 +65,8 @@ def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weig
     if not name.startswith("int4"):
         return layers * LAUNCH + overlapped(moved, arithmetic)
     weights = stage.flops / (2 * rows)
-    if rows > WIDENED_ROWS:
-        return 2 * layers * LAUNCH + moved + 2 * weights / rates.bytes + overlapped(2 * weights / rates.bytes, arithmetic)
+    if rows > DECODED_ROWS:
+        return layers * START_OF_INT4 + max(moved, arithmetic / INT4_OF_GEMM)
     return layers * LAUNCH + max(moved, weights / rates.decoded + arithmetic)
 
 
@@ -105,6 +108,11 @@ class StepTimes:
         """The seconds of everything but attention, for `tokens` tokens, of which `rows` get logits."""
         stages = forward_stages(self.config, Sizes(tokens, rows, visible=0, read=0))
         return sum(self._seconds(stage, rows if stage.name in HEAD else tokens) for stage in stages if stage.name != "attention")
+
+    def other_seconds(self, verifies: bool) -> float:
+        """The seconds of launches besides: attention, which merges what blocks make of a verification's keys, and the kernels of drafts."""
+        attention = self.config.num_hidden_layers * LAUNCH
+        return 2 * attention + KERNELS_OF_DRAFTS * LAUNCH if verifies else attention
 
     def _seconds(self, stage: Stage, rows: int) -> float:
         return stage_seconds(stage, rows, self.config, self.rates, PLAIN) if rows else 0.0
