@@ -30,7 +30,7 @@ from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.attention import VARIANTS as ATTENTION
 from minllm.kernels.matmul import VARIANTS as MATMUL
 from minllm.ops.cuda_ops import CudaOps
-from minllm.weights.quantized_kernels import INT4, INT8
+from minllm.weights.quantized_kernels import INT4, INT8, NF4
 from tests.bench.tiny_cases import TINY_CASES, name_of
 
 pytestmark = pytest.mark.results_only
@@ -46,7 +46,7 @@ LAUNCHERS = {
            "quantize_groups", "move_window"},
     "sampling": {*sampling.RULES, "log_probabilities"},
     "slots": {"write_slots", "load_rows", "advance"},
-    "quantised": {"chosen", *INT8.variants, *INT4.variants},
+    "quantised": {"chosen", *INT8.variants, *INT4.variants, *NF4.variants},
 }
 CEILINGS = {"copy_tb_s": 4.0, "bf16_tflops": 800.0}
 SLOW_IN_THE_SIMULATOR = ("top_k", "top_p", "top_k, top_p and min_p")  # seconds for a search through all logits

@@ -77,6 +77,7 @@ TINY_CASES = [
     quantized_matmul.quantized_matmul_case("int4", "int4_naive", 1, 16, 64),
     quantized_matmul.quantized_matmul_case("fp8_block", "gemv", 1, 384, 128),  # more rows than are different
     quantized_matmul.quantized_matmul_case("nf4", "widened", 9, 260, 64),
+    quantized_matmul.quantized_matmul_case("nf4", "nf4_tma", 3, 40, 256),
 ]
 # A tiny case for each variant that has none above.
 COVERED = {case.variant for case in TINY_CASES}
