@@ -65,6 +65,7 @@ from minllm.kernels.matmul.quantized import (
     nf4,
     nf4_tma,
     tensor_core,
+    tma_tiling,
 )
 from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
@@ -850,7 +851,7 @@ def int4_gemm_of_two_tiles():
 def int4_by_tma():
     """The four lanes of a row ask for the scale of each group of 128 once, and at the end of a warp's steps for that of the last group."""
     M, N, K, b = 3, 128, 512, 2
-    tiling = int4_tma.Int4TmaTiling(rows=64, warps=2, stages=2)
+    tiling = tma_tiling.TmaTiling(rows=64, warps=2, stages=2)
     tiles, groups = N // tiling.rows, K // 128
     asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, scales=4 * 2 * N * (groups + tiling.warps), out=M * N * b)
     weight = weight_in("int4_g128", N, K)
@@ -897,7 +898,7 @@ def dequantizing_nf4():
 def nf4_by_tma():
     """A lane asks for absmax of eight rows for each of its warp's steps and once more; a block's threads for two numbers per four pairs."""
     M, N, K, b = 3, 128, 512, 2
-    tiling = int4_tma.Int4TmaTiling(rows=64, warps=2, stages=2)
+    tiling = tma_tiling.TmaTiling(rows=64, warps=2, stages=2)
     weight, _, different = nf4_case(N, K, 1)
     tiles, of_rows = N // tiling.rows, 8 * 32 * tiling.warps * (N // tiling.rows)
     asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, absmax=2 * of_rows, absmax_map=8 * of_rows, nested=8 * of_rows)

@@ -7,9 +7,9 @@ import numpy as np
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_gemm, int4_tma, int4_wgmma, nf4_tma, tensor_core
 from minllm.kernels.matmul.quantized.int4_gemm import Int4GemmTiling
-from minllm.kernels.matmul.quantized.int4_tma import Int4TmaTiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
+from minllm.kernels.matmul.quantized.tma_tiling import TmaTiling
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.fp8 import E4M3
@@ -162,7 +162,7 @@ class Int4Case(NamedTuple):
     n: int
     k: int
     dtype: np.dtype
-    tiling: FlatWgmmaTiling | Int4TmaTiling | None
+    tiling: FlatWgmmaTiling | TmaTiling | None
     gated: bool = False
     by_tma: bool = False
 
@@ -174,12 +174,12 @@ INT4_CASES = [
     Int4Case("int4_g64", 64, 64, 576, BFLOAT16, FlatWgmmaTiling(1, 3, 4)),  # a block with no step of K
     Int4Case("int4_g128_zeros", 5, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2, 2), gated=True),
     Int4Case("int4", 33, 48, 256, FLOAT16, FlatWgmmaTiling(2, 2), gated=True),
-    Int4Case("int4_g128", 1, 72, 640, BFLOAT16, Int4TmaTiling(64, 2, 2), by_tma=True),  # half a step at the end
-    Int4Case("int4_g128_zeros", 11, 97, 1280, FLOAT16, Int4TmaTiling(32, 2, 2, 2), by_tma=True),
-    Int4Case("int4_zeros", 7, 65, 320, BFLOAT16, Int4TmaTiling(64, 3, 3), by_tma=True),  # a warp without a step
-    Int4Case("int4_g64", 16, 64, 576, BFLOAT16, Int4TmaTiling(128, 1, 2, 4), by_tma=True),  # a block without a step
-    Int4Case("int4_g128_zeros", 5, 72, 512, BFLOAT16, Int4TmaTiling(64, 2, 2, 2), gated=True, by_tma=True),
-    Int4Case("int4", 2, 40, 256, FLOAT16, Int4TmaTiling(32, 1, 2), gated=True, by_tma=True),
+    Int4Case("int4_g128", 1, 72, 640, BFLOAT16, TmaTiling(64, 2, 2), by_tma=True),  # half a step at the end
+    Int4Case("int4_g128_zeros", 11, 97, 1280, FLOAT16, TmaTiling(32, 2, 2, 2), by_tma=True),
+    Int4Case("int4_zeros", 7, 65, 320, BFLOAT16, TmaTiling(64, 3, 3), by_tma=True),  # a warp without a step
+    Int4Case("int4_g64", 16, 64, 576, BFLOAT16, TmaTiling(128, 1, 2, 4), by_tma=True),  # a block without a step
+    Int4Case("int4_g128_zeros", 5, 72, 512, BFLOAT16, TmaTiling(64, 2, 2, 2), gated=True, by_tma=True),
+    Int4Case("int4", 2, 40, 256, FLOAT16, TmaTiling(32, 1, 2), gated=True, by_tma=True),
 ]
 LARGE_INT4_CASES = [
     Int4Case(name, m, n, k, BFLOAT16, None, gated)
@@ -249,10 +249,10 @@ def check_int4(case, device):
 
 
 NF4_CASES = [
-    Int4Case("nf4", 1, 72, 640, BFLOAT16, Int4TmaTiling(64, 2, 2)),  # half a step at the end
-    Int4Case("nf4, not nested", 7, 97, 1280, FLOAT16, Int4TmaTiling(32, 2, 2, 2)),
-    Int4Case("nf4", 8, 65, 320, BFLOAT16, Int4TmaTiling(64, 3, 3)),  # a warp without a step
-    Int4Case("nf4", 5, 72, 512, FLOAT16, Int4TmaTiling(64, 2, 2, 2), gated=True),
+    Int4Case("nf4", 1, 72, 640, BFLOAT16, TmaTiling(64, 2, 2)),  # half a step at the end
+    Int4Case("nf4, not nested", 7, 97, 1280, FLOAT16, TmaTiling(32, 2, 2, 2)),
+    Int4Case("nf4", 8, 65, 320, BFLOAT16, TmaTiling(64, 3, 3)),  # a warp without a step
+    Int4Case("nf4", 5, 72, 512, FLOAT16, TmaTiling(64, 2, 2, 2), gated=True),
 ]
 LARGE_NF4_CASES = [
     Int4Case(name, m, n, k, dtype, None, gated)

@@ -9,7 +9,7 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_gemm, int4_tma, int4_wgmma, nf4_tma, tensor_core
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_gemm, int4_tma, int4_wgmma, nf4_tma, tensor_core, tma_tiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
@@ -87,7 +87,7 @@ def test_every_number_of_rows_has_a_tiling_for_int4(m, n, groups, gated):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 64), st.integers(1, 40000), st.booleans())
 def test_every_few_rows_have_a_tiling_for_int4(m, n, gated):
-    int4_wgmma.choose_tiling(int4_wgmma.padded_rows(m), n, gated).check(int4_wgmma.padded_rows(m), int4_wgmma.X_PANELS)
+    int4_wgmma.choose_tiling(int4_wgmma.padded_rows(m), n, gated).check(int4_wgmma.padded_rows(m), tma_tiling.X_PANELS)
 
 
 @settings(max_examples=25, deadline=None)
@@ -106,7 +106,7 @@ def test_what_int4_by_tma_refuses():
         ((64, 4, 6), "a multiple of the warps"),
     ):  # fmt: skip
         with pytest.raises(KernelArgumentError, match=words):
-            int4_tma.int4_tma(x, weight, out, tiling=int4_tma.Int4TmaTiling(*tiling))
+            int4_tma.int4_tma(x, weight, out, tiling=tma_tiling.TmaTiling(*tiling))
 
 
 def test_what_nf4_by_tma_refuses(monkeypatch):
@@ -114,7 +114,7 @@ def test_what_nf4_by_tma_refuses(monkeypatch):
     with pytest.raises(KernelArgumentError, match="takes up to 8 rows of float16 or bfloat16"):
         nf4_tma.nf4_tma(random((9, 256), BFLOAT16, 0), weight, np.empty((9, 4), BFLOAT16))
     with pytest.raises(KernelArgumentError, match="a multiple of the warps"):
-        nf4_tma.nf4_tma(x, weight, np.empty((2, 4), BFLOAT16), tiling=int4_tma.Int4TmaTiling(64, 4, 6))
+        nf4_tma.nf4_tma(x, weight, np.empty((2, 4), BFLOAT16), tiling=tma_tiling.TmaTiling(64, 4, 6))
     for n, gated in ((100, False), (14336, True), (28672, False)):
         nf4_tma.choose_tiling(n, gated).check(nf4_tma.TOKENS)
     monkeypatch.setattr(nf4_tma, "has_wgmma", lambda x: False)

@@ -9,6 +9,7 @@
     int4_naive.py  W4A16: nibbles in groups with a scale, a byte per lane; int4.py: 16 bytes per lane
     int4_tensor_core.py  W4A16: up to 16 rows on tensor cores, for groups of 128
     int4_tma.py   W4A16: up to 16 rows on Hopper, codes by TMA; int4_tma_consumer.py: the warps that multiply them
+    tma_tiling.py  how int4_tma and nf4_tma are divided among blocks and warps
     int4_wgmma.py  W4A16: up to 64 rows on Hopper, weights in wgmma's registers; int4_gemm.py: tiles of many rows
     tensor_core.py  W8A8: any number of rows on Hopper, with the kernels of flat/ and wgmma/
     nf4.py        W4A16: nibbles that look up one of 16 numbers; nf4_tma.py: up to 8 rows on Hopper, bytes that look up two

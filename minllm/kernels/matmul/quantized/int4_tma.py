@@ -23,7 +23,6 @@ Source: Frantar et al. 2024, "MARLIN", section 3.4 (the conversion); PTX ISA, "M
 """
 
 import functools
-from typing import NamedTuple
 
 from numba import cuda, float32, int32
 
@@ -32,11 +31,11 @@ from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma, mainloop_of
 from minllm.kernels.matmul.flat.output import PADDING, make_write, stored_together
-from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES, SHARED_BYTES_OF_A_BLOCK
 from minllm.kernels.matmul.quantized import int4_wgmma
 from minllm.kernels.matmul.quantized.int4_tma_consumer import make_consume
-from minllm.kernels.matmul.quantized.int4_wgmma import STEP, X_PANELS, check_product
-from minllm.runtime.kernel import check, kernel
+from minllm.kernels.matmul.quantized.int4_wgmma import check_product
+from minllm.kernels.matmul.quantized.tma_tiling import STEP, X_PANELS, TmaTiling, make_added
+from minllm.runtime.kernel import kernel
 from minllm.tiles.pipeline import make_pipeline
 from minllm.tiles.warp import WARP
 from minllm.tiles.warpgroup import sync_blocks
@@ -44,72 +43,8 @@ from minllm.tiles.warpgroup import sync_blocks
 MOST_ROWS = 16
 
 
-class Int4TmaTiling(NamedTuple):
-    """A block has `rows` of weight, `warps` and `stages` steps in flight; `splits` blocks of a cluster split K.
-
-    stages is a multiple of warps, so that a warp always meets the stages that it released itself: the parity for which a wait asks does not
-    tell a stage that is full from one that has not been full for the step before, which another warp might still wait for.
-    """
-
-    rows: int
-    warps: int
-    stages: int
-    splits: int = 1
-
-    sharers = 1  # of a tile of x: blocks share none
-
-    @property
-    def threads(self) -> int:
-        """The consumers, and the producer's warp."""
-        return (self.warps + 1) * WARP
-
-    def blocks(self, tokens: int) -> int:
-        """Blocks per SM for which registers suffice: 128 of a thread for 64 rows and 8 tokens, 200 for 16."""
-        return max(1, (16 if self.rows * tokens <= 512 else 10) // (self.warps + 1))
-
-    def stage_bytes(self, tokens: int, x_panels: int = X_PANELS) -> int:
-        """Bytes of a step's codes and of its x."""
-        return (self.rows + tokens * x_panels) * LINE_BYTES
-
-    def sums_bytes(self, tokens: int) -> int:
-        """Bytes of the float32 sums of all warps."""
-        return self.warps * tokens * (self.rows + PADDING) * 4
-
-    def shared_bytes(self, tokens: int, x_panels: int = X_PANELS) -> int:
-        """The ring, or the sums that later lie in its place, two barriers per stage, and room to begin at a multiple of 1024."""
-        return max(self.stages * self.stage_bytes(tokens, x_panels), self.sums_bytes(tokens)) + 16 * self.stages + 1024
-
-    def check(self, tokens: int, x_panels: int = X_PANELS) -> None:
-        """Raise KernelArgumentError unless it can be launched for `tokens` padded rows of x."""
-        check(self.rows in (32, 64, 128) and self.splits in (1, 2, 3, 4, 8), f"{self}: 32, 64 or 128 rows, and 1, 2, 3, 4 or 8 splits")
-        check(1 <= self.warps <= 16, f"{self}: 1 to 16 warps")
-        shared_bytes = self.shared_bytes(tokens, x_panels)
-        room = f"{self}, {tokens} rows: {shared_bytes} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
-        check(shared_bytes <= SHARED_BYTES_OF_A_BLOCK, room)
-        check(self.stages >= 2 and self.stages % self.warps == 0, f"{self}: at least 2 stages, a multiple of the warps")
-
-
-def make_added(splits: int, warps: int, words: int):
-    """The device function that adds four neighbouring sums over warps, `words` apart, and over the blocks of a cluster."""
-
-    @cuda.jit(device=True, forceinline=True)
-    def added(sums, start, place):
-        address = ptx.shared_address(sums, start + place)
-        a, b, c, d = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
-        for split in range(splits):
-            for warp in range(warps):
-                if splits == 1:
-                    e, f, g, h = ptx.load_float32(sums, start + place + warp * words)
-                else:
-                    e, f, g, h = ptx.ld_shared_cluster_v4_f32(ptx.mapa(address + 4 * warp * words, split))
-                a, b, c, d = a + e, b + f, c + g, d + h
-        return a, b, c, d
-
-    return added
-
-
 @functools.cache
-def int4_tma_kernel(tokens: int, tiling: Int4TmaTiling, group_size: int, dtype: str, gated: bool, together: int):
+def int4_tma_kernel(tokens: int, tiling: TmaTiling, group_size: int, dtype: str, gated: bool, together: int):
     """The kernel for x of `dtype` and up to `tokens` rows, 8 or 16; gated and together as in flat_wgmma_kernel."""
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(tokens), 1)  # one warp releases a stage
     consume = make_consume(tokens, tiling, dtype, group_size, gated, pipeline)
@@ -149,13 +84,13 @@ def fits(x, weight) -> bool:
     return x.shape[0] <= MOST_ROWS and int4_wgmma.fits(x, weight)
 
 
-def choose_tiling(n: int, gated: bool) -> Int4TmaTiling:
+def choose_tiling(n: int, gated: bool) -> TmaTiling:
     """Three blocks per SM, of four warps each and a stage per warp; K is split if there are fewer blocks."""
     rows = 2 * n if gated else n
-    return Int4TmaTiling(64, warps=4, stages=4, splits=1 if rows > 8192 else 4)
+    return TmaTiling(64, warps=4, stages=4, splits=1 if rows > 8192 else 4)
 
 
-def run(x, weight, out, bias, stream, tiling: Int4TmaTiling | None, gated: bool) -> None:
+def run(x, weight, out, bias, stream, tiling: TmaTiling | None, gated: bool) -> None:
     """Launch after checks."""
     check_product(x, weight, out, bias, gated, MOST_ROWS)
     if 0 in out.shape:
@@ -168,7 +103,7 @@ def run(x, weight, out, bias, stream, tiling: Int4TmaTiling | None, gated: bool)
     launch_flat_wgmma(chosen, x, weight.codes.view("uint16"), arguments, tokens, tiling, tiles, gated, stream, X_PANELS)
 
 
-def int4_tma(x, weight, out, bias=None, stream=None, tiling: Int4TmaTiling | None = None) -> None:
+def int4_tma(x, weight, out, bias=None, stream=None, tiling: TmaTiling | None = None) -> None:
     """Write x @ weight.T + bias into `out` [M, N]: x [M, K], M <= 16, float16 or bfloat16; weight: an Int4Weight without minimums.
 
     out and bias are of x's dtype or float32. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else (see
@@ -177,6 +112,6 @@ def int4_tma(x, weight, out, bias=None, stream=None, tiling: Int4TmaTiling | Non
     run(x, weight, out, bias, stream, tiling, False)
 
 
-def gated_int4_tma(x, gate_up, out, stream=None, tiling: Int4TmaTiling | None = None) -> None:
+def gated_int4_tma(x, gate_up, out, stream=None, tiling: TmaTiling | None = None) -> None:
     """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I]; gate_up: an Int4Weight [2 I, K], the gate's rows first. Errors as above."""
     run(x, gate_up, out, None, stream, tiling, True)

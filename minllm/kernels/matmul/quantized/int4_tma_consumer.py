@@ -18,14 +18,14 @@ from minllm.kernels.matmul.flat.output import PADDING
 from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES
 from minllm.kernels.matmul.fragments import MULTIPLY
 from minllm.kernels.matmul.quantized.int4_tensor_core import MIDDLE
-from minllm.kernels.matmul.quantized.int4_wgmma import MOST_INPUTS, STEP, make_row_of
+from minllm.kernels.matmul.quantized.int4_wgmma import MOST_INPUTS
+from minllm.kernels.matmul.quantized.tma_tiling import CHUNK_BYTES, STEP, TILE_ROWS, make_keep_sums, make_row_of
 from minllm.kernels.vector import load_words
 from minllm.tiles.pipeline import BARRIER_BYTES, Pipeline
 from minllm.tiles.warp import WARP
 from minllm.tiles.warpgroup import uniform
 
-CHUNK, CHUNK_BYTES = 32, 16  # inputs whose codes are 16 bytes of a row
-TILE_ROWS = 16  # rows of weight of an mma.sync
+CHUNK = 32  # inputs whose codes are CHUNK_BYTES of a row
 
 
 class Offset(NamedTuple):
@@ -111,23 +111,6 @@ def make_groups(tokens: int, rows: int, group_size: int, dtype: str):
                         sums[at] += values[row] * (biased[at] + offsets[row] * plain[4 * block + i])
 
     return load_scales, add_group
-
-
-def make_keep_sums(tokens: int, rows: int):
-    """The device function that stores a lane's sums in shared memory."""
-    blocks, tiles, stride = tokens // 8, rows // TILE_ROWS, rows + PADDING
-
-    @cuda.jit(device=True, forceinline=True)
-    def keep_sums(sums, memory, start, lane):
-        """memory[start + token * stride + row] = sums; columns 2 t and 2 t + 1 are tokens t and t + 4."""
-        place = uint32(start + (lane & 3) * stride + (lane >> 2))
-        for tile in range(tiles):
-            for block in range(blocks):
-                at, here = 4 * (tile * blocks + block), uint32(place + 8 * block * stride + TILE_ROWS * tile)
-                memory[here], memory[here + 4 * stride] = sums[at], sums[at + 1]
-                memory[here + 8], memory[here + 4 * stride + 8] = sums[at + 2], sums[at + 3]
-
-    return keep_sums
 
 
 def make_consume(tokens: int, tiling, dtype: str, group_size: int, halves: bool, pipeline: Pipeline):

@@ -25,6 +25,7 @@ from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma, mainloop_of
 from minllm.kernels.matmul.flat.output import make_keep_sums, make_write, stored_together
 from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES, FlatWgmmaTiling, deepest
+from minllm.kernels.matmul.quantized.tma_tiling import STEP, X_PANELS, make_row_of
 from minllm.kernels.vector import load_words
 from minllm.runtime.kernel import check, kernel
 from minllm.tiles.pipeline import Pipeline, make_pipeline
@@ -33,7 +34,7 @@ from minllm.tiles.warpgroup import THREADS, sync_blocks
 from minllm.tiles.wgmma import make_wgmma
 
 MOST_ROWS = 64
-X_PANELS, STEP, MOST_INPUTS = 4, 256, 128  # lines of x per line of codes; inputs of a step, and of the registers that wgmma reads
+MOST_INPUTS = 128  # of the registers that wgmma reads
 MAGIC = {"bfloat16": (0x4300, 128.0, 0x3F803F80), "float16": (0x6400, 1024.0, 0x3C003C00)}  # bits before a nibble; their number; two ones
 MIDDLE = 8  # the zero point of symmetric groups
 
@@ -77,18 +78,6 @@ def make_zero_pair(dtype: str):
         return pack(value, value)
 
     return zero_pair
-
-
-def make_row_of(rows: int, halves: bool):
-    """The device function that gives the row of weight at a place of a block's tile, or any beyond the edge; halves: gate and up."""
-
-    @cuda.jit(device=True, forceinline=True)
-    def row_of(row, share, last):
-        if halves and row >= rows // 2:
-            return uint32(min(int32(share.second_row + row - rows // 2), last))
-        return uint32(min(int32(share.row + row), last))
-
-    return row_of
 
 
 def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, group_size: int, halves: bool, pipeline: Pipeline):

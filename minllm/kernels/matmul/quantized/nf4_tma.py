@@ -28,10 +28,17 @@ from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma, mainloop_of
 from minllm.kernels.matmul.flat.output import PADDING, make_write, stored_together
 from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES
 from minllm.kernels.matmul.fragments import MULTIPLY
-from minllm.kernels.matmul.quantized.int4_tma import Int4TmaTiling, make_added
-from minllm.kernels.matmul.quantized.int4_tma_consumer import CHUNK_BYTES, TILE_ROWS, make_keep_sums
-from minllm.kernels.matmul.quantized.int4_wgmma import STEP, X_PANELS, make_row_of
 from minllm.kernels.matmul.quantized.nf4 import BLOCK_SHIFT, NESTED_SHIFT
+from minllm.kernels.matmul.quantized.tma_tiling import (
+    CHUNK_BYTES,
+    STEP,
+    TILE_ROWS,
+    X_PANELS,
+    TmaTiling,
+    make_added,
+    make_keep_sums,
+    make_row_of,
+)
 from minllm.kernels.vector import load_words
 from minllm.runtime.kernel import check, kernel
 from minllm.tiles.pipeline import BARRIER_BYTES, Pipeline, make_pipeline
@@ -130,7 +137,7 @@ def make_scales(rows: int):
     return find_scales, add_block
 
 
-def make_consume(tiling: Int4TmaTiling, dtype: str, halves: bool, pipeline: Pipeline):
+def make_consume(tiling: TmaTiling, dtype: str, halves: bool, pipeline: Pipeline):
     """The device function of a consuming warp: the sums of its steps for all rows and tokens, left in shared memory."""
     (rows, warps, _, _), own, stage_bytes = tiling, tiling.rows // 8, tiling.stage_bytes(TOKENS)
     registers, weight_words, panel_words = own * 2, rows * LINE_BYTES // 4, TOKENS * LINE_BYTES // 4
@@ -188,7 +195,7 @@ def make_consume(tiling: Int4TmaTiling, dtype: str, halves: bool, pipeline: Pipe
 
 
 @functools.cache
-def nf4_tma_kernel(tiling: Int4TmaTiling, dtype: str, gated: bool, together: int):
+def nf4_tma_kernel(tiling: TmaTiling, dtype: str, gated: bool, together: int):
     """The kernel for x of `dtype`; gated and together as in flat_wgmma_kernel."""
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(TOKENS), 1)  # one warp releases a stage
     consume, splits, consumers = make_consume(tiling, dtype, gated, pipeline), tiling.splits, tiling.warps * WARP
@@ -230,12 +237,12 @@ def fits(x, weight) -> bool:
     return x.shape[0] <= TOKENS and x.dtype in HALF_DTYPES and rows_begin_on(16, x, weight.codes)
 
 
-def choose_tiling(n: int, gated: bool) -> Int4TmaTiling:
+def choose_tiling(n: int, gated: bool) -> TmaTiling:
     """Two blocks per SM, and a stage per warp; K is split if there are fewer blocks. An estimate that has not been measured."""
-    return Int4TmaTiling(64, 6, 6) if (2 * n if gated else n) > 8192 else Int4TmaTiling(64, 4, 4, 4)
+    return TmaTiling(64, 6, 6) if (2 * n if gated else n) > 8192 else TmaTiling(64, 4, 4, 4)
 
 
-def run(x, weight, out, bias, stream, tiling: Int4TmaTiling | None, gated: bool) -> None:
+def run(x, weight, out, bias, stream, tiling: TmaTiling | None, gated: bool) -> None:
     """Launch after checks."""
     (m, k), n = x.shape, weight.codes.shape[0]
     words = f"x is {x.dtype} {[m, k]}; this product of NF4 takes up to {TOKENS} rows of float16 or bfloat16 that begin on multiples of 16"
@@ -254,7 +261,7 @@ def run(x, weight, out, bias, stream, tiling: Int4TmaTiling | None, gated: bool)
     launch_flat_wgmma(chosen, x, weight.codes.view("uint16"), arguments, TOKENS, tiling, tiles, gated, stream, X_PANELS)
 
 
-def nf4_tma(x, weight, out, bias=None, stream=None, tiling: Int4TmaTiling | None = None) -> None:
+def nf4_tma(x, weight, out, bias=None, stream=None, tiling: TmaTiling | None = None) -> None:
     """Write x @ weight.T + bias into `out` [M, N]: x [M, K], M <= 8, float16 or bfloat16; weight: an Nf4Weight.
 
     out and bias are of x's dtype or float32. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else (see
@@ -263,6 +270,6 @@ def nf4_tma(x, weight, out, bias=None, stream=None, tiling: Int4TmaTiling | None
     run(x, weight, out, bias, stream, tiling, False)
 
 
-def gated_nf4_tma(x, gate_up, out, stream=None, tiling: Int4TmaTiling | None = None) -> None:
+def gated_nf4_tma(x, gate_up, out, stream=None, tiling: TmaTiling | None = None) -> None:
     """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I]; gate_up: an Nf4Weight [2 I, K], the gate's rows first. Errors as above."""
     run(x, gate_up, out, None, stream, tiling, True)

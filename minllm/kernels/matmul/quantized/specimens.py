@@ -22,6 +22,7 @@ from minllm.kernels.matmul.quantized import (
     nf4_tma,
     row_groups,
     tensor_core,
+    tma_tiling,
 )
 from minllm.kernels.matmul.quantized.arguments import WARPS
 from minllm.kernels.matmul.quantized.rows import THREADS, quantize_rows_kernel, quantize_vectors_kernel
@@ -187,7 +188,7 @@ def int4_wgmma_specimens(dtype, matrix):
             kernel = int4_wgmma.int4_wgmma_kernel(tokens, tiling, group_size, dtype, gated, 8)
             arguments = (types.uint64, types.uint64, SCALES, zeros, types.none, matrix, types.int32)
             name = f"matmul/int4_wgmma/{'gated/' if gated else ''}{tokens}/{group_size}/{dtype}"
-            shared_bytes = tiling.shared_bytes(tokens, int4_wgmma.X_PANELS)
+            shared_bytes = tiling.shared_bytes(tokens, tma_tiling.X_PANELS)
             contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
             yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes, contains, targets=((9, 0),))
 
