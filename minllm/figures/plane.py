@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from minllm.figures.figure import FONT_SIZE, GRID, MUTED, NARROW, element, headed, label, title_lines
+from minllm.figures.figure import FONT_SIZE, GRID, MUTED, NARROW, element, headed, label, text_width, title_lines
 from minllm.figures.scale import Scale, short
 
 WIDTH, PLOT = NARROW, 250.0  # of the figure; height between the axes' ends
@@ -46,7 +46,8 @@ class Plane:
         drawn, below = headed(self.title, WIDTH)
         for tick in x.ticks():
             drawn.append(element("line", x1=x(tick), x2=x(tick), y1=top, y2=bottom, stroke=GRID))
-            drawn.append(label(x(tick), bottom + 16, short(tick), "middle", fill=MUTED))
+            centre = min(x(tick), WIDTH - text_width(short(tick)) / 2)  # a long number at the axis's end stays inside the figure
+            drawn.append(label(centre, bottom + 16, short(tick), "middle", fill=MUTED))
         for tick in y.ticks():
             drawn.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(tick), y2=y(tick), stroke=GRID))
             drawn.append(label(LEFT - 6, y(tick) + 4, short(tick), "end", fill=MUTED))

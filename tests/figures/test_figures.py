@@ -21,6 +21,7 @@ FIGURES = {
     "bars, log": bars([Bar("a", 1e-3), Bar("b", 1e3)], "s", "Ladder", limit=1e4, log=True, caption="recorded on an H200"),
     "curves": curves({"one": [(1, 2.0), (7, 3.0)], "two": [(1, 1.0), (7, 9.0)]}, "context", "ms", "Time"),
     "curves, log": curves({"one": [(1, 2.0), (1e6, 3e3)]}, "context", "ms", "Time", log_x=True, log_y=True),
+    "curves to a long number": curves({"one": [(1, 2.0), (1000, 9.0)]}, "tokens", "µs", "Time", log_x=True),
     "curves, all zero": curves({"waiting": [(0.0, 0.0), (5.0, 0.0)]}, "seconds", "requests", "Batch", marks=False),
     "curves, long names": curves(
         {f"a series with a rather long name, {i}": [(i, 1.0), (7, 9.0)] for i in range(5)}, "context", "ms", "A title of two lines " * 5
@@ -67,6 +68,15 @@ def test_marks_stay_inside_the_frame(figure):
             ("y2", height),
         ):
             assert -1 <= float(mark.get(name, 0)) <= size + 1, ElementTree.tostring(mark)
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
+def test_centred_labels_stay_inside_the_frame(figure):
+    svg = ElementTree.fromstring(figure.svg)
+    width = float(svg.get("viewBox").split()[2])
+    for mark in svg.iter("text" if svg.tag == "svg" else "{http://www.w3.org/2000/svg}text"):
+        if mark.get("text-anchor") == "middle":
+            assert float(mark.get("x")) + text_width("".join(mark.itertext())) / 2 <= width + 1, ElementTree.tostring(mark)
 
 
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
