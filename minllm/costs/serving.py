@@ -86,7 +86,7 @@ class StepCosts:
         return max(moved, computed)
 
     def other_seconds(self, verifies: bool) -> float:
-        """The floor of everything that speculation does not wait for: nothing."""
+        """The floor of launches, with or without drafts to verify: none."""
         return 0.0
 
     @property

@@ -29,8 +29,8 @@ from minllm.weights.formats import WEIGHT_FORMATS
 
 LAUNCH, START_OF_INT4, OVERLAP_NORM = 3.1e-6, 14e-6, 2.43
 OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.036, 1.012, 1.85, 0.00637  # of the rates of a copy and of cuBLAS in bfloat16
-INT4_OF_GEMM = 0.94  # E
-KERNELS_OF_DRAFTS = 5  # that accept drafts and find new n-grams
+INT4_OF_GEMM = 0.94  # E: the share of the rate of 16-bit products
+KERNELS_OF_DRAFTS = 5  # a step's kernels that accept drafts and find new n-grams
 FUSED_ROWS = 64  # up to which 16-bit products' kernels compute norms and rotations too
 JOINED = "MLP activation"  # computed by the kernel of gate and up
 FEW_ROWS, TILE_ROWS = 256, 128

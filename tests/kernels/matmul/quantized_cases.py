@@ -212,32 +212,17 @@ LARGE_INT4_GEMM_CASES = [
 ]  # fmt: skip
 
 
-def check_int4_gemm(case, device):
-    """Within one rounding, and the error of float32 sums, of the float64 result of the weights as they are rounded."""
-    found, x = WEIGHT_FORMATS[case.name], random((case.m, case.k), case.dtype, 0)
-    weight = found.encode(random(((2 if case.gated else 1) * case.n, case.k), FLOAT32, 1, 0.1))
-    bias, out = None if case.gated else random((case.n,), case.dtype, 2), poisoned(device, (case.m, case.n), case.dtype)
-    rounded = found.dequantize(weight._replace(scales=weight.scales.astype(case.dtype).astype(FLOAT32))).astype(case.dtype)
-    expected = x.astype(np.float64) @ rounded.astype(np.float64).T
-    on_device = type(weight)(*(None if one is None else device.array(one) for one in weight))
-    if case.gated:
-        int4_gemm.gated_int4_gemm(device.array(x), on_device, out.array, tiling=case.tiling)
-        gate, up = expected[:, : case.n], expected[:, case.n :]
-        expected = gate / (1 + np.exp(-gate)) * up
-    else:
-        int4_gemm.int4_gemm(device.array(x), on_device, out.array, device.array(bias), tiling=case.tiling)
-        expected = expected + bias.astype(np.float64)
-    assert_close(out.result(), expected, case.dtype, slack=2e-5)
+def weight_of(case):
+    """The numbers of a case's weight, gate and up for a gated product."""
+    return random(((2 if case.gated else 1) * case.n, case.k), FLOAT32, 1, 0.1)
 
 
-def check_int4(case, device):
-    """The result is within one rounding, and the error of float32 sums, of the float64 result of the codes."""
-    found, x = WEIGHT_FORMATS[case.name], random((case.m, case.k), case.dtype, 0)
-    weight = found.encode(random(((2 if case.gated else 1) * case.n, case.k), FLOAT32, 1, 0.1))
+def check_product(case, device, weight, numbers, plain, gated):
+    """The result is within one rounding, and the error of float32 sums, of the float64 result of the `numbers` that `weight` stands for."""
+    x = random((case.m, case.k), case.dtype, 0)
     bias, out = None if case.gated else random((case.n,), case.dtype, 2), poisoned(device, (case.m, case.n), case.dtype)
-    expected = x.astype(np.float64) @ found.dequantize(weight).astype(np.float64).T
+    expected = x.astype(np.float64) @ numbers.astype(np.float64).T
     on_device = type(weight)(*(None if one is None else device.array(one) for one in weight))
-    plain, gated = (int4_tma.int4_tma, int4_tma.gated_int4_tma) if case.by_tma else (int4_wgmma.int4_wgmma, int4_wgmma.gated_int4_wgmma)
     if case.gated:
         gated(device.array(x), on_device, out.array, tiling=case.tiling)
         gate, up = expected[:, : case.n], expected[:, case.n :]
@@ -246,6 +231,22 @@ def check_int4(case, device):
         plain(device.array(x), on_device, out.array, device.array(bias), tiling=case.tiling)
         expected = expected + bias.astype(np.float64)
     assert_close(out.result(), expected, case.dtype, slack=2e-5)
+
+
+def check_int4_gemm(case, device):
+    """The numbers are the weights as they are rounded to x's dtype, and so are the scales before."""
+    found = WEIGHT_FORMATS[case.name]
+    weight = found.encode(weight_of(case))
+    rounded = found.dequantize(weight._replace(scales=weight.scales.astype(case.dtype).astype(FLOAT32))).astype(case.dtype)
+    check_product(case, device, weight, rounded, int4_gemm.int4_gemm, int4_gemm.gated_int4_gemm)
+
+
+def check_int4(case, device):
+    """The numbers are those of the codes."""
+    found = WEIGHT_FORMATS[case.name]
+    weight = found.encode(weight_of(case))
+    plain, gated = (int4_tma.int4_tma, int4_tma.gated_int4_tma) if case.by_tma else (int4_wgmma.int4_wgmma, int4_wgmma.gated_int4_wgmma)
+    check_product(case, device, weight, found.dequantize(weight), plain, gated)
 
 
 NF4_CASES = [
@@ -265,21 +266,10 @@ LARGE_NF4_CASES = [
 
 
 def check_nf4(case, device):
-    """Within one rounding, and the error of float32 sums, of the float64 result of the codes, whose 16 numbers are rounded to x's dtype."""
-    found, x = WEIGHT_FORMATS["nf4"], random((case.m, case.k), case.dtype, 0)
-    matrix = random(((2 if case.gated else 1) * case.n, case.k), FLOAT32, 1, 0.1)
+    """The numbers are those of the codes, whose table of 16 is rounded to x's dtype."""
+    found, matrix = WEIGHT_FORMATS["nf4"], weight_of(case)
     weight = found.encode(matrix)
     if case.name != "nf4":
         weight = weight._replace(absmax=quantize_blocks(matrix)[1], nested=None)
-    bias, out = None if case.gated else random((case.n,), case.dtype, 2), poisoned(device, (case.m, case.n), case.dtype)
     rounded = found.dequantize(weight._replace(table=weight.table.astype(case.dtype).astype(FLOAT32)))
-    expected = x.astype(np.float64) @ rounded.astype(np.float64).T
-    on_device = type(weight)(*(None if one is None else device.array(one) for one in weight))
-    if case.gated:
-        nf4_tma.gated_nf4_tma(device.array(x), on_device, out.array, tiling=case.tiling)
-        gate, up = expected[:, : case.n], expected[:, case.n :]
-        expected = gate / (1 + np.exp(-gate)) * up
-    else:
-        nf4_tma.nf4_tma(device.array(x), on_device, out.array, device.array(bias), tiling=case.tiling)
-        expected = expected + bias.astype(np.float64)
-    assert_close(out.result(), expected, case.dtype, slack=2e-5)
+    check_product(case, device, weight, rounded, nf4_tma.nf4_tma, nf4_tma.gated_nf4_tma)

@@ -61,7 +61,9 @@ def parts_of(sizes, longest, warps):
 def copying_warps(blocks, warps):
     """Warps of a block that takes all keys of its rows, which need `warps`; more copy keys faster, where blocks are few."""
     per_sm = blocks / sms_here()
-    return max(warps, warps_of(64) if per_sm <= BLOCKS_PER_SM / 2 else 2 if per_sm <= 2 * BLOCKS_PER_SM else 1)
+    if per_sm <= BLOCKS_PER_SM / 2:
+        return max(warps, warps_of(64))
+    return max(warps, 2) if per_sm <= 2 * BLOCKS_PER_SM else warps
 
 
 def workspace_shapes(query, key_cache, block_tables):

@@ -41,7 +41,7 @@ from minllm.tiles.wgmma import make_wgmma
 STEP, CODE_BYTES = 64, 32  # inputs of a step, and the bytes of their codes in a row of weight: the swizzle's span
 WORDS = STEP // 8  # of codes, in a row of a step
 SHARED_BYTES_OF_A_BLOCK = 227 * 1024
-MOST_TOKENS = 256  # rows of x of a block
+MOST_TOKENS = 256  # the most rows of x per block
 MINUS_ZEROS = 0x80008000  # a pair: fma with it multiplies, and keeps the sign of zero
 
 
@@ -209,13 +209,13 @@ class Codes(NamedTuple):
     """What a lane needs to decode: arrays, its rows of weight, and registers that it fills for each step."""
 
     scales: Any  # [N, groups]
-    zeros: Any  # alike, or None
-    low: int
-    high: int
-    mask: int  # of two codes in a word
+    zeros: Any  # [N, groups], or None
+    low: int  # the lane's first row of weight
+    high: int  # its second
+    mask: int  # picks two codes of a word
     values: Any  # float32: zeros and scales of a step's groups
     pairs: Any  # the same as pairs of 16-bit floats
-    words: Any  # codes
+    words: Any  # the codes of both rows
 
 
 def make_consume(tiling: Int4GemmTiling, dtype: str, group_size: int, gated: bool, pipeline):

@@ -114,7 +114,7 @@ def make_groups(tokens: int, rows: int, group_size: int, dtype: str):
 
 
 def make_consume(tokens: int, tiling, dtype: str, group_size: int, halves: bool, pipeline: Pipeline):
-    """The device function of a consuming warp: the sums of its steps for all rows and tokens, left in shared memory; an Int4TmaTiling."""
+    """The device function of a consuming warp: the sums of its steps for all rows and tokens, left in shared memory; a TmaTiling."""
     (rows, warps, _, _), blocks, tiles, one_pair = tiling, tokens // 8, tiling.rows // TILE_ROWS, OFFSETS[dtype].ones
     inputs, registers, plain_registers = min(group_size, MOST_INPUTS), tiles * blocks * 4, 4 * blocks
     parts, chunks, own, warp_words = STEP // inputs, inputs // CHUNK, 2 * tiles, tokens * (rows + PADDING)

@@ -34,7 +34,7 @@ from minllm.tiles.warpgroup import THREADS, sync_blocks
 from minllm.tiles.wgmma import make_wgmma
 
 MOST_ROWS = 64
-MOST_INPUTS = 128  # of the registers that wgmma reads
+MOST_INPUTS = 128  # the most inputs whose weights lie in registers at a time
 MAGIC = {"bfloat16": (0x4300, 128.0, 0x3F803F80), "float16": (0x6400, 1024.0, 0x3C003C00)}  # bits before a nibble; their number; two ones
 MIDDLE = 8  # the zero point of symmetric groups
 

@@ -46,9 +46,9 @@ from minllm.tiles.warp import ALL_LANES, WARP
 from minllm.tiles.warpgroup import sync_blocks
 
 TOKENS = 8  # the columns of mma.sync
-BLOCKS = STEP >> BLOCK_SHIFT  # of a step, in each row of weight
+BLOCKS = STEP >> BLOCK_SHIFT  # blocks of NF4 in a step of a row of weight
 BYTES = 256  # entries of the table of pairs
-COPIES = BYTES * WARP  # pairs: a copy of the table for each lane
+COPIES = BYTES * WARP  # pairs in shared memory: each lane has a copy of the table
 PAIRS_BYTES = 4 * COPIES
 EVEN, ODD = 0x5410, 0x7632  # prmt: the lower and the upper halves of two words
 

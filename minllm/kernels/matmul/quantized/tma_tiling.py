@@ -15,7 +15,7 @@ from minllm.runtime.kernel import check
 from minllm.tiles.warp import WARP
 
 X_PANELS, STEP = 4, 256  # lines of x per line of codes; inputs of a step
-CHUNK_BYTES = 16  # of a row: the codes of 32 inputs
+CHUNK_BYTES = 16  # the codes of 32 inputs of a row
 TILE_ROWS = 16  # rows of weight of an mma.sync
 
 
