@@ -29,7 +29,7 @@ PLAIN = {
 # The lessons' own measurements: parts of tools/measure_lessons.py.
 LESSONS = {"copy": "copy", "cache": "cache", "splits": "splits", "length": "model", "batch": "model"}
 # Options of `minllm bench step`, `speculation` and `serve` that may be repeated.
-REPEATED = {"step": ("model", "batch"), "speculation": ("batch", "acceptance"), "serve": ("request-rate",)}
+REPEATED = {"step": ("model", "batch"), "speculation": ("batch", "acceptance", "num-speculative-tokens"), "serve": ("request-rate",)}
 
 
 class Command(NamedTuple):
@@ -89,7 +89,7 @@ def serve_options(row: Row) -> list[tuple[str, str]]:
     """A list of requests or their lengths, and what the row varies."""
     case = found(row, request_list=r"(mixed-prompts|nano-vllm|tensorrt-llm-\d+-\d+)")
     case = case or found(row, num_prompts=r"(\d+) requests", input_len=r"prompts ([\d,]*\d)", output_len=r"outputs (\d+)")
-    case += found(row, request_rate=r"(\d+) requests/s")
+    case += found(row, request_rate=r"(\d+) requests/s", quantization=r"weights in (\w+)")
     case += [("compare-policies", "")] if "requests/s" in row["case"] else []
     case += [("kv-cache-memory-bytes", "1000000000"), ("compare-preemption", "")] if "KV cache of 1 GB" in row["case"] else []
     case += [(name, value.replace(",", "")) for name, value in found(row, max_num_batched_tokens=r"([\d,]+) tokens per step")]
@@ -98,14 +98,22 @@ def serve_options(row: Row) -> list[tuple[str, str]]:
     return case + ([("profile", "DIR")] if row["benchmark"].startswith("serving, ") else [])
 
 
+def speculation_options(row: Row) -> list[tuple[str, str]]:
+    """The options of `minllm bench speculation`."""
+    schedule = [] if "up to" in row["case"] else [("schedule", "constant")]
+    numbers = found(row, batch=r"(\d+) sequence", acceptance=r"([\d.]+) of drafts", num_speculative_tokens=r"(\d+) drafts?\b")
+    return [("draft", row["variant"]), *numbers, *schedule]
+
+
 OF_A_MODEL = {
     "decode": "generate", "prefill": "generate", "time to first token": "generate", "perplexity": "perplexity", "bits a byte": "perplexity",
-    "decode step": "step", "whole prefill": "step", "speculation": "speculation", "speculation step": "speculation",
+    "decode step": "step", "whole prefill": "step",
+    **dict.fromkeys(("speculation", "speculation throughput", "speculation step"), "speculation"),
 }  # fmt: skip
 OPTIONS: Mapping[str, Callable[[Row], Iterable[tuple[str, str]]]] = {
     "generate": lambda row: found(row, prompt_tokens=r"prompt (\d+)", tokens=r"new (\d+)"),
     "perplexity": lambda row: [],
     "step": lambda row: found(row, batch=r"batch (\d+)", context=r"context (\d+)", prompt=r", (\d+) tokens"),
-    "speculation": lambda row: [("draft", row["variant"]), *found(row, batch=r"(\d+) sequence", acceptance=r"([\d.]+) of drafts")],
+    "speculation": speculation_options,
     "serve": serve_options,
 }

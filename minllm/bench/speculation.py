@@ -2,13 +2,14 @@
 
 Weights without training are right about nothing, so for shapes chance accepts drafts at given rates (kernels/speculation/synthetic.py), and
 every line says so. Models with weights of their own continue text that none of them has seen, and their drafts are accepted as they are.
-The number of drafts of a step is the engine's own choice, up to the most that are asked for.
+The number of drafts of a step is the engine's own choice, up to the most that are asked for, unless the schedule is constant.
 
     speed      generated tokens per second of the steps in which all sequences decode: no prompt is left, and none has ended
     step       seconds per step of these
     predicted  the largest speed-up of costs/speculation.py at the acceptance that was measured
 """
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -55,24 +56,25 @@ class Measured:
 
 
 def run(
-    model: str, options: dict[str, Any], *, draft: str, num_speculative_tokens: int, acceptance: Many[float], batches: Many[int],
-    prompt_tokens: int, tokens: int, repeats: int, json_file: Path | None,
+    model: str, options: dict[str, Any], *, draft: str, num_speculative_tokens: Many[int], acceptance: Many[float], batches: Many[int],
+    prompt_tokens: int, tokens: int, repeats: int, json_file: Path | None, schedule: str = "adaptive",
 ) -> None:  # fmt: skip
-    """Measure, print a line per rate and batch, write the record. draft: "ngram", or as `model`. `options` are those of LLM()."""
+    """Measure, print a line per case, write the record after each engine. draft: "ngram", or as `model`. `options` are those of LLM()."""
     check_model(model)
     if acceptance and shape_of(model) is None:
         raise InvalidOptionError(f"--acceptance is for shapes with random weights, and {model} has weights of its own: leave it out.")
     rates = list(acceptance) or ([0.8] if shape_of(model) is not None else [None])
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
-    options, length = options | dict(max_num_seqs=max(batches)), prompt_tokens + tokens + num_speculative_tokens
+    options, length = options | dict(max_num_seqs=max(batches)), prompt_tokens + tokens + max(num_speculative_tokens)
     with opened_model(model, options, length) as llm:
         device, costs = driver.device_name() if llm.device == "cuda" else "cpu", costs_of(llm)
         plain = {count: measure(llm, count, prompt_tokens, tokens, repeats) for count in batches}
     rows: list[Row] = []
     suffix = ", batch invariant" if options.get("batch_invariant") else ""
     with draft_directory(draft) as directory:
-        for rate in rates:
-            config = {"num_speculative_tokens": num_speculative_tokens, "synthetic_acceptance_rate": rate, "method": NGRAM}
+        for rate, most in itertools.product(rates, num_speculative_tokens):
+            config = dict(num_speculative_tokens=most, num_speculative_tokens_schedule=schedule, method=NGRAM)
+            config["synthetic_acceptance_rate"] = rate
             if directory is not None:
                 config |= {"method": "draft_model", "model": directory}
             with opened_model(model, options | dict(speculative_config=config), length) as llm:
@@ -80,19 +82,20 @@ def run(
                 for count in batches:
                     found = measure(llm, count, prompt_tokens, tokens, repeats)
                     share = found.acceptance if rate is None else rate
-                    predicted = None if costs is None else prediction(costs, share, count, num_speculative_tokens, of_draft)
-                    case = case_name(model, count, rate, num_speculative_tokens) + suffix
+                    predicted = None if costs is None else prediction(costs, share, count, most, of_draft, schedule)
+                    case = case_name(model, count, rate, most, schedule) + suffix
                     rows += rows_of(case, draft, count, plain[count], found, predicted)
                     out.print(line(case, draft, count, plain[count], found, predicted))
-    if json_file is not None:
-        write_json(json_file, new_record(device, {}, rows))
+            if json_file is not None:
+                write_json(json_file, new_record(device, {}, rows))
 
 
-def case_name(model: str, num_sequences: int, rate: float | None, num_drafts: int) -> str:
+def case_name(model: str, num_sequences: int, rate: float | None, num_drafts: int, schedule: str) -> str:
     """What was measured, in words."""
     accepted = "" if rate is None else f", {rate:g} of drafts accepted by chance"
+    drafts = f"{'up to ' if schedule == 'adaptive' else ''}{num_drafts} {'draft' if num_drafts == 1 else 'drafts'}"
     weights = " (random weights)" if shape_of(model) is not None else ""
-    return f"{model}{weights}, {num_sequences} {'sequence' if num_sequences == 1 else 'sequences'}, up to {num_drafts} drafts{accepted}"
+    return f"{model}{weights}, {num_sequences} {'sequence' if num_sequences == 1 else 'sequences'}, {drafts}{accepted}"
 
 
 @contextmanager
@@ -118,7 +121,8 @@ def measure(llm: LLM, num_sequences: int, prompt_tokens: int, tokens: int, repea
         found.append(timed_steps(engine, num_sequences))
     seconds, generated = (statistics.median(values) for values in zip(*found[1:], strict=True))
     stats = engine.stats()
-    share = stats.spec_decode_acceptance_rate if stats.spec_decode_num_draft_tokens else None
+    tried = stats.spec_decode_num_tried_tokens
+    share = stats.spec_decode_num_accepted_tokens / tried if tried else None
     return Measured(num_sequences, seconds, generated / num_sequences, share)
 
 
@@ -152,22 +156,30 @@ def costs_of(llm: LLM, draft: bool = False) -> StepTimes | None:
     return None if gpu is None else step_times(model.config, gpu)
 
 
-def prediction(costs: StepTimes, acceptance: float, count: int, most: int, draft: StepTimes | None) -> float:
-    """The speed-up at the number of drafts that costs/speculation.py finds best."""
-    return speed_up(costs, acceptance, count, best_num_drafts(costs, acceptance, count, most, draft), draft)
+def prediction(costs: StepTimes, acceptance: float | None, count: int, most: int, draft: StepTimes | None, schedule: str) -> float:
+    """The speed-up at the number of drafts that costs/speculation.py finds best, or at `most`; acceptance: None if nothing was drafted."""
+    if acceptance is None:
+        return 1.0
+    wanted = most if schedule == "constant" else best_num_drafts(costs, acceptance, count, most, draft, most)
+    return speed_up(costs, acceptance, count, wanted, draft, most)
 
 
 def rows_of(case: str, draft: str, count: int, plain: Measured, found: Measured, predicted: float | None) -> list[Row]:
-    """The speed-up beside its prediction, and the time of a step beside that of one without drafts."""
+    """The speed-up beside its prediction, and tokens per second and the time of a step beside those without drafts."""
     gain = found.tokens_per_second / plain.tokens_per_second
     peer = {}
     if predicted is not None:
         peer = dict(peer="minllm costs, predicted", peer_value=round(predicted, 3), ratio=round(gain / predicted, 3))
     times = [1e3 * measured.step_seconds for measured in (found, plain)]
+    speeds, plainly = [measured.tokens_per_second for measured in (found, plain)], "minllm, without drafts"
     return [
         Row("speculation", case, draft, round(gain, 3), "of plain decoding's speed", **peer),
         Row(
-            "speculation step", case, draft, round(times[0], 4), "ms", peer="minllm, without drafts", peer_value=round(times[1], 4),
+            "speculation throughput", case, draft, round(speeds[0]), "tokens/s", peer=plainly, peer_value=round(speeds[1]),
+            ratio=round(gain, 3),
+        ),
+        Row(
+            "speculation step", case, draft, round(times[0], 4), "ms", peer=plainly, peer_value=round(times[1], 4),
             ratio=round(times[1] / times[0], 3),
         ),
     ]  # fmt: skip

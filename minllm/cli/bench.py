@@ -222,7 +222,12 @@ def bench_sustained(json_file: JsonOption = None) -> None:
 def bench_speculation(
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "bundled",
     draft: Annotated[str, typer.Option(metavar="ngram|NAME|PATH", help="ngram, the bundled draft, a shape, a directory.")] = "ngram",
-    num_speculative_tokens: Annotated[int, typer.Option(min=1, help="The most drafts per step and sequence.")] = 4,
+    num_speculative_tokens: Annotated[
+        list[int] | None, typer.Option(min=1, help="The most drafts per step and sequence (4). May be repeated.", show_default=False)
+    ] = None,
+    schedule: Annotated[
+        str, typer.Option(metavar="adaptive|constant", help="Verify as many drafts as are worth it, or all there are.")
+    ] = "adaptive",
     acceptance: Annotated[
         list[float] | None,
         typer.Option(min=0, max=1, help="For shapes: the rate at which chance accepts drafts (0.8). May be repeated.", show_default=False),
@@ -250,7 +255,7 @@ def bench_speculation(
 
         benchmark.run(
             model, dict(device=device.value, dtype=dtype.value, batch_invariant=batch_invariant), draft=draft,
-            num_speculative_tokens=num_speculative_tokens, acceptance=acceptance or (), batches=batch or [1],
+            num_speculative_tokens=num_speculative_tokens or [4], schedule=schedule, acceptance=acceptance or (), batches=batch or [1],
             prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file,
         )  # fmt: skip
 

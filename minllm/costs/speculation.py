@@ -4,10 +4,11 @@ Each draft is right with probability a, given that those before it were. Of k dr
 yields 1 + a + a^2 + .. + a^k tokens on average:
 
     E(a, k) = (1 - a^(k + 1)) / (1 - a)
-    speed-up = E(a, k) t(n) / (t(n (1 + k)) + k d(n) + d(n (1 + k)))        for n sequences
+    speed-up = E(a, k) t(n) / (t(n (1 + k)) + K d(n) + d(n (1 + k)))        for n sequences
 
 t(rows) is the time of a step without attention's keys, which are the same with and without drafts; d is that of a draft model, which
-computes the rows of the step and then k rows per sequence, one by one; 0 for n-grams.
+computes the rows of the step and then K rows per sequence, one by one; 0 for n-grams. K is k, unless the draft model makes more drafts
+than are verified.
 
 As a floor (StepCosts, serving.py), t is the longer of reading the weights and arithmetic: up to the ridge it does not grow with its rows,
 so drafts are free; beyond it each wasted row costs as much as a useful one, and the speed-up falls below 1 unless a is near 1. Kernels do
@@ -17,7 +18,11 @@ benchmark predicts, with StepTimes (step_time.py).
 Source: Leviathan, Kalman, Matias 2023, equation 1 and theorem 3.8, which counts a step of more rows as free.
 """
 
+import math
 from typing import Protocol
+
+TRIAL_STEPS = 8
+TRIAL_SHARE = 0.01
 
 
 class LinearCosts(Protocol):
@@ -40,21 +45,45 @@ def wasted_share(acceptance: float, num_drafts: int) -> float:
     return 1 - expected_tokens(acceptance, num_drafts) / (1 + num_drafts)
 
 
-def step_seconds(costs: LinearCosts, num_sequences: int, num_drafts: int, draft: LinearCosts | None = None) -> float:
-    """The time of a step that verifies this number of drafts of each sequence, with that of drafting the next ones."""
+def step_seconds(
+    costs: LinearCosts, num_sequences: int, num_drafts: int, draft: LinearCosts | None = None, num_made: int | None = None
+) -> float:  # fmt: skip
+    """The time of a step that verifies this number of drafts of each sequence, with that of drafting the next ones.
+
+    num_made: the drafts that the draft model makes whenever any are verified; None makes as many as are verified.
+    """
     rows = num_sequences * (1 + num_drafts)
     seconds = costs.linear_seconds(rows, rows) + costs.other_seconds(verifies=num_drafts > 0)
     if draft is not None and num_drafts:
-        seconds += draft.linear_seconds(rows, 0) + num_drafts * draft.linear_seconds(num_sequences, num_sequences)
+        made, launches = num_made or num_drafts, draft.other_seconds(verifies=False)
+        seconds += draft.linear_seconds(rows, 0) + launches + made * (draft.linear_seconds(num_sequences, num_sequences) + launches)
     return seconds
 
 
-def speed_up(costs: LinearCosts, acceptance: float, num_sequences: int, num_drafts: int, draft: LinearCosts | None = None) -> float:
-    """Tokens per second over those of decoding without drafts."""
+def speed_up(
+    costs: LinearCosts, acceptance: float, num_sequences: int, num_drafts: int, draft: LinearCosts | None = None,
+    num_made: int | None = None,
+) -> float:  # fmt: skip
+    """Tokens per second over those of decoding without drafts. num_made: see step_seconds."""
     plain = step_seconds(costs, num_sequences, 0)
-    return expected_tokens(acceptance, num_drafts) * plain / step_seconds(costs, num_sequences, num_drafts, draft)
+    return expected_tokens(acceptance, num_drafts) * plain / step_seconds(costs, num_sequences, num_drafts, draft, num_made)
 
 
-def best_num_drafts(costs: LinearCosts, acceptance: float, num_sequences: int, most: int, draft: LinearCosts | None = None) -> int:
+def best_num_drafts(
+    costs: LinearCosts, acceptance: float, num_sequences: int, most: int, draft: LinearCosts | None = None, num_made: int | None = None
+) -> int:  # fmt: skip
     """The number of drafts, from 0 to `most`, of the largest speed-up; 0 if none is above 1, the fewest among equals."""
-    return max(range(most + 1), key=lambda k: (speed_up(costs, acceptance, num_sequences, k, draft), -k))
+    return max(range(most + 1), key=lambda k: (speed_up(costs, acceptance, num_sequences, k, draft, num_made), -k))
+
+
+def trial_interval(costs: LinearCosts, num_sequences: int, most: int, draft: LinearCosts, catch_up: float) -> int | None:
+    """The steps without drafts between two trials of a draft model, so that trials take at most TRIAL_SHARE of the time.
+
+    A trial is TRIAL_STEPS steps that verify `most` drafts, of which none is right, after `catch_up` seconds in which the draft model
+    computes what it has not seen. None if not even drafts that are always right would be worth their time.
+    """
+    if not best_num_drafts(costs, 1.0, num_sequences, most, draft, most):
+        return None
+    plain = step_seconds(costs, num_sequences, 0)
+    lost = catch_up + TRIAL_STEPS * (step_seconds(costs, num_sequences, most, draft) - plain)
+    return math.ceil(lost / (TRIAL_SHARE * plain))

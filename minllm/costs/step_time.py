@@ -30,6 +30,7 @@ from minllm.weights.formats import WEIGHT_FORMATS
 LAUNCH, START_OF_INT4, OVERLAP_NORM = 3.1e-6, 14e-6, 2.43
 OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.036, 1.012, 1.85, 0.00637  # of the rates of a copy and of cuBLAS in bfloat16
 INT4_OF_GEMM = 0.94  # E: the share of the rate of 16-bit products
+HOST_LAUNCH = 1e-4  # seconds of a kernel that no graph launches
 KERNELS_OF_DRAFTS = 5  # a step's kernels that accept drafts and find new n-grams
 FUSED_ROWS = 64  # up to which 16-bit products' kernels compute norms and rotations too
 JOINED = "MLP activation"  # computed by the kernel of gate and up
@@ -113,6 +114,12 @@ class StepTimes:
         """The seconds of launches besides: attention, which merges what blocks make of a verification's keys, and the kernels of drafts."""
         attention = self.config.num_hidden_layers * LAUNCH
         return 2 * attention + KERNELS_OF_DRAFTS * LAUNCH if verifies else attention
+
+    def launched_seconds(self, tokens: int) -> float:
+        """The seconds of a forward whose kernels the host launches one by one."""
+        stages = forward_stages(self.config, Sizes(tokens, 0, visible=0, read=0))
+        kernels = sum(1 if stage.name in ONCE else self.config.num_hidden_layers for stage in stages)
+        return max(kernels * HOST_LAUNCH, self.linear_seconds(tokens, 0))
 
     def _seconds(self, stage: Stage, rows: int) -> float:
         return stage_seconds(stage, rows, self.config, self.rates, PLAIN) if rows else 0.0

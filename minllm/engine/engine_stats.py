@@ -22,6 +22,7 @@ class EngineStats:
     graph_memory_bytes: int = 0  # memory that all graphs share for temporaries and results
     spec_decode_num_drafts: int = 0  # verifications of drafts
     spec_decode_num_draft_tokens: int = 0  # drafts that were verified
+    spec_decode_num_tried_tokens: int = 0  # drafts up to the first wrong one of each verification
     spec_decode_num_accepted_tokens: int = 0  # drafts that were right
     spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()  # entry i: verifications that accepted more than i drafts
 

@@ -9,7 +9,7 @@ from typing import Any
 from minllm.cache.capacity import CacheBudget
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.policy import CachePolicy
-from minllm.costs.speculation import best_num_drafts
+from minllm.costs.speculation import best_num_drafts, trial_interval
 from minllm.costs.step_time import StepRates, StepTimes
 from minllm.engine.cache_format import cache_shape, check_shape
 from minllm.engine.drafting.draft_model import DraftModel
@@ -18,6 +18,7 @@ from minllm.engine.drafting.ngrams import NgramDrafts
 from minllm.engine.drafting.tree_model import TreeModel
 from minllm.engine.running.slots import Slots
 from minllm.engine.running.speculator import DraftSource, Speculator
+from minllm.engine.running.step_graphs import TOKEN_STEP
 from minllm.engine.scheduling.speculative import Speculation
 from minllm.engine.speculative_config import SpeculativeConfig
 from minllm.errors import CheckpointError, InvalidOptionError
@@ -101,15 +102,19 @@ def make_source(config: SpeculativeConfig, ops: Any, draft: Model | None, cache:
 
 
 def make_speculation(config: SpeculativeConfig | None, device: str, model: ModelConfig, draft: Model | None) -> Speculation | None:
-    """The scheduler's part. On a GPU that is known, the number of drafts follows from its data sheet; elsewhere, and of a tree, all are
-    verified."""
+    """The scheduler's part. On a GPU that is known, the number of drafts follows from its data sheet, unless the schedule is constant;
+    elsewhere, and of a tree, all are verified."""
     if config is None:
         return None
-    best, gpu = None, None if device == "cpu" or config.tree is not None else _known_gpu()
+    best, interval, most = None, None, config.num_speculative_tokens
+    is_constant = config.num_speculative_tokens_schedule == "constant"
+    gpu = None if device == "cpu" or config.tree is not None or is_constant else _known_gpu()
     if gpu is not None:
-        of_draft = None if draft is None else step_times(draft.config, gpu)
-        best = functools.partial(best_num_drafts, step_times(model, gpu), most=config.num_speculative_tokens, draft=of_draft)
-    return Speculation(config.num_speculative_tokens, needs_room=draft is not None, best=best, tree=config.tree)
+        costs, of_draft = step_times(model, gpu), None if draft is None else step_times(draft.config, gpu)
+        best = functools.partial(best_num_drafts, costs, most=most, draft=of_draft, num_made=most)
+        if of_draft is not None:
+            interval = functools.partial(trial_interval, costs, most=most, draft=of_draft, catch_up=of_draft.launched_seconds(TOKEN_STEP))
+    return Speculation(most, needs_room=draft is not None, best=best, tree=config.tree, trial_interval=interval)
 
 
 def step_times(model: ModelConfig, gpu: Gpu) -> StepTimes:

@@ -20,6 +20,7 @@ from minllm.kernels.speculation.token_tree import TokenTree
 
 METHODS = ("ngram", "draft_model", "lookahead")
 SAMPLE_METHODS = ("probabilistic", "greedy")
+SCHEDULES = ("adaptive", "constant")
 LONGEST_NGRAM = 5  # tokens, if the option names neither limit
 MOST_DRAFTS = 64
 MOST_CHILDREN = 20  # of a node of a tree: as many as ops.log_probabilities finds
@@ -35,6 +36,8 @@ class SpeculativeConfig:
         a smaller model; "lookahead" verifies n-grams that the model itself has computed beside its text. None is "draft_model" if a model
         is given, else "ngram".
     num_speculative_tokens: the most drafts that a step verifies of each sequence. Lookahead decoding derives it from W, N and G.
+    num_speculative_tokens_schedule: "adaptive" verifies as many drafts as acceptance and the size of the batch are worth, on a GPU whose
+        data sheet minllm has, and asks a draft model for none while none are; "constant" verifies all there are in each step.
     model: the draft model, a directory or a GGUF file, of the same tokenizer; None is the draft of the bundled model.
     draft_sample_method: how a draft model chooses: "probabilistic" draws by the request's parameters, which is accepted most often;
         "greedy" takes the likeliest token, and text is that of decoding without drafts, seed for seed.
@@ -49,6 +52,7 @@ class SpeculativeConfig:
     """
 
     num_speculative_tokens: int | None = None
+    num_speculative_tokens_schedule: str = "adaptive"
     method: str | None = None
     model: str | Path | None = None
     draft_sample_method: str = "probabilistic"
@@ -62,7 +66,8 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         self._default("method", "ngram" if self.model is None else "draft_model")
-        for name, names in (("method", METHODS), ("draft_sample_method", SAMPLE_METHODS)):
+        choices = dict(method=METHODS, draft_sample_method=SAMPLE_METHODS, num_speculative_tokens_schedule=SCHEDULES)
+        for name, names in choices.items():
             value = getattr(self, name)
             if not (isinstance(value, str) and value in names):
                 _refuse(name, value, f"one of {', '.join(names)}")

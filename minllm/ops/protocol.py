@@ -72,12 +72,18 @@ class Batch:
     room: Array | None = None  # [runs] tokens of each sampled sequence for which there are blocks; only if the engine speculates
     num_verifications: int = 0  # the rows of the first sequences, newest tokens and drafts, are made from their slots (Ops.load_spans)
     tree: "TreeArrays | None" = None  # the rows of the first sequences are nodes of this tree, and see their ancestors among them
+    makes_drafts: bool = True  # whether the engine, if it speculates, wants drafts of what may follow
     first_node: int = 0  # the node of the first row of each of these sequences; those before it are in the cache
 
     @property
     def wanted_rows(self) -> Array | None:
         """The rows that get logits; None if all do, because all sequences decode."""
         return None if self.num_decodes == self.num_sequences else self.logits_rows
+
+    @property
+    def speculates(self) -> bool:
+        """For an engine that speculates: whether this is more than a plain decode step. A draft model computes all prompts."""
+        return self.makes_drafts or self.num_decodes < self.num_sequences
 
     @property
     def is_mixed(self) -> bool:

@@ -3,12 +3,12 @@
 W8A8       a GEMV over the codes for few rows; on Hopper flat and wgmma products of codes for more; elsewhere the widened matrix
 int4       a GEMV for few rows; on Hopper tensor cores from one row on, with weights decoded in registers; else the widened matrix
 fp8_block  a GEMV for up to 8 rows; on Hopper wgmma products of codes for more; else the widened matrix
+nf4        a GEMV for up to 8 rows; on Hopper tensor cores for up to 32 rows; else the widened matrix
 others     a GEMV over the codes for up to 8 rows, the widened matrix for more
-
-nf4_tma, for up to 8 rows on Hopper, is taken by name until it has been measured.
 """
 
 import functools
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -44,6 +44,7 @@ from minllm.weights.format import LinearKernels
 OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply codes as they are
 MOST_ROWS_OF_FLAT_CODES = 64  # rows of x for which flat multiplies codes; at 256 wgmma is faster for every weight
 FEWEST_ROWS_OF_INT4_TMA, MOST_OUTPUTS_OF_INT4_TENSOR_CORE = 3, 8192
+SMALL_NF4, MOST_ROWS_OF_SMALL_NF4 = 8 << 20, 24  # bytes of codes, two a byte
 MOST_INPUTS_OF_INT4_TENSOR_CORE = 8192  # beyond, int4_tma reads x less often
 
 
@@ -96,6 +97,14 @@ def gated_int4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
         return int4_gemm.gated_int4_gemm if int4_gemm.fits(x, weight) else None
     launcher = {"int4_tma": int4_tma.gated_int4_tma, "flat": int4_wgmma.gated_int4_wgmma}.get(variant)
     return launcher if int4_wgmma.fits(x, weight) else None
+
+
+def choose_nf4(x: Any, weight: Any) -> str:
+    """The variant of NF4, as measured on an H200: a small weight's GEMV is faster for one row, and its widened matrix for 32."""
+    if not on_hopper(weight.codes) or not nf4_tma.fits(x, weight):
+        return choose(x, weight)
+    suits = math.prod(weight.codes.shape) > SMALL_NF4 or 1 < x.shape[0] <= MOST_ROWS_OF_SMALL_NF4
+    return "nf4_tma" if suits else choose(x, weight)
 
 
 def gated_nf4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
@@ -153,7 +162,8 @@ INT4 = INT4._replace(
     gated=gated_int4,
 )
 NF4 = NF4._replace(
-    variants={**NF4.variants, "nf4_tma": nf4_tma.nf4_tma}, most_rows={**NF4.most_rows, "nf4_tma": nf4_tma.TOKENS}, gated=gated_nf4,
+    variants={**NF4.variants, "nf4_tma": nf4_tma.nf4_tma}, choose=choose_nf4,
+    most_rows={**NF4.most_rows, "nf4_tma": nf4_tma.MOST_ROWS}, gated=gated_nf4,
 )  # fmt: skip
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
 ROW_GROUPS = {"gemv": quantize_row_groups, "wgmma": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}

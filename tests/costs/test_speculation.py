@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from minllm.costs.serving import StepCosts
-from minllm.costs.speculation import best_num_drafts, expected_tokens, speed_up, wasted_share
+from minllm.costs.speculation import TRIAL_STEPS, best_num_drafts, expected_tokens, speed_up, step_seconds, trial_interval, wasted_share
 from minllm.costs.step_time import StepRates, StepTimes
 from minllm.models.shapes import named_config
 
 COSTS, DRAFT = (StepCosts.of(named_config(name), 4.25, 781) for name in ("llama-3.1-8b", "llama-3.2-1b"))
-TIMES = StepTimes(named_config("llama-3.1-8b"), StepRates.of(4.25, 781))
+TIMES, DRAFT_TIMES = (StepTimes(named_config(name), StepRates.of(4.25, 781)) for name in ("llama-3.1-8b", "llama-3.2-1b"))
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.8, 0.9, 1.0])
@@ -52,3 +52,28 @@ def test_the_best_number_of_drafts():
                 assert gains[best] == max(gains) >= 1
     assert best_num_drafts(COSTS, 0.9, 1, 8) == 8
     assert best_num_drafts(COSTS, 0.3, 512, 8) == 0 == best_num_drafts(COSTS, 0.1, 1, 8, DRAFT)
+
+
+@pytest.mark.parametrize("sequences", [1, 7, 64])
+def test_trials_of_a_draft_model_take_a_hundredth_of_the_time(sequences):
+    interval = trial_interval(TIMES, sequences, 4, DRAFT_TIMES, catch_up=0.01)
+    plain, wasted = (step_seconds(TIMES, sequences, k, DRAFT_TIMES) for k in (0, 4))
+    lost = 0.01 + TRIAL_STEPS * (wasted - plain)
+    assert lost / (interval * plain) == pytest.approx(0.01, rel=0.01) and 100 < interval < 10_000
+
+
+def test_a_draft_model_that_cannot_gain_is_never_tried():
+    """It is as large as the model."""
+    assert trial_interval(TIMES, 1, 1, TIMES, catch_up=0.0) is None and speed_up(TIMES, 1.0, 1, 1, TIMES, 1) < 1
+
+
+def test_more_drafts_are_made_than_verified():
+    """The draft model makes four in any case: the last ones are wasted, and the number that is best is never smaller for that."""
+    assert speed_up(TIMES, 0.5, 1, 1, DRAFT_TIMES, 4) < speed_up(TIMES, 0.5, 1, 1, DRAFT_TIMES)
+    assert speed_up(TIMES, 0.9, 1, 4, DRAFT_TIMES, 4) == speed_up(TIMES, 0.9, 1, 4, DRAFT_TIMES)
+    assert best_num_drafts(TIMES, 0.7, 1, 4, DRAFT_TIMES, 4) >= best_num_drafts(TIMES, 0.7, 1, 4, DRAFT_TIMES) > 0
+
+
+def test_a_forward_of_launches_takes_as_long_as_they_do_or_as_its_weights():
+    assert DRAFT_TIMES.launched_seconds(1) == DRAFT_TIMES.launched_seconds(64) > 5 * DRAFT_TIMES.linear_seconds(64, 0)
+    assert DRAFT_TIMES.launched_seconds(8192) == DRAFT_TIMES.linear_seconds(8192, 0)

@@ -55,8 +55,8 @@ def test_a_gain_is_recorded_and_predicted(source, rate, count, speed, predicted,
     costs, draft = step_times(named_config("llama-3.1-8b"), gpu), None
     if source == "1B shape":
         draft = step_times(named_config("llama-3.2-1b"), gpu)
-    best = best_num_drafts(costs, float(rate), int(count), 4, draft)
-    ours = speed_up(costs, float(rate), int(count), best, draft)
+    best = best_num_drafts(costs, float(rate), int(count), 4, draft, 4)
+    ours = speed_up(costs, float(rate), int(count), best, draft, 4)
     assert predicted == f"{ours:.2f}"
     if draft is None:
         within = 0.13 if (rate, count) == ("0.6", "16") else 0.1

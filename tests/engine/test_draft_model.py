@@ -7,6 +7,7 @@ import pytest
 from minllm import LLM, SamplingParams
 from minllm.engine.options import SCHEDULING_POLICIES
 from minllm.engine.requests.sampling_params import SamplingParams as Params
+from minllm.engine.scheduling.speculative import Speculation
 from minllm.errors import InvalidOptionError
 from tests.engine.checks import BLOCK_BYTES, tokens_of
 from tests.engine.models import model_directory
@@ -72,6 +73,27 @@ def test_greedy_drafts_leave_every_text_as_it_is(plain):  # noqa: F811
         assert 0 < accepted_by_itself(llm) < 1, "a draw is seldom the likeliest token"
 
 
+@pytest.mark.parametrize("cache", CACHES)
+def test_it_pauses_and_computes_what_it_has_not_seen(plain, cache):  # noqa: F811
+    """Drafts are worth their time for one sequence alone, and otherwise tried now and then: all of them are right, as if it had
+    been asked in every step."""
+    greedy, sampled = plain
+    with LLM(model_directory("llama3"), speculative_config=ITSELF, max_num_batched_tokens=40, **CACHES[cache], **SMALL) as llm:
+        speculation = Speculation(4, needs_room=True, best=lambda rate, count: 4 * (count == 1), trial_interval=lambda count: 5)
+        llm.engine.scheduler.speculation, runner, caught_up = speculation, llm.engine.runner, []
+        execute = runner.execute
+
+        def counted(step):
+            caught_up.extend(span.length for span in step.unseen)
+            return execute(step)
+
+        runner.execute = counted
+        assert everything(llm.generate(PROMPTS, GREEDY)) == everything(greedy)
+        assert accepted_by_itself(llm) == 1.0 and sum(caught_up) > 8
+        llm.generate(PROMPTS, SAMPLED)
+        assert accepted_by_itself(llm) > 0.99, "p and q differ by rounding alone"
+
+
 def test_another_models_drafts_change_no_greedy_token():
     """The bundled model and its draft; requests that draw run beside and are drafted by their own parameters."""
     texts = ["class Point:\n    def __init__(self, x, y):\n", "def fib(n):\n", "import os\nimport", "for i in range("]
@@ -109,6 +131,7 @@ def test_a_source_that_fails_is_switched_off(plain):  # noqa: F811
         ({"model": 3}, {}, "model=3 is not allowed"),
         ({"model": "x", "method": "ngram"}, {}, "model='x' is not allowed: model is None with method=\"ngram\""),
         ({"model": "x", "prompt_lookup_max": 2}, {}, 'prompt_lookup_max=2 is not .* prompt_lookup_max is None with method="draft_model"'),
+        ({"num_speculative_tokens_schedule": "often"}, {}, "schedule='often' is not allowed: .* is one of adaptive, constant"),
         ({"model": "x", "draft_sample_method": "best"}, {}, "draft_sample_method='best' is not allowed: .* one of probabilistic, greedy"),
         ({"model": str(model_directory("llama3"))}, {"kv_cache_policy": "virtual"}, "a draft model shares the block tables"),
         ({"method": "draft_model"}, {}, "data/models/draft' is not allowed: it has a vocabulary of 4096 tokens, and the model one of 1003"),

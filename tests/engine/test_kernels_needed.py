@@ -170,18 +170,22 @@ def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatc
     assert not never, f"found, but not launched: {never}"
 
 
+@pytest.mark.parametrize("schedule", ["adaptive", "constant"])
 @pytest.mark.parametrize("config", SPECULATION, ids=lambda config: config["method"])
-def test_every_source_of_drafts_works_on_arrays_of_a_device(config, on_gpu, monkeypatch):
-    """Which have no more than rows and slices of rows. Nothing is computed; every verification keeps one token."""
+def test_every_source_of_drafts_works_on_arrays_of_a_device(config, schedule, on_gpu, monkeypatch):
+    """Which have no more than rows and slices of rows. Nothing is computed; every verification keeps one token. A draft model that pauses
+    makes plain steps."""
     wait = Readback.wait
 
     def wait_for_one_token(readback):
-        tokens, counts, *others = wait(readback)
-        counts[:] = 1
-        return tokens, counts, *others
+        tokens, *verified = wait(readback)
+        for counts in verified[:1]:
+            counts[:] = 1
+        return tokens, *verified
 
     monkeypatch.setattr(Readback, "wait", wait_for_one_token)
     options = dict(dtype="float16", kv_cache_memory_bytes=1 << 22, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
+    config = config | {"num_speculative_tokens_schedule": schedule}
     with LLM(model_directory("llama3"), speculative_config=config, **options) as llm:
         llm.generate([[5, 6, 7] * 9, [5]] * 3, SamplingParams(max_tokens=6, temperature=0.0))
     assert "load_spans_kernel" in {one.launch.kernel.__name__ for one in on_gpu}

@@ -3,6 +3,7 @@
 import pytest
 
 from minllm import LLM, SamplingParams
+from minllm.engine.scheduling.speculative import Speculation
 from minllm.kernels.speculation.accept import accept
 from tests.engine.models import model_directory
 from tests.engine.scheduling.scripted_runner import check_nothing_is_left
@@ -10,7 +11,9 @@ from tests.gpu.test_step_graphs import SMALL, completions, crowd
 
 SOURCES = {
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
-    "itself": {"model": str(model_directory("llama3")), "draft_sample_method": "greedy"},
+    "itself": {
+        "model": str(model_directory("llama3")), "draft_sample_method": "greedy", "num_speculative_tokens_schedule": "constant",
+    },
 }
 TREES = {
     "tree": SOURCES["itself"] | {"num_speculative_tokens": 5, "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0)]"},
@@ -52,11 +55,28 @@ def test_a_crowd_gets_the_text_of_plain_decoding_from_trees(name, enforce_eager)
         check_nothing_is_left(llm.engine.scheduler, 8)
 
 
-def test_the_bundled_draft_changes_no_greedy_token():
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+def test_a_draft_model_that_pauses_and_comes_back(enforce_eager):
+    """Pauses and trials take turns, in steps of decodes and beside prompts; what it has not seen meanwhile it computes before a trial."""
+    prompts, params = crowd(30)
+    with LLM(model_directory("llama3"), device="cpu", **SMALL) as llm:
+        expected = completions(llm.generate(prompts, params))
+    config = SOURCES["itself"] | {"num_speculative_tokens": 3, "num_speculative_tokens_schedule": "adaptive"}
+    options = SMALL | dict(device="cuda", speculative_config=config, enforce_eager=enforce_eager, max_num_batched_tokens=64)
+    with LLM(model_directory("llama3"), **options) as llm:
+        llm.engine.scheduler.speculation = Speculation(3, needs_room=True, best=lambda rate, count: 0, trial_interval=lambda count: 3)
+        for _ in range(2):
+            assert completions(llm.generate(prompts, params)) == expected
+        assert llm.llm_engine.stats().spec_decode_num_accepted_tokens > 0
+        check_nothing_is_left(llm.engine.scheduler, 8)
+
+
+@pytest.mark.parametrize("schedule", ["adaptive", "constant"])
+def test_the_bundled_draft_changes_no_greedy_token(schedule):
     prompts = ["def read_lines(path):", "class Stack:\n", "import os\n\n\ndef main"] * 5
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     found = []
-    for config in (None, {"method": "draft_model", "num_speculative_tokens": 4}):
+    for config in (None, {"method": "draft_model", "num_speculative_tokens": 4, "num_speculative_tokens_schedule": schedule}):
         with LLM(device="cuda", dtype="float32", max_num_seqs=16, speculative_config=config) as llm:
             found.append(completions(llm.generate(prompts, params)))
     assert found[0] == found[1]

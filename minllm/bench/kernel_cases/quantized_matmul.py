@@ -32,7 +32,10 @@ VARIANTS = {  # format: variants for numbers of rows
         64: ("flat",), 128: ("wgmma",), 256: ("widened", "wgmma"), 2048: ("widened", "wgmma"),
     },
     "int4": {1: ("gemv", "int4_naive", "int4_tma"), 8: ("int4_tma", "flat"), 64: ("flat",), 2048: ("wgmma",)},
-    "nf4": {1: ("gemv", "nf4_tma"), 8: ("gemv", "nf4_tma"), 64: ("widened",), 2048: ("widened",)},
+    "nf4": {
+        **dict.fromkeys((1, 8), ("gemv", "nf4_tma")), **dict.fromkeys((16, 32), ("nf4_tma", "widened")),
+        **dict.fromkeys((64, 2048), ("widened",)),
+    },
 }  # fmt: skip
 
 

@@ -45,10 +45,14 @@ class DraftModel:
     def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Any) -> None:
         """See DraftSource."""
 
+    def compute_keys(self, batch: Batch) -> None:
+        """See DraftSource."""
+        hidden_states(self.ops, self.model, batch, self.cache.layers)
+
     def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> None:
         """See DraftSource."""
         ops = self.ops
-        hidden_states(ops, self.model, batch, self.cache.layers)
+        self.compute_keys(batch)
         runs = ops.run_slots(slots, batch.room.shape[0])
         for index in range(drafts.drafts.shape[1]):
             rows = self._rows(batch, runs.shape[0], state, drafts.drafts.shape[1])

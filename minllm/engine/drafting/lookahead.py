@@ -31,6 +31,9 @@ class LookaheadDrafts:
         machine.write(drafts.drafts[slot][:count], guesses)
         machine.write(self.state.added[slot : slot + 1], np.zeros(1, np.int32))
 
+    def compute_keys(self, batch: Batch) -> None:
+        """See DraftSource."""
+
     def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
         """See DraftSource."""
         return self.ops.lookahead(slots, state, drafts, batch.token_ids, chosen.tokens, self.state)

@@ -23,6 +23,9 @@ class NgramDrafts:
     def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Any) -> None:
         """See DraftSource."""
 
+    def compute_keys(self, batch: Batch) -> None:
+        """See DraftSource."""
+
     def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
         """See DraftSource."""
         return self.ops.prompt_lookup(slots, state, drafts, self.longest, self.shortest)

@@ -18,7 +18,7 @@ from minllm.engine.running.speculator import Chosen, compact
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
-from minllm.models.decoder import forward, hidden_states
+from minllm.models.decoder import forward
 from minllm.ops.protocol import Batch
 
 
@@ -28,7 +28,7 @@ class TreeModel(DraftModel):
     def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> None:
         """See DraftSource."""
         ops, tree = self.ops, drafts.tree
-        hidden_states(ops, self.model, batch, self.cache.layers)
+        self.compute_keys(batch)
         compact(ops, self.cache, batch, chosen.path, chosen.counts)
         count = batch.room.shape[0]
         for first, end in tree.host.levels:

@@ -112,10 +112,10 @@ class RankRunner(ModelRunner):
         """The spans of each forward; each stage of a pipeline works on another of as many micro-batches as there are stages."""
         return [part for spans in super().forwards(step) for part in micro_batches(spans, self.num_stages)]
 
-    def _launch_all(self, forwards: list[list[Span]]) -> list[PendingForward]:
+    def _launch_all(self, forwards: list[list[Span]], makes_drafts: bool) -> list[PendingForward]:
         """Launch forwards. A stage computes all micro-batches before it waits for the tokens of the first, which the last stage chooses."""
         if self.num_stages == 1:
-            return super()._launch_all(forwards)
+            return super()._launch_all(forwards, makes_drafts)
         begun = [self._begin(spans) for spans in forwards]
         return [self._finish(spans, *one) for spans, one in zip(forwards, begun, strict=True)]
 

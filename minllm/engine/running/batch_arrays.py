@@ -4,7 +4,7 @@ A chunk of a prompt and a decode step are the same arrays with other numbers; ea
 cache.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from minllm.cache.block_pool import blocks_needed
 from minllm.engine.running.block_tables import padded_block_tables
 from minllm.engine.running.recent_tokens import recent_of_spans
 from minllm.engine.running.step_graphs import GraphKey
+from minllm.engine.scheduling.step import Span
 from minllm.ops.protocol import Batch
 
 BATCH_ARRAYS = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
@@ -32,6 +33,22 @@ def chunks(token_ids: Sequence[int], length: int, block_table: Sequence[int], ri
     """A text from its first token on, up to `length` tokens at a time."""
     for start in range(0, len(token_ids), length):
         yield NewTokens(token_ids[start : start + length], start, block_table, ring)
+
+
+def in_pieces(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
+    """Spans in groups of up to `most` tokens; a span that does not fit the rest of a group is divided."""
+    piece, room = [], most
+    for span in spans:
+        start, end = span.start, span.start + span.length
+        while start < end:
+            length = min(room, end - start)
+            piece.append(span._replace(start=start, length=length))
+            start, room = start + length, room - length
+            if not room:
+                yield piece
+                piece, room = [], most
+    if piece:
+        yield piece
 
 
 def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:

@@ -26,6 +26,7 @@ from minllm.engine.running.batch_arrays import (
     behind_decodes,
     behind_verifications,
     build_batch,
+    in_pieces,
     padded_arrays,
 )  # fmt: skip
 from minllm.engine.running.forward_result import PendingForward
@@ -56,13 +57,14 @@ class ModelRunner:
         self.speculator = None if speculator is None else speculator(self.slots)
         self._pinned = PinnedMemory(self.machine)
         self.uploads = Uploads(ops, self.machine, self._pinned)
-        self._window, self._max_model_len = cache.shape.residual_window, max_model_len
+        self._window, self._max_model_len, self._max_tokens = cache.shape.residual_window, max_model_len, max_num_batched_tokens
         self.graphs = None
         if uses_graphs:
             self.graphs = StepGraphs(
                 ops, self.machine, max_num_seqs=max_num_seqs, max_tokens=max_num_batched_tokens, columns=columns,
                 block_size=cache.block_size, residual_window=self._window, compute=self.compute,
                 query_len=0 if self.speculator is None else self.speculator.query_len,
+                pauses=self.speculator is not None and self.speculator.pauses,
             )  # fmt: skip
 
     @property
@@ -83,7 +85,9 @@ class ModelRunner:
             self.ops.write_slots(self.slots.state, self.uploads.send({"pairs": changes})["pairs"])
         if self.speculator is not None:
             self.speculator.enter(step.entered)
-        pending = self._launch_all(self.forwards(step))
+        for spans in in_pieces(step.unseen, self._max_tokens):
+            self.speculator.catch_up(self._sent(*self._batch(spans, [], []), [])[0])
+        pending = self._launch_all(self.forwards(step), step.makes_drafts)
         if self._window:
             forks = [(span.sequence.slot, fork.slot) for span in step.spans for fork in span.sampled if fork is not span.sequence]
             if forks:
@@ -124,11 +128,11 @@ class ModelRunner:
             forwards[-1].append(span)
         return forwards
 
-    def _launch_all(self, forwards: list[list[Span]]) -> list[PendingForward]:
+    def _launch_all(self, forwards: list[list[Span]], makes_drafts: bool) -> list[PendingForward]:
         """Launch forwards, one after the other."""
-        return [self._launch(spans) for spans in forwards]
+        return [self._launch(spans, makes_drafts) for spans in forwards]
 
-    def _launch(self, spans: list[Span]) -> PendingForward:
+    def _launch(self, spans: list[Span], makes_drafts: bool) -> PendingForward:
         """Launch a forward, as the replay of a graph if one is large enough and the host needs nothing from its middle."""
         sampled = [sequence for span in spans for sequence in span.sampled]
         slots, rows = self._rows(spans, sampled)
@@ -138,10 +142,10 @@ class ModelRunner:
         scored = [span for span in spans[num_decodes:] if span.sequence.scores_prompt]
         key = None
         if not (self.graphs is None or processed or scored or (self._window and num_decodes < len(spans))):
-            key = self._graph_key(spans, num_decodes, len(sampled), kind)
+            key = self._graph_key(spans, num_decodes, len(sampled), kind, makes_drafts)
         if key is None:
             batch, slots = self._sent(*self._batch(spans, slots, scored), sampled)
-            results = self.compute(slots, batch, kind, processed)
+            results = self.compute(slots, replace(batch, makes_drafts=makes_drafts), kind, processed)
         elif key.prompts or key.query_len > 1 or (key.query_len and self.speculator.reads_room):
             batch, _ = self._batch(spans, slots, scored)
             room = self._room(sampled) if key.query_len else ()
@@ -161,11 +165,13 @@ class ModelRunner:
         starts = accumulate(lengths, initial=0)
         return [slot for slot, length in zip(slots, lengths, strict=True) for _ in range(length)], list(starts)[:-1]
 
-    def _graph_key(self, spans: list[Span], num_decodes: int, num_sampled: int, kind: SamplingKind) -> GraphKey | None:
+    def _graph_key(
+        self, spans: list[Span], num_decodes: int, num_sampled: int, kind: SamplingKind, makes_drafts: bool
+    ) -> GraphKey | None:  # fmt: skip
         """The graph for a step; None if none is large enough."""
         num_prompts = max(len(spans), num_sampled) - num_decodes
         num_tokens, context = sum(span.length for span in spans), max(span.start + span.length for span in spans)
-        return self.graphs.key(num_decodes, num_prompts, num_tokens, context, kind)
+        return self.graphs.key(num_decodes, num_prompts, num_tokens, context, kind, makes_drafts)
 
     def _batch(self, spans: list[Span], slots: list[int], scored: list[Span]) -> tuple[Batch, list[int]]:
         """The batch of a forward, and the slots of its sampled rows, on the host."""
@@ -223,7 +229,7 @@ class ModelRunner:
     def logits_of(self, slots: Any, batch: Batch) -> Any:
         """Launch a forward: logits [R and more, vocab]. The rows of sequences that decode are made from their slots."""
         state = self.slots.state
-        if batch.num_verifications:
+        if batch.num_verifications and batch.speculates:
             self.speculator.load(slots, batch, self.cache.block_size)
         elif batch.num_decodes:
             pads = batch.num_decodes == batch.num_sequences
@@ -235,7 +241,7 @@ class ModelRunner:
         computed = [(logits[row], self._process(logits[row], sequence), sequence.scores_processed) for row, sequence in processed]
         num_sampled = slots.shape[0]
         sampled = logits if num_sampled == logits.shape[0] else logits[:num_sampled]
-        if self.speculator is None:
+        if self.speculator is None or not batch.speculates:
             tokens, verified = self.ops.sample(sampled, self.slots.sampling(kind), slots), ()
             self.ops.advance(tokens, slots, self.slots.state)
         else:

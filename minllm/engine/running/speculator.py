@@ -10,6 +10,7 @@ it or not.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -50,6 +51,10 @@ class DraftSource(Protocol):
         """A sequence with these tokens has entered a slot; a source that keeps something per slot begins anew."""
         ...
 
+    def compute_keys(self, batch: Batch) -> None:
+        """Compute the keys and values of a batch, and make no drafts; a source without a cache of its own does nothing."""
+        ...
+
     def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
         """Write drafts for the slots of R rows, int32 [R], which the step has moved on. batch, chosen: what the model has just computed.
 
@@ -88,6 +93,11 @@ class Speculator:
         return 1 + self.drafts.drafts.shape[1]
 
     @property
+    def pauses(self) -> bool:
+        """Whether steps may make no drafts: a draft model's take time, but a tree is verified whole in each step."""
+        return self.source is not None and self.source.reads_room and self.drafts.tree is None
+
+    @property
     def reads_room(self) -> bool:
         """Whether a step needs Batch.room: it changes while sequences grow."""
         return self.synthetic_rate is not None or (self.source is not None and self.source.reads_room)
@@ -108,6 +118,10 @@ class Speculator:
         """Blocks of the cache are copied."""
         if self.source is not None:
             self.source.copy_blocks(copies)
+
+    def catch_up(self, batch: Batch) -> None:
+        """Let the source compute tokens that it has not seen."""
+        self._ask(lambda source: source.compute_keys(batch))
 
     def load(self, slots: Any, batch: Batch, block_size: int) -> None:
         """Write the rows of the sequences that verify. slots int32 [R]: of the rows that get logits."""
@@ -137,6 +151,8 @@ class Speculator:
             p = ops.distribution(logits, sampling, row_slots)
             tokens, counts = ops.reject(p, tokens, batch.token_ids, slots, state.sampling, self.drafts)
         ops.advance_spans(tokens, counts, slots, state, self.drafts)
+        if not batch.makes_drafts:
+            return tokens, counts, self._skip(slots, batch)
         return tokens, counts, self._propose(slots, batch, kind, Chosen(tokens, counts))
 
     def _choose_path(
@@ -155,19 +171,33 @@ class Speculator:
 
     def _propose(self, slots: Any, batch: Batch, kind: SamplingKind, chosen: Chosen) -> Any:
         """The number of next drafts, int32 [R]."""
-        state, found = self.slots.state, None
-        if self.source is not None:
-            try:
-                found = self.source.propose(slots, batch, state, self.drafts, kind, chosen)
-            except CaptureError:
-                raise  # the step is launched, and captured then
-            except Exception as error:  # noqa: BLE001 - whatever it is, no request needs drafts
-                self.source = None
-                warnings.warn(f"Speculation is switched off, because drafting failed: {error!r}.", RuntimeWarning, stacklevel=2)
+        state = self.slots.state
+        found = self._ask(lambda source: source.propose(slots, batch, state, self.drafts, kind, chosen))
         if self.source is None:
-            if slots.shape not in self._no_drafts:
-                self._no_drafts[slots.shape] = self.ops.zeros(slots.shape, np.int32)
-            return self._no_drafts[slots.shape]
+            return self._zeros(slots.shape)
         if found is None or self.synthetic_rate is not None:  # chance accepts what was not found, too
             return self.ops.room_for_drafts(slots, state, batch.room, self.drafts)
         return found
+
+    def _skip(self, slots: Any, batch: Batch) -> Any:
+        """Make no drafts, int32 [R] zeros. Prompts are computed nevertheless: other sequences may share their blocks."""
+        self._ask(lambda source: source.compute_keys(batch))
+        return self._zeros(slots.shape)
+
+    def _ask(self, question: Callable[[DraftSource], Any]) -> Any:
+        """What the source answers; None if it is switched off."""
+        if self.source is None:
+            return None
+        try:
+            return question(self.source)
+        except CaptureError:
+            raise  # the step is launched, and captured then
+        except Exception as error:  # noqa: BLE001 - whatever it is, no request needs drafts
+            self.source = None
+            warnings.warn(f"Speculation is switched off, because drafting failed: {error!r}.", RuntimeWarning, stacklevel=3)
+            return None
+
+    def _zeros(self, shape: tuple[int, ...]) -> Any:
+        if shape not in self._no_drafts:
+            self._no_drafts[shape] = self.ops.zeros(shape, np.int32)
+        return self._no_drafts[shape]

@@ -10,6 +10,7 @@ which there is a graph, whose replay is one launch:
     columns   block tables for contexts of 1k, 4k, 16k ... tokens, because kernels choose by the longest context possible
     kind      which kernels choose the tokens (SamplingKind)
     query_len with speculation, the most rows of a sequence that decodes: its newest token and drafts
+    makes_drafts  False while a draft model is not asked for drafts; steps of decodes are plain ones then, of query_len 0
 
 Padding decodes and prompts costs little, so few graphs serve all steps with prompts, and all of them are captured before the first request.
 
@@ -52,6 +53,7 @@ class GraphKey(NamedTuple):
     columns: int  # columns of the block tables
     kind: SamplingKind
     query_len: int = 0  # the most rows of a sequence that decodes, if the engine speculates
+    makes_drafts: bool = True
 
     @property
     def sequences(self) -> int:
@@ -123,12 +125,13 @@ class StepGraphs:
 
     def __init__(
         self, ops, machine, *, max_num_seqs: int, max_tokens: int, columns: int, block_size: int, residual_window: int, compute: Callable,
-        query_len: int = 0,
+        query_len: int = 0, pauses: bool = False,
     ):  # fmt: skip
         """max_tokens: the most tokens of a step. columns: the width of the widest block table. residual_window: the cache's.
 
-        query_len: 1 and the most drafts of a sequence, if the engine speculates.
+        query_len: 1 and the most drafts of a sequence, if the engine speculates. pauses: whether steps may make no drafts.
         """
+        self._pauses = pauses
         self.machine, self.block_size, self.compute, self.query_len = machine, block_size, compute, query_len
         self.decode_sizes, self.widths = decode_sizes(max_num_seqs), table_widths(columns, block_size)
         self.verification_sizes = verification_sizes(max_num_seqs, query_len) if query_len else {}
@@ -159,24 +162,26 @@ class StepGraphs:
     def __contains__(self, key: GraphKey) -> bool:
         return key in self._graphs
 
-    def key(self, num_decodes: int, num_prompts: int, num_tokens: int, context: int, kind: SamplingKind) -> GraphKey | None:
+    def key(
+        self, num_decodes: int, num_prompts: int, num_tokens: int, context: int, kind: SamplingKind, makes_drafts: bool = True
+    ) -> GraphKey | None:  # fmt: skip
         """The graph for a step with contexts of up to `context` tokens; None if no graph is large enough."""
         columns = next_size(-(-context // self.block_size), self.widths)
         if num_prompts == 0:
             if num_tokens == num_decodes:
                 decodes = next_size(num_decodes, self.decode_sizes)
-                return GraphKey(decodes, decodes, 0, columns, kind, min(1, self.query_len))
+                return GraphKey(decodes, decodes, 0, columns, kind, min(1, self.query_len) * makes_drafts, makes_drafts)
             decodes = next_size(num_decodes, self.verification_sizes)
             return GraphKey(next_size(num_tokens, self.verification_sizes[decodes]), decodes, 0, columns, kind, self.query_len)
         if num_prompts + num_decodes == 1:
             tokens = next_size(num_tokens, self.token_sizes)
-            return None if tokens is None else GraphKey(tokens, 0, 1, columns, kind, self.query_len)
+            return None if tokens is None else GraphKey(tokens, 0, 1, columns, kind, self.query_len, makes_drafts)
         decodes = next_size(num_decodes, self.mixed_sizes)
         # Rows of padding among the decodes lie where prompts begin, so there are at least as many tokens.
         tokens = next_size(max(num_tokens, decodes), self.token_sizes)
         if tokens is None or num_prompts > self.most_prompts:
             return None
-        return GraphKey(tokens, decodes, self.most_prompts, max(columns, self.mixed_columns), kind, self.query_len)
+        return GraphKey(tokens, decodes, self.most_prompts, max(columns, self.mixed_columns), kind, self.query_len, makes_drafts)
 
     def replay_decodes(self, key: GraphKey, slots: list[int], uploads: Uploads) -> Any:
         """Launch a step in which these slots decode; returns its results on the device, valid until the next replay."""
@@ -230,7 +235,11 @@ class StepGraphs:
             GraphKey(rows, n, 0, width, kind, query_len)
             for kind in kinds for width in widths[kind] for rows, n, query_len in sorted(sizes, reverse=True)
         ]  # fmt: skip
-        return ([] if self._recent else together + prompts) + decodes
+        drafting = ([] if self._recent else together + prompts) + decodes
+        if not self._pauses:
+            return drafting
+        plain = [key._replace(query_len=0, makes_drafts=False) for key in decodes if key.query_len == 1]
+        return drafting + [key._replace(makes_drafts=False) for key in drafting if key.prompts] + plain
 
     def batch(self, key: GraphKey) -> tuple[Any, Batch]:
         """The slots and the batch of a graph."""
@@ -246,6 +255,7 @@ class StepGraphs:
             **arrays, num_tokens=key.tokens, num_sequences=key.sequences, max_context_len=longest, recent=recent,
             max_query_len=key.tokens if key.prompts else max(1, key.query_len),
             num_decodes=0 if key.query_len > 1 else key.decodes, num_verifications=key.decodes if key.query_len else 0,
+            makes_drafts=key.makes_drafts,
         )  # fmt: skip
 
     def _graph(self, key: GraphKey, uploads: Uploads) -> Any:

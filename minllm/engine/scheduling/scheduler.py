@@ -46,6 +46,7 @@ class Scheduler(Queues):
         step.copies, self._copies = self._copies, []
         step.forks, self._forks = self._forks, []
         step.entered, self._entered = self._entered, []
+        step.makes_drafts = self.speculation is None or self.speculation.makes_drafts
         return step
 
     def decode(self, step: Step) -> None:
@@ -53,12 +54,17 @@ class Scheduler(Queues):
 
         The newest are preempted if memory runs out, but never for drafts.
         """
-        budget, speculates = self.max_num_batched_tokens - len(self.running) - 1, self.speculation is not None  # one token is for prompts
-        for sequence in list(self.running):
-            if sequence.can_decode:
+        budget, speculates = self.max_num_batched_tokens - len(self.running) - 1, False  # one token is for prompts
+        decoding = [sequence for sequence in self.running if sequence.can_decode]
+        if self.speculation is not None:
+            speculates = self.speculation.plan(len(decoding))
+        for sequence in decoding:
+            if sequence.can_decode:  # nobody has preempted it
                 drafts = self._make_room_for_drafts(sequence, budget, step) if speculates else 0
                 if drafts or self._make_room(sequence, step):
                     step.spans.append(Span(sequence, sequence.num_computed_tokens, 1 + drafts, True, (sequence,)))
+                    if speculates and (unseen := self.speculation.unseen(step.spans[-1])) is not None:
+                        step.unseen.append(unseen)
                     sequence.num_computed_tokens += self.speculation.most_new(1 + drafts) if drafts else 1
                     sequence.num_in_flight += 1
                     budget -= drafts

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
+from minllm.engine.scheduling.draft_pauses import HOPE, DraftPauses
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.step import Span, Verified
 from minllm.kernels.speculation.token_tree import TokenTree
@@ -27,6 +28,7 @@ class SpeculationCounts:
 
     num_drafts: int = 0  # verifications with at least one draft
     num_draft_tokens: int = 0
+    num_tried_tokens: int = 0  # drafts up to the first wrong one of each verification; those behind it tell nothing
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # entry i: verifications that accepted more than i drafts
 
@@ -34,6 +36,7 @@ class SpeculationCounts:
         """Count a verification, of which at most `longest` drafts can be accepted."""
         self.num_drafts += 1
         self.num_draft_tokens += drafted
+        self.num_tried_tokens += min(accepted + 1, longest)
         self.num_accepted_tokens += accepted
         missing = longest - len(self.num_accepted_tokens_per_pos)
         self.num_accepted_tokens_per_pos += [0] * missing
@@ -47,7 +50,9 @@ class Drafted:
 
     num_drafts: int = 0  # drafts in its slot that the host knows of
     num_preemptions: int = 0  # the sequence's when its drafts were made: another preemption drops them
-    acceptance: float = 0.8  # estimate of the share of its drafts that are right; all begin with hope
+    acceptance: float = HOPE  # estimate of the share of its drafts that are right
+    num_seen: int | None = None  # its first tokens, known to have been computed by the draft model; None: those of its prompt
+    num_pauses: int = 0  # those that had ended when it last took part in a step that made drafts
 
 
 class Speculation:
@@ -56,14 +61,16 @@ class Speculation:
     tree: the tree whose first nodes a verification computes; None if each draft follows the one before it.
     needs_room: whether drafting writes keys and values for the tokens that it drafts, behind those that a step verifies. best: the best
     number of drafts for a rate of acceptance and a number of sequences that decode (costs/speculation.py); None takes all there are. A
-    sequence for which none is best tries one draft in each PROBE-th step, because its text may change.
+    sequence for which none is best tries one draft in each PROBE-th step, because its text may change. trial_interval: of a draft model,
+    which pauses then (DraftPauses); None makes drafts in every step.
     """
 
     def __init__(
         self, num_speculative_tokens: int, needs_room: bool = False, best: Callable[[float, int], int] | None = None,
-        tree: TokenTree | None = None,
+        tree: TokenTree | None = None, trial_interval: Callable[[int], int | None] | None = None,
     ):  # fmt: skip
         self.num_speculative_tokens, self.needs_room, self._best, self.tree = num_speculative_tokens, needs_room, best, tree
+        self._pauses = None if trial_interval is None else DraftPauses(self._best_of, trial_interval)
         self._found: dict[tuple[int, int], int] = {}  # (twentieths of acceptance, sequences) -> best number of drafts
         self._drafted: WeakKeyDictionary[Sequence, Drafted] = WeakKeyDictionary()
         self._num_steps = 0
@@ -77,10 +84,33 @@ class Speculation:
         """What is known of a sequence's drafts."""
         found = self._drafted.get(sequence)
         if found is None:
-            found = self._drafted[sequence] = Drafted()
+            found = self._drafted[sequence] = Drafted(acceptance=HOPE if self._pauses is None else self._pauses.acceptance)
         if found.num_preemptions != sequence.num_preemptions:
             found.num_drafts, found.num_preemptions = 0, sequence.num_preemptions
         return found
+
+    @property
+    def makes_drafts(self) -> bool:
+        """Whether the step that is planned makes drafts of what may follow it."""
+        return self._pauses is None or self._pauses.makes_drafts
+
+    def plan(self, num_sequences: int) -> bool:
+        """Decide whether the next step, in which this number of sequences decode, makes drafts."""
+        if self._pauses is not None:
+            self._pauses.plan(num_sequences)
+        return self.makes_drafts
+
+    def unseen(self, span: Span) -> Span | None:
+        """What the draft model has not seen of a sequence that decodes in a step that makes drafts; None if it has seen all."""
+        if self._pauses is None:
+            return None
+        sequence, drafted = span.sequence, self.drafted(span.sequence)
+        first = sequence.num_prefill_tokens if drafted.num_seen is None else drafted.num_seen
+        drafted.num_seen = sequence.num_tokens - 1  # the host may know fewer tokens than the span begins behind, never more
+        if drafted.num_pauses == self._pauses.num_ended:
+            return None
+        drafted.num_pauses, length = self._pauses.num_ended, min(span.start, sequence.num_tokens) - first
+        return Span(sequence, first, length, False, ()) if length > 0 else None
 
     def num_tokens(self, sequence: Sequence, num_drafts: int) -> int:
         """How many tokens of a sequence should have room in the next step, which verifies this number of drafts and makes new ones."""
@@ -92,7 +122,7 @@ class Speculation:
 
     def num_drafts(self, sequence: Sequence, num_sequences: int = 1) -> int:
         """How many drafts of a sequence the next step, of this number of sequences, should verify."""
-        if self._excludes(sequence):
+        if self._excludes(sequence) or (self._pauses is not None and not self._pauses.made_drafts):
             return 0
         # A step that is not read yet leaves drafts in the slot; how many, only the device knows.
         drafted = self.drafted(sequence)
@@ -106,10 +136,17 @@ class Speculation:
         """The number of drafts that is worth verifying."""
         if self._best is None:
             return self.num_speculative_tokens
+        if self._pauses is not None and self._pauses.is_trial:
+            return self.num_speculative_tokens
+        tries = self._pauses is not None or self._num_steps % PROBE == 0  # a draft model's drafts are made in any case
+        return max(self._best_of(acceptance, num_sequences), int(tries))
+
+    def _best_of(self, acceptance: float, num_sequences: int) -> int:
+        """The best number of drafts, found once per twentieth of acceptance and power of two of sequences."""
         rate, sequences = round(20 * acceptance), 1 << (num_sequences - 1).bit_length()
         if (rate, sequences) not in self._found:
             self._found[rate, sequences] = self._best(rate / 20, sequences)
-        return max(self._found[rate, sequences], int(self._num_steps % PROBE == 0))
+        return self._found[rate, sequences]
 
     def _excludes(self, sequence: Sequence) -> bool:
         """Whether the host decides between two tokens of a sequence."""
@@ -128,6 +165,8 @@ class Speculation:
                 tried = min(count, span.length - 1)  # those behind the first wrong one tell nothing
                 weight = 1 - (1 - MEMORY) ** tried
                 drafted.acceptance += weight * ((count - 1) / tried - drafted.acceptance)
+                if self._pauses is not None:
+                    self._pauses.count(tried, count - 1)
             if sequence.slot != NO_SLOT:
                 drafted.num_drafts = num_drafts
                 if span.decodes and count < span.length:

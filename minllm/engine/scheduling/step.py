@@ -43,6 +43,8 @@ class Step:
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) of blocks to copy before the forward
     forks: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) of slots whose rings to copy before the forward
     preempts: bool = False  # a sequence was preempted for this step, so none may enter it
+    makes_drafts: bool = True  # whether drafts are made of what may follow this step, if the engine speculates
+    unseen: list[Span] = field(default_factory=list)  # tokens that the draft model has not computed, because it was asked for no drafts
 
     @property
     def num_tokens(self) -> int:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from minllm import LLM, SamplingParams
 from minllm.engine.running.step_graphs import next_size, verification_sizes
+from minllm.engine.scheduling.speculative import Speculation
 from tests.engine.checks import BLOCK_BYTES
 from tests.engine.models import model_directory
 from tests.engine.running.test_step_graphs import QueueMachine, results, steps_ended, with_graphs
@@ -63,6 +64,27 @@ def test_a_draft_models_steps_are_in_the_graph(plain):  # noqa: F811
             assert llm.engine.cache_policy.usage().allocated == 0 and (machine.launches > 5) == replays
             assert stats.spec_decode_acceptance_rate > 0.9, "the model drafts for itself"
     assert accepted[0] == accepted[1]
+
+
+def test_a_draft_model_pauses_in_graphs(plain):  # noqa: F811
+    """Steps without drafts are replays too, which need nothing from the host while all sequences decode."""
+    machine, itself = QueueMachine(), {"model": str(model_directory("llama3")), "num_speculative_tokens": DRAFTS}
+    with LLM(model_directory("llama3"), **SMALL, max_num_seqs=5, max_num_batched_tokens=64, speculative_config=itself) as llm:
+        with_graphs(llm, machine, 5, SMALL["max_model_len"], 64)
+        graphs = llm.engine.runner.graphs
+        kind = llm.engine.runner.slots.kind([])
+        captured = graphs.keys([kind])
+        assert len(set(captured)) == len(captured)
+        pausing = {key._replace(makes_drafts=True) for key in captured if not key.makes_drafts}
+        assert {key for key in pausing if key.prompts} == {key for key in captured if key.prompts and key.makes_drafts}
+        assert {key for key in pausing if not key.prompts} == {
+            key._replace(query_len=0) for key in captured if not key.prompts and key.query_len == 1
+        }, "those of plain decoding"
+        llm.engine.scheduler.speculation = Speculation(DRAFTS, needs_room=True, best=lambda *_: 0, trial_interval=lambda count: 3)
+        assert tokens_of(llm.generate(PROMPTS, GREEDY)) == tokens_of(plain[0])
+        steps_ended(llm)
+        assert llm.llm_engine.stats().spec_decode_acceptance_rate == 1.0 and machine.launches > 5
+        assert {key.makes_drafts for key in graphs._graphs} == {True, False}
 
 
 @given(st.integers(1, 70), st.integers(2, 9), st.data())

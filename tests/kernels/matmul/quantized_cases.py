@@ -254,6 +254,8 @@ NF4_CASES = [
     Int4Case("nf4, not nested", 7, 97, 1280, FLOAT16, TmaTiling(32, 2, 2, 2)),
     Int4Case("nf4", 8, 65, 320, BFLOAT16, TmaTiling(64, 3, 3)),  # a warp without a step
     Int4Case("nf4", 5, 72, 512, FLOAT16, TmaTiling(64, 2, 2, 2), gated=True),
+    Int4Case("nf4", 19, 72, 192, BFLOAT16, TmaTiling(64, 2, 2)),  # three launches, the last of 3 rows
+    Int4Case("nf4, not nested", 9, 40, 128, FLOAT16, TmaTiling(32, 1, 2), gated=True),
 ]
 LARGE_NF4_CASES = [
     Int4Case(name, m, n, k, dtype, None, gated)

@@ -111,8 +111,8 @@ def test_what_int4_by_tma_refuses():
 
 def test_what_nf4_by_tma_refuses(monkeypatch):
     weight, x = WEIGHT_FORMATS["nf4"].encode(random((4, 256), FLOAT32, 0)), random((2, 256), BFLOAT16, 0)
-    with pytest.raises(KernelArgumentError, match="takes up to 8 rows of float16 or bfloat16"):
-        nf4_tma.nf4_tma(random((9, 256), BFLOAT16, 0), weight, np.empty((9, 4), BFLOAT16))
+    with pytest.raises(KernelArgumentError, match="takes up to 32 rows of float16 or bfloat16"):
+        nf4_tma.nf4_tma(random((33, 256), BFLOAT16, 0), weight, np.empty((33, 4), BFLOAT16))
     with pytest.raises(KernelArgumentError, match="a multiple of the warps"):
         nf4_tma.nf4_tma(x, weight, np.empty((2, 4), BFLOAT16), tiling=tma_tiling.TmaTiling(64, 4, 6))
     for n, gated in ((100, False), (14336, True), (28672, False)):
@@ -320,6 +320,29 @@ def test_int4_on_hopper_by_rows_and_groups(monkeypatch):
     assert chosen(4096, 64) == ["gemv", "gemv", "widened", "widened", "widened"]  # groups of 16
     Device.compute_capability = (8, 9)
     assert chosen(4096, 8) == ["gemv", "gemv", "widened", "widened", "widened"]
+
+
+def test_nf4_on_hopper_by_rows(monkeypatch):
+    class Device:
+        compute_capability = (9, 0)
+
+    class Array:
+        def __init__(self, shape, dtype):
+            self.shape, self.dtype, self.pointer = shape, np.dtype(dtype), 256
+
+    class Weight:
+        def __init__(self, outputs, inputs):
+            self.codes = Array((outputs, inputs // 2), np.uint8)
+
+    def chosen(outputs, inputs=4096, dtype=BFLOAT16):
+        return [quantized_kernels.choose_nf4(Array((rows, inputs), dtype), Weight(outputs, inputs)) for rows in (1, 2, 32, 33)]
+
+    monkeypatch.setattr(quantized_kernels, "current_device", Device)
+    assert chosen(4096) == ["gemv", "nf4_tma", "widened", "widened"]
+    assert chosen(6144) == ["nf4_tma", "nf4_tma", "nf4_tma", "widened"]
+    assert chosen(6144, dtype=np.float32) == ["gemv", "gemv", "widened", "widened"]
+    Device.compute_capability = (8, 9)
+    assert chosen(6144) == ["gemv", "gemv", "widened", "widened"]
 
 
 def test_fp8_in_blocks_on_hopper_by_rows(monkeypatch):

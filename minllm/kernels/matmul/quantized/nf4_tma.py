@@ -1,4 +1,4 @@
-"""W4A16 over NF4 on Hopper for up to 8 rows of x: as int4_tma.py, with a table of pairs in shared memory in place of arithmetic.
+"""W4A16 over NF4 on Hopper for few rows of x: as int4_tma.py, with a table of pairs in shared memory in place of arithmetic.
 
     out[m, n] = sum over blocks of absmax[n, b] * (sum over the block of x[m, k] * table[code[n, k]]) + bias[n]          absmax: nf4.py
 
@@ -10,7 +10,8 @@ takes 1.75 instructions. The codes of a byte are two inputs apart: prmt brings t
 A block of 64 inputs has an absmax, itself an 8-bit code with a scale and an offset. A lane finds those of one of the four blocks of a step,
 for its rows, a step ahead; a shuffle passes them on. Products with table entries are summed per block, and enter the sums times absmax.
 
-2 M N K FLOPs on N K / 2 bytes of codes and N K / 64 of absmax. TMA, stages and the sums of warps and clusters are those of int4_tma.py.
+2 M N K FLOPs on N K / 2 bytes of codes and N K / 64 of absmax for each 8 rows of x, which are a launch of their own: up to 32 rows that
+takes less time than writing the matrix in 16 bits. TMA, stages and the sums of warps and clusters are those of int4_tma.py.
 
 Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3; PTX ISA, "Matrix fragments for mma.m16n8k16".
 """
@@ -46,6 +47,7 @@ from minllm.tiles.warp import ALL_LANES, WARP
 from minllm.tiles.warpgroup import sync_blocks
 
 TOKENS = 8  # the columns of mma.sync
+MOST_ROWS = 32
 BLOCKS = STEP >> BLOCK_SHIFT  # blocks of NF4 in a step of a row of weight
 BYTES = 256  # entries of the table of pairs
 COPIES = BYTES * WARP  # pairs in shared memory: each lane has a copy of the table
@@ -233,20 +235,20 @@ def nf4_tma_kernel(tiling: TmaTiling, dtype: str, gated: bool, together: int):
 
 
 def fits(x, weight) -> bool:
-    """Whether the kernel takes these arrays, on a GPU with TMA: up to 8 rows of 16 bits that begin on multiples of 16 bytes."""
-    return x.shape[0] <= TOKENS and x.dtype in HALF_DTYPES and rows_begin_on(16, x, weight.codes)
+    """Whether the kernel takes these arrays, on a GPU with TMA: up to 32 rows of 16 bits that begin on multiples of 16 bytes."""
+    return x.shape[0] <= MOST_ROWS and x.dtype in HALF_DTYPES and rows_begin_on(16, x, weight.codes)
 
 
 def choose_tiling(n: int, gated: bool) -> TmaTiling:
-    """Two blocks per SM, and a stage per warp; K is split if there are fewer blocks. An estimate that has not been measured."""
+    """Two blocks per SM, and a stage per warp; K is split if there are fewer blocks."""
     return TmaTiling(64, 6, 6) if (2 * n if gated else n) > 8192 else TmaTiling(64, 4, 4, 4)
 
 
 def run(x, weight, out, bias, stream, tiling: TmaTiling | None, gated: bool) -> None:
     """Launch after checks."""
     (m, k), n = x.shape, weight.codes.shape[0]
-    words = f"x is {x.dtype} {[m, k]}; this product of NF4 takes up to {TOKENS} rows of float16 or bfloat16 that begin on multiples of 16"
-    check(fits(x, weight), words + " bytes: take the GEMV, or widen the weight")
+    words = f"x is {x.dtype} {[m, k]}; this product of NF4 takes up to {MOST_ROWS} rows of float16 or bfloat16 that begin on"
+    check(fits(x, weight), words + " multiples of 16 bytes: take the GEMV, or widen the weight")
     check(has_wgmma(x), "this product of NF4 needs a GPU of compute capability 9.0: take the GEMV, or widen the weight")
     check_array("codes", weight.codes, (np.dtype(np.uint8),), N=n, bytes=k // 2)
     check_array("out", out, (x.dtype,) if gated else (x.dtype, FLOAT32), M=m, N=n // 2 if gated else n)
@@ -256,13 +258,16 @@ def run(x, weight, out, bias, stream, tiling: TmaTiling | None, gated: bool) -> 
         return
     tiling, blocks = tiling or choose_tiling(out.shape[1], gated), weight.absmax.shape[1]
     chosen = nf4_tma_kernel(tiling, x.dtype.name, gated, stored_together(out, x.dtype))
-    arrays = (weight.absmax.reshape(-1), weight.nested, weight.map, weight.offsets, weight.first_blocks, weight.table)
-    arguments, tiles = (*arrays, blocks, bias, out, ceil_div(k, STEP)), ceil_div(n, tiling.rows)
-    launch_flat_wgmma(chosen, x, weight.codes.view("uint16"), arguments, TOKENS, tiling, tiles, gated, stream, X_PANELS)
+    arrays = (weight.absmax.reshape(-1), weight.nested, weight.map, weight.offsets, weight.first_blocks, weight.table, blocks, bias)
+    codes, tiles = weight.codes.view("uint16"), ceil_div(n, tiling.rows)
+    for first in range(0, m, TOKENS):
+        part = slice(first, min(first + TOKENS, m))
+        arguments = (*arrays, out[part], ceil_div(k, STEP))
+        launch_flat_wgmma(chosen, x[part], codes, arguments, TOKENS, tiling, tiles, gated, stream, X_PANELS)
 
 
 def nf4_tma(x, weight, out, bias=None, stream=None, tiling: TmaTiling | None = None) -> None:
-    """Write x @ weight.T + bias into `out` [M, N]: x [M, K], M <= 8, float16 or bfloat16; weight: an Nf4Weight.
+    """Write x @ weight.T + bias into `out` [M, N]: x [M, K], M <= 32, float16 or bfloat16; weight: an Nf4Weight.
 
     out and bias are of x's dtype or float32. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else (see
     `fits`), and on a GPU of another compute capability than 9.0.
