@@ -8,19 +8,19 @@ from rich.console import Console
 
 from minllm.cli.terminal import user_errors
 
-METHOD_HELP = "round, clip (int4), smoothquant, awq, gptq, smoothquant+gptq or awq+gptq; all but the first two calibrate on a text."
+METHOD_HELP = "round, clip (int4, nf4), smoothquant, awq, gptq, smoothquant+gptq or awq+gptq; all but the first two calibrate on a text."
 TEXT_HELP = "A text file to calibrate on; default minllm's own source."
 
 
 def quantize_command(
     model: Annotated[Path, typer.Argument(metavar="IN", help="Directory of a Hugging Face model in 16 or 32 bits.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The new directory.")],
-    weight_format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="int8, fp8, fp8_block, int4, int4_g128_zeros, ...")],
+    weight_format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="int8, fp8, fp8_block, int4, int4_g128_zeros, nf4, ...")],
     method: Annotated[str, typer.Option(metavar="METHOD", help=METHOD_HELP)] = "round",
     text: Annotated[Path | None, typer.Option(help=TEXT_HELP, exists=True, dir_okay=False, show_default=False)] = None,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text to calibrate on.")] = 16384,
 ) -> None:
-    """Write a quantised copy of a model in compressed-tensors' layout; embeddings and head stay as they are."""
+    """Write a quantised copy of a model, in compressed-tensors' layout (nf4: bitsandbytes'); embeddings and head stay as they are."""
     with user_errors():
         from minllm.post_training.quantize import quantize
 

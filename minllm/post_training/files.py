@@ -1,4 +1,7 @@
-"""A checkpoint in compressed-tensors' layout (models/quantized/compressed_tensors.py): tensors of a module, config.json, safetensors."""
+"""A quantised checkpoint: tensors of a module, config.json, safetensors.
+
+Layouts are compressed-tensors' (models/quantized/compressed_tensors.py), and for NF4 bitsandbytes' (models/quantized/bitsandbytes.py).
+"""
 
 import json
 import shutil
@@ -10,10 +13,12 @@ import numpy as np
 
 from minllm.models.checkpoint import INDEX_FILE
 from minllm.models.json_files import read_json
+from minllm.models.quantized.bitsandbytes import STATE
 from minllm.models.quantized.words import pack_words
 from minllm.models.safetensors_file import CODE_DTYPES, NUMPY_DTYPES
 from minllm.post_training.rounding import Rounded
 from minllm.weights.fp8 import E4M3
+from minllm.weights.nf4 import BLOCK, NESTED_BLOCK, NF4_CODES, double_quantize, dynamic_map
 
 TOKEN_BY_TOKEN = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "token"}
 IN_GROUPS = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "group", "group_size": 128}
@@ -43,13 +48,35 @@ def fp8_block_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
     return {"weight": rounded.codes.view(E4M3), "weight_scale": np.ascontiguousarray(rounded.scales[::128])}
 
 
-def quantization_config(layout: str, weights: dict[str, Any], activations: dict[str, Any] | None, ignore: list[str]) -> dict[str, Any]:
+def nf4_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
+    """bitsandbytes' tensors, with double quantisation."""
+    codes, (absmax, nested, offset) = rounded.codes.reshape(-1, 2), double_quantize(rounded.scales)
+    state = {
+        "quant_type": "nf4", "blocksize": BLOCK, "dtype": "bfloat16", "shape": list(rounded.codes.shape),
+        "nested_blocksize": NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": float(offset),
+    }  # fmt: skip
+    return {
+        "weight": (codes[:, :1] << 4) | codes[:, 1:],
+        "weight.absmax": absmax.reshape(-1), "weight.quant_map": NF4_CODES,
+        "weight.nested_absmax": nested, "weight.nested_quant_map": dynamic_map(),
+        f"{STATE}nf4": np.frombuffer(json.dumps(state).encode(), np.uint8),
+    }  # fmt: skip
+
+
+def compressed_tensors(layout: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
     """config.json's entry."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
     return {
-        "quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed", "ignore": ignore,
+        "quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed", "ignore": ["lm_head"],
         "config_groups": {"group_0": group}, "kv_cache_scheme": None,
     }  # fmt: skip
+
+
+BITSANDBYTES_NF4 = {  # config.json's entry
+    "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True, "bnb_4bit_quant_storage": "uint8", "bnb_4bit_compute_dtype": "bfloat16",
+    "llm_int8_skip_modules": ["lm_head"],
+}  # fmt: skip
 
 
 class ShardWriter:

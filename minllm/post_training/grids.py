@@ -2,6 +2,7 @@
 
     integers  code = round(w / scale) + zero, from low to high      w' = (code - zero) * scale
     e4m3      code = e4m3(w / scale)                                w' = code * scale
+    NF4       code = the nearest of 16 numbers to w / absmax        w' = NF4_CODES[code] * absmax
 
 A scale covers a group's largest magnitude. Clipped, it is the one of 17 between 60 and 100 % of that with the least squared error of the
 group: a smaller step for all at the price of the largest.
@@ -9,12 +10,14 @@ group: a smaller step for all at the price of the largest.
 Source: Lin et al. 2024, "AWQ", section 3.2 and its code's auto_clip (the search; there on outputs, here on weights).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minllm.weights.fp8 import E4M3, LARGEST
 from minllm.weights.fp8_block import to_codes
+from minllm.weights.nf4 import NF4_CODES, nearest
 
 SHARES = np.linspace(1, 0.6, 17)  # of the largest magnitude
 
@@ -51,6 +54,21 @@ class Fp8Grid(NamedTuple):
         return codes.view(E4M3).astype(np.float32) * self.scales
 
 
+class Nf4Grid(NamedTuple):
+    """NF4 for rows [N] of a block."""
+
+    scales: np.ndarray  # [N], absmax
+    zeros: None = None
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """Codes of values [N]."""
+        return nearest(values * inverse(self.scales), NF4_CODES)
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """The numbers of codes [N], float32."""
+        return NF4_CODES[codes] * self.scales
+
+
 def inverse(scales: np.ndarray) -> np.ndarray:
     """1 / scales, float32; 0 for a scale of 0."""
     scales = scales.astype(np.float32)
@@ -77,17 +95,26 @@ def fp8_block_grid(rows: np.ndarray) -> Fp8Grid:
 
 def int4_grid(group: np.ndarray, has_zeros: bool, clip: bool) -> IntegerGrid:
     """Of one group of inputs [N, group]."""
-    best, least = None, None
-    for share in SHARES if clip else SHARES[:1]:
-        grid = covering_int4_grid(group, has_zeros, np.float32(share))
-        numbers = np.clip(np.rint(group * inverse(grid.scales)[:, None]) + grid.zeros[:, None], 0, 15)
-        error = np.square((numbers - grid.zeros[:, None]) * grid.scales.astype(np.float32)[:, None] - group).sum(axis=1)
-        if best is None:
-            best, least = grid, error
-            continue
-        better = error < least
-        best = best._replace(scales=np.where(better, grid.scales, best.scales), zeros=np.where(better, grid.zeros, best.zeros))
-        least = np.minimum(least, error)
+    return least_error(group, lambda share: covering_int4_grid(group, has_zeros, share), clip)
+
+
+def nf4_grid(block: np.ndarray, clip: bool) -> Nf4Grid:
+    """Of one block of inputs [N, 64]. The absmax is not rounded here, as in weights/nf4.py."""
+    absmax = np.abs(block).max(axis=1)
+    return least_error(block, lambda share: Nf4Grid(absmax * share), clip)
+
+
+def least_error(group: np.ndarray, covering: Callable[[np.float32], Any], clip: bool) -> Any:
+    """The grid of all of a group's magnitudes; clipped, for each row [N] that of covering(share) with the least squared error."""
+    best, least = covering(np.float32(1)), None
+    for share in SHARES if clip else ():
+        grid = covering(np.float32(share))
+        error = np.square(grid.decode(grid.encode(group.T)) - group.T).sum(axis=0)
+        if least is not None:
+            better = error < least
+            zeros = None if grid.zeros is None else np.where(better, grid.zeros, best.zeros)
+            best = best._replace(scales=np.where(better, grid.scales, best.scales), zeros=zeros)
+        least = error if least is None else np.minimum(least, error)
     return best
 
 

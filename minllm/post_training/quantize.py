@@ -1,10 +1,10 @@
 """A 16-bit checkpoint quantised layer by layer, into a directory that LLM() loads.
 
     round        to the nearest code
-    clip         int4: with the clipped scales of least error
+    clip         int4, nf4: with the clipped scales of least error
     smoothquant  scales move between activations and weights first
-    awq          the same by AWQ's search; int4 is clipped
-    gptq         errors are made up for by later inputs; int4 is clipped
+    awq          the same by AWQ's search; 4 bits are clipped
+    gptq         errors are made up for by later inputs; 4 bits are clipped
     smoothquant+gptq, awq+gptq    one after the other
 
 Every method but the first two needs a calibration text: each layer's inputs are those behind the layers as they were quantised. Embeddings
@@ -33,6 +33,7 @@ from minllm.post_training.migration import awq_scales, smoothquant_scales
 from minllm.post_training.rounding import Rounded, round_matrix
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.linear import Linear
+from minllm.weights.nf4 import BLOCK
 from minllm.weights.stored import StoredLinear, StoredTensor
 
 METHODS = ("round", "clip", "smoothquant", "awq", "gptq", "smoothquant+gptq", "awq+gptq")
@@ -41,38 +42,37 @@ TOKENS = 16_384  # of the calibration text
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a format is rounded and written: groups of inputs (0: rows), grids, tensors, and the configuration's entries."""
+    """How a format is rounded and written: groups of inputs (0: rows), grids, tensors, and the entry in config.json."""
 
     group: int
     make_grid: Callable[[np.ndarray], Any]
     tensors: Callable[[Rounded], dict[str, np.ndarray]]
-    layout: str
-    weights: dict[str, Any]
-    activations: dict[str, Any] | None
+    config: dict[str, Any]
 
 
 def scheme_of(name: str, clip: bool) -> Scheme:
-    """The scheme of a format. InvalidOptionError if compressed-tensors has no layout for it."""
+    """The scheme of a format. InvalidOptionError if no layout is written for it."""
     found = WEIGHT_FORMATS.get(name)
     eight = {"num_bits": 8, "symmetric": True, "dynamic": False}
     if name == "int8":
-        activations = files.TOKEN_BY_TOKEN | {"type": "int"}
-        weights = eight | {"type": "int", "strategy": "channel"}
-        return Scheme(0, grids.int8_grid, files.int8_tensors, "int-quantized", weights, activations)
+        weights, activations = eight | {"type": "int", "strategy": "channel"}, files.TOKEN_BY_TOKEN | {"type": "int"}
+        return Scheme(0, grids.int8_grid, files.int8_tensors, files.compressed_tensors("int-quantized", weights, activations))
     if name == "fp8":
         weights, activations = eight | {"type": "float", "strategy": "channel"}, files.TOKEN_BY_TOKEN | {"type": "float"}
-        return Scheme(0, grids.fp8_grid, files.fp8_tensors, "float-quantized", weights, activations)
+        return Scheme(0, grids.fp8_grid, files.fp8_tensors, files.compressed_tensors("float-quantized", weights, activations))
     if name == "fp8_block":
         weights = eight | {"type": "float", "strategy": "block", "block_structure": [128, 128]}
-        activations = files.IN_GROUPS | {"type": "float"}
-        return Scheme(128, grids.fp8_block_grid, files.fp8_block_tensors, "float-quantized", weights, activations)
+        config = files.compressed_tensors("float-quantized", weights, files.IN_GROUPS | {"type": "float"})
+        return Scheme(128, grids.fp8_block_grid, files.fp8_block_tensors, config)
+    if name == "nf4":
+        return Scheme(BLOCK, partial(grids.nf4_grid, clip=clip), files.nf4_tensors, files.BITSANDBYTES_NF4)
     if found is None or not name.startswith("int4"):
-        known = ", ".join(one for one in WEIGHT_FORMATS if one.startswith(("int", "fp8")))
-        raise InvalidOptionError(f"format {name!r} cannot be written: compressed-tensors has layouts for {known}.")
+        known = ", ".join(one for one in WEIGHT_FORMATS if one.startswith(("int", "fp8", "nf4")))
+        raise InvalidOptionError(f"format {name!r} cannot be written: take one of {known}.")
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": found.group_size, "symmetric": not found.has_zeros}
     grid = partial(grids.int4_grid, has_zeros=found.has_zeros, clip=clip)
     tensors = partial(files.int4_tensors, has_zeros=found.has_zeros)
-    return Scheme(found.group_size, grid, tensors, "pack-quantized", weights | {"dynamic": False}, None)
+    return Scheme(found.group_size, grid, tensors, files.compressed_tensors("pack-quantized", weights | {"dynamic": False}, None))
 
 
 def quantize(
@@ -107,8 +107,7 @@ def quantize(
             raise InvalidOptionError(f"the calibration text has {len(token_ids)} tokens: give a longer one.")
     out.mkdir(parents=True)
     Quantizer(plain, checkpoint, scheme, method, token_ids).write(out, progress)
-    entry = files.quantization_config(scheme.layout, scheme.weights, scheme.activations, ["lm_head"])
-    files.copy_rest(source, out, entry)
+    files.copy_rest(source, out, scheme.config)
 
 
 class Quantizer:

@@ -74,6 +74,19 @@ def quantize_blocks(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return pack_nibbles(codes.reshape(rows.shape)), absmax
 
 
+def double_quantize(absmax: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.float32]:
+    """(codes, nested, offset) of absmax [outputs, blocks], counted along the rows: uint8 of its shape, float32 [blocks / 256], a number."""
+    offset = absmax.mean(dtype=np.float32)
+    centred = np.zeros(-(-absmax.size // NESTED_BLOCK) * NESTED_BLOCK, np.float32)
+    with np.errstate(invalid="ignore"):  # NaN and infinity are refused by their scales
+        centred[: absmax.size] = (absmax - offset).reshape(-1)
+        centred = centred.reshape(-1, NESTED_BLOCK)
+        nested = np.abs(centred).max(axis=1)
+        inverse = np.divide(np.float32(1), nested, out=np.zeros_like(nested), where=nested > 0)
+        codes = nearest(centred * inverse[:, None], dynamic_map()).reshape(-1)[: absmax.size].reshape(absmax.shape)
+    return codes, nested, offset
+
+
 @dataclass(frozen=True)
 class Nf4Format(WeightFormat):
     """Half a byte per number, a byte per block, 4 bytes per 256 blocks, 8 per output, and two tables."""
@@ -88,18 +101,11 @@ class Nf4Format(WeightFormat):
     def encode(self, matrix: np.ndarray) -> Nf4Weight:
         """All arrays of a matrix [outputs, inputs]."""
         codes, absmax = in_pieces(matrix, quantize_blocks)
+        absmax_codes, nested, offset = double_quantize(absmax)
         outputs, blocks = absmax.shape
-        offset, table = absmax.mean(dtype=np.float32), dynamic_map()
-        centred = np.zeros(-(-absmax.size // NESTED_BLOCK) * NESTED_BLOCK, np.float32)
-        with np.errstate(invalid="ignore"):  # NaN and infinity are refused by their scales
-            centred[: absmax.size] = (absmax - offset).reshape(-1)
-        centred = centred.reshape(-1, NESTED_BLOCK)
-        nested = np.abs(centred).max(axis=1)
-        inverse = np.divide(np.float32(1), nested, out=np.zeros_like(nested), where=nested > 0)
-        with np.errstate(invalid="ignore"):
-            absmax_codes = nearest(centred * inverse[:, None], table).reshape(-1)[: absmax.size].reshape(absmax.shape)
         first_blocks = np.arange(outputs, dtype=np.int32) * np.int32(blocks)
-        return Nf4Weight(codes, absmax_codes, nested, table, np.full(outputs, offset, np.float32), first_blocks, NF4_CODES)
+        offsets = np.full(outputs, offset, np.float32)
+        return Nf4Weight(codes, absmax_codes, nested, dynamic_map(), offsets, first_blocks, NF4_CODES)
 
     def dequantize(self, weight: Nf4Weight) -> np.ndarray:
         """NF4_CODES[code] * absmax."""

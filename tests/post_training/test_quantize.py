@@ -1,6 +1,7 @@
 """`minllm quantize`: what is written loads again, and each method does what it is for."""
 
 import json
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from tests.models.batches import logits_of
 from tests.models.parity import saved_model
 from tests.models.random_models import prompt
 
-FORMATS = ("int8", "fp8", "fp8_block", "int4", "int4_g64_zeros")
+FORMATS = ("int8", "fp8", "fp8_block", "int4", "int4_g64_zeros", "nf4")
 
 
 def load(directory):
@@ -53,6 +54,8 @@ def test_rounding_writes_what_loading_with_the_option_makes(name, tmp_path):
     for ours, theirs in zip(matrices(load(tmp_path / "out")), made, strict=True):
         if name == "fp8_block":  # blocks of q, k and v are counted from their own first outputs
             np.testing.assert_allclose(ours, theirs, rtol=2**-3, atol=1e-3)
+        elif name == "nf4":  # and so are blocks of absmax, whose rounding is off by 1 % of their largest
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=0.01 * np.abs(theirs).max())
         else:
             np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
     with LLM(tmp_path / "out", device="cpu", max_model_len=64) as llm:
@@ -72,6 +75,25 @@ def test_tensors_are_where_compressed_tensors_puts_them(tmp_path):
     assert tensors[f"{place}.weight_shape"].tolist() == [320, 320]
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
     assert index["model.embed_tokens.weight"] == "model-00007.safetensors" and index[f"{place}.weight_scale"] == "model-00001.safetensors"
+
+
+def test_tensors_are_where_bitsandbytes_puts_them(tmp_path):
+    """Codes by a product with all sixteen numbers, the first of two in the high half; absmax by its map, its scale and the offset."""
+    quantize(bundled_model(), tmp_path / "out", "nf4")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert (config["quant_method"], config["load_in_4bit"], config["bnb_4bit_quant_type"]) == ("bitsandbytes", True, "nf4")
+    tensors, place = load_file(tmp_path / "out" / "model-00001.safetensors"), "model.layers.0.self_attn.o_proj.weight"
+    found = {name.removeprefix(place): tensor.numpy() for name, tensor in tensors.items() if name.startswith(place)}
+    state = json.loads(bytes(found[".quant_state.bitsandbytes__nf4"]))
+    assert (state["shape"], state["blocksize"], state["nested_blocksize"]) == ([320, 320], 64, 256)
+    assert [found[name].shape for name in ("", ".absmax", ".nested_absmax")] == [(51200, 1), (1600,), (7,)]
+    matrix = Checkpoint(bundled_model()).tensor(place).astype(np.float64).reshape(-1, 64)
+    absmax = found[".nested_quant_map"].astype(np.float64)[found[".absmax"]]
+    absmax = absmax * np.repeat(found[".nested_absmax"], 256)[:1600] + state["nested_offset"]
+    np.testing.assert_allclose(absmax, np.abs(matrix).max(axis=1), rtol=0.02)
+    table = found[".quant_map"].astype(np.float64)
+    codes = np.abs(matrix[:, :, None] / np.abs(matrix).max(axis=1)[:, None, None] - table).argmin(axis=2).reshape(-1, 2)
+    np.testing.assert_array_equal(found[""][:, 0], codes[:, 0] * 16 + codes[:, 1])
 
 
 def test_compensation_halves_what_int4_costs(tmp_path, request):
@@ -106,7 +128,7 @@ def test_migrated_scales_leave_the_model_what_it_is(method, tmp_path, monkeypatc
     monkeypatch.setattr("minllm.post_training.migration.RATIOS", [0.5])
     source, ops = saved_model("smollm"), NumpyOps()
     config, checkpoint = read_model_config(source), Checkpoint(source)
-    exact = Scheme(0, lambda matrix: Exact(np.ones(len(matrix))), lambda rounded: {"weight": rounded.codes}, "", {}, None)
+    exact = Scheme(0, lambda matrix: Exact(np.ones(len(matrix))), lambda rounded: {"weight": rounded.codes}, {})
     Quantizer(layout_of(config), checkpoint, exact, method, prompt(130)).write(tmp_path)
     moved, plain = load_model(source, ops, checkpoint=Checkpoint(tmp_path)), load_model(source, ops)
     expected = logits_of(ops, plain, prompt(9))
@@ -134,17 +156,17 @@ def test_gptq_makes_up_for_errors():
 
 def test_a_clipped_grid_is_never_worse():
     group = np.random.default_rng(0).standard_t(3, (200, 32)).astype(np.float32)
-    for zeros in (False, True):
+    for make_grid in (partial(grids.int4_grid, has_zeros=False), partial(grids.int4_grid, has_zeros=True), grids.nf4_grid):
         errors = []
         for clip in (False, True):
-            rounded = round_matrix(group, 32, lambda part, clip=clip, zeros=zeros: grids.int4_grid(part, zeros, clip))
+            rounded = round_matrix(group, 32, partial(make_grid, clip=clip))
             errors.append(np.square(rounded.numbers - group).sum(axis=1))
         assert (errors[1] <= errors[0] * (1 + 1e-6)).all() and errors[1].sum() < 0.95 * errors[0].sum()
 
 
 def test_what_is_refused(tmp_path):
     for arguments, message in (
-        (("nf4",), "format 'nf4' cannot be written"),
+        (("float16",), "format 'float16' cannot be written"),
         (("int3",), "format 'int3' cannot be written"),
         (("int4", "best"), "method 'best' is not allowed"),
         (("int4_g128",), "int4_g128 has groups of 128 inputs"),
