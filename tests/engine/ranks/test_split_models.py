@@ -48,7 +48,7 @@ FAMILIES = {
     "qwen3": {},  # norms of heads
     "gpt2": {},  # q, k and v in one matrix, learned positions, biases behind the sums
     "mistral": dict(dtype="bfloat16"),
-    "smollm": dict(kv_cache_dtype="int8"),  # calibrated by a forward on all ranks while loading
+    "smollm": {},
 }
 
 
@@ -60,6 +60,21 @@ def test_logits_of_two_ranks_are_those_of_the_whole_model(family, options):
     assert np.linalg.norm(first - whole) < (1e-5 if engine.ops.dtype == np.float32 else 0.02) * np.linalg.norm(whole)
     assert engine.cache.shape.kv_heads == (3 if family == "gpt2" else 1)  # each rank caches its own heads
     assert engine.model.weights.layers[0].attention.config.heads == 3
+
+
+def test_a_quantised_cache_is_calibrated_and_filled_as_that_of_the_whole_model():
+    """A number in the middle between two codes takes either, as its sum is rounded: so codes may differ by one, and logits by such steps."""
+    whole, engine = logits(options_for("smollm", kv_cache_dtype="int8"))
+    ranks = of_ranks(2, options_for("smollm", kv_cache_dtype="int8", tensor_parallel_size=2))
+    np.testing.assert_array_equal(*(found for found, _ in ranks))
+    assert np.linalg.norm(ranks[0][0] - whole) < 0.005 * np.linalg.norm(whole)
+    for layer, expected in enumerate(engine.cache.layers):
+        keys = [rank.cache.layers[layer].key for _, rank in ranks]
+        np.testing.assert_allclose(np.concatenate([one.smoothing for one in keys], axis=1), expected.key.smoothing, rtol=1e-5, atol=1e-5)
+        for name in ("key", "value"):
+            codes = np.concatenate([getattr(rank.cache.layers[layer], name).codes for _, rank in ranks], axis=1)
+            steps = np.abs(codes.astype(int) - getattr(expected, name).codes)
+            assert steps.max() <= 1 and np.count_nonzero(steps) < 0.1 * np.count_nonzero(codes)
 
 
 @pytest.mark.parametrize(("family", "tensor"), [("gpt2", 1), ("smollm", 2)])
