@@ -63,7 +63,7 @@ def test_logits_of_two_ranks_are_those_of_the_whole_model(family, options):
 
 
 def test_a_quantised_cache_is_calibrated_and_filled_as_that_of_the_whole_model():
-    """A number in the middle between two codes takes either, as its sum is rounded: so codes may differ by one, and logits by such steps."""
+    """A number in the middle between two codes takes either, as its sum is rounded: codes may differ by one, and logits accordingly."""
     whole, engine = logits(options_for("smollm", kv_cache_dtype="int8"))
     ranks = of_ranks(2, options_for("smollm", kv_cache_dtype="int8", tensor_parallel_size=2))
     np.testing.assert_array_equal(*(found for found, _ in ranks))
