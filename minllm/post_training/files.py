@@ -18,7 +18,7 @@ from minllm.models.quantized.words import pack_words
 from minllm.models.safetensors_file import CODE_DTYPES, NUMPY_DTYPES
 from minllm.post_training.rounding import Rounded
 from minllm.weights.fp8 import E4M3
-from minllm.weights.nf4 import BLOCK, NESTED_BLOCK, NF4_CODES, double_quantize, dynamic_map
+from minllm.weights.nf4 import BLOCK, NESTED_BLOCK, NF4_CODES, double_quantize, dynamic_map, pack_pairs
 
 TOKEN_BY_TOKEN = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "token"}
 IN_GROUPS = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "group", "group_size": 128}
@@ -50,13 +50,13 @@ def fp8_block_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
 
 def nf4_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
     """bitsandbytes' tensors, with double quantisation."""
-    codes, (absmax, nested, offset) = rounded.codes.reshape(-1, 2), double_quantize(rounded.scales)
+    absmax, nested, offset = double_quantize(rounded.scales)
     state = {
         "quant_type": "nf4", "blocksize": BLOCK, "dtype": "bfloat16", "shape": list(rounded.codes.shape),
         "nested_blocksize": NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": float(offset),
     }  # fmt: skip
     return {
-        "weight": (codes[:, :1] << 4) | codes[:, 1:],
+        "weight": pack_pairs(rounded.codes).reshape(-1, 1),
         "weight.absmax": absmax.reshape(-1), "weight.quant_map": NF4_CODES,
         "weight.nested_absmax": nested, "weight.nested_quant_map": dynamic_map(),
         f"{STATE}nf4": np.frombuffer(json.dumps(state).encode(), np.uint8),

@@ -19,6 +19,7 @@ from minllm.ptx.arithmetic import (
     prmt,
     rcp,
     rcp_rn,
+    shf_l_wrap,
     tanh_approx,
 )
 from minllm.ptx.array_layout import (
@@ -297,6 +298,7 @@ __all__ = [
     "prmt",
     "rcp",
     "rcp_rn",
+    "shf_l_wrap",
     "setmaxnreg_dec",
     "setmaxnreg_inc",
     "shared_address",

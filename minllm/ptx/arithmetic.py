@@ -1,4 +1,4 @@
-"""Approximate functions (SFU), reciprocals, maxima, byte permutation, and products of four bytes."""
+"""Approximate functions (SFU), reciprocals, maxima, byte permutation, funnel shift, and products of four bytes."""
 
 import math
 
@@ -39,6 +39,13 @@ def prmt(low, high, selector):
     return sum(byte << 8 * i for i, byte in enumerate(picked))
 
 
+def shf_l_wrap(low, high, shift):
+    """shf_l_wrap(low, high, shift) -> uint32: the upper word of high:low shifted left by shift modulo 32; with low == high the word is
+    rotated. PTX ISA, "shf.l.wrap"."""
+    pair = (int(low) & 0xFFFFFFFF) | (int(high) & 0xFFFFFFFF) << 32
+    return pair << (int(shift) & 31) >> 32 & 0xFFFFFFFF
+
+
 def max_f16x2(a, b):
     """max_f16x2(a, b) -> uint32: element-wise maximum of two pairs of float16; the maximum of a number and NaN is the number. PTX ISA,
     "max.f16x2"."""
@@ -59,4 +66,5 @@ rcp_rn = instruction("rcp.rn.f32 $0, $1;", "f", "f", emulation=rcp_rn)
 tanh_approx = instruction("tanh.approx.f32 $0, $1;", "f", "f", emulation=tanh_approx)
 max_f16x2 = instruction("max.f16x2 $0, $1, $2;", "r", "rr", emulation=max_f16x2)
 prmt = instruction("prmt.b32 $0, $1, $2, $3;", "r", "rrr", emulation=prmt)
+shf_l_wrap = instruction("shf.l.wrap.b32 $0, $1, $2, $3;", "r", "rrr", emulation=shf_l_wrap)
 dp4a = instruction("dp4a.s32.s32 $0, $1, $2, $3;", "r", "rrr", emulation=dp4a)

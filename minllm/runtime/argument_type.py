@@ -21,7 +21,8 @@ def argument_type(value):
     if hasattr(value, "numba_type"):  # an object that states its own type: a tensor map
         return value.numba_type
     if isinstance(value, tuple):
-        return types.Tuple([argument_type(item) for item in value])
+        items = tuple(map(argument_type, value))
+        return types.NamedTuple(items, type(value)) if hasattr(value, "_fields") else types.Tuple(items)
     if isinstance(value, (bool, np.bool_)):
         raise KernelArgumentError(f"a kernel was given the boolean {value}; pass an int, or make it a constant of the kernel's factory")
     if isinstance(value, np.generic):  # np.float64 is also a Python float
@@ -35,7 +36,7 @@ def argument_type(value):
     dtype, ndim = getattr(value, "dtype", None), getattr(value, "ndim", None)
     if dtype is None or ndim is None:
         given = f"{value!r} of type {type(value).__name__}"
-        raise KernelArgumentError(f"a kernel was given {given}; it takes arrays, ints, floats, None and tuples of these")
+        raise KernelArgumentError(f"a kernel was given {given}; it takes arrays, ints, floats, None, tuples and NamedTuples of these")
     element = types.bfloat16 if dtype == BFLOAT16 else from_dtype(np.dtype(dtype))
     contiguous = value.flags.c_contiguous if isinstance(value, np.ndarray) else getattr(value, "is_contiguous", True)
     return types.Array(element, ndim, "C" if contiguous else "A")

@@ -51,10 +51,10 @@ def parameter(argument):
         raise KernelArgumentError(f"a launch on the GPU was given a NumPy array, {argument.dtype} {argument.shape}: copy it there first")
     if isinstance(argument, tuple):  # Numba passes the items one by one
         keys, packed = zip(*map(parameter, argument))
-        return keys, b"".join(packed)
+        return (type(argument), *keys), b"".join(packed)
     if not getattr(argument, "ndim", 0):
         given = f"{argument!r} of type {type(argument).__name__}"
-        raise KernelArgumentError(f"a kernel was given {given}; it takes arrays, ints, floats, None and tuples of these")
+        raise KernelArgumentError(f"a kernel was given {given}; it takes arrays, ints, floats, None, tuples and NamedTuples of these")
     argument.kernel_parameter = packed = array_parameter(argument)
     return packed
 

@@ -185,7 +185,8 @@ def prepare(argument, kind=None, name="", monitor=None, arrays=None, twins=None)
         return Record(prepare(np.asarray(argument).reshape(1), None, name, monitor, arrays), 0)
     if isinstance(argument, tuple):
         kinds = tuple(kind) if isinstance(kind, types.BaseTuple) else (None,) * len(argument)
-        made = [prepare(one, inner, f"{name}[{i}]", monitor, arrays, twins) for i, (one, inner) in enumerate(zip(argument, kinds))]
+        places = [f".{field}" for field in getattr(argument, "_fields", ())] or [f"[{i}]" for i in range(len(argument))]
+        made = [prepare(one, inner, name + place, monitor, arrays, twins) for one, inner, place in zip(argument, kinds, places)]
         return type(argument)._make(made) if hasattr(argument, "_make") else tuple(made)
     if hasattr(argument, "with_array"):  # an object that holds an array: a tensor map
         return argument.with_array(lambda array: prepare(array, None, name, monitor, arrays))

@@ -9,7 +9,7 @@ floating-point map with a scale for 256 blocks: 0.13 bits per number. Codes, blo
 along the rows of the matrix, one row after the other.
 
 A row stores the number of its first block, so that a weight can hold several modules, or some columns of a matrix, whose blocks were
-counted from elsewhere. Two codes share a byte, as in int4.py.
+counted from elsewhere. Two neighbouring codes share a byte, the first in its upper half, as in bitsandbytes' files.
 
 Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3 and appendix E; Dettmers et al. 2022, "8-bit
 Optimizers via Block-wise Quantization", section 2 (the map).
@@ -62,16 +62,24 @@ def nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
     return np.searchsorted((table[:-1] + table[1:]) / 2, values).astype(np.uint8)
 
 
+def pack_pairs(codes: np.ndarray) -> np.ndarray:
+    """Codes uint8 [..., inputs] as bytes [..., inputs / 2], the first of two codes in the upper half."""
+    return codes[..., ::2] << 4 | codes[..., 1::2]
+
+
+def unpack_pairs(packed: np.ndarray) -> np.ndarray:
+    """The inverse of `pack_pairs`: one code per byte."""
+    return np.stack([packed >> 4, packed & 15], axis=-1).reshape(*packed.shape[:-1], -1)
+
+
 def quantize_blocks(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(codes, absmax) of rows [rows, inputs]: packed codes, and the largest magnitude of each block, float32."""
-    from minllm.kernels.quantization.reference import pack_nibbles  # here, so that a plan needs no kernels
-
     blocks = rows.astype(np.float32).reshape(len(rows), -1, BLOCK)
     absmax = np.abs(blocks).max(axis=2)
     inverse = np.divide(np.float32(1), absmax, out=np.zeros_like(absmax), where=absmax > 0)
     with np.errstate(invalid="ignore"):  # NaN and infinity are refused by their scales
         codes = nearest(blocks * inverse[..., None], NF4_CODES)
-    return pack_nibbles(codes.reshape(rows.shape)), absmax
+    return pack_pairs(codes.reshape(rows.shape)), absmax
 
 
 def double_quantize(absmax: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.float32]:
@@ -109,13 +117,11 @@ class Nf4Format(WeightFormat):
 
     def dequantize(self, weight: Nf4Weight) -> np.ndarray:
         """NF4_CODES[code] * absmax."""
-        from minllm.kernels.quantization.reference import unpack_nibbles
-
         absmax = weight.absmax
         if weight.nested is not None:
             block = weight.first_blocks[:, None] + np.arange(absmax.shape[1])
             absmax = weight.map[absmax] * weight.nested[block // NESTED_BLOCK] + weight.offsets[:, None]
-        codes = unpack_nibbles(weight.codes).reshape(*absmax.shape, BLOCK)
+        codes = unpack_pairs(weight.codes).reshape(*absmax.shape, BLOCK)
         return (weight.table[codes] * absmax[..., None]).reshape(len(codes), -1)
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Nf4Weight:

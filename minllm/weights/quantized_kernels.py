@@ -23,7 +23,6 @@ from minllm.kernels.matmul.quantized import (
     fp8_block,
     fp8_block_wgmma,
     int4,
-    int4_gemm,
     int4_naive,
     int4_tensor_core,
     int4_tma,
@@ -35,6 +34,7 @@ from minllm.kernels.matmul.quantized import (
     tensor_core,
 )
 from minllm.kernels.matmul.quantized.many_rows import make_dequantized, make_widened, widened_matrix, widened_matrix_and_sums
+from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import quantize_rows
 from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
@@ -68,7 +68,7 @@ def choose_int4(x: Any, weight: Any) -> str:
     if not on_hopper(weight.codes):
         return choose(x, weight)
     if rows > int4_wgmma.MOST_ROWS:
-        return "wgmma" if int4_gemm.fits(x, weight) else "widened"
+        return "wgmma" if weight.minimums is None and gemm.fits(x, weight) else "widened"
     if not int4_wgmma.fits(x, weight):
         return choose(x, weight)
     if rows > MOST_ROWS_OF_GEMV:
@@ -94,7 +94,7 @@ def gated_fp8_block(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> A
 def gated_int4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
     """The launcher of gate and up in one kernel, if the variant has one."""
     if variant == "wgmma":
-        return int4_gemm.gated_int4_gemm if int4_gemm.fits(x, weight) else None
+        return gemm.gated_int4_gemm if gemm.fits(x, weight) else None
     launcher = {"int4_tma": int4_tma.gated_int4_tma, "flat": int4_wgmma.gated_int4_wgmma}.get(variant)
     return launcher if int4_wgmma.fits(x, weight) else None
 
@@ -109,7 +109,14 @@ def choose_nf4(x: Any, weight: Any) -> str:
 
 def gated_nf4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
     """The launcher of gate and up in one kernel, if the variant has one."""
+    if variant == "wgmma":
+        return gemm.gated_nf4_gemm if gemm.fits(x, weight) else None
     return nf4_tma.gated_nf4_tma if variant == "nf4_tma" and nf4_tma.fits(x, weight) else None
+
+
+def gated_int8_groups(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
+    """The launcher of gate and up in one kernel, if the variant has one."""
+    return gemm.gated_int8_group_gemm if variant == "wgmma" and gemm.fits(x, weight) else None
 
 
 def choose_w8a8(x: Any, weight: Any) -> str:
@@ -153,7 +160,7 @@ INT4, NF4 = dequantized(int4.int4_gemv, int4.dequantize_int4), dequantized(nf4.n
 INT4 = INT4._replace(
     variants={
         **INT4.variants, "int4_naive": int4_naive.int4_naive, "int4_tensor_core": int4_tensor_core.int4_tensor_core,
-        "int4_tma": int4_tma.int4_tma, "flat": int4_wgmma.int4_wgmma, "wgmma": int4_gemm.int4_gemm,
+        "int4_tma": int4_tma.int4_tma, "flat": int4_wgmma.int4_wgmma, "wgmma": gemm.int4_gemm,
     },
     choose=choose_int4,
     most_rows={
@@ -162,10 +169,11 @@ INT4 = INT4._replace(
     gated=gated_int4,
 )
 NF4 = NF4._replace(
-    variants={**NF4.variants, "nf4_tma": nf4_tma.nf4_tma}, choose=choose_nf4,
+    variants={**NF4.variants, "nf4_tma": nf4_tma.nf4_tma, "wgmma": gemm.nf4_gemm}, choose=choose_nf4,
     most_rows={**NF4.most_rows, "nf4_tma": nf4_tma.MOST_ROWS}, gated=gated_nf4,
 )  # fmt: skip
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
+INT8_GROUPS = INT8_GROUPS._replace(variants={**INT8_GROUPS.variants, "wgmma": gemm.int8_group_gemm}, gated=gated_int8_groups)
 ROW_GROUPS = {"gemv": quantize_row_groups, "wgmma": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}
 FP8_BLOCK = dequantized(fp8_block.fp8_block_gemv, fp8_block.dequantize_fp8_block, ROW_GROUPS)
 FP8_BLOCK = FP8_BLOCK._replace(

@@ -12,18 +12,18 @@ from tests.kernels.matmul.quantized_cases import (
     BLOCK_CASES,
     CASES,
     INT4_CASES,
-    INT4_GEMM_CASES,
     LARGE_BLOCK_CASES,
     LARGE_CASES,
     LARGE_INT4_CASES,
-    LARGE_INT4_GEMM_CASES,
+    LARGE_MIXED_INPUT_CASES,
     LARGE_NF4_CASES,
     LOST_PER_STEP_ON_DEVICE,
+    MIXED_INPUT_CASES,
     NF4_CASES,
     check_blocks,
     check_codes,
     check_int4,
-    check_int4_gemm,
+    check_mixed_input,
     check_nf4,
 )
 
@@ -45,9 +45,9 @@ def test_products_of_codes_in_blocks_are_those_in_float64(case, device, hopper):
     check_blocks(case, device, LOST_PER_STEP_ON_DEVICE)
 
 
-@pytest.mark.parametrize("case", INT4_GEMM_CASES + LARGE_INT4_GEMM_CASES, ids=str)
-def test_gemms_of_int4_are_those_of_the_rounded_weights(case, device):
-    check_int4_gemm(case, device)
+@pytest.mark.parametrize("case", MIXED_INPUT_CASES + LARGE_MIXED_INPUT_CASES, ids=str)
+def test_gemms_of_mixed_input_are_those_of_the_rounded_weights(case, device, hopper):
+    check_mixed_input(case, device)
 
 
 @pytest.mark.parametrize("case", INT4_CASES + LARGE_INT4_CASES, ids=str)

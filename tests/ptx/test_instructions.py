@@ -123,7 +123,8 @@ def convert_kernel(x, floats, words):
     floats[8] = ptx.ex2(values[0])
     floats[9] = ptx.rcp(values[1])
     floats[10] = ptx.tanh_approx(values[0])
-    ptx.store_128(words, 4, uint32(1), uint32(2), uint32(3), ptx.prmt(uint32(0x33221100), uint32(0x77665544), uint32(0x7520)))
+    rotated = ptx.shf_l_wrap(uint32(0x80000001), uint32(0x80000001), uint32(36))
+    ptx.store_128(words, 4, uint32(1), uint32(2), rotated, ptx.prmt(uint32(0x33221100), uint32(0x77665544), uint32(0x7520)))
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), *HALVES], ids=str)
@@ -136,7 +137,7 @@ def test_loads_conversions_and_stores(dtype):
     expected = [f[0], f[3], f[count + 1], *f[:2].astype(BFLOAT16).astype(np.float32), *f[:2].astype(np.float16).astype(np.float32)]
     expected += [f[2], 2.0 ** f[0], 1 / f[1], np.tanh(f[0])]
     np.testing.assert_allclose(floats, np.array(expected, np.float32), rtol=2e-6)
-    assert words.tolist() == [0, 0, 0, 0, 1, 2, 3, 0x77552200]
+    assert words.tolist() == [0, 0, 0, 0, 1, 2, 0x18, 0x77552200]
 
 
 @kernel

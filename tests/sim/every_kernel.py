@@ -55,7 +55,6 @@ from minllm.kernels.matmul.quantized import (
     fp8,
     fp8_block,
     int4,
-    int4_gemm,
     int4_naive,
     int4_tensor_core,
     int4_tma,
@@ -68,6 +67,9 @@ from minllm.kernels.matmul.quantized import (
     tma_tiling,
 )
 from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
+from minllm.kernels.matmul.quantized.mixed_input import gemm
+from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling
+from minllm.kernels.matmul.quantized.nf4_pairs import COPIES
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
@@ -834,17 +836,17 @@ def int4_on_wgmma():
 
 
 @row
-def int4_gemm_of_two_tiles():
+def mixed_input_of_two_tiles():
     """The four lanes of a row ask for its scale for every step, and once beyond the last."""
     M, N, K, b = 8, 128, 128, 2
-    tiling = int4_gemm.Int4GemmTiling(warpgroups=1, tokens=8, stages=2)
-    tiles, steps = N // tiling.rows, K // int4_gemm.STEP
-    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, scales=4 * 2 * N * (steps + 1), out=M * N * b)
-    moved = Expected(asked, dict(x_map=M * K * b, scales=2 * N), 2 * M * N * K)
+    tiling = MixedInputTiling(warpgroups=1, tokens=8, stages=2)
+    tiles, steps = N // tiling.rows, K // STEP
+    asked = {"x_map": M * K * b * tiles, "weight_map": N * K // 2, "weight.scales": 4 * 2 * N * (steps + 1), "out": M * N * b}
+    moved = Expected(asked, {"x_map": M * K * b, "weight.scales": 2 * N}, 2 * M * N * K)
     weight = weight_in("int4_g128", N, K)
     weight = weight._replace(scales=np.ones_like(weight.scales))
-    run = partial(int4_gemm.int4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
-    return run, {"int4_gemm_kernel": moved}
+    run = partial(gemm.int4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
+    return run, {"mixed_input_kernel": moved}
 
 
 @row
@@ -902,10 +904,26 @@ def nf4_by_tma():
     weight, _, different = nf4_case(N, K, 1)
     tiles, of_rows = N // tiling.rows, 8 * 32 * tiling.warps * (N // tiling.rows)
     asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, absmax=2 * of_rows, absmax_map=8 * of_rows, nested=8 * of_rows)
-    asked |= dict(offsets=4 * of_rows, first_blocks=4 * of_rows, table=2 * 4 * nf4_tma.COPIES // 4 * tiles, out=M * N * b)
+    asked |= dict(offsets=4 * of_rows, first_blocks=4 * of_rows, table=8 * COPIES // 4 * tiles, out=M * N * b)
     different |= dict(x_map=M * K * b, nested=4 * N * K // 64 // 256)
     run = partial(nf4_tma.nf4_tma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"nf4_tma_kernel": Expected(asked, different, 2 * 8 * N * K)}
+
+
+@row
+def mixed_input_of_nf4():
+    """As above with absmax, two numbers per row at the start, and two numbers per four pairs of the table of each block."""
+    M, N, K, b = 8, 128, 128, 2
+    tiling = MixedInputTiling(warpgroups=1, tokens=8, stages=2)
+    weight, _, different = nf4_case(N, K, 1)
+    tiles, lanes, loads = N // tiling.rows, 4 * N, 4 * N * (K // STEP + 1)
+    asked = dict(absmax=loads, map=4 * loads, nested=4 * loads, offsets=4 * lanes, first_blocks=4 * lanes, table=8 * COPIES // 4 * tiles)
+    different["map"] = different.pop("absmax_map")
+    of_weight = [{f"weight.{name}": count for name, count in counts.items()} for counts in (asked, different)]
+    asked = of_weight[0] | dict(x_map=M * K * b * tiles, weight_map=N * K // 2, out=M * N * b)
+    moved = Expected(asked, of_weight[1] | dict(x_map=M * K * b), 2 * M * N * K)
+    run = partial(gemm.nf4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
+    return run, {"mixed_input_kernel": moved}
 
 
 # Attention: `pairs` are the visible (query, key) pairs of one head of a prompt of T tokens.

@@ -133,6 +133,8 @@ def test_codes_by_hand():
     np.testing.assert_array_equal(weight.codes[0, :4], pack_nibbles(np.array([0, 15, 4, 3, 3, 3, 3, 3], np.uint8)))
     weight = WEIGHT_FORMATS["int8"].encode(np.array([[127, -127, 1.4] + [0] * 13], np.float32))
     assert weight.scales[0] == 1 and weight.codes[0, :3].tolist() == [127, -127, 1]
+    weight = WEIGHT_FORMATS["nf4"].encode(np.array([[1, -1, 0, 0.17] + [0] * 60], np.float32))
+    assert weight.codes[0, :3].tolist() == [0xF0, 0x79, 0x77]  # the first of two codes in the upper half
     weight = WEIGHT_FORMATS["fp8"].encode(np.array([[448, -1, 17] + [0] * 13], np.float32))
     assert weight.codes[0, :3].view(ml_dtypes.float8_e4m3fn).astype(float).tolist() == [448, -1, 16]
 

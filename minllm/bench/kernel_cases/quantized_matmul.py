@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 
 from minllm.bench.kernel_case import BFLOAT16, MICROSECONDS, KernelCase, Prepared, relative_error, some_of
+from minllm.models.gguf.q4 import Q4_1_BLOCK
+from minllm.models.gguf.q8_0 import BLOCK as Q8_0_BLOCK
+from minllm.models.quantized.gguf_groups import FORMATS as GGUF_FORMATS
+from minllm.models.quantized.gguf_groups import GROUP
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS, plain_format
 from minllm.weights.fp8 import E4M3
@@ -17,6 +21,7 @@ from minllm.weights.fp8_block import quantize_row_groups
 
 REPEATED_ROWS, SAMPLE_ROWS = 256, 16  # rows of the weight that are different, and rows of x whose products are recomputed
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # of one layer of an 8B model, outputs x inputs
+GGUF_BLOCKS = {"Q4_1": Q4_1_BLOCK, "Q8_0": Q8_0_BLOCK}
 LABELS = {"int4": "int4 in groups of 32", "int4_g128": "int4 in groups of 128"}
 PEERS = {
     "bfloat16": ("cuBLAS",), "fp8": ("_scaled_mm, per tensor", "_scaled_mm, per row"), "int8": ("_int_mm",),
@@ -29,23 +34,31 @@ VARIANTS = {  # format: variants for numbers of rows
     "fp8_block": {1: ("gemv",), 16: ("wgmma",), 64: ("wgmma", "widened"), 256: ("wgmma",), 2048: ("wgmma", "widened")},
     "int4_g128": {
         1: ("gemv", "int4_tensor_core", "int4_tma", "flat"), 8: ("int4_tensor_core", "int4_tma", "flat"), 16: ("int4_tma", "flat"),
-        64: ("flat",), 128: ("wgmma",), 256: ("widened", "wgmma"), 2048: ("widened", "wgmma"),
+        64: ("flat", "wgmma"), 128: ("wgmma",), 256: ("widened", "wgmma"), 2048: ("widened", "wgmma"),
     },
     "int4": {1: ("gemv", "int4_naive", "int4_tma"), 8: ("int4_tma", "flat"), 64: ("flat",), 2048: ("wgmma",)},
     "nf4": {
-        **dict.fromkeys((1, 8), ("gemv", "nf4_tma")), **dict.fromkeys((16, 32), ("nf4_tma", "widened")),
-        **dict.fromkeys((64, 2048), ("widened",)),
+        **dict.fromkeys((1, 8), ("gemv", "nf4_tma", "wgmma")), **dict.fromkeys((16, 32), ("nf4_tma", "wgmma", "widened")),
+        **dict.fromkeys((64, 256, 2048), ("wgmma", "widened")),
     },
+    **dict.fromkeys(("Q4_1", "Q8_0"), {8: ("gemv", "wgmma"), **dict.fromkeys((16, 64, 256, 2048), ("wgmma", "widened"))}),
 }  # fmt: skip
 
 
 def format_named(name: str) -> WeightFormat:
-    """The format of a name, or that of plain numbers."""
-    return WEIGHT_FORMATS[name] if name in WEIGHT_FORMATS else plain_format(name)
+    """The format of a name, that of GGUF's blocks, or that of plain numbers."""
+    return GGUF_FORMATS.get(name) or WEIGHT_FORMATS.get(name) or plain_format(name)
 
 
 def small_weight(found: WeightFormat, rows: int, k: int, noise) -> Any:
-    """The host arrays of a weight [rows, k] of noise."""
+    """The host arrays of a weight [rows, k] of noise; of GGUF's blocks the codes are bits of noise, scales numbers."""
+    if found.name in GGUF_BLOCKS:
+        block = GGUF_BLOCKS[found.name]
+        blocks = noise.array((rows, k // GROUP * block.itemsize // BFLOAT16.itemsize), BFLOAT16).view(np.uint8).view(block)
+        blocks["d"] = noise.array(blocks.shape, BFLOAT16) / 16
+        if "m" in block.names:
+            blocks["m"] = -8 * blocks["d"]
+        return found.weight_of(blocks)
     matrix = noise.array((rows, k), BFLOAT16)
     return matrix if found.is_plain else found.encode(matrix)
 

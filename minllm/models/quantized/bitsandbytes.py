@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from minllm.errors import CheckpointError, UnsupportedModelError
-from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.models.json_files import Fields
 from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, tensors_of
 from minllm.weights.formats import SIXTEEN_BITS
@@ -60,8 +59,7 @@ class StoredNf4(StoredFormat, Nf4Format):
     def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard, first_block: int) -> Nf4Weight:
         offset = self._checked_state(projection, tensors)
         packed = tensors.codes("weight", np.uint8).reshape(projection.outputs, projection.inputs // 2)
-        codes = np.stack([packed >> 4, packed & 15], axis=-1).reshape(projection.outputs, projection.inputs)
-        codes = pack_nibbles(np.ascontiguousarray(projection.cut(codes, shard)))
+        codes = np.ascontiguousarray(projection.cut(packed, shard, block=(1, 2)))
         blocks = (projection.outputs, projection.inputs // BLOCK)
         numbers = projection.cut(np.arange(first_block, first_block + blocks[0] * blocks[1]).reshape(blocks), shard, block=(1, BLOCK))
         absmax = tensors.codes("weight.absmax", np.uint8) if self.nested else tensors.scales("weight.absmax").astype(np.float32)

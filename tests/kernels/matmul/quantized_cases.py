@@ -1,12 +1,14 @@
 """Cases of W8A8 and W4A16 on Hopper's tensor cores, for the simulator and the GPU, and how far a result may be off."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
 
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_gemm, int4_tma, int4_wgmma, nf4_tma, tensor_core
-from minllm.kernels.matmul.quantized.int4_gemm import Int4GemmTiling
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_tma, int4_wgmma, nf4_tma, tensor_core
+from minllm.kernels.matmul.quantized.mixed_input import gemm
+from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.kernels.matmul.quantized.tma_tiling import TmaTiling
@@ -14,9 +16,14 @@ from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.fp8 import E4M3
 from minllm.weights.fp8_block import quantize_row_groups
+from minllm.weights.int8_groups import Int8GroupWeight
 from minllm.weights.nf4 import quantize_blocks
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, assert_close, poisoned, random
 
+PRODUCTS_OF_MIXED_INPUT = {
+    "int4": (gemm.int4_gemm, gemm.gated_int4_gemm), "nf4": (gemm.nf4_gemm, gemm.gated_nf4_gemm),
+    "int8": (gemm.int8_group_gemm, gemm.gated_int8_group_gemm),
+}  # fmt: skip
 DTYPE_OF = {"int8": "int8", "fp8": "float8_e4m3fn"}
 SLACK = {"int8": 1e-6, "fp8": 1e-5}  # of float32 sums and scales, relative to the largest result
 # Hopper adds 32 products of e4m3 per step and keeps some 14 bits of the sum: up to 2^-14 of it is lost per step, and on the way the sum is
@@ -195,19 +202,26 @@ LARGE_INT4_CASES = [
 ]
 
 
-INT4_GEMM_CASES = [
-    Int4Case("int4_g128", 20, 72, 256, BFLOAT16, Int4GemmTiling(1, 16, 2)),  # two chunks of x
-    Int4Case("int4_zeros", 9, 136, 96, FLOAT16, Int4GemmTiling(2, 16, 3)),  # half a step at the end
-    Int4Case("int4_g64", 3, 65, 320, BFLOAT16, Int4GemmTiling(1, 8, 2, splits=2)),  # two and three steps
-    Int4Case("int4_g128_zeros", 11, 72, 256, BFLOAT16, Int4GemmTiling(2, 16, 2, splits=4), gated=True),
-    Int4Case("int4", 7, 40, 64, FLOAT16, Int4GemmTiling(1, 8, 2), gated=True),  # a single step
+MIXED_INPUT_CASES = [
+    Int4Case("int4_g128", 20, 72, 256, BFLOAT16, MixedInputTiling(1, 16, 2)),  # two chunks of x
+    Int4Case("int4_zeros", 9, 136, 96, FLOAT16, MixedInputTiling(2, 16, 3)),  # half a step at the end
+    Int4Case("int4_g64", 3, 65, 320, BFLOAT16, MixedInputTiling(1, 8, 2, splits=2)),  # two and three steps
+    Int4Case("int4_g128_zeros", 11, 72, 256, BFLOAT16, MixedInputTiling(2, 16, 2, splits=4), gated=True),
+    Int4Case("int4", 7, 40, 64, FLOAT16, MixedInputTiling(1, 8, 2), gated=True),  # a single step
+    Int4Case("int4, minimums", 5, 72, 96, BFLOAT16, MixedInputTiling(1, 8, 2)),
+    Int4Case("int4, minimums", 8, 36, 128, FLOAT16, MixedInputTiling(1, 8, 2, splits=2), gated=True),
+    Int4Case("nf4", 11, 72, 192, BFLOAT16, MixedInputTiling(1, 16, 2)),
+    Int4Case("nf4, not nested", 6, 136, 320, FLOAT16, MixedInputTiling(2, 8, 2, splits=2)),
+    Int4Case("nf4", 9, 40, 64, FLOAT16, MixedInputTiling(1, 16, 2), gated=True),
+    Int4Case("int8 in groups", 10, 72, 160, BFLOAT16, MixedInputTiling(1, 16, 2, code_bytes=64)),
+    Int4Case("int8 in groups", 3, 136, 96, FLOAT16, MixedInputTiling(2, 8, 2, splits=2, code_bytes=64), gated=True),
 ]
-LARGE_INT4_GEMM_CASES = [
+LARGE_MIXED_INPUT_CASES = [
     Int4Case(name, m, n, k, dtype, None, gated)
-    for name in ("int4_g128", "int4_zeros")
+    for name in ("int4_g128", "int4_zeros", "int4, minimums", "nf4", "nf4, not nested", "int8 in groups")
     for m, n, k, dtype, gated in (
-        (65, 4096, 4096, BFLOAT16, False), (130, 1003, 2176, FLOAT16, False), (256, 6144, 4096, BFLOAT16, False),
-        (300, 3000, 2048, BFLOAT16, True), (1111, 2056, 1152, BFLOAT16, False),
+        (13, 4096, 14336, BFLOAT16, False), (65, 4096, 4096, BFLOAT16, False), (130, 1003, 2176, FLOAT16, False),
+        (256, 6144, 4096, BFLOAT16, False), (300, 3000, 2048, BFLOAT16, True), (1111, 2056, 1152, BFLOAT16, False),
     )
 ]  # fmt: skip
 
@@ -233,12 +247,44 @@ def check_product(case, device, weight, numbers, plain, gated):
     assert_close(out.result(), expected, case.dtype, slack=2e-5)
 
 
-def check_int4_gemm(case, device):
-    """The numbers are the weights as they are rounded to x's dtype, and so are the scales before."""
-    found = WEIGHT_FORMATS[case.name]
-    weight = found.encode(weight_of(case))
-    rounded = found.dequantize(weight._replace(scales=weight.scales.astype(case.dtype).astype(FLOAT32))).astype(case.dtype)
-    check_product(case, device, weight, rounded, int4_gemm.int4_gemm, int4_gemm.gated_int4_gemm)
+def nf4_weight(case):
+    """A case's weight in NF4, with or without double quantisation."""
+    matrix = weight_of(case)
+    weight = WEIGHT_FORMATS["nf4"].encode(matrix)
+    return weight if case.name == "nf4" else weight._replace(absmax=quantize_blocks(matrix)[1], nested=None)
+
+
+def rounded(values, dtype):
+    """Values rounded to a 16-bit dtype, as float32."""
+    return values.astype(dtype).astype(FLOAT32)
+
+
+def mixed_input_weight(case):
+    """(weight, numbers): the numbers are those of the codes, rounded to x's dtype; scales, minimums and tables are rounded before."""
+    matrix = weight_of(case)
+    if case.name == "int8 in groups":
+        codes, scales = np.random.default_rng(3).integers(-128, 128, matrix.shape, np.int8), np.abs(matrix[:, ::32]).astype(FLOAT16) / 64
+        weight = Int8GroupWeight(codes, scales)
+        groups = codes.reshape(*scales.shape, -1) * rounded(scales, case.dtype)[..., None]
+        return weight, rounded(groups.reshape(matrix.shape), case.dtype)
+    if case.name.startswith("nf4"):
+        found, weight = WEIGHT_FORMATS["nf4"], nf4_weight(case)
+        absmax = found.dequantize(weight._replace(table=np.ones_like(weight.table)))
+        entries = found.dequantize(weight._replace(table=rounded(weight.table, case.dtype))) / absmax
+        return weight, rounded(rounded(entries, case.dtype) * rounded(absmax, case.dtype), case.dtype)
+    found = WEIGHT_FORMATS[case.name.removesuffix(", minimums")]
+    weight = found.encode(matrix)
+    if case.name.endswith("minimums"):
+        weight = weight._replace(minimums=(-7.3 * weight.scales).astype(FLOAT16))
+    floats = {name: rounded(getattr(weight, name), case.dtype) for name in ("scales", "minimums") if getattr(weight, name) is not None}
+    return weight, rounded(found.dequantize(weight._replace(**floats)), case.dtype)
+
+
+def check_mixed_input(case, device):
+    """The numbers are the weights as the kernel rounds them."""
+    weight, numbers = mixed_input_weight(case)
+    plain, gated = PRODUCTS_OF_MIXED_INPUT[re.split("[_, ]", case.name)[0]]
+    check_product(case, device, weight, numbers, plain, gated)
 
 
 def check_int4(case, device):
@@ -269,9 +315,6 @@ LARGE_NF4_CASES = [
 
 def check_nf4(case, device):
     """The numbers are those of the codes, whose table of 16 is rounded to x's dtype."""
-    found, matrix = WEIGHT_FORMATS["nf4"], weight_of(case)
-    weight = found.encode(matrix)
-    if case.name != "nf4":
-        weight = weight._replace(absmax=quantize_blocks(matrix)[1], nested=None)
-    rounded = found.dequantize(weight._replace(table=weight.table.astype(case.dtype).astype(FLOAT32)))
-    check_product(case, device, weight, rounded, nf4_tma.nf4_tma, nf4_tma.gated_nf4_tma)
+    weight = nf4_weight(case)
+    numbers = WEIGHT_FORMATS["nf4"].dequantize(weight._replace(table=rounded(weight.table, case.dtype)))
+    check_product(case, device, weight, numbers, nf4_tma.nf4_tma, nf4_tma.gated_nf4_tma)

@@ -9,7 +9,9 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_gemm, int4_tma, int4_wgmma, nf4_tma, tensor_core, tma_tiling
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_tma, int4_wgmma, nf4_tma, tensor_core, tma_tiling
+from minllm.kernels.matmul.quantized.mixed_input import gemm
+from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling, choose_tiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
@@ -26,12 +28,12 @@ from tests.kernels.matmul.quantized_cases import (
     BLOCK_CASES,
     CASES,
     INT4_CASES,
-    INT4_GEMM_CASES,
+    MIXED_INPUT_CASES,
     NF4_CASES,
     check_blocks,
     check_codes,
     check_int4,
-    check_int4_gemm,
+    check_mixed_input,
     check_nf4,
 )
 
@@ -65,9 +67,9 @@ def test_products_of_int4_are_those_in_float64(case, device):
 
 
 @pytest.mark.detected("case.tiling.warpgroups + case.gated", "case.name")
-@pytest.mark.parametrize("case", INT4_GEMM_CASES, ids=str)
-def test_gemms_of_int4_are_those_of_the_rounded_weights(case, device):
-    check_int4_gemm(case, device)
+@pytest.mark.parametrize("case", MIXED_INPUT_CASES, ids=str)
+def test_gemms_of_mixed_input_are_those_of_the_rounded_weights(case, device):
+    check_mixed_input(case, device)
 
 
 @pytest.mark.detected("case.tiling.splits + case.gated", "case.name")
@@ -77,10 +79,10 @@ def test_products_of_nf4_are_those_in_float64(case, device):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 5000), st.integers(1, 40000), st.integers(1, 500), st.booleans())
-def test_every_number_of_rows_has_a_tiling_for_int4(m, n, groups, gated):
-    tiling = int4_gemm.choose_tiling(m, n, 32 * groups, gated)
-    tiling.check()
+@given(st.integers(1, 5000), st.integers(1, 40000), st.integers(1, 500), st.booleans(), st.sampled_from([(32, 0), (64, 0), (32, 1 << 15)]))
+def test_every_number_of_rows_has_a_tiling_for_mixed_input(m, n, groups, gated, sizes):
+    tiling = choose_tiling(m, n, 32 * groups, gated, *sizes)
+    tiling.check(sizes[1])
     assert tiling.splits <= max(1, groups // 8)
 
 
@@ -122,17 +124,24 @@ def test_what_nf4_by_tma_refuses(monkeypatch):
         nf4_tma.nf4_tma(x, weight, np.empty((2, 4), BFLOAT16))
 
 
-def test_what_the_gemm_of_int4_refuses():
+def test_what_mixed_input_refuses(monkeypatch):
     weight = WEIGHT_FORMATS["int4_g128"].encode(random((4, 256), FLOAT32, 0))
-    with pytest.raises(KernelArgumentError, match="takes float16 or bfloat16, groups of 32, 64 or multiples of 64 without minimums"):
-        int4_gemm.int4_gemm(random((2, 256), FLOAT32, 0), weight, np.empty((2, 4), FLOAT32))
+    with pytest.raises(KernelArgumentError, match="takes float16 or bfloat16, groups of 32 or multiples of 64"):
+        gemm.int4_gemm(random((2, 256), FLOAT32, 0), weight, np.empty((2, 4), FLOAT32))
     x, out = random((2, 256), BFLOAT16, 0), np.empty((2, 4), BFLOAT16)
     for tiling, words in (
         ((3, 8, 2), "1 or 2 warpgroups"), ((1, 8, 2, 5), "8 splits"), ((1, 8, 2, 8), "4 steps of 64"),
         ((1, 12, 2), "8, 16, ... or 256 tokens"), ((2, 256, 7), "bytes of shared"),
     ):  # fmt: skip
         with pytest.raises(KernelArgumentError, match=words):
-            int4_gemm.int4_gemm(x, weight, out, tiling=int4_gemm.Int4GemmTiling(*tiling))
+            gemm.int4_gemm(x, weight, out, tiling=MixedInputTiling(*tiling))
+    with pytest.raises(KernelArgumentError, match="code_bytes are 64; this weight has 32"):
+        gemm.int4_gemm(x, weight, out, tiling=MixedInputTiling(1, 8, 2, code_bytes=64))
+    with pytest.raises(KernelArgumentError, match="bytes of shared"):
+        gemm.nf4_gemm(x, WEIGHT_FORMATS["nf4"].encode(random((4, 256), FLOAT32, 0)), out, tiling=MixedInputTiling(2, 256, 6))
+    monkeypatch.setattr(gemm, "has_wgmma", lambda x: False)
+    with pytest.raises(KernelArgumentError, match="compute capability 9.0: take the GEMV"):
+        gemm.int4_gemm(x, weight, out)
 
 
 def test_what_wgmma_over_int4_refuses(monkeypatch):

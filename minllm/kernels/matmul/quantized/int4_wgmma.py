@@ -187,16 +187,11 @@ def choose_tiling(tokens: int, n: int, gated: bool) -> FlatWgmmaTiling:
 
 def check_product(x, weight, out, bias, gated: bool, most_rows: int) -> None:
     """Raise KernelArgumentError unless out [M, N], or gated [M, N / 2], is that of x [M, K] and an Int4Weight [N, K] that fits."""
-    check_arrays(x, weight, out, bias, gated, x.shape[0] <= most_rows and fits(x, weight), f"up to {most_rows} rows of ", 128)
-
-
-def check_arrays(x, weight, out, bias, gated: bool, is_taken: bool, rows: str, group_size: int) -> None:
-    """The same for products that take groups of 32 and more, those beyond 64 in multiples of group_size; rows: how many, in words."""
     (m, k), n = x.shape, weight.codes.shape[0]
     check(
-        is_taken,
-        f"x is {x.dtype} {[m, k]} and the weight has {weight.scales.shape[1]} groups; this product of int4 takes {rows}float16 or "
-        f"bfloat16, groups of 32, 64 or multiples of {group_size} without minimums, and rows of whole 16 bytes: take the GEMV, or widen "
+        m <= most_rows and fits(x, weight),
+        f"x is {x.dtype} {[m, k]} and the weight has {weight.scales.shape[1]} groups; this product of int4 takes up to {most_rows} rows of "
+        "float16 or bfloat16, groups of 32, 64 or multiples of 128 without minimums, and rows of whole 16 bytes: take the GEMV, or widen "
         "the weight",
     )
     check(has_wgmma(x), "this product of int4 needs a GPU of compute capability 9.0: take int4_tensor_core, or widen the weight")

@@ -28,11 +28,11 @@ BLOCK_SHIFT, NESTED_SHIFT = 6, 8  # log2 of the numbers in a block, and of the b
 
 @cuda.jit(device=True)
 def look_up(words, table, values):
-    """values[0 : 32] = the numbers of the nibbles of four words; components 2i and 2i + 1 of a word are nibbles i and i + 4."""
+    """values[0 : 32] = the numbers of the nibbles of four words; of a byte's two, the first is the upper one."""
     for word in range(4):
-        for i in range(4):
-            values[8 * word + 2 * i] = table[words[word] >> uint32(4 * i) & uint32(15)]
-            values[8 * word + 2 * i + 1] = table[words[word] >> uint32(4 * i + 16) & uint32(15)]
+        for byte in range(4):
+            values[8 * word + 2 * byte] = table[words[word] >> uint32(8 * byte + 4) & uint32(15)]
+            values[8 * word + 2 * byte + 1] = table[words[word] >> uint32(8 * byte) & uint32(15)]
 
 
 @cuda.jit(device=True)

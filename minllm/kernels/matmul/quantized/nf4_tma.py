@@ -2,10 +2,8 @@
 
     out[m, n] = sum over blocks of absmax[n, b] * (sum over the block of x[m, k] * table[code[n, k]]) + bias[n]          absmax: nf4.py
 
-An NF4 code is the index of one of 16 numbers. A byte holds two codes, so a table of 256 pairs of 16-bit floats turns a byte into half of
-a register of mma.sync's operand with one load. Lanes look up different bytes, and shared memory has 32 banks of 4 bytes: each lane has a
-copy of the table in a bank of its own, 32 KB in all, so that none waits for another. A pair costs a shift, a lop3 and this load, where int4
-takes 1.75 instructions. The codes of a byte are two inputs apart: prmt brings the pairs of x into the same order, once for all rows.
+An NF4 code is the index of one of 16 numbers. A byte holds two codes, and a table of pairs turns it into a register of mma.sync's operand
+with one load (nf4_pairs.py). A pair costs a shift, a lop3 and this load, where int4 takes 1.75 instructions.
 
 A block of 64 inputs has an absmax, itself an 8-bit code with a scale and an offset. A lane finds those of one of the four blocks of a step,
 for its rows, a step ahead; a shuffle passes them on. Products with table entries are summed per block, and enter the sums times absmax.
@@ -30,6 +28,7 @@ from minllm.kernels.matmul.flat.output import PADDING, make_write, stored_togeth
 from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES
 from minllm.kernels.matmul.fragments import MULTIPLY
 from minllm.kernels.matmul.quantized.nf4 import BLOCK_SHIFT, NESTED_SHIFT
+from minllm.kernels.matmul.quantized.nf4_pairs import ENTRY_SHIFT, PAIRS_BYTES, make_fill_pairs
 from minllm.kernels.matmul.quantized.tma_tiling import (
     CHUNK_BYTES,
     STEP,
@@ -49,10 +48,7 @@ from minllm.tiles.warpgroup import sync_blocks
 TOKENS = 8  # the columns of mma.sync
 MOST_ROWS = 32
 BLOCKS = STEP >> BLOCK_SHIFT  # blocks of NF4 in a step of a row of weight
-BYTES = 256  # entries of the table of pairs
-COPIES = BYTES * WARP  # pairs in shared memory: each lane has a copy of the table
-PAIRS_BYTES = 4 * COPIES
-EVEN, ODD = 0x5410, 0x7632  # prmt: the lower and the upper halves of two words
+ENTRY_MASK = 255 << ENTRY_SHIFT
 
 
 class Rows(NamedTuple):
@@ -63,28 +59,12 @@ class Rows(NamedTuple):
     offsets: Any
 
 
-def make_fill_pairs(dtype: str, threads: int):
-    """The device function with which `threads` threads write all copies of the table of pairs, [256 bytes, 32 lanes], as bytes."""
-    pack = ptx.pack_bf16x2 if dtype == "bfloat16" else ptx.pack_f16x2
-
-    @cuda.jit(device=True, forceinline=True)
-    def fill_pairs(pairs, table, thread):
-        item = int32(thread)
-        while item < COPIES // 4:  # four copies at a time
-            byte = item // (WARP // 4)
-            pair = pack(table[byte & 15], table[byte >> 4])
-            ptx.store_128(pairs, 16 * item, pair, pair, pair, pair)
-            item = int32(item + threads)
-
-    return fill_pairs
-
-
 @cuda.jit(device=True, forceinline=True)
 def pair_of_byte(pairs, word, i, copy):
     """The two numbers of byte i of a word; copy: where the lane's begins, in bytes."""
     if i == 0:
-        return ptx.load_32(pairs, (word << uint32(7) & uint32(0x7F80)) | copy)
-    return ptx.load_32(pairs, (word >> uint32(8 * i - 7) & uint32(0x7F80)) | copy)
+        return ptx.load_32(pairs, (word << uint32(ENTRY_SHIFT) & uint32(ENTRY_MASK)) | copy)
+    return ptx.load_32(pairs, (word >> uint32(8 * i - ENTRY_SHIFT) & uint32(ENTRY_MASK)) | copy)
 
 
 def make_multiply_chunk(rows: int, dtype: str):
@@ -96,10 +76,7 @@ def make_multiply_chunk(rows: int, dtype: str):
     def multiply_chunk(memory, pairs, codes, x, copy, products):
         """products += table[codes] x; codes: the shared address of the lane's row for ldmatrix; x: the word of the lane's inputs."""
         a, right, words = cuda.local.array(4, uint32), cuda.local.array(4, uint32), cuda.local.array(a_words, uint32)
-        load_words(memory, x, a, 0)
-        for i in range(2):  # bytes hold the codes of inputs 0 and 2, 4 and 6, 1 and 3, 5 and 7
-            right[i] = ptx.prmt(a[2 * i], a[2 * i + 1], uint32(EVEN))
-            right[2 + i] = ptx.prmt(a[2 * i], a[2 * i + 1], uint32(ODD))
+        load_words(memory, x, right, 0)
         for pair in range(tiles // 2):
             ptx.ldmatrix_x4(words, 4 * pair, uint32(codes + pair * pair_bytes))
         for half in range(2):

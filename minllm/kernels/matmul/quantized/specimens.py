@@ -9,7 +9,6 @@ from minllm.kernels.matmul.quantized import (
     fp8_block,
     fp8_block_wgmma,
     int4,
-    int4_gemm,
     int4_naive,
     int4_tensor_core,
     int4_tma,
@@ -25,6 +24,11 @@ from minllm.kernels.matmul.quantized import (
     tma_tiling,
 )
 from minllm.kernels.matmul.quantized.arguments import WARPS
+from minllm.kernels.matmul.quantized.mixed_input.int4_decoder import make_int4_decoder
+from minllm.kernels.matmul.quantized.mixed_input.int8_decoder import make_int8_decoder
+from minllm.kernels.matmul.quantized.mixed_input.kernel import mixed_input_kernel
+from minllm.kernels.matmul.quantized.mixed_input.nf4_decoder import make_nf4_decoder
+from minllm.kernels.matmul.quantized.mixed_input.tiling import choose_tiling
 from minllm.kernels.matmul.quantized.rows import THREADS, quantize_rows_kernel, quantize_vectors_kernel
 from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS
 from minllm.kernels.matmul.wgmma.wgmma import CODES as CODE_DTYPES
@@ -34,6 +38,9 @@ from minllm.kernels.normalization.row import THREADS as MOST_THREADS
 from minllm.kernels.specimen import FLOAT32, FP8_TARGETS, INT32, TARGETS, UINT8, Specimen, array
 from minllm.kernels.vector import VECTOR_BYTES
 from minllm.tiles.warp import WARP
+from minllm.weights.int4 import Int4Weight
+from minllm.weights.int8_groups import Int8GroupWeight
+from minllm.weights.nf4 import Nf4Weight
 
 GROUPS = (32, 64, 128)
 LOADS = ("LDG*128*",)
@@ -93,7 +100,8 @@ def specimens(dtype):
             yield from flat_specimens(code, matrix)
         yield from fp8_block_wgmma_specimens(matrix, bias)
         yield from int4_wgmma_specimens(dtype, matrix)
-        yield from int4_gemm_specimens(dtype, matrix)
+    if dtype in int4_tma_consumer.OFFSETS:
+        yield from mixed_input_specimens(dtype, matrix, weight)
 
 
 def int4_tensor_core_specimens(dtype, matrix, bias):
@@ -193,18 +201,35 @@ def int4_wgmma_specimens(dtype, matrix):
             yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes, contains, targets=((9, 0),))
 
 
-def int4_gemm_specimens(dtype, matrix):
-    """Hopper only: the tiles that the launcher chooses for 128 and 2,048 rows, plain and gated, groups of 128 and of 32 with zeros."""
-    for m, outputs, group_size, zeros, gated in (
-        (2048, 4096, 128, types.none, False), (2048, 14336, 32, CODES, True), (128, 4096, 64, CODES, False),
-        (128, 4096, 128, types.none, True),
+def mixed_input_specimens(dtype, matrix, nf4_weight):
+    """Hopper only: the tiles that the launcher chooses for 128 and 2,048 rows, plain and gated, in every format."""
+    for m, outputs, group_size, zeros, minimums, gated in (
+        (2048, 4096, 128, types.none, types.none, False), (2048, 14336, 32, CODES, types.none, True),
+        (128, 4096, 64, CODES, types.none, False), (128, 4096, 128, types.none, types.none, True),
+        (2048, 4096, 32, types.none, SCALES, False), (16, 4096, 32, types.none, SCALES, True),
     ):  # fmt: skip
-        tiling = int4_gemm.choose_tiling(m, outputs, 4096, gated)
-        kernel = int4_gemm.int4_gemm_kernel(tiling, group_size, dtype, gated, 8)
-        arguments = (types.uint64, types.uint64, SCALES, zeros, types.none, matrix, types.int32)
-        name = f"matmul/int4_gemm/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{group_size}/{dtype}"
-        contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
-        yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
+        kind = f"int4/{group_size}{'_minimums' if minimums != types.none else ''}"
+        weight = types.NamedTuple((CODES, SCALES, zeros, minimums), Int4Weight)
+        decoder = make_int4_decoder(dtype, group_size, minimums != types.none)
+        yield mixed_input_specimen(kind, m, outputs, gated, lambda threads, decoder=decoder: decoder, weight, dtype, matrix)
+    not_nested = (CODES, array(FLOAT32, 2), types.none, *nf4_weight[3:])
+    for m, gated, arrays in ((2048, False, nf4_weight), (2048, True, nf4_weight), (16, False, nf4_weight), (128, True, not_nested)):
+        kind, weight = "nf4" if arrays is nf4_weight else "nf4/not_nested", types.NamedTuple(arrays, Nf4Weight)
+        yield mixed_input_specimen(kind, m, 4096, gated, lambda threads: make_nf4_decoder(dtype, threads), weight, dtype, matrix)
+    weight = types.NamedTuple((array(types.int8, 2), SCALES), Int8GroupWeight)
+    for m, gated in ((2048, False), (2048, True), (16, False)):
+        yield mixed_input_specimen("int8", m, 4096, gated, lambda threads: make_int8_decoder(dtype, 32), weight, dtype, matrix)
+
+
+def mixed_input_specimen(kind, m, outputs, gated, decoder_of, weight, dtype, matrix):
+    """One specimen, for K = 4096; decoder_of: the Decoder for a block's number of threads."""
+    known = decoder_of(1)
+    tiling = choose_tiling(m, outputs, 4096, gated, known.code_bytes, known.table_bytes)
+    kernel = mixed_input_kernel(tiling, decoder_of(tiling.threads), dtype, gated, 8)
+    arguments = (types.uint64, types.uint64, weight, types.none, matrix, types.int32)
+    name = f"matmul/mixed_input/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{kind}/{dtype}"
+    contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
+    return Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
 
 
 def nf4_tma_specimens(dtype, matrix, weight):
@@ -214,7 +239,7 @@ def nf4_tma_specimens(dtype, matrix, weight):
         (28672, False, UINT8, nested), (14336, True, UINT8, nested), (4096, False, UINT8, nested), (4096, False, FLOAT32, types.none)
     ):  # fmt: skip
         tiling = nf4_tma.choose_tiling(n, gated)
-        kernel, contains = nf4_tma.nf4_tma_kernel(tiling, dtype, gated, 8), ("HMMA*", "UTMALDG.2D*", "LDSM*", "PRMT*", "SYNCS.PHASECHK*")
+        kernel, contains = nf4_tma.nf4_tma_kernel(tiling, dtype, gated, 8), ("HMMA*", "UTMALDG.2D*", "LDSM*", "SYNCS.PHASECHK*")
         arguments = (types.uint64, types.uint64, array(codes, 1), nested_scales, *others, INT32, types.none, matrix, INT32)
         kind = "/gated" if gated else "" if codes == UINT8 else "/not_nested"
         name, shared_bytes = f"matmul/nf4_tma/{n}{kind}/{dtype}", tiling.shared_bytes(nf4_tma.TOKENS)

@@ -1,0 +1,52 @@
+"""What a mixed-input GEMM has to know of a format: how a step of codes becomes numbers in registers.
+
+wgmma's left operand, m64k16, lies in registers: of 16 rows and 16 inputs, the lane 4 g + t of a warp has inputs 2 t, 2 t + 1, 2 t + 8 and
+2 t + 9 of rows g and g + 8, two numbers to a register: g low, g + 8 low, g high, g + 8 high. A step is four of them.
+
+A `Lane` is whatever a lane keeps over all steps. Scales are loaded a step before they are needed, as float32 `values`, and become pairs of
+the same 16-bit number while the tensor cores multiply.
+
+Source: PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16" (A in registers).
+"""
+
+from typing import Any, NamedTuple
+
+from numba import cuda, uint32
+
+from minllm import ptx
+from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
+from minllm.kernels.vector import load_words
+
+FRAGMENTS = STEP // 4  # registers of a lane's numbers of a step
+MINUS_ZEROS = 0x80008000  # a pair: fma with it multiplies, and keeps the sign of zero
+PACK = {"bfloat16": ptx.pack_bf16x2, "float16": ptx.pack_f16x2}
+FMA = {"bfloat16": ptx.fma_bf16x2, "float16": ptx.fma_f16x2}
+
+
+class Decoder(NamedTuple):
+    """Two sizes and the device functions of a format."""
+
+    code_bytes: int  # bytes of a step of a row of weight
+    values: int  # registers of a lane's scales of a step
+    table_bytes: int  # of shared memory
+    fill_table: Any  # (table, weight, thread): all threads fill it before a barrier
+    make_lane: Any  # (weight, table, low, high, zero) -> Lane of rows low and high; zero: a 0 of which the compiler does not know
+    load_scales: Any  # (weight, lane, step, values): values = what the lane needs of scales for a step
+    make_pairs: Any  # (values, pairs): pairs = values as pairs of 16-bit floats
+    decode: Any  # (memory, line, lane, pairs, numbers): numbers[0 : 16] = a step; line: the word of memory where the lane's row begins
+
+
+def make_load_chunk(code_bytes: int):
+    """The device function that loads one of the 16-byte chunks of both rows; TMA has swizzled those of a row by its place among eight."""
+    chunks = code_bytes // 16
+    rows_apart = {32: 4, 64: 2}[code_bytes]  # rows after which the place of a chunk changes
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_chunk(memory, line, chunk, words, low, high):
+        """words[low : low + 4] = a chunk of row g, words[high : high + 4] = that of row g + 8."""
+        swizzle = uint32(cuda.threadIdx.x) // uint32(4 * rows_apart) & uint32(chunks - 1)
+        at = uint32(line + (uint32(chunk) ^ swizzle) * uint32(4))
+        load_words(memory, at, words, low)
+        load_words(memory, at + uint32(8 * code_bytes // 4), words, high)
+
+    return load_chunk

@@ -1,0 +1,108 @@
+"""The launchers of mixed-input GEMM, a pair for each format: any number of rows of x, on a GPU of compute capability 9.0."""
+
+from collections.abc import Callable
+from typing import Any
+
+from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
+from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, has_wgmma
+from minllm.kernels.matmul.flat.output import stored_together
+from minllm.kernels.matmul.quantized.mixed_input.decoder import Decoder
+from minllm.kernels.matmul.quantized.mixed_input.int4_decoder import make_int4_decoder
+from minllm.kernels.matmul.quantized.mixed_input.int8_decoder import make_int8_decoder
+from minllm.kernels.matmul.quantized.mixed_input.kernel import mixed_input_kernel
+from minllm.kernels.matmul.quantized.mixed_input.nf4_decoder import make_nf4_decoder
+from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling, choose_tiling
+from minllm.runtime.kernel import check, launch
+from minllm.runtime.tensor_map import tensor_map
+
+
+def groups_fit(x, weight) -> bool:
+    """Whether a step of 64 inputs is whole groups of a weight with scales, or a part of one; int4 and int8 in groups."""
+    group_size = x.shape[1] // weight.scales.shape[1]
+    return group_size == 32 or group_size % STEP == 0
+
+
+def fits(x, weight) -> bool:
+    """Whether the kernel takes these arrays, on a GPU with wgmma: rows of 16 bits, groups of 32 or multiples of 64."""
+    groups = not hasattr(weight, "scales") or groups_fit(x, weight)
+    return x.dtype in HALF_DTYPES and groups and rows_begin_on(16, x, weight.codes)
+
+
+def int4_decoder(x, weight, threads: int) -> Decoder:
+    """The Decoder of an Int4Weight."""
+    return make_int4_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[1], weight.minimums is not None)
+
+
+def nf4_decoder(x, weight, threads: int) -> Decoder:
+    """The Decoder of an Nf4Weight; the block's threads fill its table."""
+    return make_nf4_decoder(x.dtype.name, threads)
+
+
+def int8_decoder(x, weight, threads: int) -> Decoder:
+    """The Decoder of an Int8GroupWeight."""
+    return make_int8_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[1])
+
+
+def check_arrays(x, weight, out, bias, gated: bool) -> None:
+    """Raise KernelArgumentError unless out [M, N], or gated [M, N / 2], is that of x [M, K] and a weight [N, K] that fits."""
+    (m, k), n = x.shape, weight.codes.shape[0]
+    check(
+        fits(x, weight),
+        f"x is {x.dtype} {[m, k]} and the weight has codes {weight.codes.dtype} {list(weight.codes.shape)}; mixed-input GEMM takes float16 "
+        "or bfloat16, groups of 32 or multiples of 64, and rows of whole 16 bytes: take the GEMV, or widen the weight",
+    )
+    check(has_wgmma(x), "mixed-input GEMM needs a GPU of compute capability 9.0: take the GEMV, or widen the weight")
+    check_array("out", out, (x.dtype,) if gated else (x.dtype, FLOAT32), M=m, N=n // 2 if gated else n)
+    if bias is not None:
+        check_array("bias", bias, (x.dtype, FLOAT32), N=n)
+
+
+def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInputTiling | None, gated: bool) -> None:
+    """Launch after checks."""
+    check_arrays(x, weight, out, bias, gated)
+    (m, k), n = x.shape, weight.codes.shape[0]
+    if 0 in out.shape:
+        return
+    code_bytes, steps = weight.codes.shape[1] * STEP // k, ceil_div(k, STEP)
+    table_bytes = make_decoder(x, weight, 1).table_bytes
+    tiling = tiling or choose_tiling(m, out.shape[1], k, gated, code_bytes, table_bytes)
+    tiling.check(table_bytes)
+    check(tiling.code_bytes == code_bytes, f"{tiling}: code_bytes are {tiling.code_bytes}; this weight has {code_bytes}")
+    check(tiling.splits <= steps, f"{tiling}: x has {k} columns, {steps} steps of {STEP}, which must be as many as the splits")
+    decoder = make_decoder(x, weight, tiling.threads)
+    chosen = mixed_input_kernel(tiling, decoder, x.dtype.name, gated, stored_together(out, x.dtype))
+    x_map = tensor_map(x, (tiling.tokens, STEP), promotion=128)
+    rows = tiling.rows // 2 if gated else tiling.rows
+    weight_map = tensor_map(weight.codes.view("uint16"), (rows, code_bytes // 2), swizzle=code_bytes, promotion=128)
+    blocks, cluster = ceil_div(n, tiling.rows) * ceil_div(m, tiling.tokens) * tiling.splits, (tiling.splits, 1, 1)
+    arguments = (x_map, weight_map, weight, bias, out, steps)
+    launch(chosen, blocks, tiling.threads, arguments, stream, tiling.shared_bytes, cluster if tiling.splits > 1 else None)
+
+
+def make_product(make_decoder: Callable) -> Any:
+    """The launcher of a product with weights of one format."""
+
+    def product(x, weight, out, bias=None, stream=None, tiling: MixedInputTiling | None = None) -> None:
+        """Write x @ weight.T + bias into `out` [M, N]: x [M, K], float16 or bfloat16; weight: the format's NamedTuple [N, K].
+
+        out and bias are of x's dtype or float32. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else
+        (see `fits`), and on a GPU of another compute capability than 9.0.
+        """
+        run(make_decoder, x, weight, out, bias, stream, tiling, False)
+
+    return product
+
+
+def make_gated_product(make_decoder: Callable) -> Any:
+    """The launcher of gate and up with weights of one format."""
+
+    def gated_product(x, gate_up, out, stream=None, tiling: MixedInputTiling | None = None) -> None:
+        """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I]; gate_up [2 I, K], the gate's rows first. Errors as above."""
+        run(make_decoder, x, gate_up, out, None, stream, tiling, True)
+
+    return gated_product
+
+
+int4_gemm, gated_int4_gemm = make_product(int4_decoder), make_gated_product(int4_decoder)
+nf4_gemm, gated_nf4_gemm = make_product(nf4_decoder), make_gated_product(nf4_decoder)
+int8_group_gemm, gated_int8_group_gemm = make_product(int8_decoder), make_gated_product(int8_decoder)

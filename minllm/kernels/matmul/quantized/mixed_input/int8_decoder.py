@@ -1,0 +1,95 @@
+"""int8 in groups for mixed-input GEMM: bytes become 16-bit floats by logic, and are multiplied by the scale of their group.
+
+    w[n, k] = code[n, k] * scale[n, k // group_size]          the scale and the product rounded to x's dtype
+
+prmt picks the bytes of inputs 2 t and 2 t + 1. With its sign flipped a byte is code + 128; 0x6400 before it makes it the float16
+1024 + 128 + code, and an fma subtracts the rest. A bfloat16 has too few digits for that: its two nibbles become 128 + low and 128 + high,
+and two fma make 16 * high + low - 128 of them. All of these numbers are exact.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, uint32
+
+from minllm import ptx
+from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk
+from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
+
+CODE_BYTES, INPUTS = STEP, 16  # of a row in a step; of a chunk
+load_chunk = make_load_chunk(CODE_BYTES)
+# Pairs of 16-bit floats.
+BF16_ONES, BF16_SIXTEENS, BF16_MINUS_2304 = 0x3F803F80, 0x41804180, 0xC510C510
+F16_ONES, F16_MINUS_1152 = 0x3C003C00, 0xE480E480
+
+
+class Lane(NamedTuple):
+    """A lane's rows of weight, and the selector of its bytes: 2 t and 2 t + 1, each in a half of a word."""
+
+    low: Any
+    high: Any
+    bytes: Any
+
+
+@cuda.jit(device=True, forceinline=True)
+def fill_table(table, weight, thread):
+    """int8 needs none."""
+
+
+@cuda.jit(device=True, forceinline=True)
+def make_lane(weight, table, low, high, zero):
+    """What a lane keeps."""
+    return Lane(low, high, uint32(0x1100) + uint32(0x2222) * uint32(cuda.threadIdx.x & 3))
+
+
+@cuda.jit(device=True, forceinline=True)
+def bfloat16_pair(codes):
+    """The bytes 0 and 2 of a word as two bfloat16, exactly."""
+    low = codes & uint32(0x000F000F) | uint32(0x43004300)
+    high = (codes >> uint32(4) & uint32(0x000F000F)) ^ uint32(0x43084308)  # the sign flipped
+    high = ptx.fma_bf16x2(high, uint32(BF16_SIXTEENS), uint32(BF16_MINUS_2304))
+    return ptx.fma_bf16x2(low, uint32(BF16_ONES), high)
+
+
+@cuda.jit(device=True, forceinline=True)
+def float16_pair(codes):
+    """The bytes 0 and 2 of a word as two float16, exactly."""
+    return ptx.fma_f16x2(codes & uint32(0x00FF00FF) ^ uint32(0x64806480), uint32(F16_ONES), uint32(F16_MINUS_1152))
+
+
+@functools.cache
+def make_int8_decoder(dtype: str, group_size: int) -> Decoder:
+    """The Decoder of weights in groups of 16, 32 or multiples of 64; dtype: bfloat16 or float16."""
+    parts = max(1, STEP // group_size)
+    inputs_of_part = STEP // parts
+    chunks_of_part = inputs_of_part // INPUTS
+    pack, fma, pair = PACK[dtype], FMA[dtype], bfloat16_pair if dtype == "bfloat16" else float16_pair
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_scales(weight, lane, step, values):
+        """values[2 * part + ...] = the scale of row low and of row high in the groups of a step, or in the last group."""
+        scales = weight.scales
+        for part in range(parts):
+            first = uint32(step) * uint32(STEP) + uint32(part * inputs_of_part)
+            group = min(uint32(first // uint32(group_size)), uint32(scales.shape[1] - 1))
+            values[2 * part], values[2 * part + 1] = float32(scales[lane.low, group]), float32(scales[lane.high, group])
+
+    @cuda.jit(device=True, forceinline=True)
+    def make_pairs(values, pairs):
+        """The scales."""
+        for i in range(2 * parts):
+            pairs[i] = pack(values[i], values[i])
+
+    @cuda.jit(device=True, forceinline=True)
+    def decode(memory, line, lane, pairs, numbers):
+        """numbers[0 : 16] = a step of both rows."""
+        words = cuda.local.array(8, uint32)
+        for chunk in range(CODE_BYTES // 16):
+            load_chunk(memory, line, chunk, words, 0, 4)
+            at = chunk // chunks_of_part * 2
+            for i in range(4):  # inputs 0 to 7 of rows low and high, and 8 to 15
+                word = i // 2 * 2 + i % 2 * 4
+                codes = ptx.prmt(words[word], words[word + 1], lane.bytes)
+                numbers[4 * chunk + i] = fma(pair(codes), pairs[at + i % 2], uint32(MINUS_ZEROS))
+
+    return Decoder(CODE_BYTES, 2 * parts, 0, fill_table, make_lane, load_scales, make_pairs, decode)

@@ -1,0 +1,206 @@
+"""The kernel of mixed-input GEMM: tiles of codes become 16 bits in registers, which are wgmma's left operand.
+
+    out[m, n] = sum over k of x[m, k] * w[n, k]  (+ bias[n])                          w: what the codes stand for, rounded to x's dtype
+    gated:  out[m, n] = silu(gate[m, n]) * up[m, n]         gate and up: such sums with the first and the second half of weight's rows
+
+A block computes 64 outputs per warpgroup of up to 256 rows of x. In a step of 64 inputs TMA loads the codes of its rows of weight, and x.
+A warpgroup decodes the codes of the next step while the tensor cores multiply those of this one, and while one warpgroup decodes, the other
+multiplies. Decoding takes four to seven instructions per pair of weights, and a decoded pair multiplies up to 256 rows. If there are fewer
+blocks than SMs, `splits` blocks of a cluster divide K, and add their sums as in flat_wgmma.py. int4_wgmma.py, for up to 64 rows of int4,
+adds the sums of a group in float32 instead and rounds no weight, which takes twice the registers.
+
+2 M N K FLOPs, the codes once for every 256 rows of x, and M K b bytes of x for every 128 rows of weight, from L2 for the most part: blocks
+that run together share both.
+
+Source: PTX ISA, "wgmma.mma_async" (register operand), "Swizzling modes"; Frantar et al. 2024, "MARLIN", section 3.4.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, uint8, uint32
+
+from minllm import ptx
+from minllm.kernels.matmul.flat.mainloop import make_added
+from minllm.kernels.matmul.flat.output import make_keep_sums, make_write
+from minllm.kernels.matmul.quantized.mixed_input.decoder import FRAGMENTS, Decoder
+from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling
+from minllm.runtime.kernel import kernel
+from minllm.tiles import tma
+from minllm.tiles.pipeline import make_pipeline
+from minllm.tiles.shared import first_tile_address
+from minllm.tiles.warpgroup import THREADS, sync_blocks
+from minllm.tiles.wgmma import make_wgmma
+
+
+class Tile(NamedTuple):
+    """A block's part of the work: rows of weight (gated: also those of the second half), rows of x, steps of K from the first on."""
+
+    row: int
+    second_row: int
+    token: int
+    first_step: int
+    steps: int
+
+
+def make_produce(tiling: MixedInputTiling, gated: bool, pipeline):
+    """The device function of the producer, one thread: it keeps the stages full."""
+    x_bytes, row_bytes, code_bytes, stages = tiling.x_tile.bytes, tiling.code_bytes, tiling.rows * tiling.code_bytes, tiling.stages
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_codes(stage, weight_map, step, tile):
+        """The codes of a step; the stage is full when x is there too."""
+        pipeline.producer_expect(stage, x_bytes + code_bytes)
+        column = (tile.first_step + step) * (row_bytes // 2)
+        tma.load_2d(stage, x_bytes, weight_map, column, tile.row)
+        if gated:
+            tma.load_2d(stage, x_bytes + code_bytes // 2, weight_map, column, tile.second_row)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_x(stage, x_map, step, tile):
+        tma.load_2d(stage, 0, x_map, (tile.first_step + step) * STEP, tile.token)
+
+    @cuda.jit(device=True, forceinline=True)
+    def produce(x_map, weight_map, ring, tile):
+        """All steps in the order in which they are multiplied; the first codes, which no kernel writes, before x is written."""
+        first_steps = min(tile.steps, stages)
+        for step in range(first_steps):
+            load_codes(pipeline.stage(ring, pipeline.state(step)), weight_map, step, tile)
+        ptx.griddepcontrol_wait()
+        for step in range(first_steps):
+            load_x(pipeline.stage(ring, pipeline.state(step)), x_map, step, tile)
+        state = pipeline.state(stages)
+        for step in range(stages, tile.steps):
+            stage = pipeline.producer_acquire(ring, state)
+            load_codes(stage, weight_map, step, tile)
+            load_x(stage, x_map, step, tile)
+            state = pipeline.advance(state)
+
+    return produce
+
+
+class Codes(NamedTuple):
+    """What a lane needs to decode: the weight's arrays, what it keeps, and registers that it fills for each step."""
+
+    weight: Any
+    lane: Any  # the decoder's Lane
+    values: Any  # float32: what it needs of a step's scales
+    pairs: Any  # the same as pairs of 16-bit floats
+
+
+def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: bool, pipeline):
+    """The device function of a consumer: the sums of 64 rows of weight for all rows of x of the tile, left in shared memory."""
+    rows, stage_words, x_bytes, row_words = tiling.rows, tiling.stage_bytes // 4, tiling.x_tile.bytes, tiling.code_bytes // 4
+    wgmma = make_wgmma(tiling.x_tile, dtype, halves=True)
+    consumers, registers, value_count = tiling.warpgroups * THREADS, wgmma.registers, decoder.values
+    keep_sums = make_keep_sums(rows, tiling.tokens // 8)
+
+    @cuda.jit(device=True, forceinline=True)
+    def row_of(row, tile, last):
+        """The row of weight at a place of the tile, or any beyond the edge."""
+        first = tile.second_row - rows // 2 if gated and row >= rows // 2 else tile.row
+        return uint32(min(int32(first + row), last))
+
+    @cuda.jit(device=True, forceinline=True)
+    def decode_step(memory, line, ring, tile, state, step, codes, numbers):
+        """numbers = the fragments of a step, once it is in its stage; the scales of the next step are on their way then."""
+        decoder.make_pairs(codes.values, codes.pairs)
+        decoder.load_scales(codes.weight, codes.lane, tile.first_step + step + 1, codes.values)
+        pipeline.consumer_wait(ring, state)
+        decoder.decode(memory, uint32(line + state.slot * stage_words), codes.lane, codes.pairs, numbers)
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply(memory, line, ring, tile, state, step, x, sums, numbers, codes, following):
+        """sums += a decoded step; the next one is decoded into `following` meanwhile -> its state."""
+        wgmma.multiply(sums, numbers, pipeline.operand(x, state), 1)
+        next_state = pipeline.advance(state)
+        if step + 1 < tile.steps:
+            decode_step(memory, line, ring, tile, next_state, step + 1, codes, following)
+        wgmma.wait(sums)
+        ptx.keep_registers(numbers, FRAGMENTS)
+        pipeline.consumer_release(ring, state)
+        return next_state
+
+    @cuda.jit(device=True, forceinline=True)
+    def consume(memory, first_word, ring, tile, thread, weight, table):
+        """memory[first_word + token * (rows + PADDING) + row] = the sums of the tile's steps."""
+        place = (thread >> 5) * 16 + (thread >> 2 & 7)
+        last = int32(weight.codes.shape[0] - 1)
+        low, high = row_of(place, tile, last), row_of(place + 8, tile, last)
+        x = ptx.keep_register(wgmma.right(ring.stages))
+        line = uint32(first_word + x_bytes // 4 + place * row_words)
+        lane = decoder.make_lane(weight, table, low, high, tile.steps >> 31)  # steps are not negative
+        codes = Codes(weight, lane, cuda.local.array(value_count, float32), cuda.local.array(value_count, uint32))
+        sums = cuda.local.array(registers, float32)
+        even, odd = cuda.local.array(FRAGMENTS, uint32), cuda.local.array(FRAGMENTS, uint32)
+        for i in range(registers):
+            sums[i] = 0
+        decoder.load_scales(weight, lane, tile.first_step, codes.values)
+        state = pipeline.state(0)
+        decode_step(memory, line, ring, tile, state, 0, codes, even)
+        for step in range(0, tile.steps, 2):
+            state = multiply(memory, line, ring, tile, state, step, x, sums, even, codes, odd)
+            if step + 1 < tile.steps:
+                state = multiply(memory, line, ring, tile, state, step + 1, x, sums, odd, codes, even)
+        ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may lie in their place
+        keep_sums(sums, 0, memory, first_word, (thread >> 5) * 16, thread & 31)
+
+    return consume
+
+
+@functools.cache
+def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, gated: bool, together: int):
+    """The kernel for x of `dtype` and weights that `decoder` knows; gated and together as in flat_wgmma_kernel."""
+    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes, tiling.warpgroups, by_thread=True)
+    produce, consume = make_produce(tiling, gated, pipeline), make_consume(tiling, dtype, decoder, gated, pipeline)
+    consumers, columns, tokens = tiling.warpgroups * THREADS, tiling.rows // 2 if gated else tiling.rows, tiling.tokens
+    splits, barriers_at, two_consumers, table_bytes = tiling.splits, tiling.ring_bytes, tiling.warpgroups == 2, decoder.table_bytes
+    write = make_write(tiling.rows, splits * consumers, dtype, gated, together, make_added(splits, 1))
+
+    @cuda.jit(device=True, forceinline=True)
+    def place_of_block(m):
+        """(part of K, chunk of x, tile of outputs): chunks run side by side, because they share the codes in L2. Unsigned numbers are
+        divided in 32 bits."""
+        block, chunks = uint32(cuda.blockIdx.x), uint32(uint32(m + tokens - 1) // uint32(tokens))
+        number = uint32(block // uint32(splits))
+        return int32(block % uint32(splits)), int32(number % chunks), int32(number // chunks)
+
+    @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
+    def mixed_input_kernel(x_map, weight_map, weight, bias, out, steps):
+        """x [M, K] in boxes [tokens, 64], codes [N, bytes] in boxes [rows, code_bytes] (gated: half the rows), weight: the NamedTuple of
+        its format, bias [N] or None, out [M, N] or [M, N / 2]."""
+        ptx.griddepcontrol_launch_dependents()
+        memory = cuda.shared.array(0, float32, 1024)
+        table = cuda.shared.array(table_bytes, uint8, 128)  # of a format without a table the memory above: nothing touches it
+        thread, m = int32(cuda.threadIdx.x), int32(out.shape[0])
+        first_stage = first_tile_address(memory)
+        split, chunk, column = place_of_block(m)
+        token, column, first_step = int32(chunk * tokens), int32(column * columns), int32(steps * split // splits)
+        tile = Tile(column, int32(column + out.shape[1]), token, first_step, int32(steps * (split + 1) // splits - first_step))
+        ring = pipeline.ring(first_stage, first_stage + barriers_at, 0)
+        first_word = (first_stage - ptx.shared_address(memory, 0)) >> uint32(2)
+        decoder.fill_table(table, weight, thread)
+        if thread == 0:
+            pipeline.init(ring)
+        cuda.syncthreads()
+        if thread < THREADS:
+            if two_consumers:
+                ptx.setmaxnreg_dec(40)
+            if thread == 0:
+                produce(x_map, weight_map, ring, tile)
+            if splits > 1:
+                sync_blocks(splits)
+        else:
+            if two_consumers:
+                ptx.setmaxnreg_inc(232)
+            consume(memory, first_word, ring, tile, int32(thread - THREADS), weight, table)
+            if splits > 1:
+                sync_blocks(splits)
+            else:
+                ptx.bar_sync(1, consumers)
+            rows, writer = min(int32(tokens), int32(m - token)), int32(split * consumers + thread - THREADS)
+            write(bias, None, None, out, memory, first_word, token, rows, column, writer)
+        if splits > 1:  # a block's shared memory has to stay while others may read it
+            sync_blocks(splits)
+
+    return mixed_input_kernel

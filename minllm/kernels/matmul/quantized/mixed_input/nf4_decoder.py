@@ -1,0 +1,103 @@
+"""NF4 for mixed-input GEMM: a byte is a pair of codes, and a table of 256 pairs in shared memory makes it a register of two numbers.
+
+    w[n, k] = table[code[n, k]] * absmax[n, k // 64]          both rounded to x's dtype, and their product         absmax: nf4.py
+
+Byte t of a word has the codes of inputs 2 t and 2 t + 1, which are those that lane t needs. A rotation and a lop3 make the byte an address,
+a load finds the pair, and an fma multiplies it by absmax. A step of 64 inputs is a block of NF4.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+from numba import cuda, uint32
+
+from minllm import ptx
+from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk
+from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
+from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT
+from minllm.kernels.matmul.quantized.nf4_pairs import ENTRY_SHIFT, PAIRS_BYTES, make_fill_pairs
+from minllm.tiles.warp import WARP
+
+CODE_BYTES, WORDS, BOTH_ROWS = STEP // 2, STEP // 8, STEP // 4  # of a row in a step; words of two rows
+load_chunk = make_load_chunk(CODE_BYTES)
+
+
+class Row(NamedTuple):
+    """Of a row of weight: its number, that of its first block, and what is added to its absmax."""
+
+    number: Any
+    first_block: Any
+    offset: Any
+
+
+class Lane(NamedTuple):
+    """A lane's rows of weight, the table of pairs, and where the lane's copy begins, in bytes."""
+
+    low: Row
+    high: Row
+    pairs: Any
+    copy: Any
+
+
+@cuda.jit(device=True, forceinline=True)
+def row_of(weight, number):
+    """The Row of this number."""
+    return Row(number, uint32(weight.first_blocks[number]), weight.offsets[number])
+
+
+@cuda.jit(device=True, forceinline=True)
+def make_lane(weight, table, low, high, zero):
+    """What a lane keeps."""
+    return Lane(row_of(weight, low), row_of(weight, high), table, uint32(4 * (cuda.threadIdx.x & (WARP - 1))))
+
+
+@cuda.jit(device=True, forceinline=True)
+def absmax_of(row, block, absmax, nested, absmax_map):
+    """The largest magnitude of a block of a row."""
+    if nested is None:
+        return absmax[row.number, block]
+    return absmax_map[absmax[row.number, block]] * nested[uint32(row.first_block + block) >> uint32(NESTED_SHIFT)] + row.offset
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_scales(weight, lane, step, values):
+    """values = absmax of row low and of row high in the block of a step, or in the last block."""
+    block = uint32(min(uint32(step), uint32(weight.absmax.shape[1] - 1)))
+    values[0] = absmax_of(lane.low, block, weight.absmax, weight.nested, weight.map)
+    values[1] = absmax_of(lane.high, block, weight.absmax, weight.nested, weight.map)
+
+
+@functools.cache
+def make_nf4_decoder(dtype: str, threads: int) -> Decoder:
+    """The Decoder for blocks of this many threads; dtype: bfloat16 or float16."""
+    fill_pairs, pack, fma = make_fill_pairs(dtype, threads), PACK[dtype], FMA[dtype]
+    entry_mask = 255 << ENTRY_SHIFT
+
+    @cuda.jit(device=True, forceinline=True)
+    def fill_table(table, weight, thread):
+        fill_pairs(table, weight.table, thread)
+
+    @cuda.jit(device=True, forceinline=True)
+    def make_pairs(values, pairs):
+        """absmax of both rows."""
+        for row in range(2):
+            pairs[row] = pack(values[row], values[row])
+
+    @cuda.jit(device=True, forceinline=True)
+    def number(word, rotation, lane, scale):
+        """Two numbers of a word, rotated so that the lane's byte is the entry's number."""
+        entry = ptx.shf_l_wrap(word, word, rotation) & uint32(entry_mask)
+        return fma(ptx.load_32(lane.pairs, entry | lane.copy), scale, uint32(MINUS_ZEROS))
+
+    @cuda.jit(device=True, forceinline=True)
+    def decode(memory, line, lane, pairs, numbers):
+        """numbers[0 : 16] = a step of both rows."""
+        words, t = cuda.local.array(BOTH_ROWS, uint32), uint32(cuda.threadIdx.x) & uint32(3)
+        for chunk in range(CODE_BYTES // 16):
+            load_chunk(memory, line, chunk, words, 4 * chunk, WORDS + 4 * chunk)
+        rotation = uint32(uint32(ENTRY_SHIFT) - uint32(8) * t)
+        for word in range(WORDS):
+            numbers[2 * word] = number(words[word], rotation, lane, pairs[0])
+            numbers[2 * word + 1] = number(words[WORDS + word], rotation, lane, pairs[1])
+
+    return Decoder(CODE_BYTES, 2, PAIRS_BYTES, fill_table, make_lane, load_scales, make_pairs, decode)

@@ -1,0 +1,82 @@
+"""How a mixed-input GEMM is divided: a block computes 64 outputs per warpgroup for up to 256 rows of x, in steps of 64 inputs."""
+
+from typing import NamedTuple
+
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.flat.flat import padded_rows
+from minllm.kernels.matmul.flat.output import PADDING
+from minllm.runtime.device import sms_here
+from minllm.runtime.kernel import check
+from minllm.tiles.shared import SharedTile
+from minllm.tiles.warpgroup import ROWS, THREADS
+
+STEP = 64  # inputs
+SHARED_BYTES_OF_A_BLOCK = 227 * 1024
+MOST_TOKENS = 256  # the most rows of x per block
+
+
+class MixedInputTiling(NamedTuple):
+    """`warpgroups` of 64 rows of weight each, and `tokens` rows of x, per block; `stages` steps of K are in flight.
+
+    splits: blocks of a cluster that divide K. code_bytes: those of a step of a row of weight, 32 for four bits and 64 for eight.
+    """
+
+    warpgroups: int
+    tokens: int
+    stages: int
+    splits: int = 1
+    code_bytes: int = STEP // 2
+
+    @property
+    def rows(self) -> int:
+        """Rows of weight of a block."""
+        return self.warpgroups * ROWS
+
+    @property
+    def threads(self) -> int:
+        """The producer's warpgroup, and the consumers."""
+        return (1 + self.warpgroups) * THREADS
+
+    @property
+    def x_tile(self) -> SharedTile:
+        """A step's tile of x; the codes lie behind it."""
+        return SharedTile(self.tokens, STEP)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a step's x and codes."""
+        return self.x_tile.bytes + self.rows * self.code_bytes
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of the stages, or of the sums that later lie in their place."""
+        return max(self.stages * self.stage_bytes, self.tokens * (self.rows + PADDING) * 4)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The ring, two barriers per stage, and room to begin at a multiple of 1024."""
+        return self.ring_bytes + 16 * self.stages + 1024
+
+    def check(self, table_bytes: int = 0) -> None:
+        """Raise KernelArgumentError unless it can be launched beside a table of `table_bytes` in shared memory."""
+        counts = self.warpgroups in (1, 2) and self.stages >= 2 and self.splits in (1, 2, 3, 4, 8)
+        check(counts, f"{self}: 1 or 2 warpgroups, at least 2 stages, and 1, 2, 3, 4 or 8 splits")
+        check(self.tokens in range(8, MOST_TOKENS + 1, 8), f"{self}: 8, 16, ... or 256 tokens")
+        needed = self.shared_bytes + table_bytes
+        check(needed <= SHARED_BYTES_OF_A_BLOCK, f"{self}: {needed} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}")
+
+
+def choose_tiling(m: int, n: int, k: int, gated: bool, code_bytes: int = STEP // 2, table_bytes: int = 0) -> MixedInputTiling:
+    """The largest tile, and as many parts of K as SMs are left for, of four steps at least.
+
+    A cluster must fit one group of some 16 SMs, so of more than two blocks that fill an SM, clusters leave an eighth of the SMs unused.
+    """
+    rows, steps, chunks = 2 * n if gated else n, ceil_div(k, STEP), ceil_div(m, MOST_TOKENS)
+    tokens, warpgroups = padded_rows(ceil_div(m, chunks)), 2 if rows > ROWS else 1
+    tiles = ceil_div(rows, warpgroups * ROWS) * ceil_div(m, tokens)
+    in_clusters = sms_here() * 7 // 8
+    fitting = (splits for splits in (8, 4, 3) if splits * tiles <= in_clusters and 4 * splits <= steps)
+    splits = next(fitting, 2 if 2 * tiles <= sms_here() and 8 <= steps else 1)
+    one_stage = MixedInputTiling(warpgroups, tokens, 1, splits, code_bytes)
+    stages = (SHARED_BYTES_OF_A_BLOCK - 2048 - table_bytes) // one_stage.stage_bytes
+    return one_stage._replace(stages=min(8, stages))
