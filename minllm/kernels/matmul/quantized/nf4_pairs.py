@@ -18,12 +18,12 @@ COPIES = ENTRIES * WARP
 PAIRS_BYTES = 4 * COPIES
 
 
-def make_fill_pairs(dtype: str, threads: int):
-    """The device function with which `threads` threads write all copies of the table of pairs, [256 bytes, 32 lanes], as bytes."""
+def make_fill_pairs(dtype: str):
+    """The device function with which threads write all copies of the table of pairs, [256 bytes, 32 lanes], as bytes."""
     pack = ptx.pack_bf16x2 if dtype == "bfloat16" else ptx.pack_f16x2
 
     @cuda.jit(device=True, forceinline=True)
-    def fill_pairs(pairs, table, thread):
+    def fill_pairs(pairs, table, thread, threads):
         item = int32(thread)
         while item < COPIES // 4:  # four copies at a time
             byte = item // (WARP // 4)

@@ -179,7 +179,7 @@ def nf4_tma_kernel(tiling: TmaTiling, dtype: str, gated: bool, together: int):
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(TOKENS), 1)  # one warp releases a stage
     consume, splits, consumers = make_consume(tiling, dtype, gated, pipeline), tiling.splits, tiling.warps * WARP
     tile_of_block, open, begin, consume, produce, _ = mainloop_of(TOKENS, tiling, gated, pipeline, consume, X_PANELS)
-    columns, fill_pairs = tiling.rows // 2 if gated else tiling.rows, make_fill_pairs(dtype, consumers)
+    columns, fill_pairs = tiling.rows // 2 if gated else tiling.rows, make_fill_pairs(dtype)
     added = make_added(splits, tiling.warps, TOKENS * (tiling.rows + PADDING))
     write = make_write(tiling.rows, splits * consumers, dtype, gated, together, added)
 
@@ -195,7 +195,7 @@ def nf4_tma_kernel(tiling: TmaTiling, dtype: str, gated: bool, together: int):
         if thread == consumers:
             begin(weight_map, ring, share)
         elif thread < consumers:
-            fill_pairs(pairs, table, thread)
+            fill_pairs(pairs, table, thread, consumers)
         sync_blocks(1)
         if thread < consumers:
             last = int32(out.shape[1] * (2 if gated else 1) - 1)

@@ -208,26 +208,25 @@ def mixed_input_specimens(dtype, matrix, nf4_weight):
         (128, 4096, 64, CODES, types.none, False), (128, 4096, 128, types.none, types.none, True),
         (2048, 4096, 32, types.none, SCALES, False), (16, 4096, 32, types.none, SCALES, True),
     ):  # fmt: skip
-        kind = f"int4/{group_size}{'_minimums' if minimums != types.none else ''}"
+        kind = f"{group_size}{'_minimums' if minimums != types.none else ''}"
         weight = types.NamedTuple((CODES, SCALES, zeros, minimums), Int4Weight)
         decoder = make_int4_decoder(dtype, group_size, minimums != types.none)
-        yield mixed_input_specimen(kind, m, outputs, gated, lambda threads, decoder=decoder: decoder, weight, dtype, matrix)
+        yield mixed_input_specimen("int4", kind, m, outputs, gated, decoder, weight, dtype, matrix)
     not_nested = (CODES, array(FLOAT32, 2), types.none, *nf4_weight[3:])
     for m, gated, arrays in ((2048, False, nf4_weight), (2048, True, nf4_weight), (16, False, nf4_weight), (128, True, not_nested)):
-        kind, weight = "nf4" if arrays is nf4_weight else "nf4/not_nested", types.NamedTuple(arrays, Nf4Weight)
-        yield mixed_input_specimen(kind, m, 4096, gated, lambda threads: make_nf4_decoder(dtype, threads), weight, dtype, matrix)
+        kind, weight = "nested" if arrays is nf4_weight else "not_nested", types.NamedTuple(arrays, Nf4Weight)
+        yield mixed_input_specimen("nf4", kind, m, 4096, gated, make_nf4_decoder(dtype), weight, dtype, matrix)
     weight = types.NamedTuple((array(types.int8, 2), SCALES), Int8GroupWeight)
     for m, gated in ((2048, False), (2048, True), (16, False)):
-        yield mixed_input_specimen("int8", m, 4096, gated, lambda threads: make_int8_decoder(dtype, 32), weight, dtype, matrix)
+        yield mixed_input_specimen("int8", "32", m, 4096, gated, make_int8_decoder(dtype, 32), weight, dtype, matrix)
 
 
-def mixed_input_specimen(kind, m, outputs, gated, decoder_of, weight, dtype, matrix):
-    """One specimen, for K = 4096; decoder_of: the Decoder for a block's number of threads."""
-    known = decoder_of(1)
-    tiling = choose_tiling(m, outputs, 4096, gated, known.code_bytes, known.table_bytes)
-    kernel = mixed_input_kernel(tiling, decoder_of(tiling.threads), dtype, gated, 8)
+def mixed_input_specimen(code, kind, m, outputs, gated, decoder, weight, dtype, matrix):
+    """One specimen, for K = 4096."""
+    tiling = choose_tiling(m, outputs, 4096, gated, decoder.code_bytes, decoder.table_bytes)
+    kernel = mixed_input_kernel(tiling, decoder, dtype, gated, 8)
     arguments = (types.uint64, types.uint64, weight, types.none, matrix, types.int32)
-    name = f"matmul/mixed_input/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{kind}/{dtype}"
+    name = f"matmul/mixed_input_{code}/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{kind}/{dtype}"
     contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
     return Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
 

@@ -28,17 +28,17 @@ def fits(x, weight) -> bool:
     return x.dtype in HALF_DTYPES and groups and rows_begin_on(16, x, weight.codes)
 
 
-def int4_decoder(x, weight, threads: int) -> Decoder:
+def int4_decoder(x, weight) -> Decoder:
     """The Decoder of an Int4Weight."""
     return make_int4_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[1], weight.minimums is not None)
 
 
-def nf4_decoder(x, weight, threads: int) -> Decoder:
-    """The Decoder of an Nf4Weight; the block's threads fill its table."""
-    return make_nf4_decoder(x.dtype.name, threads)
+def nf4_decoder(x, weight) -> Decoder:
+    """The Decoder of an Nf4Weight."""
+    return make_nf4_decoder(x.dtype.name)
 
 
-def int8_decoder(x, weight, threads: int) -> Decoder:
+def int8_decoder(x, weight) -> Decoder:
     """The Decoder of an Int8GroupWeight."""
     return make_int8_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[1])
 
@@ -63,13 +63,12 @@ def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInput
     (m, k), n = x.shape, weight.codes.shape[0]
     if 0 in out.shape:
         return
-    code_bytes, steps = weight.codes.shape[1] * STEP // k, ceil_div(k, STEP)
-    table_bytes = make_decoder(x, weight, 1).table_bytes
-    tiling = tiling or choose_tiling(m, out.shape[1], k, gated, code_bytes, table_bytes)
-    tiling.check(table_bytes)
+    decoder, steps = make_decoder(x, weight), ceil_div(k, STEP)
+    code_bytes = decoder.code_bytes
+    tiling = tiling or choose_tiling(m, out.shape[1], k, gated, code_bytes, decoder.table_bytes)
+    tiling.check(decoder.table_bytes)
     check(tiling.code_bytes == code_bytes, f"{tiling}: code_bytes are {tiling.code_bytes}; this weight has {code_bytes}")
     check(tiling.splits <= steps, f"{tiling}: x has {k} columns, {steps} steps of {STEP}, which must be as many as the splits")
-    decoder = make_decoder(x, weight, tiling.threads)
     chosen = mixed_input_kernel(tiling, decoder, x.dtype.name, gated, stored_together(out, x.dtype))
     x_map = tensor_map(x, (tiling.tokens, STEP), promotion=128)
     rows = tiling.rows // 2 if gated else tiling.rows

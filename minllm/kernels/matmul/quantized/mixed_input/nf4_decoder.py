@@ -9,7 +9,7 @@ a load finds the pair, and an fma multiplies it by absmax. A step of 64 inputs i
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, uint32
+from numba import cuda, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk
@@ -68,14 +68,14 @@ def load_scales(weight, lane, step, values):
 
 
 @functools.cache
-def make_nf4_decoder(dtype: str, threads: int) -> Decoder:
-    """The Decoder for blocks of this many threads; dtype: bfloat16 or float16."""
-    fill_pairs, pack, fma = make_fill_pairs(dtype, threads), PACK[dtype], FMA[dtype]
+def make_nf4_decoder(dtype: str) -> Decoder:
+    """The Decoder; dtype: bfloat16 or float16."""
+    fill_pairs, pack, fma = make_fill_pairs(dtype), PACK[dtype], FMA[dtype]
     entry_mask = 255 << ENTRY_SHIFT
 
     @cuda.jit(device=True, forceinline=True)
     def fill_table(table, weight, thread):
-        fill_pairs(table, weight.table, thread)
+        fill_pairs(table, weight.table, thread, int32(cuda.blockDim.x))
 
     @cuda.jit(device=True, forceinline=True)
     def make_pairs(values, pairs):
