@@ -6,7 +6,7 @@ import numpy as np
 from minllm.kernels.quantization.reference import unpack_nibbles
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS, int4_format
-from minllm.weights.nf4 import BLOCK, NF4_CODES, quantize_blocks
+from minllm.weights.nf4 import BLOCK, NF4_CODES, quantize_blocks, unpack_pairs
 from tests.javascript.modules import needs_javascript, run
 
 GROUPS = (8, 16, 32, 64)
@@ -39,7 +39,7 @@ def coded(matrix, name, group):
     found = of_package(name, group)
     if name == "nf4":
         packed, absmax = quantize_blocks(matrix)
-        codes = unpack_nibbles(packed)
+        codes = unpack_pairs(packed)
         back = (NF4_CODES[codes].reshape(len(matrix), -1, BLOCK) * absmax[..., None]).reshape(matrix.shape)
         return codes, back, packed.nbytes + absmax.nbytes
     weight = found.encode(matrix)

@@ -4,6 +4,7 @@ import ctypes
 import struct
 import threading
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -58,12 +59,19 @@ def test_the_table_leads_to_the_values():
     assert words == [0, 0, 5, 4, 4096, 5, 4, 3, 0]
 
 
+class Arrays(NamedTuple):
+    codes: Any
+    count: Any
+
+
 def test_a_tuple_is_packed_item_by_item():
-    """As Numba takes it: peers' arrays are one argument of a kernel."""
+    """As Numba takes it: peers' arrays, or those of a weight, are one argument of a kernel."""
     one, two = device_array((5,), np.float32), device_array((7,), np.float32)
     (key, packed), (first, of_one), (second, of_two) = parameter((one, two)), parameter(one), parameter(two)
-    assert key == (first, second) and packed == of_one + of_two
+    assert key == (tuple, first, second) and packed == of_one + of_two
     assert str(argument_type((one, 3))) == "Tuple(array(float32, 1d, C), int32)"
+    assert str(argument_type(Arrays(one, 3))) == "Arrays(array(float32, 1d, C), int32)"
+    assert parameter(Arrays(one, 3)) == ((Arrays, first, int), of_one + parameter(3)[1])
 
 
 def test_threads_do_not_share_a_buffer():
@@ -78,7 +86,7 @@ def test_threads_do_not_share_a_buffer():
     ("value", "complaint"),
     [
         (2**31, "does not fit int32"),
-        ("text", "takes arrays, ints, floats, None and tuples"),
+        ("text", "takes arrays, ints, floats, None, tuples and NamedTuples"),
         (True, "of type bool"),
         (np.zeros(3, np.float32), "copy it there first"),
     ],

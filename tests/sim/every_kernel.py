@@ -69,7 +69,7 @@ from minllm.kernels.matmul.quantized import (
 from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling
-from minllm.kernels.matmul.quantized.nf4_pairs import COPIES
+from minllm.kernels.matmul.quantized.nf4_pairs import CODES, COLUMNS
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
@@ -111,6 +111,7 @@ from minllm.kernels.split_vocabulary.lookup import split_embedding
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.fp8 import E4M3
 from minllm.weights.int8_groups import Int8GroupWeight
+from minllm.weights.nf4 import Nf4Weight
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
@@ -880,6 +881,12 @@ def nf4_case(N, K, blocks):
     return weight, asked | dict(table=64 * blocks), different | dict(table=64)
 
 
+def in_nf4_weight(counts):
+    """Counts by the names of the arrays of a kernel that is given the whole Nf4Weight."""
+    names = {name: f"weight.{name}" for name in Nf4Weight._fields} | dict(absmax_map="weight.map")
+    return {names.get(name, name): count for name, count in counts.items()}
+
+
 @row
 def gemv_of_nf4():
     M, N, K, b = 2, 5, 1088, 2
@@ -898,30 +905,28 @@ def dequantizing_nf4():
 
 @row
 def nf4_by_tma():
-    """A lane asks for absmax of eight rows for each of its warp's steps and once more; a block's threads for two numbers per four pairs."""
+    """A lane asks for absmax of eight rows for each of its warp's steps and once more; a column of the table for 17 numbers."""
     M, N, K, b = 3, 128, 512, 2
     tiling = tma_tiling.TmaTiling(rows=64, warps=2, stages=2)
     weight, _, different = nf4_case(N, K, 1)
     tiles, of_rows = N // tiling.rows, 8 * 32 * tiling.warps * (N // tiling.rows)
-    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, absmax=2 * of_rows, absmax_map=8 * of_rows, nested=8 * of_rows)
-    asked |= dict(offsets=4 * of_rows, first_blocks=4 * of_rows, table=8 * COPIES // 4 * tiles, out=M * N * b)
-    different |= dict(x_map=M * K * b, nested=4 * N * K // 64 // 256)
+    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, absmax=2 * of_rows, map=4 * of_rows, nested=8 * of_rows)
+    asked |= dict(offsets=4 * of_rows, first_blocks=4 * of_rows, table=4 * (1 + CODES) * COLUMNS * tiles, out=M * N * b)
+    asked, different = in_nf4_weight(asked), in_nf4_weight(different | dict(x_map=M * K * b, nested=4 * N * K // 64 // 256))
     run = partial(nf4_tma.nf4_tma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"nf4_tma_kernel": Expected(asked, different, 2 * 8 * N * K)}
 
 
 @row
 def mixed_input_of_nf4():
-    """As above with absmax, two numbers per row at the start, and two numbers per four pairs of the table of each block."""
+    """As mixed_input_of_two_tiles with absmax, two numbers per row at the start, and 17 per column of the table."""
     M, N, K, b = 8, 128, 128, 2
     tiling = MixedInputTiling(warpgroups=1, tokens=8, stages=2)
     weight, _, different = nf4_case(N, K, 1)
     tiles, lanes, loads = N // tiling.rows, 4 * N, 4 * N * (K // STEP + 1)
-    asked = dict(absmax=loads, map=4 * loads, nested=4 * loads, offsets=4 * lanes, first_blocks=4 * lanes, table=8 * COPIES // 4 * tiles)
-    different["map"] = different.pop("absmax_map")
-    of_weight = [{f"weight.{name}": count for name, count in counts.items()} for counts in (asked, different)]
-    asked = of_weight[0] | dict(x_map=M * K * b * tiles, weight_map=N * K // 2, out=M * N * b)
-    moved = Expected(asked, of_weight[1] | dict(x_map=M * K * b), 2 * M * N * K)
+    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, absmax=loads, map=4 * (loads - lanes), nested=4 * loads)
+    asked |= dict(offsets=4 * lanes, first_blocks=4 * lanes, table=4 * (1 + CODES) * COLUMNS * tiles, out=M * N * b)
+    moved = Expected(in_nf4_weight(asked), in_nf4_weight(different | dict(x_map=M * K * b)), 2 * M * N * K)
     run = partial(gemm.nf4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"mixed_input_kernel": moved}
 

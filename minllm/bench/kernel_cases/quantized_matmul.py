@@ -33,10 +33,10 @@ VARIANTS = {  # format: variants for numbers of rows
     "int8": {1: ("gemv", "flat", "wgmma"), 16: ("flat",), 64: ("flat", "wgmma"), 256: ("flat", "wgmma"), 2048: ("wgmma",)},
     "fp8_block": {1: ("gemv",), 16: ("wgmma",), 64: ("wgmma", "widened"), 256: ("wgmma",), 2048: ("wgmma", "widened")},
     "int4_g128": {
-        1: ("gemv", "int4_tensor_core", "int4_tma", "flat"), 8: ("int4_tensor_core", "int4_tma", "flat"), 16: ("int4_tma", "flat"),
-        64: ("flat", "wgmma"), 128: ("wgmma",), 256: ("widened", "wgmma"), 2048: ("widened", "wgmma"),
+        1: ("gemv", "int4_tensor_core", "int4_tma", "flat"), 8: ("int4_tensor_core", "int4_tma", "flat", "wgmma"),
+        16: ("int4_tma", "flat", "wgmma"), 64: ("flat", "wgmma"), 128: ("wgmma",), 256: ("widened", "wgmma"), 2048: ("widened", "wgmma"),
     },
-    "int4": {1: ("gemv", "int4_naive", "int4_tma"), 8: ("int4_tma", "flat"), 64: ("flat",), 2048: ("wgmma",)},
+    "int4": {1: ("gemv", "int4_naive", "int4_tma"), 8: ("int4_tma", "flat"), 64: ("flat", "wgmma"), 2048: ("wgmma",)},
     "nf4": {
         **dict.fromkeys((1, 8), ("gemv", "nf4_tma", "wgmma")), **dict.fromkeys((16, 32), ("nf4_tma", "wgmma", "widened")),
         **dict.fromkeys((64, 256, 2048), ("wgmma", "widened")),

@@ -13,7 +13,8 @@
     int4_wgmma.py  W4A16: up to 64 rows on Hopper, weights in wgmma's registers
     mixed_input/  W4A16 and W8A16: any number of rows on Hopper, codes that become 16 bits in registers; int4, NF4, int8 in groups
     tensor_core.py  W8A8: any number of rows on Hopper, with the kernels of flat/ and wgmma/
-    nf4.py        W4A16: nibbles that look up one of 16 numbers; nf4_tma.py: up to 32 rows on Hopper; nf4_pairs.py: a byte looks up two
+    nf4.py        W4A16: nibbles that look up one of 16 numbers; a byte looks up two with nf4_pairs.py
+    nf4_tma.py    W4A16: up to 32 rows on Hopper; nf4_tma_consumer.py: the warps that multiply them
     sums.py       what GEMVs with scales per group have in common
     many_rows.py  the widened matrix, and the GEMM of 16-bit weights
 

@@ -12,6 +12,7 @@ Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", s
 """
 
 import functools
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
@@ -24,6 +25,18 @@ from minllm.tiles.warp import WARP
 
 EACH = 32  # codes per load of 16 bytes
 BLOCK_SHIFT, NESTED_SHIFT = 6, 8  # log2 of the numbers in a block, and of the blocks that share a nested scale
+
+
+class Nf4Arrays(NamedTuple):
+    """A weight [N, K] as kernels on tensor cores take it; the arrays are those of nf4_gemv_kernel."""
+
+    codes: Any
+    absmax: Any
+    nested: Any
+    map: Any
+    offsets: Any
+    first_blocks: Any
+    table: Any
 
 
 @cuda.jit(device=True)

@@ -7,28 +7,31 @@ a bank of its own, 32 KB in all, so that none waits for another.
     pairs[byte, lane] = (table[byte >> 4], table[byte & 15])
 """
 
-from numba import cuda, int32
+from numba import cuda
 
 from minllm import ptx
 from minllm.tiles.warp import WARP
 
-ENTRIES = 256
-ENTRY_SHIFT = 7  # log2 of the bytes of an entry's copies, 4 per lane
-COPIES = ENTRIES * WARP
-PAIRS_BYTES = 4 * COPIES
+CODES = 16
+ENTRY_BYTES = 4 * WARP  # of the copies of a pair
+ENTRY_SHIFT = 7  # log2 of it
+PAIRS_BYTES = CODES * CODES * ENTRY_BYTES
+COLUMNS = CODES * ENTRY_BYTES // 16  # stores of 16 bytes that the pairs with one first code take
 
 
 def make_fill_pairs(dtype: str):
-    """The device function with which threads write all copies of the table of pairs, [256 bytes, 32 lanes], as bytes."""
+    """The device function with which `threads` threads write all copies of the table of pairs, [256 bytes, 32 lanes], as bytes.
+
+    A thread writes pairs of one second code, with each of the first codes: so it loads every number once, all at the same time.
+    """
     pack = ptx.pack_bf16x2 if dtype == "bfloat16" else ptx.pack_f16x2
 
     @cuda.jit(device=True, forceinline=True)
     def fill_pairs(pairs, table, thread, threads):
-        item = int32(thread)
-        while item < COPIES // 4:  # four copies at a time
-            byte = item // (WARP // 4)
-            pair = pack(table[byte >> 4], table[byte & 15])
-            ptx.store_128(pairs, 16 * item, pair, pair, pair, pair)
-            item = int32(item + threads)
+        for column in range(thread, COLUMNS, threads):
+            second = table[column * 16 // ENTRY_BYTES]
+            for first in range(CODES):
+                pair = pack(table[first], second)
+                ptx.store_128(pairs, (first * COLUMNS + column) * 16, pair, pair, pair, pair)
 
     return fill_pairs

@@ -38,9 +38,6 @@ from minllm.kernels.normalization.row import THREADS as MOST_THREADS
 from minllm.kernels.specimen import FLOAT32, FP8_TARGETS, INT32, TARGETS, UINT8, Specimen, array
 from minllm.kernels.vector import VECTOR_BYTES
 from minllm.tiles.warp import WARP
-from minllm.weights.int4 import Int4Weight
-from minllm.weights.int8_groups import Int8GroupWeight
-from minllm.weights.nf4 import Nf4Weight
 
 GROUPS = (32, 64, 128)
 LOADS = ("LDG*128*",)
@@ -209,14 +206,13 @@ def mixed_input_specimens(dtype, matrix, nf4_weight):
         (2048, 4096, 32, types.none, SCALES, False), (16, 4096, 32, types.none, SCALES, True),
     ):  # fmt: skip
         kind = f"{group_size}{'_minimums' if minimums != types.none else ''}"
-        weight = types.NamedTuple((CODES, SCALES, zeros, minimums), Int4Weight)
         decoder = make_int4_decoder(dtype, group_size, minimums != types.none)
-        yield mixed_input_specimen("int4", kind, m, outputs, gated, decoder, weight, dtype, matrix)
+        yield mixed_input_specimen("int4", kind, m, outputs, gated, decoder, (CODES, SCALES, zeros, minimums), dtype, matrix)
     not_nested = (CODES, array(FLOAT32, 2), types.none, *nf4_weight[3:])
     for m, gated, arrays in ((2048, False, nf4_weight), (2048, True, nf4_weight), (16, False, nf4_weight), (128, True, not_nested)):
-        kind, weight = "nested" if arrays is nf4_weight else "not_nested", types.NamedTuple(arrays, Nf4Weight)
-        yield mixed_input_specimen("nf4", kind, m, 4096, gated, make_nf4_decoder(dtype), weight, dtype, matrix)
-    weight = types.NamedTuple((array(types.int8, 2), SCALES), Int8GroupWeight)
+        kind = "nested" if arrays is nf4_weight else "not_nested"
+        yield mixed_input_specimen("nf4", kind, m, 4096, gated, make_nf4_decoder(dtype), arrays, dtype, matrix)
+    weight = array(types.int8, 2), SCALES
     for m, gated in ((2048, False), (2048, True), (16, False)):
         yield mixed_input_specimen("int8", "32", m, 4096, gated, make_int8_decoder(dtype, 32), weight, dtype, matrix)
 
@@ -225,7 +221,7 @@ def mixed_input_specimen(code, kind, m, outputs, gated, decoder, weight, dtype, 
     """One specimen, for K = 4096."""
     tiling = choose_tiling(m, outputs, 4096, gated, decoder.code_bytes, decoder.table_bytes)
     kernel = mixed_input_kernel(tiling, decoder, dtype, gated, 8)
-    arguments = (types.uint64, types.uint64, weight, types.none, matrix, types.int32)
+    arguments = (types.uint64, types.uint64, types.NamedTuple(weight, decoder.arrays), types.none, matrix, types.int32)
     name = f"matmul/mixed_input_{code}/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{kind}/{dtype}"
     contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
     return Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
@@ -239,7 +235,8 @@ def nf4_tma_specimens(dtype, matrix, weight):
     ):  # fmt: skip
         tiling = nf4_tma.choose_tiling(n, gated)
         kernel, contains = nf4_tma.nf4_tma_kernel(tiling, dtype, gated, 8), ("HMMA*", "UTMALDG.2D*", "LDSM*", "SYNCS.PHASECHK*")
-        arguments = (types.uint64, types.uint64, array(codes, 1), nested_scales, *others, INT32, types.none, matrix, INT32)
+        flat = types.NamedTuple((CODES, array(codes, 1), nested_scales, *others), nf4.Nf4Arrays)
+        arguments = (types.uint64, types.uint64, flat, types.none, matrix, INT32)
         kind = "/gated" if gated else "" if codes == UINT8 else "/not_nested"
         name, shared_bytes = f"matmul/nf4_tma/{n}{kind}/{dtype}", tiling.shared_bytes(nf4_tma.TOKENS)
         yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes, contains, targets=((9, 0),))

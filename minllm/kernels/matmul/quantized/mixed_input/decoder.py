@@ -3,8 +3,8 @@
 wgmma's left operand, m64k16, lies in registers: of 16 rows and 16 inputs, the lane 4 g + t of a warp has inputs 2 t, 2 t + 1, 2 t + 8 and
 2 t + 9 of rows g and g + 8, two numbers to a register: g low, g + 8 low, g high, g + 8 high. A step is four of them.
 
-A `Lane` is whatever a lane keeps over all steps. Scales are loaded a step before they are needed, as float32 `values`, and become pairs of
-the same 16-bit number while the tensor cores multiply.
+A `Lane` is whatever a lane keeps over all steps. Scales are loaded a step before they are needed. They stay as they are loaded, a tuple, so
+that no instruction waits for them, and become pairs of the same 16-bit number at the beginning of their step.
 
 Source: PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16" (A in registers).
 """
@@ -24,16 +24,39 @@ FMA = {"bfloat16": ptx.fma_bf16x2, "float16": ptx.fma_f16x2}
 
 
 class Decoder(NamedTuple):
-    """Two sizes and the device functions of a format."""
+    """The arrays, three sizes and the device functions of a format."""
 
+    arrays: Any  # the NamedTuple of a weight's arrays, as kernels take it
     code_bytes: int  # bytes of a step of a row of weight
-    values: int  # registers of a lane's scales of a step
+    pairs: int  # registers of a lane's scales of a step
     table_bytes: int  # of shared memory
     fill_table: Any  # (table, weight, thread): all threads fill it before a barrier
     make_lane: Any  # (weight, table, low, high, zero) -> Lane of rows low and high; zero: a 0 of which the compiler does not know
-    load_scales: Any  # (weight, lane, step, values): values = what the lane needs of scales for a step
-    make_pairs: Any  # (values, pairs): pairs = values as pairs of 16-bit floats
+    load_scales: Any  # (weight, lane, step) -> what the lane needs of scales for a step, as loaded
+    make_pairs: Any  # (weight, lane, scales, pairs): pairs = these scales as pairs of 16-bit floats
     decode: Any  # (memory, line, lane, pairs, numbers): numbers[0 : 16] = a step; line: the word of memory where the lane's row begins
+
+
+def make_load_groups(load_group, group_size: int):
+    """The device function load_scales of groups of 32, two of them per step, or of multiples of 64.
+
+    load_group(weight, lane, group): what the lane needs of a group. Beyond the last group of a row it loads that one.
+    """
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_part(weight, lane, step, first):
+        group = uint32(uint32(step) * uint32(STEP) + uint32(first)) // uint32(group_size)
+        return load_group(weight, lane, min(uint32(group), uint32(weight.scales.shape[1] - 1)))
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_one(weight, lane, step):
+        return (load_part(weight, lane, step, 0),)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_two(weight, lane, step):
+        return load_part(weight, lane, step, 0), load_part(weight, lane, step, group_size)
+
+    return load_one if group_size >= STEP else load_two
 
 
 def make_load_chunk(code_bytes: int):

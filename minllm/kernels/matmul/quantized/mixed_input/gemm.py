@@ -74,7 +74,7 @@ def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInput
     rows = tiling.rows // 2 if gated else tiling.rows
     weight_map = tensor_map(weight.codes.view("uint16"), (rows, code_bytes // 2), swizzle=code_bytes, promotion=128)
     blocks, cluster = ceil_div(n, tiling.rows) * ceil_div(m, tiling.tokens) * tiling.splits, (tiling.splits, 1, 1)
-    arguments = (x_map, weight_map, weight, bias, out, steps)
+    arguments = (x_map, weight_map, decoder.arrays(*weight), bias, out, steps)
     launch(chosen, blocks, tiling.threads, arguments, stream, tiling.shared_bytes, cluster if tiling.splits > 1 else None)
 
 

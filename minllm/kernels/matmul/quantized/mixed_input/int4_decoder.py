@@ -12,14 +12,23 @@ Source: Frantar et al. 2024, "MARLIN", section 3.4.
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, uint32
+from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.matmul.quantized.int4_wgmma import MAGIC, MIDDLE
-from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk
+from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, make_load_groups
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
 CODE_BYTES, WORDS, BOTH_ROWS = STEP // 2, STEP // 8, STEP // 4  # of a row in a step; words of two rows
 load_chunk = make_load_chunk(CODE_BYTES)
+
+
+class Int4Arrays(NamedTuple):
+    """A weight [N, K]: codes [N, K / 2], scales [N, groups], zeros and minimums like scales, or None."""
+
+    codes: Any
+    scales: Any
+    zeros: Any
+    minimums: Any
 
 
 class Lane(NamedTuple):
@@ -41,14 +50,31 @@ def make_lane(weight, table, low, high, zero):
     return Lane(low, high, uint32(0x000F000F) | uint32(zero))
 
 
+class Group(NamedTuple):
+    """A group of a row as loaded: its scale, and its minimum or zero point."""
+
+    scale: Any
+    offset: Any
+
+
 @cuda.jit(device=True, forceinline=True)
-def offset_of(zeros, minimums, row, group):
-    """What belongs to a group besides its scale: a minimum, or a zero point."""
-    if minimums is not None:
-        return float32(minimums[row, group])
-    if zeros is not None:
-        return float32(zeros[row, group])
-    return float32(MIDDLE)
+def zero_point(zeros, row, group):
+    """The zero point of a group."""
+    return int32(MIDDLE) if zeros is None else int32(zeros[row, group])
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_with_zeros(weight, lane, group):
+    """The Group of row low and of row high."""
+    low = Group(weight.scales[lane.low, group], zero_point(weight.zeros, lane.low, group))
+    return low, Group(weight.scales[lane.high, group], zero_point(weight.zeros, lane.high, group))
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_with_minimums(weight, lane, group):
+    """The Group of row low and of row high."""
+    low = Group(weight.scales[lane.low, group], weight.minimums[lane.low, group])
+    return low, Group(weight.scales[lane.high, group], weight.minimums[lane.high, group])
 
 
 @functools.cache
@@ -61,23 +87,18 @@ def make_int4_decoder(dtype: str, group_size: int, has_minimums: bool) -> Decode
     minus_offset = int(magic | 0x80008000)
 
     @cuda.jit(device=True, forceinline=True)
-    def load_scales(weight, lane, step, values):
-        """values[4 * part + ...] = offset and scale of row low, and of row high, in the groups of a step, or in the last group."""
-        scales = weight.scales
-        for part in range(parts):
-            group = min(uint32((uint32(step) * uint32(STEP) + uint32(part * 32)) // uint32(group_size)), uint32(scales.shape[1] - 1))
-            values[4 * part + 1], values[4 * part + 3] = float32(scales[lane.low, group]), float32(scales[lane.high, group])
-            values[4 * part] = offset_of(weight.zeros, weight.minimums, lane.low, group)
-            values[4 * part + 2] = offset_of(weight.zeros, weight.minimums, lane.high, group)
+    def make_pair(group, pairs, at):
+        added = float32(group.offset) if has_minimums else float32(-offset) - float32(group.offset)
+        pairs[at], pairs[at + 1] = pack(added, added), pack(float32(group.scale), float32(group.scale))
 
     @cuda.jit(device=True, forceinline=True)
-    def make_pairs(values, pairs):
+    def make_pairs(weight, lane, scales, pairs):
         """pairs[4 * part + ...] = the minimum, or -(128 + zero), and the scale of row low, and of row high."""
-        for part in range(parts):
-            for row in range(2):
-                at = 4 * part + 2 * row
-                added, scale = values[at] if has_minimums else float32(-offset) - values[at], values[at + 1]
-                pairs[at], pairs[at + 1] = pack(added, added), pack(scale, scale)
+        make_pair(scales[0][0], pairs, 0)
+        make_pair(scales[0][1], pairs, 2)
+        if parts > 1:
+            make_pair(scales[-1][0], pairs, 4)
+            make_pair(scales[-1][1], pairs, 6)
 
     @cuda.jit(device=True, forceinline=True)
     def number(codes, added, scale):
@@ -98,4 +119,5 @@ def make_int4_decoder(dtype: str, group_size: int, has_minimums: bool) -> Decode
             numbers[2 * word] = number(words[word] >> shift & lane.mask, pairs[at], pairs[at + 1])
             numbers[2 * word + 1] = number(words[WORDS + word] >> shift & lane.mask, pairs[at + 2], pairs[at + 3])
 
-    return Decoder(CODE_BYTES, 4 * parts, 0, fill_table, make_lane, load_scales, make_pairs, decode)
+    load_scales = make_load_groups(load_with_minimums if has_minimums else load_with_zeros, group_size)
+    return Decoder(Int4Arrays, CODE_BYTES, 4 * parts, 0, fill_table, make_lane, load_scales, make_pairs, decode)

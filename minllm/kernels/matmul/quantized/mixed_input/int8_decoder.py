@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk
+from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, make_load_groups
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
 CODE_BYTES, INPUTS = STEP, 16  # of a row in a step; of a chunk
@@ -21,6 +21,13 @@ load_chunk = make_load_chunk(CODE_BYTES)
 # Pairs of 16-bit floats.
 BF16_ONES, BF16_SIXTEENS, BF16_MINUS_2304 = 0x3F803F80, 0x41804180, 0xC510C510
 F16_ONES, F16_MINUS_1152 = 0x3C003C00, 0xE480E480
+
+
+class Int8GroupArrays(NamedTuple):
+    """A weight [N, K]: codes [N, K], scales [N, groups]."""
+
+    codes: Any
+    scales: Any
 
 
 class Lane(NamedTuple):
@@ -57,28 +64,26 @@ def float16_pair(codes):
     return ptx.fma_f16x2(codes & uint32(0x00FF00FF) ^ uint32(0x64806480), uint32(F16_ONES), uint32(F16_MINUS_1152))
 
 
+@cuda.jit(device=True, forceinline=True)
+def load_group(weight, lane, group):
+    """The scales of row low and of row high."""
+    return weight.scales[lane.low, group], weight.scales[lane.high, group]
+
+
 @functools.cache
 def make_int8_decoder(dtype: str, group_size: int) -> Decoder:
-    """The Decoder of weights in groups of 16, 32 or multiples of 64; dtype: bfloat16 or float16."""
+    """The Decoder of weights in groups of 32 or multiples of 64; dtype: bfloat16 or float16."""
     parts = max(1, STEP // group_size)
-    inputs_of_part = STEP // parts
-    chunks_of_part = inputs_of_part // INPUTS
+    chunks_of_part = STEP // parts // INPUTS
     pack, fma, pair = PACK[dtype], FMA[dtype], bfloat16_pair if dtype == "bfloat16" else float16_pair
 
     @cuda.jit(device=True, forceinline=True)
-    def load_scales(weight, lane, step, values):
-        """values[2 * part + ...] = the scale of row low and of row high in the groups of a step, or in the last group."""
-        scales = weight.scales
+    def make_pairs(weight, lane, scales, pairs):
+        """pairs[2 * part + ...] = the scale of row low and of row high."""
         for part in range(parts):
-            first = uint32(step) * uint32(STEP) + uint32(part * inputs_of_part)
-            group = min(uint32(first // uint32(group_size)), uint32(scales.shape[1] - 1))
-            values[2 * part], values[2 * part + 1] = float32(scales[lane.low, group]), float32(scales[lane.high, group])
-
-    @cuda.jit(device=True, forceinline=True)
-    def make_pairs(values, pairs):
-        """The scales."""
-        for i in range(2 * parts):
-            pairs[i] = pack(values[i], values[i])
+            for row in range(2):
+                scale = float32(scales[part][row])
+                pairs[2 * part + row] = pack(scale, scale)
 
     @cuda.jit(device=True, forceinline=True)
     def decode(memory, line, lane, pairs, numbers):
@@ -92,4 +97,5 @@ def make_int8_decoder(dtype: str, group_size: int) -> Decoder:
                 codes = ptx.prmt(words[word], words[word + 1], lane.bytes)
                 numbers[4 * chunk + i] = fma(pair(codes), pairs[at + i % 2], uint32(MINUS_ZEROS))
 
-    return Decoder(CODE_BYTES, 2 * parts, 0, fill_table, make_lane, load_scales, make_pairs, decode)
+    load_scales = make_load_groups(load_group, group_size)
+    return Decoder(Int8GroupArrays, CODE_BYTES, 2 * parts, 0, fill_table, make_lane, load_scales, make_pairs, decode)

@@ -80,19 +80,18 @@ def make_produce(tiling: MixedInputTiling, gated: bool, pipeline):
 
 
 class Codes(NamedTuple):
-    """What a lane needs to decode: the weight's arrays, what it keeps, and registers that it fills for each step."""
+    """What a lane needs to decode: the weight's arrays, what it keeps, and the scales of a step as pairs of 16-bit floats."""
 
     weight: Any
     lane: Any  # the decoder's Lane
-    values: Any  # float32: what it needs of a step's scales
-    pairs: Any  # the same as pairs of 16-bit floats
+    pairs: Any
 
 
 def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: bool, pipeline):
     """The device function of a consumer: the sums of 64 rows of weight for all rows of x of the tile, left in shared memory."""
     rows, stage_words, x_bytes, row_words = tiling.rows, tiling.stage_bytes // 4, tiling.x_tile.bytes, tiling.code_bytes // 4
     wgmma = make_wgmma(tiling.x_tile, dtype, halves=True)
-    consumers, registers, value_count = tiling.warpgroups * THREADS, wgmma.registers, decoder.values
+    consumers, registers, pair_registers = tiling.warpgroups * THREADS, wgmma.registers, decoder.pairs
     keep_sums = make_keep_sums(rows, tiling.tokens // 8)
 
     @cuda.jit(device=True, forceinline=True)
@@ -102,24 +101,25 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
         return uint32(min(int32(first + row), last))
 
     @cuda.jit(device=True, forceinline=True)
-    def decode_step(memory, line, ring, tile, state, step, codes, numbers):
-        """numbers = the fragments of a step, once it is in its stage; the scales of the next step are on their way then."""
-        decoder.make_pairs(codes.values, codes.pairs)
-        decoder.load_scales(codes.weight, codes.lane, tile.first_step + step + 1, codes.values)
+    def decode_step(memory, line, ring, tile, state, step, codes, scales, numbers):
+        """numbers = the fragments of a step, once it is in its stage -> the scales of the next step, which are on their way then."""
+        decoder.make_pairs(codes.weight, codes.lane, scales, codes.pairs)
+        following = decoder.load_scales(codes.weight, codes.lane, tile.first_step + step + 1)
         pipeline.consumer_wait(ring, state)
         decoder.decode(memory, uint32(line + state.slot * stage_words), codes.lane, codes.pairs, numbers)
+        return following
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, line, ring, tile, state, step, x, sums, numbers, codes, following):
-        """sums += a decoded step; the next one is decoded into `following` meanwhile -> its state."""
+    def multiply(memory, line, ring, tile, state, step, x, sums, numbers, codes, scales, following):
+        """sums += a decoded step; the next one is decoded into `following` meanwhile -> its state, the scales of the one after it."""
         wgmma.multiply(sums, numbers, pipeline.operand(x, state), 1)
         next_state = pipeline.advance(state)
         if step + 1 < tile.steps:
-            decode_step(memory, line, ring, tile, next_state, step + 1, codes, following)
+            scales = decode_step(memory, line, ring, tile, next_state, step + 1, codes, scales, following)
         wgmma.wait(sums)
         ptx.keep_registers(numbers, FRAGMENTS)
         pipeline.consumer_release(ring, state)
-        return next_state
+        return next_state, scales
 
     @cuda.jit(device=True, forceinline=True)
     def consume(memory, first_word, ring, tile, thread, weight, table):
@@ -130,18 +130,18 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
         x = ptx.keep_register(wgmma.right(ring.stages))
         line = uint32(first_word + x_bytes // 4 + place * row_words)
         lane = decoder.make_lane(weight, table, low, high, tile.steps >> 31)  # steps are not negative
-        codes = Codes(weight, lane, cuda.local.array(value_count, float32), cuda.local.array(value_count, uint32))
+        codes = Codes(weight, lane, cuda.local.array(pair_registers, uint32))
         sums = cuda.local.array(registers, float32)
         even, odd = cuda.local.array(FRAGMENTS, uint32), cuda.local.array(FRAGMENTS, uint32)
         for i in range(registers):
             sums[i] = 0
-        decoder.load_scales(weight, lane, tile.first_step, codes.values)
         state = pipeline.state(0)
-        decode_step(memory, line, ring, tile, state, 0, codes, even)
+        scales = decoder.load_scales(weight, lane, tile.first_step)
+        scales = decode_step(memory, line, ring, tile, state, 0, codes, scales, even)
         for step in range(0, tile.steps, 2):
-            state = multiply(memory, line, ring, tile, state, step, x, sums, even, codes, odd)
+            state, scales = multiply(memory, line, ring, tile, state, step, x, sums, even, codes, scales, odd)
             if step + 1 < tile.steps:
-                state = multiply(memory, line, ring, tile, state, step + 1, x, sums, odd, codes, even)
+                state, scales = multiply(memory, line, ring, tile, state, step + 1, x, sums, odd, codes, scales, even)
         ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may lie in their place
         keep_sums(sums, 0, memory, first_word, (thread >> 5) * 16, thread & 31)
 
@@ -167,8 +167,8 @@ def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, g
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
     def mixed_input_kernel(x_map, weight_map, weight, bias, out, steps):
-        """x [M, K] in boxes [tokens, 64], codes [N, bytes] in boxes [rows, code_bytes] (gated: half the rows), weight: the NamedTuple of
-        its format, bias [N] or None, out [M, N] or [M, N / 2]."""
+        """x [M, K] in boxes [tokens, 64], codes [N, bytes] in boxes [rows, code_bytes] (gated: half the rows), weight:
+        decoder.arrays, bias [N] or None, out [M, N] or [M, N / 2]."""
         ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, float32, 1024)
         table = cuda.shared.array(table_bytes, uint8, 128)  # of a format without a table the memory above: nothing touches it

@@ -9,12 +9,12 @@ a load finds the pair, and an fma multiplies it by absmax. A step of 64 inputs i
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, int32, uint32
+from numba import cuda, float32, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
-from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT
+from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT, Nf4Arrays
 from minllm.kernels.matmul.quantized.nf4_pairs import ENTRY_SHIFT, PAIRS_BYTES, make_fill_pairs
 from minllm.tiles.warp import WARP
 
@@ -51,20 +51,34 @@ def make_lane(weight, table, low, high, zero):
     return Lane(row_of(weight, low), row_of(weight, high), table, uint32(4 * (cuda.threadIdx.x & (WARP - 1))))
 
 
+class Absmax(NamedTuple):
+    """The absmax of a block as loaded: its code, and the scale of the code; without double quantisation itself, and nothing."""
+
+    code: Any
+    scale: Any
+
+
 @cuda.jit(device=True, forceinline=True)
-def absmax_of(row, block, absmax, nested, absmax_map):
-    """The largest magnitude of a block of a row."""
+def load_absmax(absmax, nested, row, block):
+    """The Absmax of a block of a Row."""
     if nested is None:
-        return absmax[row.number, block]
-    return absmax_map[absmax[row.number, block]] * nested[uint32(row.first_block + block) >> uint32(NESTED_SHIFT)] + row.offset
+        return Absmax(absmax[row.number, block], float32(1))
+    return Absmax(absmax[row.number, block], nested[uint32(row.first_block + block) >> uint32(NESTED_SHIFT)])
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_scales(weight, lane, step, values):
-    """values = absmax of row low and of row high in the block of a step, or in the last block."""
+def look_up(absmax_map, nested, row, found):
+    """The largest magnitude of the block."""
+    if nested is None:
+        return found.code
+    return absmax_map[found.code] * found.scale + row.offset
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_scales(weight, lane, step):
+    """The Absmax of row low and of row high in the block of a step, or in the last block."""
     block = uint32(min(uint32(step), uint32(weight.absmax.shape[1] - 1)))
-    values[0] = absmax_of(lane.low, block, weight.absmax, weight.nested, weight.map)
-    values[1] = absmax_of(lane.high, block, weight.absmax, weight.nested, weight.map)
+    return load_absmax(weight.absmax, weight.nested, lane.low, block), load_absmax(weight.absmax, weight.nested, lane.high, block)
 
 
 @functools.cache
@@ -75,13 +89,14 @@ def make_nf4_decoder(dtype: str) -> Decoder:
 
     @cuda.jit(device=True, forceinline=True)
     def fill_table(table, weight, thread):
-        fill_pairs(table, weight.table, thread, int32(cuda.blockDim.x))
+        fill_pairs(table, weight.table, thread, cuda.blockDim.x)
 
     @cuda.jit(device=True, forceinline=True)
-    def make_pairs(values, pairs):
+    def make_pairs(weight, lane, scales, pairs):
         """absmax of both rows."""
-        for row in range(2):
-            pairs[row] = pack(values[row], values[row])
+        low = look_up(weight.map, weight.nested, lane.low, scales[0])
+        high = look_up(weight.map, weight.nested, lane.high, scales[1])
+        pairs[0], pairs[1] = pack(low, low), pack(high, high)
 
     @cuda.jit(device=True, forceinline=True)
     def number(word, rotation, lane, scale):
@@ -100,4 +115,4 @@ def make_nf4_decoder(dtype: str) -> Decoder:
             numbers[2 * word] = number(words[word], rotation, lane, pairs[0])
             numbers[2 * word + 1] = number(words[WORDS + word], rotation, lane, pairs[1])
 
-    return Decoder(CODE_BYTES, 2, PAIRS_BYTES, fill_table, make_lane, load_scales, make_pairs, decode)
+    return Decoder(Nf4Arrays, CODE_BYTES, 2, PAIRS_BYTES, fill_table, make_lane, load_scales, make_pairs, decode)
