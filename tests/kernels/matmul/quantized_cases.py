@@ -161,8 +161,8 @@ def check_blocks(case, device, lost_per_step=0.0):
     assert_close(out.result(), expected, case.out, slack=slack)
 
 
-class Int4Case(NamedTuple):
-    """out [m, n] of x [m, k] and an int4 weight of this format, by int4_tma or int4_wgmma, whichever has this tiling."""
+class WeightOnlyCase(NamedTuple):
+    """out [m, n] of x [m, k] and a weight of this format, by the kernel that has this tiling."""
 
     name: str
     m: int
@@ -175,25 +175,25 @@ class Int4Case(NamedTuple):
 
 
 INT4_CASES = [
-    Int4Case("int4_g128", 1, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2)),
-    Int4Case("int4_g128", 9, 136, 640, FLOAT16, FlatWgmmaTiling(2, 2, 2)),  # half a step at the end
-    Int4Case("int4_zeros", 20, 65, 320, BFLOAT16, FlatWgmmaTiling(1, 2)),
-    Int4Case("int4_g64", 64, 64, 576, BFLOAT16, FlatWgmmaTiling(1, 3, 4)),  # a block with no step of K
-    Int4Case("int4_g128_zeros", 5, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2, 2), gated=True),
-    Int4Case("int4", 33, 48, 256, FLOAT16, FlatWgmmaTiling(2, 2), gated=True),
-    Int4Case("int4_g128", 1, 72, 640, BFLOAT16, TmaTiling(64, 2, 2), by_tma=True),  # half a step at the end
-    Int4Case("int4_g128_zeros", 11, 97, 1280, FLOAT16, TmaTiling(32, 2, 2, 2), by_tma=True),
-    Int4Case("int4_zeros", 7, 65, 320, BFLOAT16, TmaTiling(64, 3, 3), by_tma=True),  # a warp without a step
-    Int4Case("int4_g64", 16, 64, 576, BFLOAT16, TmaTiling(128, 1, 2, 4), by_tma=True),  # a block without a step
-    Int4Case("int4_g128_zeros", 5, 72, 512, BFLOAT16, TmaTiling(64, 2, 2, 2), gated=True, by_tma=True),
-    Int4Case("int4", 2, 40, 256, FLOAT16, TmaTiling(32, 1, 2), gated=True, by_tma=True),
+    WeightOnlyCase("int4_g128", 1, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2)),
+    WeightOnlyCase("int4_g128", 9, 136, 640, FLOAT16, FlatWgmmaTiling(2, 2, 2)),  # half a step at the end
+    WeightOnlyCase("int4_zeros", 20, 65, 320, BFLOAT16, FlatWgmmaTiling(1, 2)),
+    WeightOnlyCase("int4_g64", 64, 64, 576, BFLOAT16, FlatWgmmaTiling(1, 3, 4)),  # a block with no step of K
+    WeightOnlyCase("int4_g128_zeros", 5, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2, 2), gated=True),
+    WeightOnlyCase("int4", 33, 48, 256, FLOAT16, FlatWgmmaTiling(2, 2), gated=True),
+    WeightOnlyCase("int4_g128", 1, 72, 640, BFLOAT16, TmaTiling(64, 2, 2), by_tma=True),  # half a step at the end
+    WeightOnlyCase("int4_g128_zeros", 11, 97, 1280, FLOAT16, TmaTiling(32, 2, 2, 2), by_tma=True),
+    WeightOnlyCase("int4_zeros", 7, 65, 320, BFLOAT16, TmaTiling(64, 3, 3), by_tma=True),  # a warp without a step
+    WeightOnlyCase("int4_g64", 16, 64, 576, BFLOAT16, TmaTiling(128, 1, 2, 4), by_tma=True),  # a block without a step
+    WeightOnlyCase("int4_g128_zeros", 5, 72, 512, BFLOAT16, TmaTiling(64, 2, 2, 2), gated=True, by_tma=True),
+    WeightOnlyCase("int4", 2, 40, 256, FLOAT16, TmaTiling(32, 1, 2), gated=True, by_tma=True),
 ]
 LARGE_INT4_CASES = [
-    Int4Case(name, m, n, k, BFLOAT16, None, gated)
+    WeightOnlyCase(name, m, n, k, BFLOAT16, None, gated)
     for name in ("int4_g128", "int4_zeros")
     for m, n, k, gated in ((1, 6144, 4096, False), (13, 1003, 2176, False), (64, 4096, 4096, False), (33, 3000, 2048, True))
 ] + [
-    Int4Case(name, m, n, k, dtype, None, gated, by_tma=True)
+    WeightOnlyCase(name, m, n, k, dtype, None, gated, by_tma=True)
     for name in ("int4_g128", "int4_g128_zeros", "int4_zeros")
     for m, n, k, dtype, gated in (
         (1, 4096, 14336, BFLOAT16, False), (2, 28672, 4096, BFLOAT16, False), (8, 6144, 4096, FLOAT16, False),
@@ -203,21 +203,21 @@ LARGE_INT4_CASES = [
 
 
 MIXED_INPUT_CASES = [
-    Int4Case("int4_g128", 20, 72, 256, BFLOAT16, MixedInputTiling(1, 16, 2)),  # two chunks of x
-    Int4Case("int4_zeros", 9, 136, 96, FLOAT16, MixedInputTiling(2, 16, 3)),  # half a step at the end
-    Int4Case("int4_g64", 3, 65, 320, BFLOAT16, MixedInputTiling(1, 8, 2, splits=2)),  # two and three steps
-    Int4Case("int4_g128_zeros", 11, 72, 256, BFLOAT16, MixedInputTiling(2, 16, 2, splits=4), gated=True),
-    Int4Case("int4", 7, 40, 64, FLOAT16, MixedInputTiling(1, 8, 2), gated=True),  # a single step
-    Int4Case("int4, minimums", 5, 72, 96, BFLOAT16, MixedInputTiling(1, 8, 2)),
-    Int4Case("int4, minimums", 8, 36, 128, FLOAT16, MixedInputTiling(1, 8, 2, splits=2), gated=True),
-    Int4Case("nf4", 11, 72, 192, BFLOAT16, MixedInputTiling(1, 16, 2)),
-    Int4Case("nf4, not nested", 6, 136, 320, FLOAT16, MixedInputTiling(2, 8, 2, splits=2)),
-    Int4Case("nf4", 9, 40, 64, FLOAT16, MixedInputTiling(1, 16, 2), gated=True),
-    Int4Case("int8 in groups", 10, 72, 160, BFLOAT16, MixedInputTiling(1, 16, 2, code_bytes=64)),
-    Int4Case("int8 in groups", 3, 136, 96, FLOAT16, MixedInputTiling(2, 8, 2, splits=2, code_bytes=64), gated=True),
+    WeightOnlyCase("int4_g128", 20, 72, 256, BFLOAT16, MixedInputTiling(1, 16, 2)),  # two chunks of x
+    WeightOnlyCase("int4_zeros", 9, 136, 96, FLOAT16, MixedInputTiling(2, 16, 3)),  # half a step at the end
+    WeightOnlyCase("int4_g64", 3, 65, 320, BFLOAT16, MixedInputTiling(1, 8, 2, splits=2)),  # two and three steps
+    WeightOnlyCase("int4_g128_zeros", 11, 72, 256, BFLOAT16, MixedInputTiling(2, 16, 2, splits=4), gated=True),
+    WeightOnlyCase("int4", 7, 40, 64, FLOAT16, MixedInputTiling(1, 8, 2), gated=True),  # a single step
+    WeightOnlyCase("int4, minimums", 5, 72, 96, BFLOAT16, MixedInputTiling(1, 8, 2)),
+    WeightOnlyCase("int4, minimums", 8, 36, 128, FLOAT16, MixedInputTiling(1, 8, 2, splits=2), gated=True),
+    WeightOnlyCase("nf4", 11, 72, 192, BFLOAT16, MixedInputTiling(1, 16, 2)),
+    WeightOnlyCase("nf4, not nested", 6, 136, 320, FLOAT16, MixedInputTiling(2, 8, 2, splits=2)),
+    WeightOnlyCase("nf4", 9, 40, 64, FLOAT16, MixedInputTiling(1, 16, 2), gated=True),
+    WeightOnlyCase("int8 in groups", 10, 72, 160, BFLOAT16, MixedInputTiling(1, 16, 2, code_bytes=64)),
+    WeightOnlyCase("int8 in groups", 3, 136, 96, FLOAT16, MixedInputTiling(2, 8, 2, splits=2, code_bytes=64), gated=True),
 ]
 LARGE_MIXED_INPUT_CASES = [
-    Int4Case(name, m, n, k, dtype, None, gated)
+    WeightOnlyCase(name, m, n, k, dtype, None, gated)
     for name in ("int4_g128", "int4_zeros", "int4, minimums", "nf4", "nf4, not nested", "int8 in groups")
     for m, n, k, dtype, gated in (
         (13, 4096, 14336, BFLOAT16, False), (65, 4096, 4096, BFLOAT16, False), (130, 1003, 2176, FLOAT16, False),
@@ -296,15 +296,15 @@ def check_int4(case, device):
 
 
 NF4_CASES = [
-    Int4Case("nf4", 1, 72, 640, BFLOAT16, TmaTiling(64, 2, 2)),  # half a step at the end
-    Int4Case("nf4, not nested", 7, 97, 1280, FLOAT16, TmaTiling(32, 2, 2, 2)),
-    Int4Case("nf4", 8, 65, 320, BFLOAT16, TmaTiling(64, 3, 3)),  # a warp without a step
-    Int4Case("nf4", 5, 72, 512, FLOAT16, TmaTiling(64, 2, 2, 2), gated=True),
-    Int4Case("nf4", 19, 72, 192, BFLOAT16, TmaTiling(64, 2, 2)),  # three launches, the last of 3 rows
-    Int4Case("nf4, not nested", 9, 40, 128, FLOAT16, TmaTiling(32, 1, 2), gated=True),
+    WeightOnlyCase("nf4", 1, 72, 640, BFLOAT16, TmaTiling(64, 2, 2)),  # half a step at the end
+    WeightOnlyCase("nf4, not nested", 7, 97, 1280, FLOAT16, TmaTiling(32, 2, 2, 2)),
+    WeightOnlyCase("nf4", 8, 65, 320, BFLOAT16, TmaTiling(64, 3, 3)),  # a warp without a step
+    WeightOnlyCase("nf4", 5, 72, 512, FLOAT16, TmaTiling(64, 2, 2, 2), gated=True),
+    WeightOnlyCase("nf4", 19, 72, 192, BFLOAT16, TmaTiling(64, 2, 2)),  # three launches, the last of 3 rows
+    WeightOnlyCase("nf4, not nested", 9, 40, 128, FLOAT16, TmaTiling(32, 1, 2), gated=True),
 ]
 LARGE_NF4_CASES = [
-    Int4Case(name, m, n, k, dtype, None, gated)
+    WeightOnlyCase(name, m, n, k, dtype, None, gated)
     for name in ("nf4", "nf4, not nested")
     for m, n, k, dtype, gated in (
         (1, 4096, 14336, BFLOAT16, False), (2, 28672, 4096, BFLOAT16, False), (8, 6144, 4096, FLOAT16, False),

@@ -37,6 +37,11 @@ class Decoder(NamedTuple):
     decode: Any  # (memory, line, lane, pairs, numbers): numbers[0 : 16] = a step; line: the word of memory where the lane's row begins
 
 
+@cuda.jit(device=True, forceinline=True)
+def no_table(table, weight, thread):
+    """fill_table of a format without a table."""
+
+
 def make_load_groups(load_group, group_size: int):
     """The device function load_scales of groups of 32, two of them per step, or of multiples of 64.
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.matmul.quantized.int4_wgmma import MAGIC, MIDDLE
-from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, make_load_groups
+from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, make_load_groups, no_table
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
 CODE_BYTES, WORDS, BOTH_ROWS = STEP // 2, STEP // 8, STEP // 4  # of a row in a step; words of two rows
@@ -37,11 +37,6 @@ class Lane(NamedTuple):
     low: Any
     high: Any
     mask: Any
-
-
-@cuda.jit(device=True, forceinline=True)
-def fill_table(table, weight, thread):
-    """int4 needs none."""
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -120,4 +115,4 @@ def make_int4_decoder(dtype: str, group_size: int, has_minimums: bool) -> Decode
             numbers[2 * word + 1] = number(words[WORDS + word] >> shift & lane.mask, pairs[at + 2], pairs[at + 3])
 
     load_scales = make_load_groups(load_with_minimums if has_minimums else load_with_zeros, group_size)
-    return Decoder(Int4Arrays, CODE_BYTES, 4 * parts, 0, fill_table, make_lane, load_scales, make_pairs, decode)
+    return Decoder(Int4Arrays, CODE_BYTES, 4 * parts, 0, no_table, make_lane, load_scales, make_pairs, decode)

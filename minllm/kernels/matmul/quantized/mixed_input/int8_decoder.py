@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, make_load_groups
+from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, make_load_groups, no_table
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
 CODE_BYTES, INPUTS = STEP, 16  # of a row in a step; of a chunk
@@ -36,11 +36,6 @@ class Lane(NamedTuple):
     low: Any
     high: Any
     bytes: Any
-
-
-@cuda.jit(device=True, forceinline=True)
-def fill_table(table, weight, thread):
-    """int8 needs none."""
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -98,4 +93,4 @@ def make_int8_decoder(dtype: str, group_size: int) -> Decoder:
                 numbers[4 * chunk + i] = fma(pair(codes), pairs[at + i % 2], uint32(MINUS_ZEROS))
 
     load_scales = make_load_groups(load_group, group_size)
-    return Decoder(Int8GroupArrays, CODE_BYTES, 2 * parts, 0, fill_table, make_lane, load_scales, make_pairs, decode)
+    return Decoder(Int8GroupArrays, CODE_BYTES, 2 * parts, 0, no_table, make_lane, load_scales, make_pairs, decode)
