@@ -231,8 +231,8 @@ assert worst[1] > 2 * worst[0] and 12 < codes_that_are_zero < 17
 #
 # ## Nibbles by hand
 #
-# Two codes share a byte; which two is a matter of convention, and each file format has its own. Here is the
-# package's. It serves a trick: a kernel wants *pairs of neighbours* 16 bits apart, as a bfloat16 pair needs them.
+# Two codes share a byte; which two is a matter of convention, and each file format has its own. Here is that of the
+# package's int4. It serves a trick: a kernel wants *pairs of neighbours* 16 bits apart, as a bfloat16 pair needs them.
 
 # %%
 from minllm.kernels.quantization.reference import pack_nibbles
@@ -249,7 +249,8 @@ print("as bfloat16:", np.array([low, high], np.uint32).view(np.float32))
 
 # %% [markdown]
 # One shift, one `and`, one `or`, and two codes are floats, plus 128. No integer is converted. AWQ's files
-# have the same order for columns, GPTQ's the natural one for rows, and GGUF puts input $k$ beside $k + 16$.
+# have the same order for columns, GPTQ's the natural one for rows, and GGUF puts input $k$ beside $k + 16$. NF4 stays
+# as bitsandbytes' files have it: neighbours share a byte, because a byte looks up a pair of numbers in a table.
 #
 # ## From one byte to sixteen
 #

@@ -59,9 +59,9 @@ class StoredNf4(StoredFormat, Nf4Format):
     def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard, first_block: int) -> Nf4Weight:
         offset = self._checked_state(projection, tensors)
         packed = tensors.codes("weight", np.uint8).reshape(projection.outputs, projection.inputs // 2)
-        codes = np.ascontiguousarray(projection.cut(packed, shard, block=(1, 2)))
         blocks = (projection.outputs, projection.inputs // BLOCK)
         numbers = projection.cut(np.arange(first_block, first_block + blocks[0] * blocks[1]).reshape(blocks), shard, block=(1, BLOCK))
+        codes = np.ascontiguousarray(projection.cut(packed, shard, block=(1, 2)))
         absmax = tensors.codes("weight.absmax", np.uint8) if self.nested else tensors.scales("weight.absmax").astype(np.float32)
         absmax = np.ascontiguousarray(projection.cut(absmax.reshape(blocks), shard, block=(1, BLOCK)))
         nested = tensors.scales("weight.nested_absmax").astype(np.float32) if self.nested else None
