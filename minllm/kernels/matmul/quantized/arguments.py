@@ -1,9 +1,9 @@
-"""Argument checks and sizes shared by the GEMVs over quantised weights."""
+"""Argument checks and sizes that products of quantised weights share."""
 
 import numpy as np
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
-from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV
+from minllm.kernels.matmul.arguments import FLOAT32, MOST_ROWS_OF_GEMV
 from minllm.runtime.kernel import check
 
 WARPS = 4  # per block, each with an output feature of its own
@@ -22,3 +22,10 @@ def check_rows(x, codes, out, bias, each: int, per_byte: int = 1) -> tuple[int, 
     if bias is not None:
         check_array("bias", bias, FLOAT_DTYPES, N=n)
     return m, n
+
+
+def check_out(x, out, bias, n: int, gated: bool) -> None:
+    """Raise KernelArgumentError unless out [M, N], or gated [M, N / 2], and bias [N] are those of x [M, K], of its dtype or float32."""
+    check_array("out", out, (x.dtype,) if gated else (x.dtype, FLOAT32), M=x.shape[0], N=n // 2 if gated else n)
+    if bias is not None:
+        check_array("bias", bias, (x.dtype, FLOAT32), N=n)

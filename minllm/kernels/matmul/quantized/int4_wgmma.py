@@ -19,12 +19,13 @@ import functools
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
-from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, has_wgmma
+from minllm.kernels.arguments import ceil_div, rows_begin_on
+from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma, mainloop_of
 from minllm.kernels.matmul.flat.output import make_keep_sums, make_write, stored_together
 from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES, FlatWgmmaTiling, deepest
+from minllm.kernels.matmul.quantized.arguments import check_out
 from minllm.kernels.matmul.quantized.tma_tiling import STEP, X_PANELS, make_row_of
 from minllm.kernels.vector import load_words
 from minllm.runtime.kernel import check, kernel
@@ -195,9 +196,7 @@ def check_product(x, weight, out, bias, gated: bool, most_rows: int) -> None:
         "the weight",
     )
     check(has_wgmma(x), "this product of int4 needs a GPU of compute capability 9.0: take int4_tensor_core, or widen the weight")
-    check_array("out", out, (x.dtype,) if gated else (x.dtype, FLOAT32), M=m, N=n // 2 if gated else n)
-    if bias is not None:
-        check_array("bias", bias, (x.dtype, FLOAT32), N=n)
+    check_out(x, out, bias, n, gated)
 
 
 def run(x, weight, out, bias, stream, tiling: FlatWgmmaTiling | None, gated: bool) -> None:

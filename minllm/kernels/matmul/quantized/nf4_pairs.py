@@ -13,8 +13,8 @@ from minllm import ptx
 from minllm.tiles.warp import WARP
 
 CODES = 16
-ENTRY_BYTES = 4 * WARP  # of the copies of a pair
-ENTRY_SHIFT = 7  # log2 of it
+ENTRY_BYTES = 4 * WARP  # all copies of a pair
+ENTRY_SHIFT = 7  # log2(ENTRY_BYTES)
 PAIRS_BYTES = CODES * CODES * ENTRY_BYTES
 COLUMNS = CODES * ENTRY_BYTES // 16  # stores of 16 bytes that the pairs with one first code take
 

@@ -15,9 +15,10 @@ from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
-from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, has_wgmma
+from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma, mainloop_of
 from minllm.kernels.matmul.flat.output import PADDING, make_write, stored_together
+from minllm.kernels.matmul.quantized.arguments import check_out
 from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
 from minllm.kernels.matmul.quantized.nf4_pairs import PAIRS_BYTES, make_fill_pairs
 from minllm.kernels.matmul.quantized.nf4_tma_consumer import TOKENS, Rows, make_consume
@@ -33,7 +34,7 @@ MOST_ROWS = 32
 @functools.cache
 def nf4_tma_kernel(tiling: TmaTiling, dtype: str, gated: bool, together: int):
     """The kernel for x of `dtype`; gated and together as in flat_wgmma_kernel."""
-    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(TOKENS), 1)  # one warp releases a stage
+    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(TOKENS), 1, by_warp=True)  # one warp releases a stage
     (begin_rows, consume), splits, consumers = make_consume(tiling, dtype, gated, pipeline), tiling.splits, tiling.warps * WARP
     tile_of_block, open, begin, consume, produce, _ = mainloop_of(TOKENS, tiling, gated, pipeline, consume, X_PANELS)
     columns, own, fill_pairs = tiling.rows // 2 if gated else tiling.rows, tiling.rows // 8, make_fill_pairs(dtype)
@@ -89,9 +90,7 @@ def run(x, weight, out, bias, stream, tiling: TmaTiling | None, gated: bool) -> 
     check(fits(x, weight), words + " multiples of 16 bytes: take the GEMV, or widen the weight")
     check(has_wgmma(x), "this product of NF4 needs a GPU of compute capability 9.0: take the GEMV, or widen the weight")
     check_array("codes", weight.codes, (np.dtype(np.uint8),), N=n, bytes=k // 2)
-    check_array("out", out, (x.dtype,) if gated else (x.dtype, FLOAT32), M=m, N=n // 2 if gated else n)
-    if bias is not None:
-        check_array("bias", bias, (x.dtype, FLOAT32), N=n)
+    check_out(x, out, bias, n, gated)
     if 0 in out.shape:
         return
     tiling = tiling or choose_tiling(out.shape[1], gated)

@@ -18,6 +18,8 @@ from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 from minllm.kernels.vector import load_words
 
 FRAGMENTS = STEP // 4  # registers of a lane's numbers of a step
+WORDS = STEP // 8  # of four-bit codes of a row in a step
+BOTH_ROWS = 2 * WORDS
 MINUS_ZEROS = 0x80008000  # a pair: fma with it multiplies, and keeps the sign of zero
 PACK = {"bfloat16": ptx.pack_bf16x2, "float16": ptx.pack_f16x2}
 FMA = {"bfloat16": ptx.fma_bf16x2, "float16": ptx.fma_f16x2}
@@ -29,7 +31,7 @@ class Decoder(NamedTuple):
     arrays: Any  # the NamedTuple of a weight's arrays, as kernels take it
     code_bytes: int  # bytes of a step of a row of weight
     pairs: int  # registers of a lane's scales of a step
-    table_bytes: int  # of shared memory
+    table_bytes: int  # bytes of the table in shared memory, 0 without one
     fill_table: Any  # (table, weight, thread): all threads fill it before a barrier
     make_lane: Any  # (weight, table, low, high, zero) -> Lane of rows low and high; zero: a 0 of which the compiler does not know
     load_scales: Any  # (weight, lane, step) -> what the lane needs of scales for a step, as loaded
@@ -78,3 +80,13 @@ def make_load_chunk(code_bytes: int):
         load_words(memory, at + uint32(8 * code_bytes // 4), words, high)
 
     return load_chunk
+
+
+load_chunk_of_nibbles = make_load_chunk(STEP // 2)
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_nibbles(memory, line, words):
+    """words[0 : 16] = the four-bit codes of a step: eight words of row g, and eight of row g + 8."""
+    for chunk in range(2):
+        load_chunk_of_nibbles(memory, line, chunk, words, 4 * chunk, WORDS + 4 * chunk)

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
-from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, has_wgmma
+from minllm.kernels.arguments import ceil_div, rows_begin_on
+from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.flat.output import stored_together
+from minllm.kernels.matmul.quantized.arguments import check_out
 from minllm.kernels.matmul.quantized.mixed_input.decoder import Decoder
 from minllm.kernels.matmul.quantized.mixed_input.int4_decoder import make_int4_decoder
 from minllm.kernels.matmul.quantized.mixed_input.int8_decoder import make_int8_decoder
@@ -52,9 +53,7 @@ def check_arrays(x, weight, out, bias, gated: bool) -> None:
         "or bfloat16, groups of 32 or multiples of 64, and rows of whole 16 bytes: take the GEMV, or widen the weight",
     )
     check(has_wgmma(x), "mixed-input GEMM needs a GPU of compute capability 9.0: take the GEMV, or widen the weight")
-    check_array("out", out, (x.dtype,) if gated else (x.dtype, FLOAT32), M=m, N=n // 2 if gated else n)
-    if bias is not None:
-        check_array("bias", bias, (x.dtype, FLOAT32), N=n)
+    check_out(x, out, bias, n, gated)
 
 
 def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInputTiling | None, gated: bool) -> None:

@@ -15,11 +15,18 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.matmul.quantized.int4_wgmma import MAGIC, MIDDLE
-from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, make_load_groups, no_table
+from minllm.kernels.matmul.quantized.mixed_input.decoder import (
+    BOTH_ROWS,
+    FMA,
+    MINUS_ZEROS,
+    PACK,
+    WORDS,
+    Decoder,
+    load_nibbles,
+    make_load_groups,
+    no_table,
+)
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
-
-CODE_BYTES, WORDS, BOTH_ROWS = STEP // 2, STEP // 8, STEP // 4  # of a row in a step; words of two rows
-load_chunk = make_load_chunk(CODE_BYTES)
 
 
 class Int4Arrays(NamedTuple):
@@ -106,8 +113,7 @@ def make_int4_decoder(dtype: str, group_size: int, has_minimums: bool) -> Decode
     def decode(memory, line, lane, pairs, numbers):
         """numbers[0 : 16] = a step of both rows."""
         words, t = cuda.local.array(BOTH_ROWS, uint32), uint32(cuda.threadIdx.x) & uint32(3)
-        for chunk in range(CODE_BYTES // 16):
-            load_chunk(memory, line, chunk, words, 4 * chunk, WORDS + 4 * chunk)
+        load_nibbles(memory, line, words)
         shift = t << uint32(2)
         for word in range(WORDS):
             at = word // words_of_part * 4
@@ -115,4 +121,4 @@ def make_int4_decoder(dtype: str, group_size: int, has_minimums: bool) -> Decode
             numbers[2 * word + 1] = number(words[WORDS + word] >> shift & lane.mask, pairs[at + 2], pairs[at + 3])
 
     load_scales = make_load_groups(load_with_minimums if has_minimums else load_with_zeros, group_size)
-    return Decoder(Int4Arrays, CODE_BYTES, 4 * parts, 0, no_table, make_lane, load_scales, make_pairs, decode)
+    return Decoder(Int4Arrays, STEP // 2, 4 * parts, 0, no_table, make_lane, load_scales, make_pairs, decode)

@@ -16,7 +16,8 @@ from minllm import ptx
 from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, make_load_groups, no_table
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
-CODE_BYTES, INPUTS = STEP, 16  # of a row in a step; of a chunk
+CODE_BYTES = STEP  # of a row in a step
+INPUTS = 16  # whose codes are a chunk
 load_chunk = make_load_chunk(CODE_BYTES)
 # Pairs of 16-bit floats.
 BF16_ONES, BF16_SIXTEENS, BF16_MINUS_2304 = 0x3F803F80, 0x41804180, 0xC510C510

@@ -12,14 +12,11 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk
+from minllm.kernels.matmul.quantized.mixed_input.decoder import BOTH_ROWS, FMA, MINUS_ZEROS, PACK, WORDS, Decoder, load_nibbles
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT, Nf4Arrays
 from minllm.kernels.matmul.quantized.nf4_pairs import ENTRY_SHIFT, PAIRS_BYTES, make_fill_pairs
 from minllm.tiles.warp import WARP
-
-CODE_BYTES, WORDS, BOTH_ROWS = STEP // 2, STEP // 8, STEP // 4  # of a row in a step; words of two rows
-load_chunk = make_load_chunk(CODE_BYTES)
 
 
 class Row(NamedTuple):
@@ -108,11 +105,10 @@ def make_nf4_decoder(dtype: str) -> Decoder:
     def decode(memory, line, lane, pairs, numbers):
         """numbers[0 : 16] = a step of both rows."""
         words, t = cuda.local.array(BOTH_ROWS, uint32), uint32(cuda.threadIdx.x) & uint32(3)
-        for chunk in range(CODE_BYTES // 16):
-            load_chunk(memory, line, chunk, words, 4 * chunk, WORDS + 4 * chunk)
+        load_nibbles(memory, line, words)
         rotation = uint32(uint32(ENTRY_SHIFT) - uint32(8) * t)
         for word in range(WORDS):
             numbers[2 * word] = number(words[word], rotation, lane, pairs[0])
             numbers[2 * word + 1] = number(words[WORDS + word], rotation, lane, pairs[1])
 
-    return Decoder(Nf4Arrays, CODE_BYTES, 2, PAIRS_BYTES, fill_table, make_lane, load_scales, make_pairs, decode)
+    return Decoder(Nf4Arrays, STEP // 2, 2, PAIRS_BYTES, fill_table, make_lane, load_scales, make_pairs, decode)

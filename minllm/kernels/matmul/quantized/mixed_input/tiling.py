@@ -5,13 +5,13 @@ from typing import NamedTuple
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.output import PADDING
+from minllm.kernels.matmul.flat.wgmma_tiling import SHARED_BYTES_OF_A_BLOCK
 from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check
 from minllm.tiles.shared import SharedTile
 from minllm.tiles.warpgroup import ROWS, THREADS
 
 STEP = 64  # inputs
-SHARED_BYTES_OF_A_BLOCK = 227 * 1024
 MOST_TOKENS = 256  # the most rows of x per block
 
 
