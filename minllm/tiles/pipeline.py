@@ -66,14 +66,11 @@ class Pipeline(NamedTuple):
 
 
 @functools.cache
-def make_pipeline(
-    stages: int, stage_bytes: int, consumers: int, producers: int = 1, sharers: int = 1, by_thread: bool = False, by_warp: bool = False
-) -> Pipeline:
+def make_pipeline(stages: int, stage_bytes: int, consumers: int, producers: int = 1, sharers: int = 1, by_thread: bool = False) -> Pipeline:
     """A pipeline of `stages` stages; `producers` threads load parts of each, and `consumers` warpgroups per block release it.
 
     sharers: blocks of a cluster that load parts of each other's stages. by_thread: every thread of a consumer releases a stage for itself,
-    because threads read it with ordinary loads; else the first of its 128 threads does for all. by_warp: consumers are warps, and the first
-    lane releases a stage when all lanes have read it.
+    because threads read it with ordinary loads; else the first of its 128 threads does for all.
     """
     arrivals = consumers * (128 if by_thread else 1) * sharers
 
@@ -138,9 +135,7 @@ def make_pipeline(
     @cuda.jit(device=True, forceinline=True)
     def consumer_release(ring, state):
         """All threads of a consumer are done with the stage."""
-        if by_warp:
-            cuda.syncwarp()
-        thread = int32(cuda.threadIdx.x) & (31 if by_warp else 127)
+        thread = int32(cuda.threadIdx.x) & 127
         if sharers > 1:
             if thread < sharers:
                 ptx.mbarrier_arrive_relaxed_cluster(ptx.mapa(ring.empty + BARRIER_BYTES * state.slot, ring.first_rank + thread))

@@ -46,7 +46,7 @@ MOST_ROWS = 16
 @functools.cache
 def int4_tma_kernel(tokens: int, tiling: TmaTiling, group_size: int, dtype: str, gated: bool, together: int):
     """The kernel for x of `dtype` and up to `tokens` rows, 8 or 16; gated and together as in flat_wgmma_kernel."""
-    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(tokens), 1, by_warp=True)  # one warp releases a stage
+    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(tokens), 1)  # one warp releases a stage
     consume = make_consume(tokens, tiling, dtype, group_size, gated, pipeline)
     tile_of_block, open, begin, consume, produce, _ = mainloop_of(tokens, tiling, gated, pipeline, consume, X_PANELS)
     splits, consumers, columns = tiling.splits, tiling.warps * WARP, tiling.rows // 2 if gated else tiling.rows

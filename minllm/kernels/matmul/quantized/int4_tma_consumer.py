@@ -21,7 +21,7 @@ from minllm.kernels.matmul.quantized.int4_tensor_core import MIDDLE
 from minllm.kernels.matmul.quantized.int4_wgmma import MOST_INPUTS
 from minllm.kernels.matmul.quantized.tma_tiling import CHUNK_BYTES, STEP, TILE_ROWS, make_keep_sums, make_row_of
 from minllm.kernels.vector import load_words
-from minllm.tiles.pipeline import Pipeline
+from minllm.tiles.pipeline import BARRIER_BYTES, Pipeline
 from minllm.tiles.warp import WARP
 from minllm.tiles.warpgroup import uniform
 
@@ -182,7 +182,9 @@ def make_consume(tokens: int, tiling, dtype: str, group_size: int, halves: bool,
                 load_scales(scales, zeros, starts, groups, following, next_values, next_offsets)
                 multiply_part(memory, own_codes + begin, x, part, mask, ones, biased, plain)
                 add_group(sums, biased, plain, values, offsets)
-            pipeline.consumer_release(ring, state)
+            cuda.syncwarp()
+            if lane == 0:
+                ptx.mbarrier_arrive(ring.empty + uint32(BARRIER_BYTES) * state.slot)
             step = int32(step + warps)
         ptx.bar_sync(1, warps * WARP)  # all steps have been multiplied: the sums may lie in their place
         keep_sums(sums, memory, sums_at + warp * warp_words, lane)

@@ -34,7 +34,7 @@ MOST_ROWS = 32
 @functools.cache
 def nf4_tma_kernel(tiling: TmaTiling, dtype: str, gated: bool, together: int):
     """The kernel for x of `dtype`; gated and together as in flat_wgmma_kernel."""
-    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(TOKENS), 1, by_warp=True)  # one warp releases a stage
+    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(TOKENS), 1)  # one warp releases a stage
     (begin_rows, consume), splits, consumers = make_consume(tiling, dtype, gated, pipeline), tiling.splits, tiling.warps * WARP
     tile_of_block, open, begin, consume, produce, _ = mainloop_of(TOKENS, tiling, gated, pipeline, consume, X_PANELS)
     columns, own, fill_pairs = tiling.rows // 2 if gated else tiling.rows, tiling.rows // 8, make_fill_pairs(dtype)

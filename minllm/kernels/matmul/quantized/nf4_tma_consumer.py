@@ -20,7 +20,7 @@ from minllm.kernels.matmul.quantized.nf4 import BLOCK_SHIFT, NESTED_SHIFT
 from minllm.kernels.matmul.quantized.nf4_pairs import ENTRY_SHIFT
 from minllm.kernels.matmul.quantized.tma_tiling import CHUNK_BYTES, STEP, TILE_ROWS, TmaTiling, make_keep_sums, make_row_of
 from minllm.kernels.vector import load_words
-from minllm.tiles.pipeline import Pipeline
+from minllm.tiles.pipeline import BARRIER_BYTES, Pipeline
 from minllm.tiles.warp import ALL_LANES, WARP
 
 TOKENS = 8  # the columns of mma.sync
@@ -165,7 +165,9 @@ def make_consume(tiling: TmaTiling, dtype: str, halves: bool, pipeline: Pipeline
             for i in range(BLOCKS):
                 multiply_block(memory, pairs, own_codes + begin, own_x + (begin >> uint32(2)), i, copy, products)
                 add_block(sums, products, values, i, lane)
-            pipeline.consumer_release(ring, state)
+            cuda.syncwarp()
+            if lane == 0:
+                ptx.mbarrier_arrive(ring.empty + uint32(BARRIER_BYTES) * state.slot)
             step = int32(step + warps)
         ptx.bar_sync(1, warps * WARP)  # all steps have been multiplied: the sums may lie in their place
         keep_sums(sums, memory, sums_at + warp * warp_words, lane)
