@@ -106,6 +106,30 @@ def choose_qkv_tiling(m: int, k: int, dtype, capability: tuple[int, int]) -> Gem
     return GemvTiling(rows=4 if capability >= (HOPPER if dtype == np.float32 else ADA) else 2, warps=8, unroll=2, splits=2)
 
 
+def check_qkv(x, norm, rows: int, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache) -> None:
+    """Raise KernelArgumentError unless the arrays are those of gemv_qkv_rope_append, for a weight of this number of rows."""
+    check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
+    (m, k), dtype = x.shape, x.dtype
+    check_array("query", query, (dtype,), tokens=m, heads=None, head_dim=None)
+    _, heads, head_dim = query.shape
+    check_caches(key_cache, value_cache, dtype, None, head_dim)
+    n = (heads + 2 * key_cache.shape[2]) * head_dim
+    check_norm(norm, x)
+    check(rows == n, f"weight has {rows} rows, but {heads} query and {key_cache.shape[2]} key-value heads of {head_dim} take {n}")
+    if bias is not None:
+        check_array("bias", bias, (dtype,), rows=n)
+    check_array("positions", positions, INDEX_DTYPES, tokens=m)
+    check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=m)
+    check_array("cos_sin", cos_sin, (np.dtype(np.float32),), positions=None, head_dim=head_dim)
+    check(head_dim % 2 == 0, f"query has heads of {head_dim} components; they turn in pairs, so head_dim is even")
+
+
+def caches_by_slot(key_cache, value_cache):
+    """Caches [num_blocks, block_size, kv_heads, head_dim] as [slots, kv_heads, head_dim]."""
+    by_slot = (key_cache.shape[0] * key_cache.shape[1], *key_cache.shape[2:])
+    return key_cache.reshape(by_slot), value_cache.reshape(by_slot)
+
+
 def gemv_qkv_rope_append(
     x, norm, epsilon, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, stream=None, tiling=None
 ) -> None:
@@ -115,31 +139,18 @@ def gemv_qkv_rope_append(
     one per row of weight, or None. positions, slot_mapping int32 [M], not checked; a slot of -1 writes nothing. cos_sin float32 [positions,
     head_dim], see rope_table. All else has one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for shapes and dtypes.
     """
-    check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
-    (m, k), dtype = x.shape, x.dtype
+    check_qkv(x, norm, weight.shape[0], bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
+    (m, k), n, head_dim = x.shape, weight.shape[0], query.shape[2]
+    check_array("weight", weight, (x.dtype,), rows=n, hidden=k)
     check(m <= MOST_ROWS_OF_GEMV, f"gemv multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: project, turn and append apart")
-    check_array("query", query, (dtype,), tokens=m, heads=None, head_dim=None)
-    _, heads, head_dim = query.shape
-    check_caches(key_cache, value_cache, dtype, None, head_dim)
-    num_blocks, block_size, kv_heads, _ = key_cache.shape
-    n = (heads + 2 * kv_heads) * head_dim
-    check_norm(norm, x)
-    check_array("weight", weight, (dtype,), rows=n, hidden=k)
-    if bias is not None:
-        check_array("bias", bias, (dtype,), rows=n)
-    check_array("positions", positions, INDEX_DTYPES, tokens=m)
-    check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=m)
-    check_array("cos_sin", cos_sin, (np.dtype(np.float32),), positions=None, head_dim=head_dim)
-    tiling = GemvTiling(*(tiling or choose_qkv_tiling(m, k, dtype, capability_here())))
+    tiling = GemvTiling(*(tiling or choose_qkv_tiling(m, k, x.dtype, capability_here())))
     check(tiling.rows % 2 == 0, f"{tiling}: a warp computes pairs of components, so its rows are even")
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
-    check(head_dim % 2 == 0, f"query has heads of {head_dim} components; they turn in pairs, so head_dim is even")
     if m == 0 or n == 0:
         return
     vectorized = vectors_per_row(k, x, weight, norm) > 0
-    by_slot = (num_blocks * block_size, kv_heads, head_dim)
-    caches = key_cache.reshape(by_slot), value_cache.reshape(by_slot)
-    chosen = gemv_qkv_kernel(m, k, head_dim, dtype.name, tiling, vectorized)
+    caches = caches_by_slot(key_cache, value_cache)
+    chosen = gemv_qkv_kernel(m, k, head_dim, x.dtype.name, tiling, vectorized)
     grid = ceil_div(n // 2, tiling.rows // 2 * (tiling.warps // tiling.splits))
     arguments = (x, norm, weight, bias, positions, slot_mapping, cos_sin, query, *caches, float(epsilon))
     launch(chosen, grid, tiling.warps * WARP, arguments, stream)

@@ -1,0 +1,173 @@
+"""GEMV on tensor cores: one row of x times int4, NF4, int8 or fp8, from residual stream to residual stream.
+
+    out = norm(x) @ weight.T + bias + residual          gated: silu(norm(x) @ gate.T) * (norm(x) @ up.T)
+    query, keys and values of attention: the rows of norm(x) @ weight.T, rotated, keys and values appended to the cache
+
+2 N K FLOPs on N K / 2 or N K bytes of codes, each read once: memory-bound. What a GEMV over codes waits for is not HBM but its lanes, which
+make numbers of codes (int4.py: 240 instructions of a warp for 512 bytes of int4). Tensor cores take a part of this work: they multiply and
+add, also across lanes, and they take codes of 8 bits as they are. That leaves 42 instructions for 512 bytes of int4, and 4 for int8
+(tests/kernels/matmul/test_matmul_compilation.py).
+
+One row of x fills one of mma.sync's eight columns, but memory is what bounds it, and there are tensor cores to spare. Norm, quantisation of
+x, residual, SiLU, RoPE and the way to the cache are part of the kernel, so a layer of a decode step is four of these and attention.
+
+    operand.py, int4.py, nf4.py, codes.py    how codes become the tensor cores' operand A
+    activations.py                           x as their operand B
+    kernel.py                                which warp multiplies what, and when it is loaded
+    outputs.py                               what becomes of the sums
+
+Source: Frantar et al. 2024, "MARLIN"; PTX ISA, "mma".
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
+from minllm.kernels.matmul.arguments import HALF_DTYPES
+from minllm.kernels.matmul.gemv.gemv import check_norm
+from minllm.kernels.matmul.gemv.gemv_qkv import check_qkv, caches_by_slot
+from minllm.kernels.matmul.quantized.arguments import check_out
+from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
+from minllm.kernels.matmul.quantized.tensor_core_gemv import codes, int4, nf4
+from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling, tensor_core_gemv_kernel
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import BITS, Operand
+from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import GATED, PAIRS, PLAIN, Attention, Gated, Outputs, Plain, make_attention
+from minllm.runtime.device import ADA, AMPERE, capability_here, sms_here
+from minllm.runtime.kernel import check, launch
+
+
+class Format(NamedTuple):
+    """What the launchers have to know of a format."""
+
+    name: str
+    inputs: int  # of a step: K is a multiple
+    since: tuple[int, int]  # the first compute capability with its mma.sync
+    takes: Callable[[int, Any], bool]  # (K, weight): whether its groups fit
+    operand: Callable[[Any, int, TensorCoreGemvTiling, str], tuple[Operand, Any]]  # (weight, K, tiling, dtype) -> also the arrays
+
+
+def int4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
+    """The Operand of an Int4Weight, and its arrays, with scales as integers of their bits."""
+    scales, steps = weight.scales.dtype.name, tiling.padded_steps(k // int4.INPUTS)
+    minimums = None if weight.minimums is None else weight.minimums.view(BITS[scales])
+    kind = (k // weight.scales.shape[1], scales, weight.zeros is not None, minimums is not None)
+    arrays = int4.Int4Arrays(weight.codes, weight.scales.view(BITS[scales]), weight.zeros, minimums)
+    return int4.make_int4_operand(k, steps, tiling.threads, dtype, *kind), arrays
+
+
+def takes_int4(k: int, weight) -> bool:
+    """Groups of 32, 64 or multiples of 128, and minimums of the scales' dtype."""
+    group_size = k // weight.scales.shape[1]
+    known = weight.scales.dtype.name in BITS and (weight.minimums is None or weight.minimums.dtype == weight.scales.dtype)
+    return known and (group_size in (32, 64) or group_size % int4.INPUTS == 0)
+
+
+def nf4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
+    """The Operand of an Nf4Weight, and its arrays."""
+    steps = tiling.padded_steps(k // nf4.INPUTS)
+    return nf4.make_nf4_operand(k, steps, tiling.threads, dtype, weight.nested is not None), Nf4Arrays(*weight)
+
+
+def codes_operand(code: str, weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
+    """The Operand of a weight in "int8" or "fp8", and its arrays."""
+    steps = tiling.padded_steps(k // codes.INPUTS)
+    return codes.make_codes_operand(code, k, steps, tiling.threads, dtype), codes.Codes(*weight)
+
+
+INT4 = Format("int4", int4.INPUTS, AMPERE, takes_int4, int4_operand)
+NF4 = Format("NF4", nf4.INPUTS, AMPERE, lambda k, weight: True, nf4_operand)
+INT8 = Format("int8", codes.INPUTS, AMPERE, lambda k, weight: True, functools.partial(codes_operand, "int8"))
+FP8 = Format("fp8", codes.INPUTS, ADA, lambda k, weight: True, functools.partial(codes_operand, "fp8"))
+
+
+def fits(found: Format, x, weight) -> bool:
+    """Whether the kernel takes these arrays: one row of 16 bits, of whole steps, that begins on a multiple of 16 bytes."""
+    (m, k), supported = x.shape, isinstance(x, np.ndarray) or capability_here() >= found.since
+    aligned = m == 1 and x.dtype in HALF_DTYPES and k % found.inputs == 0 and rows_begin_on(16, x, weight.codes)
+    return supported and aligned and found.takes(k, weight)
+
+
+def check_fits(found: Format, x, weight) -> None:
+    """Raise KernelArgumentError unless it fits."""
+    words = f"x is {x.dtype} {list(x.shape)}; the GEMV on tensor cores over {found.name} takes one row of float16 or bfloat16 that begins on"
+    groups = ", groups of 32, 64 or multiples of 128," if found is INT4 else ""
+    needs = f"a multiple of 16 bytes, of a multiple of {found.inputs} inputs,{groups} on compute capability {found.since} or later"
+    check(fits(found, x, weight), f"{words} {needs}: take the GEMV, or widen the weight")
+
+
+def choose_tiling(found: Format, n: int, k: int) -> TensorCoreGemvTiling:
+    """Warps that divide K into whole groups of steps, and as many steps in flight as registers allow."""
+    steps = k // found.inputs
+    splits = next((one for one in (8, 4, 2) if steps % (4 * one) == 0), 8)
+    return TensorCoreGemvTiling(8, splits, 4, 2, 8)
+
+
+def run(found: Format, x, norm, weight, outputs: Outputs, arrays, pairs: int, epsilon: float, stream, tiling) -> None:
+    """Launch after checks."""
+    tiling = TensorCoreGemvTiling(*(tiling or choose_tiling(found, weight.codes.shape[0], x.shape[1])))
+    check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
+    operand, arrays_of_weight = found.operand(weight, x.shape[1], tiling, x.dtype.name)
+    grid = min(ceil_div(ceil_div(pairs, PAIRS), tiling.tiles), sms_here() * tiling.blocks * tiling.waves)
+    chosen, arguments = tensor_core_gemv_kernel(tiling, operand, outputs), (x, norm, arrays_of_weight, arrays, pairs, float(epsilon))
+    launch(chosen, grid, tiling.threads, arguments, stream, operand.x_bytes)
+
+
+def make_gemv(found: Format):
+    """The launcher of out = norm(x) @ weight.T + bias + residual."""
+
+    def tensor_core_gemv(x, weight, out, bias=None, stream=None, tiling=None, norm=None, epsilon=0.0, residual=None) -> None:
+        """Write norm(x) @ weight.T + bias + residual into `out` [1, N]: x [1, K], float16 or bfloat16; weight: of the format, [N, K].
+
+        out and bias are of x's dtype or float32, residual [1, N] of one of theirs; it may be `out`. norm [K] and epsilon: an RMSNorm of x
+        before. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else (see `fits`).
+        """
+        check_fits(found, x, weight)
+        n = weight.codes.shape[0]
+        check_out(x, out, bias, n, False)
+        check_norm(norm, x)
+        if residual is not None:
+            check_array("residual", residual, (x.dtype, out.dtype), M=1, N=n)
+        if n:
+            run(found, x, norm, weight, PLAIN, Plain(bias, residual, out), ceil_div(n, 2 * PAIRS) * PAIRS, epsilon, stream, tiling)
+
+    return tensor_core_gemv
+
+
+def make_gated_gemv(found: Format):
+    """The launcher of out = silu(gate) * up."""
+
+    def gated_tensor_core_gemv(x, gate_up, out, stream=None, tiling=None, norm=None, epsilon=0.0) -> None:
+        """Write silu(norm(x) @ gate.T) * (norm(x) @ up.T) into `out` [1, I]; gate_up: a weight [2 I, K], the gate's rows first.
+
+        The sums are not rounded before they meet. Errors as above.
+        """
+        check_fits(found, x, gate_up)
+        check_out(x, out, None, gate_up.codes.shape[0], True)
+        check_norm(norm, x)
+        if out.shape[1]:
+            run(found, x, norm, gate_up, GATED, Gated(out), out.shape[1], epsilon, stream, tiling)
+
+    return gated_tensor_core_gemv
+
+
+def make_qkv_gemv(found: Format):
+    """The launcher from residual stream to attention: norm, projection, RoPE, append."""
+
+    def tensor_core_gemv_qkv(
+        x, norm, epsilon, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, stream=None, tiling=None
+    ) -> None:
+        """Write the queries of x [1, hidden] into `query` [1, heads, head_dim], and its keys and values into the caches.
+
+        Arguments as in gemv_qkv_rope_append (matmul/gemv/gemv_qkv.py), weight: of the format. Errors as above.
+        """
+        check_fits(found, x, weight)
+        check_qkv(x, norm, weight.codes.shape[0], bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
+        arrays = Attention(bias, positions, slot_mapping, cos_sin, query, *caches_by_slot(key_cache, value_cache))
+        outputs, pairs = make_attention(query.shape[2]), weight.codes.shape[0] // 2
+        if pairs:
+            run(found, x, norm, weight, outputs, arrays, pairs, epsilon, stream, tiling)
+
+    return tensor_core_gemv_qkv

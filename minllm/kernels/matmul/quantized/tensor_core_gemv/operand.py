@@ -1,0 +1,127 @@
+"""What the GEMV on tensor cores has to know of a format of weights: how codes become operand A of mma.sync, and x operand B.
+
+mma.sync multiplies 16 rows of weight by 8 columns. Lane 4 g + t has numbers of rows g and g + 8 ("low" and "high"), and of column g of x.
+It adds its products in any order of k, so a lane loads 16 neighbouring bytes of codes of both rows, a step's quarter t, and takes the same
+inputs of x. With one row of x all columns are equal, except where groups divide a step: then column g holds the inputs of part
+g % parts alone and zeros elsewhere, so that the columns of the result are the sums of the parts, each with its own scale.
+
+Whatever a step needs is loaded `unroll` steps before it is used, as 32-bit words: codes, scales and zero points stay as they are loaded.
+
+Source: PTX ISA, "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32".
+"""
+
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, int64, uint32
+
+from minllm import ptx
+from minllm.ptx import load_128_streaming
+
+ROW_BYTES, LANE_BYTES = 64, 16  # of a step's codes of a row, and a lane's share
+CODE_WORDS = 8  # registers of a lane's codes of a step: four of row low, four of row high
+
+
+class Operand(NamedTuple):
+    """The sizes and device functions of a format, for one K."""
+
+    steps: int  # of a row
+    inputs: int  # of a step
+    words: int  # registers per step: codes, then what their scales need
+    x_bytes: int  # of x in shared memory
+    table_bytes: int  # of a table in shared memory, 0 without one
+    sum_type: Any  # of mma.sync
+    fill_table: Any  # (table, weight): all threads fill it, before a barrier
+    prepare: Any  # (x, norm, epsilon, memory) -> the scale of x; writes x, or its RMSNorm, to shared memory, before a barrier
+    begin: Any  # (weight, rows) -> what the format keeps of two rows of weight
+    load: Any  # (weight, rows, kept, step, words, at): words[at : at + self.words] = what the step needs
+    multiply: Any  # (memory, table, kept, words, at, step, total): total[0 : 4] += the products of a step
+    finish: Any  # (weight, rows, total, x_scale) -> (low, high), the sums of the two rows
+
+
+class Rows(NamedTuple):
+    """A lane's two rows of weight, and where its codes of them begin."""
+
+    low: Any
+    high: Any
+    low_codes: Any
+    high_codes: Any
+
+
+def make_rows(row_bytes: int):
+    """The device function that gives the Rows low and high, of `row_bytes` bytes each."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def rows_at(low, high):
+        own = (int32(cuda.threadIdx.x) & 3) * LANE_BYTES
+        return Rows(uint32(low), uint32(high), int64(low) * row_bytes + own, int64(high) * row_bytes + own)
+
+    return rows_at
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_codes(codes, rows, step, words, at):
+    """words[at : at + 8] = a lane's codes of a step."""
+    for row in range(2):
+        first = rows.low_codes if row == 0 else rows.high_codes
+        one, two, three, four = load_128_streaming(codes, first + step * ROW_BYTES)
+        words[at + 4 * row], words[at + 4 * row + 1] = one, two
+        words[at + 4 * row + 2], words[at + 4 * row + 3] = three, four
+
+
+@cuda.jit(device=True, forceinline=True)
+def no_table(table, weight):
+    """fill_table of a format without a table."""
+
+
+@cuda.jit(device=True, forceinline=True)
+def keep_nothing(weight, rows):
+    """begin of a format that needs nothing but the Rows."""
+    return rows.low
+
+
+BITS = {"float16": "uint16", "bfloat16": "uint16", "float32": "uint32"}  # dtypes of the same size, as which scales are loaded
+
+
+@cuda.jit(device=True, forceinline=True)
+def float_of_float16(word):
+    """The float16 whose bits a word holds, as float32."""
+    return ptx.unpack_f16x2(word)[0]
+
+
+@cuda.jit(device=True, forceinline=True)
+def float_of_bfloat16(word):
+    """The bfloat16 whose bits a word holds, as float32."""
+    return ptx.uint_as_float(word << uint32(16))
+
+
+@cuda.jit(device=True, forceinline=True)
+def float_of_float32(word):
+    """The float32 whose bits a word holds."""
+    return ptx.uint_as_float(word)
+
+
+FLOAT_OF = {"float16": float_of_float16, "bfloat16": float_of_bfloat16, "float32": float_of_float32}
+
+
+def make_is_mine(parts: int):
+    """The device function that says whether a lane's inputs of x belong to its column's part of a step."""
+    lanes = 4 // parts
+
+    @cuda.jit(device=True, forceinline=True)
+    def is_mine():
+        lane = int32(cuda.threadIdx.x) & 31
+        return parts == 1 or (lane & 3) // lanes == (lane >> 2) % parts
+
+    return is_mine
+
+
+def make_sum_of_parts(parts: int):
+    """The device function that adds what the lanes of a row have of its parts: of four, each lane has two."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def sum_of_parts(value):
+        if parts == 4:
+            value += cuda.shfl_xor_sync(0xFFFFFFFF, value, 1)
+        return float32(value)
+
+    return sum_of_parts
