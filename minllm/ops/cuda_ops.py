@@ -90,7 +90,7 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
             query = self.empty((x.shape[0], config.heads, config.head_dim), self.dtype)
             kernels.qkv_rope_append(rows, qkv.weight, qkv.bias, batch.positions, slots, cos_sin, query, *caches, self.stream)
             return query, residual
-        if not (self._fuses(x, residual, launcher, norm) and halves and plain):
+        if not (self._fuses(x, residual, launcher, qkv, norm) and halves and plain):
             return super().normed_qkv(
                 x, residual, norm, qkv, batch=batch, layer_cache=layer_cache, attention_config=config, cos_sin=cos_sin
             )
@@ -109,7 +109,7 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
             norm = (next_norm.weight, next_norm.epsilon)
             return kernels.linear_add(x, linear.weight, linear.bias, residual, *norm, self.empty, self.stream), None
         launcher = linear.format.kernels.normed_linear
-        if not self._fuses(x, None, launcher):
+        if not self._fuses(x, None, launcher, linear):
             return super().linear_add(x, linear, residual)
         out = self.empty(residual.shape, self.dtype)
         launcher(x, linear.weight, out, linear.bias, self.stream, residual=residual)
@@ -126,7 +126,7 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
             kernels.gated(x, gate_up.weight, activated, self.stream)
             return self.linear_add(activated, down, x.stream, next_norm)
         launcher = gate_up.format.kernels.normed_gated
-        if not (self._fuses(x, residual, launcher, norm) and activation == "silu" and gate_up.bias is None):
+        if not (self._fuses(x, residual, launcher, gate_up, norm) and activation == "silu" and gate_up.bias is None):
             return super().normed_gated_mlp(x, residual, norm, gate_up, down, activation=activation)
         activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
         launcher(x, gate_up.weight, activated, self.stream, norm=norm.weight, epsilon=norm.epsilon)
@@ -135,7 +135,7 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
     def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
         """The head's scores of the wanted rows, or of all: float32 [R, vocab]."""
         launcher = lm_head.format.kernels.normed_linear
-        if rows is None and self._fuses(x, residual, launcher, norm):
+        if rows is None and self._fuses(x, residual, launcher, lm_head, norm):
             out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)
             launcher(x, lm_head.weight, out, None, self.stream, norm=norm.weight, epsilon=norm.epsilon)
             return out
@@ -146,14 +146,15 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
         normalised, _ = self.add_norm(x, residual, norm)
         return self._matmul(normalised, lm_head, np.dtype(np.float32))
 
-    def _fuses(self, x: Any, residual: Any, launcher: Any, norm: NormWeights | None = None) -> bool:
+    def _fuses(self, x: Any, residual: Any, launcher: Any, linear: Linear, norm: NormWeights | None = None) -> bool:
         """Whether a GEMV of x runs with a norm in front and the residual behind it; the residual stream is then a single array.
 
         launcher: what the format has for that, or None.
         """
         asked = self.variants.get("matmul", "gemv") == "gemv" and not {"matmul", "rms_norm", "silu_and_multiply"} & self.own.keys()
         one_stream = x.shape[0] <= MOST_ROWS_FUSED and residual is None
-        return asked and one_stream and launcher is not None and (norm is None or norm.kind == "rms_norm")
+        known = asked and one_stream and launcher is not None and (norm is None or norm.kind == "rms_norm")
+        return known and linear.format.kernels.fits_normed(x, linear.weight)
 
     def _stream_kernels(self, x: Any, linear: Linear) -> Any:
         """What the linear's format has for the stream of several sequences, if it suits x, which may be a DeferredNorm; else None."""

@@ -37,6 +37,7 @@ from minllm.kernels.matmul.quantized.many_rows import make_dequantized, make_wid
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import quantize_rows
+from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
 from minllm.runtime.device import HOPPER, current_device
 from minllm.weights.format import LinearKernels
@@ -179,3 +180,17 @@ FP8_BLOCK = dequantized(fp8_block.fp8_block_gemv, fp8_block.dequantize_fp8_block
 FP8_BLOCK = FP8_BLOCK._replace(
     variants={**FP8_BLOCK.variants, "wgmma": fp8_block_wgmma.fp8_block_wgmma}, choose=choose_fp8_block, gated=gated_fp8_block,
 )  # fmt: skip
+
+
+def with_tensor_core_gemv(kernels: LinearKernels, found: tensor_core_gemv.Format) -> LinearKernels:
+    """These kernels, and for one row of x the GEMV on tensor cores with its fusions."""
+    return kernels._replace(
+        fits_normed=functools.partial(tensor_core_gemv.fits, found),
+        normed_linear=tensor_core_gemv.make_gemv(found),
+        normed_gated=tensor_core_gemv.make_gated_gemv(found),
+        normed_qkv=tensor_core_gemv.make_qkv_gemv(found),
+    )
+
+
+INT8, FP8 = with_tensor_core_gemv(INT8, tensor_core_gemv.INT8), with_tensor_core_gemv(FP8, tensor_core_gemv.FP8)
+INT4, NF4 = with_tensor_core_gemv(INT4, tensor_core_gemv.INT4), with_tensor_core_gemv(NF4, tensor_core_gemv.NF4)

@@ -14,7 +14,7 @@ from numba import cuda, float32, int32, uint32
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_codes
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, LANE_BYTES, Operand, keep_nothing, load_codes, no_table
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, LANE_BYTES, Operand, keep_nothing, make_load_codes, no_table
 from minllm.kernels.vector import load_words
 
 INPUTS = 64
@@ -22,7 +22,7 @@ MULTIPLY = {"int8": ptx.mma_m16n8k32_s8, "fp8": ptx.mma_m16n8k32_e4m3}
 
 
 class Codes(NamedTuple):
-    """A weight [N, K]: codes [N, K], scales [N]."""
+    """A weight [N, K]: codes [N * K], scales [N]."""
 
     codes: Any
     scales: Any
@@ -32,6 +32,8 @@ class Codes(NamedTuple):
 def make_codes_operand(code: str, k: int, padded_steps: int, threads: int, dtype: str) -> Operand:
     """The Operand of codes of "int8" or "fp8", for x of `dtype`; padded_steps: of x in shared memory."""
     multiply_codes, sum_type, padded_k = MULTIPLY[code], int32 if code == "int8" else float32, padded_steps * INPUTS
+
+    load_codes = make_load_codes(k)
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, rows, kept, step, words, at):

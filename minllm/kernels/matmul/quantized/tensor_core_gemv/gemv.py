@@ -20,6 +20,7 @@ Source: Frantar et al. 2024, "MARLIN"; PTX ISA, "mma".
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,6 +40,9 @@ from minllm.runtime.device import ADA, AMPERE, capability_here, sms_here
 from minllm.runtime.kernel import check, launch
 
 
+MOST_CODE_BYTES = 1 << 32  # places of codes are 32-bit numbers
+
+
 class Format(NamedTuple):
     """What the launchers have to know of a format."""
 
@@ -52,9 +56,10 @@ class Format(NamedTuple):
 def int4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """The Operand of an Int4Weight, and its arrays, with scales as integers of their bits."""
     scales, steps = weight.scales.dtype.name, tiling.padded_steps(k // int4.INPUTS)
-    minimums = None if weight.minimums is None else weight.minimums.view(BITS[scales])
+    zeros, minimums = (None if one is None else one.reshape(-1) for one in (weight.zeros, weight.minimums))
+    minimums = None if minimums is None else minimums.view(BITS[scales])
     kind = (k // weight.scales.shape[1], scales, weight.zeros is not None, minimums is not None)
-    arrays = int4.Int4Arrays(weight.codes, weight.scales.view(BITS[scales]), weight.zeros, minimums)
+    arrays = int4.Int4Arrays(weight.codes.reshape(-1), weight.scales.reshape(-1).view(BITS[scales]), zeros, minimums)
     return int4.make_int4_operand(k, steps, tiling.threads, dtype, *kind), arrays
 
 
@@ -68,13 +73,14 @@ def takes_int4(k: int, weight) -> bool:
 def nf4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """The Operand of an Nf4Weight, and its arrays."""
     steps = tiling.padded_steps(k // nf4.INPUTS)
-    return nf4.make_nf4_operand(k, steps, tiling.threads, dtype, weight.nested is not None), Nf4Arrays(*weight)
+    arrays = Nf4Arrays(*weight)._replace(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
+    return nf4.make_nf4_operand(k, steps, tiling.threads, dtype, weight.nested is not None), arrays
 
 
 def codes_operand(code: str, weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """The Operand of a weight in "int8" or "fp8", and its arrays."""
     steps = tiling.padded_steps(k // codes.INPUTS)
-    return codes.make_codes_operand(code, k, steps, tiling.threads, dtype), codes.Codes(*weight)
+    return codes.make_codes_operand(code, k, steps, tiling.threads, dtype), codes.Codes(weight.codes.reshape(-1), weight.scales)
 
 
 INT4 = Format("int4", int4.INPUTS, AMPERE, takes_int4, int4_operand)
@@ -87,7 +93,7 @@ def fits(found: Format, x, weight) -> bool:
     """Whether the kernel takes these arrays: one row of 16 bits, of whole steps, that begins on a multiple of 16 bytes."""
     (m, k), supported = x.shape, isinstance(x, np.ndarray) or capability_here() >= found.since
     aligned = m == 1 and x.dtype in HALF_DTYPES and k % found.inputs == 0 and rows_begin_on(16, x, weight.codes)
-    return supported and aligned and found.takes(k, weight)
+    return supported and aligned and math.prod(weight.codes.shape) < MOST_CODE_BYTES and found.takes(k, weight)
 
 
 def check_fits(found: Format, x, weight) -> None:
@@ -107,11 +113,12 @@ def choose_tiling(found: Format, n: int, k: int) -> TensorCoreGemvTiling:
 
 def run(found: Format, x, norm, weight, outputs: Outputs, arrays, pairs: int, epsilon: float, stream, tiling) -> None:
     """Launch after checks."""
-    tiling = TensorCoreGemvTiling(*(tiling or choose_tiling(found, weight.codes.shape[0], x.shape[1])))
+    n = weight.codes.shape[0]
+    tiling = TensorCoreGemvTiling(*(tiling or choose_tiling(found, n, x.shape[1])))
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
     operand, arrays_of_weight = found.operand(weight, x.shape[1], tiling, x.dtype.name)
     grid = min(ceil_div(ceil_div(pairs, PAIRS), tiling.tiles), sms_here() * tiling.blocks * tiling.waves)
-    chosen, arguments = tensor_core_gemv_kernel(tiling, operand, outputs), (x, norm, arrays_of_weight, arrays, pairs, float(epsilon))
+    chosen, arguments = tensor_core_gemv_kernel(tiling, operand, outputs), (x, norm, arrays_of_weight, arrays, n, pairs, float(epsilon))
     launch(chosen, grid, tiling.threads, arguments, stream, operand.x_bytes)
 
 

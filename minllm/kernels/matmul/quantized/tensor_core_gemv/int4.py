@@ -27,8 +27,8 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import (
     FLOAT_OF,
     Operand,
     keep_nothing,
-    load_codes,
     make_is_mine,
+    make_load_codes,
     make_sum_of_parts,
     no_table,
 )
@@ -39,7 +39,7 @@ MIDDLE = 8  # the zero point without zeros
 
 
 class Int4Arrays(NamedTuple):
-    """A weight [N, K]: codes [N, K / 2], scales [N, groups] as unsigned integers of their bits, zeros [N, groups] and minimums like
+    """A weight [N, K]: codes [N * K / 2], scales [N * groups] as unsigned integers of their bits, zeros [N * groups] and minimums like
     scales, or None."""
 
     codes: Any
@@ -84,7 +84,7 @@ def make_int4_operand(
     scales_at, zeros_at = CODE_WORDS, CODE_WORDS + 2 * own
     words_of_a_step = zeros_at + (2 * own if has_zeros or has_minimums else 0)
     multiply_codes, float_of, sums_at = make_multiply_codes(dtype, parts), FLOAT_OF[scale_dtype], padded_k // 2
-    sum_of_parts = make_sum_of_parts(parts)
+    sum_of_parts, load_codes = make_sum_of_parts(parts), make_load_codes(k // 2)
 
     @cuda.jit(device=True, forceinline=True)
     def first_part():
@@ -95,9 +95,9 @@ def make_int4_operand(
     def load_groups(array, rows, step, words, at):
         """words[at : at + 2 * own] = an element of each of the lane's groups of row low, and of row high."""
         for part in range(own):
-            group = step * INPUTS // group_size + first_part() + part
-            words[at + part] = uint32(array[rows.low, group])
-            words[at + own + part] = uint32(array[rows.high, group])
+            group = uint32(uint32(step) * uint32(INPUTS) // uint32(group_size) + uint32(first_part() + part))
+            words[at + part] = uint32(array[uint32(rows.low * uint32(groups) + group)])
+            words[at + own + part] = uint32(array[uint32(rows.high * uint32(groups) + group)])
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, rows, kept, step, words, at):

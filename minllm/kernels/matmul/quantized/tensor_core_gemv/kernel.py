@@ -15,7 +15,7 @@ from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import ROW_BYTES, Operand, make_rows
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import Operand, Rows
 from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import PAIRS, Outputs
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
@@ -57,13 +57,13 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
     )  # fmt: skip
     chunks, last_step, sum_type = tiling.padded_steps(operand.steps) // (splits * unroll), operand.steps - 1, operand.sum_type
     held, sums_of_block, two_buffers = unroll * words_of_a_step, tiling.warps * TILE_ROWS, 2 * tiling.warps * TILE_ROWS
-    load, multiply, rows_of, rows_at = operand.load, operand.multiply, outputs.rows_of, make_rows(operand.steps * ROW_BYTES)
+    load, multiply, rows_of = operand.load, operand.multiply, outputs.rows_of
 
     @cuda.jit(device=True, forceinline=True)
-    def rows_of_tile(tile, rows_of_weight):
+    def rows_of_tile(tile, n):
         """The lane's Rows of a tile."""
-        low, high = rows_of(tile * PAIRS + (int32(cuda.threadIdx.x) >> 2 & 7), rows_of_weight)
-        return rows_at(low, high)
+        low, high = rows_of(tile * PAIRS + (int32(cuda.threadIdx.x) >> 2 & 7), n)
+        return Rows(uint32(low), uint32(high))
 
     @cuda.jit(device=True, forceinline=True)
     def load_step(u, weight, rows, kept, first, words):
@@ -87,18 +87,18 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
         return value, cuda.shfl_xor_sync(ALL_LANES, value, PAIRS)
 
     @kernel(launch_bounds=(tiling.threads, tiling.blocks), dependent_launch=True)
-    def tensor_core_gemv_kernel(x, norm, weight, arrays, pairs, epsilon):
-        """x [1, K], norm [K] or None, weight: the arrays of the operand, arrays: those of the outputs, pairs: of rows of weight."""
+    def tensor_core_gemv_kernel(x, norm, weight, arrays, n, pairs, epsilon):
+        """x [1, K], norm [K] or None, weight [n, K]: the arrays of the operand, arrays: those of the outputs, pairs: of rows of weight."""
         ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, uint32, 128)
         table = cuda.shared.array(table_bytes, uint8, 128)  # of a format without a table the memory above: nothing touches it
         sums = cuda.shared.array(two_buffers, float32)
         lane, warp = int32(cuda.threadIdx.x) & (WARP - 1), int32(cuda.threadIdx.x) >> 5
-        tile_of_warp, split, rows_of_weight = warp // splits, warp % splits, int32(weight.codes.shape[0])
+        tile_of_warp, split = warp // splits, warp % splits
         words, total = cuda.local.array(held, uint32), cuda.local.array(4, sum_type)
         stride, tiles = int32(cuda.gridDim.x) * tiles_of_block, int32(pairs + PAIRS - 1) // PAIRS
         first_tile, buffer = int32(cuda.blockIdx.x) * tiles_of_block, int32(0)
-        rows = rows_of_tile(first_tile + tile_of_warp, rows_of_weight)
+        rows = rows_of_tile(first_tile + tile_of_warp, n)
         kept = operand.begin(weight, rows)
         load_steps(weight, rows, kept, split, words)
         operand.fill_table(table, weight)
@@ -106,7 +106,7 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
         cuda.syncthreads()
         while first_tile < tiles:
             following = first_tile + stride
-            next_rows = rows_of_tile(following + tile_of_warp, rows_of_weight)
+            next_rows = rows_of_tile(following + tile_of_warp, n)
             next_kept = operand.begin(weight, next_rows)
             pair = (first_tile + tile_of_warp) * PAIRS + (lane & (PAIRS - 1))
             prepared = outputs.prepare(arrays, pair)

@@ -20,7 +20,7 @@ from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT
 from minllm.kernels.matmul.quantized.nf4_pairs import PAIRS_BYTES, make_fill_pairs
 from minllm.kernels.matmul.quantized.nf4_tma_consumer import pair_of_byte
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_numbers
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, Operand, load_codes, make_is_mine
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, Operand, make_is_mine, make_load_codes
 from minllm.kernels.vector import load_words
 from minllm.tiles.warp import WARP
 
@@ -42,7 +42,7 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
     """The Operand of weights with or without double quantisation; padded_steps: of x in shared memory."""
     multiply, is_mine, fill_pairs = MULTIPLY[dtype], make_is_mine(BLOCKS), make_fill_pairs(dtype)
     padded_k, absmax_at, nested_at = padded_steps * INPUTS, CODE_WORDS, CODE_WORDS + 2 * BLOCKS
-    words_of_a_step = nested_at + (2 * BLOCKS if is_nested else 0)
+    words_of_a_step, load_codes, blocks_of_a_row = nested_at + (2 * BLOCKS if is_nested else 0), make_load_codes(k // 2), k // 64
 
     @cuda.jit(device=True, forceinline=True)
     def fill_map(table, absmax_map):
@@ -68,18 +68,19 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
 
     @cuda.jit(device=True, forceinline=True)
     def load_absmax(absmax, rows, block, words, at):
+        low, high = absmax[uint32(rows.low * uint32(blocks_of_a_row) + block)], absmax[uint32(rows.high * uint32(blocks_of_a_row) + block)]
         if is_nested:
-            words[at], words[at + BLOCKS] = uint32(absmax[rows.low, block]), uint32(absmax[rows.high, block])
+            words[at], words[at + BLOCKS] = uint32(low), uint32(high)
         else:
-            words[at] = ptx.float_as_uint(float32(absmax[rows.low, block]))
-            words[at + BLOCKS] = ptx.float_as_uint(float32(absmax[rows.high, block]))
+            words[at], words[at + BLOCKS] = ptx.float_as_uint(float32(low)), ptx.float_as_uint(float32(high))
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, rows, kept, step, words, at):
         load_codes(weight.codes, rows, step, words, at)
         for block in range(BLOCKS):
-            load_absmax(weight.absmax, rows, step * BLOCKS + block, words, at + absmax_at + block)
-            load_nested(weight.nested, kept, uint32(step * BLOCKS + block), words, at + nested_at + block)
+            number = uint32(uint32(step) * uint32(BLOCKS) + uint32(block))
+            load_absmax(weight.absmax, rows, number, words, at + absmax_at + block)
+            load_nested(weight.nested, kept, number, words, at + nested_at + block)
 
     @cuda.jit(device=True, forceinline=True)
     def absmax_of(table, kept, words, at, row, block):

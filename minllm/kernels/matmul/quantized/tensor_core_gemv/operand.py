@@ -12,7 +12,7 @@ Source: PTX ISA, "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32".
 
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.ptx import load_128_streaming
@@ -39,33 +39,26 @@ class Operand(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A lane's two rows of weight, and where its codes of them begin."""
+    """A lane's two rows of weight."""
 
     low: Any
     high: Any
-    low_codes: Any
-    high_codes: Any
 
 
-def make_rows(row_bytes: int):
-    """The device function that gives the Rows low and high, of `row_bytes` bytes each."""
+def make_load_codes(row_bytes: int):
+    """The device function that loads a lane's codes of a step, of rows of `row_bytes` bytes."""
 
     @cuda.jit(device=True, forceinline=True)
-    def rows_at(low, high):
-        own = (int32(cuda.threadIdx.x) & 3) * LANE_BYTES
-        return Rows(uint32(low), uint32(high), int64(low) * row_bytes + own, int64(high) * row_bytes + own)
+    def load_codes(codes, rows, step, words, at):
+        """words[at : at + 8] = 16 bytes of row low and 16 of row high; codes: of one dimension."""
+        own = uint32(uint32(step) * uint32(ROW_BYTES) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(LANE_BYTES))
+        for row in range(2):
+            first = uint32(uint32(rows.high if row else rows.low) * uint32(row_bytes) + own)
+            one, two, three, four = load_128_streaming(codes, first)
+            words[at + 4 * row], words[at + 4 * row + 1] = one, two
+            words[at + 4 * row + 2], words[at + 4 * row + 3] = three, four
 
-    return rows_at
-
-
-@cuda.jit(device=True, forceinline=True)
-def load_codes(codes, rows, step, words, at):
-    """words[at : at + 8] = a lane's codes of a step."""
-    for row in range(2):
-        first = rows.low_codes if row == 0 else rows.high_codes
-        one, two, three, four = load_128_streaming(codes, first + step * ROW_BYTES)
-        words[at + 4 * row], words[at + 4 * row + 1] = one, two
-        words[at + 4 * row + 2], words[at + 4 * row + 3] = three, four
+    return load_codes
 
 
 @cuda.jit(device=True, forceinline=True)
