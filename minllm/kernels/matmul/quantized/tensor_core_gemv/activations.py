@@ -2,10 +2,12 @@
 
 Every block does this for itself while its first codes are on their way, so that neither a norm nor a quantising kernel is launched:
 
-    y = x / sqrt(mean(x**2) + epsilon) * norm          or x
+    y = x * norm, or x                                          16 bits
     scale = max |y| / largest, code = round(y / scale)          largest: 127 (int8), 448 (fp8)
+    factor = 1 / sqrt(mean(x**2) + epsilon), or 1
 
-A thread holds its vectors of eight numbers in registers from the sum of squares to the end.
+The sums of products are multiplied by factor (and scale) at their end, as DeferredNorm does (flat/deferred_norm.py): so the block need not
+wait for the sum of squares before it writes y, and codes do not depend on it.
 
 Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4; weights/int8.py and weights/fp8.py for the codes.
 """
@@ -25,45 +27,45 @@ VECTORS_OF_A_STEP = 16  # of 128 inputs: four of each lane of a row
 
 
 def make_row(k: int, padded_k: int, threads: int, dtype: str):
-    """(each, load, norm_factor, values_of): a thread's vectors of a row; `each` is their number, with those of the padding, zeros."""
+    """(each, load, values_of, inverse_rms): a thread's vectors of a row; `each` is their number, with those of the padding, zeros."""
     vectors, each = k // WIDTH, ceil_div(padded_k // WIDTH, threads)
-    unpack, load_vector = vector_unpack(dtype), vector_access(dtype)[1]
+    unpack, words_of_each = vector_unpack(dtype), 4 * each
 
     @cuda.jit(device=True, forceinline=True)
-    def load(x, words):
-        """words = the thread's vectors, once the kernels that write x have ended."""
-        ptx.griddepcontrol_wait()
+    def load_vectors(array, words):
         for i in range(each):
             vector = int32(cuda.threadIdx.x) + i * threads
             for word in range(4):
                 words[4 * i + word] = uint32(0)
             if vector < vectors:
-                load_words(x, vector * WIDTH, words, 4 * i)
+                load_words(array, vector * WIDTH, words, 4 * i)
 
     @cuda.jit(device=True, forceinline=True)
-    def norm_factor(norm, epsilon, words):
-        """1 / the root mean square of the row, or 1 without a norm."""
-        if norm is None:
-            return float32(1)
-        squares, values = float32(0), cuda.local.array(WIDTH, float32)
-        for i in range(each):
-            unpack(words, 4 * i, values, 0)
-            for j in range(WIDTH):
-                squares += values[j] * values[j]
-        return libdevice.rsqrtf(block_sum(squares, cuda.shared.array(WARP, float32)) / float32(k) + epsilon)
+    def load(x, norm, words, weights):
+        """words = the thread's vectors of x, once the kernels that write it have ended; weights = those of the norm, if there is one."""
+        if norm is not None:
+            load_vectors(norm, weights)
+        ptx.griddepcontrol_wait()
+        load_vectors(x, words)
 
     @cuda.jit(device=True, forceinline=True)
-    def values_of(words, i, norm, factor, values):
-        """values[0 : 8] = the thread's i-th vector, normalised."""
+    def values_of(words, i, norm, weights, values):
+        """values[0 : 8] = the thread's i-th vector, times the norm's -> the sum of squares of x."""
+        squares, factors = float32(0), cuda.local.array(WIDTH, float32)
         unpack(words, 4 * i, values, 0)
         if norm is not None:
-            vector, weights = int32(cuda.threadIdx.x) + i * threads, cuda.local.array(WIDTH, float32)
-            if vector < vectors:
-                load_vector(norm, vector * WIDTH, weights, 0)
-                for j in range(WIDTH):
-                    values[j] *= factor * weights[j]
+            unpack(weights, 4 * i, factors, 0)
+            for j in range(WIDTH):
+                squares += values[j] * values[j]
+                values[j] *= factors[j]
+        return squares
 
-    return each, load, norm_factor, values_of
+    @cuda.jit(device=True, forceinline=True)
+    def inverse_rms(squares, epsilon):
+        """1 / the root mean square of a row, from the threads' sums of squares; all threads of the block call it."""
+        return libdevice.rsqrtf(block_sum(squares, cuda.shared.array(WARP, float32)) / float32(k) + epsilon)
+
+    return words_of_each, load, values_of, inverse_rms
 
 
 def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts: int):
@@ -72,18 +74,18 @@ def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts:
     Lane t of a row reads vectors 4 t to 4 t + 3 of a step, one after another; those of four lanes lie side by side, so that no two are
     in the same bank.
     """
-    each, load, norm_factor, values_of = make_row(k, padded_k, threads, dtype)
+    held, load, values_of, inverse_rms = make_row(k, padded_k, threads, dtype)
     store, sums_at, vectors = vector_access(dtype)[2], padded_k // 2, padded_k // WIDTH
-    vectors_of_a_part, held = VECTORS_OF_A_STEP // parts, 4 * each
+    vectors_of_a_part, each = VECTORS_OF_A_STEP // parts, held // 4
 
     @cuda.jit(device=True, forceinline=True)
     def prepare(x, norm, epsilon, memory):
-        words, values = cuda.local.array(held, uint32), cuda.local.array(WIDTH, float32)
-        load(x, words)
-        factor = norm_factor(norm, epsilon, words)
+        words, weights, values = cuda.local.array(held, uint32), cuda.local.array(held, uint32), cuda.local.array(WIDTH, float32)
+        load(x, norm, words, weights)
+        squares = float32(0)
         for i in range(each):
             vector = int32(cuda.threadIdx.x) + i * threads
-            values_of(words, i, norm, factor, values)
+            squares += values_of(words, i, norm, weights, values)
             place = (vector & -VECTORS_OF_A_STEP) + ((vector & 3) << 2) + (vector >> 2 & 3)
             if vector < vectors:
                 store(memory, 4 * place, values, 0)  # leaves the rounded numbers in values
@@ -96,36 +98,41 @@ def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts:
                 distance *= 2
             if vector < vectors and vector % vectors_of_a_part == 0:
                 memory[sums_at + vector // vectors_of_a_part] = ptx.float_as_uint(total)
-        return float32(1)
+        if norm is None:
+            cuda.syncthreads()
+            return float32(1)
+        return inverse_rms(squares, epsilon)  # with a barrier
 
     return prepare
 
 
 def make_prepare_codes(k: int, padded_k: int, threads: int, dtype: str, code: str):
     """prepare of x in codes of "int8" or "fp8" (operand.py): memory = its codes, four to a word."""
-    each, load, norm_factor, values_of = make_row(k, padded_k, threads, dtype)
-    largest, inverse_largest = float(LARGEST[code]), 1 / LARGEST[code]
-    word_of, vectors, held = {"int8": int8_word, "fp8": fp8_word}[code], padded_k // WIDTH, 4 * each
+    held, load, values_of, inverse_rms = make_row(k, padded_k, threads, dtype)
+    largest, inverse_largest, each = float(LARGEST[code]), 1 / LARGEST[code], held // 4
+    word_of, vectors = {"int8": int8_word, "fp8": fp8_word}[code], padded_k // WIDTH
 
     @cuda.jit(device=True, forceinline=True)
     def prepare(x, norm, epsilon, memory):
-        words, values = cuda.local.array(held, uint32), cuda.local.array(WIDTH, float32)
-        load(x, words)
-        factor = norm_factor(norm, epsilon, words)
-        top = float32(0)
+        words, weights, values = cuda.local.array(held, uint32), cuda.local.array(held, uint32), cuda.local.array(WIDTH, float32)
+        load(x, norm, words, weights)
+        top, squares = float32(0), float32(0)
         for i in range(each):
-            values_of(words, i, norm, factor, values)
+            squares += values_of(words, i, norm, weights, values)
             for j in range(WIDTH):
                 top = max(top, abs(values[j]))
         scale = block_max(top, cuda.shared.array(WARP, float32)) * float32(inverse_largest)
         inverse = ptx.rcp_rn(scale) if scale > float32(0) else float32(0)
         for i in range(each):
             vector = int32(cuda.threadIdx.x) + i * threads
-            values_of(words, i, norm, factor, values)
+            values_of(words, i, norm, weights, values)
             for j in range(WIDTH):
                 values[j] = min(max(values[j] * inverse, float32(-largest)), float32(largest))
             if vector < vectors:
                 ptx.store_64(memory, 2 * vector, word_of(values, 0), word_of(values, 4))
-        return scale
+        if norm is None:
+            cuda.syncthreads()
+            return scale
+        return scale * inverse_rms(squares, epsilon)
 
     return prepare

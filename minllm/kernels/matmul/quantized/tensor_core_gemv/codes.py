@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_codes
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, LANE_BYTES, Operand, keep_nothing, make_load_codes, no_table
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import LANE_BYTES, Operand, keep_nothing, load_nothing, no_table
 from minllm.kernels.vector import load_words
 
 INPUTS = 64
@@ -33,27 +32,21 @@ def make_codes_operand(code: str, k: int, padded_steps: int, threads: int, dtype
     """The Operand of codes of "int8" or "fp8", for x of `dtype`; padded_steps: of x in shared memory."""
     multiply_codes, sum_type, padded_k = MULTIPLY[code], int32 if code == "int8" else float32, padded_steps * INPUTS
 
-    load_codes = make_load_codes(k)
-
     @cuda.jit(device=True, forceinline=True)
-    def load(weight, rows, kept, step, words, at):
-        load_codes(weight.codes, rows, step, words, at)
-
-    @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, table, kept, words, at, step, total):
+    def multiply(memory, table, kept, codes, words, at, step, total):
         a, b = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
         load_words(memory, step * (INPUTS // 4) + (int32(cuda.threadIdx.x) & 3) * (LANE_BYTES // 4), b, 0)
         for half in range(2):
             for i in range(2):
-                a[2 * i], a[2 * i + 1] = words[at + 2 * half + i], words[at + 4 + 2 * half + i]
+                a[2 * i], a[2 * i + 1] = codes[2 * half + i], codes[4 + 2 * half + i]
             multiply_codes(total, 0, a, 0, b, 2 * half)
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(weight, rows, total, x_scale):
+    def finish(weight, rows, total, factor):
         low, high = float32(weight.scales[rows.low]), float32(weight.scales[rows.high])
-        return float32(total[0]) * (x_scale * low), float32(total[2]) * (x_scale * high)
+        return float32(total[0]) * (factor * low), float32(total[2]) * (factor * high)
 
     prepare = make_prepare_codes(k, padded_k, threads, dtype, code)
     return Operand(
-        ceil_div(k, INPUTS), INPUTS, CODE_WORDS, padded_k, 0, sum_type, no_table, prepare, keep_nothing, load, multiply, finish
-    )
+        k // INPUTS, INPUTS, k, 0, padded_k, 0, sum_type, no_table, prepare, keep_nothing, load_nothing, multiply, finish
+    )  # fmt: skip

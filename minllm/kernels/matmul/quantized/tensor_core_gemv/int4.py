@@ -18,23 +18,20 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.fragments import MULTIPLY
 from minllm.kernels.matmul.quantized.int4_tma_consumer import OFFSETS, make_pair_of_codes
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_numbers
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import (
-    CODE_WORDS,
     FLOAT_OF,
     Operand,
     keep_nothing,
     make_is_mine,
-    make_load_codes,
     make_sum_of_parts,
     no_table,
 )
 from minllm.kernels.vector import load_words
 
-INPUTS, MMA_STEPS = 128, 8
+INPUTS = 128
 MIDDLE = 8  # the zero point without zeros
 
 
@@ -54,20 +51,20 @@ def make_multiply_codes(dtype: str, parts: int):
     mask = 0x000F000F << OFFSETS[dtype].place
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply_codes(memory, words, at, step, biased):
-        a, b, sums = cuda.local.array(4, uint32), cuda.local.array(16, uint32), cuda.local.array(8, float32)
-        for i in range(16):
-            b[i] = uint32(0)
-        if is_mine():
-            for i in range(4):
-                load_words(memory, step * (INPUTS // 2) + 16 * i + (int32(cuda.threadIdx.x) & 3) * 4, b, 4 * i)
+    def multiply_codes(memory, codes, step, biased):
+        a, b, sums = cuda.local.array(4, uint32), cuda.local.array(4, uint32), cuda.local.array(8, float32)
         for i in range(8):
             sums[i] = float32(0)
-        for j in range(MMA_STEPS):
-            for half in range(2):
-                a[2 * half] = pair_of_codes(words[at + j // 2], 2 * (j % 2) + half, uint32(mask))
-                a[2 * half + 1] = pair_of_codes(words[at + 4 + j // 2], 2 * (j % 2) + half, uint32(mask))
-            multiply(sums, 4 * (j % 2), a, 0, b, 2 * j)  # two chains, so that one need not wait for the other
+        for i in range(4):
+            for word in range(4):
+                b[word] = uint32(0)
+            if is_mine():
+                load_words(memory, step * (INPUTS // 2) + 16 * i + (int32(cuda.threadIdx.x) & 3) * 4, b, 0)
+            for j in range(2):  # two chains of sums, so that one need not wait for the other
+                for half in range(2):
+                    a[2 * half] = pair_of_codes(codes[i], 2 * j + half, uint32(mask))
+                    a[2 * half + 1] = pair_of_codes(codes[4 + i], 2 * j + half, uint32(mask))
+                multiply(sums, 4 * j, a, 0, b, 2 * j)
         for i in range(4):
             biased[i] = sums[i] + sums[4 + i]
 
@@ -81,10 +78,10 @@ def make_int4_operand(
     """The Operand of weights in groups of 32, 64 or a multiple of 128; padded_steps: of x in shared memory."""
     parts, padded_k = max(1, INPUTS // group_size), padded_steps * INPUTS
     own, groups, offset = min(2, parts), k // group_size, OFFSETS[dtype].value  # a lane has sums of `own` parts of both rows
-    scales_at, zeros_at = CODE_WORDS, CODE_WORDS + 2 * own
+    zeros_at = 2 * own  # words of a step: scales, then zeros or minimums
     words_of_a_step = zeros_at + (2 * own if has_zeros or has_minimums else 0)
     multiply_codes, float_of, sums_at = make_multiply_codes(dtype, parts), FLOAT_OF[scale_dtype], padded_k // 2
-    sum_of_parts, load_codes = make_sum_of_parts(parts), make_load_codes(k // 2)
+    sum_of_parts = make_sum_of_parts(parts)
 
     @cuda.jit(device=True, forceinline=True)
     def first_part():
@@ -101,22 +98,21 @@ def make_int4_operand(
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, rows, kept, step, words, at):
-        load_codes(weight.codes, rows, step, words, at)
-        load_groups(weight.scales, rows, step, words, at + scales_at)
+        load_groups(weight.scales, rows, step, words, at)
         if has_zeros:
             load_groups(weight.zeros, rows, step, words, at + zeros_at)
         if has_minimums:
             load_groups(weight.minimums, rows, step, words, at + zeros_at)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, table, kept, words, at, step, total):
+    def multiply(memory, table, kept, codes, words, at, step, total):
         biased = cuda.local.array(4, float32)
-        multiply_codes(memory, words, at, step, biased)
+        multiply_codes(memory, codes, step, biased)
         for part in range(own):
             plain = ptx.uint_as_float(memory[sums_at + step * parts + first_part() + part])
             for row in range(2):
                 place = at + row * own + part
-                scale, found = float_of(words[scales_at + place]), biased[2 * row + part]
+                scale, found = float_of(words[place]), biased[2 * row + part]
                 if has_minimums:
                     total[2 * row] += scale * (found - float32(offset) * plain) + float_of(words[zeros_at + place]) * plain
                 elif has_zeros:
@@ -125,11 +121,11 @@ def make_int4_operand(
                     total[2 * row] += scale * (found - float32(offset + MIDDLE) * plain)
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(weight, rows, total, x_scale):
-        return sum_of_parts(total[0]), sum_of_parts(total[2])
+    def finish(weight, rows, total, factor):
+        return factor * sum_of_parts(total[0]), factor * sum_of_parts(total[2])
 
     prepare = make_prepare_numbers(k, padded_k, threads, dtype, parts)
-    x_bytes, steps = padded_k * 2 + padded_steps * parts * 4, ceil_div(k, INPUTS)
+    x_bytes = padded_k * 2 + padded_steps * parts * 4
     return Operand(
-        steps, INPUTS, words_of_a_step, x_bytes, 0, float32, no_table, prepare, keep_nothing, load, multiply, finish
-    )
+        k // INPUTS, INPUTS, k // 2, words_of_a_step, x_bytes, 0, float32, no_table, prepare, keep_nothing, load, multiply, finish
+    )  # fmt: skip

@@ -14,17 +14,16 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.fragments import MULTIPLY
 from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT
 from minllm.kernels.matmul.quantized.nf4_pairs import PAIRS_BYTES, make_fill_pairs
 from minllm.kernels.matmul.quantized.nf4_tma_consumer import pair_of_byte
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_numbers
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, Operand, make_is_mine, make_load_codes
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import Operand, make_is_mine
 from minllm.kernels.vector import load_words
 from minllm.tiles.warp import WARP
 
-INPUTS, MMA_STEPS, BLOCKS = 128, 8, 2  # inputs, mma.sync and blocks of a step
+INPUTS, BLOCKS = 128, 2  # inputs and blocks of a step
 MAP_ENTRIES = 256
 
 
@@ -41,8 +40,8 @@ class Kept(NamedTuple):
 def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nested: bool) -> Operand:
     """The Operand of weights with or without double quantisation; padded_steps: of x in shared memory."""
     multiply, is_mine, fill_pairs = MULTIPLY[dtype], make_is_mine(BLOCKS), make_fill_pairs(dtype)
-    padded_k, absmax_at, nested_at = padded_steps * INPUTS, CODE_WORDS, CODE_WORDS + 2 * BLOCKS
-    words_of_a_step, load_codes, blocks_of_a_row = nested_at + (2 * BLOCKS if is_nested else 0), make_load_codes(k // 2), k // 64
+    padded_k, nested_at = padded_steps * INPUTS, 2 * BLOCKS  # words of a step: absmax, then nested scales
+    words_of_a_step, blocks_of_a_row = nested_at + (2 * BLOCKS if is_nested else 0), k // 64
 
     @cuda.jit(device=True, forceinline=True)
     def fill_map(table, absmax_map):
@@ -76,49 +75,46 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, rows, kept, step, words, at):
-        load_codes(weight.codes, rows, step, words, at)
         for block in range(BLOCKS):
             number = uint32(uint32(step) * uint32(BLOCKS) + uint32(block))
-            load_absmax(weight.absmax, rows, number, words, at + absmax_at + block)
+            load_absmax(weight.absmax, rows, number, words, at + block)
             load_nested(weight.nested, kept, number, words, at + nested_at + block)
 
     @cuda.jit(device=True, forceinline=True)
     def absmax_of(table, kept, words, at, row, block):
         place = at + row * BLOCKS + block
         if not is_nested:
-            return ptx.uint_as_float(words[absmax_at + place])
-        entry = ptx.uint_as_float(ptx.load_32(table, PAIRS_BYTES + 4 * words[absmax_at + place]))
+            return ptx.uint_as_float(words[place])
+        entry = ptx.uint_as_float(ptx.load_32(table, PAIRS_BYTES + 4 * words[place]))
         return entry * ptx.uint_as_float(words[nested_at + place]) + (kept.high_offset if row else kept.low_offset)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply_step(memory, table, kept, words, at, step, total):
-        a, b = cuda.local.array(4, uint32), cuda.local.array(16, uint32)
-        sums = cuda.local.array(8, float32)
+    def multiply_step(memory, table, kept, codes, words, at, step, total):
+        a, b, sums = cuda.local.array(4, uint32), cuda.local.array(4, uint32), cuda.local.array(8, float32)
         lane = int32(cuda.threadIdx.x) & (WARP - 1)
-        for i in range(16):
-            b[i] = uint32(0)
-        if is_mine():
-            for i in range(4):
-                load_words(memory, step * (INPUTS // 2) + 16 * i + (lane & 3) * 4, b, 4 * i)
         for i in range(8):
             sums[i] = float32(0)
-        for j in range(MMA_STEPS):
-            for half in range(2):
-                a[2 * half] = pair_of_byte(table, words[at + j // 2], 2 * (j % 2) + half, uint32(4 * lane))
-                a[2 * half + 1] = pair_of_byte(table, words[at + 4 + j // 2], 2 * (j % 2) + half, uint32(4 * lane))
-            multiply(sums, 4 * (j % 2), a, 0, b, 2 * j)
+        for i in range(4):
+            for word in range(4):
+                b[word] = uint32(0)
+            if is_mine():
+                load_words(memory, step * (INPUTS // 2) + 16 * i + (lane & 3) * 4, b, 0)
+            for j in range(2):
+                for half in range(2):
+                    a[2 * half] = pair_of_byte(table, codes[i], 2 * j + half, uint32(4 * lane))
+                    a[2 * half + 1] = pair_of_byte(table, codes[4 + i], 2 * j + half, uint32(4 * lane))
+                multiply(sums, 4 * j, a, 0, b, 2 * j)
         for row in range(2):
             for block in range(BLOCKS):
                 at_sum = 2 * row + block
                 total[2 * row] += absmax_of(table, kept, words, at, row, block) * (sums[at_sum] + sums[4 + at_sum])
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(weight, rows, total, x_scale):
-        return total[0], total[2]
+    def finish(weight, rows, total, factor):
+        return factor * total[0], factor * total[2]
 
     prepare = make_prepare_numbers(k, padded_k, threads, dtype, BLOCKS)
-    x_bytes, steps = padded_k * 2 + padded_steps * BLOCKS * 4, ceil_div(k, INPUTS)
+    x_bytes, table_bytes = padded_k * 2 + padded_steps * BLOCKS * 4, PAIRS_BYTES + 4 * MAP_ENTRIES
     return Operand(
-        steps, INPUTS, words_of_a_step, x_bytes, PAIRS_BYTES + 4 * MAP_ENTRIES, float32, fill_table, prepare, begin, load, multiply_step,
-        finish,
-    )
+        k // INPUTS, INPUTS, k // 2, words_of_a_step, x_bytes, table_bytes, float32, fill_table, prepare, begin, load, multiply_step, finish
+    )  # fmt: skip

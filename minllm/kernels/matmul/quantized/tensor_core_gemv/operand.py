@@ -5,7 +5,7 @@ It adds its products in any order of k, so a lane loads 16 neighbouring bytes of
 inputs of x. With one row of x all columns are equal, except where groups divide a step: then column g holds the inputs of part
 g % parts alone and zeros elsewhere, so that the columns of the result are the sums of the parts, each with its own scale.
 
-Whatever a step needs is loaded `unroll` steps before it is used, as 32-bit words: codes, scales and zero points stay as they are loaded.
+Scales and zero points are loaded `unroll` steps before they are used, and stay as they are loaded, so that no instruction waits for them.
 
 Source: PTX ISA, "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32".
 """
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.ptx import load_128_streaming
 
 ROW_BYTES, LANE_BYTES = 64, 16  # of a step's codes of a row, and a lane's share
 CODE_WORDS = 8  # registers of a lane's codes of a step: four of row low, four of row high
@@ -26,16 +25,17 @@ class Operand(NamedTuple):
 
     steps: int  # of a row
     inputs: int  # of a step
-    words: int  # registers per step: codes, then what their scales need
+    row_bytes: int  # of a row's codes
+    words: int  # registers per step for what belongs to the scales
     x_bytes: int  # of x in shared memory
     table_bytes: int  # of a table in shared memory, 0 without one
     sum_type: Any  # of mma.sync
     fill_table: Any  # (table, weight): all threads fill it, before a barrier
-    prepare: Any  # (x, norm, epsilon, memory) -> the scale of x; writes x, or its RMSNorm, to shared memory, before a barrier
+    prepare: Any  # (x, norm, epsilon, memory) -> what sums are multiplied by; writes x to shared memory, and ends with a barrier
     begin: Any  # (weight, rows) -> what the format keeps of two rows of weight
-    load: Any  # (weight, rows, kept, step, words, at): words[at : at + self.words] = what the step needs
-    multiply: Any  # (memory, table, kept, words, at, step, total): total[0 : 4] += the products of a step
-    finish: Any  # (weight, rows, total, x_scale) -> (low, high), the sums of the two rows
+    load: Any  # (weight, rows, kept, step, words, at): words[at : at + self.words] = what the scales of a step need
+    multiply: Any  # (memory, table, kept, codes, words, at, step, total): total[0 : 4] += the products of a step with codes[0 : 8]
+    finish: Any  # (weight, rows, total, factor) -> (low, high), the sums of the two rows
 
 
 class Rows(NamedTuple):
@@ -45,25 +45,14 @@ class Rows(NamedTuple):
     high: Any
 
 
-def make_load_codes(row_bytes: int):
-    """The device function that loads a lane's codes of a step, of rows of `row_bytes` bytes."""
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_codes(codes, rows, step, words, at):
-        """words[at : at + 8] = 16 bytes of row low and 16 of row high; codes: of one dimension."""
-        own = uint32(uint32(step) * uint32(ROW_BYTES) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(LANE_BYTES))
-        for row in range(2):
-            first = uint32(uint32(rows.high if row else rows.low) * uint32(row_bytes) + own)
-            one, two, three, four = load_128_streaming(codes, first)
-            words[at + 4 * row], words[at + 4 * row + 1] = one, two
-            words[at + 4 * row + 2], words[at + 4 * row + 3] = three, four
-
-    return load_codes
-
-
 @cuda.jit(device=True, forceinline=True)
 def no_table(table, weight):
     """fill_table of a format without a table."""
+
+
+@cuda.jit(device=True, forceinline=True)
+def load_nothing(weight, rows, kept, step, words, at):
+    """load of a format with a scale per row."""
 
 
 @cuda.jit(device=True, forceinline=True)
