@@ -13,7 +13,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_codes
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import LANE_BYTES, Operand, keep_nothing, load_nothing, no_table
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, LANE_BYTES, Operand, load_nothing, no_table
 from minllm.kernels.vector import load_words
 
 INPUTS = 64
@@ -27,26 +27,36 @@ class Codes(NamedTuple):
     scales: Any
 
 
+class Scales(NamedTuple):
+    """Those of a lane's rows, loaded long before their sums are done."""
+
+    low: Any
+    high: Any
+
+
 @functools.cache
 def make_codes_operand(code: str, k: int, padded_steps: int, threads: int, dtype: str) -> Operand:
     """The Operand of codes of "int8" or "fp8", for x of `dtype`; padded_steps: of x in shared memory."""
     multiply_codes, sum_type, padded_k = MULTIPLY[code], int32 if code == "int8" else float32, padded_steps * INPUTS
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, table, kept, codes, words, at, step, total):
-        a, b = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
+    def multiply(memory, table, kept, held, u, step, total):
+        a, b, at = cuda.local.array(4, uint32), cuda.local.array(4, uint32), u * CODE_WORDS
         load_words(memory, step * (INPUTS // 4) + (int32(cuda.threadIdx.x) & 3) * (LANE_BYTES // 4), b, 0)
         for half in range(2):
             for i in range(2):
-                a[2 * i], a[2 * i + 1] = codes[2 * half + i], codes[4 + 2 * half + i]
+                a[2 * i], a[2 * i + 1] = held.codes[at + 2 * half + i], held.codes[at + 4 + 2 * half + i]
             multiply_codes(total, 0, a, 0, b, 2 * half)
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(weight, rows, total, factor):
-        low, high = float32(weight.scales[rows.low]), float32(weight.scales[rows.high])
-        return float32(total[0]) * (factor * low), float32(total[2]) * (factor * high)
+    def begin(weight, rows):
+        return Scales(float32(weight.scales[rows.low]), float32(weight.scales[rows.high]))
+
+    @cuda.jit(device=True, forceinline=True)
+    def finish(kept, total, factor):
+        return float32(total[0]) * (factor * kept.low), float32(total[2]) * (factor * kept.high)
 
     prepare = make_prepare_codes(k, padded_k, threads, dtype, code)
     return Operand(
-        k // INPUTS, INPUTS, k, 0, padded_k, 0, sum_type, no_table, prepare, keep_nothing, load_nothing, multiply, finish
+        k // INPUTS, INPUTS, k, 0, padded_k, 0, sum_type, no_table, prepare, begin, load_nothing, multiply, finish
     )  # fmt: skip

@@ -33,7 +33,7 @@ from minllm.kernels.matmul.gemv.gemv_qkv import check_qkv, caches_by_slot
 from minllm.kernels.matmul.quantized.arguments import check_out
 from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
 from minllm.kernels.matmul.quantized.tensor_core_gemv import codes, int4, nf4
-from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import MOST_DEPTH, TensorCoreGemvTiling, tensor_core_gemv_kernel
+from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling, tensor_core_gemv_kernel
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import BITS, Operand
 from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import GATED, PAIRS, PLAIN, Attention, Gated, Outputs, Plain, make_attention
 from minllm.runtime.device import ADA, AMPERE, capability_here, sms_here
@@ -105,10 +105,10 @@ def check_fits(found: Format, x, weight) -> None:
 
 
 def choose_tiling(found: Format, n: int, k: int) -> TensorCoreGemvTiling:
-    """Warps that divide K into whole chunks of steps."""
+    """Warps that divide K into whole groups of steps."""
     steps = k // found.inputs
-    unroll = next((one for one in (4, 3, 7, 2) if steps % (8 * one) == 0), 2)
-    return TensorCoreGemvTiling(16, 8, unroll, unroll if unroll > 3 else 2 * unroll, 2, 1)
+    unroll = next((one for one in (4, 7, 3, 2) if steps % (8 * one) == 0), 2)
+    return TensorCoreGemvTiling(8, 8, unroll, 2, 2 if n > 8192 else 99)
 
 
 def run(found: Format, x, norm, weight, outputs: Outputs, arrays, pairs: int, epsilon: float, stream, tiling) -> None:
@@ -116,11 +116,10 @@ def run(found: Format, x, norm, weight, outputs: Outputs, arrays, pairs: int, ep
     n = weight.codes.shape[0]
     tiling = TensorCoreGemvTiling(*(tiling or choose_tiling(found, n, x.shape[1])))
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
-    check(tiling.depth % tiling.unroll == 0 and tiling.depth <= MOST_DEPTH, f"{tiling}: depth is a multiple of unroll, at most {MOST_DEPTH}")
     operand, arrays_of_weight = found.operand(weight, x.shape[1], tiling, x.dtype.name)
     grid = min(ceil_div(ceil_div(pairs, PAIRS), tiling.tiles), sms_here() * tiling.per_sm)
     chosen, arguments = tensor_core_gemv_kernel(tiling, operand, outputs), (x, norm, arrays_of_weight, arrays, n, pairs, float(epsilon))
-    launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(operand))
+    launch(chosen, grid, tiling.threads, arguments, stream, operand.x_bytes)
 
 
 def make_gemv(found: Format):

@@ -22,6 +22,7 @@ from minllm.kernels.matmul.fragments import MULTIPLY
 from minllm.kernels.matmul.quantized.int4_tma_consumer import OFFSETS, make_pair_of_codes
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_numbers
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import (
+    CODE_WORDS,
     FLOAT_OF,
     Operand,
     keep_nothing,
@@ -51,7 +52,7 @@ def make_multiply_codes(dtype: str, parts: int):
     mask = 0x000F000F << OFFSETS[dtype].place
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply_codes(memory, codes, step, biased):
+    def multiply_codes(memory, codes, at, step, biased):
         a, b, sums = cuda.local.array(4, uint32), cuda.local.array(4, uint32), cuda.local.array(8, float32)
         for i in range(8):
             sums[i] = float32(0)
@@ -62,8 +63,8 @@ def make_multiply_codes(dtype: str, parts: int):
                 load_words(memory, step * (INPUTS // 2) + 16 * i + (int32(cuda.threadIdx.x) & 3) * 4, b, 0)
             for j in range(2):  # two chains of sums, so that one need not wait for the other
                 for half in range(2):
-                    a[2 * half] = pair_of_codes(codes[i], 2 * j + half, uint32(mask))
-                    a[2 * half + 1] = pair_of_codes(codes[4 + i], 2 * j + half, uint32(mask))
+                    a[2 * half] = pair_of_codes(codes[at + i], 2 * j + half, uint32(mask))
+                    a[2 * half + 1] = pair_of_codes(codes[at + 4 + i], 2 * j + half, uint32(mask))
                 multiply(sums, 4 * j, a, 0, b, 2 * j)
         for i in range(4):
             biased[i] = sums[i] + sums[4 + i]
@@ -105,9 +106,9 @@ def make_int4_operand(
             load_groups(weight.minimums, rows, step, words, at + zeros_at)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, table, kept, codes, words, at, step, total):
-        biased = cuda.local.array(4, float32)
-        multiply_codes(memory, codes, step, biased)
+    def multiply(memory, table, kept, held, u, step, total):
+        biased, words, at = cuda.local.array(4, float32), held.scales, u * words_of_a_step
+        multiply_codes(memory, held.codes, u * CODE_WORDS, step, biased)
         for part in range(own):
             plain = ptx.uint_as_float(memory[sums_at + step * parts + first_part() + part])
             for row in range(2):
@@ -121,7 +122,7 @@ def make_int4_operand(
                     total[2 * row] += scale * (found - float32(offset + MIDDLE) * plain)
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(weight, rows, total, factor):
+    def finish(kept, total, factor):
         return factor * sum_of_parts(total[0]), factor * sum_of_parts(total[2])
 
     prepare = make_prepare_numbers(k, padded_k, threads, dtype, parts)

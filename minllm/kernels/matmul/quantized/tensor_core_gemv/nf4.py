@@ -19,7 +19,7 @@ from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT
 from minllm.kernels.matmul.quantized.nf4_pairs import PAIRS_BYTES, make_fill_pairs
 from minllm.kernels.matmul.quantized.nf4_tma_consumer import pair_of_byte
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_numbers
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import Operand, make_is_mine
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, Operand, make_is_mine
 from minllm.kernels.vector import load_words
 from minllm.tiles.warp import WARP
 
@@ -89,9 +89,9 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
         return entry * ptx.uint_as_float(words[nested_at + place]) + (kept.high_offset if row else kept.low_offset)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply_step(memory, table, kept, codes, words, at, step, total):
+    def multiply_step(memory, table, kept, held, u, step, total):
         a, b, sums = cuda.local.array(4, uint32), cuda.local.array(4, uint32), cuda.local.array(8, float32)
-        lane = int32(cuda.threadIdx.x) & (WARP - 1)
+        lane, at = int32(cuda.threadIdx.x) & (WARP - 1), u * CODE_WORDS
         for i in range(8):
             sums[i] = float32(0)
         for i in range(4):
@@ -101,16 +101,16 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
                 load_words(memory, step * (INPUTS // 2) + 16 * i + (lane & 3) * 4, b, 0)
             for j in range(2):
                 for half in range(2):
-                    a[2 * half] = pair_of_byte(table, codes[i], 2 * j + half, uint32(4 * lane))
-                    a[2 * half + 1] = pair_of_byte(table, codes[4 + i], 2 * j + half, uint32(4 * lane))
+                    a[2 * half] = pair_of_byte(table, held.codes[at + i], 2 * j + half, uint32(4 * lane))
+                    a[2 * half + 1] = pair_of_byte(table, held.codes[at + 4 + i], 2 * j + half, uint32(4 * lane))
                 multiply(sums, 4 * j, a, 0, b, 2 * j)
         for row in range(2):
             for block in range(BLOCKS):
                 at_sum = 2 * row + block
-                total[2 * row] += absmax_of(table, kept, words, at, row, block) * (sums[at_sum] + sums[4 + at_sum])
+                total[2 * row] += absmax_of(table, kept, held.scales, u * words_of_a_step, row, block) * (sums[at_sum] + sums[4 + at_sum])
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(weight, rows, total, factor):
+    def finish(kept, total, factor):
         return factor * total[0], factor * total[2]
 
     prepare = make_prepare_numbers(k, padded_k, threads, dtype, BLOCKS)

@@ -17,7 +17,7 @@ from numba import cuda, float32, int32, uint32
 from minllm import ptx
 
 ROW_BYTES, LANE_BYTES = 64, 16  # of a step's codes of a row, and a lane's share
-CODE_WORDS = 8  # registers of a lane's codes of a step: four of row low, four of row high
+CODE_WORDS = 8  # registers of a lane's codes of a step
 
 
 class Operand(NamedTuple):
@@ -34,8 +34,16 @@ class Operand(NamedTuple):
     prepare: Any  # (x, norm, epsilon, memory) -> what sums are multiplied by; writes x to shared memory, and ends with a barrier
     begin: Any  # (weight, rows) -> what the format keeps of two rows of weight
     load: Any  # (weight, rows, kept, step, words, at): words[at : at + self.words] = what the scales of a step need
-    multiply: Any  # (memory, table, kept, codes, words, at, step, total): total[0 : 4] += the products of a step with codes[0 : 8]
-    finish: Any  # (weight, rows, total, factor) -> (low, high), the sums of the two rows
+    multiply: Any  # (memory, table, kept, held, u, step, total): total[0 : 4] += the products of a step, the u-th of those that are Held
+    finish: Any  # (kept, total, factor) -> (low, high), the sums of the two rows
+
+
+class Held(NamedTuple):
+    """Arrays in registers of the steps in flight: CODE_WORDS words of codes per step, four of row low and four of row high, and the
+    operand's `words` of scales."""
+
+    codes: Any
+    scales: Any
 
 
 class Rows(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32
 
+from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
 
 PAIRS = 8  # of a tile of 16 rows
@@ -23,8 +24,15 @@ class Outputs(NamedTuple):
     """How a kernel writes: device functions."""
 
     rows_of: Any  # (pair, rows of weight) -> (low, high); pairs beyond the last repeat it
-    prepare: Any  # (arrays, pair) -> what belongs to a pair's outputs
+    begin: Any  # (arrays) -> what all pairs need, once the kernels before have ended
+    prepare: Any  # (arrays, token, pair) -> what belongs to a pair's outputs; token: what begin gave
     write: Any  # (arrays, prepared, pair, low, high)
+
+
+@cuda.jit(device=True, forceinline=True)
+def begin_nothing(arrays):
+    """begin of outputs that need nothing for all pairs."""
+    return int32(0)
 
 
 class Plain(NamedTuple):
@@ -54,7 +62,7 @@ def addend(bias, residual, column, columns):
 
 
 @cuda.jit(device=True, forceinline=True)
-def prepare_plain(arrays, pair):
+def prepare_plain(arrays, token, pair):
     """(addend of row low, of row high)."""
     column, columns = (pair >> 3) * 16 + (pair & 7), int32(arrays.out.shape[1])
     low = addend(arrays.bias, arrays.residual, column, columns)
@@ -85,7 +93,7 @@ def gated_rows(pair, rows):
 
 
 @cuda.jit(device=True, forceinline=True)
-def prepare_gated(arrays, pair):
+def prepare_gated(arrays, token, pair):
     """Nothing."""
     return pair
 
@@ -108,6 +116,13 @@ class Attention(NamedTuple):
     query: Any
     key_cache: Any
     value_cache: Any
+
+
+class Token(NamedTuple):
+    """Where a token stands, in its sequence and in the cache."""
+
+    position: Any
+    slot: Any
 
 
 class Turn(NamedTuple):
@@ -134,14 +149,19 @@ def make_attention(head_dim: int) -> Outputs:
         return low, low + half
 
     @cuda.jit(device=True, forceinline=True)
-    def prepare(arrays, pair):
+    def begin(arrays):
+        ptx.griddepcontrol_wait()
+        return Token(int32(arrays.positions[0]), int32(arrays.slot_mapping[0]))
+
+    @cuda.jit(device=True, forceinline=True)
+    def prepare(arrays, token, pair):
         last = (arrays.query.shape[1] + 2 * arrays.key_cache.shape[1]) * half - 1
         pair = min(pair, last)
         head, component = pair // half, pair % half
-        position, row = arrays.positions[0], head * head_dim + component
-        cosine, sine = arrays.cos_sin[position, component], arrays.cos_sin[position, half + component]
+        row = head * head_dim + component
+        cosine, sine = arrays.cos_sin[token.position, component], arrays.cos_sin[token.position, half + component]
         low_bias, high_bias = addend(arrays.bias, None, row, row + 1), addend(arrays.bias, None, row + half, row + half + 1)
-        return Turn(head, component, cosine, sine, arrays.slot_mapping[0], low_bias, high_bias)
+        return Turn(head, component, cosine, sine, token.slot, low_bias, high_bias)
 
     @cuda.jit(device=True, forceinline=True)
     def write(arrays, prepared, pair, low, high):
@@ -161,8 +181,8 @@ def make_attention(head_dim: int) -> Outputs:
                 arrays.value_cache[slot, head - heads - kv_heads, component] = a
                 arrays.value_cache[slot, head - heads - kv_heads, component + half] = b
 
-    return Outputs(attention_rows, prepare, write)
+    return Outputs(attention_rows, begin, prepare, write)
 
 
-PLAIN = Outputs(plain_rows, prepare_plain, write_plain)
-GATED = Outputs(gated_rows, prepare_gated, write_gated)
+PLAIN = Outputs(plain_rows, begin_nothing, prepare_plain, write_plain)
+GATED = Outputs(gated_rows, begin_nothing, prepare_gated, write_gated)
