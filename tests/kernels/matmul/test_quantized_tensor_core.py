@@ -11,6 +11,7 @@ from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_tma, int4_wgmma, nf4_tma, tensor_core, tma_tiling
 from minllm.kernels.matmul.quantized.mixed_input import gemm
+from minllm.kernels.matmul.quantized.mixed_input import tiling as mixed_input_tiling
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling, choose_tiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
@@ -66,7 +67,7 @@ def test_products_of_int4_are_those_in_float64(case, device):
     check_int4(case, device)
 
 
-@pytest.mark.detected("case.tiling.warpgroups + case.gated", "case.name")
+@pytest.mark.detected("case.tiling.warpgroups + case.gated", "case.tiling.k_groups + case.tiling.splits", "case.name")
 @pytest.mark.parametrize("case", MIXED_INPUT_CASES, ids=str)
 def test_gemms_of_mixed_input_are_those_of_the_rounded_weights(case, device):
     check_mixed_input(case, device)
@@ -84,6 +85,20 @@ def test_every_number_of_rows_has_a_tiling_for_mixed_input(m, n, groups, gated, 
     tiling = choose_tiling(m, n, 32 * groups, gated, *sizes)
     tiling.check(sizes[1])
     assert tiling.splits <= max(1, groups // 8)
+
+
+@pytest.mark.parametrize(
+    "m, n, gated, chosen",  # chosen: rows of weight per block, splits, k_groups
+    [
+        (256, 6144, False, (64, 1, 2)), (256, 4096, False, (64, 2, 2)), (131, 2048, True, (64, 2, 2)), (256, 1024, False, (64, 4, 2)),
+        (256, 28672, False, (128, 1, 1)), (128, 6144, False, (128, 2, 1)), (256, 64, False, (64, 8, 1)),
+    ],
+)  # fmt: skip
+def test_warpgroups_of_mixed_input_divide_k_before_blocks_do(m, n, gated, chosen, monkeypatch):
+    tiling = choose_tiling(m, n, 4096, gated)
+    assert (tiling.rows, tiling.splits, tiling.k_groups) == chosen
+    monkeypatch.setattr(mixed_input_tiling, "DIVIDED_ABOVE", mixed_input_tiling.MOST_TOKENS)
+    assert choose_tiling(m, n, 4096, gated) == mixed_input_tiling.largest_tiling(m, n, 4096, gated)
 
 
 @settings(max_examples=25, deadline=None)
@@ -132,6 +147,8 @@ def test_what_mixed_input_refuses(monkeypatch):
     for tiling, words in (
         ((3, 8, 2), "1 or 2 warpgroups"), ((1, 8, 2, 5), "8 splits"), ((1, 8, 2, 8), "4 steps of 64"),
         ((1, 12, 2), "8, 16, ... or 256 tokens"), ((2, 256, 7), "bytes of shared"),
+        ((1, 8, 4, 1, 32, 2), "k_groups are 1, or 2 of 2 warpgroups"), ((2, 8, 5, 1, 32, 2), "2 k_groups need a multiple of 2 stages"),
+        ((2, 8, 2, 1, 32, 2), "at least two stages each"),
     ):  # fmt: skip
         with pytest.raises(KernelArgumentError, match=words):
             gemm.int4_gemm(x, weight, out, tiling=MixedInputTiling(*tiling))

@@ -199,21 +199,27 @@ def int4_wgmma_specimens(dtype, matrix):
 
 
 def mixed_input_specimens(dtype, matrix, nf4_weight):
-    """Hopper only: the tiles that the launcher chooses for 128 and 2,048 rows, plain and gated, in every format."""
+    """Hopper only: the tiles that the launcher chooses for 128 and 2,048 rows, plain and gated, in every format.
+
+    For 256 rows and few outputs the warpgroups of a block divide K.
+    """
     for m, outputs, group_size, zeros, minimums, gated in (
         (2048, 4096, 128, types.none, types.none, False), (2048, 14336, 32, CODES, types.none, True),
         (128, 4096, 64, CODES, types.none, False), (128, 4096, 128, types.none, types.none, True),
         (2048, 4096, 32, types.none, SCALES, False), (16, 4096, 32, types.none, SCALES, True),
+        (256, 6144, 128, types.none, types.none, False), (256, 2048, 32, CODES, types.none, True),
     ):  # fmt: skip
         kind = f"{group_size}{'_minimums' if minimums != types.none else ''}"
         decoder = make_int4_decoder(dtype, group_size, minimums != types.none)
         yield mixed_input_specimen("int4", kind, m, outputs, gated, decoder, (CODES, SCALES, zeros, minimums), dtype, matrix)
     not_nested = (CODES, array(FLOAT32, 2), types.none, *nf4_weight[3:])
-    for m, gated, arrays in ((2048, False, nf4_weight), (2048, True, nf4_weight), (16, False, nf4_weight), (128, True, not_nested)):
+    for m, gated, arrays in (
+        (2048, False, nf4_weight), (2048, True, nf4_weight), (16, False, nf4_weight), (128, True, not_nested), (256, False, nf4_weight),
+    ):  # fmt: skip
         kind = "nested" if arrays is nf4_weight else "not_nested"
         yield mixed_input_specimen("nf4", kind, m, 4096, gated, make_nf4_decoder(dtype), arrays, dtype, matrix)
     weight = array(types.int8, 2), SCALES
-    for m, gated in ((2048, False), (2048, True), (16, False)):
+    for m, gated in ((2048, False), (2048, True), (16, False), (256, False)):
         yield mixed_input_specimen("int8", "32", m, 4096, gated, make_int8_decoder(dtype, 32), weight, dtype, matrix)
 
 

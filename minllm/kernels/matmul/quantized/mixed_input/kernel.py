@@ -9,8 +9,10 @@ multiplies. Decoding takes four to seven instructions per pair of weights, and a
 blocks than SMs, `splits` blocks of a cluster divide K, and add their sums as in flat_wgmma.py. int4_wgmma.py, for up to 64 rows of int4,
 adds the sums of a group in float32 instead and rounds no weight, which takes twice the registers.
 
-2 M N K FLOPs, the codes once for every 256 rows of x, and M K b bytes of x for every 128 rows of weight, from L2 for the most part: blocks
-that run together share both.
+With k_groups = 2 the two warpgroups of a block have the same 64 rows of weight and divide K between them (k_groups.py).
+
+2 M N K FLOPs, the codes once for every 256 rows of x, and M K b bytes of x for every 128 rows of weight, or 64 with k_groups = 2, from L2
+for the most part: blocks that run together share both.
 
 Source: PTX ISA, "wgmma.mma_async" (register operand), "Swizzling modes"; Frantar et al. 2024, "MARLIN", section 3.4.
 """
@@ -22,8 +24,9 @@ from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.flat.mainloop import make_added
-from minllm.kernels.matmul.flat.output import make_keep_sums, make_write
+from minllm.kernels.matmul.flat.output import make_write
 from minllm.kernels.matmul.quantized.mixed_input.decoder import FRAGMENTS, Decoder
+from minllm.kernels.matmul.quantized.mixed_input.k_groups import make_advance, make_group_of, make_leave_sums
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling
 from minllm.runtime.kernel import kernel
 from minllm.tiles import tma
@@ -90,9 +93,10 @@ class Codes(NamedTuple):
 def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: bool, pipeline):
     """The device function of a consumer: the sums of 64 rows of weight for all rows of x of the tile, left in shared memory."""
     rows, stage_words, x_bytes, row_words = tiling.rows, tiling.stage_bytes // 4, tiling.x_tile.bytes, tiling.code_bytes // 4
+    k_groups, group_of, advance = tiling.k_groups, make_group_of(tiling), make_advance(tiling, pipeline)
     wgmma = make_wgmma(tiling.x_tile, dtype, halves=True)
     consumers, registers, pair_registers = tiling.warpgroups * THREADS, wgmma.registers, decoder.pairs
-    keep_sums = make_keep_sums(rows, tiling.tokens // 8)
+    leave_sums = make_leave_sums(tiling, registers)
 
     @cuda.jit(device=True, forceinline=True)
     def row_of(row, tile, last):
@@ -102,9 +106,9 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
 
     @cuda.jit(device=True, forceinline=True)
     def decode_step(memory, line, ring, tile, state, step, codes, scales, numbers):
-        """numbers = the fragments of a step, once it is in its stage -> the scales of the next step, which are on their way then."""
+        """numbers = the fragments of a step, once it is in its stage -> the scales of the warpgroup's next step, on their way then."""
         decoder.make_pairs(codes.weight, codes.lane, scales, codes.pairs)
-        following = decoder.load_scales(codes.weight, codes.lane, tile.first_step + step + 1)
+        following = decoder.load_scales(codes.weight, codes.lane, tile.first_step + step + k_groups)
         pipeline.consumer_wait(ring, state)
         decoder.decode(memory, uint32(line + state.slot * stage_words), codes.lane, codes.pairs, numbers)
         return following
@@ -113,17 +117,18 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
     def multiply(memory, line, ring, tile, state, step, x, sums, numbers, codes, scales, following):
         """sums += a decoded step; the next one is decoded into `following` meanwhile -> its state, the scales of the one after it."""
         wgmma.multiply(sums, numbers, pipeline.operand(x, state), 1)
-        next_state = pipeline.advance(state)
-        if step + 1 < tile.steps:
-            scales = decode_step(memory, line, ring, tile, next_state, step + 1, codes, scales, following)
+        next_state = advance(state)
+        if step + k_groups < tile.steps:
+            scales = decode_step(memory, line, ring, tile, next_state, step + k_groups, codes, scales, following)
         wgmma.wait(sums)
         ptx.keep_registers(numbers, FRAGMENTS)
         pipeline.consumer_release(ring, state)
         return next_state, scales
 
     @cuda.jit(device=True, forceinline=True)
-    def consume(memory, first_word, ring, tile, thread, weight, table):
+    def consume(memory, first_word, ring, tile, consumer, weight, table):
         """memory[first_word + token * (rows + PADDING) + row] = the sums of the tile's steps."""
+        group, thread = group_of(consumer)
         place = (thread >> 5) * 16 + (thread >> 2 & 7)
         last = int32(weight.codes.shape[0] - 1)
         low, high = row_of(place, tile, last), row_of(place + 8, tile, last)
@@ -135,15 +140,16 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
         even, odd = cuda.local.array(FRAGMENTS, uint32), cuda.local.array(FRAGMENTS, uint32)
         for i in range(registers):
             sums[i] = 0
-        state = pipeline.state(0)
-        scales = decoder.load_scales(weight, lane, tile.first_step)
-        scales = decode_step(memory, line, ring, tile, state, 0, codes, scales, even)
-        for step in range(0, tile.steps, 2):
+        state = pipeline.state(group)
+        scales = decoder.load_scales(weight, lane, tile.first_step + group)
+        if k_groups == 1 or group < tile.steps:  # a tile of one step has none for the second group
+            scales = decode_step(memory, line, ring, tile, state, group, codes, scales, even)
+        for step in range(group, tile.steps, 2 * k_groups):
             state, scales = multiply(memory, line, ring, tile, state, step, x, sums, even, codes, scales, odd)
-            if step + 1 < tile.steps:
-                state, scales = multiply(memory, line, ring, tile, state, step + 1, x, sums, odd, codes, scales, even)
+            if step + k_groups < tile.steps:
+                state, scales = multiply(memory, line, ring, tile, state, step + k_groups, x, sums, odd, codes, scales, even)
         ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may lie in their place
-        keep_sums(sums, 0, memory, first_word, (thread >> 5) * 16, thread & 31)
+        leave_sums(sums, memory, first_word, group, thread)
 
     return consume
 
@@ -151,7 +157,7 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
 @functools.cache
 def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, gated: bool, together: int):
     """The kernel for x of `dtype` and weights that `decoder` knows; gated and together as in flat_wgmma_kernel."""
-    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes, tiling.warpgroups, by_thread=True)
+    pipeline = make_pipeline(tiling.stages, tiling.stage_bytes, tiling.warpgroups // tiling.k_groups, by_thread=True)
     produce, consume = make_produce(tiling, gated, pipeline), make_consume(tiling, dtype, decoder, gated, pipeline)
     consumers, columns, tokens = tiling.warpgroups * THREADS, tiling.rows // 2 if gated else tiling.rows, tiling.tokens
     splits, barriers_at, two_consumers, table_bytes = tiling.splits, tiling.ring_bytes, tiling.warpgroups == 2, decoder.table_bytes

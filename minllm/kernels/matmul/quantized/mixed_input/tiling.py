@@ -13,12 +13,14 @@ from minllm.tiles.warpgroup import ROWS, THREADS
 
 STEP = 64  # inputs
 MOST_TOKENS = 256  # the most rows of x per block
+DIVIDED_ABOVE = 128  # rows of x per block above which its warpgroups divide K (not measured yet); MOST_TOKENS: only blocks divide K
 
 
 class MixedInputTiling(NamedTuple):
     """`warpgroups` of 64 rows of weight each, and `tokens` rows of x, per block; `stages` steps of K are in flight.
 
     splits: blocks of a cluster that divide K. code_bytes: those of a step of a row of weight, 32 for four bits and 64 for eight.
+    k_groups: warpgroups of a block that have the same 64 rows and divide K, step by step: of two, one takes the even steps, one the odd.
     """
 
     warpgroups: int
@@ -26,11 +28,12 @@ class MixedInputTiling(NamedTuple):
     stages: int
     splits: int = 1
     code_bytes: int = STEP // 2
+    k_groups: int = 1
 
     @property
     def rows(self) -> int:
         """Rows of weight of a block."""
-        return self.warpgroups * ROWS
+        return self.warpgroups // self.k_groups * ROWS
 
     @property
     def threads(self) -> int:
@@ -61,22 +64,39 @@ class MixedInputTiling(NamedTuple):
         """Raise KernelArgumentError unless it can be launched beside a table of `table_bytes` in shared memory."""
         counts = self.warpgroups in (1, 2) and self.stages >= 2 and self.splits in (1, 2, 3, 4, 8)
         check(counts, f"{self}: 1 or 2 warpgroups, at least 2 stages, and 1, 2, 3, 4 or 8 splits")
+        check(self.k_groups in (1, self.warpgroups), f"{self}: k_groups are 1, or 2 of 2 warpgroups")
+        own = f"{self}: {self.k_groups} k_groups need a multiple of {self.k_groups} stages, and at least two stages each"
+        check(self.stages % self.k_groups == 0 and self.stages >= 2 * self.k_groups, own)
         check(self.tokens in range(8, MOST_TOKENS + 1, 8), f"{self}: 8, 16, ... or 256 tokens")
         needed = self.shared_bytes + table_bytes
         check(needed <= SHARED_BYTES_OF_A_BLOCK, f"{self}: {needed} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}")
 
 
-def choose_tiling(m: int, n: int, k: int, gated: bool, code_bytes: int = STEP // 2, table_bytes: int = 0) -> MixedInputTiling:
-    """The largest tile, and as many parts of K as SMs are left for, of four steps at least.
+def parts_of_k(tiles: int, steps: int) -> int:
+    """Blocks that divide K: as many as SMs are left for, with at least four of `steps` each.
 
     A cluster must fit one group of some 16 SMs, so of more than two blocks that fill an SM, clusters leave an eighth of the SMs unused.
     """
-    rows, steps, chunks = 2 * n if gated else n, ceil_div(k, STEP), ceil_div(m, MOST_TOKENS)
-    tokens, warpgroups = padded_rows(ceil_div(m, chunks)), 2 if rows > ROWS else 1
-    tiles = ceil_div(rows, warpgroups * ROWS) * ceil_div(m, tokens)
     in_clusters = sms_here() * 7 // 8
     fitting = (splits for splits in (8, 4, 3) if splits * tiles <= in_clusters and 4 * splits <= steps)
-    splits = next(fitting, 2 if 2 * tiles <= sms_here() and 8 <= steps else 1)
-    one_stage = MixedInputTiling(warpgroups, tokens, 1, splits, code_bytes)
-    stages = (SHARED_BYTES_OF_A_BLOCK - 2048 - table_bytes) // one_stage.stage_bytes
-    return one_stage._replace(stages=min(8, stages))
+    return next(fitting, 2 if 2 * tiles <= sms_here() and 8 <= steps else 1)
+
+
+def largest_tiling(
+    m: int, n: int, k: int, gated: bool, code_bytes: int = STEP // 2, table_bytes: int = 0, k_groups: int = 1
+) -> MixedInputTiling:
+    """The largest tile with these k_groups, as many parts of K as SMs are left for, and as many stages as fit, at most 8."""
+    rows, steps, chunks = 2 * n if gated else n, ceil_div(k, STEP), ceil_div(m, MOST_TOKENS)
+    tokens, warpgroups = padded_rows(ceil_div(m, chunks)), 2 if rows > ROWS or k_groups == 2 else 1
+    tile = MixedInputTiling(warpgroups, tokens, 1, 1, code_bytes, k_groups)
+    splits = parts_of_k(ceil_div(rows, tile.rows) * ceil_div(m, tokens), steps // k_groups)
+    stages = min(8, (SHARED_BYTES_OF_A_BLOCK - 2048 - table_bytes) // tile.stage_bytes)
+    return tile._replace(stages=stages // k_groups * k_groups, splits=splits)
+
+
+def choose_tiling(m: int, n: int, k: int, gated: bool, code_bytes: int = STEP // 2, table_bytes: int = 0) -> MixedInputTiling:
+    """The largest tiling; if its blocks have to divide K for many tokens, that whose warpgroups divide K before blocks do."""
+    tiling = largest_tiling(m, n, k, gated, code_bytes, table_bytes)
+    if tiling.splits > 1 and tiling.warpgroups == 2 and tiling.tokens > DIVIDED_ABOVE:
+        return largest_tiling(m, n, k, gated, code_bytes, table_bytes, k_groups=2)
+    return tiling
