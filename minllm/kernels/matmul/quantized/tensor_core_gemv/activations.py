@@ -12,7 +12,7 @@ wait for the sum of squares before it writes y, and codes do not depend on it.
 Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4; weights/int8.py and weights/fp8.py for the codes.
 """
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, uint32
 from numba.cuda import libdevice
 
 from minllm import ptx
@@ -24,6 +24,7 @@ from minllm.tiles.warp import ALL_LANES, WARP
 
 WIDTH = 8  # 16-bit numbers of a vector
 VECTORS_OF_A_STEP = 16  # of 128 inputs: four of each lane of a row
+STEP_MASK = 0xFFFFFFF0  # of a vector's number: its step
 
 
 def make_row(k: int, padded_k: int, threads: int, dtype: str):
@@ -34,11 +35,11 @@ def make_row(k: int, padded_k: int, threads: int, dtype: str):
     @cuda.jit(device=True, forceinline=True)
     def load_vectors(array, words):
         for i in range(each):
-            vector = int32(cuda.threadIdx.x) + i * threads
+            vector = uint32(uint32(cuda.threadIdx.x) + uint32(i * threads))
             for word in range(4):
                 words[4 * i + word] = uint32(0)
-            if vector < vectors:
-                load_words(array, vector * WIDTH, words, 4 * i)
+            if vector < uint32(vectors):
+                load_words(array, uint32(vector * uint32(WIDTH)), words, 4 * i)
 
     @cuda.jit(device=True, forceinline=True)
     def load(x, norm, words, weights):
@@ -84,11 +85,11 @@ def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts:
         load(x, norm, words, weights)
         squares = float32(0)
         for i in range(each):
-            vector = int32(cuda.threadIdx.x) + i * threads
+            vector = uint32(uint32(cuda.threadIdx.x) + uint32(i * threads))
             squares += values_of(words, i, norm, weights, values)
-            place = (vector & -VECTORS_OF_A_STEP) + ((vector & 3) << 2) + (vector >> 2 & 3)
-            if vector < vectors:
-                store(memory, 4 * place, values, 0)  # leaves the rounded numbers in values
+            in_step = (vector & uint32(3)) << uint32(2) | vector >> uint32(2) & uint32(3)
+            if vector < uint32(vectors):
+                store(memory, uint32(((vector & uint32(STEP_MASK)) | in_step) << uint32(2)), values, 0)  # rounds values
             total = float32(0)
             for j in range(WIDTH):
                 total += values[j]
@@ -96,8 +97,8 @@ def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts:
             while distance < vectors_of_a_part:
                 total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
                 distance *= 2
-            if vector < vectors and vector % vectors_of_a_part == 0:
-                memory[sums_at + vector // vectors_of_a_part] = ptx.float_as_uint(total)
+            if vector < uint32(vectors) and vector % uint32(vectors_of_a_part) == uint32(0):
+                memory[uint32(vector // uint32(vectors_of_a_part) + uint32(sums_at))] = ptx.float_as_uint(total)
         if norm is None:
             cuda.syncthreads()
             return float32(1)
@@ -124,12 +125,12 @@ def make_prepare_codes(k: int, padded_k: int, threads: int, dtype: str, code: st
         scale = block_max(top, cuda.shared.array(WARP, float32)) * float32(inverse_largest)
         inverse = ptx.rcp_rn(scale) if scale > float32(0) else float32(0)
         for i in range(each):
-            vector = int32(cuda.threadIdx.x) + i * threads
+            vector = uint32(uint32(cuda.threadIdx.x) + uint32(i * threads))
             values_of(words, i, norm, weights, values)
             for j in range(WIDTH):
                 values[j] = min(max(values[j] * inverse, float32(-largest)), float32(largest))
-            if vector < vectors:
-                ptx.store_64(memory, 2 * vector, word_of(values, 0), word_of(values, 4))
+            if vector < uint32(vectors):
+                ptx.store_64(memory, uint32(vector << uint32(1)), word_of(values, 0), word_of(values, 4))
         if norm is None:
             cuda.syncthreads()
             return scale

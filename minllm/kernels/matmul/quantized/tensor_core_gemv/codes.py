@@ -13,7 +13,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_codes
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, LANE_BYTES, Operand, load_nothing, no_table
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, LANE_BYTES, Operand, load_nothing, no_decoder
 from minllm.kernels.vector import load_words
 
 INPUTS = 64
@@ -40,9 +40,10 @@ def make_codes_operand(code: str, k: int, padded_steps: int, threads: int, dtype
     multiply_codes, sum_type, padded_k = MULTIPLY[code], int32 if code == "int8" else float32, padded_steps * INPUTS
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, table, kept, held, u, step, total):
+    def multiply(memory, decoder, kept, held, u, step, total):
         a, b, at = cuda.local.array(4, uint32), cuda.local.array(4, uint32), u * CODE_WORDS
-        load_words(memory, step * (INPUTS // 4) + (int32(cuda.threadIdx.x) & 3) * (LANE_BYTES // 4), b, 0)
+        own = (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(LANE_BYTES // 4)
+        load_words(memory, uint32(uint32(step) * uint32(INPUTS // 4) + own), b, 0)
         for half in range(2):
             for i in range(2):
                 a[2 * i], a[2 * i + 1] = held.codes[at + 2 * half + i], held.codes[at + 4 + 2 * half + i]
@@ -58,5 +59,5 @@ def make_codes_operand(code: str, k: int, padded_steps: int, threads: int, dtype
 
     prepare = make_prepare_codes(k, padded_k, threads, dtype, code)
     return Operand(
-        k // INPUTS, INPUTS, k, 0, padded_k, 0, sum_type, no_table, prepare, begin, load_nothing, multiply, finish
+        k // INPUTS, INPUTS, k, 0, padded_k, 0, sum_type, no_decoder, prepare, begin, load_nothing, multiply, finish
     )  # fmt: skip

@@ -35,7 +35,7 @@ from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
 from minllm.kernels.matmul.quantized.tensor_core_gemv import codes, int4, nf4
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling, tensor_core_gemv_kernel
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import BITS, Operand
-from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import GATED, PAIRS, PLAIN, Attention, Gated, Outputs, Plain, make_attention
+from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import GATED, PAIRS, Attention, Gated, Outputs, Plain, make_attention, make_plain
 from minllm.runtime.device import ADA, AMPERE, capability_here, sms_here
 from minllm.runtime.kernel import check, launch
 
@@ -138,7 +138,8 @@ def make_gemv(found: Format):
         if residual is not None:
             check_array("residual", residual, (x.dtype, out.dtype), M=1, N=n)
         if n:
-            run(found, x, norm, weight, PLAIN, Plain(bias, residual, out), ceil_div(n, 2 * PAIRS) * PAIRS, epsilon, stream, tiling)
+            arrays = Plain(bias, None if residual is None else residual.reshape(-1), out.reshape(-1))
+            run(found, x, norm, weight, make_plain(bias is not None, residual is not None), arrays, ceil_div(n, 2 * PAIRS) * PAIRS, epsilon, stream, tiling)
 
     return tensor_core_gemv
 
@@ -155,7 +156,7 @@ def make_gated_gemv(found: Format):
         check_out(x, out, None, gate_up.codes.shape[0], True)
         check_norm(norm, x)
         if out.shape[1]:
-            run(found, x, norm, gate_up, GATED, Gated(out), out.shape[1], epsilon, stream, tiling)
+            run(found, x, norm, gate_up, GATED, Gated(out.reshape(-1)), out.shape[1], epsilon, stream, tiling)
 
     return gated_tensor_core_gemv
 
@@ -173,7 +174,7 @@ def make_qkv_gemv(found: Format):
         check_fits(found, x, weight)
         check_qkv(x, norm, weight.codes.shape[0], bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
         arrays = Attention(bias, positions, slot_mapping, cos_sin, query, *caches_by_slot(key_cache, value_cache))
-        outputs, pairs = make_attention(query.shape[2]), weight.codes.shape[0] // 2
+        outputs, pairs = make_attention(query.shape[2], bias is not None), weight.codes.shape[0] // 2
         if pairs:
             run(found, x, norm, weight, outputs, arrays, pairs, epsilon, stream, tiling)
 

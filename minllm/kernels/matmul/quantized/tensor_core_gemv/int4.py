@@ -15,7 +15,7 @@ Source: Frantar et al. 2024, "MARLIN", section 3.4 (the conversion).
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.fragments import MULTIPLY
@@ -28,7 +28,6 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import (
     keep_nothing,
     make_is_mine,
     make_sum_of_parts,
-    no_table,
 )
 from minllm.kernels.vector import load_words
 
@@ -49,22 +48,22 @@ class Int4Arrays(NamedTuple):
 def make_multiply_codes(dtype: str, parts: int):
     """The device function with which a warp multiplies a step of codes: biased[0 : 4] = (offset + codes) x, for the columns of x's parts."""
     pair_of_codes, multiply, is_mine = make_pair_of_codes(OFFSETS[dtype]), MULTIPLY[dtype], make_is_mine(parts)
-    mask = 0x000F000F << OFFSETS[dtype].place
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply_codes(memory, codes, at, step, biased):
+    def multiply_codes(memory, mask, codes, at, step, biased):
         a, b, sums = cuda.local.array(4, uint32), cuda.local.array(4, uint32), cuda.local.array(8, float32)
         for i in range(8):
             sums[i] = float32(0)
+        own = uint32(uint32(step) * uint32(INPUTS // 2) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(4))
         for i in range(4):
             for word in range(4):
                 b[word] = uint32(0)
             if is_mine():
-                load_words(memory, step * (INPUTS // 2) + 16 * i + (int32(cuda.threadIdx.x) & 3) * 4, b, 0)
+                load_words(memory, uint32(own + uint32(16 * i)), b, 0)
             for j in range(2):  # two chains of sums, so that one need not wait for the other
                 for half in range(2):
-                    a[2 * half] = pair_of_codes(codes[at + i], 2 * j + half, uint32(mask))
-                    a[2 * half + 1] = pair_of_codes(codes[at + 4 + i], 2 * j + half, uint32(mask))
+                    a[2 * half] = pair_of_codes(codes[at + i], 2 * j + half, mask)
+                    a[2 * half + 1] = pair_of_codes(codes[at + 4 + i], 2 * j + half, mask)
                 multiply(sums, 4 * j, a, 0, b, 2 * j)
         for i in range(4):
             biased[i] = sums[i] + sums[4 + i]
@@ -82,18 +81,23 @@ def make_int4_operand(
     zeros_at = 2 * own  # words of a step: scales, then zeros or minimums
     words_of_a_step = zeros_at + (2 * own if has_zeros or has_minimums else 0)
     multiply_codes, float_of, sums_at = make_multiply_codes(dtype, parts), FLOAT_OF[scale_dtype], padded_k // 2
-    sum_of_parts = make_sum_of_parts(parts)
+    sum_of_parts, codes_mask = make_sum_of_parts(parts), 0x000F000F << OFFSETS[dtype].place
 
     @cuda.jit(device=True, forceinline=True)
     def first_part():
         """The first of the parts whose sums this lane has."""
-        return (int32(cuda.threadIdx.x) & 1) * 2 if parts == 4 else int32(0)
+        return uint32((uint32(cuda.threadIdx.x) & uint32(1)) << uint32(1)) if parts == 4 else uint32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def begin_block(table, weight, zero):
+        """The mask of a pair of codes: a lop3 takes one constant, so one that the compiler knows is moved to a register for every pair."""
+        return uint32(codes_mask) | zero
 
     @cuda.jit(device=True, forceinline=True)
     def load_groups(array, rows, step, words, at):
         """words[at : at + 2 * own] = an element of each of the lane's groups of row low, and of row high."""
         for part in range(own):
-            group = uint32(uint32(step) * uint32(INPUTS) // uint32(group_size) + uint32(first_part() + part))
+            group = uint32(uint32(step) * uint32(INPUTS) // uint32(group_size) + uint32(first_part() + uint32(part)))
             words[at + part] = uint32(array[uint32(rows.low * uint32(groups) + group)])
             words[at + own + part] = uint32(array[uint32(rows.high * uint32(groups) + group)])
 
@@ -106,11 +110,11 @@ def make_int4_operand(
             load_groups(weight.minimums, rows, step, words, at + zeros_at)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, table, kept, held, u, step, total):
+    def multiply(memory, mask, kept, held, u, step, total):
         biased, words, at = cuda.local.array(4, float32), held.scales, u * words_of_a_step
-        multiply_codes(memory, held.codes, u * CODE_WORDS, step, biased)
+        multiply_codes(memory, mask, held.codes, u * CODE_WORDS, step, biased)
         for part in range(own):
-            plain = ptx.uint_as_float(memory[sums_at + step * parts + first_part() + part])
+            plain = ptx.uint_as_float(memory[uint32(uint32(step) * uint32(parts) + first_part() + uint32(sums_at + part))])
             for row in range(2):
                 place = at + row * own + part
                 scale, found = float_of(words[place]), biased[2 * row + part]
@@ -128,5 +132,5 @@ def make_int4_operand(
     prepare = make_prepare_numbers(k, padded_k, threads, dtype, parts)
     x_bytes = padded_k * 2 + padded_steps * parts * 4
     return Operand(
-        k // INPUTS, INPUTS, k // 2, words_of_a_step, x_bytes, 0, float32, no_table, prepare, keep_nothing, load, multiply, finish
+        k // INPUTS, INPUTS, k // 2, words_of_a_step, x_bytes, 0, float32, begin_block, prepare, keep_nothing, load, multiply, finish
     )  # fmt: skip

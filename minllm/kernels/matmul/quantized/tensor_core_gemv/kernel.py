@@ -61,7 +61,7 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
     @cuda.jit(device=True, forceinline=True)
     def rows_of_tile(tile, n):
         """The lane's Rows of a tile."""
-        low, high = rows_of(tile * PAIRS + (int32(cuda.threadIdx.x) >> 2 & 7), n)
+        low, high = rows_of(int32(tile * PAIRS + (int32(cuda.threadIdx.x) >> 2 & 7)), n)
         return Rows(uint32(low), uint32(high))
 
     @cuda.jit(device=True, forceinline=True)
@@ -73,16 +73,16 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
     @cuda.jit(device=True, forceinline=True)
     def load_step(u, weight, rows, kept, first, held):
         """Load the codes and scales of the u-th step behind `first`, or of the last one, to their places in registers."""
-        step = min(first + u * splits, int32(last_step))
+        step = min(int32(first + u * splits), int32(last_step))
         own = uint32(uint32(step) * uint32(ROW_BYTES) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(LANE_BYTES))
         load_row(weight.codes, rows.low, own, held.codes, u * CODE_WORDS)
         load_row(weight.codes, rows.high, own, held.codes, u * CODE_WORDS + CODE_WORDS // 2)
         load_scales(weight, rows, kept, step, held.scales, u * words_of_a_step)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply_step(u, memory, table, weight, held, kept, first, total, goes_on, next_rows, next_kept, next_first):
+    def multiply_step(u, memory, decoder, weight, held, kept, first, total, goes_on, next_rows, next_kept, next_first):
         """The products of the u-th step in flight, and the loads of the step that takes its place."""
-        multiply(memory, table, kept, held, u, first + u * splits, total)
+        multiply(memory, decoder, kept, held, u, int32(first + u * splits), total)
         if goes_on:
             load_step(u, weight, next_rows, next_kept, next_first, held)
 
@@ -93,7 +93,7 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
         """In lane i < 8: the sum of row i of a tile over its warps, and of row i + 8."""
         lane, value = int32(cuda.threadIdx.x) & (WARP - 1), float32(0)
         for split in range(splits):
-            value += sums[first + split * TILE_ROWS + (lane & (TILE_ROWS - 1))]
+            value += sums[uint32(first + split * TILE_ROWS + (lane & (TILE_ROWS - 1)))]
         return value, cuda.shfl_xor_sync(ALL_LANES, value, PAIRS)
 
     @kernel(launch_bounds=(tiling.threads, tiling.blocks), dependent_launch=True)
@@ -103,40 +103,40 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
         memory = cuda.shared.array(0, uint32, 128)
         table = cuda.shared.array(table_bytes, uint8, 128)  # of a format without a table the memory above: nothing touches it
         sums = cuda.shared.array(two_buffers, float32)
-        lane, warp = int32(cuda.threadIdx.x) & (WARP - 1), int32(cuda.threadIdx.x) >> 5
-        tile_of_warp, split = warp // splits, warp % splits
+        lane, warp = int32(int32(cuda.threadIdx.x) & (WARP - 1)), int32(int32(cuda.threadIdx.x) >> 5)
+        tile_of_warp, split = int32(uint32(warp) // uint32(splits)), int32(uint32(warp) % uint32(splits))
         held, total = Held(cuda.local.array(code_words, uint32), cuda.local.array(scale_words, uint32)), cuda.local.array(4, sum_type)
-        stride, tiles = int32(cuda.gridDim.x) * tiles_of_block, int32(pairs + PAIRS - 1) // PAIRS
-        first_tile, buffer = int32(cuda.blockIdx.x) * tiles_of_block, int32(0)
-        rows = rows_of_tile(first_tile + tile_of_warp, n)
+        stride, tiles = int32(int32(cuda.gridDim.x) * tiles_of_block), int32((pairs + PAIRS - 1) >> 3)
+        first_tile, buffer = int32(int32(cuda.blockIdx.x) * tiles_of_block), int32(0)
+        rows = rows_of_tile(int32(first_tile + tile_of_warp), n)
         kept = operand.begin(weight, rows)
         load_steps(weight, rows, kept, split, held)
-        operand.fill_table(table, weight)
+        decoder = operand.begin_block(table, weight, uint32(n >> 31))
         token = outputs.begin(arrays)
         factor = operand.prepare(x, norm, epsilon, memory)
         while first_tile < tiles:
-            following, pair = first_tile + stride, (first_tile + tile_of_warp) * PAIRS + (lane & (PAIRS - 1))
-            next_rows = rows_of_tile(following + tile_of_warp, n)
+            following, pair = int32(first_tile + stride), int32((first_tile + tile_of_warp) * PAIRS + (lane & (PAIRS - 1)))
+            next_rows = rows_of_tile(int32(following + tile_of_warp), n)
             next_kept = operand.begin(weight, next_rows)
             prepared = outputs.prepare(arrays, token, pair)
             for i in range(4):
                 total[i] = 0
             for chunk in range(chunks):
-                first = chunk * unroll * splits + split
+                first = int32(chunk * unroll * splits + split)
                 if chunk + 1 < chunks:
-                    then = (True, rows, kept, first + unroll * splits)
+                    then = (True, rows, kept, int32(first + unroll * splits))
                 else:
                     then = (following < tiles, next_rows, next_kept, split)
-                multiply_steps(memory, table, weight, held, kept, first, total, *then)
+                multiply_steps(memory, decoder, weight, held, kept, first, total, *then)
             low, high = operand.finish(kept, total, factor)
             if lane & 3 == 0:
-                sums[buffer + warp * TILE_ROWS + (lane >> 2)] = low
-                sums[buffer + warp * TILE_ROWS + (lane >> 2) + PAIRS] = high
+                sums[uint32(buffer + warp * TILE_ROWS + (lane >> 2))] = low
+                sums[uint32(buffer + warp * TILE_ROWS + (lane >> 2) + PAIRS)] = high
             cuda.syncthreads()
             if split == 0:
-                low, high = add_splits(sums, buffer + warp * TILE_ROWS)
+                low, high = add_splits(sums, int32(buffer + warp * TILE_ROWS))
                 if lane < PAIRS and pair < pairs:
                     outputs.write(arrays, prepared, pair, low, high)
-            first_tile, buffer, rows, kept = following, sums_of_block - buffer, next_rows, next_kept
+            first_tile, buffer, rows, kept = following, int32(sums_of_block - buffer), next_rows, next_kept
 
     return tensor_core_gemv_kernel

@@ -50,9 +50,10 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
                 ptx.store_32(table, PAIRS_BYTES + 4 * i, ptx.float_as_uint(float32(absmax_map[i])))
 
     @cuda.jit(device=True, forceinline=True)
-    def fill_table(table, weight):
+    def begin_block(table, weight, zero):
         fill_pairs(table, weight.table, int32(cuda.threadIdx.x), threads)
         fill_map(table, weight.map)
+        return table
 
     @cuda.jit(device=True, forceinline=True)
     def begin(weight, rows):
@@ -85,24 +86,25 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
         place = at + row * BLOCKS + block
         if not is_nested:
             return ptx.uint_as_float(words[place])
-        entry = ptx.uint_as_float(ptx.load_32(table, PAIRS_BYTES + 4 * words[place]))
+        entry = ptx.uint_as_float(ptx.load_32(table, uint32(uint32(PAIRS_BYTES) + (words[place] << uint32(2)))))
         return entry * ptx.uint_as_float(words[nested_at + place]) + (kept.high_offset if row else kept.low_offset)
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_step(memory, table, kept, held, u, step, total):
         a, b, sums = cuda.local.array(4, uint32), cuda.local.array(4, uint32), cuda.local.array(8, float32)
-        lane, at = int32(cuda.threadIdx.x) & (WARP - 1), u * CODE_WORDS
+        lane, at = uint32(cuda.threadIdx.x) & uint32(WARP - 1), u * CODE_WORDS
+        own = uint32(uint32(step) * uint32(INPUTS // 2) + (lane & uint32(3)) * uint32(4))
         for i in range(8):
             sums[i] = float32(0)
         for i in range(4):
             for word in range(4):
                 b[word] = uint32(0)
             if is_mine():
-                load_words(memory, step * (INPUTS // 2) + 16 * i + (lane & 3) * 4, b, 0)
+                load_words(memory, uint32(own + uint32(16 * i)), b, 0)
             for j in range(2):
                 for half in range(2):
-                    a[2 * half] = pair_of_byte(table, held.codes[at + i], 2 * j + half, uint32(4 * lane))
-                    a[2 * half + 1] = pair_of_byte(table, held.codes[at + 4 + i], 2 * j + half, uint32(4 * lane))
+                    a[2 * half] = pair_of_byte(table, held.codes[at + i], 2 * j + half, uint32(lane << uint32(2)))
+                    a[2 * half + 1] = pair_of_byte(table, held.codes[at + 4 + i], 2 * j + half, uint32(lane << uint32(2)))
                 multiply(sums, 4 * j, a, 0, b, 2 * j)
         for row in range(2):
             for block in range(BLOCKS):
@@ -116,5 +118,5 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
     prepare = make_prepare_numbers(k, padded_k, threads, dtype, BLOCKS)
     x_bytes, table_bytes = padded_k * 2 + padded_steps * BLOCKS * 4, PAIRS_BYTES + 4 * MAP_ENTRIES
     return Operand(
-        k // INPUTS, INPUTS, k // 2, words_of_a_step, x_bytes, table_bytes, float32, fill_table, prepare, begin, load, multiply_step, finish
+        k // INPUTS, INPUTS, k // 2, words_of_a_step, x_bytes, table_bytes, float32, begin_block, prepare, begin, load, multiply_step, finish
     )  # fmt: skip

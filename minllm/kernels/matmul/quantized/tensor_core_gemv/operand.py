@@ -12,7 +12,7 @@ Source: PTX ISA, "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32".
 
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, uint32
 
 from minllm import ptx
 
@@ -30,11 +30,12 @@ class Operand(NamedTuple):
     x_bytes: int  # of x in shared memory
     table_bytes: int  # of a table in shared memory, 0 without one
     sum_type: Any  # of mma.sync
-    fill_table: Any  # (table, weight): all threads fill it, before a barrier
+    begin_block: Any  # (table, weight, zero) -> what decodes codes: the table, which all threads fill before a barrier, or constants;
+    # zero: a 0 of which the compiler does not know
     prepare: Any  # (x, norm, epsilon, memory) -> what sums are multiplied by; writes x to shared memory, and ends with a barrier
     begin: Any  # (weight, rows) -> what the format keeps of two rows of weight
     load: Any  # (weight, rows, kept, step, words, at): words[at : at + self.words] = what the scales of a step need
-    multiply: Any  # (memory, table, kept, held, u, step, total): total[0 : 4] += the products of a step, the u-th of those that are Held
+    multiply: Any  # (memory, decoder, kept, held, u, step, total): total[0 : 4] += the products of a step, the u-th of those that are Held
     finish: Any  # (kept, total, factor) -> (low, high), the sums of the two rows
 
 
@@ -54,8 +55,9 @@ class Rows(NamedTuple):
 
 
 @cuda.jit(device=True, forceinline=True)
-def no_table(table, weight):
-    """fill_table of a format without a table."""
+def no_decoder(table, weight, zero):
+    """begin_block of a format that multiplies codes as they are."""
+    return uint32(0)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -99,8 +101,8 @@ def make_is_mine(parts: int):
 
     @cuda.jit(device=True, forceinline=True)
     def is_mine():
-        lane = int32(cuda.threadIdx.x) & 31
-        return parts == 1 or (lane & 3) // lanes == (lane >> 2) % parts
+        lane = uint32(cuda.threadIdx.x) & uint32(31)
+        return parts == 1 or (lane & uint32(3)) // uint32(lanes) == (lane >> uint32(2)) % uint32(parts)
 
     return is_mine
 

@@ -12,7 +12,7 @@ Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU); kernels/k
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32
+from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
@@ -36,7 +36,7 @@ def begin_nothing(arrays):
 
 
 class Plain(NamedTuple):
-    """Arrays: bias [N] or None, residual [1, N] or None, out [1, N]."""
+    """Arrays: bias [N] or None, residual [N] or None, out [N]."""
 
     bias: Any
     residual: Any
@@ -44,43 +44,61 @@ class Plain(NamedTuple):
 
 
 @cuda.jit(device=True, forceinline=True)
-def plain_rows(pair, rows):
-    """Rows j and j + 8 of a tile of 16."""
-    low = (pair >> 3) * 16 + (pair & 7)
-    return min(low, rows - 1), min(low + PAIRS, rows - 1)
+def plain_column(pair):
+    """The column of out that the first row of a pair gives."""
+    return int32((pair >> 3) * 16 + (pair & 7))
 
 
 @cuda.jit(device=True, forceinline=True)
-def addend(bias, residual, column, columns):
-    """What is added to an output."""
-    value, column = float32(0), min(column, columns - 1)
-    if bias is not None:
-        value += float32(bias[column])
-    if residual is not None:
-        value += float32(residual[0, column])
-    return value
+def element(row, column):
+    """An element as loaded: nothing waits for it until it is converted."""
+    return row[uint32(column)]
 
 
 @cuda.jit(device=True, forceinline=True)
-def prepare_plain(arrays, token, pair):
-    """(addend of row low, of row high)."""
-    column, columns = (pair >> 3) * 16 + (pair & 7), int32(arrays.out.shape[1])
-    low = addend(arrays.bias, arrays.residual, column, columns)
-    return low, addend(arrays.bias, arrays.residual, column + PAIRS, columns)
+def no_element(row, column):
+    """The element of a row that is absent."""
+    return float32(0)
 
 
-@cuda.jit(device=True, forceinline=True)
-def write_plain(arrays, prepared, pair, low, high):
-    """Both outputs, unless they are beyond the last."""
-    column = (pair >> 3) * 16 + (pair & 7)
-    if column < arrays.out.shape[1]:
-        arrays.out[0, column] = low + prepared[0]
-    if column + PAIRS < arrays.out.shape[1]:
-        arrays.out[0, column + PAIRS] = high + prepared[1]
+class Addends(NamedTuple):
+    """What is added to a pair's outputs."""
+
+    low_bias: Any
+    high_bias: Any
+    low_residual: Any
+    high_residual: Any
+
+
+@functools.cache
+def make_plain(has_bias: bool, has_residual: bool) -> Outputs:
+    """The Outputs of Plain."""
+    bias_at, residual_at = element if has_bias else no_element, element if has_residual else no_element
+
+    @cuda.jit(device=True, forceinline=True)
+    def rows_of(pair, rows):
+        low = plain_column(pair)
+        return min(low, int32(rows - 1)), min(int32(low + PAIRS), int32(rows - 1))
+
+    @cuda.jit(device=True, forceinline=True)
+    def prepare(arrays, token, pair):
+        low, high = rows_of(pair, int32(arrays.out.shape[0]))
+        biases = bias_at(arrays.bias, low), bias_at(arrays.bias, high)
+        return Addends(biases[0], biases[1], residual_at(arrays.residual, low), residual_at(arrays.residual, high))
+
+    @cuda.jit(device=True, forceinline=True)
+    def write(arrays, addends, pair, low, high):
+        column, columns = plain_column(pair), int32(arrays.out.shape[0])
+        if column < columns:
+            arrays.out[uint32(column)] = low + float32(addends.low_bias) + float32(addends.low_residual)
+        if int32(column + PAIRS) < columns:
+            arrays.out[uint32(column + PAIRS)] = high + float32(addends.high_bias) + float32(addends.high_residual)
+
+    return Outputs(rows_of, begin_nothing, prepare, write)
 
 
 class Gated(NamedTuple):
-    """Array: out [1, I]."""
+    """Array: out [I]."""
 
     out: Any
 
@@ -88,8 +106,8 @@ class Gated(NamedTuple):
 @cuda.jit(device=True, forceinline=True)
 def gated_rows(pair, rows):
     """A row of the gate, in the upper half of weight, and that of up."""
-    low = min(pair, (rows >> 1) - 1)
-    return low, low + (rows >> 1)
+    low = min(int32(pair), int32((rows >> 1) - 1))
+    return low, int32(low + (rows >> 1))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -101,8 +119,8 @@ def prepare_gated(arrays, token, pair):
 @cuda.jit(device=True, forceinline=True)
 def write_gated(arrays, prepared, pair, low, high):
     """silu(gate) * up."""
-    if pair < arrays.out.shape[1]:
-        arrays.out[0, pair] = low * sigmoid(low) * high
+    if pair < int32(arrays.out.shape[0]):
+        arrays.out[uint32(pair)] = low * sigmoid(low) * high
 
 
 class Attention(NamedTuple):
@@ -138,15 +156,15 @@ class Turn(NamedTuple):
 
 
 @functools.cache
-def make_attention(head_dim: int) -> Outputs:
+def make_attention(head_dim: int, has_bias: bool) -> Outputs:
     """The Outputs of Attention."""
-    half = head_dim // 2
+    half, bias_at = head_dim // 2, element if has_bias else no_element
 
     @cuda.jit(device=True, forceinline=True)
     def attention_rows(pair, rows):
-        pair = min(pair, (rows >> 1) - 1)
-        low = pair + pair // half * half
-        return low, low + half
+        pair = uint32(min(int32(pair), int32((rows >> 1) - 1)))
+        low = int32(pair + pair // uint32(half) * uint32(half))
+        return low, int32(low + half)
 
     @cuda.jit(device=True, forceinline=True)
     def begin(arrays):
@@ -156,11 +174,11 @@ def make_attention(head_dim: int) -> Outputs:
     @cuda.jit(device=True, forceinline=True)
     def prepare(arrays, token, pair):
         last = (arrays.query.shape[1] + 2 * arrays.key_cache.shape[1]) * half - 1
-        pair = min(pair, last)
-        head, component = pair // half, pair % half
-        row = head * head_dim + component
-        cosine, sine = arrays.cos_sin[token.position, component], arrays.cos_sin[token.position, half + component]
-        low_bias, high_bias = addend(arrays.bias, None, row, row + 1), addend(arrays.bias, None, row + half, row + half + 1)
+        pair = uint32(min(int32(pair), int32(last)))
+        head, component = uint32(pair // uint32(half)), uint32(pair % uint32(half))
+        row = int32(head * uint32(head_dim) + component)
+        cosine, sine = arrays.cos_sin[token.position, component], arrays.cos_sin[token.position, uint32(component + uint32(half))]
+        low_bias, high_bias = bias_at(arrays.bias, row), bias_at(arrays.bias, row + half)
         return Turn(head, component, cosine, sine, token.slot, low_bias, high_bias)
 
     @cuda.jit(device=True, forceinline=True)
@@ -169,7 +187,7 @@ def make_attention(head_dim: int) -> Outputs:
         head, component, cosine, sine, slot, low_bias, high_bias = prepared
         if pair >= (heads + 2 * kv_heads) * half:
             return
-        a, b = low + low_bias, high + high_bias
+        a, b = low + float32(low_bias), high + float32(high_bias)
         if head < heads:
             arrays.query[0, head, component] = a * cosine - b * sine
             arrays.query[0, head, component + half] = b * cosine + a * sine
@@ -184,5 +202,4 @@ def make_attention(head_dim: int) -> Outputs:
     return Outputs(attention_rows, begin, prepare, write)
 
 
-PLAIN = Outputs(plain_rows, begin_nothing, prepare_plain, write_plain)
 GATED = Outputs(gated_rows, begin_nothing, prepare_gated, write_gated)
