@@ -7,7 +7,7 @@ a bank of its own, 32 KB in all, so that none waits for another.
     pairs[byte, lane] = (table[byte >> 4], table[byte & 15])
 """
 
-from numba import cuda
+from numba import cuda, uint32
 
 from minllm import ptx
 from minllm.tiles.warp import WARP
@@ -32,6 +32,6 @@ def make_fill_pairs(dtype: str):
             second = table[column * 16 // ENTRY_BYTES]
             for first in range(CODES):
                 pair = pack(table[first], second)
-                ptx.store_128(pairs, (first * COLUMNS + column) * 16, pair, pair, pair, pair)
+                ptx.store_128(pairs, uint32((first * COLUMNS + column) * 16), pair, pair, pair, pair)
 
     return fill_pairs

@@ -56,7 +56,7 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
     tiles_of_block, last_step, table_bytes = tiling.tiles, operand.steps - 1, operand.table_bytes
     chunks, sum_type = tiling.padded_steps(operand.steps) // (splits * unroll), operand.sum_type
     code_words, scale_words, sums_of_block = unroll * CODE_WORDS, max(1, unroll * words_of_a_step), warps * TILE_ROWS
-    two_buffers, load_scales, multiply, rows_of = 2 * sums_of_block, operand.load, operand.multiply, outputs.rows_of
+    two_buffers, multiply, rows_of = 2 * sums_of_block, operand.multiply, outputs.rows_of
 
     @cuda.jit(device=True, forceinline=True)
     def rows_of_tile(tile, n):
@@ -71,22 +71,31 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
         held[at], held[at + 1], held[at + 2], held[at + 3] = one, two, three, four
 
     @cuda.jit(device=True, forceinline=True)
-    def load_step(u, weight, rows, kept, first, held):
-        """Load the codes and scales of the u-th step behind `first`, or of the last one, to their places in registers."""
-        step = min(int32(first + u * splits), int32(last_step))
-        own = uint32(uint32(step) * uint32(ROW_BYTES) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(LANE_BYTES))
+    def step_of(u, first):
+        """The u-th of a warp's steps behind `first`, or the last one of a row."""
+        return min(int32(first + u * splits), int32(last_step))
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_codes(u, weight, rows, first, held):
+        """Load the codes of the u-th step behind `first` to their place in registers."""
+        own = uint32(uint32(step_of(u, first)) * uint32(ROW_BYTES) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(LANE_BYTES))
         load_row(weight.codes, rows.low, own, held.codes, u * CODE_WORDS)
         load_row(weight.codes, rows.high, own, held.codes, u * CODE_WORDS + CODE_WORDS // 2)
-        load_scales(weight, rows, kept, step, held.scales, u * words_of_a_step)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_scales(u, weight, rows, kept, first, held):
+        """Load what its scales need."""
+        operand.load(weight, rows, kept, step_of(u, first), held.scales, u * words_of_a_step)
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_step(u, memory, decoder, weight, held, kept, first, total, goes_on, next_rows, next_kept, next_first):
         """The products of the u-th step in flight, and the loads of the step that takes its place."""
         multiply(memory, decoder, kept, held, u, int32(first + u * splits), total)
         if goes_on:
-            load_step(u, weight, next_rows, next_kept, next_first, held)
+            load_codes(u, weight, next_rows, next_first, held)
+            load_scales(u, weight, next_rows, next_kept, next_first, held)
 
-    load_steps, multiply_steps = unrolled(load_step, unroll), unrolled(multiply_step, unroll)
+    load_all_codes, load_all_scales, multiply_steps = (unrolled(one, unroll) for one in (load_codes, load_scales, multiply_step))
 
     @cuda.jit(device=True, forceinline=True)
     def add_splits(sums, first):
@@ -109,8 +118,10 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
         stride, tiles = int32(int32(cuda.gridDim.x) * tiles_of_block), int32((pairs + PAIRS - 1) >> 3)
         first_tile, buffer = int32(int32(cuda.blockIdx.x) * tiles_of_block), int32(0)
         rows = rows_of_tile(int32(first_tile + tile_of_warp), n)
+        load_all_codes(weight, rows, split, held)
+        cuda.syncwarp()  # loads do not move across it: those of codes come before any that waits for another
         kept = operand.begin(weight, rows)
-        load_steps(weight, rows, kept, split, held)
+        load_all_scales(weight, rows, kept, split, held)
         decoder = operand.begin_block(table, weight, uint32(n >> 31))
         token = outputs.begin(arrays)
         factor = operand.prepare(x, norm, epsilon, memory)
