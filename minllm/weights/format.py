@@ -40,8 +40,8 @@ class LinearKernels(NamedTuple):
     gated_activations: Mapping[str, Callable] = {}  # variant -> (gate_up, empty, stream), which quantises silu(gate) * up in one kernel
     workspaces: Mapping[str, Callable] = {}  # variant -> (x, weight, empty), which makes its launcher's `workspace`
     gated: Callable | None = None  # (variant, x, weight, out_dtype) -> launcher(x, weight, out, stream) of silu(gate) * up, or None
-    # For a few rows of x, with the RMS norm in front and the residual behind: decoding one sequence. Some formats' take arrays that fit alone.
-    fits_normed: Callable[[Any, Any], bool] = lambda x, weight: True
+    # For a few rows of x, with the RMS norm in front and the residual behind: decoding one sequence.
+    fits_normed: Callable[[Any, Any], bool] = lambda x, weight: True  # whether these three take the arrays
     normed_linear: Callable | None = None  # (x, weight, out, bias, stream, norm=, epsilon=, residual=)
     normed_gated: Callable | None = None  # (x, weight, out, stream, norm=, epsilon=)
     normed_qkv: Callable | None = None  # called like gemv_qkv_rope_append (matmul/gemv/gemv_qkv.py)

@@ -109,7 +109,7 @@ def choose_qkv_tiling(m: int, k: int, dtype, capability: tuple[int, int]) -> Gem
 def check_qkv(x, norm, rows: int, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache) -> None:
     """Raise KernelArgumentError unless the arrays are those of gemv_qkv_rope_append, for a weight of this number of rows."""
     check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
-    (m, k), dtype = x.shape, x.dtype
+    m, dtype = x.shape[0], x.dtype
     check_array("query", query, (dtype,), tokens=m, heads=None, head_dim=None)
     _, heads, head_dim = query.shape
     check_caches(key_cache, value_cache, dtype, None, head_dim)

@@ -46,7 +46,7 @@ class Int4Arrays(NamedTuple):
 
 
 def make_multiply_codes(dtype: str, parts: int):
-    """The device function with which a warp multiplies a step of codes: biased[0 : 4] = (offset + codes) x, for the columns of x's parts."""
+    """The device function with which a warp multiplies a step of codes: biased[0 : 4] = (offset + codes) x, for columns of x's parts."""
     pair_of_codes, multiply, is_mine = make_pair_of_codes(OFFSETS[dtype]), MULTIPLY[dtype], make_is_mine(parts)
 
     @cuda.jit(device=True, forceinline=True)

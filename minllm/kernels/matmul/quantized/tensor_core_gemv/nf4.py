@@ -118,5 +118,6 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
     prepare = make_prepare_numbers(k, padded_k, threads, dtype, BLOCKS)
     x_bytes, table_bytes = padded_k * 2 + padded_steps * BLOCKS * 4, PAIRS_BYTES + 4 * MAP_ENTRIES
     return Operand(
-        k // INPUTS, INPUTS, k // 2, words_of_a_step, x_bytes, table_bytes, float32, begin_block, prepare, begin, load, multiply_step, finish
+        k // INPUTS, INPUTS, k // 2, words_of_a_step, x_bytes, table_bytes, float32, begin_block, prepare, begin, load, multiply_step,
+        finish,
     )  # fmt: skip

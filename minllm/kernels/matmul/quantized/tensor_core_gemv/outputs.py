@@ -4,7 +4,7 @@
     Gated      a row of the gate and its of up:  out[n] = silu(low) * high
     Attention  components d and d + D / 2 of a head, which RoPE turns:  query, or the cache's keys; values as they are
 
-`prepare` loads what belongs to a pair before its sums are done, `write` stores; `make_pair_rows` says which rows a pair is.
+`rows_of` says which rows of weight a pair is, `prepare` loads what belongs to its outputs before its sums are done, `write` stores them.
 
 Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU); kernels/kv/qkv_rope_append.py.
 """
