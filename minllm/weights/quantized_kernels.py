@@ -183,10 +183,13 @@ FP8_BLOCK = FP8_BLOCK._replace(
 
 
 def with_tensor_core_gemv(kernels: LinearKernels, found: tensor_core_gemv.Format) -> LinearKernels:
-    """These kernels, and for one row of x the GEMV on tensor cores with its fusions."""
+    """These kernels, and for one row of x the GEMV on tensor cores with its fusions; it quantises x itself."""
+    gemv = tensor_core_gemv.make_gemv(found)
     return kernels._replace(
+        variants={**kernels.variants, "tensor_core_gemv": gemv},
+        most_rows={**kernels.most_rows, "tensor_core_gemv": 1},
         fits_normed=functools.partial(tensor_core_gemv.fits, found),
-        normed_linear=tensor_core_gemv.make_gemv(found),
+        normed_linear=gemv,
         normed_gated=tensor_core_gemv.make_gated_gemv(found),
         normed_qkv=tensor_core_gemv.make_qkv_gemv(found),
     )

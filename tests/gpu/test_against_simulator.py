@@ -16,20 +16,30 @@ from tests.kernels.guarded import BFLOAT16
 from tests.sim.every_kernel import COARSE_ROUNDING, ROUNDED, ROUNDING, ROWS, SEVERAL_GPUS
 
 
+def arrays_in(arguments):
+    """All host arrays of these arguments, those in NamedTuples too."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from arrays_in(argument)
+        elif isinstance(argument, np.ndarray):
+            yield argument
+
+
 def copies_of(arguments, device):
     """{id of an array: its copy on the device}. Two views of the same memory share one copy, as a cache that is copied within itself."""
     by_memory, twins = {}, {}
-    for array in arguments:
-        if isinstance(array, np.ndarray):
-            memory = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype)
-            if memory not in by_memory:
-                by_memory[memory] = device.array(array)
-            twins[id(array)] = by_memory[memory]
+    for array in arrays_in(arguments):
+        memory = (array.__array_interface__["data"][0], array.shape, array.strides, array.dtype)
+        if memory not in by_memory:
+            by_memory[memory] = device.array(array)
+        twins[id(array)] = by_memory[memory]
     return twins
 
 
 def twin(argument, twins, device):
-    """What the GPU is given in an argument's place: an array's copy there, or the tensor map of one."""
+    """What the GPU is given in an argument's place: an array's copy there, the tensor map of one, or a NamedTuple of copies."""
+    if isinstance(argument, tuple):
+        return type(argument)(*(twin(one, twins, device) for one in argument))
     if isinstance(argument, TensorMap):
         array = twins.get(id(argument.array))
         return tensor_map(device.array(argument.array) if array is None else array, argument.box, argument.swizzle, argument.fill)
@@ -37,7 +47,7 @@ def twin(argument, twins, device):
 
 
 def run_on_both(row, device, monkeypatch):
-    """Run a row of every_kernel.py on both -> [(kernel, argument's number, the GPU's array, the simulator's)]."""
+    """Run a row of every_kernel.py on both -> [(kernel, array's number among its arguments, the GPU's array, the simulator's)]."""
     found = []
 
     def configured(simulation, configuration):
@@ -47,9 +57,8 @@ def run_on_both(row, device, monkeypatch):
             twins = copies_of(arguments, device)
             simulation.kernel[grid, block, None, shared_bytes, cluster](*(twin(a, twins, device) for a in arguments))
             simulate(simulation.kernel, grid, block, *arguments, shared_bytes=shared_bytes, cluster=cluster)
-            for number, host in enumerate(arguments):
-                if id(host) in twins:
-                    found.append((simulation.kernel.__name__, number, device.host(twins[id(host)]), host.copy()))
+            for number, host in enumerate(arrays_in(arguments)):
+                found.append((simulation.kernel.__name__, number, device.host(twins[id(host)]), host.copy()))
 
         return run
 
@@ -65,7 +74,7 @@ def test_the_gpu_and_the_simulator_write_the_same(name, device, monkeypatch):
     found = run_on_both(ROWS[name], device, monkeypatch)
     assert {kernel for kernel, *_ in found} >= set(ROWS[name].kernels)
     for kernel, number, there, here in found:
-        what = f"argument {number} of {kernel}"
+        what = f"array {number} of {kernel}"
         if (kernel in COARSE_ROUNDING or name in COARSE_ROUNDING) and here.dtype == BFLOAT16:
             np.testing.assert_allclose(there.astype(np.float32), here.astype(np.float32), rtol=2.0**-7, atol=1e-3, err_msg=what)
         elif kernel in ROUNDED and here.dtype == np.float32:

@@ -1,4 +1,4 @@
-"""Products of quantised weights on a GPU: every format at large odd shapes, and those of Hopper's tensor cores as the simulator's cases."""
+"""Products of quantised weights on a GPU: every format at large odd shapes, and those of tensor cores as the simulator's cases."""
 
 import numpy as np
 import pytest
@@ -26,6 +26,9 @@ from tests.kernels.matmul.quantized_cases import (
     check_mixed_input,
     check_nf4,
 )
+from tests.kernels.matmul.tensor_core_gemv_cases import CASES as GEMV_CASES
+from tests.kernels.matmul.tensor_core_gemv_cases import FORMS, LARGE_QKV_CASES, QKV_CASES, check_gemv, check_qkv
+from tests.kernels.matmul.tensor_core_gemv_cases import LARGE_CASES as LARGE_GEMV_CASES
 
 
 @pytest.fixture
@@ -58,6 +61,24 @@ def test_products_of_int4_are_those_in_float64(case, device, hopper):
 @pytest.mark.parametrize("case", NF4_CASES + LARGE_NF4_CASES, ids=str)
 def test_products_of_nf4_are_those_in_float64(case, device, hopper):
     check_nf4(case, device)
+
+
+@pytest.fixture
+def tensor_cores(case):
+    """Skip without mma.sync for the case's format."""
+    form, capability = next(form for name, form in FORMS.items() if case.name.startswith(name)), current_device().compute_capability
+    if capability < form.since:
+        pytest.skip(f"a GPU of compute capability {capability} has no mma.sync for {form.name}")
+
+
+@pytest.mark.parametrize("case", GEMV_CASES + LARGE_GEMV_CASES, ids=str)
+def test_gemv_on_tensor_cores_is_that_in_float64(case, device, tensor_cores):
+    check_gemv(case, device)
+
+
+@pytest.mark.parametrize("case", QKV_CASES + LARGE_QKV_CASES, ids=str)
+def test_queries_keys_and_values_of_codes_are_those_in_float64(case, device, tensor_cores):
+    check_qkv(case, device)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 40, 300])

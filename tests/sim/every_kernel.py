@@ -72,6 +72,8 @@ from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputT
 from minllm.kernels.matmul.quantized.nf4_pairs import CODES, COLUMNS
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
+from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
+from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.tiled import matmul_tiled
 from minllm.kernels.matmul.vectorized import matmul_vectorized
@@ -929,6 +931,78 @@ def mixed_input_of_nf4():
     moved = Expected(in_nf4_weight(asked), in_nf4_weight(different | dict(x_map=M * K * b)), 2 * M * N * K)
     run = partial(gemm.nf4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"mixed_input_kernel": moved}
+
+
+# The GEMV on tensor cores: every block reads x and the norm. Each of a quad's lanes, in each of the warps that share a tile, loads what
+# belongs to its two rows of weight or outputs; per-row scales also for the tile after the last, which is none: those of the last rows.
+
+GEMV_TILING = TensorCoreGemvTiling(warps=2, splits=2, unroll=1, blocks=2, per_sm=1)  # a block has one tile of 16 rows
+QUAD = 4 * GEMV_TILING.splits  # lanes of a row
+
+
+def signs(*shape):
+    """Numbers whose root mean square is exactly 1."""
+    return np.sign(numbers(*shape))
+
+
+@row
+def gemv_of_int4_on_tensor_cores():
+    M, N, K, b = 1, 32, 256, 2
+    blocks, steps, groups = N // 16, K // 128, N * K // 64
+    asked = {"x": M * K * b * blocks, "norm": K * b * blocks, "weight.codes": N * K // 2, "arrays.out": M * N * b}
+    asked |= {"weight.scales": 4 * 2 * 2 * N * steps, "weight.zeros": 4 * 2 * N * steps}  # both groups of a step
+    asked |= {"arrays.bias": QUAD * N * b, "arrays.residual": QUAD * N * b}
+    different = {"x": M * K * b, "norm": K * b, "weight.scales": 2 * groups, "weight.zeros": groups}
+    different |= {"arrays.bias": N * b, "arrays.residual": M * N * b}
+    launcher, fused = tensor_core_gemv.make_gemv(tensor_core_gemv.INT4), dict(norm=np.round(numbers(K)), residual=numbers(M, N))
+    arrays = signs(M, K), weight_in("int4_g64_zeros", N, K), numbers(M, N), numbers(N)
+    run = partial(launcher, *arrays, tiling=GEMV_TILING, **fused)
+    return run, {"tensor_core_gemv_kernel": Expected(asked, different, 2 * 8 * N * K)}
+
+
+@row
+def gemv_of_nf4_on_tensor_cores():
+    """A block loads the map of absmax, and for each column of its table of pairs 17 numbers."""
+    M, N, K, b = 1, 32, 256, 2
+    blocks, steps = N // 16, K // 128
+    weight, _, different = nf4_case(N, K, 1)
+    asked = dict(x=M * K * b * blocks, absmax=4 * 2 * N * steps, nested=4 * 4 * 2 * N * steps, absmax_map=4 * 256 * blocks)
+    asked |= dict(codes=N * K // 2, table=4 * (1 + CODES) * COLUMNS * blocks, offsets=2 * QUAD * 4 * N, first_blocks=2 * QUAD * 4 * N)
+    asked, different = in_nf4_weight(asked), in_nf4_weight(different | dict(x=M * K * b, absmax_map=4 * 256))
+    run = partial(tensor_core_gemv.make_gemv(tensor_core_gemv.NF4), np.round(numbers(M, K)), weight, numbers(M, N), tiling=GEMV_TILING)
+    return run, {"tensor_core_gemv_kernel": Expected(asked | {"arrays.out": M * N * b}, different, 2 * 8 * N * K)}
+
+
+@row
+def gated_gemv_of_int8_on_tensor_cores():
+    M, F, K, b = 1, 16, 128, 2
+    blocks, N = 2 * F // 16, 2 * F
+    asked = {"x": M * K * b * blocks, "norm": K * b * blocks, "weight.codes": N * K, "weight.scales": 2 * QUAD * 4 * N}
+    moved = Expected(asked | {"arrays.out": M * F * b}, {"x": M * K * b, "norm": K * b, "weight.scales": 4 * N}, 2 * 8 * N * K)
+    gate_up = numbers(N, K, dtype=FLOAT32)
+    gate_up[:F] = 1  # a gate of K, whose sigmoid is 1 exactly however it is computed
+    launcher, weight = tensor_core_gemv.make_gated_gemv(tensor_core_gemv.INT8), WEIGHT_FORMATS["int8"].encode(gate_up)
+    run = partial(launcher, np.ones((M, K), BFLOAT16), weight, numbers(M, F), tiling=GEMV_TILING, norm=np.ones(K, BFLOAT16))
+    return run, {"tensor_core_gemv_kernel": moved}
+
+
+@row
+def gemv_of_fp8_from_norm_to_cache():
+    M, heads, kv_heads, D, K, b = 1, 2, 1, 8, 128, 2
+    N = (heads + 2 * kv_heads) * D
+    blocks = N // 16
+    threads = GEMV_TILING.threads * blocks
+    asked = {"x": M * K * b * blocks, "norm": K * b * blocks, "weight.codes": N * K, "weight.scales": 2 * QUAD * 4 * N}
+    asked |= {"arrays.bias": QUAD * N * b, "arrays.positions": 4 * threads, "arrays.slot_mapping": 4 * threads}
+    asked |= {"arrays.cos_sin": 2 * 4 * threads, "arrays.query": M * heads * D * b}
+    asked |= {f"arrays.{name}_cache": M * kv_heads * D * b for name in ("key", "value")}
+    different = {"x": M * K * b, "norm": K * b, "weight.scales": 4 * N, "arrays.bias": N * b, "arrays.positions": 4 * M}
+    different |= {"arrays.slot_mapping": 4 * M, "arrays.cos_sin": M * D * 4}
+    place, caches = np.arange(M, dtype=np.int32), [numbers(1, 4, kv_heads, D) for _ in range(2)]
+    table = rope_table(4, D, 0.1 ** np.arange(D // 2))
+    arguments = signs(M, K), numbers(K), 0.0, weight_in("fp8", N, K), numbers(N), place, place, table, numbers(M, heads, D), *caches
+    run = partial(tensor_core_gemv.make_qkv_gemv(tensor_core_gemv.FP8), *arguments, tiling=GEMV_TILING)
+    return run, {"tensor_core_gemv_kernel": Expected(asked, different, 2 * 8 * N * K)}
 
 
 # Attention: `pairs` are the visible (query, key) pairs of one head of a prompt of T tokens.

@@ -1,5 +1,7 @@
 """The kernels of quantised weights as they are launched: 1 and 8 rows of x, all formats; and W8A8 on tensor cores."""
 
+import functools
+
 import numpy as np
 from numba.cuda import types
 
@@ -30,6 +32,9 @@ from minllm.kernels.matmul.quantized.mixed_input.kernel import mixed_input_kerne
 from minllm.kernels.matmul.quantized.mixed_input.nf4_decoder import make_nf4_decoder
 from minllm.kernels.matmul.quantized.mixed_input.tiling import choose_tiling
 from minllm.kernels.matmul.quantized.rows import THREADS, quantize_rows_kernel, quantize_vectors_kernel
+from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
+from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import tensor_core_gemv_kernel
+from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import GATED, PLAIN, Attention, Gated, Plain, make_attention
 from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS
 from minllm.kernels.matmul.wgmma.wgmma import CODES as CODE_DTYPES
 from minllm.kernels.matmul.wgmma.wgmma import wgmma_kernel
@@ -99,6 +104,7 @@ def specimens(dtype):
         yield from int4_wgmma_specimens(dtype, matrix)
     if dtype in int4_tma_consumer.OFFSETS:
         yield from mixed_input_specimens(dtype, matrix, weight)
+        yield from tensor_core_gemv_specimens(dtype, matrix, bias)
 
 
 def int4_tensor_core_specimens(dtype, matrix, bias):
@@ -262,3 +268,63 @@ def int4_tma_specimens(dtype, matrix):
         contains = ("HMMA*", "UTMALDG.2D*", "LDSM*", "LDS.128", "SYNCS.PHASECHK*")
         name, shared_bytes = f"matmul/int4_tma/{kind}/{dtype}", tiling.shared_bytes(tokens)
         yield Specimen(name, kernel, arguments, tiling.threads, tiling.blocks(tokens), shared_bytes, contains, targets=((9, 0),))
+
+
+def tensor_core_gemv_specimens(dtype, matrix, bias):
+    """One row of x, in every format, with the tilings that the launcher chooses for the weights of 8B and 1B models.
+
+    Plain with bias and residual, gate and up with norm, and queries, keys and values with norm and bias.
+    """
+    for name in tensor_core_gemv_weights():
+        for outputs in ("plain", "gated", "qkv"):
+            yield tensor_core_gemv_specimen(name, outputs, 4096, dtype, matrix, bias)
+    for name in ("int4/128", "int4/32_zeros", "nf4/nested", "int8", "fp8"):
+        for k in (2048, 14336):
+            yield tensor_core_gemv_specimen(name, "plain", k, dtype, matrix, bias)
+
+
+def tensor_core_gemv_weights():
+    """{name of a format: (its Format, make_operand(K, padded steps, threads, dtype), the types of its weight's arrays)}."""
+    bits, zeros, none = array(types.uint16, 1), array(UINT8, 1), types.none
+    found = {}
+    for group_size, suffix, has_zeros, has_minimums in (
+        (128, "", False, False), (128, "_zeros", True, False), (64, "", False, False), (32, "", False, False),
+        (32, "_zeros", True, False), (32, "_minimums", False, True),
+    ):  # fmt: skip
+        arrays = tensor_core_gemv.int4.Int4Arrays(zeros, bits, zeros if has_zeros else none, bits if has_minimums else none)
+        kind = dict(group_size=group_size, scale_dtype="float16", has_zeros=has_zeros, has_minimums=has_minimums)
+        make_operand = functools.partial(tensor_core_gemv.int4.make_int4_operand, **kind)
+        found[f"int4/{group_size}{suffix}"] = tensor_core_gemv.INT4, make_operand, arrays
+    for kind, absmax, nested in (("nested", zeros, ONE_VECTOR), ("not_nested", ONE_VECTOR, none)):
+        arrays = nf4.Nf4Arrays(zeros, absmax, nested, ONE_VECTOR, ONE_VECTOR, array(INT32, 1), ONE_VECTOR)
+        make_operand = functools.partial(tensor_core_gemv.nf4.make_nf4_operand, is_nested=kind == "nested")
+        found[f"nf4/{kind}"] = tensor_core_gemv.NF4, make_operand, arrays
+    for code, form, codes in (("int8", tensor_core_gemv.INT8, array(types.int8, 1)), ("fp8", tensor_core_gemv.FP8, zeros)):
+        arrays = tensor_core_gemv.codes.Codes(codes, ONE_VECTOR)
+        found[code] = form, functools.partial(tensor_core_gemv.codes.make_codes_operand, code), arrays
+    return found
+
+
+def tensor_core_gemv_specimen(name, outputs, k, dtype, matrix, bias):
+    """One specimen of a model whose rows of x have 4,096 numbers, or `k`."""
+    form, make_operand, weight = tensor_core_gemv_weights()[name]
+    index, table, heads, none = array(INT32, 1), array(FLOAT32, 2), array(dtype, 3), types.none
+    n, norm, made, arrays = {
+        "plain": (min(k, 4096), none, PLAIN, Plain(bias, matrix, matrix)),
+        "gated": (28672, bias, GATED, Gated(matrix)),
+        "qkv": (6144, bias, make_attention(128), Attention(bias, index, index, table, heads, heads, heads)),
+    }[outputs]
+    tiling = tensor_core_gemv.choose_tiling(form, n, k)
+    operand = make_operand(k, tiling.padded_steps(k // form.inputs), tiling.threads, dtype)
+    weight, arrays = (types.NamedTuple(tuple(one), type(one)) for one in (weight, arrays))
+    arguments = (matrix, norm, weight, arrays, INT32, INT32, FLOAT32)
+    return Specimen(
+        f"matmul/tensor_core_gemv/{name}/{outputs}/{n}x{k}/{dtype}",
+        tensor_core_gemv_kernel(tiling, operand, made),
+        arguments,
+        tiling.threads,
+        tiling.blocks,
+        operand.x_bytes,
+        contains=({"int8": "IMMA*", "fp8": "[HQ]MMA*"}.get(name, "HMMA*"), *LOADS),
+        targets=TARGETS if form.since <= TARGETS[0] else FP8_TARGETS,
+    )

@@ -1,0 +1,245 @@
+"""Cases of the GEMV on tensor cores over quantised weights, for the simulator and the GPU, and their results in float64."""
+
+import contextlib
+from typing import NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv
+from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
+from minllm.kernels.rope.rotate import rope_reference, rope_table
+from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.nf4 import BLOCK, NESTED_BLOCK, quantize_blocks
+from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, Guarded, assert_close, bits, poisoned, random
+
+EPSILON = 1e-5
+FORMS = {"int4": gemv.INT4, "nf4": gemv.NF4, "int8": gemv.INT8, "fp8": gemv.FP8}
+LAUNCHERS = {name: (gemv.make_gemv(form), gemv.make_gated_gemv(form), gemv.make_qkv_gemv(form)) for name, form in FORMS.items()}
+SLACK = {"int8": 1e-6, "fp8": 1e-5}  # of float32 sums and scales, relative to the largest result
+SLACK_OF_NUMBERS = 2e-5  # the same with 16-bit x: codes are multiplied with an offset, which is subtracted from the sums
+DIFFERENT_ROWS = 3 * NESTED_BLOCK  # rows of a large weight repeat with this period, with which nested scales of NF4 repeat too
+SMS = 2  # number of SMs that small cases are launched for, so that a block computes several tiles
+Tiling = TensorCoreGemvTiling
+
+
+class GemvCase(NamedTuple):
+    """out [1, n] of x [1, k] and a weight of this format, gated or plain; tiling None: chosen.
+
+    residual: "", "apart", or "in place" if it is `out`. out_dtype, and that of bias and a residual apart: None for x's.
+    """
+
+    name: str
+    n: int
+    k: int
+    dtype: np.dtype
+    tiling: Tiling | None
+    norm: bool = False
+    bias: bool = False
+    residual: str = ""
+    out_dtype: np.dtype | None = None
+    gated: bool = False
+
+
+class QkvCase(NamedTuple):
+    """Queries of this number of heads, keys and values of x [1, k], and a weight of this format."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    k: int
+    dtype: np.dtype
+    tiling: Tiling | None
+    bias: bool = False
+    slot: int = 5
+
+
+CASES = [
+    GemvCase("int4_g128", 40, 640, BFLOAT16, Tiling(4, 4, 1, 2, 1), norm=True),  # a warp with two steps, three with one
+    GemvCase("int4_g128", 33, 640, FLOAT16, Tiling(2, 2, 2, 2, 1), norm=True, bias=True, residual="in place"),  # five steps of eight
+    GemvCase("int4_g128", 7, 256, BFLOAT16, Tiling(2, 1, 3, 2, 1), bias=True, out_dtype=FLOAT32),  # less than a tile, a warp without one
+    GemvCase("int4_g128", 71, 256, FLOAT16, Tiling(1, 1, 2, 2, 1), residual="apart"),  # three and two tiles per block
+    GemvCase("int4_g64", 20, 896, BFLOAT16, Tiling(8, 8, 1, 2, 1), residual="in place"),  # seven steps for eight warps
+    GemvCase("int4_g64", 17, 512, FLOAT16, Tiling(4, 2, 2, 2, 1), norm=True, residual="apart", out_dtype=FLOAT32),
+    GemvCase("int4", 35, 384, BFLOAT16, Tiling(2, 2, 2, 2, 1), norm=True, bias=True),
+    GemvCase("int4", 16, 128, FLOAT16, Tiling(1, 1, 1, 2, 1)),  # a single step
+    GemvCase("int4_zeros", 35, 384, BFLOAT16, Tiling(2, 2, 2, 2, 1), norm=True, residual="in place"),
+    GemvCase("int4_g128_zeros", 19, 768, FLOAT16, Tiling(4, 2, 1, 2, 1), bias=True),
+    GemvCase("int4, minimums", 23, 512, BFLOAT16, Tiling(4, 4, 1, 2, 1), norm=True, residual="apart"),
+    GemvCase("nf4", 35, 384, BFLOAT16, Tiling(2, 2, 1, 2, 1), norm=True, residual="in place"),
+    GemvCase("nf4", 13, 384, FLOAT16, Tiling(1, 1, 4, 2, 1), bias=True, out_dtype=FLOAT32),
+    GemvCase("nf4, not nested", 30, 512, BFLOAT16, Tiling(8, 8, 1, 2, 1), norm=True),
+    GemvCase("nf4, not nested", 55, 128, FLOAT16, Tiling(1, 1, 1, 2, 1), residual="apart"),
+    GemvCase("int8", 40, 576, BFLOAT16, Tiling(4, 4, 2, 2, 1), norm=True, residual="in place"),  # nine steps of 64
+    GemvCase("int8", 77, 320, FLOAT16, Tiling(2, 1, 2, 2, 1), bias=True, residual="apart", out_dtype=FLOAT32),
+    GemvCase("int8", 5, 64, BFLOAT16, Tiling(8, 8, 1, 2, 1)),  # a step for eight warps
+    GemvCase("fp8", 40, 448, BFLOAT16, Tiling(8, 8, 1, 2, 1), norm=True, bias=True),
+    GemvCase("fp8", 67, 640, FLOAT16, Tiling(4, 2, 2, 2, 1), residual="in place"),
+    GemvCase("fp8", 9, 192, BFLOAT16, Tiling(1, 1, 4, 2, 1), norm=True, out_dtype=FLOAT32),
+    GemvCase("int4_g128", 27, 640, BFLOAT16, Tiling(4, 2, 2, 2, 1), norm=True, gated=True),
+    GemvCase("int4_zeros", 20, 256, FLOAT16, Tiling(4, 4, 1, 2, 1), gated=True),
+    GemvCase("int4, minimums", 9, 256, FLOAT16, Tiling(2, 1, 1, 2, 1), norm=True, gated=True),
+    GemvCase("nf4", 25, 384, BFLOAT16, Tiling(1, 1, 2, 2, 1), norm=True, gated=True),
+    GemvCase("nf4, not nested", 7, 256, FLOAT16, Tiling(4, 4, 1, 2, 1), gated=True),
+    GemvCase("int8", 33, 320, BFLOAT16, Tiling(2, 2, 2, 2, 1), norm=True, gated=True),
+    GemvCase("fp8", 17, 256, FLOAT16, Tiling(4, 2, 1, 2, 1), norm=True, gated=True),
+]
+QKV_CASES = [
+    QkvCase("int4_g128", 3, 2, 8, 256, BFLOAT16, Tiling(2, 2, 1, 2, 1), bias=True),
+    QkvCase("int4_g64", 3, 1, 8, 256, FLOAT16, Tiling(2, 2, 2, 2, 1)),
+    QkvCase("int4_zeros", 2, 1, 10, 384, BFLOAT16, Tiling(4, 4, 1, 2, 1), slot=-1),
+    QkvCase("nf4", 2, 2, 8, 256, BFLOAT16, Tiling(1, 1, 2, 2, 1)),
+    QkvCase("nf4, not nested", 1, 1, 6, 384, FLOAT16, Tiling(4, 4, 1, 2, 1), bias=True),
+    QkvCase("int8", 4, 1, 8, 320, FLOAT16, Tiling(8, 4, 1, 2, 1), bias=True, slot=-1),
+    QkvCase("fp8", 2, 1, 24, 192, BFLOAT16, Tiling(2, 1, 1, 2, 1), bias=True),
+]
+LARGE_NAMES = ("int4_g128", "int4_zeros", "int4, minimums", "int4_g64", "nf4", "nf4, not nested", "int8", "fp8")
+LARGE_CASES = [
+    GemvCase(name, n, k, dtype, None, **fused)
+    for name in LARGE_NAMES
+    for n, k, dtype, fused in (
+        (6144, 4096, BFLOAT16, dict(norm=True)), (14336, 4096, BFLOAT16, dict(norm=True, gated=True)),
+        (4096, 14336, BFLOAT16, dict(residual="in place")), (4096, 4096, FLOAT16, dict(residual="apart", out_dtype=FLOAT32)),
+        (3072, 2048, BFLOAT16, dict(norm=True, bias=True)), (8192, 2048, FLOAT16, dict(norm=True, gated=True)),
+        (2048, 8192, BFLOAT16, dict(residual="in place")), (1003, 2176, BFLOAT16, dict(norm=True, bias=True, residual="in place")),
+        (32001, 2048, BFLOAT16, dict(norm=True, out_dtype=FLOAT32)),
+    )
+]  # fmt: skip
+LARGE_QKV_CASES = [
+    QkvCase(name, heads, 8, head_dim, k, dtype, None, bias, slot)
+    for name in LARGE_NAMES
+    for heads, head_dim, k, dtype, bias, slot in ((32, 128, 4096, BFLOAT16, False, 5), (32, 64, 2048, FLOAT16, True, -1))
+]
+
+
+def launchers_of(name):
+    """(plain, gated, qkv) of a case's format."""
+    return LAUNCHERS[next(form for form in FORMS if name.startswith(form))]
+
+
+def is_of_codes(name):
+    """Whether x is quantised too (W8A8)."""
+    return name in ("int8", "fp8")
+
+
+def weight_and_numbers(case, rows):
+    """(weight of this number of rows, the float64 numbers of those that are different): the table of NF4 is rounded to x's dtype."""
+    found = WEIGHT_FORMATS[case.name.partition(",")[0]]
+    matrix = random((min(rows, DIFFERENT_ROWS), case.k), FLOAT32, 1, 0.1)
+    small = found.encode(matrix)
+    if case.name == "int4, minimums":
+        small = small._replace(minimums=(-7.3 * small.scales).astype(FLOAT16))
+    if case.name == "nf4, not nested":
+        small = small._replace(absmax=quantize_blocks(matrix)[1], nested=None)
+    multiplied = small._replace(table=small.table.astype(case.dtype).astype(FLOAT32)) if found.name == "nf4" else small
+    numbers = found.dequantize(multiplied).astype(np.float64)
+    return whole_weight(small, rows, case.k), numbers
+
+
+def whole_weight(small, rows, k):
+    """A weight of this number of rows that repeats those of a small one."""
+    found = {name: repeat(array, rows) for name, array in small._asdict().items() if array is not None}
+    if hasattr(small, "first_blocks"):
+        nested = None if small.nested is None else repeat(small.nested, ceil_div(rows * k, BLOCK * NESTED_BLOCK))
+        found |= dict(map=small.map, table=small.table, nested=nested, first_blocks=np.arange(rows, dtype=np.int32) * (k // BLOCK))
+    return small._replace(**found)
+
+
+def repeat(array, rows):
+    """The rows of an array again and again."""
+    return array[np.arange(rows) % len(array)]
+
+
+def sums_of(case, x, norm, numbers, rows):
+    """norm(x) @ weight.T in float64, [1, rows], for x as tensor cores take it; norm: None, or the weights of an RMSNorm."""
+    scaled, divisor = x.astype(FLOAT32), 1.0
+    if norm is not None:
+        scaled, divisor = scaled * norm.astype(FLOAT32), np.sqrt(np.square(x.astype(np.float64)).mean() + EPSILON)
+    if is_of_codes(case.name):
+        found = WEIGHT_FORMATS[case.name]
+        multiplied = found.dequantize(found.encode(scaled))
+    else:
+        multiplied = scaled.astype(case.dtype)
+    return repeat((multiplied.astype(np.float64) @ numbers.T / divisor)[0], rows)[None]
+
+
+def on(device, arrays):
+    """A weight's arrays on the device."""
+    return type(arrays)(*(None if one is None else device.array(one) for one in arrays))
+
+
+def few_sms(case):
+    """A context in which a case with its own tiling is launched as on a GPU of few SMs, so that blocks compute several tiles."""
+    return patch.object(gemv, "sms_here", lambda: SMS) if case.tiling else contextlib.nullcontext()
+
+
+def slack_of(case):
+    """The error of a case's sums, relative to the largest result."""
+    return SLACK.get(case.name, SLACK_OF_NUMBERS)
+
+
+def check_gemv(case, device):
+    """Within one rounding, and the error of the sums, of the float64 result."""
+    if case.gated:
+        return check_gated(case, device)
+    x, out_dtype = random((1, case.k), case.dtype, 0), np.dtype(case.out_dtype or case.dtype)
+    norm = random((case.k,), case.dtype, 2) if case.norm else None
+    bias = random((case.n,), out_dtype, 3) if case.bias else None
+    residual = random((1, case.n), out_dtype, 4) if case.residual else None
+    weight, numbers = weight_and_numbers(case, case.n)
+    in_place = case.residual == "in place"
+    out = Guarded(device, residual) if in_place else poisoned(device, (1, case.n), out_dtype)
+    given = out.array if in_place else None if residual is None else device.array(residual)
+    fused = dict(norm=None if norm is None else device.array(norm), epsilon=EPSILON, residual=given, tiling=case.tiling)
+    with few_sms(case):
+        launchers_of(case.name)[0](device.array(x), on(device, weight), out.array, None if bias is None else device.array(bias), **fused)
+    expected = sums_of(case, x, norm, numbers, case.n)
+    for addend in (bias, residual):
+        expected = expected if addend is None else expected + addend.astype(np.float64)
+    result = out.result()
+    assert_close(result, expected, out_dtype, slack=slack_of(case))
+    return result
+
+
+def check_gated(case, device):
+    """The same of silu(gate) * up."""
+    x, norm = random((1, case.k), case.dtype, 0), random((case.k,), case.dtype, 2) if case.norm else None
+    weight, numbers = weight_and_numbers(case, 2 * case.n)
+    out = poisoned(device, (1, case.n), case.dtype)
+    fused = dict(norm=None if norm is None else device.array(norm), epsilon=EPSILON, tiling=case.tiling)
+    with few_sms(case):
+        launchers_of(case.name)[1](device.array(x), on(device, weight), out.array, **fused)
+    gate, up = np.split(sums_of(case, x, norm, numbers, 2 * case.n), 2, axis=1)
+    result = out.result()
+    assert_close(result, gate / (1 + np.exp(-gate)) * up, case.dtype, slack=slack_of(case))
+    return result
+
+
+def check_qkv(case, device):
+    """Queries, and keys and values in their slot; every other slot is as it was, and with a slot of -1 all are."""
+    heads, kv_heads, head_dim, blocks, block_size, position = case.heads, case.kv_heads, case.head_dim, 3, 4, 11
+    rows = (heads + 2 * kv_heads) * head_dim
+    x, norm = random((1, case.k), case.dtype, 0), random((case.k,), case.dtype, 2)
+    bias = random((rows,), case.dtype, 3) if case.bias else None
+    weight, numbers = weight_and_numbers(case, rows)
+    table = rope_table(32, head_dim, 100.0 ** -(np.arange(head_dim // 2) / (head_dim // 2)))
+    old = random((blocks, block_size, kv_heads, head_dim), case.dtype, 5)
+    query, caches = poisoned(device, (1, heads, head_dim), case.dtype), [Guarded(device, old) for _ in range(2)]
+    places = [np.array([value], np.int32) for value in (position, case.slot)]
+    with few_sms(case):
+        launchers_of(case.name)[2](
+            device.array(x), device.array(norm), EPSILON, on(device, weight), None if bias is None else device.array(bias),
+            *(device.array(one) for one in (*places, table)), query.array, *(cache.array for cache in caches), tiling=case.tiling,
+        )  # fmt: skip
+    sums = sums_of(case, x, norm, numbers, rows) + (0 if bias is None else bias.astype(np.float64))
+    sums = sums.reshape(1, -1, head_dim)
+    turned = rope_reference(sums[:, : heads + kv_heads], places[0], table)
+    assert_close(query.result(), turned[:, :heads], case.dtype, slack=slack_of(case))
+    for cache, expected in zip(caches, (turned[:, heads:], sums[:, heads + kv_heads :]), strict=True):
+        found, before = cache.result().reshape(-1, kv_heads, head_dim).copy(), old.reshape(-1, kv_heads, head_dim)
+        if case.slot >= 0:
+            assert_close(found[case.slot : case.slot + 1], expected, case.dtype, slack=slack_of(case))
+            found[case.slot] = before[case.slot]
+        np.testing.assert_array_equal(bits(found), bits(before), err_msg="a slot of another token was written")

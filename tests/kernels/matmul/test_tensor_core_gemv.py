@@ -1,0 +1,135 @@
+"""The GEMV on tensor cores over quantised weights: its results in the simulator, which bits they have, and what the launchers refuse."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from minllm.errors import KernelArgumentError
+from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv
+from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.int4 import Int4Weight
+from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, bits, random
+from tests.kernels.matmul.tensor_core_gemv_cases import (
+    CASES,
+    FORMS,
+    LAUNCHERS,
+    QKV_CASES,
+    GemvCase,
+    Tiling,
+    check_gemv,
+    check_qkv,
+)
+
+SAME_BITS = [
+    GemvCase("int4_g64", 40, 384, BFLOAT16, Tiling(2, 2, 1, 2, 1), norm=True, residual="in place"),
+    GemvCase("nf4", 24, 256, FLOAT16, Tiling(2, 1, 1, 2, 1), norm=True, gated=True),
+    GemvCase("int8", 40, 192, BFLOAT16, Tiling(2, 2, 1, 2, 1), norm=True, out_dtype=FLOAT32),
+    GemvCase("fp8", 40, 192, BFLOAT16, Tiling(2, 2, 1, 2, 1), norm=True, out_dtype=FLOAT32),
+]
+
+
+@pytest.mark.detected("case.tiling.splits + case.tiling.unroll", "case.name", "case.gated + case.residual")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_products_are_those_in_float64(case, device):
+    check_gemv(case, device)
+
+
+@pytest.mark.detected("case.name", "case.slot")
+@pytest.mark.parametrize("case", QKV_CASES, ids=str)
+def test_queries_keys_and_values_are_those_in_float64(case, device):
+    check_qkv(case, device)
+
+
+@pytest.mark.results_only
+@pytest.mark.parametrize("case", SAME_BITS, ids=str)
+def test_runs_and_grids_of_any_size_give_the_same_bits(case, device):
+    first, again, one_tile_each = (
+        check_gemv(case._replace(tiling=case.tiling._replace(per_sm=per_sm)), device) for per_sm in (1, 1, 99)
+    )  # fmt: skip
+    np.testing.assert_array_equal(bits(first), bits(again))
+    np.testing.assert_array_equal(bits(first), bits(one_tile_each))
+
+
+@pytest.mark.parametrize("name", ["int4", "nf4", "int8", "fp8"])
+def test_without_outputs_there_is_nothing_to_do(name):
+    x, weight, out = arrays_of(name)
+    empty = {field: None if array is None else array[:0] for field, array in weight._asdict().items()}
+    LAUNCHERS[name][0](x, weight._replace(**empty), out[:, :0])
+    LAUNCHERS[name][1](x, weight._replace(**empty), out[:, :0])
+
+
+def arrays_of(name, n=4, k=256):
+    """x of one row, a weight in this format, and out."""
+    return random((1, k), BFLOAT16, 0), WEIGHT_FORMATS[name].encode(random((n, k), FLOAT32, 1)), np.empty((1, n), BFLOAT16)
+
+
+@pytest.mark.parametrize("name, inputs", [("int4", 128), ("nf4", 128), ("int8", 64), ("fp8", 64)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_that_do_not_fit_are_refused(name, inputs, gated):
+    (x, weight, out), launch = arrays_of(name), LAUNCHERS[name][gated]
+    short, short_weight, _ = arrays_of(name, k=inputs // 2)
+    shifted = np.zeros(x.size + 1, BFLOAT16)[1:].reshape(x.shape)
+    shifted_codes = np.zeros(weight.codes.size + 1, weight.codes.dtype)[1:].reshape(weight.codes.shape)
+    words = "takes one row of float16 or bfloat16 that begins on a multiple of 16 bytes"
+    for wrong, of in (
+        (np.zeros((2, 256), BFLOAT16), weight), (x.astype(FLOAT32), weight), (short, short_weight), (shifted, weight),
+        (x, weight._replace(codes=shifted_codes)),
+    ):  # fmt: skip
+        with pytest.raises(KernelArgumentError, match=rf"x is {wrong.dtype} .*{words}, of a multiple of {inputs} inputs"):
+            launch(wrong, of, out)
+
+
+def test_groups_that_do_not_fit_are_refused():
+    x, weight, out = arrays_of("int4")
+    for groups in (16, 3):  # of 16 inputs, and of a third of a row
+        with pytest.raises(KernelArgumentError, match="groups of 32, 64 or multiples of 128"):
+            LAUNCHERS["int4"][0](x, Int4Weight(weight.codes, np.ones((4, groups), FLOAT16)), out)
+    for other in (dict(minimums=weight.scales.astype(FLOAT32)), dict(scales=weight.scales.astype(np.float64))):
+        with pytest.raises(KernelArgumentError, match="take the GEMV, or widen the weight"):
+            LAUNCHERS["int4"][0](x, weight._replace(**other), out)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_arrays_beside_x_that_do_not_fit_are_refused(name):
+    (x, weight, out), (plain, gated, _) = arrays_of(name), LAUNCHERS[name]
+    for launch, given, words in (
+        (plain, dict(norm=np.ones(256, FLOAT32)), "norm is float32"), (plain, dict(norm=np.ones(255, BFLOAT16)), "norm is bfloat16"),
+        (plain, dict(residual=np.zeros((1, 4), FLOAT16)), "residual is float16"),
+        (plain, dict(residual=np.zeros((1, 5), BFLOAT16)), "residual is bfloat16"),
+        (plain, dict(bias=np.zeros(4, FLOAT16)), "bias is float16"), (plain, dict(out=np.empty((1, 5), BFLOAT16)), "out is bfloat16"),
+        (plain, dict(out=np.empty((1, 4), FLOAT16)), "out is float16"), (gated, dict(out=np.empty((1, 2), FLOAT32)), "out is float32"),
+        (gated, dict(), "out is bfloat16"), (plain, dict(tiling=(4, 3, 1, 2, 1)), "divide evenly into groups of `splits`"),
+    ):  # fmt: skip
+        with pytest.raises(KernelArgumentError, match=words):
+            launch(x, weight, **(dict(out=out) | given))
+
+
+def test_heads_that_do_not_fit_are_refused():
+    x, weight, _ = arrays_of("int8", n=32)
+    query, cache = np.zeros((1, 2, 8), BFLOAT16), np.zeros((1, 4, 1, 8), BFLOAT16)
+    index, table = np.zeros(1, np.int32), np.zeros((4, 8), FLOAT32)
+    arguments = [x, np.ones(256, BFLOAT16), 1e-5, weight, None, index, index, table, query, cache, cache]
+    for place, wrong, words in (
+        (1, np.ones(256, FLOAT32), "norm is float32"), (3, arrays_of("int8", n=40)[1], "weight has 40 rows"),
+        (4, np.zeros(32, FLOAT32), "bias is float32"), (7, np.zeros((4, 6), FLOAT32), "cos_sin is float32"),
+        (8, np.zeros((2, 2, 8), BFLOAT16), "query is bfloat16"), (0, np.zeros((2, 256), BFLOAT16), "takes one row"),
+    ):  # fmt: skip
+        with pytest.raises(KernelArgumentError, match=words):
+            LAUNCHERS["int8"][2](*arguments[:place], wrong, *arguments[place + 1 :])
+
+
+def test_gpus_need_the_instructions_of_the_format(monkeypatch):
+    x = SimpleNamespace(shape=(1, 256), dtype=BFLOAT16, pointer=256)
+    weight = SimpleNamespace(codes=SimpleNamespace(shape=(4, 256), dtype=np.dtype(np.uint8), pointer=256))
+    for capability, taken in (((7, 5), ()), ((8, 0), ("nf4", "int8")), ((8, 9), ("nf4", "int8", "fp8"))):
+        monkeypatch.setattr(gemv, "capability_here", lambda capability=capability: capability)
+        assert tuple(name for name in ("nf4", "int8", "fp8") if gemv.fits(FORMS[name], x, weight)) == taken
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=str)
+@pytest.mark.parametrize("k", [128, 2048, 2176, 4096, 8192, 14336, 28672])
+def test_chosen_tilings_divide_a_block_evenly(form, k):
+    for n in (1, 4096, 28672):
+        tiling = gemv.choose_tiling(form, n, k)
+        assert tiling.warps % tiling.splits == 0 and tiling.padded_steps(k // form.inputs) >= k // form.inputs
