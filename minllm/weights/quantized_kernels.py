@@ -1,14 +1,14 @@
 """The matrix products of quantised weights, and which of them multiplies how many rows of x.
 
+one row    int4, NF4, int8 and fp8: a GEMV on tensor cores, from compute capability 8.0 (fp8: 8.9) on
 W8A8       a GEMV over the codes for few rows; on Hopper flat and wgmma products of codes for more; elsewhere the widened matrix
 int4       a GEMV for few rows; on Hopper tensor cores from one row on, with weights decoded in registers; else the widened matrix
 fp8_block  a GEMV for up to 8 rows; on Hopper wgmma products of codes for more; else the widened matrix
-nf4        a GEMV for up to 8 rows; on Hopper tensor cores for up to 32 rows; else the widened matrix
-others     a GEMV over the codes for up to 8 rows, the widened matrix for more
+nf4        on Hopper tensor cores, eight rows at a time, then mixed-input GEMM; else a GEMV for up to 8 rows, the widened matrix for more
+others     a GEMV over the codes for up to 8 rows; on Hopper mixed-input GEMM for more; else the widened matrix
 """
 
 import functools
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -36,16 +36,16 @@ from minllm.kernels.matmul.quantized import (
 from minllm.kernels.matmul.quantized.many_rows import make_dequantized, make_widened, widened_matrix, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
-from minllm.kernels.matmul.quantized.rows import quantize_rows
+from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
 from minllm.runtime.device import HOPPER, current_device
 from minllm.weights.format import LinearKernels
 
+TENSOR_CORE_GEMV = "tensor_core_gemv"
 OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply codes as they are
 MOST_ROWS_OF_FLAT_CODES = 64  # rows of x for which flat multiplies codes; at 256 wgmma is faster for every weight
 FEWEST_ROWS_OF_INT4_TMA, MOST_OUTPUTS_OF_INT4_TENSOR_CORE = 3, 8192
-SMALL_NF4, MOST_ROWS_OF_SMALL_NF4 = 8 << 20, 24  # bytes of codes, two a byte
 MOST_INPUTS_OF_INT4_TENSOR_CORE = 8192  # beyond, int4_tma reads x less often
 
 
@@ -59,6 +59,12 @@ def on_hopper(array: Any) -> bool:
     return not isinstance(array, np.ndarray) and current_device().compute_capability == HOPPER
 
 
+def choose_mixed_input(x: Any, weight: Any) -> str:
+    """The GEMM that decodes tiles of codes, for more rows than the GEMV takes."""
+    variant = choose(x, weight)
+    return "wgmma" if variant == "widened" and on_hopper(weight.codes) and gemm.fits(x, weight) else variant
+
+
 def choose_int4(x: Any, weight: Any) -> str:
     """The variant of int4, as measured on an H200.
 
@@ -68,8 +74,8 @@ def choose_int4(x: Any, weight: Any) -> str:
     (rows, inputs), outputs = x.shape, weight.codes.shape[0]
     if not on_hopper(weight.codes):
         return choose(x, weight)
-    if rows > int4_wgmma.MOST_ROWS:
-        return "wgmma" if weight.minimums is None and gemm.fits(x, weight) else "widened"
+    if rows > int4_wgmma.MOST_ROWS or weight.minimums is not None:
+        return choose_mixed_input(x, weight)
     if not int4_wgmma.fits(x, weight):
         return choose(x, weight)
     if rows > MOST_ROWS_OF_GEMV:
@@ -101,11 +107,9 @@ def gated_int4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
 
 
 def choose_nf4(x: Any, weight: Any) -> str:
-    """The variant of NF4, as measured on an H200: a small weight's GEMV is faster for one row, and its widened matrix for 32."""
-    if not on_hopper(weight.codes) or not nf4_tma.fits(x, weight):
-        return choose(x, weight)
-    suits = math.prod(weight.codes.shape) > SMALL_NF4 or 1 < x.shape[0] <= MOST_ROWS_OF_SMALL_NF4
-    return "nf4_tma" if suits else choose(x, weight)
+    """The variant of NF4: nf4_tma takes eight rows at a time, so more are left to the GEMM."""
+    fits_tma = on_hopper(weight.codes) and nf4_tma.fits(x, weight) and x.shape[0] <= MOST_ROWS_OF_GEMV
+    return "nf4_tma" if fits_tma else choose_mixed_input(x, weight)
 
 
 def gated_nf4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
@@ -174,7 +178,9 @@ NF4 = NF4._replace(
     most_rows={**NF4.most_rows, "nf4_tma": nf4_tma.MOST_ROWS}, gated=gated_nf4,
 )  # fmt: skip
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
-INT8_GROUPS = INT8_GROUPS._replace(variants={**INT8_GROUPS.variants, "wgmma": gemm.int8_group_gemm}, gated=gated_int8_groups)
+INT8_GROUPS = INT8_GROUPS._replace(
+    variants={**INT8_GROUPS.variants, "wgmma": gemm.int8_group_gemm}, choose=choose_mixed_input, gated=gated_int8_groups,
+)  # fmt: skip
 ROW_GROUPS = {"gemv": quantize_row_groups, "wgmma": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}
 FP8_BLOCK = dequantized(fp8_block.fp8_block_gemv, fp8_block.dequantize_fp8_block, ROW_GROUPS)
 FP8_BLOCK = FP8_BLOCK._replace(
@@ -184,13 +190,26 @@ FP8_BLOCK = FP8_BLOCK._replace(
 
 def with_tensor_core_gemv(kernels: LinearKernels, found: tensor_core_gemv.Format) -> LinearKernels:
     """These kernels, and for one row of x the GEMV on tensor cores with its fusions; it quantises x itself."""
-    gemv = tensor_core_gemv.make_gemv(found)
+    gemv, gated_gemv, fits = tensor_core_gemv.make_gemv(found), tensor_core_gemv.make_gated_gemv(found), tensor_core_gemv.fits
+
+    def choose_variant(x: Any, weight: Any) -> str:
+        if isinstance(weight.codes, np.ndarray) or isinstance(x, QuantizedRows):  # in the simulator other kernels run faster
+            return kernels.choose(x, weight)
+        return TENSOR_CORE_GEMV if fits(found, x, weight) else kernels.choose(x, weight)
+
+    def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
+        if variant == TENSOR_CORE_GEMV:
+            return gated_gemv if out_dtype == x.dtype else None
+        return kernels.gated(variant, x, weight, out_dtype)
+
     return kernels._replace(
-        variants={**kernels.variants, "tensor_core_gemv": gemv},
-        most_rows={**kernels.most_rows, "tensor_core_gemv": 1},
-        fits_normed=functools.partial(tensor_core_gemv.fits, found),
+        variants={**kernels.variants, TENSOR_CORE_GEMV: gemv},
+        choose=choose_variant,
+        most_rows={**kernels.most_rows, TENSOR_CORE_GEMV: 1},
+        gated=gated,
+        fits_normed=functools.partial(fits, found),
         normed_linear=gemv,
-        normed_gated=tensor_core_gemv.make_gated_gemv(found),
+        normed_gated=gated_gemv,
         normed_qkv=tensor_core_gemv.make_qkv_gemv(found),
     )
 

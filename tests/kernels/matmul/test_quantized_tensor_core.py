@@ -361,11 +361,10 @@ def test_nf4_on_hopper_by_rows(monkeypatch):
             self.codes = Array((outputs, inputs // 2), np.uint8)
 
     def chosen(outputs, inputs=4096, dtype=BFLOAT16):
-        return [quantized_kernels.choose_nf4(Array((rows, inputs), dtype), Weight(outputs, inputs)) for rows in (1, 2, 32, 33)]
+        return [quantized_kernels.choose_nf4(Array((rows, inputs), dtype), Weight(outputs, inputs)) for rows in (1, 8, 9, 33)]
 
     monkeypatch.setattr(quantized_kernels, "current_device", Device)
-    assert chosen(4096) == ["gemv", "nf4_tma", "widened", "widened"]
-    assert chosen(6144) == ["nf4_tma", "nf4_tma", "nf4_tma", "widened"]
+    assert chosen(4096) == chosen(6144) == ["nf4_tma", "nf4_tma", "wgmma", "wgmma"]
     assert chosen(6144, dtype=np.float32) == ["gemv", "gemv", "widened", "widened"]
     Device.compute_capability = (8, 9)
     assert chosen(6144) == ["gemv", "gemv", "widened", "widened"]

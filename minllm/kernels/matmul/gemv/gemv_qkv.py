@@ -106,22 +106,21 @@ def choose_qkv_tiling(m: int, k: int, dtype, capability: tuple[int, int]) -> Gem
     return GemvTiling(rows=4 if capability >= (HOPPER if dtype == np.float32 else ADA) else 2, warps=8, unroll=2, splits=2)
 
 
-def check_qkv(x, norm, rows: int, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache) -> None:
-    """Raise KernelArgumentError unless the arrays are those of gemv_qkv_rope_append, for a weight of this number of rows."""
-    check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
+def check_qkv(x, norm, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache) -> int:
+    """The rows that the weight has to have. Raises KernelArgumentError unless these arrays are those of gemv_qkv_rope_append."""
     m, dtype = x.shape[0], x.dtype
     check_array("query", query, (dtype,), tokens=m, heads=None, head_dim=None)
     _, heads, head_dim = query.shape
     check_caches(key_cache, value_cache, dtype, None, head_dim)
     n = (heads + 2 * key_cache.shape[2]) * head_dim
     check_norm(norm, x)
-    check(rows == n, f"weight has {rows} rows, but {heads} query and {key_cache.shape[2]} key-value heads of {head_dim} take {n}")
     if bias is not None:
         check_array("bias", bias, (dtype,), rows=n)
     check_array("positions", positions, INDEX_DTYPES, tokens=m)
     check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=m)
     check_array("cos_sin", cos_sin, (np.dtype(np.float32),), positions=None, head_dim=head_dim)
     check(head_dim % 2 == 0, f"query has heads of {head_dim} components; they turn in pairs, so head_dim is even")
+    return n
 
 
 def caches_by_slot(key_cache, value_cache):
@@ -139,10 +138,12 @@ def gemv_qkv_rope_append(
     one per row of weight, or None. positions, slot_mapping int32 [M], not checked; a slot of -1 writes nothing. cos_sin float32 [positions,
     head_dim], see rope_table. All else has one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for shapes and dtypes.
     """
-    check_qkv(x, norm, weight.shape[0], bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
-    (m, k), n, head_dim = x.shape, weight.shape[0], query.shape[2]
-    check_array("weight", weight, (x.dtype,), rows=n, hidden=k)
+    check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
+    m, k = x.shape
     check(m <= MOST_ROWS_OF_GEMV, f"gemv multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: project, turn and append apart")
+    n = check_qkv(x, norm, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
+    check_array("weight", weight, (x.dtype,), rows=n, hidden=k)
+    head_dim = query.shape[2]
     tiling = GemvTiling(*(tiling or choose_qkv_tiling(m, k, x.dtype, capability_here())))
     check(tiling.rows % 2 == 0, f"{tiling}: a warp computes pairs of components, so its rows are even")
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")

@@ -34,7 +34,7 @@ from minllm.kernels.matmul.quantized.mixed_input.tiling import choose_tiling
 from minllm.kernels.matmul.quantized.rows import THREADS, quantize_rows_kernel, quantize_vectors_kernel
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import tensor_core_gemv_kernel
-from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import GATED, PLAIN, Attention, Gated, Plain, make_attention
+from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import GATED, Attention, Gated, Plain, make_attention, make_plain
 from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS
 from minllm.kernels.matmul.wgmma.wgmma import CODES as CODE_DTYPES
 from minllm.kernels.matmul.wgmma.wgmma import wgmma_kernel
@@ -273,7 +273,7 @@ def int4_tma_specimens(dtype, matrix):
 def tensor_core_gemv_specimens(dtype, matrix, bias):
     """One row of x, in every format, with the tilings that the launcher chooses for the weights of 8B and 1B models.
 
-    Plain with bias and residual, gate and up with norm, and queries, keys and values with norm and bias.
+    Plain with residual, gate and up with norm, and queries, keys and values with norm and bias.
     """
     for name in tensor_core_gemv_weights():
         for outputs in ("plain", "gated", "qkv"):
@@ -305,14 +305,17 @@ def tensor_core_gemv_weights():
     return found
 
 
+NARROW = {"fp8/plain/4096": {(9, 0): 8}, "int4/32_minimums/qkv/4096": {(8, 0): 8, (8, 9): 8}}  # before the first tile, or behind the last
+
+
 def tensor_core_gemv_specimen(name, outputs, k, dtype, matrix, bias):
     """One specimen of a model whose rows of x have 4,096 numbers, or `k`."""
     form, make_operand, weight = tensor_core_gemv_weights()[name]
     index, table, heads, none = array(INT32, 1), array(FLOAT32, 2), array(dtype, 3), types.none
     n, norm, made, arrays = {
-        "plain": (min(k, 4096), none, PLAIN, Plain(bias, matrix, matrix)),
-        "gated": (28672, bias, GATED, Gated(matrix)),
-        "qkv": (6144, bias, make_attention(128), Attention(bias, index, index, table, heads, heads, heads)),
+        "plain": (min(k, 4096), none, make_plain(False, True), Plain(none, bias, bias)),
+        "gated": (28672, bias, GATED, Gated(bias)),
+        "qkv": (6144, bias, make_attention(128, True), Attention(bias, index, index, table, heads, heads, heads)),
     }[outputs]
     tiling = tensor_core_gemv.choose_tiling(form, n, k)
     operand = make_operand(k, tiling.padded_steps(k // form.inputs), tiling.threads, dtype)
@@ -326,5 +329,6 @@ def tensor_core_gemv_specimen(name, outputs, k, dtype, matrix, bias):
         tiling.blocks,
         operand.x_bytes,
         contains=({"int8": "IMMA*", "fp8": "[HQ]MMA*"}.get(name, "HMMA*"), *LOADS),
+        spills=NARROW.get(f"{name}/{outputs}/{k}", {}),
         targets=TARGETS if form.since <= TARGETS[0] else FP8_TARGETS,
     )

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
+from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.gemv.gemv import check_norm
 from minllm.kernels.matmul.gemv.gemv_qkv import caches_by_slot, check_qkv
@@ -45,10 +45,12 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import (
     make_attention,
     make_plain,
 )
+from minllm.kernels.vector import VECTOR_BYTES, address
 from minllm.runtime.device import ADA, AMPERE, capability_here, sms_here
 from minllm.runtime.kernel import check, launch
 
 MOST_CODE_BYTES = 1 << 32  # places of codes are 32-bit numbers
+CODE_DTYPES = (np.dtype(np.uint8), np.dtype(np.int8))
 
 
 class Format(NamedTuple):
@@ -56,6 +58,7 @@ class Format(NamedTuple):
 
     name: str
     inputs: int  # of a step: K is a multiple
+    per_byte: int  # codes
     since: tuple[int, int]  # the first compute capability with its mma.sync
     takes: Callable[[int, Any], bool]  # (K, weight): whether its groups fit
     operand: Callable[[Any, int, TensorCoreGemvTiling, str], tuple[Operand, Any]]  # (weight, K, tiling, dtype) -> also the arrays
@@ -92,10 +95,10 @@ def codes_operand(code: str, weight, k: int, tiling: TensorCoreGemvTiling, dtype
     return codes.make_codes_operand(code, k, steps, tiling.threads, dtype), codes.Codes(weight.codes.reshape(-1), weight.scales)
 
 
-INT4 = Format("int4", int4.INPUTS, AMPERE, takes_int4, int4_operand)
-NF4 = Format("NF4", nf4.INPUTS, AMPERE, lambda k, weight: True, nf4_operand)
-INT8 = Format("int8", codes.INPUTS, AMPERE, lambda k, weight: True, functools.partial(codes_operand, "int8"), True)
-FP8 = Format("fp8", codes.INPUTS, ADA, lambda k, weight: True, functools.partial(codes_operand, "fp8"), True)
+INT4 = Format("int4", int4.INPUTS, 2, AMPERE, takes_int4, int4_operand)
+NF4 = Format("NF4", nf4.INPUTS, 2, AMPERE, lambda k, weight: True, nf4_operand)
+INT8 = Format("int8", codes.INPUTS, 1, AMPERE, lambda k, weight: True, functools.partial(codes_operand, "int8"), True)
+FP8 = Format("fp8", codes.INPUTS, 1, ADA, lambda k, weight: True, functools.partial(codes_operand, "fp8"), True)
 
 
 def fits(found: Format, x, weight) -> bool:
@@ -105,30 +108,33 @@ def fits(found: Format, x, weight) -> bool:
     return supported and aligned and math.prod(weight.codes.shape) < MOST_CODE_BYTES and found.takes(k, weight)
 
 
-def check_fits(found: Format, x, weight) -> None:
-    """Raise KernelArgumentError unless it fits."""
-    given = f"x is {x.dtype} {list(x.shape)}, codes are {list(weight.codes.shape)}"
+def check_fits(found: Format, x, weight, norm) -> None:
+    """Raise KernelArgumentError unless it fits, and norm is None or of x's dtype and length."""
+    check_array("x", x, FLOAT_DTYPES, M=None, K=None)
     groups = ", groups of 32, 64 or multiples of 128" if found is INT4 else ""
     check(
         fits(found, x, weight),
-        f"{given}; the GEMV on tensor cores over {found.name} takes one row of float16 or bfloat16 of a multiple of {found.inputs} inputs, "
-        f"rows that begin on multiples of 16 bytes{groups}, and compute capability {found.since} or later: take gemv, or widen the weight",
+        f"x is {x.dtype} {list(x.shape)}, codes are {list(weight.codes.shape)}; the GEMV on tensor cores over {found.name} takes one row "
+        f"of float16 or bfloat16 of a multiple of {found.inputs} inputs, rows that begin on multiples of 16 bytes{groups}, and compute "
+        f"capability {found.since} or later: take gemv, or widen the weight",
     )
+    check_array("codes", weight.codes, CODE_DTYPES, N=None, bytes=x.shape[1] // found.per_byte)
+    check_norm(norm, x)
+    begins = norm is None or address(norm) % VECTOR_BYTES == 0
+    check(begins, "norm does not begin on a multiple of 16 bytes, which loads of 16 bytes need: copy it")
 
 
 def choose_tiling(found: Format, n: int, k: int) -> TensorCoreGemvTiling:
     """The fastest of some fifteen, or within 5 % of it, for the weights of an 8B model on an H100.
 
     Eight warps divide K if each has four steps or more, and two blocks share an SM; codes of 8 bits, which need no decoding, of more than
-    4,096 rows take one block of 16 warps. A tile's steps that are no multiple of four are seven at a time where that leaves no rest.
+    4,096 rows take one block of 16 warps.
     """
     steps = k // found.inputs
     if found.multiplies_codes and n > 4096 and steps >= 64:
         return TensorCoreGemvTiling(16, 16, 4, 1, 1)
     splits = next((one for one in (8, 4, 2) if steps >= 4 * one), 1)
-    each = ceil_div(steps, splits)
-    unroll = 7 if found is INT4 and each % 7 == 0 and each % 4 else min(4, each)
-    return TensorCoreGemvTiling(8, splits, unroll, 2, 2)
+    return TensorCoreGemvTiling(8, splits, min(4, ceil_div(steps, splits)), 2, 2)
 
 
 def run(found: Format, x, norm, weight, outputs: Outputs, arrays, pairs: int, epsilon: float, stream, tiling) -> None:
@@ -151,10 +157,9 @@ def make_gemv(found: Format):
         out and bias are of x's dtype or float32, residual [1, N] of one of theirs; it may be `out`. norm [K] and epsilon: an RMSNorm of x
         before. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else (see `fits`).
         """
-        check_fits(found, x, weight)
+        check_fits(found, x, weight, norm)
         n = weight.codes.shape[0]
         check_out(x, out, bias, n, False)
-        check_norm(norm, x)
         if residual is not None:
             check_array("residual", residual, (x.dtype, out.dtype), M=1, N=n)
         if n:
@@ -173,9 +178,10 @@ def make_gated_gemv(found: Format):
 
         The sums are not rounded before they meet. Errors as above.
         """
-        check_fits(found, x, gate_up)
-        check_out(x, out, None, gate_up.codes.shape[0], True)
-        check_norm(norm, x)
+        check_fits(found, x, gate_up, norm)
+        rows = gate_up.codes.shape[0]
+        check(rows % 2 == 0, f"gate_up has {rows} rows; the gate's and as many of up are an even number")
+        check_out(x, out, None, rows, True)
         if out.shape[1]:
             run(found, x, norm, gate_up, GATED, Gated(out.reshape(-1)), out.shape[1], epsilon, stream, tiling)
 
@@ -192,10 +198,11 @@ def make_qkv_gemv(found: Format):
 
         Arguments as in gemv_qkv_rope_append (matmul/gemv/gemv_qkv.py), weight: of the format. Errors as above.
         """
-        check_fits(found, x, weight)
-        check_qkv(x, norm, weight.codes.shape[0], bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
+        check_fits(found, x, weight, norm)
+        n = check_qkv(x, norm, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
+        check_array("codes", weight.codes, CODE_DTYPES, rows=n, bytes=x.shape[1] // found.per_byte)
         arrays = Attention(bias, positions, slot_mapping, cos_sin, query, *caches_by_slot(key_cache, value_cache))
-        outputs, pairs = make_attention(query.shape[2], bias is not None), weight.codes.shape[0] // 2
+        outputs, pairs = make_attention(query.shape[2], bias is not None), n // 2
         if pairs:
             run(found, x, norm, weight, outputs, arrays, pairs, epsilon, stream, tiling)
 
