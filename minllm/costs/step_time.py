@@ -4,17 +4,19 @@ A kernel takes its launch, and its reading and its arithmetic, which overlap in 
 
     t = t_launch + (m^p + a^p)^(1/p)        m = bytes / B      a = FLOPs / C
 
-p = infinity would be the roofline, p = 1 a sum. In products of 4-bit weights the lanes that decode them are not free to multiply, and only
-reading hides behind both. Beyond DECODED_ROWS tiles are decoded while others are multiplied, a little slower than 16-bit weights, and with
-a longer start, t_start, because few tiles fill the GPU only if blocks divide K:
+p = infinity would be the roofline, p = 1 a sum. For one row of x, products of quantised weights are memory-bound like those of 16 bits, and
+their kernel computes norms and rotations too. For more rows, lanes that decode 4-bit weights are not free to multiply, and only reading
+hides behind both. Beyond DECODED_ROWS tiles are decoded while others are multiplied, a little slower than 16-bit weights, and with a longer
+start, t_start, because few tiles fill the GPU only if warps and blocks divide K:
 
     t = t_launch + max(m, weights / D + a)          t = t_start + max(m, a / E)
 
 Up to FEW_ROWS the kernels take rows as they come; beyond, arithmetic is that of whole tiles of TILE_ROWS.
 
-t_launch, t_start, p, and B, C, the rate of codes of 8 bits, D and E relative to what a copy and cuBLAS reach are fitted to products on one
-H200, 64 of bfloat16, fp8 and int8 and 24 of int4, from 1 to 2,048 rows (docs/results/h200.json, rows "matmul, quantised"): over the four
-products of a layer they are off by at most 8 %, and whole steps of two shapes and three formats by 9 % (tests/costs/test_step_time.py).
+t_launch, p, and B, C, the rate of codes of 8 bits, D and E relative to what a copy and cuBLAS reach are fitted to products on one H200, 64
+of bfloat16, fp8 and int8 and 24 of int4, from 1 to 2,048 rows; t_start beyond TILE_ROWS to eight products on one H100 (docs/results, rows
+"matmul, quantised"). Over the four products of a layer they are off by at most 8 % on both, and whole steps of two shapes and three formats
+by 9 % (tests/costs/test_step_time.py). One row of codes was measured on the H100 alone; nothing was fitted to it.
 
 Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is ours.
 """
@@ -27,12 +29,14 @@ from minllm.models.parts.terms import Sizes
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
 
-LAUNCH, START_OF_INT4, OVERLAP_NORM = 3.1e-6, 14e-6, 2.43
+LAUNCH, OVERLAP_NORM = 3.1e-6, 2.43
+START_OF_INT4, START_OF_MORE = 14e-6, 7.5e-6  # up to TILE_ROWS rows; beyond, tiles are smaller and fewer blocks divide K
 OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.036, 1.012, 1.85, 0.00637  # of the rates of a copy and of cuBLAS in bfloat16
 INT4_OF_GEMM = 0.94  # E: the share of the rate of 16-bit products
 HOST_LAUNCH = 1e-4  # seconds of a kernel that no graph launches
 KERNELS_OF_DRAFTS = 5  # a step's kernels that accept drafts and find new n-grams
 FUSED_ROWS = 64  # up to which 16-bit products' kernels compute norms and rotations too
+ROWS_OF_GEMV = 1  # for which products of quantised weights do so, quantise x, and decode codes while they wait for HBM
 JOINED = "MLP activation"  # computed by the kernel of gate and up
 FEW_ROWS, TILE_ROWS = 256, 128
 DECODED_ROWS = 64  # up to which a warp decodes 4-bit weights that it multiplies itself
@@ -63,11 +67,11 @@ def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weig
     moved, name = stage.bytes / rates.bytes, weight_format.name
     computed = rows if rows <= FEW_ROWS else -(-rows // TILE_ROWS) * TILE_ROWS
     arithmetic = stage.flops * computed / rows / (rates.code_flops if name in ("int8", "fp8") else rates.flops)
-    if not name.startswith("int4"):
+    if not name.startswith("int4") or rows <= ROWS_OF_GEMV:
         return layers * LAUNCH + overlapped(moved, arithmetic)
     weights = stage.flops / (2 * rows)
     if rows > DECODED_ROWS:
-        return layers * START_OF_INT4 + max(moved, arithmetic / INT4_OF_GEMM)
+        return layers * (START_OF_INT4 if rows <= TILE_ROWS else START_OF_MORE) + max(moved, arithmetic / INT4_OF_GEMM)
     return layers * LAUNCH + max(moved, weights / rates.decoded + arithmetic)
 
 
@@ -84,7 +88,7 @@ def decode_step_seconds(
     Keys and values are in 16 bits. Codes of 8 bits need two kernels more per layer, which quantise what attention and the activation wrote.
     """
     stages = decode_stages(config, batch, context, weight_format=weight_format)
-    quantisers = 2 * config.num_hidden_layers if weight_format.name in ("int8", "fp8") else 0
+    quantisers = 2 * config.num_hidden_layers if weight_format.name in ("int8", "fp8") and batch > ROWS_OF_GEMV else 0
     return sum(stage_seconds(stage, batch, config, rates, weight_format) for stage in stages) + quantisers * LAUNCH
 
 
@@ -93,7 +97,7 @@ def stage_seconds(stage: Stage, rows: int, config: ModelConfig, rates: StepRates
     layers = 1 if stage.name in ONCE else config.num_hidden_layers
     if "projection" in stage.name or stage.name == "lm_head":
         return product_seconds(stage, rows, layers, rates, PLAIN if stage.name == "lm_head" else weight_format)
-    is_fused = rows <= FUSED_ROWS and weight_format.is_plain or stage.name == JOINED
+    is_fused = rows <= (FUSED_ROWS if weight_format.is_plain else ROWS_OF_GEMV) or stage.name == JOINED
     is_launched = stage.name in ("attention", "sampling") or not is_fused
     return layers * LAUNCH * is_launched + overlapped(stage.bytes / rates.bytes, stage.flops / rates.flops)
 
