@@ -59,7 +59,7 @@ def recorded_steps(rows):
 
 def with_their_rates(found):
     """{case: (value, rates)} of found(rows of a record): an H200's, or an H100's if it has measured a case again, with other kernels."""
-    new, old = found(record("h100-80gb-hbm3")), found(record("h200"))
+    new, old = found(record("h100_quantised")), found(record("h200"))
     newer = {case: (value, StepRates.of(COPY_OF_H100, GEMM_OF_H100)) for case, value in new.items()}
     return {case: (value, RATES) for case, value in old.items()} | newer
 
