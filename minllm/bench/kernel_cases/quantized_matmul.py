@@ -42,7 +42,7 @@ VARIANTS = {  # format: variants for numbers of rows
     "int4": {1: ("gemv", "int4_naive", "int4_tma", "tensor_core_gemv"), 8: ("int4_tma", "flat"), 64: ("flat", "wgmma"), 2048: ("wgmma",)},
     "nf4": {
         1: ("gemv", "nf4_tma", "wgmma", "tensor_core_gemv"), 8: ("gemv", "nf4_tma", "wgmma"),
-        **dict.fromkeys((16, 32), ("nf4_tma", "wgmma", "widened")), **dict.fromkeys((64, 256, 2048), ("wgmma", "widened")),
+        **dict.fromkeys((16, 32, 64, 256, 2048), ("wgmma", "widened")),
     },
     **dict.fromkeys(("Q4_1", "Q8_0"), {8: ("gemv", "wgmma"), **dict.fromkeys((16, 64, 256, 2048), ("wgmma", "widened"))}),
 }  # fmt: skip

@@ -1,9 +1,8 @@
-"""W4A16 over NF4 on Hopper for few rows of x: as int4_tma.py, with a table of pairs in shared memory in place of arithmetic.
+"""W4A16 over NF4 on Hopper for up to 8 rows of x: as int4_tma.py, with a table of pairs in shared memory in place of arithmetic.
 
     out[m, n] = sum over blocks of absmax[n, b] * (sum over the block of x[m, k] * table[code[n, k]]) + bias[n]          absmax: nf4.py
 
-2 M N K FLOPs on N K / 2 bytes of codes and N K / 64 of absmax for each 8 rows of x, which are a launch of their own: up to 32 rows that
-takes less time than writing the matrix in 16 bits. TMA, stages and the sums of warps and clusters are those of int4_tma.py.
+2 M N K FLOPs on N K / 2 bytes of codes and N K / 64 of absmax. TMA, stages and the sums of warps and clusters are those of int4_tma.py.
 
 Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3; PTX ISA, "Matrix fragments for mma.m16n8k16".
 """
@@ -28,7 +27,7 @@ from minllm.tiles.pipeline import make_pipeline
 from minllm.tiles.warp import WARP
 from minllm.tiles.warpgroup import sync_blocks
 
-MOST_ROWS = 32
+MOST_ROWS = TOKENS
 
 
 @functools.cache
@@ -74,7 +73,7 @@ def nf4_tma_kernel(tiling: TmaTiling, dtype: str, gated: bool, together: int):
 
 
 def fits(x, weight) -> bool:
-    """Whether the kernel takes these arrays, on a GPU with TMA: up to 32 rows of 16 bits that begin on multiples of 16 bytes."""
+    """Whether the kernel takes these arrays, on a GPU with TMA: up to 8 rows of 16 bits that begin on multiples of 16 bytes."""
     return x.shape[0] <= MOST_ROWS and x.dtype in HALF_DTYPES and rows_begin_on(16, x, weight.codes)
 
 
@@ -96,15 +95,12 @@ def run(x, weight, out, bias, stream, tiling: TmaTiling | None, gated: bool) -> 
     tiling = tiling or choose_tiling(out.shape[1], gated)
     chosen = nf4_tma_kernel(tiling, x.dtype.name, gated, stored_together(out, x.dtype))
     flat = Nf4Arrays(*weight)._replace(absmax=weight.absmax.reshape(-1))
-    codes, tiles = weight.codes.view("uint16"), ceil_div(n, tiling.rows)
-    for first in range(0, m, TOKENS):
-        part = slice(first, min(first + TOKENS, m))
-        arguments = (flat, bias, out[part], ceil_div(k, STEP))
-        launch_flat_wgmma(chosen, x[part], codes, arguments, TOKENS, tiling, tiles, gated, stream, X_PANELS)
+    codes, arguments = weight.codes.view("uint16"), (flat, bias, out, ceil_div(k, STEP))
+    launch_flat_wgmma(chosen, x, codes, arguments, TOKENS, tiling, ceil_div(n, tiling.rows), gated, stream, X_PANELS)
 
 
 def nf4_tma(x, weight, out, bias=None, stream=None, tiling: TmaTiling | None = None) -> None:
-    """Write x @ weight.T + bias into `out` [M, N]: x [M, K], M <= 32, float16 or bfloat16; weight: an Nf4Weight.
+    """Write x @ weight.T + bias into `out` [M, N]: x [M, K], M <= 8, float16 or bfloat16; weight: an Nf4Weight.
 
     out and bias are of x's dtype or float32. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else (see
     `fits`), and on a GPU of another compute capability than 9.0.

@@ -13,7 +13,7 @@ from minllm.tiles.warpgroup import ROWS, THREADS
 
 STEP = 64  # inputs
 MOST_TOKENS = 256  # the most rows of x per block
-DIVIDED_ABOVE = 128  # rows of x per block above which its warpgroups divide K (not measured yet); MOST_TOKENS: only blocks divide K
+DIVIDED_ABOVE = 128  # rows of x per block above which its warpgroups divide K, if blocks would have to: measured with 192 and 256
 
 
 class MixedInputTiling(NamedTuple):
