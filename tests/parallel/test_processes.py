@@ -1,5 +1,6 @@
 """Ranks as processes: what they tell each other, and how they end."""
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -65,7 +66,8 @@ def test_a_rank_that_fails_ends_all_with_the_reason_within_five_seconds(fault, r
     processes.send(("barrier",))
     processes.own.host.barrier()  # all have started
     start = time.monotonic()
-    processes.send((fault,))
+    with contextlib.suppress(RankError):  # rank 1 may fail before rank 2 has the message
+        processes.send((fault,))
     with pytest.raises(PeerLostError, match=r"Rank \d has ended while rank 0 was waiting") as error:
         processes.own.host.barrier()
     assert str(processes.failed(error.value)).startswith("Rank 1 ")
