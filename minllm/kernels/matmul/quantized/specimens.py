@@ -305,7 +305,16 @@ def tensor_core_gemv_weights():
     return found
 
 
-NARROW = {"fp8/plain/4096": {(9, 0): 8}, "int4/32_minimums/qkv/4096": {(8, 0): 8, (8, 9): 8}}  # before the first tile, or behind the last
+NARROW = {  # bytes that are spilled before the first tile, or behind the last
+    "fp8/plain/4096": {(9, 0): 48, (10, 0): 12},
+    "int4/32_minimums/qkv/4096": {(8, 0): 8, (8, 9): 8, (9, 0): 8, (10, 0): 8},
+    "int4/32_minimums/plain/4096": {(9, 0): 24},
+    "int4/32_minimums/gated/4096": {(9, 0): 8},
+    "int4/32_zeros/qkv/4096": {(9, 0): 24},
+    "int4/32_zeros/plain/14336": {(10, 0): 12},
+    "nf4/nested/plain/14336": {(8, 9): 4, (10, 0): 28},
+    "int8/plain/14336": {(10, 0): 4},
+}
 
 
 def tensor_core_gemv_specimen(name, outputs, k, dtype, matrix, bias):
