@@ -201,12 +201,16 @@ def with_tensor_core_gemv(kernels: LinearKernels, found: tensor_core_gemv.Format
             return gated_gemv if out_dtype == x.dtype else None
         return kernels.gated(variant, x, weight, out_dtype)
 
+    def fits_normed(x: Any, weight: Any) -> bool:
+        # x * norm is rounded before it is divided by the root mean square: large activations would leave float16, though not codes.
+        return fits(found, x, weight) and (found.multiplies_codes or x.dtype != np.float16)
+
     return kernels._replace(
         variants={**kernels.variants, TENSOR_CORE_GEMV: gemv},
         choose=choose_variant,
         most_rows={**kernels.most_rows, TENSOR_CORE_GEMV: 1},
         gated=gated,
-        fits_normed=functools.partial(fits, found),
+        fits_normed=fits_normed,
         normed_linear=gemv,
         normed_gated=gated_gemv,
         normed_qkv=tensor_core_gemv.make_qkv_gemv(found),

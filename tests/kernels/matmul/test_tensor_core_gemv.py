@@ -152,3 +152,10 @@ def test_chosen_tilings_divide_a_block_evenly(name, k):
     for n in (1, 4096, 28672):
         tiling = gemv.choose_tiling(form, n, k)
         assert tiling.warps % tiling.splits == 0 and tiling.padded_steps(k // form.inputs) >= k // form.inputs
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_norm_is_fused_unless_float16_could_overflow(name):
+    x, weight, _ = arrays_of(name)
+    fits_normed = WEIGHT_FORMATS[name].kernels.fits_normed
+    assert fits_normed(x, weight) and fits_normed(x.astype(FLOAT16), weight) == (name in ("int8", "fp8"))
