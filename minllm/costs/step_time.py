@@ -30,13 +30,14 @@ from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
 
 LAUNCH, OVERLAP_NORM = 3.1e-6, 2.43
-START_OF_INT4, START_OF_MORE = 14e-6, 7.5e-6  # up to TILE_ROWS rows; beyond, tiles are smaller and fewer blocks divide K
+START_OF_INT4 = 14e-6  # t_start from DECODED_ROWS to TILE_ROWS rows
+START_OF_MORE = 7.5e-6  # t_start of more rows, whose tiles are smaller and leave K to fewer blocks
 OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.036, 1.012, 1.85, 0.00637  # of the rates of a copy and of cuBLAS in bfloat16
 INT4_OF_GEMM = 0.94  # E: the share of the rate of 16-bit products
 HOST_LAUNCH = 1e-4  # seconds of a kernel that no graph launches
 KERNELS_OF_DRAFTS = 5  # a step's kernels that accept drafts and find new n-grams
 FUSED_ROWS = 64  # up to which 16-bit products' kernels compute norms and rotations too
-ROWS_OF_GEMV = 1  # for which products of quantised weights do so, quantise x, and decode codes while they wait for HBM
+ROWS_OF_GEMV = 1  # up to which kernels of quantised products also compute norms and rotations, quantise x, and hide decoding behind HBM
 JOINED = "MLP activation"  # computed by the kernel of gate and up
 FEW_ROWS, TILE_ROWS = 256, 128
 DECODED_ROWS = 64  # up to which a warp decodes 4-bit weights that it multiplies itself

@@ -305,7 +305,7 @@ def tensor_core_gemv_weights():
     return found
 
 
-NARROW = {  # bytes that are spilled before the first tile, or behind the last
+SPILLED = {  # bytes that a kernel spills before its first tile or behind its last, by form and compute capability
     "fp8/plain/4096": {(9, 0): 48, (10, 0): 12},
     "int4/32_minimums/qkv/4096": {(8, 0): 8, (8, 9): 8, (9, 0): 8, (10, 0): 8},
     "int4/32_minimums/plain/4096": {(9, 0): 24},
@@ -338,6 +338,6 @@ def tensor_core_gemv_specimen(name, outputs, k, dtype, matrix, bias):
         tiling.blocks,
         operand.x_bytes,
         contains=({"int8": "IMMA*", "fp8": "[HQ]MMA*"}.get(name, "HMMA*"), *LOADS),
-        spills=NARROW.get(f"{name}/{outputs}/{k}", {}),
+        spills=SPILLED.get(f"{name}/{outputs}/{k}", {}),
         targets=TARGETS if form.since <= TARGETS[0] else FP8_TARGETS,
     )

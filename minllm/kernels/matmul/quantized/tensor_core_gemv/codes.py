@@ -59,5 +59,5 @@ def make_codes_operand(code: str, k: int, padded_steps: int, threads: int, dtype
 
     prepare = make_prepare_codes(k, padded_k, threads, dtype, code)
     return Operand(
-        k // INPUTS, INPUTS, k, 0, padded_k, 0, sum_type, no_decoder, prepare, begin, load_nothing, multiply, finish
+        k // INPUTS, k, 0, padded_k, 0, sum_type, no_decoder, prepare, begin, load_nothing, multiply, finish
     )  # fmt: skip

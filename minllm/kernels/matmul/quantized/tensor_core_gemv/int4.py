@@ -132,5 +132,5 @@ def make_int4_operand(
     prepare = make_prepare_numbers(k, padded_k, threads, dtype, parts)
     x_bytes = padded_k * 2 + padded_steps * parts * 4
     return Operand(
-        k // INPUTS, INPUTS, k // 2, words_of_a_step, x_bytes, 0, float32, begin_block, prepare, keep_nothing, load, multiply, finish
+        k // INPUTS, k // 2, words_of_a_step, x_bytes, 0, float32, begin_block, prepare, keep_nothing, load, multiply, finish
     )  # fmt: skip

@@ -15,7 +15,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.fragments import MULTIPLY
-from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT
+from minllm.kernels.matmul.quantized.nf4 import BLOCK_SHIFT, NESTED_SHIFT
 from minllm.kernels.matmul.quantized.nf4_pairs import PAIRS_BYTES, make_fill_pairs
 from minllm.kernels.matmul.quantized.nf4_tma_consumer import pair_of_byte
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_numbers
@@ -41,7 +41,7 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
     """The Operand of weights with or without double quantisation; padded_steps: of x in shared memory."""
     multiply, is_mine, fill_pairs = MULTIPLY[dtype], make_is_mine(BLOCKS), make_fill_pairs(dtype)
     padded_k, nested_at = padded_steps * INPUTS, 2 * BLOCKS  # words of a step: absmax, then nested scales
-    words_of_a_step, blocks_of_a_row = nested_at + (2 * BLOCKS if is_nested else 0), k // 64
+    words_of_a_step, blocks_of_a_row = nested_at + (2 * BLOCKS if is_nested else 0), k >> BLOCK_SHIFT
 
     @cuda.jit(device=True, forceinline=True)
     def fill_map(table, absmax_map):
@@ -118,6 +118,5 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
     prepare = make_prepare_numbers(k, padded_k, threads, dtype, BLOCKS)
     x_bytes, table_bytes = padded_k * 2 + padded_steps * BLOCKS * 4, PAIRS_BYTES + 4 * MAP_ENTRIES
     return Operand(
-        k // INPUTS, INPUTS, k // 2, words_of_a_step, x_bytes, table_bytes, float32, begin_block, prepare, begin, load, multiply_step,
-        finish,
+        k // INPUTS, k // 2, words_of_a_step, x_bytes, table_bytes, float32, begin_block, prepare, begin, load, multiply_step, finish
     )  # fmt: skip

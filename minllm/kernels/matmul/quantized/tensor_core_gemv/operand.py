@@ -24,7 +24,6 @@ class Operand(NamedTuple):
     """The sizes and device functions of a format, for one K."""
 
     steps: int  # of a row
-    inputs: int  # of a step
     row_bytes: int  # of a row's codes
     words: int  # registers per step for what belongs to the scales
     x_bytes: int  # of x in shared memory
