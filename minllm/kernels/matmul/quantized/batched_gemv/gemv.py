@@ -1,0 +1,147 @@
+"""The batched GEMV: up to sixteen rows of x times int4 or NF4, on Hopper's tensor cores.
+
+    out = x @ weight.T + bias          gated: silu(x @ gate.T) * (x @ up.T)
+
+2 M N K FLOPs on N K / 2 bytes of codes: memory-bound, as the GEMV of one row (tensor_core_gemv/), whose way to the codes this is. There
+each block has all of x in shared memory; here the blocks of a cluster divide K, and x, and add their sums.
+
+    tiling.py              how the work is divided
+    kernel.py              which warp multiplies what, and when it is loaded
+    decoder.py, int4.py, nf4.py    how codes become the tensor cores' operand A
+    x.py                   x as their operand B
+    loads.py, products.py  from HBM to registers; a step of products
+    sums.py, outputs.py    from registers to the block that writes; what it writes
+
+Source: Frantar et al. 2024, "MARLIN"; PTX ISA, "mma", "barrier.cluster".
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
+from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
+from minllm.kernels.matmul.quantized.arguments import check_out
+from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
+from minllm.kernels.matmul.quantized.batched_gemv.int4 import make_int4_decoder
+from minllm.kernels.matmul.quantized.batched_gemv.kernel import batched_gemv_kernel
+from minllm.kernels.matmul.quantized.batched_gemv.nf4 import make_nf4_decoder
+from minllm.kernels.matmul.quantized.batched_gemv.outputs import GATED, PLAIN
+from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, PAIRS, BatchedGemvTiling
+from minllm.kernels.matmul.quantized.batched_gemv.x import x_bytes
+from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
+from minllm.kernels.matmul.quantized.tensor_core_gemv.gemv import takes_int4
+from minllm.kernels.matmul.quantized.tensor_core_gemv.int4 import Int4Arrays
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import BITS
+from minllm.runtime.device import sms_here
+from minllm.runtime.kernel import check, launch
+
+MOST_ROWS = 16
+MOST_CODE_BYTES = 1 << 32  # places of codes are 32-bit numbers
+
+
+class Format(NamedTuple):
+    """What the launchers have to know of a format."""
+
+    name: str
+    takes: Callable[[int, Any], bool]  # (K, weight): whether its groups fit
+    decoder: Callable[[Any, int, BatchedGemvTiling, str], tuple[Decoder, Any]]  # (weight, K, tiling, dtype) -> also the arrays
+
+
+def int4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple[Decoder, Any]:
+    """The Decoder of an Int4Weight, and its arrays, with scales as integers of their bits."""
+    scales = weight.scales.dtype.name
+    zeros, minimums = (None if one is None else one.reshape(-1) for one in (weight.zeros, weight.minimums))
+    minimums = None if minimums is None else minimums.view(BITS[scales])
+    kind = (k // weight.scales.shape[1], scales, weight.zeros is not None, minimums is not None)
+    arrays = Int4Arrays(weight.codes.reshape(-1), weight.scales.reshape(-1).view(BITS[scales]), zeros, minimums)
+    return make_int4_decoder(dtype, k, *kind), arrays
+
+
+def nf4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple[Decoder, Any]:
+    """The Decoder of an Nf4Weight, and its arrays."""
+    arrays = Nf4Arrays(*weight)._replace(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
+    return make_nf4_decoder(dtype, k, tiling.threads, weight.nested is not None), arrays
+
+
+INT4 = Format("int4", takes_int4, int4_decoder)
+NF4 = Format("NF4", lambda k, weight: True, nf4_decoder)
+
+
+def fits(found: Format, x, weight) -> bool:
+    """Whether the kernel takes these arrays: up to 16 rows of 16 bits, of whole steps, that begin on a multiple of 16 bytes."""
+    m, k = x.shape
+    aligned = 1 <= m <= MOST_ROWS and x.dtype in HALF_DTYPES and k % INPUTS == 0 and rows_begin_on(16, x, weight.codes)
+    return aligned and has_wgmma(weight.codes) and math.prod(weight.codes.shape) < MOST_CODE_BYTES and found.takes(k, weight)
+
+
+def check_fits(found: Format, x, weight) -> None:
+    """Raise KernelArgumentError unless it fits."""
+    check_array("x", x, FLOAT_DTYPES, M=None, K=None)
+    groups = ", groups of 32, 64 or multiples of 128" if found is INT4 else ""
+    check(
+        fits(found, x, weight),
+        f"x is {x.dtype} {list(x.shape)}, codes are {list(weight.codes.shape)}; the batched GEMV over {found.name} takes up to {MOST_ROWS} "
+        f"rows of float16 or bfloat16 of a multiple of {INPUTS} inputs, rows that begin on multiples of 16 bytes{groups}, and compute "
+        "capability 9.0: take gemv, or widen the weight",
+    )
+    check_array("codes", weight.codes, (np.dtype(np.uint8),), N=None, bytes=x.shape[1] // 2)
+
+
+def choose_tiling(m: int, k: int) -> BatchedGemvTiling:
+    """Eight warps; up to four steps per warp, of which two blocks of the cluster have as few as possible."""
+    steps, tokens = k // INPUTS, 8 if m <= 8 else MOST_ROWS
+    cluster = next((one for one in (8, 4, 2) if steps >= 8 * one), 1)
+    splits = 2 if steps >= 4 * cluster else 1
+    return BatchedGemvTiling(8, splits, cluster, min(7, ceil_div(steps, cluster * splits)), tokens)
+
+
+def run(found: Format, x, weight, bias, out, outputs, pairs: int, stream, tiling) -> None:
+    """Launch after checks."""
+    n, (m, k) = weight.codes.shape[0], x.shape
+    tiling = BatchedGemvTiling(*(tiling or choose_tiling(m, k)))
+    tiling.check()
+    decoder, arrays = found.decoder(weight, k, tiling, x.dtype.name)
+    tiles, at_a_time = ceil_div(pairs, PAIRS), sms_here() * tiling.blocks // tiling.cluster
+    clusters = min(ceil_div(tiles, tiling.tiles), max(1, at_a_time))
+    kernel, shared = batched_gemv_kernel(tiling, decoder, outputs, x.dtype.name, k), x_bytes(tiling, k // INPUTS, decoder.groups)
+    arguments = (x, arrays, bias, out, n, pairs)
+    launch(kernel, clusters * tiling.cluster, tiling.threads, arguments, stream, shared, (tiling.cluster, 1, 1))
+
+
+def make_gemv(found: Format):
+    """The launcher of out = x @ weight.T + bias."""
+
+    def batched_gemv(x, weight, out, bias=None, stream=None, tiling=None) -> None:
+        """Write x @ weight.T + bias into `out` [M, N]: x [M, K] with M <= 16, float16 or bfloat16; weight: of the format, [N, K].
+
+        out and bias are of x's dtype or float32. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else (see
+        `fits`).
+        """
+        check_fits(found, x, weight)
+        n = weight.codes.shape[0]
+        check_out(x, out, bias, n, False)
+        if n:
+            run(found, x, weight, bias, out, PLAIN, ceil_div(n, 2 * PAIRS) * PAIRS, stream, tiling)
+
+    return batched_gemv
+
+
+def make_gated_gemv(found: Format):
+    """The launcher of out = silu(gate) * up."""
+
+    def gated_batched_gemv(x, gate_up, out, stream=None, tiling=None) -> None:
+        """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I]; gate_up: a weight [2 I, K], the gate's rows first.
+
+        The sums are not rounded before they meet. Errors as above.
+        """
+        check_fits(found, x, gate_up)
+        rows = gate_up.codes.shape[0]
+        check(rows % 2 == 0, f"gate_up has {rows} rows; the gate's and as many of up are an even number")
+        check_out(x, out, None, rows, True)
+        if out.shape[1]:
+            run(found, x, gate_up, None, out, GATED, out.shape[1], stream, tiling)
+
+    return gated_batched_gemv

@@ -1,0 +1,53 @@
+"""What the batched GEMV writes of the two sums of a pair of rows of weight: two outputs of a token, or one, the gate's times up's.
+
+    plain   rows 16 i + j and 16 i + j + 8:  out[m, n] = sum + bias[n]
+    gated   a row of the gate and its of up:  out[m, n] = silu(low) * high
+
+Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU).
+"""
+
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32
+
+from minllm.kernels.activation.sigmoid import sigmoid
+from minllm.kernels.matmul.quantized.batched_gemv.tiling import PAIRS
+from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import gated_rows, plain_column
+
+
+class Outputs(NamedTuple):
+    """Device functions."""
+
+    rows_of: Any  # (pair, rows of weight) -> (low, high); pairs beyond the last repeat it
+    write: Any  # (bias, out, token, pair, low, high)
+
+
+@cuda.jit(device=True, forceinline=True)
+def plain_rows(pair, rows):
+    """Neighbours at a distance of eight."""
+    low = plain_column(pair)
+    return min(low, int32(rows - 1)), min(int32(low + PAIRS), int32(rows - 1))
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_column(bias, out, token, column, value):
+    """An output, unless its column is beyond the edge."""
+    if column < int32(out.shape[1]):
+        out[token, column] = value if bias is None else value + float32(bias[column])
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_plain(bias, out, token, pair, low, high):
+    """Both sums."""
+    column = plain_column(pair)
+    write_column(bias, out, token, column, low)
+    write_column(bias, out, token, int32(column + PAIRS), high)
+
+
+@cuda.jit(device=True, forceinline=True)
+def write_gated(bias, out, token, pair, low, high):
+    """silu(gate) * up."""
+    write_column(bias, out, token, int32(pair), low * sigmoid(low) * high)
+
+
+PLAIN, GATED = Outputs(plain_rows, write_plain), Outputs(gated_rows, write_gated)

@@ -1,0 +1,64 @@
+"""How a batched GEMV is divided among warps, blocks and clusters."""
+
+from typing import NamedTuple
+
+from minllm.kernels.arguments import ceil_div
+from minllm.runtime.kernel import check
+from minllm.tiles.warp import WARP
+
+INPUTS = 128  # of a step: 64 bytes of codes of a row
+TILE_ROWS, PAIRS = 16, 8  # rows of weight of mma.sync's operand A: as many low ones as high ones
+
+
+class BatchedGemvTiling(NamedTuple):
+    """Blocks of `warps`, of which `splits` share a tile of 16 rows of weight; the blocks of a cluster divide K, and so do these warps.
+
+    A warp has `unroll` steps in flight. tokens: columns of mma.sync, 8 or 16. Registers suffice for `blocks` per SM.
+    """
+
+    warps: int
+    splits: int
+    cluster: int
+    unroll: int
+    tokens: int
+    blocks: int = 2
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.warps * WARP
+
+    @property
+    def tiles(self) -> int:
+        """Tiles that a cluster computes at a time."""
+        return self.warps // self.splits
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of rows of these tiles whose sums each block of the cluster collects."""
+        return self.tiles * PAIRS // self.cluster
+
+    @property
+    def parts_of_k(self) -> int:
+        """Warps that divide the inputs of a tile."""
+        return self.splits * self.cluster
+
+    @property
+    def sums(self) -> int:
+        """Numbers that a block collects for its pairs: of both rows, from each part of K, for each token."""
+        return self.parts_of_k * self.tokens * 2 * self.pairs
+
+    def chunks(self, steps: int) -> int:
+        """Times `unroll` steps of a warp, of a row of this many steps."""
+        return ceil_div(steps, self.parts_of_k * self.unroll)
+
+    def steps_of_block(self, steps: int) -> int:
+        """A block's part of these steps; the last block's may go beyond them."""
+        return self.chunks(steps) * self.unroll * self.splits
+
+    def check(self) -> None:
+        """Raise KernelArgumentError unless it can be launched."""
+        check(self.warps % self.splits == 0, f"{self}: the warps of a block divide evenly into groups of `splits`")
+        check(self.cluster in (1, 2, 4, 8), f"{self}: a cluster has 1, 2, 4 or 8 blocks")
+        check(self.tiles * PAIRS % self.cluster == 0, f"{self}: {self.tiles * PAIRS} pairs of rows for {self.cluster} blocks")
+        check(self.tokens in (8, 16), f"{self}: 8 or 16 tokens")

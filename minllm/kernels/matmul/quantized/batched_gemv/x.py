@@ -1,0 +1,106 @@
+"""A block's part of x in shared memory, as mma.sync's operand B: 16 bytes for each token, word of codes and lane of a row.
+
+    memory[step, w, token, t] = the eight inputs of word w of lane t (decoder.py)            behind it: sums[step, group, token]
+
+The 32 lanes of a warp read 512 neighbouring bytes for eight tokens, without a conflict. cp.async brings x there, and a product with ones
+adds it: each lane of a row then has the sums of its tokens.
+
+Source: PTX ISA, "cp.async", "Matrix fragments for mma.m16n8k16".
+"""
+
+from numba import cuda, float32, int32, uint32
+
+from minllm import ptx
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.fragments import MULTIPLY
+from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
+from minllm.kernels.vector import load_words
+from minllm.tiles.warp import WARP
+
+VECTORS, WORDS = 16, 4  # of 16 bytes in a step of a row of x, and of codes in a lane's step of a row of weight
+INPUTS_OF_A_VECTOR = 8
+
+
+def x_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
+    """Bytes of a block's part of x and of its sums."""
+    return tiling.steps_of_block(steps) * tiling.tokens * (VECTORS * 16 + groups * 4)
+
+
+def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int):
+    """The device function that starts the copies of the part of x of the block with a rank."""
+    tokens, threads, steps_of_block, words_of_a_group = tiling.tokens, tiling.threads, tiling.steps_of_block(steps), WORDS // groups
+    vectors, vectors_of_k = steps_of_block * VECTORS, k // INPUTS_OF_A_VECTOR
+    each = ceil_div(tokens * vectors, threads)
+
+    @cuda.jit(device=True, forceinline=True)
+    def place_of(vector):
+        """Where a vector of a row of x lies among the vectors of the first token."""
+        step, within = uint32(vector // uint32(VECTORS)), uint32(vector % uint32(VECTORS))
+        group, lane = within // uint32(4 * words_of_a_group), within // uint32(words_of_a_group) % uint32(4)
+        word = group * uint32(words_of_a_group) + within % uint32(words_of_a_group)
+        return uint32((step * uint32(WORDS) + word) * uint32(4 * tokens) + lane)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_x(x, rank, memory):
+        address, first = ptx.shared_address(memory, 0), uint32(uint32(rank) * uint32(vectors))
+        for i in range(each):
+            number = uint32(uint32(cuda.threadIdx.x) + uint32(i * threads))
+            token, vector = uint32(number // uint32(vectors)), uint32(number % uint32(vectors))
+            of_row = uint32(first + vector)
+            inside = int32(token) < int32(x.shape[0]) and of_row < uint32(vectors_of_k)
+            source = uint32((token * uint32(vectors_of_k) + of_row) * uint32(INPUTS_OF_A_VECTOR)) if inside else uint32(0)
+            if number < uint32(tokens * vectors):
+                place = uint32(place_of(vector) + token * uint32(4))
+                ptx.cp_async_16(uint32(address + place * uint32(16)), x, source, 16 if inside else 0)
+        ptx.cp_async_commit_group()
+
+    return load_x
+
+
+def make_load_word(tiling: BatchedGemvTiling):
+    """The device function with which a lane loads its inputs of word w of a step, for its column of each eight tokens."""
+    tokens, blocks = tiling.tokens, tiling.tokens // 8
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_word(memory, step, w, b):
+        lane = uint32(cuda.threadIdx.x) & uint32(WARP - 1)
+        at = uint32(uint32(step) * uint32(WORDS * tokens * 16) + lane * uint32(4) + uint32(w * tokens * 16))
+        for block in range(blocks):
+            load_words(memory, uint32(at + uint32(block * WARP * 4)), b, 4 * block)
+
+    return load_word
+
+
+def make_sum_x(tiling: BatchedGemvTiling, steps: int, groups: int, ones: int, dtype: str):
+    """(sum_x, first): the device function that adds x over the groups of each step, and the word of memory where the sums begin."""
+    tokens, warps, steps_of_block, blocks = tiling.tokens, tiling.warps, tiling.steps_of_block(steps), tiling.tokens // 8
+    load_word, multiply, words_of_a_group, first = make_load_word(tiling), MULTIPLY[dtype], WORDS // groups, steps_of_block * tokens * 64
+    four_of_each = 4 * blocks
+
+    @cuda.jit(device=True, forceinline=True)
+    def sum_group(memory, step, group, a):
+        b, sums = cuda.local.array(four_of_each, uint32), cuda.local.array(four_of_each, float32)
+        for i in range(four_of_each):
+            sums[i] = float32(0)
+        for w in range(words_of_a_group):
+            load_word(memory, step, group * words_of_a_group + w, b)
+            for block in range(blocks):
+                multiply(sums, 4 * block, a, 0, b, 4 * block)
+                multiply(sums, 4 * block, a, 0, b, 4 * block + 2)
+        lane = int32(cuda.threadIdx.x) & (WARP - 1)
+        if lane < 4:  # of row 0; all rows are equal
+            at = int32(first + (step * groups + group) * tokens + 2 * lane)
+            for block in range(blocks):
+                ptx.store_64(memory, int32(at + 8 * block), ptx.float_as_uint(sums[4 * block]), ptx.float_as_uint(sums[4 * block + 1]))
+
+    @cuda.jit(device=True, forceinline=True)
+    def sum_x(memory):
+        """The warps of the block share the steps."""
+        a = cuda.local.array(4, uint32)
+        for i in range(4):
+            a[i] = uint32(ones)
+        for step in range(int32(cuda.threadIdx.x) // WARP, steps_of_block, warps):
+            for group in range(groups):
+                sum_group(memory, int32(step), group, a)
+
+    return sum_x, first
