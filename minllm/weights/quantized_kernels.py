@@ -33,6 +33,7 @@ from minllm.kernels.matmul.quantized import (
     nf4_tma,
     tensor_core,
 )
+from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.many_rows import make_dequantized, make_widened, widened_matrix, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
@@ -42,7 +43,7 @@ from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
 from minllm.runtime.device import HOPPER, current_device
 from minllm.weights.format import LinearKernels
 
-TENSOR_CORE_GEMV = "tensor_core_gemv"
+TENSOR_CORE_GEMV, BATCHED_GEMV = "tensor_core_gemv", "batched_gemv"
 OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply codes as they are
 MOST_ROWS_OF_FLAT_CODES = 64  # rows of x for which flat multiplies codes; at 256 wgmma is faster for every weight
 FEWEST_ROWS_OF_INT4_TMA, MOST_OUTPUTS_OF_INT4_TENSOR_CORE = 3, 8192
@@ -217,5 +218,14 @@ def with_tensor_core_gemv(kernels: LinearKernels, found: tensor_core_gemv.Format
     )
 
 
+def with_batched_gemv(kernels: LinearKernels, found: batched_gemv.Format) -> LinearKernels:
+    """These kernels, and on Hopper for up to 16 rows of x the GEMV whose clusters divide K."""
+    return kernels._replace(
+        variants={**kernels.variants, BATCHED_GEMV: batched_gemv.make_gemv(found)},
+        most_rows={**kernels.most_rows, BATCHED_GEMV: batched_gemv.MOST_ROWS},
+    )
+
+
+INT4, NF4 = with_batched_gemv(INT4, batched_gemv.INT4), with_batched_gemv(NF4, batched_gemv.NF4)
 INT8, FP8 = with_tensor_core_gemv(INT8, tensor_core_gemv.INT8), with_tensor_core_gemv(FP8, tensor_core_gemv.FP8)
 INT4, NF4 = with_tensor_core_gemv(INT4, tensor_core_gemv.INT4), with_tensor_core_gemv(NF4, tensor_core_gemv.NF4)

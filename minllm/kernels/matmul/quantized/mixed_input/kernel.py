@@ -90,13 +90,6 @@ class Codes(NamedTuple):
     pairs: Any
 
 
-class States(NamedTuple):
-    """The stages of the step whose products are started, and of the one before it, whose products may be under way."""
-
-    before: Any
-    now: Any
-
-
 def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: bool, pipeline):
     """The device function of a consumer: the sums of 64 rows of weight for all rows of x of the tile, left in shared memory."""
     rows, stage_words, x_bytes, row_words = tiling.rows, tiling.stage_bytes // 4, tiling.x_tile.bytes, tiling.code_bytes // 4
@@ -121,20 +114,16 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
         return following
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, line, ring, tile, states, step, x, sums, numbers, codes, scales, others):
-        """sums += a decoded step, and the next one is decoded into `others` -> its States, the scales of the step after it.
-
-        The products of a step are started before those of the last one are waited for, so the tensor cores never wait for a warpgroup.
-        """
-        wgmma.multiply(sums, numbers, pipeline.operand(x, states.now), 1)
-        ptx.wgmma_wait_group_1()
-        ptx.keep_registers(others, FRAGMENTS)
-        if step >= k_groups:
-            pipeline.consumer_release(ring, states.before)
-        following = States(states.now, advance(states.now))
+    def multiply(memory, line, ring, tile, state, step, x, sums, numbers, codes, scales, following):
+        """sums += a decoded step; the next one is decoded into `following` meanwhile -> its state, the scales of the one after it."""
+        wgmma.multiply(sums, numbers, pipeline.operand(x, state), 1)
+        next_state = advance(state)
         if step + k_groups < tile.steps:
-            scales = decode_step(memory, line, ring, tile, following.now, step + k_groups, codes, scales, others)
-        return following, scales
+            scales = decode_step(memory, line, ring, tile, next_state, step + k_groups, codes, scales, following)
+        wgmma.wait(sums)
+        ptx.keep_registers(numbers, FRAGMENTS)
+        pipeline.consumer_release(ring, state)
+        return next_state, scales
 
     @cuda.jit(device=True, forceinline=True)
     def consume(memory, first_word, ring, tile, consumer, weight, table):
@@ -151,17 +140,14 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
         even, odd = cuda.local.array(FRAGMENTS, uint32), cuda.local.array(FRAGMENTS, uint32)
         for i in range(registers):
             sums[i] = 0
-        states = States(pipeline.state(group), pipeline.state(group))
+        state = pipeline.state(group)
         scales = decoder.load_scales(weight, lane, tile.first_step + group)
         if k_groups == 1 or group < tile.steps:  # a tile of one step has none for the second group
-            scales = decode_step(memory, line, ring, tile, states.now, group, codes, scales, even)
+            scales = decode_step(memory, line, ring, tile, state, group, codes, scales, even)
         for step in range(group, tile.steps, 2 * k_groups):
-            states, scales = multiply(memory, line, ring, tile, states, step, x, sums, even, codes, scales, odd)
+            state, scales = multiply(memory, line, ring, tile, state, step, x, sums, even, codes, scales, odd)
             if step + k_groups < tile.steps:
-                states, scales = multiply(memory, line, ring, tile, states, step + k_groups, x, sums, odd, codes, scales, even)
-        wgmma.wait(sums)
-        ptx.keep_registers(even, FRAGMENTS)
-        ptx.keep_registers(odd, FRAGMENTS)
+                state, scales = multiply(memory, line, ring, tile, state, step + k_groups, x, sums, odd, codes, scales, even)
         ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may lie in their place
         leave_sums(sums, memory, first_word, group, thread)
 
