@@ -11,7 +11,6 @@ Source: PTX ISA, "cp.async", "Matrix fragments for mma.m16n8k16".
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.fragments import MULTIPLY
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
 from minllm.kernels.vector import load_words
@@ -27,31 +26,33 @@ def x_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
 
 
 def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int):
-    """The device function that starts the copies of the part of x of the block with a rank."""
+    """The device function that starts the copies of the part of x of the block with a rank.
+
+    A warp copies, of four tokens, two words of codes each of all lanes of a row: whole sectors of x, to neighbouring places.
+    """
     tokens, threads, steps_of_block, words_of_a_group = tiling.tokens, tiling.threads, tiling.steps_of_block(steps), WORDS // groups
-    vectors, vectors_of_k = steps_of_block * VECTORS, k // INPUTS_OF_A_VECTOR
-    each = ceil_div(tokens * vectors, threads)
+    vectors, vectors_of_k, fours = steps_of_block * VECTORS, k // INPUTS_OF_A_VECTOR, tiling.tokens // 4
+    vectors_of_block = tokens * vectors
 
     @cuda.jit(device=True, forceinline=True)
-    def place_of(vector):
-        """Where a vector of a row of x lies among the vectors of the first token."""
-        step, within = uint32(vector // uint32(VECTORS)), uint32(vector % uint32(VECTORS))
-        group, lane = within // uint32(4 * words_of_a_group), within // uint32(words_of_a_group) % uint32(4)
-        word = group * uint32(words_of_a_group) + within % uint32(words_of_a_group)
-        return uint32((step * uint32(WORDS) + word) * uint32(4 * tokens) + lane)
+    def copy(x, token, vector, to):
+        """Copy a vector of a row of x, or zeros beyond its end and for tokens that there are not."""
+        inside = int32(token) < int32(x.shape[0]) and vector < uint32(vectors_of_k)
+        source = uint32((token * uint32(vectors_of_k) + vector) * uint32(INPUTS_OF_A_VECTOR)) if inside else uint32(0)
+        ptx.cp_async_16(to, x, source, 16 if inside else 0)
 
     @cuda.jit(device=True, forceinline=True)
     def load_x(x, rank, memory):
-        address, first = ptx.shared_address(memory, 0), uint32(uint32(rank) * uint32(vectors))
-        for i in range(each):
-            number = uint32(uint32(cuda.threadIdx.x) + uint32(i * threads))
-            token, vector = uint32(number // uint32(vectors)), uint32(number % uint32(vectors))
-            of_row = uint32(first + vector)
-            inside = int32(token) < int32(x.shape[0]) and of_row < uint32(vectors_of_k)
-            source = uint32((token * uint32(vectors_of_k) + of_row) * uint32(INPUTS_OF_A_VECTOR)) if inside else uint32(0)
-            if number < uint32(tokens * vectors):
-                place = uint32(place_of(vector) + token * uint32(4))
-                ptx.cp_async_16(uint32(address + place * uint32(16)), x, source, 16 if inside else 0)
+        first, address, number = uint32(uint32(rank) * uint32(vectors)), ptx.shared_address(memory, 0), uint32(cuda.threadIdx.x)
+        while number < uint32(vectors_of_block):
+            lane, two_words = number & uint32(3), uint32(number // uint32(8 * tokens))  # of all tokens
+            token = (number >> uint32(5)) % uint32(fours) * uint32(4) + (number >> uint32(2) & uint32(3))
+            step, word = two_words >> uint32(1), (two_words & uint32(1)) << uint32(1) | number >> uint32(4) & uint32(1)
+            group, of_group = word // uint32(words_of_a_group), word % uint32(words_of_a_group)
+            vector = step * uint32(VECTORS) + (group * uint32(4) + lane) * uint32(words_of_a_group) + of_group
+            place = ((step * uint32(WORDS) + word) * uint32(tokens) + token) * uint32(4) + lane
+            copy(x, uint32(token), uint32(first + vector), uint32(address + place * uint32(16)))
+            number = uint32(number + uint32(threads))
         ptx.cp_async_commit_group()
 
     return load_x
