@@ -81,7 +81,6 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
         decoding = decoder.begin_block(table, weight, uint32(n >> 31))
         ptx.griddepcontrol_wait()
         load_x(x, rank, memory)
-        ptx.cp_async_wait_group_0()
         cuda.syncthreads()
         if has_shift:
             sum_x(memory)

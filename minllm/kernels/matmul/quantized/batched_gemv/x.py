@@ -2,11 +2,12 @@
 
     memory[step, w, token, t] = the eight inputs of word w of lane t (decoder.py)            behind it: sums[step, group, token]
 
-The 32 lanes of a warp read 512 neighbouring bytes for eight tokens, without a conflict. cp.async brings x there, and a product with ones
-adds it: each lane of a row then has the sums of its tokens.
+The 32 lanes of a warp read 512 neighbouring bytes for eight tokens, without a conflict. A product with ones adds x over a group.
 
-Source: PTX ISA, "cp.async", "Matrix fragments for mma.m16n8k16".
+Source: PTX ISA, "Matrix fragments for mma.m16n8k16".
 """
+
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
@@ -16,8 +17,8 @@ from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTilin
 from minllm.kernels.vector import load_words
 from minllm.tiles.warp import WARP
 
+AT_A_TIME = 4  # vectors that a thread has under way
 VECTORS, WORDS = 16, 4  # of 16 bytes in a step of a row of x, and of codes in a lane's step of a row of weight
-INPUTS_OF_A_VECTOR = 8
 
 
 def x_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
@@ -25,35 +26,64 @@ def x_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
     return tiling.steps_of_block(steps) * tiling.tokens * (VECTORS * 16 + groups * 4)
 
 
-def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int):
-    """The device function that starts the copies of the part of x of the block with a rank.
+class Place(NamedTuple):
+    """Where 16 bytes of x lie: in a row of x, and in shared memory."""
 
-    A warp copies, of four tokens, two words of codes each of all lanes of a row: whole sectors of x, to neighbouring places.
+    token: Any
+    vector: Any
+    word: Any
+
+
+def make_place_of(tiling: BatchedGemvTiling, groups: int):
+    """The device function: a number -> Place.
+
+    The 32 numbers of a warp are, of four tokens, two words of codes each of all lanes of a row: whole sectors of x, and in shared memory
+    eight neighbours at a time.
     """
-    tokens, threads, steps_of_block, words_of_a_group = tiling.tokens, tiling.threads, tiling.steps_of_block(steps), WORDS // groups
-    vectors, vectors_of_k, fours = steps_of_block * VECTORS, k // INPUTS_OF_A_VECTOR, tiling.tokens // 4
-    vectors_of_block = tokens * vectors
+    tokens, fours, words_of_a_group = tiling.tokens, tiling.tokens // 4, WORDS // groups
 
     @cuda.jit(device=True, forceinline=True)
-    def copy(x, token, vector, to):
-        """Copy a vector of a row of x, or zeros beyond its end and for tokens that there are not."""
-        inside = int32(token) < int32(x.shape[0]) and vector < uint32(vectors_of_k)
-        source = uint32((token * uint32(vectors_of_k) + vector) * uint32(INPUTS_OF_A_VECTOR)) if inside else uint32(0)
-        ptx.cp_async_16(to, x, source, 16 if inside else 0)
+    def place_of(number):
+        lane, two_words = number & uint32(3), uint32(number // uint32(8 * tokens))  # of all tokens
+        token = (number >> uint32(5)) % uint32(fours) * uint32(4) + (number >> uint32(2) & uint32(3))
+        step, word = two_words >> uint32(1), (two_words & uint32(1)) << uint32(1) | number >> uint32(4) & uint32(1)
+        group, of_group = word // uint32(words_of_a_group), word % uint32(words_of_a_group)
+        vector = step * uint32(VECTORS) + (group * uint32(4) + lane) * uint32(words_of_a_group) + of_group
+        return Place(uint32(token), uint32(vector), uint32((((step * uint32(WORDS) + word) * uint32(tokens) + token) * uint32(4) + lane) * uint32(4)))
+
+    return place_of
+
+
+def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int):
+    """The device function that brings the part of x of the block with a rank to shared memory.
+
+    By registers: cp.async takes five times as long if neighbours in x do not stay neighbours.
+    """
+    threads, place_of, vectors, vectors_of_k = tiling.threads, make_place_of(tiling, groups), tiling.steps_of_block(steps) * VECTORS, k // 8
+    all_vectors, words_at_a_time = tiling.tokens * vectors, 4 * AT_A_TIME
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(x, first, place, words, at):
+        """words[at : at + 4] = a vector of a row of x, or zeros beyond its end and for tokens that there are not."""
+        vector = uint32(first + place.vector)
+        for i in range(4):
+            words[at + i] = uint32(0)
+        if int32(place.token) < int32(x.shape[0]) and vector < uint32(vectors_of_k):
+            load_words(x, uint32((place.token * uint32(vectors_of_k) + vector) * uint32(8)), words, at)
 
     @cuda.jit(device=True, forceinline=True)
     def load_x(x, rank, memory):
-        first, address, number = uint32(uint32(rank) * uint32(vectors)), ptx.shared_address(memory, 0), uint32(cuda.threadIdx.x)
-        while number < uint32(vectors_of_block):
-            lane, two_words = number & uint32(3), uint32(number // uint32(8 * tokens))  # of all tokens
-            token = (number >> uint32(5)) % uint32(fours) * uint32(4) + (number >> uint32(2) & uint32(3))
-            step, word = two_words >> uint32(1), (two_words & uint32(1)) << uint32(1) | number >> uint32(4) & uint32(1)
-            group, of_group = word // uint32(words_of_a_group), word % uint32(words_of_a_group)
-            vector = step * uint32(VECTORS) + (group * uint32(4) + lane) * uint32(words_of_a_group) + of_group
-            place = ((step * uint32(WORDS) + word) * uint32(tokens) + token) * uint32(4) + lane
-            copy(x, uint32(token), uint32(first + vector), uint32(address + place * uint32(16)))
-            number = uint32(number + uint32(threads))
-        ptx.cp_async_commit_group()
+        first, words = uint32(uint32(rank) * uint32(vectors)), cuda.local.array(words_at_a_time, uint32)
+        for begin in range(int32(cuda.threadIdx.x), all_vectors, threads * AT_A_TIME):
+            for i in range(AT_A_TIME):
+                number = uint32(begin + i * threads)
+                if number < uint32(all_vectors):
+                    load(x, first, place_of(number), words, 4 * i)
+            for i in range(AT_A_TIME):
+                number = uint32(begin + i * threads)
+                if number < uint32(all_vectors):
+                    at = place_of(number).word
+                    ptx.store_128(memory, at, words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3])
 
     return load_x
 
