@@ -12,6 +12,8 @@ Source: PTX ISA, "Matrix fragments for mma.m16n8k16".
 
 from typing import Any, NamedTuple
 
+from numba import cuda
+
 
 class Decoder(NamedTuple):
     """The sizes and device functions of a format, for one K."""
@@ -19,17 +21,26 @@ class Decoder(NamedTuple):
     groups: int  # of a step that have scales of their own: 1, 2 or 4
     words: int  # registers for what is loaded of a group
     table_bytes: int  # of a table in shared memory, 0 without one
-    ones: int  # a pair of 1.0 of x's dtype if sums of x are needed, 0 if `shift` is always 0
-    begin_block: Any  # (table, weight, zero) -> what `pair` and `scale` take: a table, which all threads fill before a barrier, or a
-    # constant; zero: a 0 of which the compiler does not know
+    unit: float  # of sums, which are multiplied by its inverse in the end
+    has_sums: bool  # whether `add` needs sums of x
+    has_offsets: bool  # whether it needs an offset per group
+    begin_block: Any  # (table, weight) -> what `pair` and `scale` take: a table, which all threads fill before a barrier, or nothing
     begin: Any  # (weight, row) -> what the format keeps of a row
     load: Any  # (weight, row, kept, group, words, at): words[at : at + self.words] = what belongs to a group of a row
     scale: Any  # (decoding, kept, words, at) -> Scale, made of these words
     pair: Any  # (decoding, word, i) -> numbers of codes 2 i and 2 i + 1 of a word, as a register of two 16-bit floats
+    pair_of_x: Any  # (word, i) -> the inputs that these multiply, from x as it is
+    add: Any  # (total, factor, offset, sum, sum_of_x) -> total + what a group adds, whose numbers * x have this sum
 
 
 class Scale(NamedTuple):
-    """sum += factor * (sum of numbers * x) + shift * (sum of x), over a group."""
+    """A group's scale, and its offset."""
 
     factor: Any
-    shift: Any
+    offset: Any
+
+
+@cuda.jit(device=True, forceinline=True)
+def x_as_it_is(word, i):
+    """pair_of_x of a format whose numbers need no other."""
+    return word

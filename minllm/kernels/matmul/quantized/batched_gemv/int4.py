@@ -1,38 +1,90 @@
-"""int4 (W4A16) for the batched GEMV: a shift and a lop3 make a pair of codes a pair of 16-bit floats, offset + code.
+"""int4 (W4A16) for the batched GEMV: a mask makes a pair of codes a pair of subnormal 16-bit floats, unit * code.
 
-    scale * (code - zero)   = scale * (offset + code) - (offset + zero) * scale
-    scale * code + minimum  = scale * (offset + code) + minimum - offset * scale
+    sum over a group of scale * (code - zero) * x      = scale * (sum of code * x - zero * sum of x)
+    sum over a group of (scale * code + minimum) * x   = scale * sum of code * x + minimum * sum of x
 
-so the sum over a group is that of its biased codes times x, and that of x, each with a factor.
+The lowest bits of a 16-bit float with an exponent of 0 are a number of units, and tensor cores take them as it. So bfloat16 takes codes
+without a shift from the lower half of a byte, and those of the upper half as 16 times as much: the x that these multiply is divided by 16.
+Its unit of 2**-133 would leave float32 little room for products, so x is multiplied by 2**64 besides, and keeps its precision from 1e-17 to
+1.8e19: larger numbers become infinite. float16 takes codes from bit 3 on, shifts those of upper halves and leaves x as it is.
 
-Source: Frantar et al. 2024, "MARLIN", section 3.4 (the conversion).
+Source: Frantar et al. 2024, "MARLIN", section 3.4 (codes as the mantissas of normal numbers, which takes one instruction more).
 """
 
 import functools
+from typing import NamedTuple
 
 from numba import cuda, float32, uint32
 
-from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder, Scale
+from minllm import ptx
+from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder, Scale, x_as_it_is
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS
-from minllm.kernels.matmul.quantized.int4_tma_consumer import OFFSETS, make_pair_of_codes
+from minllm.kernels.matmul.quantized.mixed_input.decoder import MINUS_ZEROS
 from minllm.kernels.matmul.quantized.tensor_core_gemv.int4 import MIDDLE
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import FLOAT_OF
+
+
+class Subnormal(NamedTuple):
+    """How codes become 16-bit floats: they are their bits from `place` on, and from 4 higher on for odd pairs that are `not_shifted`."""
+
+    place: int
+    not_shifted: bool
+    unit: float  # of a product of a code and x
+
+
+SUBNORMALS = {"bfloat16": Subnormal(0, True, 2.0**-69), "float16": Subnormal(3, False, 2.0**-21)}
+EVEN, ODD = 0x5F805F80, 0x5D805D80  # pairs of the bfloat16 2**64 and 2**60
+
+
+@cuda.jit(device=True, forceinline=True)
+def pair_of_scaled_x(word, i):
+    """A pair of bfloat16, times 2**64 or 2**60, exactly."""
+    return ptx.fma_bf16x2(word, uint32(ODD if i % 2 else EVEN), uint32(MINUS_ZEROS))
+
+
+def make_pair_of_codes(found: Subnormal):
+    """The device function that makes unit * code of codes 2 i and 2 i + 1 of a word."""
+    place, together, mask = found.place, 2 if found.not_shifted else 1, 0x000F000F << found.place
+
+    @cuda.jit(device=True, forceinline=True)
+    def pair_of_codes(decoding, word, i):
+        shift = 4 * (i // together * together) - place
+        shifted = word << uint32(-shift) if shift < 0 else word >> uint32(shift)
+        return shifted & uint32(mask << 4 * (i % together))
+
+    return pair_of_codes
+
+
+@cuda.jit(device=True, forceinline=True)
+def nothing(table, weight):
+    """begin_block of a format without a table."""
+    return uint32(0)
+
+
+@cuda.jit(device=True, forceinline=True)
+def keep_nothing(weight, row):
+    """begin of a format whose rows have nothing but their groups."""
+    return row
+
+
+def make_add(has_zeros: bool, has_minimums: bool):
+    """The device function `add` of groups with zeros, with minimums, or symmetric."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def add(total, factor, offset, codes_times_x, x):
+        if has_minimums:
+            return total + factor * codes_times_x + offset * x
+        if has_zeros:
+            return total + factor * (codes_times_x - offset * x)
+        return total + factor * (codes_times_x - float32(MIDDLE) * x)
+
+    return add
 
 
 @functools.cache
 def make_int4_decoder(dtype: str, k: int, group_size: int, scale_dtype: str, has_zeros: bool, has_minimums: bool) -> Decoder:
     """The Decoder of weights in groups of 32, 64 or a multiple of 128."""
-    offset, groups_of_a_row, float_of = OFFSETS[dtype], k // group_size, FLOAT_OF[scale_dtype]
-    codes_mask, value, pair_of_codes = 0x000F000F << offset.place, offset.value, make_pair_of_codes(offset)
-
-    @cuda.jit(device=True, forceinline=True)
-    def begin_block(table, weight, zero):
-        """The mask of a pair of codes: a lop3 takes one constant, so one that the compiler knows is moved to a register for every pair."""
-        return uint32(codes_mask) | zero
-
-    @cuda.jit(device=True, forceinline=True)
-    def begin(weight, row):
-        return row
+    groups_of_a_row, float_of, found = k // group_size, FLOAT_OF[scale_dtype], SUBNORMALS[dtype]
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, row, kept, group, words, at):
@@ -44,17 +96,16 @@ def make_int4_decoder(dtype: str, k: int, group_size: int, scale_dtype: str, has
             words[at + 1] = uint32(weight.minimums[place])
 
     @cuda.jit(device=True, forceinline=True)
-    def scale(mask, kept, words, at):
-        factor = float_of(words[at])
+    def scale(decoding, kept, words, at):
+        factor, offset = float_of(words[at]), float32(0)
         if has_minimums:
-            return Scale(factor, float_of(words[at + 1]) - float32(value) * factor)
+            offset = float_of(words[at + 1])
         if has_zeros:
-            return Scale(factor, -(float32(value) + float32(words[at + 1])) * factor)
-        return Scale(factor, float32(-value - MIDDLE) * factor)
+            offset = float32(words[at + 1])
+        return Scale(factor, offset)
 
-    @cuda.jit(device=True, forceinline=True)
-    def pair(mask, word, i):
-        return pair_of_codes(word, i, mask)
-
-    words = 2 if has_zeros or has_minimums else 1
-    return Decoder(max(1, INPUTS // group_size), words, 0, offset.ones, begin_block, begin, load, scale, pair)
+    has_offsets = has_zeros or has_minimums
+    return Decoder(
+        max(1, INPUTS // group_size), 1 + has_offsets, 0, found.unit, True, has_offsets, nothing, keep_nothing, load, scale,
+        make_pair_of_codes(found), pair_of_scaled_x if found.not_shifted else x_as_it_is, make_add(has_zeros, has_minimums),
+    )  # fmt: skip

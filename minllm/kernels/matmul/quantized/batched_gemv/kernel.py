@@ -38,10 +38,10 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
     chunks, steps_of_block, tiles_of_cluster = tiling.chunks(steps), tiling.steps_of_block(steps), tiling.tiles
     splits, unroll, cluster, sums_of_block, registers = tiling.splits, tiling.unroll, tiling.cluster, tiling.sums, tiling.tokens // 2
     loads, stride_of_chunk, two_buffers = make_loads(tiling, decoder, steps), tiling.unroll * tiling.splits, 2 * tiling.sums
-    load_x = make_load_x(tiling, k, steps, groups)
-    sum_x, first_sum = make_sum_x(tiling, steps, groups, decoder.ones, dtype)
-    multiply, has_shift = make_multiply_step(tiling, decoder, dtype, first_sum), decoder.ones != 0
-    send, finish = make_send(tiling), make_finish(tiling, outputs)
+    load_x = make_load_x(tiling, k, steps, groups, decoder.pair_of_x)
+    sum_x, first_sum = make_sum_x(tiling, steps, groups, decoder.pair, dtype)
+    multiply, has_sums = make_multiply_step(tiling, decoder, dtype, first_sum), decoder.has_sums
+    send, finish = make_send(tiling), make_finish(tiling, outputs, decoder.unit)
     code_words, scale_words, scale_values = loads.code_words, loads.scale_words, loads.scale_values
     load_codes, rows_of = loads.codes, outputs.rows_of
 
@@ -78,12 +78,12 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
         load_all_codes(weight, rows, int32(first_step + split), codes)
         cuda.syncwarp()  # loads do not move across it: those of codes come before any that waits for another
         loads.scales(weight, rows, int32(first_step + split), words)
-        decoding = decoder.begin_block(table, weight, uint32(n >> 31))
+        decoding = decoder.begin_block(table, weight)
         ptx.griddepcontrol_wait()
         load_x(x, rank, memory)
         cuda.syncthreads()
-        if has_shift:
-            sum_x(memory)
+        if has_sums:
+            sum_x(memory, decoding)
             cuda.syncthreads()
         buffer, tile_before = int32(0), int32(-1)
         while first_tile < tiles:

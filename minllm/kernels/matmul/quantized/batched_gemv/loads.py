@@ -89,6 +89,6 @@ def make_loads(tiling: BatchedGemvTiling, decoder: Decoder, steps: int) -> Loads
         for i in range(entries):
             low = scale_of(decoding, rows.low.kept, words, 2 * i * words_of_a_group)
             high = scale_of(decoding, rows.high.kept, words, (2 * i + 1) * words_of_a_group)
-            values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = low.factor, low.shift, high.factor, high.shift
+            values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = low.factor, low.offset, high.factor, high.offset
 
     return Loads(tiling.unroll * CODE_WORDS, 2 * entries * words_of_a_group, 4 * entries, rows, codes, scales, convert)

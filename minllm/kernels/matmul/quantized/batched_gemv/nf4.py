@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder, Scale
+from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder, Scale, x_as_it_is
 from minllm.kernels.matmul.quantized.nf4 import BLOCK_SHIFT, NESTED_SHIFT
 from minllm.kernels.matmul.quantized.nf4_pairs import PAIRS_BYTES, make_fill_pairs
 from minllm.kernels.matmul.quantized.nf4_tma_consumer import pair_of_byte
@@ -28,13 +28,19 @@ class Kept(NamedTuple):
     offset: Any
 
 
+@cuda.jit(device=True, forceinline=True)
+def add_scaled(total, absmax, offset, numbers_times_x, x):
+    """The `add` of blocks of numbers times their absmax."""
+    return total + absmax * numbers_times_x
+
+
 @functools.cache
 def make_nf4_decoder(dtype: str, k: int, threads: int, is_nested: bool) -> Decoder:
     """The Decoder of weights with or without double quantisation."""
     fill_pairs, blocks_of_a_row = make_fill_pairs(dtype), k >> BLOCK_SHIFT
 
     @cuda.jit(device=True, forceinline=True)
-    def begin_block(table, weight, zero):
+    def begin_block(table, weight):
         fill_pairs(table, weight.table, int32(cuda.threadIdx.x), threads)
         if is_nested:
             for i in range(int32(cuda.threadIdx.x), MAP_ENTRIES, threads):
@@ -66,5 +72,7 @@ def make_nf4_decoder(dtype: str, k: int, threads: int, is_nested: bool) -> Decod
         lane = uint32(cuda.threadIdx.x) & uint32(WARP - 1)
         return pair_of_byte(table, word, i, uint32(lane << uint32(2)))
 
-    table_bytes = PAIRS_BYTES + 4 * MAP_ENTRIES
-    return Decoder(BLOCKS, 2 if is_nested else 1, table_bytes, 0, begin_block, begin, load, scale, pair)
+    words, table_bytes = 2 if is_nested else 1, PAIRS_BYTES + 4 * MAP_ENTRIES
+    return Decoder(
+        BLOCKS, words, table_bytes, 1.0, False, False, begin_block, begin, load, scale, pair, x_as_it_is, add_scaled
+    )  # fmt: skip

@@ -38,7 +38,8 @@ def make_multiply_group(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str)
 def make_multiply_step(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str, first_sum: int):
     """The device function: total[0 : 4 * blocks] += the products of the u-th step in flight, whose scales lie in lanes' registers."""
     groups, blocks, tokens = decoder.groups, tiling.tokens // 8, tiling.tokens
-    multiply_group, has_shift, four_of_each = make_multiply_group(tiling, decoder, dtype), decoder.ones != 0, 4 * tiling.tokens // 8
+    multiply_group, add, four_of_each = make_multiply_group(tiling, decoder, dtype), decoder.add, 4 * blocks
+    has_sums, has_offsets = decoder.has_sums, decoder.has_offsets
 
     @cuda.jit(device=True, forceinline=True)
     def passed_on(values, entry, row, which):
@@ -47,21 +48,25 @@ def make_multiply_step(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str, 
         return cuda.shfl_sync(ALL_LANES, values[(entry // 4 * 2 + row) * 2 + which], source)
 
     @cuda.jit(device=True, forceinline=True)
+    def sum_of_x(memory, step, group, block, column):
+        """The sum of x over a group, of one of the lane's tokens."""
+        if not has_sums:
+            return float32(0)
+        token = uint32(8 * block + column) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(2)
+        place = uint32(uint32(step) * uint32(groups * tokens) + token + uint32(first_sum + group * tokens))
+        return ptx.uint_as_float(memory[place])
+
+    @cuda.jit(device=True, forceinline=True)
     def add_group(memory, values, u, step, group, sums, total):
         entry = u * groups + group
         for row in range(2):
-            factor = passed_on(values, entry, row, 0)
-            if has_shift:
-                shift = passed_on(values, entry, row, 1)
+            factor, offset = passed_on(values, entry, row, 0), float32(0)
+            if has_offsets:
+                offset = passed_on(values, entry, row, 1)
             for block in range(blocks):
                 for column in range(2):
                     at = 4 * block + 2 * row + column
-                    if has_shift:
-                        token = uint32(8 * block + column) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(2)
-                        place = uint32(uint32(step) * uint32(groups * tokens) + token + uint32(first_sum + group * tokens))
-                        total[at] += factor * sums[at] + shift * ptx.uint_as_float(memory[place])
-                    else:
-                        total[at] += factor * sums[at]
+                    total[at] = add(total[at], factor, offset, sums[at], sum_of_x(memory, step, group, block, column))
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_step(memory, decoding, codes, at, values, u, step, total):

@@ -32,18 +32,18 @@ def make_send(tiling: BatchedGemvTiling):
     return send
 
 
-def make_finish(tiling: BatchedGemvTiling, outputs: Outputs):
+def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float):
     """The device function with which a block adds the parts of its pairs' sums, and writes the outputs."""
-    own, parts, tokens, tiles_pairs, write = tiling.pairs, tiling.parts_of_k, tiling.tokens, tiling.tiles * PAIRS, outputs.write
+    own, parts, tokens, write, per_unit = tiling.pairs, tiling.parts_of_k, tiling.tokens, outputs.write, 1 / unit
     items, stride, threads = tokens * tiling.pairs, tiling.tokens * 2 * tiling.pairs, tiling.threads
 
     @cuda.jit(device=True, forceinline=True)
     def add_parts(sums, first):
-        """The sum over the parts of K of the number at `first`."""
+        """The sum over the parts of K of the number at `first`, in units of 1."""
         value = float32(0)
         for part in range(parts):
             value += sums[uint32(first + part * stride)]
-        return value
+        return value * float32(per_unit)
 
     @cuda.jit(device=True, forceinline=True)
     def finish(sums, buffer, bias, out, rank, tile, pairs):

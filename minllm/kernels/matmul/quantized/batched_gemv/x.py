@@ -2,7 +2,7 @@
 
     memory[step, w, token, t] = the eight inputs of word w of lane t (decoder.py)            behind it: sums[step, group, token]
 
-The 32 lanes of a warp read 512 neighbouring bytes for eight tokens, without a conflict. A product with ones adds x over a group.
+The 32 lanes of a warp read 512 neighbouring bytes for eight tokens, without a conflict. Its sums over groups are products too.
 
 Source: PTX ISA, "Matrix fragments for mma.m16n8k16".
 """
@@ -17,6 +17,7 @@ from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTilin
 from minllm.kernels.vector import load_words
 from minllm.tiles.warp import WARP
 
+ALL_ONE = 0x11111111  # a word of codes
 AT_A_TIME = 4  # vectors that a thread has under way
 VECTORS, WORDS = 16, 4  # of 16 bytes in a step of a row of x, and of codes in a lane's step of a row of weight
 
@@ -54,7 +55,7 @@ def make_place_of(tiling: BatchedGemvTiling, groups: int):
     return place_of
 
 
-def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int):
+def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int, pair_of_x):
     """The device function that brings the part of x of the block with a rank to shared memory.
 
     By registers: cp.async takes five times as long if neighbours in x do not stay neighbours.
@@ -82,8 +83,9 @@ def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int):
             for i in range(AT_A_TIME):
                 number = uint32(begin + i * threads)
                 if number < uint32(all_vectors):
-                    at = place_of(number).word
-                    ptx.store_128(memory, at, words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3])
+                    first_pair, second_pair = pair_of_x(words[4 * i], 0), pair_of_x(words[4 * i + 1], 1)
+                    third_pair, fourth_pair = pair_of_x(words[4 * i + 2], 2), pair_of_x(words[4 * i + 3], 3)
+                    ptx.store_128(memory, place_of(number).word, first_pair, second_pair, third_pair, fourth_pair)
 
     return load_x
 
@@ -102,8 +104,11 @@ def make_load_word(tiling: BatchedGemvTiling):
     return load_word
 
 
-def make_sum_x(tiling: BatchedGemvTiling, steps: int, groups: int, ones: int, dtype: str):
-    """(sum_x, first): the device function that adds x over the groups of each step, and the word of memory where the sums begin."""
+def make_sum_x(tiling: BatchedGemvTiling, steps: int, groups: int, pair, dtype: str):
+    """(sum_x, first): the device function that adds x over the groups of each step, and the word of memory where the sums begin.
+
+    They are the products of x and a weight whose codes are all 1.
+    """
     tokens, warps, steps_of_block, blocks = tiling.tokens, tiling.warps, tiling.steps_of_block(steps), tiling.tokens // 8
     load_word, multiply, words_of_a_group, first = make_load_word(tiling), MULTIPLY[dtype], WORDS // groups, steps_of_block * tokens * 64
     four_of_each = 4 * blocks
@@ -125,11 +130,11 @@ def make_sum_x(tiling: BatchedGemvTiling, steps: int, groups: int, ones: int, dt
                 ptx.store_64(memory, int32(at + 8 * block), ptx.float_as_uint(sums[4 * block]), ptx.float_as_uint(sums[4 * block + 1]))
 
     @cuda.jit(device=True, forceinline=True)
-    def sum_x(memory):
+    def sum_x(memory, decoding):
         """The warps of the block share the steps."""
         a = cuda.local.array(4, uint32)
         for i in range(4):
-            a[i] = uint32(ones)
+            a[i] = pair(decoding, uint32(ALL_ONE), i // 2)
         for step in range(int32(cuda.threadIdx.x) // WARP, steps_of_block, warps):
             for group in range(groups):
                 sum_group(memory, int32(step), group, a)
