@@ -43,6 +43,7 @@ class Kernel:
         self.function, self.dependent_launch = function, dependent_launch
         self.options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
         self.loaded = {}  # argument types -> LoadedKernel
+        self.clusters_at_a_time = {}  # (block, bytes of shared memory, cluster) -> clusters
 
     def __getitem__(self, configuration):
         """`kernel[grid, block, stream=None, shared_bytes=0, cluster=None]`: the launch configuration, as in numba.cuda."""
@@ -114,16 +115,34 @@ class Launch:
         self.grid, self.block = three_dimensions(grid, "grid"), three_dimensions(block, "block")
         self.cluster = None if cluster is None else three_dimensions(cluster, "cluster")
 
-    def __call__(self, *arguments):
-        """Launch the kernel in stream order; returns at once."""
-        from cuda.bindings import driver
-
-        types, packed = zip(*map(parameter, arguments)) if arguments else ((), ())
+    def loaded(self, types, arguments):
+        """The LoadedKernel for arguments of these types, which may have this much shared memory."""
         loaded = self.kernel.loaded.get(types)
         if loaded is None:
             loaded = self.kernel.loaded[types] = self.kernel.load(arguments)
         if self.shared_bytes > loaded.shared_bytes_allowed:
             loaded.allow_shared_bytes(self.shared_bytes)
+        return loaded
+
+    def clusters_at_a_time(self, *arguments):
+        """The most clusters that the GPU runs at a time: a cluster lies in one group of SMs (GPC), and groups have different sizes."""
+        from cuda.bindings import driver
+
+        key = self.block, self.shared_bytes, self.cluster
+        found = self.kernel.clusters_at_a_time.get(key)
+        if found is None:
+            loaded = self.loaded(tuple(parameter(argument)[0] for argument in arguments), arguments)
+            configuration = driver_configuration(self.grid, self.block, self.shared_bytes, 0, self.cluster, False)
+            result = driver.cuOccupancyMaxActiveClusters(loaded.function, configuration)
+            found = self.kernel.clusters_at_a_time[key] = check_driver(result, f"count the clusters of {self.kernel.__name__}")
+        return found
+
+    def __call__(self, *arguments):
+        """Launch the kernel in stream order; returns at once."""
+        from cuda.bindings import driver
+
+        types, packed = zip(*map(parameter, arguments)) if arguments else ((), ())
+        loaded = self.loaded(types, arguments)
         stream = self.stream
         stream = 0 if stream is None else stream if type(stream) is int else int(getattr(stream, "handle", stream))
         table = write_parameters(packed)
