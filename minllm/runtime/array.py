@@ -72,13 +72,6 @@ class DeviceArray:
         strides = None if self._strides is None else reshaped_strides(self.shape, self._strides, tuple(extents))
         return DeviceArray(self.pointer, tuple(extents), self.dtype, self.block, self.memory, strides)
 
-    def transpose(self, *axes: int) -> "DeviceArray":
-        """A view with the axes in this order."""
-        if sorted(axes) != list(range(self.ndim)):
-            raise KernelArgumentError(f"an array of shape {self.shape} cannot have its axes in the order {axes}")
-        shape, strides = (tuple(values[axis] for axis in axes) for values in (self.shape, self.strides))
-        return DeviceArray(self.pointer, shape, self.dtype, self.block, self.memory, strides)
-
     def __getitem__(self, index: Any) -> "DeviceArray":
         """A view of a row (an int) or of consecutive rows (a slice with step 1) along the first axis."""
         row_bytes, strides = self.strides[0], self._strides

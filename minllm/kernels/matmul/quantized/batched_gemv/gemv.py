@@ -29,7 +29,7 @@ from minllm.kernels.matmul.quantized.batched_gemv.int4 import make_int4_decoder
 from minllm.kernels.matmul.quantized.batched_gemv.kernel import batched_gemv_kernel
 from minllm.kernels.matmul.quantized.batched_gemv.nf4 import make_nf4_decoder
 from minllm.kernels.matmul.quantized.batched_gemv.outputs import GATED, PLAIN
-from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, MOST_STEPS, PAIRS, ROW_BYTES, BatchedGemvTiling
+from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, PAIRS, BatchedGemvTiling
 from minllm.kernels.matmul.quantized.batched_gemv.x import x_bytes
 from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
 from minllm.kernels.matmul.quantized.tensor_core_gemv.gemv import takes_int4
@@ -37,7 +37,6 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.int4 import Int4Arrays
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import BITS
 from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check, launch
-from minllm.runtime.tensor_map import tensor_map
 
 MOST_ROWS = 16
 MOST_CODE_BYTES = 1 << 32  # places of codes are 32-bit numbers
@@ -94,28 +93,21 @@ def check_fits(found: Format, x, weight) -> None:
 def choose_tiling(m: int, k: int) -> BatchedGemvTiling:
     """Eight warps; up to four steps per warp, of which two blocks of the cluster have as few as possible."""
     steps, tokens = k // INPUTS, 8 if m <= 8 else MOST_ROWS
-    cluster = next((one for one in (8, 4, 2) if steps >= 4 * one), 1)
-    splits = next(one for one in (1, 2, 4, 8) if steps <= MOST_STEPS * cluster * one)
-    return BatchedGemvTiling(8, splits, cluster, 1, tokens)
+    cluster = next((one for one in (8, 4, 2) if steps >= 8 * one), 1)
+    splits = 2 if steps >= 4 * cluster else 1
+    return BatchedGemvTiling(8, splits, cluster, min(7, ceil_div(steps, cluster * splits)), tokens)
 
 
 def run(found: Format, x, weight, bias, out, outputs, pairs: int, stream, tiling) -> None:
     """Launch after checks."""
     n, (m, k) = weight.codes.shape[0], x.shape
-    steps, tiling = k // INPUTS, BatchedGemvTiling(*(tiling or choose_tiling(m, k)))
-    tiling.check(steps)
+    tiling = BatchedGemvTiling(*(tiling or choose_tiling(m, k)))
+    tiling.check()
     decoder, arrays = found.decoder(weight, k, tiling, x.dtype.name)
-    kernel, shared_bytes = batched_gemv_kernel(tiling, decoder, outputs, x.dtype.name, k), shared_bytes_of(tiling, steps, decoder.groups)
-    by_step = weight.codes.reshape(n, steps, ROW_BYTES).transpose(1, 0, 2)
-    weight_map = tensor_map(by_step, (tiling.steps_of_warp(steps), PAIRS, ROW_BYTES), swizzle=0)
-    arguments, wanted = (x, weight_map, arrays, bias, out, n, pairs), ceil_div(ceil_div(pairs, PAIRS), tiling.tiles)
+    kernel, shared_bytes = batched_gemv_kernel(tiling, decoder, outputs, x.dtype.name, k), x_bytes(tiling, k // INPUTS, decoder.groups)
+    arguments, wanted = (x, arrays, bias, out, n, pairs), ceil_div(ceil_div(pairs, PAIRS), tiling.tiles)
     clusters = min(wanted, clusters_at_a_time(kernel, tiling, arguments, shared_bytes))
     launch(kernel, clusters * tiling.cluster, tiling.threads, arguments, stream, shared_bytes, (tiling.cluster, 1, 1))
-
-
-def shared_bytes_of(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
-    """Bytes of codes in flight, of x and of its sums."""
-    return tiling.ring_bytes(steps) + x_bytes(tiling, steps, groups)
 
 
 def clusters_at_a_time(kernel, tiling: BatchedGemvTiling, arguments, shared_bytes: int) -> int:

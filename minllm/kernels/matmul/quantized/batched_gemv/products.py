@@ -10,9 +10,9 @@ from minllm.kernels.matmul.quantized.batched_gemv.x import WORDS, make_load_word
 from minllm.tiles.warp import ALL_LANES
 
 
-def make_multiply_group(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str, steps: int):
+def make_multiply_group(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str):
     """The device function: sums[0 : 4 * blocks] = the numbers of a group of a step, times x."""
-    load_word, multiply, pair, words_of_a_group = make_load_word(tiling, steps), MULTIPLY[dtype], decoder.pair, WORDS // decoder.groups
+    load_word, multiply, pair, words_of_a_group = make_load_word(tiling), MULTIPLY[dtype], decoder.pair, WORDS // decoder.groups
     blocks = tiling.tokens // 8
     four_of_each = 4 * blocks
 
@@ -35,10 +35,10 @@ def make_multiply_group(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str,
     return multiply_group
 
 
-def make_multiply_step(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str, steps: int, first_sum: int):
-    """The device function: total[0 : 4 * blocks] += the products of the u-th of a warp's steps, whose scales lie in lanes' registers."""
+def make_multiply_step(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str, first_sum: int):
+    """The device function: total[0 : 4 * blocks] += the products of the u-th step in flight, whose scales lie in lanes' registers."""
     groups, blocks, tokens = decoder.groups, tiling.tokens // 8, tiling.tokens
-    multiply_group, add, four_of_each = make_multiply_group(tiling, decoder, dtype, steps), decoder.add, 4 * blocks
+    multiply_group, add, four_of_each = make_multiply_group(tiling, decoder, dtype), decoder.add, 4 * blocks
     has_sums, has_offsets = decoder.has_sums, decoder.has_offsets
 
     @cuda.jit(device=True, forceinline=True)

@@ -6,23 +6,20 @@ from minllm.kernels.arguments import ceil_div
 from minllm.runtime.kernel import check
 from minllm.tiles.warp import WARP
 
-INPUTS, ROW_BYTES = 128, 64  # of a step, and the codes of a row in it
+INPUTS = 128  # of a step: 64 bytes of codes of a row
 TILE_ROWS, PAIRS = 16, 8  # rows of weight of mma.sync's operand A: as many low ones as high ones
-STEP_BYTES = TILE_ROWS * ROW_BYTES
-MOST_STEPS = 8  # of a warp
 
 
 class BatchedGemvTiling(NamedTuple):
     """Blocks of `warps`, of which `splits` share a tile of 16 rows of weight; the blocks of a cluster divide K, and so do these warps.
 
-    ahead: tiles whose codes each warp has in flight, or in shared memory. tokens: columns of mma.sync, 8 or 16. Registers suffice for
-    `blocks` per SM.
+    A warp has `unroll` steps in flight. tokens: columns of mma.sync, 8 or 16. Registers suffice for `blocks` per SM.
     """
 
     warps: int
     splits: int
     cluster: int
-    ahead: int
+    unroll: int
     tokens: int
     blocks: int = 2
 
@@ -51,23 +48,17 @@ class BatchedGemvTiling(NamedTuple):
         """Numbers that a block collects for its pairs: of both rows, from each part of K, for each token."""
         return self.parts_of_k * self.tokens * 2 * self.pairs
 
-    def steps_of_warp(self, steps: int) -> int:
-        """A warp's part of the steps of a row, neighbours; those of the last warps may lie beyond its end."""
-        return ceil_div(steps, self.parts_of_k)
+    def chunks(self, steps: int) -> int:
+        """Times `unroll` steps of a warp, of a row of this many steps."""
+        return ceil_div(steps, self.parts_of_k * self.unroll)
 
     def steps_of_block(self, steps: int) -> int:
-        """A block's part."""
-        return self.steps_of_warp(steps) * self.splits
+        """A block's part of these steps; the last block's may go beyond them."""
+        return self.chunks(steps) * self.unroll * self.splits
 
-    def ring_bytes(self, steps: int) -> int:
-        """Bytes of the codes that a block has in flight."""
-        return self.warps * self.ahead * self.steps_of_warp(steps) * STEP_BYTES
-
-    def check(self, steps: int) -> None:
-        """Raise KernelArgumentError unless it can be launched for rows of this many steps."""
+    def check(self) -> None:
+        """Raise KernelArgumentError unless it can be launched."""
         check(self.warps % self.splits == 0, f"{self}: the warps of a block divide evenly into groups of `splits`")
         check(self.cluster in (1, 2, 4, 8), f"{self}: a cluster has 1, 2, 4 or 8 blocks")
         check(self.tiles * PAIRS % self.cluster == 0, f"{self}: {self.tiles * PAIRS} pairs of rows for {self.cluster} blocks")
         check(self.tokens in (8, 16), f"{self}: 8 or 16 tokens")
-        each = self.steps_of_warp(steps)
-        check(each <= MOST_STEPS, f"{self}: {each} of {steps} steps for each warp; at most {MOST_STEPS} fit its registers")

@@ -1,4 +1,4 @@
-"""A block's part of x in shared memory, behind the codes, as mma.sync's operand B: 16 bytes for each token, word of codes and lane of a row.
+"""A block's part of x in shared memory, as mma.sync's operand B: 16 bytes for each token, word of codes and lane of a row.
 
     memory[step, w, token, t] = the eight inputs of word w of lane t (decoder.py)            behind it: sums[step, group, token]
 
@@ -61,7 +61,7 @@ def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int, pair
     By registers: cp.async takes five times as long if neighbours in x do not stay neighbours.
     """
     threads, place_of, vectors, vectors_of_k = tiling.threads, make_place_of(tiling, groups), tiling.steps_of_block(steps) * VECTORS, k // 8
-    all_vectors, words_at_a_time, ring_words = tiling.tokens * vectors, 4 * AT_A_TIME, tiling.ring_bytes(steps) // 4
+    all_vectors, words_at_a_time = tiling.tokens * vectors, 4 * AT_A_TIME
 
     @cuda.jit(device=True, forceinline=True)
     def load(x, first, place, words, at):
@@ -85,19 +85,19 @@ def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int, pair
                 if number < uint32(all_vectors):
                     first_pair, second_pair = pair_of_x(words[4 * i], 0), pair_of_x(words[4 * i + 1], 1)
                     third_pair, fourth_pair = pair_of_x(words[4 * i + 2], 2), pair_of_x(words[4 * i + 3], 3)
-                    ptx.store_128(memory, uint32(place_of(number).word + uint32(ring_words)), first_pair, second_pair, third_pair, fourth_pair)
+                    ptx.store_128(memory, place_of(number).word, first_pair, second_pair, third_pair, fourth_pair)
 
     return load_x
 
 
-def make_load_word(tiling: BatchedGemvTiling, steps: int):
+def make_load_word(tiling: BatchedGemvTiling):
     """The device function with which a lane loads its inputs of word w of a step, for its column of each eight tokens."""
-    tokens, blocks, first = tiling.tokens, tiling.tokens // 8, tiling.ring_bytes(steps) // 4
+    tokens, blocks = tiling.tokens, tiling.tokens // 8
 
     @cuda.jit(device=True, forceinline=True)
     def load_word(memory, step, w, b):
         lane = uint32(cuda.threadIdx.x) & uint32(WARP - 1)
-        at = uint32(uint32(step) * uint32(WORDS * tokens * 16) + lane * uint32(4) + uint32(first + w * tokens * 16))
+        at = uint32(uint32(step) * uint32(WORDS * tokens * 16) + lane * uint32(4) + uint32(w * tokens * 16))
         for block in range(blocks):
             load_words(memory, uint32(at + uint32(block * WARP * 4)), b, 4 * block)
 
@@ -110,8 +110,7 @@ def make_sum_x(tiling: BatchedGemvTiling, steps: int, groups: int, pair, dtype: 
     They are the products of x and a weight whose codes are all 1.
     """
     tokens, warps, steps_of_block, blocks = tiling.tokens, tiling.warps, tiling.steps_of_block(steps), tiling.tokens // 8
-    load_word, multiply, words_of_a_group = make_load_word(tiling, steps), MULTIPLY[dtype], WORDS // groups
-    first = tiling.ring_bytes(steps) // 4 + steps_of_block * tokens * 64
+    load_word, multiply, words_of_a_group, first = make_load_word(tiling), MULTIPLY[dtype], WORDS // groups, steps_of_block * tokens * 64
     four_of_each = 4 * blocks
 
     @cuda.jit(device=True, forceinline=True)

@@ -1,0 +1,94 @@
+"""What a warp loads from HBM: codes of its rows of weight, each lane its own, and scales, each lane those that it passes on."""
+
+from typing import Any, NamedTuple
+
+from numba import cuda, uint32
+
+from minllm import ptx
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
+from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
+
+ROW_BYTES, WORDS = 64, 4  # of a step's codes of a row; a lane's words of them
+CODE_WORDS = 2 * WORDS  # of a lane's two rows
+
+
+class Row(NamedTuple):
+    """A row of weight, and what its format keeps of it."""
+
+    number: Any
+    kept: Any
+
+
+class Rows(NamedTuple):
+    """A lane's two rows of weight."""
+
+    low: Row
+    high: Row
+
+
+class Loads(NamedTuple):
+    """Registers of the steps in flight, and device functions."""
+
+    code_words: int
+    scale_words: int
+    scale_values: int
+    rows: Any  # (weight, low, high) -> Rows
+    codes: Any  # (u, weight, rows, first, codes): a lane's codes of the u-th of a warp's steps from `first` on
+    scales: Any  # (weight, rows, first, words): what belongs to the groups of the lane in all these steps
+    convert: Any  # (decoding, rows, words, values): values = these as Scales
+
+
+def make_load_row(steps: int, groups: int):
+    """The device function: codes[at : at + 4] = a lane's codes of a step of a row."""
+    row_bytes, lane_bytes, group_bytes = steps * ROW_BYTES, 4 * WORDS // groups, ROW_BYTES // groups
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_row(array, row, step, codes, at):
+        lane = uint32(cuda.threadIdx.x) & uint32(3)
+        own = uint32(row * uint32(row_bytes) + uint32(step) * uint32(ROW_BYTES) + lane * uint32(lane_bytes))
+        if groups == 1:
+            codes[at], codes[at + 1], codes[at + 2], codes[at + 3] = ptx.load_128_streaming(array, own)
+        elif groups == 2:
+            codes[at], codes[at + 1] = ptx.load_64_ordered(array, own)
+            codes[at + 2], codes[at + 3] = ptx.load_64_ordered(array, uint32(own + uint32(group_bytes)))
+        else:
+            for group in range(groups):
+                codes[at + group] = ptx.load_32_ordered(array, uint32(own + uint32(group * group_bytes)))
+
+    return load_row
+
+
+def make_loads(tiling: BatchedGemvTiling, decoder: Decoder, steps: int) -> Loads:
+    """The Loads of weights with rows of this many steps."""
+    splits, groups, words_of_a_group, last_step, last_group = tiling.splits, decoder.groups, decoder.words, steps - 1, steps * decoder.groups - 1
+    load_row, load_group, scale_of, begin = make_load_row(steps, groups), decoder.load, decoder.scale, decoder.begin
+    entries = ceil_div(tiling.unroll * groups, 4)  # groups of a row for which a lane is responsible
+
+    @cuda.jit(device=True, forceinline=True)
+    def rows(weight, low, high):
+        return Rows(Row(low, begin(weight, low)), Row(high, begin(weight, high)))
+
+    @cuda.jit(device=True, forceinline=True)
+    def codes(u, weight, rows, first, codes):
+        step = min(uint32(first + u * splits), uint32(last_step))
+        load_row(weight.codes, rows.low.number, step, codes, u * CODE_WORDS)
+        load_row(weight.codes, rows.high.number, step, codes, u * CODE_WORDS + WORDS)
+
+    @cuda.jit(device=True, forceinline=True)
+    def scales(weight, rows, first, words):
+        for i in range(entries):
+            number = (uint32(cuda.threadIdx.x) & uint32(3)) + uint32(4 * i)
+            step, group = uint32(first) + number // uint32(groups) * uint32(splits), number % uint32(groups)
+            group = min(uint32(step * uint32(groups) + group), uint32(last_group))
+            load_group(weight, rows.low.number, rows.low.kept, group, words, 2 * i * words_of_a_group)
+            load_group(weight, rows.high.number, rows.high.kept, group, words, (2 * i + 1) * words_of_a_group)
+
+    @cuda.jit(device=True, forceinline=True)
+    def convert(decoding, rows, words, values):
+        for i in range(entries):
+            low = scale_of(decoding, rows.low.kept, words, 2 * i * words_of_a_group)
+            high = scale_of(decoding, rows.high.kept, words, (2 * i + 1) * words_of_a_group)
+            values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = low.factor, low.offset, high.factor, high.offset
+
+    return Loads(tiling.unroll * CODE_WORDS, 2 * entries * words_of_a_group, 4 * entries, rows, codes, scales, convert)
