@@ -130,6 +130,8 @@ from minllm.ptx.matrix import (
 )
 from minllm.ptx.memory import (
     load_32,
+    load_32_ordered,
+    load_64_ordered,
     load_128,
     load_128_streaming,
     load_float32,
@@ -263,6 +265,8 @@ __all__ = [
     "ldmatrix_x2_trans",
     "ldmatrix_x4",
     "ldmatrix_x4_trans",
+    "load_32_ordered",
+    "load_64_ordered",
     "load_128",
     "load_128_streaming",
     "load_32",

@@ -35,6 +35,48 @@ def streaming_words(builder, pointer):
     return [builder.extract_value(words, i) for i in range(4)]
 
 
+def make_ordered_load(name, word_count, description):
+    """A load of `word_count` words from global memory that the compiler does not move across a fence."""
+
+    def load(typing_context, array, index):
+        def lower(context, builder, signature, arguments):
+            pointer = element_pointer(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+            names = ",".join(f"${i}" for i in range(word_count))
+            operands = f"{{{names}}}, [${word_count}]" if word_count > 1 else "$0, [$1]"
+            vector = f".v{word_count}" if word_count > 1 else ""
+            returned = ir.LiteralStructType([I32] * word_count) if word_count > 1 else I32
+            code = assembly(f"ld.global.L2::256B{vector}.u32 {operands};", ["=r"] * word_count + ["l"], returned, [I64])
+            words = call_assembly(builder, code, [builder.ptrtoint(pointer, I64)])
+            if word_count == 1:
+                return words
+            return context.make_tuple(builder, signature.return_type, [builder.extract_value(words, i) for i in range(word_count)])
+
+        returned = types.UniTuple(types.uint32, word_count) if word_count > 1 else types.uint32
+        return returned(array, index), lower
+
+    def emulation(array, index):
+        words = [int(word) for word in array.window(index, 4 * word_count).view(np.uint32)]
+        return tuple(words) if word_count > 1 else words[0]
+
+    load.__name__ = emulation.__name__ = name
+    emulation.__doc__ = description
+    return emulated(intrinsic(load), emulation)
+
+
+load_32_ordered = make_ordered_load(
+    "load_32_ordered",
+    1,
+    """load_32_ordered(array, index) -> uint32: 4 bytes from global memory; the compiler does not move the load across a
+    `cuda.syncwarp()`. PTX ISA, "ld".""",
+)
+load_64_ordered = make_ordered_load(
+    "load_64_ordered",
+    2,
+    """load_64_ordered(array, index) -> two uint32 from global memory; the compiler does not move the load across a `cuda.syncwarp()`. PTX
+    ISA, "ld", vector v2.""",
+)
+
+
 def make_load_128(name, load_words, description):
     """A 128-bit load that returns four words."""
 
