@@ -80,6 +80,7 @@ from minllm.ptx.cluster import (
     ld_shared_cluster_v4_f32,
     mapa,
     st_async_u32,
+    st_async_v4_f32,
     st_shared_cluster_f32,
     st_shared_cluster_u32,
 )
@@ -307,6 +308,7 @@ __all__ = [
     "setmaxnreg_inc",
     "shared_address",
     "st_async_u32",
+    "st_async_v4_f32",
     "st_relaxed_sys_u32",
     "st_relaxed_sys_v2_u64",
     "st_release_sys_u32",

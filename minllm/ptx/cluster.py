@@ -102,18 +102,29 @@ def st_shared_cluster_f32(address, value):
     window(address, "write").view(np.float32)[0] = value
 
 
-def st_async_u32(address, value, barrier):
-    """st_async_u32(address, value, barrier): store a uint32 in another block's shared memory and complete 4 bytes of that block's mbarrier
-    (both are shared::cluster addresses of the same block). PTX ISA, "st.async"."""
-    target, offset = shared_bytes(address, 4)
-    word, completes = np.array([int(value) & 0xFFFFFFFF], np.uint32), mbarrier_at(barrier)
+def store_asynchronously(address, words, barrier):
+    """Store words in another block's shared memory, and complete as many bytes of an mbarrier of that block."""
+    target, offset = shared_bytes(address, words.nbytes)
+    completes = mbarrier_at(barrier)
     if completes.block is not target:
         fail("st.async to one block with an mbarrier of another")
 
     def land(thread):
-        target.shared_root.window(offset, 4, kind="write", thread=thread)[:] = word.view(np.uint8)
+        target.shared_root.window(offset, words.nbytes, kind="write", thread=thread)[:] = words.view(np.uint8)
 
-    completes.start_copy(4, land)
+    completes.start_copy(words.nbytes, land)
+
+
+def st_async_u32(address, value, barrier):
+    """st_async_u32(address, value, barrier): store a uint32 in another block's shared memory and complete 4 bytes of that block's mbarrier
+    (both are shared::cluster addresses of the same block). PTX ISA, "st.async"."""
+    store_asynchronously(address, np.array([int(value) & 0xFFFFFFFF], np.uint32), barrier)
+
+
+def st_async_v4_f32(address, first, second, third, fourth, barrier):
+    """st_async_v4_f32(address, first, second, third, fourth, barrier): the same with four float32, 16 bytes. PTX ISA, "st.async", vector
+    v4."""
+    store_asynchronously(address, np.array([first, second, third, fourth], np.float32), barrier)
 
 
 def elect_sync(mask):
@@ -140,6 +151,13 @@ st_shared_cluster_u32 = instruction("st.shared::cluster.u32 [$0], $1;", "", "rr"
 st_shared_cluster_f32 = instruction("st.shared::cluster.f32 [$0], $1;", "", "rf", emulation=st_shared_cluster_f32, touches_memory=True)
 st_async_u32 = instruction(
     "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [$0], $1, [$2];", "", "rrr", emulation=st_async_u32, touches_memory=True
+)
+st_async_v4_f32 = instruction(
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$0], {$1, $2, $3, $4}, [$5];",
+    "",
+    "rffffr",
+    emulation=st_async_v4_f32,
+    touches_memory=True,
 )
 elect_sync = instruction(
     "{ .reg .pred elected; elect.sync _|elected, $1; selp.b32 $0, 1, 0, elected; }", "r", "r", emulation=elect_sync, convergent=True

@@ -10,7 +10,7 @@ give the same bits. A block writes the outputs of a tile after it has multiplied
 
 2 M N K FLOPs on N K / 2 bytes of codes, besides M K b bytes of x for the clusters that run at a time.
 
-Source: PTX ISA, "mma", "barrier.cluster", "st" (.shared::cluster).
+Source: PTX ISA, "mma", "barrier.cluster".
 """
 
 import functools
@@ -23,7 +23,7 @@ from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.loads import make_loads
 from minllm.kernels.matmul.quantized.batched_gemv.outputs import Outputs
 from minllm.kernels.matmul.quantized.batched_gemv.products import make_multiply_step
-from minllm.kernels.matmul.quantized.batched_gemv.sums import make_finish, make_send
+from minllm.kernels.matmul.quantized.batched_gemv.sums import BUFFERS, make_begin, make_finish, make_send
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, PAIRS, BatchedGemvTiling
 from minllm.kernels.matmul.quantized.batched_gemv.x import make_load_x, make_sum_x
 from minllm.runtime.kernel import kernel
@@ -36,12 +36,12 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
     """The kernel for x of `dtype` with rows of k numbers, and weights that `decoder` knows."""
     steps, groups, table_bytes = k // INPUTS, decoder.groups, decoder.table_bytes
     chunks, steps_of_block, tiles_of_cluster = tiling.chunks(steps), tiling.steps_of_block(steps), tiling.tiles
-    splits, unroll, cluster, sums_of_block, registers = tiling.splits, tiling.unroll, tiling.cluster, tiling.sums, tiling.tokens // 2
+    splits, unroll, cluster, registers = tiling.splits, tiling.unroll, tiling.cluster, tiling.tokens // 2
     loads, stride_of_chunk, two_buffers = make_loads(tiling, decoder, steps), tiling.unroll * tiling.splits, 2 * tiling.sums
     load_x = make_load_x(tiling, k, steps, groups, decoder.pair_of_x)
     sum_x, first_sum = make_sum_x(tiling, steps, groups, decoder.pair, dtype)
     multiply, has_sums = make_multiply_step(tiling, decoder, dtype, first_sum), decoder.has_sums
-    send, finish = make_send(tiling), make_finish(tiling, outputs, decoder.unit)
+    begin, send, finish, barrier_words = make_begin(tiling), make_send(tiling), make_finish(tiling, outputs, decoder.unit), 2 * BUFFERS
     code_words, scale_words, scale_values = loads.code_words, loads.scale_words, loads.scale_values
     load_codes, rows_of = loads.codes, outputs.rows_of
 
@@ -64,10 +64,11 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
     def batched_gemv_kernel(x, weight, bias, out, n, pairs):
         """x [M, K], weight [n, K]: the decoder's arrays, bias [n] or None, out [M, n] or [M, n / 2]; pairs: of rows of weight."""
         ptx.griddepcontrol_launch_dependents()
-        ptx.barrier_cluster_arrive()  # the blocks of the cluster have begun: their shared memory may be written
-        memory = cuda.shared.array(0, uint32, 128)
+        memory, barriers = cuda.shared.array(0, uint32, 128), cuda.shared.array(barrier_words, uint32, 8)
+        begin(barriers)
+        ptx.barrier_cluster_arrive()
         table = cuda.shared.array(table_bytes, uint8, 128)  # of a format without a table the memory above: nothing touches it
-        sums = cuda.shared.array(two_buffers, float32)
+        sums = cuda.shared.array(two_buffers, float32, 16)
         warp, rank = int32(int32(cuda.threadIdx.x) >> 5), int32(ptx.cluster_ctarank())
         tile_of_warp, split = int32(uint32(warp) // uint32(splits)), int32(uint32(warp) % uint32(splits))
         codes, words = cuda.local.array(code_words, uint32), cuda.local.array(scale_words, uint32)
@@ -85,12 +86,13 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
         if has_sums:
             sum_x(memory, decoding)
             cuda.syncthreads()
-        buffer, tile_before = int32(0), int32(-1)
+        ptx.barrier_cluster_wait()  # all blocks of the cluster have their barriers
+        i, tile_before = int32(0), int32(0)
         while first_tile < tiles:
             following = int32(first_tile + stride)
             next_rows = rows_of_tile(weight, int32(following + tile_of_warp), n)
-            for i in range(registers):
-                total[i] = float32(0)
+            for register in range(registers):
+                total[register] = float32(0)
             for chunk in range(chunks):
                 local = int32(chunk * stride_of_chunk + split)
                 loads.convert(decoding, rows, words, values)
@@ -101,13 +103,11 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
                 if then[0]:
                     loads.scales(weight, then[1], then[2], words)
                 multiply_steps(memory, decoding, weight, codes, values, local, total, *then)
-            ptx.barrier_cluster_wait()
-            if tile_before >= 0:
-                finish(sums, int32(sums_of_block - buffer), bias, out, rank, tile_before, pairs)
-            send(sums, buffer, total, rank, split, tile_of_warp)
-            ptx.barrier_cluster_arrive()
-            tile_before, first_tile, buffer, rows = first_tile, following, int32(sums_of_block - buffer), next_rows
-        ptx.barrier_cluster_wait()
-        finish(sums, int32(sums_of_block - buffer), bias, out, rank, tile_before, pairs)
+            if i > 0:
+                finish(sums, barriers, int32(i - 1), bias, out, rank, tile_before, pairs)
+            cuda.syncthreads()
+            send(sums, barriers, i, total, rank, split, tile_of_warp)
+            tile_before, first_tile, i, rows = first_tile, following, int32(i + 1), next_rows
+        finish(sums, barriers, int32(i - 1), bias, out, rank, tile_before, pairs)
 
     return batched_gemv_kernel

@@ -65,27 +65,28 @@ def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int, pair
 
     @cuda.jit(device=True, forceinline=True)
     def load(x, first, place, words, at):
-        """words[at : at + 4] = a vector of a row of x, or zeros beyond its end and for tokens that there are not."""
-        vector = uint32(first + place.vector)
-        for i in range(4):
-            words[at + i] = uint32(0)
-        if int32(place.token) < int32(x.shape[0]) and vector < uint32(vectors_of_k):
-            load_words(x, uint32((place.token * uint32(vectors_of_k) + vector) * uint32(8)), words, at)
+        """words[at : at + 4] = a vector of a row of x, or another where there is none: an if here would wait for the load before it."""
+        token, vector = min(int32(place.token), int32(x.shape[0] - 1)), min(uint32(first + place.vector), uint32(vectors_of_k - 1))
+        load_words(x, uint32((uint32(token) * uint32(vectors_of_k) + vector) * uint32(8)), words, at)
+
+    @cuda.jit(device=True, forceinline=True)
+    def store(x, first, place, words, at, memory):
+        """Store it, or zeros beyond the end of a row and for tokens that there are not."""
+        there = int32(place.token) < int32(x.shape[0]) and uint32(first + place.vector) < uint32(vectors_of_k)
+        one, two = pair_of_x(words[at], 0) if there else uint32(0), pair_of_x(words[at + 1], 1) if there else uint32(0)
+        three, four = pair_of_x(words[at + 2], 2) if there else uint32(0), pair_of_x(words[at + 3], 3) if there else uint32(0)
+        ptx.store_128(memory, place.word, one, two, three, four)
 
     @cuda.jit(device=True, forceinline=True)
     def load_x(x, rank, memory):
         first, words = uint32(uint32(rank) * uint32(vectors)), cuda.local.array(words_at_a_time, uint32)
         for begin in range(int32(cuda.threadIdx.x), all_vectors, threads * AT_A_TIME):
             for i in range(AT_A_TIME):
-                number = uint32(begin + i * threads)
-                if number < uint32(all_vectors):
-                    load(x, first, place_of(number), words, 4 * i)
+                load(x, first, place_of(min(uint32(begin + i * threads), uint32(all_vectors - 1))), words, 4 * i)
             for i in range(AT_A_TIME):
                 number = uint32(begin + i * threads)
                 if number < uint32(all_vectors):
-                    first_pair, second_pair = pair_of_x(words[4 * i], 0), pair_of_x(words[4 * i + 1], 1)
-                    third_pair, fourth_pair = pair_of_x(words[4 * i + 2], 2), pair_of_x(words[4 * i + 3], 3)
-                    ptx.store_128(memory, place_of(number).word, first_pair, second_pair, third_pair, fourth_pair)
+                    store(x, first, place_of(number), words, 4 * i, memory)
 
     return load_x
 
