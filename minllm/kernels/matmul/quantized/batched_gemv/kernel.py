@@ -46,11 +46,11 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
     load_codes, rows_of = loads.codes, outputs.rows_of
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply_step(u, memory, decoding, weight, codes, values, local, total, goes_on, next_rows, next_first):
+    def multiply_step(u, memory, decoding, weight, codes, values, local, total, goes_on, next_places, next_first):
         """The products of the u-th step in flight, and the loads of the step that takes its place."""
         multiply(memory, decoding, codes, 8 * u, values, u, int32(local + u * splits), total)
         if goes_on:
-            load_codes(u, weight, next_rows, next_first, codes)
+            load_codes(u, weight.codes, next_places, next_first, codes)
 
     load_all_codes, multiply_steps = unrolled(load_codes, unroll), unrolled(multiply_step, unroll)
 
@@ -76,7 +76,7 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
         tiles, stride = int32((pairs + PAIRS - 1) >> 3), int32(uint32(cuda.gridDim.x) // uint32(cluster) * uint32(tiles_of_cluster))
         first_tile, first_step = int32(uint32(cuda.blockIdx.x) // uint32(cluster) * uint32(tiles_of_cluster)), int32(rank * steps_of_block)
         rows = rows_of_tile(weight, int32(first_tile + tile_of_warp), n)
-        load_all_codes(weight, rows, int32(first_step + split), codes)
+        load_all_codes(weight.codes, loads.places(rows, int32(first_step + split)), int32(first_step + split), codes)
         cuda.syncwarp()  # loads do not move across it: those of codes come before any that waits for another
         loads.scales(weight, rows, int32(first_step + split), words)
         decoding = decoder.begin_block(table, weight)
@@ -100,9 +100,11 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
                     then = (True, rows, int32(first_step + local + stride_of_chunk))
                 else:
                     then = (following < tiles, next_rows, int32(first_step + split))
-                if then[0]:
-                    loads.scales(weight, then[1], then[2], words)
-                multiply_steps(memory, decoding, weight, codes, values, local, total, *then)
+                goes_on, rows_then, first_then = then
+                if goes_on:
+                    loads.scales(weight, rows_then, first_then, words)
+                places = loads.places(rows_then, first_then)
+                multiply_steps(memory, decoding, weight, codes, values, local, total, goes_on, places, first_then)
             if i > 0:
                 finish(sums, barriers, int32(i - 1), bias, out, rank, tile_before, pairs)
             cuda.syncthreads()

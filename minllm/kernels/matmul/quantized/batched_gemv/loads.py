@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from numba import cuda, uint32
+from numba import cuda, int32, int64, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
@@ -34,46 +34,61 @@ class Loads(NamedTuple):
     scale_words: int
     scale_values: int
     rows: Any  # (weight, low, high) -> Rows
-    codes: Any  # (u, weight, rows, first, codes): a lane's codes of the u-th of a warp's steps from `first` on
+    places: Any  # (rows, first) -> Places of a warp's steps from `first` on
+    codes: Any  # (u, array, places, first, codes): a lane's codes of the u-th of these steps
     scales: Any  # (weight, rows, first, words): what belongs to the groups of the lane in all these steps
     convert: Any  # (decoding, rows, words, values): values = these as Scales
 
 
-def make_load_row(steps: int, groups: int):
-    """The device function: codes[at : at + 4] = a lane's codes of a step of a row."""
-    row_bytes, lane_bytes, group_bytes = steps * ROW_BYTES, 4 * WORDS // groups, ROW_BYTES // groups
+class Places(NamedTuple):
+    """Where a lane's codes of a chunk of steps begin, in both of its rows: 64-bit numbers, to which the steps are constants."""
+
+    low: Any
+    high: Any
+
+
+def make_load_codes(tiling: BatchedGemvTiling, groups: int, steps: int):
+    """(places, load): the device functions that find a lane's Places, and that load its codes of the u-th of a warp's steps."""
+    splits, lane_bytes, group_bytes, last, row_bytes = tiling.splits, 4 * WORDS // groups, ROW_BYTES // groups, steps - 1, steps * ROW_BYTES
+    is_padded = tiling.steps_of_block(steps) * tiling.cluster != steps
 
     @cuda.jit(device=True, forceinline=True)
-    def load_row(array, row, step, codes, at):
-        lane = uint32(cuda.threadIdx.x) & uint32(3)
-        own = uint32(row * uint32(row_bytes) + uint32(step) * uint32(ROW_BYTES) + lane * uint32(lane_bytes))
+    def places(rows, first):
+        own = int64((int32(cuda.threadIdx.x) & 3) * lane_bytes + first * ROW_BYTES)
+        return Places(int64(rows.low.number) * row_bytes + own, int64(rows.high.number) * row_bytes + own)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_row(array, place, codes, at):
         if groups == 1:
-            codes[at], codes[at + 1], codes[at + 2], codes[at + 3] = ptx.load_128_streaming(array, own)
+            codes[at], codes[at + 1], codes[at + 2], codes[at + 3] = ptx.load_128_streaming(array, place)
         elif groups == 2:
-            codes[at], codes[at + 1] = ptx.load_64_ordered(array, own)
-            codes[at + 2], codes[at + 3] = ptx.load_64_ordered(array, uint32(own + uint32(group_bytes)))
+            codes[at], codes[at + 1] = ptx.load_64_ordered(array, place)
+            codes[at + 2], codes[at + 3] = ptx.load_64_ordered(array, place + group_bytes)
         else:
             for group in range(groups):
-                codes[at + group] = ptx.load_32_ordered(array, uint32(own + uint32(group * group_bytes)))
+                codes[at + group] = ptx.load_32_ordered(array, place + group * group_bytes)
 
-    return load_row
+    @cuda.jit(device=True, forceinline=True)
+    def load(u, array, places, first, codes):
+        """codes[8 u : 8 u + 8] = those of row low and of row high; behind the last step of a row that one again."""
+        further = u * splits * ROW_BYTES
+        if is_padded:
+            further = int64((min(int32(first + u * splits), int32(last)) - first) * ROW_BYTES)
+        load_row(array, places.low + further, codes, u * CODE_WORDS)
+        load_row(array, places.high + further, codes, u * CODE_WORDS + WORDS)
+
+    return places, load
 
 
 def make_loads(tiling: BatchedGemvTiling, decoder: Decoder, steps: int) -> Loads:
     """The Loads of weights with rows of this many steps."""
-    splits, groups, words_of_a_group, last_step, last_group = tiling.splits, decoder.groups, decoder.words, steps - 1, steps * decoder.groups - 1
-    load_row, load_group, scale_of, begin = make_load_row(steps, groups), decoder.load, decoder.scale, decoder.begin
+    splits, groups, words_of_a_group, last_group = tiling.splits, decoder.groups, decoder.words, steps * decoder.groups - 1
+    (places, load_codes), load_group, scale_of, begin = make_load_codes(tiling, groups, steps), decoder.load, decoder.scale, decoder.begin
     entries = ceil_div(tiling.unroll * groups, 4)  # groups of a row for which a lane is responsible
 
     @cuda.jit(device=True, forceinline=True)
     def rows(weight, low, high):
         return Rows(Row(low, begin(weight, low)), Row(high, begin(weight, high)))
-
-    @cuda.jit(device=True, forceinline=True)
-    def codes(u, weight, rows, first, codes):
-        step = min(uint32(first + u * splits), uint32(last_step))
-        load_row(weight.codes, rows.low.number, step, codes, u * CODE_WORDS)
-        load_row(weight.codes, rows.high.number, step, codes, u * CODE_WORDS + WORDS)
 
     @cuda.jit(device=True, forceinline=True)
     def scales(weight, rows, first, words):
@@ -91,4 +106,4 @@ def make_loads(tiling: BatchedGemvTiling, decoder: Decoder, steps: int) -> Loads
             high = scale_of(decoding, rows.high.kept, words, (2 * i + 1) * words_of_a_group)
             values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3] = low.factor, low.offset, high.factor, high.offset
 
-    return Loads(tiling.unroll * CODE_WORDS, 2 * entries * words_of_a_group, 4 * entries, rows, codes, scales, convert)
+    return Loads(tiling.unroll * CODE_WORDS, 2 * entries * words_of_a_group, 4 * entries, rows, places, load_codes, scales, convert)
