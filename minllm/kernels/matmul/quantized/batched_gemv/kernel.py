@@ -6,7 +6,7 @@ steps of 128 inputs, 1 KB of codes each, are a warp's share of a tile, or a chun
 is multiplied. Nothing but registers holds them: a ring in shared memory would have to be as deep, and it would have to be read.
 
 The sums of a tile are sent to the block that owns its rows, and meet there in the order of their parts, whichever comes first: two runs
-give the same bits. A block writes the outputs of a tile after it has multiplied the next one, so that no warp waits for the cluster.
+give the same bits. A warp of the block writes the outputs of a tile after it has multiplied its part of the next one (sums.py).
 
 2 M N K FLOPs on N K / 2 bytes of codes, besides M K b bytes of x for the clusters that run at a time.
 
@@ -36,12 +36,12 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
     """The kernel for x of `dtype` with rows of k numbers, and weights that `decoder` knows."""
     steps, groups, table_bytes = k // INPUTS, decoder.groups, decoder.table_bytes
     chunks, steps_of_block, tiles_of_cluster = tiling.chunks(steps), tiling.steps_of_block(steps), tiling.tiles
-    splits, unroll, cluster, registers = tiling.splits, tiling.unroll, tiling.cluster, tiling.tokens // 2
+    (warps, splits, cluster, unroll, _, _), registers = tiling, tiling.tokens // 2
     loads, stride_of_chunk, two_buffers = make_loads(tiling, decoder, steps), tiling.unroll * tiling.splits, 2 * tiling.sums
     load_x = make_load_x(tiling, k, steps, groups, decoder.pair_of_x)
     sum_x, first_sum = make_sum_x(tiling, steps, groups, decoder.pair, dtype)
     multiply, has_sums = make_multiply_step(tiling, decoder, dtype, first_sum), decoder.has_sums
-    begin, send, finish, barrier_words = make_begin(tiling), make_send(tiling), make_finish(tiling, outputs, decoder.unit), 2 * BUFFERS
+    begin, send, finish, barrier_words = make_begin(tiling), make_send(tiling), make_finish(tiling, outputs, decoder.unit), 4 * BUFFERS
     code_words, scale_words, scale_values = loads.code_words, loads.scale_words, loads.scale_values
     load_codes, rows_of = loads.codes, outputs.rows_of
 
@@ -105,11 +105,11 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
                     loads.scales(weight, rows_then, first_then, words)
                 places = loads.places(rows_then, first_then)
                 multiply_steps(memory, decoding, weight, codes, values, local, total, goes_on, places, first_then)
-            if i > 0:
-                finish(sums, barriers, int32(i - 1), bias, out, rank, tile_before, pairs)
-            cuda.syncthreads()
+            if i > 0 and warp == i % warps:
+                finish(sums, barriers, int32(i - 1), following < tiles, bias, out, rank, tile_before, pairs)
             send(sums, barriers, i, total, rank, split, tile_of_warp)
             tile_before, first_tile, i, rows = first_tile, following, int32(i + 1), next_rows
-        finish(sums, barriers, int32(i - 1), bias, out, rank, tile_before, pairs)
+        if warp == i % warps:
+            finish(sums, barriers, int32(i - 1), False, bias, out, rank, tile_before, pairs)
 
     return batched_gemv_kernel
