@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
+from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.fragments import MULTIPLY
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
 from minllm.kernels.vector import load_words
@@ -61,7 +62,9 @@ def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int, pair
     By registers: cp.async takes five times as long if neighbours in x do not stay neighbours.
     """
     threads, place_of, vectors, vectors_of_k = tiling.threads, make_place_of(tiling, groups), tiling.steps_of_block(steps) * VECTORS, k // 8
-    all_vectors, words_at_a_time = tiling.tokens * vectors, 4 * AT_A_TIME
+    all_vectors = tiling.tokens * vectors
+    at_a_time = min(AT_A_TIME, ceil_div(all_vectors, threads))
+    words_at_a_time, all_are_there = 4 * at_a_time, all_vectors % (threads * at_a_time) == 0
 
     @cuda.jit(device=True, forceinline=True)
     def load(x, first, place, words, at):
@@ -80,12 +83,12 @@ def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int, pair
     @cuda.jit(device=True, forceinline=True)
     def load_x(x, rank, memory):
         first, words = uint32(uint32(rank) * uint32(vectors)), cuda.local.array(words_at_a_time, uint32)
-        for begin in range(int32(cuda.threadIdx.x), all_vectors, threads * AT_A_TIME):
-            for i in range(AT_A_TIME):
-                load(x, first, place_of(min(uint32(begin + i * threads), uint32(all_vectors - 1))), words, 4 * i)
-            for i in range(AT_A_TIME):
+        for begin in range(int32(cuda.threadIdx.x), all_vectors, threads * at_a_time):
+            for i in range(at_a_time):
+                load(x, first, place_of(uint32(begin + i * threads)), words, 4 * i)
+            for i in range(at_a_time):
                 number = uint32(begin + i * threads)
-                if number < uint32(all_vectors):
+                if all_are_there or number < uint32(all_vectors):
                     store(x, first, place_of(number), words, 4 * i, memory)
 
     return load_x
