@@ -67,12 +67,12 @@ class Format(NamedTuple):
 
 def int4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """The Operand of an Int4Weight, and its arrays, with scales as integers of their bits."""
-    scales, steps = weight.scales.dtype.name, tiling.padded_steps(k // int4.INPUTS)
+    scales = weight.scales.dtype.name
     zeros, minimums = (None if one is None else one.reshape(-1) for one in (weight.zeros, weight.minimums))
     minimums = None if minimums is None else minimums.view(BITS[scales])
     kind = (k // weight.scales.shape[1], scales, weight.zeros is not None, minimums is not None)
     arrays = int4.Int4Arrays(weight.codes.reshape(-1), weight.scales.reshape(-1).view(BITS[scales]), zeros, minimums)
-    return int4.make_int4_operand(k, steps, tiling.threads, dtype, *kind), arrays
+    return int4.make_int4_operand(k, tiling, dtype, *kind), arrays
 
 
 def takes_int4(k: int, weight) -> bool:
@@ -84,15 +84,14 @@ def takes_int4(k: int, weight) -> bool:
 
 def nf4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """The Operand of an Nf4Weight, and its arrays."""
-    steps = tiling.padded_steps(k // nf4.INPUTS)
-    arrays = Nf4Arrays(*weight)._replace(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
-    return nf4.make_nf4_operand(k, steps, tiling.threads, dtype, weight.nested is not None), arrays
+    absmax = weight.absmax.reshape(-1)
+    arrays = Nf4Arrays(*weight)._replace(codes=weight.codes.reshape(-1), absmax=absmax if weight.nested is None else absmax.view(np.uint16))
+    return nf4.make_nf4_operand(k, tiling, dtype, weight.nested is not None), arrays
 
 
 def codes_operand(code: str, weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """The Operand of a weight in "int8" or "fp8", and its arrays."""
-    steps = tiling.padded_steps(k // codes.INPUTS)
-    return codes.make_codes_operand(code, k, steps, tiling.threads, dtype), codes.Codes(weight.codes.reshape(-1), weight.scales)
+    return codes.make_codes_operand(code, k, tiling, dtype), codes.Codes(weight.codes.reshape(-1), weight.scales)
 
 
 INT4 = Format("int4", int4.INPUTS, 2, AMPERE, takes_int4, int4_operand)
