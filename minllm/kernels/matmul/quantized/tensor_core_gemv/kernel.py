@@ -103,6 +103,7 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
         multiply(memory, decoder, held, u, first + u * splits, sums)
         if goes_on:
             load_codes(u, weight, next_places, next_first, held)
+        cuda.syncwarp()  # without it ptxas moves the loads of all steps behind the products of the last one
         if u % group == group - 1:
             index = u // group
             scale(memory, decoder, kept, held, index, own_step(index, first), sums)
