@@ -126,14 +126,21 @@ def check_fits(found: Format, x, weight, norm) -> None:
 def choose_tiling(found: Format, n: int, k: int) -> TensorCoreGemvTiling:
     """The fastest of some fifteen, or within 5 % of it, for the weights of an 8B model on an H100.
 
-    Eight warps divide K if each has four steps or more, and two blocks share an SM; codes of 8 bits, which need no decoding, of more than
-    4,096 rows take one block of 16 warps.
+    Two blocks of up to 8 warps share an SM. One block of up to 16 is faster for few outputs in 4 bits, which leave an SM two tiles or one,
+    and for many in 8 bits, which need no decoding. A warp has four steps or more of a tile, in small weights of 4 bits two. The largest
+    number of warps, down to half, is taken that pads K by 1/16 at most, or else by least: 14 or 7 for 14,336 inputs.
     """
-    steps = k // found.inputs
-    if found.multiplies_codes and n > 4096 and steps >= 64:
-        return TensorCoreGemvTiling(16, 16, 4, 1, 1)
-    splits = next((one for one in (8, 4, 2) if steps >= 4 * one), 1)
-    return TensorCoreGemvTiling(8, splits, min(4, ceil_div(steps, splits)), 2, 2)
+    steps, is_small = k // found.inputs, n <= 4096
+    most = 8 if is_small == found.multiplies_codes else 16
+    splits = max(1, min(most, steps // (2 if is_small and not found.multiplies_codes else 4)))
+    tilings = (tiling_of(steps, one) for one in range(splits, splits // 2, -1))
+    return min(tilings, key=lambda tiling: max(tiling.padded_steps(steps), steps * 17 // 16))
+
+
+def tiling_of(steps: int, splits: int) -> TensorCoreGemvTiling:
+    """That of a number of warps per tile: up to 8 warps in each of two blocks, or one block."""
+    blocks = 1 if splits > 8 else 2
+    return TensorCoreGemvTiling(splits * max(1, 8 // splits), splits, min(4, ceil_div(steps, splits)), blocks, blocks)
 
 
 def run(found: Format, x, norm, weight, outputs: Outputs, arrays, pairs: int, epsilon: float, stream, tiling) -> None:
