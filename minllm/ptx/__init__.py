@@ -14,6 +14,7 @@ Kernels import them from here: `from minllm import ptx`, or by name. Names follo
 
 from minllm.ptx.arithmetic import (
     dp4a,
+    dp4a_u32,
     ex2,
     max_f16x2,
     prmt,
@@ -137,6 +138,7 @@ from minllm.ptx.memory import (
     load_128_streaming,
     load_float32,
     load_float32_streaming,
+    load_shared_32,
     prefetch_l2,
     shared_address,
     store_32,
@@ -242,6 +244,7 @@ __all__ = [
     "cp_async_wait_group_6",
     "cp_async_wait_group_7",
     "dp4a",
+    "dp4a_u32",
     "e4m3x2_to_f16x2",
     "elect_sync",
     "ex2",
@@ -273,6 +276,7 @@ __all__ = [
     "load_32",
     "load_float32",
     "load_float32_streaming",
+    "load_shared_32",
     "make_wgmma",
     "mapa",
     "matrix_descriptor",

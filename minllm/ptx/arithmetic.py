@@ -60,6 +60,12 @@ def dp4a(a, b, c):
     return (int(pairs[:4] @ pairs[4:]) + int(c)) & 0xFFFFFFFF
 
 
+def dp4a_u32(a, b, c):
+    """dp4a_u32(a, b, c) -> uint32: the sum of the products of four pairs of uint8, plus c, modulo 2**32. PTX ISA, "dp4a.u32.u32"."""
+    pairs = np.array([int(a) & 0xFFFFFFFF, int(b) & 0xFFFFFFFF], np.uint32).view(np.uint8).astype(np.int64)
+    return (int(pairs[:4] @ pairs[4:]) + int(c)) & 0xFFFFFFFF
+
+
 ex2 = instruction("ex2.approx.ftz.f32 $0, $1;", "f", "f", emulation=ex2)
 rcp = instruction("rcp.approx.ftz.f32 $0, $1;", "f", "f", emulation=rcp)
 rcp_rn = instruction("rcp.rn.f32 $0, $1;", "f", "f", emulation=rcp_rn)
@@ -68,3 +74,4 @@ max_f16x2 = instruction("max.f16x2 $0, $1, $2;", "r", "rr", emulation=max_f16x2)
 prmt = instruction("prmt.b32 $0, $1, $2, $3;", "r", "rrr", emulation=prmt)
 shf_l_wrap = instruction("shf.l.wrap.b32 $0, $1, $2, $3;", "r", "rrr", emulation=shf_l_wrap)
 dp4a = instruction("dp4a.s32.s32 $0, $1, $2, $3;", "r", "rrr", emulation=dp4a)
+dp4a_u32 = instruction("dp4a.u32.u32 $0, $1, $2, $3;", "r", "rrr", emulation=dp4a_u32)

@@ -1,4 +1,4 @@
-"""Vector loads and stores up to 128 bits, L2 prefetch, shared addresses.
+"""Vector loads and stores up to 128 bits, L2 prefetch, shared addresses and loads from them.
 
 An `index` is always the flat index of an element of a C-contiguous array; an access must be aligned to its size.
 """
@@ -7,8 +7,9 @@ import numpy as np
 from llvmlite import ir
 
 from minllm.machine.numba_cuda import intrinsic, types
-from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated
+from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
+from minllm.sim.thread import current_thread
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 FOUR_WORDS = ir.LiteralStructType([I32] * 4)
@@ -276,3 +277,12 @@ def shared_address(typing_context, array, index):
 
 shared_address_emulation.__name__ = "shared_address"
 emulated(shared_address, shared_address_emulation)
+
+
+def load_shared_32(address):
+    """load_shared_32(address) -> uint32 at a shared address. The compiler may move the load anywhere between the computation of `address`
+    and its use: the contents must not change in between. PTX ISA, "ld.shared"."""
+    return int(current_thread().block.shared_root.window(int(address), 4, kind="read").view(np.uint32)[0])
+
+
+load_shared_32 = instruction("ld.shared.b32 $0, [$1];", "r", "r", emulation=load_shared_32)

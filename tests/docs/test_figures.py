@@ -33,14 +33,17 @@ PRINTED = "printed by a run that left no row, on one H200"
 ELSEWHERE = {  # page: {figure: why no row carries it}
     "calculator.md": dict.fromkeys(["112 TFLOP/s", "17.8 ms", "22.2 ms", "22.22 ms", "900 GB/s"], "an invented GPU, and its arithmetic"),
     "command-line.md": {"3.89 ms": "1 / 257.1 tokens/s of the recorded run"},
-    "dead-ends.md": {**dict.fromkeys(["1.82 TB/s", "16.3 µs", "6.7 ms"], PRINTED), "2.32 ms": PRINTED.replace("H200", "H100")},
+    "dead-ends.md": {
+        **dict.fromkeys(["1.82 TB/s", "16.3 µs", "6.7 ms"], PRINTED),
+        **dict.fromkeys(["2.32 ms", "29.2 µs", "49.8 µs"], PRINTED.replace("H200", "H100")),
+    },
     "frameworks.md": {
         **dict.fromkeys(["71.9 s", "34.9 s", "19 s", "382 ms", "59.7 ms", "8.46 ms", "49.4 ms", "2.97 ms"], "others', by its table"),
         **dict.fromkeys(["3.49 ms", "0.575 ms"], "a floor: bytes over the rate of a copy"),
         "27.5 s": "TGI's own figure", "644 TFLOP/s": TRACE, "7.8 s": PRINTED, "8.8 s": PRINTED,
     },
     "literature.md": dict.fromkeys(["230 TFLOP/s", "616 TFLOP/s"], "the paper's figure"),
-    "quantised-weights.md": {"3.02 TB/s": "the ceiling of the H100's run"},
+    "quantised-weights.md": {"3.02 TB/s": "the ceiling of the H100's run", "44.5 µs": PRINTED.replace("H200", "H100")},
     "serving-metrics.md": {"0.69 s": TRACE, "0.47 ms": TRACE, "644 TFLOP/s": TRACE},
     "speculation.md": {
         **dict.fromkeys(["128.6 tokens/s", "158 tokens/s"], "others' figures"),

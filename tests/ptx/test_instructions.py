@@ -156,6 +156,29 @@ def test_products_of_four_bytes():
 
 
 @kernel
+def shared_table_kernel(words, out):
+    table = cuda.shared.array(256, uint32)
+    table[cuda.threadIdx.x] = uint32(3 * cuda.threadIdx.x)
+    cuda.syncthreads()
+    start = ptx.keep_register(ptx.shared_address(table, 0))
+    if cuda.threadIdx.x < out.shape[0]:  # byte 2 of a word, times the bytes of an entry
+        out[cuda.threadIdx.x] = ptx.load_shared_32(ptx.dp4a_u32(words[cuda.threadIdx.x], uint32(4 << 16), start))
+
+
+def test_products_of_unsigned_bytes_are_shared_addresses_to_load_from():
+    words = np.random.default_rng(0).integers(0, 1 << 32, 8, np.uint32)
+    out = np.zeros(8, np.uint32)
+    launch(shared_table_kernel, 1, 256, (words, out))
+    np.testing.assert_array_equal(out, 3 * (words >> 16 & 255))
+    assert any("IDP.4A.U8.U8" in line for line in shared_table_kernel.compile(out, out).sass())
+
+
+def test_products_of_unsigned_bytes_and_their_sum_wrap():
+    assert ptx.dp4a_u32.emulation(0xFF02_03FF, 0xFF05_0780, 7) == 255 * 255 + 10 + 21 + 255 * 128 + 7
+    assert ptx.dp4a_u32.emulation(1, 2, 0xFFFFFFFF) == 1
+
+
+@kernel
 def exact_kernel(x, out, words):
     for i in range(x.shape[0]):
         out[i] = ptx.rcp_rn(x[i])

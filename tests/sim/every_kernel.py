@@ -962,14 +962,18 @@ def gemv_of_int4_on_tensor_cores():
 
 @row
 def gemv_of_nf4_on_tensor_cores():
-    """A block loads the map of absmax, and for each column of its table of pairs 17 numbers."""
-    M, N, K, b = 1, 32, 256, 2
+    """A block loads the map of absmax, and for each column of its table of pairs 17 numbers.
+
+    A warp has two steps in flight, and a lane loads what scales one of them: two codes of absmax, and a nested scale for each.
+    """
+    M, N, K, b, lanes, tiling = 1, 32, 256, 2, 4, TensorCoreGemvTiling(warps=1, splits=1, unroll=2, blocks=2, per_sm=1)
     blocks, steps = N // 16, K // 128
     weight, _, different = nf4_case(N, K, 1)
-    asked = dict(x=M * K * b * blocks, absmax=4 * 2 * N * steps, nested=4 * 4 * 2 * N * steps, absmax_map=4 * 256 * blocks)
-    asked |= dict(codes=N * K // 2, table=4 * (1 + CODES) * COLUMNS * blocks, offsets=2 * QUAD * 4 * N, first_blocks=2 * QUAD * 4 * N)
+    scaled = lanes * N * steps // 2
+    asked = dict(x=M * K * b * blocks, absmax=2 * scaled, nested=2 * 4 * scaled, absmax_map=4 * 256 * blocks)
+    asked |= dict(codes=N * K // 2, table=4 * (1 + CODES) * COLUMNS * blocks, offsets=2 * lanes * 4 * N, first_blocks=2 * lanes * 4 * N)
     asked, different = in_nf4_weight(asked), in_nf4_weight(different | dict(x=M * K * b, absmax_map=4 * 256))
-    run = partial(tensor_core_gemv.make_gemv(tensor_core_gemv.NF4), np.round(numbers(M, K)), weight, numbers(M, N), tiling=GEMV_TILING)
+    run = partial(tensor_core_gemv.make_gemv(tensor_core_gemv.NF4), np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"tensor_core_gemv_kernel": Expected(asked | {"arrays.out": M * N * b}, different, 2 * 8 * N * K)}
 
 

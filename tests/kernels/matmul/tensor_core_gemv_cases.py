@@ -27,7 +27,8 @@ Tiling = TensorCoreGemvTiling
 class GemvCase(NamedTuple):
     """out [1, n] of x [1, k] and a weight of this format, gated or plain; tiling None: chosen.
 
-    residual: "", "apart", or "in place" if it is `out`. out_dtype, and that of bias and a residual apart: None for x's.
+    residual: "", "apart", or "in place" if it is `out`. out_dtype, and that of bias and a residual apart: None for x's. magnitude: what
+    normally distributed x is multiplied by.
     """
 
     name: str
@@ -40,6 +41,7 @@ class GemvCase(NamedTuple):
     residual: str = ""
     out_dtype: np.dtype | None = None
     gated: bool = False
+    magnitude: float = 1.0
 
 
 class QkvCase(NamedTuple):
@@ -85,6 +87,26 @@ CASES = [
     GemvCase("nf4, not nested", 7, 256, FLOAT16, Tiling(4, 4, 1, 2, 1), gated=True),
     GemvCase("int8", 33, 320, BFLOAT16, Tiling(2, 2, 2, 2, 1), norm=True, gated=True),
     GemvCase("fp8", 17, 256, FLOAT16, Tiling(4, 2, 1, 2, 1), norm=True, gated=True),
+    GemvCase("int4_g128", 19, 896, BFLOAT16, Tiling(7, 7, 1, 2, 1), norm=True),  # a step for each of seven warps
+    GemvCase("int4_g128", 18, 1152, BFLOAT16, Tiling(3, 3, 3, 2, 1)),  # no two steps share a load of scales
+    GemvCase("int4_g64", 9, 1152, FLOAT16, Tiling(1, 1, 4, 2, 1), residual="apart"),  # nine steps of twelve
+    GemvCase("int4", 17, 640, BFLOAT16, Tiling(1, 1, 4, 2, 1), norm=True),  # five steps of eight
+    GemvCase("int4_zeros", 21, 384, FLOAT16, Tiling(1, 1, 3, 2, 1)),
+    GemvCase("nf4", 18, 1792, BFLOAT16, Tiling(14, 14, 1, 1, 1), norm=True),  # a step for each of fourteen warps
+    GemvCase("nf4", 37, 896, BFLOAT16, Tiling(7, 7, 1, 2, 1), residual="in place"),
+    GemvCase("nf4", 11, 1152, FLOAT16, Tiling(1, 1, 3, 2, 1), norm=True),
+    GemvCase("nf4, odd first block", 21, 1024, BFLOAT16, Tiling(2, 2, 4, 2, 1)),
+    GemvCase("nf4, odd first block", 37, 1152, FLOAT16, Tiling(2, 1, 2, 2, 1), norm=True),
+    GemvCase("nf4, not nested", 20, 1152, BFLOAT16, Tiling(1, 1, 4, 2, 1), gated=True),
+    GemvCase("int8", 18, 448, BFLOAT16, Tiling(7, 7, 1, 2, 1), norm=True),
+    GemvCase("int4_g128", 140, 512, BFLOAT16, Tiling(4, 4, 1, 2, 1), norm=True),  # five and four tiles per block
+    GemvCase("nf4", 115, 384, BFLOAT16, Tiling(3, 3, 1, 2, 1), residual="in place"),
+    GemvCase("int8", 235, 256, BFLOAT16, Tiling(4, 2, 2, 2, 1), bias=True),  # two tiles at a time, four times
+    *(  # the largest and the smallest x that int4 multiplies without loss in bfloat16
+        GemvCase(name, 17, 384, BFLOAT16, Tiling(2, 2, 2, 2, 1), out_dtype=FLOAT32, magnitude=magnitude)
+        for name in ("int4_g128", "int4_zeros", "int4, minimums")
+        for magnitude in (1e18, 1e-20)
+    ),
 ]
 QKV_CASES = [
     QkvCase("int4_g128", 3, 2, 8, 256, BFLOAT16, Tiling(2, 2, 1, 2, 1), bias=True),
@@ -133,6 +155,10 @@ def weight_and_numbers(case, rows):
         small = small._replace(minimums=(-7.3 * small.scales).astype(FLOAT16))
     if case.name == "nf4, not nested":
         small = small._replace(absmax=quantize_blocks(matrix)[1], nested=None)
+    if case.name == "nf4, odd first block":  # so that two blocks of a step have two nested scales
+        first = NESTED_BLOCK - 3
+        nested = random((ceil_div(first + small.absmax.size, NESTED_BLOCK),), FLOAT32, 6, 0.01)
+        small = small._replace(first_blocks=small.first_blocks + np.int32(first), nested=nested)
     multiplied = small._replace(table=small.table.astype(case.dtype).astype(FLOAT32)) if found.name == "nf4" else small
     numbers = found.dequantize(multiplied).astype(np.float64)
     return whole_weight(small, rows, case.k), numbers
@@ -142,8 +168,9 @@ def whole_weight(small, rows, k):
     """A weight of this number of rows that repeats those of a small one."""
     found = {name: repeat(array, rows) for name, array in small._asdict().items() if array is not None}
     if hasattr(small, "first_blocks"):
-        nested = None if small.nested is None else repeat(small.nested, ceil_div(rows * k, BLOCK * NESTED_BLOCK))
-        found |= dict(map=small.map, table=small.table, nested=nested, first_blocks=np.arange(rows, dtype=np.int32) * (k // BLOCK))
+        first, blocks = small.first_blocks[0], k // BLOCK
+        nested = None if small.nested is None else repeat(small.nested, ceil_div(first + rows * blocks, NESTED_BLOCK))
+        found |= dict(map=small.map, table=small.table, nested=nested, first_blocks=first + np.arange(rows, dtype=np.int32) * blocks)
     return small._replace(**found)
 
 
@@ -184,7 +211,7 @@ def check_gemv(case, device):
     """Within one rounding, and the error of the sums, of the float64 result."""
     if case.gated:
         return check_gated(case, device)
-    x, out_dtype = random((1, case.k), case.dtype, 0), np.dtype(case.out_dtype or case.dtype)
+    x, out_dtype = random((1, case.k), case.dtype, 0, case.magnitude), np.dtype(case.out_dtype or case.dtype)
     norm = random((case.k,), case.dtype, 2) if case.norm else None
     bias = random((case.n,), out_dtype, 3) if case.bias else None
     residual = random((1, case.n), out_dtype, 4) if case.residual else None

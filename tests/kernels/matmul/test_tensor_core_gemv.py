@@ -146,12 +146,21 @@ def test_gpus_need_the_instructions_of_the_format(monkeypatch):
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("k", [128, 2048, 2176, 4096, 8192, 14336, 28672])
+@pytest.mark.parametrize("k", [128, 896, 1536, 2048, 2176, 3584, 4096, 5120, 8192, 8960, 11008, 14336, 18944, 28672])
 def test_chosen_tilings_divide_a_block_evenly(name, k):
     form = FORMS[name]
     for n in (1, 4096, 28672):
         tiling = gemv.choose_tiling(form, n, k)
-        assert tiling.warps % tiling.splits == 0 and tiling.padded_steps(k // form.inputs) >= k // form.inputs
+        assert tiling.warps % tiling.splits == 0 and tiling.warps * tiling.blocks <= 16
+        assert k // form.inputs <= tiling.padded_steps(k // form.inputs) < 1.5 * (k // form.inputs)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("k", [2048, 3584, 4096, 8192, 14336, 28672])
+def test_chosen_tilings_of_common_models_pad_nothing(name, k):
+    form = FORMS[name]
+    for n in (1024, 4096, 28672):
+        assert gemv.choose_tiling(form, n, k).padded_steps(k // form.inputs) == k // form.inputs
 
 
 @pytest.mark.parametrize("name", FORMS)

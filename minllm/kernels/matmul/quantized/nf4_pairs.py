@@ -19,6 +19,15 @@ PAIRS_BYTES = CODES * CODES * ENTRY_BYTES
 COLUMNS = CODES * ENTRY_BYTES // 16  # stores of 16 bytes that the pairs with one first code take
 
 
+@cuda.jit(device=True, forceinline=True)
+def pair_at(copy, word, i):
+    """The two numbers of byte i of a word; copy: the shared address of the lane's copy of the table.
+
+    A product of bytes, all of them 0 but one, multiplies byte i by the size of an entry and adds the address, in one instruction.
+    """
+    return ptx.load_shared_32(ptx.dp4a_u32(word, uint32(ENTRY_BYTES << 8 * i), copy))
+
+
 def make_fill_pairs(dtype: str):
     """The device function with which `threads` threads write all copies of the table of pairs, [256 bytes, 32 lanes], as bytes.
 

@@ -284,7 +284,7 @@ def tensor_core_gemv_specimens(dtype, matrix, bias):
 
 
 def tensor_core_gemv_weights():
-    """{name of a format: (its Format, make_operand(K, padded steps, threads, dtype), the types of its weight's arrays)}."""
+    """{name of a format: (its Format, make_operand(K, tiling, dtype), the types of its weight's arrays)}."""
     bits, zeros, none = array(types.uint16, 1), array(UINT8, 1), types.none
     found = {}
     for group_size, suffix, has_zeros, has_minimums in (
@@ -295,7 +295,7 @@ def tensor_core_gemv_weights():
         kind = dict(group_size=group_size, scale_dtype="float16", has_zeros=has_zeros, has_minimums=has_minimums)
         make_operand = functools.partial(tensor_core_gemv.int4.make_int4_operand, **kind)
         found[f"int4/{group_size}{suffix}"] = tensor_core_gemv.INT4, make_operand, arrays
-    for kind, absmax, nested in (("nested", zeros, ONE_VECTOR), ("not_nested", ONE_VECTOR, none)):
+    for kind, absmax, nested in (("nested", bits, ONE_VECTOR), ("not_nested", ONE_VECTOR, none)):
         arrays = nf4.Nf4Arrays(zeros, absmax, nested, ONE_VECTOR, ONE_VECTOR, array(INT32, 1), ONE_VECTOR)
         make_operand = functools.partial(tensor_core_gemv.nf4.make_nf4_operand, is_nested=kind == "nested")
         found[f"nf4/{kind}"] = tensor_core_gemv.NF4, make_operand, arrays
@@ -305,15 +305,13 @@ def tensor_core_gemv_weights():
     return found
 
 
-SPILLED = {  # bytes that a kernel spills before its first tile or behind its last, by form and compute capability
-    "fp8/plain/4096": {(9, 0): 48, (10, 0): 12},
-    "int4/32_minimums/qkv/4096": {(8, 0): 8, (8, 9): 8, (9, 0): 8, (10, 0): 8},
-    "int4/32_minimums/plain/4096": {(9, 0): 24},
-    "int4/32_minimums/gated/4096": {(9, 0): 8},
-    "int4/32_zeros/qkv/4096": {(9, 0): 24},
-    "int4/32_zeros/plain/14336": {(10, 0): 12},
-    "nf4/nested/plain/14336": {(8, 9): 4, (10, 0): 28},
-    "int8/plain/14336": {(10, 0): 4},
+SPILLED = {  # bytes that a kernel spills at most, by form and compute capability
+    "fp8/plain/4096": {(9, 0): 44, (10, 0): 16},
+    "int4/128/gated/4096": {(8, 0): 6, (8, 9): 6},
+    "int4/128/plain/14336": {(8, 0): 16, (8, 9): 16},
+    "int4/32_minimums/qkv/4096": {(10, 0): 4},
+    "int4/32_zeros/qkv/4096": {(10, 0): 4},
+    "int8/plain/14336": {(9, 0): 8},
 }
 
 
@@ -327,7 +325,7 @@ def tensor_core_gemv_specimen(name, outputs, k, dtype, matrix, bias):
         "qkv": (6144, bias, make_attention(128, True), Attention(bias, index, index, table, heads, heads, heads)),
     }[outputs]
     tiling = tensor_core_gemv.choose_tiling(form, n, k)
-    operand = make_operand(k, tiling.padded_steps(k // form.inputs), tiling.threads, dtype)
+    operand = make_operand(k, tiling, dtype)
     weight, arrays = (types.NamedTuple(tuple(one), type(one)) for one in (weight, arrays))
     arguments = (matrix, norm, weight, arrays, INT32, INT32, FLOAT32)
     return Specimen(

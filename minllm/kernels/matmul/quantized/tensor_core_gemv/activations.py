@@ -24,6 +24,7 @@ from minllm.tiles.warp import ALL_LANES, WARP
 
 WIDTH = 8  # 16-bit numbers of a vector
 VECTORS_OF_A_STEP = 16  # of 128 inputs: four of each lane of a row
+PAIR_ORDER = (0, 1, 4, 5, 2, 3, 6, 7)  # of a vector: pairs that one mma.sync multiplies lie side by side
 STEP_MASK = 0xFFFFFFF0  # of a vector's number: its step
 
 
@@ -69,30 +70,34 @@ def make_row(k: int, padded_k: int, threads: int, dtype: str):
     return words_of_each, load, values_of, inverse_rms
 
 
-def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts: int):
+def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts: int, unit: float = 1.0, unit_of_sums: float = 1.0):
     """prepare of 16-bit x (operand.py): memory = its vectors in the order in which lanes read them, then the sums of a step's parts.
 
+    Numbers are multiplied by `unit`, sums by `unit_of_sums`. The first and the third pair of a vector come before the others.
     Lane t of a row reads vectors 4 t to 4 t + 3 of a step, one after another; those of four lanes lie side by side, so that no two are
     in the same bank.
     """
     held, load, values_of, inverse_rms = make_row(k, padded_k, threads, dtype)
     store, sums_at, vectors = vector_access(dtype)[2], padded_k // 2, padded_k // WIDTH
-    vectors_of_a_part, each = VECTORS_OF_A_STEP // parts, held // 4
+    vectors_of_a_part, each, unit_of_values = VECTORS_OF_A_STEP // parts, held // 4, unit_of_sums / unit
 
     @cuda.jit(device=True, forceinline=True)
     def prepare(x, norm, epsilon, memory):
-        words, weights, values = cuda.local.array(held, uint32), cuda.local.array(held, uint32), cuda.local.array(WIDTH, float32)
+        words, weights = cuda.local.array(held, uint32), cuda.local.array(held, uint32)
+        values, ordered = cuda.local.array(WIDTH, float32), cuda.local.array(WIDTH, float32)
         load(x, norm, words, weights)
         squares = float32(0)
         for i in range(each):
             vector = uint32(uint32(cuda.threadIdx.x) + uint32(i * threads))
             squares += values_of(words, i, norm, weights, values)
             in_step = (vector & uint32(3)) << uint32(2) | vector >> uint32(2) & uint32(3)
+            for j in range(WIDTH):
+                ordered[j] = values[PAIR_ORDER[j]] * float32(unit)
             if vector < uint32(vectors):
-                store(memory, uint32(((vector & uint32(STEP_MASK)) | in_step) << uint32(2)), values, 0)  # rounds values
+                store(memory, uint32(((vector & uint32(STEP_MASK)) | in_step) << uint32(2)), ordered, 0)  # rounds them
             total = float32(0)
             for j in range(WIDTH):
-                total += values[j]
+                total += ordered[j] * float32(unit_of_values)
             distance = 1
             while distance < vectors_of_a_part:
                 total += cuda.shfl_xor_sync(ALL_LANES, total, distance)

@@ -13,7 +13,16 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_codes
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, LANE_BYTES, Operand, load_nothing, no_decoder
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import (
+    CODE_WORDS,
+    LANE_BYTES,
+    Operand,
+    fill_nothing,
+    first_step,
+    load_nothing,
+    no_decoder,
+    scale_nothing,
+)
 from minllm.kernels.vector import load_words
 
 INPUTS = 64
@@ -35,19 +44,18 @@ class Scales(NamedTuple):
 
 
 @functools.cache
-def make_codes_operand(code: str, k: int, padded_steps: int, threads: int, dtype: str) -> Operand:
-    """The Operand of codes of "int8" or "fp8", for x of `dtype`; padded_steps: of x in shared memory."""
-    multiply_codes, sum_type, padded_k = MULTIPLY[code], int32 if code == "int8" else float32, padded_steps * INPUTS
+def make_codes_operand(code: str, k: int, tiling, dtype: str) -> Operand:
+    """The Operand of codes of "int8" or "fp8", for x of `dtype`."""
+    multiply_codes, sum_type, padded_k = MULTIPLY[code], int32 if code == "int8" else float32, tiling.padded_steps(k // INPUTS) * INPUTS
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, decoder, kept, held, u, step, total):
+    def multiply(memory, decoder, held, u, step, sums):
         a, b, at = cuda.local.array(4, uint32), cuda.local.array(4, uint32), u * CODE_WORDS
-        own = (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(LANE_BYTES // 4)
-        load_words(memory, uint32(uint32(step) * uint32(INPUTS // 4) + own), b, 0)
+        load_words(memory, step * (INPUTS // 4) + (int32(cuda.threadIdx.x) & 3) * (LANE_BYTES // 4), b, 0)
         for half in range(2):
             for i in range(2):
                 a[2 * i], a[2 * i + 1] = held.codes[at + 2 * half + i], held.codes[at + 4 + 2 * half + i]
-            multiply_codes(total, 0, a, 0, b, 2 * half)
+            multiply_codes(sums.total, 0, a, 0, b, 2 * half)
 
     @cuda.jit(device=True, forceinline=True)
     def begin(weight, rows):
@@ -57,7 +65,8 @@ def make_codes_operand(code: str, k: int, padded_steps: int, threads: int, dtype
     def finish(kept, total, factor):
         return float32(total[0]) * (factor * kept.low), float32(total[2]) * (factor * kept.high)
 
-    prepare = make_prepare_codes(k, padded_k, threads, dtype, code)
+    prepare = make_prepare_codes(k, padded_k, tiling.threads, dtype, code)
     return Operand(
-        k // INPUTS, k, 0, padded_k, 0, sum_type, no_decoder, prepare, begin, load_nothing, multiply, finish
+        k // INPUTS, k, 1, 0, padded_k, 0, sum_type, fill_nothing, prepare, no_decoder, begin, first_step, load_nothing, multiply,
+        scale_nothing, finish,
     )  # fmt: skip

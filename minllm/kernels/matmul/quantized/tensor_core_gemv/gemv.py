@@ -67,12 +67,12 @@ class Format(NamedTuple):
 
 def int4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """The Operand of an Int4Weight, and its arrays, with scales as integers of their bits."""
-    scales, steps = weight.scales.dtype.name, tiling.padded_steps(k // int4.INPUTS)
+    scales = weight.scales.dtype.name
     zeros, minimums = (None if one is None else one.reshape(-1) for one in (weight.zeros, weight.minimums))
     minimums = None if minimums is None else minimums.view(BITS[scales])
     kind = (k // weight.scales.shape[1], scales, weight.zeros is not None, minimums is not None)
     arrays = int4.Int4Arrays(weight.codes.reshape(-1), weight.scales.reshape(-1).view(BITS[scales]), zeros, minimums)
-    return int4.make_int4_operand(k, steps, tiling.threads, dtype, *kind), arrays
+    return int4.make_int4_operand(k, tiling, dtype, *kind), arrays
 
 
 def takes_int4(k: int, weight) -> bool:
@@ -84,15 +84,14 @@ def takes_int4(k: int, weight) -> bool:
 
 def nf4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """The Operand of an Nf4Weight, and its arrays."""
-    steps = tiling.padded_steps(k // nf4.INPUTS)
-    arrays = Nf4Arrays(*weight)._replace(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
-    return nf4.make_nf4_operand(k, steps, tiling.threads, dtype, weight.nested is not None), arrays
+    absmax = weight.absmax.reshape(-1)
+    arrays = Nf4Arrays(*weight)._replace(codes=weight.codes.reshape(-1), absmax=absmax if weight.nested is None else absmax.view(np.uint16))
+    return nf4.make_nf4_operand(k, tiling, dtype, weight.nested is not None), arrays
 
 
 def codes_operand(code: str, weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """The Operand of a weight in "int8" or "fp8", and its arrays."""
-    steps = tiling.padded_steps(k // codes.INPUTS)
-    return codes.make_codes_operand(code, k, steps, tiling.threads, dtype), codes.Codes(weight.codes.reshape(-1), weight.scales)
+    return codes.make_codes_operand(code, k, tiling, dtype), codes.Codes(weight.codes.reshape(-1), weight.scales)
 
 
 INT4 = Format("int4", int4.INPUTS, 2, AMPERE, takes_int4, int4_operand)
@@ -127,14 +126,21 @@ def check_fits(found: Format, x, weight, norm) -> None:
 def choose_tiling(found: Format, n: int, k: int) -> TensorCoreGemvTiling:
     """The fastest of some fifteen, or within 5 % of it, for the weights of an 8B model on an H100.
 
-    Eight warps divide K if each has four steps or more, and two blocks share an SM; codes of 8 bits, which need no decoding, of more than
-    4,096 rows take one block of 16 warps.
+    Two blocks of up to 8 warps share an SM. One block of up to 16 is faster for few outputs in 4 bits, which leave an SM two tiles or one,
+    and for many in 8 bits, which need no decoding. A warp has four steps or more of a tile, in small weights of 4 bits two. The largest
+    number of warps, down to half, is taken that pads K by 1/16 at most, or else by least: 14 or 7 for 14,336 inputs.
     """
-    steps = k // found.inputs
-    if found.multiplies_codes and n > 4096 and steps >= 64:
-        return TensorCoreGemvTiling(16, 16, 4, 1, 1)
-    splits = next((one for one in (8, 4, 2) if steps >= 4 * one), 1)
-    return TensorCoreGemvTiling(8, splits, min(4, ceil_div(steps, splits)), 2, 2)
+    steps, is_small = k // found.inputs, n <= 4096
+    most = 8 if is_small == found.multiplies_codes else 16
+    splits = max(1, min(most, steps // (2 if is_small and not found.multiplies_codes else 4)))
+    tilings = (tiling_of(steps, one) for one in range(splits, splits // 2, -1))
+    return min(tilings, key=lambda tiling: max(tiling.padded_steps(steps), steps * 17 // 16))
+
+
+def tiling_of(steps: int, splits: int) -> TensorCoreGemvTiling:
+    """That of a number of warps per tile: up to 8 warps in each of two blocks, or one block."""
+    blocks = 1 if splits > 8 else 2
+    return TensorCoreGemvTiling(splits * max(1, 8 // splits), splits, min(4, ceil_div(steps, splits)), blocks, blocks)
 
 
 def run(found: Format, x, norm, weight, outputs: Outputs, arrays, pairs: int, epsilon: float, stream, tiling) -> None:

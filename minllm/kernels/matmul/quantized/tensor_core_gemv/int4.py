@@ -1,15 +1,19 @@
-"""int4 (W4A16) as an operand of mma.sync: a shift and a lop3 make a pair of codes a pair of 16-bit floats, offset + code.
+"""int4 (W4A16) as an operand of mma.sync: a shift and a mask make a pair of codes a pair of subnormal 16-bit floats, unit * code.
 
-    low = sum over groups of scale[low, g] * (sum over the group of x[k] * (offset + code[low, k]) - (offset + zero[low, g]) * sum of x[k])
+    low = sum over groups of scale[low, g] / unit * (sum over the group of x[k] * unit * code[low, k] - zero[low, g] * sum of unit * x[k])
 
 with minimums, which some files store in place of zeros:
 
-    low = sum over groups of scale[low, g] * (the same - offset * sum of x[k]) + minimum[low, g] * sum of x[k]
+    low = sum over groups of scale[low, g] / unit * sum over the group of x[k] * unit * code[low, k] + minimum[low, g] * sum of x[k]
 
-A step is 128 inputs: eight mma.sync of 16, of which the j-th takes inputs 4 j to 4 j + 3 of each lane's 32. Groups of 64 or 32 are two or
-four parts of a step (operand.py).
+A subnormal bfloat16 is a multiple of 2**-133, and products with it would be too small for float32, so bfloat16 x is multiplied by 2**64
+first. x of 1.8e19 or more becomes infinite; products of x down to 1e-21 are multiples of 2**-149, which float32 (tensor cores do not flush
+subnormal numbers) adds exactly, and of smaller x lose bits. float16 has no such limits.
 
-Source: Frantar et al. 2024, "MARLIN", section 3.4 (the conversion).
+A step is 128 inputs: eight mma.sync of 16, two for each word of eight codes of a lane. Groups of 64 or 32 are two or four parts of a step
+(operand.py).
+
+Source: Frantar et al. 2024, "MARLIN", section 3.4 (pairs of codes by shifts and masks).
 """
 
 import functools
@@ -18,21 +22,22 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.fragments import MULTIPLY
-from minllm.kernels.matmul.quantized.int4_tma_consumer import OFFSETS, make_pair_of_codes
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_numbers
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import (
-    CODE_WORDS,
-    FLOAT_OF,
-    Operand,
-    keep_nothing,
-    make_is_mine,
-    make_sum_of_parts,
-)
-from minllm.kernels.vector import load_words
+from minllm.kernels.matmul.quantized.tensor_core_gemv.numbers import INPUTS, make_multiply, make_shares
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import FLOAT_OF, Operand, fill_nothing, keep_nothing, no_decoder
 
-INPUTS = 128
 MIDDLE = 8  # the zero point without zeros
+
+
+class Unit(NamedTuple):
+    """How codes become 16-bit floats without arithmetic: their bits are those of a subnormal number, from bit `place` on."""
+
+    place: int
+    of_x: float  # what x is multiplied by
+    value: float  # of the product of code 1 and x = 1
+
+
+UNITS = {"bfloat16": Unit(0, 2.0**64, 2.0**-69), "float16": Unit(3, 1.0, 2.0**-21)}
 
 
 class Int4Arrays(NamedTuple):
@@ -45,53 +50,22 @@ class Int4Arrays(NamedTuple):
     minimums: Any
 
 
-def make_multiply_codes(dtype: str, parts: int):
-    """The device function with which a warp multiplies a step of codes: biased[0 : 4] = (offset + codes) x, for columns of x's parts."""
-    pair_of_codes, multiply, is_mine = make_pair_of_codes(OFFSETS[dtype]), MULTIPLY[dtype], make_is_mine(parts)
-
-    @cuda.jit(device=True, forceinline=True)
-    def multiply_codes(memory, mask, codes, at, step, biased):
-        a, b, sums = cuda.local.array(4, uint32), cuda.local.array(4, uint32), cuda.local.array(8, float32)
-        for i in range(8):
-            sums[i] = float32(0)
-        own = uint32(uint32(step) * uint32(INPUTS // 2) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(4))
-        for i in range(4):
-            for word in range(4):
-                b[word] = uint32(0)
-            if is_mine():
-                load_words(memory, uint32(own + uint32(16 * i)), b, 0)
-            for j in range(2):  # two chains of sums, so that one need not wait for the other
-                for half in range(2):
-                    a[2 * half] = pair_of_codes(codes[at + i], 2 * j + half, mask)
-                    a[2 * half + 1] = pair_of_codes(codes[at + 4 + i], 2 * j + half, mask)
-                multiply(sums, 4 * j, a, 0, b, 2 * j)
-        for i in range(4):
-            biased[i] = sums[i] + sums[4 + i]
-
-    return multiply_codes
-
-
 @functools.cache
-def make_int4_operand(
-    k: int, padded_steps: int, threads: int, dtype: str, group_size: int, scale_dtype: str, has_zeros: bool, has_minimums: bool
-) -> Operand:
-    """The Operand of weights in groups of 32, 64 or a multiple of 128; padded_steps: of x in shared memory."""
-    parts, padded_k = max(1, INPUTS // group_size), padded_steps * INPUTS
-    own, groups, offset = min(2, parts), k // group_size, OFFSETS[dtype].value  # a lane has sums of `own` parts of both rows
-    zeros_at = 2 * own  # words of a step: scales, then zeros or minimums
-    words_of_a_step = zeros_at + (2 * own if has_zeros or has_minimums else 0)
-    multiply_codes, float_of, sums_at = make_multiply_codes(dtype, parts), FLOAT_OF[scale_dtype], padded_k // 2
-    sum_of_parts, codes_mask = make_sum_of_parts(parts), 0x000F000F << OFFSETS[dtype].place
+def make_int4_operand(k: int, tiling, dtype: str, group_size: int, scale_dtype: str, has_zeros: bool, has_minimums: bool) -> Operand:
+    """The Operand of weights in groups of 32, 64 or a multiple of 128."""
+    parts, padded_steps = max(1, INPUTS // group_size), tiling.padded_steps(k // INPUTS)
+    shares, padded_k = make_shares(parts, tiling.unroll), padded_steps * INPUTS
+    own, groups, unit = shares.parts, k // group_size, UNITS[dtype]
+    unit_of_sums = 1.0 if has_minimums else unit.value
+    zeros_at = 2 * own  # words of a group of steps: scales, then zeros or minimums
+    words = zeros_at + (2 * own if has_zeros or has_minimums else 0)
+    float_of, sums_at, first_part, sum_of_lanes = FLOAT_OF[scale_dtype], padded_k // 2, shares.first_part, shares.sum_of_lanes
+    even_mask, odd_mask, place_of_codes, per_unit = 0x000F000F << unit.place, 0x00F000F0 << unit.place, unit.place, 1 / unit.value
 
     @cuda.jit(device=True, forceinline=True)
-    def first_part():
-        """The first of the parts whose sums this lane has."""
-        return uint32((uint32(cuda.threadIdx.x) & uint32(1)) << uint32(1)) if parts == 4 else uint32(0)
-
-    @cuda.jit(device=True, forceinline=True)
-    def begin_block(table, weight, zero):
-        """The mask of a pair of codes: a lop3 takes one constant, so one that the compiler knows is moved to a register for every pair."""
-        return uint32(codes_mask) | zero
+    def pair_of(decoder, word, i):
+        shifted = word >> uint32(8 - place_of_codes) if i >= 2 else word << uint32(place_of_codes)
+        return shifted & uint32(odd_mask if i % 2 else even_mask)
 
     @cuda.jit(device=True, forceinline=True)
     def load_groups(array, rows, step, words, at):
@@ -110,27 +84,27 @@ def make_int4_operand(
             load_groups(weight.minimums, rows, step, words, at + zeros_at)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, mask, kept, held, u, step, total):
-        biased, words, at = cuda.local.array(4, float32), held.scales, u * words_of_a_step
-        multiply_codes(memory, mask, held.codes, u * CODE_WORDS, step, biased)
+    def scale(memory, decoder, kept, held, index, step, sums):
+        total, found, at = sums.total, held.scales, index * words
         for part in range(own):
             plain = ptx.uint_as_float(memory[uint32(uint32(step) * uint32(parts) + first_part() + uint32(sums_at + part))])
             for row in range(2):
                 place = at + row * own + part
-                scale, found = float_of(words[place]), biased[2 * row + part]
+                scale, sum_of_codes = float_of(found[place]), sums.unscaled[2 * row + part]
                 if has_minimums:
-                    total[2 * row] += scale * (found - float32(offset) * plain) + float_of(words[zeros_at + place]) * plain
-                elif has_zeros:
-                    total[2 * row] += scale * (found - (float32(offset) + float32(words[zeros_at + place])) * plain)
+                    total[2 * row] += scale * (sum_of_codes * float32(per_unit)) + float_of(found[zeros_at + place]) * plain
                 else:
-                    total[2 * row] += scale * (found - float32(offset + MIDDLE) * plain)
+                    zero = float32(found[zeros_at + place]) if has_zeros else float32(MIDDLE)
+                    total[2 * row] += scale * ((sum_of_codes - zero * plain) * float32(per_unit))
 
     @cuda.jit(device=True, forceinline=True)
     def finish(kept, total, factor):
-        return factor * sum_of_parts(total[0]), factor * sum_of_parts(total[2])
+        return factor * sum_of_lanes(total[0]), factor * sum_of_lanes(total[2])
 
-    prepare = make_prepare_numbers(k, padded_k, threads, dtype, parts)
+    prepare = make_prepare_numbers(k, padded_k, tiling.threads, dtype, parts, unit.of_x, unit_of_sums)
+    multiply = make_multiply(dtype, parts, shares, pair_of, 16)
     x_bytes = padded_k * 2 + padded_steps * parts * 4
     return Operand(
-        k // INPUTS, k // 2, words_of_a_step, x_bytes, 0, float32, begin_block, prepare, keep_nothing, load, multiply, finish
+        k // INPUTS, k // 2, shares.group, words, x_bytes, 0, float32, fill_nothing, prepare, no_decoder, keep_nothing,
+        shares.own_step, load, multiply, scale, finish,
     )  # fmt: skip

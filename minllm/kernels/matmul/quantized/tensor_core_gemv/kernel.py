@@ -11,11 +11,11 @@ The first codes are loaded before x is written (dependent launch), and while a b
 import functools
 from typing import NamedTuple
 
-from numba import cuda, float32, int32, uint8, uint32
+from numba import cuda, float32, int32, int64, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, LANE_BYTES, ROW_BYTES, Held, Operand, Rows
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, LANE_BYTES, ROW_BYTES, Held, Operand, Rows, Sums
 from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import PAIRS, Outputs
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
@@ -52,11 +52,12 @@ class TensorCoreGemvTiling(NamedTuple):
 @functools.cache
 def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outputs: Outputs):
     """The kernel for weights of an Operand, whose K and dtype of x it fixes."""
-    (warps, splits, unroll, _, _), words_of_a_step, row_bytes = tiling, operand.words, operand.row_bytes
-    tiles_of_block, last_step, table_bytes = tiling.tiles, operand.steps - 1, operand.table_bytes
-    chunks, sum_type = tiling.padded_steps(operand.steps) // (splits * unroll), operand.sum_type
-    code_words, scale_words, sums_of_block = unroll * CODE_WORDS, max(1, unroll * words_of_a_step), warps * TILE_ROWS
-    two_buffers, multiply, rows_of = 2 * sums_of_block, operand.multiply, outputs.rows_of
+    (warps, splits, unroll, _, _), words_of_a_group, group = tiling, operand.words, operand.group
+    tiles_of_block, last_step, table_bytes, row_bytes = tiling.tiles, operand.steps - 1, operand.table_bytes, operand.row_bytes
+    padded_steps, sum_type = tiling.padded_steps(operand.steps), operand.sum_type
+    chunks, groups, is_padded = padded_steps // (splits * unroll), unroll // group, padded_steps > operand.steps
+    code_words, scale_words, sums_of_block = unroll * CODE_WORDS, max(1, groups * words_of_a_group), warps * TILE_ROWS
+    two_buffers, multiply, scale, rows_of = 2 * sums_of_block, operand.multiply, operand.scale, outputs.rows_of
 
     @cuda.jit(device=True, forceinline=True)
     def rows_of_tile(tile, n):
@@ -65,37 +66,53 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
         return Rows(uint32(low), uint32(high))
 
     @cuda.jit(device=True, forceinline=True)
-    def load_row(codes, row, own, held, at):
+    def codes_of(rows, first):
+        """The places of a lane's codes of step `first` of its rows, in 64 bits, so that those of later steps are constants behind them."""
+        own = uint32(uint32(first) * uint32(ROW_BYTES) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(LANE_BYTES))
+        return Rows(int64(rows.low) * row_bytes + int64(own), int64(rows.high) * row_bytes + int64(own))
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_row(codes, place, held, at):
         """held[at : at + 4] = a lane's codes of a step of a row."""
-        one, two, three, four = ptx.load_128_streaming(codes, uint32(row * uint32(row_bytes) + own))
+        one, two, three, four = ptx.load_128_streaming(codes, place)
         held[at], held[at + 1], held[at + 2], held[at + 3] = one, two, three, four
 
     @cuda.jit(device=True, forceinline=True)
-    def step_of(u, first):
-        """The u-th of a warp's steps behind `first`, or the last one of a row."""
-        return min(int32(first + u * splits), int32(last_step))
+    def load_codes(u, weight, places, first, held):
+        """Load the codes of the u-th of a warp's steps from `first` on, or those of the last step of a row."""
+        behind = u * splits * ROW_BYTES
+        if is_padded:
+            behind = min(int32(behind), int32((last_step - first) * ROW_BYTES))
+        load_row(weight.codes, places.low + behind, held.codes, u * CODE_WORDS)
+        load_row(weight.codes, places.high + behind, held.codes, u * CODE_WORDS + CODE_WORDS // 2)
 
     @cuda.jit(device=True, forceinline=True)
-    def load_codes(u, weight, rows, first, held):
-        """Load the codes of the u-th step behind `first` to their place in registers."""
-        own = uint32(uint32(step_of(u, first)) * uint32(ROW_BYTES) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(LANE_BYTES))
-        load_row(weight.codes, rows.low, own, held.codes, u * CODE_WORDS)
-        load_row(weight.codes, rows.high, own, held.codes, u * CODE_WORDS + CODE_WORDS // 2)
+    def own_step(index, first):
+        """The step of a group whose sums this lane scales."""
+        return int32(first + (index * group + operand.own_step()) * splits)
 
     @cuda.jit(device=True, forceinline=True)
-    def load_scales(u, weight, rows, kept, first, held):
-        """Load what its scales need."""
-        operand.load(weight, rows, kept, step_of(u, first), held.scales, u * words_of_a_step)
+    def load_scales(index, weight, rows, kept, first, held):
+        """Load what the scales of a lane's step of a group need."""
+        step = min(own_step(index, first), int32(last_step))
+        operand.load(weight, rows, kept, step, held.scales, index * words_of_a_group)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply_step(u, memory, decoder, weight, held, kept, first, total, goes_on, next_rows, next_kept, next_first):
-        """The products of the u-th step in flight, and the loads of the step that takes its place."""
-        multiply(memory, decoder, kept, held, u, int32(first + u * splits), total)
+    def multiply_step(u, memory, decoder, weight, held, sums, kept, first, goes_on, next_places, next_rows, next_kept, next_first):
+        """The products of the u-th step in flight, and the loads of the step that takes its place; at the end of a group its scales."""
+        multiply(memory, decoder, held, u, first + u * splits, sums)
         if goes_on:
-            load_codes(u, weight, next_rows, next_first, held)
-            load_scales(u, weight, next_rows, next_kept, next_first, held)
+            load_codes(u, weight, next_places, next_first, held)
+        cuda.syncwarp()  # without it ptxas moves the loads of all steps behind the products of the last one
+        if u % group == group - 1:
+            index = u // group
+            scale(memory, decoder, kept, held, index, own_step(index, first), sums)
+            if goes_on:
+                load_scales(index, weight, next_rows, next_kept, next_first, held)
 
-    load_all_codes, load_all_scales, multiply_steps = (unrolled(one, unroll) for one in (load_codes, load_scales, multiply_step))
+    load_all_codes, load_all_scales, multiply_steps = (
+        unrolled(load_codes, unroll), unrolled(load_scales, groups), unrolled(multiply_step, unroll)
+    )  # fmt: skip
 
     @cuda.jit(device=True, forceinline=True)
     def add_splits(sums, first):
@@ -114,32 +131,35 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
         sums = cuda.shared.array(two_buffers, float32)
         lane, warp = int32(int32(cuda.threadIdx.x) & (WARP - 1)), int32(int32(cuda.threadIdx.x) >> 5)
         tile_of_warp, split = int32(uint32(warp) // uint32(splits)), int32(uint32(warp) % uint32(splits))
-        held, total = Held(cuda.local.array(code_words, uint32), cuda.local.array(scale_words, uint32)), cuda.local.array(4, sum_type)
+        held = Held(cuda.local.array(code_words, uint32), cuda.local.array(scale_words, uint32))
+        sums_of_lane = Sums(cuda.local.array(4, sum_type), cuda.local.array(4, float32))
         stride, tiles = int32(int32(cuda.gridDim.x) * tiles_of_block), int32((pairs + PAIRS - 1) >> 3)
         first_tile, buffer = int32(int32(cuda.blockIdx.x) * tiles_of_block), int32(0)
         rows = rows_of_tile(int32(first_tile + tile_of_warp), n)
-        load_all_codes(weight, rows, split, held)
+        load_all_codes(weight, codes_of(rows, split), split, held)
         cuda.syncwarp()  # loads do not move across it: those of codes come before any that waits for another
         kept = operand.begin(weight, rows)
         load_all_scales(weight, rows, kept, split, held)
-        decoder = operand.begin_block(table, weight, uint32(n >> 31))
+        operand.fill(table, weight)
         token = outputs.begin(arrays)
         factor = operand.prepare(x, norm, epsilon, memory)
+        decoder = operand.decoder(table)
         while first_tile < tiles:
             following, pair = int32(first_tile + stride), int32((first_tile + tile_of_warp) * PAIRS + (lane & (PAIRS - 1)))
             next_rows = rows_of_tile(int32(following + tile_of_warp), n)
             next_kept = operand.begin(weight, next_rows)
             prepared = outputs.prepare(arrays, token, pair)
             for i in range(4):
-                total[i] = 0
+                sums_of_lane.total[i] = 0
             for chunk in range(chunks):
                 first = int32(chunk * unroll * splits + split)
                 if chunk + 1 < chunks:
-                    then = (True, rows, kept, int32(first + unroll * splits))
+                    goes_on, then_rows, then_kept, then_first = True, rows, kept, int32(first + unroll * splits)
                 else:
-                    then = (following < tiles, next_rows, next_kept, split)
-                multiply_steps(memory, decoder, weight, held, kept, first, total, *then)
-            low, high = operand.finish(kept, total, factor)
+                    goes_on, then_rows, then_kept, then_first = following < tiles, next_rows, next_kept, split
+                then = codes_of(then_rows, then_first), then_rows, then_kept, then_first
+                multiply_steps(memory, decoder, weight, held, sums_of_lane, kept, first, goes_on, *then)
+            low, high = operand.finish(kept, sums_of_lane.total, factor)
             if lane & 3 == 0:
                 sums[uint32(buffer + warp * TILE_ROWS + (lane >> 2))] = low
                 sums[uint32(buffer + warp * TILE_ROWS + (lane >> 2) + PAIRS)] = high

@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.fragments import MULTIPLY
-from minllm.kernels.matmul.quantized.nf4 import BLOCK_SHIFT, NESTED_SHIFT
-from minllm.kernels.matmul.quantized.nf4_pairs import PAIRS_BYTES, make_fill_pairs
-from minllm.kernels.matmul.quantized.nf4_tma_consumer import pair_of_byte
+from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT
+from minllm.kernels.matmul.quantized.nf4_pairs import PAIRS_BYTES, make_fill_pairs, pair_at
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_numbers
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, Operand, make_is_mine
-from minllm.kernels.vector import load_words
+from minllm.kernels.matmul.quantized.tensor_core_gemv.numbers import INPUTS, make_multiply, make_shares
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import Operand
 from minllm.tiles.warp import WARP
 
-INPUTS, BLOCKS = 128, 2  # inputs and blocks of a step
+BLOCKS = 2  # of a step
 MAP_ENTRIES = 256
 
 
@@ -36,12 +34,24 @@ class Kept(NamedTuple):
     high_offset: Any
 
 
+class Tables(NamedTuple):
+    """Shared addresses of the lane's copy of the table of pairs, and of the map of absmax."""
+
+    pairs: Any
+    map: Any
+
+
 @functools.cache
-def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nested: bool) -> Operand:
-    """The Operand of weights with or without double quantisation; padded_steps: of x in shared memory."""
-    multiply, is_mine, fill_pairs = MULTIPLY[dtype], make_is_mine(BLOCKS), make_fill_pairs(dtype)
-    padded_k, nested_at = padded_steps * INPUTS, 2 * BLOCKS  # words of a step: absmax, then nested scales
-    words_of_a_step, blocks_of_a_row = nested_at + (2 * BLOCKS if is_nested else 0), k >> BLOCK_SHIFT
+def make_nf4_operand(k: int, tiling, dtype: str, is_nested: bool) -> Operand:
+    """The Operand of weights with or without double quantisation."""
+    steps, threads, shares, fill_pairs = k // INPUTS, tiling.threads, make_shares(BLOCKS, tiling.unroll), make_fill_pairs(dtype)
+    padded_steps, sum_of_lanes = tiling.padded_steps(steps), shares.sum_of_lanes
+    # Words of a group of steps: a lane's pairs of absmax, then nested scales; or absmax.
+    padded_k, words_of_a_group = padded_steps * INPUTS, 2 * BLOCKS + (2 if is_nested else 0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def pair_of(tables, word, i):
+        return pair_at(tables.pairs, word, i)
 
     @cuda.jit(device=True, forceinline=True)
     def fill_map(table, absmax_map):
@@ -50,10 +60,14 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
                 ptx.store_32(table, PAIRS_BYTES + 4 * i, ptx.float_as_uint(float32(absmax_map[i])))
 
     @cuda.jit(device=True, forceinline=True)
-    def begin_block(table, weight, zero):
+    def fill(table, weight):
         fill_pairs(table, weight.table, int32(cuda.threadIdx.x), threads)
         fill_map(table, weight.map)
-        return table
+
+    @cuda.jit(device=True, forceinline=True)
+    def decoder(table):
+        start = ptx.keep_register(ptx.shared_address(table, 0))
+        return Tables(uint32(start + uint32(4) * (uint32(cuda.threadIdx.x) & uint32(WARP - 1))), uint32(start + uint32(PAIRS_BYTES)))
 
     @cuda.jit(device=True, forceinline=True)
     def begin(weight, rows):
@@ -61,62 +75,47 @@ def make_nf4_operand(k: int, padded_steps: int, threads: int, dtype: str, is_nes
         return Kept(uint32(first[rows.low]), uint32(first[rows.high]), float32(offsets[rows.low]), float32(offsets[rows.high]))
 
     @cuda.jit(device=True, forceinline=True)
-    def load_nested(nested, kept, block, words, at):
-        if nested is not None:
-            words[at] = ptx.float_as_uint(float32(nested[uint32(kept.low_block + block) >> uint32(NESTED_SHIFT)]))
-            words[at + BLOCKS] = ptx.float_as_uint(float32(nested[uint32(kept.high_block + block) >> uint32(NESTED_SHIFT)]))
+    def load_nested(weight, rows, kept, step, words, at):
+        for row in range(2):
+            words[at + row] = uint32(weight.absmax[uint32((rows.high if row else rows.low) * uint32(steps) + uint32(step))])
+            for block in range(BLOCKS):  # which have the same nested scale, unless a row begins with a block of an odd number
+                number = uint32((kept.high_block if row else kept.low_block) + uint32(step * BLOCKS + block))
+                words[at + 2 + row * BLOCKS + block] = ptx.float_as_uint(float32(weight.nested[number >> uint32(NESTED_SHIFT)]))
 
     @cuda.jit(device=True, forceinline=True)
-    def load_absmax(absmax, rows, block, words, at):
-        low, high = absmax[uint32(rows.low * uint32(blocks_of_a_row) + block)], absmax[uint32(rows.high * uint32(blocks_of_a_row) + block)]
-        if is_nested:
-            words[at], words[at + BLOCKS] = uint32(low), uint32(high)
-        else:
-            words[at], words[at + BLOCKS] = ptx.float_as_uint(float32(low)), ptx.float_as_uint(float32(high))
-
-    @cuda.jit(device=True, forceinline=True)
-    def load(weight, rows, kept, step, words, at):
-        for block in range(BLOCKS):
-            number = uint32(uint32(step) * uint32(BLOCKS) + uint32(block))
-            load_absmax(weight.absmax, rows, number, words, at + block)
-            load_nested(weight.nested, kept, number, words, at + nested_at + block)
-
-    @cuda.jit(device=True, forceinline=True)
-    def absmax_of(table, kept, words, at, row, block):
-        place = at + row * BLOCKS + block
-        if not is_nested:
-            return ptx.uint_as_float(words[place])
-        entry = ptx.uint_as_float(ptx.load_32(table, uint32(uint32(PAIRS_BYTES) + (words[place] << uint32(2)))))
-        return entry * ptx.uint_as_float(words[nested_at + place]) + (kept.high_offset if row else kept.low_offset)
-
-    @cuda.jit(device=True, forceinline=True)
-    def multiply_step(memory, table, kept, held, u, step, total):
-        a, b, sums = cuda.local.array(4, uint32), cuda.local.array(4, uint32), cuda.local.array(8, float32)
-        lane, at = uint32(cuda.threadIdx.x) & uint32(WARP - 1), u * CODE_WORDS
-        own = uint32(uint32(step) * uint32(INPUTS // 2) + (lane & uint32(3)) * uint32(4))
-        for i in range(8):
-            sums[i] = float32(0)
-        for i in range(4):
-            for word in range(4):
-                b[word] = uint32(0)
-            if is_mine():
-                load_words(memory, uint32(own + uint32(16 * i)), b, 0)
-            for j in range(2):
-                for half in range(2):
-                    a[2 * half] = pair_of_byte(table, held.codes[at + i], 2 * j + half, uint32(lane << uint32(2)))
-                    a[2 * half + 1] = pair_of_byte(table, held.codes[at + 4 + i], 2 * j + half, uint32(lane << uint32(2)))
-                multiply(sums, 4 * j, a, 0, b, 2 * j)
+    def load_absmax(weight, rows, kept, step, words, at):
         for row in range(2):
             for block in range(BLOCKS):
-                at_sum = 2 * row + block
-                total[2 * row] += absmax_of(table, kept, held.scales, u * words_of_a_step, row, block) * (sums[at_sum] + sums[4 + at_sum])
+                place = uint32((rows.high if row else rows.low) * uint32(steps * BLOCKS) + uint32(step * BLOCKS + block))
+                words[at + row * BLOCKS + block] = ptx.float_as_uint(float32(weight.absmax[place]))
+
+    @cuda.jit(device=True, forceinline=True)
+    def nested_absmax(decoder, kept, words, at, row, block):
+        code = (words[at + row] >> uint32(8 * block)) & uint32(255)
+        entry = ptx.uint_as_float(ptx.load_shared_32(uint32(decoder.map + (code << uint32(2)))))
+        return entry * ptx.uint_as_float(words[at + 2 + row * BLOCKS + block]) + (kept.high_offset if row else kept.low_offset)
+
+    @cuda.jit(device=True, forceinline=True)
+    def loaded_absmax(decoder, kept, words, at, row, block):
+        return ptx.uint_as_float(words[at + row * BLOCKS + block])
+
+    absmax_of = nested_absmax if is_nested else loaded_absmax
+
+    @cuda.jit(device=True, forceinline=True)
+    def scale(memory, decoder, kept, held, index, step, sums):
+        for row in range(2):
+            for block in range(BLOCKS):
+                absmax = absmax_of(decoder, kept, held.scales, index * words_of_a_group, row, block)
+                sums.total[2 * row] += absmax * sums.unscaled[2 * row + block]
 
     @cuda.jit(device=True, forceinline=True)
     def finish(kept, total, factor):
-        return factor * total[0], factor * total[2]
+        return factor * sum_of_lanes(total[0]), factor * sum_of_lanes(total[2])
 
-    prepare = make_prepare_numbers(k, padded_k, threads, dtype, BLOCKS)
+    prepare, multiply = make_prepare_numbers(k, padded_k, threads, dtype, BLOCKS), make_multiply(dtype, BLOCKS, shares, pair_of)
     x_bytes, table_bytes = padded_k * 2 + padded_steps * BLOCKS * 4, PAIRS_BYTES + 4 * MAP_ENTRIES
+    load = load_nested if is_nested else load_absmax
     return Operand(
-        k // INPUTS, k // 2, words_of_a_step, x_bytes, table_bytes, float32, begin_block, prepare, begin, load, multiply_step, finish
+        steps, k // 2, shares.group, words_of_a_group, x_bytes, table_bytes, float32, fill, prepare, decoder, begin, shares.own_step,
+        load, multiply, scale, finish,
     )  # fmt: skip

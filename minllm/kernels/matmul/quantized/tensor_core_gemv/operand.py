@@ -12,7 +12,7 @@ Source: PTX ISA, "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32".
 
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, uint32
+from numba import cuda, int32, uint32
 
 from minllm import ptx
 
@@ -25,25 +25,35 @@ class Operand(NamedTuple):
 
     steps: int  # of a row
     row_bytes: int  # of a row's codes
-    words: int  # registers per step for what belongs to the scales
+    group: int  # steps whose sums the four lanes of a row share among themselves, to scale them
+    words: int  # registers per group for what belongs to the scales
     x_bytes: int  # of x in shared memory
     table_bytes: int  # of a table in shared memory, 0 without one
     sum_type: Any  # of mma.sync
-    begin_block: Any  # (table, weight, zero) -> what decodes codes: the table, which all threads fill before a barrier, or constants;
-    # zero: a 0 of which the compiler does not know
+    fill: Any  # (table, weight): all threads fill the table before a barrier
     prepare: Any  # (x, norm, epsilon, memory) -> what sums are multiplied by; writes x to shared memory, and ends with a barrier
+    decoder: Any  # (table) -> what the codes of a lane are decoded with, after the barrier
     begin: Any  # (weight, rows) -> what the format keeps of two rows of weight
+    own_step: Any  # () -> the step of a group whose sums a lane scales
     load: Any  # (weight, rows, kept, step, words, at): words[at : at + self.words] = what the scales of a step need
-    multiply: Any  # (memory, decoder, kept, held, u, step, total): total[0 : 4] += the products of a step, the u-th of those that are Held
+    multiply: Any  # (memory, decoder, held, u, step, sums): the products of a step, the u-th of those that are Held
+    scale: Any  # (memory, decoder, kept, held, index, step, sums): adds those of a lane's step of a group to its total
     finish: Any  # (kept, total, factor) -> (low, high), the sums of the two rows
 
 
 class Held(NamedTuple):
     """Arrays in registers of the steps in flight: CODE_WORDS words of codes per step, four of row low and four of row high, and the
-    operand's `words` of scales."""
+    operand's `words` of scales per group."""
 
     codes: Any
     scales: Any
+
+
+class Sums(NamedTuple):
+    """A lane's sums, two of row low and two of row high: over K, and those of its step of a group before they are scaled."""
+
+    total: Any
+    unscaled: Any
 
 
 class Rows(NamedTuple):
@@ -54,8 +64,13 @@ class Rows(NamedTuple):
 
 
 @cuda.jit(device=True, forceinline=True)
-def no_decoder(table, weight, zero):
-    """begin_block of a format that multiplies codes as they are."""
+def fill_nothing(table, weight):
+    """fill of a format without a table."""
+
+
+@cuda.jit(device=True, forceinline=True)
+def no_decoder(table):
+    """decoder of a format without a table."""
     return uint32(0)
 
 
@@ -94,25 +109,12 @@ def float_of_float32(word):
 FLOAT_OF = {"float16": float_of_float16, "bfloat16": float_of_bfloat16, "float32": float_of_float32}
 
 
-def make_is_mine(parts: int):
-    """The device function that says whether a lane's inputs of x belong to its column's part of a step."""
-    lanes = 4 // parts
-
-    @cuda.jit(device=True, forceinline=True)
-    def is_mine():
-        lane = uint32(cuda.threadIdx.x) & uint32(31)
-        return parts == 1 or (lane & uint32(3)) // uint32(lanes) == (lane >> uint32(2)) % uint32(parts)
-
-    return is_mine
+@cuda.jit(device=True, forceinline=True)
+def first_step():
+    """own_step of a format that scales no groups."""
+    return int32(0)
 
 
-def make_sum_of_parts(parts: int):
-    """The device function that adds what the lanes of a row have of its parts: of four, each lane has two."""
-
-    @cuda.jit(device=True, forceinline=True)
-    def sum_of_parts(value):
-        if parts == 4:
-            value += cuda.shfl_xor_sync(0xFFFFFFFF, value, 1)
-        return float32(value)
-
-    return sum_of_parts
+@cuda.jit(device=True, forceinline=True)
+def scale_nothing(memory, decoder, kept, held, index, step, sums):
+    """scale of a format with a scale per row."""

@@ -1,0 +1,95 @@
+"""Codes that become 16-bit floats in a lane: the products of a step, and which lane scales the sums of which step.
+
+All columns of x are equal, so with groups of a step or more the four lanes of a row have the same sums. Each keeps those of one of four
+steps, and loads the scales of this step alone: one load per row serves four steps, where every load of a warp costs L1 a cycle per row,
+however few bytes it takes. If groups divide a step, a lane has the sums of one or two of its parts, and keeps those of one step of four
+(two parts) or of two (four parts). `unroll` steps in flight divide evenly into groups of steps that are shared in this way. At the end of
+a tile the sums of the four lanes are added.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, uint32
+
+from minllm.kernels.matmul.fragments import MULTIPLY
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS
+from minllm.kernels.vector import load_words
+from minllm.tiles.warp import ALL_LANES
+
+INPUTS = 128  # of a step
+
+
+class Shares(NamedTuple):
+    """How the four lanes of a row share the sums of a group of steps: device functions."""
+
+    group: int  # steps
+    parts: int  # of a step, whose sums a lane has of each row
+    own_step: Any  # () -> the step of a group that is this lane's
+    first_part: Any  # () -> the first of the parts whose sums it has
+    sum_of_lanes: Any  # value -> the sum of what the lanes have
+
+
+def make_shares(parts: int, unroll: int) -> Shares:
+    """The Shares of steps of 1, 2 or 4 parts, `unroll` of them in flight."""
+    group = math.gcd(unroll, 4 if parts < 4 else 2)
+
+    @cuda.jit(device=True, forceinline=True)
+    def own_step():
+        return int32((int32(cuda.threadIdx.x) & 3) * group >> 2)
+
+    @cuda.jit(device=True, forceinline=True)
+    def first_part():
+        return uint32((uint32(cuda.threadIdx.x) & uint32(1)) << uint32(1)) if parts == 4 else uint32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def sum_of_lanes(value):
+        if parts == 4 or group == 4:
+            value += cuda.shfl_xor_sync(ALL_LANES, value, 1)
+        if group > 1:
+            value += cuda.shfl_xor_sync(ALL_LANES, value, 2)
+        return float32(value)
+
+    return Shares(group, min(2, parts), own_step, first_part, sum_of_lanes)
+
+
+def make_is_mine(parts: int):
+    """The device function that says whether a lane's inputs of x belong to its column's part of a step."""
+    lanes = 4 // parts
+
+    @cuda.jit(device=True, forceinline=True)
+    def is_mine():
+        lane = uint32(cuda.threadIdx.x) & uint32(31)
+        return parts == 1 or (lane & uint32(3)) // uint32(lanes) == (lane >> uint32(2)) % uint32(parts)
+
+    return is_mine
+
+
+def make_multiply(dtype: str, parts: int, shares: Shares, pair_of, odd_scale: int = 1):
+    """The multiply of an Operand whose pair_of(decoder, word, i) is the i-th pair of 16-bit floats of a word of codes.
+
+    odd_scale: what the numbers of odd pairs are multiples of.
+    """
+    multiply, is_mine, group, inverse = MULTIPLY[dtype], make_is_mine(parts), shares.group, 1 / odd_scale
+
+    @cuda.jit(device=True, forceinline=True)
+    def multiply_step(memory, decoder, held, u, step, sums):
+        a, b, products = cuda.local.array(4, uint32), cuda.local.array(4, uint32), cuda.local.array(8, float32)
+        own, at = step * (INPUTS // 2) + (int32(cuda.threadIdx.x) & 3) * 4, u * CODE_WORDS
+        for i in range(8):
+            products[i] = float32(0)
+        for i in range(4):
+            for word in range(4):
+                b[word] = uint32(0)
+            if is_mine():
+                load_words(memory, own + 16 * i, b, 0)
+            for j in range(2):  # even and odd pairs: two chains of sums, so that one need not wait for the other
+                for half in range(2):
+                    a[2 * half] = pair_of(decoder, held.codes[at + i], j + 2 * half)
+                    a[2 * half + 1] = pair_of(decoder, held.codes[at + 4 + i], j + 2 * half)
+                multiply(products, 4 * j, a, 0, b, 2 * j)
+        if shares.own_step() == u % group:
+            for i in range(4):
+                sums.unscaled[i] = products[i] + products[4 + i] * float32(inverse)
+
+    return multiply_step
