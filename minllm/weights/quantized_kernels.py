@@ -1,10 +1,10 @@
 """The matrix products of quantised weights, and which of them multiplies how many rows of x.
 
 one row    int4, NF4, int8 and fp8: a GEMV on tensor cores, from compute capability 8.0 (fp8: 8.9) on
+few rows   int4 and NF4 on Hopper: the batched GEMV for 2 to 16 rows
 W8A8       a GEMV over the codes for few rows; on Hopper flat and wgmma products of codes for more; elsewhere the widened matrix
-int4       a GEMV for few rows; on Hopper tensor cores from one row on, with weights decoded in registers; else the widened matrix
+int4       a GEMV for up to 8 rows; on Hopper flat products with weights decoded in registers up to 64, mixed-input GEMM for more
 fp8_block  a GEMV for up to 8 rows; on Hopper wgmma products of codes for more; else the widened matrix
-nf4        on Hopper tensor cores for up to 8 rows, mixed-input GEMM for more; else a GEMV for up to 8 rows, the widened matrix for more
 others     a GEMV over the codes for up to 8 rows; on Hopper mixed-input GEMM for more; else the widened matrix
 """
 
@@ -24,13 +24,10 @@ from minllm.kernels.matmul.quantized import (
     fp8_block_wgmma,
     int4,
     int4_naive,
-    int4_tensor_core,
-    int4_tma,
     int4_wgmma,
     int8,
     int8_groups,
     nf4,
-    nf4_tma,
     tensor_core,
 )
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
@@ -46,8 +43,6 @@ from minllm.weights.format import LinearKernels
 TENSOR_CORE_GEMV, BATCHED_GEMV = "tensor_core_gemv", "batched_gemv"
 OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply codes as they are
 MOST_ROWS_OF_FLAT_CODES = 64  # rows of x for which flat multiplies codes; at 256 wgmma is faster for every weight
-FEWEST_ROWS_OF_INT4_TMA, MOST_OUTPUTS_OF_INT4_TENSOR_CORE = 3, 8192
-MOST_INPUTS_OF_INT4_TENSOR_CORE = 8192  # beyond, int4_tma reads x less often
 
 
 def choose(x: Any, weight: Any) -> str:
@@ -67,24 +62,13 @@ def choose_mixed_input(x: Any, weight: Any) -> str:
 
 
 def choose_int4(x: Any, weight: Any) -> str:
-    """The variant of int4, as measured on an H200.
-
-    int4_tensor_core reads x from L2 in every block of 16 outputs, which few rows of a small weight allow; larger ones are int4_tma's. The
-    first takes groups of 128; smaller ones of one or two rows and a small weight are left to the GEMV.
-    """
-    (rows, inputs), outputs = x.shape, weight.codes.shape[0]
+    """The variant of int4 where the GEMVs on tensor cores do not fit, as measured on an H200."""
+    rows = x.shape[0]
     if not on_hopper(weight.codes):
         return choose(x, weight)
     if rows > int4_wgmma.MOST_ROWS or weight.minimums is not None:
         return choose_mixed_input(x, weight)
-    if not int4_wgmma.fits(x, weight):
-        return choose(x, weight)
-    if rows > MOST_ROWS_OF_GEMV:
-        return "flat"
-    if not int4_tensor_core.fits(x, weight):
-        return "gemv" if rows < FEWEST_ROWS_OF_INT4_TMA and outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE else "int4_tma"
-    small = outputs <= MOST_OUTPUTS_OF_INT4_TENSOR_CORE and inputs <= MOST_INPUTS_OF_INT4_TENSOR_CORE
-    return "int4_tensor_core" if small else "int4_tma"
+    return "flat" if rows > MOST_ROWS_OF_GEMV and int4_wgmma.fits(x, weight) else choose(x, weight)
 
 
 def choose_fp8_block(x: Any, weight: Any) -> str:
@@ -103,20 +87,12 @@ def gated_int4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
     """The launcher of gate and up in one kernel, if the variant has one."""
     if variant == "wgmma":
         return gemm.gated_int4_gemm if gemm.fits(x, weight) else None
-    launcher = {"int4_tma": int4_tma.gated_int4_tma, "flat": int4_wgmma.gated_int4_wgmma}.get(variant)
-    return launcher if int4_wgmma.fits(x, weight) else None
-
-
-def choose_nf4(x: Any, weight: Any) -> str:
-    """The variant of NF4: up to eight rows on tensor cores, more by mixed-input GEMM, which was faster for 16 on an H100."""
-    return "nf4_tma" if on_hopper(weight.codes) and nf4_tma.fits(x, weight) else choose_mixed_input(x, weight)
+    return int4_wgmma.gated_int4_wgmma if variant == "flat" and int4_wgmma.fits(x, weight) else None
 
 
 def gated_nf4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
     """The launcher of gate and up in one kernel, if the variant has one."""
-    if variant == "wgmma":
-        return gemm.gated_nf4_gemm if gemm.fits(x, weight) else None
-    return nf4_tma.gated_nf4_tma if variant == "nf4_tma" and nf4_tma.fits(x, weight) else None
+    return gemm.gated_nf4_gemm if variant == "wgmma" and gemm.fits(x, weight) else None
 
 
 def gated_int8_groups(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
@@ -164,19 +140,13 @@ FP8 = w8a8("fp8", "float8_e4m3fn", fp8.fp8_gemv, fp8.widen_fp8)
 INT4, NF4 = dequantized(int4.int4_gemv, int4.dequantize_int4), dequantized(nf4.nf4_gemv, nf4.dequantize_nf4)
 INT4 = INT4._replace(
     variants={
-        **INT4.variants, "int4_naive": int4_naive.int4_naive, "int4_tensor_core": int4_tensor_core.int4_tensor_core,
-        "int4_tma": int4_tma.int4_tma, "flat": int4_wgmma.int4_wgmma, "wgmma": gemm.int4_gemm,
+        **INT4.variants, "int4_naive": int4_naive.int4_naive, "flat": int4_wgmma.int4_wgmma, "wgmma": gemm.int4_gemm,
     },
     choose=choose_int4,
-    most_rows={
-        **INT4.most_rows, "int4_tensor_core": int4_tensor_core.MOST_ROWS, "int4_tma": int4_tma.MOST_ROWS, "flat": int4_wgmma.MOST_ROWS,
-    },
+    most_rows={**INT4.most_rows, "flat": int4_wgmma.MOST_ROWS},
     gated=gated_int4,
-)
-NF4 = NF4._replace(
-    variants={**NF4.variants, "nf4_tma": nf4_tma.nf4_tma, "wgmma": gemm.nf4_gemm}, choose=choose_nf4,
-    most_rows={**NF4.most_rows, "nf4_tma": nf4_tma.MOST_ROWS}, gated=gated_nf4,
 )  # fmt: skip
+NF4 = NF4._replace(variants={**NF4.variants, "wgmma": gemm.nf4_gemm}, choose=choose_mixed_input, gated=gated_nf4)
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
 INT8_GROUPS = INT8_GROUPS._replace(
     variants={**INT8_GROUPS.variants, "wgmma": gemm.int8_group_gemm}, choose=choose_mixed_input, gated=gated_int8_groups,
@@ -220,9 +190,21 @@ def with_tensor_core_gemv(kernels: LinearKernels, found: tensor_core_gemv.Format
 
 def with_batched_gemv(kernels: LinearKernels, found: batched_gemv.Format) -> LinearKernels:
     """These kernels, and on Hopper for up to 16 rows of x the GEMV whose clusters divide K."""
+    gemv, gated_gemv, fits = batched_gemv.make_gemv(found), batched_gemv.make_gated_gemv(found), batched_gemv.fits
+
+    def choose_variant(x: Any, weight: Any) -> str:
+        return BATCHED_GEMV if on_hopper(weight.codes) and fits(found, x, weight) else kernels.choose(x, weight)
+
+    def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
+        if variant == BATCHED_GEMV:
+            return gated_gemv if out_dtype == x.dtype else None
+        return kernels.gated(variant, x, weight, out_dtype)
+
     return kernels._replace(
-        variants={**kernels.variants, BATCHED_GEMV: batched_gemv.make_gemv(found)},
+        variants={**kernels.variants, BATCHED_GEMV: gemv},
+        choose=choose_variant,
         most_rows={**kernels.most_rows, BATCHED_GEMV: batched_gemv.MOST_ROWS},
+        gated=gated,
     )
 
 

@@ -29,22 +29,26 @@ PEERS = {
     "int4_g128": ("_weight_int4pack_mm",),
 }  # fmt: skip
 VARIANTS = {  # format: variants for numbers of rows
-    "bfloat16": {rows: ("chosen",) for rows in (1, 16, 64, 128, 256, 2048)},
+    "bfloat16": {rows: ("chosen",) for rows in (1, 2, 4, 8, 16, 64, 128, 256, 2048)},
     **dict.fromkeys(("fp8", "int8"), {
         1: ("gemv", "flat", "wgmma", "tensor_core_gemv"), 16: ("flat",), 64: ("flat", "wgmma"), 256: ("flat", "wgmma"), 2048: ("wgmma",),
     }),
     "fp8_block": {1: ("gemv",), 16: ("wgmma",), 64: ("wgmma", "widened"), 256: ("wgmma",), 2048: ("wgmma", "widened")},
     "int4_g128": {
-        1: ("gemv", "int4_tensor_core", "int4_tma", "flat", "tensor_core_gemv"),
-        8: ("int4_tensor_core", "int4_tma", "flat", "wgmma"), 16: ("int4_tma", "flat", "wgmma"), 64: ("flat", "wgmma"), 128: ("wgmma",),
+        1: ("gemv", "flat", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv", "flat")),
+        **dict.fromkeys((8, 16), ("batched_gemv", "flat", "wgmma")), 64: ("flat", "wgmma"), 128: ("wgmma",),
         **dict.fromkeys((256, 2048), ("widened", "wgmma")),
     },
-    "int4": {1: ("gemv", "int4_naive", "int4_tma", "tensor_core_gemv"), 8: ("int4_tma", "flat"), 64: ("flat", "wgmma"), 2048: ("wgmma",)},
-    "nf4": {
-        1: ("gemv", "nf4_tma", "wgmma", "tensor_core_gemv"), 8: ("gemv", "nf4_tma", "wgmma"),
-        **dict.fromkeys((16, 32, 64, 256, 2048), ("wgmma", "widened")),
+    "int4": {
+        1: ("gemv", "int4_naive", "tensor_core_gemv"), **dict.fromkeys((8, 16), ("batched_gemv", "flat")), 64: ("flat", "wgmma"),
+        2048: ("wgmma",),
     },
-    **dict.fromkeys(("Q4_1", "Q8_0"), {8: ("gemv", "wgmma"), **dict.fromkeys((16, 64, 256, 2048), ("wgmma", "widened"))}),
+    "nf4": {
+        1: ("gemv", "wgmma", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv",)), 8: ("gemv", "batched_gemv", "wgmma"),
+        16: ("batched_gemv", "wgmma"), **dict.fromkeys((32, 64, 256, 2048), ("wgmma", "widened")),
+    },
+    "Q4_1": {**dict.fromkeys((8, 16), ("batched_gemv", "wgmma")), **dict.fromkeys((64, 256, 2048), ("wgmma", "widened"))},
+    "Q8_0": {8: ("gemv", "wgmma"), **dict.fromkeys((16, 64, 256, 2048), ("wgmma", "widened"))},
 }  # fmt: skip
 
 

@@ -26,7 +26,6 @@ from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma, mainloop_of
 from minllm.kernels.matmul.flat.output import make_keep_sums, make_write, stored_together
 from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES, FlatWgmmaTiling, deepest
 from minllm.kernels.matmul.quantized.arguments import check_out
-from minllm.kernels.matmul.quantized.tma_tiling import STEP, X_PANELS, make_row_of
 from minllm.kernels.vector import load_words
 from minllm.runtime.kernel import check, kernel
 from minllm.tiles.pipeline import Pipeline, make_pipeline
@@ -35,6 +34,7 @@ from minllm.tiles.warpgroup import THREADS, sync_blocks
 from minllm.tiles.wgmma import make_wgmma
 
 MOST_ROWS = 64
+X_PANELS, STEP = 4, 256  # lines of x per line of codes; inputs of a step
 MOST_INPUTS = 128  # the most inputs whose weights lie in registers at a time
 MAGIC = {"bfloat16": (0x4300, 128.0, 0x3F803F80), "float16": (0x6400, 1024.0, 0x3C003C00)}  # bits before a nibble; their number; two ones
 MIDDLE = 8  # the zero point of symmetric groups
@@ -65,6 +65,18 @@ def make_dequantize(inputs: int, dtype: str):
             weights[2 * word + 1] = fma(high | uint32(magic), uint32(ones), high_zero)
 
     return load, dequantize
+
+
+def make_row_of(rows: int, halves: bool):
+    """The device function that gives the row of weight at a place of a block's tile, or any beyond the edge; halves: gate and up."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def row_of(row, share, last):
+        if halves and row >= rows // 2:
+            return uint32(min(int32(share.second_row + row - rows // 2), last))
+        return uint32(min(int32(share.row + row), last))
+
+    return row_of
 
 
 def make_zero_pair(dtype: str):
@@ -195,7 +207,7 @@ def check_product(x, weight, out, bias, gated: bool, most_rows: int) -> None:
         "float16 or bfloat16, groups of 32, 64 or multiples of 128 without minimums, and rows of whole 16 bytes: take the GEMV, or widen "
         "the weight",
     )
-    check(has_wgmma(x), "this product of int4 needs a GPU of compute capability 9.0: take int4_tensor_core, or widen the weight")
+    check(has_wgmma(x), "this product of int4 needs a GPU of compute capability 9.0: take gemv, or widen the weight")
     check_out(x, out, bias, n, gated)
 
 

@@ -5,9 +5,13 @@ core's operand with one load. Lanes look up different bytes, and shared memory h
 a bank of its own, 32 KB in all, so that none waits for another.
 
     pairs[byte, lane] = (table[byte >> 4], table[byte & 15])
+
+Behind it lies the map of 256 numbers of which an absmax with double quantisation is the code.
 """
 
-from numba import cuda, uint32
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.tiles.warp import WARP
@@ -17,6 +21,28 @@ ENTRY_BYTES = 4 * WARP  # all copies of a pair
 ENTRY_SHIFT = 7  # log2(ENTRY_BYTES)
 PAIRS_BYTES = CODES * CODES * ENTRY_BYTES
 COLUMNS = CODES * ENTRY_BYTES // 16  # stores of 16 bytes that the pairs with one first code take
+MAP_ENTRIES = 256
+TABLE_BYTES = PAIRS_BYTES + 4 * MAP_ENTRIES
+
+
+class Tables(NamedTuple):
+    """Shared addresses of the lane's copy of the table of pairs, and of the map of absmax."""
+
+    pairs: Any
+    map: Any
+
+
+@cuda.jit(device=True, forceinline=True)
+def tables_at(table):
+    """The Tables that begin with `table`."""
+    start = ptx.keep_register(ptx.shared_address(table, 0))
+    return Tables(uint32(start + uint32(4) * (uint32(cuda.threadIdx.x) & uint32(WARP - 1))), uint32(start + uint32(PAIRS_BYTES)))
+
+
+@cuda.jit(device=True, forceinline=True)
+def mapped(tables, code):
+    """The number of the map that a code of an absmax stands for."""
+    return ptx.uint_as_float(ptx.load_shared_32(uint32(tables.map + (code << uint32(2)))))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -44,3 +70,17 @@ def make_fill_pairs(dtype: str):
                 ptx.store_128(pairs, uint32((first * COLUMNS + column) * 16), pair, pair, pair, pair)
 
     return fill_pairs
+
+
+def make_fill_tables(dtype: str, threads: int):
+    """The device function with which a block of `threads` fills its tables from those of an Nf4Weight."""
+    fill_pairs = make_fill_pairs(dtype)
+
+    @cuda.jit(device=True, forceinline=True)
+    def fill_tables(table, weight):
+        fill_pairs(table, weight.table, int32(cuda.threadIdx.x), threads)
+        if weight.map is not None:
+            for i in range(int32(cuda.threadIdx.x), MAP_ENTRIES, threads):
+                ptx.store_32(table, PAIRS_BYTES + 4 * i, ptx.float_as_uint(float32(weight.map[i])))
+
+    return fill_tables

@@ -12,7 +12,6 @@ Source: Frantar et al. 2024, "MARLIN", section 3.4 (codes as the mantissas of no
 """
 
 import functools
-from typing import NamedTuple
 
 from numba import cuda, float32, uint32
 
@@ -20,19 +19,9 @@ from minllm import ptx
 from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder, Scale, x_as_it_is
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS
 from minllm.kernels.matmul.quantized.mixed_input.decoder import MINUS_ZEROS
-from minllm.kernels.matmul.quantized.tensor_core_gemv.int4 import MIDDLE
+from minllm.kernels.matmul.quantized.tensor_core_gemv.int4 import MIDDLE, UNITS, Unit
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import FLOAT_OF
 
-
-class Subnormal(NamedTuple):
-    """How codes become 16-bit floats: they are their bits from `place` on, and from 4 higher on for odd pairs that are `not_shifted`."""
-
-    place: int
-    not_shifted: bool
-    unit: float  # of a product of a code and x
-
-
-SUBNORMALS = {"bfloat16": Subnormal(0, True, 2.0**-69), "float16": Subnormal(3, False, 2.0**-21)}
 EVEN, ODD = 0x5F805F80, 0x5D805D80  # pairs of the bfloat16 2**64 and 2**60
 
 
@@ -42,9 +31,9 @@ def pair_of_scaled_x(word, i):
     return ptx.fma_bf16x2(word, uint32(ODD if i % 2 else EVEN), uint32(MINUS_ZEROS))
 
 
-def make_pair_of_codes(found: Subnormal):
-    """The device function that makes unit * code of codes 2 i and 2 i + 1 of a word."""
-    place, together, mask = found.place, 2 if found.not_shifted else 1, 0x000F000F << found.place
+def make_pair_of_codes(unit: Unit):
+    """The device function that makes subnormal numbers of codes 2 i and 2 i + 1 of a word: of both halves of a byte if x is multiplied."""
+    place, together, mask = unit.place, 2 if unit.of_x != 1 else 1, 0x000F000F << unit.place
 
     @cuda.jit(device=True, forceinline=True)
     def pair_of_codes(decoding, word, i):
@@ -84,7 +73,7 @@ def make_add(has_zeros: bool, has_minimums: bool):
 @functools.cache
 def make_int4_decoder(dtype: str, k: int, group_size: int, scale_dtype: str, has_zeros: bool, has_minimums: bool) -> Decoder:
     """The Decoder of weights in groups of 32, 64 or a multiple of 128."""
-    groups_of_a_row, float_of, found = k // group_size, FLOAT_OF[scale_dtype], SUBNORMALS[dtype]
+    groups_of_a_row, float_of, unit = k // group_size, FLOAT_OF[scale_dtype], UNITS[dtype]
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, row, kept, group, words, at):
@@ -106,6 +95,6 @@ def make_int4_decoder(dtype: str, k: int, group_size: int, scale_dtype: str, has
 
     has_offsets = has_zeros or has_minimums
     return Decoder(
-        max(1, INPUTS // group_size), 1 + has_offsets, 0, found.unit, True, has_offsets, nothing, keep_nothing, load, scale,
-        make_pair_of_codes(found), pair_of_scaled_x if found.not_shifted else x_as_it_is, make_add(has_zeros, has_minimums),
+        max(1, INPUTS // group_size), 1 + has_offsets, 0, unit.value, True, has_offsets, nothing, keep_nothing, load, scale,
+        make_pair_of_codes(unit), pair_of_scaled_x if unit.of_x != 1 else x_as_it_is, make_add(has_zeros, has_minimums),
     )  # fmt: skip

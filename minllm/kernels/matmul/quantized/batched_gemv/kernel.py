@@ -1,20 +1,18 @@
 """The kernel of the batched GEMV: codes from HBM to registers, x in shared memory, sums to the block of the cluster that writes them.
 
-A warp multiplies 16 rows of weight by all tokens, over its part of K: the blocks of a cluster divide K, because a block that had all of it
-would read all of x, and x would come from L2 as often as there are blocks; `splits` warps of a block divide the block's part. So `unroll`
-steps of 128 inputs, 1 KB of codes each, are a warp's share of a tile, or a chunk of it, and all of them are in flight while the chunk before
-is multiplied. Nothing but registers holds them: a ring in shared memory would have to be as deep, and it would have to be read.
+A warp multiplies 16 rows of weight by all tokens, over its part of K. The blocks of a cluster divide K, because a block that had all of it
+would read all of x; `splits` warps of a block divide the block's part. So `unroll` steps of 128 inputs, 1 KB of codes each, are a warp's
+share of a tile, or a chunk of it. A step is loaded as soon as the step that lay in its registers is multiplied, across the end of a tile.
 
 The sums of a tile are sent to the block that owns its rows, and meet there in the order of their parts, whichever comes first: two runs
 give the same bits. A warp of the block writes the outputs of a tile after it has multiplied its part of the next one (sums.py).
 
-2 M N K FLOPs on N K / 2 bytes of codes, besides M K b bytes of x for the clusters that run at a time.
+2 M N K FLOPs on N K / 2 bytes of codes, besides M K b bytes of x for every cluster that runs at a time.
 
 Source: PTX ISA, "mma", "barrier.cluster".
 """
 
 import functools
-from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint8, uint32
 
@@ -28,7 +26,6 @@ from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, PAIRS, B
 from minllm.kernels.matmul.quantized.batched_gemv.x import make_load_x, make_sum_x
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
-from minllm.tiles.warp import WARP
 
 
 @functools.cache

@@ -3,8 +3,8 @@
     sums[buffer, part of K, pair, two tokens, 4]       of the pairs that a block of the cluster owns: row low of both tokens, then row high
 
 Of each of the two buffers an mbarrier tells its block that all parts are there, and another that all blocks of the cluster have emptied it.
-So no warp waits at a barrier of its block, or at that of the cluster, whose release would wait until all that the warp has stored is visible
-to the whole GPU: that took a quarter of the time of the kernel. One warp after another adds the parts and writes the outputs.
+So no warp waits at a barrier of its block, or at that of the cluster, whose release would wait until all that a warp has stored is visible
+to the whole GPU: that took a quarter of the kernel's time. One warp after another adds the parts of a tile and writes its outputs.
 
 Source: PTX ISA, "st.async", "mapa", "mbarrier".
 """

@@ -51,7 +51,8 @@ def make_place_of(tiling: BatchedGemvTiling, groups: int):
         step, word = two_words >> uint32(1), (two_words & uint32(1)) << uint32(1) | number >> uint32(4) & uint32(1)
         group, of_group = word // uint32(words_of_a_group), word % uint32(words_of_a_group)
         vector = step * uint32(VECTORS) + (group * uint32(4) + lane) * uint32(words_of_a_group) + of_group
-        return Place(uint32(token), uint32(vector), uint32((((step * uint32(WORDS) + word) * uint32(tokens) + token) * uint32(4) + lane) * uint32(4)))
+        place = ((step * uint32(WORDS) + word) * uint32(tokens) + token) * uint32(4) + lane
+        return Place(uint32(token), uint32(vector), uint32(place * uint32(4)))
 
     return place_of
 

@@ -11,18 +11,16 @@ Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", s
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT
-from minllm.kernels.matmul.quantized.nf4_pairs import PAIRS_BYTES, make_fill_pairs, pair_at
+from minllm.kernels.matmul.quantized.nf4_pairs import TABLE_BYTES, make_fill_tables, mapped, pair_at, tables_at
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_numbers
 from minllm.kernels.matmul.quantized.tensor_core_gemv.numbers import INPUTS, make_multiply, make_shares
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import Operand
-from minllm.tiles.warp import WARP
 
 BLOCKS = 2  # of a step
-MAP_ENTRIES = 256
 
 
 class Kept(NamedTuple):
@@ -34,17 +32,10 @@ class Kept(NamedTuple):
     high_offset: Any
 
 
-class Tables(NamedTuple):
-    """Shared addresses of the lane's copy of the table of pairs, and of the map of absmax."""
-
-    pairs: Any
-    map: Any
-
-
 @functools.cache
 def make_nf4_operand(k: int, tiling, dtype: str, is_nested: bool) -> Operand:
     """The Operand of weights with or without double quantisation."""
-    steps, threads, shares, fill_pairs = k // INPUTS, tiling.threads, make_shares(BLOCKS, tiling.unroll), make_fill_pairs(dtype)
+    steps, threads, shares = k // INPUTS, tiling.threads, make_shares(BLOCKS, tiling.unroll)
     padded_steps, sum_of_lanes = tiling.padded_steps(steps), shares.sum_of_lanes
     # Words of a group of steps: a lane's pairs of absmax, then nested scales; or absmax.
     padded_k, words_of_a_group = padded_steps * INPUTS, 2 * BLOCKS + (2 if is_nested else 0)
@@ -52,22 +43,6 @@ def make_nf4_operand(k: int, tiling, dtype: str, is_nested: bool) -> Operand:
     @cuda.jit(device=True, forceinline=True)
     def pair_of(tables, word, i):
         return pair_at(tables.pairs, word, i)
-
-    @cuda.jit(device=True, forceinline=True)
-    def fill_map(table, absmax_map):
-        if absmax_map is not None:
-            for i in range(int32(cuda.threadIdx.x), MAP_ENTRIES, threads):
-                ptx.store_32(table, PAIRS_BYTES + 4 * i, ptx.float_as_uint(float32(absmax_map[i])))
-
-    @cuda.jit(device=True, forceinline=True)
-    def fill(table, weight):
-        fill_pairs(table, weight.table, int32(cuda.threadIdx.x), threads)
-        fill_map(table, weight.map)
-
-    @cuda.jit(device=True, forceinline=True)
-    def decoder(table):
-        start = ptx.keep_register(ptx.shared_address(table, 0))
-        return Tables(uint32(start + uint32(4) * (uint32(cuda.threadIdx.x) & uint32(WARP - 1))), uint32(start + uint32(PAIRS_BYTES)))
 
     @cuda.jit(device=True, forceinline=True)
     def begin(weight, rows):
@@ -92,8 +67,8 @@ def make_nf4_operand(k: int, tiling, dtype: str, is_nested: bool) -> Operand:
     @cuda.jit(device=True, forceinline=True)
     def nested_absmax(decoder, kept, words, at, row, block):
         code = (words[at + row] >> uint32(8 * block)) & uint32(255)
-        entry = ptx.uint_as_float(ptx.load_shared_32(uint32(decoder.map + (code << uint32(2)))))
-        return entry * ptx.uint_as_float(words[at + 2 + row * BLOCKS + block]) + (kept.high_offset if row else kept.low_offset)
+        nested = ptx.uint_as_float(words[at + 2 + row * BLOCKS + block])
+        return mapped(decoder, code) * nested + (kept.high_offset if row else kept.low_offset)
 
     @cuda.jit(device=True, forceinline=True)
     def loaded_absmax(decoder, kept, words, at, row, block):
@@ -113,9 +88,9 @@ def make_nf4_operand(k: int, tiling, dtype: str, is_nested: bool) -> Operand:
         return factor * sum_of_lanes(total[0]), factor * sum_of_lanes(total[2])
 
     prepare, multiply = make_prepare_numbers(k, padded_k, threads, dtype, BLOCKS), make_multiply(dtype, BLOCKS, shares, pair_of)
-    x_bytes, table_bytes = padded_k * 2 + padded_steps * BLOCKS * 4, PAIRS_BYTES + 4 * MAP_ENTRIES
+    x_bytes, fill = padded_k * 2 + padded_steps * BLOCKS * 4, make_fill_tables(dtype, threads)
     load = load_nested if is_nested else load_absmax
     return Operand(
-        steps, k // 2, shares.group, words_of_a_group, x_bytes, table_bytes, float32, fill, prepare, decoder, begin, shares.own_step,
+        steps, k // 2, shares.group, words_of_a_group, x_bytes, TABLE_BYTES, float32, fill, prepare, tables_at, begin, shares.own_step,
         load, multiply, scale, finish,
     )  # fmt: skip
