@@ -23,6 +23,7 @@ import numpy as np
 
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
+from minllm.kernels.matmul.flat.wgmma_tiling import SHARED_BYTES_OF_A_BLOCK
 from minllm.kernels.matmul.quantized.arguments import check_out
 from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.int4 import make_int4_decoder
@@ -74,7 +75,9 @@ def fits(found: Format, x, weight) -> bool:
     """Whether the kernel takes these arrays: up to 16 rows of 16 bits, of whole steps, that begin on a multiple of 16 bytes."""
     m, k = x.shape
     aligned = 1 <= m <= MOST_ROWS and x.dtype in HALF_DTYPES and k % INPUTS == 0 and rows_begin_on(16, x, weight.codes)
-    return aligned and has_wgmma(weight.codes) and math.prod(weight.codes.shape) < MOST_CODE_BYTES and found.takes(k, weight)
+    if not aligned or not has_wgmma(weight.codes) or not found.takes(k, weight) or math.prod(weight.codes.shape) >= MOST_CODE_BYTES:
+        return False
+    return choose_tiling(m, weight.codes.shape[0], k).shared_bytes(k // INPUTS) <= SHARED_BYTES_OF_A_BLOCK
 
 
 def check_fits(found: Format, x, weight) -> None:
@@ -101,8 +104,8 @@ def choose_tiling(m: int, n: int, k: int) -> BatchedGemvTiling:
     splits = next((one for one in (1, 2, 4) if steps <= 4 * cluster * one), 8)
     if splits == 1 and cluster == 8 and tokens == 8 and n > 8192:
         cluster, splits = 4, 2
-    unroll = min(4, ceil_div(steps, cluster * splits))
-    return BatchedGemvTiling(16, splits, cluster, unroll, tokens, 1) if splits >= 4 else BatchedGemvTiling(8, splits, cluster, unroll, tokens)
+    warps, blocks = (16, 1) if splits >= 4 else (8, 2)
+    return BatchedGemvTiling(warps, splits, cluster, min(4, ceil_div(steps, cluster * splits)), tokens, blocks)
 
 
 def run(found: Format, x, weight, bias, out, outputs, pairs: int, stream, tiling) -> None:

@@ -7,6 +7,7 @@ from minllm.runtime.kernel import check
 from minllm.tiles.warp import WARP
 
 INPUTS = 128  # of a step: 64 bytes of codes of a row
+MOST_GROUPS, MOST_TABLE_BYTES = 4, 35 * 1024  # groups of a step; NF4's tables, and barriers
 TILE_ROWS, PAIRS = 16, 8  # rows of weight of mma.sync's operand A: as many low ones as high ones
 
 
@@ -55,6 +56,10 @@ class BatchedGemvTiling(NamedTuple):
     def steps_of_block(self, steps: int) -> int:
         """A block's part of these steps; the last block's may go beyond them."""
         return self.chunks(steps) * self.unroll * self.splits
+
+    def shared_bytes(self, steps: int) -> int:
+        """The most shared memory that a block needs for rows of this many steps: x, its sums, those of the outputs, and tables."""
+        return self.steps_of_block(steps) * self.tokens * (2 * INPUTS + 4 * MOST_GROUPS) + 2 * 4 * self.sums + MOST_TABLE_BYTES
 
     def check(self) -> None:
         """Raise KernelArgumentError unless it can be launched."""
