@@ -4,19 +4,20 @@ A kernel takes its launch, and its reading and its arithmetic, which overlap in 
 
     t = t_launch + (m^p + a^p)^(1/p)        m = bytes / B      a = FLOPs / C
 
-p = infinity would be the roofline, p = 1 a sum. For one row of x, products of quantised weights are memory-bound like those of 16 bits, and
-their kernel computes norms and rotations too. For more rows, lanes that decode 4-bit weights are not free to multiply, and only reading
-hides behind both. Beyond DECODED_ROWS tiles are decoded while others are multiplied, a little slower than 16-bit weights, and with a longer
+p = infinity would be the roofline, p = 1 a sum. For one row of x, products of quantised weights start sooner, t_gemv, and are memory-bound
+like those of 16 bits; in a step their kernel computes norms and rotations too, t_prepare. For more rows, lanes that decode 4-bit weights
+are not free to multiply, and only reading hides behind both. Up to BATCHED_ROWS rows come in columns of mma.sync, each of which takes as
+long as decoding; beyond DECODED_ROWS tiles are decoded while others are multiplied, a little slower than 16-bit weights, and with a longer
 start, t_start, because few tiles fill the GPU only if warps and blocks divide K:
 
-    t = t_launch + max(m, weights / D + a)          t = t_start + max(m, a / E)
+    t = t_launch + max(m, weights (1 + columns) / G)      t = t_launch + max(m, weights / D + a)      t = t_start + max(m, a / E)
 
 Up to FEW_ROWS the kernels take rows as they come; beyond, arithmetic is that of whole tiles of TILE_ROWS.
 
 t_launch, p, and B, C, the rate of codes of 8 bits, D and E relative to what a copy and cuBLAS reach are fitted to products on one H200, 64
-of bfloat16, fp8 and int8 and 24 of int4, from 1 to 2,048 rows; t_start beyond TILE_ROWS to eight products on one H100 (docs/results, rows
-"matmul, quantised"). Over the four products of a layer they are off by at most 8 % on both, and whole steps of two shapes and three formats
-by 9 % (tests/costs/test_step_time.py). One row of codes was measured on the H100 alone; nothing was fitted to it.
+of bfloat16, fp8 and int8 and 24 of int4, from 1 to 2,048 rows, t_gemv, t_prepare and G to products of int4 of 1 to 16 rows and a step on
+another; t_start beyond TILE_ROWS to eight products on one H100 (docs/results, rows "matmul, quantised"). Over the four products of a layer
+they are off by at most 8 % on all, and whole steps of two shapes and three formats by 9 % (tests/costs/test_step_time.py).
 
 Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is ours.
 """
@@ -30,9 +31,11 @@ from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
 
 LAUNCH, OVERLAP_NORM = 3.1e-6, 2.43
+START_OF_GEMV, PREPARE = 2.2e-6, 1.2e-6  # t_gemv and t_prepare
 START_OF_INT4 = 14e-6  # t_start from DECODED_ROWS to TILE_ROWS rows
 START_OF_MORE = 7.5e-6  # t_start of more rows, whose tiles are smaller and leave K to fewer blocks
 OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.036, 1.012, 1.85, 0.00637  # of the rates of a copy and of cuBLAS in bfloat16
+COLUMNS_OF_GEMM, COLUMN_ROWS = 0.0183, 8  # G; rows of x in a column block of mma.sync
 INT4_OF_GEMM = 0.94  # E: the share of the rate of 16-bit products
 HOST_LAUNCH = 1e-4  # seconds of a kernel that no graph launches
 KERNELS_OF_DRAFTS = 5  # a step's kernels that accept drafts and find new n-grams
@@ -40,7 +43,9 @@ FUSED_ROWS = 64  # up to which 16-bit products' kernels compute norms and rotati
 ROWS_OF_GEMV = 1  # up to which kernels of quantised products also compute norms and rotations, quantise x, and hide decoding behind HBM
 JOINED = "MLP activation"  # computed by the kernel of gate and up
 FEW_ROWS, TILE_ROWS = 256, 128
+BATCHED_ROWS = 16  # up to which rows are columns of mma.sync
 DECODED_ROWS = 64  # up to which a warp decodes 4-bit weights that it multiplies itself
+PRODUCTS = 4  # of a layer
 HEAD = ("final norm", "lm_head", "sampling")  # stages of the rows that get logits
 ONCE = ("embedding", *HEAD)  # stages that are not in the layers
 PLAIN = WEIGHT_FORMATS["bfloat16"]
@@ -55,12 +60,13 @@ class StepRates:
     flops: float  # of 16-bit products
     code_flops: float  # of products of 8-bit codes
     decoded: float  # 4-bit weights that become numbers
+    columns: float  # 4-bit weights that become numbers, or that a column block multiplies
 
     @classmethod
     def of(cls, copy_tb_s: float, tflops: float) -> "StepRates":
         """From the rates of a copy and of cuBLAS in bfloat16."""
         copy, gemm = 1e12 * copy_tb_s, 1e12 * tflops
-        return cls(OF_COPY * copy, OF_GEMM * gemm, CODES_OF_GEMM * gemm, DECODED_OF_GEMM * gemm)
+        return cls(OF_COPY * copy, OF_GEMM * gemm, CODES_OF_GEMM * gemm, DECODED_OF_GEMM * gemm, COLUMNS_OF_GEMM * gemm)
 
 
 def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weight_format: WeightFormat) -> float:
@@ -68,12 +74,16 @@ def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weig
     moved, name = stage.bytes / rates.bytes, weight_format.name
     computed = rows if rows <= FEW_ROWS else -(-rows // TILE_ROWS) * TILE_ROWS
     arithmetic = stage.flops * computed / rows / (rates.code_flops if name in ("int8", "fp8") else rates.flops)
-    if not name.startswith("int4") or rows <= ROWS_OF_GEMV:
+    if not weight_format.is_plain and rows <= ROWS_OF_GEMV:
+        return layers * START_OF_GEMV + overlapped(moved, arithmetic)
+    if not name.startswith("int4"):
         return layers * LAUNCH + overlapped(moved, arithmetic)
     weights = stage.flops / (2 * rows)
     if rows > DECODED_ROWS:
         return layers * (START_OF_INT4 if rows <= TILE_ROWS else START_OF_MORE) + max(moved, arithmetic / INT4_OF_GEMM)
-    return layers * LAUNCH + max(moved, weights / rates.decoded + arithmetic)
+    if rows > BATCHED_ROWS:
+        return layers * LAUNCH + max(moved, weights / rates.decoded + arithmetic)
+    return layers * LAUNCH + max(moved, weights * (1 + -(-rows // COLUMN_ROWS)) / rates.columns)
 
 
 def overlapped(moved: float, arithmetic: float) -> float:
@@ -86,11 +96,14 @@ def decode_step_seconds(
 ) -> float:  # fmt: skip
     """The seconds of a step of `batch` sequences that see `context` keys each, with the layers' weights in one of the formats COMPARED.
 
-    Keys and values are in 16 bits. Codes of 8 bits need two kernels more per layer, which quantise what attention and the activation wrote.
+    Keys and values are in 16 bits. For more than one row codes of 8 bits need two kernels more per layer, which quantise what attention and
+    the activation wrote; for one, the four products of a layer prepare x themselves.
     """
     stages = decode_stages(config, batch, context, weight_format=weight_format)
-    quantisers = 2 * config.num_hidden_layers if weight_format.name in ("int8", "fp8") and batch > ROWS_OF_GEMV else 0
-    return sum(stage_seconds(stage, batch, config, rates, weight_format) for stage in stages) + quantisers * LAUNCH
+    seconds = sum(stage_seconds(stage, batch, config, rates, weight_format) for stage in stages)
+    if batch <= ROWS_OF_GEMV:
+        return seconds + (0 if weight_format.is_plain else PRODUCTS * config.num_hidden_layers * PREPARE)
+    return seconds + (2 * config.num_hidden_layers * LAUNCH if weight_format.name in ("int8", "fp8") else 0)
 
 
 def stage_seconds(stage: Stage, rows: int, config: ModelConfig, rates: StepRates, weight_format: WeightFormat) -> float:

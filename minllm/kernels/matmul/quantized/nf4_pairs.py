@@ -18,7 +18,6 @@ from minllm.tiles.warp import WARP
 
 CODES = 16
 ENTRY_BYTES = 4 * WARP  # all copies of a pair
-ENTRY_SHIFT = 7  # log2(ENTRY_BYTES)
 PAIRS_BYTES = CODES * CODES * ENTRY_BYTES
 COLUMNS = CODES * ENTRY_BYTES // 16  # stores of 16 bytes that the pairs with one first code take
 MAP_ENTRIES = 256

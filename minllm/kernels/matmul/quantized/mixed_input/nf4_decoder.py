@@ -2,8 +2,8 @@
 
     w[n, k] = table[code[n, k]] * absmax[n, k // 64]          both rounded to x's dtype, and their product         absmax: nf4.py
 
-Byte t of a word has the codes of inputs 2 t and 2 t + 1, which are those that lane t needs. A rotation and a lop3 make the byte an address,
-a load finds the pair, and an fma multiplies it by absmax. A step of 64 inputs is a block of NF4.
+Byte t of a word has the codes of inputs 2 t and 2 t + 1, which are those that lane t needs. A product of bytes makes the byte an address
+(nf4_pairs.py), a load finds the pair, and an fma multiplies it by absmax. A step of 64 inputs is a block of NF4.
 """
 
 import functools
@@ -15,8 +15,7 @@ from minllm import ptx
 from minllm.kernels.matmul.quantized.mixed_input.decoder import BOTH_ROWS, FMA, MINUS_ZEROS, PACK, WORDS, Decoder, load_nibbles
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT, Nf4Arrays
-from minllm.kernels.matmul.quantized.nf4_pairs import ENTRY_SHIFT, PAIRS_BYTES, make_fill_pairs
-from minllm.tiles.warp import WARP
+from minllm.kernels.matmul.quantized.nf4_pairs import ENTRY_BYTES, PAIRS_BYTES, make_fill_pairs, tables_at
 
 
 class Row(NamedTuple):
@@ -28,12 +27,12 @@ class Row(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A lane's rows of weight, the table of pairs, and where the lane's copy begins, in bytes."""
+    """A lane's rows of weight, the shared address of its copy of the table of pairs, and the size of an entry in the place of its byte."""
 
     low: Row
     high: Row
-    pairs: Any
     copy: Any
+    entry: Any
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -45,7 +44,8 @@ def row_of(weight, number):
 @cuda.jit(device=True, forceinline=True)
 def make_lane(weight, table, low, high, zero):
     """What a lane keeps."""
-    return Lane(row_of(weight, low), row_of(weight, high), table, uint32(4 * (cuda.threadIdx.x & (WARP - 1))))
+    entry = uint32(uint32(ENTRY_BYTES) << ((uint32(cuda.threadIdx.x) & uint32(3)) << uint32(3)))
+    return Lane(row_of(weight, low), row_of(weight, high), tables_at(table).pairs, entry)
 
 
 class Absmax(NamedTuple):
@@ -82,7 +82,6 @@ def load_scales(weight, lane, step):
 def make_nf4_decoder(dtype: str) -> Decoder:
     """The Decoder; dtype: bfloat16 or float16."""
     fill_pairs, pack, fma = make_fill_pairs(dtype), PACK[dtype], FMA[dtype]
-    entry_mask = 255 << ENTRY_SHIFT
 
     @cuda.jit(device=True, forceinline=True)
     def fill_table(table, weight, thread):
@@ -96,19 +95,17 @@ def make_nf4_decoder(dtype: str) -> Decoder:
         pairs[0], pairs[1] = pack(low, low), pack(high, high)
 
     @cuda.jit(device=True, forceinline=True)
-    def number(word, rotation, lane, scale):
-        """Two numbers of a word, rotated so that the lane's byte is the entry's number."""
-        entry = ptx.shf_l_wrap(word, word, rotation) & uint32(entry_mask)
-        return fma(ptx.load_32(lane.pairs, entry | lane.copy), scale, uint32(MINUS_ZEROS))
+    def number(word, lane, scale):
+        """Two numbers of a word, those of the lane's byte."""
+        return fma(ptx.load_shared_32(ptx.dp4a_u32(word, lane.entry, lane.copy)), scale, uint32(MINUS_ZEROS))
 
     @cuda.jit(device=True, forceinline=True)
     def decode(memory, line, lane, pairs, numbers):
         """numbers[0 : 16] = a step of both rows."""
-        words, t = cuda.local.array(BOTH_ROWS, uint32), uint32(cuda.threadIdx.x) & uint32(3)
+        words = cuda.local.array(BOTH_ROWS, uint32)
         load_nibbles(memory, line, words)
-        rotation = uint32(uint32(ENTRY_SHIFT) - uint32(8) * t)
         for word in range(WORDS):
-            numbers[2 * word] = number(words[word], rotation, lane, pairs[0])
-            numbers[2 * word + 1] = number(words[WORDS + word], rotation, lane, pairs[1])
+            numbers[2 * word] = number(words[word], lane, pairs[0])
+            numbers[2 * word + 1] = number(words[WORDS + word], lane, pairs[1])
 
     return Decoder(Nf4Arrays, STEP // 2, 2, PAIRS_BYTES, fill_table, make_lane, load_scales, make_pairs, decode)
