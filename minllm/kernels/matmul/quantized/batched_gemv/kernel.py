@@ -18,10 +18,9 @@ from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
-from minllm.kernels.matmul.quantized.batched_gemv.loads import make_loads
-from minllm.kernels.matmul.quantized.batched_gemv.outputs import Outputs
+from minllm.kernels.matmul.quantized.batched_gemv.loads import CODE_WORDS, make_loads
 from minllm.kernels.matmul.quantized.batched_gemv.products import make_multiply_step
-from minllm.kernels.matmul.quantized.batched_gemv.sums import BUFFERS, make_begin, make_finish, make_send
+from minllm.kernels.matmul.quantized.batched_gemv.sums import BUFFERS, Outputs, make_begin, make_finish, make_send
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, PAIRS, BatchedGemvTiling
 from minllm.kernels.matmul.quantized.batched_gemv.x import make_load_x, make_sum_x
 from minllm.runtime.kernel import kernel
@@ -47,7 +46,7 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
     @cuda.jit(device=True, forceinline=True)
     def multiply_step(u, memory, decoding, weight, codes, values, local, total, goes_on, next_places, next_first):
         """The products of the u-th step in flight, and the loads of the step that takes its place."""
-        multiply(memory, decoding, codes, 8 * u, values, u, int32(local + u * splits), total)
+        multiply(memory, decoding, codes, u * CODE_WORDS, values, u, int32(local + u * splits), total)
         if goes_on:
             load_codes(u, weight.codes, next_places, next_first, codes)
         if loads_stay:

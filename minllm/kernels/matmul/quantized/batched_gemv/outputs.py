@@ -6,20 +6,12 @@
 Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU).
 """
 
-from typing import Any, NamedTuple
-
 from numba import cuda, float32, int32
 
 from minllm.kernels.activation.sigmoid import sigmoid
+from minllm.kernels.matmul.quantized.batched_gemv.sums import Outputs
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import PAIRS
 from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import gated_rows, plain_column
-
-
-class Outputs(NamedTuple):
-    """Device functions."""
-
-    rows_of: Any  # (pair, rows of weight) -> (low, high); pairs beyond the last repeat it
-    write: Any  # (bias, out, token, pair, low, high)
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -14,12 +14,18 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.quantized.batched_gemv.outputs import Outputs
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import PAIRS, BatchedGemvTiling
 from minllm.tiles.pipeline import BARRIER_BYTES
 from minllm.tiles.warp import WARP
 
 BUFFERS = 2
+
+
+class Outputs(NamedTuple):
+    """What becomes of the two sums of a pair of rows (outputs.py): device functions."""
+
+    rows_of: Any  # (pair, rows of weight) -> (low, high); pairs beyond the last repeat it
+    write: Any  # (bias, out, token, pair, low, high)
 
 
 class Buffer(NamedTuple):
