@@ -171,7 +171,9 @@ def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, g
         number = uint32(block // uint32(splits))
         return int32(block % uint32(splits)), int32(number % chunks), int32(number // chunks)
 
-    @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
+    producer_registers, consumer_registers = 40, 232 if tiling.blocks == 1 else 96  # all that the launch bounds leave to a block
+
+    @kernel(launch_bounds=(tiling.threads, tiling.blocks), dependent_launch=True)
     def mixed_input_kernel(x_map, weight_map, weight, bias, out, steps):
         """x [M, K] in boxes [tokens, 64], codes [N, bytes] in boxes [rows, code_bytes] (gated: half the rows), weight:
         decoder.arrays, bias [N] or None, out [M, N] or [M, N / 2]."""
@@ -191,14 +193,14 @@ def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, g
         cuda.syncthreads()
         if thread < THREADS:
             if two_consumers:
-                ptx.setmaxnreg_dec(40)
+                ptx.setmaxnreg_dec(producer_registers)
             if thread == 0:
                 produce(x_map, weight_map, ring, tile)
             if splits > 1:
                 sync_blocks(splits)
         else:
             if two_consumers:
-                ptx.setmaxnreg_inc(232)
+                ptx.setmaxnreg_inc(consumer_registers)
             consume(memory, first_word, ring, tile, int32(thread - THREADS), weight, table)
             if splits > 1:
                 sync_blocks(splits)
