@@ -3,9 +3,9 @@
 one row    int4, NF4, int8 and fp8: a GEMV on tensor cores, from compute capability 8.0 (fp8: 8.9) on
 few rows   int4 and NF4 on Hopper: the batched GEMV for 2 to 16 rows
 W8A8       a GEMV over the codes for few rows; on Hopper flat and wgmma products of codes for more; elsewhere the widened matrix
-int4       a GEMV for up to 8 rows; on Hopper flat products with weights decoded in registers up to 64, mixed-input GEMM for more
-fp8_block  a GEMV for up to 8 rows; on Hopper wgmma products of codes for more; else the widened matrix
-others     a GEMV over the codes for up to 8 rows; on Hopper mixed-input GEMM for more; else the widened matrix
+int4       beyond that on Hopper flat products with weights decoded in registers up to 64 rows, mixed-input GEMM for more
+fp8_block  a GEMV for one row; on Hopper wgmma products of codes for more; else the GEMV for up to 8 rows, then the widened matrix
+others     a GEMV over the codes for up to 3 rows; on Hopper mixed-input GEMM for more; else the GEMV for 8, then the widened matrix
 """
 
 import functools
@@ -42,6 +42,7 @@ from minllm.weights.format import LinearKernels
 
 TENSOR_CORE_GEMV, BATCHED_GEMV = "tensor_core_gemv", "batched_gemv"
 OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply codes as they are
+FEWEST_ROWS_OF_TILES = 4  # rows of x from which on tiles of codes are decoded for tensor cores, if the batched GEMV does not fit
 MOST_ROWS_OF_FLAT_CODES = 64  # rows of x for which flat multiplies codes; at 256 wgmma is faster for every weight
 
 
@@ -56,9 +57,9 @@ def on_hopper(array: Any) -> bool:
 
 
 def choose_mixed_input(x: Any, weight: Any) -> str:
-    """The GEMM that decodes tiles of codes, for more rows than the GEMV takes."""
-    variant = choose(x, weight)
-    return "wgmma" if variant == "widened" and on_hopper(weight.codes) and gemm.fits(x, weight) else variant
+    """The GEMM that decodes tiles of codes, from the number of rows on for which a GEMV took longer on an H200."""
+    is_faster = x.shape[0] >= FEWEST_ROWS_OF_TILES and on_hopper(weight.codes) and gemm.fits(x, weight)
+    return "wgmma" if is_faster else choose(x, weight)
 
 
 def choose_int4(x: Any, weight: Any) -> str:
@@ -68,13 +69,12 @@ def choose_int4(x: Any, weight: Any) -> str:
         return choose(x, weight)
     if rows > int4_wgmma.MOST_ROWS or weight.minimums is not None:
         return choose_mixed_input(x, weight)
-    return "flat" if rows > MOST_ROWS_OF_GEMV and int4_wgmma.fits(x, weight) else choose(x, weight)
+    return "flat" if rows >= FEWEST_ROWS_OF_TILES and int4_wgmma.fits(x, weight) else choose(x, weight)
 
 
 def choose_fp8_block(x: Any, weight: Any) -> str:
     """The variant of fp8 in blocks, as measured on an H200."""
-    variant = choose(x, weight)
-    return "wgmma" if variant == "widened" and on_hopper(weight.codes) and fp8_block_wgmma.fits(weight) else variant
+    return "wgmma" if x.shape[0] > 1 and on_hopper(weight.codes) and fp8_block_wgmma.fits(weight) else choose(x, weight)
 
 
 def gated_fp8_block(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:

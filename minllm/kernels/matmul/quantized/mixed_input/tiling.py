@@ -13,7 +13,7 @@ from minllm.tiles.warpgroup import ROWS, THREADS
 
 STEP = 64  # inputs
 MOST_TOKENS = 256  # the most rows of x per block
-TWO_BLOCKS_UP_TO = 64  # rows of x for which two blocks share an SM: with few sums, one does not keep it busy
+TWO_BLOCKS_UP_TO = 64  # rows of x for which two blocks of a large weight share an SM: with few sums, one does not keep it busy
 DIVIDED_ABOVE = 128  # rows of x per block above which its warpgroups divide K, if blocks would have to: measured with 192 and 256
 
 
@@ -75,14 +75,14 @@ class MixedInputTiling(NamedTuple):
         check(needed <= room, f"{self}: {needed} bytes of shared memory; a block has {room}")
 
 
-def parts_of_k(tiles: int, steps: int, places: int) -> int:
-    """Blocks that divide K: as many as there are places left for, with at least four of `steps` each.
+def parts_of_k(tiles: int, steps: int) -> int:
+    """Blocks that divide K: as many as SMs are left for, with at least four of `steps` each.
 
     A cluster must fit one group of some 16 SMs, so of more than two blocks that fill an SM, clusters leave an eighth of the SMs unused.
     """
-    in_clusters = places * 7 // 8
+    in_clusters = sms_here() * 7 // 8
     fitting = (splits for splits in (8, 4, 3) if splits * tiles <= in_clusters and 4 * splits <= steps)
-    return next(fitting, 2 if 2 * tiles <= places and 8 <= steps else 1)
+    return next(fitting, 2 if 2 * tiles <= sms_here() and 8 <= steps else 1)
 
 
 def largest_tiling(
@@ -91,8 +91,11 @@ def largest_tiling(
     """The largest tile with these k_groups, as many parts of K as SMs are left for, and as many stages as fit, at most 8."""
     rows, steps, chunks = 2 * n if gated else n, ceil_div(k, STEP), ceil_div(m, MOST_TOKENS)
     tokens, warpgroups = padded_rows(ceil_div(m, chunks)), 2 if rows > ROWS or k_groups == 2 else 1
-    tile = MixedInputTiling(warpgroups, tokens, 1, 1, code_bytes, k_groups, 2 if tokens <= TWO_BLOCKS_UP_TO else 1)
-    splits = parts_of_k(ceil_div(rows, tile.rows) * ceil_div(m, tokens), steps // k_groups, sms_here() * tile.blocks)
+    tile = MixedInputTiling(warpgroups, tokens, 1, 1, code_bytes, k_groups)
+    tiles = ceil_div(rows, tile.rows) * ceil_div(m, tokens)
+    splits = parts_of_k(tiles, steps // k_groups)
+    if tokens <= TWO_BLOCKS_UP_TO and tiles > sms_here():
+        tile = tile._replace(blocks=2)
     stages = min(8, (SHARED_BYTES_OF_A_BLOCK // tile.blocks - 2048 - table_bytes) // tile.stage_bytes)
     return tile._replace(stages=stages // k_groups * k_groups, splits=splits)
 
