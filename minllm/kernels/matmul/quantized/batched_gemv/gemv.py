@@ -113,6 +113,7 @@ def run(found: Format, x, weight, bias, out, outputs, pairs: int, stream, tiling
     n, (m, k) = weight.codes.shape[0], x.shape
     tiling = BatchedGemvTiling(*(tiling or choose_tiling(m, n, k)))
     tiling.check()
+    check(m <= tiling.tokens, f"{tiling} for {m} rows of x")
     decoder, arrays = found.decoder(weight, k, tiling, x.dtype.name)
     kernel, shared_bytes = batched_gemv_kernel(tiling, decoder, outputs, x.dtype.name, k), x_bytes(tiling, k // INPUTS, decoder.groups)
     arguments, wanted = (x, arrays, bias, out, n, pairs), ceil_div(ceil_div(pairs, PAIRS), tiling.tiles)
