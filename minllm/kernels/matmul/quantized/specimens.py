@@ -334,7 +334,7 @@ def batched_gemv_specimen(name, tokens, n, k, dtype, matrix, bias):
         (matrix, weight, types.none if gated else bias, matrix, INT32, INT32),
         tiling.threads,
         tiling.blocks,
-        batched_gemv.x_bytes(tiling, k // batched_gemv.INPUTS, decoder.groups),
+        batched_gemv.dynamic_bytes(tiling, k // batched_gemv.INPUTS, decoder.groups),
         contains=("HMMA*", *LOADS, "STAS*"),
         spills={(9, 0): SPILLED_BY_BATCHED_GEMV.get(shape, 0)},
         targets=((9, 0),),
