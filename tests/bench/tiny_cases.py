@@ -72,13 +72,12 @@ TINY_CASES = [
     quantized_matmul.quantized_matmul_case("bfloat16", "chosen", 2, 24, 64),
     quantized_matmul.quantized_matmul_case("fp8", "flat", 2, 16, 64),
     quantized_matmul.quantized_matmul_case("int8", "wgmma", 18, 24, 64),
-    quantized_matmul.quantized_matmul_case("int4_g128", "int4_tma", 3, 40, 256),
-    quantized_matmul.quantized_matmul_case("int4_g128", "int4_tensor_core", 1, 16, 128),
+    *(quantized_matmul.quantized_matmul_case(name, "batched_gemv", 3, 40, 256) for name in ("int4_g128", "nf4")),
+    *(quantized_matmul.quantized_matmul_case(name, "batched_gemv", 2, 24, 128) for name in ("int4", "Q4_1")),
     quantized_matmul.quantized_matmul_case("int4", "int4_naive", 1, 16, 64),
     *(quantized_matmul.quantized_matmul_case(name, "tensor_core_gemv", 1, 24, 128) for name in ("int8", "int4_g128", "nf4")),
     quantized_matmul.quantized_matmul_case("fp8_block", "gemv", 1, 384, 128),  # more rows than are different
     quantized_matmul.quantized_matmul_case("nf4", "widened", 9, 260, 64),
-    quantized_matmul.quantized_matmul_case("nf4", "nf4_tma", 3, 40, 256),
     *(quantized_matmul.quantized_matmul_case(name, "wgmma", 9, 40, 128) for name in ("nf4", "Q4_1", "Q8_0")),
 ]
 # A tiny case for each variant that has none above.

@@ -7,7 +7,10 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import HOPPER, current_device
 from minllm.weights.formats import WEIGHT_FORMATS, quantizations
 from minllm.weights.linear import Linear
-from tests.kernels.guarded import BFLOAT16, FLOAT32, random
+from tests.kernels.guarded import BFLOAT16, FLOAT32, bits, random
+from tests.kernels.matmul.batched_gemv_cases import CASES as BATCHED_GEMV_CASES
+from tests.kernels.matmul.batched_gemv_cases import CHOSEN_CASES, check_batched_gemv
+from tests.kernels.matmul.batched_gemv_cases import LARGE_CASES as LARGE_BATCHED_GEMV_CASES
 from tests.kernels.matmul.quantized_cases import (
     BLOCK_CASES,
     CASES,
@@ -16,15 +19,12 @@ from tests.kernels.matmul.quantized_cases import (
     LARGE_CASES,
     LARGE_INT4_CASES,
     LARGE_MIXED_INPUT_CASES,
-    LARGE_NF4_CASES,
     LOST_PER_STEP_ON_DEVICE,
     MIXED_INPUT_CASES,
-    NF4_CASES,
     check_blocks,
     check_codes,
     check_int4,
     check_mixed_input,
-    check_nf4,
 )
 from tests.kernels.matmul.tensor_core_gemv_cases import CASES as GEMV_CASES
 from tests.kernels.matmul.tensor_core_gemv_cases import FORMS, LARGE_QKV_CASES, QKV_CASES, check_gemv, check_qkv
@@ -58,11 +58,6 @@ def test_products_of_int4_are_those_in_float64(case, device, hopper):
     check_int4(case, device)
 
 
-@pytest.mark.parametrize("case", NF4_CASES + LARGE_NF4_CASES, ids=str)
-def test_products_of_nf4_are_those_in_float64(case, device, hopper):
-    check_nf4(case, device)
-
-
 @pytest.fixture
 def tensor_cores(case):
     """Skip without mma.sync for the case's format."""
@@ -76,12 +71,23 @@ def test_gemv_on_tensor_cores_is_that_in_float64(case, device, tensor_cores):
     check_gemv(case, device)
 
 
+@pytest.mark.parametrize("case", BATCHED_GEMV_CASES + CHOSEN_CASES + LARGE_BATCHED_GEMV_CASES, ids=str)
+def test_batched_gemv_is_that_in_float64(case, device, hopper):
+    check_batched_gemv(case, device)
+
+
+@pytest.mark.parametrize("case", LARGE_BATCHED_GEMV_CASES[:4] + LARGE_BATCHED_GEMV_CASES[-4:], ids=str)
+def test_batched_gemv_gives_the_same_bits_in_every_run(case, device, hopper):
+    first, again = (check_batched_gemv(case, device) for _ in range(2))
+    np.testing.assert_array_equal(bits(first), bits(again))
+
+
 @pytest.mark.parametrize("case", QKV_CASES + LARGE_QKV_CASES, ids=str)
 def test_queries_keys_and_values_of_codes_are_those_in_float64(case, device, tensor_cores):
     check_qkv(case, device)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 40, 300])
+@pytest.mark.parametrize("rows", [1, 7, 16, 40, 300])
 @pytest.mark.parametrize("name", quantizations())
 def test_a_linear_is_that_of_the_cpu_engine(name, rows, device):
     """Whatever variant is chosen for these rows."""

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from numba import cuda
 
+from minllm import ptx
 from minllm.errors import CaptureError, OutOfMemoryError
-from minllm.runtime.device import current_device
+from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.kernel import kernel
 from minllm.runtime.memory import ALLOCATIONS, device_memory, empty, pinned_empty, to_device
 
@@ -25,6 +26,27 @@ def add_kernel(x, addend):
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i < x.shape[0]:
         x[i] += addend
+
+
+@kernel
+def clustered_kernel(x):
+    """x float32 [n]: each block adds its rank in the cluster to its numbers."""
+    x[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] += ptx.cluster_ctarank()
+
+
+@pytest.mark.parametrize("cluster", [1, 2, 4, 8])
+def test_clusters_at_a_time_are_as_many_as_the_sms_hold(cluster):
+    device, shared_bytes = current_device(), 100 * 1024  # of which an SM has two
+    if device.compute_capability != HOPPER:
+        pytest.skip("clusters, and 200 KB of shared memory per SM: Hopper")
+    x = to_device(np.zeros(cluster * 64, np.float32))
+    launch = clustered_kernel[cluster, 64, None, shared_bytes, (cluster, 1, 1)]
+    found = launch.clusters_at_a_time(x)
+    assert 1 <= found <= device.sm_count * 2 // cluster
+    assert clustered_kernel[cluster, 64, None, 2 * shared_bytes, (cluster, 1, 1)].clusters_at_a_time(x) <= device.sm_count // cluster
+    assert launch.clusters_at_a_time(x) == found
+    launch(x)
+    np.testing.assert_array_equal(x.copy_to_host(), np.repeat(np.arange(cluster), 64))
 
 
 def test_the_device_describes_itself():

@@ -59,18 +59,18 @@ def check_neighbours(cluster, device):
 
 @kernel
 def multicast_kernel(source, out, blocks_mask):
-    # rank 0 fetches one tile [8, 32] float32 for all blocks; each reports to rank 0 that it has it; st.async brings a word along
+    # rank 0 fetches one tile [8, 32] float32 for all blocks; each reports to rank 0 that it has it; st.async brings a word along, and four
     memory = cuda.shared.array(0, uint8, 1024)
     start = uint32(-ptx.shared_address(memory, 0) & uint32(1023))
     tile = uint32(ptx.shared_address(memory, 0) + start)
-    full, done, word = tile + 1024, tile + 1032, tile + 1040
+    full, done, word, quad = tile + 1024, tile + 1032, tile + 1040, tile + 1056
     thread, rank = cuda.threadIdx.x, ptx.cluster_ctarank()
     if thread == 0:
         ptx.fence_proxy_tensormap_acquire(source)
         ptx.mbarrier_init(full, 1)
         ptx.mbarrier_init(done, ptx.cluster_nctarank())
         ptx.fence_mbarrier_init()
-        ptx.mbarrier_arrive_expect_tx(full, 1024 + 4)
+        ptx.mbarrier_arrive_expect_tx(full, 1024 + 4 + 16)
     ptx.barrier_cluster_arrive()
     ptx.barrier_cluster_wait()
     if thread == 0:
@@ -78,12 +78,18 @@ def multicast_kernel(source, out, blocks_mask):
             ptx.cp_async_bulk_tensor_2d_shared_global_multicast(tile, source, 0, 0, full, blocks_mask)
         there = (rank + uint32(1)) % ptx.cluster_nctarank()
         ptx.st_async_u32(ptx.mapa(word, there), rank + uint32(100), ptx.mapa(full, there))
+        number = float32(rank)
+        ptx.st_async_v4_f32(
+            ptx.mapa(quad, there), number, number + float32(0.5), -number, number * float32(2), ptx.mapa(full, there)
+        )  # fmt: skip
     ptx.mbarrier_wait_parity(full, 0)
     tile_words = memory.view(uint32)
     for i in range(8):
         out[cuda.blockIdx.x, thread + 32 * i] = tile_words[start // 4 + thread + 32 * i]
     if thread == 0:
         out[cuda.blockIdx.x, 256] = tile_words[start // 4 + 260]
+        for i in range(4):
+            out[cuda.blockIdx.x, 257 + i] = tile_words[start // 4 + 264 + i]
         ptx.mbarrier_arrive_cluster(ptx.mapa(done, 0))
         if rank == 0:
             ptx.mbarrier_wait_parity(done, 0)
@@ -95,11 +101,13 @@ MULTICAST_SHARED_BYTES = 1024 + 1024 + 64
 
 
 def check_multicast(blocks, device):
-    """All blocks of the cluster receive the tile, and a word from the rank before."""
+    """All blocks of the cluster receive the tile, and a word and four numbers from the rank before."""
     host = np.arange(256, dtype=np.uint32).reshape(8, 32)
-    source, out = device.array(host), device.array(np.zeros((2 * blocks, 257), np.uint32))
+    source, out = device.array(host), device.array(np.zeros((2 * blocks, 261), np.uint32))
     arguments = tensor_map(source, (8, 32), 0), out, (1 << blocks) - 1
     launch(multicast_kernel, 2 * blocks, THREADS, arguments, shared_bytes=MULTICAST_SHARED_BYTES, cluster=blocks)
     for block, row in enumerate(device.host(out)):
         np.testing.assert_array_equal(row[:256], host.reshape(-1))
-        assert row[256] == 100 + (block - 1) % blocks
+        before = (block - 1) % blocks
+        assert row[256] == 100 + before
+        assert row[257:].view(np.float32).tolist() == [before, before + 0.5, -before, 2 * before]

@@ -8,6 +8,7 @@ from numba import cuda, float32, uint16, uint32
 from minllm import ptx
 from minllm.errors import SimulationError
 from minllm.runtime.kernel import kernel, launch
+from minllm.runtime.machine_code import opcodes
 from minllm.sim import detecting
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -141,6 +142,28 @@ def test_loads_conversions_and_stores(dtype):
 
 
 @kernel
+def ordered_loads_kernel(x, out):
+    # x: uint16; each thread loads its 4 bytes, and the first half of them 8
+    i = cuda.threadIdx.x
+    one = ptx.load_32_ordered(x, 2 * i)
+    low, high = ptx.load_64_ordered(x, 4 * (i % 16))
+    cuda.syncwarp()
+    out[i, 0], out[i, 1], out[i, 2] = one, low, high
+
+
+def test_ordered_loads():
+    x, out = np.random.default_rng(2).integers(0, 1 << 16, 64, np.uint16), np.zeros((32, 3), np.uint32)
+    launch(ordered_loads_kernel, 1, 32, (x, out))
+    words = x.view(np.uint32)
+    np.testing.assert_array_equal(out[:, 0], words)
+    np.testing.assert_array_equal(out[:, 1:], np.tile(words.reshape(16, 2), (2, 1)))
+    found = opcodes(ordered_loads_kernel.compile(x, out).sass())
+    loads = [i for i, opcode in enumerate(found) if opcode.startswith("LDG.E")]
+    assert [".64" in found[i] for i in loads] == [False, True]  # in their order, before the fence
+    assert loads[1] < next(i for i, opcode in enumerate(found) if opcode.startswith(("WARPSYNC", "STG")))
+
+
+@kernel
 def dp4a_kernel(a, b, out):
     out[cuda.threadIdx.x] = ptx.dp4a(a[cuda.threadIdx.x], b[cuda.threadIdx.x], out[cuda.threadIdx.x])
 
@@ -199,9 +222,15 @@ def misaligned_kernel(x, out):
     out[0] = ptx.load_128(x, 1)[0]
 
 
-def test_a_misaligned_vector_load_is_reported():
-    with pytest.raises(SimulationError, match="not aligned to 16 bytes"):
-        launch(misaligned_kernel, 1, 1, (np.zeros(8, np.uint32), np.zeros(1, np.uint32)))
+@kernel
+def misaligned_half_kernel(x, out):
+    out[0] = ptx.load_64_ordered(x, 1)[0]
+
+
+@pytest.mark.parametrize("misaligned, byte_count", [(misaligned_kernel, 16), (misaligned_half_kernel, 8)])
+def test_a_misaligned_vector_load_is_reported(misaligned, byte_count):
+    with pytest.raises(SimulationError, match=f"not aligned to {byte_count} bytes"):
+        launch(misaligned, 1, 1, (np.zeros(8, np.uint32), np.zeros(1, np.uint32)))
 
 
 @kernel

@@ -56,16 +56,14 @@ from minllm.kernels.matmul.quantized import (
     fp8_block,
     int4,
     int4_naive,
-    int4_tensor_core,
-    int4_tma,
     int4_wgmma,
     int8,
     int8_groups,
     nf4,
-    nf4_tma,
     tensor_core,
-    tma_tiling,
 )
+from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
+from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
 from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling
@@ -812,19 +810,6 @@ def gemv_of_int4_by_bytes():
 
 
 @row
-def int4_by_tensor_cores():
-    """Nine steps of 128 inputs for 8 warps, two per turn: warp 0 takes 2 of 2, the others one, and load a last step that is none."""
-    M, N, K, b = 2, 16, 1152, 2
-    steps, turns = K // 128, 8 * 2  # steps that are loaded
-    codes, groups = N * 128 // 2, steps * 4 * 16  # bytes of a step; each of a quad's lanes asks for its rows' scales and zeros
-    asked = dict(x=M * K * b, codes=codes * turns, scales=2 * groups, zeros=groups, out=M * N * b)
-    different = dict(codes=N * K // 2, scales=2 * N * steps, zeros=N * steps)
-    moved = Expected(asked, different, steps * 8 * 2 * 2 * 16 * 8 * 16)
-    run = partial(int4_tensor_core.int4_tensor_core, np.round(numbers(M, K)), weight_in("int4_g128_zeros", N, K), numbers(M, N))
-    return run, {"int4_tensor_core_kernel": moved}
-
-
-@row
 def int4_on_wgmma():
     """The four lanes of a row ask for its scale once per group."""
     M, N, K, b = 8, 128, 512, 2
@@ -850,20 +835,6 @@ def mixed_input_of_two_tiles():
     weight = weight._replace(scales=np.ones_like(weight.scales))
     run = partial(gemm.int4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"mixed_input_kernel": moved}
-
-
-@row
-def int4_by_tma():
-    """The four lanes of a row ask for the scale of each group of 128 once, and at the end of a warp's steps for that of the last group."""
-    M, N, K, b = 3, 128, 512, 2
-    tiling = tma_tiling.TmaTiling(rows=64, warps=2, stages=2)
-    tiles, groups = N // tiling.rows, K // 128
-    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, scales=4 * 2 * N * (groups + tiling.warps), out=M * N * b)
-    weight = weight_in("int4_g128", N, K)
-    weight = weight._replace(scales=np.ones_like(weight.scales))
-    moved = Expected(asked, dict(x_map=M * K * b, scales=2 * N * groups), 2 * 8 * (N + 16 * tiles) * K)  # a product with ones per tile
-    run = partial(int4_tma.int4_tma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
-    return run, {"int4_tma_kernel": moved}
 
 
 @row
@@ -903,20 +874,6 @@ def dequantizing_nf4():
     weight, asked, different = nf4_case(N, K, N)
     moved = Expected(asked | dict(out=N * K * b), different)
     return partial(nf4.dequantize_nf4, weight, numbers(N, K)), {"dequantize_nf4_kernel": moved}
-
-
-@row
-def nf4_by_tma():
-    """A lane asks for absmax of eight rows for each of its warp's steps and once more; a column of the table for 17 numbers."""
-    M, N, K, b = 3, 128, 512, 2
-    tiling = tma_tiling.TmaTiling(rows=64, warps=2, stages=2)
-    weight, _, different = nf4_case(N, K, 1)
-    tiles, of_rows = N // tiling.rows, 8 * 32 * tiling.warps * (N // tiling.rows)
-    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, absmax=2 * of_rows, map=4 * of_rows, nested=8 * of_rows)
-    asked |= dict(offsets=4 * of_rows, first_blocks=4 * of_rows, table=4 * (1 + CODES) * COLUMNS * tiles, out=M * N * b)
-    asked, different = in_nf4_weight(asked), in_nf4_weight(different | dict(x_map=M * K * b, nested=4 * N * K // 64 // 256))
-    run = partial(nf4_tma.nf4_tma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
-    return run, {"nf4_tma_kernel": Expected(asked, different, 2 * 8 * N * K)}
 
 
 @row
@@ -1007,6 +964,39 @@ def gemv_of_fp8_from_norm_to_cache():
     arguments = signs(M, K), numbers(K), 0.0, weight_in("fp8", N, K), numbers(N), place, place, table, numbers(M, heads, D), *caches
     run = partial(tensor_core_gemv.make_qkv_gemv(tensor_core_gemv.FP8), *arguments, tiling=GEMV_TILING)
     return run, {"tensor_core_gemv_kernel": Expected(asked, different, 2 * 8 * N * K)}
+
+
+# The batched GEMV: a cluster's blocks read all of x together, the last row of it in place of those that 8 tokens have beyond M. Each of a
+# quad's lanes, in each of the warps that divide K, loads what belongs to a group of its two rows of weight.
+
+
+@row
+def batched_gemv_of_int4():
+    """Every cluster multiplies x by ones too, 16 rows of them; each output asks for its bias."""
+    M, N, K, b = 3, 32, 512, 2
+    tiling = BatchedGemvTiling(warps=2, splits=2, cluster=2, unroll=1, tokens=8)  # a step for each of a tile's four warps
+    clusters, groups, warps = N // 16, N * K // 64, tiling.parts_of_k
+    asked = {"x": clusters * tiling.tokens * K * b, "weight.codes": N * K // 2, "bias": M * N * b, "out": M * N * b}
+    asked |= {"weight.scales": 2 * 4 * N * warps, "weight.zeros": 4 * N * warps}
+    different = {"x": M * K * b, "bias": N * b, "weight.scales": 2 * groups, "weight.zeros": groups}
+    weight = weight_in("int4_g64_zeros", N, K)
+    weight = weight._replace(scales=np.ones_like(weight.scales))
+    run = partial(batched_gemv.make_gemv(batched_gemv.INT4), np.round(numbers(M, K)), weight, numbers(M, N), numbers(N), tiling=tiling)
+    return run, {"batched_gemv_kernel": Expected(asked, different, 2 * tiling.tokens * (N + 16 * clusters) * K)}
+
+
+@row
+def batched_gemv_of_nf4():
+    """A block loads the tables; a warp loads two numbers per row of weight for its tile, and for the one after it, which is none."""
+    M, N, K, b = 2, 16, 256, 2
+    tiling = BatchedGemvTiling(warps=1, splits=1, cluster=2, unroll=1, tokens=8)  # a tile, and a step for each of two warps
+    weight, _, different = nf4_case(N, K, 1)
+    of_rows, blocks = 4 * N * tiling.parts_of_k, tiling.cluster  # lanes of all rows
+    asked = dict(x=tiling.tokens * K * b, codes=N * K // 2, absmax=of_rows, nested=4 * of_rows, absmax_map=4 * 256 * blocks)
+    asked |= dict(table=4 * (1 + CODES) * COLUMNS * blocks, offsets=2 * 4 * of_rows, first_blocks=2 * 4 * of_rows, out=M * N * b)
+    asked, different = in_nf4_weight(asked), in_nf4_weight(different | dict(x=M * K * b, absmax_map=4 * 256))
+    run = partial(batched_gemv.make_gemv(batched_gemv.NF4), np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
+    return run, {"batched_gemv_kernel": Expected(asked, different, 2 * tiling.tokens * N * K)}
 
 
 # Attention: `pairs` are the visible (query, key) pairs of one head of a prompt of T tokens.

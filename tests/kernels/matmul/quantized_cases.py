@@ -6,12 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_tma, int4_wgmma, nf4_tma, tensor_core
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_wgmma, tensor_core
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
-from minllm.kernels.matmul.quantized.tma_tiling import TmaTiling
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.fp8 import E4M3
@@ -169,9 +168,8 @@ class WeightOnlyCase(NamedTuple):
     n: int
     k: int
     dtype: np.dtype
-    tiling: FlatWgmmaTiling | TmaTiling | None
+    tiling: FlatWgmmaTiling | MixedInputTiling | None
     gated: bool = False
-    by_tma: bool = False
 
 
 INT4_CASES = [
@@ -181,24 +179,11 @@ INT4_CASES = [
     WeightOnlyCase("int4_g64", 64, 64, 576, BFLOAT16, FlatWgmmaTiling(1, 3, 4)),  # a block with no step of K
     WeightOnlyCase("int4_g128_zeros", 5, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2, 2), gated=True),
     WeightOnlyCase("int4", 33, 48, 256, FLOAT16, FlatWgmmaTiling(2, 2), gated=True),
-    WeightOnlyCase("int4_g128", 1, 72, 640, BFLOAT16, TmaTiling(64, 2, 2), by_tma=True),  # half a step at the end
-    WeightOnlyCase("int4_g128_zeros", 11, 97, 1280, FLOAT16, TmaTiling(32, 2, 2, 2), by_tma=True),
-    WeightOnlyCase("int4_zeros", 7, 65, 320, BFLOAT16, TmaTiling(64, 3, 3), by_tma=True),  # a warp without a step
-    WeightOnlyCase("int4_g64", 16, 64, 576, BFLOAT16, TmaTiling(128, 1, 2, 4), by_tma=True),  # a block without a step
-    WeightOnlyCase("int4_g128_zeros", 5, 72, 512, BFLOAT16, TmaTiling(64, 2, 2, 2), gated=True, by_tma=True),
-    WeightOnlyCase("int4", 2, 40, 256, FLOAT16, TmaTiling(32, 1, 2), gated=True, by_tma=True),
 ]
 LARGE_INT4_CASES = [
     WeightOnlyCase(name, m, n, k, BFLOAT16, None, gated)
     for name in ("int4_g128", "int4_zeros")
     for m, n, k, gated in ((1, 6144, 4096, False), (13, 1003, 2176, False), (64, 4096, 4096, False), (33, 3000, 2048, True))
-] + [
-    WeightOnlyCase(name, m, n, k, dtype, None, gated, by_tma=True)
-    for name in ("int4_g128", "int4_g128_zeros", "int4_zeros")
-    for m, n, k, dtype, gated in (
-        (1, 4096, 14336, BFLOAT16, False), (2, 28672, 4096, BFLOAT16, False), (8, 6144, 4096, FLOAT16, False),
-        (16, 1003, 2176, BFLOAT16, False), (3, 3000, 2048, BFLOAT16, True),
-    )
 ]
 
 
@@ -306,29 +291,4 @@ def check_int4(case, device):
     """The numbers are those of the codes."""
     found = WEIGHT_FORMATS[case.name]
     weight = found.encode(weight_of(case))
-    plain, gated = (int4_tma.int4_tma, int4_tma.gated_int4_tma) if case.by_tma else (int4_wgmma.int4_wgmma, int4_wgmma.gated_int4_wgmma)
-    check_product(case, device, weight, found.dequantize(weight), plain, gated)
-
-
-NF4_CASES = [
-    WeightOnlyCase("nf4", 1, 72, 640, BFLOAT16, TmaTiling(64, 2, 2)),  # half a step at the end
-    WeightOnlyCase("nf4, not nested", 7, 97, 1280, FLOAT16, TmaTiling(32, 2, 2, 2)),
-    WeightOnlyCase("nf4", 8, 65, 320, BFLOAT16, TmaTiling(64, 3, 3)),  # a warp without a step
-    WeightOnlyCase("nf4", 5, 72, 512, FLOAT16, TmaTiling(64, 2, 2, 2), gated=True),
-    WeightOnlyCase("nf4, not nested", 8, 40, 128, FLOAT16, TmaTiling(32, 1, 2), gated=True),
-]
-LARGE_NF4_CASES = [
-    WeightOnlyCase(name, m, n, k, dtype, None, gated)
-    for name in ("nf4", "nf4, not nested")
-    for m, n, k, dtype, gated in (
-        (1, 4096, 14336, BFLOAT16, False), (2, 28672, 4096, BFLOAT16, False), (8, 6144, 4096, FLOAT16, False),
-        (5, 1003, 2176, BFLOAT16, False), (3, 3000, 2048, BFLOAT16, True),
-    )
-]  # fmt: skip
-
-
-def check_nf4(case, device):
-    """The numbers are those of the codes, whose table of 16 is rounded to x's dtype."""
-    weight = nf4_weight(case)
-    numbers = WEIGHT_FORMATS["nf4"].dequantize(weight._replace(table=rounded(weight.table, case.dtype)))
-    check_product(case, device, weight, numbers, nf4_tma.nf4_tma, nf4_tma.gated_nf4_tma)
+    check_product(case, device, weight, found.dequantize(weight), int4_wgmma.int4_wgmma, int4_wgmma.gated_int4_wgmma)

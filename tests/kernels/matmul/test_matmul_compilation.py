@@ -77,14 +77,15 @@ def longest_run(found, product):
     "name, product, codes, most",  # codes: bytes of them that the run multiplies
     [
         ("int4_gemv/1/128", "FFMA", 512, 250),
-        ("int4_tensor_core/1/128", "HMMA", 1024, 85),
         ("int4_wgmma/8/128", "HGMMA", 1024, 115),
-        ("int4_tma/8/128", "HMMA", 4096, 50),
-        ("int4_tma/16/128_zeros", "HMMA", 4096, 65),
-        ("int4_tma/8/32_zeros", "HMMA", 1024, 115),
+        ("batched_gemv/int4/128/8x6144x4096", "HMMA", 4096, 46),
+        ("batched_gemv/int4/128/16x6144x4096", "HMMA", 4096, 57),
+        ("batched_gemv/int4/32_minimums/8x6144x4096", "HMMA", 4096, 70),
+        ("batched_gemv/nf4/nested/8x6144x4096", "HMMA", 4096, 58),
+        ("batched_gemv/nf4/nested/16x6144x4096", "HMMA", 4096, 71),
     ],
 )
-def test_instructions_per_16_byte_load_of_int4(name, product, codes, most):
-    """Of a warp, per 512 bytes of codes; one row of x has time for about 110 at the speed of HBM (see int4_tma.py)."""
+def test_instructions_per_16_byte_load_of_codes(name, product, codes, most):
+    """Of a warp, per 512 bytes of codes; one row of x has time for about 110 at the speed of HBM."""
     run = longest_run(opcodes(all_specimens()[f"matmul/{name}/bfloat16"].compile(HOPPER).sass()), product)
     assert 0.9 * most <= len(run) / (codes / 512) <= most

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul.quantized import int4, int4_naive, int4_tensor_core, int8
+from minllm.kernels.matmul.quantized import int4, int4_naive, int8
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.models.config_reader import read_model_config
@@ -139,18 +139,6 @@ def test_rows_of_any_length_are_widened(name):
     np.testing.assert_allclose(out, found.linear(x, weight), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.detected("rows")
-@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
-@pytest.mark.parametrize("rows, n, k, zeros", [(1, 40, 256, ""), (8, 16, 1152, "_zeros"), (13, 21, 2304, "_zeros")])
-def test_int4_on_tensor_cores(rows, n, k, zeros, dtype):
-    """Features that do not fill a block, steps that do not fill the warps, one and two tiles of 8 rows."""
-    found, x, bias = WEIGHT_FORMATS[f"int4_g128{zeros}"], random((rows, k), dtype, 0), random((n,), dtype, 1)
-    weight, out = found.encode(random((n, k), FLOAT32, 2)), np.full((rows, n), np.nan, np.float32)
-    int4_tensor_core.int4_tensor_core(x, weight, out, bias)
-    expected = x.astype(np.float64) @ found.dequantize(weight).astype(np.float64).T + bias.astype(np.float64)
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4 * np.sqrt(k))
-
-
 @pytest.mark.detected("name")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["int4", "int4_g64_zeros", "minimums", "whole rows"])
@@ -174,13 +162,6 @@ def test_what_int4_byte_by_byte_refuses():
         int4_naive.int4_naive(np.ones((1, 20), np.float32), weight, out)
     with pytest.raises(KernelArgumentError, match="codes is uint8"):
         int4_naive.int4_naive(np.ones((1, 128), np.float32), weight, out)
-
-
-def test_what_int4_on_tensor_cores_refuses():
-    for name, shape, dtype in (("int4", (2, 256), BFLOAT16), ("int4_g128", (17, 256), BFLOAT16), ("int4_g128", (2, 256), FLOAT32)):
-        weight = WEIGHT_FORMATS[name].encode(random((4, 256), FLOAT32, 0))
-        with pytest.raises(KernelArgumentError, match="take the GEMV, or widen the weight"):
-            int4_tensor_core.int4_tensor_core(random(shape, dtype, 0), weight, np.empty((shape[0], 4), np.float32))
 
 
 def test_no_bias_and_float32_out():

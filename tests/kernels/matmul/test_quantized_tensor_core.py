@@ -1,5 +1,7 @@
 """W8A8 and W4A16 on Hopper's tensor cores in the simulator, and rows that the kernel before quantises."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,19 +11,23 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_tma, int4_wgmma, nf4_tma, tensor_core, tma_tiling
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.mixed_input import tiling as mixed_input_tiling
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling, choose_tiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
+from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.protocol import NormWeights
+from minllm.runtime.device import HOPPER
 from minllm.weights import quantized_kernels
 from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.int4 import Int4Weight
 from minllm.weights.int8 import Int8Weight
 from minllm.weights.linear import Linear
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
@@ -30,12 +36,10 @@ from tests.kernels.matmul.quantized_cases import (
     CASES,
     INT4_CASES,
     MIXED_INPUT_CASES,
-    NF4_CASES,
     check_blocks,
     check_codes,
     check_int4,
     check_mixed_input,
-    check_nf4,
 )
 
 UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # of a row that is rounded before it is quantised
@@ -61,7 +65,7 @@ def test_what_fp8_in_blocks_refuses():
         fp8_block_wgmma.fp8_block_wgmma(rows, whole, np.zeros((9, 256), BFLOAT16), tiling=WgmmaTiling(2, 256, 2))
 
 
-@pytest.mark.detected("case.by_tma + case.tiling.splits", "case.by_tma + case.gated", "case.by_tma + case.name")
+@pytest.mark.detected("case.tiling.splits", "case.gated", "case.name")
 @pytest.mark.parametrize("case", INT4_CASES, ids=str)
 def test_products_of_int4_are_those_in_float64(case, device):
     check_int4(case, device)
@@ -71,12 +75,6 @@ def test_products_of_int4_are_those_in_float64(case, device):
 @pytest.mark.parametrize("case", MIXED_INPUT_CASES, ids=str)
 def test_gemms_of_mixed_input_are_those_of_the_rounded_weights(case, device):
     check_mixed_input(case, device)
-
-
-@pytest.mark.detected("case.tiling.splits + case.gated", "case.name")
-@pytest.mark.parametrize("case", NF4_CASES, ids=str)
-def test_products_of_nf4_are_those_in_float64(case, device):
-    check_nf4(case, device)
 
 
 @settings(max_examples=25, deadline=None)
@@ -104,39 +102,7 @@ def test_warpgroups_of_mixed_input_divide_k_before_blocks_do(m, n, gated, chosen
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 64), st.integers(1, 40000), st.booleans())
 def test_every_few_rows_have_a_tiling_for_int4(m, n, gated):
-    int4_wgmma.choose_tiling(int4_wgmma.padded_rows(m), n, gated).check(int4_wgmma.padded_rows(m), tma_tiling.X_PANELS)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 16), st.integers(1, 40000), st.booleans())
-def test_every_few_rows_have_a_tiling_for_int4_by_tma(m, n, gated):
-    int4_tma.choose_tiling(n, gated).check(int4_wgmma.padded_rows(m))
-
-
-def test_what_int4_by_tma_refuses():
-    weight = WEIGHT_FORMATS["int4_g128"].encode(random((4, 256), FLOAT32, 0))
-    with pytest.raises(KernelArgumentError, match="takes up to 16 rows"):
-        int4_tma.int4_tma(random((17, 256), BFLOAT16, 0), weight, np.empty((17, 4), BFLOAT16))
-    x, out = random((2, 256), BFLOAT16, 0), np.empty((2, 4), BFLOAT16)
-    for tiling, words in (
-        ((48, 4, 4), "32, 64 or 128 rows"), ((64, 17, 17), "1 to 16 warps"), ((64, 4, 40), "bytes of shared memory"),
-        ((64, 4, 6), "a multiple of the warps"),
-    ):  # fmt: skip
-        with pytest.raises(KernelArgumentError, match=words):
-            int4_tma.int4_tma(x, weight, out, tiling=tma_tiling.TmaTiling(*tiling))
-
-
-def test_what_nf4_by_tma_refuses(monkeypatch):
-    weight, x = WEIGHT_FORMATS["nf4"].encode(random((4, 256), FLOAT32, 0)), random((2, 256), BFLOAT16, 0)
-    with pytest.raises(KernelArgumentError, match="takes up to 8 rows of float16 or bfloat16"):
-        nf4_tma.nf4_tma(random((9, 256), BFLOAT16, 0), weight, np.empty((9, 4), BFLOAT16))
-    with pytest.raises(KernelArgumentError, match="a multiple of the warps"):
-        nf4_tma.nf4_tma(x, weight, np.empty((2, 4), BFLOAT16), tiling=tma_tiling.TmaTiling(64, 4, 6))
-    for n, gated in ((100, False), (14336, True), (28672, False)):
-        nf4_tma.choose_tiling(n, gated).check(nf4_tma.TOKENS)
-    monkeypatch.setattr(nf4_tma, "has_wgmma", lambda x: False)
-    with pytest.raises(KernelArgumentError, match="compute capability 9.0: take the GEMV"):
-        nf4_tma.nf4_tma(x, weight, np.empty((2, 4), BFLOAT16))
+    int4_wgmma.choose_tiling(int4_wgmma.padded_rows(m), n, gated).check(int4_wgmma.padded_rows(m), int4_wgmma.X_PANELS)
 
 
 def test_what_mixed_input_refuses(monkeypatch):
@@ -172,7 +138,7 @@ def test_what_wgmma_over_int4_refuses(monkeypatch):
     with pytest.raises(KernelArgumentError, match="do not share tiles of x"):
         int4_wgmma.int4_wgmma(x, weight, np.empty((2, 4), BFLOAT16), tiling=FlatWgmmaTiling(1, 2, 1, 2))
     monkeypatch.setattr(int4_wgmma, "has_wgmma", lambda array: False)
-    with pytest.raises(KernelArgumentError, match="take int4_tensor_core, or widen"):
+    with pytest.raises(KernelArgumentError, match="take gemv, or widen"):
         int4_wgmma.int4_wgmma(x, weight, np.empty((2, 4), BFLOAT16))
 
 
@@ -320,54 +286,60 @@ def test_hopper_multiplies_codes_as_they_are(monkeypatch):
     assert (chosen(8), chosen(9)) == ("gemv", "widened")
 
 
-def test_int4_on_hopper_by_rows_and_groups(monkeypatch):
-    class Device:
-        compute_capability = (9, 0)
+class Array:
+    """An array on a GPU, as far as a choice needs it."""
 
-    class Array:
-        def __init__(self, shape, dtype):
-            self.shape, self.dtype, self.pointer = shape, np.dtype(dtype), 256
-
-    class Weight:
-        zeros = minimums = None
-
-        def __init__(self, outputs, inputs, groups):
-            self.codes, self.scales = Array((outputs, inputs // 2), np.uint8), Array((outputs, groups), np.float16)
-
-    def chosen(outputs, groups, inputs=1024):
-        weight = Weight(outputs, inputs, groups)
-        return [quantized_kernels.choose_int4(Array((rows, inputs), BFLOAT16), weight) for rows in (1, 8, 9, 64, 65)]
-
-    monkeypatch.setattr(quantized_kernels, "current_device", Device)
-    assert chosen(4096, 8) == ["int4_tensor_core", "int4_tensor_core", "flat", "flat", "wgmma"]
-    assert chosen(28672, 8) == chosen(4096, 112, 14336) == ["int4_tma", "int4_tma", "flat", "flat", "wgmma"]
-    assert chosen(4096, 32) == ["gemv", "int4_tma", "flat", "flat", "wgmma"]
-    assert chosen(28672, 32) == ["int4_tma", "int4_tma", "flat", "flat", "wgmma"]
-    assert chosen(4096, 64) == ["gemv", "gemv", "widened", "widened", "widened"]  # groups of 16
-    Device.compute_capability = (8, 9)
-    assert chosen(4096, 8) == ["gemv", "gemv", "widened", "widened", "widened"]
+    def __init__(self, *shape, dtype=np.uint8):
+        self.shape, self.dtype, self.pointer = shape, np.dtype(dtype), 256
 
 
-def test_nf4_on_hopper_by_rows(monkeypatch):
-    class Device:
-        compute_capability = (9, 0)
+def on_gpu(monkeypatch, capability):
+    """Variants are chosen as for a GPU of this compute capability."""
+    monkeypatch.setattr(quantized_kernels, "current_device", lambda: SimpleNamespace(compute_capability=capability))
+    monkeypatch.setattr(tensor_core_gemv, "capability_here", lambda: capability)
+    for launchers in (batched_gemv, gemm, int4_wgmma):
+        monkeypatch.setattr(launchers, "has_wgmma", lambda array: capability == HOPPER)
 
-    class Array:
-        def __init__(self, shape, dtype):
-            self.shape, self.dtype, self.pointer = shape, np.dtype(dtype), 256
 
-    class Weight:
-        def __init__(self, outputs, inputs):
-            self.codes = Array((outputs, inputs // 2), np.uint8)
+def test_int4_by_rows_and_groups(monkeypatch):
+    def chosen(outputs, groups, inputs=1024, minimums=None, dtype=BFLOAT16):
+        codes, scales = Array(outputs, inputs // 2), Array(outputs, groups, dtype=np.float16)
+        weight = Int4Weight(codes, scales, None, minimums and Array(outputs, groups, dtype=minimums))
+        return [quantized_kernels.INT4.choose(Array(rows, inputs, dtype=dtype), weight) for rows in (1, 2, 8, 9, 16, 17, 64, 65)]
 
-    def chosen(outputs, inputs=4096, dtype=BFLOAT16):
-        return [quantized_kernels.choose_nf4(Array((rows, inputs), dtype), Weight(outputs, inputs)) for rows in (1, 8, 9, 33)]
+    on_gpu(monkeypatch, HOPPER)
+    few, elsewhere = ["tensor_core_gemv", *["batched_gemv"] * 4], ["gemv"] * 3 + ["widened"] * 5
+    assert chosen(4096, 8) == chosen(28672, 32) == chosen(4096, 112, 14336) == [*few, "flat", "flat", "wgmma"]
+    assert chosen(4096, 32, minimums=np.float16) == [*few, "wgmma", "wgmma", "wgmma"]
+    assert chosen(4096, 32, minimums=np.float32) == ["gemv"] * 3 + ["wgmma"] * 5  # not of the scales' dtype
+    assert chosen(4096, 34, 1088) == ["gemv"] * 3 + ["flat"] * 4 + ["wgmma"]  # eight steps of 128 inputs and a half
+    assert chosen(4096, 64) == chosen(4096, 8, dtype=FLOAT32) == elsewhere  # groups of 16
+    on_gpu(monkeypatch, (8, 9))
+    assert chosen(4096, 8) == ["tensor_core_gemv", *elsewhere[1:]]
 
-    monkeypatch.setattr(quantized_kernels, "current_device", Device)
-    assert chosen(4096) == chosen(6144) == ["nf4_tma", "nf4_tma", "wgmma", "wgmma"]
-    assert chosen(6144, dtype=np.float32) == ["gemv", "gemv", "widened", "widened"]
-    Device.compute_capability = (8, 9)
-    assert chosen(6144) == ["gemv", "gemv", "widened", "widened"]
+
+def test_nf4_by_rows(monkeypatch):
+    def chosen(inputs=4096, dtype=BFLOAT16):
+        weight = SimpleNamespace(codes=Array(4096, inputs // 2))
+        return [quantized_kernels.NF4.choose(Array(rows, inputs, dtype=dtype), weight) for rows in (1, 2, 8, 9, 16, 17, 33)]
+
+    on_gpu(monkeypatch, HOPPER)
+    elsewhere = ["gemv"] * 3 + ["widened"] * 4
+    assert chosen() == ["tensor_core_gemv", *["batched_gemv"] * 4, "wgmma", "wgmma"]
+    assert chosen(inputs=4160) == ["gemv"] * 3 + ["wgmma"] * 4
+    assert chosen(dtype=FLOAT32) == elsewhere
+    on_gpu(monkeypatch, (8, 9))
+    assert chosen() == ["tensor_core_gemv", *elsewhere[1:]]
+
+
+@pytest.mark.parametrize("name", ["int4_g128", "nf4"])
+def test_gate_and_up_of_few_rows_are_one_kernel_unless_out_is_float32(name):
+    kernels, x = WEIGHT_FORMATS[name].kernels, random((2, 256), BFLOAT16, 0)
+    weight = WEIGHT_FORMATS[name].encode(random((4, 256), FLOAT32, 1))
+    for variant, launcher in (("batched_gemv", "gated_batched_gemv"), ("tensor_core_gemv", "gated_tensor_core_gemv")):
+        assert kernels.gated(variant, x, weight, BFLOAT16).__name__ == launcher
+        assert kernels.gated(variant, x, weight, FLOAT32) is None
+    assert kernels.gated("gemv", x, weight, BFLOAT16) is None
 
 
 def test_fp8_in_blocks_on_hopper_by_rows(monkeypatch):

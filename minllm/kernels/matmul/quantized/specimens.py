@@ -12,20 +12,16 @@ from minllm.kernels.matmul.quantized import (
     fp8_block_wgmma,
     int4,
     int4_naive,
-    int4_tensor_core,
-    int4_tma,
-    int4_tma_consumer,
     int4_wgmma,
     int8,
     int8_groups,
     many_rows,
     nf4,
-    nf4_tma,
     row_groups,
     tensor_core,
-    tma_tiling,
 )
 from minllm.kernels.matmul.quantized.arguments import WARPS
+from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.mixed_input.int4_decoder import make_int4_decoder
 from minllm.kernels.matmul.quantized.mixed_input.int8_decoder import make_int8_decoder
 from minllm.kernels.matmul.quantized.mixed_input.kernel import mixed_input_kernel
@@ -82,8 +78,6 @@ def specimens(dtype):
                 yield Specimen(f"matmul/int4_naive/{kind}/{dtype}", int4_naive.int4_naive_kernel, arguments, WARP, 16)
             kernel, arguments = int4.dequantize_int4_kernel(group, dtype), (CODES, SCALES, zeros, minimums, matrix)
             yield Specimen(f"matmul/dequantize_int4/{kind}/{dtype}", kernel, arguments, threads, 4, contains=LOADS)
-    if dtype in int4_tensor_core.MAGIC:
-        yield from int4_tensor_core_specimens(dtype, matrix, bias)
     weight = (CODES, CODES, ONE_VECTOR, ONE_VECTOR, ONE_VECTOR, array(INT32, 1), ONE_VECTOR)
     for m in (1, 8):
         kernel = nf4.nf4_gemv_kernel(m, dtype)
@@ -93,28 +87,16 @@ def specimens(dtype):
     kernel = nf4.dequantize_nf4_kernel(dtype)
     yield Specimen(f"matmul/dequantize_nf4/{dtype}", kernel, (*weight, matrix), threads, 4, contains=LOADS)
     yield from specimens_in_groups_of_8_bits(dtype, matrix, bias, threads)
-    if dtype in int4_tma_consumer.OFFSETS:
-        yield from int4_tma_specimens(dtype, matrix)
-        yield from nf4_tma_specimens(dtype, matrix, weight)
     if dtype == "bfloat16":  # float16 outputs differ in one letter
         for code in CODE_DTYPES:
             yield from wgmma_specimens(code, matrix, bias)
             yield from flat_specimens(code, matrix)
         yield from fp8_block_wgmma_specimens(matrix, bias)
         yield from int4_wgmma_specimens(dtype, matrix)
-    if dtype in int4_tma_consumer.OFFSETS:
+    if dtype != "float32":
         yield from mixed_input_specimens(dtype, matrix, weight)
         yield from tensor_core_gemv_specimens(dtype, matrix, bias)
-
-
-def int4_tensor_core_specimens(dtype, matrix, bias):
-    """One and two tiles of 8 rows, with and without zeros; two blocks of 256 threads have 32 KB of codes in flight."""
-    threads = int4_tensor_core.WARPS * WARP
-    for m in (1, 8, 16):
-        for suffix, zeros in (("", types.none), ("_zeros", CODES)):
-            arguments, kernel = (matrix, CODES, SCALES, zeros, bias, matrix), int4_tensor_core.int4_tensor_core_kernel(m, 128, dtype)
-            name = f"matmul/int4_tensor_core/{m}/128{suffix}/{dtype}"
-            yield Specimen(name, kernel, arguments, threads, 2, contains=("HMMA*", *LOADS))
+        yield from batched_gemv_specimens(dtype, matrix, bias)
 
 
 def specimens_in_groups_of_8_bits(dtype, matrix, bias, threads):
@@ -199,7 +181,7 @@ def int4_wgmma_specimens(dtype, matrix):
             kernel = int4_wgmma.int4_wgmma_kernel(tokens, tiling, group_size, dtype, gated, 8)
             arguments = (types.uint64, types.uint64, SCALES, zeros, types.none, matrix, types.int32)
             name = f"matmul/int4_wgmma/{'gated/' if gated else ''}{tokens}/{group_size}/{dtype}"
-            shared_bytes = tiling.shared_bytes(tokens, tma_tiling.X_PANELS)
+            shared_bytes = tiling.shared_bytes(tokens, int4_wgmma.X_PANELS)
             contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
             yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes, contains, targets=((9, 0),))
 
@@ -237,37 +219,6 @@ def mixed_input_specimen(code, kind, m, outputs, gated, decoder, weight, dtype, 
     name = f"matmul/mixed_input_{code}/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{kind}/{dtype}"
     contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
     return Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
-
-
-def nf4_tma_specimens(dtype, matrix, weight):
-    """Hopper only: a large weight, gate and up, and a small one, of which clusters split K; with the tilings that are chosen."""
-    _, _, nested, *others = weight
-    for n, gated, codes, nested_scales in (
-        (28672, False, UINT8, nested), (14336, True, UINT8, nested), (4096, False, UINT8, nested), (4096, False, FLOAT32, types.none)
-    ):  # fmt: skip
-        tiling = nf4_tma.choose_tiling(n, gated)
-        kernel, contains = nf4_tma.nf4_tma_kernel(tiling, dtype, gated, 8), ("HMMA*", "UTMALDG.2D*", "LDSM*", "SYNCS.PHASECHK*")
-        flat = types.NamedTuple((CODES, array(codes, 1), nested_scales, *others), nf4.Nf4Arrays)
-        arguments = (types.uint64, types.uint64, flat, types.none, matrix, INT32)
-        kind = "/gated" if gated else "" if codes == UINT8 else "/not_nested"
-        name, shared_bytes = f"matmul/nf4_tma/{n}{kind}/{dtype}", tiling.shared_bytes(nf4_tma.TOKENS)
-        yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes, contains, targets=((9, 0),))
-
-
-def int4_tma_specimens(dtype, matrix):
-    """Hopper only: 8 and 16 rows, plain and gated, groups of 128 and of 32, without and with zeros; with the tilings that are chosen."""
-    flat_scales, flat_zeros = array(types.float16, 1), array(UINT8, 1)
-    for tokens, group_size, zeros, gated in (
-        (8, 128, types.none, False), (8, 128, types.none, True), (8, 32, flat_zeros, False), (16, 128, flat_zeros, False),
-        (16, 64, types.none, True),
-    ):  # fmt: skip
-        tiling = int4_tma.choose_tiling(4096, gated)
-        kernel = int4_tma.int4_tma_kernel(tokens, tiling, group_size, dtype, gated, 8)
-        arguments = (types.uint64, types.uint64, flat_scales, zeros, types.int32, types.none, matrix, types.int32)
-        kind = f"{'gated/' if gated else ''}{tokens}/{group_size}{'' if zeros == types.none else '_zeros'}"
-        contains = ("HMMA*", "UTMALDG.2D*", "LDSM*", "LDS.128", "SYNCS.PHASECHK*")
-        name, shared_bytes = f"matmul/int4_tma/{kind}/{dtype}", tiling.shared_bytes(tokens)
-        yield Specimen(name, kernel, arguments, tiling.threads, tiling.blocks(tokens), shared_bytes, contains, targets=((9, 0),))
 
 
 def tensor_core_gemv_specimens(dtype, matrix, bias):
@@ -338,4 +289,53 @@ def tensor_core_gemv_specimen(name, outputs, k, dtype, matrix, bias):
         contains=({"int8": "IMMA*", "fp8": "[HQ]MMA*"}.get(name, "HMMA*"), *LOADS),
         spills=SPILLED.get(f"{name}/{outputs}/{k}", {}),
         targets=TARGETS if form.since <= TARGETS[0] else FP8_TARGETS,
+    )
+
+
+def batched_gemv_specimens(dtype, matrix, bias):
+    """Hopper only: 8 and 16 rows of x, with the tilings that the launcher chooses for the weights of an 8B model."""
+    for name in batched_gemv_weights():
+        for tokens in (8, 16):
+            for n, k in ((28672, 4096), (6144, 4096), (4096, 14336)):
+                yield batched_gemv_specimen(name, tokens, n, k, dtype, matrix, bias)
+
+
+def batched_gemv_weights():
+    """{name of a format: (make_decoder(dtype, K, tiling), the types of its weight's arrays)}."""
+    bits, codes, none = array(types.uint16, 1), array(UINT8, 1), types.none
+    found = {}
+    for group_size, suffix, has_zeros, has_minimums in (
+        (128, "", False, False), (128, "_zeros", True, False), (64, "", False, False), (32, "_minimums", False, True),
+    ):  # fmt: skip
+        arrays = batched_gemv.Int4Arrays(codes, bits, codes if has_zeros else none, bits if has_minimums else none)
+        kind = (group_size, "float16", has_zeros, has_minimums)
+        found[f"int4/{group_size}{suffix}"] = lambda dtype, k, tiling, kind=kind: batched_gemv.make_int4_decoder(dtype, k, *kind), arrays
+    for kind, absmax, nested in (("nested", codes, ONE_VECTOR), ("not_nested", ONE_VECTOR, none)):
+        arrays = nf4.Nf4Arrays(codes, absmax, nested, ONE_VECTOR, ONE_VECTOR, array(INT32, 1), ONE_VECTOR)
+        nests = kind == "nested"
+        found[f"nf4/{kind}"] = (
+            lambda dtype, k, tiling, nests=nests: batched_gemv.make_nf4_decoder(dtype, k, tiling.threads, nests), arrays
+        )  # fmt: skip
+    return found
+
+
+SPILLED_BY_BATCHED_GEMV = {"16x4096x14336/float16": 8}  # bytes that a kernel of any format spills at most
+
+
+def batched_gemv_specimen(name, tokens, n, k, dtype, matrix, bias):
+    """One specimen; a weight [28672, K] is gate and up."""
+    make_decoder, arrays = batched_gemv_weights()[name]
+    gated, tiling = n == 28672, batched_gemv.choose_tiling(tokens, n, k)
+    decoder = make_decoder(dtype, k, tiling)
+    weight, shape = types.NamedTuple(tuple(arrays), type(arrays)), f"{tokens}x{n}x{k}/{dtype}"
+    return Specimen(
+        f"matmul/batched_gemv/{name}/{'gated/' if gated else ''}{shape}",
+        batched_gemv.batched_gemv_kernel(tiling, decoder, batched_gemv.GATED if gated else batched_gemv.PLAIN, dtype, k),
+        (matrix, weight, types.none if gated else bias, matrix, INT32, INT32),
+        tiling.threads,
+        tiling.blocks,
+        batched_gemv.dynamic_bytes(tiling, k // batched_gemv.INPUTS, decoder.groups),
+        contains=("HMMA*", *LOADS, "STAS*"),
+        spills={(9, 0): SPILLED_BY_BATCHED_GEMV.get(shape, 0)},
+        targets=((9, 0),),
     )

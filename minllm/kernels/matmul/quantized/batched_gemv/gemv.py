@@ -27,11 +27,10 @@ from minllm.kernels.matmul.flat.wgmma_tiling import SHARED_BYTES_OF_A_BLOCK
 from minllm.kernels.matmul.quantized.arguments import check_out
 from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.int4 import make_int4_decoder
-from minllm.kernels.matmul.quantized.batched_gemv.kernel import batched_gemv_kernel
+from minllm.kernels.matmul.quantized.batched_gemv.kernel import batched_gemv_kernel, dynamic_bytes
 from minllm.kernels.matmul.quantized.batched_gemv.nf4 import make_nf4_decoder
 from minllm.kernels.matmul.quantized.batched_gemv.outputs import GATED, PLAIN
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, PAIRS, BatchedGemvTiling
-from minllm.kernels.matmul.quantized.batched_gemv.x import x_bytes
 from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
 from minllm.kernels.matmul.quantized.tensor_core_gemv.gemv import takes_int4
 from minllm.kernels.matmul.quantized.tensor_core_gemv.int4 import Int4Arrays
@@ -113,9 +112,11 @@ def run(found: Format, x, weight, bias, out, outputs, pairs: int, stream, tiling
     n, (m, k) = weight.codes.shape[0], x.shape
     tiling = BatchedGemvTiling(*(tiling or choose_tiling(m, n, k)))
     tiling.check()
+    check(m <= tiling.tokens, f"{tiling} for {m} rows of x")
     decoder, arrays = found.decoder(weight, k, tiling, x.dtype.name)
-    kernel, shared_bytes = batched_gemv_kernel(tiling, decoder, outputs, x.dtype.name, k), x_bytes(tiling, k // INPUTS, decoder.groups)
-    arguments, wanted = (x, arrays, bias, out, n, pairs), ceil_div(ceil_div(pairs, PAIRS), tiling.tiles)
+    kernel = batched_gemv_kernel(tiling, decoder, outputs, x.dtype.name, k)
+    shared_bytes, arguments = dynamic_bytes(tiling, k // INPUTS, decoder.groups), (x, arrays, bias, out, n, pairs)
+    wanted = ceil_div(ceil_div(pairs, PAIRS), tiling.tiles)
     clusters = min(wanted, clusters_at_a_time(kernel, tiling, arguments, shared_bytes))
     launch(kernel, clusters * tiling.cluster, tiling.threads, arguments, stream, shared_bytes, (tiling.cluster, 1, 1))
 

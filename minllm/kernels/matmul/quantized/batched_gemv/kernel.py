@@ -22,9 +22,14 @@ from minllm.kernels.matmul.quantized.batched_gemv.loads import CODE_WORDS, make_
 from minllm.kernels.matmul.quantized.batched_gemv.products import make_multiply_step
 from minllm.kernels.matmul.quantized.batched_gemv.sums import BUFFERS, Outputs, make_begin, make_finish, make_send
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, PAIRS, BatchedGemvTiling
-from minllm.kernels.matmul.quantized.batched_gemv.x import make_load_x, make_sum_x
+from minllm.kernels.matmul.quantized.batched_gemv.x import make_load_x, make_sum_x, x_bytes
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
+
+
+def dynamic_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
+    """Dynamic shared memory of a block: its part of x, and behind it the buffers of sums, since static arrays are at most 48 KB."""
+    return x_bytes(tiling, steps, groups) + BUFFERS * 4 * tiling.sums
 
 
 @functools.cache
@@ -33,11 +38,12 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
     steps, groups, table_bytes = k // INPUTS, decoder.groups, decoder.table_bytes
     chunks, steps_of_block, tiles_of_cluster = tiling.chunks(steps), tiling.steps_of_block(steps), tiling.tiles
     (warps, splits, cluster, unroll, _, _), registers = tiling, tiling.tokens // 2
-    loads, stride_of_chunk, two_buffers = make_loads(tiling, decoder, steps), tiling.unroll * tiling.splits, 2 * tiling.sums
+    loads, stride_of_chunk = make_loads(tiling, decoder, steps), tiling.unroll * tiling.splits
     load_x = make_load_x(tiling, k, steps, groups, decoder.pair_of_x)
     sum_x, first_sum = make_sum_x(tiling, steps, groups, decoder.pair, dtype)
     multiply, has_sums = make_multiply_step(tiling, decoder, dtype, first_sum), decoder.has_sums
-    begin, send, finish, barrier_words = make_begin(tiling), make_send(tiling), make_finish(tiling, outputs, decoder.unit), 4 * BUFFERS
+    begin, barrier_words, buffers_at = make_begin(tiling), 4 * BUFFERS, x_bytes(tiling, steps, groups) // 4
+    send, finish = make_send(tiling, buffers_at), make_finish(tiling, outputs, decoder.unit, buffers_at)
     code_words, scale_words, scale_values = loads.code_words, loads.scale_words, loads.scale_values
     load_codes, rows_of = loads.codes, outputs.rows_of
     # Without a fence ptxas moves the loads of all steps behind the products of the last one, which is better for 16 tokens of int4 alone.
@@ -68,7 +74,6 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
         begin(barriers)
         ptx.barrier_cluster_arrive()
         table = cuda.shared.array(table_bytes, uint8, 128)  # of a format without a table the memory above: nothing touches it
-        sums = cuda.shared.array(two_buffers, float32, 16)
         warp, rank = int32(int32(cuda.threadIdx.x) >> 5), int32(ptx.cluster_ctarank())
         tile_of_warp, split = int32(uint32(warp) // uint32(splits)), int32(uint32(warp) % uint32(splits))
         codes, words = cuda.local.array(code_words, uint32), cuda.local.array(scale_words, uint32)
@@ -106,10 +111,10 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
                 places = loads.places(rows_then, first_then)
                 multiply_steps(memory, decoding, weight, codes, values, local, total, goes_on, places, first_then)
             if i > 0 and warp == i % warps:
-                finish(sums, barriers, int32(i - 1), following < tiles, bias, out, rank, tile_before, pairs)
-            send(sums, barriers, i, total, rank, split, tile_of_warp)
+                finish(memory, barriers, int32(i - 1), following < tiles, bias, out, rank, tile_before, pairs)
+            send(memory, barriers, i, total, rank, split, tile_of_warp)
             tile_before, first_tile, i, rows = first_tile, following, int32(i + 1), next_rows
         if warp == i % warps:
-            finish(sums, barriers, int32(i - 1), False, bias, out, rank, tile_before, pairs)
+            finish(memory, barriers, int32(i - 1), False, bias, out, rank, tile_before, pairs)
 
     return batched_gemv_kernel

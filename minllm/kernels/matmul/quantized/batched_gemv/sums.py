@@ -62,19 +62,19 @@ def make_begin(tiling: BatchedGemvTiling):
     return begin
 
 
-def make_send(tiling: BatchedGemvTiling):
-    """The device function with which a warp sends the sums of its part of K of the cluster's i-th tiles."""
+def make_send(tiling: BatchedGemvTiling, first_word: int):
+    """The device function with which a warp sends the sums of its part of K of the cluster's i-th tiles; buffers: memory[first_word :]."""
     pairs, splits, blocks, twos, sums_of_block = tiling.pairs, tiling.splits, tiling.tokens // 8, tiling.tokens // 2, tiling.sums
 
     @cuda.jit(device=True, forceinline=True)
-    def send(sums, barriers, i, total, rank, split, tile):
+    def send(memory, barriers, i, total, rank, split, tile):
         lane, part, buffer = uint32(cuda.threadIdx.x) & uint32(WARP - 1), uint32(rank * splits + split), buffer_of(barriers, i)
         if i >= BUFFERS:
             ptx.mbarrier_wait_parity(buffer.empty, buffer.phase ^ uint32(1))
         pair = uint32(uint32(tile) * uint32(PAIRS) + (lane >> uint32(2)))
         owner, own = uint32(pair // uint32(pairs)), uint32(pair % uint32(pairs))
-        place = (part * uint32(pairs) + own) * uint32(twos) + (lane & uint32(3))
-        address = ptx.mapa(ptx.shared_address(sums, int32(buffer.number * uint32(sums_of_block) + place * uint32(4))), owner)
+        place = uint32(((part * uint32(pairs) + own) * uint32(twos) + (lane & uint32(3))) * uint32(4) + uint32(first_word))
+        address = ptx.mapa(ptx.shared_address(memory, int32(buffer.number * uint32(sums_of_block) + place)), owner)
         full = ptx.mapa(buffer.full, owner)
         for block in range(blocks):
             one, two, three, four = total[4 * block], total[4 * block + 1], total[4 * block + 2], total[4 * block + 3]
@@ -83,7 +83,7 @@ def make_send(tiling: BatchedGemvTiling):
     return send
 
 
-def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float):
+def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float, first_word: int):
     """The device function with which a warp adds the parts of the sums of the cluster's i-th tiles, and writes the block's outputs."""
     own, parts, twos, write, per_unit = tiling.pairs, tiling.parts_of_k, tiling.tokens // 2, outputs.write, 1 / unit
     items, buffer_bytes, sums_of_block, cluster = tiling.tokens // 2 * tiling.pairs, tiling.sums * 4, tiling.sums, tiling.cluster
@@ -91,13 +91,13 @@ def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float):
     held = 4 * rounds
 
     @cuda.jit(device=True, forceinline=True)
-    def add_parts(sums, buffer, item, totals, at):
+    def add_parts(memory, buffer, item, totals, at):
         """totals[at : at + 4] = the sums over the parts of K of a pair and two tokens, in units of 1."""
         for j in range(4):
             totals[at + j] = float32(0)
         for part in range(parts):
-            first = uint32(buffer.number * uint32(sums_of_block) + (uint32(part * own * twos) + item) * uint32(4))
-            one, two, three, four = ptx.load_128(sums, first)
+            first = uint32(buffer.number * uint32(sums_of_block) + (uint32(part * own * twos) + item) * uint32(4) + uint32(first_word))
+            one, two, three, four = ptx.load_128(memory, first)
             totals[at] += ptx.uint_as_float(one)
             totals[at + 1] += ptx.uint_as_float(two)
             totals[at + 2] += ptx.uint_as_float(three)
@@ -117,13 +117,13 @@ def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float):
             ptx.mbarrier_arrive_relaxed_cluster(ptx.mapa(buffer.empty, uint32(lane)))
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(sums, barriers, i, is_used_again, bias, out, rank, tile, pairs):
+    def finish(memory, barriers, i, is_used_again, bias, out, rank, tile, pairs):
         totals, buffer, lane = cuda.local.array(held, float32), buffer_of(barriers, i), uint32(cuda.threadIdx.x) & uint32(WARP - 1)
         ptx.mbarrier_wait_parity(buffer.full, buffer.phase)
         for r in range(rounds):
             item = uint32(lane + uint32(r * WARP))
             if item < uint32(items):
-                add_parts(sums, buffer, item, totals, 4 * r)
+                add_parts(memory, buffer, item, totals, 4 * r)
         if is_used_again:
             release(buffer)
         for r in range(rounds):
