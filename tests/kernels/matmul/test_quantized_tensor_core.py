@@ -305,13 +305,13 @@ def test_int4_by_rows_and_groups(monkeypatch):
     def chosen(outputs, groups, inputs=1024, minimums=None, dtype=BFLOAT16):
         codes, scales = Array(outputs, inputs // 2), Array(outputs, groups, dtype=np.float16)
         weight = Int4Weight(codes, scales, None, minimums and Array(outputs, groups, dtype=minimums))
-        return [quantized_kernels.INT4.choose(Array(rows, inputs, dtype=dtype), weight) for rows in (1, 2, 8, 9, 16, 17, 64, 65)]
+        return [quantized_kernels.INT4.choose(Array(rows, inputs, dtype=dtype), weight) for rows in (1, 2, 3, 4, 16, 17, 64, 65)]
 
     on_gpu(monkeypatch, HOPPER)
-    few, elsewhere = ["tensor_core_gemv", *["batched_gemv"] * 4], ["gemv"] * 3 + ["widened"] * 5
+    few, elsewhere = ["tensor_core_gemv", *["batched_gemv"] * 4], ["gemv"] * 4 + ["widened"] * 4
     assert chosen(4096, 8) == chosen(28672, 32) == chosen(4096, 112, 14336) == [*few, "flat", "flat", "wgmma"]
     assert chosen(4096, 32, minimums=np.float16) == [*few, "wgmma", "wgmma", "wgmma"]
-    assert chosen(4096, 32, minimums=np.float32) == ["gemv"] * 3 + ["wgmma"] * 5  # not of the scales' dtype
+    assert chosen(4096, 32, minimums=np.float32) == ["gemv"] * 3 + ["wgmma"] * 5  # not of the scales' dtype, four rows or more
     assert chosen(4096, 34, 1088) == ["gemv"] * 3 + ["flat"] * 4 + ["wgmma"]  # eight steps of 128 inputs and a half
     assert chosen(4096, 64) == chosen(4096, 8, dtype=FLOAT32) == elsewhere  # groups of 16
     on_gpu(monkeypatch, (8, 9))
@@ -321,12 +321,12 @@ def test_int4_by_rows_and_groups(monkeypatch):
 def test_nf4_by_rows(monkeypatch):
     def chosen(inputs=4096, dtype=BFLOAT16):
         weight = SimpleNamespace(codes=Array(4096, inputs // 2))
-        return [quantized_kernels.NF4.choose(Array(rows, inputs, dtype=dtype), weight) for rows in (1, 2, 8, 9, 16, 17, 33)]
+        return [quantized_kernels.NF4.choose(Array(rows, inputs, dtype=dtype), weight) for rows in (1, 3, 4, 8, 16, 17, 33)]
 
     on_gpu(monkeypatch, HOPPER)
-    elsewhere = ["gemv"] * 3 + ["widened"] * 4
+    elsewhere = ["gemv"] * 4 + ["widened"] * 3
     assert chosen() == ["tensor_core_gemv", *["batched_gemv"] * 4, "wgmma", "wgmma"]
-    assert chosen(inputs=4160) == ["gemv"] * 3 + ["wgmma"] * 4
+    assert chosen(inputs=4160) == ["gemv"] * 2 + ["wgmma"] * 5
     assert chosen(dtype=FLOAT32) == elsewhere
     on_gpu(monkeypatch, (8, 9))
     assert chosen() == ["tensor_core_gemv", *elsewhere[1:]]
@@ -355,10 +355,10 @@ def test_fp8_in_blocks_on_hopper_by_rows(monkeypatch):
         compute_capability = (9, 0)
 
     def chosen(outputs):
-        return [quantized_kernels.choose_fp8_block(np.zeros((rows, 512), BFLOAT16), Weight(outputs)) for rows in (1, 8, 9, 2048)]
+        return [quantized_kernels.choose_fp8_block(np.zeros((rows, 512), BFLOAT16), Weight(outputs)) for rows in (1, 2, 9, 2048)]
 
     monkeypatch.setattr(quantized_kernels, "current_device", Device)
-    assert chosen(256) == ["gemv", "gemv", "wgmma", "wgmma"]
+    assert chosen(256) == ["gemv", "wgmma", "wgmma", "wgmma"]
     assert chosen(200) == ["gemv", "gemv", "widened", "widened"]  # the last block has fewer outputs
     Device.compute_capability = (8, 9)
     assert chosen(256) == ["gemv", "gemv", "widened", "widened"]

@@ -189,26 +189,28 @@ def int4_wgmma_specimens(dtype, matrix):
 def mixed_input_specimens(dtype, matrix, nf4_weight):
     """Hopper only: the tiles that the launcher chooses for 128 and 2,048 rows, plain and gated, in every format.
 
-    For 256 rows and few outputs the warpgroups of a block divide K.
+    For 256 rows and few outputs the warpgroups of a block divide K; for 64 rows and many outputs two blocks share an SM.
     """
     for m, outputs, group_size, zeros, minimums, gated in (
         (2048, 4096, 128, types.none, types.none, False), (2048, 14336, 32, CODES, types.none, True),
         (128, 4096, 64, CODES, types.none, False), (128, 4096, 128, types.none, types.none, True),
         (2048, 4096, 32, types.none, SCALES, False), (16, 4096, 32, types.none, SCALES, True),
         (256, 6144, 128, types.none, types.none, False), (256, 2048, 32, CODES, types.none, True),
+        (64, 28672, 32, types.none, SCALES, False),
     ):  # fmt: skip
         kind = f"{group_size}{'_minimums' if minimums != types.none else ''}"
         decoder = make_int4_decoder(dtype, group_size, minimums != types.none)
         yield mixed_input_specimen("int4", kind, m, outputs, gated, decoder, (CODES, SCALES, zeros, minimums), dtype, matrix)
     not_nested = (CODES, array(FLOAT32, 2), types.none, *nf4_weight[3:])
-    for m, gated, arrays in (
-        (2048, False, nf4_weight), (2048, True, nf4_weight), (16, False, nf4_weight), (128, True, not_nested), (256, False, nf4_weight),
+    for m, outputs, gated, arrays in (
+        (2048, 4096, False, nf4_weight), (2048, 4096, True, nf4_weight), (16, 4096, False, nf4_weight), (128, 4096, True, not_nested),
+        (256, 4096, False, nf4_weight), (64, 14336, True, nf4_weight),
     ):  # fmt: skip
         kind = "nested" if arrays is nf4_weight else "not_nested"
-        yield mixed_input_specimen("nf4", kind, m, 4096, gated, make_nf4_decoder(dtype), arrays, dtype, matrix)
+        yield mixed_input_specimen("nf4", kind, m, outputs, gated, make_nf4_decoder(dtype), arrays, dtype, matrix)
     weight = array(types.int8, 2), SCALES
-    for m, gated in ((2048, False), (2048, True), (16, False), (256, False)):
-        yield mixed_input_specimen("int8", "32", m, 4096, gated, make_int8_decoder(dtype, 32), weight, dtype, matrix)
+    for m, outputs, gated in ((2048, 4096, False), (2048, 4096, True), (16, 4096, False), (256, 4096, False), (64, 28672, False)):
+        yield mixed_input_specimen("int8", "32", m, outputs, gated, make_int8_decoder(dtype, 32), weight, dtype, matrix)
 
 
 def mixed_input_specimen(code, kind, m, outputs, gated, decoder, weight, dtype, matrix):
@@ -218,7 +220,7 @@ def mixed_input_specimen(code, kind, m, outputs, gated, decoder, weight, dtype, 
     arguments = (types.uint64, types.uint64, types.NamedTuple(weight, decoder.arrays), types.none, matrix, types.int32)
     name = f"matmul/mixed_input_{code}/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{kind}/{dtype}"
     contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
-    return Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))
+    return Specimen(name, kernel, arguments, tiling.threads, tiling.blocks, tiling.shared_bytes, contains, targets=((9, 0),))
 
 
 def tensor_core_gemv_specimens(dtype, matrix, bias):
