@@ -139,7 +139,7 @@ show_source(
     folded="A launch",
     notes={
         "types, packed": "The types and the bytes, both kept from the array's first launch.",
-        "self.kernel.loaded.get(types)": "Only the first launch with these types compiles.",
+        "loaded = self.loaded(types": "Only the first launch with these types compiles.",
         "table = write_parameters": "One copy of some hundred bytes into the buffer.",
         "driver.cuLaunchKernel(": "From here on the driver works. The call returns before the kernel has begun.",
         "driver.cuLaunchKernelEx": "The form for launches with attributes: clusters, and dependent launch, see below.",

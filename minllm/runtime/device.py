@@ -69,6 +69,11 @@ def assume(device: Device) -> Iterator[None]:
         assumed = before
 
 
+def is_assumed() -> bool:
+    """Whether this is a dry run, on a GPU that this machine may not have."""
+    return assumed is not None
+
+
 def use_device(index: int) -> None:
     """Let this process use GPU `index` from now on; to be called before any other use of a GPU."""
     global own_index

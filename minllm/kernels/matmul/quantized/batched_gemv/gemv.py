@@ -35,7 +35,7 @@ from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
 from minllm.kernels.matmul.quantized.tensor_core_gemv.gemv import takes_int4
 from minllm.kernels.matmul.quantized.tensor_core_gemv.int4 import Int4Arrays
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import BITS
-from minllm.runtime.device import sms_here
+from minllm.runtime.device import is_assumed, sms_here
 from minllm.runtime.kernel import check, launch
 
 MOST_ROWS = 16
@@ -122,8 +122,8 @@ def run(found: Format, x, weight, bias, out, outputs, pairs: int, stream, tiling
 
 
 def clusters_at_a_time(kernel, tiling: BatchedGemvTiling, arguments, shared_bytes: int) -> int:
-    """Clusters that run at a time, as many as the simulator's SMs hold, or the GPU's: one more would wait until another has ended."""
-    if isinstance(arguments[0], np.ndarray):
+    """Clusters that run at a time: one more would wait until another has ended. In the simulator and a dry run, as many as SMs hold."""
+    if isinstance(arguments[0], np.ndarray) or is_assumed():
         return max(1, sms_here() * tiling.blocks // tiling.cluster)
     return kernel[tiling.cluster, tiling.threads, None, shared_bytes, (tiling.cluster, 1, 1)].clusters_at_a_time(*arguments)
 
