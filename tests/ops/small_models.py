@@ -1,4 +1,4 @@
-"""Models small enough for the simulator: one layer, a hidden size of 16. The attention of Llamas is wider, so that no two axes are alike."""
+"""Models small enough for the simulator: one layer, a hidden size of 16. A Llama's attention is wider, so that no two axes are alike."""
 
 import json
 import tempfile
