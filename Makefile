@@ -44,6 +44,9 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
 # One numerical thread a process: the test processes share the cores already.
 THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
+# The tests start hundreds of processes, each of which would compile the package's Python files again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Material for MkDocs announces the end of its support at every start.
 export NO_MKDOCS_2_WARNING := 1
 

@@ -1,12 +1,19 @@
 """Approximate functions (SFU), reciprocals, maxima, byte permutation, funnel shift, and products of four bytes."""
 
 import math
+import struct
 
 import numpy as np
 
 from minllm.ptx.instruction import instruction
 
 INFINITY, ZERO = np.float32(np.inf), np.float32(0)
+TWO_WORDS, FOUR_HALVES, EIGHT_BYTES = map(struct.Struct, ("<2I", "<4e", "<8b"))
+
+
+def two_words(first, second):
+    """The bytes of two words, the lowest of `first` first."""
+    return TWO_WORDS.pack(int(first) & 0xFFFFFFFF, int(second) & 0xFFFFFFFF)
 
 
 def ex2(x):
@@ -17,8 +24,8 @@ def ex2(x):
 
 def rcp(x):
     """rcp(x) -> 1/x, float32, about 1 ulp; denormals flush to zero. PTX ISA, "rcp.approx.ftz.f32"."""
-    with np.errstate(divide="ignore"):
-        return np.float32(1 / np.float64(x))
+    x = float(x)
+    return np.float32(1 / x) if x else np.float32(math.copysign(math.inf, x))
 
 
 def rcp_rn(x):
@@ -34,9 +41,8 @@ def tanh_approx(x):
 
 def prmt(low, high, selector):
     """prmt(low, high, selector) -> uint32: four of the eight bytes of high:low, one per nibble of the selector. PTX ISA, "prmt"."""
-    pool = (int(low) & 0xFFFFFFFF) | (int(high) & 0xFFFFFFFF) << 32
-    picked = [pool >> 8 * (int(selector) >> 4 * i & 7) & 0xFF for i in range(4)]
-    return sum(byte << 8 * i for i, byte in enumerate(picked))
+    pool, selector = two_words(low, high), int(selector)
+    return pool[selector & 7] | pool[selector >> 4 & 7] << 8 | pool[selector >> 8 & 7] << 16 | pool[selector >> 12 & 7] << 24
 
 
 def shf_l_wrap(low, high, shift):
@@ -49,15 +55,17 @@ def shf_l_wrap(low, high, shift):
 def max_f16x2(a, b):
     """max_f16x2(a, b) -> uint32: element-wise maximum of two pairs of float16; the maximum of a number and NaN is the number. PTX ISA,
     "max.f16x2"."""
-    pair = np.array([int(a) & 0xFFFFFFFF, int(b) & 0xFFFFFFFF], np.uint32).view(np.float16)
-    return int(np.fmax(pair[:2], pair[2:]).view(np.uint32)[0])
+    a, b = int(a), int(b)
+    a0, a1, b0, b1 = FOUR_HALVES.unpack(two_words(a, b))
+    low, high = (a if a0 >= b0 or b0 != b0 else b), (a if a1 >= b1 or b1 != b1 else b)
+    return low & 0xFFFF | high & 0xFFFF0000
 
 
 def dp4a(a, b, c):
     """dp4a(a, b, c) -> uint32: the sum of the products of four pairs of int8, plus c; results below 0 in two's complement. PTX ISA,
     "dp4a.s32.s32"."""
-    pairs = np.array([int(a) & 0xFFFFFFFF, int(b) & 0xFFFFFFFF], np.uint32).view(np.int8).astype(np.int64)
-    return (int(pairs[:4] @ pairs[4:]) + int(c)) & 0xFFFFFFFF
+    a0, a1, a2, a3, b0, b1, b2, b3 = EIGHT_BYTES.unpack(two_words(a, b))
+    return a0 * b0 + a1 * b1 + a2 * b2 + a3 * b3 + int(c) & 0xFFFFFFFF
 
 
 def dp4a_u32(a, b, c):

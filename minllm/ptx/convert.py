@@ -8,7 +8,8 @@ from llvmlite import ir
 from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import emulated, instruction
 
-WORD, TWO_WORDS, TWO_FLOATS, TWO_HALVES = struct.Struct("<I"), struct.Struct("<II"), struct.Struct("<ff"), struct.Struct("<ee")
+WORD, FLOAT, SIX_WORDS, SIX_FLOATS = map(struct.Struct, ("<I", "<f", "<6I", "<6f"))
+TWO_WORDS, TWO_FLOATS, TWO_HALVES = map(struct.Struct, ("<II", "<ff", "<ee"))
 
 
 def bfloat16_bits(bits):
@@ -49,20 +50,27 @@ def unpack_f16x2(word):
 
 def float_as_uint(x):
     """float_as_uint(x) -> uint32: the bits of a float32."""
-    return int(np.array([x], np.float32).view(np.uint32)[0])
+    return WORD.unpack(x if type(x) is np.float32 else np.float32(x))[0]  # a NumPy scalar is a buffer of its bytes
 
 
 def uint_as_float(word):
     """uint_as_float(word) -> the float32 with these bits."""
-    return np.array([int(word) & 0xFFFFFFFF], np.uint32).view(np.float32)[0]
+    packed = WORD.pack(int(word) & 0xFFFFFFFF)
+    (value,) = FLOAT.unpack(packed)
+    return np.float32(value) if value == value else np.frombuffer(packed, np.float32)[0]  # a Python float may not keep the bits of a NaN
 
 
 def fma_bf16x2(a, b, c):
     """fma_bf16x2(a, b, c) -> uint32: a * b + c of the two bfloat16 in each word, rounded once. PTX ISA, "fma.rn.bf16x2"."""
-    words = np.array([int(word) & 0xFFFFFFFF for word in (a, b, c)], np.uint32)
-    low, high = ((half.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for half in (words & 0xFFFF, words >> 16))
-    with np.errstate(all="ignore"):
-        return pack_bf16x2_emulation(*(np.float32(one[0] * one[1] + one[2]) for one in (low, high)))
+    a, b, c = int(a), int(b), int(c)
+    words = SIX_WORDS.pack(*((half & 0xFFFF) << 16 for word in (a, b, c) for half in (word, word >> 16)))
+    a0, a1, b0, b1, c0, c1 = SIX_FLOATS.unpack(words)
+    low, high = a0 * b0 + c0, a1 * b1 + c1
+    try:
+        return pack_bf16x2_emulation(low, high)
+    except OverflowError:  # too large for float32: infinity
+        with np.errstate(over="ignore"):
+            return pack_bf16x2_emulation(np.float32(low), np.float32(high))
 
 
 def fma_f16x2(a, b, c):

@@ -9,6 +9,9 @@ import numpy as np
 from minllm.ptx.instruction import instruction
 
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+CODES = np.arange(256, dtype=np.uint8)
+AS_FLOAT32 = {dtype: list(CODES.view(dtype).astype(np.float32)) for dtype in (E4M3, E5M2)}  # the value of each byte
+E4M3_AS_FLOAT16 = CODES.view(E4M3).astype(np.float16).view(np.uint16).tolist()  # the bits of its value
 
 
 def joined(low, high, dtype):
@@ -20,8 +23,8 @@ def joined(low, high, dtype):
 
 def parts(word, dtype):
     """The two 8-bit floats in the low 16 bits of a word as float32."""
-    pair = np.array([int(word) & 0xFFFF], np.uint16).view(dtype).astype(np.float32)
-    return pair[0], pair[1]
+    word, values = int(word), AS_FLOAT32[dtype]
+    return values[word & 0xFF], values[word >> 8 & 0xFF]
 
 
 def pack_e4m3x2(low, high):
@@ -48,8 +51,8 @@ def unpack_e5m2x2(word):
 
 def e4m3x2_to_f16x2(word):
     """e4m3x2_to_f16x2(word) -> uint32: the two e4m3 in the low 16 bits as two float16, exactly. PTX ISA, "cvt.rn.f16x2.e4m3x2"."""
-    pair = np.array([int(word) & 0xFFFF], np.uint16).view(E4M3).astype(np.float16)
-    return int(pair.view(np.uint32)[0])
+    word = int(word)
+    return E4M3_AS_FLOAT16[word & 0xFF] | E4M3_AS_FLOAT16[word >> 8 & 0xFF] << 16
 
 
 def pack_instruction(element, emulation):

@@ -3,6 +3,8 @@
 An `index` is always the flat index of an element of a C-contiguous array; an access must be aligned to its size.
 """
 
+import struct
+
 import numpy as np
 from llvmlite import ir
 
@@ -12,12 +14,13 @@ from minllm.sim.arrays import fail
 from minllm.sim.thread import current_thread
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
+WORD, TWO_WORDS, WORDS = struct.Struct("<I"), struct.Struct("<2I"), struct.Struct("<4I")
 FOUR_WORDS = ir.LiteralStructType([I32] * 4)
 
 
 def four_words(array, index):
     """The 16 bytes at element `index` as four uint32."""
-    return tuple(int(word) for word in array.window(index, 16).view(np.uint32))
+    return WORDS.unpack(array.window(index, 16))
 
 
 def plain_words(builder, pointer):
@@ -155,8 +158,7 @@ load_float32_streaming = make_load_float32(
 
 def store_128_emulation(array, index, word0, word1, word2, word3):
     """store_128(array, index, w0, w1, w2, w3): write 16 bytes from element `index` on. PTX ISA, "st", vector v4."""
-    words = [int(word) & 0xFFFFFFFF for word in (word0, word1, word2, word3)]
-    array.window(index, 16, kind="write")[:] = np.array(words, np.uint32).view(np.uint8)
+    WORDS.pack_into(array.window(index, 16, kind="write"), 0, *(int(word) & 0xFFFFFFFF for word in (word0, word1, word2, word3)))
 
 
 @intrinsic
@@ -179,7 +181,7 @@ emulated(store_128, store_128_emulation)
 
 def load_32_emulation(array, index):
     """load_32(array, index) -> uint32: 4 bytes, two bfloat16 or float16, from element `index` on. PTX ISA, "ld"."""
-    return int(array.window(index, 4).view(np.uint32)[0])
+    return WORD.unpack(array.window(index, 4))[0]
 
 
 @intrinsic
@@ -218,7 +220,7 @@ emulated(prefetch_l2, prefetch_l2_emulation)
 
 def store_32_emulation(array, index, word):
     """store_32(array, index, word): write 4 bytes, two bfloat16 or float16, from element `index` on. PTX ISA, "st"."""
-    array.window(index, 4, kind="write")[:] = np.array([int(word) & 0xFFFFFFFF], np.uint32).view(np.uint8)
+    WORD.pack_into(array.window(index, 4, kind="write"), 0, int(word) & 0xFFFFFFFF)
 
 
 @intrinsic
@@ -238,8 +240,7 @@ emulated(store_32, store_32_emulation)
 
 def store_64_emulation(array, index, word0, word1):
     """store_64(array, index, w0, w1): write 8 bytes from element `index` on, aligned to 8 bytes. PTX ISA, "st", vector v2."""
-    words = [int(word) & 0xFFFFFFFF for word in (word0, word1)]
-    array.window(index, 8, alignment=8, kind="write")[:] = np.array(words, np.uint32).view(np.uint8)
+    TWO_WORDS.pack_into(array.window(index, 8, alignment=8, kind="write"), 0, int(word0) & 0xFFFFFFFF, int(word1) & 0xFFFFFFFF)
 
 
 @intrinsic

@@ -1,5 +1,7 @@
 """The Numba types of a kernel's arguments."""
 
+import functools
+
 import ml_dtypes
 import numpy as np
 
@@ -37,6 +39,11 @@ def argument_type(value):
     if dtype is None or ndim is None:
         given = f"{value!r} of type {type(value).__name__}"
         raise KernelArgumentError(f"a kernel was given {given}; it takes arrays, ints, floats, None, tuples and NamedTuples of these")
-    element = types.bfloat16 if dtype == BFLOAT16 else from_dtype(np.dtype(dtype))
     contiguous = value.flags.c_contiguous if isinstance(value, np.ndarray) else getattr(value, "is_contiguous", True)
-    return types.Array(element, ndim, "C" if contiguous else "A")
+    return array_type(np.dtype(dtype), ndim, bool(contiguous))
+
+
+@functools.cache
+def array_type(dtype, ndim, contiguous):
+    """The Numba type of an array; a dry run of an engine asks for the same few a million times."""
+    return types.Array(types.bfloat16 if dtype == BFLOAT16 else from_dtype(dtype), ndim, "C" if contiguous else "A")

@@ -46,7 +46,7 @@ class CheckedArray(NDArrayOperatorsMixin):
 
     __slots__ = (
         *("data", "shape", "ndim", "size", "dtype", "itemsize", "integer", "signed"),
-        *("space", "base", "name", "address", "flat", "quick"),
+        *("space", "base", "name", "address", "flat", "gaps", "quick"),
     )
 
     __hash__ = object.__hash__
@@ -60,6 +60,7 @@ class CheckedArray(NDArrayOperatorsMixin):
         self.quick = self.size if self.ndim == 1 and dtype.names is None else 0
         self.address = base if space == "shared" else None  # address of the first byte; None until it is first needed
         self.flat = None if data.flags.c_contiguous else bytes_between(data)  # None until it is first needed
+        self.gaps = self.flat is not None and self.flat.size != data.nbytes
 
     def part(self, data, offset):
         """A slice or view of this array, `offset` bytes in."""
@@ -291,14 +292,14 @@ class CheckedArray(NDArrayOperatorsMixin):
 
         kind: "read" or "write", what the caller does at once. thread: the accessing thread, by default the running one.
         """
-        start, flat = int(index) * self.itemsize, self.flat_bytes
+        start, flat = int(index) * self.itemsize, self.flat if self.flat is not None else self.flat_bytes
         if start < 0 or start + count > flat.size:
             fail(f"{count} bytes at element {int(index)} are out of bounds for the {self} of {self.size} elements")
         if self.address is None:
             self.address = self.data.__array_interface__["data"][0]
         if (self.address + start) % (alignment or count):
             fail(f"a {count}-byte access at element {int(index)} of the {self} is not aligned to {alignment or count} bytes")
-        if flat.size != self.data.nbytes and not lies_in_a_row(self.data, start, count):
+        if self.gaps and not lies_in_a_row(self.data, start, count):
             fail(f"{count} bytes at element {int(index)}, counted from the first, are in a gap of the {self} with strides {self.strides}")
         return flat[start : start + count]
 

@@ -1,4 +1,4 @@
-"""`math` and `numba.cuda.libdevice` inside a simulated kernel."""
+"""`math` and `numba.cuda.libdevice` inside a simulated kernel, where NumPy's warnings are off (machine.py)."""
 
 import math
 
@@ -22,28 +22,37 @@ class SimulatedMath:
         exact = getattr(math, name, None)
         if exact is None:
             fail(f"math.{name} is not known to the simulator")
-        if not callable(exact):
-            return np.float64(exact)
+        found = simulated_function(name, exact) if callable(exact) else np.float64(exact)
+        setattr(self, name, found)
+        return found
 
-        def function(*arguments):
-            if type(arguments[0]) is bfloat16:  # by Numba's overloads of numba.cuda.bf16, in float32
-                return bfloat16(function(np.float32(arguments[0])))
-            narrow = any(isinstance(a, (np.float32, np.float16)) for a in arguments)
-            single = narrow and not any(isinstance(a, float) for a in arguments)  # np.float64 is a float
-            with np.errstate(all="ignore"):
-                numpy_function = getattr(np, {"pow": "power", "fabs": "abs"}.get(name, name), None)
-                if name == "ldexp":
-                    result = np.ldexp(np.float64(arguments[0]), int(arguments[1]))
-                elif name == "frexp":
-                    fraction, exponent = exact(float(arguments[0]))
-                    return (np.float32(fraction) if single else np.float64(fraction)), exponent
-                elif isinstance(numpy_function, np.ufunc):
-                    result = numpy_function(*(np.float64(a) for a in arguments))
-                else:
-                    result = without_exceptions(exact, arguments)
-                return np.float32(result) if single and not isinstance(result, (bool, np.bool_)) else result
 
-        return function
+def simulated_function(name, exact):
+    """The twin of a function of `math`."""
+    numpy_function = getattr(np, {"pow": "power", "fabs": "abs"}.get(name, name), None)
+    if not isinstance(numpy_function, np.ufunc) or name in ("ldexp", "frexp"):
+        numpy_function = None
+
+    def function(*arguments):
+        if numpy_function is not None and len(arguments) == 1 and type(arguments[0]) is np.float32:  # the common case, and the quick one
+            result = numpy_function(np.float64(arguments[0]))
+            return result if type(result) is np.bool_ else np.float32(result)
+        if type(arguments[0]) is bfloat16:  # by Numba's overloads of numba.cuda.bf16, in float32
+            return bfloat16(function(np.float32(arguments[0])))
+        narrow = any(isinstance(a, (np.float32, np.float16)) for a in arguments)
+        single = narrow and not any(isinstance(a, float) for a in arguments)  # np.float64 is a float
+        if name == "ldexp":
+            result = np.ldexp(np.float64(arguments[0]), int(arguments[1]))
+        elif name == "frexp":
+            fraction, exponent = exact(float(arguments[0]))
+            return (np.float32(fraction) if single else np.float64(fraction)), exponent
+        elif numpy_function is not None:
+            result = numpy_function(*map(np.float64, arguments))
+        else:
+            result = without_exceptions(exact, arguments)
+        return np.float32(result) if single and not isinstance(result, (bool, np.bool_)) else result
+
+    return function
 
 
 def without_exceptions(function, arguments):
@@ -72,10 +81,10 @@ class SimulatedLibdevice:
 
         def call(*arguments):
             operands = [cast(argument) for cast, argument in zip(casts, arguments)]
-            with np.errstate(all="ignore"):
-                found = function(*(np.float64(one) if isinstance(one, np.floating) else one for one in operands))
-                return results[0](found) if len(results) == 1 else tuple(cast(one) for cast, one in zip(results, found))
+            found = function(*(np.float64(one) if isinstance(one, np.floating) else one for one in operands))
+            return results[0](found) if len(results) == 1 else tuple(cast(one) for cast, one in zip(results, found))
 
+        setattr(self, name, call)
         return call
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 
 import numpy as np
 
+from minllm.sim.cuda_module import SimulatedCuda
 from minllm.sim.monitored_arrays import MonitoredArray
 from minllm.sim.rewrite import CUDA, LIBDEVICE, MATH, SimulatedModule, names_used
 from minllm.sim.scalars import Cast
@@ -76,7 +77,9 @@ class CountedModule:
         self._module, self._change = module, change
 
     def __getattr__(self, name):
-        return self._change(name, getattr(self._module, name))
+        found = self._change(name, getattr(self._module, name))
+        setattr(self, name, found)
+        return found
 
 
 def counted_function(function, count):
@@ -99,13 +102,14 @@ def counted_math(name, found):
     return counted_function(found, 2 if name.startswith("fma") else 1)
 
 
-def counted_cuda(name, found):
-    """A name of `numba.cuda`: only fma counts."""
-    return counted_function(found, 2) if name == "fma" else found
+class CountedCuda(SimulatedCuda):
+    """The module `numba.cuda`, of which only fma counts."""
+
+    fma = staticmethod(counted_function(CUDA.fma, 2))
 
 
 REPLACED = {
-    id(CUDA): CountedModule(CUDA, counted_cuda),
+    id(CUDA): CountedCuda(),
     id(MATH): CountedModule(MATH, counted_math),
     id(LIBDEVICE): CountedModule(LIBDEVICE, counted_math),
 }

@@ -143,7 +143,7 @@ def run_all(runnable, blocks):
             worker.gr_context = context.copy()
             worker.switch(first, runnable)
         else:
-            first.resume()
+            first.worker.switch()
         if runnable.polls and runnable.polls % ROUNDS == 0:
             check_progress(runnable.polls, blocks)
 
@@ -193,7 +193,8 @@ def barrier(value=None):
     block = thread.block
     block.at_barrier.append((thread, value))
     thread.waiting_for = "a block barrier"
-    block.release_barrier()
+    if len(block.at_barrier) == block.alive:
+        block.release_barrier()
     thread.pause()
     return thread.result
 

@@ -128,7 +128,8 @@ class MonitoredArray(CheckedArray):
         return old
 
     def window(self, index, count, alignment=None, kind="read", thread=None):
-        self.look_at(index)
+        if type(index) is not int:
+            self.look_at(index)
         found = CheckedArray.window(self, index, count, alignment)
         if self.reports:
             self.tell(current_thread() if thread is None else thread, self.base + int(index) * self.itemsize, count, kind, sys._getframe(1))

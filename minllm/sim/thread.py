@@ -52,15 +52,12 @@ class Thread:
         """Let others run until this thread is continued: at once the next one that can run, if it has waited too, else the loop of all."""
         runnable = self.block.runnable
         runnable.polls = 0
-        if runnable and runnable[0].worker is not None:
-            runnable.popleft().resume()
-        else:
+        following = runnable[0].worker if runnable else None
+        if following is None:
             self.worker.parent.switch()
-
-    def resume(self):
-        """Continue after a pause."""
-        self.waiting_for = None
-        self.worker.switch()
+        else:
+            runnable.popleft()
+            following.switch()
 
 
 class Runnable(deque):

@@ -74,7 +74,8 @@ class Tracer(Monitor):
         self.requests = defaultdict(lambda: defaultdict(list))  # block -> request key -> [LaneAccess]
         self.executions = defaultdict(Counter)  # block -> how often each (thread, instruction) was executed
         self.codes = {}  # id -> (code object, its instruction_starts, or None for the simulator's own code)
-        self.places = {}  # instruction -> (file name and function, line)
+        self.instructions = {}  # (code, offset) of each of a kernel's frames -> the number of the instruction
+        self.places = []  # by number: (file name and function, line)
         self.masks = {}  # (array name, kind) -> bool per byte: whether it was touched
         self.shared_lines, self.partial_lines, self.examples = {}, {}, {}
         self.flops_by_kind, self.collectives = Counter(), Counter()
@@ -108,7 +109,7 @@ class Tracer(Monitor):
         self.requests[thread.block][key].append(LaneAccess(thread.lane, start_byte, byte_count))
 
     def instruction(self, frame):
-        """A key for the instruction of a frame and the calls that led there, because device functions are inlined."""
+        """A number for the instruction of a frame and the calls that led there, because device functions are inlined."""
         chain, innermost = [], frame
         while frame is not None:
             known = id(frame.f_code)
@@ -119,11 +120,11 @@ class Tracer(Monitor):
                 chain.append(known)
                 chain.append(starts[frame.f_lasti // 2])
             frame = frame.f_back
-        found = tuple(chain)
-        if found not in self.places:
+        number = self.instructions.setdefault(tuple(chain), len(self.places))
+        if number == len(self.places):
             code = innermost.f_code
-            self.places[found] = f"{os.path.basename(file_of(code))}, {code.co_name}", innermost.f_lineno
-        return found
+            self.places.append((f"{os.path.basename(file_of(code))}, {code.co_name}", innermost.f_lineno))
+        return number
 
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
         self.pipeline.event(thread, event, array, start_byte, byte_count, frame)

@@ -1,4 +1,4 @@
-"""Models small enough for the simulator: one layer, a hidden size of 32."""
+"""Models small enough for the simulator: one layer, a hidden size of 16. A Llama's attention is wider, so that no two axes are alike."""
 
 import json
 import tempfile
@@ -10,7 +10,7 @@ from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
 
 LLAMA_LIKE = dict(
-    vocab_size=37, hidden_size=32, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
     max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=100.0, hidden_act="silu",
 )  # fmt: skip
 CONFIGS = {
@@ -23,7 +23,7 @@ CONFIGS = {
         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
     ),
     "gpt2": dict(
-        model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=37, n_embd=32, n_layer=1, n_head=4, n_inner=24, n_positions=64,
+        model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=37, n_embd=16, n_layer=1, n_head=2, n_inner=24, n_positions=64,
         activation_function="gelu_new", layer_norm_epsilon=1e-5,
     ),
 }  # fmt: skip

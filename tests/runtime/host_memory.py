@@ -9,11 +9,7 @@ class HostMemory:
     def __init__(self, limit: int = 1 << 30):
         self.limit = limit
         self.buffers: dict[int, ctypes.Array] = {}
-
-    @property
-    def bytes_given(self) -> int:
-        """What is allocated now."""
-        return sum(map(len, self.buffers.values()))
+        self.bytes_given = 0  # what is allocated now
 
     def allocate(self, nbytes: int) -> int | None:
         """The address of new memory full of 0xFF (NaN for floats), or None beyond the limit."""
@@ -22,11 +18,12 @@ class HostMemory:
         buffer = (ctypes.c_uint8 * nbytes)()
         ctypes.memset(buffer, 0xFF, nbytes)
         self.buffers[ctypes.addressof(buffer)] = buffer
+        self.bytes_given += nbytes
         return ctypes.addressof(buffer)
 
     def free(self, pointer: int) -> None:
         """Forget the memory; KeyError if it was not given out."""
-        del self.buffers[pointer]
+        self.bytes_given -= len(self.buffers.pop(pointer))
 
     def copy_to_device(self, pointer: int, address: int, nbytes: int) -> None:
         """memcpy."""

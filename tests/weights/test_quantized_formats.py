@@ -1,6 +1,8 @@
 """int8, fp8, int4 and nf4: their errors against float64, bytes, codes by hand, and models that are quantised while they load."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -16,6 +18,7 @@ from minllm.engine import loading
 from minllm.engine.options import EngineOptions
 from minllm.errors import CheckpointError, InvalidOptionError
 from minllm.kernels.quantization.reference import pack_nibbles
+from minllm.models.config_reader import read_model_config
 from minllm.models.layout import layout_of
 from minllm.models.model import load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
@@ -27,7 +30,7 @@ from minllm.weights.formats import WEIGHT_FORMATS, quantizations
 from minllm.weights.fp8_block import quantize_row_groups
 from minllm.weights.nf4 import NESTED_BLOCK, NF4_CODES, Nf4Weight, dynamic_map
 from minllm.weights.pieces import PIECE_NUMBERS
-from tests.ops.small_models import small_config
+from tests.ops.small_models import CONFIGS, small_config
 from tests.runtime.h200 import H200
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -269,7 +272,8 @@ def test_a_scale_that_is_not_finite_is_refused(tmp_path):
 
 
 def test_a_matrix_that_does_not_fit_is_refused_before_anything_is_read(tmp_path):
-    config = small_config("llama", tmp_path)  # an inner width of 24
+    Path(tmp_path, "config.json").write_text(json.dumps(CONFIGS["llama"] | dict(hidden_size=32)))  # with an inner width of 24
+    config = read_model_config(tmp_path)
     checkpoint = RandomCheckpoint(config)
     checkpoint.tensor = lambda name: pytest.fail(f"{name} was read")
     for name, size in (("int4", 32), ("int4_g64_zeros", 64), ("nf4", 64)):

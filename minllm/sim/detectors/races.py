@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from minllm.sim.arrays import fail
-from minllm.sim.detectors.transfers import VERBS, Transfers
+from minllm.sim.detectors.transfers import THIS_THREAD, VERBS, Transfers
 from minllm.sim.detectors.waivers import waived, waived_frame
 from minllm.sim.monitor import MEMORY_ORDERING, Monitor
 from minllm.sim.place import describe_instruction, kernel_frame
@@ -240,6 +240,3 @@ class SharedMemoryRaces(Monitor):
                 cell.atomics[number] = stamp
             else:
                 cell.writer, cell.write = number, stamp
-
-
-THIS_THREAD = {kind: f"this thread {verb}" for kind, verb in VERBS.items()}

@@ -14,6 +14,10 @@ from minllm.sim.transfer import CHUNK
 
 CHUNKS = SHARED_MEMORY_BYTES // CHUNK
 KINDS = ("read", "write")
+CONFLICTING = {"read": ("write",), "write": KINDS, "atomic": KINDS}  # the transfers that an access may race with
+VERBS = {"read": "reads", "write": "writes", "atomic": "changes"}
+THIS_THREAD = {kind: f"this thread {verb}" for kind, verb in VERBS.items()}
+NOT_DONE = "nothing tells this thread that it is done"
 
 
 class Unit:
@@ -22,6 +26,7 @@ class Unit:
     def __init__(self, number):
         self.number, self.done = number, []
         self.last = {kind: np.zeros(CHUNKS, np.int32) for kind in KINDS}
+        self.look_last = {kind: memoryview(clocks) for kind, clocks in self.last.items()}  # quicker for a single chunk
 
 
 class Transfers:
@@ -54,9 +59,9 @@ class Transfers:
         for chunk in range(start_byte // CHUNK, (start_byte + byte_count - 1) // CHUNK + 1):
             self.touch[chunk] = epoch
             if self.writing[chunk] or kind != "read" and self.reading[chunk]:
-                self.report_under_way(f"this thread {VERBS[kind]}", [chunk], kind, start_byte)
+                self.report_under_way(THIS_THREAD[kind], [chunk], kind, start_byte)
             if self.look_ended[chunk] == epoch:
-                self.compare_done(thread, f"this thread {VERBS[kind]}", [chunk], kind, start_byte)
+                self.compare_done_at(thread, chunk, kind, start_byte)
 
     def start(self, transfer):
         """Begin a transfer: compare it with others and with the threads' accesses."""
@@ -89,17 +94,24 @@ class Transfers:
         self.ended[transfer.chunks] = self.history.epoch
         self.history.tell(unit.number, len(unit.done), threads, thing)
 
-    def compare_done(self, thread, who, chunks, kind, start_byte=0):
-        """Report a finished transfer that is not ordered before the thread's access."""
+    def compare_done(self, thread, who, chunks, kind):
+        """Report a finished transfer that is not ordered before the one that a thread starts."""
         for unit in self.units.values():
             known = self.history.knows(thread, unit.number)
-            for other in KINDS:
-                if "write" in (other, kind) or kind == "atomic":
-                    clocks = unit.last[other][chunks]
-                    if clocks.max() > known:
-                        at = int(clocks.argmax())
-                        address = max(int(chunks[at]) * CHUNK, start_byte)
-                        self.report(who, address, unit.done[clocks[at] - 1], "nothing tells this thread that it is done")
+            for other in CONFLICTING[kind]:
+                clocks = unit.last[other][chunks]
+                if clocks.max() > known:
+                    at = int(clocks.argmax())
+                    self.report(who, int(chunks[at]) * CHUNK, unit.done[clocks[at] - 1], NOT_DONE)
+
+    def compare_done_at(self, thread, chunk, kind, start_byte):
+        """Report a finished transfer of one chunk that is not ordered before the thread's access."""
+        for unit in self.units.values():
+            known = self.history.knows(thread, unit.number)
+            for other in CONFLICTING[kind]:
+                clock = unit.look_last[other][chunk]
+                if clock > known:
+                    self.report(THIS_THREAD[kind], max(chunk * CHUNK, start_byte), unit.done[clock - 1], NOT_DONE)
 
     def report_under_way(self, who, chunks, kind, start_byte=0):
         """Report the first transfer in flight that conflicts with an access to these chunks."""
@@ -115,6 +127,3 @@ class Transfers:
             f"race on shared memory: {who} {name} (address {address}), which {transfer.unit} that thread {tuple(transfer.thread.index)} "
             f"has started at {started} {VERBS[transfer.kind]}, and {why}"
         )
-
-
-VERBS = {"read": "reads", "write": "writes", "atomic": "changes"}
