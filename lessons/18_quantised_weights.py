@@ -339,8 +339,7 @@ curves(
     "The same product, measured",
     log_x=True,
     log_y=True,
-    caption=f"28,672 x 4,096 weights, all formats in one run; {row.label}. int4 has "
-    "faster kernels for one token and for more than 64 since.",
+    caption=f"28,672 x 4,096 weights, all formats in one run; {row.label}.",
 )
 
 # %%
@@ -357,8 +356,8 @@ guess.against(
 # The bytes give an upper bound on the speed, and no more. The MARLIN paper reports close to the most that bytes allow
 # for 16 to 32 tokens, on an A10 with its 0.6 TB/s; an H200 has seven times the bandwidth and fewer than twice the SMs.
 #
-# A better prediction adds what a kernel's start costs, and how far its reading and its arithmetic overlap. Eight numbers,
-# fitted to recorded products, predict whole steps: `minllm plan llama-3.1-8b --gpu h200 --formats`.
+# A better prediction adds what a kernel's start costs, and how far its reading and its arithmetic overlap. A dozen
+# numbers, fitted to recorded products, predict whole steps: `minllm plan llama-3.1-8b --gpu h200 --formats`.
 
 # %%
 from minllm.machine.hardware import gpu_named

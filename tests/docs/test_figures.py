@@ -32,10 +32,10 @@ TRACE = "read off the trace of the served run, commit 0546c2e"
 PRINTED = "printed by a run that left no row, on one H200"
 ELSEWHERE = {  # page: {figure: why no row carries it}
     "calculator.md": dict.fromkeys(["112 TFLOP/s", "17.8 ms", "22.2 ms", "22.22 ms", "900 GB/s"], "an invented GPU, and its arithmetic"),
-    "command-line.md": {"3.89 ms": "1 / 257.1 tokens/s of the recorded run"},
+    "command-line.md": {"3.89 ms": "1 / 257.1 tokens/s of the recorded run", **dict.fromkeys(["3.55 ms", "0.337 ms"], "what the planner computes")},
     "dead-ends.md": {
-        **dict.fromkeys(["1.82 TB/s", "16.3 µs", "6.7 ms"], PRINTED),
-        **dict.fromkeys(["2.32 ms", "29.2 µs", "49.8 µs"], PRINTED.replace("H200", "H100")),
+        **dict.fromkeys(["1.82 TB/s", "6.7 ms", "1.3 µs", "51.9 µs"], PRINTED),
+        **dict.fromkeys(["2.32 ms", "29.2 µs", "49.8 µs", "320.1 µs"], PRINTED.replace("H200", "H100")),
     },
     "frameworks.md": {
         **dict.fromkeys(["71.9 s", "34.9 s", "19 s", "382 ms", "59.7 ms", "8.46 ms", "49.4 ms", "2.97 ms"], "others', by its table"),
@@ -47,7 +47,7 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
     "serving-metrics.md": {"0.69 s": TRACE, "0.47 ms": TRACE, "644 TFLOP/s": TRACE},
     "speculation.md": {
         **dict.fromkeys(["128.6 tokens/s", "158 tokens/s"], "others' figures"),
-        **dict.fromkeys(["0.31 ms", "3.88 ms", "45.6 ms", "55.3 ms"], PRINTED),
+        **dict.fromkeys(["45.6 ms", "55.3 ms"], PRINTED),
     },
     "split-decode.md": dict.fromkeys(["1.2 µs", "2.58 TB/s", "4.33 TB/s"], PRINTED),
 }  # fmt: skip
