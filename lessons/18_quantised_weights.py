@@ -372,7 +372,7 @@ assert 8 < ahead["int8"] < 32 and 64 < ahead["bfloat16"] <= 256
 # %% [markdown]
 # int4 is ahead of int8 in small batches alone: int8's kernel reads more bytes and decodes nothing. Beyond 64 sequences
 # arithmetic bounds both, and decoding comes on top. Steps that were measured lie within 9 % of
-# these ([table](../docs/quantised-weights.md#which-kernel-multiplies)).
+# these ([table](../docs/quantised-weights.md#whole-decode-steps)).
 #
 # ## Exercises
 #

@@ -32,7 +32,9 @@ TRACE = "read off the trace of the served run, commit 0546c2e"
 PRINTED = "printed by a run that left no row, on one H200"
 ELSEWHERE = {  # page: {figure: why no row carries it}
     "calculator.md": dict.fromkeys(["112 TFLOP/s", "17.8 ms", "22.2 ms", "22.22 ms", "900 GB/s"], "an invented GPU, and its arithmetic"),
-    "command-line.md": {"3.89 ms": "1 / 257.1 tokens/s of the recorded run", **dict.fromkeys(["3.55 ms", "0.337 ms"], "what the planner computes")},
+    "command-line.md": {
+        "3.89 ms": "1 / 257.1 tokens/s of the recorded run", **dict.fromkeys(["3.55 ms", "0.337 ms"], "what the planner computes"),
+    },
     "dead-ends.md": {
         **dict.fromkeys(["1.82 TB/s", "6.7 ms", "1.3 µs", "51.9 µs"], PRINTED),
         **dict.fromkeys(["2.32 ms", "29.2 µs", "49.8 µs", "320.1 µs"], PRINTED.replace("H200", "H100")),
