@@ -127,6 +127,8 @@ def test_arrays_beside_x_and_tilings_that_do_not_fit_are_refused(name):
         (plain, dict(tiling=(4, 4, 16, 2, 16)), "a cluster has 1, 2, 4 or 8 blocks"),
         (plain, dict(tiling=(4, 4, 1, 2, 24)), "8 or 16 tokens"),
         (plain, dict(tiling=(4, 4, 1, 2, 8)), "9 rows of x"),
+        (plain, dict(tiling=(32, 4, 1, 2, 16)), "1 to 16 warps"), (plain, dict(tiling=(4, 4, 1, 0, 16)), "at least one step in flight"),
+        (plain, dict(tiling=(4, 4, 1, 64, 16)), "bytes of shared memory; a block has"),
     ):  # fmt: skip
         with pytest.raises(KernelArgumentError, match=words):
             launch(x, weight, **(dict(out=out) | given))

@@ -113,6 +113,8 @@ def run(found: Format, x, weight, bias, out, outputs, pairs: int, stream, tiling
     tiling = BatchedGemvTiling(*(tiling or choose_tiling(m, n, k)))
     tiling.check()
     check(m <= tiling.tokens, f"{tiling} for {m} rows of x")
+    needed = tiling.shared_bytes(k // INPUTS)
+    check(needed <= SHARED_BYTES_OF_A_BLOCK, f"{tiling}: {needed} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}")
     decoder, arrays = found.decoder(weight, k, tiling, x.dtype.name)
     kernel = batched_gemv_kernel(tiling, decoder, outputs, x.dtype.name, k)
     shared_bytes, arguments = dynamic_bytes(tiling, k // INPUTS, decoder.groups), (x, arrays, bias, out, n, pairs)

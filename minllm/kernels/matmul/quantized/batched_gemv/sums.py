@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
+from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import PAIRS, BatchedGemvTiling
 from minllm.tiles.pipeline import BARRIER_BYTES
 from minllm.tiles.warp import WARP
@@ -87,7 +88,7 @@ def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float, first_
     """The device function with which a warp adds the parts of the sums of the cluster's i-th tiles, and writes the block's outputs."""
     own, parts, twos, write, per_unit = tiling.pairs, tiling.parts_of_k, tiling.tokens // 2, outputs.write, 1 / unit
     items, buffer_bytes, sums_of_block, cluster = tiling.tokens // 2 * tiling.pairs, tiling.sums * 4, tiling.sums, tiling.cluster
-    rounds = -(-items // WARP)
+    rounds = ceil_div(items, WARP)
     held = 4 * rounds
 
     @cuda.jit(device=True, forceinline=True)

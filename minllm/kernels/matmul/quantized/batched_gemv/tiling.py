@@ -63,6 +63,7 @@ class BatchedGemvTiling(NamedTuple):
 
     def check(self) -> None:
         """Raise KernelArgumentError unless it can be launched."""
+        check(1 <= self.warps <= 16 and self.unroll >= 1, f"{self}: 1 to 16 warps, and at least one step in flight")
         check(self.warps % self.splits == 0, f"{self}: the warps of a block divide evenly into groups of `splits`")
         check(self.cluster in (1, 2, 4, 8), f"{self}: a cluster has 1, 2, 4 or 8 blocks")
         check(self.tiles * PAIRS % self.cluster == 0, f"{self}: {self.tiles * PAIRS} pairs of rows for {self.cluster} blocks")
