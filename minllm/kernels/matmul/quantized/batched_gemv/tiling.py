@@ -8,7 +8,7 @@ from minllm.tiles.warp import WARP
 
 INPUTS = 128  # of a step: 64 bytes of codes of a row
 MOST_GROUPS, MOST_TABLE_BYTES = 4, 35 * 1024  # groups of a step; NF4's tables, and barriers
-TILE_ROWS, PAIRS = 16, 8  # rows of weight of mma.sync's operand A: as many low ones as high ones
+PAIRS = 8  # of rows of a tile: mma.sync's operand A has 16 rows of weight, eight low ones and eight high ones
 
 
 class BatchedGemvTiling(NamedTuple):
