@@ -10,7 +10,7 @@ import numpy as np
 from minllm.kernels.matmul.quantized.batched_gemv import gemv
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, assert_close, poisoned, random
-from tests.kernels.matmul.tensor_core_gemv_cases import SMS, on, repeat, weight_and_numbers
+from tests.kernels.matmul.tensor_core_gemv_cases import LONG_GROUPS, SMS, on, repeat, weight_and_numbers
 
 FORMS = {"int4": gemv.INT4, "nf4": gemv.NF4}
 LAUNCHERS = {name: (gemv.make_gemv(form), gemv.make_gated_gemv(form)) for name, form in FORMS.items()}
@@ -58,6 +58,8 @@ CASES = [
     BatchedGemvCase("int4, minimums", 9, 23, 512, BFLOAT16, Tiling(4, 4, 1, 1, 16)),
     BatchedGemvCase("int4, minimums", 3, 40, 512, FLOAT16, Tiling(1, 1, 4, 1, 8), gated=True),
     BatchedGemvCase("int4, minimums", 16, 35, 768, BFLOAT16, Tiling(2, 1, 8, 1, 16), bias=True),
+    BatchedGemvCase(LONG_GROUPS + "256", 5, 23, 768, BFLOAT16, Tiling(2, 2, 2, 2, 8)),
+    BatchedGemvCase(LONG_GROUPS + "640", 9, 19, 640, FLOAT16, Tiling(2, 1, 4, 1, 16), bias=True),  # a group per row
     BatchedGemvCase("nf4", 2, 35, 384, BFLOAT16, Tiling(2, 2, 1, 2, 8), bias=True),
     BatchedGemvCase("nf4", 11, 13, 384, FLOAT16, Tiling(1, 1, 4, 1, 16), out_dtype=FLOAT32),
     BatchedGemvCase("nf4", 16, 40, 1152, BFLOAT16, Tiling(2, 1, 2, 3, 16)),  # two chunks, nine steps of twelve

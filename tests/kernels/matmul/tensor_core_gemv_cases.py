@@ -1,6 +1,7 @@
 """Cases of the GEMV on tensor cores over quantised weights, for the simulator and the GPU, and their results in float64."""
 
 import contextlib
+import dataclasses
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ LAUNCHERS = {name: (gemv.make_gemv(form), gemv.make_gated_gemv(form), gemv.make_
 SLACK = {"int8": 1e-6, "fp8": 1e-5}  # of float32 sums and scales, relative to the largest result
 SLACK_OF_NUMBERS = 2e-5  # the same with 16-bit x: codes are multiplied with an offset, which is subtracted from the sums
 DIFFERENT_ROWS = 3 * NESTED_BLOCK  # rows of a large weight repeat with this period, with which nested scales of NF4 repeat too
+LONG_GROUPS = "int4, groups of "  # the name of a format with groups of more than a step, and their inputs
 SMS = 2  # number of SMs that small cases are launched for, so that a block computes several tiles
 Tiling = TensorCoreGemvTiling
 
@@ -70,6 +72,8 @@ CASES = [
     GemvCase("int4_zeros", 35, 384, BFLOAT16, Tiling(2, 2, 2, 2, 1), norm=True, residual="in place"),
     GemvCase("int4_g128_zeros", 19, 768, FLOAT16, Tiling(4, 2, 1, 2, 1), bias=True),
     GemvCase("int4, minimums", 23, 512, BFLOAT16, Tiling(4, 4, 1, 2, 1), norm=True, residual="apart"),
+    GemvCase(LONG_GROUPS + "256", 23, 768, BFLOAT16, Tiling(2, 2, 2, 2, 1), residual="in place"),
+    GemvCase(LONG_GROUPS + "640", 19, 640, FLOAT16, Tiling(2, 2, 1, 2, 1), bias=True),  # a group per row
     GemvCase("nf4", 35, 384, BFLOAT16, Tiling(2, 2, 1, 2, 1), norm=True, residual="in place"),
     GemvCase("nf4", 13, 384, FLOAT16, Tiling(1, 1, 4, 2, 1), bias=True, out_dtype=FLOAT32),
     GemvCase("nf4, not nested", 30, 512, BFLOAT16, Tiling(8, 8, 1, 2, 1), norm=True),
@@ -149,6 +153,8 @@ def is_of_codes(name):
 def weight_and_numbers(case, rows):
     """(weight of this number of rows, the float64 numbers of those that are different): the table of NF4 is rounded to x's dtype."""
     found = WEIGHT_FORMATS[case.name.partition(",")[0]]
+    if case.name.startswith(LONG_GROUPS):
+        found = dataclasses.replace(found, group_size=int(case.name.removeprefix(LONG_GROUPS)))
     matrix = random((min(rows, DIFFERENT_ROWS), case.k), FLOAT32, 1, 0.1)
     small = found.encode(matrix)
     if case.name == "int4, minimums":

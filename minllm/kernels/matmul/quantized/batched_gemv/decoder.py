@@ -26,7 +26,8 @@ class Decoder(NamedTuple):
     has_offsets: bool  # whether it needs an offset per group
     begin_block: Any  # (table, weight) -> what `pair` and `scale` take: a table, which all threads fill before a barrier, or nothing
     begin: Any  # (weight, row) -> what the format keeps of a row
-    load: Any  # (weight, row, kept, group, words, at): words[at : at + self.words] = what belongs to a group of a row
+    load: Any  # (weight, row, kept, group, words, at): words[at : at + self.words] = what belongs to a group of a row; groups of more
+    # than a step are counted by steps
     scale: Any  # (decoding, kept, words, at) -> Scale, made of these words
     pair: Any  # (decoding, word, i) -> numbers of codes 2 i and 2 i + 1 of a word, as a register of two 16-bit floats
     pair_of_x: Any  # (word, i) -> the inputs that these multiply, from x as it is

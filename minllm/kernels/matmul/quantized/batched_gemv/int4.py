@@ -74,6 +74,7 @@ def make_add(has_zeros: bool, has_minimums: bool):
 def make_int4_decoder(dtype: str, k: int, group_size: int, scale_dtype: str, has_zeros: bool, has_minimums: bool) -> Decoder:
     """The Decoder of weights in groups of 32, 64 or a multiple of 128."""
     groups_of_a_row, float_of, unit = k // group_size, FLOAT_OF[scale_dtype], UNITS[dtype]
+    steps_of_a_group = max(1, group_size // INPUTS)
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, row, kept, group, words, at):
@@ -85,6 +86,10 @@ def make_int4_decoder(dtype: str, k: int, group_size: int, scale_dtype: str, has
             words[at + 1] = uint32(weight.minimums[place])
 
     @cuda.jit(device=True, forceinline=True)
+    def load_of_step(weight, row, kept, step, words, at):
+        load(weight, row, kept, uint32(step // uint32(steps_of_a_group)), words, at)
+
+    @cuda.jit(device=True, forceinline=True)
     def scale(decoding, kept, words, at):
         factor, offset = float_of(words[at]), float32(0)
         if has_minimums:
@@ -93,8 +98,8 @@ def make_int4_decoder(dtype: str, k: int, group_size: int, scale_dtype: str, has
             offset = float32(words[at + 1])
         return Scale(factor, offset)
 
-    has_offsets = has_zeros or has_minimums
+    has_offsets, load_group = has_zeros or has_minimums, load if group_size <= INPUTS else load_of_step
     return Decoder(
-        max(1, INPUTS // group_size), 1 + has_offsets, 0, unit.value, True, has_offsets, nothing, keep_nothing, load, scale,
+        max(1, INPUTS // group_size), 1 + has_offsets, 0, unit.value, True, has_offsets, nothing, keep_nothing, load_group, scale,
         make_pair_of_codes(unit), pair_of_scaled_x if unit.of_x != 1 else x_as_it_is, make_add(has_zeros, has_minimums),
     )  # fmt: skip
