@@ -9,7 +9,7 @@ others     a GEMV over the codes for up to 3 rows; on Hopper mixed-input GEMM fo
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -158,54 +158,50 @@ FP8_BLOCK = FP8_BLOCK._replace(
 )  # fmt: skip
 
 
+def with_variant(
+    kernels: LinearKernels, name: str, launchers: tuple[Any, Any], is_chosen: Callable[[Any, Any], bool], most_rows: int
+) -> LinearKernels:
+    """These kernels, and the launchers of a product and of gate and up, which are chosen wherever is_chosen(x, weight)."""
+    gemv, gated_gemv = launchers
+
+    def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
+        if variant == name:
+            return gated_gemv if out_dtype == x.dtype else None
+        return kernels.gated(variant, x, weight, out_dtype)
+
+    return kernels._replace(
+        variants={**kernels.variants, name: gemv},
+        choose=lambda x, weight: name if is_chosen(x, weight) else kernels.choose(x, weight),
+        most_rows={**kernels.most_rows, name: most_rows},
+        gated=gated,
+    )
+
+
 def with_tensor_core_gemv(kernels: LinearKernels, found: tensor_core_gemv.Format) -> LinearKernels:
     """These kernels, and for one row of x the GEMV on tensor cores with its fusions; it quantises x itself."""
     gemv, gated_gemv, fits = tensor_core_gemv.make_gemv(found), tensor_core_gemv.make_gated_gemv(found), tensor_core_gemv.fits
 
-    def choose_variant(x: Any, weight: Any) -> str:
-        if isinstance(weight.codes, np.ndarray) or isinstance(x, QuantizedRows):  # in the simulator other kernels run faster
-            return kernels.choose(x, weight)
-        return TENSOR_CORE_GEMV if fits(found, x, weight) else kernels.choose(x, weight)
-
-    def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
-        if variant == TENSOR_CORE_GEMV:
-            return gated_gemv if out_dtype == x.dtype else None
-        return kernels.gated(variant, x, weight, out_dtype)
+    def is_chosen(x: Any, weight: Any) -> bool:
+        in_simulator = isinstance(weight.codes, np.ndarray)  # where other kernels run faster
+        return not in_simulator and not isinstance(x, QuantizedRows) and fits(found, x, weight)
 
     def fits_normed(x: Any, weight: Any) -> bool:
         # x * norm is rounded before it is divided by the root mean square: large activations would leave float16, though not codes.
         return fits(found, x, weight) and (found.multiplies_codes or x.dtype != np.float16)
 
-    return kernels._replace(
-        variants={**kernels.variants, TENSOR_CORE_GEMV: gemv},
-        choose=choose_variant,
-        most_rows={**kernels.most_rows, TENSOR_CORE_GEMV: 1},
-        gated=gated,
-        fits_normed=fits_normed,
-        normed_linear=gemv,
-        normed_gated=gated_gemv,
-        normed_qkv=tensor_core_gemv.make_qkv_gemv(found),
+    return with_variant(kernels, TENSOR_CORE_GEMV, (gemv, gated_gemv), is_chosen, 1)._replace(
+        fits_normed=fits_normed, normed_linear=gemv, normed_gated=gated_gemv, normed_qkv=tensor_core_gemv.make_qkv_gemv(found)
     )
 
 
 def with_batched_gemv(kernels: LinearKernels, found: batched_gemv.Format) -> LinearKernels:
     """These kernels, and on Hopper for up to 16 rows of x the GEMV whose clusters divide K."""
-    gemv, gated_gemv, fits = batched_gemv.make_gemv(found), batched_gemv.make_gated_gemv(found), batched_gemv.fits
+    launchers = batched_gemv.make_gemv(found), batched_gemv.make_gated_gemv(found)
 
-    def choose_variant(x: Any, weight: Any) -> str:
-        return BATCHED_GEMV if on_hopper(weight.codes) and fits(found, x, weight) else kernels.choose(x, weight)
+    def is_chosen(x: Any, weight: Any) -> bool:
+        return on_hopper(weight.codes) and batched_gemv.fits(found, x, weight)
 
-    def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
-        if variant == BATCHED_GEMV:
-            return gated_gemv if out_dtype == x.dtype else None
-        return kernels.gated(variant, x, weight, out_dtype)
-
-    return kernels._replace(
-        variants={**kernels.variants, BATCHED_GEMV: gemv},
-        choose=choose_variant,
-        most_rows={**kernels.most_rows, BATCHED_GEMV: batched_gemv.MOST_ROWS},
-        gated=gated,
-    )
+    return with_variant(kernels, BATCHED_GEMV, launchers, is_chosen, batched_gemv.MOST_ROWS)
 
 
 INT4, NF4 = with_batched_gemv(INT4, batched_gemv.INT4), with_batched_gemv(NF4, batched_gemv.NF4)

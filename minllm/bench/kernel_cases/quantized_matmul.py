@@ -33,7 +33,10 @@ VARIANTS = {  # format: variants for numbers of rows
     **dict.fromkeys(("fp8", "int8"), {
         1: ("gemv", "flat", "wgmma", "tensor_core_gemv"), 16: ("flat",), 64: ("flat", "wgmma"), 256: ("flat", "wgmma"), 2048: ("wgmma",),
     }),
-    "fp8_block": {1: ("gemv",), 16: ("wgmma",), 64: ("wgmma", "widened"), 256: ("wgmma",), 2048: ("wgmma", "widened")},
+    "fp8_block": {
+        1: ("gemv",), **dict.fromkeys((2, 8), ("gemv", "wgmma")), **dict.fromkeys((16, 256), ("wgmma",)),
+        **dict.fromkeys((64, 2048), ("wgmma", "widened")),
+    },
     "int4_g128": {
         1: ("gemv", "flat", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv", "flat")),
         **dict.fromkeys((8, 16), ("batched_gemv", "flat", "wgmma")), 64: ("flat", "wgmma"), 128: ("wgmma",),
@@ -48,7 +51,7 @@ VARIANTS = {  # format: variants for numbers of rows
         16: ("batched_gemv", "wgmma"), **dict.fromkeys((32, 64, 256, 2048), ("wgmma", "widened")),
     },
     "Q4_1": {**dict.fromkeys((8, 16), ("batched_gemv", "wgmma")), **dict.fromkeys((64, 256, 2048), ("wgmma", "widened"))},
-    "Q8_0": {8: ("gemv", "wgmma"), **dict.fromkeys((16, 64, 256, 2048), ("wgmma", "widened"))},
+    "Q8_0": {**dict.fromkeys((2, 4, 8), ("gemv", "wgmma")), **dict.fromkeys((16, 64, 256, 2048), ("wgmma", "widened"))},
 }  # fmt: skip
 
 

@@ -32,14 +32,11 @@ from minllm.kernels.matmul.quantized.batched_gemv.nf4 import make_nf4_decoder
 from minllm.kernels.matmul.quantized.batched_gemv.outputs import GATED, PLAIN
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, PAIRS, BatchedGemvTiling
 from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
-from minllm.kernels.matmul.quantized.tensor_core_gemv.gemv import takes_int4
-from minllm.kernels.matmul.quantized.tensor_core_gemv.int4 import Int4Arrays
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import BITS
+from minllm.kernels.matmul.quantized.tensor_core_gemv.gemv import MOST_CODE_BYTES, int4_arrays, takes_int4
 from minllm.runtime.device import is_assumed, sms_here
 from minllm.runtime.kernel import check, launch
 
 MOST_ROWS = 16
-MOST_CODE_BYTES = 1 << 32  # places of codes are 32-bit numbers
 
 
 class Format(NamedTuple):
@@ -51,12 +48,8 @@ class Format(NamedTuple):
 
 
 def int4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple[Decoder, Any]:
-    """The Decoder of an Int4Weight, and its arrays, with scales as integers of their bits."""
-    scales = weight.scales.dtype.name
-    zeros, minimums = (None if one is None else one.reshape(-1) for one in (weight.zeros, weight.minimums))
-    minimums = None if minimums is None else minimums.view(BITS[scales])
-    kind = (k // weight.scales.shape[1], scales, weight.zeros is not None, minimums is not None)
-    arrays = Int4Arrays(weight.codes.reshape(-1), weight.scales.reshape(-1).view(BITS[scales]), zeros, minimums)
+    """The Decoder of an Int4Weight, and its arrays."""
+    kind, arrays = int4_arrays(weight, k)
     return make_int4_decoder(dtype, k, *kind), arrays
 
 

@@ -65,13 +65,18 @@ class Format(NamedTuple):
     multiplies_codes: bool = False  # as they are, by codes of x
 
 
-def int4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
-    """The Operand of an Int4Weight, and its arrays, with scales as integers of their bits."""
+def int4_arrays(weight, k: int) -> tuple[tuple, int4.Int4Arrays]:
+    """(kind, arrays) of an Int4Weight: group size, dtype of scales, whether there are zeros, and minimums; scales as integers of bits."""
     scales = weight.scales.dtype.name
     zeros, minimums = (None if one is None else one.reshape(-1) for one in (weight.zeros, weight.minimums))
     minimums = None if minimums is None else minimums.view(BITS[scales])
     kind = (k // weight.scales.shape[1], scales, weight.zeros is not None, minimums is not None)
-    arrays = int4.Int4Arrays(weight.codes.reshape(-1), weight.scales.reshape(-1).view(BITS[scales]), zeros, minimums)
+    return kind, int4.Int4Arrays(weight.codes.reshape(-1), weight.scales.reshape(-1).view(BITS[scales]), zeros, minimums)
+
+
+def int4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
+    """The Operand of an Int4Weight, and its arrays."""
+    kind, arrays = int4_arrays(weight, k)
     return int4.make_int4_operand(k, tiling, dtype, *kind), arrays
 
 
