@@ -309,7 +309,7 @@ def batched_gemv_weights():
     for group_size, suffix, has_zeros, has_minimums in (
         (128, "", False, False), (128, "_zeros", True, False), (64, "", False, False), (32, "_minimums", False, True),
     ):  # fmt: skip
-        arrays = batched_gemv.Int4Arrays(codes, bits, codes if has_zeros else none, bits if has_minimums else none)
+        arrays = tensor_core_gemv.int4.Int4Arrays(codes, bits, codes if has_zeros else none, bits if has_minimums else none)
         kind = (group_size, "float16", has_zeros, has_minimums)
         found[f"int4/{group_size}{suffix}"] = lambda dtype, k, tiling, kind=kind: batched_gemv.make_int4_decoder(dtype, k, *kind), arrays
     for kind, absmax, nested in (("nested", codes, ONE_VECTOR), ("not_nested", ONE_VECTOR, none)):
