@@ -13,9 +13,10 @@
 # %% [markdown]
 # # 18. Quantised weights
 #
-# A decode step reads every weight once, whatever the batch. Half the bytes can take half the time, and a quarter of
-# the bytes a quarter, if the kernel keeps up and the answers stay good. In this lesson weights become codes of 8 and
-# 4 bits. You see which numbers that hurts, unpack a byte by hand, and write the GEMV that does it in registers.
+# A decode step reads every weight once, whatever the batch. With half the bytes it can take half the time, and with a
+# quarter of the bytes a quarter, if the kernel keeps up and the answers stay good. In this lesson weights become codes
+# of 8 and 4 bits. You measure which numbers lose most, unpack a byte by hand, and write the GEMV that unpacks codes in
+# registers.
 #
 # ```mermaid
 # flowchart LR
@@ -29,7 +30,7 @@
 # \mathrm{out} = \sum_g s_g \sum_{k \in g} x_k\,(c_k - 8)$$
 #
 # $g$ is a group of 32 neighbouring inputs. Activations stay in 16 bits, so this is called W4A16: weights in 4 bits,
-# activations in 16. The kernel never writes decoded weights to memory: a lane loads a byte of codes, decodes it in
+# activations in 16. The kernel never writes decoded weights to memory. A lane loads a byte of codes, decodes it in
 # registers, and multiplies.
 
 # %%
@@ -42,7 +43,7 @@ from minllm.runtime.kernel import kernel
 @kernel
 def int4_gemv(x, codes, scales, out):  # [K], [N, K / 2], [N, K / 32], [N]
     """The two codes of a byte are neighbours here: k in the low nibble, k + 1 above."""
-    n, lane, total = cuda.blockIdx.x, cuda.threadIdx.x, float32(0)  # a warp per row
+    n, lane, total = cuda.blockIdx.x, cuda.threadIdx.x, float32(0)  # one warp per row
     for at in range(lane, codes.shape[1], 32):  # neighbouring lanes, neighbouring bytes
         k = 2 * at
         scale = scales[n, k // 32]
@@ -57,9 +58,9 @@ def int4_gemv(x, codes, scales, out):  # [K], [N, K / 2], [N, K / 32], [N]
 # %% [markdown]
 # **What you will be able to do**
 #
-# - say how many bytes of a step each format leaves, and when fewer bytes gain nothing;
-# - predict the error of a code from the largest number beside it;
-# - read and write packed nibbles, and find what is wrong when two programs disagree about them.
+# - compute how many bytes per step each format needs, and when fewer bytes do not make a step faster;
+# - predict the error of a code from the largest number in its group;
+# - read and write packed nibbles, and find the cause when two programs pack them differently.
 #
 # You need [lesson 10](10_flash_decoding_plus_plus.py), and codes and scales from
 # [lesson 13](13_quantised_kv_cache.py). You need no GPU.
@@ -107,9 +108,9 @@ step_times = step["bfloat16"].bytes / step["int4"].bytes
 assert bits_per_number == 4.5 and 2.8 < step_times < 3.2
 
 # %% [markdown]
-# The gain is less than 16 / 4.5 = 3.6, because the head stays in 16 bits, and so do keys and values. It also shrinks
-# as the batch grows. A GEMM does $2M$ FLOPs per weight, in 16 bits on tensor cores, so the floor at $M$ tokens is the
-# longer of reading the weights and multiplying by them:
+# The gain is less than 16 / 4.5 = 3.6, because the head, the keys and the values stay in 16 bits. It also shrinks as
+# the batch grows. A GEMM does $2M$ FLOPs per weight, in 16 bits on tensor cores. Its lower bound for $M$ tokens is the
+# longer of two times: reading the weights, and multiplying by them.
 
 # %% tags=["fold"]
 from minllm.course import curves
@@ -135,9 +136,10 @@ curves(
 # %% [markdown]
 # ## The error of a code
 #
-# Codes are $s$ apart, so a number comes back at most $s/2$ away. If it lies anywhere between two codes with equal
-# probability, the error has the standard deviation $s / \sqrt{12}$. For a group whose largest number is $t$ times its
-# root mean square, int8 has a relative error of $t / (127 \sqrt{12})$ and int4 of $t / (7 \sqrt{12})$. Only $t$ counts:
+# Neighbouring codes stand for numbers that are $s$ apart, so the error of a number is at most $s/2$. If a number is
+# equally likely to lie anywhere between two codes, the standard deviation of the error is $s / \sqrt{12}$. Let the
+# largest number of a group be $t$ times its root mean square. Then the relative error is $t / (127 \sqrt{12})$ in int8
+# and $t / (7 \sqrt{12})$ in int4. Only $t$ matters:
 
 # %%
 import numpy as np
@@ -146,7 +148,7 @@ from minllm import LLM
 
 
 def relative_error(x, name):
-    """What rounding to a format changes, over the size of x [rows, inputs]."""
+    """The relative error of x [rows, inputs] after rounding to a format."""
     found = WEIGHT_FORMATS[name]
     back = found.dequantize(found.encode(x))
     return float(np.linalg.norm(back - x) / np.linalg.norm(x))
@@ -160,7 +162,7 @@ own_linear = llm.engine.ops.linear
 
 
 def listening_linear(x, linear, out_dtype=None):
-    """Keeps what each Linear multiplies."""
+    """Records the input and the weight of each Linear."""
     heard.append((np.array(x), linear.weight))
     return own_linear(x, linear, out_dtype)
 
@@ -180,16 +182,16 @@ expected /= np.sqrt(np.square(groups).mean()) * 7 * 12**0.5
 assert abs(relative_error(weight, "int4") / expected - 1) < 0.1
 
 # %% [markdown]
-# Weights are nearly normal, so $t$ is 2 to 4 in a group. 4 bits then give each weight an error of 8 to 10 %. NF4 puts
-# its 16 codes where normal numbers lie: closer together near 0. It needs fewer bits than int4 in groups of 32, and its
-# error is smaller. fp8 has an error of 2.6 % whatever $t$ is, because the steps between floats grow with the number.
+# Weights are nearly normal, so $t$ is 2 to 4 in a group, and the error with 4 bits is 8 to 10 %. NF4 places its 16
+# codes where normal numbers are frequent: closer together near 0. It needs fewer bits than int4 in groups of 32, and its
+# error is smaller. fp8 has an error of 2.6 % whatever $t$ is, because the distance between floats grows with the number.
 #
 # Try it: [one matrix, its codes in each format](../docs/weight-codes.md).
 #
 # ## Outliers
 #
-# W8A8 quantises activations too, each token with a scale of its own. Are they as tame as weights? Here is every
-# input of a Linear in the bundled model:
+# W8A8 quantises activations too, with one scale per token. Are activations as easy to quantise as weights? The chart
+# shows the inputs of every Linear in the bundled model:
 
 # %% tags=["fold"]
 points = {"int8": [], "fp8": []}
@@ -218,21 +220,21 @@ codes_that_are_zero = float(np.mean(zeros))
 assert worst[1] > 2 * worst[0] and 12 < codes_that_are_zero < 17
 
 # %% [markdown]
-# The right end of the picture is the down projections. Their inputs are products, $\mathrm{silu}(g) \cdot u$, and a
-# product of two large numbers is very large. It sets the scale of the whole token, and one code in seven is 0. This
-# model is small and its outliers are mild. In models of 7B and more a few channels are 20 to 100 times larger than all
-# others in every token (Dettmers et al. 2022, Xiao et al. 2023); int8 then rounds most of the others to 0. Three
-# answers:
+# The points at the right end of the chart are the down projections. Their inputs are products,
+# $\mathrm{silu}(g) \cdot u$, and the product of two large numbers is very large. It sets the scale of the whole token,
+# and one code in seven is 0. This model is small and its outliers are mild. In models of 7B and more, a few channels are
+# 20 to 100 times larger than all others in every token (Dettmers et al. 2022, Xiao et al. 2023). int8 then rounds most
+# of the others to 0. There are three remedies:
 #
-# - **fp8** rounds each number by its own size: its error is level in the picture.
-# - **SmoothQuant** divides such a channel of $x$ by a factor and multiplies the weight's column by it, because weights
-#   have room for it.
-# - **W4A16** leaves activations alone. They are a small part of a decode step's bytes, so 16 bits cost little.
+# - **fp8** rounds each number relative to its own size, so its line in the chart is flat.
+# - **SmoothQuant** divides such a channel of $x$ by a factor and multiplies the weight's column by the same factor,
+#   because weights have no such outliers.
+# - **W4A16** does not quantise activations. They are a small part of a decode step's bytes, so 16 bits cost little.
 #
 # ## Nibbles by hand
 #
-# Two codes share a byte; which two is a matter of convention, and each file format has its own. Here is that of the
-# package's int4. It serves a trick: a kernel wants *pairs of neighbours* 16 bits apart, as a bfloat16 pair needs them.
+# Two codes share a byte. Which two is a convention, and each file format has its own. The package's int4 stores
+# *neighbouring codes* 16 bits apart in a word, because a kernel needs them there to make a pair of bfloat16:
 
 # %%
 from minllm.kernels.quantization.reference import pack_nibbles
@@ -248,13 +250,14 @@ low, high = magic << np.uint32(16), magic & np.uint32(0xFFFF0000)
 print("as bfloat16:", np.array([low, high], np.uint32).view(np.float32))
 
 # %% [markdown]
-# One shift, one `and`, one `or`, and two codes are floats, plus 128. No integer is converted. AWQ's files
-# have the same order for columns, GPTQ's the natural one for rows, and GGUF puts input $k$ beside $k + 16$. NF4 stays
-# as bitsandbytes' files have it: neighbours share a byte, because a byte looks up a pair of numbers in a table.
+# A shift, an `and` and an `or` turn two codes into the floats 128 + code, without an integer conversion. AWQ files have
+# the same order along columns, GPTQ files the natural order along rows, and GGUF files put input $k$ beside $k + 16$.
+# NF4 keeps the order of bitsandbytes' files: neighbours share a byte, because each byte looks up a pair of numbers in a
+# table.
 #
 # ## From one byte to sixteen
 #
-# The kernel from the top, on neighbours:
+# The kernel from the top of this page expects neighbours in a byte:
 
 # %%
 rng = np.random.default_rng(0)
@@ -294,9 +297,9 @@ show_source(
 )
 
 # %% [markdown]
-# The fast rung adds bytes in flight, as in lesson 10, and saves instructions. 4.2 TB/s over 132 SMs at 1.8 GHz are 18
-# bytes per cycle and SM. That is 35 weights of 4 bits, which 128 lanes unpack, convert and multiply. A 4-bit
-# GEMV can be bound by instructions where a 16-bit one waits for memory.
+# The fast rung keeps more bytes in flight, as in lesson 10, and uses fewer instructions. 4.2 TB/s over 132 SMs at
+# 1.8 GHz is 18 bytes per cycle per SM: 35 weights of 4 bits. An SM's 128 lanes must unpack, convert and multiply them in
+# one cycle. A 4-bit GEMV can therefore be limited by instructions when a 16-bit one is limited by memory.
 #
 # ## What the model loses
 
@@ -311,14 +314,14 @@ assert max(excess["int8"], excess["fp8"]) < 2 < excess["nf4"] < excess["int4"] <
 llm.close()
 
 # %% [markdown]
-# This is rounding to nearest, one number after the other. GPTQ rounds a column, then adjusts the columns that are
-# still to come so that the outputs change least; it brings int4's loss from 15.6 to 1.8 %. The [table of methods and
-# formats](../docs/quantised-weights.md) has the whole held-out text. Small models lose most: they have few numbers to
-# spare.
+# This is rounding to nearest, each number by itself. GPTQ rounds one column, then adjusts the columns that are not
+# rounded yet so that the outputs change least. It reduces int4's loss from 15.6 to 1.8 %. The [table of methods and
+# formats](../docs/quantised-weights.md#what-the-bundled-model-loses) covers the whole held-out text. Small models lose
+# most, because they have few redundant weights.
 #
 # ## Measured against predicted
 #
-# The floors of the first chart, and below them the fastest kernel of each format on an H200:
+# The first chart showed lower bounds. This one shows the fastest kernel of each format on an H200:
 
 # %% tags=["fold"]
 from minllm.course import recorded
@@ -353,11 +356,11 @@ guess.against(
 )
 
 # %% [markdown]
-# The bytes give an upper bound on the speed, and no more. The MARLIN paper reports close to the most that bytes allow
-# for 16 to 32 tokens, on an A10 with its 0.6 TB/s; an H200 has seven times the bandwidth and fewer than twice the SMs.
+# The bytes give only an upper bound on the speed. The MARLIN paper reports speeds close to this bound for 16 to 32
+# tokens, on an A10 with 0.6 TB/s. An H200 has seven times the bandwidth and less than twice the SMs.
 #
-# A better prediction adds what a kernel's start costs, and how far its reading and its arithmetic overlap. A dozen
-# numbers, fitted to recorded products, predict whole steps: `minllm plan llama-3.1-8b --gpu h200 --formats`.
+# A better prediction also needs the fixed cost of a kernel, and how far its loads and its arithmetic overlap. A model of
+# a dozen numbers, fitted to recorded GEMMs, predicts whole steps: `minllm plan llama-3.1-8b --gpu h200 --formats`.
 
 # %%
 from minllm.machine.hardware import gpu_named
@@ -370,14 +373,14 @@ ahead = steps.most_ahead["int4"]
 assert 8 < ahead["int8"] < 32 and 64 < ahead["bfloat16"] <= 256
 
 # %% [markdown]
-# int4 is ahead of int8 in small batches alone: int8's kernel reads more bytes and decodes nothing. Beyond 64 sequences
-# arithmetic bounds both, and decoding comes on top. Steps that were measured lie within 9 % of
-# these ([table](../docs/quantised-weights.md#whole-decode-steps)).
+# int4 is faster than int8 only in small batches: int8's kernel reads more bytes, but decodes nothing. Beyond 64
+# sequences both are limited by arithmetic, and int4 still has to decode. Measured steps are within 9 % of the predicted
+# ones ([table](../docs/quantised-weights.md#whole-decode-steps)).
 #
 # ## Exercises
 #
-# Once your kernel passes, it generates text: `minllm generate --quantization int4 --variant int4_matmul=FILE`, and the
-# report card says `int4_matmul yours`.
+# When your kernel passes, it can generate text: `minllm generate --quantization int4 --variant int4_matmul=FILE`. The
+# report card then says `int4_matmul yours`.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -387,7 +390,7 @@ show_exercises(18)
 # %% [markdown]
 # ## Detective cases
 #
-# Three checkpoints from other programs.
+# Three checkpoints were written by other programs. What is wrong with each?
 
 # %% tags=["hide-input"]
 from minllm.course import show_case
@@ -404,23 +407,24 @@ show_case("whole_rows_only")
 # ## Problems
 #
 # ??? question "1. Groups of 128 with a float16 scale and a 4-bit zero point. How many bits per number? And groups of 32?"
-#     4 + (16 + 4) / 128 = 4.16, and 4 + 20 / 32 = 4.63. In bytes of zero points, as here, 4.19 and 4.75.
+#     4 + (16 + 4) / 128 = 4.16, and 4 + 20 / 32 = 4.63. With one byte per zero point, as in this package, 4.19 and 4.75.
 #
 # ??? question "2. A group of 32 weights has 31 numbers of size 1 and one of 20. What is the relative error of the small ones in int4, and in NF4?"
-#     The step is 20 / 7 = 2.9: the small ones round to 0, an error of 100 %. NF4's codes beside 0 stand for 0.08 · 20
-#     = 1.6 and -0.09 · 20 = -1.8, so 1 and -1 come back 60 and 80 % too large. A smaller group helps, a format does not.
+#     The step is 20 / 7 = 2.9, so the small ones round to 0, an error of 100 %. NF4's codes next to 0 stand for 0.08 · 20
+#     = 1.6 and -0.09 · 20 = -1.8, so 1 and -1 become 60 and 80 % too large. A smaller group helps; another 4-bit format does not.
 #
 # ??? question "3. One H200 at 4 dollars per hour serves 64 sequences of the 8B shape with short contexts, 15 GB of weights per step at 4.2 TB/s. What does int8 save per million tokens?"
-#     A step of 3.6 ms gives 64 tokens: 17,900 per second, 6.2 cents per million. The layers' 14 GB halve, so 8 GB, 1.9 ms: 3.3
-#     cents. At 64 tokens int4 would save more only if its kernel multiplies 64 rows at the speed of memory.
+#     A step takes 3.6 ms and gives 64 tokens: 17,900 per second, 6.2 cents per million. int8 halves the layers' 14 GB,
+#     which leaves 8 GB, 1.9 ms and 3.3 cents. int4 would save more only if its kernel multiplied 64 rows as fast as memory
+#     delivers the codes.
 #
 # ??? question "4. A 70B model has 141 GB in 16 bits. On how many GPUs of 80 GB does it run in 16, 8 and 4.5 bits, with 20 GB for keys and values?"
-#     161, 91 and 60 GB: three GPUs (in practice four), two, and one. The price per hour falls to a quarter before any
-#     kernel is faster.
+#     It needs 161, 91 and 60 GB: three GPUs (in practice four), two, and one. The price per hour falls to a quarter even
+#     if no kernel gets faster.
 #
-# ??? question "5. Somebody dequantises int4 weights into a bfloat16 copy in HBM at every step and calls cuBLAS. How many bytes move per weight?"
-#     0.56 read, 2 written, 2 read: 4.6 bytes, 2.3 times those of bfloat16. For prompts of thousands of tokens arithmetic hides
-#     it; for decoding it makes 4 bits slower than 16.
+# ??? question "5. An engine dequantises int4 weights into a bfloat16 copy in HBM at every step and calls cuBLAS. How many bytes move per weight?"
+#     0.56 read, 2 written, 2 read: 4.6 bytes, 2.3 times the bytes of bfloat16. For prompts of thousands of tokens the
+#     arithmetic takes longer than this traffic. For decoding the traffic makes 4 bits slower than 16.
 
 # %% tags=["hide"]
 assert round(4 + 20 / 128, 2) == 4.16 and round(4 + 20 / 32, 3) == 4.625
@@ -430,9 +434,9 @@ assert abs(4 / 3600 / (64 / (8 / 4.2e3)) * 1e8 - 3.3) < 0.1
 # %% [markdown]
 # ## What next, and which measurement says so
 #
-# The bytes of a step at batch 1 are now those of codes and of the head, and one token still costs one reading of all
-# weights. [Speculative decoding](19_speculative_decoding.py) checks several drafted tokens with one reading. And five
-# kernels of yours can print text together: [the final project](../docs/project.md).
+# A step at batch 1 now reads little more than the codes and the head, but each token still needs all of them once.
+# [Speculative decoding](19_speculative_decoding.py) checks several drafted tokens per reading of the weights. In
+# [the final project](../docs/project.md) five of your own kernels generate text together.
 #
 # ## Sources
 #
