@@ -374,8 +374,8 @@ assert 8 < ahead["int8"] < 32 and 64 < ahead["bfloat16"] <= 256
 
 # %% [markdown]
 # int4 is faster than int8 only in small batches: int8's kernel reads more bytes, but decodes nothing. Beyond 64
-# sequences both are limited by arithmetic, and int4 still has to decode. Measured steps are within 9 % of the predicted
-# ones ([table](../docs/quantised-weights.md#whole-decode-steps)).
+# sequences both are limited by arithmetic, and int4 still has to decode. Measured steps, with int4 in groups of 128,
+# are within 9 % of the predicted ones ([table](../docs/quantised-weights.md#whole-decode-steps)).
 #
 # ## Exercises
 #
