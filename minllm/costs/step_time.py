@@ -4,25 +4,31 @@ A kernel takes its launch, and its reading and its arithmetic, which overlap in 
 
     t = t_launch + (m^p + a^p)^(1/p)        m = bytes / B      a = FLOPs / C
 
-p = infinity would be the roofline, p = 1 a sum. For one row of x, products of quantised weights start sooner, t_gemv, and are memory-bound
-like those of 16 bits; in a step their kernel computes norms and rotations too, t_prepare. For more rows, lanes that decode 4-bit weights
-are not free to multiply, and only reading hides behind both. Up to BATCHED_ROWS rows come in columns of mma.sync, each of which takes as
-long as decoding; beyond DECODED_ROWS tiles are decoded while others are multiplied, a little slower than 16-bit weights, and with a longer
-start, t_start, because few tiles fill the GPU only if warps and blocks divide K:
+p = infinity would be the roofline, p = 1 a sum. For one row of x the GEMV of quantised weights starts sooner, t_gemv, and is memory-bound,
+except for NF4, where decoding at a rate F is the limit; in a step it computes norms and rotations too, t_prepare. For more rows, lanes that
+decode 4-bit weights cannot multiply at the same time, so only reading hides behind both. Up to BATCHED_ROWS rows are columns of mma.sync,
+and each column block takes as long as decoding. Up to FLAT_ROWS a warp decodes int4 that it multiplies itself. NF4, and int4 for more rows,
+is decoded in tiles by some warps while others multiply, a little slower than 16-bit weights, and with a longer start, t_start, because few
+tiles fill the GPU only if warps and blocks divide K:
 
-    t = t_launch + max(m, weights (1 + columns) / G)      t = t_launch + max(m, weights / D + a)      t = t_start + max(m, a / E)
+    1 row               t = t_gemv + max(m, weights / F)
+    to BATCHED_ROWS     t = t_launch + max(m, weights (1 + columns) / G)
+    to FLAT_ROWS        t = t_launch + max(m, weights / D + a)
+    tiles               t = t_start + max(m, weights / T, a / E)
 
-Up to FEW_ROWS the kernels take rows as they come; beyond, arithmetic is that of whole tiles of TILE_ROWS.
+Up to FEW_ROWS the kernels take any number of rows; beyond, arithmetic is that of whole tiles of TILE_ROWS.
 
-t_launch, p, and B, C, the rate of codes of 8 bits, D and E relative to what a copy and cuBLAS reach are fitted to products on one H200, 64
-of bfloat16, fp8 and int8 and 24 of int4, from 1 to 2,048 rows, t_gemv, t_prepare and G to products of int4 of 1 to 16 rows and a step on
-another; t_start beyond TILE_ROWS to eight products on one H100 (docs/results, rows "matmul, quantised"). Over the four products of a layer
-they are off by at most 8 % on all, and whole steps of two shapes and three formats by 9 % (tests/costs/test_step_time.py).
+All numbers are fitted (docs/results, rows "matmul, quantised"), the rates relative to what a copy and cuBLAS reach: on H200s, to GEMMs of
+1 to 2,048 rows, 64 of bfloat16, fp8 and int8 and 68 of 4-bit weights, and t_prepare to a step; t_start beyond TILE_ROWS to eight GEMMs of
+int4 and E of NF4 to four on one H100. Over the four GEMMs of a layer the model is off by at most 8 %, and over whole steps of two shapes
+and four formats by 9 % (tests/costs/test_step_time.py).
 
 Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is ours.
 """
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from minllm.costs.stages import Stage, decode_stages, forward_stages
 from minllm.models.config import ModelConfig
@@ -32,11 +38,10 @@ from minllm.weights.formats import WEIGHT_FORMATS
 
 LAUNCH, OVERLAP_NORM = 3.1e-6, 2.43
 START_OF_GEMV, PREPARE = 2.2e-6, 1.2e-6  # t_gemv and t_prepare
-START_OF_INT4 = 14e-6  # t_start from DECODED_ROWS to TILE_ROWS rows
+START_OF_TILES = 14e-6  # t_start of 4-bit weights up to TILE_ROWS rows
 START_OF_MORE = 7.5e-6  # t_start of more rows, whose tiles are smaller and leave K to fewer blocks
-OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.036, 1.012, 1.85, 0.00637  # of the rates of a copy and of cuBLAS in bfloat16
-COLUMNS_OF_GEMM, COLUMN_ROWS = 0.0183, 8  # G; rows of x in a column block of mma.sync
-INT4_OF_GEMM = 0.94  # E: the share of the rate of 16-bit products
+OF_COPY, OF_GEMM, CODES_OF_GEMM = 1.036, 1.012, 1.85  # B and C for 16 and for 8 bits, as shares of the rates of a copy and of cuBLAS in bfloat16
+COLUMN_ROWS = 8  # rows of x in a column block of mma.sync
 HOST_LAUNCH = 1e-4  # seconds of a kernel that no graph launches
 KERNELS_OF_DRAFTS = 5  # a step's kernels that accept drafts and find new n-grams
 FUSED_ROWS = 64  # up to which 16-bit products' kernels compute norms and rotations too
@@ -44,12 +49,30 @@ ROWS_OF_GEMV = 1  # up to which kernels of quantised products also compute norms
 JOINED = "MLP activation"  # computed by the kernel of gate and up
 FEW_ROWS, TILE_ROWS = 256, 128
 BATCHED_ROWS = 16  # up to which rows are columns of mma.sync
-DECODED_ROWS = 64  # up to which a warp decodes 4-bit weights that it multiplies itself
+FLAT_ROWS = 64  # up to which a warp decodes int4 that it multiplies itself
 PRODUCTS = 4  # of a layer
 HEAD = ("final norm", "lm_head", "sampling")  # stages of the rows that get logits
 ONCE = ("embedding", *HEAD)  # stages that are not in the layers
 PLAIN = WEIGHT_FORMATS["bfloat16"]
-COMPARED = ("bfloat16", "fp8", "int8", "int4")
+
+
+class Decoding(NamedTuple):
+    """How fast the kernels of a 4-bit format are: F to T in weights per FLOP of 16-bit GEMMs, E as a share of their rate."""
+
+    one_row: float  # F
+    columns: float  # G
+    flat: float | None  # D; None: the format has no such kernel
+    tiles: float  # T
+    gemm: float  # E
+
+
+HIDDEN = math.inf  # behind HBM or arithmetic
+DECODING = {
+    "int4_g128": Decoding(HIDDEN, 0.0181, 0.00629, HIDDEN, 0.94),
+    "int4": Decoding(HIDDEN, 0.0091, 0.00217, 0.0027, 0.84),  # groups of 32: a scale for every fourth word of codes; T is Q4_1's
+    "nf4": Decoding(0.0072, 0.0102, None, 0.0048, 0.72),
+}
+COMPARED = ("bfloat16", "fp8", "int8", *DECODING)
 
 
 @dataclass(frozen=True)
@@ -57,16 +80,14 @@ class StepRates:
     """What a GPU does per second."""
 
     bytes: float
-    flops: float  # of 16-bit products
-    code_flops: float  # of products of 8-bit codes
-    decoded: float  # 4-bit weights that become numbers
-    columns: float  # 4-bit weights that become numbers, or that a column block multiplies
+    flops: float  # of 16-bit GEMMs
+    code_flops: float  # of GEMMs of 8-bit codes
 
     @classmethod
     def of(cls, copy_tb_s: float, tflops: float) -> "StepRates":
         """From the rates of a copy and of cuBLAS in bfloat16."""
         copy, gemm = 1e12 * copy_tb_s, 1e12 * tflops
-        return cls(OF_COPY * copy, OF_GEMM * gemm, CODES_OF_GEMM * gemm, DECODED_OF_GEMM * gemm, COLUMNS_OF_GEMM * gemm)
+        return cls(OF_COPY * copy, OF_GEMM * gemm, CODES_OF_GEMM * gemm)
 
 
 def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weight_format: WeightFormat) -> float:
@@ -74,16 +95,18 @@ def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weig
     moved, name = stage.bytes / rates.bytes, weight_format.name
     computed = rows if rows <= FEW_ROWS else -(-rows // TILE_ROWS) * TILE_ROWS
     arithmetic = stage.flops * computed / rows / (rates.code_flops if name in ("int8", "fp8") else rates.flops)
-    if not weight_format.is_plain and rows <= ROWS_OF_GEMV:
-        return layers * START_OF_GEMV + overlapped(moved, arithmetic)
-    if not name.startswith("int4"):
-        return layers * LAUNCH + overlapped(moved, arithmetic)
-    weights = stage.flops / (2 * rows)
-    if rows > DECODED_ROWS:
-        return layers * (START_OF_INT4 if rows <= TILE_ROWS else START_OF_MORE) + max(moved, arithmetic / INT4_OF_GEMM)
-    if rows > BATCHED_ROWS:
-        return layers * LAUNCH + max(moved, weights / rates.decoded + arithmetic)
-    return layers * LAUNCH + max(moved, weights * (1 + -(-rows // COLUMN_ROWS)) / rates.columns)
+    is_one_row = not weight_format.is_plain and rows <= ROWS_OF_GEMV
+    if name not in DECODING:
+        return layers * (START_OF_GEMV if is_one_row else LAUNCH) + overlapped(moved, arithmetic)
+    decoding, weights = DECODING[name], stage.flops / (2 * rows)
+    if is_one_row:
+        return layers * START_OF_GEMV + max(overlapped(moved, arithmetic), weights / (decoding.one_row * rates.flops))
+    if rows <= BATCHED_ROWS:
+        return layers * LAUNCH + max(moved, weights * (1 + -(-rows // COLUMN_ROWS)) / (decoding.columns * rates.flops))
+    if rows <= FLAT_ROWS and decoding.flat:
+        return layers * LAUNCH + max(moved, weights / (decoding.flat * rates.flops) + arithmetic)
+    start = START_OF_TILES if rows <= TILE_ROWS else START_OF_MORE
+    return layers * start + max(moved, weights / (decoding.tiles * rates.flops), arithmetic / decoding.gemm)
 
 
 def overlapped(moved: float, arithmetic: float) -> float:

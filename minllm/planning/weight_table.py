@@ -5,14 +5,14 @@ from typing import NamedTuple
 from rich.console import Group
 from rich.table import Table
 
-from minllm.costs.step_time import COMPARED, StepRates, decode_step_seconds, most_sequences_ahead
+from minllm.costs.step_time import COMPARED, DECODING, StepRates, decode_step_seconds, most_sequences_ahead
 from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
 from minllm.weights.formats import WEIGHT_FORMATS
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-PAIRS = (("int4", "int8"), ("int4", "bfloat16"))
+PAIRS = tuple((name, other) for name in DECODING for other in ("int8", "bfloat16"))
 HOPPERS = ("NVIDIA H100", "NVIDIA H200")
 
 

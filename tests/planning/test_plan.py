@@ -355,13 +355,14 @@ def test_steps_by_format_are_those_of_the_docs():
     assert [int(batch) for batch, _ in rows] == [1, 4, 16, 64, 256]
     for batch, cells in rows:
         assert cells.split(" | ") == [f"{step:.2f}" for step in compared.milliseconds[int(batch)].values()]
-    ahead = compared.most_ahead["int4"]
+    ahead = compared.most_ahead["int4_g128"]
+    assert compared.most_ahead["int4"]["int8"] == 1 and "from two sequences on int8 is faster" in page
     assert f"faster than int8 up to {ahead['int8']} sequences, and than bfloat16 up to {ahead['bfloat16']}" in page
 
 
 def test_formats_are_printed_and_refused_before_anything_else(capsys):
     command = ["plan", "llama-3.1-8b", "--formats", "--gpu"]
     done = runner.invoke(cli.app, [*command, "h200"])
-    assert done.exit_code == 0 and "int4 is faster than int8 up to a batch of" in done.stdout
+    assert done.exit_code == 0 and "int4_g128 is faster than int8 up to a batch of" in done.stdout
     refused = runner.invoke(cli.app, [*command, "t4"])
     assert refused.exit_code != 0 and "knows kernels over codes on Hopper alone" in refused.output and "memory " not in refused.output
