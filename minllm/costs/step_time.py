@@ -1,25 +1,27 @@
-"""How long a step takes, by format of the weights: near the truth, where steps.py and serving.py give what no step can be faster than.
+"""Predicted time of a decode step by weight format, while steps.py and serving.py compute floors.
 
-A kernel takes its launch, and its reading and its arithmetic, which overlap in part:
+A kernel's time is its launch, plus its reads and its arithmetic, which overlap in part:
 
     t = t_launch + (m^p + a^p)^(1/p)        m = bytes / B      a = FLOPs / C
 
-p = infinity would be the roofline, p = 1 a sum. For one row of x, products of quantised weights start sooner, t_gemv, and are memory-bound
-like those of 16 bits; in a step their kernel computes norms and rotations too, t_prepare. For more rows, lanes that decode 4-bit weights
-are not free to multiply, and only reading hides behind both. Up to BATCHED_ROWS rows come in columns of mma.sync, each of which takes as
-long as decoding; beyond DECODED_ROWS tiles are decoded while others are multiplied, a little slower than 16-bit weights, and with a longer
-start, t_start, because few tiles fill the GPU only if warps and blocks divide K:
+p = infinity would be the roofline, p = 1 a sum. For one row of x, GEMVs of quantised weights start sooner (t_gemv) and are memory-bound
+like those of 16-bit weights; in a step their kernel also computes norms and rotations (t_prepare). For more rows of x, lanes that decode
+4-bit weights cannot multiply at the same time, and only reads overlap with both. Up to BATCHED_ROWS rows fill columns of mma.sync, and each
+block of columns takes as long as decoding. Up to DECODED_ROWS a warp decodes the weights that it multiplies. Beyond, tiles are decoded
+while others are multiplied, a little slower than 16-bit weights and with a longer start (t_start), because few tiles fill the GPU only if
+warps and blocks split K:
 
     t = t_launch + max(m, weights (1 + columns) / G)      t = t_launch + max(m, weights / D + a)      t = t_start + max(m, a / E)
 
-Up to FEW_ROWS the kernels take rows as they come; beyond, arithmetic is that of whole tiles of TILE_ROWS.
+Up to FEW_ROWS the arithmetic is that of the actual rows; beyond, that of whole tiles of TILE_ROWS.
 
-t_launch, p, and B, C, the rate of codes of 8 bits, D and E relative to what a copy and cuBLAS reach are fitted to products on one H200, 64
-of bfloat16, fp8 and int8 and 24 of int4, from 1 to 2,048 rows, t_gemv, t_prepare and G to products of int4 of 1 to 16 rows and a step on
-another; t_start beyond TILE_ROWS to eight products on one H100 (docs/results, rows "matmul, quantised"). Over the four products of a layer
-they are off by at most 8 % on all, and whole steps of two shapes and three formats by 9 % (tests/costs/test_step_time.py).
+The constants are fitted to docs/results, rows "matmul, quantised". t_launch, p, and the rates B, C, that of 8-bit codes, D and E, relative
+to those of a copy and of cuBLAS, are fitted to GEMMs of 1 to 2,048 rows on one H200: 64 in bfloat16, fp8 and int8, and 24 in int4. t_gemv,
+t_prepare and G are fitted to int4 GEMMs of 1 to 16 rows and a step on another H200; t_start beyond TILE_ROWS to eight GEMMs on one H100.
+Predictions for the four GEMMs of a layer together are off by at most 8 % on all of these, those for whole steps of two shapes and three
+formats by 9 % (tests/costs/test_step_time.py).
 
-Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is ours.
+Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is our addition.
 """
 
 from dataclasses import dataclass
@@ -32,45 +34,45 @@ from minllm.weights.formats import WEIGHT_FORMATS
 
 LAUNCH, OVERLAP_NORM = 3.1e-6, 2.43
 START_OF_GEMV, PREPARE = 2.2e-6, 1.2e-6  # t_gemv and t_prepare
-START_OF_INT4 = 14e-6  # t_start from DECODED_ROWS to TILE_ROWS rows
-START_OF_MORE = 7.5e-6  # t_start of more rows, whose tiles are smaller and leave K to fewer blocks
-OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.036, 1.012, 1.85, 0.00637  # of the rates of a copy and of cuBLAS in bfloat16
-COLUMNS_OF_GEMM, COLUMN_ROWS = 0.0183, 8  # G; rows of x in a column block of mma.sync
-INT4_OF_GEMM = 0.94  # E: the share of the rate of 16-bit products
-HOST_LAUNCH = 1e-4  # seconds of a kernel that no graph launches
-KERNELS_OF_DRAFTS = 5  # a step's kernels that accept drafts and find new n-grams
-FUSED_ROWS = 64  # up to which 16-bit products' kernels compute norms and rotations too
-ROWS_OF_GEMV = 1  # up to which kernels of quantised products also compute norms and rotations, quantise x, and hide decoding behind HBM
-JOINED = "MLP activation"  # computed by the kernel of gate and up
+START_OF_INT4 = 14e-6  # t_start from DECODED_ROWS to TILE_ROWS rows of x
+START_OF_MORE = 7.5e-6  # t_start of more rows, for which tiles are smaller and fewer blocks split K
+OF_COPY, OF_GEMM, CODES_OF_GEMM, DECODED_OF_GEMM = 1.036, 1.012, 1.85, 0.00637  # rates relative to a copy, and to cuBLAS in bfloat16
+COLUMNS_OF_GEMM, COLUMN_ROWS = 0.0183, 8  # G; rows of x per column block of mma.sync
+INT4_OF_GEMM = 0.94  # E: rate relative to 16-bit GEMMs
+HOST_LAUNCH = 1e-4  # seconds per kernel that the host launches, outside a graph
+KERNELS_OF_DRAFTS = 5  # kernels per step that accept drafts and find new n-grams
+FUSED_ROWS = 64  # most rows for which 16-bit GEMM kernels also compute norms and rotations
+ROWS_OF_GEMV = 1  # most rows for which quantised GEMVs also compute norms and rotations, quantise x, and hide decoding behind HBM
+JOINED = "MLP activation"  # the stage that the kernel of gate and up includes
 FEW_ROWS, TILE_ROWS = 256, 128
-BATCHED_ROWS = 16  # up to which rows are columns of mma.sync
-DECODED_ROWS = 64  # up to which a warp decodes 4-bit weights that it multiplies itself
-PRODUCTS = 4  # of a layer
-HEAD = ("final norm", "lm_head", "sampling")  # stages of the rows that get logits
-ONCE = ("embedding", *HEAD)  # stages that are not in the layers
+BATCHED_ROWS = 16  # most rows that fill columns of mma.sync
+DECODED_ROWS = 64  # most rows for which a warp decodes the 4-bit weights that it multiplies
+PRODUCTS = 4  # GEMMs per layer
+HEAD = ("final norm", "lm_head", "sampling")  # stages that compute only the rows that get logits
+ONCE = ("embedding", *HEAD)  # stages outside the layers
 PLAIN = WEIGHT_FORMATS["bfloat16"]
 COMPARED = ("bfloat16", "fp8", "int8", "int4")
 
 
 @dataclass(frozen=True)
 class StepRates:
-    """What a GPU does per second."""
+    """Rates of a GPU, per second."""
 
     bytes: float
-    flops: float  # of 16-bit products
-    code_flops: float  # of products of 8-bit codes
-    decoded: float  # 4-bit weights that become numbers
-    columns: float  # 4-bit weights that become numbers, or that a column block multiplies
+    flops: float  # FLOPs of 16-bit GEMMs
+    code_flops: float  # FLOPs of GEMMs over 8-bit codes
+    decoded: float  # 4-bit weights decoded
+    columns: float  # 4-bit weights decoded, or multiplied by a column block
 
     @classmethod
     def of(cls, copy_tb_s: float, tflops: float) -> "StepRates":
-        """From the rates of a copy and of cuBLAS in bfloat16."""
+        """The rates of a GPU on which a copy reaches copy_tb_s TB/s and cuBLAS in bfloat16 reaches tflops TFLOP/s."""
         copy, gemm = 1e12 * copy_tb_s, 1e12 * tflops
         return cls(OF_COPY * copy, OF_GEMM * gemm, CODES_OF_GEMM * gemm, DECODED_OF_GEMM * gemm, COLUMNS_OF_GEMM * gemm)
 
 
 def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weight_format: WeightFormat) -> float:
-    """The seconds of a stage that multiplies by weights, once per layer."""
+    """Seconds of a stage with one GEMM per layer, over `layers` layers; rows: of x."""
     moved, name = stage.bytes / rates.bytes, weight_format.name
     computed = rows if rows <= FEW_ROWS else -(-rows // TILE_ROWS) * TILE_ROWS
     arithmetic = stage.flops * computed / rows / (rates.code_flops if name in ("int8", "fp8") else rates.flops)
@@ -87,17 +89,17 @@ def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weig
 
 
 def overlapped(moved: float, arithmetic: float) -> float:
-    """Seconds of reading and arithmetic together."""
+    """Seconds of reads and arithmetic that overlap in part: the p-norm of both."""
     return (moved**OVERLAP_NORM + arithmetic**OVERLAP_NORM) ** (1 / OVERLAP_NORM)
 
 
 def decode_step_seconds(
     config: ModelConfig, batch: int, context: int, rates: StepRates, weight_format: WeightFormat = PLAIN
 ) -> float:  # fmt: skip
-    """The seconds of a step of `batch` sequences that see `context` keys each, with the layers' weights in one of the formats COMPARED.
+    """Seconds of a step of `batch` sequences with `context` keys each. weight_format: one of COMPARED, for the layers' weights.
 
-    Keys and values are in 16 bits. For more than one row codes of 8 bits need two kernels more per layer, which quantise what attention and
-    the activation wrote; for one, the four products of a layer prepare x themselves.
+    Keys and values are in 16 bits. With more than one sequence, 8-bit codes need two more kernels per layer, which quantise the outputs of
+    attention and of the activation; with one, the four GEMVs of a layer prepare x themselves.
     """
     stages = decode_stages(config, batch, context, weight_format=weight_format)
     seconds = sum(stage_seconds(stage, batch, config, rates, weight_format) for stage in stages)
@@ -107,7 +109,7 @@ def decode_step_seconds(
 
 
 def stage_seconds(stage: Stage, rows: int, config: ModelConfig, rates: StepRates, weight_format: WeightFormat) -> float:
-    """The seconds of a stage of `rows` tokens, over all layers."""
+    """Seconds of a stage of `rows` tokens, over all layers."""
     layers = 1 if stage.name in ONCE else config.num_hidden_layers
     if "projection" in stage.name or stage.name == "lm_head":
         return product_seconds(stage, rows, layers, rates, PLAIN if stage.name == "lm_head" else weight_format)
@@ -118,23 +120,23 @@ def stage_seconds(stage: Stage, rows: int, config: ModelConfig, rates: StepRates
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What a model's steps take with weights and activations in 16 bits, where StepCosts (serving.py) has their floor."""
+    """Predicted times of a model's steps with 16-bit weights and activations; StepCosts (serving.py) has their floors."""
 
     config: ModelConfig
     rates: StepRates
 
     def linear_seconds(self, tokens: int, rows: int) -> float:
-        """The seconds of everything but attention, for `tokens` tokens, of which `rows` get logits."""
+        """Seconds of everything but attention, for `tokens` tokens, of which `rows` get logits."""
         stages = forward_stages(self.config, Sizes(tokens, rows, visible=0, read=0))
         return sum(self._seconds(stage, rows if stage.name in HEAD else tokens) for stage in stages if stage.name != "attention")
 
     def other_seconds(self, verifies: bool) -> float:
-        """The seconds of launches besides: attention, which merges what blocks make of a verification's keys, and the kernels of drafts."""
+        """Seconds of the other launches: attention, its merge of partial results when drafts are verified, and the kernels of drafts."""
         attention = self.config.num_hidden_layers * LAUNCH
         return 2 * attention + KERNELS_OF_DRAFTS * LAUNCH if verifies else attention
 
     def launched_seconds(self, tokens: int) -> float:
-        """The seconds of a forward whose kernels the host launches one by one."""
+        """Seconds of a forward pass with kernels that the host launches one by one."""
         stages = forward_stages(self.config, Sizes(tokens, 0, visible=0, read=0))
         kernels = sum(1 if stage.name in ONCE else self.config.num_hidden_layers for stage in stages)
         return max(kernels * HOST_LAUNCH, self.linear_seconds(tokens, 0))
@@ -144,7 +146,7 @@ class StepTimes:
 
 
 def most_sequences_ahead(config: ModelConfig, context: int, rates: StepRates, first: str, second: str, most: int = 256) -> int:
-    """Up to which batch steps with weights in `first` are faster than with `second`; 0 if not even alone."""
+    """The batch up to which steps with weights in `first` are faster than in `second`, at most `most`; 0 if none is."""
 
     def is_ahead(batch: int) -> bool:
         mine, other = (decode_step_seconds(config, batch, context, rates, WEIGHT_FORMATS[name]) for name in (first, second))
