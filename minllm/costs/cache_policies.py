@@ -40,7 +40,7 @@ class AllocationPolicy:
             raise InvalidOptionError("A contiguous cache sets max-model-len tokens aside for every sequence: say how many.")
 
     def allocated_bytes(self, tokens: int, token_bytes: int) -> int:
-        """Bytes allocated for a sequence of `tokens` tokens. Raises InvalidOptionError if a contiguous cache is too short."""
+        """Bytes allocated for `tokens` tokens. Raises InvalidOptionError if max_model_len is too short."""
         if self.name == "virtual":
             return 2 * _whole(tokens * token_bytes, 2 * PAGE_BYTES) * PAGE_BYTES
         if self.name == "paged":
@@ -51,7 +51,10 @@ class AllocationPolicy:
 
 
 def batch_bytes(policy: AllocationPolicy, lengths: Iterable[int], token_bytes: int, shared_prefix: int = 0) -> int:
-    """Bytes allocated for sequences of these lengths. shared_prefix: common tokens; a paged cache stores their full blocks once."""
+    """Bytes allocated for sequences of these lengths.
+
+    shared_prefix: tokens that all sequences begin with; a paged cache stores their full blocks once.
+    """
     lengths = list(lengths)
     # exercise: costs.batch_bytes
     allocated = sum(policy.allocated_bytes(length, token_bytes) for length in lengths)

@@ -17,7 +17,7 @@ from minllm.models.config import ModelConfig
 
 
 def shard(config: ModelConfig, degree: int) -> ModelConfig:
-    """One GPU's part of the model at tensor-parallel `degree`. Raises InvalidOptionError if `degree` does not divide the model."""
+    """One GPU's part of the model. Raises InvalidOptionError if the tensor-parallel `degree` does not fit."""
     if degree == 1:
         return config
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads

@@ -84,7 +84,7 @@ def weight_bytes(
 
 
 def kv_bytes_per_token(config: ModelConfig, itemsize: float = 2) -> int:
-    """Bytes of one token's keys and values in the cache, over all layers; grouped-query attention stores only the KV heads."""
+    """Bytes of one token's keys and values over all layers; grouped-query attention stores KV heads only."""
     # exercise: costs.kv_bytes_per_token
     return int(config.num_hidden_layers * key_value_width(config) * itemsize)
     # end exercise

@@ -37,7 +37,7 @@ def micro_batches(sequences: int, stages: int) -> MicroBatches:
 
 
 def last_stage(config: ModelConfig, stages: int) -> ModelConfig:
-    """The last of `stages` stages as a model of its own. Raises InvalidOptionError if layers do not divide evenly.
+    """The last stage as a model of its own. Raises InvalidOptionError if layers do not divide evenly.
 
     It includes the embedding, for which every stage's memory is planned, though only the first stage uses it.
     """

@@ -1,4 +1,4 @@
-"""The time of a step with decodes and prompts, and the load that a server can bear: the arithmetic of batching.
+"""The arithmetic of batching: the time of a mixed step, and the load that a server can bear.
 
 A step computes T tokens: one for each of n decodes, and chunks of prompts. Its kernels run one after another, so their floors add up.
 Linear layers compute all tokens together, attention computes decodes and prompts separately. With W bytes of weights, F FLOPs per token,
@@ -80,7 +80,7 @@ class StepCosts:
         return linear + self._attention_seconds(keys, keys) + self._attention_seconds(*self._prompt_keys(chunks))
 
     def linear_seconds(self, tokens: float, rows: float) -> float:
-        """The floor of everything but attention: moving the weights and tokens, or the arithmetic, whichever is longer."""
+        """The floor of everything but attention: the longer of memory traffic and arithmetic."""
         moved = (self.fixed_bytes + tokens * self.token_bytes) / self.bytes_per_s
         computed = (tokens * self.token_flops + rows * self.row_flops) / self.flops_per_s
         return max(moved, computed)
@@ -116,10 +116,10 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Load:
-    """The load of requests on a server, by the module's equations. prompts, outputs: samples of their lengths in tokens.
+    """The load of requests on a server, by the module's equations.
 
-    max_num_seqs: the most sequences that decode at a time: the slots, or those that fit in the cache. steps_ahead: steps that are planned
-    before the running step has ended; a request that arrives now cannot join them.
+    prompts, outputs: samples of their lengths, in tokens. max_num_seqs: the most sequences that decode at a time: the slots, or those that
+    fit in the cache. steps_ahead: steps that are planned before the running step has ended; a request that arrives now cannot join them.
     """
 
     step: StepCosts
@@ -135,7 +135,7 @@ class Load:
 
     @property
     def context(self) -> float:
-        """Mean keys that a decode sees: prompt and answer so far. Long answers count more, since they decode more often."""
+        """Mean keys that a decode sees: prompt and answer so far. Long answers decode more often."""
         return fmean(self.prompts) + fmean(tokens**2 for tokens in self.outputs) / (2 * self.output)
 
     @property

@@ -1,4 +1,4 @@
-"""The speed-up by speculation: tokens per step, from the acceptance rate, against the cost of steps with more rows.
+"""The speed-up by speculation, from the acceptance rate and the cost of steps with more rows.
 
 Each draft is accepted with probability a if all drafts before it are. Of k drafts, the first i are accepted with probability a^i, so a step
 yields 1 + a + a^2 + .. + a^k tokens on average:
@@ -72,12 +72,12 @@ def speed_up(
 def best_num_drafts(
     costs: LinearCosts, acceptance: float, num_sequences: int, most: int, draft: LinearCosts | None = None, num_made: int | None = None
 ) -> int:  # fmt: skip
-    """The number of drafts, from 0 to `most`, with the largest speed-up; the fewest of equals, 0 if none is above 1."""
+    """The number of drafts, 0 to `most`, with the largest speed-up; 0 if no speed-up is above 1."""
     return max(range(most + 1), key=lambda k: (speed_up(costs, acceptance, num_sequences, k, draft, num_made), -k))
 
 
 def trial_interval(costs: LinearCosts, num_sequences: int, most: int, draft: LinearCosts, catch_up: float) -> int | None:
-    """Steps without drafts between two trials of a draft model, so that trials take at most TRIAL_SHARE of the time.
+    """Steps between two trials of a draft model, so that trials take at most TRIAL_SHARE of the time.
 
     A trial is TRIAL_STEPS steps that verify `most` drafts, none of which is accepted, after `catch_up` seconds in which the draft model
     computes the tokens that it has not seen. None if drafts would not pay even if all were accepted.

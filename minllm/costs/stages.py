@@ -32,7 +32,7 @@ LOGIT_BYTES = 4  # logits are float32
 
 
 def visible_pairs(tokens: int, window: int) -> int:
-    """Pairs of a query and a key in a causal prompt of `tokens`: query i sees i keys, at most `window` of them (0: all)."""
+    """Query-key pairs in a causal prompt: query i sees i keys, at most `window` of them (0: all)."""
     if not window or tokens <= window:
         return tokens * (tokens + 1) // 2
     return window * (window + 1) // 2 + (tokens - window) * window
@@ -72,7 +72,7 @@ def prefill_stages(
     residual_window: int = 0,
     weight_format: WeightFormat | None = None,
 ) -> list[Stage]:
-    """The stages of a causal prefill of `sequences` prompts of `tokens` tokens each, with logits of the last tokens."""
+    """The stages of a causal prefill of `sequences` prompts of `tokens` tokens, with logits of the last ones."""
     visible = sequences * sum(visible_pairs(tokens, window) for window in config.sliding_windows)
     total = sequences * tokens
     read = config.num_hidden_layers * sequences * coded_tokens(tokens, residual_window)

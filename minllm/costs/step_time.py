@@ -96,10 +96,11 @@ def overlapped(moved: float, arithmetic: float) -> float:
 def decode_step_seconds(
     config: ModelConfig, batch: int, context: int, rates: StepRates, weight_format: WeightFormat = PLAIN
 ) -> float:  # fmt: skip
-    """Seconds of a step of `batch` sequences with `context` keys each. weight_format: one of COMPARED, for the layers' weights.
+    """Seconds of a step of `batch` sequences with `context` keys each.
 
-    Keys and values are in 16 bits. With more than one sequence, 8-bit codes need two more kernels per layer, which quantise the outputs of
-    attention and of the activation; with one, the four GEMVs of a layer prepare x themselves.
+    weight_format: that of the layers' weights, one of COMPARED. Keys and values are in 16 bits. With more than one sequence, 8-bit codes
+    need two more kernels per layer, which quantise the outputs of attention and of the activation; with one, the four GEMVs of a layer
+    prepare x themselves.
     """
     stages = decode_stages(config, batch, context, weight_format=weight_format)
     seconds = sum(stage_seconds(stage, batch, config, rates, weight_format) for stage in stages)
@@ -120,7 +121,7 @@ def stage_seconds(stage: Stage, rows: int, config: ModelConfig, rates: StepRates
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Predicted times of a model's steps with 16-bit weights and activations; StepCosts (serving.py) has their floors."""
+    """Predicted times of steps with 16-bit weights and activations; StepCosts (serving.py) has floors."""
 
     config: ModelConfig
     rates: StepRates
@@ -131,7 +132,7 @@ class StepTimes:
         return sum(self._seconds(stage, rows if stage.name in HEAD else tokens) for stage in stages if stage.name != "attention")
 
     def other_seconds(self, verifies: bool) -> float:
-        """Seconds of the other launches: attention, its merge of partial results when drafts are verified, and the kernels of drafts."""
+        """Seconds of other launches: attention, and with drafts the merge of its parts and the drafts' kernels."""
         attention = self.config.num_hidden_layers * LAUNCH
         return 2 * attention + KERNELS_OF_DRAFTS * LAUNCH if verifies else attention
 
@@ -146,7 +147,7 @@ class StepTimes:
 
 
 def most_sequences_ahead(config: ModelConfig, context: int, rates: StepRates, first: str, second: str, most: int = 256) -> int:
-    """The batch up to which steps with weights in `first` are faster than in `second`, at most `most`; 0 if none is."""
+    """The batch up to which steps with weights in `first` are faster than in `second`; 0 if none is."""
 
     def is_ahead(batch: int) -> bool:
         mine, other = (decode_step_seconds(config, batch, context, rates, WEIGHT_FORMATS[name]) for name in (first, second))

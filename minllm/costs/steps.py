@@ -33,7 +33,7 @@ class Cost:
         return 1e3 * self.flops / (tflops * 1e12)
 
     def floor_ms(self, bandwidth_tb_s: float, tflops: float | None = None) -> float:
-        """The least milliseconds that the step can take: the larger of memory_ms and, if `tflops` is given, compute_ms."""
+        """The least milliseconds for the step: the larger of memory_ms and, if `tflops` is given, compute_ms."""
         # exercise: costs.floor_ms
         return max(self.memory_ms(bandwidth_tb_s), self.compute_ms(tflops) if tflops else 0.0)
         # end exercise
@@ -54,7 +54,7 @@ def decode_step(
     residual_window: int = 0,
     weight_format: WeightFormat | None = None,
 ) -> Cost:
-    """The cost of one token for each of `batch` sequences with `context` keys each, its own included. Options: see stages.py."""
+    """The cost of one token for each of `batch` sequences with `context` keys, its own included."""
     stages = decode_stages(config, batch, context, itemsize, kv_itemsize, matrix_itemsize, residual_window, weight_format)
     return sum_of(stages)
 
@@ -69,6 +69,6 @@ def prefill(
     residual_window: int = 0,
     weight_format: WeightFormat | None = None,
 ) -> Cost:
-    """The cost of a causal prefill of `sequences` prompts of `tokens` tokens each, with logits of the last tokens."""
+    """The cost of a causal prefill of `sequences` prompts of `tokens` tokens, with logits of the last ones."""
     stages = prefill_stages(config, tokens, itemsize, kv_itemsize, matrix_itemsize, sequences, residual_window, weight_format)
     return sum_of(stages)

@@ -23,7 +23,7 @@ START_MS = 0.12  # milliseconds to start a swap out and in, on a machine with an
 
 @dataclass(frozen=True)
 class SwapRates:
-    """Rates of a machine: host copies in one direction in GB/s, memory in TB/s, GEMMs in TFLOP/s, and ms to start a swap."""
+    """Rates of a machine: host copies in one direction, memory, GEMMs; and the time to start a swap."""
 
     host_gb_s: float
     bandwidth_tb_s: float
@@ -42,7 +42,7 @@ def recompute_ms(config: ModelConfig, tokens: int, rates: SwapRates) -> float:
 
 
 def crossings(config: ModelConfig, rates: SwapRates, max_tokens: int, kv_itemsize: float = 2) -> list[int]:
-    """The token counts up to `max_tokens` at which the faster choice changes, ascending; `swap_wins` for 1 token is the first choice."""
+    """The token counts up to `max_tokens` at which the value of `swap_wins` changes, ascending."""
     found, low = [], 1
     while low < max_tokens:
         high = min(2 * low, max_tokens)

@@ -1,4 +1,4 @@
-"""Records the inputs of every linear layer while a calibration text runs through the model, one layer at a time.
+"""Records the inputs of every linear layer for a calibration text, one layer of the model at a time.
 
 The text is cut into independent windows. Memory holds the weights of one layer and the residual stream of all windows.
 """

@@ -115,7 +115,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def copy_rest(source: Path, directory: Path, quantization: dict[str, Any]) -> None:
-    """Write config.json with `quantization`, and copy the small files: tokenizer, chat template, generation_config.json."""
+    """Write config.json with `quantization`; copy tokenizer, chat template and generation_config.json."""
     for path in source.iterdir():
         if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and path.name not in ("config.json", INDEX_FILE):
             shutil.copyfile(path, directory / path.name)

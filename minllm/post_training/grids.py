@@ -105,7 +105,7 @@ def nf4_grid(block: np.ndarray, clip: bool) -> Nf4Grid:
 
 
 def least_error(group: np.ndarray, covering: Callable[[np.float32], Any], clip: bool) -> Any:
-    """covering(1); with clip, for each row the covering(share) with the least squared error over the group [N, group]."""
+    """covering(1); with clip, for each row the covering(share) of least squared error over group [N, K]."""
     best, least = covering(np.float32(1)), None
     for share in SHARES if clip else ():
         grid = covering(np.float32(share))
@@ -119,7 +119,7 @@ def least_error(group: np.ndarray, covering: Callable[[np.float32], Any], clip: 
 
 
 def covering_int4_grid(group: np.ndarray, has_zeros: bool, share: np.float32) -> IntegerGrid:
-    """The int4 grid over this share of the group's range; the scale is rounded to float16 first, as in weights/int4.py."""
+    """The int4 grid over a share of the group's range; scales are rounded to float16, as in weights/int4.py."""
     if not has_zeros:
         scales = (np.abs(group).max(axis=1) * (share / np.float32(7))).astype(np.float16)
         return IntegerGrid(scales, np.full(len(group), 8, np.float32), 0, 15)

@@ -1,4 +1,4 @@
-"""Scales that move between a matrix and the layer before it: (x diag(1 / s)) (diag(s) W^T) = x W^T for every s > 0.
+"""Scales that move into a matrix from its inputs: (x diag(1 / s)) (diag(s) W^T) = x W^T for every s > 0.
 
     SmoothQuant  s = max |x| ** 0.5 / max |W| ** 0.5 for each input: moves part of the activations' outliers into the weights, for int8
     AWQ          s = mean |x| ** r, the r of 0, 0.1, ... 1 with the least output error: inputs that matter get finer steps

@@ -42,7 +42,7 @@ TOKENS = 16_384  # tokens of calibration text
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a format is rounded and written. group: inputs per group, 0 for whole rows; config: its quantization_config."""
+    """How a format is rounded and written. group: inputs per group, 0 for rows; config: quantization_config."""
 
     group: int
     make_grid: Callable[[np.ndarray], Any]
@@ -151,7 +151,7 @@ class Quantizer:
         return tensors
 
     def _calibrated(self, stored: Layer, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The tensors of a layer's matrices, rounded with calibration, and of norms that absorbed scales; advances the windows."""
+        """The tensors of a layer's matrices and of norms that absorbed scales; advances the windows."""
         layer, found = self.reader.read(stored), {}
         if self.method != "gptq":
             found |= self._migrate(stored, layer, tensors)

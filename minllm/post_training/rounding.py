@@ -29,7 +29,7 @@ class Rounded(NamedTuple):
 
 
 def round_matrix(matrix: np.ndarray, group: int, make_grid: Callable[[np.ndarray], Any], hessian: np.ndarray | None = None) -> Rounded:
-    """Round a matrix [N, K] in groups of `group` inputs (0: whole rows), each on the grid make_grid(columns of the group).
+    """Round a matrix [N, K] in groups of inputs (0: whole rows), each on the grid make_grid(its columns).
 
     hessian: the sum of x^T x over tokens, [K, K], for GPTQ; None rounds to the nearest.
     """

@@ -1,4 +1,4 @@
-"""Linear layers as values: a Linear carries its arrays, bias, format and shard from the checkpoint to the kernel.
+"""Linear layers: a Linear carries its arrays, bias, format and shard from the checkpoint to the kernel.
 
     linear.py    Linear: y = x @ weight.T + bias, the weight in the arrays of its format
     format.py    WeightFormat: the interface of a format; LinearKernels: its GPU kernels

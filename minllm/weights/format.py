@@ -1,4 +1,4 @@
-"""The interface of a weight format: sizes in bytes, loading from a checkpoint, the NumPy reference, and the GPU kernels.
+"""The interface of a weight format: sizes, loading from a checkpoint, NumPy reference, GPU kernels.
 
 Each Linear carries its format, as each cache carries its KvFormat (kernels/quantization/formats.py). Settings that differ between
 checkpoints (group size, modules that stay plain) are fields of the instance. To add a format, write a subclass in a new file and list it
@@ -50,7 +50,7 @@ class LinearKernels(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How matrices [outputs, inputs] of linear layers are stored. `weight`: a host or device array, or a NamedTuple of arrays."""
+    """How matrices [outputs, inputs] are stored. `weight`: an array, or a NamedTuple; on host or device."""
 
     name: str
     matrix_itemsize: float  # bytes per matrix element, without scales
@@ -71,7 +71,7 @@ class WeightFormat:
         return not any(name == one or name.endswith(f".{one}") for one in self.excluded)
 
     def of(self, modules: list[str]) -> "WeightFormat | None":
-        """The format of modules stacked in one Linear: this one if it covers all of them, else None, which means plain."""
+        """The format of modules stacked in one Linear: this one if it covers all of them, else None for plain."""
         return self if all(map(self.covers, modules)) else None
 
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
@@ -80,11 +80,11 @@ class WeightFormat:
         return int(outputs * inputs * self.matrix_itemsize) + outputs * self.row_bytes + groups * self.group_bytes
 
     def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
-        """Upper bound on the bytes of workspace to multiply `rows` rows of x, besides x, weight and out; itemsize: bytes per element."""
+        """Upper bound on bytes of workspace for `rows` rows of x; itemsize: bytes per element of x."""
         return 0
 
     def check_inputs(self, name: str, inputs: int) -> None:
-        """Raises InvalidOptionError if the inputs of the module `name`, or of its shard, do not divide into whole groups."""
+        """Raises InvalidOptionError if the inputs of the module `name`, or its shard, are not whole groups."""
         if self.group_size and inputs % self.group_size:
             raise InvalidOptionError(
                 f"A matrix in {self.name} has groups of {self.group_size} inputs, and {name} has {inputs}: take a format with smaller "
@@ -107,7 +107,7 @@ class WeightFormat:
         return weight
 
     def matrices(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> list[np.ndarray]:
-        """The shard of each module's floating-point matrix [outputs, inputs], as views of the checkpoint where possible."""
+        """The shard of each module's floating-point matrix [outputs, inputs]: views of the checkpoint if possible."""
         parts = []
         for one in projections:
             matrix = checkpoint.tensor(f"{one.name}.weight")
@@ -115,7 +115,7 @@ class WeightFormat:
         return parts
 
     def encode(self, matrix: np.ndarray) -> Any:
-        """Quantise a floating-point matrix [outputs, inputs]; returns the weight's host arrays, one array or a NamedTuple."""
+        """Quantise a floating-point matrix [outputs, inputs] to host arrays: one array or a NamedTuple."""
         raise NotImplementedError(f"{self.name} is not made of plain matrices")
 
     def place(self, ops: Any, weight: Any) -> Any:

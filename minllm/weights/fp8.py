@@ -55,7 +55,7 @@ class Fp8Format(WeightFormat):
         return Fp8Weight(ops.empty((outputs, inputs), np.uint8), ops.empty((outputs,), np.float32))
 
     def linear(self, x: np.ndarray, weight: Fp8Weight, bias: np.ndarray | None = None, out_dtype: Any = None) -> np.ndarray:
-        """The NumPy reference: rows of x are quantised, then codes are multiplied and summed in float32."""
+        """The NumPy reference with quantised x: codes are multiplied and summed in float32."""
         rows = quantize_fp8(x)
         sums = rows.codes.view(E4M3).astype(np.float32) @ weight.codes.view(E4M3).astype(np.float32).T
         out = sums * rows.scales[:, None] * weight.scales

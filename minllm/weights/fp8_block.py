@@ -35,7 +35,7 @@ def to_codes(numbers: np.ndarray) -> np.ndarray:
 
 
 def by_blocks(matrix: np.ndarray, rows: int) -> np.ndarray:
-    """matrix [outputs, inputs] as float32 [row blocks, rows, column blocks, 128], padded with zeros to whole blocks."""
+    """matrix [outputs, inputs] as float32 [row blocks, rows, column blocks, 128], padded with zeros."""
     outputs, inputs = matrix.shape
     padded = np.zeros((-(-outputs // rows) * rows, -(-inputs // BLOCK) * BLOCK), np.float32)
     padded[:outputs, :inputs] = matrix
@@ -43,7 +43,7 @@ def by_blocks(matrix: np.ndarray, rows: int) -> np.ndarray:
 
 
 def quantize_blocks(matrix: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """(codes, scales) of a matrix in blocks of rows x 128: uint8 [outputs, inputs], float32 [row blocks, column blocks]."""
+    """(codes, scales) in blocks of rows x 128: uint8 [outputs, inputs], float32 [row blocks, column blocks]."""
     blocks = by_blocks(matrix, rows)
     scales = np.abs(blocks).max(axis=(1, 3)) * np.float32(1 / LARGEST)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
@@ -53,7 +53,7 @@ def quantize_blocks(matrix: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarr
 
 
 def quantize_row_groups(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(codes, scales) of activations [tokens, inputs] in groups of 128: uint8 [tokens, inputs], float32 [tokens, groups]."""
+    """(codes, scales) of activations in groups of 128: uint8 [tokens, inputs], float32 [tokens, groups]."""
     return quantize_blocks(x, 1)
 
 
@@ -83,7 +83,7 @@ class Fp8BlockFormat(WeightFormat):
         return Fp8BlockWeight(ops.empty((outputs, inputs), np.uint8), scales, ops.empty((outputs,), np.int32))
 
     def linear(self, x: np.ndarray, weight: Fp8BlockWeight, bias: np.ndarray | None = None, out_dtype: Any = None) -> np.ndarray:
-        """The NumPy reference: rows of x are quantised in groups, then x and weight are dequantised and multiplied in float32."""
+        """The NumPy reference: x is quantised in groups, then dequantised like the weight; float32 matmul."""
         codes, scales = quantize_row_groups(x)
         rows = codes.view(E4M3).astype(np.float32) * np.repeat(scales, BLOCK, axis=1)[:, : x.shape[1]]
         out = rows @ self.dequantize(weight).T

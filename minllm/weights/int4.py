@@ -1,4 +1,4 @@
-"""W4A16: int4 in groups of 32, 64 or 128 inputs that share a scale and, optionally, a zero point; activations stay in 16 bits.
+"""W4A16: int4 in groups of 32, 64 or 128 inputs that share a scale and, optionally, a zero point.
 
     symmetric   scale = max |w| / 7                      code = round(w / scale) + 8       w' = (code - 8) * scale
     with zeros  scale = (max(w, 0) - min(w, 0)) / 15     zero = round(-min(w, 0) / scale)

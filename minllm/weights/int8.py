@@ -53,7 +53,7 @@ class Int8Format(WeightFormat):
         return Int8Weight(ops.empty((outputs, inputs), np.int8), ops.empty((outputs,), np.float32))
 
     def linear(self, x: np.ndarray, weight: Int8Weight, bias: np.ndarray | None = None, out_dtype: Any = None) -> np.ndarray:
-        """The NumPy reference: rows of x are quantised; sums of integers are exact, because float64 holds integers up to 2**53."""
+        """The NumPy reference with quantised x; its sums are exact: float64 holds integers up to 2**53."""
         rows = quantize_int8(x)
         sums = (rows.codes.astype(np.float64) @ weight.codes.astype(np.float64).T).astype(np.float32)
         out = sums * rows.scales[:, None] * weight.scales

@@ -1,4 +1,4 @@
-"""NF4: 4-bit codes for normally distributed numbers in blocks of 64, with scales that are quantised too; activations stay in 16 bits.
+"""W4A16: NF4, 4-bit codes for normally distributed numbers, in blocks of 64 with quantised scales.
 
     w' = NF4_CODES[code] * absmax[block]                 absmax = the largest |w| of 64 inputs of a row
     absmax' = map[absmax_code] * nested[block // 256] + offset
@@ -48,7 +48,7 @@ class Nf4Weight(NamedTuple):
 
 
 def dynamic_map() -> np.ndarray:
-    """bitsandbytes' signed 8-bit map, in ascending order: +-10**(e - 6) times 2**e fractions between 0.1 and 1, and 0 and 1."""
+    """bitsandbytes' 8-bit map, ascending: 0, 1, and +-10**(e - 6) times 2**e fractions between 0.1 and 1."""
     values = [np.float32(0), np.float32(1)]
     for exponent in range(7):
         bounds = np.linspace(0.1, 1, 2**exponent + 1, dtype=np.float32)
@@ -73,7 +73,7 @@ def unpack_pairs(packed: np.ndarray) -> np.ndarray:
 
 
 def quantize_blocks(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(codes, absmax) of rows [rows, inputs]: packed uint8 [rows, inputs / 2], and float32 [rows, blocks], the largest magnitudes."""
+    """(codes, absmax) of rows [rows, inputs]: uint8 [rows, inputs / 2], packed, and float32 [rows, blocks]."""
     blocks = rows.astype(np.float32).reshape(len(rows), -1, BLOCK)
     absmax = np.abs(blocks).max(axis=2)
     inverse = np.divide(np.float32(1), absmax, out=np.zeros_like(absmax), where=absmax > 0)
@@ -83,7 +83,7 @@ def quantize_blocks(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def double_quantize(absmax: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.float32]:
-    """(codes, nested, offset) of absmax [outputs, blocks]: uint8 of its shape, float32 [its size / 256, rounded up], float32."""
+    """(codes, nested, offset) of absmax [outputs, blocks]: uint8 of its shape, float32 [ceil(size / 256)], float32."""
     offset = absmax.mean(dtype=np.float32)
     centred = np.zeros(-(-absmax.size // NESTED_BLOCK) * NESTED_BLOCK, np.float32)
     with np.errstate(invalid="ignore"):  # check_scales refuses NaN and infinity
@@ -97,7 +97,7 @@ def double_quantize(absmax: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.floa
 
 @dataclass(frozen=True)
 class Nf4Format(WeightFormat):
-    """The format of Nf4Weight: half a byte per element, 1 byte per block, 4 per 256 blocks, 8 per output, and two tables."""
+    """Nf4Weight: half a byte per element, 1 byte per block, 4 per 256 blocks, 8 per output, and two tables."""
 
     nested: bool = True  # double quantisation
 

@@ -1,4 +1,4 @@
-"""Weights that are not quantised, in the dtype of the activations: 4 bytes per number in float32, 2 in float16 and bfloat16.
+"""Weights in the dtype of the activations: 4 bytes per number in float32, 2 in float16 and bfloat16.
 
 NumPy multiplies by float32 copies of the rounded numbers (ops/numpy_ops.py), so on a CPU each number takes 4 bytes.
 """
@@ -16,7 +16,7 @@ from minllm.weights.stored import Projection
 
 @dataclass(frozen=True)
 class PlainFormat(WeightFormat):
-    """float32, float16 or bfloat16. A weight is one array [outputs, inputs]; on the host it is a list with the matrix of each module."""
+    """float32, float16 or bfloat16. A weight is one array [outputs, inputs]; on the host, one per module."""
 
     excluded: tuple[str, ...] = ()
 

@@ -52,12 +52,12 @@ def choose(x: Any, weight: Any) -> str:
 
 
 def on_hopper(array: Any) -> bool:
-    """Whether the array is on a GPU with wgmma. False in the simulator, where multiplying the widened matrix is faster."""
+    """Whether the array is on a GPU with wgmma. The simulator multiplies the widened matrix faster."""
     return not isinstance(array, np.ndarray) and current_device().compute_capability == HOPPER
 
 
 def choose_mixed_input(x: Any, weight: Any) -> str:
-    """The mixed-input GEMM from FEWEST_ROWS_OF_TILES rows on, for which a GEMV took longer on an H200; else as `choose`."""
+    """The mixed-input GEMM for the rows of x for which a GEMV took longer on an H200; else `choose`."""
     is_faster = x.shape[0] >= FEWEST_ROWS_OF_TILES and on_hopper(weight.codes) and gemm.fits(x, weight)
     return "wgmma" if is_faster else choose(x, weight)
 
@@ -125,7 +125,7 @@ def w8a8(code: str, dtype: str, gemv: Any, widen: Any) -> LinearKernels:
 
 
 def dequantized(gemv: Any, dequantize: Any, activations: Mapping[str, Any] = MappingProxyType({})) -> LinearKernels:
-    """The kernels of weights with several scales per row: a GEMV, and for more rows a GEMM on the dequantised matrix."""
+    """Kernels of weights with several scales per row: a GEMV, and for more rows of x the widened matrix."""
     return LinearKernels(
         variants={"gemv": gemv, "widened": make_dequantized(dequantize)},
         choose=choose,
@@ -161,7 +161,7 @@ FP8_BLOCK = FP8_BLOCK._replace(
 def with_variant(
     kernels: LinearKernels, name: str, launchers: tuple[Any, Any], is_chosen: Callable[[Any, Any], bool], most_rows: int
 ) -> LinearKernels:
-    """These kernels with one more variant, used if is_chosen(x, weight). launchers: (matmul, fused silu(gate) * up)."""
+    """These kernels and the variant `name`, used if is_chosen. launchers: (matmul, fused silu(gate) * up)."""
     gemv, gated_gemv = launchers
 
     def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
@@ -178,7 +178,7 @@ def with_variant(
 
 
 def with_tensor_core_gemv(kernels: LinearKernels, found: tensor_core_gemv.Format) -> LinearKernels:
-    """These kernels with the GEMV on tensor cores and its fusions for one row of x; for W8A8 it quantises x itself."""
+    """These kernels and, for one row of x, the GEMV on tensor cores with its fusions; it quantises x itself."""
     gemv, gated_gemv, fits = tensor_core_gemv.make_gemv(found), tensor_core_gemv.make_gated_gemv(found), tensor_core_gemv.fits
 
     def is_chosen(x: Any, weight: Any) -> bool:

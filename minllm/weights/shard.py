@@ -22,7 +22,7 @@ class Shard(NamedTuple):
     ranks: int = 1
 
     def part(self, units: int, axis: int) -> range:
-        """The part of `units` heads, rows or columns along `axis` that this rank holds; all of them if `axis` is not split.
+        """Which of `units` heads, rows or columns along `axis` this rank holds; all if `axis` is not split.
 
         With more ranks than units (KV heads), several ranks hold the same unit. Raises InvalidOptionError if neither divides the other.
         """

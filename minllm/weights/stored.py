@@ -1,4 +1,4 @@
-"""The linear layers of a checkpoint: which modules a Linear stacks, and how their tensors are split into shards.
+"""The linear layers of a checkpoint: which modules a Linear stacks, and how tensors are split in shards.
 
 Query, key and value projections are stacked into one Linear, gate and up into another, so that a layer reads its input once. Each stacked
 projection is split separately, by heads or rows, so that a rank holds matching heads of q, k and v.
@@ -81,7 +81,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class StoredLinear:
-    """A Linear before loading: projections stacked along their outputs. axis: the one that tensor parallelism splits."""
+    """A Linear before loading: projections stacked along outputs. axis: what tensor parallelism splits."""
 
     projections: tuple[Projection, ...]
     axis: int = OUTPUTS

@@ -1,4 +1,4 @@
-"""Time of GEMMs with quantised weights, beside torch's: every format, by each variant that supports the number of rows.
+"""Times of GEMMs with quantised weights, beside torch's: each format, number of rows and variant.
 
 x is quantised before the measurement, for minllm's kernels and for the peers; only tensor_core_gemv quantises its row of x itself. Launches
 rotate over several weights, so that these come from HBM. Errors are relative to the GEMM of the dequantised numbers. A weight repeats the
@@ -61,7 +61,7 @@ def format_named(name: str) -> WeightFormat:
 
 
 def small_weight(found: WeightFormat, rows: int, k: int, noise) -> Any:
-    """The host arrays of a random weight [rows, k]. For GGUF's blocks the codes are random bits, the scales random numbers."""
+    """Host arrays of a random weight [rows, k]; GGUF blocks have random bits as codes and random scales."""
     if found.name in GGUF_BLOCKS:
         block = GGUF_BLOCKS[found.name]
         blocks = noise.array((rows, k // GROUP * block.itemsize // BFLOAT16.itemsize), BFLOAT16).view(np.uint8).view(block)

@@ -1,4 +1,4 @@
-"""Keys are stored in 8 bits with a scale per key; after the first request they are read back too large or too small."""
+"""Keys in 8 bits with a scale each; after the first request they are read back too large or too small."""
 
 import numpy as np
 from numba import cuda, float32, int32, uint8

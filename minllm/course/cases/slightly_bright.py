@@ -1,4 +1,4 @@
-"""A 4-bit model answers in whole sentences, and a little worse than it should, as if every weight were larger than it is."""
+"""A 4-bit model answers a little worse than it should, as if every weight were larger than it is."""
 
 import numpy as np
 from numba import cuda, float32, int32, uint32
@@ -39,7 +39,7 @@ def stored(zeros):
 
 
 def examine(kernel):
-    """Run the kernel on inputs that sum to zero, then on inputs that are all positive, as they are after an activation."""
+    """Run the kernel on inputs that sum to zero, then on positive inputs, as they are after an activation."""
     random = np.random.default_rng(0)
     inputs, outputs = 3 * GROUP, 8
     codes, zeros = random.integers(0, 16, (inputs, outputs), np.uint8), random.integers(6, 11, (inputs // GROUP, outputs))

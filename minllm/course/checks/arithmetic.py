@@ -1,4 +1,4 @@
-"""Ladders of cost formulas: bytes, FLOPs and lower bounds, checked against hand-computed numbers and the simulator's counts."""
+"""Ladders of cost formulas, checked against hand-computed numbers and the simulator's counts."""
 
 from dataclasses import dataclass, field
 
@@ -34,7 +34,7 @@ class Shape:
 
 
 def expect_number(name, got, expected, suspects=(), unit=""):
-    """Raise Mismatch unless `got` equals `expected` to nine digits. suspects: pairs (mistake, the number that it gives)."""
+    """Raise Mismatch unless `got` equals `expected` to nine digits. suspects: (mistake, its number)."""
     if got is None:
         raise Mismatch(f"{name}: expected {expected:,.6g}{unit}, got None\nLikely cause: nothing is returned; write `return`.")
     note(name, float(got), float(expected), 1e-9)

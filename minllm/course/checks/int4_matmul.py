@@ -1,4 +1,4 @@
-"""The ladder of the dequantising GEMV: out [M, N] = x [M, K] times a weight of 4-bit codes with a scale per group of inputs."""
+"""The ladder of the dequantising GEMV: x [M, K] times a weight of 4-bit codes in groups of inputs."""
 
 import functools
 
@@ -92,7 +92,7 @@ def misread(weight):
 
 
 def multiply(matmul, weight, m=1, bias=None, dtype=np.float32, x=None):
-    """Run the reader's GEMV into an unwritten array, and compare the result with the exact one and with suspects."""
+    """Run the reader's GEMV into an unwritten array, and compare with the exact result and with suspects."""
     n, k = weight.codes.shape[0], 2 * weight.codes.shape[1]
     x = np.random.default_rng(1).standard_normal((m, k)).astype(dtype) if x is None else x
     out = unwritten((m, n), np.float32)

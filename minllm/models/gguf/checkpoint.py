@@ -1,4 +1,4 @@
-"""The weights of a GGUF file under Hugging Face's names and in its layouts, with the interface of models/checkpoint.py."""
+"""A GGUF file's weights with Hugging Face's names and layouts, and the interface of models/checkpoint.py."""
 
 import ml_dtypes
 import numpy as np

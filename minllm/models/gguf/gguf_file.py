@@ -21,10 +21,10 @@ DEFAULT_ALIGNMENT, LARGEST_ALIGNMENT = 32, 1 << 20
 
 
 class GgufFile:
-    """A GGUF file opened for reading. metadata: {key: value}; tensors: {name: GgufTensor}; tensor(name): the numbers."""
+    """A GGUF file opened for reading. metadata: {key: value}; tensors: {name: GgufTensor}."""
 
     def __init__(self, path: Path | str):
-        """Raises CheckpointError if the file is missing or damaged, UnsupportedModelError for unsupported versions or types."""
+        """Raises CheckpointError for a missing or damaged file, UnsupportedModelError for other versions or types."""
         self.path = Path(path)
         self._bytes = _mapped(self.path)
         reader = ValueReader(self.path, self._bytes)
@@ -81,7 +81,7 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _read_start(reader: ValueReader) -> tuple[int, int]:
-    """Read magic and version; returns (number of tensors, number of keys). Raises UnsupportedModelError for other versions."""
+    """(number of tensors, number of keys). Raises UnsupportedModelError for other versions."""
     reader.number("I", "the magic number")
     version = reader.number("I", "the version")
     if version not in VERSIONS:

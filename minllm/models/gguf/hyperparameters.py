@@ -1,4 +1,4 @@
-"""From the metadata of a GGUF file to a ModelConfig, by way of the keys of config.json, which the readers in families/ parse.
+"""From a GGUF file's metadata to a ModelConfig, by way of config.json's keys, which families/ parses.
 
 llama.cpp's keys begin with the architecture: "llama.block_count" (docs/gguf.md, "Standardized key-value pairs"). A key of the
 architecture that is not listed here may change the model, so it is refused unless its value switches it off.
@@ -164,7 +164,7 @@ def _count_of_tokens(file: GgufFile) -> int:
 
 
 def _with_rope_factors(file: GgufFile, config: ModelConfig) -> ModelConfig:
-    """The configuration with the file's divisors of the RoPE frequencies, as llama.cpp stores Llama 3's context extension."""
+    """The config with the file's divisors of RoPE frequencies, llama.cpp's form of Llama 3's RoPE scaling."""
     if ROPE_FACTORS not in file.tensors or config.model_type != "llama":
         return config
     shape = file.tensors[ROPE_FACTORS].shape

@@ -1,4 +1,4 @@
-"""The key-value pairs of a GGUF file: hyperparameters, tokenizer and licence, with keys such as "llama.block_count".
+"""The key-value pairs of a GGUF file, such as "llama.block_count": hyperparameters, tokenizer, licence.
 
     pair    string key | uint32 type | value
     array   uint32 type of the items | uint64 count | the items

@@ -1,4 +1,4 @@
-"""Q4_0 and Q4_1: blocks of 32 numbers, 4 bits each, with a scale (4.5 bits per number) or a scale and a minimum (5 bits).
+"""Q4_0 and Q4_1: blocks of 32 4-bit numbers with a scale (4.5 bits per number), or a scale and a minimum (5).
 
     Q4_0   byte  0 1 |     2 ... 17           Q4_1   byte  0 1 | 2 3 |     4 ... 19
                  d   | nibbles                             d   | m   | nibbles           d, m: float16

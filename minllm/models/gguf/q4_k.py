@@ -1,4 +1,4 @@
-"""Q4_K and Q5_K: blocks of 256 numbers, 4 or 5 bits each, with a scale and a minimum per 32; 4.5 and 5.5 bits per number.
+"""Q4_K and Q5_K: blocks of 256 numbers with a scale and a minimum per 32; 4.5 and 5.5 bits per number.
 
     Q4_K   byte   0 1 | 2 3  | 4 ... 15 | 16 ... 143
                   d   | dmin | scales   | nibbles                      d, dmin: float16

@@ -1,4 +1,4 @@
-"""Q5_0 and Q5_1: blocks of 32 numbers, 5 bits each, with a scale (5.5 bits per number) or a scale and a minimum (6 bits).
+"""Q5_0 and Q5_1: blocks of 32 5-bit numbers with a scale (5.5 bits per number), or a scale and a minimum (6).
 
     Q5_0   byte  0 1 | 2 ... 5 | 6 ... 21      Q5_1   byte  0 1 | 2 3 | 4 ... 7 | 8 ... 23
                  d   | high    | nibbles                    d   | m   | high    | nibbles      d, m: float16, high: uint32

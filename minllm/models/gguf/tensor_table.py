@@ -1,4 +1,4 @@
-"""The tensor table of a GGUF file: name, shape, type and offset of each tensor, checked against the size of the file.
+"""The tensor table of a GGUF file: names, shapes, types and offsets, checked against the file's size.
 
     entry    string name | uint32 dimensions | uint64 sizes, the innermost first | uint32 type | uint64 offset
 
@@ -29,7 +29,10 @@ class GgufTensor:
 
 
 def read_tensor_table(reader: ValueReader, count: int, alignment: int, file_bytes: int) -> dict[str, GgufTensor]:
-    """{name: tensor} of `count` entries. Raises CheckpointError if one contradicts the file, UnsupportedModelError for other types."""
+    """{name: tensor} of `count` entries.
+
+    Raises CheckpointError if an entry contradicts the size of the file or another entry, UnsupportedModelError for other types.
+    """
     reader.require(count * SMALLEST_ENTRY, f"a header of {count:,} tensors")
     entries = [_read_entry(reader, number) for number in range(count)]
     data_start = _aligned(reader.at, alignment)

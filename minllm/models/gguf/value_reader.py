@@ -1,4 +1,4 @@
-"""Reads numbers and strings of a GGUF header in order; every length is checked before that many bytes are read or allocated.
+"""Reads numbers and strings of a GGUF header; lengths are checked before anything is read or allocated.
 
 All numbers are little-endian. A string is a uint64 length and that many bytes of UTF-8, without a terminating zero.
 """

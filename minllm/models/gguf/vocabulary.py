@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file: byte-level BPE ("gpt2"), rebuilt with the `tokenizers` library from tokens, types and merges.
+"""The tokenizer in a GGUF file: byte-level BPE ("gpt2"), rebuilt with the `tokenizers` library.
 
     tokenizer.ggml.model         "gpt2" is byte-level BPE; others ("llama" is SentencePiece) are refused
     tokenizer.ggml.pre           how a text is split before merging, see pre_tokenizers.py
@@ -29,7 +29,7 @@ TOKENS = "tokenizer.ggml.tokens"
 
 
 def read_tokenizer(file: GgufFile) -> Tokenizer:
-    """The tokenizer. Raises CheckpointError if keys are missing or contradictory, UnsupportedModelError for other kinds."""
+    """The tokenizer. Raises CheckpointError if keys are missing or wrong, UnsupportedModelError for other kinds."""
     fields = metadata_fields(file)
     splitting = _splitting(fields)
     tokens, types, merges = _strings(file, TOKENS), _types(file), _strings(file, "tokenizer.ggml.merges")
@@ -101,7 +101,7 @@ def _pairs(file: GgufFile, merges: list[str]) -> list[tuple[str, str]]:
 
 
 def _special_tokens(fields: Fields, tokens: list[str], splitting: Splitting) -> dict[str, Any]:
-    """The same keys as in tokenizer_config.json: texts of special tokens, and whether BOS and EOS are added to every text."""
+    """The special-token keys of tokenizer_config.json, and whether BOS and EOS are added to every text."""
     config: dict[str, Any] = {}
     for name, theirs in SPECIAL_TOKENS.items():
         token_id = fields.integer(f"tokenizer.ggml.{theirs}_token_id", None, minimum=0)

@@ -51,7 +51,7 @@ class AwqFormat(StoredFormat, Int4Format):
 
 
 def read_awq(fields: Fields) -> AwqFormat:
-    """The format of a quantization_config with quant_method "awq". Raises UnsupportedModelError for other variants of AWQ."""
+    """The format of a quantization_config of AWQ. Raises UnsupportedModelError for other variants of AWQ."""
     bits, version, group_size = fields.integer("bits"), fields.text("version", "gemm").lower(), fields.integer("group_size", minimum=-1)
     if bits != 4 or version != "gemm" or not fields.flag("zero_point", True) or group_size not in GROUPS:
         raise UnsupportedModelError(

@@ -44,7 +44,7 @@ class StoredNf4(StoredFormat, Nf4Format):
         return tensors_of(projection, **shapes)
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Nf4Weight:
-        """The shard of the stacked modules' weight, as host arrays; first_blocks counts through the blocks of all modules.
+        """The shard of the stacked modules' weight, as host arrays; first_blocks counts over all modules.
 
         Raises UnsupportedModelError if the modules have different tables.
         """
@@ -74,7 +74,7 @@ class StoredNf4(StoredFormat, Nf4Format):
         return Nf4Weight(codes, absmax, nested, found, offsets, numbers[:, 0].astype(np.int32), table)
 
     def _checked_state(self, projection: Projection, tensors: ModuleTensors) -> float:
-        """A module's nested_offset, 0 without double quantisation. Raises CheckpointError if its state contradicts config.json."""
+        """A module's nested_offset, or 0. Raises CheckpointError if its state contradicts config.json."""
         name = f"{projection.name}.{STATE}{self.kind}"
         try:
             state = json.loads(bytes(tensors.codes(STATE + self.kind, np.uint8)))

@@ -1,4 +1,4 @@
-"""compressed-tensors (LLM Compressor, vLLM): groups of modules, each with its scheme, and modules that stay plain.
+"""compressed-tensors (LLM Compressor, vLLM): groups of modules with a scheme each, and plain modules.
 
     pack-quantized   W4A16    MODULE.weight_packed  int32 [outputs, inputs / 8], each code + 8, eight inputs per word, lowest bits first
                               MODULE.weight_scale   [outputs, groups]            MODULE.weight_shape  int64 [2]
@@ -70,7 +70,7 @@ class PackedInt4(StoredFormat, Int4Format):
 
 
 class ScaledRows(StoredFormat):
-    """Mixin for formats with weights (codes, scales [outputs]): reads MODULE.weight and a scale per output, or one for all."""
+    """Mixin for weights (codes, scales [outputs]): reads MODULE.weight with a scale per output, or one for all."""
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the codes and scales."""
@@ -113,7 +113,7 @@ class StoredFp8(ScaledRows, Fp8Format):
 
 
 class Scheme(Fields):
-    """One of config_groups: the quantisation arguments of weights and activations, checked against the supported schemes."""
+    """One of config_groups: how weights and activations are quantised, checked against what is supported."""
 
     def refused(self, why: str) -> UnsupportedModelError:
         """The error for a scheme that is not supported."""
@@ -150,7 +150,7 @@ class Scheme(Fields):
 
 
 def _is_dynamic(inputs: Fields, bits: int, kind: str, strategy: str) -> bool:
-    """Whether activations are quantised as in minllm: in groups of 128 if weights are in blocks, else token by token."""
+    """Whether activations are quantised as minllm does: in groups of 128 for blocks, else token by token."""
     wanted = ("group", BLOCK) if strategy == "block" else ("token", None)
     found = inputs.text("strategy", "tensor"), inputs.integer("group_size", None, minimum=-1)
     same = (inputs.integer("num_bits"), inputs.text("type", "int")) == (bits, kind) and inputs.flag("symmetric", True)
@@ -171,7 +171,7 @@ def stored_rows(kind: type, name: str, by_row: bool) -> WeightFormat:
 
 
 def matcher(patterns: Any, source: str) -> Callable[[str], bool]:
-    """A function that says whether a module matches a list of names and "re:" patterns; "Linear" matches all modules."""
+    """A function module -> whether it matches a list of names and "re:" patterns; "Linear" matches all."""
     if not isinstance(patterns, list) or not all(isinstance(one, str) for one in patterns):
         raise CheckpointError(f"{source} must be a list of names, and is {patterns!r}.")
     try:

@@ -34,7 +34,7 @@ class StoredFp8Blocks(StoredFormat, Fp8BlockFormat):
         return tensors_of(projection, weight=(outputs, inputs), **{self.scales_suffix: (-(-outputs // BLOCK), -(-inputs // BLOCK))})
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Fp8BlockWeight:
-        """The shard of the stacked modules' weight, as host arrays; if outputs are split, a shard keeps all rows of scales."""
+        """The shard of the stacked modules' weight, as host arrays; it keeps the scales of all outputs."""
         codes, scales, blocks, first = [], [], [], 0
         for one in projections:
             tensors = ModuleTensors(checkpoint, one.name)
@@ -61,7 +61,7 @@ def fp8_blocks(name: str, scales_suffix: str) -> StoredFp8Blocks:
 
 
 def read_fp8(fields: Fields) -> StoredFp8Blocks:
-    """The format of a quantization_config with quant_method "fp8". Raises UnsupportedModelError for other variants of fp8."""
+    """The format of a quantization_config of fp8. Raises UnsupportedModelError for other variants of fp8."""
     block, scheme = fields.values.get("weight_block_size"), fields.text("activation_scheme", "dynamic")
     kind, scales = fields.text("fmt", "e4m3"), fields.text("scale_fmt", "float32")
     if block != [BLOCK, BLOCK] or scheme != "dynamic" or kind != "e4m3" or scales != "float32":

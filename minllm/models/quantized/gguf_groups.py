@@ -1,4 +1,4 @@
-"""GGUF's Q8_0, Q4_0 and Q4_1 as groups of 32 that kernels read; models/gguf/q8_0.py and q4.py describe their blocks.
+"""GGUF's Q8_0, Q4_0 and Q4_1 as groups of 32 for the kernels; models/gguf/ describes the stored blocks.
 
 A Linear is dequantised while it loads if its modules have different types or another type, or if it runs on a CPU.
 """

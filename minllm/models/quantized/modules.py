@@ -23,7 +23,7 @@ class FormatOfModules(WeightFormat):
         return name in self.chosen
 
     def of(self, modules: list[str]) -> WeightFormat | None:
-        """The format of modules stacked in one Linear, None for plain. Raises UnsupportedModelError if their formats differ."""
+        """The format of modules stacked in one Linear, or None. Raises UnsupportedModelError if formats differ."""
         found = [self.chosen.get(name) for name in modules]
         if any(one != found[0] for one in found):
             formats = ", ".join(f"{name} is {'plain' if one is None else one.name}" for name, one in zip(modules, found, strict=True))
@@ -47,10 +47,10 @@ class FormatOfModules(WeightFormat):
 def by_module(
     name: str, config: ModelConfig, prefixed: bool, decide: Callable[[str], WeightFormat | None], together: bool = False
 ) -> FormatOfModules | None:
-    """The format of a checkpoint, None if all its modules are plain. decide(module) -> the module's format, None for plain.
+    """The format of a checkpoint; None if all its modules are plain.
 
-    prefixed: see layout_of. together: the modules of a Linear are plain unless all of them have the same format. A tied head has no tensors
-    of its own and stays plain.
+    decide(module) -> the module's format, None for plain. prefixed: see layout_of. together: the modules of a Linear are plain unless all
+    of them have the same format. A tied head has no tensors of its own and stays plain.
     """
     model = layout_of(config, prefixed).model
     chosen: dict[str, WeightFormat] = {}

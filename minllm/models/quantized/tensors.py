@@ -1,4 +1,4 @@
-"""The tensors of one module's quantised matrix, with checks, and the stacking of several modules into one weight."""
+"""Reads the tensors of a module's quantised matrix, and stacks several modules into one weight."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,10 @@ class ModuleTensors(NamedTuple):
         return found
 
     def words(self, suffix: str, axes: int) -> np.ndarray:
-        """A tensor of int32 words read before shapes are checked. Raises CheckpointError unless it has `axes` axes and is not empty."""
+        """A tensor of int32 words, for use before shapes are checked.
+
+        Raises CheckpointError unless it has `axes` axes and is not empty.
+        """
         found = self.codes(suffix, np.int32)
         if found.ndim != axes or not found.size:
             name = self.checkpoint.stored_name(f"{self.module}.{suffix}")
@@ -54,7 +57,7 @@ def tensors_of(projection: Projection, **shapes: tuple[int, ...]) -> dict[str, t
 
 
 def stacked(parts: list[Any]) -> Any:
-    """The weights of several modules, NamedTuples of arrays, stacked along outputs; a field that is None in one is None in all."""
+    """Stack NamedTuples of arrays of several modules along outputs; a field is None in all of them or in none."""
     if len(parts) == 1:
         return parts[0]
     return type(parts[0])(*(None if one[0] is None else np.concatenate(one) for one in zip(*parts, strict=True)))

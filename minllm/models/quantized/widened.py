@@ -1,4 +1,4 @@
-"""The format of a module in a layout without kernels: its matrix is dequantised while it loads and is plain from then on."""
+"""The format of modules in layouts without kernels: dequantised while loading, plain from then on."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from minllm.weights.stored import Projection
 
 @dataclass(frozen=True)
 class WidenedFormat(PlainFormat):
-    """A plain format that reads matrices through `stored`, which has tensors(projection) and matrix(projection, checkpoint)."""
+    """A plain format that reads matrices by `stored`: tensors(projection), matrix(projection, checkpoint)."""
 
     stored: Any = None
 
