@@ -1,22 +1,22 @@
-"""What a forward pass must move and compute, counted from the model's shape: the floor of a measurement.
+"""The bytes and FLOPs of a forward pass, counted from the model's shape: a lower bound for its time.
 
-A matrix [out, in] that T tokens pass through costs 2 * T * out * in floating-point operations (a multiply and an add) and, read once for
-all of them, out * in numbers of memory traffic. With one token there are two operations per number read, far below the hundreds
-that a GPU could do in that time: decoding one sequence is bound by memory, and its floor is bytes / bandwidth. A prefill of thousands of
+A matrix [out, in] that multiplies T tokens costs 2 * T * out * in floating-point operations (a multiply and an add). It is read once for
+all tokens, which moves out * in numbers. With one token there are two operations per number read, far below the hundreds that a GPU could
+do in that time: decoding one sequence is memory-bound, and its lower bound, or floor, is bytes / bandwidth. A prefill of thousands of
 tokens reads the same bytes for thousands of times the work, and its floor is operations / tensor-core rate.
 
-    parameters.py      how many numbers a model has, and the bytes of its weights and of a token's keys and values
-    stages.py          every stage of a forward by itself: bytes of weights, cache and activations, operations (models/parts/ has the terms)
+    parameters.py      the number of parameters, and the bytes of weights and of a token's keys and values
+    stages.py          the stages of a forward pass: bytes of weights, cache and activations, operations (models/parts/ has the terms)
     steps.py           the sum over the stages: a decode step and a prefill, the floors that everything else uses
-    step_time.py       what a decode step takes rather, by format of the weights: fitted to recorded products
-    residual_window.py what a residual window of unquantised tokens adds
-    cache_policies.py  the memory that each policy sets aside for a sequence, and how much of it holds no token
-    serving.py         a mixed step of decodes and prompts, and from it the load that a server bears: utilisation, TPOT, waiting, the knee
-    swap.py            whether a preempted sequence is better swapped to the host or computed again
+    step_time.py       predicted times of decode steps by weight format, fitted to recorded GEMMs
+    residual_window.py the cost of a residual window of unquantised tokens
+    cache_policies.py  the memory that each policy allocates for a sequence, and how much of it holds no token
+    serving.py         a mixed step of decodes and prompts, and the load that a server can bear: utilisation, TPOT, waiting, the knee
+    swap.py            whether swapping a preempted sequence to the host is faster than recomputing it
     parallel.py        one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
     all_reduce.py      the time of an all-reduce, by algorithm, from the latency and bandwidth of a link
-    measured_all_reduces.py    the times that were measured, of NCCL and of our own kernels
-    pipeline.py        one GPU's part of a pipeline, and how long a step takes that passes through its stages
+    measured_all_reduces.py    measured times of all-reduces, by NCCL and by minllm's kernels
+    pipeline.py        one GPU's part of a pipeline, and the time of a step in micro-batches
 
 Source: the roofline model of Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore
 architectures", CACM 52 (2009), section 3.

@@ -1,17 +1,18 @@
-"""The time of an all-reduce by algorithm: steps times latency, plus bytes over bandwidth (Hockney's model).
+"""The time of an all-reduce by algorithm: steps times latency plus bytes over bandwidth (Hockney's model).
 
-A message of b bytes on each of N ranks; a link has latency alpha seconds per step, in which a rank signals and waits, and each rank
-receives beta bytes per second:
+Each of N ranks has a message of b bytes. A step, in which a rank signals and waits, has a latency of alpha seconds, and each rank receives
+beta bytes per second:
 
-    algorithm      steps          bytes that a rank receives
+    algorithm      steps          bytes received per rank
     ring           2 (N - 1)      2 (N - 1) / N b
     two_shot       2              2 (N - 1) / N b
     one_shot       1              (N - 1) b
-    low_latency    1/2            2 (N - 1) b              the flag comes with its data, not after it
+    low_latency    1/2            2 (N - 1) b              flags travel with the data, not after it
 
-So one_shot, of fewer steps, wins below a size, and two_shot or ring above it: `crossing`. The floor leaves out launches, the copy of the
-message, and what N ranks that read at once do to a switch. Sources: Hockney 1994, "The communication challenge for MPP: Intel
-Paragon and Meiko CS-2"; Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH", section 4.
+So one_shot, which has fewer steps, is faster below a size, and two_shot or ring above it: `crossing`. These lower bounds leave out
+launches, the copy of the message, and contention in the switch when N ranks read at once. Sources: Hockney 1994, "The communication
+challenge for MPP: Intel Paragon and Meiko CS-2"; Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations
+in MPICH", section 4.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from minllm.errors import InvalidOptionError
 
 @dataclass(frozen=True)
 class Link:
-    """What connects the GPUs: latency in seconds per step, and bytes_per_second that each of them receives."""
+    """A connection between GPUs. latency: seconds per step; bytes_per_second: what each GPU receives."""
 
     latency: float
     bytes_per_second: float
@@ -29,14 +30,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Collective:
-    """What an algorithm takes: steps, and bytes that a rank receives, as a multiple of the message's."""
+    """The cost of an algorithm. traffic: bytes that a rank receives, as a multiple of the message's bytes."""
 
     steps: float
     traffic: float
 
 
 def collective(algorithm: str, ranks: int) -> Collective:
-    """The steps and the traffic of an algorithm. InvalidOptionError for an unknown one, or fewer than two ranks."""
+    """The steps and traffic of an algorithm. Raises InvalidOptionError if it is unknown or ranks < 2."""
     if ranks < 2:
         raise InvalidOptionError(f"{ranks} ranks: an all-reduce takes at least 2")
     known = {
@@ -51,19 +52,19 @@ def collective(algorithm: str, ranks: int) -> Collective:
 
 
 def all_reduce_seconds(algorithm: str, message_bytes: float, ranks: int, link: Link) -> float:
-    """The floor of one all-reduce of a message of this size."""
+    """Lower bound for one all-reduce of `message_bytes`, in seconds."""
     found = collective(algorithm, ranks)
     return found.steps * link.latency + found.traffic * message_bytes / link.bytes_per_second
 
 
 def crossing(few_steps: str, few_bytes: str, ranks: int, link: Link) -> float:
-    """The message, in bytes, from which `few_bytes` is faster than `few_steps`; infinity if it never is."""
+    """The message size in bytes above which `few_bytes` is faster than `few_steps`; infinity if it never is."""
     one, other = collective(few_steps, ranks), collective(few_bytes, ranks)
     saved = one.traffic - other.traffic
     return (other.steps - one.steps) * link.latency * link.bytes_per_second / saved if saved > 0 else float("inf")
 
 
 def fastest(message_bytes: float, ranks: int, link: Link) -> str:
-    """The name of the algorithm with the lowest floor."""
+    """The name of the algorithm with the smallest all_reduce_seconds."""
     names = ("low_latency", "one_shot", "two_shot", "ring")
     return min(names, key=lambda name: all_reduce_seconds(name, message_bytes, ranks, link))

@@ -1,14 +1,14 @@
-"""The memory that a cache policy sets aside for a sequence, and how much of it holds no token.
+"""The memory that a cache policy allocates for a sequence, and how much of it holds no token.
 
-    contiguous  max_model_len tokens for every sequence, whatever it will need: nothing to look up, and most of it waits
-    paged       whole blocks of block_size tokens: at most block_size - 1 tokens of the last block wait
-    virtual     whole pages of 2 MiB of keys and of values, all layers of a token side by side: at most a page of each waits
+    contiguous  max_model_len tokens for every sequence, whatever its length: no block table, but most of it stays empty
+    paged       whole blocks of block_size tokens: at most block_size - 1 tokens of the last block stay empty
+    virtual     whole pages of 2 MiB of keys and of values, all layers of a token side by side: at most a page of each stays empty
 
 With t tokens of k bytes each (keys and values of all layers) and a page of P bytes that is
 
     contiguous  max_model_len k        paged  ceil(t / block_size) block_size k        virtual  2 ceil(t k / 2 P) P
 
-Sequences that begin alike can share the blocks that the common beginning fills, which are then stored once.
+Sequences with a common prefix can share the blocks that it fills, which are then stored once.
 
 Sources: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 3 and figure 2;
 Prabhu et al. 2024, "vAttention: Dynamic Memory Management for Serving LLMs without PagedAttention", sections 5 and 6.
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from minllm.errors import InvalidOptionError
 
 POLICIES = ("contiguous", "paged", "virtual")
-PAGE_BYTES = 2 * 2**20  # the smallest piece of physical memory that a GPU's driver maps
+PAGE_BYTES = 2 * 2**20  # the smallest unit of physical memory that a GPU's driver maps
 
 
 @dataclass(frozen=True)
 class AllocationPolicy:
-    """A policy and its sizes. block_size matters to paged, max_model_len to contiguous alone, which must have it."""
+    """A policy and its sizes. Only paged uses block_size; only contiguous uses max_model_len, and requires it."""
 
     name: str = "paged"
     block_size: int = 16
@@ -40,7 +40,7 @@ class AllocationPolicy:
             raise InvalidOptionError("A contiguous cache sets max-model-len tokens aside for every sequence: say how many.")
 
     def allocated_bytes(self, tokens: int, token_bytes: int) -> int:
-        """Bytes set aside for one sequence of `tokens` tokens. InvalidOptionError if a contiguous one has no room for them."""
+        """Bytes allocated for `tokens` tokens. Raises InvalidOptionError if max_model_len is too short."""
         if self.name == "virtual":
             return 2 * _whole(tokens * token_bytes, 2 * PAGE_BYTES) * PAGE_BYTES
         if self.name == "paged":
@@ -51,7 +51,10 @@ class AllocationPolicy:
 
 
 def batch_bytes(policy: AllocationPolicy, lengths: Iterable[int], token_bytes: int, shared_prefix: int = 0) -> int:
-    """Bytes set aside for sequences of those lengths. shared_prefix: tokens that all begin with; paged caches keep its full blocks once."""
+    """Bytes allocated for sequences of these lengths.
+
+    shared_prefix: tokens that all sequences begin with; a paged cache stores their full blocks once.
+    """
     lengths = list(lengths)
     # exercise: costs.batch_bytes
     allocated = sum(policy.allocated_bytes(length, token_bytes) for length in lengths)
@@ -63,11 +66,11 @@ def batch_bytes(policy: AllocationPolicy, lengths: Iterable[int], token_bytes: i
 
 
 def wasted_share(policy: AllocationPolicy, lengths: Iterable[int], token_bytes: int) -> float:
-    """The share of what is set aside for sequences of those lengths that holds no token, 0 to 1."""
+    """The share, 0 to 1, of the memory allocated for sequences of these lengths that holds no token."""
     lengths = list(lengths)
     return 1 - sum(lengths) * token_bytes / batch_bytes(policy, lengths, token_bytes)
 
 
 def _whole(size: int, step: int) -> int:
-    """How many steps cover `size`."""
+    """size / step, rounded up."""
     return -(-size // step)

@@ -1,9 +1,9 @@
-"""What an all-reduce takes between GPUs that were measured, by NCCL and by kernels of our own: predictions of whole steps add these up.
+"""Measured times of all-reduces, by NCCL and by minllm's kernels; predictions of whole steps add them up.
 
-Microseconds of one all-reduce of a bfloat16 message in a CUDA graph, NVLink without multicast. Those that `minllm bench all-reduce` has
-recorded (docs/results) come with the package in data/measurements.json: NCCL's through PyTorch, and of our kernels the one that is chosen
-for the message (kernels/all_reduce/choice.py). EARLIER are NCCL's between numbers of GPUs without a record: they were measured through
-PyTorch before that command existed, and a run of it replaces them.
+Times are microseconds of one all-reduce of a bfloat16 message in a CUDA graph, over NVLink without multicast. Those that
+`minllm bench all-reduce` has recorded (docs/results) come with the package in data/measurements.json: NCCL's through PyTorch, and those of
+the minllm kernel that is chosen for the message (kernels/all_reduce/choice.py). EARLIER holds NCCL's times between numbers of GPUs without
+a record: they were measured through PyTorch before that command existed, and a run of it replaces them.
 """
 
 import functools
@@ -30,9 +30,10 @@ def measured_times() -> dict[tuple[str, int], dict[str, Times]]:
 
 
 def all_reduce_microseconds(gpu: str, ranks: int, message_bytes: float, by: str = NCCL) -> float | None:
-    """The time of one all-reduce on each of `ranks` such GPUs; None if it was not measured between this number of them.
+    """Microseconds of one all-reduce between `ranks` of these GPUs; None if this number of them was not measured.
 
-    Between two measured sizes it is a straight line; below the smallest as long, beyond the largest in proportion to the bytes.
+    by: NCCL or KERNELS. Between two measured sizes times are interpolated linearly. Smaller messages take as long as the smallest; larger
+    ones take time in proportion to their bytes.
     """
     times = measured_times().get((gpu, ranks), {}).get(by)
     if times is None:

@@ -1,11 +1,11 @@
-"""Tensor parallelism: what one of N GPUs holds, reads and computes, and what the GPUs tell each other.
+"""Tensor parallelism: what one of N GPUs holds, reads and computes, and the bytes that the GPUs exchange.
 
-Each GPU has 1/N of the heads, of the feed-forward's inner width and of the vocabulary, and all of the hidden state: so one GPU's part is a
-model of the same kind with smaller numbers, and every formula of this package holds for it. If there are more GPUs than KV heads, a KV
-head is stored on several of them. After the output projection and after the feed-forward each GPU holds a partial sum of the hidden state,
-and an all-reduce adds them up: two per layer, and one after the embedding, whose vocabulary is split too; the logits are gathered.
+Each GPU has 1/N of the heads, of the feed-forward's inner width and of the vocabulary, and all of the hidden state. So one GPU's part is a
+model of the same kind with smaller numbers, and every formula of this package applies to it. If there are more GPUs than KV heads, each KV
+head is stored on several GPUs. After the output projection and after the feed-forward each GPU holds a partial sum of the hidden state, and
+an all-reduce adds these up: two per layer, and one after the embedding, which is split by vocabulary; logits are gathered.
 
-In a ring each GPU sends and receives 2 (N - 1) / N of what is reduced, and half of that to gather. Sources: Shoeybi et al. 2019,
+In a ring each GPU sends and receives 2 (N - 1) / N of the bytes to reduce, and half of that to gather. Sources: Shoeybi et al. 2019,
 "Megatron-LM", section 3; Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", section 3.
 """
 
@@ -17,7 +17,7 @@ from minllm.models.config import ModelConfig
 
 
 def shard(config: ModelConfig, degree: int) -> ModelConfig:
-    """One GPU's part of the model at tensor-parallel `degree`. InvalidOptionError if the heads or the inner width do not divide."""
+    """One GPU's part of the model. Raises InvalidOptionError if the tensor-parallel `degree` does not fit."""
     if degree == 1:
         return config
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -47,13 +47,15 @@ def degrees(config: ModelConfig) -> list[int]:
 
 
 def all_reduces(config: ModelConfig, embeds: bool = True) -> int:
-    """The number of all-reduces of a step. embeds: whether the embedding is among these layers' GPUs."""
+    """The number of all-reduces per step. embeds: whether these GPUs also compute the embedding."""
     return 2 * config.num_hidden_layers + embeds
 
 
 def all_reduce_bytes(config: ModelConfig, tokens: int, rows: int, degree: int, itemsize: int = 2, embeds: bool = True) -> int:
-    """Bytes that each GPU sends in a step of `tokens` tokens and `rows` rows of logits (and as many that it receives). `config` is the
-    whole model's, or that of all GPUs of a stage."""
+    """Bytes that each GPU sends, and receives, in a step of `tokens` tokens and `rows` rows of logits.
+
+    config: of the whole model, or of all GPUs of a pipeline stage together.
+    """
     reduced = 2 * all_reduces(config, embeds) * tokens * config.hidden_size * itemsize
     gathered = rows * config.vocab_size * LOGIT_BYTES
     return (reduced + gathered) * (degree - 1) // degree

@@ -1,12 +1,12 @@
-"""Pipeline parallelism: what a GPU of one of M stages holds, and how long a step takes that passes through them in micro-batches.
+"""Pipeline parallelism: what a GPU of one of M stages holds, and the time of a step in micro-batches.
 
 Each stage has an equal number of layers. A step of K micro-batches takes as long as one micro-batch through all stages, which is the whole
-model's time for it, and then the last stage, which also has the head, is as often busy as micro-batches follow:
+model's time for it. Then each of the other micro-batches takes the time of the last stage, which also has the head:
 
     step = whole(micro-batch) + (K - 1) last(micro-batch)          idle share of a stage: (M - 1) / (M - 1 + K), the bubble
 
-The engine makes as many micro-batches as stages if there are as many sequences, and reads a stage's weights for each of them. So stages
-hold a model that one GPU cannot, and raise the throughput of large batches; they shorten no sequence's step. Source: Huang et al. 2019,
+The engine makes as many micro-batches as stages if there are enough sequences, and reads a stage's weights once per micro-batch. So stages
+can hold a model that one GPU cannot, and raise the throughput of large batches, but shorten no sequence's step. Source: Huang et al. 2019,
 "GPipe", section 2.3.
 """
 
@@ -18,7 +18,7 @@ from minllm.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The number of micro-batches of a step, and the sequences of the largest one."""
+    """The micro-batches of a step. count: how many; sequences: those of the largest one."""
 
     count: int
     sequences: int
@@ -26,20 +26,20 @@ class MicroBatches:
 
     @property
     def bubble(self) -> float:
-        """The share of the step in which a stage waits for others, 0 to 1, if all take equally long."""
+        """The share of the step, 0 to 1, in which a stage is idle, if all stages take equally long."""
         return (self.stages - 1) / (self.stages - 1 + self.count)
 
 
 def micro_batches(sequences: int, stages: int) -> MicroBatches:
-    """How the engine cuts a step of so many sequences for its stages."""
+    """How the engine divides a step of this number of sequences into micro-batches for its stages."""
     count = min(stages, sequences)
     return MicroBatches(count, -(-sequences // count), stages)
 
 
 def last_stage(config: ModelConfig, stages: int) -> ModelConfig:
-    """The last of `stages` stages as a model of its own. InvalidOptionError if they cannot have equal numbers of layers.
+    """The last stage as a model of its own. Raises InvalidOptionError if layers do not divide evenly.
 
-    It has the embedding too, for which every stage's memory is planned, though only the first uses it.
+    It includes the embedding, for which every stage's memory is planned, though only the first stage uses it.
     """
     if config.num_hidden_layers % stages:
         allowed = ", ".join(str(one) for one in range(1, config.num_hidden_layers + 1) if config.num_hidden_layers % one == 0)
@@ -49,5 +49,5 @@ def last_stage(config: ModelConfig, stages: int) -> ModelConfig:
 
 
 def handed_over_bytes(config: ModelConfig, tokens: int, stages: int, itemsize: int = 2) -> int:
-    """Bytes of hidden states that follow each other from stage to stage while one micro-batch of `tokens` passes through them."""
+    """Bytes of hidden states passed from stage to stage for one micro-batch of `tokens` tokens, over all stages."""
     return (stages - 1) * tokens * config.hidden_size * itemsize

@@ -1,25 +1,25 @@
-"""How long a step of a busy engine takes, and what load a server bears: the arithmetic of batching.
+"""The arithmetic of batching: the time of a mixed step, and the load that a server can bear.
 
 A step computes T tokens: one for each of n decodes, and chunks of prompts. Its kernels run one after another, so their floors add up.
-Linear layers take all tokens together, attention takes decodes and prompts apart. With W bytes of weights, F FLOPs per token, k bytes of
-keys and values per token, B bytes per second and C FLOPs per second:
+Linear layers compute all tokens together, attention computes decodes and prompts separately. With W bytes of weights, F FLOPs per token,
+k bytes of keys and values per token, B bytes per second and C FLOPs per second:
 
     t = max(W / B, F T / C)  +  k (sum of the decodes' contexts) / B  +  max(bytes / B, FLOPs / C) of the prompts' attention
 
 While F T / C < W / B this is t = alpha + beta n, with alpha = W / B and beta = k context / B. Let lambda requests per second arrive, each
-with a prompt that occupies the engine for S seconds, and an answer of o tokens. Of each second, lambda S are left to prompts, so a token
-takes TPOT = (alpha + beta n) / (1 - lambda S), and by Little's law n = lambda o TPOT sequences decode at a time. Solved for TPOT:
+with a prompt that occupies the engine for S seconds, and an answer of o tokens. Prompts take lambda S of each second, so a token takes
+TPOT = (alpha + beta n) / (1 - lambda S), and by Little's law n = lambda o TPOT sequences decode at a time. Solved for TPOT:
 
-    rho = lambda (S + o beta)                     utilisation: the seconds of work that arrive per second
-    TPOT = alpha / (1 - rho)                      all share the step: processor sharing
-    wait = lambda E[S^2] / (2 (1 - lambda S))     prompts wait in line for each other: the Pollaczek-Khinchine formula
-    TTFT = wait + S + what remains of the step that runs, and the step that is planned already
+    rho = lambda (S + o beta)                     utilisation: seconds of work that arrive per second
+    TPOT = alpha / (1 - rho)                      all decodes share the step: processor sharing
+    wait = lambda E[S^2] / (2 (1 - lambda S))     prompts queue for the engine: the Pollaczek-Khinchine formula
+    TTFT = wait + S + the rest of the running step + the steps planned ahead
 
-It holds until n reaches N: the slots, the sequences for which the cache has room, or the tokens from which on arithmetic bounds linear
-layers, whichever is smallest. There lies the knee; the queue grows without end beyond lambda = 1 / (S + o (beta + alpha / N)).
+The equations hold until n reaches N, the smallest of three numbers: the slots, the sequences that fit in the cache, and the tokens beyond
+which linear layers are compute-bound. This is the knee: beyond lambda = 1 / (S + o (beta + alpha / N)) the queue grows without end.
 
-These are the equations of whole prompts that run by themselves. A prompt that shares its step with decodes costs less than S, by up to
-alpha, because the weights are read anyway. Activations, launches and the host are not counted. So it is a floor.
+They assume whole prompts in steps of their own. A prompt that shares its step with decodes costs less than S, by up to alpha, because the
+weights are read anyway. Activations, launches and the host are not counted. So the results are floors.
 
 Sources: Kleinrock, "Queueing Systems", volume 1 (1975), section 5.6 (Pollaczek-Khinchine), and volume 2 (1976), section 4.4 (processor
 sharing); Little, "A Proof for the Queuing Formula L = lambda W", 1961; Yu et al., "Orca", OSDI 2022, section 3.2 (attention apart).
@@ -37,14 +37,14 @@ from minllm.models.parts.terms import Sizes
 
 @dataclass(frozen=True)
 class StepCosts:
-    """A step's seconds as a function of its tokens, for one model on one machine. The counts are those of costs/stages.py."""
+    """The floor of a step's time as a function of its tokens, for one model on one machine; counts from stages.py."""
 
-    fixed_bytes: int  # the weights
-    token_bytes: int  # moved per token: its row of the embedding, and its key and value
+    fixed_bytes: int  # bytes of the weights
+    token_bytes: int  # bytes per token: its row of the embedding, and its keys and values
     token_flops: int
-    row_flops: int  # for each token that is sampled from: the head
-    read_bytes: int  # per key and value that attention reads, in one layer
-    pair_flops: int  # per query and key, in one layer
+    row_flops: int  # FLOPs of the LM head, per token that is sampled from
+    read_bytes: int  # bytes per key and value that attention reads, in one layer
+    pair_flops: int  # FLOPs per pair of a query and a key, in one layer
     windows: tuple[int, ...]  # each layer's sliding window, 0 for none
     bytes_per_s: float
     flops_per_s: float
@@ -53,7 +53,7 @@ class StepCosts:
     def of(
         cls, config: ModelConfig, bandwidth_tb_s: float, tflops: float, itemsize: int = 2, kv_itemsize: float = 2
     ) -> "StepCosts":  # fmt: skip
-        """The costs of a model, read off its stages, which are linear in the numbers of tokens, rows, pairs and keys."""
+        """The costs of a model, from its stages, which are linear in the numbers of tokens, rows, pairs and keys."""
 
         def counts(tokens: int = 0, rows: int = 0, visible: int = 0, read: int = 0) -> tuple[int, int]:
             stages = forward_stages(config, Sizes(tokens, rows, visible, read, itemsize, itemsize, kv_itemsize))
@@ -67,10 +67,10 @@ class StepCosts:
         )  # fmt: skip
 
     def seconds(self, contexts: Iterable[float] = (), chunks: Iterable[tuple[int, int]] = (), num_sampled: int | None = None) -> float:
-        """The floor of a step.
+        """The floor of a step, in seconds.
 
         contexts: for each decode, the keys that it sees, its own included. chunks: (start, length) of parts of prompts. num_sampled: the
-        tokens that are sampled from, by default those of the decodes and one per chunk.
+        number of tokens that are sampled from, by default one per decode and one per chunk.
         """
         contexts, chunks = list(contexts), list(chunks)
         tokens = len(contexts) + sum(length for _, length in chunks)
@@ -80,29 +80,29 @@ class StepCosts:
         return linear + self._attention_seconds(keys, keys) + self._attention_seconds(*self._prompt_keys(chunks))
 
     def linear_seconds(self, tokens: float, rows: float) -> float:
-        """The floor of everything but attention: the weights once, or the arithmetic of all tokens."""
+        """The floor of everything but attention: the longer of memory traffic and arithmetic."""
         moved = (self.fixed_bytes + tokens * self.token_bytes) / self.bytes_per_s
         computed = (tokens * self.token_flops + rows * self.row_flops) / self.flops_per_s
         return max(moved, computed)
 
     def other_seconds(self, verifies: bool) -> float:
-        """The floor of launches, with or without drafts to verify: none."""
+        """The floor of launches, with or without drafts to verify: 0."""
         return 0.0
 
     @property
     def ridge(self) -> float:
-        """The decodes of a step from which on arithmetic bounds the linear layers."""
+        """The number of decodes per step beyond which linear layers are compute-bound."""
         arithmetic = (self.token_flops + self.row_flops) / self.flops_per_s
         return self.fixed_bytes / self.bytes_per_s / (arithmetic - self.token_bytes / self.bytes_per_s)
 
     def _keys(self, context: float) -> float:
-        """Keys that a query with `context` keys before and at it sees, over all layers."""
+        """Keys that a query sees over all layers; context: the keys up to and including its own."""
         if not any(self.windows):
             return len(self.windows) * context
         return sum(min(context, window) if window else context for window in self.windows)
 
     def _prompt_keys(self, chunks: list[tuple[int, int]]) -> tuple[int, int]:
-        """(keys read, pairs of a query and a key) of prompts' chunks, over all layers."""
+        """(keys read, pairs of a query and a key) of chunks (start, length) of prompts, over all layers."""
         read = pairs = 0
         for start, length in chunks:
             end = start + length
@@ -116,10 +116,10 @@ class StepCosts:
 
 @dataclass(frozen=True)
 class Load:
-    """What requests ask of a server, by the module's equations; `prompts` and `outputs` are samples of their lengths, in tokens.
+    """The load of requests on a server, by the module's equations.
 
-    max_num_seqs: the most sequences that decode at a time: the slots, or those for which the cache has room. steps_ahead: steps that are
-    planned before the one that runs has ended, in which a request that arrives now has no part.
+    prompts, outputs: samples of their lengths, in tokens. max_num_seqs: the most sequences that decode at a time: the slots, or those that
+    fit in the cache. steps_ahead: steps that are planned before the running step has ended; a request that arrives now cannot join them.
     """
 
     step: StepCosts
@@ -135,7 +135,7 @@ class Load:
 
     @property
     def context(self) -> float:
-        """Mean keys that a decode sees: the prompt, and the answer up to it. Long answers decode more often."""
+        """Mean keys that a decode sees: prompt and answer so far. Long answers decode more often."""
         return fmean(self.prompts) + fmean(tokens**2 for tokens in self.outputs) / (2 * self.output)
 
     @property
@@ -155,7 +155,7 @@ class Load:
 
     @property
     def most_decodes(self) -> float:
-        """N: where a step's time stops being shared: the slots, or the ridge."""
+        """N: the most decodes that share the reading of the weights: the slots or the ridge, whichever is smaller."""
         return min(self.max_num_seqs, self.step.ridge)
 
     @property
@@ -164,7 +164,7 @@ class Load:
         return 1 / (self.prefill_seconds + self.output * (self.per_decode + self.empty_step / self.most_decodes))
 
     def utilisation(self, rate: float) -> float:
-        """rho: seconds of work that arrive per second. Reading the weights is not counted: all share it."""
+        """rho: seconds of work that arrive per second, without reading the weights, which all decodes share."""
         return rate * (self.prefill_seconds + self.output * self.per_decode)
 
     def tpot(self, rate: float) -> float:
@@ -181,7 +181,7 @@ class Load:
         return rate * squares / (2 * (1 - rate * self.prefill_seconds)) if rate < self.capacity else inf
 
     def ttft(self, rate: float) -> float:
-        """Mean seconds to the first token: half a step, the steps planned ahead, the prompts before, and its own prompt."""
+        """Mean seconds to the first token: half a step, the steps planned ahead, earlier prompts, and its own prompt."""
         if rate >= self.capacity:
             return inf
         decode_step = self.empty_step + self.per_decode * self.num_running(rate)

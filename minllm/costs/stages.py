@@ -1,21 +1,21 @@
-"""Every stage of a forward by itself: what it reads, writes and computes, and so what bounds it.
+"""The stages of a forward pass: what each reads, writes and computes, and so what bounds it.
 
-The stages are the engine's own steps (models/decoder.py), and the bytes are those of each kernel's docstring: weights and cache once,
-activations written by one stage and read by the next. With T tokens, R rows that get logits, hidden size H, b bytes per number:
+The stages are those of the engine (models/decoder.py), and the bytes are those of each kernel's docstring: weights and cache are read once,
+activations are written by one stage and read by the next. With T tokens, R rows that get logits, hidden size H, b bytes per number:
 
     embedding           T rows of the table (and T learned positions) read, T H b written
     norm                x, residual and weight read, residual and result written: (4 T H + H) b; the first norm has no residual yet
     projection          weight once (scales included), T rows in and out; 2 T in out operations
     rope and append     q, k, v read, q written, k and v written to the cache; 4-byte cosines and sines, T head_dim of them
-    attention           the visible keys and values read; 2 operations per element in q . k and 2 in p . v, some 5 per score in the softmax
-    activation          gate and up read, their product written: 3 T I b; without a gate 2 T I b
+    attention           the visible keys and values read; 2 operations per element in q . k and 2 in p . v, about 5 per score in the softmax
+    activation          gate and up read, silu(gate) * up written: 3 T I b; without a gate 2 T I b
     lm_head             weight once, R rows in, R vocab logits in float32 out
     sampling            greedy: the logits read once
 
-The parts of a layer (models/parts/) say what they consist of; embedding, head and sampling are here. Operations of GEMMs, which tensor
-cores do, are counted apart from all others. In a prefill query i sees i keys, whose keys and values are read once, the floor: a kernel
-that tiles queries reads them once per tile. A sliding window hides the oldest keys. With a residual window the newest keys are read, and
-all are written, unquantised too.
+The stages of a layer come from models/parts/; embedding, head and sampling are here. GEMM operations, which run on tensor cores, are
+counted apart from all others. In a prefill query i sees i keys. Keys and values are counted as read once, which is a floor: a kernel that
+tiles queries reads them once per tile. A sliding window hides the oldest keys. With a residual window the newest keys are read unquantised,
+and all new keys are written unquantised too.
 
 Sources: Vaswani et al. 2017, "Attention is all you need", section 3; Kaplan et al. 2020, "Scaling laws for neural language models",
 table 1; the docstrings of minllm/kernels.
@@ -32,7 +32,7 @@ LOGIT_BYTES = 4  # logits are float32
 
 
 def visible_pairs(tokens: int, window: int) -> int:
-    """Pairs of a query and a key in a causal prompt of `tokens`: query i sees i keys, at most `window` of them (0: all)."""
+    """Query-key pairs in a causal prompt: query i sees i keys, at most `window` of them (0: all)."""
     if not window or tokens <= window:
         return tokens * (tokens + 1) // 2
     return window * (window + 1) // 2 + (tokens - window) * window
@@ -48,9 +48,9 @@ def decode_stages(
     residual_window: int = 0,
     weight_format: WeightFormat | None = None,
 ) -> list[Stage]:
-    """One token for each of `batch` sequences that see `context` keys each, the new one included.
+    """The stages of a decode step: one token for each of `batch` sequences with `context` keys, its own included.
 
-    matrix_itemsize: bytes per number in the layers' matrices, None for itemsize; weight_format: the format that holds them instead.
+    matrix_itemsize: bytes per element of the layers' matrices, None for itemsize; weight_format: their format, in place of matrix_itemsize.
     """
     seen = [min(context, window) if window else context for window in config.sliding_windows]
     recent = context - coded_tokens(context, residual_window)
@@ -72,7 +72,7 @@ def prefill_stages(
     residual_window: int = 0,
     weight_format: WeightFormat | None = None,
 ) -> list[Stage]:
-    """`sequences` prompts of `tokens` tokens, causal, in one pass, with the logits of each one's last token alone."""
+    """The stages of a causal prefill of `sequences` prompts of `tokens` tokens, with logits of the last ones."""
     visible = sequences * sum(visible_pairs(tokens, window) for window in config.sliding_windows)
     total = sequences * tokens
     read = config.num_hidden_layers * sequences * coded_tokens(tokens, residual_window)
@@ -85,13 +85,13 @@ def prefill_stages(
 
 
 def forward_stages(config: ModelConfig, sizes: Sizes) -> list[Stage]:
-    """All stages in their order; see the module's table."""
+    """All stages in order; see the table at the top of this file."""
     terms = [term for part in parts_of(config) for term in part.stages(config, sizes)]
     return [_embedding(config, sizes), *(_stage_of(term, config, sizes) for term in terms), *_head(config, sizes)]
 
 
 def _stage_of(term: Stage | Matrix | Norm, config: ModelConfig, s: Sizes) -> Stage:
-    """The stage of one term of a part."""
+    """The stage that a term of a part stands for, over all layers."""
     if isinstance(term, Matrix):
         return _projection(term.name, config, s.of_matrix(term), term.inputs, term.outputs, term.bias)
     if isinstance(term, Norm):

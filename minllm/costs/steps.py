@@ -1,9 +1,8 @@
-"""A whole step: the sum of its stages' weights, keys and values, and GEMMs.
+"""The cost of a whole step: the sum over its stages of weights, keys and values, and GEMMs.
 
-Counted: weights, keys and values. Not counted: activations, and the operations between the GEMMs. In a decode step activations are small
-and stay in caches. In a long prefill they are gigabytes that kernels write and read again, but arithmetic sets its floor, and fusing could
-hide them behind it. So this is a floor and not a forecast: a real step also launches kernels, waits at their ends, and moves activations.
-stages.py counts those too.
+Activations and the operations between the GEMMs are not counted. In a decode step activations are small and stay in caches. In a long
+prefill they are gigabytes that kernels write and read again, but arithmetic sets its floor, and fusion could hide them behind it. So this
+is a floor and not a forecast: a real step also launches kernels, waits for them to end, and moves activations, which stages.py counts too.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from minllm.weights.format import WeightFormat
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes of memory traffic and floating-point operations of one step."""
+    """Bytes of memory traffic and floating-point operations (FLOPs) of one step."""
 
     bytes: int
     flops: int
@@ -34,14 +33,14 @@ class Cost:
         return 1e3 * self.flops / (tflops * 1e12)
 
     def floor_ms(self, bandwidth_tb_s: float, tflops: float | None = None) -> float:
-        """The least milliseconds that the step can take at `bandwidth_tb_s`, and at `tflops` if that is given: the larger of the two."""
+        """The least milliseconds for the step: the larger of memory_ms and, if `tflops` is given, compute_ms."""
         # exercise: costs.floor_ms
         return max(self.memory_ms(bandwidth_tb_s), self.compute_ms(tflops) if tflops else 0.0)
         # end exercise
 
 
 def sum_of(stages: list[Stage]) -> Cost:
-    """The floor of all stages together."""
+    """The cost of all stages together, without activations."""
     return Cost(bytes=sum(stage.weight_bytes + stage.kv_bytes for stage in stages), flops=sum(stage.flops for stage in stages))
 
 
@@ -55,7 +54,7 @@ def decode_step(
     residual_window: int = 0,
     weight_format: WeightFormat | None = None,
 ) -> Cost:
-    """One token for each of `batch` sequences that see `context` keys each, the new one included."""
+    """The cost of one token for each of `batch` sequences with `context` keys, its own included."""
     stages = decode_stages(config, batch, context, itemsize, kv_itemsize, matrix_itemsize, residual_window, weight_format)
     return sum_of(stages)
 
@@ -70,6 +69,6 @@ def prefill(
     residual_window: int = 0,
     weight_format: WeightFormat | None = None,
 ) -> Cost:
-    """`sequences` prompts of `tokens` tokens, causal, in one pass, with the logits of each one's last token alone."""
+    """The cost of a causal prefill of `sequences` prompts of `tokens` tokens, with logits of the last ones."""
     stages = prefill_stages(config, tokens, itemsize, kv_itemsize, matrix_itemsize, sequences, residual_window, weight_format)
     return sum_of(stages)

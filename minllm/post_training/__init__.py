@@ -1,9 +1,9 @@
-"""Post-training quantisation: `minllm quantize IN OUT --format` makes a checkpoint that loads again, layer by layer on the CPU.
+"""Post-training quantisation, layer by layer on the CPU: `minllm quantize IN OUT --format`.
 
-    quantize.py     a checkpoint quantised: the command's work
-    calibration.py  what a calibration text feeds into every linear layer
-    migration.py    SmoothQuant and AWQ: scales that move between a matrix and what comes before it
+    quantize.py     quantises a checkpoint; the implementation of the command
+    calibration.py  the inputs of every linear layer for a calibration text
+    migration.py    SmoothQuant and AWQ: scales that move between a matrix and what precedes it
     grids.py        the codes of int8, fp8, int4 and NF4, and scales that clip a group
-    rounding.py     round to nearest, and GPTQ's rounding, in which later inputs make up for the errors of earlier ones
-    files.py        the checkpoint in compressed-tensors' layout, or bitsandbytes'
+    rounding.py     round to nearest, and GPTQ's rounding, in which later inputs compensate for the errors of earlier ones
+    files.py        writes the checkpoint in the layout of compressed-tensors or bitsandbytes
 """

@@ -1,6 +1,6 @@
-"""The inputs of every linear layer while a calibration text runs through the model, one layer at a time.
+"""Records the inputs of every linear layer for a calibration text, one layer of the model at a time.
 
-The text is cut into windows that know nothing of each other. Only one layer's weights and the residual stream of all windows are held.
+The text is cut into independent windows. Memory holds the weights of one layer and the residual stream of all windows.
 """
 
 from dataclasses import dataclass, replace
@@ -18,12 +18,12 @@ from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import Array, LayerCache
 from minllm.weights.linear import Linear
 
-WINDOW = 512
-SAMPLED_ROWS = 16  # every 16th row of a window is kept, for errors of products
+WINDOW = 512  # tokens
+SAMPLED_ROWS = 16  # every 16th row of a window is kept, to measure the error of GEMM outputs
 
 
 class Inputs:
-    """What was multiplied by one Linear."""
+    """Statistics of the inputs [tokens, inputs] of one Linear, for GPTQ, SmoothQuant and AWQ."""
 
     def __init__(self, inputs: int):
         self.hessian = np.zeros((inputs, inputs), np.float32)  # sum of x^T x
@@ -31,7 +31,7 @@ class Inputs:
         self.sampled: list[np.ndarray] = []
 
     def add(self, x: np.ndarray) -> None:
-        """Count rows of x."""
+        """Add rows of x [tokens, inputs] to the statistics."""
         self.hessian += x.T @ x
         magnitude = np.abs(x)
         self.largest = np.maximum(self.largest, magnitude.max(axis=0))
@@ -41,19 +41,19 @@ class Inputs:
 
     @property
     def mean(self) -> np.ndarray:
-        """Mean magnitude of each input."""
+        """Mean magnitude of each input, float32 [inputs]."""
         return (self.total / max(1, self.rows)).astype(np.float32)
 
 
 class RecordingOps(NumpyOps):
-    """NumpyOps in float32 that record the inputs of the Linears in `watched`."""
+    """NumpyOps in float32 that record the inputs of the Linears in `watched`, {id(linear): Inputs}."""
 
     def __init__(self):
         super().__init__("float32")
         self.watched: dict[int, Inputs] = {}
 
     def linear(self, x: np.ndarray, linear: Linear, out_dtype: Any = None) -> np.ndarray:
-        """As in NumpyOps."""
+        """The same as in NumpyOps; records x if the Linear is watched."""
         if id(linear) in self.watched:
             self.watched[id(linear)].add(x)
         return super().linear(x, linear, out_dtype)
@@ -61,7 +61,7 @@ class RecordingOps(NumpyOps):
 
 @dataclass
 class Window:
-    """A window's batch and residual stream."""
+    """A window's batch, and its residual stream as the pair (x, residual) of ops/composed.py."""
 
     batch: Any
     x: Array
@@ -69,10 +69,10 @@ class Window:
 
 
 class Calibration:
-    """The windows of a text, in front of one layer after the other."""
+    """The windows of a text at the input of one layer, advanced layer by layer."""
 
     def __init__(self, config: ModelConfig, token_ids: list[int], weights: Any, cos_sin: Array | None):
-        """weights: the embeddings (models/layout.py)."""
+        """weights: holds the embeddings (models/layout.py). cos_sin: the RoPE table."""
         self.ops, self.cos_sin = RecordingOps(), cos_sin
         size = min(WINDOW, config.max_position_embeddings, len(token_ids))
         shape = (1, size, config.num_key_value_heads, config.head_dim)
@@ -83,7 +83,7 @@ class Calibration:
             self.windows.append(Window(batch, self.ops.embed(batch, weights.embedding, weights.position_embedding)))
 
     def inputs_of(self, layer: Layer, linears: list[Linear]) -> list[Inputs]:
-        """The inputs of Linears of a layer; the windows stay in front of it."""
+        """The inputs of `linears` in `layer`, which must be next; the windows do not advance."""
         watched = [Inputs(linear.shape[1]) for linear in linears]
         self.ops.watched = {id(linear): one for linear, one in zip(linears, watched, strict=True)}
         for window in self.windows:
@@ -92,7 +92,7 @@ class Calibration:
         return watched
 
     def advance(self, layer: Layer) -> None:
-        """Take the windows through a layer."""
+        """Run the windows through a layer."""
         self.windows = [self._through(layer, window) for window in self.windows]
 
     def _through(self, layer: Layer, window: Window) -> Window:
@@ -102,13 +102,13 @@ class Calibration:
 
 
 def default_text() -> str:
-    """English and code that every installation has: minllm's own source, in the order of its files' names."""
+    """minllm's own source, in the order of file names: English and code that every installation has."""
     root = Path(minllm.__file__).parent
     return "".join(path.read_text(encoding="utf-8") for path in sorted(root.rglob("*.py")))
 
 
 def spread(token_ids: list[int], count: int) -> list[int]:
-    """About `count` tokens in windows from all parts of a text."""
+    """About `count` tokens, in windows of WINDOW tokens spread evenly over a text; all tokens of a short text."""
     windows = max(1, count // WINDOW)
     if len(token_ids) <= windows * WINDOW:
         return token_ids

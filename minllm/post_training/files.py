@@ -1,6 +1,7 @@
-"""A quantised checkpoint: tensors of a module, config.json, safetensors.
+"""Writes a quantised checkpoint: the tensors of a module, config.json, safetensors files.
 
-Layouts are compressed-tensors' (models/quantized/compressed_tensors.py), and for NF4 bitsandbytes' (models/quantized/bitsandbytes.py).
+The layout is that of compressed-tensors (models/quantized/compressed_tensors.py), for NF4 that of bitsandbytes
+(models/quantized/bitsandbytes.py).
 """
 
 import json
@@ -26,7 +27,7 @@ ITEM_NAMES = {dtype: name for name, dtype in (CODE_DTYPES | NUMPY_DTYPES).items(
 
 
 def int4_tensors(rounded: Rounded, has_zeros: bool) -> dict[str, np.ndarray]:
-    """pack-quantized."""
+    """The tensors of a module in compressed-tensors' pack-quantized layout, by suffix."""
     tensors = {
         "weight_packed": pack_words(rounded.codes, 1), "weight_scale": rounded.scales, "weight_shape": np.array(rounded.codes.shape),
     }  # fmt: skip
@@ -34,22 +35,22 @@ def int4_tensors(rounded: Rounded, has_zeros: bool) -> dict[str, np.ndarray]:
 
 
 def int8_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
-    """int-quantized."""
+    """The tensors of a module in the int-quantized layout, by suffix."""
     return {"weight": rounded.codes.astype(np.int8), "weight_scale": rounded.scales}
 
 
 def fp8_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
-    """float-quantized, a scale per row."""
+    """The tensors of a module in the float-quantized layout, with a scale per row."""
     return {"weight": rounded.codes.view(E4M3), "weight_scale": rounded.scales}
 
 
 def fp8_block_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
-    """float-quantized, a scale per block of 128 x 128."""
+    """The tensors of a module in the float-quantized layout, with a scale per block of 128 x 128."""
     return {"weight": rounded.codes.view(E4M3), "weight_scale": np.ascontiguousarray(rounded.scales[::128])}
 
 
 def nf4_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
-    """bitsandbytes' tensors, with double quantisation."""
+    """The tensors of a module in bitsandbytes' NF4 layout with double quantisation, by suffix."""
     absmax, nested, offset = double_quantize(rounded.scales)
     state = {
         "quant_type": "nf4", "blocksize": BLOCK, "dtype": "bfloat16", "shape": list(rounded.codes.shape),
@@ -64,7 +65,7 @@ def nf4_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
 
 
 def compressed_tensors(layout: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
-    """config.json's entry."""
+    """The quantization_config of config.json for compressed-tensors; activations None: not quantised."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
     return {
         "quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed", "ignore": ["lm_head"],
@@ -72,7 +73,7 @@ def compressed_tensors(layout: str, weights: dict[str, Any], activations: dict[s
     }  # fmt: skip
 
 
-BITSANDBYTES_NF4 = {  # config.json's entry
+BITSANDBYTES_NF4 = {  # the quantization_config of config.json
     "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4",
     "bnb_4bit_use_double_quant": True, "bnb_4bit_quant_storage": "uint8", "bnb_4bit_compute_dtype": "bfloat16",
     "llm_int8_skip_modules": ["lm_head"],
@@ -80,13 +81,13 @@ BITSANDBYTES_NF4 = {  # config.json's entry
 
 
 class ShardWriter:
-    """Safetensors files of a directory, one for each call of `write`, and their index."""
+    """Writes safetensors files into a directory, one per call of `write`, and their index."""
 
     def __init__(self, directory: Path):
         self.directory, self.weight_map, self.total = directory, {}, 0
 
     def write(self, tensors: dict[str, np.ndarray]) -> None:
-        """One more file with these tensors."""
+        """Write one more file with these tensors."""
         name = f"model-{len(set(self.weight_map.values())) + 1:05d}.safetensors"
         write_safetensors(self.directory / name, tensors)
         self.weight_map |= dict.fromkeys(tensors, name)
@@ -99,7 +100,7 @@ class ShardWriter:
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """One file: the header's length, the header, and the tensors without gaps."""
+    """Write a safetensors file: the header's length, the header, and the tensors without gaps."""
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, tensor in tensors.items():
         offsets = [at, at + tensor.nbytes]
@@ -114,7 +115,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def copy_rest(source: Path, directory: Path, quantization: dict[str, Any]) -> None:
-    """config.json with the entry, and every other small file: tokenizer, chat template, generation_config.json."""
+    """Write config.json with `quantization`; copy tokenizer, chat template and generation_config.json."""
     for path in source.iterdir():
         if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and path.name not in ("config.json", INDEX_FILE):
             shutil.copyfile(path, directory / path.name)
@@ -123,5 +124,5 @@ def copy_rest(source: Path, directory: Path, quantization: dict[str, Any]) -> No
 
 
 def rounded_as(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """float32 numbers in the dtype of the file they come from."""
+    """float32 numbers rounded to `dtype`, that of the source file, if it is a floating-point type."""
     return numbers.astype(dtype if dtype.kind == "f" or dtype == ml_dtypes.bfloat16 else np.float32)

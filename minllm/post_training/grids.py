@@ -1,13 +1,13 @@
-"""The codes of a format: which numbers a group of inputs can take.
+"""The grid of a format: the numbers that its codes can represent for a group of inputs.
 
     integers  code = round(w / scale) + zero, from low to high      w' = (code - zero) * scale
     e4m3      code = e4m3(w / scale)                                w' = code * scale
     NF4       code = the nearest of 16 numbers to w / absmax        w' = NF4_CODES[code] * absmax
 
-A scale covers a group's largest magnitude. Clipped, it is the one of 17 between 60 and 100 % of that with the least squared error of the
-group: a smaller step for all at the price of the largest.
+A scale covers a group's largest magnitude. With clipping it is the one of 17 scales, between 60 and 100 % of that, with the least squared
+error over the group: smaller steps for all numbers, at the price of clipping the largest.
 
-Source: Lin et al. 2024, "AWQ", section 3.2 and its code's auto_clip (the search; there on outputs, here on weights).
+Source: Lin et al. 2024, "AWQ", section 3.2 and its code's auto_clip (the search; there it minimises the error of outputs, here of weights).
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from minllm.weights.fp8 import E4M3, LARGEST
 from minllm.weights.fp8_block import to_codes
 from minllm.weights.nf4 import NF4_CODES, nearest
 
-SHARES = np.linspace(1, 0.6, 17)  # of the largest magnitude
+SHARES = np.linspace(1, 0.6, 17)  # of the largest magnitude that the scale covers
 
 
 class IntegerGrid(NamedTuple):
-    """Integers for rows [N] of a group."""
+    """Integer codes for N rows of a group, with a scale and a zero point per row."""
 
     scales: np.ndarray  # [N]
     zeros: np.ndarray  # [N]
@@ -31,81 +31,81 @@ class IntegerGrid(NamedTuple):
     high: int
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """Codes of values [N]."""
+        """Codes of values [N], or [K, N]."""
         return np.clip(np.rint(values * inverse(self.scales)) + self.zeros, self.low, self.high).astype(np.int16)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
-        """The numbers of codes [N], float32."""
+        """The numbers that codes represent, float32 of their shape."""
         return (codes - self.zeros) * self.scales.astype(np.float32)
 
 
 class Fp8Grid(NamedTuple):
-    """e4m3 for rows [N]."""
+    """e4m3 codes for N rows, with a scale per row."""
 
     scales: np.ndarray  # [N]
     zeros: None = None
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """Codes of values [N]."""
+        """Codes of values [N], or [K, N]."""
         return to_codes(values * inverse(self.scales))
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
-        """The numbers of codes [N], float32."""
+        """The numbers that codes represent, float32 of their shape."""
         return codes.view(E4M3).astype(np.float32) * self.scales
 
 
 class Nf4Grid(NamedTuple):
-    """NF4 for rows [N] of a block."""
+    """NF4 codes for N rows of a block, with an absmax per row."""
 
     scales: np.ndarray  # [N], absmax
     zeros: None = None
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """Codes of values [N]."""
+        """Codes of values [N], or [K, N]."""
         return nearest(values * inverse(self.scales), NF4_CODES)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
-        """The numbers of codes [N], float32."""
+        """The numbers that codes represent, float32 of their shape."""
         return NF4_CODES[codes] * self.scales
 
 
 def inverse(scales: np.ndarray) -> np.ndarray:
-    """1 / scales, float32; 0 for a scale of 0."""
+    """1 / scales, float32; 0 if a scale is 0."""
     scales = scales.astype(np.float32)
     return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
 
 
 def int8_grid(rows: np.ndarray) -> IntegerGrid:
-    """Of whole rows [N, K]."""
+    """The int8 grid of whole rows [N, K]."""
     scales = np.abs(rows).max(axis=1) * np.float32(1 / 127)
     return IntegerGrid(scales.astype(np.float32), np.zeros(len(rows), np.float32), -127, 127)
 
 
 def fp8_grid(rows: np.ndarray) -> Fp8Grid:
-    """Of whole rows [N, K]."""
+    """The e4m3 grid of whole rows [N, K]."""
     return Fp8Grid((np.abs(rows).max(axis=1) * np.float32(1 / LARGEST)).astype(np.float32))
 
 
 def fp8_block_grid(rows: np.ndarray) -> Fp8Grid:
-    """Of 128 inputs of all rows: one scale for each 128 rows."""
+    """The e4m3 grid of 128 inputs of all rows [N, 128], with one scale per 128 rows."""
     first = np.arange(0, len(rows), 128)
     largest = np.maximum.reduceat(np.abs(rows).max(axis=1), first)
     return Fp8Grid(np.repeat(largest * np.float32(1 / LARGEST), 128)[: len(rows)].astype(np.float32))
 
 
 def int4_grid(group: np.ndarray, has_zeros: bool, clip: bool) -> IntegerGrid:
-    """Of one group of inputs [N, group]."""
+    """The int4 grid of one group of inputs [N, group]."""
     return least_error(group, lambda share: covering_int4_grid(group, has_zeros, share), clip)
 
 
 def nf4_grid(block: np.ndarray, clip: bool) -> Nf4Grid:
-    """Of one block of inputs [N, 64]. The absmax is not rounded here, as in weights/nf4.py."""
+    """The NF4 grid of one block of inputs [N, 64]; as in weights/nf4.py, absmax is not rounded here."""
     absmax = np.abs(block).max(axis=1)
     return least_error(block, lambda share: Nf4Grid(absmax * share), clip)
 
 
 def least_error(group: np.ndarray, covering: Callable[[np.float32], Any], clip: bool) -> Any:
-    """The grid of all of a group's magnitudes; clipped, for each row [N] that of covering(share) with the least squared error."""
+    """covering(1); with clip, for each row the covering(share) of least squared error over group [N, K]."""
     best, least = covering(np.float32(1)), None
     for share in SHARES if clip else ():
         grid = covering(np.float32(share))
@@ -119,7 +119,7 @@ def least_error(group: np.ndarray, covering: Callable[[np.float32], Any], clip: 
 
 
 def covering_int4_grid(group: np.ndarray, has_zeros: bool, share: np.float32) -> IntegerGrid:
-    """The grid whose ends are this share of the group's; the scale is rounded to float16 first, as in weights/int4.py."""
+    """The int4 grid over a share of the group's range; scales are rounded to float16, as in weights/int4.py."""
     if not has_zeros:
         scales = (np.abs(group).max(axis=1) * (share / np.float32(7))).astype(np.float16)
         return IntegerGrid(scales, np.full(len(group), 8, np.float32), 0, 15)

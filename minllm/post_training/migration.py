@@ -1,9 +1,9 @@
-"""Scales that move between a matrix and what comes before it: x diag(1 / s) and diag(s) W^T have the same product for every s > 0.
+"""Scales that move into a matrix from its inputs: (x diag(1 / s)) (diag(s) W^T) = x W^T for every s > 0.
 
-    SmoothQuant  s = max |x| ** 0.5 / max |W| ** 0.5 for each input: part of the activations' outliers goes into the weights, before int8
-    AWQ          s = mean |x| ** r, r of 0, 0.1, ... 1 with the least error of the rounded product: inputs that matter get finer steps
+    SmoothQuant  s = max |x| ** 0.5 / max |W| ** 0.5 for each input: moves part of the activations' outliers into the weights, for int8
+    AWQ          s = mean |x| ** r, the r of 0, 0.1, ... 1 with the least output error: inputs that matter get finer steps
 
-1 / s goes into the norm before (qkv, gate and up), or into the rows of up (down), so the model computes nothing more.
+1 / s goes into the norm before the matrix (qkv, gate and up) or into the rows of up (down), so inference needs no extra operations.
 
 Source: Xiao et al. 2023, "SmoothQuant", equation 4; Lin et al. 2024, "AWQ", equation 4.
 """
@@ -27,7 +27,7 @@ def smoothquant_scales(inputs: Inputs, matrix: np.ndarray) -> np.ndarray:
 
 
 def awq_scales(inputs: Inputs, matrix: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """s [K] for a matrix [N, K]; rounded(matrix) -> the numbers that its codes stand for."""
+    """s [K] for a matrix [N, K]; rounded(matrix) -> the numbers that its codes represent."""
     x, magnitude = np.concatenate(inputs.sampled), np.maximum(inputs.mean, SMALLEST)
     exact, best, least = x @ matrix.T, None, np.inf
     for ratio in RATIOS:

@@ -1,14 +1,14 @@
 """A 16-bit checkpoint quantised layer by layer, into a directory that LLM() loads.
 
-    round        to the nearest code
-    clip         int4, nf4: with the clipped scales of least error
-    smoothquant  scales move between activations and weights first
-    awq          the same by AWQ's search; 4 bits are clipped
-    gptq         errors are made up for by later inputs; 4 bits are clipped
+    round        round to the nearest code
+    clip         the same; int4 and nf4 with the clipped scales of least error
+    smoothquant  first moves scales between activations and weights
+    awq          first moves scales found by AWQ's search; int4 and nf4 scales are clipped
+    gptq         later inputs compensate for rounding errors; int4 and nf4 scales are clipped
     smoothquant+gptq, awq+gptq    one after the other
 
-Every method but the first two needs a calibration text: each layer's inputs are those behind the layers as they were quantised. Embeddings
-and head stay as they are.
+Every method but the first two needs a calibration text; the inputs of each layer are computed with the quantised layers before it.
+Embeddings and head stay plain.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,12 +37,12 @@ from minllm.weights.nf4 import BLOCK
 from minllm.weights.stored import StoredLinear, StoredTensor
 
 METHODS = ("round", "clip", "smoothquant", "awq", "gptq", "smoothquant+gptq", "awq+gptq")
-TOKENS = 16_384  # of the calibration text
+TOKENS = 16_384  # tokens of calibration text
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a format is rounded and written: groups of inputs (0: rows), grids, tensors, and the entry in config.json."""
+    """How a format is rounded and written. group: inputs per group, 0 for rows; config: quantization_config."""
 
     group: int
     make_grid: Callable[[np.ndarray], Any]
@@ -51,7 +51,7 @@ class Scheme:
 
 
 def scheme_of(name: str, clip: bool) -> Scheme:
-    """The scheme of a format. InvalidOptionError if no layout is written for it."""
+    """The scheme of the format `name`. Raises InvalidOptionError if it cannot be written."""
     found = WEIGHT_FORMATS.get(name)
     eight = {"num_bits": 8, "symmetric": True, "dynamic": False}
     if name == "int8":
@@ -79,10 +79,10 @@ def quantize(
     source: Path, out: Path, name: str, method: str = "round", text: str | None = None, tokens: int = TOKENS,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:  # fmt: skip
-    """Write the checkpoint `source` to the new directory `out`, its layers' matrices in the format `name`.
+    """Write the checkpoint `source` to the new directory `out`, with the layers' matrices in the format `name`.
 
-    text: to calibrate on; minllm's own source by default. progress(layers done, layers). Raises InvalidOptionError for a format or method
-    that is not allowed, and as loading does.
+    text: the calibration text, minllm's own source by default. tokens: how many to use of it. progress: called with (layers done, layers).
+    Raises InvalidOptionError for a format or method that is not allowed, and the errors of loading.
     """
     if method not in METHODS:
         raise InvalidOptionError(f"method {method!r} is not allowed: take one of {', '.join(METHODS)}.")
@@ -111,10 +111,10 @@ def quantize(
 
 
 class Quantizer:
-    """The layers of a checkpoint, one after the other."""
+    """Quantises a checkpoint layer by layer."""
 
     def __init__(self, layout: Layout, checkpoint: Checkpoint, scheme: Scheme, method: str, token_ids: list[int] | None):
-        """token_ids: the calibration text; None rounds without one."""
+        """token_ids: the calibration text; None rounds without calibration."""
         self.layout, self.checkpoint, self.scheme, self.method = layout, checkpoint, scheme, method
         self.calibration = None
         if token_ids is not None:
@@ -124,7 +124,7 @@ class Quantizer:
         self.reader = None if self.calibration is None else WeightReader(self.calibration.ops, checkpoint, layout)
 
     def write(self, out: Path, progress: Callable[[int, int], None] | None = None) -> None:
-        """One file per layer, and one for all else."""
+        """Write one file per layer, one with all other tensors, and the index."""
         writer, layers = files.ShardWriter(out), self.layout.model.layers
         inside: set[str] = set()
         for index, stored in enumerate(layers):
@@ -138,12 +138,12 @@ class Quantizer:
         writer.finish()
 
     def _unchanged(self, stored: Layer) -> dict[str, np.ndarray]:
-        """Norms and biases of a layer."""
+        """The norms and biases of a layer, by name."""
         names = [name for leaf in leaves(stored) for name in ([leaf.name] if isinstance(leaf, StoredTensor) else leaf.biases)]
         return {name: self.checkpoint.tensor(name) for name in names}
 
     def _rounded(self, stored: Layer) -> dict[str, np.ndarray]:
-        """The matrices of a layer rounded as they are."""
+        """The tensors of a layer's matrices, rounded without calibration."""
         tensors = {}
         for leaf in leaves(stored):
             for one in leaf.projections if isinstance(leaf, StoredLinear) else ():
@@ -151,7 +151,7 @@ class Quantizer:
         return tensors
 
     def _calibrated(self, stored: Layer, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The matrices of a layer, and norms that took up their scales, in place of those in `tensors`."""
+        """The tensors of a layer's matrices and of norms that absorbed scales; advances the windows."""
         layer, found = self.reader.read(stored), {}
         if self.method != "gptq":
             found |= self._migrate(stored, layer, tensors)
@@ -175,12 +175,12 @@ class Quantizer:
         return {f"{module}.{suffix}": tensor for suffix, tensor in self.scheme.tensors(rounded).items()}
 
     def _migrate(self, stored: Layer, layer: Layer, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Move scales into what comes before each matrix; the norms' new tensors."""
+        """Move scales out of the inputs of each matrix; returns the norms' new tensors."""
         found = {}
-        for _, linear in sorted(linears(stored, layer), key=lambda pair: pair[1] is not layer.mlp.down):  # up's rows first
+        for _, linear in sorted(linears(stored, layer), key=lambda pair: pair[1] is not layer.mlp.down):  # down first: it scales up's rows
             before = layer.attention.norm if linear is layer.attention.qkv else layer.mlp.norm
             if linear is layer.attention.output or (linear is layer.mlp.down and not hasattr(layer.mlp, "gate_up")):
-                continue  # values of attention are shared by heads, and GELU lies before a plain MLP's down
+                continue  # heads share the values of attention, and GELU precedes down in a plain MLP
             scales = self._scales(self.calibration.inputs_of(layer, [linear])[0], linear)
             linear.weight[:] *= scales
             if linear is layer.mlp.down:
@@ -202,7 +202,7 @@ class Quantizer:
 
 
 def linears(stored: Layer, layer: Layer) -> Iterator[tuple[StoredLinear, Linear]]:
-    """The linear layers of a layer, before and after loading."""
+    """(StoredLinear, Linear) pairs of a layer: before and after loading."""
     for before, after in ((stored.attention, layer.attention), (stored.mlp, layer.mlp)):
         for field in fields(before):
             if isinstance(getattr(before, field.name), StoredLinear):
@@ -210,7 +210,7 @@ def linears(stored: Layer, layer: Layer) -> Iterator[tuple[StoredLinear, Linear]
 
 
 def layout_names(stored: Layer) -> Iterator[str]:
-    """The names of all plain tensors of a layer."""
+    """The names of all tensors of a layer in a plain checkpoint."""
     for leaf in leaves(stored):
         if isinstance(leaf, StoredTensor):
             yield leaf.name

@@ -1,12 +1,12 @@
-"""Rounding a matrix to the codes of a format, to the nearest or with GPTQ's compensation.
+"""Rounding a matrix to the codes of a format: to the nearest, or with GPTQ's compensation.
 
-The product's squared error over the calibration text is sum over rows of (w - q) H (w - q)^T, H = sum over tokens of x^T x. GPTQ rounds
-input after input: with U the upper Cholesky factor of H^-1, U^T U = H^-1,
+The squared error of the layer's output over the calibration text is the sum over rows of (w - q) H (w - q)^T, with H = sum over tokens of
+x^T x. GPTQ rounds one input after another. With U the upper Cholesky factor of H^-1, U^T U = H^-1,
 
     q_j = round(w_j)        e = (w_j - q_j) / U_jj        w_k -= e U_jk  for all k > j
 
-so the inputs that are still to be rounded make up for the error as well as they can. A group's scale is chosen when its first input is
-reached, by the numbers as they are then. 1 % of the mean diagonal is added to H.
+so the inputs that are not yet rounded compensate for the error as well as they can. A group's scale is chosen when its first input is
+reached, from the values at that time. 1 % of the mean diagonal is added to H.
 
 Source: Frantar et al. 2023, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", section 3.
 """
@@ -16,22 +16,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-DAMPING, COLUMNS = 0.01, 128  # columns whose later ones are updated together
+DAMPING, COLUMNS = 0.01, 128  # columns per block; later columns are updated once per block
 
 
 class Rounded(NamedTuple):
-    """Codes of a matrix [N, K], and what was stored per group."""
+    """Codes of a matrix [N, K], and the scales and zero points of its groups."""
 
     codes: np.ndarray  # [N, K]
     scales: np.ndarray  # [N, groups]
     zeros: np.ndarray | None  # [N, groups]
-    numbers: np.ndarray  # float32 [N, K], what the codes stand for
+    numbers: np.ndarray  # float32 [N, K], the numbers that the codes represent
 
 
 def round_matrix(matrix: np.ndarray, group: int, make_grid: Callable[[np.ndarray], Any], hessian: np.ndarray | None = None) -> Rounded:
-    """Codes of a matrix [N, K] in groups of inputs (0: whole rows), by make_grid(part of the matrix).
+    """Round a matrix [N, K] in groups of inputs (0: whole rows), each on the grid make_grid(its columns).
 
-    hessian: x^T x of the inputs [K, K], for GPTQ; None rounds to the nearest.
+    hessian: the sum of x^T x over tokens, [K, K], for GPTQ; None rounds to the nearest.
     """
     matrix, (rows, inputs) = matrix.astype(np.float32, copy=True), matrix.shape
     factor = None if hessian is None else cholesky_of_inverse(hessian)
@@ -58,7 +58,7 @@ def round_matrix(matrix: np.ndarray, group: int, make_grid: Callable[[np.ndarray
 
 
 def cholesky_of_inverse(hessian: np.ndarray) -> np.ndarray:
-    """The upper Cholesky factor of the inverse of hessian, damped; float32 [K, K]."""
+    """The upper Cholesky factor of the inverse of the damped hessian, float32 [K, K]."""
     damped = hessian.astype(np.float64)
     damped[np.diag_indices_from(damped)] += DAMPING * max(np.diag(damped).mean(), 1e-12)
     return np.linalg.cholesky(np.linalg.inv(damped)).T.astype(np.float32)

@@ -1,10 +1,10 @@
-"""The table of weight formats: LLM(), costs, the memory budget and `minllm plan` find a format here, by its name.
+"""The table of weight formats: LLM(), costs, the memory budget and `minllm plan` look up formats here by name.
 
-A quantised format holds the layers' matrices; embeddings, head and norms stay in 16 bits, and so do activations, except inside the matrix
-products of int8 and fp8, which quantise them token by token. A plan takes the rate of a GPU's 8-bit instructions for these two, and the
-16-bit rate for 4-bit weights, which are widened on the way in. A GPU without bfloat16 computes in float16.
+A quantised format holds the layers' matrices; embeddings, head and norms stay in 16 bits. So do activations, except in the GEMMs of int8
+and fp8, which quantise them token by token. A plan takes the rate of a GPU's 8-bit instructions for these two formats, and the 16-bit rate
+for 4-bit weights, which are widened before they are multiplied. A GPU without bfloat16 computes in float16.
 
-int4 has groups of 32 inputs, int4_g64 and int4_g128 larger ones; with _zeros a group also has a zero point.
+int4 has groups of 32 inputs, int4_g64 and int4_g128 of 64 and 128; formats with _zeros also store a zero point per group.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ FP8_SINCE = (8, 9)  # the first compute capability that converts to and from fp8
 
 
 def int4_format(name: str, group_size: int, has_zeros: bool = False) -> Int4Format:
-    """int4 in groups of this size: a float16 scale each, and a byte of zero point."""
+    """int4 in groups of this size, each with a float16 scale and, if has_zeros, a zero point of one byte."""
     sizes = dict(group_size=group_size, group_bytes=3 if has_zeros else 2)
     return Int4Format(name, 0.5, SIXTEEN_BITS, has_zeros=has_zeros, **sizes)
 
@@ -46,15 +46,15 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
 
 
 def plain_format(dtype: Any) -> WeightFormat:
-    """The format of weights as they are: NumPy's dtype of the activations, or its name."""
+    """The format of weights that are not quantised. dtype: NumPy's dtype of the activations, or its name."""
     return WEIGHT_FORMATS[str(dtype)]
 
 
 def quantizations() -> tuple[str, ...]:
-    """The names that LLM(quantization=) takes."""
+    """The names that LLM(quantization=) accepts."""
     return tuple(name for name, one in WEIGHT_FORMATS.items() if one.is_option)
 
 
 def plain_linear(weight: Any, bias: Any = None) -> Linear:
-    """A Linear of an array [outputs, inputs] that a machine already has."""
+    """A Linear of a plain weight [outputs, inputs] that is already an array of the machine."""
     return Linear(weight, bias, plain_format(weight.dtype), tuple(weight.shape))

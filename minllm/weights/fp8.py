@@ -1,10 +1,10 @@
-"""fp8 (e4m3) with a scale per output channel, multiplied by activations that are fp8 with a scale per token.
+"""W8A8 in fp8 (e4m3): weights with a scale per output channel, activations with a scale per token.
 
     scale[n] = max over k of |matrix[n, k]| / 448        code[n, k] = e4m3(matrix[n, k] / scale[n])
     out[m, n] = (sum over k of x_code[m, k] * code[n, k]) * x_scale[m] * scale[n] + bias[n]
 
-e4m3 has 4 bits of exponent and 3 of fraction, and 448 is its largest number. Its steps grow with the number, so a row with outliers keeps
-three bits for its small numbers too, where int8 keeps none.
+e4m3 has 4 bits of exponent and 3 of fraction, and 448 is its largest number. Its steps grow with the number, so in a row with outliers
+small numbers keep their three bits, while int8 leaves them none.
 
 Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning", section 3; vLLM, "FP8 W8A8" (dynamic scales per token and channel).
 """
@@ -23,51 +23,51 @@ LARGEST = 448
 
 
 class Fp8Weight(NamedTuple):
-    """A weight [outputs, inputs], or rows of activations [tokens, inputs]."""
+    """An fp8 matrix [outputs, inputs], or rows of activations [tokens, inputs]."""
 
     codes: Any  # uint8 [outputs, inputs], the bits of e4m3
     scales: Any  # float32 [outputs]
 
 
 def quantize_fp8(rows: np.ndarray) -> Fp8Weight:
-    """Codes and scales of rows [rows, inputs], to the nearest code. A row of zeros has scale 0."""
+    """Quantise rows [rows, inputs] to the nearest codes, with a scale per row. A row of zeros has scale 0."""
     rows = rows.astype(np.float32)
     scales = np.abs(rows).max(axis=1, initial=0) * np.float32(1 / LARGEST)
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
-    with np.errstate(invalid="ignore"):  # NaN and infinity are refused by their scales
+    with np.errstate(invalid="ignore"):  # check_scales refuses NaN and infinity
         return Fp8Weight(np.clip(rows * inverse[:, None], -LARGEST, LARGEST).astype(E4M3).view(np.uint8), scales)
 
 
 @dataclass(frozen=True)
 class Fp8Format(WeightFormat):
-    """A byte per number and 4 bytes per output channel."""
+    """The format of Fp8Weight: 1 byte per element and 4 bytes per output channel."""
 
     def encode(self, matrix: np.ndarray) -> Fp8Weight:
-        """Codes and scales of a matrix [outputs, inputs]."""
+        """Quantise a matrix [outputs, inputs]."""
         return Fp8Weight(*in_pieces(matrix, quantize_fp8))
 
     def dequantize(self, weight: Fp8Weight) -> np.ndarray:
-        """code * scale."""
+        """code * scale, float32 [outputs, inputs]."""
         return weight.codes.view(E4M3).astype(np.float32) * weight.scales[:, None]
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Fp8Weight:
-        """The arrays of a weight of this shape."""
+        """A weight of this shape with unspecified contents."""
         return Fp8Weight(ops.empty((outputs, inputs), np.uint8), ops.empty((outputs,), np.float32))
 
     def linear(self, x: np.ndarray, weight: Fp8Weight, bias: np.ndarray | None = None, out_dtype: Any = None) -> np.ndarray:
-        """The reference: rows of x are quantised, and the codes' products are summed in float32."""
+        """The NumPy reference with quantised x: codes are multiplied and summed in float32."""
         rows = quantize_fp8(x)
         sums = rows.codes.view(E4M3).astype(np.float32) @ weight.codes.view(E4M3).astype(np.float32).T
         out = sums * rows.scales[:, None] * weight.scales
         return (out if bias is None else out + bias).astype(x.dtype if out_dtype is None else out_dtype)
 
     def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
-        """The widened matrix, codes of x as numbers, and float32 sums."""
+        """Bytes of the widened matrix, the codes of x as numbers, and the float32 sums."""
         return outputs * inputs * itemsize + rows * (inputs * itemsize + 4 * outputs)
 
     @property
     def kernels(self) -> LinearKernels:
-        """kernels/matmul/quantized."""
-        from minllm.weights.quantized_kernels import FP8  # here, so that a plan needs no kernels
+        """The kernels of kernels/matmul/quantized."""
+        from minllm.weights.quantized_kernels import FP8  # imported here so that a plan loads no kernels
 
         return FP8

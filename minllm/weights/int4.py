@@ -1,16 +1,17 @@
-"""int4 in groups of 32, 64 or 128 inputs that share a scale, and with zeros also a zero point; activations stay in 16 bits: W4A16.
+"""W4A16: int4 in groups of 32, 64 or 128 inputs that share a scale and, optionally, a zero point.
 
     symmetric   scale = max |w| / 7                      code = round(w / scale) + 8       w' = (code - 8) * scale
     with zeros  scale = (max(w, 0) - min(w, 0)) / 15     zero = round(-min(w, 0) / scale)
                 code = round(w / scale) + zero           w' = (code - zero) * scale
-    minimums    as some files store it                   w' = code * scale + minimum
+    minimums    stored by some files                     w' = code * scale + minimum
 
-max and min are those of a group; codes are 0 to 15, zeros too. The scale is rounded to float16 before the codes are computed, so that codes
+max and min are those of a group; codes and zeros are 0 to 15. The scale is rounded to float16 before the codes are computed, so that codes
 match the stored scale. |w - w'| is at most half a step, except for the rounding of the scale and, with zeros, of the zero point. A
-symmetric group leaves the code 0 unused: max |w| / 7.5 would use it, but would cut the largest numbers to 7 steps, and so shrink products.
+symmetric group leaves the code 0 unused: a scale of max |w| / 7.5 would use it, but would clip the largest numbers to 7 steps, which
+shrinks dot products.
 
-Two codes share a byte, in the order in which a kernel unpacks a word quickly (kernels/quantization/reference.py, `pack_nibbles`). With a
-group of 32 a number takes 4.5 bits, with zeros 4.75.
+Two codes share a byte, in an order that a kernel unpacks quickly (kernels/quantization/reference.py, `pack_nibbles`). With groups of 32 a
+weight takes 4.5 bits, with zeros 4.75.
 
 Source: Frantar et al. 2023, "GPTQ", section 4 (the grid, without its error compensation); Lin et al. 2024, "AWQ", equation 1.
 """
@@ -27,17 +28,17 @@ LARGEST_CODE, MIDDLE = 15, 8
 
 
 class Int4Weight(NamedTuple):
-    """A weight [outputs, inputs]."""
+    """An int4 matrix [outputs, inputs], two codes per byte."""
 
     codes: Any  # uint8 [outputs, inputs / 2]
-    scales: Any  # float [outputs, groups]; float16 if it was made while loading
-    zeros: Any = None  # uint8 [outputs, groups], or None if all are MIDDLE
-    minimums: Any = None  # float [outputs, groups] in place of zeros, or None
+    scales: Any  # float [outputs, groups]; float16 if quantised while loading
+    zeros: Any = None  # uint8 [outputs, groups]; None: all are MIDDLE
+    minimums: Any = None  # float [outputs, groups], used in place of zeros; or None
 
 
 @dataclass(frozen=True)
 class Int4Format(WeightFormat):
-    """Half a byte per number, 2 bytes per group, 3 with zeros."""
+    """The format of Int4Weight: half a byte per element, and 2 bytes per group, 3 with zeros."""
 
     own_stage = "int4_matmul"
 
@@ -46,11 +47,11 @@ class Int4Format(WeightFormat):
     scale_dtype: np.dtype = np.dtype(np.float16)
 
     def encode(self, matrix: np.ndarray) -> Int4Weight:
-        """Codes, scales and zeros of a matrix [outputs, inputs]."""
+        """Quantise a matrix [outputs, inputs]."""
         return Int4Weight(*in_pieces(matrix, self._quantize_rows))
 
     def _quantize_rows(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-        from minllm.kernels.quantization.reference import pack_nibbles  # here, so that a plan needs no kernels
+        from minllm.kernels.quantization.reference import pack_nibbles  # imported here so that a plan loads no kernels
 
         groups = rows.astype(np.float32).reshape(len(rows), -1, self.group_size)
         if self.has_zeros:
@@ -58,7 +59,7 @@ class Int4Format(WeightFormat):
             scales = (high - low) * np.float32(1 / LARGEST_CODE)
         else:
             scales = np.abs(groups).max(axis=2) * np.float32(1 / (LARGEST_CODE - MIDDLE))
-        with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN are refused by their scales
+        with np.errstate(over="ignore", invalid="ignore"):  # check_scales refuses infinity and NaN
             scales = scales.astype(np.float16)
             wide = scales.astype(np.float32)
             inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide > 0)
@@ -68,7 +69,7 @@ class Int4Format(WeightFormat):
             return (packed, scales, zeros.astype(np.uint8)) if self.has_zeros else (packed, scales)
 
     def dequantize(self, weight: Int4Weight) -> np.ndarray:
-        """(code - zero) * scale."""
+        """(code - zero) * scale, or code * scale + minimum; float32 [outputs, inputs]."""
         from minllm.kernels.quantization.reference import unpack_nibbles
 
         codes = unpack_nibbles(weight.codes).astype(np.float32).reshape(*weight.scales.shape, -1)
@@ -79,19 +80,19 @@ class Int4Format(WeightFormat):
         return ((codes - zeros) * scales).reshape(len(codes), -1)
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Int4Weight:
-        """The arrays of a weight of this shape."""
+        """A weight of this shape with unspecified contents."""
         groups = (outputs, inputs // (self.group_size or inputs))
         zeros = ops.empty(groups, np.uint8) if self.has_zeros else None
         minimums = ops.empty(groups, self.scale_dtype) if self.has_minimums else None
         return Int4Weight(ops.empty((outputs, inputs // 2), np.uint8), ops.empty(groups, self.scale_dtype), zeros, minimums)
 
     def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
-        """The widened matrix."""
+        """Bytes of the widened matrix."""
         return outputs * inputs * itemsize
 
     @property
     def kernels(self) -> LinearKernels:
-        """kernels/matmul/quantized."""
-        from minllm.weights.quantized_kernels import INT4  # here, so that a plan needs no kernels
+        """The kernels of kernels/matmul/quantized."""
+        from minllm.weights.quantized_kernels import INT4  # imported here so that a plan loads no kernels
 
         return INT4

@@ -1,9 +1,9 @@
-"""int8 in groups of inputs that share a scale, multiplied by activations in 16 bits: W8A16.
+"""W8A16: int8 in groups of inputs that share a scale; activations stay in 16 bits.
 
     scale = max |w| / 127        code = round(w / scale)        w' = code * scale
 
-max is that of a group of neighbouring inputs of one output. Only checkpoints store it (GGUF's Q8_0 in groups of 32): of what is quantised
-while it loads, int8.py takes fewer bytes and multiplies integers.
+max is that of a group of neighbouring inputs of one output. This format is only read from checkpoints (GGUF's Q8_0 has groups of 32).
+Weights that are quantised while loading use int8.py, which takes fewer bytes and multiplies integers.
 
 Source: ggml-common.h, block_q8_0.
 """
@@ -17,7 +17,7 @@ from minllm.weights.format import LinearKernels, WeightFormat
 
 
 class Int8GroupWeight(NamedTuple):
-    """A weight [outputs, inputs]."""
+    """An int8 matrix [outputs, inputs] with a scale per group."""
 
     codes: Any  # int8 [outputs, inputs]
     scales: Any  # float [outputs, groups]
@@ -25,27 +25,27 @@ class Int8GroupWeight(NamedTuple):
 
 @dataclass(frozen=True)
 class Int8GroupFormat(WeightFormat):
-    """A byte per number and 2 bytes per group."""
+    """The format of Int8GroupWeight: 1 byte per element and 2 bytes per group."""
 
     scale_dtype: np.dtype = np.dtype(np.float16)
 
     def dequantize(self, weight: Int8GroupWeight) -> np.ndarray:
-        """code * scale."""
+        """code * scale, float32 [outputs, inputs]."""
         groups = weight.codes.astype(np.float32).reshape(*weight.scales.shape, -1)
         return (groups * weight.scales.astype(np.float32)[..., None]).reshape(weight.codes.shape)
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Int8GroupWeight:
-        """The arrays of a weight of this shape."""
+        """A weight of this shape with unspecified contents."""
         groups = inputs // (self.group_size or inputs)
         return Int8GroupWeight(ops.empty((outputs, inputs), np.int8), ops.empty((outputs, groups), self.scale_dtype))
 
     def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
-        """The widened matrix."""
+        """Bytes of the widened matrix."""
         return outputs * inputs * itemsize
 
     @property
     def kernels(self) -> LinearKernels:
-        """kernels/matmul/quantized."""
-        from minllm.weights.quantized_kernels import INT8_GROUPS  # here, so that a plan needs no kernels
+        """The kernels of kernels/matmul/quantized."""
+        from minllm.weights.quantized_kernels import INT8_GROUPS  # imported here so that a plan loads no kernels
 
         return INT8_GROUPS

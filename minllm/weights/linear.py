@@ -1,4 +1,4 @@
-"""A linear layer of the forward pass: the weight in the arrays of its format, and what belongs to it."""
+"""A linear layer of the forward pass: the weight in the arrays of its format, its bias and its shard."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Linear:
     """y = x @ weight.T + bias. The bias is plain, in the dtype of the activations."""
 
-    weight: Any  # an array [outputs, inputs], or the NamedTuple of arrays that the format makes of one
+    weight: Any  # an array [outputs, inputs], or the format's NamedTuple of arrays
     bias: Any | None  # [outputs]
     format: "WeightFormat"
     shape: tuple[int, int]  # (outputs, inputs) of this shard

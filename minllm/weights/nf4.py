@@ -1,15 +1,15 @@
-"""NF4: 4-bit codes for normally distributed numbers, in blocks of 64, whose scales are quantised once more; activations stay in 16 bits.
+"""W4A16: NF4, 4-bit codes for normally distributed numbers, in blocks of 64 with quantised scales.
 
     w' = NF4_CODES[code] * absmax[block]                 absmax = the largest |w| of 64 inputs of a row
     absmax' = map[absmax_code] * nested[block // 256] + offset
 
-The 16 codes are quantiles of the normal distribution between -1 and 1, 0 among them, so trained weights use each about equally often. An
-absmax in float32 would cost half a bit per number. Double quantisation stores it, less the mean of all, as one byte of an 8-bit
-floating-point map with a scale for 256 blocks: 0.13 bits per number. Codes, blocks and map are those of bitsandbytes; blocks are counted
-along the rows of the matrix, one row after the other.
+The 16 codes are quantiles of the normal distribution between -1 and 1, including 0, so trained weights use each about equally often.
+An absmax in float32 would cost half a bit per number. Double quantisation subtracts the mean of all absmax and stores the rest in one byte,
+a code of an 8-bit floating-point map, with a scale per 256 blocks: 0.13 bits per number. Codes, blocks and map are those of bitsandbytes;
+blocks are numbered along the rows of the matrix, one row after the other.
 
-A row stores the number of its first block, so that a weight can hold several modules, or some columns of a matrix, whose blocks were
-counted from elsewhere. Two neighbouring codes share a byte, the first in its upper half, as in bitsandbytes' files.
+Each row stores the number of its first block, so that a weight can stack several modules, or hold some columns of a matrix, and keep their
+original block numbers. Two neighbouring codes share a byte, the first in its upper half, as in bitsandbytes' files.
 
 Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3 and appendix E; Dettmers et al. 2022, "8-bit
 Optimizers via Block-wise Quantization", section 2 (the map).
@@ -23,7 +23,7 @@ import numpy as np
 from minllm.weights.format import LinearKernels, WeightFormat
 from minllm.weights.pieces import in_pieces
 
-BLOCK, NESTED_BLOCK = 64, 256  # numbers that share an absmax, and absmax that share a nested scale
+BLOCK, NESTED_BLOCK = 64, 256  # numbers per absmax, and absmax per nested scale
 TABLE_BYTES = 4 * (256 + 16)  # the map and the codes
 NF4_CODES = np.array(
     [
@@ -36,7 +36,7 @@ NF4_CODES = np.array(
 
 
 class Nf4Weight(NamedTuple):
-    """A weight [outputs, inputs]."""
+    """An NF4 matrix [outputs, inputs], two codes per byte."""
 
     codes: Any  # uint8 [outputs, inputs / 2]
     absmax: Any  # uint8 [outputs, inputs / 64], codes of `map`; float32 without double quantisation
@@ -48,7 +48,7 @@ class Nf4Weight(NamedTuple):
 
 
 def dynamic_map() -> np.ndarray:
-    """bitsandbytes' signed 8-bit map, in ascending order: 2**e fractions between 0.1 and 1 of each power 10**(e - 6), 0 and 1."""
+    """bitsandbytes' 8-bit map, ascending: 0, 1, and +-10**(e - 6) times 2**e fractions between 0.1 and 1."""
     values = [np.float32(0), np.float32(1)]
     for exponent in range(7):
         bounds = np.linspace(0.1, 1, 2**exponent + 1, dtype=np.float32)
@@ -63,7 +63,7 @@ def nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def pack_pairs(codes: np.ndarray) -> np.ndarray:
-    """Codes uint8 [..., inputs] as bytes [..., inputs / 2], the first of two codes in the upper half."""
+    """Pack codes, uint8 [..., inputs], into bytes [..., inputs / 2], the first of two codes in the upper half."""
     return codes[..., ::2] << 4 | codes[..., 1::2]
 
 
@@ -73,20 +73,20 @@ def unpack_pairs(packed: np.ndarray) -> np.ndarray:
 
 
 def quantize_blocks(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(codes, absmax) of rows [rows, inputs]: packed codes, and the largest magnitude of each block, float32."""
+    """(codes, absmax) of rows [rows, inputs]: uint8 [rows, inputs / 2], packed, and float32 [rows, blocks]."""
     blocks = rows.astype(np.float32).reshape(len(rows), -1, BLOCK)
     absmax = np.abs(blocks).max(axis=2)
     inverse = np.divide(np.float32(1), absmax, out=np.zeros_like(absmax), where=absmax > 0)
-    with np.errstate(invalid="ignore"):  # NaN and infinity are refused by their scales
+    with np.errstate(invalid="ignore"):  # check_scales refuses NaN and infinity
         codes = nearest(blocks * inverse[..., None], NF4_CODES)
     return pack_pairs(codes.reshape(rows.shape)), absmax
 
 
 def double_quantize(absmax: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.float32]:
-    """(codes, nested, offset) of absmax [outputs, blocks], counted along the rows: uint8 of its shape, float32 [blocks / 256], a number."""
+    """(codes, nested, offset) of absmax [outputs, blocks]: uint8 of its shape, float32 [ceil(size / 256)], float32."""
     offset = absmax.mean(dtype=np.float32)
     centred = np.zeros(-(-absmax.size // NESTED_BLOCK) * NESTED_BLOCK, np.float32)
-    with np.errstate(invalid="ignore"):  # NaN and infinity are refused by their scales
+    with np.errstate(invalid="ignore"):  # check_scales refuses NaN and infinity
         centred[: absmax.size] = (absmax - offset).reshape(-1)
         centred = centred.reshape(-1, NESTED_BLOCK)
         nested = np.abs(centred).max(axis=1)
@@ -97,17 +97,17 @@ def double_quantize(absmax: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.floa
 
 @dataclass(frozen=True)
 class Nf4Format(WeightFormat):
-    """Half a byte per number, a byte per block, 4 bytes per 256 blocks, 8 per output, and two tables."""
+    """Nf4Weight: half a byte per element, 1 byte per block, 4 per 256 blocks, 8 per output, and two tables."""
 
     nested: bool = True  # double quantisation
 
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
-        """Codes, absmax, offsets and first blocks, nested scales and tables."""
+        """Bytes of the codes, absmax, offsets, first blocks, nested scales and tables."""
         nested = 4 * -(-(outputs * inputs // BLOCK) // NESTED_BLOCK) if self.nested else 0
         return super().matrix_bytes(outputs, inputs) + nested + TABLE_BYTES
 
     def encode(self, matrix: np.ndarray) -> Nf4Weight:
-        """All arrays of a matrix [outputs, inputs]."""
+        """Quantise a matrix [outputs, inputs]."""
         codes, absmax = in_pieces(matrix, quantize_blocks)
         absmax_codes, nested, offset = double_quantize(absmax)
         outputs, blocks = absmax.shape
@@ -116,7 +116,7 @@ class Nf4Format(WeightFormat):
         return Nf4Weight(codes, absmax_codes, nested, dynamic_map(), offsets, first_blocks, NF4_CODES)
 
     def dequantize(self, weight: Nf4Weight) -> np.ndarray:
-        """NF4_CODES[code] * absmax."""
+        """table[code] * absmax, float32 [outputs, inputs]."""
         absmax = weight.absmax
         if weight.nested is not None:
             block = weight.first_blocks[:, None] + np.arange(absmax.shape[1])
@@ -125,7 +125,7 @@ class Nf4Format(WeightFormat):
         return (weight.table[codes] * absmax[..., None]).reshape(len(codes), -1)
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Nf4Weight:
-        """The arrays of a weight of this shape."""
+        """A weight of this shape with unspecified contents."""
         blocks = inputs // BLOCK
         absmax = ops.empty((outputs, blocks), np.uint8 if self.nested else np.float32)
         nested = ops.empty((-(-outputs * blocks // NESTED_BLOCK),), np.float32) if self.nested else None
@@ -133,12 +133,12 @@ class Nf4Format(WeightFormat):
         return Nf4Weight(ops.empty((outputs, inputs // 2), np.uint8), absmax, nested, *(ops.empty(*one) for one in sizes))
 
     def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
-        """The widened matrix."""
+        """Bytes of the widened matrix."""
         return outputs * inputs * itemsize
 
     @property
     def kernels(self) -> LinearKernels:
-        """kernels/matmul/quantized."""
-        from minllm.weights.quantized_kernels import NF4  # here, so that a plan needs no kernels
+        """The kernels of kernels/matmul/quantized."""
+        from minllm.weights.quantized_kernels import NF4  # imported here so that a plan loads no kernels
 
         return NF4

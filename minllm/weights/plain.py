@@ -1,6 +1,6 @@
-"""Weights as they are: every number in the dtype of the activations. float32 takes 4 bytes, float16 and bfloat16 take 2.
+"""Weights in the dtype of the activations: 4 bytes per number in float32, 2 in float16 and bfloat16.
 
-NumPy multiplies by float32 copies of the rounded numbers (ops/numpy_ops.py), so on a CPU each takes 4 bytes.
+NumPy multiplies by float32 copies of the rounded numbers (ops/numpy_ops.py), so on a CPU each number takes 4 bytes.
 """
 
 import functools
@@ -16,24 +16,24 @@ from minllm.weights.stored import Projection
 
 @dataclass(frozen=True)
 class PlainFormat(WeightFormat):
-    """float32, float16 or bfloat16; a weight is one array [outputs, inputs], and its host arrays are the matrices of its modules."""
+    """float32, float16 or bfloat16. A weight is one array [outputs, inputs]; on the host, one per module."""
 
     excluded: tuple[str, ...] = ()
 
     own_stage = "matmul"
     is_plain = True
-    is_option = False  # LLM(dtype=) chooses it
+    is_option = False  # LLM(dtype=) selects it instead
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> list[np.ndarray]:
-        """The modules' matrices as they are; the machine rounds and stacks them."""
+        """The modules' matrices as stored; `place` rounds and stacks them."""
         return self.matrices(projections, checkpoint, shard)
 
     def place(self, ops: Any, weight: list[np.ndarray]) -> Any:
-        """The stacked matrix as the machine keeps weights, rounded to its dtype."""
+        """The matrices stacked into one weight of the machine `ops`, rounded to its dtype."""
         return ops.stacked_weight(weight)
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Any:
-        """An array of this shape."""
+        """An array of this shape with unspecified contents."""
         return ops.empty((outputs, inputs), ops.dtype)
 
     def dequantize(self, weight: np.ndarray) -> np.ndarray:
@@ -42,7 +42,7 @@ class PlainFormat(WeightFormat):
 
     @functools.cached_property
     def kernels(self) -> LinearKernels:
-        """The ladder of kernels/matmul."""
-        from minllm.weights.plain_kernels import KERNELS  # here, so that a plan needs no kernels
+        """The kernels of kernels/matmul."""
+        from minllm.weights.plain_kernels import KERNELS  # imported here so that a plan loads no kernels
 
         return KERNELS

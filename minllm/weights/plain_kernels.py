@@ -1,4 +1,4 @@
-"""The matrix products of plain weights, and what is fused with them."""
+"""The GEMMs and GEMVs of plain weights, and their fused forms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from minllm.weights.format import LinearKernels, StreamKernels
 
 
 def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Callable | None:
-    """The launcher of silu(gate) * up within this variant; None if it has none for these arrays."""
+    """The launcher of this variant that fuses silu(gate) * up; None if it has none for these arrays."""
     if variant == "gemv":
         return gated_gemv
     if variant == "flat" and fits_flat(x, weight):

@@ -1,11 +1,11 @@
-"""The matrix products of quantised weights, and which of them multiplies how many rows of x.
+"""The GEMVs and GEMMs of quantised weights, and which of them is chosen for how many rows of x.
 
 one row    int4, NF4, int8 and fp8: a GEMV on tensor cores, from compute capability 8.0 (fp8: 8.9) on
 few rows   int4 and NF4 on Hopper: the batched GEMV for 2 to 16 rows
-W8A8       a GEMV over the codes for few rows; on Hopper flat and wgmma products of codes for more; elsewhere the widened matrix
-int4       beyond that on Hopper flat products with weights decoded in registers up to 64 rows, mixed-input GEMM for more
-fp8_block  a GEMV for one row; on Hopper wgmma products of codes for more; else the GEMV for up to 8 rows, then the widened matrix
-others     a GEMV over the codes for up to 3 rows; on Hopper mixed-input GEMM for more; else the GEMV for 8, then the widened matrix
+W8A8       on Hopper a flat GEMM over the codes, then a wgmma GEMM; elsewhere a GEMV for up to 8 rows, then the widened matrix
+int4       beyond that on Hopper a flat GEMM that decodes weights in registers for up to 64 rows, then the mixed-input GEMM
+fp8_block  a GEMV for one row; on Hopper a wgmma GEMM over the codes for more; elsewhere the GEMV for up to 8 rows, then the widened matrix
+others     a GEMV for up to 3 rows; on Hopper the mixed-input GEMM for more; elsewhere the GEMV for up to 8, then the widened matrix
 """
 
 import functools
@@ -41,29 +41,29 @@ from minllm.runtime.device import HOPPER, current_device
 from minllm.weights.format import LinearKernels
 
 TENSOR_CORE_GEMV, BATCHED_GEMV = "tensor_core_gemv", "batched_gemv"
-OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply codes as they are
-FEWEST_ROWS_OF_TILES = 4  # rows of x from which on tiles of codes are decoded for tensor cores, if the batched GEMV does not fit
-MOST_ROWS_OF_FLAT_CODES = 64  # rows of x for which flat multiplies codes; at 256 wgmma is faster for every weight
+OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply the codes themselves
+FEWEST_ROWS_OF_TILES = 4  # fewest rows of x for which tiles are decoded for tensor cores, if the batched GEMV does not fit
+MOST_ROWS_OF_FLAT_CODES = 64  # most rows of x for the flat GEMM over codes; at 256 wgmma is faster for every weight
 
 
 def choose(x: Any, weight: Any) -> str:
-    """ "gemv" for few rows of whole 16-byte loads of codes, else "widened"."""
+    """ "gemv" for at most MOST_ROWS_OF_GEMV rows of x if a row of codes is whole 16-byte loads, else "widened"."""
     return "gemv" if x.shape[0] <= MOST_ROWS_OF_GEMV and weight.codes.shape[1] % 16 == 0 else "widened"
 
 
 def on_hopper(array: Any) -> bool:
-    """Whether a GPU with wgmma holds the array; not for the simulator's, where the widened matrix is multiplied faster."""
+    """Whether the array is on a GPU with wgmma. The simulator multiplies the widened matrix faster."""
     return not isinstance(array, np.ndarray) and current_device().compute_capability == HOPPER
 
 
 def choose_mixed_input(x: Any, weight: Any) -> str:
-    """The GEMM that decodes tiles of codes, from the number of rows on for which a GEMV took longer on an H200."""
+    """The mixed-input GEMM for the rows of x for which a GEMV took longer on an H200; else `choose`."""
     is_faster = x.shape[0] >= FEWEST_ROWS_OF_TILES and on_hopper(weight.codes) and gemm.fits(x, weight)
     return "wgmma" if is_faster else choose(x, weight)
 
 
 def choose_int4(x: Any, weight: Any) -> str:
-    """The variant of int4 where the GEMVs on tensor cores do not fit, as measured on an H200."""
+    """The variant of int4 if the GEMVs on tensor cores do not fit; thresholds measured on an H200."""
     rows = x.shape[0]
     if not on_hopper(weight.codes):
         return choose(x, weight)
@@ -73,42 +73,42 @@ def choose_int4(x: Any, weight: Any) -> str:
 
 
 def choose_fp8_block(x: Any, weight: Any) -> str:
-    """The variant of fp8 in blocks, as measured on an H200."""
+    """The variant of fp8 in blocks; thresholds measured on an H200."""
     return "wgmma" if x.shape[0] > 1 and on_hopper(weight.codes) and fp8_block_wgmma.fits(weight) else choose(x, weight)
 
 
 def gated_fp8_block(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
-    """The launcher of gate and up in one kernel, if the variant has one."""
+    """The launcher of this variant that fuses silu(gate) * up; None if it has none for these arrays."""
     fits = variant == "wgmma" and out_dtype in HALF_DTYPES and fp8_block_wgmma.fits(weight)
     return fp8_block_wgmma.gated_fp8_block_wgmma if fits else None
 
 
 def gated_int4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
-    """The launcher of gate and up in one kernel, if the variant has one."""
+    """The launcher of this variant that fuses silu(gate) * up; None if it has none for these arrays."""
     if variant == "wgmma":
         return gemm.gated_int4_gemm if gemm.fits(x, weight) else None
     return int4_wgmma.gated_int4_wgmma if variant == "flat" and int4_wgmma.fits(x, weight) else None
 
 
 def gated_nf4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
-    """The launcher of gate and up in one kernel, if the variant has one."""
+    """The launcher of this variant that fuses silu(gate) * up; None if it has none for these arrays."""
     return gemm.gated_nf4_gemm if variant == "wgmma" and gemm.fits(x, weight) else None
 
 
 def gated_int8_groups(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
-    """The launcher of gate and up in one kernel, if the variant has one."""
+    """The launcher of this variant that fuses silu(gate) * up; None if it has none for these arrays."""
     return gemm.gated_int8_group_gemm if variant == "wgmma" and gemm.fits(x, weight) else None
 
 
 def choose_w8a8(x: Any, weight: Any) -> str:
-    """The variant of W8A8: on Hopper the tensor cores' products of codes, as measured on an H200 from one row on."""
+    """The variant of W8A8: on Hopper the GEMMs over codes, which were faster on an H200 from one row on."""
     if not on_hopper(weight.codes) or not rows_begin_on(16, weight.codes):
         return choose(x, weight)
     return "flat" if x.shape[0] <= MOST_ROWS_OF_FLAT_CODES else "wgmma"
 
 
 def w8a8(code: str, dtype: str, gemv: Any, widen: Any) -> LinearKernels:
-    """Kernels of 8-bit weights, whose activations are quantised first; dtype: of the codes on tensor cores."""
+    """The kernels of W8A8. code: "int8" or "fp8"; dtype: that of the codes on tensor cores."""
     quantise, on_tensor_cores = functools.partial(quantize_rows, code=code), {"flat": tensor_core.run_flat, "wgmma": tensor_core.run_wgmma}
     products = {variant: tensor_core.make_product(run, dtype) for variant, run in on_tensor_cores.items()}
     gated = {variant: tensor_core.make_gated_product(run, dtype) for variant, run in on_tensor_cores.items()}
@@ -125,7 +125,7 @@ def w8a8(code: str, dtype: str, gemv: Any, widen: Any) -> LinearKernels:
 
 
 def dequantized(gemv: Any, dequantize: Any, activations: Mapping[str, Any] = MappingProxyType({})) -> LinearKernels:
-    """Kernels of weights whose scales change along a row: many rows of x multiply the matrix that they stand for."""
+    """Kernels of weights with several scales per row: a GEMV, and for more rows of x the widened matrix."""
     return LinearKernels(
         variants={"gemv": gemv, "widened": make_dequantized(dequantize)},
         choose=choose,
@@ -161,7 +161,7 @@ FP8_BLOCK = FP8_BLOCK._replace(
 def with_variant(
     kernels: LinearKernels, name: str, launchers: tuple[Any, Any], is_chosen: Callable[[Any, Any], bool], most_rows: int
 ) -> LinearKernels:
-    """These kernels, and the launchers of a product and of gate and up, which are chosen wherever is_chosen(x, weight)."""
+    """These kernels and the variant `name`, used if is_chosen. launchers: (matmul, fused silu(gate) * up)."""
     gemv, gated_gemv = launchers
 
     def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
@@ -178,15 +178,15 @@ def with_variant(
 
 
 def with_tensor_core_gemv(kernels: LinearKernels, found: tensor_core_gemv.Format) -> LinearKernels:
-    """These kernels, and for one row of x the GEMV on tensor cores with its fusions; it quantises x itself."""
+    """These kernels and, for one row of x, the GEMV on tensor cores with its fusions; it quantises x itself."""
     gemv, gated_gemv, fits = tensor_core_gemv.make_gemv(found), tensor_core_gemv.make_gated_gemv(found), tensor_core_gemv.fits
 
     def is_chosen(x: Any, weight: Any) -> bool:
-        in_simulator = isinstance(weight.codes, np.ndarray)  # where other kernels run faster
+        in_simulator = isinstance(weight.codes, np.ndarray)  # other kernels run faster there
         return not in_simulator and not isinstance(x, QuantizedRows) and fits(found, x, weight)
 
     def fits_normed(x: Any, weight: Any) -> bool:
-        # x * norm is rounded before it is divided by the root mean square: large activations would leave float16, though not codes.
+        # x * norm is rounded before the division by the root mean square. Large activations would overflow float16, but not codes.
         return fits(found, x, weight) and (found.multiplies_codes or x.dtype != np.float16)
 
     return with_variant(kernels, TENSOR_CORE_GEMV, (gemv, gated_gemv), is_chosen, 1)._replace(
@@ -195,7 +195,7 @@ def with_tensor_core_gemv(kernels: LinearKernels, found: tensor_core_gemv.Format
 
 
 def with_batched_gemv(kernels: LinearKernels, found: batched_gemv.Format) -> LinearKernels:
-    """These kernels, and on Hopper for up to 16 rows of x the GEMV whose clusters divide K."""
+    """These kernels with the batched GEMV, which splits K over a cluster, for up to 16 rows of x on Hopper."""
     launchers = batched_gemv.make_gemv(found), batched_gemv.make_gated_gemv(found)
 
     def is_chosen(x: Any, weight: Any) -> bool:

@@ -1,9 +1,9 @@
-"""Tensor parallelism cuts a matrix along its outputs or along its inputs; each rank loads its own part.
+"""Tensor parallelism splits a matrix along its outputs or along its inputs; each rank loads its own part.
 
-    column-parallel  outputs are cut: every rank computes other outputs of the same x (q, k and v by heads, gate and up)
-    row-parallel     inputs are cut: every rank multiplies its own part of x, and the results add up (output projection, down)
+    column-parallel  outputs are split: each rank computes different outputs from the same x (q, k and v by heads, gate and up)
+    row-parallel     inputs are split: each rank multiplies its own part of x, and the results are summed (output projection, down)
 
-A weight is [outputs, inputs] here, so column-parallel cuts its rows: the names are Megatron's, whose matrices are transposed. Source:
+A weight is [outputs, inputs] here, so column-parallel splits its rows: the names are Megatron's, which transposes its matrices. Source:
 Shoeybi et al. 2019, "Megatron-LM", section 3.
 """
 
@@ -22,9 +22,9 @@ class Shard(NamedTuple):
     ranks: int = 1
 
     def part(self, units: int, axis: int) -> range:
-        """Those of `units` heads, rows or columns along `axis` that this rank holds: all along the other axis.
+        """Which of `units` heads, rows or columns along `axis` this rank holds; all if `axis` is not split.
 
-        If there are more ranks than units (KV heads), each unit is held by several. InvalidOptionError if neither divides the other.
+        With more ranks than units (KV heads), several ranks hold the same unit. Raises InvalidOptionError if neither divides the other.
         """
         if axis != self.axis or self.ranks == 1:
             return range(units)
@@ -35,7 +35,7 @@ class Shard(NamedTuple):
 
     @property
     def adds_bias(self) -> bool:
-        """Whether this rank adds the bias: of ranks whose results are summed, only the first does."""
+        """Whether this rank adds the bias: if the ranks' results are summed, only the first rank adds it."""
         return self.axis == OUTPUTS or self.rank == 0
 
 

@@ -1,7 +1,7 @@
-"""The linear layers of a checkpoint: which modules a Linear is made of, and how their tensors are cut for a shard.
+"""The linear layers of a checkpoint: which modules a Linear stacks, and how tensors are split in shards.
 
-Query, key and value projections are stacked into one Linear, gate and up into another, so that a layer reads its input once. Each of the
-stacked projections is cut for itself, by heads or rows, so that rank r has the same heads of q, k and v.
+Query, key and value projections are stacked into one Linear, gate and up into another, so that a layer reads its input once. Each stacked
+projection is split separately, by heads or rows, so that a rank holds matching heads of q, k and v.
 """
 
 from collections.abc import Iterator
@@ -15,32 +15,33 @@ from minllm.weights.shard import INPUTS, OUTPUTS, Shard
 
 @dataclass(frozen=True)
 class Projection:
-    """One linear module of a checkpoint; its format says which tensors its matrix is stored in."""
+    """One linear module of a checkpoint. WeightFormat.tensors names the tensors that store its matrix."""
 
     name: str  # "model.layers.0.self_attn.q_proj"
     outputs: int
     inputs: int
     bias: bool = False
     transposed: bool = False  # the matrix is stored [inputs, outputs], as GPT-2's Conv1D does
-    units: tuple[int, ...] = ()  # indivisible groups of outputs (heads), for each section that is cut by itself; () cuts between any rows
+    units: tuple[int, ...] = ()  # heads in each section of the outputs, which stay whole; (): a split may separate any rows
 
     @property
     def sections(self) -> tuple[int, ...]:
-        """Indivisible groups of outputs in each section."""
+        """Number of indivisible units of outputs (heads, or single rows) in each section."""
         return self.units or (self.outputs,)
 
     @property
     def stored_shape(self) -> tuple[int, int]:
-        """The shape of a plain matrix in the file."""
+        """The shape of the matrix in the file if it is plain."""
         return (self.inputs, self.outputs) if self.transposed else (self.outputs, self.inputs)
 
     def cut(
         self, tensor: np.ndarray, shard: Shard, outputs_axis: int | None = 0, inputs_axis: int | None = 1, block: tuple[int, int] = (1, 1)
     ) -> np.ndarray:
-        """The shard's part of a tensor of this module, a view where it is one slice.
+        """The shard's part of a tensor of this module; a view if it is one slice.
 
         outputs_axis, inputs_axis: the tensor's axes that run along outputs and inputs; None: the tensor has no such axis. block: outputs
-        and inputs for each element, 1 for the matrix itself; (1, 128) for scales of groups of 128 inputs, (8, 1) for eight codes in a word.
+        and inputs per element of the tensor: (1, 1) for the matrix itself, (1, 128) for scales of groups of 128 inputs, (8, 1) for words
+        of eight outputs. Raises InvalidOptionError if the split would divide a block.
         """
         if shard.ranks == 1:
             return tensor
@@ -52,7 +53,7 @@ class Projection:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
 
     def _cut_rows(self, shard: Shard) -> Iterator[slice]:
-        """The shard's outputs in each section, or its inputs."""
+        """The slices of the shard's outputs, one per section, or the slice of its inputs."""
         if shard.axis == INPUTS:
             part = shard.part(self.inputs, INPUTS)
             yield slice(part.start, part.stop)
@@ -64,7 +65,7 @@ class Projection:
             first += count
 
     def _elements(self, rows: slice, size: int) -> slice:
-        """The elements for a slice of outputs or inputs, `size` of them each."""
+        """The slice of elements that hold a slice of outputs or inputs, `size` of them per element."""
         if rows.start % size or rows.stop % size:
             raise InvalidOptionError(f"{self.name} has blocks of {size}, and a cut at {rows.start} or {rows.stop} would divide one.")
         return slice(rows.start // size, rows.stop // size)
@@ -72,7 +73,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """An array of the forward that is one tensor of the file: a norm, an embedding."""
+    """An array of the forward pass that is one tensor of the file, such as a norm or an embedding."""
 
     name: str
     shape: tuple[int, ...]
@@ -80,18 +81,18 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class StoredLinear:
-    """A Linear before it is loaded: projections stacked along their outputs. axis: where tensor parallelism cuts it."""
+    """A Linear before loading: projections stacked along outputs. axis: what tensor parallelism splits."""
 
     projections: tuple[Projection, ...]
     axis: int = OUTPUTS
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(outputs, inputs) of the whole."""
+        """(outputs, inputs) of the whole stacked matrix."""
         return sum(one.outputs for one in self.projections), self.projections[0].inputs
 
     def shape_of(self, shard: Shard) -> tuple[int, int]:
-        """(outputs, inputs) of a shard."""
+        """(outputs, inputs) of the part that `shard` holds."""
         outputs = 0
         for one in self.projections:
             units = sum(len(shard.part(count, OUTPUTS)) for count in one.sections)
@@ -105,6 +106,6 @@ class StoredLinear:
 
 
 def stored_linear(prefix: str, name: str, outputs: int, inputs: int, bias: bool = False, **options) -> StoredLinear:
-    """A Linear of one module. options: `axis`, and those of Projection."""
+    """A StoredLinear of one module. options: `axis`, and the fields of Projection."""
     axis = options.pop("axis", OUTPUTS)
     return StoredLinear((Projection(prefix + name, outputs, inputs, bias, **options),), axis)

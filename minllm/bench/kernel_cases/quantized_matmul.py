@@ -1,8 +1,8 @@
-"""Matrix products of quantised weights in microseconds, beside torch's: every format, by each variant that takes this number of rows.
+"""Times of GEMMs with quantised weights, beside torch's: each format, number of rows and variant.
 
-Rows of x are quantised beforehand, by us and for the peers; only tensor_core_gemv quantises its row of x itself. Weights are in turn, so
-that they come from HBM. Errors are those against the product of the numbers that codes stand for. A weight repeats the rows of a smaller
-one, which is quicker to quantise.
+x is quantised before the measurement, for minllm's kernels and for the peers; only tensor_core_gemv quantises its row of x itself. Launches
+rotate over several weights, so that these come from HBM. Errors are relative to the GEMM of the dequantised numbers. A weight repeats the
+rows of a smaller one, which is faster to quantise.
 """
 
 from types import SimpleNamespace
@@ -20,15 +20,15 @@ from minllm.weights.formats import WEIGHT_FORMATS, plain_format
 from minllm.weights.fp8 import E4M3
 from minllm.weights.fp8_block import quantize_row_groups
 
-REPEATED_ROWS, SAMPLE_ROWS = 256, 16  # rows of the weight that are different, and rows of x whose products are recomputed
-SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # of one layer of an 8B model, outputs x inputs
+REPEATED_ROWS, SAMPLE_ROWS = 256, 16  # distinct rows of the weight; rows of x for which the result is checked
+SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # the four matrices of a layer of an 8B model, outputs x inputs
 GGUF_BLOCKS = {"Q4_1": Q4_1_BLOCK, "Q8_0": Q8_0_BLOCK}
 LABELS = {"int4": "int4 in groups of 32", "int4_g128": "int4 in groups of 128"}
 PEERS = {
     "bfloat16": ("cuBLAS",), "fp8": ("_scaled_mm, per tensor", "_scaled_mm, per row"), "int8": ("_int_mm",),
     "int4_g128": ("_weight_int4pack_mm",),
 }  # fmt: skip
-VARIANTS = {  # format: variants for numbers of rows
+VARIANTS = {  # format -> rows of x -> variants to measure
     "bfloat16": {rows: ("chosen",) for rows in (1, 2, 4, 8, 16, 64, 128, 256, 2048)},
     **dict.fromkeys(("fp8", "int8"), {
         1: ("gemv", "flat", "wgmma", "tensor_core_gemv"), 16: ("flat",), 64: ("flat", "wgmma"), 256: ("flat", "wgmma"), 2048: ("wgmma",),
@@ -56,12 +56,12 @@ VARIANTS = {  # format: variants for numbers of rows
 
 
 def format_named(name: str) -> WeightFormat:
-    """The format of a name, that of GGUF's blocks, or that of plain numbers."""
+    """The format `name`: of GGUF's blocks, of WEIGHT_FORMATS, or plain."""
     return GGUF_FORMATS.get(name) or WEIGHT_FORMATS.get(name) or plain_format(name)
 
 
 def small_weight(found: WeightFormat, rows: int, k: int, noise) -> Any:
-    """The host arrays of a weight [rows, k] of noise; of GGUF's blocks the codes are bits of noise, scales numbers."""
+    """Host arrays of a random weight [rows, k]; GGUF blocks have random bits as codes and random scales."""
     if found.name in GGUF_BLOCKS:
         block = GGUF_BLOCKS[found.name]
         blocks = noise.array((rows, k // GROUP * block.itemsize // BFLOAT16.itemsize), BFLOAT16).view(np.uint8).view(block)
@@ -74,12 +74,12 @@ def small_weight(found: WeightFormat, rows: int, k: int, noise) -> Any:
 
 
 def repeated(found: WeightFormat, small: Any, n: int, k: int) -> Any:
-    """The host arrays of a weight [n, k] whose rows are those of a smaller one, again and again."""
+    """The host arrays of a weight [n, k] that repeats the rows of the smaller weight `small`."""
     if found.is_plain:
         return np.resize(small, (n, k))
     shapes = found.without_contents(SimpleNamespace(empty=np.empty), n, k)
     whole = type(small)(*(None if one is None else np.resize(one, like.shape) for one, like in zip(small, shapes, strict=True)))
-    if found.name == "fp8_block":  # where the scales of a row lie
+    if found.name == "fp8_block":  # the row of scales for each output
         return whole._replace(blocks=np.arange(n, dtype=np.int32) // 128)
     if found.name == "nf4":
         return whole._replace(first_blocks=np.arange(n, dtype=np.int32) * np.int32(whole.absmax.shape[1]))
@@ -87,7 +87,7 @@ def repeated(found: WeightFormat, small: Any, n: int, k: int) -> Any:
 
 
 def multiplied_numbers(found: WeightFormat, x: np.ndarray) -> np.ndarray:
-    """The numbers by which a format multiplies for rows of x, float64."""
+    """x [rows, k] as the format multiplies it: quantised and dequantised if it is W8A8; float64."""
     if found.name in ("int8", "fp8"):
         return found.dequantize(found.encode(x)).astype(np.float64)
     if found.name == "fp8_block":
@@ -97,7 +97,7 @@ def multiplied_numbers(found: WeightFormat, x: np.ndarray) -> np.ndarray:
 
 
 def quantized_matmul_case(name: str, variant: str, rows: int, n: int, k: int) -> KernelCase:
-    """x [rows, k] times a weight [n, k] in format `name`; variant: one of the format's, or "chosen"."""
+    """The case of x [rows, k] times a weight [n, k] in format `name`; variant: one of the format's, or "chosen"."""
     found = format_named(name)
     distinct = min(n, REPEATED_ROWS)
 
@@ -111,14 +111,14 @@ def quantized_matmul_case(name: str, variant: str, rows: int, n: int, k: int) ->
             chosen = kernels.choose(arrays["x"], on_device) if variant == "chosen" else variant
             quantise, workspace = kernels.activations.get(chosen), kernels.workspaces.get(chosen)
             multiplied = quantise(arrays["x"], ops.empty, ops.stream) if quantise else arrays["x"]
-            of_peers = kernels.activations.get("gemv") if quantise is None else None  # the launcher quantises x itself
+            of_peers = kernels.activations.get("gemv") if quantise is None else None  # this launcher quantises x itself
             room = dict(workspace=workspace(multiplied, on_device, ops.empty)) if workspace else {}
             operands, run = (multiplied, on_device, arrays["out"], None, ops.stream), kernels.variants[chosen]
             launches.append(lambda operands=operands, room=room, run=run: run(*operands, **room))
             inputs.append(arrays | dict(multiplied=of_peers(arrays["x"], ops.empty, ops.stream) if of_peers else multiplied))
         sampled = some_of(rows, SAMPLE_ROWS, noise)
         dense = small.astype(np.float64) if found.is_plain else found.dequantize(small).astype(np.float64)
-        expected = multiplied_numbers(found, x[sampled].astype(np.float32)) @ dense.T  # of the first `distinct` columns, and all others
+        expected = multiplied_numbers(found, x[sampled].astype(np.float32)) @ dense.T  # [sampled, distinct]; further columns repeat these
         columns = np.arange(n) % distinct
         return Prepared(
             launches,
@@ -135,7 +135,7 @@ def quantized_matmul_case(name: str, variant: str, rows: int, n: int, k: int) ->
 
 
 def cases() -> list[KernelCase]:
-    """The four products of a layer; and large squares of 8 bits."""
+    """The four GEMMs of a layer in every format, and large square GEMMs in 8 bits."""
     found = [
         quantized_matmul_case(name, variant, rows, n, k)
         for name, by_rows in VARIANTS.items()

@@ -1,4 +1,4 @@
-"""Keys are stored in 8 bits with one scale each; after the first request they are read back too large or too small."""
+"""Keys in 8 bits with a scale each; after the first request they are read back too large or too small."""
 
 import numpy as np
 from numba import cuda, float32, int32, uint8
@@ -42,7 +42,7 @@ def mended_kernel(key, slot_mapping, codes, scales):
 
 @kernel
 def scores_kernel(query, codes, scales, slots, scores):
-    """scores[t] = query . key of slot slots[t], the key as code * scale + zero; one thread per key. It is right."""
+    """scores[t] = query . key of slot slots[t], the key as code * scale + zero; one thread per key. This kernel is correct."""
     t = cuda.threadIdx.x
     slot = slots[t]
     total = float32(0.0)
@@ -52,7 +52,7 @@ def scores_kernel(query, codes, scales, slots, scores):
 
 
 def examine(kernel):
-    """A prompt of three tokens and then three steps of one token each; then a query reads all six keys."""
+    """Append a prompt of three tokens, then three tokens one by one; then a query reads all six keys."""
     random = np.random.default_rng(0)
     sizes = np.float32([1, 4, 0.5, 2, 8, 1])[:, None]  # keys of different magnitude, so that their scales differ
     keys, query = random.standard_normal((6, HEAD_DIM)).astype(np.float32) * sizes, random.standard_normal(HEAD_DIM).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A 4-bit model answers in whole sentences, and a little worse than it should, as if every weight were larger than it is."""
+"""A 4-bit model answers a little worse than it should, as if every weight were larger than it is."""
 
 import numpy as np
 from numba import cuda, float32, int32, uint32
@@ -13,7 +13,7 @@ GROUP = 4  # inputs that share a scale and a zero point
 
 @kernel
 def product_kernel(x, codes, scales, zero_words, out):
-    """out [outputs] of x [inputs], codes [inputs, outputs], scales [groups, outputs], zero_words [groups]: 8 zero points of 4 bits."""
+    """out [outputs] = weight @ x [inputs]; codes [inputs, outputs], scales [groups, outputs], zero_words [groups] of 8 4-bit zeros."""
     n, total = cuda.threadIdx.x, float32(0)
     for k in range(x.shape[0]):
         group = k // GROUP
@@ -24,7 +24,7 @@ def product_kernel(x, codes, scales, zero_words, out):
 
 @kernel
 def mended_kernel(x, codes, scales, zero_words, out):
-    """The same; the file stores zero points less one."""
+    """The same with 1 added to the zero points, which the file stores minus one."""
     n, total = cuda.threadIdx.x, float32(0)
     for k in range(x.shape[0]):
         group = k // GROUP
@@ -34,12 +34,12 @@ def mended_kernel(x, codes, scales, zero_words, out):
 
 
 def stored(zeros):
-    """Zero points [groups, 8], 1 to 16, as such a file has them: each less one, eight in a word, uint32 [groups]."""
+    """Zero points [groups, 8], 1 to 16, as such a file stores them: each minus one, eight per word, uint32 [groups]."""
     return ((zeros - 1).astype(np.uint32) << (4 * np.arange(8, dtype=np.uint32))).sum(axis=-1, dtype=np.uint32)
 
 
 def examine(kernel):
-    """Inputs that add up to nothing, then inputs that are all positive, as those behind an activation are."""
+    """Run the kernel on inputs that sum to zero, then on positive inputs, as they are after an activation."""
     random = np.random.default_rng(0)
     inputs, outputs = 3 * GROUP, 8
     codes, zeros = random.integers(0, 16, (inputs, outputs), np.uint8), random.integers(6, 11, (inputs // GROUP, outputs))

@@ -1,4 +1,4 @@
-"""Ladders of cost formulas as code: bytes, FLOPs and lower bounds, against numbers worked out by hand and the simulator's count."""
+"""Ladders of cost formulas, checked against hand-computed numbers and the simulator's counts."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from minllm.course.exercise import Exercise, Rung
 
 @dataclass(frozen=True)
 class Shape:
-    """The part of a model's configuration that costs.py reads."""
+    """The fields of a model's configuration that minllm/costs reads."""
 
     hidden_size: int = 8
     intermediate_size: int = 16
@@ -34,7 +34,7 @@ class Shape:
 
 
 def expect_number(name, got, expected, suspects=(), unit=""):
-    """Raise Mismatch unless `got` is `expected`, to nine digits. suspects: (mistake, number that it gives)."""
+    """Raise Mismatch unless `got` equals `expected` to nine digits. suspects: (mistake, its number)."""
     if got is None:
         raise Mismatch(f"{name}: expected {expected:,.6g}{unit}, got None\nLikely cause: nothing is returned; write `return`.")
     note(name, float(got), float(expected), 1e-9)
@@ -60,7 +60,7 @@ def floor(cost_class, moved, flops, bandwidth, tflops=None):
 
 
 def projected(decode_stages, batch=1, itemsize=4, matrix_itemsize=None, bias=False, what=("weight_bytes", "activation_bytes", "flops")):
-    """The stage "MLP down projection" of a decode step: a matrix [hidden, intermediate] in each of the layers."""
+    """Check the stage "MLP down projection" of a decode step: one matrix [hidden, intermediate] per layer."""
     shape = Shape(mlp_bias=bias)
     stages = decode_stages(shape, batch, 5, itemsize, 2, matrix_itemsize)
     stage = next(stage for stage in stages if stage.name == "MLP down projection")
@@ -97,7 +97,7 @@ def projected(decode_stages, batch=1, itemsize=4, matrix_itemsize=None, bias=Fal
 
 
 def against_the_trace(decode_stages):
-    """The bytes equal those that the simulator sees a GEMM touch, over all layers."""
+    """Check a stage's bytes against those that a GEMM touches in the simulator, over all layers."""
     from minllm.kernels.matmul.naive import matmul_naive
     from minllm.sim import detecting, tracing
 
@@ -113,7 +113,7 @@ def against_the_trace(decode_stages):
 
 
 def cached(kv_bytes_per_token, layers, kv_heads, heads, head_dim, itemsize):
-    """Bytes per token in the cache."""
+    """Check kv_bytes_per_token for a model of this shape."""
     shape = Shape(num_hidden_layers=layers, num_key_value_heads=kv_heads, num_attention_heads=heads, head_dim=head_dim)
     right = 2 * layers * kv_heads * head_dim * itemsize
     suspects = [

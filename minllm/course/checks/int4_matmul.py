@@ -1,4 +1,4 @@
-"""The ladder of the dequantising GEMV: out [M, N] = x [M, K] times a weight of 4-bit codes, with a scale for each group of inputs."""
+"""The ladder of the dequantising GEMV: x [M, K] times a weight of 4-bit codes in groups of inputs."""
 
 import functools
 
@@ -17,7 +17,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def random_weight(n, k, group_size=32, zeros=False, minimums=False):
-    """A weight [n, k] of random codes: scales of different sizes, and zeros or minimums if wanted."""
+    """An Int4Weight [n, k] of random codes and scales, with random zero points or minimums if asked for."""
     random = np.random.default_rng(k)
     groups = (n, k // group_size)
     scales = random.uniform(0.5, 4, groups).astype(np.float16)
@@ -29,10 +29,10 @@ def random_weight(n, k, group_size=32, zeros=False, minimums=False):
 
 
 def matrix_of(weight, order=NIBBLE_ORDER, zero_error=0.0, group_of=None, taken=(0, 1)):
-    """The matrix [n, k] that a weight stands for, in float64, as one who unpacks its bytes in this way would read it.
+    """The matrix [n, k] that a weight represents, float64. The arguments model mistakes in unpacking it.
 
-    order: the input of each nibble of a word. group_of: group of each input [k], if not input // group_size. taken: what is read
-    as low and high nibble, 0 for the lower four bits and 1 for the upper ones, None for neither.
+    order: the input of each nibble of a word. zero_error: added to every zero point. group_of: group of each input [k]; None means
+    input // group_size. taken: which bits are read as low and high nibble: 0 the lower four bits, 1 the upper four, None neither.
     """
     nibbles = (weight.codes & 15, weight.codes >> 4)
     k, groups, words = 2 * weight.codes.shape[1], weight.scales.shape[1], np.arange(weight.codes.shape[1]) // 4
@@ -53,7 +53,7 @@ def matrix_of(weight, order=NIBBLE_ORDER, zero_error=0.0, group_of=None, taken=(
 
 
 def misread(weight):
-    """Matrices that mistakes make of a weight: (mistake, [n, k])."""
+    """The matrices that common mistakes would read from a weight, as a list of (mistake, [n, k])."""
     k, groups = 2 * weight.codes.shape[1], weight.scales.shape[1]
     size = k // groups
     low_inputs = np.arange(k) - np.where(np.arange(k) % 4 < 2, 0, 2)
@@ -92,7 +92,7 @@ def misread(weight):
 
 
 def multiply(matmul, weight, m=1, bias=None, dtype=np.float32, x=None):
-    """Run the reader's GEMV into an array of poison, and compare."""
+    """Run the reader's GEMV into an unwritten array, and compare with the exact result and with suspects."""
     n, k = weight.codes.shape[0], 2 * weight.codes.shape[1]
     x = np.random.default_rng(1).standard_normal((m, k)).astype(dtype) if x is None else x
     out = unwritten((m, n), np.float32)
@@ -105,13 +105,13 @@ def multiply(matmul, weight, m=1, bias=None, dtype=np.float32, x=None):
 
 
 def by_hand(matmul):
-    """Byte 0 holds the codes 9 and 11: with the scale 2, the numbers 2 of input 0 and 6 of input 2; all others are the middle, 0."""
+    """One byte by hand: codes 9 and 11 with scale 2 give 2 for input 0 and 6 for input 2; all other weights are 0."""
     weight = Int4Weight(np.uint8([[0xB9, 0x88, 0x88, 0x88]]), np.float16([[2]]))
     multiply(matmul, weight, x=np.float32([[1, 10, 100, 1000, 1e4, 1e5, 1e6, 1e7]]))
 
 
 def of(n, k, m=1, **options):
-    """The rung for a random weight of this shape."""
+    """The check of a rung with a random weight [n, k] and m rows of x."""
     return lambda matmul: multiply(matmul, random_weight(n, k, **options), m)
 
 
@@ -121,7 +121,7 @@ def several_rows(matmul):
 
 
 def budget(matmul):
-    """Codes are read once, a scale once per byte of codes."""
+    """The byte budget: each code is read once, and a scale once per byte of codes."""
     weight, x, out = random_weight(3, 320), np.ones((1, 320), np.float32), unwritten((1, 3), np.float32)
     advice = "each lane takes its own bytes of codes: at = lane, lane + 32, ... and reads each once, into a variable."
     read = dict(codes=weight.codes.nbytes, x=3 * x.nbytes, scales=2 * weight.codes.size)

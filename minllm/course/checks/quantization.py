@@ -8,7 +8,7 @@ from minllm.kernels.quantization.formats import kv_format
 
 
 def quantized(quantize, x, name="int8", group_size=None):
-    """Codes and pairs of x [..., head_dim], by the equations, group by group."""
+    """Check codes and pairs of x [..., head_dim] against the equations, group by group."""
     x = np.asarray(x, np.float32)
     form = kv_format(name, x.shape[-1], group_size)
     groups = x.reshape(-1, form.group_size).astype(np.float64)
@@ -23,7 +23,7 @@ def quantized(quantize, x, name="int8", group_size=None):
 
 
 def check_pairs(got, pairs, groups, form, shape):
-    """Scales and zeros in float16."""
+    """Check the pairs (scale, zero) of each group, float16."""
     if got.dtype != np.float16:
         raise Mismatch(f"pairs are {got.dtype}; they are kept in float16, and codes are made with what is kept.")
     low, high = groups.min(1), groups.max(1)
@@ -41,7 +41,7 @@ def check_pairs(got, pairs, groups, form, shape):
 
 
 def check_codes(got, pairs, groups, form, shape):
-    """Codes computed from the rounded pairs."""
+    """Check the codes, which must be computed with the rounded pairs."""
     if got.dtype != np.uint8:
         raise Mismatch(f"codes are {got.dtype}; a code is a byte, uint8.")
     scale, zero = pairs[:, :1].astype(np.float64), pairs[:, 1:].astype(np.float64)
@@ -57,7 +57,7 @@ def check_codes(got, pairs, groups, form, shape):
         "the zero was not subtracted.": np.clip(np.rint(without_zero), 0, form.levels),
         f"codes were not held between 0 and {form.levels}: rounded scales can lead one step beyond.": np.rint(exact) % 256,
     }
-    near_half = np.abs(exact - np.floor(exact) - 0.5) < 1e-3  # float32 may round these either way
+    near_half = np.abs(exact - np.floor(exact) - 0.5) < 1e-3  # float32 may round these codes either way
     found = got.reshape(whole.shape).astype(np.float64)
 
     def forgiving(codes):
@@ -68,7 +68,7 @@ def check_codes(got, pairs, groups, form, shape):
 
 
 def random_heads(*shape):
-    """Realistic heads: some components much larger than others, none around 0."""
+    """Realistic heads: some components are much larger than others, and none is centred on 0."""
     random = np.random.default_rng(0)
     return random.standard_normal(shape) * random.uniform(0.2, 5, shape[-1]) + random.uniform(-3, 3, shape[-1])
 

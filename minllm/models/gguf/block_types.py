@@ -1,6 +1,6 @@
-"""How GGUF stores the numbers of a tensor: plain, or quantised in blocks that share their scales, row by row.
+"""How GGUF stores the numbers of a tensor: plain, or quantised row by row in blocks that share their scales.
 
-A block of `numbers` numbers takes `bytes` bytes. Each quantised type has a file with its layout; the sources are ggml's ggml-common.h (the
+A block of `numbers` numbers takes `bytes` bytes. A file per quantised type describes its layout. The sources are ggml's ggml-common.h (the
 structs block_q8_0 ...) and ggml-quants.c (dequantize_row_q8_0 ...).
 """
 
@@ -21,21 +21,21 @@ from minllm.models.gguf.q8_0 import dequantize_q8_0
 
 
 class BlockType(NamedTuple):
-    """One of ggml's types: its name, numbers and bytes per block, and the function from uint8 [blocks * bytes] to the numbers."""
+    """One of ggml's types. numbers, bytes: per block. dequantize: from uint8 [blocks * bytes] to the numbers."""
 
     name: str
     numbers: int
     bytes: int
     dequantize: Callable[[np.ndarray], np.ndarray]
-    dtype: np.dtype | None = None  # the dtype in which numbers are stored as they are; None: the type is quantised
-    block: np.dtype | None = None  # the structure of a block, of types whose codes kernels read
+    dtype: np.dtype | None = None  # the dtype of numbers that are stored plain; None: the type is quantised
+    block: np.dtype | None = None  # the structure of a block, for types with codes that kernels read
 
 
 def _plain(name: str, dtype: np.dtype) -> BlockType:
     return BlockType(name, 1, dtype.itemsize, lambda data: data.view(dtype), dtype)
 
 
-BLOCK_TYPES: dict[int, BlockType] = {  # by ggml's number of the type
+BLOCK_TYPES: dict[int, BlockType] = {  # ggml's number of the type -> the type
     0: _plain("F32", np.dtype("<f4")),
     1: _plain("F16", np.dtype("<f2")),
     2: BlockType("Q4_0", 32, 18, dequantize_q4_0, block=Q4_0_BLOCK),
@@ -56,7 +56,7 @@ OTHER_TYPES = {  # ggml's names of types that minllm does not read, for errors
 
 
 def refused_type(path: Path, tensor: str, kind: int) -> UnsupportedModelError:
-    """The error of a tensor of a type that BLOCK_TYPES lacks."""
+    """The error for a tensor of a type that BLOCK_TYPES lacks; kind: ggml's number of the type."""
     known = ", ".join(block_type.name for block_type in BLOCK_TYPES.values())
     return UnsupportedModelError(
         f"{path}: tensor {tensor!r} is stored as {OTHER_TYPES.get(kind, f'type {kind}')}, and minllm reads {known}: take another file "

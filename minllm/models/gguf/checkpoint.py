@@ -1,4 +1,4 @@
-"""The weights of a GGUF file under Hugging Face's names and in its layouts, with the interface of models/checkpoint.py."""
+"""A GGUF file's weights with Hugging Face's names and layouts, and the interface of models/checkpoint.py."""
 
 import ml_dtypes
 import numpy as np
@@ -12,13 +12,13 @@ from minllm.models.safetensors_file import TensorEntry
 
 
 class GgufCheckpoint:
-    """All weights of a GGUF file. Quantised ones are dequantised to float32 when they are read."""
+    """All weights of a GGUF file. `tensor` dequantises quantised weights to float32."""
 
     described_by = "its metadata"
 
     def __init__(self, file: GgufFile, config: ModelConfig, naming: Naming, allow_nonfinite_weights: bool = False):
-        """Raises UnsupportedModelError for a tensor whose name the architecture does not have."""
-        self.directory = file.path  # for errors
+        """Raises UnsupportedModelError if a tensor's name does not belong to the architecture."""
+        self.directory = file.path  # the path that errors name
         self._file, self._config, self._naming = file, config, naming
         self._allow_nonfinite_weights = allow_nonfinite_weights
         skipped = {ROPE_FACTORS} if config.rope is not None and config.rope.frequency_factors else set()
@@ -28,7 +28,7 @@ class GgufCheckpoint:
         return name in self._stored
 
     def names(self) -> list[str]:
-        """The names of all tensors."""
+        """Hugging Face's names of all tensors."""
         return list(self._stored)
 
     def stored_name(self, name: str) -> str:
@@ -36,13 +36,13 @@ class GgufCheckpoint:
         return self._stored.get(name) or file_name(self._naming, name)
 
     def entry(self, name: str) -> TensorEntry:
-        """ggml's type, shape and bytes of a tensor, from the header."""
+        """ggml's type, the shape, and the byte range of a tensor, from the header."""
         tensor = self._file.tensors[self._stored[name]]
         shape = tensor.shape[::-1] if is_transposed(self._naming, name) else tensor.shape
         return TensorEntry(tensor.type.name, shape, tensor.begin, tensor.end)
 
     def tensor(self, name: str) -> np.ndarray:
-        """The values of a tensor. Raises CheckpointError for NaN or infinity."""
+        """The values of a tensor. Raises CheckpointError for NaN or infinity, unless these were allowed."""
         values = self._file.tensor(self._stored[name])
         if not self._allow_nonfinite_weights and not all_finite(values):
             raise CheckpointError(
@@ -54,12 +54,12 @@ class GgufCheckpoint:
         return values.T if is_transposed(self._naming, name) else values
 
     def blocks(self, name: str) -> np.ndarray:
-        """The blocks of a quantised matrix as they are stored, of its type's structure: [outputs, blocks per row]."""
+        """The stored blocks of a quantised matrix [outputs, blocks per row], with the structured dtype of its type."""
         blocks = self._file.blocks(self._stored[name])
         return unpermuted(blocks, self._config.head_dim) if is_permuted(self._naming, name) else blocks
 
     def dtype(self, quantized: bool = False) -> np.dtype:
-        """The dtype to compute in: that of most of the bytes, or bfloat16 if most are quantised."""
+        """The dtype to compute in: that of most bytes of the weights; quantised ones count as bfloat16."""
         stored: dict[np.dtype, int] = {}
         for tensor in self._file.tensors.values():
             dtype = tensor.type.dtype or np.dtype(ml_dtypes.bfloat16)

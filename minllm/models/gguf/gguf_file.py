@@ -1,8 +1,8 @@
-"""One GGUF file: its header checked to the last byte, its data memory-mapped.
+"""One GGUF file: every byte of the header is checked, and the data is memory-mapped.
 
     "GGUF" | uint32 version | uint64 tensors | uint64 keys | the keys with their values | the table of tensors | padding | data
 
-A file is whatever somebody uploaded, so nothing in the header is believed before it was compared with the size of the file.
+Files come from untrusted uploads, so every size in the header is compared with the size of the file before it is used.
 """
 
 from pathlib import Path
@@ -16,15 +16,15 @@ from minllm.models.gguf.value_reader import ValueReader
 from minllm.models.json_files import refuse_special_file
 
 MAGIC = b"GGUF"
-VERSIONS = (2, 3)  # 3 differs from 2 in that it may be big-endian; 1 had counts of 32 bits and lived for a week
+VERSIONS = (2, 3)  # 3 also allows big-endian files; 1 had counts of 32 bits and lived for a week
 DEFAULT_ALIGNMENT, LARGEST_ALIGNMENT = 32, 1 << 20
 
 
 class GgufFile:
-    """A GGUF file opened for reading: `metadata` maps keys to values, `tensors` names to GgufTensor, `tensor(name)` gives the numbers."""
+    """A GGUF file opened for reading. metadata: {key: value}; tensors: {name: GgufTensor}."""
 
     def __init__(self, path: Path | str):
-        """Raises CheckpointError where the file is missing, cut short or damaged, UnsupportedModelError for what minllm does not read."""
+        """Raises CheckpointError for a missing or damaged file, UnsupportedModelError for other versions or types."""
         self.path = Path(path)
         self._bytes = _mapped(self.path)
         reader = ValueReader(self.path, self._bytes)
@@ -33,12 +33,12 @@ class GgufFile:
         self.tensors = read_tensor_table(reader, tensors, self._alignment(), len(self._bytes))
 
     def tensor(self, name: str) -> np.ndarray:
-        """The numbers of a tensor: a read-only view of the file if they are stored as they are, else dequantised to float32."""
+        """The numbers of a tensor: a read-only view of the file if they are plain, else dequantised to float32."""
         tensor = self.tensors[name]
         return tensor.type.dequantize(self._bytes[tensor.begin : tensor.end]).reshape(tensor.shape)
 
     def blocks(self, name: str) -> np.ndarray:
-        """The blocks of a quantised matrix as they are stored: [rows, blocks per row] of its type's structure."""
+        """The stored blocks of a quantised matrix [rows, blocks per row], with the structured dtype of its type."""
         tensor = self.tensors[name]
         return self._bytes[tensor.begin : tensor.end].view(tensor.type.block).reshape(tensor.shape[0], -1)
 
@@ -53,7 +53,7 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a file that claims to be GGUF, by its name or its first bytes."""
+    """Whether a path is a file with the suffix .gguf or with GGUF's magic bytes."""
     if not path.is_file():
         return False
     if path.suffix == ".gguf":
@@ -66,7 +66,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """The bytes of a file, read when they are used."""
+    """The memory-mapped bytes of a file, uint8. Raises CheckpointError if it cannot be read or is not GGUF."""
     try:
         refuse_special_file(path)
         with path.open("rb") as file:
@@ -81,7 +81,7 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _read_start(reader: ValueReader) -> tuple[int, int]:
-    """The numbers of tensors and of keys."""
+    """(number of tensors, number of keys). Raises UnsupportedModelError for other versions."""
     reader.number("I", "the magic number")
     version = reader.number("I", "the version")
     if version not in VERSIONS:

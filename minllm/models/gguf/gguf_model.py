@@ -1,4 +1,4 @@
-"""A model in one GGUF file, with the methods of models/source.py's ModelSource."""
+"""A model in one GGUF file, with the methods of ModelSource (models/source.py)."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ SAMPLING = "general.sampling."
 
 
 class GgufModel:
-    """Configuration, weights and tokenizer of a GGUF file; the file is opened, and its header checked, at once."""
+    """Configuration, weights and tokenizer of a GGUF file. The constructor opens the file and checks its header."""
 
     def __init__(self, path: Path | str):
-        """Raises CheckpointError for a damaged file, UnsupportedModelError for types of numbers that minllm does not read."""
+        """Raises CheckpointError for a damaged file, UnsupportedModelError for number types that minllm does not read."""
         self.path = Path(path)
         self._file = GgufFile(self.path)
 
@@ -28,11 +28,11 @@ class GgufModel:
         return read_gguf_config(self._file)
 
     def weight_format(self, config: ModelConfig, checkpoint: GgufCheckpoint) -> WeightFormat | None:
-        """The format of the matrices that kernels read as they are stored, or None."""
+        """The format of the matrices that kernels can read as stored; None if there are none."""
         return gguf_format(config, checkpoint)
 
     def checkpoint(self, config: ModelConfig, allow_nonfinite_weights: bool = False) -> GgufCheckpoint:
-        """The weights, which are not read yet."""
+        """The weights, which are read on access."""
         return GgufCheckpoint(self._file, config, read_architecture(self._file).naming, allow_nonfinite_weights)
 
     def tokenizer(self) -> Tokenizer:
@@ -40,7 +40,7 @@ class GgufModel:
         return read_tokenizer(self._file)
 
     def generation_config(self) -> GenerationConfig:
-        """How the makers suggest to sample; the tokens that end a text are in the configuration."""
+        """The sampling parameters that the model's makers recommend. End-of-text tokens are in the configuration."""
         fields = metadata_fields(self._file)
         return GenerationConfig(
             temperature=fields.number(f"{SAMPLING}temp", None),

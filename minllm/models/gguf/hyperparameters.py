@@ -1,7 +1,7 @@
-"""From the metadata of a GGUF file to a ModelConfig, by way of the keys of config.json, so that families/ stay the only readers.
+"""From a GGUF file's metadata to a ModelConfig, by way of config.json's keys, which families/ parses.
 
-llama.cpp's keys begin with the architecture: "llama.block_count" (docs/gguf.md, "Standardized key-value pairs"). A key of the architecture
-that is not listed here may describe another model, so it is refused unless its value switches it off.
+llama.cpp's keys begin with the architecture: "llama.block_count" (docs/gguf.md, "Standardized key-value pairs"). A key of the
+architecture that is not listed here may change the model, so it is refused unless its value switches it off.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from minllm.models.gguf.gguf_file import GgufFile
 from minllm.models.gguf.tensor_names import GPT2_NAMING, LLAMA_NAMING, QWEN_NAMING, ROPE_FACTORS, Naming
 from minllm.models.json_files import Fields
 
-LONGEST_SHOWN = 60  # characters of a text in an error
+LONGEST_SHOWN = 60  # characters of a string shown in an error
 LLAMA_SIZES = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -32,17 +32,17 @@ GPT2_SIZES = {
     "attention.head_count": "n_head",
 }
 ENDS_OF_TEXT = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-LLAMA_KEYS = {  # read below, besides the sizes
+LLAMA_KEYS = {  # keys that are read below, besides the sizes
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.dimension_count",
     "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
 }  # fmt: skip
 GPT2_KEYS = {"attention.layer_norm_epsilon"}
-NOTES = {"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"}  # change no result
+NOTES = {"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"}  # keys that change no result
 
 
 @dataclass(frozen=True)
 class GgufArchitecture:
-    """A value of general.architecture: the family in config.json's words, and the names of its tensors."""
+    """What a value of general.architecture means: config.json's model_type, tensor names and metadata keys."""
 
     model_type: str
     naming: Naming
@@ -59,7 +59,7 @@ GGUF_ARCHITECTURES = {
 
 
 def metadata_fields(file: GgufFile) -> Fields:
-    """Typed access to the keys that have one value; what others hold is said in words, for errors."""
+    """Typed access to the keys with a single value; arrays are replaced by a description, for errors."""
     return Fields({key: _single(value) for key, value in file.metadata.items()}, str(file.path))
 
 
@@ -72,7 +72,7 @@ def _single(value: Any) -> Any:
 
 
 def read_architecture(file: GgufFile) -> GgufArchitecture:
-    """The architecture. UnsupportedModelError for one that minllm does not run, an adapter, or one file of several."""
+    """The architecture. Raises UnsupportedModelError if minllm does not run it, or for an adapter or a split file."""
     fields = metadata_fields(file)
     kind, name = fields.text("general.type", "model"), fields.text("general.architecture")
     if kind != "model":
@@ -90,7 +90,7 @@ def read_architecture(file: GgufFile) -> GgufArchitecture:
 
 
 def read_gguf_config(file: GgufFile) -> ModelConfig:
-    """The ModelConfig. Raises CheckpointError for contradictions, UnsupportedModelError for what minllm would not compute."""
+    """The ModelConfig. Raises CheckpointError for contradictions, UnsupportedModelError for unsupported features."""
     architecture, fields = read_architecture(file), metadata_fields(file)
     prefix = fields.text("general.architecture") + "."
     _refuse_unknown_keys(fields, prefix, architecture)
@@ -115,7 +115,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
 
 
 def _llama_values(file: GgufFile, fields: Fields, prefix: str) -> dict[str, Any]:
-    """What Llama and Qwen have beside their sizes."""
+    """The keys of config.json that Llama and Qwen have besides the sizes."""
     heads, hidden = fields.integer(f"{prefix}attention.head_count"), fields.integer(f"{prefix}embedding_length")
     values = dict(
         num_key_value_heads=fields.integer(f"{prefix}attention.head_count_kv", heads),
@@ -147,7 +147,7 @@ def _refuse_unknown_keys(fields: Fields, prefix: str, architecture: GgufArchitec
 
 
 def _check_head_dim(fields: Fields, prefix: str, config: ModelConfig) -> None:
-    """Values and the rotation must have the width of the keys."""
+    """Raises UnsupportedModelError unless values and the rotary embedding have the width of the keys, head_dim."""
     for name in ("attention.value_length", "rope.dimension_count"):
         width = fields.integer(prefix + name, config.head_dim)
         if width != config.head_dim:
@@ -164,7 +164,7 @@ def _count_of_tokens(file: GgufFile) -> int:
 
 
 def _with_rope_factors(file: GgufFile, config: ModelConfig) -> ModelConfig:
-    """The configuration with the factors by which the file divides each frequency: how llama.cpp stores Llama 3's stretched context."""
+    """The config with the file's divisors of RoPE frequencies, llama.cpp's form of Llama 3's RoPE scaling."""
     if ROPE_FACTORS not in file.tensors or config.model_type != "llama":
         return config
     shape = file.tensors[ROPE_FACTORS].shape

@@ -1,10 +1,10 @@
-"""The key-value pairs of a GGUF file: hyperparameters, tokenizer, licence, by names such as "llama.block_count".
+"""The key-value pairs of a GGUF file, such as "llama.block_count": hyperparameters, tokenizer, licence.
 
     pair    string key | uint32 type | value
     array   uint32 type of the items | uint64 count | the items
 
-Numbers become Python's, arrays of numbers NumPy arrays, arrays of strings lists. A float32 becomes the float that prints the same: the 1e-5
-that a model's maker wrote, and not 9.999999747378752e-06.
+Numbers become Python numbers, arrays of numbers NumPy arrays, arrays of strings lists. A float32 becomes the float that prints the same:
+1e-5, as the model's maker wrote it, and not 9.999999747378752e-06.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ NUMBER_CODES = {  # GGUF's number of a type -> the code of the struct module
 }  # fmt: skip
 FLOAT32, STRING, ARRAY = 6, 8, 9
 SMALLEST_PAIR = 8 + 1 + 4 + 1  # bytes: the length of the key, a key of one letter, the type, a value of one byte
-LONGEST_KEY = 65535  # bytes, by the format
+LONGEST_KEY = 65535  # bytes, as the format defines
 
 
 def read_metadata(reader: ValueReader, count: int) -> dict[str, Any]:
-    """The `count` pairs that come next. Raises CheckpointError where they are damaged or a key comes twice."""
+    """{key: value} of the next `count` pairs. Raises CheckpointError if they are damaged or a key occurs twice."""
     reader.require(count * SMALLEST_PAIR, f"a header of {count:,} keys")
     metadata: dict[str, Any] = {}
     for number in range(count):
@@ -53,7 +53,7 @@ def _read_single(reader: ValueReader, kind: int, key: str) -> Any:
 
 
 def _read_array(reader: ValueReader, key: str) -> np.ndarray | list[str]:
-    """Arrays of arrays are refused: the format allows them, and no key of a model has one."""
+    """Raises CheckpointError for arrays of arrays, which the format allows but no key of a model uses."""
     kind, count = reader.number("I", f"the type of array {key!r}"), reader.number("Q", f"the length of array {key!r}")
     what = f"array {key!r} of {count:,} items"
     if kind == STRING:

@@ -1,24 +1,24 @@
-"""How texts are split before BPE merges them, by the value of tokenizer.ggml.pre.
+"""How a text is split before BPE merges, by the value of tokenizer.ggml.pre.
 
-GGUF only names the split; llama.cpp knows the rest (llama-vocab.cpp). Here each name has the parts of the tokenizer.json that its model's
-makers published, so that the token ids are those of Hugging Face's tokenizer.
+GGUF only names the split; llama-vocab.cpp in llama.cpp defines it. Here each name maps to the parts of the tokenizer.json that the model's
+makers published, so that token ids equal those of Hugging Face's tokenizer.
 """
 
 from typing import NamedTuple
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-# The contractions, words, numbers, signs and spaces that Llama 3 and Qwen2 split at; they differ in how many digits stay together.
+# The pattern of Llama 3 and Qwen2: contractions, words, numbers, punctuation, spaces. They differ in how many digits stay together.
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class Splitting(NamedTuple):
-    """What stands before the merges."""
+    """What a tokenizer does before the merges: normalise and split."""
 
     pre_tokenizer: pre_tokenizers.PreTokenizer
     normalizer: normalizers.Normalizer | None = None
-    ignore_merges: bool = False  # a word that is itself a token becomes it, whatever the merges say
-    add_bos: bool = False  # llama.cpp's default of tokenizer.ggml.add_bos_token
+    ignore_merges: bool = False  # a word that is a token becomes that token without applying merges
+    add_bos: bool = False  # llama.cpp's default for tokenizer.ggml.add_bos_token
 
 
 def _split_at(digits: str) -> pre_tokenizers.PreTokenizer:

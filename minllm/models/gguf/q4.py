@@ -1,4 +1,4 @@
-"""Q4_0 and Q4_1: blocks of 32 numbers in 4 bits each, with a scale (4.5 bits per number) or a scale and a minimum (5 bits).
+"""Q4_0 and Q4_1: blocks of 32 4-bit numbers with a scale (4.5 bits per number), or a scale and a minimum (5).
 
     Q4_0   byte  0 1 |     2 ... 17           Q4_1   byte  0 1 | 2 3 |     4 ... 19
                  d   | nibbles                             d   | m   | nibbles           d, m: float16
@@ -16,17 +16,17 @@ Q4_1_BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("nibbles", "u1", 16)])
 
 
 def dequantize_q4_0(data: np.ndarray) -> np.ndarray:
-    """float32 [32 * blocks] for uint8 [18 * blocks]."""
+    """Dequantise uint8 [18 * blocks] to float32 [32 * blocks]."""
     blocks = data.view(Q4_0_BLOCK)
     numbers = _codes(blocks["nibbles"])
     numbers -= 8
-    with np.errstate(invalid="ignore"):  # an infinite scale times zero; the caller looks for what is not finite
+    with np.errstate(invalid="ignore"):  # infinite scale times 0; the caller checks for non-finite numbers
         numbers *= blocks["d"].astype(np.float32)[:, None]
     return numbers.reshape(-1)
 
 
 def dequantize_q4_1(data: np.ndarray) -> np.ndarray:
-    """float32 [32 * blocks] for uint8 [20 * blocks]."""
+    """Dequantise uint8 [20 * blocks] to float32 [32 * blocks]."""
     blocks = data.view(Q4_1_BLOCK)
     numbers = _codes(blocks["nibbles"])
     with np.errstate(invalid="ignore"):
@@ -36,7 +36,7 @@ def dequantize_q4_1(data: np.ndarray) -> np.ndarray:
 
 
 def _codes(nibbles: np.ndarray) -> np.ndarray:
-    """The codes 0 to 15, float32 [blocks, 32], for uint8 [blocks, 16]."""
+    """Unpack nibbles, uint8 [blocks, 16], to codes 0 to 15, float32 [blocks, 32]."""
     codes = np.empty((len(nibbles), 32), np.float32)
     codes[:, :16] = nibbles & 15
     codes[:, 16:] = nibbles >> 4

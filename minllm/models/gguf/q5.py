@@ -1,9 +1,9 @@
-"""Q5_0 and Q5_1: blocks of 32 numbers in 5 bits each, with a scale (5.5 bits per number) or a scale and a minimum (6 bits).
+"""Q5_0 and Q5_1: blocks of 32 5-bit numbers with a scale (5.5 bits per number), or a scale and a minimum (6).
 
     Q5_0   byte  0 1 | 2 ... 5 | 6 ... 21      Q5_1   byte  0 1 | 2 3 | 4 ... 7 | 8 ... 23
                  d   | high    | nibbles                    d   | m   | high    | nibbles      d, m: float16, high: uint32
 
-    nibbles: the lower four bits, in byte j those of number j in its low half and of number j + 16 in its high half
+    nibbles: the lower four bits; byte j holds those of number j in its low half and of number j + 16 in its high half
     high:    bit i is the fifth bit of number i
     Q5_0   number i = d * (q_i - 16)           Q5_1   number i = d * q_i + m              q_i: 0 ... 31
 
@@ -17,17 +17,17 @@ Q5_1_BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("high", "u1", 4), ("nibbles"
 
 
 def dequantize_q5_0(data: np.ndarray) -> np.ndarray:
-    """float32 [32 * blocks] for uint8 [22 * blocks]."""
+    """Dequantise uint8 [22 * blocks] to float32 [32 * blocks]."""
     blocks = data.view(Q5_0_BLOCK)
     numbers = _codes(blocks)
     numbers -= 16
-    with np.errstate(invalid="ignore"):  # an infinite scale times zero; the caller looks for what is not finite
+    with np.errstate(invalid="ignore"):  # infinite scale times 0; the caller checks for non-finite numbers
         numbers *= blocks["d"].astype(np.float32)[:, None]
     return numbers.reshape(-1)
 
 
 def dequantize_q5_1(data: np.ndarray) -> np.ndarray:
-    """float32 [32 * blocks] for uint8 [24 * blocks]."""
+    """Dequantise uint8 [24 * blocks] to float32 [32 * blocks]."""
     blocks = data.view(Q5_1_BLOCK)
     numbers = _codes(blocks)
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Q6_K: blocks of 256 numbers in 6 bits each, with a scale for every 16 of them, 6.5625 bits per number.
+"""Q6_K: blocks of 256 numbers, 6 bits each, with a scale per 16; 6.5625 bits per number.
 
     byte   0 ... 127 | 128 ... 191 | 192 ... 207 | 208 209
            low       | high        | scales      | d            low, high: uint8, scales: int8, d: float16
@@ -18,7 +18,7 @@ BLOCK = np.dtype([("low", "u1", (2, 2, 32)), ("high", "u1", (2, 32)), ("scales",
 
 
 def dequantize_q6_k(data: np.ndarray) -> np.ndarray:
-    """float32 [256 * blocks] for uint8 [210 * blocks]."""
+    """Dequantise uint8 [210 * blocks] to float32 [256 * blocks]."""
     blocks = data.view(BLOCK)
     codes = np.empty((len(blocks), 2, 4, 32), np.uint8)  # [blocks, half, k, j]
     codes[:, :, :2] = blocks["low"] & 15
@@ -27,7 +27,7 @@ def dequantize_q6_k(data: np.ndarray) -> np.ndarray:
         codes[:, :, k] |= (blocks["high"] >> 2 * k & 3) << 4
     numbers = codes.reshape(-1, 16, 16).astype(np.float32)  # [blocks, scale, number]
     numbers -= 32
-    with np.errstate(invalid="ignore"):  # an infinite d times zero; the caller looks for what is not finite
+    with np.errstate(invalid="ignore"):  # infinite d times 0; the caller checks for non-finite numbers
         scales = blocks["d"].astype(np.float32)[:, None] * blocks["scales"].astype(np.float32)
         numbers *= scales[:, :, None]
     return numbers.reshape(-1)

@@ -1,4 +1,4 @@
-"""Q8_0: blocks of 32 numbers as signed bytes with one scale, 8.5 bits per number.
+"""Q8_0: blocks of 32 numbers as signed bytes with one scale; 8.5 bits per number.
 
     byte     0 1 | 2 3 4 ... 33
              d   | q0 q1 ... q31        d: float16, q: int8
@@ -13,9 +13,9 @@ BLOCK = np.dtype([("d", "<f2"), ("q", "i1", 32)])
 
 
 def dequantize_q8_0(data: np.ndarray) -> np.ndarray:
-    """float32 [32 * blocks] for uint8 [34 * blocks]."""
+    """Dequantise uint8 [34 * blocks] to float32 [32 * blocks]."""
     blocks = data.view(BLOCK)
     numbers = blocks["q"].astype(np.float32)
-    with np.errstate(invalid="ignore"):  # an infinite scale times zero; the caller looks for what is not finite
+    with np.errstate(invalid="ignore"):  # infinite scale times 0; the caller checks for non-finite numbers
         numbers *= blocks["d"].astype(np.float32)[:, None]
     return numbers.reshape(-1)

@@ -1,10 +1,10 @@
-"""From llama.cpp's names and layouts of tensors to Hugging Face's, which the rest of minllm reads.
+"""Translates llama.cpp's tensor names and layouts to Hugging Face's, which the rest of minllm reads.
 
 Names: llama.cpp's gguf-py, constants.py (TENSOR_NAMES) and tensor_mapping.py. Two layouts differ (convert_hf_to_gguf.py):
 
     llama   rows of q and k are permuted within each head. Hugging Face rotates number i of a head with number i + d/2, llama.cpp rotates
             2i with 2i + 1, so row 2i + half of the file is row half * d/2 + i of the model
-    gpt2    matrices are [outputs, inputs]; Hugging Face's Conv1D has them [inputs, outputs]
+    gpt2    matrices are [outputs, inputs]; Hugging Face's Conv1D stores [inputs, outputs]
 """
 
 import re
@@ -15,7 +15,7 @@ import numpy as np
 
 from minllm.errors import UnsupportedModelError
 
-ROPE_FACTORS = "rope_freqs.weight"  # part of the rotary embedding, and no weight to Hugging Face
+ROPE_FACTORS = "rope_freqs.weight"  # part of the rotary embedding; not a weight in Hugging Face's checkpoints
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 LLAMA_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -52,13 +52,13 @@ GPT2_LAYER_NAMES = {
 
 
 class Naming(NamedTuple):
-    """The tensors of an architecture."""
+    """The names of an architecture's tensors, and which of them are permuted or transposed in the file."""
 
     outside: dict[str, str]  # llama.cpp's name of a module outside the layers -> Hugging Face's
     layer: dict[str, str]  # the same within a layer
-    layers: str  # what Hugging Face puts before a layer's number
-    permuted: tuple[str, ...] = ()  # modules of a layer whose rows are permuted
-    transposed: tuple[str, ...] = ()  # modules of a layer whose matrices are transposed
+    layers: str  # Hugging Face's prefix of a layer's number
+    permuted: tuple[str, ...] = ()  # modules of a layer with permuted rows
+    transposed: tuple[str, ...] = ()  # modules of a layer with transposed matrices
 
 
 LLAMA_NAMING = Naming(LLAMA_NAMES, LLAMA_LAYER_NAMES, "model.layers.", permuted=("self_attn.q_proj", "self_attn.k_proj"))
@@ -69,7 +69,7 @@ GPT2_NAMING = Naming(
 
 
 def hugging_face_name(naming: Naming, name: str, path: Path) -> str:
-    """Hugging Face's name of a tensor. UnsupportedModelError for a name that the architecture does not have."""
+    """Hugging Face's name of a tensor of the file. Raises UnsupportedModelError if the architecture lacks it."""
     match = LAYER.fullmatch(name)
     if match and match[2] in naming.layer:
         return f"{naming.layers}{match[1]}.{naming.layer[match[2]]}.{match[3]}"
@@ -82,7 +82,7 @@ def hugging_face_name(naming: Naming, name: str, path: Path) -> str:
 
 
 def file_name(naming: Naming, name: str) -> str:
-    """The name in the file of a tensor that Hugging Face calls `name`."""
+    """The inverse of hugging_face_name; `name` itself if it has none."""
     module, _, kind = name.rpartition(".")
     place, prefix = naming.outside, ""
     if module.startswith(naming.layers):
@@ -92,17 +92,17 @@ def file_name(naming: Naming, name: str) -> str:
 
 
 def is_permuted(naming: Naming, name: str) -> bool:
-    """Whether the rows of a tensor, by Hugging Face's name, are permuted in the file."""
+    """Whether the rows of a tensor are permuted in the file; name: Hugging Face's."""
     return name.rpartition(".")[0].endswith(naming.permuted) if naming.permuted else False
 
 
 def is_transposed(naming: Naming, name: str) -> bool:
-    """Whether a tensor, by Hugging Face's name, is a matrix that is transposed in the file."""
+    """Whether a tensor is a matrix that is transposed in the file; name: Hugging Face's."""
     module, _, kind = name.rpartition(".")
     return kind == "weight" and bool(naming.transposed) and module.endswith(naming.transposed)
 
 
 def unpermuted(tensor: np.ndarray, head_dim: int) -> np.ndarray:
-    """The rows of q or k (or its bias) in Hugging Face's order: within each head the even rows first, then the odd ones."""
+    """q, k or their biases with rows in Hugging Face's order: in each head the even rows, then the odd ones."""
     pairs = tensor.reshape(-1, head_dim // 2, 2, *tensor.shape[1:])  # [heads, pairs, half, inputs]
     return pairs.swapaxes(1, 2).reshape(tensor.shape)

@@ -1,9 +1,9 @@
-"""The table of a GGUF file's tensors: name, shape, type of the numbers and place of each, all checked against the size of the file.
+"""The tensor table of a GGUF file: names, shapes, types and offsets, checked against the file's size.
 
     entry    string name | uint32 dimensions | uint64 sizes, the innermost first | uint32 type | uint64 offset
 
 Offsets count from the start of the data, which begins at a multiple of `general.alignment` (32 unless that key says otherwise). Each tensor
-begins there or at the first multiple of the alignment after the tensor before it, as ggml's own reader demands, so none can overlap.
+begins there or at the first multiple of the alignment after the previous tensor, as ggml's own reader requires, so none can overlap.
 """
 
 import math
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from minllm.models.gguf.block_types import BLOCK_TYPES, BlockType, refused_type
 from minllm.models.gguf.value_reader import ValueReader
 
-SMALLEST_ENTRY = 8 + 1 + 4 + 8 + 4 + 8  # bytes: of a vector with a name of one letter
-LONGEST_NAME = 64  # bytes, by the format
+SMALLEST_ENTRY = 8 + 1 + 4 + 8 + 4 + 8  # bytes of the entry of a vector with a name of one letter
+LONGEST_NAME = 64  # bytes, as the format defines
 MOST_DIMENSIONS = 4
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor: the shape with the innermost size last, as NumPy writes it; begin and end are bytes of the file."""
+    """One tensor. shape: innermost size last, as in NumPy; begin, end: byte offsets in the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,7 +29,10 @@ class GgufTensor:
 
 
 def read_tensor_table(reader: ValueReader, count: int, alignment: int, file_bytes: int) -> dict[str, GgufTensor]:
-    """The `count` tensors by name. Raises CheckpointError where an entry is not true of the file, UnsupportedModelError for other types."""
+    """{name: tensor} of `count` entries.
+
+    Raises CheckpointError if an entry contradicts the size of the file or another entry, UnsupportedModelError for other types.
+    """
     reader.require(count * SMALLEST_ENTRY, f"a header of {count:,} tensors")
     entries = [_read_entry(reader, number) for number in range(count)]
     data_start = _aligned(reader.at, alignment)
@@ -73,5 +76,5 @@ def _read_entry(reader: ValueReader, number: int) -> tuple[str, tuple[int, ...],
 
 
 def _aligned(position: int, alignment: int) -> int:
-    """The first multiple of the alignment from a position on."""
+    """The first multiple of the alignment that is not less than `position`."""
     return -(-position // alignment) * alignment

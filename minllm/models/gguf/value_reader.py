@@ -1,4 +1,4 @@
-"""Numbers and strings of a GGUF header, one after another, with every length checked before anything of that length is read or allocated.
+"""Reads numbers and strings of a GGUF header; lengths are checked before anything is read or allocated.
 
 All numbers are little-endian. A string is a uint64 length and that many bytes of UTF-8, without a terminating zero.
 """
@@ -23,14 +23,14 @@ class ValueReader:
         self._is_cut = len(data) > LARGEST_HEADER
 
     def _take(self, size: int, what: str) -> memoryview:
-        """The next `size` bytes. Raises CheckpointError, which names what they were to be, if the file has fewer."""
+        """The next `size` bytes. Raises CheckpointError if the file has fewer; what: their description in the error."""
         self.require(size, what)
         taken = self._data[self.at : self.at + size]
         self.at += size
         return taken
 
     def require(self, size: int, what: str) -> None:
-        """Raises CheckpointError unless the header can have `size` more bytes."""
+        """Raises CheckpointError unless the header can hold `size` more bytes."""
         left = len(self._data) - self.at
         if size <= left:
             return
@@ -39,19 +39,19 @@ class ValueReader:
         raise self.damaged(f"{what} needs {size:,} bytes at byte {self.at:,}, and the file has {left:,} left")
 
     def damaged(self, what: str) -> CheckpointError:
-        """The error of a file that is not a GGUF file, or no longer one."""
+        """The error for a file that is damaged or not GGUF."""
         return CheckpointError(f"{self.path}: {what}; the file is damaged or was cut short, copy it again.")
 
     def number(self, code: str, what: str) -> int | float | bool:
-        """A number by its code in the struct module: "I" is uint32, "Q" is uint64."""
+        """The next number; code: of the struct module, "I" is uint32, "Q" is uint64."""
         return struct.unpack("<" + code, self._take(struct.calcsize("<" + code), what))[0]
 
     def numbers(self, dtype: np.dtype, count: int, what: str) -> np.ndarray:
-        """An array of numbers, a view of the file."""
+        """The next `count` numbers, as a view of the file."""
         return np.frombuffer(self._take(count * dtype.itemsize, what), dtype)
 
     def string(self, what: str) -> str:
-        """A string."""
+        """The next string. Raises CheckpointError if it is not valid UTF-8."""
         length = self.number("Q", f"the length of {what}")
         raw = bytes(self._take(length, what))
         try:

@@ -1,13 +1,13 @@
-"""The tokenizer in a GGUF file: byte-level BPE ("gpt2"), built anew with the `tokenizers` library from tokens, types and merges.
+"""The tokenizer in a GGUF file: byte-level BPE ("gpt2"), rebuilt with the `tokenizers` library.
 
     tokenizer.ggml.model         "gpt2" is byte-level BPE; others ("llama" is SentencePiece) are refused
-    tokenizer.ggml.pre           how texts are split before merging: pre_tokenizers.py
+    tokenizer.ggml.pre           how a text is split before merging, see pre_tokenizers.py
     tokenizer.ggml.tokens        the text of each id, in the byte-level alphabet
     tokenizer.ggml.token_type    1 normal, 2 unknown, 3 control, 4 user defined, 5 unused
     tokenizer.ggml.merges        "left right", the first merge first
     tokenizer.ggml.{bos,eos,unknown,padding}_token_id, add_bos_token, add_eos_token; tokenizer.chat_template
 
-Other keys of tokenizer.ggml are for other kinds of tokenizers, or name tokens that only a prompt's author needs.
+Other keys of tokenizer.ggml are for other kinds of tokenizers, or name tokens that only authors of prompts need.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ TOKENS = "tokenizer.ggml.tokens"
 
 
 def read_tokenizer(file: GgufFile) -> Tokenizer:
-    """The tokenizer. Raises CheckpointError where its keys are missing or contradict each other, UnsupportedModelError for other kinds."""
+    """The tokenizer. Raises CheckpointError if keys are missing or wrong, UnsupportedModelError for other kinds."""
     fields = metadata_fields(file)
     splitting = _splitting(fields)
     tokens, types, merges = _strings(file, TOKENS), _types(file), _strings(file, "tokenizer.ggml.merges")
@@ -38,7 +38,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
     vocabulary = {token: token_id for token_id, token in enumerate(tokens) if types[token_id] != UNUSED}
     try:
         backend = tokenizers.Tokenizer(models.BPE(vocabulary, _pairs(file, merges), ignore_merges=splitting.ignore_merges))
-    except Exception as error:  # the library raises its plain Exception, for example for a merge of unknown tokens
+    except Exception as error:  # the library raises a plain Exception, for example if a merge has unknown tokens
         raise CheckpointError(f"{file.path}: tokens and merges make no tokenizer ({error}); the file is damaged, copy it again.") from error
     backend.pre_tokenizer, backend.decoder = splitting.pre_tokenizer, decoders.ByteLevel()
     if splitting.normalizer is not None:
@@ -55,7 +55,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def _splitting(fields: Fields) -> Splitting:
-    """The split before the merges. UnsupportedModelError for another kind of tokenizer, or a split that minllm does not know."""
+    """The split before the merges. Raises UnsupportedModelError for other kinds of tokenizers or unknown splits."""
     model = fields.text("tokenizer.ggml.model")
     if model != "gpt2":
         kind = " (SentencePiece)" if model == "llama" else ""
@@ -80,7 +80,7 @@ def _strings(file: GgufFile, key: str) -> list[str]:
 
 
 def _types(file: GgufFile) -> list[int]:
-    """The type of each token."""
+    """The type of each token. Raises CheckpointError if types are missing or unknown."""
     key, tokens = "tokenizer.ggml.token_type", _strings(file, TOKENS)
     types = file.metadata.get(key)
     if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu" or len(types) != len(tokens):
@@ -92,7 +92,7 @@ def _types(file: GgufFile) -> list[int]:
 
 
 def _pairs(file: GgufFile, merges: list[str]) -> list[tuple[str, str]]:
-    """The two sides of each merge."""
+    """The two sides of each merge. Raises CheckpointError if a merge is not two tokens."""
     pairs = [tuple(merge.split(" ")) for merge in merges]
     wrong = next((merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2), None)
     if wrong is not None:
@@ -101,7 +101,7 @@ def _pairs(file: GgufFile, merges: list[str]) -> list[tuple[str, str]]:
 
 
 def _special_tokens(fields: Fields, tokens: list[str], splitting: Splitting) -> dict[str, Any]:
-    """What tokenizer_config.json says of a Hugging Face model: the texts of special tokens, and which begin and end every text."""
+    """The special-token keys of tokenizer_config.json, and whether BOS and EOS are added to every text."""
     config: dict[str, Any] = {}
     for name, theirs in SPECIAL_TOKENS.items():
         token_id = fields.integer(f"tokenizer.ggml.{theirs}_token_id", None, minimum=0)

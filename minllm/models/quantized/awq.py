@@ -3,7 +3,7 @@
     MODULE.qweight  int32 [inputs, outputs / 8]            MODULE.qzeros  int32 [groups, outputs / 8]
     MODULE.scales   float16 [groups, outputs]
 
-A word holds eight neighbouring outputs; its fields, lowest bits first, are the outputs 0, 2, 4, 6, 1, 3, 5, 7 of them.
+A word holds eight neighbouring outputs in the order 0, 2, 4, 6, 1, 3, 5, 7, lowest bits first.
 
 Source: AutoAWQ, awq/modules/linear/gemm.py and awq/utils/packing_utils.py.
 """
@@ -31,13 +31,13 @@ class AwqFormat(StoredFormat, Int4Format):
     """Int4Format with zero points, read from AWQ's tensors."""
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
-        """Words of outputs."""
+        """Names and shapes of qweight, qzeros and scales."""
         outputs, inputs, groups = projection.outputs, projection.inputs, projection.inputs // self.group_size
         shapes = dict(qweight=(inputs, -(-outputs // 8)), qzeros=(groups, -(-outputs // 8)), scales=(groups, outputs))
         return tensors_of(projection, **shapes)
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
-        """The shard of the stacked modules."""
+        """The shard of the stacked modules' weight, as host arrays."""
         return stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections])
 
     def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> Int4Weight:
@@ -51,7 +51,7 @@ class AwqFormat(StoredFormat, Int4Format):
 
 
 def read_awq(fields: Fields) -> AwqFormat:
-    """The format of a quantization_config with quant_method "awq"."""
+    """The format of a quantization_config of AWQ. Raises UnsupportedModelError for other variants of AWQ."""
     bits, version, group_size = fields.integer("bits"), fields.text("version", "gemm").lower(), fields.integer("group_size", minimum=-1)
     if bits != 4 or version != "gemm" or not fields.flag("zero_point", True) or group_size not in GROUPS:
         raise UnsupportedModelError(

@@ -1,9 +1,9 @@
-"""bitsandbytes' 4 bits: NF4 or FP4 in blocks of 64, with or without double quantisation.
+"""bitsandbytes' 4-bit layout: NF4 or FP4 in blocks of 64, with or without double quantisation.
 
     MODULE.weight                    uint8 [outputs * inputs / 2, 1], the first of two codes in the high half
     MODULE.weight.absmax             float32 [blocks], or uint8 with double quantisation: an index of nested_quant_map
     MODULE.weight.quant_map          float32 [16], the numbers of the codes
-    MODULE.weight.nested_absmax      float32 [blocks / 256], MODULE.weight.nested_quant_map float32 [256]: double quantisation's
+    MODULE.weight.nested_absmax      float32 [blocks / 256], MODULE.weight.nested_quant_map float32 [256]: with double quantisation
     MODULE.weight.quant_state.bitsandbytes__nf4   JSON as bytes: quant_type, blocksize, shape, nested_offset, ...
 
 Source: bitsandbytes, functional.py, QuantState.as_dict; Dettmers et al. 2023, "QLoRA", section 3.
@@ -29,13 +29,13 @@ STATE = "weight.quant_state.bitsandbytes__"
 
 @dataclass(frozen=True)
 class StoredNf4(StoredFormat, Nf4Format):
-    """Nf4Format, read from bitsandbytes' tensors; the codes' numbers are the file's."""
+    """Nf4Format, read from bitsandbytes' tensors; the table of codes is the one in the file."""
 
     kind: str = "nf4"
-    state_bytes: Mapping[str, int] = field(default_factory=dict)  # the size of each module's JSON
+    state_bytes: Mapping[str, int] = field(default_factory=dict)  # bytes of each module's JSON
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
-        """Codes, the tables of absmax and codes, and the state."""
+        """Names and shapes of the codes, absmax, tables and JSON state."""
         numbers = projection.outputs * projection.inputs
         blocks, state = -(-numbers // BLOCK), (self.state_bytes.get(projection.name, 0),)
         shapes = {"weight": (-(-numbers // 2), 1), "weight.absmax": (blocks,), "weight.quant_map": (16,), STATE + self.kind: state}
@@ -44,7 +44,10 @@ class StoredNf4(StoredFormat, Nf4Format):
         return tensors_of(projection, **shapes)
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Nf4Weight:
-        """The shard of the stacked modules. Every row names its first block among those of all modules."""
+        """The shard of the stacked modules' weight, as host arrays; first_blocks counts over all modules.
+
+        Raises UnsupportedModelError if the modules have different tables.
+        """
         parts, first_block = [], 0
         for one in projections:
             parts.append(self._read(one, ModuleTensors(checkpoint, one.name), shard, first_block))
@@ -71,7 +74,7 @@ class StoredNf4(StoredFormat, Nf4Format):
         return Nf4Weight(codes, absmax, nested, found, offsets, numbers[:, 0].astype(np.int32), table)
 
     def _checked_state(self, projection: Projection, tensors: ModuleTensors) -> float:
-        """nested_offset of a module, 0 without; CheckpointError if its state contradicts config.json."""
+        """A module's nested_offset, or 0. Raises CheckpointError if its state contradicts config.json."""
         name = f"{projection.name}.{STATE}{self.kind}"
         try:
             state = json.loads(bytes(tensors.codes(STATE + self.kind, np.uint8)))
@@ -86,7 +89,7 @@ class StoredNf4(StoredFormat, Nf4Format):
 
 
 def read_bitsandbytes(fields: Fields, checkpoint: Any) -> tuple[StoredNf4, list[str]]:
-    """(format, modules) of a checkpoint with quant_method "bitsandbytes"."""
+    """(format, names of the quantised modules) of a checkpoint with quant_method "bitsandbytes"."""
     kind, storage = fields.text("bnb_4bit_quant_type", "fp4"), fields.text("bnb_4bit_quant_storage", "uint8")
     if not fields.flag("load_in_4bit", False) or kind not in ("nf4", "fp4") or storage != "uint8":
         raise UnsupportedModelError(

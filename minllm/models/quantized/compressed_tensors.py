@@ -1,12 +1,12 @@
-"""compressed-tensors (LLM Compressor, vLLM): groups of modules with a scheme each, and modules that are left as they are.
+"""compressed-tensors (LLM Compressor, vLLM): groups of modules with a scheme each, and plain modules.
 
-    pack-quantized   W4A16    MODULE.weight_packed  int32 [outputs, inputs / 8], of code + 8, eight inputs a word, lowest bits first
+    pack-quantized   W4A16    MODULE.weight_packed  int32 [outputs, inputs / 8], each code + 8, eight inputs per word, lowest bits first
                               MODULE.weight_scale   [outputs, groups]            MODULE.weight_shape  int64 [2]
-                              MODULE.weight_zero_point  int32 [outputs / 8, groups], of zero + 8, unless symmetric
+                              MODULE.weight_zero_point  int32 [outputs / 8, groups], each zero + 8, unless symmetric
     int-quantized    W8A8     MODULE.weight  int8 [outputs, inputs]              MODULE.weight_scale  [outputs, 1] or [1]
     float-quantized  FP8      MODULE.weight  float8_e4m3fn [outputs, inputs]     MODULE.weight_scale  [outputs, 1] or [1], or one per block
 
-Activations are quantised as they come (dynamic), token by token. A scheme that wants one scale for all tokens, or stores it, is refused.
+Activations are quantised dynamically, token by token. Schemes with one scale for all tokens, or with stored scales, are refused.
 
 Source: vllm-project/compressed-tensors, compressors/pack_quantized.py, compressors/naive_quantized.py, quantization/quant_args.py.
 """
@@ -34,7 +34,7 @@ from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection
 
 GROUPS = (32, 64, 128)
-UNUSED = ("kv_cache_scheme", "sparsity_config", "transform_config")  # what minllm does not read, if it is set
+UNUSED = ("kv_cache_scheme", "sparsity_config", "transform_config")  # settings that are refused if they are set
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PackedInt4(StoredFormat, Int4Format):
     """Int4Format, read from pack-quantized tensors."""
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
-        """Words of inputs, scales, the shape, and words of outputs for zero points."""
+        """Names and shapes of the packed codes, scales, shape and, if present, packed zero points."""
         outputs, inputs = projection.outputs, projection.inputs
         groups = inputs // (self.group_size or inputs)
         zeros = dict(weight_zero_point=(-(-outputs // 8), groups)) if self.has_zeros else {}
@@ -50,7 +50,7 @@ class PackedInt4(StoredFormat, Int4Format):
         return tensors_of(projection, **shapes, **zeros)
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
-        """The shard of the stacked modules."""
+        """The shard of the stacked modules' weight, as host arrays."""
         return stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections])
 
     def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> Int4Weight:
@@ -70,15 +70,15 @@ class PackedInt4(StoredFormat, Int4Format):
 
 
 class ScaledRows(StoredFormat):
-    """MODULE.weight with a scale per output, or one for all; mixed into a format whose weights are (codes, scales [outputs])."""
+    """Mixin for weights (codes, scales [outputs]): reads MODULE.weight with a scale per output, or one for all."""
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
-        """Codes and scales."""
+        """Names and shapes of the codes and scales."""
         scales = (projection.outputs, 1) if self.by_row else (1,)
         return tensors_of(projection, weight=(projection.outputs, projection.inputs), weight_scale=scales)
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Any:
-        """The shard of the stacked modules."""
+        """The shard of the stacked modules' weight, as host arrays."""
         parts = []
         for one in projections:
             tensors = ModuleTensors(checkpoint, one.name)
@@ -98,7 +98,7 @@ class StoredInt8(ScaledRows, Int8Format):
 
     @staticmethod
     def codes(tensors: ModuleTensors) -> np.ndarray:
-        """int8 [outputs, inputs]."""
+        """MODULE.weight, int8 [outputs, inputs]."""
         return tensors.codes("weight", np.int8)
 
 
@@ -113,18 +113,18 @@ class StoredFp8(ScaledRows, Fp8Format):
 
 
 class Scheme(Fields):
-    """One of config_groups: the arguments of weights, checked against what is computed."""
+    """One of config_groups: how weights and activations are quantised, checked against what is supported."""
 
     def refused(self, why: str) -> UnsupportedModelError:
-        """The error of a scheme that is not computed."""
+        """The error for a scheme that is not supported."""
         return UnsupportedModelError(f"{self.source} has {why}, which minllm does not compute.")
 
     def arguments(self, key: str) -> Fields | None:
-        """The quantisation arguments of weights or of activations; None if there are none."""
+        """The quantisation arguments of "weights" or "input_activations"; None if there are none."""
         return Fields(self.object(key), f"{self.source}, {key},") if key in self else None
 
     def format(self) -> WeightFormat:
-        """The format of the modules of this group."""
+        """The format of this group's modules. Raises UnsupportedModelError if the scheme is not supported."""
         weights, inputs = self.arguments("weights"), self.arguments("input_activations")
         if weights is None or self.arguments("output_activations") is not None:
             raise self.refused("no weights" if weights is None else "output_activations")
@@ -150,7 +150,7 @@ class Scheme(Fields):
 
 
 def _is_dynamic(inputs: Fields, bits: int, kind: str, strategy: str) -> bool:
-    """Whether activations are quantised as the format does: in groups of 128 for weights in blocks, else token by token."""
+    """Whether activations are quantised as minllm does: in groups of 128 for blocks, else token by token."""
     wanted = ("group", BLOCK) if strategy == "block" else ("token", None)
     found = inputs.text("strategy", "tensor"), inputs.integer("group_size", None, minimum=-1)
     same = (inputs.integer("num_bits"), inputs.text("type", "int")) == (bits, kind) and inputs.flag("symmetric", True)
@@ -158,20 +158,20 @@ def _is_dynamic(inputs: Fields, bits: int, kind: str, strategy: str) -> bool:
 
 
 def packed_int4(group_size: int, has_zeros: bool) -> PackedInt4:
-    """W4A16; group_size 0: a scale per output."""
+    """The W4A16 format; group_size 0 means a scale per output."""
     each = 3 if has_zeros else 2
     sizes = dict(group_bytes=each) if group_size else dict(row_bytes=each)
     return PackedInt4("compressed-tensors int4", 0.5, group_size=group_size, has_zeros=has_zeros, **sizes)
 
 
 def stored_rows(kind: type, name: str, by_row: bool) -> WeightFormat:
-    """W8A8 as `kind` stores it; by_row: with a scale per output."""
+    """The W8A8 format of class `kind`; by_row: a scale per output, not one for the whole matrix."""
     made = WEIGHT_FORMATS[name]
     return kind(f"compressed-tensors {name}", 1, made.rates, row_bytes=4, since=made.since, by_row=by_row)
 
 
 def matcher(patterns: Any, source: str) -> Callable[[str], bool]:
-    """Whether a module is named in a list of names, of "re:" and an expression, or of "Linear" for all."""
+    """A function module -> whether it matches a list of names and "re:" patterns; "Linear" matches all."""
     if not isinstance(patterns, list) or not all(isinstance(one, str) for one in patterns):
         raise CheckpointError(f"{source} must be a list of names, and is {patterns!r}.")
     try:
@@ -183,7 +183,10 @@ def matcher(patterns: Any, source: str) -> Callable[[str], bool]:
 
 
 def read_compressed_tensors(fields: Fields) -> Callable[[str], WeightFormat | None]:
-    """decide(module) of a quantization_config with quant_method "compressed-tensors"."""
+    """decide(module) -> its format or None, for a quantization_config with quant_method "compressed-tensors".
+
+    Raises UnsupportedModelError for settings that are not supported, CheckpointError for malformed ones.
+    """
     for key in UNUSED:
         if fields.values.get(key) not in (None, {}) and fields.object(key).get("format") != "dense":
             raise UnsupportedModelError(f"{fields.source} sets {key}, which minllm does not compute.")

@@ -1,8 +1,8 @@
-"""Hugging Face's fp8: e4m3 in blocks of 128 x 128, as DeepSeek's checkpoints are stored.
+"""Hugging Face's fp8: e4m3 in blocks of 128 x 128, the layout of DeepSeek's checkpoints.
 
     MODULE.weight  float8_e4m3fn [outputs, inputs]            MODULE.weight_scale_inv  float32 or bfloat16 [blocks, blocks]
 
-w = weight * weight_scale_inv, in spite of its name. The last block of either axis may be smaller than 128.
+w = weight * weight_scale_inv, although the name suggests a division. The last block of either axis may be smaller than 128.
 
 Source: transformers, quantizers/quantizer_finegrained_fp8.py; DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.2.
 """
@@ -24,17 +24,17 @@ from minllm.weights.stored import Projection
 
 @dataclass(frozen=True)
 class StoredFp8Blocks(StoredFormat, Fp8BlockFormat):
-    """Fp8BlockFormat, read from codes and a tensor of scales."""
+    """Fp8BlockFormat, read from MODULE.weight and a tensor of scales."""
 
     scales_suffix: str = "weight_scale_inv"
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
-        """Codes, and a scale per block."""
+        """Names and shapes of the codes and of the scales per block."""
         outputs, inputs = projection.outputs, projection.inputs
         return tensors_of(projection, weight=(outputs, inputs), **{self.scales_suffix: (-(-outputs // BLOCK), -(-inputs // BLOCK))})
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Fp8BlockWeight:
-        """The shard of the stacked modules; all scales of a module stay, each output names its row of them."""
+        """The shard of the stacked modules' weight, as host arrays; it keeps the scales of all outputs."""
         codes, scales, blocks, first = [], [], [], 0
         for one in projections:
             tensors = ModuleTensors(checkpoint, one.name)
@@ -48,7 +48,7 @@ class StoredFp8Blocks(StoredFormat, Fp8BlockFormat):
 
 
 def e4m3_codes(tensors: ModuleTensors) -> np.ndarray:
-    """The bits of MODULE.weight, uint8. CheckpointError for NaN, the only number of e4m3 that is not finite."""
+    """The bits of MODULE.weight, uint8. Raises CheckpointError for NaN, the only non-finite e4m3 number."""
     codes = tensors.codes("weight", E4M3).view(np.uint8)
     if (codes & 127 == 127).any():
         raise CheckpointError(f"{tensors.checkpoint.directory}: tensor '{tensors.module}.weight' holds NaN; the file is damaged.")
@@ -56,12 +56,12 @@ def e4m3_codes(tensors: ModuleTensors) -> np.ndarray:
 
 
 def fp8_blocks(name: str, scales_suffix: str) -> StoredFp8Blocks:
-    """The format of a file whose scales have this suffix."""
+    """The format `name` of a checkpoint that stores scales as MODULE.scales_suffix."""
     return StoredFp8Blocks(name, 1, ("fp8_tflops", *SIXTEEN_BITS), row_bytes=4, since=FP8_SINCE, scales_suffix=scales_suffix)
 
 
 def read_fp8(fields: Fields) -> StoredFp8Blocks:
-    """The format of a quantization_config with quant_method "fp8"."""
+    """The format of a quantization_config of fp8. Raises UnsupportedModelError for other variants of fp8."""
     block, scheme = fields.values.get("weight_block_size"), fields.text("activation_scheme", "dynamic")
     kind, scales = fields.text("fmt", "e4m3"), fields.text("scale_fmt", "float32")
     if block != [BLOCK, BLOCK] or scheme != "dynamic" or kind != "e4m3" or scales != "float32":

@@ -1,6 +1,6 @@
-"""GGUF's Q8_0, Q4_0 and Q4_1 as groups of 32 that kernels read; models/gguf/q8_0.py and q4.py describe their blocks.
+"""GGUF's Q8_0, Q4_0 and Q4_1 as groups of 32 for the kernels; models/gguf/ describes the stored blocks.
 
-A Linear whose modules are stored in different types, or in another one, is dequantised while it loads, as everything is on a CPU.
+A Linear is dequantised while it loads if its modules have different types or another type, or if it runs on a CPU.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ GROUP = 32
 
 
 class BlocksOfRows(StoredFormat):
-    """MODULE.weight in ggml's blocks; mixed into a format in groups of 32."""
+    """Mixin for formats in groups of 32: reads MODULE.weight from ggml's blocks."""
 
     def load(self, projections: tuple[Projection, ...], checkpoint: GgufCheckpoint, shard: Shard) -> Any:
-        """The shard of the stacked modules."""
+        """The shard of the stacked modules' weight, as host arrays."""
         parts = []
         for one in projections:
             blocks = one.cut(checkpoint.blocks(f"{one.name}.weight"), shard, block=(1, GROUP))  # [outputs, groups]
@@ -37,10 +37,10 @@ class BlocksOfRows(StoredFormat):
 
 @dataclass(frozen=True)
 class Q4(BlocksOfRows, Int4Format):
-    """Q4_0, and Q4_1 with minimums."""
+    """Int4Format, read from blocks of Q4_0, or of Q4_1, which has minimums."""
 
     def weight_of(self, blocks: np.ndarray) -> Int4Weight:
-        """Codes in our order, scales, and minimums."""
+        """The weight of blocks [outputs, groups], with nibbles repacked in the order of the kernels."""
         codes = np.concatenate([blocks["nibbles"] & 15, blocks["nibbles"] >> 4], axis=-1).reshape(len(blocks), -1)
         minimums = np.ascontiguousarray(blocks["m"]) if self.has_minimums else None
         return Int4Weight(pack_nibbles(codes), np.ascontiguousarray(blocks["d"]), None, minimums)
@@ -48,10 +48,10 @@ class Q4(BlocksOfRows, Int4Format):
 
 @dataclass(frozen=True)
 class Q8(BlocksOfRows, Int8GroupFormat):
-    """Q8_0."""
+    """Int8GroupFormat, read from blocks of Q8_0."""
 
     def weight_of(self, blocks: np.ndarray) -> Int8GroupWeight:
-        """Codes and scales."""
+        """The weight of blocks [outputs, groups]."""
         return Int8GroupWeight(np.ascontiguousarray(blocks["q"]).reshape(len(blocks), -1), np.ascontiguousarray(blocks["d"]))
 
 
@@ -63,7 +63,7 @@ FORMATS = {
 
 
 def gguf_format(config: ModelConfig, checkpoint: GgufCheckpoint) -> FormatOfModules | None:
-    """The format of each module that kernels can read as it is stored; None if there is none."""
+    """The formats of the modules that kernels can read as stored; None if there are no such modules."""
 
     def decide(module: str) -> Q4 | Q8 | None:
         name = f"{module}.weight"

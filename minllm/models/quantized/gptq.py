@@ -1,13 +1,13 @@
 """GPTQ's layout: 4 bits in groups, w = (code - zero) * scale.
 
-    MODULE.qweight  int32 [inputs / 8, outputs], eight inputs a word        MODULE.qzeros  int32 [groups, outputs / 8], eight outputs a word
-    MODULE.scales   float16 [groups, outputs]                               MODULE.g_idx   int32 [inputs], the group of each input
+    MODULE.qweight  int32 [inputs / 8, outputs], eight inputs per word    MODULE.qzeros  int32 [groups, outputs / 8], eight outputs per word
+    MODULE.scales   float16 [groups, outputs]                             MODULE.g_idx   int32 [inputs], the group of each input
 
-Fields of a word are in ascending order, lowest bits first. Version 1 stores the zero point less one, version 2 the zero point itself, and
-config.json's checkpoint_format names the version. Files exist whose name is wrong, so the codes decide: trained weights have a mean near
-zero, which makes the mean code of a matrix its mean zero point, and the two versions lie one code apart.
+Fields of a word are in ascending order, lowest bits first. Version 1 stores the zero point minus one, version 2 the zero point itself.
+config.json's checkpoint_format names the version, but wrongly in some files, so it is detected from the codes: trained weights have a mean
+near zero, so the mean code of a matrix is its mean zero point, and the two versions differ by one code.
 
-With act-order (desc_act) the inputs of a group are not neighbours. No kernel takes these, so such a module is dequantised while it loads.
+With act-order (desc_act) the inputs of a group are not neighbours. No kernel supports this, so such a module is dequantised while it loads.
 
 Source: GPTQModel, gptqmodel/nn_modules/qlinear; Frantar et al. 2023, "GPTQ", section 4; vLLM, pull request 38966 (wrong names).
 """
@@ -29,30 +29,30 @@ from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection
 
 GROUPS = (-1, 32, 64, 128)  # -1: a group is a whole row
-SAMPLED_WORDS = 64  # rows of words per module whose mean code is taken
-MODULES = 16  # modules that are sampled
+SAMPLED_WORDS = 64  # rows of words per module over which the mean code is taken
+MODULES = 16  # approximate number of modules sampled
 
 
 @dataclass(frozen=True)
 class GptqFormat(StoredFormat, Int4Format):
     """Int4Format with zero points, read from GPTQ's tensors."""
 
-    stored_less: int = 1  # what the file's zero points are less by: 1 in version 1, 0 in version 2
+    stored_less: int = 1  # zero point - stored zero point: 1 in version 1, 0 in version 2
     has_group_index: bool = True  # the file has g_idx
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
-        """Words of inputs, words of outputs, scales and the groups of inputs."""
+        """Names and shapes of qweight, qzeros, scales and, if the file has it, g_idx."""
         outputs, inputs = projection.outputs, projection.inputs
         groups = inputs // (self.group_size or inputs)
         shapes = dict(qweight=(-(-inputs // 8), outputs), qzeros=(groups, -(-outputs // 8)), scales=(groups, outputs))
         return tensors_of(projection, **shapes, **(dict(g_idx=(inputs,)) if self.has_group_index else {}))
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
-        """The shard of the stacked modules."""
+        """The shard of the stacked modules' weight, as host arrays."""
         return stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections])
 
     def matrix(self, projection: Projection, checkpoint: Any) -> np.ndarray:
-        """A module's matrix [outputs, inputs] by the group of each input, float32."""
+        """A module's dequantised matrix, float32 [outputs, inputs], with the groups that g_idx gives."""
         tensors = ModuleTensors(checkpoint, projection.name)
         codes, scales, zeros = self._parts(tensors)
         groups = tensors.words("g_idx", 1)
@@ -70,12 +70,12 @@ class GptqFormat(StoredFormat, Int4Format):
     def _parts(self, tensors: ModuleTensors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(codes [outputs, inputs], scales [outputs, groups], zeros [outputs, groups])."""
         codes = unpack_words(tensors.words("qweight", 2), 0).T
-        zeros = unpack_words(tensors.words("qzeros", 2), 1).T + np.uint8(self.stored_less) & np.uint8(15)  # 15 is 0 less one
+        zeros = unpack_words(tensors.words("qzeros", 2), 1).T + np.uint8(self.stored_less) & np.uint8(15)  # version 1: 15 is 0 minus one
         return codes, tensors.scales("scales").T, zeros
 
 
 def stored_less(checkpoint: Any, modules: list[str]) -> int:
-    """1 if the zero points of these modules are stored less one, else 0."""
+    """1 if these modules store the zero point minus one, else 0; judged by the mean code of some modules."""
     codes, zeros = [], []
     for module in modules[:: max(1, len(modules) // MODULES)]:
         tensors = ModuleTensors(checkpoint, module)
@@ -86,13 +86,13 @@ def stored_less(checkpoint: Any, modules: list[str]) -> int:
 
 
 def is_in_order(checkpoint: Any, module: str, group_size: int) -> bool:
-    """Whether the inputs of each group are neighbours, and groups are in ascending order."""
+    """Whether g_idx is in order: the inputs of each group are neighbours, and groups ascend."""
     groups = ModuleTensors(checkpoint, module).words("g_idx", 1)
     return np.array_equal(groups, np.arange(len(groups)) // (group_size or len(groups)))
 
 
 def read_gptq(fields: Fields, checkpoint: Any) -> dict[str, WeightFormat]:
-    """The formats of the modules that a checkpoint with quant_method "gptq" stores quantised."""
+    """{module: format} of the quantised modules of a checkpoint with quant_method "gptq"."""
     bits, group_size = fields.integer("bits"), fields.integer("group_size", minimum=-1)
     layout = fields.text("checkpoint_format", "gptq")
     if bits != 4 or group_size not in GROUPS or layout not in ("gptq", "gptq_v2") or fields.object("dynamic"):

@@ -1,4 +1,4 @@
-"""A checkpoint's format for each of its modules."""
+"""The format of a checkpoint in which each module may have its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,18 +12,18 @@ from minllm.weights.stored import StoredLinear
 
 @dataclass(frozen=True)
 class FormatOfModules(WeightFormat):
-    """The formats of the modules that are quantised, by their names; all others are plain."""
+    """The formats of the quantised modules, by their names; all other modules are plain."""
 
     chosen: Mapping[str, WeightFormat] = field(default_factory=dict)
 
     is_option = False
 
     def covers(self, name: str) -> bool:
-        """Whether a module is quantised."""
+        """Whether the module `name` is quantised."""
         return name in self.chosen
 
     def of(self, modules: list[str]) -> WeightFormat | None:
-        """The format of modules that are stacked in one Linear. UnsupportedModelError if they are stored in different ones."""
+        """The format of modules stacked in one Linear, or None. Raises UnsupportedModelError if formats differ."""
         found = [self.chosen.get(name) for name in modules]
         if any(one != found[0] for one in found):
             formats = ", ".join(f"{name} is {'plain' if one is None else one.name}" for name, one in zip(modules, found, strict=True))
@@ -31,25 +31,26 @@ class FormatOfModules(WeightFormat):
         return found[0]
 
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
-        """The most that any of the formats takes."""
+        """Upper bound: the largest matrix_bytes of the formats."""
         return max(one.matrix_bytes(outputs, inputs) for one in self.chosen.values())
 
     def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
-        """The most that any of the formats needs."""
+        """Upper bound: the largest workspace_bytes of the formats."""
         return max(one.workspace_bytes(rows, outputs, inputs, itemsize) for one in self.chosen.values())
 
     @property
     def kernels(self) -> LinearKernels | None:
-        """Those of a format of the checkpoint: all of them have some."""
+        """The kernels of the first format; not None, as every stored format has kernels."""
         return next(one.kernels for one in self.chosen.values())
 
 
 def by_module(
     name: str, config: ModelConfig, prefixed: bool, decide: Callable[[str], WeightFormat | None], together: bool = False
 ) -> FormatOfModules | None:
-    """The format of a checkpoint; decide(module) -> the module's, None if it is plain. None if all are plain.
+    """The format of a checkpoint; None if all its modules are plain.
 
-    A tied head has no tensors of its own and stays plain. together: modules that a Linear stacks are plain unless all have one format.
+    decide(module) -> the module's format, None for plain. prefixed: see layout_of. together: the modules of a Linear are plain unless all
+    of them have the same format. A tied head has no tensors of its own and stays plain.
     """
     model = layout_of(config, prefixed).model
     chosen: dict[str, WeightFormat] = {}

@@ -1,4 +1,4 @@
-"""config.json's quantization_config: how a checkpoint stores its matrices."""
+"""How a checkpoint stores its matrices, as config.json's quantization_config says."""
 
 from pathlib import Path
 
@@ -19,9 +19,9 @@ METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq")
 
 
 def stored_format(directory: Path, config: ModelConfig, checkpoint: Checkpoint) -> FormatOfModules | None:
-    """The format of each module of a Hugging Face directory; None if all are plain.
+    """The format of each module of a Hugging Face directory; None if all modules are plain.
 
-    Raises UnsupportedModelError for what minllm does not read, and CheckpointError if files contradict each other.
+    Raises UnsupportedModelError for formats that minllm does not read, and CheckpointError if files contradict each other.
     """
     path = directory / "config.json"
     values = Fields(read_json(path), str(path)).object(KEY)
@@ -35,7 +35,7 @@ def stored_format(directory: Path, config: ModelConfig, checkpoint: Checkpoint) 
 
 
 def _decision(method: str, fields: Fields, checkpoint: Checkpoint):
-    """The function module -> its format, None if it is plain."""
+    """The function module -> its format, or None for plain."""
     if method == "gptq":
         return read_gptq(fields, checkpoint).get
     if method == "bitsandbytes":
@@ -50,7 +50,7 @@ def _decision(method: str, fields: Fields, checkpoint: Checkpoint):
     stored = "qweight" if method == "awq" else "weight_scale_inv"
 
     def decide(module: str):
-        # Neither quantises the head, unless the file says otherwise.
+        # AWQ and fp8 leave the head plain, unless the file holds quantised tensors for it.
         plain = any(one in module for one in left) or (module == "lm_head" and f"lm_head.{stored}" not in checkpoint)
         return None if plain else found
 

@@ -1,4 +1,4 @@
-"""The tensors that hold one module's quantised matrix, checked for their dtype, and weights made of several modules."""
+"""Reads the tensors of a module's quantised matrix, and stacks several modules into one weight."""
 
 from typing import Any, NamedTuple
 
@@ -9,13 +9,13 @@ from minllm.weights.stored import Projection
 
 
 class ModuleTensors(NamedTuple):
-    """The tensors MODULE.SUFFIX of a checkpoint."""
+    """The tensors of one module of a checkpoint, named MODULE.SUFFIX."""
 
     checkpoint: Any
     module: str
 
     def codes(self, suffix: str, *dtypes: Any) -> np.ndarray:
-        """A tensor of codes in one of `dtypes`. CheckpointError for another."""
+        """A tensor of codes. Raises CheckpointError if its dtype is not one of `dtypes`."""
         name = f"{self.module}.{suffix}"
         found = self.checkpoint.array(name)
         if found.dtype not in dtypes:
@@ -24,7 +24,10 @@ class ModuleTensors(NamedTuple):
         return found
 
     def words(self, suffix: str, axes: int) -> np.ndarray:
-        """A tensor of int32 words that is read before its shape is known to fit; CheckpointError for another number of axes, or none."""
+        """A tensor of int32 words, for use before shapes are checked.
+
+        Raises CheckpointError unless it has `axes` axes and is not empty.
+        """
         found = self.codes(suffix, np.int32)
         if found.ndim != axes or not found.size:
             name = self.checkpoint.stored_name(f"{self.module}.{suffix}")
@@ -35,38 +38,38 @@ class ModuleTensors(NamedTuple):
         return found
 
     def scales(self, suffix: str) -> np.ndarray:
-        """A tensor of floating-point numbers; CheckpointError for NaN or infinity."""
+        """A tensor of floating-point scales. Raises CheckpointError for NaN or infinity."""
         name = f"{self.module}.{suffix}"
         found = self.checkpoint.tensor(name)
-        self.check_finite(suffix, found)  # also if such weights were allowed
+        self.check_finite(suffix, found)  # even with allow_nonfinite_weights, which makes checkpoint.tensor accept them
         return found
 
     def check_finite(self, suffix: str, *scales: np.ndarray) -> None:
-        """Raises CheckpointError if a scale is NaN or infinite."""
+        """Raises CheckpointError, naming the tensor MODULE.SUFFIX, if a scale is NaN or infinite."""
         if not all(np.isfinite(one).all() for one in scales):
             name = self.checkpoint.stored_name(f"{self.module}.{suffix}")
             raise CheckpointError(f"{self.checkpoint.directory}: tensor {name!r} holds a scale that is NaN or infinite; copy it again.")
 
 
 def tensors_of(projection: Projection, **shapes: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a module's tensors by their suffixes."""
+    """{name: shape} of a module's tensors, from {suffix: shape}."""
     return {f"{projection.name}.{suffix}": shape for suffix, shape in shapes.items()}
 
 
 def stacked(parts: list[Any]) -> Any:
-    """NamedTuples of arrays, of several modules, stacked along their outputs; an array that is None in one is None in all."""
+    """Stack NamedTuples of arrays of several modules along outputs; a field is None in all of them or in none."""
     if len(parts) == 1:
         return parts[0]
     return type(parts[0])(*(None if one[0] is None else np.concatenate(one) for one in zip(*parts, strict=True)))
 
 
 class StoredFormat:
-    """Mixed into a format that checkpoints store."""
+    """Mixin for formats that are read from checkpoints."""
 
     is_option = False
 
     def check_inputs(self, name: str, inputs: int) -> None:
-        """Raises CheckpointError if the groups of a module's inputs are not whole."""
+        """Raises CheckpointError if a module's inputs do not divide into whole groups."""
         if self.group_size and inputs % self.group_size:
             raise CheckpointError(
                 f"{name} has {inputs} inputs, which groups of {self.group_size} do not divide; config.json and the weights do not belong "

@@ -1,4 +1,4 @@
-"""A module that no kernel takes as it is stored: its matrix is dequantised while it loads, and is plain from then on."""
+"""The format of modules in layouts without kernels: dequantised while loading, plain from then on."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +12,14 @@ from minllm.weights.stored import Projection
 
 @dataclass(frozen=True)
 class WidenedFormat(PlainFormat):
-    """A plain format whose matrices are read by `stored`, which has tensors(projection) and matrix(projection, checkpoint)."""
+    """A plain format that reads matrices by `stored`: tensors(projection), matrix(projection, checkpoint)."""
 
     stored: Any = None
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
-        """Those of the stored format."""
+        """Names and shapes of the stored format's tensors."""
         return self.stored.tensors(projection)
 
     def matrices(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> list[np.ndarray]:
-        """The shard of each module's dequantised matrix."""
+        """The shard of each module's dequantised matrix [outputs, inputs]."""
         return [one.cut(self.stored.matrix(one, checkpoint), shard) for one in projections]

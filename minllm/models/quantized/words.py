@@ -1,4 +1,4 @@
-"""Codes of 4 or 8 bits in words of 32 bits, the lowest bits first unless an order is given."""
+"""Packing codes of 4 or 8 bits into words of 32 bits, lowest bits first unless an order is given."""
 
 import numpy as np
 
@@ -6,9 +6,9 @@ WORD_BITS = 32
 
 
 def unpack_words(words: np.ndarray, axis: int, bits: int = 4, order: tuple[int, ...] | None = None) -> np.ndarray:
-    """The codes of int32 words, uint8, with 32 / bits times as many along `axis`.
+    """The codes of int32 words, uint8; `axis` becomes 32 / bits times as long.
 
-    order: the place among the codes of a word of each of its fields, lowest bits first; in ascending order by default.
+    order[f]: the index, among the codes of a word, of the code in bit field f, lowest bits first; ascending by default.
     """
     words = np.moveaxis(words.view(np.uint32), axis, -1)
     fields = WORD_BITS // bits
@@ -19,7 +19,7 @@ def unpack_words(words: np.ndarray, axis: int, bits: int = 4, order: tuple[int, 
 
 
 def pack_words(codes: np.ndarray, axis: int, bits: int = 4) -> np.ndarray:
-    """The inverse, in ascending order; codes are filled up with zeros to whole words."""
+    """The inverse of `unpack_words` in ascending order: int32 words of codes, padded with zeros to whole words."""
     codes, fields = np.moveaxis(codes, axis, -1), WORD_BITS // bits
     missing = -codes.shape[-1] % fields
     padded = np.concatenate([codes, np.zeros((*codes.shape[:-1], missing), codes.dtype)], axis=-1) if missing else codes
