@@ -50,8 +50,8 @@ def _decision(method: str, fields: Fields, checkpoint: Checkpoint):
     stored = "qweight" if method == "awq" else "weight_scale_inv"
 
     def decide(module: str):
-        # AWQ and fp8 leave the head plain, unless the file holds quantised tensors for it.
-        plain = any(one in module for one in left) or (module == "lm_head" and f"lm_head.{stored}" not in checkpoint)
-        return None if plain else found
+        # A name in the list is part of a module's, so "layers.1" also matches layers.10: what the file holds of a module decides.
+        is_left = module == "lm_head" or any(one in module for one in left)
+        return None if is_left and f"{module}.{stored}" not in checkpoint else found
 
     return decide

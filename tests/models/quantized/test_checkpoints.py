@@ -142,6 +142,13 @@ def test_modules_that_are_left_as_they_are(tmp_path):
         assert [layer.mlp.down.format.is_plain for layer in load(tmp_path / name).weights.layers] == wanted
 
 
+def test_a_module_is_quantised_if_the_file_holds_its_codes_whatever_the_list_says(tmp_path):
+    """As if the list meant one layer, and its name were also the beginning of another's."""
+    config = AWQ | {"group_size": 32, "modules_to_not_convert": ["model.layers.", "lm_head"]}
+    write(tmp_path, config, CASES["awq, groups of 32"][1], ["layers.1"])
+    assert [layer.mlp.down.format.is_plain for layer in load(tmp_path).weights.layers] == [False, True]
+
+
 def test_stacked_modules_need_one_format(tmp_path):
     write(tmp_path, w4("group", 32, True) | {"ignore": ["re:.*k_proj"]}, CASES["compressed-tensors, W4A16"][1], ["k_proj"])
     with pytest.raises(UnsupportedModelError, match="q_proj is compressed-tensors int4, model.layers.0.self_attn.k_proj is plain"):
