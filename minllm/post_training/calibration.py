@@ -25,14 +25,15 @@ SAMPLED_ROWS = 16  # every 16th row of a window is kept, to measure the error of
 class Inputs:
     """Statistics of the inputs [tokens, inputs] of one Linear, for GPTQ, SmoothQuant and AWQ."""
 
-    def __init__(self, inputs: int):
-        self.hessian = np.zeros((inputs, inputs), np.float32)  # sum of x^T x
+    def __init__(self, inputs: int, with_hessian: bool = False):
+        self.hessian = np.zeros((inputs, inputs), np.float32) if with_hessian else None  # sum of x^T x, for GPTQ
         self.largest, self.total, self.rows = np.zeros(inputs, np.float32), np.zeros(inputs, np.float64), 0
         self.sampled: list[np.ndarray] = []
 
     def add(self, x: np.ndarray) -> None:
         """Add rows of x [tokens, inputs] to the statistics."""
-        self.hessian += x.T @ x
+        if self.hessian is not None:
+            self.hessian += x.T @ x
         magnitude = np.abs(x)
         self.largest = np.maximum(self.largest, magnitude.max(axis=0))
         self.total += magnitude.sum(axis=0)
@@ -82,9 +83,9 @@ class Calibration:
             batch = build_batch([NewTokens(token_ids[first : first + size], 0, [0])], [size - 1], size)
             self.windows.append(Window(batch, self.ops.embed(batch, weights.embedding, weights.position_embedding)))
 
-    def inputs_of(self, layer: Layer, linears: list[Linear]) -> list[Inputs]:
+    def inputs_of(self, layer: Layer, linears: list[Linear], with_hessian: bool = False) -> list[Inputs]:
         """The inputs of `linears` in `layer`, which must be next; the windows do not advance."""
-        watched = [Inputs(linear.shape[1]) for linear in linears]
+        watched = [Inputs(linear.shape[1], with_hessian) for linear in linears]
         self.ops.watched = {id(linear): one for linear, one in zip(linears, watched, strict=True)}
         for window in self.windows:
             self._through(layer, window)

@@ -1,9 +1,12 @@
 """Scales that move into a matrix from its inputs: (x diag(1 / s)) (diag(s) W^T) = x W^T for every s > 0.
 
-    SmoothQuant  s = max |x| ** 0.5 / max |W| ** 0.5 for each input: moves part of the activations' outliers into the weights, for int8
+    SmoothQuant  s = max |x| ** a / max |W| ** (1 - a) for each input: moves part of the activations' outliers into the weights, for int8
     AWQ          s = mean |x| ** r, the r of 0, 0.1, ... 1 with the least output error: inputs that matter get finer steps
 
 1 / s goes into the norm before the matrix (qkv, gate and up) or into the rows of up (down), so inference needs no extra operations.
+
+The migration strength a is 0.5, as in the paper. Before GPTQ it is 0.8, as in llm-compressor's recipe for W8A8: GPTQ compensates for errors
+of the weights, and nothing for those of the activations.
 
 Source: Xiao et al. 2023, "SmoothQuant", equation 4; Lin et al. 2024, "AWQ", equation 4.
 """
@@ -14,15 +17,15 @@ import numpy as np
 
 from minllm.post_training.calibration import Inputs
 
-ALPHA = 0.5
+STRENGTH, STRENGTH_BEFORE_GPTQ = 0.5, 0.8
 RATIOS = np.linspace(0, 1, 11)
 SMALLEST = 1e-5
 
 
-def smoothquant_scales(inputs: Inputs, matrix: np.ndarray) -> np.ndarray:
+def smoothquant_scales(inputs: Inputs, matrix: np.ndarray, strength: float) -> np.ndarray:
     """s [K] for a matrix [N, K]; its geometric mean is 1."""
     activations, weights = np.maximum(inputs.largest, SMALLEST), np.maximum(np.abs(matrix).max(axis=0), SMALLEST)
-    logarithm = ALPHA * np.log(activations) - (1 - ALPHA) * np.log(weights)
+    logarithm = strength * np.log(activations) - (1 - strength) * np.log(weights)
     return np.exp(logarithm - logarithm.mean()).astype(np.float32)
 
 

@@ -29,7 +29,7 @@ from minllm.models.weights import WeightReader, check_tensors, is_prefixed
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.post_training import files, grids
 from minllm.post_training.calibration import Calibration, Inputs, default_text, spread
-from minllm.post_training.migration import awq_scales, smoothquant_scales
+from minllm.post_training.migration import STRENGTH, STRENGTH_BEFORE_GPTQ, awq_scales, smoothquant_scales
 from minllm.post_training.rounding import Rounded, round_matrix
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.linear import Linear
@@ -156,12 +156,15 @@ class Quantizer:
         if self.method != "gptq":
             found |= self._migrate(stored, layer, tensors)
         pairs = list(linears(stored, layer))
-        inputs = self.calibration.inputs_of(layer, [linear for _, linear in pairs]) if "gptq" in self.method else [None] * len(pairs)
-        for (leaf, linear), one in zip(pairs, inputs, strict=True):
+        hessians = [None] * len(pairs)
+        if "gptq" in self.method:
+            inputs = self.calibration.inputs_of(layer, [linear for _, linear in pairs], with_hessian=True)
+            hessians = [one.hessian for one in inputs]
+        for (leaf, linear), hessian in zip(pairs, hessians, strict=True):
             first = 0
             for projection in leaf.projections:
                 rows = slice(first, first + projection.outputs)
-                rounded = self._round(linear.weight[rows], None if one is None else one.hessian)
+                rounded = self._round(linear.weight[rows], hessian)
                 found |= self._tensors(projection.name, rounded)
                 linear.weight[rows] = rounded.numbers
                 first += projection.outputs
@@ -197,7 +200,7 @@ class Quantizer:
 
     def _scales(self, inputs: Inputs, linear: Linear) -> np.ndarray:
         if "smoothquant" in self.method:
-            return smoothquant_scales(inputs, linear.weight)
+            return smoothquant_scales(inputs, linear.weight, STRENGTH_BEFORE_GPTQ if "gptq" in self.method else STRENGTH)
         return awq_scales(inputs, linear.weight, lambda matrix: self._round(matrix).numbers)
 
 
