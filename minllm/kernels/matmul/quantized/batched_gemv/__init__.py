@@ -1,1 +1,1 @@
-"""The batched GEMV: two to sixteen rows of x times int4 or NF4 weights, on tensor cores; the blocks of a cluster divide K."""
+"""The batched GEMV: two to sixteen rows of x times int4 or NF4 weights, on Hopper's tensor cores."""

@@ -1,4 +1,4 @@
-"""The batched GEMV's interface to a weight format: how codes become mma.sync's operand A, and how sums of groups are scaled.
+"""The batched GEMV's interface to a weight format: codes as mma.sync's operand A, and scales of groups.
 
 Lane 4 g + t of a warp holds numbers of rows g and g + 8 of a tile ("low" and "high"). The order of k is free in a sum over k, so a lane
 loads adjacent bytes of codes from each group in a step of 128 inputs: 16 bytes of one group, 8 of each of two, or 4 of each of four. Each

@@ -64,9 +64,9 @@ NF4 = Format("NF4", lambda k, weight: True, nf4_decoder)
 
 
 def fits(found: Format, x, weight) -> bool:
-    """Whether the kernel supports these arrays: up to 16 rows of 16 bits, K % 128 == 0, aligned to 16 bytes, on Hopper.
+    """Whether the kernel supports these arrays on this GPU, which must be Hopper.
 
-    A block's part of x must also fit in shared memory, and the groups must suit the format.
+    Up to 16 rows of 16 bits, K % 128 == 0, aligned to 16 bytes; groups that the format supports; a block's part of x fits in shared memory.
     """
     m, k = x.shape
     aligned = 1 <= m <= MOST_ROWS and x.dtype in HALF_DTYPES and k % INPUTS == 0 and rows_begin_on(16, x, weight.codes)
@@ -89,10 +89,10 @@ def check_fits(found: Format, x, weight) -> None:
 
 
 def choose_tiling(m: int, n: int, k: int) -> BatchedGemvTiling:
-    """Return the fastest of some ten tilings for the weights of an 8B model on an H200, or one within 5 % of it; n: rows of weight.
+    """Return the fastest of some ten tilings for the weights of an 8B model on an H200, or one within 5 % of it.
 
-    Eight blocks divide K, and a warp's share is four steps. A large weight has many tiles, so with up to eight tokens it takes clusters of
-    four blocks. Long rows take blocks of 16 warps, one per SM, which keep fewer copies of x.
+    n: rows of weight. Eight blocks divide K, and a warp's share is four steps. A large weight has many tiles, so with up to eight tokens
+    it takes clusters of four blocks. Long rows take blocks of 16 warps, one per SM, which keep fewer copies of x.
     """
     steps, tokens = k // INPUTS, 8 if m <= 8 else MOST_ROWS
     cluster = next((one for one in (8, 4, 2) if steps >= one), 1)

@@ -1,4 +1,4 @@
-"""int4 (W4A16) for the batched GEMV: a mask turns a pair of codes into a pair of subnormal 16-bit floats, unit * code.
+"""int4 (W4A16) for the batched GEMV: a mask turns two codes into two subnormal 16-bit floats, unit * code.
 
     sum over a group of scale * (code - zero) * x      = scale * (sum of code * x - zero * sum of x)
     sum over a group of (scale * code + minimum) * x   = scale * sum of code * x + minimum * sum of x

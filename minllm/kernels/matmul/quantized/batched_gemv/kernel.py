@@ -1,8 +1,8 @@
-"""The kernel of the batched GEMV: codes in registers, x in shared memory, sums sent to the block of the cluster that writes them.
+"""The kernel of the batched GEMV: codes in registers, x in shared memory, sums exchanged in a cluster.
 
 A warp multiplies 16 rows of weight by all tokens, over its part of K. The blocks of a cluster divide K, because a block with all of K would
 read all of x; `splits` warps of a block divide the block's part. A warp's share of a tile is one or more chunks of `unroll` steps; a step
-is 128 inputs, 1 KB of codes. As soon as a step has been multiplied, the next one is loaded into its registers, across the end of a tile.
+is 128 inputs, 1 KB of codes. As soon as a step has been multiplied, the next one is loaded into its registers, also across tiles.
 
 The sums of a tile are sent to the block that owns its rows, and added there in the order of their parts, whichever arrives first: two runs
 give the same bits. A warp of the block writes the outputs of a tile after it has multiplied its part of the next one (sums.py).
@@ -28,7 +28,10 @@ from minllm.tiles.unrolled import unrolled
 
 
 def dynamic_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
-    """Return the dynamic shared memory of a block in bytes: its part of x, then the buffers of sums (static arrays: at most 48 KB)."""
+    """Return the dynamic shared memory of a block in bytes: its part of x, then the buffers of sums.
+
+    Both are dynamic since static arrays are at most 48 KB.
+    """
     return x_bytes(tiling, steps, groups) + BUFFERS * 4 * tiling.sums
 
 

@@ -14,7 +14,7 @@ CODE_WORDS = 2 * WORDS  # words of codes of a lane's two rows
 
 
 class Row(NamedTuple):
-    """A row of weight: its number, and what Decoder.begin keeps of it."""
+    """A row of weight: its number, and what Decoder.begin returned for it."""
 
     number: Any
     kept: Any

@@ -1,6 +1,7 @@
-"""NF4 (W4A16) for the batched GEMV: a table of pairs in shared memory turns a byte of codes into a pair of 16-bit floats.
+"""NF4 (W4A16) for the batched GEMV: a table of pairs turns a byte of codes into two 16-bit floats.
 
-With double quantisation an absmax is an 8-bit code, with a scale per 256 blocks and an offset per row; its map is in shared memory too.
+The table lies in shared memory. With double quantisation an absmax is an 8-bit code, with a scale per 256 blocks and an offset per row; its
+map is in shared memory too.
 
 Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3.
 """

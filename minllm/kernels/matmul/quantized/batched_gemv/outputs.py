@@ -1,4 +1,4 @@
-"""Outputs of the batched GEMV: the two sums of a pair of weight rows become two outputs of a token, or one, silu(gate) * up.
+"""Outputs of the batched GEMV: a token's sums for a pair of weight rows become two outputs, or a gated one.
 
     plain   rows 16 i + j and 16 i + j + 8:  out[m, n] = sum + bias[n]
     gated   a row of the gate and that of up:  out[m, n] = silu(low) * high

@@ -1,4 +1,4 @@
-"""One step of a warp: mma.sync of 16 rows of weight and x, for all tokens, and the scaling of the sums of each group."""
+"""One step of a warp: mma.sync of 16 rows of weight by x for all tokens, then the scales of groups."""
 
 from numba import cuda, float32, uint32
 
@@ -11,7 +11,7 @@ from minllm.tiles.warp import ALL_LANES
 
 
 def make_multiply_group(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str):
-    """Return the device function that sets sums[0 : 4 * blocks] to the numbers of one group of a step, times x."""
+    """Return the device function: sums[0 : 4 * blocks] = the numbers of one group of a step, times x."""
     load_word, multiply, pair, words_of_a_group = make_load_word(tiling), MULTIPLY[dtype], decoder.pair, WORDS // decoder.groups
     blocks = tiling.tokens // 8
     four_of_each = 4 * blocks
@@ -36,7 +36,7 @@ def make_multiply_group(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str)
 
 
 def make_multiply_step(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str, first_sum: int):
-    """Return the device function that adds the u-th step in flight, scaled, to total[0 : 4 * blocks]; lanes hold the scales."""
+    """Return the device function: total[0 : 4 * blocks] += the u-th step in flight; lanes hold its scales."""
     groups, blocks, tokens = decoder.groups, tiling.tokens // 8, tiling.tokens
     multiply_group, add, four_of_each = make_multiply_group(tiling, decoder, dtype), decoder.add, 4 * blocks
     has_sums, has_offsets = decoder.has_sums, decoder.has_offsets

@@ -1,4 +1,4 @@
-"""The sums of a tile are sent by st.async to the block that writes them, and added there in the order of the parts of K.
+"""Sums of a tile: sent by st.async to the block that writes them, and added in the order of the parts of K.
 
     sums[buffer, part of K, pair, two tokens, 4]       of the pairs that a block of the cluster owns: row low of both tokens, then row high
 
@@ -65,7 +65,7 @@ def make_begin(tiling: BatchedGemvTiling):
 
 
 def make_send(tiling: BatchedGemvTiling, first_word: int):
-    """Return the device function that sends a warp's sums of its part of K of the i-th tiles; buffers: memory[first_word :]."""
+    """Return the device function that sends a warp's sums of the i-th tiles; buffers: memory[first_word :]."""
     pairs, splits, blocks, twos, sums_of_block = tiling.pairs, tiling.splits, tiling.tokens // 8, tiling.tokens // 2, tiling.sums
 
     @cuda.jit(device=True, forceinline=True)
@@ -86,7 +86,7 @@ def make_send(tiling: BatchedGemvTiling, first_word: int):
 
 
 def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float, first_word: int):
-    """Return the device function with which one warp adds the parts of the i-th tiles, and writes the outputs of its block."""
+    """Return the device function: a warp adds the parts of the i-th tiles and writes its block's outputs."""
     own, parts, twos, write, per_unit = tiling.pairs, tiling.parts_of_k, tiling.tokens // 2, outputs.write, 1 / unit
     items, buffer_bytes, sums_of_block, cluster = tiling.tokens // 2 * tiling.pairs, tiling.sums * 4, tiling.sums, tiling.cluster
     rounds = ceil_div(items, WARP)

@@ -59,7 +59,7 @@ class BatchedGemvTiling(NamedTuple):
         return self.chunks(steps) * self.unroll * self.splits
 
     def shared_bytes(self, steps: int) -> int:
-        """Most bytes of shared memory that a block needs for rows of this many steps: x, sums of x, sums of outputs, tables."""
+        """Most shared memory of a block in bytes, for rows of this many steps: x, its sums, those of outputs, tables."""
         return self.steps_of_block(steps) * self.tokens * (2 * INPUTS + 4 * MOST_GROUPS) + 2 * 4 * self.sums + MOST_TABLE_BYTES
 
     def check(self) -> None:

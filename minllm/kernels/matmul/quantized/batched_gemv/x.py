@@ -1,4 +1,4 @@
-"""A block's part of x in shared memory, as mma.sync's operand B: 16 bytes per token, word of codes, and lane of a row.
+"""A block's part of x in shared memory, as mma.sync's operand B: 16 bytes per token, word of codes, and lane.
 
     memory[step, w, token, t] = the eight inputs of word w of lane t (decoder.py)            followed by sums[step, group, token]
 
@@ -110,7 +110,7 @@ def make_load_word(tiling: BatchedGemvTiling):
 
 
 def make_sum_x(tiling: BatchedGemvTiling, steps: int, groups: int, pair, dtype: str):
-    """Return (sum_x, first): the device function that sums x over the groups of each step, and the word where the sums begin.
+    """Return (sum_x, first): the device function that sums x over groups, and the word where the sums begin.
 
     mma.sync computes the sums as x times a weight of codes of 1.
     """

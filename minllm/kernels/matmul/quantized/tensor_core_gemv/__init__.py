@@ -1,1 +1,1 @@
-"""Tensor-core GEMV over quantised weights for one row of x, fused with the neighbouring operations of a decode step (gemv.py)."""
+"""Tensor-core GEMV over quantised weights for one row of x, fused with the operations around it in a decode step (gemv.py)."""

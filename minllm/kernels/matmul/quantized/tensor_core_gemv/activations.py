@@ -1,6 +1,7 @@
-"""One row of x, or its RMSNorm, in shared memory as the tensor cores' operand B: 16-bit numbers and their sums, or 8-bit codes and a scale.
+"""One row of x, or its RMSNorm, in shared memory as the tensor cores' operand B.
 
-Every block computes this for itself while its first codes are in flight, so that neither a norm nor a quantising kernel is launched:
+It is stored as 16-bit numbers and their sums, or as 8-bit codes and a scale. Every block computes this for itself while its first
+codes are in flight, so that neither a norm nor a quantising kernel is launched:
 
     y = x * norm, or x                                          16 bits
     scale = max |y| / largest, code = round(y / scale)          largest: 127 (int8), 448 (fp8)
@@ -29,7 +30,10 @@ STEP_MASK = 0xFFFFFFF0  # bits of a vector's number that select its step
 
 
 def make_row(k: int, padded_k: int, threads: int, dtype: str):
-    """Return (words, load, values_of, inverse_rms): a thread's words of a row, including zeros of the padding, and device functions."""
+    """Return (words, load, values_of, inverse_rms): the number of a thread's words of a row, and device functions.
+
+    The words include the padding, which is zeros.
+    """
     vectors, each = k // WIDTH, ceil_div(padded_k // WIDTH, threads)
     unpack, words_of_each = vector_unpack(dtype), 4 * each
 
@@ -71,7 +75,7 @@ def make_row(k: int, padded_k: int, threads: int, dtype: str):
 
 
 def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts: int, unit: float = 1.0, unit_of_sums: float = 1.0):
-    """Return Operand.prepare for 16-bit x: memory = its vectors in the order in which lanes read them, then the sums of parts of steps.
+    """Return Operand.prepare for 16-bit x: memory = its vectors in reading order, then the sums of parts of steps.
 
     Numbers are multiplied by `unit`, sums by `unit_of_sums`. The first and the third pair of a vector come before the others.
     Lane t of a row reads vectors 4 t to 4 t + 3 of a step, one after another. The vectors that four lanes read at a time are adjacent, so

@@ -192,9 +192,10 @@ def make_gated_gemv(found: Format):
     """The launcher of out = silu(gate) * up."""
 
     def gated_tensor_core_gemv(x, gate_up, out, stream=None, tiling=None, norm=None, epsilon=0.0) -> None:
-        """Write silu(norm(x) @ gate.T) * (norm(x) @ up.T) into `out` [1, I]; gate_up: a weight [2 I, K], the gate's rows first.
+        """Write silu(norm(x) @ gate.T) * (norm(x) @ up.T) into `out` [1, I].
 
-        gate and up are not rounded before they are multiplied. Raises as tensor_core_gemv does.
+        gate_up: a weight [2 I, K], the gate's rows first. gate and up are not rounded before they are multiplied. Raises as
+        tensor_core_gemv does.
         """
         check_fits(found, x, gate_up, norm)
         rows = gate_up.codes.shape[0]

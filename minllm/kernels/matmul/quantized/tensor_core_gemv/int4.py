@@ -1,4 +1,4 @@
-"""int4 (W4A16) as an operand of mma.sync: a shift and a mask turn a pair of codes into a pair of subnormal floats, unit * code.
+"""int4 (W4A16) as an operand of mma.sync: a shift and a mask turn two codes into two subnormal floats, unit * code.
 
     low = sum over groups of scale[low, g] / unit * (sum over the group of x[k] * unit * code[low, k] - zero[low, g] * sum of unit * x[k])
 

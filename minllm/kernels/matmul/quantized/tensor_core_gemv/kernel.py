@@ -1,9 +1,9 @@
-"""The kernel of the tensor-core GEMV: one row of x times a quantised weight, fused with the norm before it and what follows it.
+"""The tensor-core GEMV kernel: one row of x times a quantised weight, fused with the operations around it.
 
 A tile is 16 rows of weight, eight pairs (outputs.py). `splits` warps of a block divide K: a warp takes every `splits`-th step of 64 bytes
 of codes per row, so that the warps of a tile load neighbouring bytes. It keeps `unroll` steps in flight in registers: as soon as a step has
-been multiplied, the next one is loaded into its registers, across the end of a tile. The sums of the warps are added in shared memory, and
-one warp of a tile writes its outputs while the others multiply the next tile.
+been multiplied, the next one is loaded into its registers, also across tiles. The sums of the warps are added in shared memory, and one
+warp of a tile writes its outputs while the others multiply the next tile.
 
 The first codes are loaded before x is written (dependent launch), and are in flight while a block prepares its own copy of x
 (activations.py).
@@ -102,7 +102,7 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_step(u, memory, decoder, weight, held, sums, kept, first, goes_on, next_places, next_rows, next_kept, next_first):
-        """Multiply the u-th step in flight, and load the step that takes its registers; at the end of a group scale its sums."""
+        """Multiply the u-th step in flight and load its successor; at the end of a group scale its sums."""
         multiply(memory, decoder, held, u, first + u * splits, sums)
         if goes_on:
             load_codes(u, weight, next_places, next_first, held)

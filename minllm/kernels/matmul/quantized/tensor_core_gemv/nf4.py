@@ -1,10 +1,10 @@
-"""NF4 (W4A16) as an operand of mma.sync: a table of pairs in shared memory turns a byte of codes into a pair of 16-bit floats.
+"""NF4 (W4A16) as an operand of mma.sync: a table of pairs turns a byte of codes into two 16-bit floats.
 
     low = sum over blocks of absmax[low, b] * (sum over the block of x[k] * table[code[low, k]])          absmax: kernels/.../nf4.py
 
 A step is 128 inputs, two blocks of 64, which are two parts of a step (operand.py). With double quantisation an absmax is an 8-bit code with
 a scale per 256 blocks and an offset per row. Code and scale are loaded with the weight's codes; in their step the code is looked up in the
-map, which lies in shared memory.
+map. Table and map lie in shared memory.
 
 Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3.
 """

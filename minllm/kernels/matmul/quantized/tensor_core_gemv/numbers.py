@@ -1,4 +1,4 @@
-"""mma.sync of codes that become 16-bit floats in a lane, and the choice of the lane that scales the sums of a step.
+"""mma.sync of codes that become 16-bit floats in a lane, and which lane scales the sums of a step.
 
 All columns of x are equal, so with groups of a step or more the four lanes of a row have the same sums. Each lane keeps those of one step
 in four, and loads the scales of this step alone. So one load per row serves four steps: every load of a warp costs L1 one cycle per row,
@@ -66,9 +66,10 @@ def make_is_mine(parts: int):
 
 
 def make_multiply(dtype: str, parts: int, shares: Shares, pair_of, odd_scale: int = 1):
-    """Return Operand.multiply for a format; pair_of(decoder, word, i) is the i-th pair of 16-bit floats of a word of codes.
+    """Return Operand.multiply of a format.
 
-    odd_scale: factor by which the numbers of odd pairs are too large.
+    pair_of(decoder, word, i): the i-th pair of 16-bit floats of a word of codes. odd_scale: factor by which the numbers of odd pairs are
+    too large.
     """
     multiply, is_mine, group, inverse = MULTIPLY[dtype], make_is_mine(parts), shares.group, 1 / odd_scale
 

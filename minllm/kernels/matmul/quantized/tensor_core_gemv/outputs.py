@@ -1,4 +1,4 @@
-"""Outputs made from the two sums of a pair of weight rows: with bias and residual, gated, or query, keys and values.
+"""Outputs made from the two sums of a pair of weight rows: plain, gated, or query, keys and values.
 
     Plain      rows 16 i + j and 16 i + j + 8:  out[n] = sum + bias[n] + residual[n]
     Gated      a row of the gate and that of up:  out[n] = silu(low) * high
@@ -31,7 +31,7 @@ class Outputs(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def begin_nothing(arrays):
-    """Outputs.begin for outputs that need no such data."""
+    """Outputs.begin for outputs without data common to all pairs."""
     return int32(0)
 
 
@@ -105,7 +105,7 @@ class Gated(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def gated_rows(pair, rows):
-    """Return a row of the gate, in the upper half of weight, and the matching row of up."""
+    """Return a row of the gate, in the first half of weight, and the matching row of up."""
     low = min(int32(pair), int32((rows >> 1) - 1))
     return low, int32(low + (rows >> 1))
 
