@@ -1,4 +1,4 @@
-"""Products of quantised weights on a GPU: every format at large odd shapes, and those of tensor cores as the simulator's cases."""
+"""Quantised weights on a GPU: every format at large odd shapes, and the simulator's tensor-core cases."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ from tests.kernels.matmul.tensor_core_gemv_cases import LARGE_CASES as LARGE_GEM
 
 @pytest.fixture
 def hopper():
-    """Skip without wgmma."""
+    """Skip a test on a GPU without wgmma."""
     if current_device().compute_capability != HOPPER:
         pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")
 
@@ -60,7 +60,7 @@ def test_products_of_int4_are_those_in_float64(case, device, hopper):
 
 @pytest.fixture
 def tensor_cores(case):
-    """Skip without mma.sync for the case's format."""
+    """Skip a test on a GPU without mma.sync for the case's format."""
     form, capability = next(form for name, form in FORMS.items() if case.name.startswith(name)), current_device().compute_capability
     if capability < form.since:
         pytest.skip(f"a GPU of compute capability {capability} has no mma.sync for {form.name}")
@@ -90,7 +90,7 @@ def test_queries_keys_and_values_of_codes_are_those_in_float64(case, device, ten
 @pytest.mark.parametrize("rows", [1, 7, 16, 40, 300])
 @pytest.mark.parametrize("name", quantizations())
 def test_a_linear_is_that_of_the_cpu_engine(name, rows, device):
-    """Whatever variant is chosen for these rows."""
+    """The result holds for whichever variant is chosen for these rows."""
     found, n, k = WEIGHT_FORMATS[name], 1003, 1152
     if found.since is not None and current_device().compute_capability < found.since:
         pytest.skip(f"a GPU of compute capability {current_device().compute_capability} has no instructions for {name}")

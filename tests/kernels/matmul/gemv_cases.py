@@ -1,4 +1,4 @@
-"""Products of a decode step with what is fused around them, held against float64: shared by the simulator's tests and the GPU's."""
+"""The fused GEMVs of a decode step, checked against float64, for the simulator and the GPU."""
 
 import numpy as np
 
@@ -11,26 +11,26 @@ from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
 EPSILON = 1e-5
 UNIT = {FLOAT32: 2.0**-17, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
 TILINGS = [None, GemvTiling(2, 2, 1, 2), GemvTiling(4, 1, 1), GemvTiling(2, 4, 1, 4)]
-# m, n, k: one row and several, whole vectors and not, one step of a warp and many.
+# m, n, k: one row or several, whole vectors or not, one step per warp or many.
 SHAPES = [(1, 7, 520), (1, 5, 19), (3, 9, 264), (2, 6, 1032)]
 # m, heads, kv_heads, head_dim, k
 QKV_SHAPES = [(2, 1, 1, 32, 520), (1, 4, 2, 16, 264), (3, 3, 1, 6, 19)]
 
 
 def normed(x, norm):
-    """RMSNorm in float64."""
+    """Return the RMSNorm of x in float64."""
     x = x.astype(np.float64)
     return x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + EPSILON) * norm.astype(np.float64)
 
 
 def check_close(found, expected, dtype, k):
-    """Within the roundings of dtype, for sums of k products of normal numbers."""
+    """Check that `found` is within the rounding errors of dtype, for sums of k products of normal numbers."""
     unit = UNIT[np.dtype(dtype)]
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=unit, atol=unit * np.sqrt(k) / 4)
 
 
 def check_norm_and_residual(m, n, k, dtype, tiling, device):
-    """The plain product: with a norm, with a residual, with both and a bias, the residual being `out`."""
+    """Check the plain GEMV with a norm, with a residual, and with both and a bias, the residual being `out`."""
     x, weight, norm = random((m, k), dtype, 0), random((n, k), dtype, 1), random((k,), dtype, 2)
     bias, residual = random((n,), dtype, 3), random((m, n), dtype, 4)
     arrays = device.array(x), device.array(weight)
@@ -48,7 +48,7 @@ def check_norm_and_residual(m, n, k, dtype, tiling, device):
 
 
 def check_normed_gate(m, n, k, dtype, tiling, device):
-    """The gated product with a norm in front of it."""
+    """Check the gated GEMV with a norm before it."""
     x, gate_up, norm = random((m, k), dtype, 0), random((2 * n, k), dtype, 1), random((k,), dtype, 2)
     out = poisoned(device, (m, n), dtype)
     arrays = (device.array(array) for array in (x, gate_up))
@@ -59,7 +59,7 @@ def check_normed_gate(m, n, k, dtype, tiling, device):
 
 
 def check_qkv(m, heads, kv_heads, head_dim, k, dtype, with_bias, tiling, device):
-    """Queries, and keys and values where they belong; a slot of -1 leaves the cache as it was."""
+    """Check queries, and keys and values in their slots; a slot of -1 leaves the cache unchanged."""
     width, blocks, block_size = (heads + 2 * kv_heads) * head_dim, 3, 4
     x, norm, weight, bias = random((m, k), dtype, 0), random((k,), dtype, 1), random((width, k), dtype, 2), random((width,), dtype, 3)
     random_numbers = np.random.default_rng(4)

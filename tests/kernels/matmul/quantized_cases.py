@@ -1,4 +1,4 @@
-"""Cases of W8A8 and W4A16 on Hopper's tensor cores, for the simulator and the GPU, and how far a result may be off."""
+"""Cases of W8A8 and W4A16 on Hopper's tensor cores, for the simulator and the GPU, and the allowed errors."""
 
 import re
 from typing import NamedTuple
@@ -24,14 +24,14 @@ PRODUCTS_OF_MIXED_INPUT = {
     "int8": (gemm.int8_group_gemm, gemm.gated_int8_group_gemm),
 }  # fmt: skip
 DTYPE_OF = {"int8": "int8", "fp8": "float8_e4m3fn"}
-SLACK = {"int8": 1e-6, "fp8": 1e-5}  # of float32 sums and scales, relative to the largest result
-# Hopper adds 32 products of e4m3 per step and keeps some 14 bits of the sum: up to 2^-14 of it is lost per step, and on the way the sum is
-# about half as large as the largest result.
+SLACK = {"int8": 1e-6, "fp8": 1e-5}  # error of float32 sums and scales, relative to the largest result
+# Hopper adds 32 products of e4m3 per step and keeps some 14 bits of the sum: up to 2^-14 of it is lost per step, and partial sums are about
+# half as large as the largest result.
 LOST_PER_STEP_ON_DEVICE = 2.0**-15
 
 
 class CodesCase(NamedTuple):
-    """out [m, n] of rows and weight with k codes, by wgmma or flat, whichever has this tiling (None: chosen)."""
+    """A call with rows and a weight of k codes and out [m, n], by wgmma or flat; tiling None: chosen by shape."""
 
     name: str
     m: int
@@ -52,7 +52,7 @@ CASES = [
     CodesCase("fp8", 129, 65, 144, FLOAT16, WgmmaTiling(2, 128, 2, early=True), gated=True),
     CodesCase("fp8", 9, 136, 528, BFLOAT16, FlatWgmmaTiling(1, 3, 2), flat=True),
     CodesCase("int8", 40, 65, 400, BFLOAT16, FlatWgmmaTiling(2, 2, 1, 2), flat=True),  # padded to 48 rows: int8 has no wgmma of 40
-    CodesCase("int8", 3, 72, 144, FLOAT32, FlatWgmmaTiling(1, 2, 4), flat=True),  # a block without a step of K
+    CodesCase("int8", 3, 72, 144, FLOAT32, FlatWgmmaTiling(1, 2, 4), flat=True),  # one block has no step of K
     CodesCase("fp8", 17, 65, 272, FLOAT16, FlatWgmmaTiling(1, 2, 2), gated=True, flat=True),
     CodesCase("int8", 64, 64, 128, BFLOAT16, FlatWgmmaTiling(2, 2, 1, 2), gated=True, flat=True),
 ]
@@ -67,7 +67,7 @@ LARGE_CASES = [
 
 
 def check_codes(case, device, lost_per_step=0.0):
-    """The result is within one rounding, and the error of the sums, of the float64 result of the codes.
+    """Check that the result is within one rounding and the error of the sums of the float64 result of the codes.
 
     lost_per_step: the error of a sum of e4m3 per 32 products, relative to the largest result.
     """
@@ -91,7 +91,7 @@ def check_codes(case, device, lost_per_step=0.0):
 
 
 class BlockCase(NamedTuple):
-    """out [m, n] of rows and weight in fp8 with scales in blocks."""
+    """A call with rows and a weight in fp8 with scales in blocks, and out [m, n]; tiling None: chosen by shape."""
 
     m: int
     n: int
@@ -102,7 +102,7 @@ class BlockCase(NamedTuple):
 
 
 BLOCK_CASES = [
-    BlockCase(70, 256, 400, BFLOAT16, WgmmaTiling(1, 128, 2)),  # a part of a group at the end
+    BlockCase(70, 256, 400, BFLOAT16, WgmmaTiling(1, 128, 2)),  # the last group is incomplete
     BlockCase(130, 384, 256, FLOAT32, WgmmaTiling(2, 192, 2, 2, 3)),
     BlockCase(9, 128, 144, FLOAT16, None),
     BlockCase(67, 256, 272, BFLOAT16, WgmmaTiling(1, 128, 2), gated=True),
@@ -114,8 +114,11 @@ LARGE_BLOCK_CASES = [
 
 
 def sums_on_device(x, weight):
-    """[M, N] of e4m3 numbers x [M, K], weight [N, K] as Hopper adds them: 32 products and the sum so far are cut off 13 bits behind the
-    leading bit of the largest of them (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.5.2, "some 14 bits")."""
+    """Return x [M, K] @ weight [N, K].T of e4m3 numbers as Hopper adds them.
+
+    32 products and the sum so far are truncated 13 bits behind the leading bit of the largest of them (DeepSeek-AI 2024, "DeepSeek-V3
+    Technical Report", section 3.5.2, "some 14 bits").
+    """
     total = np.zeros((len(x), len(weight)))
     for first in range(0, x.shape[1], 32):
         products = x[:, None, first : first + 32] * weight[None, :, first : first + 32]
@@ -126,10 +129,10 @@ def sums_on_device(x, weight):
 
 
 def check_blocks(case, device, lost_per_step=0.0):
-    """The result is within one rounding, and the error of the sums, of the float64 result of the codes.
+    """Check that the result is within one rounding and the error of the sums of the float64 result of the codes.
 
-    lost_per_step: the error of a sum of e4m3 per 32 products, relative to the largest result; 0: exact. Sums of the tensor cores are 128
-    products long. Outputs in float32 show all of their error, so there it is twice that of `sums_on_device`.
+    lost_per_step: the error of a sum of e4m3 per 32 products, relative to the largest result; 0: exact. The tensor cores sum 128 products
+    at a time. float32 outputs show all of the error, so they are allowed twice the error of `sums_on_device`.
     """
     found, outputs = WEIGHT_FORMATS["fp8_block"], (2 if case.gated else 1) * case.n
     codes, scales = quantize_row_groups(random((case.m, case.k), FLOAT32, 0))
@@ -142,7 +145,7 @@ def check_blocks(case, device, lost_per_step=0.0):
     x_scales, scales_of_outputs = scales.astype(np.float64), np.repeat(weight.scales.astype(np.float64), 128, axis=0)[:outputs]
 
     def scaled(product):
-        """The sum over groups of `product` of their codes, times their scales."""
+        """Return the sum over groups of `product` of the group's codes, times the group's scales."""
         groups, values = range(0, case.k, 128), weight.codes.view(E4M3).astype(np.float64)
         sums = (product(x[:, i : i + 128], values[:, i : i + 128]) for i in groups)
         return sum(one * x_scales[:, i, None] * scales_of_outputs[:, i] for i, one in enumerate(sums))
@@ -161,7 +164,7 @@ def check_blocks(case, device, lost_per_step=0.0):
 
 
 class WeightOnlyCase(NamedTuple):
-    """out [m, n] of x [m, k] and a weight of this format, by the kernel that has this tiling."""
+    """A call with x [m, k], a weight in the format `name` and out [m, n]; tiling None: chosen by shape."""
 
     name: str
     m: int
@@ -176,7 +179,7 @@ INT4_CASES = [
     WeightOnlyCase("int4_g128", 1, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2)),
     WeightOnlyCase("int4_g128", 9, 136, 640, FLOAT16, FlatWgmmaTiling(2, 2, 2)),  # half a step at the end
     WeightOnlyCase("int4_zeros", 20, 65, 320, BFLOAT16, FlatWgmmaTiling(1, 2)),
-    WeightOnlyCase("int4_g64", 64, 64, 576, BFLOAT16, FlatWgmmaTiling(1, 3, 4)),  # a block with no step of K
+    WeightOnlyCase("int4_g64", 64, 64, 576, BFLOAT16, FlatWgmmaTiling(1, 3, 4)),  # one block has no step of K
     WeightOnlyCase("int4_g128_zeros", 5, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2, 2), gated=True),
     WeightOnlyCase("int4", 33, 48, 256, FLOAT16, FlatWgmmaTiling(2, 2), gated=True),
 ]
@@ -201,10 +204,10 @@ MIXED_INPUT_CASES = [
     WeightOnlyCase("int8 in groups", 10, 72, 160, BFLOAT16, MixedInputTiling(1, 16, 2, code_bytes=64)),
     WeightOnlyCase("int8 in groups", 3, 136, 96, FLOAT16, MixedInputTiling(2, 8, 2, splits=2, code_bytes=64), gated=True),
     WeightOnlyCase("int4_g128", 20, 72, 640, BFLOAT16, MixedInputTiling(2, 16, 4, k_groups=2)),  # ten steps, two chunks of x
-    WeightOnlyCase("int4_zeros", 9, 136, 608, FLOAT16, MixedInputTiling(2, 16, 6, k_groups=2)),  # five steps each, the last of half
+    WeightOnlyCase("int4_zeros", 9, 136, 608, FLOAT16, MixedInputTiling(2, 16, 6, k_groups=2)),  # five steps each, the last one half
     WeightOnlyCase("int4_g64", 3, 65, 704, BFLOAT16, MixedInputTiling(2, 8, 4, splits=2, k_groups=2)),  # five and six steps
     WeightOnlyCase("int4_g128_zeros", 11, 72, 384, FLOAT16, MixedInputTiling(2, 16, 4, splits=2, k_groups=2), gated=True),
-    WeightOnlyCase("int4, minimums", 7, 40, 64, BFLOAT16, MixedInputTiling(2, 8, 4, k_groups=2), gated=True),  # a warpgroup without a step
+    WeightOnlyCase("int4, minimums", 7, 40, 64, BFLOAT16, MixedInputTiling(2, 8, 4, k_groups=2), gated=True),  # one warpgroup has no step
     WeightOnlyCase("nf4", 11, 72, 320, BFLOAT16, MixedInputTiling(2, 16, 4, splits=3, k_groups=2)),  # one, two and two steps
     WeightOnlyCase("nf4, not nested", 6, 40, 576, FLOAT16, MixedInputTiling(2, 8, 4, k_groups=2), gated=True),
     WeightOnlyCase("int8 in groups", 10, 136, 672, BFLOAT16, MixedInputTiling(2, 16, 4, code_bytes=64, k_groups=2)),
@@ -227,12 +230,15 @@ LARGE_MIXED_INPUT_CASES = [
 
 
 def weight_of(case):
-    """The numbers of a case's weight, gate and up for a gated product."""
+    """Return the numbers of a case's weight; for a gated case, gate and up."""
     return random(((2 if case.gated else 1) * case.n, case.k), FLOAT32, 1, 0.1)
 
 
 def check_product(case, device, weight, numbers, plain, gated):
-    """The result is within one rounding, and the error of float32 sums, of the float64 result of the `numbers` that `weight` stands for."""
+    """Check the result against the float64 result with the weights `numbers`.
+
+    It is within one rounding and the error of float32 sums.
+    """
     x = random((case.m, case.k), case.dtype, 0)
     bias, out = None if case.gated else random((case.n,), case.dtype, 2), poisoned(device, (case.m, case.n), case.dtype)
     expected = x.astype(np.float64) @ numbers.astype(np.float64).T
@@ -248,19 +254,19 @@ def check_product(case, device, weight, numbers, plain, gated):
 
 
 def nf4_weight(case):
-    """A case's weight in NF4, with or without double quantisation."""
+    """Return a case's weight in NF4, with or without double quantisation."""
     matrix = weight_of(case)
     weight = WEIGHT_FORMATS["nf4"].encode(matrix)
     return weight if case.name == "nf4" else weight._replace(absmax=quantize_blocks(matrix)[1], nested=None)
 
 
 def rounded(values, dtype):
-    """Values rounded to a 16-bit dtype, as float32."""
+    """Return the values rounded to a 16-bit dtype, as float32."""
     return values.astype(dtype).astype(FLOAT32)
 
 
 def mixed_input_weight(case):
-    """(weight, numbers): the numbers are those of the codes, rounded to x's dtype; scales, minimums and tables are rounded before."""
+    """Return (weight, its dequantised numbers rounded to x's dtype); scales, minimums and tables are rounded first."""
     matrix = weight_of(case)
     if case.name == "int8 in groups":
         codes, scales = np.random.default_rng(3).integers(-128, 128, matrix.shape, np.int8), np.abs(matrix[:, ::32]).astype(FLOAT16) / 64
@@ -281,14 +287,14 @@ def mixed_input_weight(case):
 
 
 def check_mixed_input(case, device):
-    """The numbers are the weights as the kernel rounds them."""
+    """Check a case against the weights as the mixed-input kernel rounds them."""
     weight, numbers = mixed_input_weight(case)
     plain, gated = PRODUCTS_OF_MIXED_INPUT[re.split("[_, ]", case.name)[0]]
     check_product(case, device, weight, numbers, plain, gated)
 
 
 def check_int4(case, device):
-    """The numbers are those of the codes."""
+    """Check a case against the unrounded weights, as int4_wgmma rounds none."""
     found = WEIGHT_FORMATS[case.name]
     weight = found.encode(weight_of(case))
     check_product(case, device, weight, found.dequantize(weight), int4_wgmma.int4_wgmma, int4_wgmma.gated_int4_wgmma)

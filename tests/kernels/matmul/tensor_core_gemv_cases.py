@@ -1,4 +1,4 @@
-"""Cases of the GEMV on tensor cores over quantised weights, for the simulator and the GPU, and their results in float64."""
+"""Cases of the tensor-core GEMV over quantised weights, for the simulator and the GPU, checked against float64."""
 
 import contextlib
 import dataclasses
@@ -18,19 +18,19 @@ from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, Guarded, assert_cl
 EPSILON = 1e-5
 FORMS = {"int4": gemv.INT4, "nf4": gemv.NF4, "int8": gemv.INT8, "fp8": gemv.FP8}
 LAUNCHERS = {name: (gemv.make_gemv(form), gemv.make_gated_gemv(form), gemv.make_qkv_gemv(form)) for name, form in FORMS.items()}
-SLACK = {"int8": 1e-6, "fp8": 1e-5}  # of float32 sums and scales, relative to the largest result
-SLACK_OF_NUMBERS = 2e-5  # the same with 16-bit x: codes are multiplied with an offset, which is subtracted from the sums
-DIFFERENT_ROWS = 3 * NESTED_BLOCK  # rows of a large weight repeat with this period, with which nested scales of NF4 repeat too
-LONG_GROUPS = "int4, groups of "  # the name of a format with groups of more than a step, and their inputs
+SLACK = {"int8": 1e-6, "fp8": 1e-5}  # error of float32 sums and scales, relative to the largest result
+SLACK_OF_NUMBERS = 2e-5  # the same for 16-bit x: codes are multiplied with an offset, which is subtracted from the sums
+DIFFERENT_ROWS = 3 * NESTED_BLOCK  # rows of a large weight repeat with this period, a period of NF4's nested scales too
+LONG_GROUPS = "int4, groups of "  # prefix of formats with groups longer than a step; the inputs of a group follow
 SMS = 2  # number of SMs that small cases are launched for, so that a block computes several tiles
 Tiling = TensorCoreGemvTiling
 
 
 class GemvCase(NamedTuple):
-    """out [1, n] of x [1, k] and a weight of this format, gated or plain; tiling None: chosen.
+    """A call with x [1, k], a weight in the format `name` and out [1, n], gated or plain; tiling None: chosen by shape.
 
-    residual: "", "apart", or "in place" if it is `out`. out_dtype, and that of bias and a residual apart: None for x's. magnitude: what
-    normally distributed x is multiplied by.
+    residual: "", "apart", or "in place" if it is `out`. out_dtype: dtype of out, bias and residual, None for x's. magnitude: factor of the
+    normally distributed x.
     """
 
     name: str
@@ -47,7 +47,7 @@ class GemvCase(NamedTuple):
 
 
 class QkvCase(NamedTuple):
-    """Queries of this number of heads, keys and values of x [1, k], and a weight of this format."""
+    """A call for query, keys and values of x [1, k], with a weight in the format `name`; tiling None: chosen."""
 
     name: str
     heads: int
@@ -61,9 +61,9 @@ class QkvCase(NamedTuple):
 
 
 CASES = [
-    GemvCase("int4_g128", 40, 640, BFLOAT16, Tiling(4, 4, 1, 2, 1), norm=True),  # a warp with two steps, three with one
-    GemvCase("int4_g128", 33, 640, FLOAT16, Tiling(2, 2, 2, 2, 1), norm=True, bias=True, residual="in place"),  # five steps of eight
-    GemvCase("int4_g128", 7, 256, BFLOAT16, Tiling(2, 1, 3, 2, 1), bias=True, out_dtype=FLOAT32),  # less than a tile, a warp without one
+    GemvCase("int4_g128", 40, 640, BFLOAT16, Tiling(4, 4, 1, 2, 1), norm=True),  # one warp has two steps, three have one
+    GemvCase("int4_g128", 33, 640, FLOAT16, Tiling(2, 2, 2, 2, 1), norm=True, bias=True, residual="in place"),  # five steps padded to eight
+    GemvCase("int4_g128", 7, 256, BFLOAT16, Tiling(2, 1, 3, 2, 1), bias=True, out_dtype=FLOAT32),  # less than a tile; one warp has none
     GemvCase("int4_g128", 71, 256, FLOAT16, Tiling(1, 1, 2, 2, 1), residual="apart"),  # three and two tiles per block
     GemvCase("int4_g64", 20, 896, BFLOAT16, Tiling(8, 8, 1, 2, 1), residual="in place"),  # seven steps for eight warps
     GemvCase("int4_g64", 17, 512, FLOAT16, Tiling(4, 2, 2, 2, 1), norm=True, residual="apart", out_dtype=FLOAT32),
@@ -73,14 +73,14 @@ CASES = [
     GemvCase("int4_g128_zeros", 19, 768, FLOAT16, Tiling(4, 2, 1, 2, 1), bias=True),
     GemvCase("int4, minimums", 23, 512, BFLOAT16, Tiling(4, 4, 1, 2, 1), norm=True, residual="apart"),
     GemvCase(LONG_GROUPS + "256", 23, 768, BFLOAT16, Tiling(2, 2, 2, 2, 1), residual="in place"),
-    GemvCase(LONG_GROUPS + "640", 19, 640, FLOAT16, Tiling(2, 2, 1, 2, 1), bias=True),  # a group per row
+    GemvCase(LONG_GROUPS + "640", 19, 640, FLOAT16, Tiling(2, 2, 1, 2, 1), bias=True),  # one group per row
     GemvCase("nf4", 35, 384, BFLOAT16, Tiling(2, 2, 1, 2, 1), norm=True, residual="in place"),
     GemvCase("nf4", 13, 384, FLOAT16, Tiling(1, 1, 4, 2, 1), bias=True, out_dtype=FLOAT32),
     GemvCase("nf4, not nested", 30, 512, BFLOAT16, Tiling(8, 8, 1, 2, 1), norm=True),
     GemvCase("nf4, not nested", 55, 128, FLOAT16, Tiling(1, 1, 1, 2, 1), residual="apart"),
     GemvCase("int8", 40, 576, BFLOAT16, Tiling(4, 4, 2, 2, 1), norm=True, residual="in place"),  # nine steps of 64
     GemvCase("int8", 77, 320, FLOAT16, Tiling(2, 1, 2, 2, 1), bias=True, residual="apart", out_dtype=FLOAT32),
-    GemvCase("int8", 5, 64, BFLOAT16, Tiling(8, 8, 1, 2, 1)),  # a step for eight warps
+    GemvCase("int8", 5, 64, BFLOAT16, Tiling(8, 8, 1, 2, 1)),  # one step for eight warps
     GemvCase("fp8", 40, 448, BFLOAT16, Tiling(8, 8, 1, 2, 1), norm=True, bias=True),
     GemvCase("fp8", 67, 640, FLOAT16, Tiling(4, 2, 2, 2, 1), residual="in place"),
     GemvCase("fp8", 9, 192, BFLOAT16, Tiling(1, 1, 4, 2, 1), norm=True, out_dtype=FLOAT32),
@@ -91,12 +91,12 @@ CASES = [
     GemvCase("nf4, not nested", 7, 256, FLOAT16, Tiling(4, 4, 1, 2, 1), gated=True),
     GemvCase("int8", 33, 320, BFLOAT16, Tiling(2, 2, 2, 2, 1), norm=True, gated=True),
     GemvCase("fp8", 17, 256, FLOAT16, Tiling(4, 2, 1, 2, 1), norm=True, gated=True),
-    GemvCase("int4_g128", 19, 896, BFLOAT16, Tiling(7, 7, 1, 2, 1), norm=True),  # a step for each of seven warps
+    GemvCase("int4_g128", 19, 896, BFLOAT16, Tiling(7, 7, 1, 2, 1), norm=True),  # one step per warp
     GemvCase("int4_g128", 18, 1152, BFLOAT16, Tiling(3, 3, 3, 2, 1)),  # no two steps share a load of scales
-    GemvCase("int4_g64", 9, 1152, FLOAT16, Tiling(1, 1, 4, 2, 1), residual="apart"),  # nine steps of twelve
-    GemvCase("int4", 17, 640, BFLOAT16, Tiling(1, 1, 4, 2, 1), norm=True),  # five steps of eight
+    GemvCase("int4_g64", 9, 1152, FLOAT16, Tiling(1, 1, 4, 2, 1), residual="apart"),  # nine steps padded to twelve
+    GemvCase("int4", 17, 640, BFLOAT16, Tiling(1, 1, 4, 2, 1), norm=True),  # five steps padded to eight
     GemvCase("int4_zeros", 21, 384, FLOAT16, Tiling(1, 1, 3, 2, 1)),
-    GemvCase("nf4", 18, 1792, BFLOAT16, Tiling(14, 14, 1, 1, 1), norm=True),  # a step for each of fourteen warps
+    GemvCase("nf4", 18, 1792, BFLOAT16, Tiling(14, 14, 1, 1, 1), norm=True),  # one step per warp
     GemvCase("nf4", 37, 896, BFLOAT16, Tiling(7, 7, 1, 2, 1), residual="in place"),
     GemvCase("nf4", 11, 1152, FLOAT16, Tiling(1, 1, 3, 2, 1), norm=True),
     GemvCase("nf4, odd first block", 21, 1024, BFLOAT16, Tiling(2, 2, 4, 2, 1)),
@@ -141,17 +141,20 @@ LARGE_QKV_CASES = [
 
 
 def launchers_of(name):
-    """(plain, gated, qkv) of a case's format."""
+    """Return the launchers (plain, gated, qkv) of a case's format."""
     return LAUNCHERS[next(form for form in FORMS if name.startswith(form))]
 
 
 def is_of_codes(name):
-    """Whether x is quantised too (W8A8)."""
+    """Whether x is quantised as well (W8A8)."""
     return name in ("int8", "fp8")
 
 
 def weight_and_numbers(case, rows):
-    """(weight of this number of rows, the float64 numbers of those that are different): the table of NF4 is rounded to x's dtype."""
+    """Return (weight of this number of rows, float64 numbers of its distinct rows).
+
+    The numbers are those of a table of NF4 rounded to x's dtype.
+    """
     found = WEIGHT_FORMATS[case.name.partition(",")[0]]
     if case.name.startswith(LONG_GROUPS):
         found = dataclasses.replace(found, group_size=int(case.name.removeprefix(LONG_GROUPS)))
@@ -171,7 +174,7 @@ def weight_and_numbers(case, rows):
 
 
 def whole_weight(small, rows, k):
-    """A weight of this number of rows that repeats those of a small one."""
+    """Return a weight of this number of rows that repeats the rows of a small one."""
     found = {name: repeat(array, rows) for name, array in small._asdict().items() if array is not None}
     if hasattr(small, "first_blocks"):
         first, blocks = small.first_blocks[0], k // BLOCK
@@ -181,12 +184,15 @@ def whole_weight(small, rows, k):
 
 
 def repeat(array, rows):
-    """The rows of an array again and again."""
+    """Return an array with this number of rows, which repeats those of a smaller one."""
     return array[np.arange(rows) % len(array)]
 
 
 def sums_of(case, x, norm, numbers, rows):
-    """norm(x) @ weight.T in float64, [1, rows], for x as tensor cores take it; norm: None, or the weights of an RMSNorm."""
+    """Return norm(x) @ weight.T in float64, [1, rows], for x as tensor cores take it.
+
+    norm: None, or the weights of an RMSNorm.
+    """
     scaled, divisor = x.astype(FLOAT32), 1.0
     if norm is not None:
         scaled, divisor = scaled * norm.astype(FLOAT32), np.sqrt(np.square(x.astype(np.float64)).mean() + EPSILON)
@@ -199,22 +205,25 @@ def sums_of(case, x, norm, numbers, rows):
 
 
 def on(device, arrays):
-    """A weight's arrays on the device."""
+    """Return a weight's arrays on the device."""
     return type(arrays)(*(None if one is None else device.array(one) for one in arrays))
 
 
 def few_sms(case):
-    """A context in which a case with its own tiling is launched as on a GPU of few SMs, so that blocks compute several tiles."""
+    """Return a context in which a case with its own tiling runs as on a GPU of few SMs.
+
+    Its blocks then compute several tiles.
+    """
     return patch.object(gemv, "sms_here", lambda: SMS) if case.tiling else contextlib.nullcontext()
 
 
 def slack_of(case):
-    """The error of a case's sums, relative to the largest result."""
+    """Return the allowed error of a case's sums, relative to the largest result."""
     return SLACK.get(case.name, SLACK_OF_NUMBERS)
 
 
 def check_gemv(case, device):
-    """Within one rounding, and the error of the sums, of the float64 result."""
+    """Check that the result is within one rounding and the error of the sums of the float64 result; return it."""
     if case.gated:
         return check_gated(case, device)
     x, out_dtype = random((1, case.k), case.dtype, 0, case.magnitude), np.dtype(case.out_dtype or case.dtype)
@@ -237,7 +246,7 @@ def check_gemv(case, device):
 
 
 def check_gated(case, device):
-    """The same of silu(gate) * up."""
+    """Check silu(gate) * up as check_gemv checks a plain output; return the result."""
     x, norm = random((1, case.k), case.dtype, 0), random((case.k,), case.dtype, 2) if case.norm else None
     weight, numbers = weight_and_numbers(case, 2 * case.n)
     out = poisoned(device, (1, case.n), case.dtype)
@@ -251,7 +260,7 @@ def check_gated(case, device):
 
 
 def check_qkv(case, device):
-    """Queries, and keys and values in their slot; every other slot is as it was, and with a slot of -1 all are."""
+    """Check the query, and keys and values in their slot; all other slots (if it is -1, all) are unchanged."""
     heads, kv_heads, head_dim, blocks, block_size, position = case.heads, case.kv_heads, case.head_dim, 3, 4, 11
     rows = (heads + 2 * kv_heads) * head_dim
     x, norm = random((1, case.k), case.dtype, 0), random((case.k,), case.dtype, 2)

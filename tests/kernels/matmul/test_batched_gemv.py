@@ -1,4 +1,4 @@
-"""The batched GEMV over int4 and NF4: its results in the simulator, which bits they have, and what the launchers refuse."""
+"""The batched GEMV over int4 and NF4 in the simulator: results, their bits from run to run, and errors."""
 
 from types import SimpleNamespace
 
@@ -59,7 +59,7 @@ def test_without_outputs_there_is_nothing_to_do(name):
 
 
 def arrays_of(name, m=2, n=4, k=256):
-    """x, a weight in this format, and out."""
+    """Return x, a weight in this format, and out."""
     return random((m, k), BFLOAT16, 0), WEIGHT_FORMATS[name].encode(random((n, k), FLOAT32, 1)), np.empty((m, n), BFLOAT16)
 
 
@@ -106,7 +106,7 @@ def test_gate_and_up_are_an_even_number_of_rows():
 
 def test_groups_that_do_not_fit_are_refused():
     x, weight, out = arrays_of("int4")
-    for groups in (16, 3):  # of 16 inputs, and of a third of a row
+    for groups in (16, 3):  # groups of 16 inputs, and of a third of a row
         with pytest.raises(KernelArgumentError, match="groups of 32, 64 or multiples of 128"):
             LAUNCHERS["int4"][0](x, Int4Weight(weight.codes, np.ones((4, groups), FLOAT16)), out)
     for other in (dict(minimums=weight.scales.astype(FLOAT32)), dict(scales=weight.scales.astype(np.float64))):

@@ -1,4 +1,4 @@
-"""gemv with norm, residual, gate, rotation and cache write, in the simulator with all its detectors."""
+"""GEMV fused with norm, residual, gate, RoPE and cache append, in the simulator with all its detectors."""
 
 import numpy as np
 import pytest

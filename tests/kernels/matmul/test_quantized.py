@@ -1,4 +1,4 @@
-"""Products of quantised weights in the simulator, held against float64 and against the CPU engine's."""
+"""GEMVs and GEMMs with quantised weights in the simulator, checked against float64 and the CPU engine."""
 
 import json
 from pathlib import Path
@@ -49,14 +49,14 @@ def test_rows_are_quantised_bit_for_bit(code, reference, dtype):
 
 
 def numbers_of_row_groups(x):
-    """The numbers that rows in groups of 128 stand for, float64."""
+    """Return x quantised in groups of 128 and dequantised, as float64."""
     codes, scales = quantize_row_groups_reference(x)
     return codes.view(E4M3).astype(np.float64) * np.repeat(scales, 128, axis=1)[:, : x.shape[1]]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_groups_of_rows_are_quantised_bit_for_bit(dtype):
-    """300 inputs: the third group has 44."""
+    """Of 300 inputs the third group has 44."""
     x = random((3, 300), dtype, 0)
     x[1, :200] = 0
     codes, scales = quantize_row_groups_reference(x)
@@ -68,7 +68,7 @@ def test_groups_of_rows_are_quantised_bit_for_bit(dtype):
     np.testing.assert_array_equal(numbers.astype(np.float64), numbers_of_row_groups(x).astype(np.float32).astype(dtype).astype(np.float64))
 
 
-STORED = {  # formats that only checkpoints store, with a weight [N, K] of random codes
+STORED = {  # formats that occur only in checkpoints, each with a weight [N, K] of random codes
     "minimums": lambda rng, n, k: (
         Int4Format("q4_1", 0.5, group_size=32, has_minimums=True),
         Int4Weight(codes(rng, n, k // 2), scales(rng, n, k // 32), None, -8 * scales(rng, n, k // 32)),
@@ -102,7 +102,7 @@ def scales(rng, *shape):
 @pytest.mark.parametrize("rows", [2, 9])
 @pytest.mark.parametrize("name", STORED)
 def test_weights_that_only_checkpoints_store(name, rows):
-    k = 128 if rows > 8 else 1152  # 9 rows are multiplied by the widened matrix; 1152: a second step for some lanes of a GEMV's warp
+    k = 128 if rows > 8 else 1152  # 9 rows take the widened matrix; with 1152, some lanes of a GEMV's warp have a second step
     found, weight = STORED[name](np.random.default_rng(0), 5, k)
     x, ops = random((rows, k), FLOAT32, 0), CudaOps("float32", simulated=True)
     out = ops.linear(x, Linear(found.place(ops, weight), None, found, (5, k)))
@@ -115,8 +115,8 @@ def test_weights_that_only_checkpoints_store(name, rows):
 @pytest.mark.parametrize("rows, dtype", [(1, BFLOAT16), (3, FLOAT16), (2, FLOAT32), (9, BFLOAT16), (9, FLOAT32)], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_linear_is_that_of_the_codes(name, dtype, rows):
-    """In float64, of the rows that int8 and fp8 quantise; 9 rows are multiplied by the widened matrix."""
-    found, k, n = WEIGHT_FORMATS[name], 128 if rows > 8 else 1152, 5  # 1152: a second step for some lanes of a warp
+    """The expected result is in float64, with x quantised if the format does that; 9 rows take the widened matrix."""
+    found, k, n = WEIGHT_FORMATS[name], 128 if rows > 8 else 1152, 5  # with 1152, some lanes of a warp have a second step
     x, bias = random((rows, k), dtype, 0), random((n,), dtype, 1)
     weight = found.encode(random((n, k), FLOAT32, 2))
     ops = CudaOps(dtype, simulated=True)
@@ -143,7 +143,7 @@ def test_rows_of_any_length_are_widened(name):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["int4", "int4_g64_zeros", "minimums", "whole rows"])
 def test_int4_byte_by_byte(name, dtype):
-    """Rows that end inside a warp's bytes; with a bias and without."""
+    """Rows end inside a warp's bytes; with and without a bias."""
     if name in STORED:
         found, weight = STORED[name](np.random.default_rng(0), 3, 320)
     else:
@@ -190,7 +190,7 @@ def test_what_a_gemv_refuses():
 @pytest.mark.covering("rounds_activations")
 @pytest.mark.parametrize("name, rounds_activations", [("int4", False), ("int8", True), ("fp8", True), ("fp8_block", True), ("nf4", False)])
 def test_a_model_on_kernels_computes_what_it_does_in_numpy(name, rounds_activations, tmp_path):
-    """A prompt of 9 tokens, which is widened, and a decode step, which is not."""
+    """A prompt of 9 tokens takes the widened weights, and a decode step the codes."""
     Path(tmp_path, "config.json").write_text(json.dumps(CONFIGS["llama"] | NARROW))
     config, found = read_model_config(tmp_path), []
     for ops in (NumpyOps(), CudaOps("float32", simulated=True)):
@@ -199,5 +199,5 @@ def test_a_model_on_kernels_computes_what_it_does_in_numpy(name, rounds_activati
         chunks = ([5, 1, 7, 2, 3, 3, 8, 30, 4], [3])
         found.append([ops.to_host(forward(ops, model, sequences.append([chunk]), sequences.cache)) for chunk in chunks])
     for ours, theirs in zip(*found, strict=True):
-        # A number that lies between two codes may be rounded to either, where sums before it differ by an ulp.
+        # A number between two codes may be rounded to either if the sums before it differ by an ulp.
         np.testing.assert_allclose(ours, theirs, atol=(2e-2 if rounds_activations else 1e-4) * np.abs(theirs).max())

@@ -1,4 +1,4 @@
-"""W8A8 and W4A16 on Hopper's tensor cores in the simulator, and rows that the kernel before quantises."""
+"""W8A8 and W4A16 on Hopper's tensor cores in the simulator, and rows quantised by the preceding kernel."""
 
 from types import SimpleNamespace
 
@@ -42,7 +42,7 @@ from tests.kernels.matmul.quantized_cases import (
     check_mixed_input,
 )
 
-UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # of a row that is rounded before it is quantised
+UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # error of the scale of a row rounded before quantisation
 PRODUCTS = {kind: tensor_core.make_product(run, "int8") for kind, run in (("wgmma", tensor_core.run_wgmma), ("flat", tensor_core.run_flat))}
 
 
@@ -143,7 +143,7 @@ def test_what_wgmma_over_int4_refuses(monkeypatch):
 
 
 def int8_arrays(m, n, k):
-    """Rows, a weight and out, all zeros."""
+    """Return rows, a weight and out, all zeros."""
     rows = QuantizedRows(np.zeros((m, k), np.uint8), np.zeros(m, FLOAT32))
     return rows, Int8Weight(np.zeros((n, k), np.int8), np.zeros(n, FLOAT32)), np.zeros((m, n), BFLOAT16)
 
@@ -185,13 +185,13 @@ def test_every_few_rows_have_a_flat_tiling(m, n, pairs, gated):
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 @pytest.mark.parametrize("hidden", [8, 264, 259])  # one warp; several; rows that are not whole vectors
 def test_the_norm_writes_the_codes_of_its_rows(name, dtype, hidden):
-    """At most one code in a hundred is the neighbour of the exact one: the norm's float32 rounds."""
+    """At most one code in a hundred is the neighbour of the exact one, because the norm rounds in float32."""
     x, residual, weight = random((3, hidden), dtype, 0), random((3, hidden), dtype, 1), random((hidden,), dtype, 2)
     stream = residual.copy()
     rows = rms_norm_quantized(x, weight, np.empty, 1e-5, stream, code=name)
     normalised, added = rms_norm_reference(x, weight, 1e-5, residual)
     np.testing.assert_array_equal(stream, added)
-    if hidden % 8 == 0:  # not rounded before it is quantised
+    if hidden % 8 == 0:  # the norm is not rounded before quantisation
         normalised, _ = rms_norm_reference(added.astype(np.float64), weight.astype(np.float64), 1e-5)
     expected = WEIGHT_FORMATS[name].encode(normalised)
     np.testing.assert_allclose(rows.scales, expected.scales, rtol=1e-6)
@@ -206,7 +206,7 @@ def test_silu_writes_the_codes_of_its_rows(name, dtype, intermediate):
     gate_up = random((3, 2 * intermediate), dtype, 0)
     gate_up[1] = 0
     rows = silu_and_multiply_quantized(gate_up, np.empty, code=name)
-    if intermediate % 8 == 0:  # not rounded before it is quantised
+    if intermediate % 8 == 0:  # the product is not rounded before quantisation
         activated = silu_and_multiply_reference(gate_up.astype(np.float64))
     else:
         activated = silu_and_multiply_reference(gate_up)
@@ -223,7 +223,7 @@ def test_what_silu_that_quantises_refuses():
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_a_feed_forward_without_a_gated_product_quantises_in_silu(name, monkeypatch):
-    """As on a GPU without wgmma, or with a bias: no kernel quantises between SiLU and down."""
+    """Without wgmma, or with a bias, no kernel quantises between SiLU and down."""
     found, hidden, inner = WEIGHT_FORMATS[name], 64, 48
     gate_up, down = (found.encode(random(shape, FLOAT32, seed, 0.1)) for shape, seed in (((2 * inner, hidden), 1), ((hidden, inner), 2)))
     bias = random((2 * inner,), BFLOAT16, 3)
@@ -246,7 +246,10 @@ def test_a_norm_of_zeros_has_scale_zero():
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_a_layer_multiplies_what_the_norm_has_quantised(name, monkeypatch):
-    """Norm, gate, up and down, the flat products of codes chosen by name: as the CPU engine's, and no kernel quantises after the norm."""
+    """Norm, gate, up and down agree with the CPU engine, and no kernel quantises after the norm.
+
+    The flat GEMMs of codes are chosen by name.
+    """
     found, hidden, inner = WEIGHT_FORMATS[name], 64, 48
     gate_up, down = (found.encode(random(shape, FLOAT32, seed, 0.1)) for shape, seed in (((2 * inner, hidden), 1), ((hidden, inner), 2)))
     layers = Linear(gate_up, None, found, (2 * inner, hidden)), Linear(down, None, found, (hidden, inner))
@@ -257,7 +260,7 @@ def test_a_layer_multiplies_what_the_norm_has_quantised(name, monkeypatch):
     monkeypatch.setitem(found.kernels.activations, "flat", lambda x, *rest: quantised.append(x.shape) or counting(x, *rest))
     x, residual = random((3, hidden), BFLOAT16, 4), random((3, hidden), BFLOAT16, 5)
     out, _ = ops.normed_gated_mlp(x, residual.copy(), norm, *layers, activation="silu")
-    assert quantised == [(3, inner)]  # what SiLU and multiply has written, and not the norm
+    assert quantised == [(3, inner)]  # the output of SiLU and multiply, and not that of the norm
     normalised, _ = rms_norm_reference(x, norm.weight, 1e-5, residual)
     both = found.linear(normalised.astype(FLOAT32), gate_up).astype(np.float64)
     activated = both[:, :inner] / (1 + np.exp(-both[:, :inner])) * both[:, inner:]
@@ -287,14 +290,14 @@ def test_hopper_multiplies_codes_as_they_are(monkeypatch):
 
 
 class Array:
-    """An array on a GPU, as far as a choice needs it."""
+    """The attributes of a GPU array that a choice of variant reads."""
 
     def __init__(self, *shape, dtype=np.uint8):
         self.shape, self.dtype, self.pointer = shape, np.dtype(dtype), 256
 
 
 def on_gpu(monkeypatch, capability):
-    """Variants are chosen as for a GPU of this compute capability."""
+    """Make variants be chosen as for a GPU of this compute capability."""
     monkeypatch.setattr(quantized_kernels, "current_device", lambda: SimpleNamespace(compute_capability=capability))
     monkeypatch.setattr(tensor_core_gemv, "capability_here", lambda: capability)
     for launchers in (batched_gemv, gemm, int4_wgmma):
@@ -311,7 +314,7 @@ def test_int4_by_rows_and_groups(monkeypatch):
     few, elsewhere = ["tensor_core_gemv", *["batched_gemv"] * 4], ["gemv"] * 4 + ["widened"] * 4
     assert chosen(4096, 8) == chosen(28672, 32) == chosen(4096, 112, 14336) == [*few, "flat", "flat", "wgmma"]
     assert chosen(4096, 32, minimums=np.float16) == [*few, "wgmma", "wgmma", "wgmma"]
-    assert chosen(4096, 32, minimums=np.float32) == ["gemv"] * 3 + ["wgmma"] * 5  # not of the scales' dtype, four rows or more
+    assert chosen(4096, 32, minimums=np.float32) == ["gemv"] * 3 + ["wgmma"] * 5  # minimums not of the scales' dtype: four rows or more
     assert chosen(4096, 34, 1088) == ["gemv"] * 3 + ["flat"] * 4 + ["wgmma"]  # eight steps of 128 inputs and a half
     assert chosen(4096, 64) == chosen(4096, 8, dtype=FLOAT32) == elsewhere  # groups of 16
     on_gpu(monkeypatch, (8, 9))

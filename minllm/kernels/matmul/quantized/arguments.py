@@ -1,4 +1,4 @@
-"""Argument checks and sizes that products of quantised weights share."""
+"""Argument checks and sizes shared by the GEMVs and GEMMs with quantised weights."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.matmul.arguments import FLOAT32, MOST_ROWS_OF_GEMV
 from minllm.runtime.kernel import check
 
-WARPS = 4  # per block, each with an output feature of its own
+WARPS = 4  # warps per block, one per output feature
 
 
 def check_rows(x, codes, out, bias, each: int, per_byte: int = 1) -> tuple[int, int]:
-    """Return (M, N) of out [M, N] = x [M, K] times a weight of codes [N, K / per_byte], or raise KernelArgumentError.
+    """Return (M, N) for out [M, N] = x [M, K] @ weight.T + bias, with codes [N, K / per_byte].
 
-    each: codes per load; rows of x and codes are whole loads.
+    each: codes per load. Raises KernelArgumentError if M is too large for a GEMV, K is no multiple of `each`, or arrays do not fit.
     """
     (m, k), n = x.shape, codes.shape[0]
     check(m <= MOST_ROWS_OF_GEMV, f"a GEMV over quantised weights multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: widen them")
@@ -25,7 +25,10 @@ def check_rows(x, codes, out, bias, each: int, per_byte: int = 1) -> tuple[int, 
 
 
 def check_out(x, out, bias, n: int, gated: bool) -> None:
-    """Raise KernelArgumentError unless out [M, N], or gated [M, N / 2], and bias [N] are those of x [M, K], of its dtype or float32."""
+    """Raise KernelArgumentError unless out [M, N], or gated [M, N / 2], and bias [N] or None fit x [M, K].
+
+    out and bias have x's dtype or float32; gated out has x's dtype.
+    """
     check_array("out", out, (x.dtype,) if gated else (x.dtype, FLOAT32), M=x.shape[0], N=n // 2 if gated else n)
     if bias is not None:
         check_array("bias", bias, (x.dtype, FLOAT32), N=n)

@@ -3,7 +3,7 @@
     out[m, n] = (sum over k of x_code[m, k] * code[n, k]) * x_scale[m] * scale[n] + bias[n]          M <= 8
 
 As int8.py, except that codes are converted to float32 in registers, two per instruction, and summed by FMA: 2 M N K FLOPs on N K bytes.
-GPUs from compute capability 8.9 on have the conversion. The equation in NumPy is Fp8Format.linear (weights/fp8.py).
+The conversion needs compute capability 8.9 or later. The equation in NumPy is Fp8Format.linear (weights/fp8.py).
 
 Source: PTX ISA, "cvt" (e4m3x2).
 """
@@ -24,7 +24,7 @@ EACH = 16  # codes per load of 16 bytes
 
 @cuda.jit(device=True)
 def unpack_16(words, values):
-    """values[0 : 16] = the codes of four words."""
+    """values[0 : 16] = the codes of four words as float32."""
     for word in range(4):
         values[4 * word], values[4 * word + 1] = unpack_e4m3x2(words[word])
         values[4 * word + 2], values[4 * word + 3] = unpack_e4m3x2(words[word] >> uint32(16))
@@ -65,18 +65,22 @@ def fp8_gemv_kernel(m: int):
 
 @kernel
 def widen_fp8_kernel(codes, out):
-    """The codes [N, K] as numbers of the dtype of out [N, K]; a block per row."""
+    """Write codes [N, K] as numbers into out [N, K], in its dtype; one block per row."""
     n = cuda.blockIdx.x
     for k in range(cuda.threadIdx.x, out.shape[1], cuda.blockDim.x):
         out[n, k] = unpack_e4m3x2(uint32(codes[n, k]))[0]
 
 
 def fp8_gemv(x, weight, out, bias=None, stream=None) -> None:
-    """Write the linear of QuantizedRows x [M, K], M <= 8, into `out` [M, N]; weight: codes uint8 [N, K], K % 16 == 0, scales [N]."""
+    """Write x @ weight.T + bias into `out` [M, N], for x and weight in fp8 codes with scales.
+
+    x: QuantizedRows [M, K], M <= 8, K % 16 == 0; weight: codes uint8 [N, K], scales [N]; bias [N] or None. Raises KernelArgumentError (see
+    check_rows).
+    """
     m, n = check_rows(x.codes, weight.codes, out, bias, EACH)
     launch(fp8_gemv_kernel(m), ceil_div(n, WARPS), WARPS * WARP, (*x, *weight, bias, out), stream)
 
 
 def widen_fp8(weight, out, stream=None) -> None:
-    """Write the codes of a weight as numbers into `out` [N, K]."""
+    """Write the codes of a weight as numbers, without scales, into `out` [N, K]."""
     launch(widen_fp8_kernel, out.shape[0], WARPS * WARP, (weight.codes, out), stream)

@@ -1,10 +1,10 @@
-"""GEMV over fp8 (e4m3) weights in blocks of 128 x 128 and rows of x in groups of 128 (W8A8), and the matrix that the weights stand for.
+"""GEMV over fp8 (e4m3) weights in blocks of 128 x 128 and x in groups of 128 (W8A8), and dequantisation.
 
     out[m, n] = sum over groups g of 128 inputs of
                 (sum over k in g of x_code[m, k] * code[n, k]) * x_scale[m, g] * scale[block(n), g] + bias[n]          M <= 8
 
-As fp8.py, except that the sum of a group is scaled before it joins the others': one multiplication by each scale per load of 16 codes.
-block(n) is given for each output, because modules that are stacked count their blocks of 128 outputs anew, and the last one may be smaller.
+As fp8.py, except that sums are scaled before they are added to those of other groups: one multiplication by each scale per load of 16
+codes. block(n) is an array, because each of several stacked modules starts its own blocks of 128 outputs, and its last may be smaller.
 The equation in NumPy is Fp8BlockFormat.linear (weights/fp8_block.py).
 
 Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.2 (tiles of 1 x 128 and blocks of 128 x 128).
@@ -33,8 +33,8 @@ def fp8_block_gemv_kernel(m: int):
 
     @kernel(launch_bounds=WARPS * WARP)
     def fp8_block_gemv_kernel(x, x_scales, codes, scales, blocks, bias, out):
-        """x [M, K], x_scales [M, groups], codes [N, K], scales [blocks, groups], blocks [N], bias [N] or None, out [M, N]; a warp per
-        column."""
+        """x [M, K], x_scales [M, groups], codes [N, K], scales [blocks, groups], blocks [N], bias [N] or None, out [M, N]; one warp per
+        column of out."""
         lane, n = int32(cuda.threadIdx.x) & (WARP - 1), cuda.blockIdx.x * WARPS + (int32(cuda.threadIdx.x) >> 5)
         if n >= out.shape[1]:
             return
@@ -61,18 +61,21 @@ def fp8_block_gemv_kernel(m: int):
 
 @kernel
 def dequantize_fp8_block_kernel(codes, scales, blocks, out):
-    """codes [N, K], scales [blocks, groups], blocks [N], out [N, K]; a block of threads per row."""
+    """codes [N, K], scales [blocks, groups], blocks [N], out [N, K]; one block of threads per row."""
     n = cuda.blockIdx.x
     for k in range(int32(cuda.threadIdx.x), out.shape[1], cuda.blockDim.x):
         out[n, k] = unpack_e4m3x2(uint32(codes[n, k]))[0] * scales[blocks[n], k >> BLOCK_SHIFT]
 
 
 def fp8_block_gemv(x, weight, out, bias=None, stream=None) -> None:
-    """Write the linear of RowGroups x [M, K], M <= 8, into `out` [M, N]; weight: an Fp8BlockWeight with K % 16 == 0."""
+    """Write x @ weight.T + bias into `out` [M, N], for x and weight in fp8 codes with scales.
+
+    x: RowGroups [M, K], M <= 8, K % 16 == 0; weight: an Fp8BlockWeight; bias [N] or None. Raises KernelArgumentError (see check_rows).
+    """
     m, n = check_rows(x.codes, weight.codes, out, bias, EACH)
     launch(fp8_block_gemv_kernel(m), ceil_div(n, WARPS), WARPS * WARP, (*x, *weight, bias, out), stream)
 
 
 def dequantize_fp8_block(weight, out, stream=None) -> None:
-    """Write the matrix that an Fp8BlockWeight stands for into `out` [N, K], rounded to its dtype."""
+    """Dequantise an Fp8BlockWeight into `out` [N, K], rounded to the dtype of `out`."""
     launch(dequantize_fp8_block_kernel, out.shape[0], WARPS * WARP, (*weight, out), stream)

@@ -1,15 +1,15 @@
-"""W8A8 in fp8 with scales per 1 x 128 of x and 128 x 128 of weight, on Hopper's tensor cores, with two-level accumulation.
+"""Fp8 GEMM on Hopper with two-level accumulation: one scale per 1 x 128 of x and per 128 x 128 of weight (W8A8).
 
     out[m, n] = sum over groups g of 128 inputs of
                 (sum over k in g of x_code[m, k] * code[n, k]) * x_scale[m, g] * scale[n / 128, g]  (+ bias[n])
     gated:  out[m, n] = silu(gate[m, n]) * up[m, n]         gate and up: such sums with the first and the second half of weight's rows
 
-The GEMM of wgmma/wgmma.py, whose step along K is 128 bytes, one group. Here the tensor cores sum one step at a time, in which they keep
-some 14 bits, and threads add it, times its scales, to sums of their own in float32: the second level. Both take registers, so a tile has
-at most 192 columns. While one consumer adds, the other's products run: 64 x 192 x 128 take an SM's tensor cores some 390 cycles, and a
-lane adds with 96 instructions. The scales of the next step are loaded while the products of this one run.
+This is the GEMM of wgmma/wgmma.py; its step along K is 128 bytes, one group. Here the tensor cores sum one step at a time, keeping some
+14 bits, and threads multiply the result by its scales and add it to their own float32 sums: the second level. Both levels take registers,
+so a tile has at most 192 columns. While one consumer adds, the other's wgmma runs: 64 x 192 x 128 take an SM's tensor cores some 390
+cycles, and a lane adds with 96 instructions. The scales of the next step are loaded during the wgmma of this one.
 
-2 M N K FLOPs on N K + M K bytes of codes, 4 M K / 128 of scales of x. Every block of 128 outputs must be whole (see `fits`).
+2 M N K FLOPs on N K + M K bytes of codes, and 4 M K / 128 bytes of scales of x. Every block of 128 outputs must be whole (see `fits`).
 
 Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.2 (tiles and blocks), and figure 7b (promotion to CUDA cores).
 """
@@ -30,19 +30,19 @@ from minllm.tiles.unrolled import unrolled
 from minllm.tiles.warpgroup import ROWS
 from minllm.tiles.wgmma import make_wgmma
 
-BLOCK, COLUMNS, DTYPE = 128, 64, "float8_e4m3fn"  # outputs that share a scale; columns of a tile that are in one block for certain
+BLOCK, COLUMNS, DTYPE = 128, 64, "float8_e4m3fn"  # outputs that share a scale; columns of a tile that always lie in one block
 TILINGS = (WgmmaTiling(2, 192, 4, 2, 3), WgmmaTiling(2, 192, 4, 1, 3), WgmmaTiling(2, 128, 6, 1, 1), WgmmaTiling(1, 128, 6, 1, 1))
 GATED_TILINGS = (WgmmaTiling(2, 128, 6, 2, 1), WgmmaTiling(2, 128, 6, 1, 1), WgmmaTiling(1, 128, 6, 1, 1))
 PAIR, FLOAT32 = np.dtype(np.uint16), np.dtype(np.float32)
 
 
 def make_scales(tiling: WgmmaTiling, gated: bool):
-    """The device functions (load, add): a lane's scales of one step, and what the step adds to the sums."""
+    """Return device functions (load, add): load a lane's scales of one step, and add the scaled step to the sums."""
     parts, registers = tiling.tile_n // COLUMNS, COLUMNS // 2
 
     @cuda.jit(device=True, forceinline=True)
     def load(output, row, column, step, of_rows, of_columns):
-        """of_rows[0 : 2]: of rows g and g + 8 of the lane's warp; of_columns[i]: of the i-th 64 columns. Beyond the edges: any."""
+        """of_rows[0 : 2] = scales of rows g and g + 8 of the lane's warp, of_columns[i] of the i-th 64 columns; any past the edges."""
         last_row, last_block = int32(output.x_scales.shape[0] - 1), int32(output.scales.shape[0] - 1)
         group = uint32(min(int32(step), int32(output.scales.shape[1] - 1)))
         for i in range(2):
@@ -65,16 +65,16 @@ def make_scales(tiling: WgmmaTiling, gated: bool):
 
 @cuda.jit(device=True, forceinline=True)
 def acquire_map(out_map):
-    """See what the host wrote to the tensor map of `out`; float32 outputs are stored from registers, and have none.
+    """Acquire the tensor map of `out` that the host wrote; float32 outputs are stored from registers, and have none.
 
-    A function, because Numba drops a branch on None only where an argument is compared with it.
+    This is a function because Numba prunes a branch on None only if an argument is compared with it.
     """
     if out_map is not None:
         ptx.fence_proxy_tensormap_acquire(out_map)
 
 
 def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipeline, epilogue):
-    """The device function of a consumer, in place of that of wgmma.py: the same with sums of two levels."""
+    """The device function of a consumer, which replaces that of wgmma.py and adds two-level accumulation."""
     cluster, staging_bytes, x_bytes, row_bytes = tiling.cluster, tiling.staging_bytes, tiling.x_tile.bytes, tiling.x_tile.swizzle
     wgmma_of_step = make_wgmma(tiling.weight_tile, dtype, left=tiling.x_tile, halves=True)
     registers, parts = wgmma_of_step.registers, tiling.tile_n // COLUMNS
@@ -119,12 +119,12 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
 
 
 def fits(weight) -> bool:
-    """Whether the kernel takes an Fp8BlockWeight: rows begin on multiples of 16 bytes, and every block has 128 outputs."""
+    """Whether an Fp8BlockWeight is supported: rows aligned to 16 bytes, 128 outputs in every block."""
     return rows_begin_on(16, weight.codes) and weight.scales.shape[0] * BLOCK == weight.codes.shape[0]
 
 
 def run(x, weight, out, bias, stream, tiling: WgmmaTiling | None, gated: bool) -> None:
-    """Launch after checks."""
+    """Check the arguments and launch."""
     check_array("codes of x", x.codes, (np.dtype(np.uint8),), M=None, K=None)
     (m, k), n, groups = x.codes.shape, (2 if gated else 1) * out.shape[-1], weight.scales.shape[1]
     check_array("x_scales", x.scales, (FLOAT32,), M=m, groups=groups)
@@ -149,14 +149,17 @@ def run(x, weight, out, bias, stream, tiling: WgmmaTiling | None, gated: bool) -
 
 
 def fp8_block_wgmma(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | None = None) -> None:
-    """Write the linear of RowGroups x [M, K] into `out` [M, N], float16, bfloat16 or float32; weight: an Fp8BlockWeight that fits.
+    """Write x @ weight.T + bias into `out` [M, N], float16, bfloat16 or float32.
 
-    bias [N] is added, if given. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else, and on a GPU of
-    another compute capability than 9.0.
+    x: RowGroups [M, K]; weight: an Fp8BlockWeight [N, K]; bias [N] or None. `tiling` overrides the choice by shape. Raises
+    KernelArgumentError for anything else (see `fits`), and on a GPU of another compute capability than 9.0.
     """
     run(x, weight, out, bias, stream, tiling, False)
 
 
 def gated_fp8_block_wgmma(x, gate_up, out, stream=None, tiling: WgmmaTiling | None = None) -> None:
-    """Write silu(gate) * up into `out` [M, I], float16 or bfloat16; gate_up: an Fp8BlockWeight [2 I, K], gate first. Errors as above."""
+    """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I], float16 or bfloat16.
+
+    x: RowGroups [M, K]; gate_up: an Fp8BlockWeight [2 I, K], the gate's rows first. Raises as fp8_block_wgmma does.
+    """
     run(x, gate_up, out, None, stream, tiling, True)

@@ -1,14 +1,14 @@
-"""GEMV over int4 weights (W4A16), and the matrix that they stand for.
+"""GEMV over int4 weights (W4A16), and their dequantisation.
 
     w[n, k] = (code[n, k] - zero[n, g]) * scale[n, g],  g = k // group_size            or code[n, k] * scale[n, g] + minimum[n, g]
     out[m, n] = sum over groups of scale[n, g] * (sum over the group of x[m, k] * (code[n, k] - zero[n, g])) + bias[n]          M <= 8
 
 2 M N K FLOPs on N K / 2 bytes of codes, each read once: 4 M FLOPs per byte, memory-bound. A warp computes one output feature. A lane loads
-16 bytes, 32 codes of one group, and keeps their sums apart from other groups' until the scale multiplies them. With minimums, codes become
+16 bytes, 32 codes of one group, and multiplies their sum by the group's scale before adding it to the total. With minimums, codes become
 weights first.
 
-Nibbles become floats without an integer conversion: `word >> 4i & 0x000F000F` holds two neighbours, and 0x4300 before a nibble c makes it
-the bfloat16 128 + c, whose ulp is 1. The equation in NumPy is Int4Format.dequantize (weights/int4.py).
+Nibbles become floats without an integer conversion: `word >> 4i & 0x000F000F` holds two neighbouring codes, and 0x4300 in the bits above a
+nibble c makes it the bfloat16 128 + c, with an ulp of 1. The equation in NumPy is Int4Format.dequantize (weights/int4.py).
 
 Source: Frantar et al. 2024, "MARLIN", section 3.4 (the order of nibbles and the conversion).
 """
@@ -26,12 +26,12 @@ from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
 EACH, WORD = 32, 8  # codes per load of 16 bytes, and per 32-bit word
-MIDDLE = 8  # the zero point without zeros
+MIDDLE = 8  # zero point of symmetric groups, which store none
 
 
 @cuda.jit(device=True)
 def unpack_nibbles(word, zero, values, at):
-    """values[at : at + 8] = the eight codes of a word less `zero`."""
+    """values[at : at + 8] = the eight codes of a word, minus `zero`."""
     for i in range(4):
         low, high = unpack_bf16x2((word >> uint32(4 * i) & uint32(0x000F000F)) | uint32(0x43004300))
         values[at + 2 * i], values[at + 2 * i + 1] = low - (float32(128) + zero), high - (float32(128) + zero)
@@ -39,7 +39,7 @@ def unpack_nibbles(word, zero, values, at):
 
 @cuda.jit(device=True)
 def zero_point(zeros, minimums, n, group):
-    """The number that is subtracted from the codes of a group."""
+    """Return the number to subtract from the codes of a group: its zero point, 8 without zeros, or 0 with minimums."""
     if minimums is not None:
         return float32(0)
     if zeros is not None:
@@ -51,13 +51,13 @@ def zero_point(zeros, minimums, n, group):
 def int4_gemv_kernel(m: int, group_size: int, dtype: str):
     """The kernel for `m` rows of x in `dtype`."""
     (width, load, _), store_column = vector_access(dtype), make_store_column(m)
-    # With the block's own size as its bound, ptxas aims at 80 registers for more than 4 rows on some GPUs, and spills. These do not.
+    # With the block's own size as launch bound, ptxas aims at 80 registers for more than 4 rows on some GPUs, and spills; not with these.
     warps = WARPS if m <= 4 else 8 if dtype == "float32" else 5
 
     @kernel(launch_bounds=warps * WARP)
     def int4_gemv_kernel(x, codes, scales, zeros, minimums, bias, out):
-        """x [M, K], codes [N, K / 2], scales [N, groups], zeros and minimums like scales or None, bias [N] or None, out [M, N]; a warp per
-        column."""
+        """x [M, K], codes [N, K / 2], scales [N, groups], zeros and minimums like scales or None, bias [N] or None, out [M, N]; one warp
+        per column of out."""
         lane, n = int32(cuda.threadIdx.x) & (WARP - 1), cuda.blockIdx.x * WARPS + (int32(cuda.threadIdx.x) >> 5)
         if n >= out.shape[1]:
             return
@@ -91,12 +91,12 @@ def int4_gemv_kernel(m: int, group_size: int, dtype: str):
 
 @functools.cache
 def dequantize_int4_kernel(group_size: int, dtype: str):
-    """The kernel for a matrix in `dtype`."""
+    """The kernel that writes the dequantised matrix in `dtype`."""
     width, _, store = vector_access(dtype)
 
     @kernel(launch_bounds=WARPS * WARP)
     def dequantize_int4_kernel(codes, scales, zeros, minimums, out):
-        """codes [N, K / 2], scales [N, groups], zeros and minimums like scales or None, out [N, K]; a block per row, 32 numbers per
+        """codes [N, K / 2], scales [N, groups], zeros and minimums like scales or None, out [N, K]; one block per row, 32 numbers per
         thread."""
         n, k, words, values = cuda.blockIdx.x, out.shape[1], cuda.local.array(4, uint32), cuda.local.array(EACH, float32)
         for vector in range(int32(cuda.threadIdx.x), k // EACH, WARPS * WARP):
@@ -117,13 +117,17 @@ def dequantize_int4_kernel(group_size: int, dtype: str):
 
 
 def int4_gemv(x, weight, out, bias=None, stream=None) -> None:
-    """Write x @ weight.T + bias into `out` [M, N]: x [M, K] with M <= 8, float32, float16 or bfloat16; weight: an Int4Weight."""
+    """Write x @ weight.T + bias into `out` [M, N].
+
+    x [M, K], M <= 8, K % 32 == 0, float32, float16 or bfloat16; weight: an Int4Weight; bias [N] or None. Raises KernelArgumentError (see
+    check_rows).
+    """
     m, n = check_rows(x, weight.codes, out, bias, EACH, per_byte=2)
     chosen = int4_gemv_kernel(m, x.shape[1] // weight.scales.shape[1], x.dtype.name)
     launch(chosen, ceil_div(n, WARPS), WARPS * WARP, (x, *weight, bias, out), stream)
 
 
 def dequantize_int4(weight, out, stream=None) -> None:
-    """Write the matrix that an Int4Weight stands for into `out` [N, K], rounded to its dtype."""
+    """Dequantise an Int4Weight into `out` [N, K], rounded to the dtype of `out`."""
     chosen = dequantize_int4_kernel(out.shape[1] // weight.scales.shape[1], out.dtype.name)
     launch(chosen, out.shape[0], WARPS * WARP, (*weight, out), stream)

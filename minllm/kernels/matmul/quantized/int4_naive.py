@@ -3,10 +3,10 @@
     w[n, k] = (code[n, k] - zero[n, g]) * scale[n, g] + minimum[n, g],  g = k // group_size
     out[m, n] = sum over k of x[m, k] * w[n, k] + bias[n]
 
-2 M N K FLOPs on M N K / 2 bytes of codes: every row of x reads them anew, so this rung is for one row or a few. A warp computes one
-output, and neighbouring lanes read neighbouring bytes. A lane has 1 byte in flight, where int4.py has 16: Little's law asks for more.
+2 M N K FLOPs on M N K / 2 bytes of codes: every row of x reads them again, so this rung is for one row or a few. A warp computes one
+output, and neighbouring lanes read neighbouring bytes. A lane has 1 byte in flight: Little's law requires more, and int4.py has 16.
 
-The nibbles of a byte stand for inputs two apart, because a word of eight codes is packed for int4.py (kernels/quantization/reference.py):
+The nibbles of a byte belong to inputs two apart, because a word of eight codes is packed for int4.py (kernels/quantization/reference.py):
 
     byte of the word     0     1     2     3
     low nibble           0     4     1     5
@@ -26,14 +26,14 @@ from minllm.tiles.warp import WARP, warp_sum
 
 @cuda.jit(device=True)
 def minimum_of(minimums, n, group):
-    """The number that is added to the numbers of a group."""
+    """Return the number to add to the scaled codes of a group: its minimum, or 0."""
     return float32(minimums[n, group]) if minimums is not None else float32(0)
 
 
 @kernel
 def int4_naive_kernel(x, codes, scales, zeros, minimums, bias, out):
-    """x [M, K], codes [N, K / 2], scales [N, groups], zeros and minimums like scales or None, bias [N] or None, out [M, N]; a warp per
-    number of out."""
+    """x [M, K], codes [N, K / 2], scales [N, groups], zeros and minimums like scales or None, bias [N] or None, out [M, N]; one warp per
+    element of out."""
     n, m, lane = cuda.blockIdx.x, cuda.blockIdx.y, int32(cuda.threadIdx.x)
     group_size, total = x.shape[1] // scales.shape[1], float32(0)
     for at in range(lane, codes.shape[1], WARP):
@@ -53,9 +53,10 @@ def int4_naive_kernel(x, codes, scales, zeros, minimums, bias, out):
 
 
 def int4_naive(x, weight, out, bias=None, stream=None) -> None:
-    """Write x @ weight.T + bias into `out` [M, N]: x [M, K], K % 8 == 0, float32, float16 or bfloat16; weight: an Int4Weight.
+    """Write x @ weight.T + bias into `out` [M, N].
 
-    Raises KernelArgumentError if shapes or dtypes do not fit.
+    x [M, K], K % 8 == 0, float32, float16 or bfloat16; weight: an Int4Weight; bias [N] or None. Raises KernelArgumentError if shapes or
+    dtypes do not fit.
     """
     (m, k), n = x.shape, weight.codes.shape[0]
     check(k % 8 == 0, f"x has rows of {k}; eight codes are packed in a word, so take a multiple of 8")

@@ -1,15 +1,15 @@
-"""W4A16 on Hopper for up to 64 rows of x: int4 becomes 16 bits in registers, which are wgmma's left operand.
+"""W4A16 on Hopper for up to 64 rows of x: int4 becomes 16 bits in registers, as wgmma's left operand.
 
     out[m, n] = sum over groups g of scale[n, g] * sum over k in g of x[m, k] * (code[n, k] - zero[n, g])      (+ bias[n])
 
-A step loads 64 rows of 128 bytes, 256 codes, for each warpgroup, and 256 columns of x, by TMA. Of 16 inputs a lane needs four codes of each
-of its two rows: code 2 i, 2 i + 1, 2 i + 8 and 2 i + 9, i being its place among the four lanes of a row. They are the i-th pair of two
-words, so its lane shifts both by 4 i; a lop3 puts 0x4300 before each nibble, which makes it the bfloat16 128 + code, and one fma subtracts
-128 + zero, exactly (float16: 0x6400 and 1024). wgmma multiplies m64nNk16, N being the rows of x padded to a multiple of 8, and the sums of
-a group, or of 128 inputs of a larger one, are multiplied by its scale in float32: weights are never rounded.
+In a step TMA loads 64 rows of 128 bytes, 256 codes, for each warpgroup, and 256 columns of x. Of 16 inputs a lane needs four codes of each
+of its two rows: codes 2 i, 2 i + 1, 2 i + 8 and 2 i + 9, if it is lane i of the four lanes of a row. They are the i-th pairs of two words,
+so the lane shifts both words by 4 i; a lop3 puts 0x4300 above each nibble, which makes it the bfloat16 128 + code, and one fma subtracts
+128 + zero, exactly (float16: 0x6400 and 1024). wgmma computes m64nNk16, N being the rows of x padded to a multiple of 8. The sums of a
+group, or of 128 inputs of a larger group, are multiplied by its scale in float32: weights are never rounded.
 
-2 M N K FLOPs on N K / 2 bytes of codes, besides M K b bytes of x per block of rows of weight. The mainloop, split-K and the epilogue are
-those of flat/. Speed: docs/quantised-weights.md.
+2 M N K FLOPs on N K / 2 bytes of codes, and M K b bytes of x per block of weight rows. The mainloop, split-K and the epilogue are those of
+flat/. Speed: docs/quantised-weights.md.
 
 Source: PTX ISA, "wgmma.mma_async" (register operand); Frantar et al. 2024, "MARLIN", section 3.4 (the conversion).
 """
@@ -34,21 +34,21 @@ from minllm.tiles.warpgroup import THREADS, sync_blocks
 from minllm.tiles.wgmma import make_wgmma
 
 MOST_ROWS = 64
-X_PANELS, STEP = 4, 256  # lines of x per line of codes; inputs of a step
-MOST_INPUTS = 128  # the most inputs whose weights lie in registers at a time
-MAGIC = {"bfloat16": (0x4300, 128.0, 0x3F803F80), "float16": (0x6400, 1024.0, 0x3C003C00)}  # bits before a nibble; their number; two ones
-MIDDLE = 8  # the zero point of symmetric groups
+X_PANELS, STEP = 4, 256  # lines of x per line of codes; inputs per step
+MOST_INPUTS = 128  # most inputs with weights in registers at a time
+MAGIC = {"bfloat16": (0x4300, 128.0, 0x3F803F80), "float16": (0x6400, 1024.0, 0x3C003C00)}  # bits above a nibble; their value; two ones
+MIDDLE = 8  # zero point of symmetric groups
 
 
 def make_dequantize(inputs: int, dtype: str):
-    """The device functions (load, dequantize) for a lane's codes of `inputs` inputs: of rows g and g + 8 of a warp's 16."""
+    """Return device functions (load, dequantize) for a lane's codes of `inputs` inputs of rows g and g + 8."""
     bits, _, ones = MAGIC[dtype]
     magic, chunks, per_row = bits << 16 | bits, inputs // 32, inputs // 8
     fma = ptx.fma_bf16x2 if dtype == "bfloat16" else ptx.fma_f16x2
 
     @cuda.jit(device=True, forceinline=True)
     def load(memory, line, first_chunk, words):
-        """words[0 : 2 * per_row] = chunks of 32 codes of two rows; line: the word at which the lane's first row lies in shared memory."""
+        """words[0 : 2 * per_row] = chunks of 32 codes of two rows; line: word of shared memory where the lane's first row begins."""
         swizzle = uint32(cuda.threadIdx.x) >> uint32(2) & uint32(7)
         for chunk in range(chunks):
             at = uint32(line + ((first_chunk + chunk) ^ swizzle) * uint32(4))
@@ -57,7 +57,7 @@ def make_dequantize(inputs: int, dtype: str):
 
     @cuda.jit(device=True, forceinline=True)
     def dequantize(words, mask, low_zero, high_zero, weights):
-        """weights[0 : inputs / 4]: the fragments of A, code - zero; zeros are pairs of -(128 + zero), or 1024; mask: 0xF000F."""
+        """weights[0 : inputs / 4] = fragments of A, code - zero; low_zero, high_zero: pairs of -(128 + zero), or 1024; mask: 0xF000F."""
         shift = (uint32(cuda.threadIdx.x) & uint32(3)) << uint32(2)
         for word in range(per_row):
             low, high = words[word] >> shift & mask, words[per_row + word] >> shift & mask
@@ -68,7 +68,7 @@ def make_dequantize(inputs: int, dtype: str):
 
 
 def make_row_of(rows: int, halves: bool):
-    """The device function that gives the row of weight at a place of a block's tile, or any beyond the edge; halves: gate and up."""
+    """row_of(row, share, last): the weight row for a row of the block's tile, at most `last`; halves: gate and up."""
 
     @cuda.jit(device=True, forceinline=True)
     def row_of(row, share, last):
@@ -80,7 +80,7 @@ def make_row_of(rows: int, halves: bool):
 
 
 def make_zero_pair(dtype: str):
-    """The device function that makes the pair of -(128 + zero) of a row's group."""
+    """zero_pair(zeros, row, group): the pair of -(128 + zero), or 1024, for a row's group."""
     offset, pack = MAGIC[dtype][1], ptx.pack_bf16x2 if dtype == "bfloat16" else ptx.pack_f16x2
 
     @cuda.jit(device=True, forceinline=True)
@@ -94,7 +94,7 @@ def make_zero_pair(dtype: str):
 
 
 def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, group_size: int, halves: bool, pipeline: Pipeline):
-    """The device function of a consumer: the sums of 64 rows of weight for all tokens, left in shared memory."""
+    """The device function of a consumer, which leaves the sums of 64 weight rows for all tokens in shared memory."""
     consumers, inputs, rows = tiling.warpgroups * THREADS, min(group_size, MOST_INPUTS), tiling.rows
     weight_bytes, panel_bytes, stage_words = rows * LINE_BYTES, tokens * LINE_BYTES, tiling.stage_bytes(tokens, X_PANELS) // 4
     (load, dequantize), row_of = make_dequantize(inputs, dtype), make_row_of(rows, halves)
@@ -118,7 +118,7 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, group_size: i
         last, last_group = int32(scales.shape[0] - 1), uint32(scales.shape[1] - 1)
         low, high = row_of(place, share, last), row_of(place + 8, share, last)
         x, line = ptx.keep_register(wgmma.right(ring.stages + weight_bytes)), uint32(sums_at + place * (LINE_BYTES // 4))
-        mask = uint32(0x000F000F) | uint32(share.m >> 31)  # m is not negative; a mask known to the compiler is loaded for every pair
+        mask = uint32(0x000F000F) | uint32(share.m >> 31)  # | 0, since m >= 0: the compiler would load a known mask for every pair
         sums, part_sums = cuda.local.array(registers, float32), cuda.local.array(registers, float32)
         words, weights = cuda.local.array(fragments, uint32), cuda.local.array(fragments, uint32)
         for i in range(registers):
@@ -128,7 +128,7 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, group_size: i
         for step in range(share.steps):
             pipeline.consumer_wait(ring, state)
             for part in range(parts):
-                first = uint32(uint32(share.first_step + step) * uint32(STEP) + uint32(part * inputs))  # input
+                first = uint32(uint32(share.first_step + step) * uint32(STEP) + uint32(part * inputs))  # first input of the part
                 group = min(first // uint32(group_size), last_group)
                 low_scale, high_scale = float32(scales[low, group]), float32(scales[high, group])
                 load(memory, uint32(line + state.slot * stage_words), uint32(part * (inputs // 32)), words)
@@ -142,7 +142,7 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, group_size: i
                     sums[i + 2], sums[i + 3] = sums[i + 2] + high_scale * part_sums[i + 2], sums[i + 3] + high_scale * part_sums[i + 3]
             pipeline.consumer_release(ring, state)
             state = pipeline.advance(state)
-        ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may lie in their place
+        ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may overwrite them
         keep_sums(sums, 0, memory, sums_at, (thread >> 5) * 16, thread & 31)
 
     return consume
@@ -159,7 +159,7 @@ def int4_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, group_size: int, dty
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
     def int4_wgmma_kernel(x_map, weight_map, scales, zeros, bias, out, k_steps):
-        """x [M, K] in boxes [tokens, 64], codes [N, K / 2] in boxes [rows, 128 bytes], scales [N, groups], zeros alike or None,
+        """x [M, K] in boxes [tokens, 64], codes [N, K / 2] in boxes [rows, 128 bytes], scales [N, groups], zeros like scales or None,
         bias [N] or None, out [M, N] or [M, N / 2]."""
         ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, float32, 1024)
@@ -176,21 +176,27 @@ def int4_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, group_size: int, dty
         sync_blocks(splits)
         if thread < consumers:
             write(bias, None, None, out, memory, sums_at, 0, m, column, share.split * consumers + thread)
-        if splits > 1:  # a block's shared memory has to stay while others may read it
+        if splits > 1:  # a block must not exit while others may read its shared memory
             sync_blocks(splits)
 
     return int4_wgmma_kernel
 
 
 def fits(x, weight) -> bool:
-    """Whether the kernel takes these arrays, on a GPU with wgmma: up to 64 rows of 16 bits, groups of 32, 64 or multiples of 128."""
+    """Whether the kernel supports these arrays, on a GPU with wgmma.
+
+    Up to 64 rows of 16 bits; groups of 32, 64 or multiples of 128, without minimums; rows that begin on multiples of 16 bytes.
+    """
     group_size = x.shape[1] // weight.scales.shape[1]
     groups = group_size in (32, 64) or group_size % MOST_INPUTS == 0
     return x.shape[0] <= MOST_ROWS and x.dtype in HALF_DTYPES and groups and weight.minimums is None and rows_begin_on(16, x, weight.codes)
 
 
 def choose_tiling(tokens: int, n: int, gated: bool) -> FlatWgmmaTiling:
-    """The fastest of some twenty on an H200, or within 3 % of it: many warps, to unpack codes, and more blocks per SM the fewer tokens."""
+    """Return the fastest of some twenty tilings on an H200, or one within 3 % of it.
+
+    It has many warps, to unpack codes, and more blocks per SM the fewer tokens there are.
+    """
     rows = 2 * n if gated else n
     if tokens > 32:
         splits, blocks = (1, 2) if rows > 8192 else (2, 2) if rows > 4096 else (2, 1)
@@ -199,7 +205,7 @@ def choose_tiling(tokens: int, n: int, gated: bool) -> FlatWgmmaTiling:
 
 
 def check_product(x, weight, out, bias, gated: bool, most_rows: int) -> None:
-    """Raise KernelArgumentError unless out [M, N], or gated [M, N / 2], is that of x [M, K] and an Int4Weight [N, K] that fits."""
+    """Raise KernelArgumentError unless x [M, K], an Int4Weight [N, K], out [M, N], or gated [M, N / 2], and bias fit."""
     (m, k), n = x.shape, weight.codes.shape[0]
     check(
         m <= most_rows and fits(x, weight),
@@ -212,7 +218,7 @@ def check_product(x, weight, out, bias, gated: bool, most_rows: int) -> None:
 
 
 def run(x, weight, out, bias, stream, tiling: FlatWgmmaTiling | None, gated: bool) -> None:
-    """Launch after checks."""
+    """Check the arguments and launch."""
     check_product(x, weight, out, bias, gated, MOST_ROWS)
     (m, k), n = x.shape, weight.codes.shape[0]
     if 0 in out.shape:
@@ -226,14 +232,18 @@ def run(x, weight, out, bias, stream, tiling: FlatWgmmaTiling | None, gated: boo
 
 
 def int4_wgmma(x, weight, out, bias=None, stream=None, tiling: FlatWgmmaTiling | None = None) -> None:
-    """Write x @ weight.T + bias into `out` [M, N]: x [M, K], M <= 64, float16 or bfloat16; weight: an Int4Weight without minimums.
+    """Write x @ weight.T + bias into `out` [M, N].
 
-    out and bias are of x's dtype or float32. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else (see
-    `fits`), and on a GPU of another compute capability than 9.0.
+    x [M, K], M <= 64, float16 or bfloat16; weight: an Int4Weight without minimums; out and bias [N] have x's dtype or float32. `tiling`
+    overrides the choice by shape. Raises KernelArgumentError for anything else (see `fits`), and on a GPU of another compute capability
+    than 9.0.
     """
     run(x, weight, out, bias, stream, tiling, False)
 
 
 def gated_int4_wgmma(x, gate_up, out, stream=None, tiling: FlatWgmmaTiling | None = None) -> None:
-    """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I]; gate_up: an Int4Weight [2 I, K], the gate's rows first. Errors as above."""
+    """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I], in x's dtype.
+
+    gate_up: an Int4Weight [2 I, K], the gate's rows first. Raises as int4_wgmma does.
+    """
     run(x, gate_up, out, None, stream, tiling, True)

@@ -4,7 +4,7 @@
 
 2 M N K operations on N K bytes of weights, read once: 2 M operations per byte, memory-bound. A warp computes one output feature: a lane
 loads 16 codes of it and of each row of x, and dp4a multiplies four pairs per instruction into an int32, exactly. Shuffles add the lanes'
-sums; both scales follow. The equation in NumPy is Int8Format.linear (weights/int8.py).
+sums, which are then multiplied by both scales. The equation in NumPy is Int8Format.linear (weights/int8.py).
 
 Source: PTX ISA, "dp4a".
 """
@@ -56,18 +56,22 @@ def int8_gemv_kernel(m: int):
 
 @kernel
 def widen_int8_kernel(codes, out):
-    """The codes [N, K] as numbers of the dtype of out [N, K]; a block per row."""
+    """Write codes [N, K] as numbers into out [N, K], in its dtype; one block per row."""
     n = cuda.blockIdx.x
     for k in range(cuda.threadIdx.x, out.shape[1], cuda.blockDim.x):
         out[n, k] = float32(codes[n, k])
 
 
 def int8_gemv(x, weight, out, bias=None, stream=None) -> None:
-    """Write the linear of QuantizedRows x [M, K], M <= 8, into `out` [M, N]; weight: codes int8 [N, K], K % 16 == 0, scales [N]."""
+    """Write x @ weight.T + bias into `out` [M, N], for x and weight in int8 codes with scales.
+
+    x: QuantizedRows [M, K], M <= 8, K % 16 == 0; weight: codes int8 [N, K], scales [N]; bias [N] or None. Raises KernelArgumentError (see
+    check_rows).
+    """
     m, n = check_rows(x.codes, weight.codes, out, bias, EACH)
     launch(int8_gemv_kernel(m), ceil_div(n, WARPS), WARPS * WARP, (*x, *weight, bias, out), stream)
 
 
 def widen_int8(weight, out, stream=None) -> None:
-    """Write the codes of a weight as numbers into `out` [N, K]."""
+    """Write the codes of a weight as numbers, without scales, into `out` [N, K]."""
     launch(widen_int8_kernel, out.shape[0], WARPS * WARP, (weight.codes, out), stream)

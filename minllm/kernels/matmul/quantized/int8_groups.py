@@ -1,10 +1,10 @@
-"""GEMV over int8 weights in groups that share a scale (W8A16), and the matrix that they stand for.
+"""GEMV over int8 weights in groups that share a scale (W8A16), and their dequantisation.
 
     w[n, k] = code[n, k] * scale[n, g],  g = k // group_size
     out[m, n] = sum over groups of scale[n, g] * (sum over the group of x[m, k] * code[n, k]) + bias[n]          M <= 8
 
-2 M N K FLOPs on N K bytes of codes, each read once: 2 M FLOPs per byte, memory-bound. As int4.py, with 16 codes per load. The equation in
-NumPy is Int8GroupFormat.dequantize (weights/int8_groups.py).
+2 M N K FLOPs on N K bytes of codes, each read once: 2 M FLOPs per byte, memory-bound. Work is divided as in int4.py, with 16 codes per
+load. The equation in NumPy is Int8GroupFormat.dequantize (weights/int8_groups.py).
 
 Source: ggml-common.h, block_q8_0 (groups of 32).
 """
@@ -25,7 +25,7 @@ EACH = 16  # codes per load of 16 bytes
 
 @cuda.jit(device=True)
 def unpack_bytes(words, values):
-    """values[0 : 16] = the signed bytes of four words."""
+    """values[0 : 16] = the signed bytes of four words as float32."""
     for word in range(4):
         for i in range(4):
             values[4 * word + i] = float32(int32(words[word] << uint32(24 - 8 * i)) >> 24)
@@ -38,7 +38,7 @@ def int8_group_gemv_kernel(m: int, group_size: int, dtype: str):
 
     @kernel(launch_bounds=WARPS * WARP)
     def int8_group_gemv_kernel(x, codes, scales, bias, out):
-        """x [M, K], codes [N, K], scales [N, groups], bias [N] or None, out [M, N]; a warp per column."""
+        """x [M, K], codes [N, K], scales [N, groups], bias [N] or None, out [M, N]; one warp per column of out."""
         lane, n = int32(cuda.threadIdx.x) & (WARP - 1), cuda.blockIdx.x * WARPS + (int32(cuda.threadIdx.x) >> 5)
         if n >= out.shape[1]:
             return
@@ -58,12 +58,12 @@ def int8_group_gemv_kernel(m: int, group_size: int, dtype: str):
 
 @functools.cache
 def dequantize_int8_groups_kernel(group_size: int, dtype: str):
-    """The kernel for a matrix in `dtype`."""
+    """The kernel that writes the dequantised matrix in `dtype`."""
     width, _, store = vector_access(dtype)
 
     @kernel(launch_bounds=WARPS * WARP)
     def dequantize_int8_groups_kernel(codes, scales, out):
-        """codes [N, K], scales [N, groups], out [N, K]; a block per row, 16 numbers per thread."""
+        """codes [N, K], scales [N, groups], out [N, K]; one block per row, 16 numbers per thread."""
         n, k, words, values = cuda.blockIdx.x, out.shape[1], cuda.local.array(4, uint32), cuda.local.array(EACH, float32)
         for vector in range(int32(cuda.threadIdx.x), k // EACH, WARPS * WARP):
             load_words(codes, int64(n) * k + vector * EACH, words, 0)
@@ -78,13 +78,17 @@ def dequantize_int8_groups_kernel(group_size: int, dtype: str):
 
 
 def int8_group_gemv(x, weight, out, bias=None, stream=None) -> None:
-    """Write x @ weight.T + bias into `out` [M, N]: x [M, K], M <= 8, float32, float16 or bfloat16; weight: an Int8GroupWeight."""
+    """Write x @ weight.T + bias into `out` [M, N].
+
+    x [M, K], M <= 8, K % 16 == 0, float32, float16 or bfloat16; weight: an Int8GroupWeight; bias [N] or None. Raises KernelArgumentError
+    (see check_rows).
+    """
     m, n = check_rows(x, weight.codes, out, bias, EACH)
     chosen = int8_group_gemv_kernel(m, x.shape[1] // weight.scales.shape[1], x.dtype.name)
     launch(chosen, ceil_div(n, WARPS), WARPS * WARP, (x, *weight, bias, out), stream)
 
 
 def dequantize_int8_groups(weight, out, stream=None) -> None:
-    """Write the matrix that an Int8GroupWeight stands for into `out` [N, K], rounded to its dtype."""
+    """Dequantise an Int8GroupWeight into `out` [N, K], rounded to the dtype of `out`."""
     chosen = dequantize_int8_groups_kernel(out.shape[1] // weight.scales.shape[1], out.dtype.name)
     launch(chosen, out.shape[0], WARPS * WARP, (*weight, out), stream)

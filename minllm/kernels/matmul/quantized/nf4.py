@@ -1,11 +1,11 @@
-"""GEMV over NF4 weights (W4A16), and the matrix that they stand for.
+"""GEMV over NF4 weights (W4A16), and their dequantisation.
 
     absmax[n, b] = map[absmax_code[n, b]] * nested[(first_block[n] + b) // 256] + offset[n]
     w[n, k] = table[code[n, k]] * absmax[n, k // 64]
     out[m, n] = sum over blocks of absmax[n, b] * (sum over the block of x[m, k] * table[code[n, k]]) + bias[n]          M <= 8
 
-As int4.py, except that a nibble is the index of one of 16 numbers. These lie in shared memory, in 16 banks, so that lanes never conflict:
-different numbers are in different banks, and the same number is broadcast. That is one load per number, which int4 does not need.
+As int4.py, except that a code is the index of one of 16 numbers. The table lies in 16 banks of shared memory, so lanes never conflict:
+different numbers are in different banks, and the same number is broadcast. It costs one load per number, which int4 does not need.
 The equation in NumPy is Nf4Format.dequantize (weights/nf4.py).
 
 Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3.
@@ -24,11 +24,14 @@ from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
 EACH = 32  # codes per load of 16 bytes
-BLOCK_SHIFT, NESTED_SHIFT = 6, 8  # log2 of the numbers in a block, and of the blocks that share a nested scale
+BLOCK_SHIFT, NESTED_SHIFT = 6, 8  # log2 of the numbers per block, and of the blocks per nested scale
 
 
 class Nf4Arrays(NamedTuple):
-    """A weight [N, K] as kernels on tensor cores take it; the arrays are those of nf4_gemv_kernel."""
+    """An NF4 weight [N, K] for the tensor-core kernels, with the arrays of nf4_gemv_kernel.
+
+    The GEMVs take codes and absmax flat.
+    """
 
     codes: Any
     absmax: Any
@@ -41,7 +44,7 @@ class Nf4Arrays(NamedTuple):
 
 @cuda.jit(device=True)
 def look_up(words, table, values):
-    """values[0 : 32] = the numbers of the nibbles of four words; of a byte's two, the first is the upper one."""
+    """values[0 : 32] = the table entries of the codes in four words; the first code of a byte is its upper nibble."""
     for word in range(4):
         for byte in range(4):
             values[8 * word + 2 * byte] = table[words[word] >> uint32(8 * byte + 4) & uint32(15)]
@@ -50,7 +53,7 @@ def look_up(words, table, values):
 
 @cuda.jit(device=True)
 def absmax_of(n, block, absmax, nested, absmax_map, offsets, first_blocks):
-    """The largest magnitude of a block of row n; without nested scales `absmax` holds it."""
+    """Return the largest magnitude of a block of row n, decoded from its 8-bit code if there are nested scales."""
     if nested is None:
         return absmax[n, block]
     return absmax_map[absmax[n, block]] * nested[(first_blocks[n] + block) >> NESTED_SHIFT] + offsets[n]
@@ -64,7 +67,7 @@ def nf4_gemv_kernel(m: int, dtype: str):
     @kernel(launch_bounds=WARPS * WARP)
     def nf4_gemv_kernel(x, codes, absmax, nested, absmax_map, offsets, first_blocks, table, bias, out):
         """x [M, K], codes [N, K / 2], absmax [N, K / 64], nested [...] or None, absmax_map [256], offsets [N], first_blocks [N],
-        table [16], bias [N] or None, out [M, N]; a warp per column."""
+        table [16], bias [N] or None, out [M, N]; one warp per column of out."""
         shared = cuda.shared.array(16, float32)
         if cuda.threadIdx.x < 16:
             shared[cuda.threadIdx.x] = table[cuda.threadIdx.x]
@@ -88,12 +91,12 @@ def nf4_gemv_kernel(m: int, dtype: str):
 
 @functools.cache
 def dequantize_nf4_kernel(dtype: str):
-    """The kernel for a matrix in `dtype`."""
+    """The kernel that writes the dequantised matrix in `dtype`."""
     width, _, store = vector_access(dtype)
 
     @kernel(launch_bounds=WARPS * WARP)
     def dequantize_nf4_kernel(codes, absmax, nested, absmax_map, offsets, first_blocks, table, out):
-        """Arrays as in nf4_gemv_kernel, out [N, K]; a block per row, 32 numbers per thread."""
+        """Arrays as in nf4_gemv_kernel, out [N, K]; one block per row, 32 numbers per thread."""
         shared = cuda.shared.array(16, float32)
         if cuda.threadIdx.x < 16:
             shared[cuda.threadIdx.x] = table[cuda.threadIdx.x]
@@ -112,11 +115,15 @@ def dequantize_nf4_kernel(dtype: str):
 
 
 def nf4_gemv(x, weight, out, bias=None, stream=None) -> None:
-    """Write x @ weight.T + bias into `out` [M, N]: x [M, K] with M <= 8, float32, float16 or bfloat16; weight: an Nf4Weight."""
+    """Write x @ weight.T + bias into `out` [M, N].
+
+    x [M, K], M <= 8, K % 32 == 0, float32, float16 or bfloat16; weight: an Nf4Weight; bias [N] or None. Raises KernelArgumentError (see
+    check_rows).
+    """
     m, n = check_rows(x, weight.codes, out, bias, EACH, per_byte=2)
     launch(nf4_gemv_kernel(m, x.dtype.name), ceil_div(n, WARPS), WARPS * WARP, (x, *weight, bias, out), stream)
 
 
 def dequantize_nf4(weight, out, stream=None) -> None:
-    """Write the matrix that an Nf4Weight stands for into `out` [N, K], rounded to its dtype."""
+    """Dequantise an Nf4Weight into `out` [N, K], rounded to the dtype of `out`."""
     launch(dequantize_nf4_kernel(out.dtype.name), out.shape[0], WARPS * WARP, (*weight, out), stream)

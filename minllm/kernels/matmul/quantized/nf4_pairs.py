@@ -1,12 +1,12 @@
-"""The table that makes a byte of NF4 codes a register of two 16-bit floats, in shared memory.
+"""The table in shared memory that turns a byte of NF4 codes into a register of two 16-bit floats.
 
 A byte holds the codes of two neighbouring inputs, the first in its upper half, so a table of 256 pairs turns it into a register of a tensor
-core's operand with one load. Lanes look up different bytes, and shared memory has 32 banks of 4 bytes: each lane has a copy of the table in
-a bank of its own, 32 KB in all, so that none waits for another.
+core's operand with one load. Lanes look up different bytes, and shared memory has 32 banks of 4 bytes. So each lane has its own copy of the
+table in its own bank, 32 KB in all, and there are no bank conflicts.
 
     pairs[byte, lane] = (table[byte >> 4], table[byte & 15])
 
-Behind it lies the map of 256 numbers of which an absmax with double quantisation is the code.
+The table is followed by the map of 256 numbers that decodes an 8-bit absmax (double quantisation).
 """
 
 from typing import Any, NamedTuple
@@ -17,15 +17,15 @@ from minllm import ptx
 from minllm.tiles.warp import WARP
 
 CODES = 16
-ENTRY_BYTES = 4 * WARP  # all copies of a pair
+ENTRY_BYTES = 4 * WARP  # one pair in all its copies
 PAIRS_BYTES = CODES * CODES * ENTRY_BYTES
-COLUMNS = CODES * ENTRY_BYTES // 16  # stores of 16 bytes that the pairs with one first code take
+COLUMNS = CODES * ENTRY_BYTES // 16  # 16-byte stores for the pairs that share a first code
 MAP_ENTRIES = 256
 TABLE_BYTES = PAIRS_BYTES + 4 * MAP_ENTRIES
 
 
 class Tables(NamedTuple):
-    """Shared addresses of the lane's copy of the table of pairs, and of the map of absmax."""
+    """Shared addresses of the lane's copy of the table of pairs, and of the absmax map."""
 
     pairs: Any
     map: Any
@@ -33,30 +33,30 @@ class Tables(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def tables_at(table):
-    """The Tables that begin with `table`."""
+    """Return the lane's Tables in the shared array `table`."""
     start = ptx.keep_register(ptx.shared_address(table, 0))
     return Tables(uint32(start + uint32(4) * (uint32(cuda.threadIdx.x) & uint32(WARP - 1))), uint32(start + uint32(PAIRS_BYTES)))
 
 
 @cuda.jit(device=True, forceinline=True)
 def mapped(tables, code):
-    """The number of the map that a code of an absmax stands for."""
+    """Return the number that the map holds for an absmax code."""
     return ptx.uint_as_float(ptx.load_shared_32(uint32(tables.map + (code << uint32(2)))))
 
 
 @cuda.jit(device=True, forceinline=True)
 def pair_at(copy, word, i):
-    """The two numbers of byte i of a word; copy: the shared address of the lane's copy of the table.
+    """Return the pair for byte i of a word; copy: the shared address of the lane's copy of the table.
 
-    A product of bytes, all of them 0 but one, multiplies byte i by the size of an entry and adds the address, in one instruction.
+    One dp4a with three bytes of 0 multiplies byte i by the size of an entry and adds the address.
     """
     return ptx.load_shared_32(ptx.dp4a_u32(word, uint32(ENTRY_BYTES << 8 * i), copy))
 
 
 def make_fill_pairs(dtype: str):
-    """The device function with which `threads` threads write all copies of the table of pairs, [256 bytes, 32 lanes], as bytes.
+    """fill_pairs(pairs, table, thread, threads): write all copies of the table of pairs, [256 bytes, 32 lanes].
 
-    A thread writes pairs of one second code, with each of the first codes: so it loads every number once, all at the same time.
+    Each of `threads` threads writes pairs of one second code with all first codes, so it loads every number once, all at the same time.
     """
     pack = ptx.pack_bf16x2 if dtype == "bfloat16" else ptx.pack_f16x2
 
@@ -72,7 +72,7 @@ def make_fill_pairs(dtype: str):
 
 
 def make_fill_tables(dtype: str, threads: int):
-    """The device function with which a block of `threads` fills its tables from those of an Nf4Weight."""
+    """fill_tables(table, weight): a block of `threads` fills its tables from those of an Nf4Weight."""
     fill_pairs = make_fill_pairs(dtype)
 
     @cuda.jit(device=True, forceinline=True)

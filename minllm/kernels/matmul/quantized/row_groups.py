@@ -1,11 +1,12 @@
-"""Rows of x quantised to fp8 in groups of 128 inputs with a scale each, for weights in blocks.
+"""Rows of x quantised to fp8 in groups of 128 inputs, one scale per group, for weights in blocks.
 
     scale[m, g] = max over k in g of |x[m, k]| / 448        code[m, k] = e4m3(x[m, k] / scale[m, g])
 
-M rows of K numbers: about 5 M K FLOPs, M K b bytes read and M K written; memory-bound. A warp has a group, four numbers per lane, in
-registers between the maximum and the codes. The results equal quantize_row_groups of weights/fp8_block.py, bit for bit.
+M rows of K numbers: about 5 M K FLOPs, M K b bytes read and M K written; memory-bound. A warp quantises one group, and keeps it in
+registers, four numbers per lane, between the maximum and the codes. The results equal quantize_row_groups of weights/fp8_block.py, bit
+for bit.
 
-For a GEMM of 16-bit numbers the numbers that codes and scales stand for are written instead, rounded to x's dtype.
+For a GEMM of 16-bit numbers it writes code * scale instead, rounded to x's dtype.
 """
 
 import functools
@@ -25,7 +26,7 @@ LARGEST = 448
 
 
 class RowGroups(NamedTuple):
-    """x [M, K] as codes and scales."""
+    """x [M, K] as fp8 codes, and one scale per row and group of 128 inputs."""
 
     codes: Any  # uint8 [M, K], the bits of e4m3
     scales: Any  # float32 [M, groups]
@@ -33,11 +34,11 @@ class RowGroups(NamedTuple):
 
 @functools.cache
 def quantize_row_groups_kernel(as_numbers: bool):
-    """The kernel that writes bits and scales, or numbers."""
+    """The kernel that writes codes and scales, or dequantised numbers."""
 
     @kernel(launch_bounds=WARPS * WARP)
     def quantize_row_groups_kernel(x, codes, scales):
-        """x [M, K], codes [M, K], scales [M, groups] or None; a warp per group of a row."""
+        """x [M, K], codes [M, K], scales [M, groups] or None; one warp per group of a row."""
         row, lane, k = cuda.blockIdx.x, int32(cuda.threadIdx.x) & (WARP - 1), x.shape[1]
         group = cuda.blockIdx.y * WARPS + (int32(cuda.threadIdx.x) >> 5)
         first, values, top = int32(group * GROUP + lane), cuda.local.array(EACH, float32), float32(0)
@@ -62,9 +63,9 @@ def quantize_row_groups_kernel(as_numbers: bool):
 
 
 def quantize_row_groups(x, empty, stream=None, as_numbers: bool = False) -> Any:
-    """RowGroups of x [M, K], float32, float16 or bfloat16; empty(shape, dtype) makes the arrays.
+    """Return x [M, K], float32, float16 or bfloat16, as RowGroups; empty(shape, dtype) makes the arrays.
 
-    as_numbers: an array [M, K] of the numbers that they stand for, in the dtype of x. Raises KernelArgumentError for another dtype.
+    as_numbers: return the dequantised numbers [M, K] in the dtype of x instead. Raises KernelArgumentError for another dtype of x.
     """
     check_array("x", x, FLOAT_DTYPES, M=None, K=None)
     m, groups = x.shape[0], ceil_div(x.shape[1], GROUP)

@@ -2,12 +2,12 @@
 
     scale[m] = max over k of |x[m, k]| / largest        code[m, k] = round(x[m, k] / scale[m])        largest: 127 (int8), 448 (fp8)
 
-M rows of K numbers: about 5 M K FLOPs, M K b bytes read and M K written; memory-bound. One block per row, which its threads hold in
-registers between the maximum and the codes; a row that is too long for them, or not aligned to 16 bytes, is read a second time. The results
-equal quantize_int8 and quantize_fp8 of weights/, bit for bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint.
+M rows of K numbers: about 5 M K FLOPs, M K b bytes read and M K written; memory-bound. One block per row; its threads keep the row in
+registers between the maximum and the codes. A row that is too long for that, or not aligned to 16 bytes, is read a second time. The results
+equal quantize_int8 and quantize_fp8 of weights/, bit for bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint does.
 
-For a GEMM of 16-bit numbers the codes are written as such: bfloat16 and float16 hold every code of both formats exactly. RMSNorm writes
-codes itself (normalization/rms_norm_quantized.py).
+For a GEMM of 16-bit numbers the codes are written as 16-bit numbers: bfloat16 and float16 hold every code of both formats exactly. RMSNorm
+writes codes itself (normalization/rms_norm_quantized.py).
 """
 
 import functools
@@ -31,7 +31,7 @@ ROUNDING = 12582912.0  # 1.5 * 2**23
 
 
 class QuantizedRows(NamedTuple):
-    """x [M, K] as codes and scales."""
+    """x [M, K] as codes, and one scale per row."""
 
     codes: Any  # uint8 [M, K], the bits of int8 or e4m3; or the codes as numbers in the dtype of x
     scales: Any  # float32 [M]
@@ -44,31 +44,31 @@ class QuantizedRows(NamedTuple):
 
 @cuda.jit(device=True)
 def int8_bits(value):
-    """The code of a number between -127 and 127."""
+    """Return the int8 code, as the bits of a uint8, of a number between -127 and 127."""
     return uint8(float_as_uint(value + float32(ROUNDING)) & uint32(255))
 
 
 @cuda.jit(device=True)
 def int8_number(value):
-    """The same as a number."""
+    """Return the int8 code, as a float32, of a number between -127 and 127."""
     return (value + float32(ROUNDING)) - float32(ROUNDING)
 
 
 @cuda.jit(device=True)
 def fp8_bits(value):
-    """The code of a number between -448 and 448."""
+    """Return the e4m3 code, as the bits of a uint8, of a number between -448 and 448."""
     return uint8(pack_e4m3x2(value, value) & uint32(255))
 
 
 @cuda.jit(device=True)
 def fp8_number(value):
-    """The same as a number."""
+    """Return the e4m3 code, as a float32, of a number between -448 and 448."""
     return unpack_e4m3x2(pack_e4m3x2(value, value))[0]
 
 
 @cuda.jit(device=True)
 def int8_word(values, at):
-    """The codes of values[at : at + 4], each in a byte of a word."""
+    """Return the int8 codes of values[at : at + 4], packed in a 32-bit word."""
     word = uint32(0)
     for k in range(4):
         word |= (float_as_uint(values[at + k] + float32(ROUNDING)) & uint32(255)) << uint32(8 * k)
@@ -77,15 +77,16 @@ def int8_word(values, at):
 
 @cuda.jit(device=True)
 def fp8_word(values, at):
-    """The codes of values[at : at + 4], each in a byte of a word."""
+    """Return the e4m3 codes of values[at : at + 4], packed in a 32-bit word."""
     return pack_e4m3x2(values[at], values[at + 1]) | pack_e4m3x2(values[at + 2], values[at + 3]) << uint32(16)
 
 
 @functools.cache
 def make_write_codes(code: str, width: int, pieces: int):
-    """write_codes(values, row, codes, scales, partials): a row of numbers, `pieces` vectors of `width` per thread, as codes and scale.
+    """write_codes(values, row, codes, scales, partials): quantise a row in registers.
 
-    codes [M, K], scales [M]; partials: float32 [32] in shared memory, for this alone. values changes.
+    values: `pieces` vectors of `width` numbers per thread, which are overwritten; codes [M, K], scales [M]; partials: float32 [32] in
+    shared memory, used by nothing else.
     """
     largest, inverse_largest, word_of = float(LARGEST[code]), 1 / LARGEST[code], {"int8": int8_word, "fp8": fp8_word}[code]
 
@@ -115,7 +116,7 @@ def make_write_codes(code: str, width: int, pieces: int):
 
 @functools.cache
 def quantize_vectors_kernel(code: str, dtype: np.dtype, pieces: int):
-    """The kernel for rows of `dtype` in registers, `pieces` vectors per thread, and codes of "int8" or "fp8"."""
+    """The kernel that keeps a row of `dtype` in registers, `pieces` vectors per thread; code: "int8" or "fp8"."""
     width, load, _ = vector_access(dtype)
     held, write_codes = pieces * width, make_write_codes(code, width, pieces)
 
@@ -138,7 +139,7 @@ CODES = {("int8", False): int8_bits, ("int8", True): int8_number, ("fp8", False)
 
 @functools.cache
 def quantize_rows_kernel(code: str, as_numbers: bool):
-    """The kernel for codes of "int8" or "fp8", as bits or as numbers."""
+    """The kernel that reads a row of any length twice; code: "int8" or "fp8", written as bits or as numbers."""
     largest, inverse_largest, code_of = float(LARGEST[code]), 1 / LARGEST[code], CODES[code, as_numbers]
 
     @kernel(launch_bounds=THREADS)
@@ -159,9 +160,9 @@ def quantize_rows_kernel(code: str, as_numbers: bool):
 
 
 def quantize_rows(x, empty, stream=None, code: str = "int8", as_numbers: bool = False) -> QuantizedRows:
-    """x [M, K], float32, float16 or bfloat16, as codes of "int8" or "fp8"; empty(shape, dtype) makes the arrays.
+    """Return x [M, K], float32, float16 or bfloat16, as QuantizedRows; empty(shape, dtype) makes the arrays.
 
-    as_numbers: codes in the dtype of x. Raises KernelArgumentError for another dtype.
+    code: "int8" or "fp8". as_numbers: codes as numbers in the dtype of x. Raises KernelArgumentError for another dtype of x.
     """
     check_array("x", x, FLOAT_DTYPES, M=None, K=None)
     rows = QuantizedRows(empty(x.shape, x.dtype if as_numbers else np.dtype(np.uint8)), empty((x.shape[0],), np.dtype(np.float32)))

@@ -1,4 +1,4 @@
-"""The kernels of quantised weights as they are launched: 1 and 8 rows of x, all formats; and W8A8 on tensor cores."""
+"""Specimens of the kernels of quantised weights: GEMVs with 1 and 8 rows of x, and tensor-core kernels."""
 
 import functools
 
@@ -47,7 +47,7 @@ ONE_VECTOR, CODES, SCALES = array(FLOAT32, 1), array(UINT8, 2), array(types.floa
 
 
 def specimens(dtype):
-    """All kernels for activations of this dtype; 4 blocks of 128 threads hide the latency of loads."""
+    """Yield all kernels for activations of this dtype; 4 blocks of 128 threads per SM hide the latency of loads."""
     matrix, bias, threads = array(dtype, 2), array(dtype, 1), WARPS * WARP
     for name, gemv_kernel, widen_kernel, codes, targets in (
         ("int8", int8.int8_gemv_kernel, int8.widen_int8_kernel, array(types.int8, 2), TARGETS),
@@ -73,7 +73,7 @@ def specimens(dtype):
                 arguments = (matrix, CODES, SCALES, zeros, minimums, bias, matrix)
                 kernel = int4.int4_gemv_kernel(m, group, dtype)
                 yield Specimen(f"matmul/int4_gemv/{m}/{kind}/{dtype}", kernel, arguments, threads, 4, contains=LOADS)
-            if group == GROUPS[0]:  # the size of groups is an argument of the first rung
+            if group == GROUPS[0]:  # the first rung's kernel serves groups of any size
                 arguments = (matrix, CODES, SCALES, zeros, minimums, bias, matrix)
                 yield Specimen(f"matmul/int4_naive/{kind}/{dtype}", int4_naive.int4_naive_kernel, arguments, WARP, 16)
             kernel, arguments = int4.dequantize_int4_kernel(group, dtype), (CODES, SCALES, zeros, minimums, matrix)
@@ -87,7 +87,7 @@ def specimens(dtype):
     kernel = nf4.dequantize_nf4_kernel(dtype)
     yield Specimen(f"matmul/dequantize_nf4/{dtype}", kernel, (*weight, matrix), threads, 4, contains=LOADS)
     yield from specimens_in_groups_of_8_bits(dtype, matrix, bias, threads)
-    if dtype == "bfloat16":  # float16 outputs differ in one letter
+    if dtype == "bfloat16":  # kernels with float16 outputs differ in one letter
         for code in CODE_DTYPES:
             yield from wgmma_specimens(code, matrix, bias)
             yield from flat_specimens(code, matrix)
@@ -100,7 +100,7 @@ def specimens(dtype):
 
 
 def specimens_in_groups_of_8_bits(dtype, matrix, bias, threads):
-    """int8 in groups of 32, and fp8 in blocks."""
+    """Yield the kernels of int8 in groups of 32, and of fp8 in blocks."""
     codes = array(types.int8, 2)
     for m in (1, 8):
         kernel = int8_groups.int8_group_gemv_kernel(m, 32, dtype)
@@ -121,7 +121,10 @@ def specimens_in_groups_of_8_bits(dtype, matrix, bias, threads):
 
 
 def wgmma_specimens(code, matrix, bias):
-    """Hopper only: all tilings, plain and gated, with a bias, and with outputs that TMA cannot store."""
+    """Yield W8A8 by wgmma, Hopper only: all tilings, plain and gated.
+
+    One has a bias, and one has outputs that TMA cannot store.
+    """
     instruction = INSTRUCTIONS[code]
     for tiling in TILINGS:
         cluster, early = "/cluster" if tiling.cluster > 1 else "", "/early" if tiling.early else ""
@@ -134,7 +137,7 @@ def wgmma_specimens(code, matrix, bias):
 
 
 def codes_specimen(name, tiling, code, bias, out, instruction, gated=False):
-    """One specimen of wgmma over codes; float32 outputs are stored from registers."""
+    """Return a specimen of wgmma over codes; float32 outputs are stored from registers."""
     copied = out.dtype != FLOAT32
     kernel = wgmma_kernel(tiling, code, gated, copied, "bfloat16" if copied else "float32")
     maps = types.uint64, types.uint64, types.uint64 if copied else types.none
@@ -144,7 +147,10 @@ def codes_specimen(name, tiling, code, bias, out, instruction, gated=False):
 
 
 def fp8_block_wgmma_specimens(matrix, bias):
-    """Hopper only: all tilings, plain with a bias, and gated; float32 outputs are stored from registers."""
+    """Yield fp8 in blocks by wgmma, Hopper only: all tilings, plain with a bias, and gated.
+
+    float32 outputs are stored from registers.
+    """
     scales, contains = array(FLOAT32, 2), ("QGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*")
     for gated, tilings in ((False, fp8_block_wgmma.TILINGS), (True, fp8_block_wgmma.GATED_TILINGS)):
         for tiling in tilings:
@@ -162,7 +168,7 @@ def fp8_block_wgmma_specimens(matrix, bias):
 
 
 def flat_specimens(code, matrix):
-    """Hopper only: few rows, plain and gated, with the tilings that the launcher chooses."""
+    """Yield the flat W8A8 GEMM for few rows, Hopper only: plain and gated, with the tilings that the launcher chooses."""
     for gated in (False, True):
         for tokens, n, k in ((8, 4096, 14336), (16, 28672, 4096), (64, 6144, 4096), (256, 6144, 4096)):
             tiling = tensor_core.choose_flat_tiling(tokens, n, k // 2, gated)
@@ -174,7 +180,10 @@ def flat_specimens(code, matrix):
 
 
 def int4_wgmma_specimens(dtype, matrix):
-    """Hopper only: 8 to 64 rows, plain and gated, groups of 128 and of 32 with zeros; with the tilings that the launcher chooses."""
+    """Yield int4 by wgmma, Hopper only: 8 to 64 rows, plain and gated, with the tilings that the launcher chooses.
+
+    Groups are of 128, and of 32 with zeros.
+    """
     for tokens, group_size, zeros in ((8, 128, types.none), (16, 128, types.none), (64, 128, CODES), (64, 32, CODES)):
         for gated in (False, True):
             tiling = int4_wgmma.choose_tiling(tokens, 4096, gated)
@@ -187,9 +196,9 @@ def int4_wgmma_specimens(dtype, matrix):
 
 
 def mixed_input_specimens(dtype, matrix, nf4_weight):
-    """Hopper only: the tiles that the launcher chooses for 128 and 2,048 rows, plain and gated, in every format.
+    """Yield mixed-input GEMMs, Hopper only: the tilings chosen for 16 to 2,048 rows, plain and gated, in every format.
 
-    For 256 rows and few outputs the warpgroups of a block divide K; for 64 rows and many outputs two blocks share an SM.
+    With 256 rows and few outputs the warpgroups of a block divide K; with 64 rows and many outputs two blocks share an SM.
     """
     for m, outputs, group_size, zeros, minimums, gated in (
         (2048, 4096, 128, types.none, types.none, False), (2048, 14336, 32, CODES, types.none, True),
@@ -214,7 +223,7 @@ def mixed_input_specimens(dtype, matrix, nf4_weight):
 
 
 def mixed_input_specimen(code, kind, m, outputs, gated, decoder, weight, dtype, matrix):
-    """One specimen, for K = 4096."""
+    """Return the specimen of a mixed-input GEMM with K = 4096."""
     tiling = choose_tiling(m, outputs, 4096, gated, decoder.code_bytes, decoder.table_bytes)
     kernel = mixed_input_kernel(tiling, decoder, dtype, gated, 8)
     arguments = (types.uint64, types.uint64, types.NamedTuple(weight, decoder.arrays), types.none, matrix, types.int32)
@@ -224,7 +233,7 @@ def mixed_input_specimen(code, kind, m, outputs, gated, decoder, weight, dtype, 
 
 
 def tensor_core_gemv_specimens(dtype, matrix, bias):
-    """One row of x, in every format, with the tilings that the launcher chooses for the weights of 8B and 1B models.
+    """Yield tensor-core GEMVs in every format, with the tilings chosen for the weights of 8B and 1B models.
 
     Plain with residual, gate and up with norm, and queries, keys and values with norm and bias.
     """
@@ -237,7 +246,7 @@ def tensor_core_gemv_specimens(dtype, matrix, bias):
 
 
 def tensor_core_gemv_weights():
-    """{name of a format: (its Format, make_operand(K, tiling, dtype), the types of its weight's arrays)}."""
+    """Return {name of a format: (its Format, make_operand(K, tiling, dtype), the types of its weight's arrays)}."""
     bits, zeros, none = array(types.uint16, 1), array(UINT8, 1), types.none
     found = {}
     for group_size, suffix, has_zeros, has_minimums in (
@@ -258,7 +267,7 @@ def tensor_core_gemv_weights():
     return found
 
 
-SPILLED = {  # bytes that a kernel spills at most, by form and compute capability
+SPILLED = {  # most bytes that a kernel may spill, by form and compute capability
     "fp8/plain/4096": {(9, 0): 44, (10, 0): 16},
     "int4/128/gated/4096": {(8, 0): 6, (8, 9): 6},
     "int4/128/plain/14336": {(8, 0): 16, (8, 9): 16},
@@ -269,7 +278,7 @@ SPILLED = {  # bytes that a kernel spills at most, by form and compute capabilit
 
 
 def tensor_core_gemv_specimen(name, outputs, k, dtype, matrix, bias):
-    """One specimen of a model whose rows of x have 4,096 numbers, or `k`."""
+    """Return the specimen of a tensor-core GEMV over rows of `k` numbers."""
     form, make_operand, weight = tensor_core_gemv_weights()[name]
     index, table, heads, none = array(INT32, 1), array(FLOAT32, 2), array(dtype, 3), types.none
     n, norm, made, arrays = {
@@ -295,7 +304,7 @@ def tensor_core_gemv_specimen(name, outputs, k, dtype, matrix, bias):
 
 
 def batched_gemv_specimens(dtype, matrix, bias):
-    """Hopper only: 8 and 16 rows of x, with the tilings that the launcher chooses for the weights of an 8B model."""
+    """Yield batched GEMVs, Hopper only: 8 and 16 rows of x, with the tilings chosen for the weights of an 8B model."""
     for name in batched_gemv_weights():
         for tokens in (8, 16):
             for n, k in ((28672, 4096), (6144, 4096), (4096, 14336)):
@@ -303,7 +312,7 @@ def batched_gemv_specimens(dtype, matrix, bias):
 
 
 def batched_gemv_weights():
-    """{name of a format: (make_decoder(dtype, K, tiling), the types of its weight's arrays)}."""
+    """Return {name of a format: (make_decoder(dtype, K, tiling), the types of its weight's arrays)}."""
     bits, codes, none = array(types.uint16, 1), array(UINT8, 1), types.none
     found = {}
     for group_size, suffix, has_zeros, has_minimums in (
@@ -321,11 +330,11 @@ def batched_gemv_weights():
     return found
 
 
-SPILLED_BY_BATCHED_GEMV = {"16x4096x14336/float16": 8}  # bytes that a kernel of any format spills at most
+SPILLED_BY_BATCHED_GEMV = {"16x4096x14336/float16": 8}  # most bytes that a kernel of any format may spill
 
 
 def batched_gemv_specimen(name, tokens, n, k, dtype, matrix, bias):
-    """One specimen; a weight [28672, K] is gate and up."""
+    """Return the specimen of a batched GEMV; a weight [28672, K] is gate and up."""
     make_decoder, arrays = batched_gemv_weights()[name]
     gated, tiling = n == 28672, batched_gemv.choose_tiling(tokens, n, k)
     decoder = make_decoder(dtype, k, tiling)

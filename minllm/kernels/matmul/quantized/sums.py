@@ -1,4 +1,4 @@
-"""What the GEMVs over weights with scales per group have in common: a lane's products, and the end of a column."""
+"""Device functions shared by the GEMVs with scales per group: a lane's dot products, and a column's sum."""
 
 import functools
 
@@ -10,7 +10,10 @@ from minllm.tiles.warp import warp_sum
 
 @functools.cache
 def make_add_products(m: int, each: int, dtype: str):
-    """add_products(x, first, weight, scale, row, sums): sums[i] += scale * (x[i, first : first + each] @ weight) for `m` rows of x."""
+    """add_products(x, first, weight, scale, row, sums), for `m` rows of x.
+
+    sums[i] += scale * (x[i, first : first + each] @ weight); row: scratch for `each` numbers of x.
+    """
     width, load, _ = vector_access(dtype)
 
     @cuda.jit(device=True)
@@ -28,7 +31,7 @@ def make_add_products(m: int, each: int, dtype: str):
 
 @functools.cache
 def make_store_column(m: int):
-    """store_column(sums, lane, n, bias, out): out[i, n] = the sum of a warp's sums[i], plus bias[n] if there is one, for `m` rows."""
+    """store_column(sums, lane, n, bias, out): out[i, n] = sums[i] added over the warp, plus bias[n] if given, for `m` rows."""
 
     @cuda.jit(device=True)
     def store_column(sums, lane, n, bias, out):

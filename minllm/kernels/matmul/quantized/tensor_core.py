@@ -1,12 +1,12 @@
-"""W8A8 on Hopper's tensor cores: the GEMMs of 16-bit numbers with wgmma's fp8 or int8 instructions and scales in the epilogue.
+"""W8A8 on Hopper's tensor cores: the 16-bit GEMM kernels with fp8 or int8 wgmma, and scales in the epilogue.
 
     out[m, n] = (sum over k of x_code[m, k] * code[n, k]) * x_scale[m] * scale[n]  (+ bias[n])
     gated:  out[m, n] = silu(gate[m, n]) * up[m, n]         gate and up: such sums with the first and the second half of weight's rows
 
 Two codes lie where a 16-bit number would, so tiles, TMA, pipelines and the order of tiles are those of wgmma/wgmma.py, and for up to 256
-rows of flat/flat_wgmma.py; a product is 32 deep instead of 16 in the same time, and half the bytes are loaded. Sums of int8 are exact
-int32. Sums of fp8 are float32, but Hopper's tensor cores keep some 14 bits while they add, like every fp8 GEMM without two-level
-accumulation: on an H200 their errors are those of cuBLAS with fast accumulation (docs/quantised-weights.md). The equations in NumPy are
+rows those of flat/flat_wgmma.py. A wgmma is 32 deep instead of 16 in the same time, and half the bytes are loaded. Sums of int8 are exact
+int32. Sums of fp8 are float32, but Hopper's tensor cores keep some 14 bits while they add, as in every fp8 GEMM without two-level
+accumulation: on an H200 the errors are those of cuBLAS with fast accumulation (docs/quantised-weights.md). The equations in NumPy are
 Int8Format.linear and Fp8Format.linear (weights/int8.py, weights/fp8.py).
 
 Source: PTX ISA, "wgmma.mma_async"; DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.5.2 (precision of fp8 accumulation).
@@ -37,7 +37,7 @@ def fits(x, weight) -> bool:
 
 
 def check_codes(x, weight, out, bias, gated: bool) -> None:
-    """Raise KernelArgumentError unless out [M, N], or gated [M, N / 2], is that of QuantizedRows x [M, K] and codes [N, K]."""
+    """Raise KernelArgumentError unless QuantizedRows x [M, K], codes [N, K], out [M, N], or gated [M, N / 2], and bias fit."""
     check_array("codes of x", x.codes, BITS, M=None, K=None)
     (m, k), n = x.codes.shape, (2 if gated else 1) * out.shape[-1]
     check_array("x_scales", x.scales, (FLOAT32,), M=m)
@@ -51,7 +51,7 @@ def check_codes(x, weight, out, bias, gated: bool) -> None:
 
 
 def run_wgmma(dtype: str, x, weight, out, bias, stream, tiling: WgmmaTiling | None, gated: bool) -> None:
-    """Launch the GEMM for many rows of x, after checks."""
+    """Check the arguments, and launch the GEMM for many rows of x."""
     check_codes(x, weight, out, bias, gated)
     if 0 not in out.shape:
         pairs, scales = (x.codes.view(PAIR), weight.codes.view(PAIR)), wgmma.Scales(dtype, x.scales, weight.scales)
@@ -59,9 +59,10 @@ def run_wgmma(dtype: str, x, weight, out, bias, stream, tiling: WgmmaTiling | No
 
 
 def choose_flat_tiling(tokens: int, n: int, pairs: int, gated: bool) -> FlatWgmmaTiling:
-    """The fastest of a dozen on an H200, or within 4 % of it, for `tokens` padded rows of `pairs` pairs of codes.
+    """Return the fastest of a dozen tilings on an H200, or one within 4 % of it.
 
-    It is that of 16-bit rows of this length, except for two blocks per SM in place of cp.async, and no split-K of middling weights.
+    tokens: padded rows of x; pairs: pairs of codes per row. The tiling is that of 16-bit rows of this length, except that two
+    blocks per SM replace cp.async, and middling weights take no split-K.
     """
     if 4096 < (2 * n if gated else n) <= 8192:
         return flat_tiling.deepest(1, tokens, 1)
@@ -70,7 +71,7 @@ def choose_flat_tiling(tokens: int, n: int, pairs: int, gated: bool) -> FlatWgmm
 
 
 def run_flat(dtype: str, x, weight, out, bias, stream, tiling: FlatWgmmaTiling | None, gated: bool) -> None:
-    """Launch the flat GEMM, for up to 256 rows of x, after checks."""
+    """Check the arguments, and launch the flat GEMM for up to 256 rows of x."""
     check_codes(x, weight, out, bias, gated)
     (m, n), pairs = out.shape, (x.codes.view(PAIR), weight.codes.view(PAIR))
     check(m <= MOST_ROWS_OF_FLAT, f"flat multiplies up to {MOST_ROWS_OF_FLAT} rows of x, not {m}: choose wgmma")
@@ -87,13 +88,14 @@ def run_flat(dtype: str, x, weight, out, bias, stream, tiling: FlatWgmmaTiling |
 
 
 def make_product(run, dtype: str):
-    """The launcher of a product; run: run_wgmma or run_flat. dtype: of the codes, "float8_e4m3fn" or "int8"."""
+    """The launcher of a W8A8 GEMM; run: run_wgmma or run_flat; dtype of the codes: "float8_e4m3fn" or "int8"."""
 
     def product(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | FlatWgmmaTiling | None = None) -> None:
-        """Write the linear of QuantizedRows x [M, K] into `out` [M, N], float16, bfloat16 or float32; weight: codes [N, K], scales [N].
+        """Write x @ weight.T + bias into `out` [M, N], float16, bfloat16 or float32.
 
-        bias [N] is added, if given. `tiling` overrides the choice by shape. Raises KernelArgumentError for shapes and dtypes that do not
-        fit, rows that do not begin on multiples of 16 bytes, too many of them, and on a GPU of another compute capability than 9.0.
+        x: QuantizedRows [M, K]; weight: codes [N, K], scales [N]; bias [N] or None. `tiling` overrides the choice by shape. Raises
+        KernelArgumentError if shapes or dtypes do not fit, if rows do not begin on multiples of 16 bytes, if there are too many rows, and
+        on a GPU of another compute capability than 9.0.
         """
         run(dtype, x, weight, out, bias, stream, tiling, False)
 
@@ -101,12 +103,13 @@ def make_product(run, dtype: str):
 
 
 def make_gated_product(run, dtype: str):
-    """The launcher of a product of gate and up; arguments as in make_product."""
+    """The launcher of a W8A8 GEMM with gate and up; arguments as in make_product."""
 
     def gated_product(x, gate_up, out, stream=None, tiling: WgmmaTiling | FlatWgmmaTiling | None = None) -> None:
-        """Write silu(gate) * up into `out` [M, I], float16 or bfloat16; x: QuantizedRows [M, K], gate_up: codes [2 I, K], gate first.
+        """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I], float16 or bfloat16.
 
-        The sums are not rounded before they meet. Errors as of the product.
+        x: QuantizedRows [M, K]; gate_up: codes [2 I, K], the gate's rows first, scales [2 I]. gate and up are not rounded before they are
+        multiplied. Raises as the launcher of make_product does.
         """
         run(dtype, x, gate_up, out, None, stream, tiling, True)
 

@@ -1,11 +1,11 @@
-"""What the batched GEMV has to know of a format: how codes become mma.sync's operand A, and which scales belong to a group.
+"""The batched GEMV's interface to a weight format: codes as mma.sync's operand A, and scales of groups.
 
-Lane 4 g + t of a warp has numbers of the rows g and g + 8 of a tile ("low" and "high"). mma.sync adds its products in any order of k, so
-a lane takes, of each group in a step of 128 inputs, neighbouring bytes of codes: 16 of the one group, 8 of each of two, or 4 of each of
-four. Word w of a step, w = 0 to 3, then belongs to one group, and so do the two mma.sync that multiply its eight codes.
+Lane 4 g + t of a warp holds numbers of rows g and g + 8 of a tile ("low" and "high"). The order of k is free in a sum over k, so a lane
+loads adjacent bytes of codes from each group in a step of 128 inputs: 16 bytes of one group, 8 of each of two, or 4 of each of four. Each
+word w of a step, w = 0 to 3, then belongs to one group, and so do the two mma.sync that multiply its eight codes.
 
-What belongs to a group, its scale above all, is loaded by one of the four lanes of a row, long before the step: as it lies in memory, so
-that no instruction waits for it. Before its step it becomes a Scale, and a shuffle passes that on.
+One of the four lanes of a row loads the data of a group, its scale above all, long before the step. The lane keeps them unconverted, so
+that no instruction waits for the load, converts them to a Scale before the step, and passes that on by a shuffle.
 
 Source: PTX ISA, "Matrix fragments for mma.m16n8k16".
 """
@@ -18,24 +18,24 @@ from numba import cuda
 class Decoder(NamedTuple):
     """The sizes and device functions of a format, for one K."""
 
-    groups: int  # of a step that have scales of their own: 1, 2 or 4
-    words: int  # registers for what is loaded of a group
-    table_bytes: int  # of a table in shared memory, 0 without one
-    unit: float  # of sums, which are multiplied by its inverse in the end
+    groups: int  # groups per step with their own scales: 1, 2 or 4
+    words: int  # registers for the loaded data of a group
+    table_bytes: int  # bytes of the table in shared memory, 0 without one
+    unit: float  # unit of the sums; the final sums are multiplied by its inverse
     has_sums: bool  # whether `add` needs sums of x
-    has_offsets: bool  # whether it needs an offset per group
-    begin_block: Any  # (table, weight) -> what `pair` and `scale` take: a table, which all threads fill before a barrier, or nothing
-    begin: Any  # (weight, row) -> what the format keeps of a row
-    load: Any  # (weight, row, kept, group, words, at): words[at : at + self.words] = what belongs to a group of a row; groups of more
-    # than a step are counted by steps
-    scale: Any  # (decoding, kept, words, at) -> Scale, made of these words
-    pair: Any  # (decoding, word, i) -> numbers of codes 2 i and 2 i + 1 of a word, as a register of two 16-bit floats
-    pair_of_x: Any  # (word, i) -> the inputs that these multiply, from x as it is
-    add: Any  # (total, factor, offset, sum, sum_of_x) -> total + what a group adds, whose numbers * x have this sum
+    has_offsets: bool  # whether `add` needs an offset per group
+    begin_block: Any  # (table, weight) -> `decoding` for `pair` and `scale`; all threads fill the table, if any, before a barrier
+    begin: Any  # (weight, row) -> `kept`, the format's data of a row
+    load: Any  # (weight, row, kept, group, words, at): words[at : at + self.words] = the data of a group of a row; if a group is longer
+    # than a step, `group` is the number of the step
+    scale: Any  # (decoding, kept, words, at) -> the Scale in these words
+    pair: Any  # (decoding, word, i) -> the numbers of codes 2 i and 2 i + 1 of a word, as a register of two 16-bit floats
+    pair_of_x: Any  # (word, i) -> the two inputs that pair i multiplies, from a word of unmodified x
+    add: Any  # (total, factor, offset, sum, sum_of_x) -> total plus a group's contribution; sum: of the group's numbers times x
 
 
 class Scale(NamedTuple):
-    """A group's scale, and its offset."""
+    """A group's scale, and its offset: zero point, minimum, or 0."""
 
     factor: Any
     offset: Any
@@ -43,5 +43,5 @@ class Scale(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def x_as_it_is(word, i):
-    """pair_of_x of a format whose numbers need no other."""
+    """Decoder.pair_of_x for formats that take x unchanged."""
     return word

@@ -1,16 +1,16 @@
-"""The batched GEMV: up to sixteen rows of x times int4 or NF4, on Hopper's tensor cores.
+"""The batched GEMV: up to sixteen rows of x times int4 or NF4 weights, on Hopper's tensor cores.
 
     out = x @ weight.T + bias          gated: silu(x @ gate.T) * (x @ up.T)
 
-2 M N K FLOPs on N K / 2 bytes of codes: memory-bound, as the GEMV of one row (tensor_core_gemv/), whose way to the codes this is. There
-each block has all of x in shared memory; here the blocks of a cluster divide K, and x, and add their sums.
+2 M N K FLOPs on N K / 2 bytes of codes: memory-bound, like the GEMV of one row (tensor_core_gemv/), which loads codes in the same way.
+There each block holds all of x in shared memory; here the blocks of a cluster divide K, and x, and add their sums.
 
     tiling.py              how the work is divided
     kernel.py              which warp multiplies what, and when it is loaded
     decoder.py, int4.py, nf4.py    how codes become the tensor cores' operand A
-    x.py                   x as their operand B
-    loads.py, products.py  from HBM to registers; a step of products
-    sums.py, outputs.py    from registers to the block that writes; what it writes
+    x.py                   x as operand B
+    loads.py, products.py  loads from HBM to registers; one step of mma.sync
+    sums.py, outputs.py    sums sent to the block that writes them; the outputs
 
 Source: Frantar et al. 2024, "MARLIN"; PTX ISA, "mma", "barrier.cluster".
 """
@@ -40,21 +40,21 @@ MOST_ROWS = 16
 
 
 class Format(NamedTuple):
-    """What the launchers have to know of a format."""
+    """A weight format, as the launchers need it."""
 
     name: str
-    takes: Callable[[int, Any], bool]  # (K, weight): whether its groups fit
-    decoder: Callable[[Any, int, BatchedGemvTiling, str], tuple[Decoder, Any]]  # (weight, K, tiling, dtype) -> also the arrays
+    takes: Callable[[int, Any], bool]  # (K, weight) -> whether its groups are supported
+    decoder: Callable[[Any, int, BatchedGemvTiling, str], tuple[Decoder, Any]]  # (weight, K, tiling, dtype) -> (Decoder, its arrays)
 
 
 def int4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple[Decoder, Any]:
-    """The Decoder of an Int4Weight, and its arrays."""
+    """Return the Decoder of an Int4Weight, and its arrays."""
     kind, arrays = int4_arrays(weight, k)
     return make_int4_decoder(dtype, k, *kind), arrays
 
 
 def nf4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple[Decoder, Any]:
-    """The Decoder of an Nf4Weight, and its arrays."""
+    """Return the Decoder of an Nf4Weight, and its arrays."""
     arrays = Nf4Arrays(*weight)._replace(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
     return make_nf4_decoder(dtype, k, tiling.threads, weight.nested is not None), arrays
 
@@ -64,7 +64,10 @@ NF4 = Format("NF4", lambda k, weight: True, nf4_decoder)
 
 
 def fits(found: Format, x, weight) -> bool:
-    """Whether the kernel takes these arrays: up to 16 rows of 16 bits, of whole steps, that begin on a multiple of 16 bytes."""
+    """Whether the kernel supports these arrays on this GPU, which must be Hopper.
+
+    Up to 16 rows of 16 bits, K % 128 == 0, aligned to 16 bytes; groups that the format supports; a block's part of x fits in shared memory.
+    """
     m, k = x.shape
     aligned = 1 <= m <= MOST_ROWS and x.dtype in HALF_DTYPES and k % INPUTS == 0 and rows_begin_on(16, x, weight.codes)
     if not aligned or not has_wgmma(weight.codes) or not found.takes(k, weight) or math.prod(weight.codes.shape) >= MOST_CODE_BYTES:
@@ -73,7 +76,7 @@ def fits(found: Format, x, weight) -> bool:
 
 
 def check_fits(found: Format, x, weight) -> None:
-    """Raise KernelArgumentError unless it fits."""
+    """Raise KernelArgumentError unless x and weight fit (see `fits`)."""
     check_array("x", x, FLOAT_DTYPES, M=None, K=None)
     groups = ", groups of 32, 64 or multiples of 128" if found is INT4 else ""
     check(
@@ -86,10 +89,10 @@ def check_fits(found: Format, x, weight) -> None:
 
 
 def choose_tiling(m: int, n: int, k: int) -> BatchedGemvTiling:
-    """The fastest of some ten for the weights of an 8B model on an H200, or within 5 % of it; n: rows of weight.
+    """Return the fastest of some ten tilings for the weights of an 8B model on an H200, or one within 5 % of it.
 
-    Eight blocks divide K, and four steps are a warp's share. Up to eight tokens of a large weight, whose tiles are many, take clusters of
-    four blocks; long rows take blocks of 16 warps, one per SM, which keep fewer copies of x.
+    n: rows of weight. Eight blocks divide K, and a warp's share is four steps. A large weight has many tiles, so with up to eight tokens
+    it takes clusters of four blocks. Long rows take blocks of 16 warps, one per SM, which keep fewer copies of x.
     """
     steps, tokens = k // INPUTS, 8 if m <= 8 else MOST_ROWS
     cluster = next((one for one in (8, 4, 2) if steps >= one), 1)
@@ -101,7 +104,7 @@ def choose_tiling(m: int, n: int, k: int) -> BatchedGemvTiling:
 
 
 def run(found: Format, x, weight, bias, out, outputs, pairs: int, stream, tiling) -> None:
-    """Launch after checks."""
+    """Check the tiling and launch."""
     n, (m, k) = weight.codes.shape[0], x.shape
     tiling = BatchedGemvTiling(*(tiling or choose_tiling(m, n, k)))
     tiling.check()
@@ -117,7 +120,10 @@ def run(found: Format, x, weight, bias, out, outputs, pairs: int, stream, tiling
 
 
 def clusters_at_a_time(kernel, tiling: BatchedGemvTiling, arguments, shared_bytes: int) -> int:
-    """Clusters that run at a time: one more would wait until another has ended. In the simulator and a dry run, as many as SMs hold."""
+    """Return how many clusters can run at a time: one more would wait until another has ended.
+
+    In the simulator and a dry run the number follows from the SMs alone.
+    """
     if isinstance(arguments[0], np.ndarray) or is_assumed():
         return max(1, sms_here() * tiling.blocks // tiling.cluster)
     return kernel[tiling.cluster, tiling.threads, None, shared_bytes, (tiling.cluster, 1, 1)].clusters_at_a_time(*arguments)
@@ -127,10 +133,10 @@ def make_gemv(found: Format):
     """The launcher of out = x @ weight.T + bias."""
 
     def batched_gemv(x, weight, out, bias=None, stream=None, tiling=None) -> None:
-        """Write x @ weight.T + bias into `out` [M, N]: x [M, K] with M <= 16, float16 or bfloat16; weight: of the format, [N, K].
+        """Write x @ weight.T + bias into `out` [M, N].
 
-        out and bias are of x's dtype or float32. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else (see
-        `fits`).
+        x [M, K], M <= 16, float16 or bfloat16; weight [N, K] in the launcher's format; out and bias [N] have x's dtype or float32.
+        `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else (see `fits`).
         """
         check_fits(found, x, weight)
         n = weight.codes.shape[0]
@@ -147,7 +153,7 @@ def make_gated_gemv(found: Format):
     def gated_batched_gemv(x, gate_up, out, stream=None, tiling=None) -> None:
         """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I]; gate_up: a weight [2 I, K], the gate's rows first.
 
-        The sums are not rounded before they meet. Errors as above.
+        gate and up are not rounded before they are multiplied. Raises as batched_gemv does.
         """
         check_fits(found, x, gate_up)
         rows = gate_up.codes.shape[0]

@@ -1,14 +1,14 @@
-"""int4 (W4A16) for the batched GEMV: a mask makes a pair of codes a pair of subnormal 16-bit floats, unit * code.
+"""int4 (W4A16) for the batched GEMV: a mask turns two codes into two subnormal 16-bit floats, unit * code.
 
     sum over a group of scale * (code - zero) * x      = scale * (sum of code * x - zero * sum of x)
     sum over a group of (scale * code + minimum) * x   = scale * sum of code * x + minimum * sum of x
 
-The lowest bits of a 16-bit float with an exponent of 0 are a number of units, and tensor cores take them as it. So bfloat16 takes codes
-without a shift from the lower half of a byte, and those of the upper half as 16 times as much: the x that these multiply is divided by 16.
-Its unit of 2**-133 would leave float32 little room for products, so x is multiplied by 2**64 besides, and keeps its precision from 1e-17 to
-1.8e19: larger numbers become infinite. float16 takes codes from bit 3 on, shifts those of upper halves and leaves x as it is.
+A 16-bit float with an exponent of 0 is subnormal: its lowest bits are a number of units, and tensor cores multiply it as such. In bfloat16
+the codes in the lower half of a byte need no shift, and those in the upper half count 16 times as much: the x that they multiply is divided
+by 16. The unit 2**-133 would leave float32 little room for products, so x is also multiplied by 2**64, and keeps its precision from 1e-17
+to 1.8e19: larger numbers become infinite. In float16 codes begin at bit 3, those of upper halves are shifted, and x is unchanged.
 
-Source: Frantar et al. 2024, "MARLIN", section 3.4 (codes as the mantissas of normal numbers, which takes one instruction more).
+Source: Frantar et al. 2024, "MARLIN", section 3.4 (codes as the mantissas of normal numbers, which takes one more instruction).
 """
 
 import functools
@@ -27,12 +27,15 @@ EVEN, ODD = 0x5F805F80, 0x5D805D80  # pairs of the bfloat16 2**64 and 2**60
 
 @cuda.jit(device=True, forceinline=True)
 def pair_of_scaled_x(word, i):
-    """A pair of bfloat16, times 2**64 or 2**60, exactly."""
+    """Return a pair of bfloat16 times 2**64, or 2**60 if i is odd, exactly."""
     return ptx.fma_bf16x2(word, uint32(ODD if i % 2 else EVEN), uint32(MINUS_ZEROS))
 
 
 def make_pair_of_codes(unit: Unit):
-    """The device function that makes subnormal numbers of codes 2 i and 2 i + 1 of a word: of both halves of a byte if x is multiplied."""
+    """pair_of_codes(decoding, word, i): codes 2 i and 2 i + 1 of a word as subnormal numbers.
+
+    If x is multiplied (unit.of_x), odd pairs keep their bits in the upper half of a byte, 16 times as much.
+    """
     place, together, mask = unit.place, 2 if unit.of_x != 1 else 1, 0x000F000F << unit.place
 
     @cuda.jit(device=True, forceinline=True)
@@ -46,18 +49,18 @@ def make_pair_of_codes(unit: Unit):
 
 @cuda.jit(device=True, forceinline=True)
 def nothing(table, weight):
-    """begin_block of a format without a table."""
+    """Decoder.begin_block for a format without a table."""
     return uint32(0)
 
 
 @cuda.jit(device=True, forceinline=True)
 def keep_nothing(weight, row):
-    """begin of a format whose rows have nothing but their groups."""
+    """Decoder.begin for a format without data per row."""
     return row
 
 
 def make_add(has_zeros: bool, has_minimums: bool):
-    """The device function `add` of groups with zeros, with minimums, or symmetric."""
+    """Return Decoder.add for groups with zeros, with minimums, or symmetric."""
 
     @cuda.jit(device=True, forceinline=True)
     def add(total, factor, offset, codes_times_x, x):
@@ -72,7 +75,7 @@ def make_add(has_zeros: bool, has_minimums: bool):
 
 @functools.cache
 def make_int4_decoder(dtype: str, k: int, group_size: int, scale_dtype: str, has_zeros: bool, has_minimums: bool) -> Decoder:
-    """The Decoder of weights in groups of 32, 64 or a multiple of 128."""
+    """Return the Decoder of int4 weights in groups of 32, 64 or a multiple of 128."""
     groups_of_a_row, float_of, unit = k // group_size, FLOAT_OF[scale_dtype], UNITS[dtype]
     steps_of_a_group = max(1, group_size // INPUTS)
 

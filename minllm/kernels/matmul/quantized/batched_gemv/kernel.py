@@ -1,13 +1,13 @@
-"""The kernel of the batched GEMV: codes from HBM to registers, x in shared memory, sums to the block of the cluster that writes them.
+"""The kernel of the batched GEMV: codes in registers, x in shared memory, sums exchanged in a cluster.
 
-A warp multiplies 16 rows of weight by all tokens, over its part of K. The blocks of a cluster divide K, because a block that had all of it
-would read all of x; `splits` warps of a block divide the block's part. So `unroll` steps of 128 inputs, 1 KB of codes each, are a warp's
-share of a tile, or a chunk of it. A step is loaded as soon as the step that lay in its registers is multiplied, across the end of a tile.
+A warp multiplies 16 rows of weight by all tokens, over its part of K. The blocks of a cluster divide K, because a block with all of K would
+read all of x; `splits` warps of a block divide the block's part. A warp's share of a tile is one or more chunks of `unroll` steps; a step
+is 128 inputs, 1 KB of codes. As soon as a step has been multiplied, the next one is loaded into its registers, also across tiles.
 
-The sums of a tile are sent to the block that owns its rows, and meet there in the order of their parts, whichever comes first: two runs
+The sums of a tile are sent to the block that owns its rows, and added there in the order of their parts, whichever arrives first: two runs
 give the same bits. A warp of the block writes the outputs of a tile after it has multiplied its part of the next one (sums.py).
 
-2 M N K FLOPs on N K / 2 bytes of codes, besides M K b bytes of x for every cluster that runs at a time.
+2 M N K FLOPs on N K / 2 bytes of codes, and M K b bytes of x per cluster that runs at a time.
 
 Source: PTX ISA, "mma", "barrier.cluster".
 """
@@ -28,13 +28,16 @@ from minllm.tiles.unrolled import unrolled
 
 
 def dynamic_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
-    """Dynamic shared memory of a block: its part of x, and behind it the buffers of sums, since static arrays are at most 48 KB."""
+    """Return the dynamic shared memory of a block in bytes: its part of x, then the buffers of sums.
+
+    Both are dynamic since static arrays are at most 48 KB.
+    """
     return x_bytes(tiling, steps, groups) + BUFFERS * 4 * tiling.sums
 
 
 @functools.cache
 def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Outputs, dtype: str, k: int):
-    """The kernel for x of `dtype` with rows of k numbers, and weights that `decoder` knows."""
+    """The kernel for x of `dtype` with rows of k numbers, and weights in the format of `decoder`."""
     steps, groups, table_bytes = k // INPUTS, decoder.groups, decoder.table_bytes
     chunks, steps_of_block, tiles_of_cluster = tiling.chunks(steps), tiling.steps_of_block(steps), tiling.tiles
     (warps, splits, cluster, unroll, _, _), registers = tiling, tiling.tokens // 2
@@ -46,12 +49,12 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
     send, finish = make_send(tiling, buffers_at), make_finish(tiling, outputs, decoder.unit, buffers_at)
     code_words, scale_words, scale_values = loads.code_words, loads.scale_words, loads.scale_values
     load_codes, rows_of = loads.codes, outputs.rows_of
-    # Without a fence ptxas moves the loads of all steps behind the products of the last one, which is better for 16 tokens of int4 alone.
+    # Without a fence ptxas moves the loads of all steps behind the mma.sync of the last one, which is better only for int4 and 16 tokens.
     loads_stay = tiling.tokens == 8 or table_bytes > 0
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_step(u, memory, decoding, weight, codes, values, local, total, goes_on, next_places, next_first):
-        """The products of the u-th step in flight, and the loads of the step that takes its place."""
+        """Multiply the u-th step in flight, and load the step that takes its registers."""
         multiply(memory, decoding, codes, u * CODE_WORDS, values, u, int32(local + u * splits), total)
         if goes_on:
             load_codes(u, weight.codes, next_places, next_first, codes)
@@ -62,18 +65,18 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
 
     @cuda.jit(device=True, forceinline=True)
     def rows_of_tile(weight, tile, n):
-        """The lane's Rows of a tile."""
+        """Return the lane's Rows of a tile."""
         low, high = rows_of(int32(tile * PAIRS + (int32(cuda.threadIdx.x) >> 2 & 7)), n)
         return loads.rows(weight, uint32(low), uint32(high))
 
     @kernel(launch_bounds=(tiling.threads, tiling.blocks), dependent_launch=True)
     def batched_gemv_kernel(x, weight, bias, out, n, pairs):
-        """x [M, K], weight [n, K]: the decoder's arrays, bias [n] or None, out [M, n] or [M, n / 2]; pairs: of rows of weight."""
+        """x [M, K], weight [n, K]: the decoder's arrays, bias [n] or None, out [M, n] or [M, n / 2]; pairs: pairs of weight rows."""
         ptx.griddepcontrol_launch_dependents()
         memory, barriers = cuda.shared.array(0, uint32, 128), cuda.shared.array(barrier_words, uint32, 8)
         begin(barriers)
         ptx.barrier_cluster_arrive()
-        table = cuda.shared.array(table_bytes, uint8, 128)  # of a format without a table the memory above: nothing touches it
+        table = cuda.shared.array(table_bytes, uint8, 128)  # without a table (0 bytes) an unused alias of `memory`
         warp, rank = int32(int32(cuda.threadIdx.x) >> 5), int32(ptx.cluster_ctarank())
         tile_of_warp, split = int32(uint32(warp) // uint32(splits)), int32(uint32(warp) % uint32(splits))
         codes, words = cuda.local.array(code_words, uint32), cuda.local.array(scale_words, uint32)
@@ -82,7 +85,7 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
         first_tile, first_step = int32(uint32(cuda.blockIdx.x) // uint32(cluster) * uint32(tiles_of_cluster)), int32(rank * steps_of_block)
         rows = rows_of_tile(weight, int32(first_tile + tile_of_warp), n)
         load_all_codes(weight.codes, loads.places(rows, int32(first_step + split)), int32(first_step + split), codes)
-        cuda.syncwarp()  # loads do not move across it: those of codes come before any that waits for another
+        cuda.syncwarp()  # loads do not move across it: loads of codes are issued before any load that waits for another
         loads.scales(weight, rows, int32(first_step + split), words)
         decoding = decoder.begin_block(table, weight)
         ptx.griddepcontrol_wait()
@@ -91,7 +94,7 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
         if has_sums:
             sum_x(memory, decoding)
             cuda.syncthreads()
-        ptx.barrier_cluster_wait()  # all blocks of the cluster have their barriers
+        ptx.barrier_cluster_wait()  # all blocks of the cluster have initialised their mbarriers
         i, tile_before = int32(0), int32(0)
         while first_tile < tiles:
             following = int32(first_tile + stride)

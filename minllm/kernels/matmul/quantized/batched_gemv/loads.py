@@ -1,4 +1,4 @@
-"""What a warp loads from HBM: codes of its rows of weight, each lane its own, and scales, each lane those that it passes on."""
+"""A warp's loads from HBM: each lane loads its own codes, and the scales that it passes on to other lanes."""
 
 from typing import Any, NamedTuple
 
@@ -9,12 +9,12 @@ from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
 
-ROW_BYTES, WORDS = 64, 4  # of a step's codes of a row; a lane's words of them
-CODE_WORDS = 2 * WORDS  # of a lane's two rows
+ROW_BYTES, WORDS = 64, 4  # bytes of codes per row and step; a lane's words of them
+CODE_WORDS = 2 * WORDS  # words of codes of a lane's two rows
 
 
 class Row(NamedTuple):
-    """A row of weight, and what its format keeps of it."""
+    """A row of weight: its number, and what Decoder.begin returned for it."""
 
     number: Any
     kept: Any
@@ -28,27 +28,27 @@ class Rows(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """Registers of the steps in flight, and device functions."""
+    """Numbers of registers for the steps in flight, and the device functions that fill them."""
 
     code_words: int
     scale_words: int
     scale_values: int
     rows: Any  # (weight, low, high) -> Rows
     places: Any  # (rows, first) -> Places of a warp's steps from `first` on
-    codes: Any  # (u, array, places, first, codes): a lane's codes of the u-th of these steps
-    scales: Any  # (weight, rows, first, words): what belongs to the groups of the lane in all these steps
-    convert: Any  # (decoding, rows, words, values): values = these as Scales
+    codes: Any  # (u, array, places, first, codes): loads a lane's codes of the u-th of these steps
+    scales: Any  # (weight, rows, first, words): loads the data of the lane's groups in all these steps
+    convert: Any  # (decoding, rows, words, values): values = the Scales in these words
 
 
 class Places(NamedTuple):
-    """Where a lane's codes of a chunk of steps begin, in both of its rows: 64-bit numbers, to which the steps are constants."""
+    """Byte offsets of a lane's codes of a chunk, in both of its rows; 64 bits, to which the steps add constants."""
 
     low: Any
     high: Any
 
 
 def make_load_codes(tiling: BatchedGemvTiling, groups: int, steps: int):
-    """(places, load): the device functions that find a lane's Places, and that load its codes of the u-th of a warp's steps."""
+    """Return device functions (places, load): find a lane's Places, and load its codes of the warp's u-th step."""
     splits, lane_bytes, group_bytes, last, row_bytes = tiling.splits, 4 * WORDS // groups, ROW_BYTES // groups, steps - 1, steps * ROW_BYTES
     is_padded = tiling.steps_of_block(steps) * tiling.cluster != steps
 
@@ -70,7 +70,7 @@ def make_load_codes(tiling: BatchedGemvTiling, groups: int, steps: int):
 
     @cuda.jit(device=True, forceinline=True)
     def load(u, array, places, first, codes):
-        """codes[8 u : 8 u + 8] = those of row low and of row high; behind the last step of a row that one again."""
+        """codes[8 u : 8 u + 8] = the codes of row low, then of row high; past the last step of a row, that step again."""
         further = u * splits * ROW_BYTES
         if is_padded:
             further = int64((min(int32(first + u * splits), int32(last)) - first) * ROW_BYTES)
@@ -81,10 +81,10 @@ def make_load_codes(tiling: BatchedGemvTiling, groups: int, steps: int):
 
 
 def make_loads(tiling: BatchedGemvTiling, decoder: Decoder, steps: int) -> Loads:
-    """The Loads of weights with rows of this many steps."""
+    """Return the Loads of weights with rows of this many steps."""
     splits, groups, words_of_a_group, last_group = tiling.splits, decoder.groups, decoder.words, steps * decoder.groups - 1
     (places, load_codes), load_group, scale_of, begin = make_load_codes(tiling, groups, steps), decoder.load, decoder.scale, decoder.begin
-    entries = ceil_div(tiling.unroll * groups, 4)  # groups of a row for which a lane is responsible
+    entries = ceil_div(tiling.unroll * groups, 4)  # groups per row that one lane loads
 
     @cuda.jit(device=True, forceinline=True)
     def rows(weight, low, high):

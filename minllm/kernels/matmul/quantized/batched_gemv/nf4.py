@@ -1,6 +1,7 @@
-"""NF4 (W4A16) for the batched GEMV: a table of pairs in shared memory makes a byte of codes a pair of 16-bit floats.
+"""NF4 (W4A16) for the batched GEMV: a table of pairs turns a byte of codes into two 16-bit floats.
 
-An absmax is itself an 8-bit code, with a scale per 256 blocks and an offset per row; its map lies in shared memory too.
+The table lies in shared memory. With double quantisation an absmax is an 8-bit code, with a scale per 256 blocks and an offset per row; its
+map is in shared memory too.
 
 Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3.
 """
@@ -15,11 +16,11 @@ from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder, Scale,
 from minllm.kernels.matmul.quantized.nf4 import BLOCK_SHIFT, NESTED_SHIFT
 from minllm.kernels.matmul.quantized.nf4_pairs import TABLE_BYTES, make_fill_tables, mapped, pair_at, tables_at
 
-BLOCKS = 2  # of a step
+BLOCKS = 2  # NF4 blocks per step
 
 
 class Kept(NamedTuple):
-    """Of a row: the number of its first block, and what is added to its absmax."""
+    """A row's data: the number of its first block, and the offset added to its absmax."""
 
     first_block: Any
     offset: Any
@@ -27,13 +28,13 @@ class Kept(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def add_scaled(total, absmax, offset, numbers_times_x, x):
-    """The `add` of blocks of numbers times their absmax."""
+    """Decoder.add for NF4: the sum of a block times its absmax."""
     return total + absmax * numbers_times_x
 
 
 @functools.cache
 def make_nf4_decoder(dtype: str, k: int, threads: int, is_nested: bool) -> Decoder:
-    """The Decoder of weights with or without double quantisation."""
+    """Return the Decoder of NF4 weights, with or without double quantisation."""
     fill, blocks_of_a_row = make_fill_tables(dtype, threads), k >> BLOCK_SHIFT
 
     @cuda.jit(device=True, forceinline=True)

@@ -1,7 +1,7 @@
-"""What the batched GEMV writes of the two sums of a pair of rows of weight: two outputs of a token, or one, the gate's times up's.
+"""Outputs of the batched GEMV: a token's sums for a pair of weight rows become two outputs, or a gated one.
 
     plain   rows 16 i + j and 16 i + j + 8:  out[m, n] = sum + bias[n]
-    gated   a row of the gate and its of up:  out[m, n] = silu(low) * high
+    gated   a row of the gate and that of up:  out[m, n] = silu(low) * high
 
 Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU).
 """
@@ -16,21 +16,21 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import gated_rows,
 
 @cuda.jit(device=True, forceinline=True)
 def plain_rows(pair, rows):
-    """Neighbours at a distance of eight."""
+    """Return the two rows of a pair, eight apart, at most the last row."""
     low = plain_column(pair)
     return min(low, int32(rows - 1)), min(int32(low + PAIRS), int32(rows - 1))
 
 
 @cuda.jit(device=True, forceinline=True)
 def write_column(bias, out, token, column, value):
-    """An output, unless its column is beyond the edge."""
+    """Write an output, with its bias, unless its column is past the edge."""
     if column < int32(out.shape[1]):
         out[token, column] = value if bias is None else value + float32(bias[column])
 
 
 @cuda.jit(device=True, forceinline=True)
 def write_plain(bias, out, token, pair, low, high):
-    """Both sums."""
+    """Write both sums of a pair."""
     column = plain_column(pair)
     write_column(bias, out, token, column, low)
     write_column(bias, out, token, int32(column + PAIRS), high)
@@ -38,7 +38,7 @@ def write_plain(bias, out, token, pair, low, high):
 
 @cuda.jit(device=True, forceinline=True)
 def write_gated(bias, out, token, pair, low, high):
-    """silu(gate) * up."""
+    """Write silu(gate) * up."""
     write_column(bias, out, token, int32(pair), low * sigmoid(low) * high)
 
 

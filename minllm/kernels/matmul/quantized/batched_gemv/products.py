@@ -1,4 +1,4 @@
-"""A warp's products: a step of codes of 16 rows of weight times x, for all tokens, with the scales of its groups."""
+"""One step of a warp: mma.sync of 16 rows of weight by x for all tokens, then the scales of groups."""
 
 from numba import cuda, float32, uint32
 
@@ -11,14 +11,14 @@ from minllm.tiles.warp import ALL_LANES
 
 
 def make_multiply_group(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str):
-    """The device function: sums[0 : 4 * blocks] = the numbers of a group of a step, times x."""
+    """Return the device function: sums[0 : 4 * blocks] = the numbers of one group of a step, times x."""
     load_word, multiply, pair, words_of_a_group = make_load_word(tiling), MULTIPLY[dtype], decoder.pair, WORDS // decoder.groups
     blocks = tiling.tokens // 8
     four_of_each = 4 * blocks
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_group(memory, decoding, codes, at, step, group, sums):
-        """codes[at : at + 4] are those of row low in this step, codes[at + 4 : at + 8] those of row high."""
+        """codes[at : at + 4] are the codes of row low in this step, codes[at + 4 : at + 8] those of row high."""
         a, b = cuda.local.array(4, uint32), cuda.local.array(four_of_each, uint32)
         for i in range(four_of_each):
             sums[i] = float32(0)
@@ -36,20 +36,20 @@ def make_multiply_group(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str)
 
 
 def make_multiply_step(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str, first_sum: int):
-    """The device function: total[0 : 4 * blocks] += the products of the u-th step in flight, whose scales lie in lanes' registers."""
+    """Return the device function: total[0 : 4 * blocks] += the u-th step in flight; lanes hold its scales."""
     groups, blocks, tokens = decoder.groups, tiling.tokens // 8, tiling.tokens
     multiply_group, add, four_of_each = make_multiply_group(tiling, decoder, dtype), decoder.add, 4 * blocks
     has_sums, has_offsets = decoder.has_sums, decoder.has_offsets
 
     @cuda.jit(device=True, forceinline=True)
     def passed_on(values, entry, row, which):
-        """A Scale's number that lane entry % 4 of a row holds."""
+        """Return a Scale's factor (which = 0) or offset (1), held by lane entry % 4 of the row."""
         source = (uint32(cuda.threadIdx.x) & uint32(28)) | uint32(entry % 4)
         return cuda.shfl_sync(ALL_LANES, values[(entry // 4 * 2 + row) * 2 + which], source)
 
     @cuda.jit(device=True, forceinline=True)
     def sum_of_x(memory, step, group, block, column):
-        """The sum of x over a group, of one of the lane's tokens."""
+        """Return the sum of x over a group for one of the lane's tokens, or 0 if the format needs none."""
         if not has_sums:
             return float32(0)
         token = uint32(8 * block + column) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(2)

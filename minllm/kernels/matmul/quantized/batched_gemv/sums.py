@@ -1,10 +1,11 @@
-"""The sums of a tile on their way to the block that writes them: by st.async, and added in the order of the parts of K.
+"""Sums of a tile: sent by st.async to the block that writes them, and added in the order of the parts of K.
 
     sums[buffer, part of K, pair, two tokens, 4]       of the pairs that a block of the cluster owns: row low of both tokens, then row high
 
-Of each of the two buffers an mbarrier tells its block that all parts are there, and another that all blocks of the cluster have emptied it.
-So no warp waits at a barrier of its block, or at that of the cluster, whose release would wait until all that a warp has stored is visible
-to the whole GPU: that took a quarter of the kernel's time. One warp after another adds the parts of a tile and writes its outputs.
+Each of the two buffers has one mbarrier that tells its block that all parts have arrived, and one that tells it that all blocks of the
+cluster have emptied theirs. So no warp waits at a block barrier, or at a cluster barrier: its release would wait until all stores of the
+warp are visible to the whole GPU, which took a quarter of the kernel's time. The warps take turns in adding the parts of a tile and writing
+its outputs.
 
 Source: PTX ISA, "st.async", "mapa", "mbarrier".
 """
@@ -23,14 +24,14 @@ BUFFERS = 2
 
 
 class Outputs(NamedTuple):
-    """What becomes of the two sums of a pair of rows (outputs.py): device functions."""
+    """Device functions that write the two sums of a pair of rows (outputs.py)."""
 
-    rows_of: Any  # (pair, rows of weight) -> (low, high); pairs beyond the last repeat it
+    rows_of: Any  # (pair, rows of weight) -> (low, high); pairs past the last repeat it
     write: Any  # (bias, out, token, pair, low, high)
 
 
 class Buffer(NamedTuple):
-    """A buffer of the i-th tiles: its number, shared addresses of its barriers, and the parity of the phase of `full`."""
+    """The buffer of the i-th tiles: its number, shared addresses of its mbarriers, and the phase parity of `full`."""
 
     number: Any
     full: Any
@@ -40,14 +41,14 @@ class Buffer(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def buffer_of(barriers, i):
-    """The Buffer that the sums of a cluster's i-th tiles take."""
+    """Return the Buffer for the sums of a cluster's i-th tiles."""
     number = uint32(i) % uint32(BUFFERS)
     full = uint32(ptx.shared_address(barriers, 0) + number * uint32(BARRIER_BYTES))
     return Buffer(number, full, uint32(full + uint32(BUFFERS * BARRIER_BYTES)), uint32(i) // uint32(BUFFERS) & uint32(1))
 
 
 def make_begin(tiling: BatchedGemvTiling):
-    """The device function with which a block makes its mbarriers; then it arrives at the cluster's barrier."""
+    """begin(barriers): a block initialises its mbarriers, before it arrives at the cluster barrier."""
     buffer_bytes, cluster = tiling.sums * 4, tiling.cluster
 
     @cuda.jit(device=True, forceinline=True)
@@ -64,7 +65,7 @@ def make_begin(tiling: BatchedGemvTiling):
 
 
 def make_send(tiling: BatchedGemvTiling, first_word: int):
-    """The device function with which a warp sends the sums of its part of K of the cluster's i-th tiles; buffers: memory[first_word :]."""
+    """Return the device function that sends a warp's sums of the i-th tiles; buffers: memory[first_word :]."""
     pairs, splits, blocks, twos, sums_of_block = tiling.pairs, tiling.splits, tiling.tokens // 8, tiling.tokens // 2, tiling.sums
 
     @cuda.jit(device=True, forceinline=True)
@@ -85,7 +86,7 @@ def make_send(tiling: BatchedGemvTiling, first_word: int):
 
 
 def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float, first_word: int):
-    """The device function with which a warp adds the parts of the sums of the cluster's i-th tiles, and writes the block's outputs."""
+    """Return the device function: a warp adds the parts of the i-th tiles and writes its block's outputs."""
     own, parts, twos, write, per_unit = tiling.pairs, tiling.parts_of_k, tiling.tokens // 2, outputs.write, 1 / unit
     items, buffer_bytes, sums_of_block, cluster = tiling.tokens // 2 * tiling.pairs, tiling.sums * 4, tiling.sums, tiling.cluster
     rounds = ceil_div(items, WARP)
@@ -93,7 +94,7 @@ def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float, first_
 
     @cuda.jit(device=True, forceinline=True)
     def add_parts(memory, buffer, item, totals, at):
-        """totals[at : at + 4] = the sums over the parts of K of a pair and two tokens, in units of 1."""
+        """totals[at : at + 4] = the sums of a pair and two tokens over all parts of K, divided by `unit`."""
         for j in range(4):
             totals[at + j] = float32(0)
         for part in range(parts):
@@ -108,7 +109,7 @@ def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float, first_
 
     @cuda.jit(device=True, forceinline=True)
     def release(buffer):
-        """The warp has read the buffer: tell all blocks of the cluster."""
+        """Rearm `full`, and tell all blocks of the cluster that the warp has read the buffer."""
         lane = int32(cuda.threadIdx.x) & (WARP - 1)
         cuda.syncwarp()
         if lane == 0:

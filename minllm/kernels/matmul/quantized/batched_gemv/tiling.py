@@ -6,15 +6,16 @@ from minllm.kernels.arguments import ceil_div
 from minllm.runtime.kernel import check
 from minllm.tiles.warp import WARP
 
-INPUTS = 128  # of a step: 64 bytes of codes of a row
-MOST_GROUPS, MOST_TABLE_BYTES = 4, 35 * 1024  # groups of a step; NF4's tables, and barriers
-PAIRS = 8  # of rows of a tile: mma.sync's operand A has 16 rows of weight, eight low ones and eight high ones
+INPUTS = 128  # inputs per step: 64 bytes of codes per row
+MOST_GROUPS, MOST_TABLE_BYTES = 4, 35 * 1024  # groups per step; bytes of NF4's tables and the barriers
+PAIRS = 8  # row pairs per tile: mma.sync's operand A has 16 rows of weight, eight low ones and eight high ones
 
 
 class BatchedGemvTiling(NamedTuple):
-    """Blocks of `warps`, of which `splits` share a tile of 16 rows of weight; the blocks of a cluster divide K, and so do these warps.
+    """Blocks of `warps` warps, of which `splits` share a tile of 16 rows of weight, in clusters of `cluster` blocks.
 
-    A warp has `unroll` steps in flight. tokens: columns of mma.sync, 8 or 16. Registers suffice for `blocks` per SM.
+    The warps that share a tile and the blocks of a cluster divide K. A warp has `unroll` steps in flight. tokens: columns of mma.sync, 8 or
+    16. Registers suffice for `blocks` blocks per SM.
     """
 
     warps: int
@@ -26,7 +27,7 @@ class BatchedGemvTiling(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads per block."""
         return self.warps * WARP
 
     @property
@@ -36,33 +37,33 @@ class BatchedGemvTiling(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Pairs of rows of these tiles whose sums each block of the cluster collects."""
+        """Row pairs of these tiles per block of the cluster: each block collects the sums of its own pairs."""
         return self.tiles * PAIRS // self.cluster
 
     @property
     def parts_of_k(self) -> int:
-        """Warps that divide the inputs of a tile."""
+        """Warps of a cluster that divide the inputs of a tile."""
         return self.splits * self.cluster
 
     @property
     def sums(self) -> int:
-        """Numbers that a block collects for its pairs: of both rows, from each part of K, for each token."""
+        """Sums that a block collects for its pairs: one per row of a pair, part of K, and token."""
         return self.parts_of_k * self.tokens * 2 * self.pairs
 
     def chunks(self, steps: int) -> int:
-        """Times `unroll` steps of a warp, of a row of this many steps."""
+        """Chunks of `unroll` steps per warp, for rows of this many steps."""
         return ceil_div(steps, self.parts_of_k * self.unroll)
 
     def steps_of_block(self, steps: int) -> int:
-        """A block's part of these steps; the last block's may go beyond them."""
+        """Steps per block, for rows of this many steps; those of the last block may go past the row."""
         return self.chunks(steps) * self.unroll * self.splits
 
     def shared_bytes(self, steps: int) -> int:
-        """The most shared memory that a block needs for rows of this many steps: x, its sums, those of the outputs, and tables."""
+        """Most shared memory of a block in bytes, for rows of this many steps: x, its sums, those of outputs, tables."""
         return self.steps_of_block(steps) * self.tokens * (2 * INPUTS + 4 * MOST_GROUPS) + 2 * 4 * self.sums + MOST_TABLE_BYTES
 
     def check(self) -> None:
-        """Raise KernelArgumentError unless it can be launched."""
+        """Raise KernelArgumentError unless this tiling can be launched."""
         check(1 <= self.warps <= 16 and self.unroll >= 1, f"{self}: 1 to 16 warps, and at least one step in flight")
         check(self.warps % self.splits == 0, f"{self}: the warps of a block divide evenly into groups of `splits`")
         check(self.cluster in (1, 2, 4, 8), f"{self}: a cluster has 1, 2, 4 or 8 blocks")

@@ -1,8 +1,8 @@
-"""A block's part of x in shared memory, as mma.sync's operand B: 16 bytes for each token, word of codes and lane of a row.
+"""A block's part of x in shared memory, as mma.sync's operand B: 16 bytes per token, word of codes, and lane.
 
-    memory[step, w, token, t] = the eight inputs of word w of lane t (decoder.py)            behind it: sums[step, group, token]
+    memory[step, w, token, t] = the eight inputs of word w of lane t (decoder.py)            followed by sums[step, group, token]
 
-The 32 lanes of a warp read 512 neighbouring bytes for eight tokens, without a conflict. Its sums over groups are products too.
+The 32 lanes of a warp read 512 adjacent bytes for eight tokens, without bank conflicts. mma.sync also computes the sums of x over groups.
 
 Source: PTX ISA, "Matrix fragments for mma.m16n8k16".
 """
@@ -18,18 +18,18 @@ from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTilin
 from minllm.kernels.vector import load_words
 from minllm.tiles.warp import WARP
 
-ALL_ONE = 0x11111111  # a word of codes
-AT_A_TIME = 4  # vectors that a thread has under way
-VECTORS, WORDS = 16, 4  # of 16 bytes in a step of a row of x, and of codes in a lane's step of a row of weight
+ALL_ONE = 0x11111111  # a word of eight codes of 1
+AT_A_TIME = 4  # vectors that a thread has in flight
+VECTORS, WORDS = 16, 4  # 16-byte vectors of x per row and step; words of codes per lane, row and step
 
 
 def x_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
-    """Bytes of a block's part of x and of its sums."""
+    """Return the bytes of a block's part of x and of its sums."""
     return tiling.steps_of_block(steps) * tiling.tokens * (VECTORS * 16 + groups * 4)
 
 
 class Place(NamedTuple):
-    """Where 16 bytes of x lie: in a row of x, and in shared memory."""
+    """A vector's token and its position in that row of x, and its first word in shared memory."""
 
     token: Any
     vector: Any
@@ -37,16 +37,16 @@ class Place(NamedTuple):
 
 
 def make_place_of(tiling: BatchedGemvTiling, groups: int):
-    """The device function: a number -> Place.
+    """place_of(number): the Place of a vector of the block's part of x.
 
-    The 32 numbers of a warp are, of four tokens, two words of codes each of all lanes of a row: whole sectors of x, and in shared memory
-    eight neighbours at a time.
+    The 32 vectors of a warp belong to four tokens, two words of codes and the four lanes of a row: whole sectors of x, and in shared memory
+    eight adjacent vectors at a time.
     """
     tokens, fours, words_of_a_group = tiling.tokens, tiling.tokens // 4, WORDS // groups
 
     @cuda.jit(device=True, forceinline=True)
     def place_of(number):
-        lane, two_words = number & uint32(3), uint32(number // uint32(8 * tokens))  # of all tokens
+        lane, two_words = number & uint32(3), uint32(number // uint32(8 * tokens))  # two words have 8 vectors per token
         token = (number >> uint32(5)) % uint32(fours) * uint32(4) + (number >> uint32(2) & uint32(3))
         step, word = two_words >> uint32(1), (two_words & uint32(1)) << uint32(1) | number >> uint32(4) & uint32(1)
         group, of_group = word // uint32(words_of_a_group), word % uint32(words_of_a_group)
@@ -58,9 +58,9 @@ def make_place_of(tiling: BatchedGemvTiling, groups: int):
 
 
 def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int, pair_of_x):
-    """The device function that brings the part of x of the block with a rank to shared memory.
+    """load_x(x, rank, memory): copy the part of x of the block with this rank in its cluster to shared memory.
 
-    By registers: cp.async takes five times as long if neighbours in x do not stay neighbours.
+    It goes through registers: cp.async takes five times as long if neighbours in x do not stay neighbours.
     """
     threads, place_of, vectors, vectors_of_k = tiling.threads, make_place_of(tiling, groups), tiling.steps_of_block(steps) * VECTORS, k // 8
     all_vectors = tiling.tokens * vectors
@@ -69,13 +69,13 @@ def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int, pair
 
     @cuda.jit(device=True, forceinline=True)
     def load(x, first, place, words, at):
-        """words[at : at + 4] = a vector of a row of x, or another where there is none: an if here would wait for the load before it."""
+        """words[at : at + 4] = a vector of x, or any past the edges: an `if` here would wait for the load before it."""
         token, vector = min(int32(place.token), int32(x.shape[0] - 1)), min(uint32(first + place.vector), uint32(vectors_of_k - 1))
         load_words(x, uint32((uint32(token) * uint32(vectors_of_k) + vector) * uint32(8)), words, at)
 
     @cuda.jit(device=True, forceinline=True)
     def store(x, first, place, words, at, memory):
-        """Store it, or zeros beyond the end of a row and for tokens that there are not."""
+        """Store a loaded vector, or zeros past the end of a row and past the last token."""
         there = int32(place.token) < int32(x.shape[0]) and uint32(first + place.vector) < uint32(vectors_of_k)
         one, two = pair_of_x(words[at], 0) if there else uint32(0), pair_of_x(words[at + 1], 1) if there else uint32(0)
         three, four = pair_of_x(words[at + 2], 2) if there else uint32(0), pair_of_x(words[at + 3], 3) if there else uint32(0)
@@ -96,7 +96,7 @@ def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int, pair
 
 
 def make_load_word(tiling: BatchedGemvTiling):
-    """The device function with which a lane loads its inputs of word w of a step, for its column of each eight tokens."""
+    """load_word(memory, step, w, b): a lane loads its inputs of word w of a step, for its column of each eight tokens."""
     tokens, blocks = tiling.tokens, tiling.tokens // 8
 
     @cuda.jit(device=True, forceinline=True)
@@ -110,9 +110,9 @@ def make_load_word(tiling: BatchedGemvTiling):
 
 
 def make_sum_x(tiling: BatchedGemvTiling, steps: int, groups: int, pair, dtype: str):
-    """(sum_x, first): the device function that adds x over the groups of each step, and the word of memory where the sums begin.
+    """Return (sum_x, first): the device function that sums x over groups, and the word where the sums begin.
 
-    They are the products of x and a weight whose codes are all 1.
+    mma.sync computes the sums as x times a weight of codes of 1.
     """
     tokens, warps, steps_of_block, blocks = tiling.tokens, tiling.warps, tiling.steps_of_block(steps), tiling.tokens // 8
     load_word, multiply, words_of_a_group, first = make_load_word(tiling), MULTIPLY[dtype], WORDS // groups, steps_of_block * tokens * 64
@@ -129,14 +129,14 @@ def make_sum_x(tiling: BatchedGemvTiling, steps: int, groups: int, pair, dtype: 
                 multiply(sums, 4 * block, a, 0, b, 4 * block)
                 multiply(sums, 4 * block, a, 0, b, 4 * block + 2)
         lane = int32(cuda.threadIdx.x) & (WARP - 1)
-        if lane < 4:  # of row 0; all rows are equal
+        if lane < 4:  # these lanes hold row 0; all rows are equal
             at = int32(first + (step * groups + group) * tokens + 2 * lane)
             for block in range(blocks):
                 ptx.store_64(memory, int32(at + 8 * block), ptx.float_as_uint(sums[4 * block]), ptx.float_as_uint(sums[4 * block + 1]))
 
     @cuda.jit(device=True, forceinline=True)
     def sum_x(memory, decoding):
-        """The warps of the block share the steps."""
+        """Sum x over all groups; the warps of the block divide the steps."""
         a = cuda.local.array(4, uint32)
         for i in range(4):
             a[i] = pair(decoding, uint32(ALL_ONE), i // 2)

@@ -1,10 +1,10 @@
-"""What a mixed-input GEMM has to know of a format: how a step of codes becomes numbers in registers.
+"""The mixed-input GEMM's interface to a weight format: how a step of codes becomes numbers in registers.
 
-wgmma's left operand, m64k16, lies in registers: of 16 rows and 16 inputs, the lane 4 g + t of a warp has inputs 2 t, 2 t + 1, 2 t + 8 and
-2 t + 9 of rows g and g + 8, two numbers to a register: g low, g + 8 low, g high, g + 8 high. A step is four of them.
+wgmma's left operand, m64k16, lies in registers: of 16 rows and 16 inputs, lane 4 g + t of a warp holds inputs 2 t, 2 t + 1, 2 t + 8 and
+2 t + 9 of rows g and g + 8, two numbers per register: g low, g + 8 low, g high, g + 8 high. A step is four such operands.
 
-A `Lane` is whatever a lane keeps over all steps. Scales are loaded a step before they are needed. They stay as they are loaded, a tuple, so
-that no instruction waits for them, and become pairs of the same 16-bit number at the beginning of their step.
+A `Lane` is the data that a lane keeps over all steps. Scales are loaded one step ahead. They stay unconverted, a tuple, so that no
+instruction waits for them, and become pairs of the same 16-bit number at the beginning of their step.
 
 Source: PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16" (A in registers).
 """
@@ -17,10 +17,10 @@ from minllm import ptx
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 from minllm.kernels.vector import load_words
 
-FRAGMENTS = STEP // 4  # registers of a lane's numbers of a step
-WORDS = STEP // 8  # of four-bit codes of a row in a step
+FRAGMENTS = STEP // 4  # registers for a lane's numbers of a step
+WORDS = STEP // 8  # words of four-bit codes per row and step
 BOTH_ROWS = 2 * WORDS
-MINUS_ZEROS = 0x80008000  # a pair: fma with it multiplies, and keeps the sign of zero
+MINUS_ZEROS = 0x80008000  # a pair of -0: an fma that adds it only multiplies, and keeps the sign of zero
 PACK = {"bfloat16": ptx.pack_bf16x2, "float16": ptx.pack_f16x2}
 FMA = {"bfloat16": ptx.fma_bf16x2, "float16": ptx.fma_f16x2}
 
@@ -28,26 +28,26 @@ FMA = {"bfloat16": ptx.fma_bf16x2, "float16": ptx.fma_f16x2}
 class Decoder(NamedTuple):
     """The arrays, three sizes and the device functions of a format."""
 
-    arrays: Any  # the NamedTuple of a weight's arrays, as kernels take it
-    code_bytes: int  # bytes of a step of a row of weight
-    pairs: int  # registers of a lane's scales of a step
+    arrays: Any  # the NamedTuple class of a weight's arrays, as kernels take them
+    code_bytes: int  # bytes of codes per row and step
+    pairs: int  # registers for a lane's scales of a step
     table_bytes: int  # bytes of the table in shared memory, 0 without one
     fill_table: Any  # (table, weight, thread): all threads fill it before a barrier
-    make_lane: Any  # (weight, table, low, high, zero) -> Lane of rows low and high; zero: a 0 of which the compiler does not know
-    load_scales: Any  # (weight, lane, step) -> what the lane needs of scales for a step, as loaded
+    make_lane: Any  # (weight, table, low, high, zero) -> Lane of rows low and high; zero: a 0 unknown to the compiler
+    load_scales: Any  # (weight, lane, step) -> the lane's scale data for a step, unconverted
     make_pairs: Any  # (weight, lane, scales, pairs): pairs = these scales as pairs of 16-bit floats
     decode: Any  # (memory, line, lane, pairs, numbers): numbers[0 : 16] = a step; line: the word of memory where the lane's row begins
 
 
 @cuda.jit(device=True, forceinline=True)
 def no_table(table, weight, thread):
-    """fill_table of a format without a table."""
+    """Decoder.fill_table for a format without a table."""
 
 
 def make_load_groups(load_group, group_size: int):
-    """The device function load_scales of groups of 32, two of them per step, or of multiples of 64.
+    """Return Decoder.load_scales for groups of 32, two of them per step, or of a multiple of 64.
 
-    load_group(weight, lane, group): what the lane needs of a group. Beyond the last group of a row it loads that one.
+    load_group(weight, lane, group) loads the lane's data of a group; past the last group of a row it gets that one.
     """
 
     @cuda.jit(device=True, forceinline=True)
@@ -67,13 +67,16 @@ def make_load_groups(load_group, group_size: int):
 
 
 def make_load_chunk(code_bytes: int):
-    """The device function that loads one of the 16-byte chunks of both rows; TMA has swizzled those of a row by its place among eight."""
+    """Return the device function that loads one 16-byte chunk of both rows.
+
+    TMA has swizzled the chunks of a row by its position among eight.
+    """
     chunks = code_bytes // 16
-    rows_apart = {32: 4, 64: 2}[code_bytes]  # rows after which the place of a chunk changes
+    rows_apart = {32: 4, 64: 2}[code_bytes]  # rows after which the swizzle changes
 
     @cuda.jit(device=True, forceinline=True)
     def load_chunk(memory, line, chunk, words, low, high):
-        """words[low : low + 4] = a chunk of row g, words[high : high + 4] = that of row g + 8."""
+        """words[low : low + 4] = a chunk of row g, words[high : high + 4] = the same chunk of row g + 8."""
         swizzle = uint32(cuda.threadIdx.x) // uint32(4 * rows_apart) & uint32(chunks - 1)
         at = uint32(line + (uint32(chunk) ^ swizzle) * uint32(4))
         load_words(memory, at, words, low)
@@ -87,6 +90,6 @@ load_chunk_of_nibbles = make_load_chunk(STEP // 2)
 
 @cuda.jit(device=True, forceinline=True)
 def load_nibbles(memory, line, words):
-    """words[0 : 16] = the four-bit codes of a step: eight words of row g, and eight of row g + 8."""
+    """words[0 : 16] = the four-bit codes of a step: eight words of row g, then eight of row g + 8."""
     for chunk in range(2):
         load_chunk_of_nibbles(memory, line, chunk, words, 4 * chunk, WORDS + 4 * chunk)

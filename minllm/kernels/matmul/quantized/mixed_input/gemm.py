@@ -1,4 +1,4 @@
-"""The launchers of mixed-input GEMM, a pair for each format: any number of rows of x, on a GPU of compute capability 9.0."""
+"""The launchers of mixed-input GEMM, plain and gated, for any number of rows of x; compute capability 9.0."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,34 +18,37 @@ from minllm.runtime.tensor_map import tensor_map
 
 
 def groups_fit(x, weight) -> bool:
-    """Whether a step of 64 inputs is whole groups of a weight with scales, or a part of one; int4 and int8 in groups."""
+    """Whether a step of 64 inputs consists of whole groups of an int4 or int8 weight, or is a part of one group."""
     group_size = x.shape[1] // weight.scales.shape[1]
     return group_size == 32 or group_size % STEP == 0
 
 
 def fits(x, weight) -> bool:
-    """Whether the kernel takes these arrays, on a GPU with wgmma: rows of 16 bits, groups of 32 or multiples of 64."""
+    """Whether the kernel supports these arrays, on a GPU with wgmma.
+
+    Rows of 16 bits that begin on multiples of 16 bytes, as codes do; groups of 32 or multiples of 64.
+    """
     groups = not hasattr(weight, "scales") or groups_fit(x, weight)
     return x.dtype in HALF_DTYPES and groups and rows_begin_on(16, x, weight.codes)
 
 
 def int4_decoder(x, weight) -> Decoder:
-    """The Decoder of an Int4Weight."""
+    """Return the Decoder of an Int4Weight."""
     return make_int4_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[1], weight.minimums is not None)
 
 
 def nf4_decoder(x, weight) -> Decoder:
-    """The Decoder of an Nf4Weight."""
+    """Return the Decoder of an Nf4Weight."""
     return make_nf4_decoder(x.dtype.name)
 
 
 def int8_decoder(x, weight) -> Decoder:
-    """The Decoder of an Int8GroupWeight."""
+    """Return the Decoder of an Int8GroupWeight."""
     return make_int8_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[1])
 
 
 def check_arrays(x, weight, out, bias, gated: bool) -> None:
-    """Raise KernelArgumentError unless out [M, N], or gated [M, N / 2], is that of x [M, K] and a weight [N, K] that fits."""
+    """Raise KernelArgumentError unless x [M, K], a weight [N, K], out [M, N], or gated [M, N / 2], and bias fit."""
     (m, k), n = x.shape, weight.codes.shape[0]
     check(
         fits(x, weight),
@@ -57,7 +60,7 @@ def check_arrays(x, weight, out, bias, gated: bool) -> None:
 
 
 def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInputTiling | None, gated: bool) -> None:
-    """Launch after checks."""
+    """Check the arguments and launch."""
     check_arrays(x, weight, out, bias, gated)
     (m, k), n = x.shape, weight.codes.shape[0]
     if 0 in out.shape:
@@ -78,13 +81,14 @@ def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInput
 
 
 def make_product(make_decoder: Callable) -> Any:
-    """The launcher of a product with weights of one format."""
+    """The launcher of a GEMM with weights of one format."""
 
     def product(x, weight, out, bias=None, stream=None, tiling: MixedInputTiling | None = None) -> None:
-        """Write x @ weight.T + bias into `out` [M, N]: x [M, K], float16 or bfloat16; weight: the format's NamedTuple [N, K].
+        """Write x @ weight.T + bias into `out` [M, N].
 
-        out and bias are of x's dtype or float32. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else
-        (see `fits`), and on a GPU of another compute capability than 9.0.
+        x [M, K], float16 or bfloat16; weight: the format's NamedTuple [N, K]; out and bias [N] have x's dtype or float32. `tiling`
+        overrides the choice by shape. Raises KernelArgumentError for anything else (see `fits`), and on a GPU of another compute capability
+        than 9.0.
         """
         run(make_decoder, x, weight, out, bias, stream, tiling, False)
 
@@ -92,10 +96,13 @@ def make_product(make_decoder: Callable) -> Any:
 
 
 def make_gated_product(make_decoder: Callable) -> Any:
-    """The launcher of gate and up with weights of one format."""
+    """The launcher of a GEMM with gate and up, for weights of one format."""
 
     def gated_product(x, gate_up, out, stream=None, tiling: MixedInputTiling | None = None) -> None:
-        """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I]; gate_up [2 I, K], the gate's rows first. Errors as above."""
+        """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I], in x's dtype.
+
+        gate_up: the format's NamedTuple [2 I, K], the gate's rows first. Raises as the launcher of make_product does.
+        """
         run(make_decoder, x, gate_up, out, None, stream, tiling, True)
 
     return gated_product

@@ -1,10 +1,10 @@
-"""int4 for mixed-input GEMM: a shift and three instructions make a pair of codes a pair of weights.
+"""int4 for mixed-input GEMM: a shift and three instructions turn a pair of codes into a pair of weights.
 
     w[n, k] = (code[n, k] - zero[n, g]) * scale[n, g]        or code[n, k] * scale[n, g] + minimum[n, g],  g = k // group_size
 
-rounded to x's dtype once, scale and minimum before. A word holds the codes of eight inputs; `word >> 4 t & 0x000F000F` are those of inputs
-2 t and 2 t + 1. A lop3 puts 0x4300 before each, which makes it the bfloat16 128 + code (float16: 0x6400 and 1024); one fma subtracts that
-and the zero point, exactly, and another multiplies.
+The weight is rounded to x's dtype once; scale and minimum are rounded before. A word holds the codes of eight inputs;
+`word >> 4 t & 0x000F000F` are those of inputs 2 t and 2 t + 1. A lop3 puts 0x4300 above each, which makes it the bfloat16 128 + code
+(float16: 0x6400 and 1024); one fma subtracts 128 and the zero point, exactly, and another multiplies by the scale.
 
 Source: Frantar et al. 2024, "MARLIN", section 3.4.
 """
@@ -30,7 +30,7 @@ from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
 
 class Int4Arrays(NamedTuple):
-    """A weight [N, K]: codes [N, K / 2], scales [N, groups], zeros and minimums like scales, or None."""
+    """An int4 weight [N, K]: codes [N, K / 2], scales [N, groups], zeros and minimums like scales, or None."""
 
     codes: Any
     scales: Any
@@ -39,7 +39,7 @@ class Int4Arrays(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A lane's rows of weight, and the mask that picks two codes of a word."""
+    """A lane's rows of weight, and the mask that selects two codes of a word."""
 
     low: Any
     high: Any
@@ -48,12 +48,15 @@ class Lane(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def make_lane(weight, table, low, high, zero):
-    """A mask that the compiler knows is loaded for every pair."""
+    """Return the Lane of rows low and high.
+
+    `zero` hides the mask from the compiler, which would load a known one for every pair.
+    """
     return Lane(low, high, uint32(0x000F000F) | uint32(zero))
 
 
 class Group(NamedTuple):
-    """A group of a row as loaded: its scale, and its minimum or zero point."""
+    """The data of a row's group, unconverted: its scale, and its minimum or zero point."""
 
     scale: Any
     offset: Any
@@ -61,27 +64,27 @@ class Group(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def zero_point(zeros, row, group):
-    """The zero point of a group."""
+    """Return the zero point of a group."""
     return int32(MIDDLE) if zeros is None else int32(zeros[row, group])
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_with_zeros(weight, lane, group):
-    """The Group of row low and of row high."""
+    """Return the Groups of rows low and high, with zero points."""
     low = Group(weight.scales[lane.low, group], zero_point(weight.zeros, lane.low, group))
     return low, Group(weight.scales[lane.high, group], zero_point(weight.zeros, lane.high, group))
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_with_minimums(weight, lane, group):
-    """The Group of row low and of row high."""
+    """Return the Groups of rows low and high, with minimums."""
     low = Group(weight.scales[lane.low, group], weight.minimums[lane.low, group])
     return low, Group(weight.scales[lane.high, group], weight.minimums[lane.high, group])
 
 
 @functools.cache
 def make_int4_decoder(dtype: str, group_size: int, has_minimums: bool) -> Decoder:
-    """The Decoder of weights in groups of 32 or multiples of 64; dtype: bfloat16 or float16."""
+    """Return the Decoder of int4 weights in groups of 32 or multiples of 64; dtype of x: bfloat16 or float16."""
     parts = max(1, STEP // group_size)
     words_of_part = WORDS // parts
     (bits, offset, ones), pack, fma = MAGIC[dtype], PACK[dtype], FMA[dtype]
@@ -95,7 +98,7 @@ def make_int4_decoder(dtype: str, group_size: int, has_minimums: bool) -> Decode
 
     @cuda.jit(device=True, forceinline=True)
     def make_pairs(weight, lane, scales, pairs):
-        """pairs[4 * part + ...] = the minimum, or -(128 + zero), and the scale of row low, and of row high."""
+        """pairs[4 * part : 4 * part + 4] = minimum, or -(128 + zero), and scale of row low, then of row high."""
         make_pair(scales[0][0], pairs, 0)
         make_pair(scales[0][1], pairs, 2)
         if parts > 1:
@@ -104,14 +107,14 @@ def make_int4_decoder(dtype: str, group_size: int, has_minimums: bool) -> Decode
 
     @cuda.jit(device=True, forceinline=True)
     def number(codes, added, scale):
-        """Two codes of a word as weights."""
+        """Return two codes of a word as two weights."""
         if has_minimums:
             return fma(fma(codes | uint32(magic), uint32(ones), uint32(minus_offset)), scale, added)
         return fma(fma(codes | uint32(magic), uint32(ones), added), scale, uint32(MINUS_ZEROS))
 
     @cuda.jit(device=True, forceinline=True)
     def decode(memory, line, lane, pairs, numbers):
-        """numbers[0 : 16] = a step of both rows."""
+        """numbers[0 : 16] = a decoded step of both rows."""
         words, t = cuda.local.array(BOTH_ROWS, uint32), uint32(cuda.threadIdx.x) & uint32(3)
         load_nibbles(memory, line, words)
         shift = t << uint32(2)

@@ -1,10 +1,10 @@
-"""int8 in groups for mixed-input GEMM: bytes become 16-bit floats by logic, and are multiplied by the scale of their group.
+"""int8 in groups for mixed-input GEMM: bytes become 16-bit floats by bit operations, then are scaled.
 
-    w[n, k] = code[n, k] * scale[n, k // group_size]          the scale and the product rounded to x's dtype
+    w[n, k] = code[n, k] * scale[n, k // group_size]          scale and product are rounded to x's dtype
 
-prmt picks the bytes of inputs 2 t and 2 t + 1. With its sign flipped a byte is code + 128; 0x6400 before it makes it the float16
-1024 + 128 + code, and an fma subtracts the rest. A bfloat16 has too few digits for that: its two nibbles become 128 + low and 128 + high,
-and two fma make 16 * high + low - 128 of them. All of these numbers are exact.
+prmt selects the bytes of inputs 2 t and 2 t + 1. A byte with its sign bit flipped is code + 128; 0x6400 above it makes it the float16
+1024 + 128 + code, and an fma subtracts 1024 + 128. bfloat16 has too few mantissa bits for that: the two nibbles of a byte become 128 + low
+and 128 + high, and two fma combine them to 16 * high + low - 128. All of these numbers are exact.
 """
 
 import functools
@@ -16,8 +16,8 @@ from minllm import ptx
 from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, make_load_groups, no_table
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
-CODE_BYTES = STEP  # of a row in a step
-INPUTS = 16  # whose codes are a chunk
+CODE_BYTES = STEP  # bytes of codes per row and step
+INPUTS = 16  # inputs per chunk of codes
 load_chunk = make_load_chunk(CODE_BYTES)
 # Pairs of 16-bit floats.
 BF16_ONES, BF16_SIXTEENS, BF16_MINUS_2304 = 0x3F803F80, 0x41804180, 0xC510C510
@@ -25,14 +25,14 @@ F16_ONES, F16_MINUS_1152 = 0x3C003C00, 0xE480E480
 
 
 class Int8GroupArrays(NamedTuple):
-    """A weight [N, K]: codes [N, K], scales [N, groups]."""
+    """An int8 weight [N, K]: codes [N, K], scales [N, groups]."""
 
     codes: Any
     scales: Any
 
 
 class Lane(NamedTuple):
-    """A lane's rows of weight, and the selector of its bytes: 2 t and 2 t + 1, each in a half of a word."""
+    """A lane's rows of weight, and the prmt selector of its bytes: 2 t and 2 t + 1, each in a half of a word."""
 
     low: Any
     high: Any
@@ -41,41 +41,41 @@ class Lane(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def make_lane(weight, table, low, high, zero):
-    """What a lane keeps."""
+    """Return the Lane of rows low and high."""
     return Lane(low, high, uint32(0x1100) + uint32(0x2222) * uint32(cuda.threadIdx.x & 3))
 
 
 @cuda.jit(device=True, forceinline=True)
 def bfloat16_pair(codes):
-    """The bytes 0 and 2 of a word as two bfloat16, exactly."""
+    """Return bytes 0 and 2 of a word as two bfloat16, exactly."""
     low = codes & uint32(0x000F000F) | uint32(0x43004300)
-    high = (codes >> uint32(4) & uint32(0x000F000F)) ^ uint32(0x43084308)  # the sign flipped
+    high = (codes >> uint32(4) & uint32(0x000F000F)) ^ uint32(0x43084308)  # with the sign bit flipped
     high = ptx.fma_bf16x2(high, uint32(BF16_SIXTEENS), uint32(BF16_MINUS_2304))
     return ptx.fma_bf16x2(low, uint32(BF16_ONES), high)
 
 
 @cuda.jit(device=True, forceinline=True)
 def float16_pair(codes):
-    """The bytes 0 and 2 of a word as two float16, exactly."""
+    """Return bytes 0 and 2 of a word as two float16, exactly."""
     return ptx.fma_f16x2(codes & uint32(0x00FF00FF) ^ uint32(0x64806480), uint32(F16_ONES), uint32(F16_MINUS_1152))
 
 
 @cuda.jit(device=True, forceinline=True)
 def load_group(weight, lane, group):
-    """The scales of row low and of row high."""
+    """Return the scales of rows low and high, unconverted."""
     return weight.scales[lane.low, group], weight.scales[lane.high, group]
 
 
 @functools.cache
 def make_int8_decoder(dtype: str, group_size: int) -> Decoder:
-    """The Decoder of weights in groups of 32 or multiples of 64; dtype: bfloat16 or float16."""
+    """Return the Decoder of int8 weights in groups of 32 or multiples of 64; dtype of x: bfloat16 or float16."""
     parts = max(1, STEP // group_size)
     chunks_of_part = STEP // parts // INPUTS
     pack, fma, pair = PACK[dtype], FMA[dtype], bfloat16_pair if dtype == "bfloat16" else float16_pair
 
     @cuda.jit(device=True, forceinline=True)
     def make_pairs(weight, lane, scales, pairs):
-        """pairs[2 * part + ...] = the scale of row low and of row high."""
+        """pairs[2 * part : 2 * part + 2] = the scales of rows low and high."""
         for part in range(parts):
             for row in range(2):
                 scale = float32(scales[part][row])
@@ -83,12 +83,12 @@ def make_int8_decoder(dtype: str, group_size: int) -> Decoder:
 
     @cuda.jit(device=True, forceinline=True)
     def decode(memory, line, lane, pairs, numbers):
-        """numbers[0 : 16] = a step of both rows."""
+        """numbers[0 : 16] = a decoded step of both rows."""
         words = cuda.local.array(8, uint32)
         for chunk in range(CODE_BYTES // 16):
             load_chunk(memory, line, chunk, words, 0, 4)
             at = chunk // chunks_of_part * 2
-            for i in range(4):  # inputs 0 to 7 of rows low and high, and 8 to 15
+            for i in range(4):  # inputs 0 to 7 of rows low and high, then inputs 8 to 15
                 word = i // 2 * 2 + i % 2 * 4
                 codes = ptx.prmt(words[word], words[word + 1], lane.bytes)
                 numbers[4 * chunk + i] = fma(pair(codes), pairs[at + i % 2], uint32(MINUS_ZEROS))

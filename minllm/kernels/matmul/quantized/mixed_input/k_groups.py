@@ -1,11 +1,11 @@
-"""Warpgroups of a block that divide K: which stages each of them has, and how their sums become one.
+"""Warpgroups of a block that divide K: which stages each of them uses, and how their sums are added.
 
 With k_groups = 2 both warpgroups have the same 64 rows of weight. The first takes the even steps of the block, the second the odd ones, so
-that one decodes while the other multiplies. Tiles are twice as many as with 128 rows, and fewer blocks of a cluster have to divide K. The
-price is x: a block reads all of it for half the rows of weight.
+that one decodes while the other multiplies. There are twice as many tiles as with 128 rows, so fewer blocks of a cluster have to divide K.
+The price is x: a block reads all of it for half the rows of weight.
 
 The stages are a multiple of k_groups, so every stage belongs to one warpgroup, which waits only for stages that it released itself. If two
-warpgroups took turns at a stage, one of them could be two phases behind, and a barrier's parity is the same for both phases.
+warpgroups alternated on a stage, one of them could be two phases behind, and a barrier's parity is the same for both phases.
 """
 
 from numba import cuda, uint32
@@ -18,7 +18,7 @@ from minllm.tiles.warpgroup import THREADS, uniform
 
 
 def make_group_of(tiling: MixedInputTiling):
-    """The device function: a consumer's thread -> (its part of K, its number among the threads with this part)."""
+    """group_of(consumer): (the part of K of a consumer thread, its number among the threads of this part)."""
 
     @cuda.jit(device=True, forceinline=True)
     def group_of(consumer):
@@ -32,7 +32,7 @@ def make_group_of(tiling: MixedInputTiling):
 
 
 def make_advance(tiling: MixedInputTiling, pipeline: Pipeline):
-    """The device function that moves a PipelineState to the stage of the warpgroup's next step."""
+    """advance(state): the PipelineState of the warpgroup's next step."""
     stages, k_groups = tiling.stages, tiling.k_groups
 
     @cuda.jit(device=True, forceinline=True)
@@ -46,17 +46,17 @@ def make_advance(tiling: MixedInputTiling, pipeline: Pipeline):
 
 
 def make_leave_sums(tiling: MixedInputTiling, registers: int):
-    """The device function with which the consumers leave the sums of all steps of a tile in shared memory.
+    """Return the device function with which the consumers leave the sums of all steps of a tile in shared memory.
 
-    The second warpgroup stores its sums there. The first adds them to its own, each thread those of its counterpart, and stores the total.
-    It is first + second in every run, no matter which of them is faster.
+    With k_groups = 2 the second warpgroup stores its sums there; each thread of the first adds those of its counterpart to its own, and
+    stores the total. The total is first + second in every run, whichever warpgroup is faster.
     """
     stride, consumers = tiling.rows + PADDING, tiling.warpgroups * THREADS
     keep_sums = make_keep_sums(tiling.rows, tiling.tokens // 8)
 
     @cuda.jit(device=True, forceinline=True)
     def add_kept(sums, memory, first_word, row, lane):
-        """sums += what keep_sums has stored in the same place."""
+        """sums += the sums that keep_sums stored for the thread's counterpart."""
         place = uint32(first_word + (lane & 3) * 2 * stride + row + (lane >> 2))
         for i in range(registers):
             sums[i] += memory[uint32(place + (i // 4 * 8 + i % 2) * stride + i // 2 % 2 * 8)]

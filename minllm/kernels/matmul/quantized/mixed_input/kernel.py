@@ -1,18 +1,18 @@
-"""The kernel of mixed-input GEMM: tiles of codes become 16 bits in registers, which are wgmma's left operand.
+"""The kernel of mixed-input GEMM: tiles of codes become 16 bits in registers, as wgmma's left operand.
 
-    out[m, n] = sum over k of x[m, k] * w[n, k]  (+ bias[n])                          w: what the codes stand for, rounded to x's dtype
+    out[m, n] = sum over k of x[m, k] * w[n, k]  (+ bias[n])                          w: the dequantised weight, rounded to x's dtype
     gated:  out[m, n] = silu(gate[m, n]) * up[m, n]         gate and up: such sums with the first and the second half of weight's rows
 
-A block computes 64 outputs per warpgroup of up to 256 rows of x. In a step of 64 inputs TMA loads the codes of its rows of weight, and x.
+A block computes 64 outputs per warpgroup for up to 256 rows of x. In a step of 64 inputs TMA loads the codes of its rows of weight, and x.
 A warpgroup decodes the codes of the next step while the tensor cores multiply those of this one, and while one warpgroup decodes, the other
 multiplies. Decoding takes four to seven instructions per pair of weights, and a decoded pair multiplies up to 256 rows. If there are fewer
-blocks than SMs, `splits` blocks of a cluster divide K, and add their sums as in flat_wgmma.py. int4_wgmma.py, for up to 64 rows of int4,
-adds the sums of a group in float32 instead and rounds no weight, which takes twice the registers.
+blocks than SMs, `splits` blocks of a cluster divide K, and add their sums as in flat_wgmma.py. int4_wgmma.py, for up to 64 rows of x, adds
+the sums of a group in float32 instead and rounds no weight, which takes twice the registers.
 
 With k_groups = 2 the two warpgroups of a block have the same 64 rows of weight and divide K between them (k_groups.py).
 
-2 M N K FLOPs, the codes once for every 256 rows of x, and M K b bytes of x for every 128 rows of weight, or 64 with k_groups = 2, from L2
-for the most part: blocks that run together share both.
+2 M N K FLOPs. The codes are read once per 256 rows of x, and M K b bytes of x once per 128 rows of weight, or 64 with k_groups = 2, mostly
+from L2: blocks that run together share both.
 
 Source: PTX ISA, "wgmma.mma_async" (register operand), "Swizzling modes"; Frantar et al. 2024, "MARLIN", section 3.4.
 """
@@ -37,7 +37,7 @@ from minllm.tiles.wgmma import make_wgmma
 
 
 class Tile(NamedTuple):
-    """A block's part of the work: rows of weight (gated: also those of the second half), rows of x, steps of K from the first on."""
+    """A block's work tile: first row of weight (gated: also of the second half), first row of x, steps of K."""
 
     row: int
     second_row: int
@@ -47,12 +47,12 @@ class Tile(NamedTuple):
 
 
 def make_produce(tiling: MixedInputTiling, gated: bool, pipeline):
-    """The device function of the producer, one thread: it keeps the stages full."""
+    """The device function of the producer, one thread that keeps the stages full."""
     x_bytes, row_bytes, code_bytes, stages = tiling.x_tile.bytes, tiling.code_bytes, tiling.rows * tiling.code_bytes, tiling.stages
 
     @cuda.jit(device=True, forceinline=True)
     def load_codes(stage, weight_map, step, tile):
-        """The codes of a step; the stage is full when x is there too."""
+        """Load the codes of a step; the stage is full once x has arrived too."""
         pipeline.producer_expect(stage, x_bytes + code_bytes)
         column = (tile.first_step + step) * (row_bytes // 2)
         tma.load_2d(stage, x_bytes, weight_map, column, tile.row)
@@ -65,7 +65,7 @@ def make_produce(tiling: MixedInputTiling, gated: bool, pipeline):
 
     @cuda.jit(device=True, forceinline=True)
     def produce(x_map, weight_map, ring, tile):
-        """All steps in the order in which they are multiplied; the first codes, which no kernel writes, before x is written."""
+        """Load all steps in order; the first codes, which no kernel writes, before x is written."""
         first_steps = min(tile.steps, stages)
         for step in range(first_steps):
             load_codes(pipeline.stage(ring, pipeline.state(step)), weight_map, step, tile)
@@ -83,7 +83,7 @@ def make_produce(tiling: MixedInputTiling, gated: bool, pipeline):
 
 
 class Codes(NamedTuple):
-    """What a lane needs to decode: the weight's arrays, what it keeps, and the scales of a step as pairs of 16-bit floats."""
+    """A lane's data for decoding: the weight's arrays, its Lane, and the scales of a step as pairs of 16-bit floats."""
 
     weight: Any
     lane: Any  # the decoder's Lane
@@ -91,7 +91,7 @@ class Codes(NamedTuple):
 
 
 def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: bool, pipeline):
-    """The device function of a consumer: the sums of 64 rows of weight for all rows of x of the tile, left in shared memory."""
+    """The device function of a consumer, which leaves the sums of 64 rows of weight in shared memory."""
     rows, stage_words, x_bytes, row_words = tiling.rows, tiling.stage_bytes // 4, tiling.x_tile.bytes, tiling.code_bytes // 4
     k_groups, group_of, advance = tiling.k_groups, make_group_of(tiling), make_advance(tiling, pipeline)
     wgmma = make_wgmma(tiling.x_tile, dtype, halves=True)
@@ -100,13 +100,16 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
 
     @cuda.jit(device=True, forceinline=True)
     def row_of(row, tile, last):
-        """The row of weight at a place of the tile, or any beyond the edge."""
+        """Return the row of weight for a row of the tile, at most `last`."""
         first = tile.second_row - rows // 2 if gated and row >= rows // 2 else tile.row
         return uint32(min(int32(first + row), last))
 
     @cuda.jit(device=True, forceinline=True)
     def decode_step(memory, line, ring, tile, state, step, codes, scales, numbers):
-        """numbers = the fragments of a step, once it is in its stage -> the scales of the warpgroup's next step, on their way then."""
+        """numbers = the fragments of a step, once its stage is full.
+
+        Return the scales of the warpgroup's next step, still in flight.
+        """
         decoder.make_pairs(codes.weight, codes.lane, scales, codes.pairs)
         following = decoder.load_scales(codes.weight, codes.lane, tile.first_step + step + k_groups)
         pipeline.consumer_wait(ring, state)
@@ -115,7 +118,10 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
 
     @cuda.jit(device=True, forceinline=True)
     def multiply(memory, line, ring, tile, state, step, x, sums, numbers, codes, scales, following):
-        """sums += a decoded step; the next one is decoded into `following` meanwhile -> its state, the scales of the one after it."""
+        """sums += a decoded step, while the next is decoded into `following`.
+
+        Return the next step's state, and the scales of the step after it.
+        """
         wgmma.multiply(sums, numbers, pipeline.operand(x, state), 1)
         next_state = advance(state)
         if step + k_groups < tile.steps:
@@ -134,7 +140,7 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
         low, high = row_of(place, tile, last), row_of(place + 8, tile, last)
         x = ptx.keep_register(wgmma.right(ring.stages))
         line = uint32(first_word + x_bytes // 4 + place * row_words)
-        lane = decoder.make_lane(weight, table, low, high, tile.steps >> 31)  # steps are not negative
+        lane = decoder.make_lane(weight, table, low, high, tile.steps >> 31)  # 0, since steps are not negative
         codes = Codes(weight, lane, cuda.local.array(pair_registers, uint32))
         sums = cuda.local.array(registers, float32)
         even, odd = cuda.local.array(FRAGMENTS, uint32), cuda.local.array(FRAGMENTS, uint32)
@@ -142,13 +148,13 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
             sums[i] = 0
         state = pipeline.state(group)
         scales = decoder.load_scales(weight, lane, tile.first_step + group)
-        if k_groups == 1 or group < tile.steps:  # a tile of one step has none for the second group
+        if k_groups == 1 or group < tile.steps:  # with one step in the tile, the second warpgroup has none
             scales = decode_step(memory, line, ring, tile, state, group, codes, scales, even)
         for step in range(group, tile.steps, 2 * k_groups):
             state, scales = multiply(memory, line, ring, tile, state, step, x, sums, even, codes, scales, odd)
             if step + k_groups < tile.steps:
                 state, scales = multiply(memory, line, ring, tile, state, step + k_groups, x, sums, odd, codes, scales, even)
-        ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may lie in their place
+        ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may overwrite them
         leave_sums(sums, memory, first_word, group, thread)
 
     return consume
@@ -156,7 +162,7 @@ def make_consume(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: 
 
 @functools.cache
 def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, gated: bool, together: int):
-    """The kernel for x of `dtype` and weights that `decoder` knows; gated and together as in flat_wgmma_kernel."""
+    """The kernel for x of `dtype` and weights in the format of `decoder`; gated and together as in flat_wgmma_kernel."""
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes, tiling.warpgroups // tiling.k_groups, by_thread=True)
     produce, consume = make_produce(tiling, gated, pipeline), make_consume(tiling, dtype, decoder, gated, pipeline)
     consumers, columns, tokens = tiling.warpgroups * THREADS, tiling.rows // 2 if gated else tiling.rows, tiling.tokens
@@ -165,13 +171,15 @@ def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, g
 
     @cuda.jit(device=True, forceinline=True)
     def place_of_block(m):
-        """(part of K, chunk of x, tile of outputs): chunks run side by side, because they share the codes in L2. Unsigned numbers are
-        divided in 32 bits."""
+        """Return the block's (part of K, chunk of x, tile of outputs).
+
+        The chunks of a tile run side by side, because they share the codes in L2. Unsigned numbers are divided in 32 bits.
+        """
         block, chunks = uint32(cuda.blockIdx.x), uint32(uint32(m + tokens - 1) // uint32(tokens))
         number = uint32(block // uint32(splits))
         return int32(block % uint32(splits)), int32(number % chunks), int32(number // chunks)
 
-    producer_registers, consumer_registers = 40, 232 if tiling.blocks == 1 else 96  # all that the launch bounds leave to a block
+    producer_registers, consumer_registers = 40, 232 if tiling.blocks == 1 else 96  # together all that the launch bounds leave to a block
 
     @kernel(launch_bounds=(tiling.threads, tiling.blocks), dependent_launch=True)
     def mixed_input_kernel(x_map, weight_map, weight, bias, out, steps):
@@ -179,7 +187,7 @@ def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, g
         decoder.arrays, bias [N] or None, out [M, N] or [M, N / 2]."""
         ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, float32, 1024)
-        table = cuda.shared.array(table_bytes, uint8, 128)  # of a format without a table the memory above: nothing touches it
+        table = cuda.shared.array(table_bytes, uint8, 128)  # without a table (0 bytes) an unused alias of `memory`
         thread, m = int32(cuda.threadIdx.x), int32(out.shape[0])
         first_stage = first_tile_address(memory)
         split, chunk, column = place_of_block(m)
@@ -208,7 +216,7 @@ def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, g
                 ptx.bar_sync(1, consumers)
             rows, writer = min(int32(tokens), int32(m - token)), int32(split * consumers + thread - THREADS)
             write(bias, None, None, out, memory, first_word, token, rows, column, writer)
-        if splits > 1:  # a block's shared memory has to stay while others may read it
+        if splits > 1:  # a block must not exit while others may read its shared memory
             sync_blocks(splits)
 
     return mixed_input_kernel

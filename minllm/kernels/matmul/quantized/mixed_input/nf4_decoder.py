@@ -1,9 +1,9 @@
-"""NF4 for mixed-input GEMM: a byte is a pair of codes, and a table of 256 pairs in shared memory makes it a register of two numbers.
+"""NF4 for mixed-input GEMM: a table of 256 pairs turns a byte of two codes into a register of two numbers.
 
-    w[n, k] = table[code[n, k]] * absmax[n, k // 64]          both rounded to x's dtype, and their product         absmax: nf4.py
+    w[n, k] = table[code[n, k]] * absmax[n, k // 64]          both and their product are rounded to x's dtype         absmax: nf4.py
 
-Byte t of a word has the codes of inputs 2 t and 2 t + 1, which are those that lane t needs. A product of bytes makes the byte an address
-(nf4_pairs.py), a load finds the pair, and an fma multiplies it by absmax. A step of 64 inputs is a block of NF4.
+Byte t of a word has the codes of inputs 2 t and 2 t + 1, which are those that lane t needs. A dp4a turns the byte into an address
+(nf4_pairs.py), a load fetches the pair from shared memory, and an fma multiplies it by absmax. A step of 64 inputs is one NF4 block.
 """
 
 import functools
@@ -19,7 +19,7 @@ from minllm.kernels.matmul.quantized.nf4_pairs import ENTRY_BYTES, PAIRS_BYTES, 
 
 
 class Row(NamedTuple):
-    """Of a row of weight: its number, that of its first block, and what is added to its absmax."""
+    """A row of weight: its number, that of its first block, and the offset added to its absmax."""
 
     number: Any
     first_block: Any
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A lane's rows of weight, the shared address of its copy of the table of pairs, and the size of an entry in the place of its byte."""
+    """A lane's rows of weight, the shared address of its table of pairs, and the entry size shifted to its byte."""
 
     low: Row
     high: Row
@@ -37,19 +37,19 @@ class Lane(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def row_of(weight, number):
-    """The Row of this number."""
+    """Return the Row of this number."""
     return Row(number, uint32(weight.first_blocks[number]), weight.offsets[number])
 
 
 @cuda.jit(device=True, forceinline=True)
 def make_lane(weight, table, low, high, zero):
-    """What a lane keeps."""
+    """Return the Lane of rows low and high."""
     entry = uint32(uint32(ENTRY_BYTES) << ((uint32(cuda.threadIdx.x) & uint32(3)) << uint32(3)))
     return Lane(row_of(weight, low), row_of(weight, high), tables_at(table).pairs, entry)
 
 
 class Absmax(NamedTuple):
-    """The absmax of a block as loaded: its code, and the scale of the code; without double quantisation itself, and nothing."""
+    """A block's absmax, unconverted: code and the code's scale, or without double quantisation itself and 1."""
 
     code: Any
     scale: Any
@@ -57,7 +57,7 @@ class Absmax(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def load_absmax(absmax, nested, row, block):
-    """The Absmax of a block of a Row."""
+    """Return the Absmax of a block of a Row."""
     if nested is None:
         return Absmax(absmax[row.number, block], float32(1))
     return Absmax(absmax[row.number, block], nested[uint32(row.first_block + block) >> uint32(NESTED_SHIFT)])
@@ -65,7 +65,7 @@ def load_absmax(absmax, nested, row, block):
 
 @cuda.jit(device=True, forceinline=True)
 def look_up(absmax_map, nested, row, found):
-    """The largest magnitude of the block."""
+    """Return the largest magnitude of the block with this Absmax."""
     if nested is None:
         return found.code
     return absmax_map[found.code] * found.scale + row.offset
@@ -73,14 +73,14 @@ def look_up(absmax_map, nested, row, found):
 
 @cuda.jit(device=True, forceinline=True)
 def load_scales(weight, lane, step):
-    """The Absmax of row low and of row high in the block of a step, or in the last block."""
+    """Return the Absmax of rows low and high in the block of a step, or in the last block past the end of a row."""
     block = uint32(min(uint32(step), uint32(weight.absmax.shape[1] - 1)))
     return load_absmax(weight.absmax, weight.nested, lane.low, block), load_absmax(weight.absmax, weight.nested, lane.high, block)
 
 
 @functools.cache
 def make_nf4_decoder(dtype: str) -> Decoder:
-    """The Decoder; dtype: bfloat16 or float16."""
+    """Return the Decoder of NF4 weights; dtype of x: bfloat16 or float16."""
     fill_pairs, pack, fma = make_fill_pairs(dtype), PACK[dtype], FMA[dtype]
 
     @cuda.jit(device=True, forceinline=True)
@@ -89,19 +89,19 @@ def make_nf4_decoder(dtype: str) -> Decoder:
 
     @cuda.jit(device=True, forceinline=True)
     def make_pairs(weight, lane, scales, pairs):
-        """absmax of both rows."""
+        """pairs[0 : 2] = the absmax of rows low and high."""
         low = look_up(weight.map, weight.nested, lane.low, scales[0])
         high = look_up(weight.map, weight.nested, lane.high, scales[1])
         pairs[0], pairs[1] = pack(low, low), pack(high, high)
 
     @cuda.jit(device=True, forceinline=True)
     def number(word, lane, scale):
-        """Two numbers of a word, those of the lane's byte."""
+        """Return the two numbers of the lane's byte of a word, times absmax."""
         return fma(ptx.load_shared_32(ptx.dp4a_u32(word, lane.entry, lane.copy)), scale, uint32(MINUS_ZEROS))
 
     @cuda.jit(device=True, forceinline=True)
     def decode(memory, line, lane, pairs, numbers):
-        """numbers[0 : 16] = a step of both rows."""
+        """numbers[0 : 16] = a decoded step of both rows."""
         words = cuda.local.array(BOTH_ROWS, uint32)
         load_nibbles(memory, line, words)
         for word in range(WORDS):

@@ -11,18 +11,18 @@ from minllm.runtime.kernel import check
 from minllm.tiles.shared import SharedTile
 from minllm.tiles.warpgroup import ROWS, THREADS
 
-STEP = 64  # inputs
-MOST_TOKENS = 256  # the most rows of x per block
-TWO_BLOCKS_UP_TO = 64  # rows of x for which two blocks of a large weight share an SM: with few sums, one does not keep it busy
-DIVIDED_ABOVE = 128  # rows of x per block above which its warpgroups divide K, if blocks would have to: measured with 192 and 256
+STEP = 64  # inputs per step
+MOST_TOKENS = 256  # most rows of x per block
+TWO_BLOCKS_UP_TO = 64  # rows of x up to which two blocks of a large weight share an SM: with few sums, one does not keep it busy
+DIVIDED_ABOVE = 128  # rows of x per block above which its warpgroups divide K if blocks would have to; measured with 192 and 256
 
 
 class MixedInputTiling(NamedTuple):
-    """`warpgroups` of 64 rows of weight each, and `tokens` rows of x, per block; `stages` steps of K are in flight.
+    """A block has `warpgroups` of 64 rows of weight each and `tokens` rows of x; `stages` steps of K are in flight.
 
-    splits: blocks of a cluster that divide K. code_bytes: those of a step of a row of weight, 32 for four bits and 64 for eight.
-    k_groups: warpgroups of a block that have the same 64 rows and divide K, step by step: of two, one takes the even steps, one the odd.
-    blocks: per SM, for which registers suffice.
+    splits: blocks of a cluster that divide K. code_bytes: bytes of codes per row and step, 32 for four bits and 64 for eight. k_groups:
+    warpgroups of a block that have the same 64 rows and divide K; of two, one takes the even steps, the other the odd ones. blocks: blocks
+    per SM for which registers suffice.
     """
 
     warpgroups: int
@@ -35,17 +35,17 @@ class MixedInputTiling(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of weight of a block."""
+        """Rows of weight per block."""
         return self.warpgroups // self.k_groups * ROWS
 
     @property
     def threads(self) -> int:
-        """The producer's warpgroup, and the consumers."""
+        """Threads per block: the producer's warpgroup, and the consumers."""
         return (1 + self.warpgroups) * THREADS
 
     @property
     def x_tile(self) -> SharedTile:
-        """A step's tile of x; the codes lie behind it."""
+        """A step's tile of x; the codes follow it in the stage."""
         return SharedTile(self.tokens, STEP)
 
     @property
@@ -55,16 +55,16 @@ class MixedInputTiling(NamedTuple):
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of the stages, or of the sums that later lie in their place."""
+        """Bytes of the stages, or of the sums that later overwrite them."""
         return max(self.stages * self.stage_bytes, self.tokens * (self.rows + PADDING) * 4)
 
     @property
     def shared_bytes(self) -> int:
-        """The ring, two barriers per stage, and room to begin at a multiple of 1024."""
+        """Bytes of the ring, two barriers per stage, and room to begin at a multiple of 1024."""
         return self.ring_bytes + 16 * self.stages + 1024
 
     def check(self, table_bytes: int = 0) -> None:
-        """Raise KernelArgumentError unless it can be launched beside a table of `table_bytes` in shared memory."""
+        """Raise KernelArgumentError unless this tiling can be launched with a table of `table_bytes` in shared memory."""
         counts = self.warpgroups in (1, 2) and self.stages >= 2 and self.splits in (1, 2, 3, 4, 8)
         check(counts, f"{self}: 1 or 2 warpgroups, at least 2 stages, and 1, 2, 3, 4 or 8 splits")
         check(self.k_groups in (1, self.warpgroups), f"{self}: k_groups are 1, or 2 of 2 warpgroups")
@@ -76,9 +76,9 @@ class MixedInputTiling(NamedTuple):
 
 
 def parts_of_k(tiles: int, steps: int) -> int:
-    """Blocks that divide K: as many as SMs are left for, with at least four of `steps` each.
+    """Return how many blocks divide K: as many as there are SMs for, with at least four of `steps` each.
 
-    A cluster must fit one group of some 16 SMs, so of more than two blocks that fill an SM, clusters leave an eighth of the SMs unused.
+    A cluster must fit in one group of some 16 SMs, so clusters of more than two blocks that fill an SM leave an eighth of the SMs unused.
     """
     in_clusters = sms_here() * 7 // 8
     fitting = (splits for splits in (8, 4, 3) if splits * tiles <= in_clusters and 4 * splits <= steps)
@@ -88,7 +88,7 @@ def parts_of_k(tiles: int, steps: int) -> int:
 def largest_tiling(
     m: int, n: int, k: int, gated: bool, code_bytes: int = STEP // 2, table_bytes: int = 0, k_groups: int = 1
 ) -> MixedInputTiling:
-    """The largest tile with these k_groups, as many parts of K as SMs are left for, and as many stages as fit, at most 8."""
+    """Return the tiling with the largest tile, as many parts of K as there are SMs for, and up to 8 stages."""
     rows, steps, chunks = 2 * n if gated else n, ceil_div(k, STEP), ceil_div(m, MOST_TOKENS)
     tokens, warpgroups = padded_rows(ceil_div(m, chunks)), 2 if rows > ROWS or k_groups == 2 else 1
     tile = MixedInputTiling(warpgroups, tokens, 1, 1, code_bytes, k_groups)
@@ -101,7 +101,10 @@ def largest_tiling(
 
 
 def choose_tiling(m: int, n: int, k: int, gated: bool, code_bytes: int = STEP // 2, table_bytes: int = 0) -> MixedInputTiling:
-    """The largest tiling; if its blocks have to divide K for many tokens, that whose warpgroups divide K before blocks do."""
+    """Return the largest tiling.
+
+    If its blocks must divide K for many tokens, return the one in which warpgroups divide K first.
+    """
     tiling = largest_tiling(m, n, k, gated, code_bytes, table_bytes)
     if tiling.splits > 1 and tiling.warpgroups == 2 and tiling.tokens > DIVIDED_ABOVE:
         return largest_tiling(m, n, k, gated, code_bytes, table_bytes, k_groups=2)

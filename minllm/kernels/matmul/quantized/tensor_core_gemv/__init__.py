@@ -1,1 +1,1 @@
-"""GEMV on tensor cores over quantised weights, for one row of x, with the neighbouring operations of a decode step fused in (gemv.py)."""
+"""Tensor-core GEMV over quantised weights for one row of x, fused with the operations around it in a decode step (gemv.py)."""

@@ -1,13 +1,14 @@
-"""One row of x, or its RMSNorm, in shared memory as the tensor cores' operand B: 16-bit numbers and their sums, or 8-bit codes and a scale.
+"""One row of x, or its RMSNorm, in shared memory as the tensor cores' operand B.
 
-Every block does this for itself while its first codes are on their way, so that neither a norm nor a quantising kernel is launched:
+It is stored as 16-bit numbers and their sums, or as 8-bit codes and a scale. Every block computes this for itself while its first
+codes are in flight, so that neither a norm nor a quantising kernel is launched:
 
     y = x * norm, or x                                          16 bits
     scale = max |y| / largest, code = round(y / scale)          largest: 127 (int8), 448 (fp8)
     factor = 1 / sqrt(mean(x**2) + epsilon), or 1
 
-The sums of products are multiplied by factor (and scale) at their end, as DeferredNorm does (flat/deferred_norm.py): so the block need not
-wait for the sum of squares before it writes y, and codes do not depend on it.
+The final sums are multiplied by factor (and scale), as in DeferredNorm (flat/deferred_norm.py). So the block writes y without waiting for
+the sum of squares, and codes do not depend on it.
 
 Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4; weights/int8.py and weights/fp8.py for the codes.
 """
@@ -22,14 +23,17 @@ from minllm.kernels.reduction import block_max, block_sum
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
 from minllm.tiles.warp import ALL_LANES, WARP
 
-WIDTH = 8  # 16-bit numbers of a vector
-VECTORS_OF_A_STEP = 16  # of 128 inputs: four of each lane of a row
-PAIR_ORDER = (0, 1, 4, 5, 2, 3, 6, 7)  # of a vector: pairs that one mma.sync multiplies lie side by side
-STEP_MASK = 0xFFFFFFF0  # of a vector's number: its step
+WIDTH = 8  # 16-bit numbers per vector
+VECTORS_OF_A_STEP = 16  # vectors per step of 128 inputs, four for each lane of a row
+PAIR_ORDER = (0, 1, 4, 5, 2, 3, 6, 7)  # order of a vector's numbers: pairs that one mma.sync multiplies are adjacent
+STEP_MASK = 0xFFFFFFF0  # bits of a vector's number that select its step
 
 
 def make_row(k: int, padded_k: int, threads: int, dtype: str):
-    """(each, load, values_of, inverse_rms): a thread's vectors of a row; `each` is their number, with those of the padding, zeros."""
+    """Return (words, load, values_of, inverse_rms): the number of a thread's words of a row, and device functions.
+
+    The words include the padding, which is zeros.
+    """
     vectors, each = k // WIDTH, ceil_div(padded_k // WIDTH, threads)
     unpack, words_of_each = vector_unpack(dtype), 4 * each
 
@@ -44,7 +48,7 @@ def make_row(k: int, padded_k: int, threads: int, dtype: str):
 
     @cuda.jit(device=True, forceinline=True)
     def load(x, norm, words, weights):
-        """words = the thread's vectors of x, once the kernels that write it have ended; weights = those of the norm, if there is one."""
+        """words = the thread's vectors of x, after the kernels that write it have ended; weights = those of the norm, if given."""
         if norm is not None:
             load_vectors(norm, weights)
         ptx.griddepcontrol_wait()
@@ -52,7 +56,7 @@ def make_row(k: int, padded_k: int, threads: int, dtype: str):
 
     @cuda.jit(device=True, forceinline=True)
     def values_of(words, i, norm, weights, values):
-        """values[0 : 8] = the thread's i-th vector, times the norm's -> the sum of squares of x."""
+        """values[0 : 8] = the thread's i-th vector, times the norm's; return the sum of squares of x, or 0 without a norm."""
         squares, factors = float32(0), cuda.local.array(WIDTH, float32)
         unpack(words, 4 * i, values, 0)
         if norm is not None:
@@ -64,18 +68,18 @@ def make_row(k: int, padded_k: int, threads: int, dtype: str):
 
     @cuda.jit(device=True, forceinline=True)
     def inverse_rms(squares, epsilon):
-        """1 / the root mean square of a row, from the threads' sums of squares; all threads of the block call it."""
+        """Return 1 / RMS of the row, from the threads' sums of squares; all threads of the block must call it."""
         return libdevice.rsqrtf(block_sum(squares, cuda.shared.array(WARP, float32)) / float32(k) + epsilon)
 
     return words_of_each, load, values_of, inverse_rms
 
 
 def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts: int, unit: float = 1.0, unit_of_sums: float = 1.0):
-    """prepare of 16-bit x (operand.py): memory = its vectors in the order in which lanes read them, then the sums of a step's parts.
+    """Return Operand.prepare for 16-bit x: memory = its vectors in reading order, then the sums of parts of steps.
 
     Numbers are multiplied by `unit`, sums by `unit_of_sums`. The first and the third pair of a vector come before the others.
-    Lane t of a row reads vectors 4 t to 4 t + 3 of a step, one after another; those of four lanes lie side by side, so that no two are
-    in the same bank.
+    Lane t of a row reads vectors 4 t to 4 t + 3 of a step, one after another. The vectors that four lanes read at a time are adjacent, so
+    that no two are in the same bank.
     """
     held, load, values_of, inverse_rms = make_row(k, padded_k, threads, dtype)
     store, sums_at, vectors = vector_access(dtype)[2], padded_k // 2, padded_k // WIDTH
@@ -94,7 +98,7 @@ def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts:
             for j in range(WIDTH):
                 ordered[j] = values[PAIR_ORDER[j]] * float32(unit)
             if vector < uint32(vectors):
-                store(memory, uint32(((vector & uint32(STEP_MASK)) | in_step) << uint32(2)), ordered, 0)  # rounds them
+                store(memory, uint32(((vector & uint32(STEP_MASK)) | in_step) << uint32(2)), ordered, 0)  # also rounds `ordered`
             total = float32(0)
             for j in range(WIDTH):
                 total += ordered[j] * float32(unit_of_values)
@@ -107,13 +111,13 @@ def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts:
         if norm is None:
             cuda.syncthreads()
             return float32(1)
-        return inverse_rms(squares, epsilon)  # with a barrier
+        return inverse_rms(squares, epsilon)  # includes a barrier
 
     return prepare
 
 
 def make_prepare_codes(k: int, padded_k: int, threads: int, dtype: str, code: str):
-    """prepare of x in codes of "int8" or "fp8" (operand.py): memory = its codes, four to a word."""
+    """Return Operand.prepare for x in "int8" or "fp8" codes: memory = its codes, four per word."""
     held, load, values_of, inverse_rms = make_row(k, padded_k, threads, dtype)
     largest, inverse_largest, each = float(LARGEST[code]), 1 / LARGEST[code], held // 4
     word_of, vectors = {"int8": int8_word, "fp8": fp8_word}[code], padded_k // WIDTH

@@ -1,9 +1,9 @@
-"""int8 and fp8 (W8A8) as operands of mma.sync: codes go to the tensor cores as they are loaded.
+"""int8 and fp8 (W8A8) as operands of mma.sync: codes go to the tensor cores unchanged.
 
     low = (sum over k of x_code[k] * code[low, k]) * x_scale * scale[low]
 
-A step is 64 inputs: two mma.sync of 32. Sums of int8 are exact int32; fp8 is added in float32 (Hopper has no mma.sync of e4m3, and ptxas
-makes float16 of the codes, which is exact).
+A step is 64 inputs: two mma.sync of 32. Sums of int8 are exact int32; those of fp8 are float32. Hopper has no mma.sync for e4m3, so ptxas
+converts the codes to float16, which is exact.
 """
 
 import functools
@@ -37,7 +37,7 @@ class Codes(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """Those of a lane's rows, loaded long before their sums are done."""
+    """The scales of a lane's rows, loaded long before the sums are complete."""
 
     low: Any
     high: Any
@@ -45,7 +45,7 @@ class Scales(NamedTuple):
 
 @functools.cache
 def make_codes_operand(code: str, k: int, tiling, dtype: str) -> Operand:
-    """The Operand of codes of "int8" or "fp8", for x of `dtype`."""
+    """Return the Operand of "int8" or "fp8" codes, for x of `dtype`."""
     multiply_codes, sum_type, padded_k = MULTIPLY[code], int32 if code == "int8" else float32, tiling.padded_steps(k // INPUTS) * INPUTS
 
     @cuda.jit(device=True, forceinline=True)

@@ -1,20 +1,21 @@
-"""GEMV on tensor cores: one row of x times int4, NF4, int8 or fp8, from residual stream to residual stream.
+"""GEMV on tensor cores: one row of x times int4, NF4, int8 or fp8 weights, from residual stream to residual stream.
 
     out = norm(x) @ weight.T + bias + residual          gated: silu(norm(x) @ gate.T) * (norm(x) @ up.T)
-    query, keys and values of attention: the rows of norm(x) @ weight.T, rotated, keys and values appended to the cache
+    attention: query, keys and values are rows of norm(x) @ weight.T; query and keys are rotated, keys and values appended to the cache
 
-2 N K FLOPs on N K / 2 or N K bytes of codes, each read once: memory-bound. What a GEMV over codes waits for is not HBM but its lanes, which
-make numbers of codes (int4.py: 240 instructions of a warp for 512 bytes of int4). Tensor cores take a part of this work: they multiply and
-add, also across lanes, and they take codes of 8 bits as they are. That leaves some 50 instructions for 512 bytes of int4 in groups of 128,
-half of what an H200's HBM leaves time for, and 10 for int8 (counted in the machine code for 9.0).
+2 N K FLOPs on N K / 2 or N K bytes of codes, each read once: memory-bound. A GEMV on CUDA cores is limited not by HBM but by the
+instructions that turn codes into numbers (int4.py: 240 instructions of a warp per 512 bytes of int4). Tensor cores take over a part of this
+work: they multiply and add, also across lanes, and they take 8-bit codes unchanged. That leaves some 50 instructions per 512 bytes of int4
+in groups of 128, half of what an H200's HBM leaves time for, and 10 for int8 (counted in the machine code for 9.0).
 
-One row of x fills one of mma.sync's eight columns, but memory is what bounds it, and there are tensor cores to spare. Norm, quantisation of
-x, residual, SiLU, RoPE and the way to the cache are part of the kernel, so a layer of a decode step is four of these and attention.
+One row of x fills one of mma.sync's eight columns, but the kernel is memory-bound and has tensor-core throughput to spare. Norm,
+quantisation of x, residual, SiLU, RoPE and the cache append are part of the kernel, so a layer of a decode step is four of these kernels
+and attention.
 
     operand.py, int4.py, nf4.py, codes.py    how codes become the tensor cores' operand A
-    activations.py                           x as their operand B
+    activations.py                           x as operand B
     kernel.py                                which warp multiplies what, and when it is loaded
-    outputs.py                               what becomes of the sums
+    outputs.py                               the outputs made from the sums
 
 Source: Frantar et al. 2024, "MARLIN"; PTX ISA, "mma".
 """
@@ -49,24 +50,28 @@ from minllm.kernels.vector import VECTOR_BYTES, address
 from minllm.runtime.device import ADA, AMPERE, capability_here, sms_here
 from minllm.runtime.kernel import check, launch
 
-MOST_CODE_BYTES = 1 << 32  # places of codes are 32-bit numbers
+MOST_CODE_BYTES = 1 << 32  # limit of 32-bit offsets of codes
 CODE_DTYPES = (np.dtype(np.uint8), np.dtype(np.int8))
 
 
 class Format(NamedTuple):
-    """What the launchers have to know of a format."""
+    """A weight format, as the launchers need it."""
 
     name: str
-    inputs: int  # of a step: K is a multiple
-    per_byte: int  # codes
-    since: tuple[int, int]  # the first compute capability with its mma.sync
-    takes: Callable[[int, Any], bool]  # (K, weight): whether its groups fit
-    operand: Callable[[Any, int, TensorCoreGemvTiling, str], tuple[Operand, Any]]  # (weight, K, tiling, dtype) -> also the arrays
-    multiplies_codes: bool = False  # as they are, by codes of x
+    inputs: int  # inputs per step; K must be a multiple
+    per_byte: int  # codes per byte
+    since: tuple[int, int]  # first compute capability with its mma.sync
+    takes: Callable[[int, Any], bool]  # (K, weight) -> whether its groups are supported
+    operand: Callable[[Any, int, TensorCoreGemvTiling, str], tuple[Operand, Any]]  # (weight, K, tiling, dtype) -> (Operand, arrays)
+    multiplies_codes: bool = False  # whether tensor cores multiply codes of weight by codes of x (W8A8)
 
 
 def int4_arrays(weight, k: int) -> tuple[tuple, int4.Int4Arrays]:
-    """(kind, arrays) of an Int4Weight: group size, dtype of scales, whether there are zeros, and minimums; scales as integers of bits."""
+    """Return (kind, arrays) of an Int4Weight.
+
+    kind: group size, dtype of scales, whether there are zeros, whether there are minimums. arrays: flat, scales and minimums as unsigned
+    integers of their bits.
+    """
     scales = weight.scales.dtype.name
     zeros, minimums = (None if one is None else one.reshape(-1) for one in (weight.zeros, weight.minimums))
     minimums = None if minimums is None else minimums.view(BITS[scales])
@@ -75,27 +80,27 @@ def int4_arrays(weight, k: int) -> tuple[tuple, int4.Int4Arrays]:
 
 
 def int4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
-    """The Operand of an Int4Weight, and its arrays."""
+    """Return the Operand of an Int4Weight, and its arrays."""
     kind, arrays = int4_arrays(weight, k)
     return int4.make_int4_operand(k, tiling, dtype, *kind), arrays
 
 
 def takes_int4(k: int, weight) -> bool:
-    """Groups of 32, 64 or multiples of 128, and minimums of the scales' dtype."""
+    """Whether groups are of 32, 64 or a multiple of 128 inputs, and minimums, if any, of the scales' dtype."""
     group_size = k // weight.scales.shape[1]
     known = weight.scales.dtype.name in BITS and (weight.minimums is None or weight.minimums.dtype == weight.scales.dtype)
     return known and (group_size in (32, 64) or group_size % int4.INPUTS == 0)
 
 
 def nf4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
-    """The Operand of an Nf4Weight, and its arrays."""
+    """Return the Operand of an Nf4Weight, and its arrays."""
     absmax = weight.absmax.reshape(-1)
     arrays = Nf4Arrays(*weight)._replace(codes=weight.codes.reshape(-1), absmax=absmax if weight.nested is None else absmax.view(np.uint16))
     return nf4.make_nf4_operand(k, tiling, dtype, weight.nested is not None), arrays
 
 
 def codes_operand(code: str, weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
-    """The Operand of a weight in "int8" or "fp8", and its arrays."""
+    """Return the Operand of a weight in "int8" or "fp8", and its arrays."""
     return codes.make_codes_operand(code, k, tiling, dtype), codes.Codes(weight.codes.reshape(-1), weight.scales)
 
 
@@ -106,14 +111,14 @@ FP8 = Format("fp8", codes.INPUTS, 1, ADA, lambda k, weight: True, functools.part
 
 
 def fits(found: Format, x, weight) -> bool:
-    """Whether the kernel takes these arrays: one row of 16 bits, of whole steps, that begins on a multiple of 16 bytes."""
+    """Whether the kernel supports these arrays on this GPU: one row of 16 bits, of whole steps, aligned to 16 bytes."""
     (m, k), supported = x.shape, isinstance(x, np.ndarray) or capability_here() >= found.since
     aligned = m == 1 and x.dtype in HALF_DTYPES and k % found.inputs == 0 and rows_begin_on(16, x, weight.codes)
     return supported and aligned and math.prod(weight.codes.shape) < MOST_CODE_BYTES and found.takes(k, weight)
 
 
 def check_fits(found: Format, x, weight, norm) -> None:
-    """Raise KernelArgumentError unless it fits, and norm is None or of x's dtype and length."""
+    """Raise KernelArgumentError unless x and weight fit (see `fits`), and norm is None or of x's dtype and length."""
     check_array("x", x, FLOAT_DTYPES, M=None, K=None)
     groups = ", groups of 32, 64 or multiples of 128" if found is INT4 else ""
     check(
@@ -129,11 +134,12 @@ def check_fits(found: Format, x, weight, norm) -> None:
 
 
 def choose_tiling(found: Format, n: int, k: int) -> TensorCoreGemvTiling:
-    """The fastest of some fifteen, or within 5 % of it, for the weights of an 8B model on an H100.
+    """Return the fastest of some fifteen tilings for the weights of an 8B model on an H100, or one within 5 % of it.
 
-    Two blocks of up to 8 warps share an SM. One block of up to 16 is faster for few outputs in 4 bits, which leave an SM two tiles or one,
-    and for many in 8 bits, which need no decoding. A warp has four steps or more of a tile, in small weights of 4 bits two. The largest
-    number of warps, down to half, is taken that pads K by 1/16 at most, or else by least: 14 or 7 for 14,336 inputs.
+    Two blocks of up to 8 warps share an SM. One block of up to 16 is faster for few outputs in 4 bits, which leave one or two tiles per SM,
+    and for many outputs in 8 bits, which need no decoding. A warp has at least four steps of a tile, or two in small weights of 4 bits. Of
+    the numbers of warps down to half of the most, the largest that pads K by at most 1/16 is taken, or else the one that pads least: 14 or
+    7 for 14,336 inputs.
     """
     steps, is_small = k // found.inputs, n <= 4096
     most = 8 if is_small == found.multiplies_codes else 16
@@ -143,13 +149,13 @@ def choose_tiling(found: Format, n: int, k: int) -> TensorCoreGemvTiling:
 
 
 def tiling_of(steps: int, splits: int) -> TensorCoreGemvTiling:
-    """That of a number of warps per tile: up to 8 warps in each of two blocks, or one block."""
+    """Return the tiling with `splits` warps per tile: two blocks of up to 8 warps per SM, or one block of more."""
     blocks = 1 if splits > 8 else 2
     return TensorCoreGemvTiling(splits * max(1, 8 // splits), splits, min(4, ceil_div(steps, splits)), blocks, blocks)
 
 
 def run(found: Format, x, norm, weight, outputs: Outputs, arrays, pairs: int, epsilon: float, stream, tiling) -> None:
-    """Launch after checks."""
+    """Check the tiling and launch."""
     n = weight.codes.shape[0]
     tiling = TensorCoreGemvTiling(*(tiling or choose_tiling(found, n, x.shape[1])))
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
@@ -163,10 +169,11 @@ def make_gemv(found: Format):
     """The launcher of out = norm(x) @ weight.T + bias + residual."""
 
     def tensor_core_gemv(x, weight, out, bias=None, stream=None, tiling=None, norm=None, epsilon=0.0, residual=None) -> None:
-        """Write norm(x) @ weight.T + bias + residual into `out` [1, N]: x [1, K], float16 or bfloat16; weight: of the format, [N, K].
+        """Write norm(x) @ weight.T + bias + residual into `out` [1, N].
 
-        out and bias are of x's dtype or float32, residual [1, N] of one of theirs; it may be `out`. norm [K] and epsilon: an RMSNorm of x
-        before. `tiling` overrides the choice by shape. Raises KernelArgumentError for anything else (see `fits`).
+        x [1, K], float16 or bfloat16; weight [N, K] in the launcher's format. out and bias [N] have x's dtype or float32; residual [1, N]
+        has the dtype of x or out, and may be `out`. norm [K] and epsilon: an RMSNorm of x, none if norm is None. `tiling` overrides the
+        choice by shape. Raises KernelArgumentError for anything else (see `fits`).
         """
         check_fits(found, x, weight, norm)
         n = weight.codes.shape[0]
@@ -185,9 +192,10 @@ def make_gated_gemv(found: Format):
     """The launcher of out = silu(gate) * up."""
 
     def gated_tensor_core_gemv(x, gate_up, out, stream=None, tiling=None, norm=None, epsilon=0.0) -> None:
-        """Write silu(norm(x) @ gate.T) * (norm(x) @ up.T) into `out` [1, I]; gate_up: a weight [2 I, K], the gate's rows first.
+        """Write silu(norm(x) @ gate.T) * (norm(x) @ up.T) into `out` [1, I].
 
-        The sums are not rounded before they meet. Errors as above.
+        gate_up: a weight [2 I, K], the gate's rows first. gate and up are not rounded before they are multiplied. Raises as
+        tensor_core_gemv does.
         """
         check_fits(found, x, gate_up, norm)
         rows = gate_up.codes.shape[0]
@@ -200,14 +208,14 @@ def make_gated_gemv(found: Format):
 
 
 def make_qkv_gemv(found: Format):
-    """The launcher from residual stream to attention: norm, projection, RoPE, append."""
+    """The launcher of norm, QKV projection, RoPE and cache append."""
 
     def tensor_core_gemv_qkv(
         x, norm, epsilon, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, stream=None, tiling=None
     ) -> None:
         """Write the queries of x [1, hidden] into `query` [1, heads, head_dim], and its keys and values into the caches.
 
-        Arguments as in gemv_qkv_rope_append (matmul/gemv/gemv_qkv.py), weight: of the format. Errors as above.
+        Arguments as in gemv_qkv_rope_append (matmul/gemv/gemv_qkv.py); weight: in the launcher's format. Raises as tensor_core_gemv does.
         """
         check_fits(found, x, weight, norm)
         n = check_qkv(x, norm, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)

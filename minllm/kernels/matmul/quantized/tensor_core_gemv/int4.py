@@ -1,4 +1,4 @@
-"""int4 (W4A16) as an operand of mma.sync: a shift and a mask make a pair of codes a pair of subnormal 16-bit floats, unit * code.
+"""int4 (W4A16) as an operand of mma.sync: a shift and a mask turn two codes into two subnormal floats, unit * code.
 
     low = sum over groups of scale[low, g] / unit * (sum over the group of x[k] * unit * code[low, k] - zero[low, g] * sum of unit * x[k])
 
@@ -7,8 +7,8 @@ with minimums, which some files store in place of zeros:
     low = sum over groups of scale[low, g] / unit * sum over the group of x[k] * unit * code[low, k] + minimum[low, g] * sum of x[k]
 
 A subnormal bfloat16 is a multiple of 2**-133, and products with it would be too small for float32, so bfloat16 x is multiplied by 2**64
-first. x of 1.8e19 or more becomes infinite; products of x down to 1e-21 are multiples of 2**-149, which float32 (tensor cores do not flush
-subnormal numbers) adds exactly, and of smaller x lose bits. float16 has no such limits.
+first. x of 1.8e19 or more becomes infinite. With x down to 1e-21 products are multiples of 2**-149, which float32 adds exactly (tensor
+cores do not flush subnormal numbers); with smaller x they lose bits. float16 has no such limits.
 
 A step is 128 inputs: eight mma.sync of 16, two for each word of eight codes of a lane. Groups of 64 or 32 are two or four parts of a step
 (operand.py).
@@ -26,23 +26,23 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_pr
 from minllm.kernels.matmul.quantized.tensor_core_gemv.numbers import INPUTS, make_multiply, make_shares
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import FLOAT_OF, Operand, fill_nothing, keep_nothing, no_decoder
 
-MIDDLE = 8  # the zero point without zeros
+MIDDLE = 8  # zero point of symmetric groups, which store none
 
 
 class Unit(NamedTuple):
-    """How codes become 16-bit floats without arithmetic: their bits are those of a subnormal number, from bit `place` on."""
+    """How codes become 16-bit floats without arithmetic: as bits of a subnormal number, from bit `place` on."""
 
     place: int
-    of_x: float  # what x is multiplied by
-    value: float  # of the product of code 1 and x = 1
+    of_x: float  # factor of x
+    value: float  # product of code 1 and x = 1
 
 
 UNITS = {"bfloat16": Unit(0, 2.0**64, 2.0**-69), "float16": Unit(3, 1.0, 2.0**-21)}
 
 
 class Int4Arrays(NamedTuple):
-    """A weight [N, K]: codes [N * K / 2], scales [N * groups] as unsigned integers of their bits, zeros [N * groups] and minimums like
-    scales, or None."""
+    """An int4 weight [N, K]: codes [N * K / 2], scales [N * groups] as unsigned integers of their bits, zeros [N * groups] or None,
+    minimums like scales or None."""
 
     codes: Any
     scales: Any
@@ -52,12 +52,12 @@ class Int4Arrays(NamedTuple):
 
 @functools.cache
 def make_int4_operand(k: int, tiling, dtype: str, group_size: int, scale_dtype: str, has_zeros: bool, has_minimums: bool) -> Operand:
-    """The Operand of weights in groups of 32, 64 or a multiple of 128."""
+    """Return the Operand of int4 weights in groups of 32, 64 or a multiple of 128."""
     parts, padded_steps = max(1, INPUTS // group_size), tiling.padded_steps(k // INPUTS)
     shares, padded_k = make_shares(parts, tiling.unroll), padded_steps * INPUTS
     own, groups, unit = shares.parts, k // group_size, UNITS[dtype]
     unit_of_sums = 1.0 if has_minimums else unit.value
-    zeros_at = 2 * own  # words of a group of steps: scales, then zeros or minimums
+    zeros_at = 2 * own  # the words of a group of steps are scales, then zeros or minimums
     words = zeros_at + (2 * own if has_zeros or has_minimums else 0)
     float_of, sums_at, first_part, sum_of_lanes = FLOAT_OF[scale_dtype], padded_k // 2, shares.first_part, shares.sum_of_lanes
     even_mask, odd_mask, place_of_codes, per_unit = 0x000F000F << unit.place, 0x00F000F0 << unit.place, unit.place, 1 / unit.value
@@ -69,7 +69,7 @@ def make_int4_operand(k: int, tiling, dtype: str, group_size: int, scale_dtype: 
 
     @cuda.jit(device=True, forceinline=True)
     def load_groups(array, rows, step, words, at):
-        """words[at : at + 2 * own] = an element of each of the lane's groups of row low, and of row high."""
+        """words[at : at + 2 * own] = an element for each of the lane's groups of row low, then of row high."""
         for part in range(own):
             group = uint32(uint32(step) * uint32(INPUTS) // uint32(group_size) + uint32(first_part() + uint32(part)))
             words[at + part] = uint32(array[uint32(rows.low * uint32(groups) + group)])

@@ -1,11 +1,12 @@
-"""The kernel: one row of x times a quantised weight, on tensor cores, with the norm before it and what follows it.
+"""The tensor-core GEMV kernel: one row of x times a quantised weight, fused with the operations around it.
 
 A tile is 16 rows of weight, eight pairs (outputs.py). `splits` warps of a block divide K: a warp takes every `splits`-th step of 64 bytes
-of codes per row, so that the warps of a tile load neighbouring bytes. It keeps `unroll` steps in flight in registers: a step is loaded as
-soon as the step that lay in its registers is multiplied, across the end of a tile. The sums of the warps meet in shared memory, and one
-warp of a tile writes its outputs while the others multiply the next one.
+of codes per row, so that the warps of a tile load neighbouring bytes. It keeps `unroll` steps in flight in registers: as soon as a step has
+been multiplied, the next one is loaded into its registers, also across tiles. The sums of the warps are added in shared memory, and one
+warp of a tile writes its outputs while the others multiply the next tile.
 
-The first codes are loaded before x is written (dependent launch), and while a block prepares its own copy of x (activations.py).
+The first codes are loaded before x is written (dependent launch), and are in flight while a block prepares its own copy of x
+(activations.py).
 """
 
 import functools
@@ -25,8 +26,10 @@ TILE_ROWS = 2 * PAIRS
 
 
 class TensorCoreGemvTiling(NamedTuple):
-    """A block of `warps`, of which `splits` share a tile; `unroll` steps in flight per warp; registers suffice for `blocks` per SM, and
-    `per_sm` of them are launched for each SM, at most."""
+    """Blocks of `warps` warps, of which `splits` share a tile, with `unroll` steps in flight per warp.
+
+    Registers suffice for `blocks` blocks per SM; at most `per_sm` are launched per SM.
+    """
 
     warps: int
     splits: int
@@ -36,7 +39,7 @@ class TensorCoreGemvTiling(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads per block."""
         return self.warps * WARP
 
     @property
@@ -45,13 +48,13 @@ class TensorCoreGemvTiling(NamedTuple):
         return self.warps // self.splits
 
     def padded_steps(self, steps: int) -> int:
-        """Steps of K, so many that each warp of a tile has a multiple of `unroll`."""
+        """Steps of K, rounded up so that each warp of a tile has a multiple of `unroll`."""
         return ceil_div(steps, self.splits * self.unroll) * self.splits * self.unroll
 
 
 @functools.cache
 def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outputs: Outputs):
-    """The kernel for weights of an Operand, whose K and dtype of x it fixes."""
+    """The kernel for an Operand, which fixes K and the dtype of x."""
     (warps, splits, unroll, _, _), words_of_a_group, group = tiling, operand.words, operand.group
     tiles_of_block, last_step, table_bytes, row_bytes = tiling.tiles, operand.steps - 1, operand.table_bytes, operand.row_bytes
     padded_steps, sum_type = tiling.padded_steps(operand.steps), operand.sum_type
@@ -61,25 +64,25 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
 
     @cuda.jit(device=True, forceinline=True)
     def rows_of_tile(tile, n):
-        """The lane's Rows of a tile."""
+        """Return the lane's Rows of a tile."""
         low, high = rows_of(int32(tile * PAIRS + (int32(cuda.threadIdx.x) >> 2 & 7)), n)
         return Rows(uint32(low), uint32(high))
 
     @cuda.jit(device=True, forceinline=True)
     def codes_of(rows, first):
-        """The places of a lane's codes of step `first` of its rows, in 64 bits, so that those of later steps are constants behind them."""
+        """Return byte offsets of a lane's codes of step `first` in its rows; 64 bits, to which later steps add constants."""
         own = uint32(uint32(first) * uint32(ROW_BYTES) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(LANE_BYTES))
         return Rows(int64(rows.low) * row_bytes + int64(own), int64(rows.high) * row_bytes + int64(own))
 
     @cuda.jit(device=True, forceinline=True)
     def load_row(codes, place, held, at):
-        """held[at : at + 4] = a lane's codes of a step of a row."""
+        """held[at : at + 4] = a lane's codes of one step of one row."""
         one, two, three, four = ptx.load_128_streaming(codes, place)
         held[at], held[at + 1], held[at + 2], held[at + 3] = one, two, three, four
 
     @cuda.jit(device=True, forceinline=True)
     def load_codes(u, weight, places, first, held):
-        """Load the codes of the u-th of a warp's steps from `first` on, or those of the last step of a row."""
+        """Load the codes of a warp's u-th step from `first` on, or of the row's last step if that is past the end."""
         behind = u * splits * ROW_BYTES
         if is_padded:
             behind = min(int32(behind), int32((last_step - first) * ROW_BYTES))
@@ -88,22 +91,22 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
 
     @cuda.jit(device=True, forceinline=True)
     def own_step(index, first):
-        """The step of a group whose sums this lane scales."""
+        """Return the step of a group of steps for which this lane scales the sums."""
         return int32(first + (index * group + operand.own_step()) * splits)
 
     @cuda.jit(device=True, forceinline=True)
     def load_scales(index, weight, rows, kept, first, held):
-        """Load what the scales of a lane's step of a group need."""
+        """Load the scale data of this lane's step of a group."""
         step = min(own_step(index, first), int32(last_step))
         operand.load(weight, rows, kept, step, held.scales, index * words_of_a_group)
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_step(u, memory, decoder, weight, held, sums, kept, first, goes_on, next_places, next_rows, next_kept, next_first):
-        """The products of the u-th step in flight, and the loads of the step that takes its place; at the end of a group its scales."""
+        """Multiply the u-th step in flight and load its successor; at the end of a group scale its sums."""
         multiply(memory, decoder, held, u, first + u * splits, sums)
         if goes_on:
             load_codes(u, weight, next_places, next_first, held)
-        cuda.syncwarp()  # without it ptxas moves the loads of all steps behind the products of the last one
+        cuda.syncwarp()  # without it ptxas moves the loads of all steps behind the mma.sync of the last one
         if u % group == group - 1:
             index = u // group
             scale(memory, decoder, kept, held, index, own_step(index, first), sums)
@@ -116,7 +119,7 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
 
     @cuda.jit(device=True, forceinline=True)
     def add_splits(sums, first):
-        """In lane i < 8: the sum of row i of a tile over its warps, and of row i + 8."""
+        """Return, in lane i < 8, the sums of rows i and i + 8 of a tile over its warps."""
         lane, value = int32(cuda.threadIdx.x) & (WARP - 1), float32(0)
         for split in range(splits):
             value += sums[uint32(first + split * TILE_ROWS + (lane & (TILE_ROWS - 1)))]
@@ -124,10 +127,10 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
 
     @kernel(launch_bounds=(tiling.threads, tiling.blocks), dependent_launch=True)
     def tensor_core_gemv_kernel(x, norm, weight, arrays, n, pairs, epsilon):
-        """x [1, K], norm [K] or None, weight [n, K]: the arrays of the operand, arrays: those of the outputs, pairs: of rows of weight."""
+        """x [1, K], norm [K] or None, weight [n, K]: the operand's arrays, arrays: those of the outputs, pairs: pairs of weight rows."""
         ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, uint32, 128)
-        table = cuda.shared.array(table_bytes, uint8, 128)  # of a format without a table the memory above: nothing touches it
+        table = cuda.shared.array(table_bytes, uint8, 128)  # without a table (0 bytes) an unused alias of `memory`
         sums = cuda.shared.array(two_buffers, float32)
         lane, warp = int32(int32(cuda.threadIdx.x) & (WARP - 1)), int32(int32(cuda.threadIdx.x) >> 5)
         tile_of_warp, split = int32(uint32(warp) // uint32(splits)), int32(uint32(warp) % uint32(splits))
@@ -137,7 +140,7 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
         first_tile, buffer = int32(int32(cuda.blockIdx.x) * tiles_of_block), int32(0)
         rows = rows_of_tile(int32(first_tile + tile_of_warp), n)
         load_all_codes(weight, codes_of(rows, split), split, held)
-        cuda.syncwarp()  # loads do not move across it: those of codes come before any that waits for another
+        cuda.syncwarp()  # loads do not move across it: loads of codes are issued before any load that waits for another
         kept = operand.begin(weight, rows)
         load_all_scales(weight, rows, kept, split, held)
         operand.fill(table, weight)

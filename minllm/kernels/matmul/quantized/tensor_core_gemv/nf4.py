@@ -1,9 +1,10 @@
-"""NF4 (W4A16) as an operand of mma.sync: a table of pairs in shared memory makes a byte of codes a pair of 16-bit floats.
+"""NF4 (W4A16) as an operand of mma.sync: a table of pairs turns a byte of codes into two 16-bit floats.
 
     low = sum over blocks of absmax[low, b] * (sum over the block of x[k] * table[code[low, k]])          absmax: kernels/.../nf4.py
 
-A step is 128 inputs, two blocks of 64, which are two parts of a step (operand.py). An absmax is itself an 8-bit code with a scale per 256
-blocks and an offset per row: both are loaded with the codes, and looked up in the map, which lies in shared memory, in their step.
+A step is 128 inputs, two blocks of 64, which are two parts of a step (operand.py). With double quantisation an absmax is an 8-bit code with
+a scale per 256 blocks and an offset per row. Code and scale are loaded with the weight's codes; in their step the code is looked up in the
+map. Table and map lie in shared memory.
 
 Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3.
 """
@@ -20,11 +21,11 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_pr
 from minllm.kernels.matmul.quantized.tensor_core_gemv.numbers import INPUTS, make_multiply, make_shares
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import Operand
 
-BLOCKS = 2  # of a step
+BLOCKS = 2  # NF4 blocks per step
 
 
 class Kept(NamedTuple):
-    """Of rows low and high: the number of their first block, and what is added to their absmax."""
+    """The data of rows low and high: the numbers of their first blocks, and the offsets added to their absmax."""
 
     low_block: Any
     high_block: Any
@@ -34,10 +35,10 @@ class Kept(NamedTuple):
 
 @functools.cache
 def make_nf4_operand(k: int, tiling, dtype: str, is_nested: bool) -> Operand:
-    """The Operand of weights with or without double quantisation."""
+    """Return the Operand of NF4 weights, with or without double quantisation."""
     steps, threads, shares = k // INPUTS, tiling.threads, make_shares(BLOCKS, tiling.unroll)
     padded_steps, sum_of_lanes = tiling.padded_steps(steps), shares.sum_of_lanes
-    # Words of a group of steps: a lane's pairs of absmax, then nested scales; or absmax.
+    # The words of a group of steps are pairs of absmax codes, then nested scales; without double quantisation absmax.
     padded_k, words_of_a_group = padded_steps * INPUTS, 2 * BLOCKS + (2 if is_nested else 0)
 
     @cuda.jit(device=True, forceinline=True)
@@ -53,7 +54,7 @@ def make_nf4_operand(k: int, tiling, dtype: str, is_nested: bool) -> Operand:
     def load_nested(weight, rows, kept, step, words, at):
         for row in range(2):
             words[at + row] = uint32(weight.absmax[uint32((rows.high if row else rows.low) * uint32(steps) + uint32(step))])
-            for block in range(BLOCKS):  # which have the same nested scale, unless a row begins with a block of an odd number
+            for block in range(BLOCKS):  # both have the same nested scale, unless the row's first block has an odd number
                 number = uint32((kept.high_block if row else kept.low_block) + uint32(step * BLOCKS + block))
                 words[at + 2 + row * BLOCKS + block] = ptx.float_as_uint(float32(weight.nested[number >> uint32(NESTED_SHIFT)]))
 

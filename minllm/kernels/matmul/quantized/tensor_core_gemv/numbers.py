@@ -1,10 +1,10 @@
-"""Codes that become 16-bit floats in a lane: the products of a step, and which lane scales the sums of which step.
+"""mma.sync of codes that become 16-bit floats in a lane, and which lane scales the sums of a step.
 
-All columns of x are equal, so with groups of a step or more the four lanes of a row have the same sums. Each keeps those of one of four
-steps, and loads the scales of this step alone: one load per row serves four steps, where every load of a warp costs L1 a cycle per row,
-however few bytes it takes. If groups divide a step, a lane has the sums of one or two of its parts, and keeps those of one step of four
-(two parts) or of two (four parts). `unroll` steps in flight divide evenly into groups of steps that are shared in this way. At the end of
-a tile the sums of the four lanes are added.
+All columns of x are equal, so with groups of a step or more the four lanes of a row have the same sums. Each lane keeps those of one step
+in four, and loads the scales of this step alone. So one load per row serves four steps: every load of a warp costs L1 one cycle per row,
+however few bytes it takes. If groups divide a step, a lane has the sums of one or two parts of it, and keeps those of one step in four (two
+parts) or in two (four parts). The `unroll` steps in flight divide evenly into groups of steps that are shared in this way. At the end of a
+tile the sums of the four lanes are added.
 """
 
 import math
@@ -17,21 +17,21 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS
 from minllm.kernels.vector import load_words
 from minllm.tiles.warp import ALL_LANES
 
-INPUTS = 128  # of a step
+INPUTS = 128  # inputs per step
 
 
 class Shares(NamedTuple):
-    """How the four lanes of a row share the sums of a group of steps: device functions."""
+    """How the four lanes of a row share the sums of a group of steps: sizes and device functions."""
 
-    group: int  # steps
-    parts: int  # of a step, whose sums a lane has of each row
-    own_step: Any  # () -> the step of a group that is this lane's
-    first_part: Any  # () -> the first of the parts whose sums it has
-    sum_of_lanes: Any  # value -> the sum of what the lanes have
+    group: int  # steps per group
+    parts: int  # parts of a step for which a lane has sums, in each row
+    own_step: Any  # () -> this lane's step of a group
+    first_part: Any  # () -> the first part for which it has sums
+    sum_of_lanes: Any  # value -> the sum of the values of lanes with different parts or steps
 
 
 def make_shares(parts: int, unroll: int) -> Shares:
-    """The Shares of steps of 1, 2 or 4 parts, `unroll` of them in flight."""
+    """Return the Shares of steps of 1, 2 or 4 parts, `unroll` of them in flight."""
     group = math.gcd(unroll, 4 if parts < 4 else 2)
 
     @cuda.jit(device=True, forceinline=True)
@@ -54,7 +54,7 @@ def make_shares(parts: int, unroll: int) -> Shares:
 
 
 def make_is_mine(parts: int):
-    """The device function that says whether a lane's inputs of x belong to its column's part of a step."""
+    """is_mine(): whether a lane's inputs of x belong to its column's part of a step."""
     lanes = 4 // parts
 
     @cuda.jit(device=True, forceinline=True)
@@ -66,9 +66,10 @@ def make_is_mine(parts: int):
 
 
 def make_multiply(dtype: str, parts: int, shares: Shares, pair_of, odd_scale: int = 1):
-    """The multiply of an Operand whose pair_of(decoder, word, i) is the i-th pair of 16-bit floats of a word of codes.
+    """Return Operand.multiply of a format.
 
-    odd_scale: what the numbers of odd pairs are multiples of.
+    pair_of(decoder, word, i): the i-th pair of 16-bit floats of a word of codes. odd_scale: factor by which the numbers of odd pairs are
+    too large.
     """
     multiply, is_mine, group, inverse = MULTIPLY[dtype], make_is_mine(parts), shares.group, 1 / odd_scale
 
@@ -83,7 +84,7 @@ def make_multiply(dtype: str, parts: int, shares: Shares, pair_of, odd_scale: in
                 b[word] = uint32(0)
             if is_mine():
                 load_words(memory, own + 16 * i, b, 0)
-            for j in range(2):  # even and odd pairs: two chains of sums, so that one need not wait for the other
+            for j in range(2):  # even and odd pairs: two chains of sums, so that neither waits for the other
                 for half in range(2):
                     a[2 * half] = pair_of(decoder, held.codes[at + i], j + 2 * half)
                     a[2 * half + 1] = pair_of(decoder, held.codes[at + 4 + i], j + 2 * half)

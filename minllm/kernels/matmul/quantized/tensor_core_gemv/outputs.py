@@ -1,10 +1,10 @@
-"""What becomes of the two sums of a pair of rows of weight: outputs with bias and residual, gate times up, or rotated queries and keys.
+"""Outputs made from the two sums of a pair of weight rows: plain, gated, or query, keys and values.
 
     Plain      rows 16 i + j and 16 i + j + 8:  out[n] = sum + bias[n] + residual[n]
-    Gated      a row of the gate and its of up:  out[n] = silu(low) * high
-    Attention  components d and d + D / 2 of a head, which RoPE turns:  query, or the cache's keys; values as they are
+    Gated      a row of the gate and that of up:  out[n] = silu(low) * high
+    Attention  components d and d + D / 2 of a head:  RoPE rotates query and keys, not values; keys and values go to the cache
 
-`rows_of` says which rows of weight a pair is, `prepare` loads what belongs to its outputs before its sums are done, `write` stores them.
+`rows_of` gives the weight rows of a pair, `prepare` loads the other inputs of its outputs before its sums are done, `write` stores them.
 
 Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU); kernels/kv/qkv_rope_append.py.
 """
@@ -17,26 +17,26 @@ from numba import cuda, float32, int32, uint32
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
 
-PAIRS = 8  # of a tile of 16 rows
+PAIRS = 8  # row pairs per tile of 16 rows
 
 
 class Outputs(NamedTuple):
-    """How a kernel writes: device functions."""
+    """The device functions with which a kernel writes its outputs."""
 
-    rows_of: Any  # (pair, rows of weight) -> (low, high); pairs beyond the last repeat it
-    begin: Any  # (arrays) -> what all pairs need, once the kernels before have ended
-    prepare: Any  # (arrays, token, pair) -> what belongs to a pair's outputs; token: what begin gave
+    rows_of: Any  # (pair, rows of weight) -> (low, high); pairs past the last repeat it
+    begin: Any  # (arrays) -> `token`, the data that all pairs need, after the preceding kernels have ended
+    prepare: Any  # (arrays, token, pair) -> `prepared`, the other inputs of a pair's outputs
     write: Any  # (arrays, prepared, pair, low, high)
 
 
 @cuda.jit(device=True, forceinline=True)
 def begin_nothing(arrays):
-    """begin of outputs that need nothing for all pairs."""
+    """Outputs.begin for outputs without data common to all pairs."""
     return int32(0)
 
 
 class Plain(NamedTuple):
-    """Arrays: bias [N] or None, residual [N] or None, out [N]."""
+    """Arrays of plain outputs: bias [N] or None, residual [N] or None, out [N]."""
 
     bias: Any
     residual: Any
@@ -45,24 +45,24 @@ class Plain(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def plain_column(pair):
-    """The column of out that the first row of a pair gives."""
+    """Return the column of out that belongs to the first row of a pair."""
     return int32((pair >> 3) * 16 + (pair & 7))
 
 
 @cuda.jit(device=True, forceinline=True)
 def element(row, column):
-    """An element as loaded: nothing waits for it until it is converted."""
+    """Return an element unconverted, so that nothing waits for its load yet."""
     return row[uint32(column)]
 
 
 @cuda.jit(device=True, forceinline=True)
 def no_element(row, column):
-    """The element of a row that is absent."""
+    """Return 0, for an absent bias or residual."""
     return float32(0)
 
 
 class Addends(NamedTuple):
-    """What is added to a pair's outputs."""
+    """Bias and residual of a pair's outputs, unconverted."""
 
     low_bias: Any
     high_bias: Any
@@ -72,7 +72,7 @@ class Addends(NamedTuple):
 
 @functools.cache
 def make_plain(has_bias: bool, has_residual: bool) -> Outputs:
-    """The Outputs of Plain."""
+    """Return the Outputs for Plain arrays."""
     bias_at, residual_at = element if has_bias else no_element, element if has_residual else no_element
 
     @cuda.jit(device=True, forceinline=True)
@@ -98,34 +98,34 @@ def make_plain(has_bias: bool, has_residual: bool) -> Outputs:
 
 
 class Gated(NamedTuple):
-    """Array: out [I]."""
+    """Array of gated outputs: out [I]."""
 
     out: Any
 
 
 @cuda.jit(device=True, forceinline=True)
 def gated_rows(pair, rows):
-    """A row of the gate, in the upper half of weight, and that of up."""
+    """Return a row of the gate, in the first half of weight, and the matching row of up."""
     low = min(int32(pair), int32((rows >> 1) - 1))
     return low, int32(low + (rows >> 1))
 
 
 @cuda.jit(device=True, forceinline=True)
 def prepare_gated(arrays, token, pair):
-    """Nothing."""
+    """Outputs.prepare for gated outputs, which have no other inputs."""
     return pair
 
 
 @cuda.jit(device=True, forceinline=True)
 def write_gated(arrays, prepared, pair, low, high):
-    """silu(gate) * up."""
+    """Write silu(gate) * up."""
     if pair < int32(arrays.out.shape[0]):
         arrays.out[uint32(pair)] = low * sigmoid(low) * high
 
 
 class Attention(NamedTuple):
-    """Arrays: bias [N] or None, positions, slot_mapping [1], cos_sin [positions, head_dim], query [1, heads, head_dim], caches [slots,
-    kv_heads, head_dim]."""
+    """Arrays of attention: bias [N] or None, positions [1], slot_mapping [1], cos_sin [positions, head_dim], query [1, heads, head_dim],
+    caches [slots, kv_heads, head_dim]."""
 
     bias: Any
     positions: Any
@@ -137,14 +137,14 @@ class Attention(NamedTuple):
 
 
 class Token(NamedTuple):
-    """Where a token stands, in its sequence and in the cache."""
+    """A token's position in its sequence, and its slot in the cache."""
 
     position: Any
     slot: Any
 
 
 class Turn(NamedTuple):
-    """A pair's head and component, the cosine and sine of its angle, where its token lies in the cache, and its biases."""
+    """A pair's head and component, the cosine and sine of its angle, its token's slot in the cache, and its biases."""
 
     head: Any
     component: Any
@@ -157,7 +157,7 @@ class Turn(NamedTuple):
 
 @functools.cache
 def make_attention(head_dim: int, has_bias: bool) -> Outputs:
-    """The Outputs of Attention."""
+    """Return the Outputs for Attention arrays."""
     half, bias_at = head_dim // 2, element if has_bias else no_element
 
     @cuda.jit(device=True, forceinline=True)
