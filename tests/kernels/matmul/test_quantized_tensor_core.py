@@ -29,6 +29,7 @@ from minllm.weights import quantized_kernels
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.int4 import Int4Weight
 from minllm.weights.int8 import Int8Weight
+from minllm.weights.int8_groups import Int8GroupWeight
 from minllm.weights.linear import Linear
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
 from tests.kernels.matmul.quantized_cases import (
@@ -140,6 +141,20 @@ def test_what_wgmma_over_int4_refuses(monkeypatch):
     monkeypatch.setattr(int4_wgmma, "has_wgmma", lambda array: False)
     with pytest.raises(KernelArgumentError, match="take gemv, or widen"):
         int4_wgmma.int4_wgmma(x, weight, np.empty((2, 4), BFLOAT16))
+
+
+INT8_GROUPS = Int8GroupWeight(np.zeros((4, 256), np.int8), np.ones((4, 2), FLOAT16))
+
+
+@pytest.mark.parametrize("launch, weight", [
+    (gemm.int4_gemm, WEIGHT_FORMATS["int4_g128"].encode(np.ones((4, 256), FLOAT32))), (gemm.int8_group_gemm, INT8_GROUPS),
+    (gemm.nf4_gemm, WEIGHT_FORMATS["nf4"].encode(np.ones((4, 256), FLOAT32))),
+    (int4_wgmma.int4_wgmma, WEIGHT_FORMATS["int4_g128"].encode(np.ones((4, 256), FLOAT32))),
+])  # fmt: skip
+def test_a_weight_with_rows_of_another_length_is_refused(launch, weight):
+    """Groups of twice their size would fit the scales, and missing codes would count as zeros."""
+    with pytest.raises(KernelArgumentError, match="codes is .* its shape must be"):
+        launch(random((2, 512), BFLOAT16, 0), weight, np.empty((2, 4), BFLOAT16))
 
 
 def int8_arrays(m, n, k):
