@@ -75,7 +75,7 @@ class Variants(Mapping[str, Any]):
         return import_module(self.entry(name).module, self.package)
 
     def names(self, reads: str = "arrays", dtype: str | None = None) -> list[str]:
-        """The variants whose launchers take these arguments and support this dtype."""
+        """The names of the variants with launchers that take these arguments and support this dtype."""
         return [name for name, found in self.entries.items() if found.reads == reads and (dtype is None or dtype in found.dtypes)]
 
     def why_not(
@@ -104,7 +104,7 @@ class Variants(Mapping[str, Any]):
         return name
 
     def stand_in(self, name: str) -> Any:
-        """The launcher of a variant's stand-in, for launchers whose kernel cannot serve their arrays."""
+        """The launcher of a variant's stand-in, for arrays that its own kernel cannot serve."""
         return self[self.entry(name).stand_in]
 
     def specimens(self) -> Iterator[Any]:

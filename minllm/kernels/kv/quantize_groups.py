@@ -4,7 +4,7 @@
     value codes, value scales = quantize(value) of each of these tokens
 
 for every group g of G = TOKEN_GROUP tokens that ends among a sequence's new tokens. The kernel reads the plain cache of recent tokens,
-whose blocks hold one group each, and writes the paged cache; attention reads these tokens in full precision until they leave the
+in blocks of one group each, and writes the paged cache; attention reads these tokens in full precision until they leave the
 residual window (residual_window/reference.py).
 
 A group of one KV head of D components of b bytes: about 10 FLOPs per element; 2 G D b bytes read and 2 G bytes_per_head written;

@@ -1,9 +1,9 @@
 """Quantise one head from registers into a quantised cache: lanes compute its scales together, and each stores its codes.
 
-Threads to data: eight neighbouring components per lane, one 128-bit load of 16-bit numbers, so that a head of 64, 128 or 256 takes 8, 16
-or 32 lanes and several heads share a warp. A group's minimum and maximum are found by shuffles between its lanes (tiles/warp.py
-does the same for sums). A head whose lane count is not a power of two (80 and 96 components) is padded with lanes that repeat its last
-components: they change no minimum or maximum, and store nothing.
+Threads to data: eight neighbouring components per lane, one 128-bit load of 16-bit numbers, so that a head of 64, 128 or 256 takes 8, 16 or
+32 lanes and several heads share a warp. A group's minimum and maximum are found by shuffles between its lanes (tiles/warp.py does the same
+for sums). A head with a lane count that is not a power of two (80 and 96 components) is padded with lanes that repeat its last components:
+they change no minimum or maximum, and store nothing.
 
 A lane's codes are 8 bytes (int8, fp8) or 4 (int4); a head's codes are contiguous. The first lane of each group stores its scale and
 zero. The result equals quantization/reference.py bit for bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint does.

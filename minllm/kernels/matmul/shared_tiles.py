@@ -41,7 +41,7 @@ def make_place_of_chunk(tile_k: int):
 
 
 def make_copy_tile(rows: int, tile_k: int, threads: int):
-    """Two device functions for sources whose rows all begin on a multiple of 16 bytes: (find_rows, copy_tile).
+    """Two device functions for sources with all rows aligned to 16 bytes: (find_rows, copy_tile).
 
     find_rows computes once the source indices of the rows that this thread copies; copy_tile starts the cp.async of one tile. Rows
     beyond the edge repeat the last one: they only reach outputs that are not stored. Columns beyond the edge are zeros, because they are

@@ -110,7 +110,7 @@ def gemv_step_specimens(dtype):
 
 
 def gemv_specimen(name, kernel, arguments, tiling, warps, dtype):
-    """One specimen; `warps` of its warps should fit on an SM."""
+    """One specimen, of which `warps` warps should fit on an SM."""
     blocks, threads = warps // tiling.warps, tiling.warps * WARP
     return Specimen(f"matmul/gemv/{name}/{dtype}", kernel, arguments, threads, blocks, contains=STREAMED)
 

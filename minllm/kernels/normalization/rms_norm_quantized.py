@@ -1,4 +1,4 @@
-"""RMSNorm whose output is quantised for W8A8 in the same kernel: a code per number and a scale per token.
+"""RMSNorm with output quantised for W8A8 in the same kernel: a code per number and a scale per token.
 
     r = x + residual                                       rounded to the dtype, and kept: the next layer adds to it
     y = r / sqrt(mean(r**2) + epsilon) * weight            float32, not rounded

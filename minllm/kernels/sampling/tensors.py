@@ -63,7 +63,7 @@ class SamplingTensors:
 
     temperature: Any  # float32 [S]; 0 = greedy
     top_k: Any  # int32 [S]; keep the k largest logits; 0 = keep all
-    top_p: Any  # float32 [S]; keep the smallest set of tokens whose probability reaches p; 1 = keep all
+    top_p: Any  # float32 [S]; keep the smallest set of tokens that together reach probability p; 1 = keep all
     min_p: Any  # float32 [S]; keep tokens with at least min_p times the largest probability; 0 = keep all
     repetition_penalty: Any  # float32 [S]; 1 = none
     presence_penalty: Any  # float32 [S]; 0 = none

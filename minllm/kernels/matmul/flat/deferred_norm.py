@@ -36,7 +36,7 @@ MOST_ITEMS = 2  # groups of eight outputs per thread; registers hold what the ep
 
 
 class DeferredNorm(NamedTuple):
-    """A residual stream whose norm is not finished: rms_norm(stream) = scaled / sqrt(sum of squares / hidden + epsilon)."""
+    """A residual stream with an unfinished norm: rms_norm(stream) = scaled / sqrt(sum of squares / hidden + epsilon)."""
 
     stream: Any  # [T, hidden]
     scaled: Any  # [T, hidden]

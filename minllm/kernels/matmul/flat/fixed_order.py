@@ -1,4 +1,4 @@
-"""GEMM whose sums do not depend on the number of rows of x: each row of `out` has the same bits in any batch.
+"""GEMM with sums that do not depend on the number of rows of x: each row of `out` has the same bits in any batch.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])          for any M
 

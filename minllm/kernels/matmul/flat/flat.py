@@ -20,7 +20,7 @@ Recorded as "matmul", variant "flat", beside cuBLAS in docs/results/h200.json. T
 leave 36 of 132 SMs idle, and two thirds of each block's loads are x.
 
 Larger tiles of weight with a deeper split-K load less, and are still slower. A cluster must fit one GPC, a group of some 16 SMs, which
-leaves SMs unused: of clusters whose blocks each fill an SM, 66 of two blocks run at a time, but only 39 of three, 30 of four, 22 of five
+leaves SMs unused: of clusters of blocks that each fill an SM, 66 of two blocks run at a time, but only 39 of three, 30 of four, 22 of five
 and 15 of eight.
 
 Bytes: N K weights once, and M K of x for every block of 64 or 128 rows of weight, from L2.

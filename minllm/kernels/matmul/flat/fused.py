@@ -1,7 +1,7 @@
 """Launchers of the flat GEMMs that are fused with their neighbours in a decode step: 2 to 64 sequences on Hopper.
 
     linear_add         x @ weight.T + residual, and the first part of the norm after it (deferred_norm.py)
-    gated              silu(gate) * up of a stream with a norm that is not finished
+    gated              silu(gate) * up of a stream with an unfinished norm
     qkv_rope_append    from the stream to queries and the cache (rope_append.py)
 
 A layer then takes five kernels, attention included, instead of eight. Each kernel less saves the wait between two kernels, during which

@@ -1,4 +1,4 @@
-"""Flat GEMM of the QKV projection whose epilogue rotates queries and keys and appends keys and values to the cache.
+"""Flat GEMM of the QKV projection; its epilogue rotates queries and keys and appends keys and values to the cache.
 
     q, k, v = split(x @ weight.T + bias)           q, k = rope(q, position), rope(k, position)
     key_cache[slot], value_cache[slot] = k, v      query = q

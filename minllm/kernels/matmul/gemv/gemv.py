@@ -53,7 +53,7 @@ WARP_SHIFT = 5  # log2(WARP): a warp's number is its thread's, shifted right by 
 
 @cuda.jit(device=True)
 def row_of_feature(first, r, last):
-    """The row of weight that is the `r`-th of a warp whose first output feature is `first`; features beyond `last` repeat it."""
+    """A warp's `r`-th row of weight, if its first output feature is `first`; features beyond `last` repeat that one."""
     return min(int64(first + r), last)
 
 

@@ -85,7 +85,7 @@ class WgmmaTiling(NamedTuple):
         check(self.shared_bytes <= SHARED_BYTES_PER_BLOCK, room)
 
 
-GATED_TILES = (128, 224, 256)  # values of tile_n whose half, gate or up, is whole chunks
+GATED_TILES = (128, 224, 256)  # values of tile_n of which each half, gate or up, is whole chunks
 
 TILINGS = (
     WgmmaTiling(2, 256, 4, 2, 2),

@@ -204,7 +204,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
 def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pairs: str | None, consumer=None):
     """The kernel for x and weight of `dtype`.
 
-    dtype: bfloat16 or float16; or that of 8-bit codes, float8_e4m3fn or int8, whose sums have scales. gated: out = silu(gate) * up of the
+    dtype: bfloat16 or float16; or that of 8-bit codes, float8_e4m3fn or int8, with scales on the sums. gated: out = silu(gate) * up of the
     two halves of weight's rows. copied: outputs leave by TMA. pairs: the dtype of out if its rows begin on multiples of two elements, which
     one store then takes together; None otherwise. consumer: a factory of consumers that apply scales of codes themselves, in place of
     make_consume.
