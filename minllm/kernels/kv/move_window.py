@@ -24,7 +24,10 @@ THREADS = 128
 
 
 def window_of_rows(positions, context_lens, rings, residual_window):
-    """(slots [B], recent_lens [B], recent_tables [B, n]), int32, for rows with their new tokens at `positions` [B]; rings [B]."""
+    """(slots [B], recent_lens [B], recent_tables [B, n]), int32, for new tokens at `positions` [B].
+
+    context_lens, rings: int32 [B]; a context length of 0 marks a padding row.
+    """
     size, rings = ring_blocks(residual_window), np.maximum(rings, 0)
     starts, is_on = window_start(positions, residual_window), np.asarray(context_lens) > 0
     slots = (rings * size + positions // TOKEN_GROUP % size) * TOKEN_GROUP + positions % TOKEN_GROUP

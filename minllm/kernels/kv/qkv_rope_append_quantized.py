@@ -175,7 +175,10 @@ def qkv_rope_append_quantized(
 
 
 def checked_recent(recent, query, kv_heads):
-    """The plain caches of recent tokens as [slots, kv_heads, head_dim], and their slots. Raises KernelArgumentError if they do not fit."""
+    """The plain caches of recent tokens as [slots, kv_heads, head_dim], and their slots.
+
+    Raises KernelArgumentError if they do not fit.
+    """
     (key, value, slots), (tokens, _, head_dim) = recent, query.shape
     for name, array in (("recent key", key), ("recent value", value)):
         check_array(name, array, (query.dtype,), blocks=key.shape[0], block_size=key.shape[1], kv_heads=kv_heads, head_dim=head_dim)

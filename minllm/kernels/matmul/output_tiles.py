@@ -29,7 +29,10 @@ def make_tile_order(group: int):
 
 
 def make_store_pair(pairs: str | None):
-    """The device function that stores two neighbouring outputs; pairs: their dtype if one aligned store can hold both, else None."""
+    """The device function that stores two neighbouring outputs.
+
+    pairs: their dtype if one aligned store can hold both, else None.
+    """
     pack = PACK.get(pairs)
 
     @cuda.jit(device=True)

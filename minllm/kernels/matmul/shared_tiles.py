@@ -76,7 +76,10 @@ def make_copy_tile(rows: int, tile_k: int, threads: int):
 
 
 def make_copy_tile_by_elements(rows: int, tile_k: int, threads: int, dtype: str):
-    """(find_rows, copy_tile) for unaligned sources: each thread reads 8 elements one by one, packs them and stores them at once."""
+    """(find_rows, copy_tile) for unaligned sources.
+
+    Each thread reads 8 elements one by one, packs them and stores them at once.
+    """
     chunks = tile_k // CHUNK
     copies = rows * chunks // threads
     place_of_chunk = make_place_of_chunk(tile_k)

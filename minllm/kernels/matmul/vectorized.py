@@ -72,7 +72,10 @@ def make_copy(tile: int, dtype: str):
 
 @functools.cache
 def vectorized_kernel(tile: int, dtype: str):
-    """The kernel for `tile` x `tile` outputs per block, x and weight of `dtype` with rows that begin on multiples of 16 bytes."""
+    """The kernel for `tile` x `tile` outputs per block.
+
+    x and weight are of `dtype`, with rows that begin on multiples of 16 bytes.
+    """
     across, half_tile = tile // PER_THREAD, tile // 2
     threads = across * across
     pitch = tile + WIDTH  # words per row of a tile in shared memory: a multiple of 16 bytes, and the next row begins in other banks

@@ -106,18 +106,19 @@ def is_quantized(cache: Any) -> bool:
 def allocate(
     kv_format: KvFormat, num_blocks: int, block_size: int, kv_heads: int, zeros: Callable, array: Callable, by_channel: bool = False
 ) -> QuantizedCache:
-    """An empty cache; zeros(shape, dtype) and array(host_array) create arrays on the machine. Scales of float formats start at 1.
+    """An empty QuantizedCache; scales of float formats start at 1.
 
-    by_channel: for keys of a format that quantises them by channel. Raises the errors of `arrays_by_block`.
+    zeros(shape, dtype), array(host_array): create arrays on the machine. by_channel: for keys of a format that quantises them by channel.
+    Raises the errors of `arrays_by_block`.
     """
     found = arrays_by_block(kv_format, num_blocks, block_size, kv_heads)
     return from_arrays(kv_format, [zeros(shape, dtype) for shape, dtype in found], array, by_channel)
 
 
 def arrays_by_block(kv_format: KvFormat, num_blocks: int, block_size: int, kv_heads: int) -> list[tuple[tuple[int, ...], Any]]:
-    """(shape, dtype) of the arrays with an entry per block, the same for keys and values: codes, and scales of integer formats.
+    """(shape, dtype) of the arrays with an entry per block: codes, and scales of integer formats.
 
-    Raises KernelArgumentError unless block_size is a multiple of the format's token_group.
+    They are the same for keys and values. Raises KernelArgumentError unless block_size is a multiple of the format's token_group.
     """
     group = kv_format.token_group
     if block_size % group:

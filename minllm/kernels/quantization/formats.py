@@ -37,8 +37,9 @@ CHUNK_BITS = 128  # bits of a head's codes per load; a group's codes are whole c
 
 @dataclass(frozen=True)
 class KvFormat:
-    """A format for heads of head_dim components; each group of group_size neighbours shares a scale (fp8: the whole head).
+    """A format for heads of head_dim components.
 
+    Each group of group_size neighbours shares a scale (fp8: the whole head).
     token_group: if above 1, groups of this many tokens share a scale per key channel, and group_size applies to values only.
     """
 

@@ -80,7 +80,10 @@ def thread_best(x, tokens, last_value, last_token):
 
 @cuda.jit(device=True)
 def block_best(value, token, warp_values, warp_tokens, turn):
-    """The best of the threads' (value, token), in every thread. warp_* [2, WARPS] in shared memory; turn: 0, 1, 0, 1 .. over calls."""
+    """The best of the threads' (value, token), in every thread.
+
+    warp_values, warp_tokens: [2, WARPS] in shared memory. turn: alternates between 0 and 1 from call to call.
+    """
     lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
     value, token = warp_argmax(value, token)
     if lane == 0:
@@ -193,7 +196,10 @@ class LogProbabilitiesScratch:
 
 
 def log_probabilities(logits, token_ids, out: LogProbabilities, scratch: LogProbabilitiesScratch, stream=None) -> None:
-    """Write the result of `log_probabilities_reference` to `out`; out.top is [R, top]; all arrays NumPy, or on one device."""
+    """Write the result of `log_probabilities_reference` to `out`; out.top is [R, top].
+
+    All arrays are NumPy, or on one device. Raises KernelArgumentError for shapes and dtypes that do not fit, or too large a `top`.
+    """
     check_logits(logits)
     rows, vocab = logits.shape
     top, parts = out.top.shape[1], parts_of(vocab)

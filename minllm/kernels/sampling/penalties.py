@@ -27,7 +27,10 @@ IN_PROMPT, ENDS, BANNED = map(int, (TokenFlag.IN_PROMPT, TokenFlag.ENDS, TokenFl
 
 
 def penalize_reference(logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
-    """The adjusted logits, float32 [R, vocab], for the slots int32 [R]; rows of slots without adjustments stay as they are."""
+    """The adjusted logits, float32 [R, vocab], for the slots int32 [R].
+
+    Rows of slots without adjustments stay unchanged.
+    """
     out = logits.copy()
     for row in np.flatnonzero((slots >= 0) & (sampling.adjustments[slots] != 0)):
         slot, x = slots[row], out[row]  # x [vocab] is changed in place

@@ -35,7 +35,10 @@ MOST_ROWS_OF_ONE_PART = 128  # rows of x up to which the flat GEMM is faster tha
 
 
 def wgmma_splits(n: int, k: int) -> int:
-    """The number of blocks that divide K on Hopper: enough to keep memory busy if weight has few rows and so makes few blocks."""
+    """The number of blocks that divide K on Hopper.
+
+    If weight has few rows, and so makes few blocks, they are enough to keep memory busy.
+    """
     if n > 4096:
         return 1
     if n <= 2048:
@@ -51,7 +54,10 @@ def wgmma_tiling(tokens: int, n: int, k: int) -> FlatWgmmaTiling:
 
 
 def mma_tiling(tokens: int) -> FlatTiling:
-    """The tiling for other GPUs, for `tokens` padded rows of x: two groups of warps divide each step of K, whatever the rows."""
+    """The tiling for other GPUs, for `tokens` padded rows of x.
+
+    Two groups of warps divide each step of K, whatever the rows.
+    """
     return FlatTiling(rows=32, warps=4, splits=2, stages=8 if tokens <= 32 else 6 if tokens <= 64 else 4)
 
 

@@ -50,7 +50,10 @@ PADDED_ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # numbers of rows of x
 
 
 def padded_rows(m: int, sharers: int = 1) -> int:
-    """m rounded up to the rows of x that a kernel is compiled for: whole groups of eight for each block that shares them."""
+    """m rounded up to the rows of x that a kernel is compiled for.
+
+    They are whole groups of eight for each of the `sharers` blocks that share them.
+    """
     return min(padded for padded in PADDED_ROWS if padded >= m and padded % (8 * sharers) == 0)
 
 

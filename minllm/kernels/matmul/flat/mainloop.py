@@ -30,7 +30,10 @@ from minllm.tiles.wgmma import make_wgmma
 
 
 class Share(NamedTuple):
-    """A block's part of the work: steps of K, first row of weight (with halves, also that of the second half), m rows of x."""
+    """A block's part of the work: steps of K, rows of weight, m rows of x.
+
+    row: the first row of weight. second_row: with halves, the first row of the second half.
+    """
 
     first_step: int
     steps: int

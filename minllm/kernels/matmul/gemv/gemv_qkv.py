@@ -107,7 +107,10 @@ def choose_qkv_tiling(m: int, k: int, dtype, capability: tuple[int, int]) -> Gem
 
 
 def check_qkv(x, norm, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache) -> int:
-    """The number of rows that weight must have. Raises KernelArgumentError unless the arrays fit gemv_qkv_rope_append."""
+    """The number of rows that weight must have.
+
+    Raises KernelArgumentError unless the arrays fit gemv_qkv_rope_append.
+    """
     m, dtype = x.shape[0], x.dtype
     check_array("query", query, (dtype,), tokens=m, heads=None, head_dim=None)
     _, heads, head_dim = query.shape

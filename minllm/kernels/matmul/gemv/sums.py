@@ -132,9 +132,9 @@ def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_
 
 
 def make_accumulate_vectors(m: int, k: int, dtype: str, tiling: GemvTiling, weight_row):
-    """The device functions (begin, go_on) that accumulate a warp's part of the sums with 128-bit loads; rows are whole vectors.
+    """The device functions (begin, go_on) that accumulate a warp's part of the sums.
 
-    begin() waits for x. Between the two, a kernel should load what its epilogue needs.
+    They use 128-bit loads: rows are whole vectors. begin() waits for x. Between the two, a kernel should load what its epilogue needs.
     """
     unroll, splits = tiling.unroll, tiling.splits
     vector = VECTOR_BYTES // np.dtype(dtype).itemsize

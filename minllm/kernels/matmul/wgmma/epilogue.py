@@ -121,7 +121,10 @@ def make_output_pair(outputs: int, gated: bool, scaled_pair):
 
 
 def make_epilogue(tiling: WgmmaTiling, gated: bool, copied: bool, pairs: str | None, scaled: bool) -> Epilogue:
-    """The Epilogue of a consumer; copied: TMA stores outputs. pairs: the dtype of out if one store takes two outputs, else None."""
+    """The Epilogue of a consumer.
+
+    copied: TMA stores outputs. pairs: the dtype of out if one store takes two outputs, else None.
+    """
     columns, scales = tiling.columns(gated), make_sum_scales(scaled)
     output_pair = make_output_pair(columns // 2, gated, scales.scaled)
     if copied:
@@ -130,7 +133,10 @@ def make_epilogue(tiling: WgmmaTiling, gated: bool, copied: bool, pairs: str | N
 
 
 def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_pair, scales_of_rows) -> Epilogue:
-    """The Epilogue that stores tiles of `columns` columns by TMA; room: chunks of chunk_columns columns in shared memory."""
+    """The Epilogue that stores tiles of `columns` columns by TMA.
+
+    room: chunks of chunk_columns columns for which shared memory has room.
+    """
     batches, sums_per_chunk = columns // (chunk_columns * room), WARP_ROWS * chunk_columns // 32
     row_bytes, chunk_bytes = 2 * chunk_columns, ROWS * 2 * chunk_columns
     row_pieces, rows_across_the_banks = row_bytes // 16, 128 // row_bytes

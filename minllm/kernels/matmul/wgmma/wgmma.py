@@ -63,7 +63,10 @@ class Grid(NamedTuple):
 
 
 def make_corner(tiling: WgmmaTiling, gated: bool):
-    """The device function corner(number, grid, rank, consumer): the first (row, column) of out of a consumer's part of a tile."""
+    """The device function corner(number, grid, rank, consumer).
+
+    It returns the first (row, column) of out of a consumer's part of the number-th tile of its cluster.
+    """
     consumers, cluster, columns = tiling.consumers, tiling.cluster, tiling.columns(gated)
     tile_at = make_tile_order(tiling.group)
 
