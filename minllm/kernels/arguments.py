@@ -1,4 +1,4 @@
-"""Checks that launchers make of their arrays: rank, sizes by axis name, dtype, contiguity."""
+"""Checks of the arrays passed to launchers: rank, sizes by axis name, dtype, contiguity."""
 
 import functools
 
@@ -13,7 +13,7 @@ INDEX_DTYPES = (np.dtype(np.int32),)
 
 @functools.cache
 def dtype_name(dtype):
-    """str(dtype): NumPy computes it anew at every call, in 2 to 4 microseconds; launchers need it many times."""
+    """str(dtype), cached: NumPy takes 2 to 4 microseconds to compute it, and launchers need it many times."""
     return str(dtype)
 
 
@@ -41,7 +41,7 @@ def is_contiguous(array):
 
 
 def check_layout(name, cache):
-    """Raise KernelArgumentError unless a cache's tokens are contiguous each and lie at equal distances (kv/layout.py)."""
+    """Raise KernelArgumentError unless each token of a cache is contiguous and tokens lie at equal distances (kv/layout.py)."""
     if is_contiguous(cache):
         return
     (num_blocks, block_size, kv_heads, head_dim), strides = cache.shape, cache.strides

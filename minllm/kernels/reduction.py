@@ -1,4 +1,4 @@
-"""Sums and maxima over a block: over its warps by shuffles, then over their results through shared memory."""
+"""Sums and maxima over a block: within each warp by shuffles, then across warps through shared memory."""
 
 from numba import cuda, float32
 
@@ -22,7 +22,7 @@ def block_sum(value, partials):
 
 @cuda.jit(device=True)
 def block_max(value, partials):
-    """The largest `value`, none below 0, over a one-dimensional block of whole warps, in every thread; partials as in block_sum."""
+    """The maximum of `value`, which must not be negative, over a block, in every thread; arguments as in block_sum."""
     lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
     value = warp_max(value)
     if lane == 0:

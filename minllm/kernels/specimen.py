@@ -16,7 +16,7 @@ DTYPES = {"float32": types.float32, "float16": types.float16, "bfloat16": types.
 INT32, FLOAT32, UINT8, UINT32 = types.int32, types.float32, types.uint8, types.uint32
 # Compute capabilities that every kernel is compiled for: Ampere, Ada, Hopper, Blackwell.
 TARGETS = ((8, 0), (8, 9), (9, 0), (10, 0))
-FP8_TARGETS = tuple(target for target in TARGETS if target >= (8, 9))  # which have conversions from and to fp8
+FP8_TARGETS = tuple(target for target in TARGETS if target >= (8, 9))  # with instructions that convert from and to fp8
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Specimen:
         return registers_for(self.blocks * -(-self.threads // WARP))
 
     def compile(self, compute_capability):
-        """The machine code for one target, from the disk cache if it is there -> CompiledKernel."""
+        """The CompiledKernel for one target, from the disk cache if it is there."""
         return self.kernel.compile(*self.arguments, compute_capability=compute_capability)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import_module = functools.cache(importlib.import_module)  # a launch takes microseconds, and looks up the table first
+import_module = functools.cache(importlib.import_module)  # cached: every launch looks up the table, and takes only microseconds
 ALL_DTYPES, HALF_DTYPES = ("float32", "float16", "bfloat16"), ("float16", "bfloat16")
 
 
@@ -20,8 +20,8 @@ ALL_DTYPES, HALF_DTYPES = ("float32", "float16", "bfloat16"), ("float16", "bfloa
 class Variant:
     """One kernel of a stage, and what it supports.
 
-    Its module may define why_not(*arrays), which says why it cannot serve these arrays. The module, or a package around it, has a
-    function or a module `specimens`.
+    Its module may define why_not(*arrays), which returns the reason why it cannot serve these arrays, or None. The module, or a package
+    around it, has a function or a module `specimens`.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Variants(Mapping[str, Any]):
         return import_module(self.entry(name).module, self.package)
 
     def names(self, reads: str = "arrays", dtype: str | None = None) -> list[str]:
-        """The variants whose launchers take these arguments and support this dtype."""
+        """The names of the variants with launchers that take these arguments and support this dtype."""
         return [name for name, found in self.entries.items() if found.reads == reads and (dtype is None or dtype in found.dtypes)]
 
     def why_not(
@@ -104,7 +104,7 @@ class Variants(Mapping[str, Any]):
         return name
 
     def stand_in(self, name: str) -> Any:
-        """The launcher of a variant's stand-in, for launchers whose kernel cannot serve their arrays."""
+        """The launcher of a variant's stand-in, for arrays that its own kernel cannot serve."""
         return self[self.entry(name).stand_in]
 
     def specimens(self) -> Iterator[Any]:
@@ -113,7 +113,7 @@ class Variants(Mapping[str, Any]):
             yield from module.specimens()
 
     def specimens_module(self, name: str) -> Any:
-        """The module whose function `specimens` lists this variant's."""
+        """The module with the function `specimens` that lists those of this variant."""
         module = self.module(name)
         if hasattr(module, "specimens"):
             return module

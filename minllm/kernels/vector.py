@@ -33,21 +33,21 @@ def load_words(array, index, words, at):
 
 @cuda.jit(device=True)
 def unpack_4_float32(words, word, values, at):
-    """values[at : at + 4] = 4 float32."""
+    """values[at : at + 4] = the 4 float32 in words[word : word + 4]."""
     for k in range(4):
         values[at + k] = uint_as_float(words[word + k])
 
 
 @cuda.jit(device=True)
 def unpack_8_bfloat16(words, word, values, at):
-    """values[at : at + 8] = 8 bfloat16."""
+    """values[at : at + 8] = the 8 bfloat16 in words[word : word + 4]."""
     for k in range(4):
         values[at + 2 * k], values[at + 2 * k + 1] = unpack_bf16x2(words[word + k])
 
 
 @cuda.jit(device=True)
 def unpack_8_float16(words, word, values, at):
-    """values[at : at + 8] = 8 float16."""
+    """values[at : at + 8] = the 8 float16 in words[word : word + 4]."""
     for k in range(4):
         values[at + 2 * k], values[at + 2 * k + 1] = unpack_f16x2(words[word + k])
 
@@ -62,7 +62,7 @@ def load_4_float32(array, index, values, at):
 
 @cuda.jit(device=True)
 def store_4_float32(array, index, values, at):
-    """4 float32 from values[at : at + 4]."""
+    """Store 4 float32 from values[at : at + 4]."""
     word0, word1 = float_as_uint(values[at]), float_as_uint(values[at + 1])
     word2, word3 = float_as_uint(values[at + 2]), float_as_uint(values[at + 3])
     store_128(array, index, word0, word1, word2, word3)
@@ -126,7 +126,7 @@ def vector_access(dtype):
 
 
 def vector_unpack(dtype):
-    """unpack for vectors of `dtype`: the second step of a load."""
+    """The function unpack for vectors of `dtype`, the second step of a load that is split in two."""
     return UNPACK[np.dtype(dtype)]
 
 

@@ -93,6 +93,6 @@ def silu_and_multiply(gate_up, out, stream=None):
 
 
 def silu_and_multiply_by_element(gate_up, out, stream=None):
-    """The same by the first kernel, one element per thread, for arrays of any size."""
+    """silu_and_multiply by the kernel that takes one element per thread, for arrays of any size."""
     tokens, intermediate = out.shape
     launch(silu_and_multiply_kernel, (tokens, ceil_div(intermediate, BLOCK)), BLOCK, (gate_up, out), stream)

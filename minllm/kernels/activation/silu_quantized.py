@@ -1,14 +1,14 @@
-"""SiLU and multiply whose output is quantised for W8A8 in the same kernel: a code per number and a scale per token.
+"""SiLU and multiply with output quantised for W8A8 in the same kernel: a code per number and a scale per token.
 
     y = silu(gate) * up                                    float32, not rounded
     scale = max |y| / largest        code = round(y / scale)        largest: 127 (int8), 448 (fp8)
 
-T tokens of I intermediate elements of b bytes: about 11 T I FLOPs; reads 2 T I b bytes and writes T I, where SiLU and a quantising kernel
-after it would move (4 b + 1) T I. One block per token, whose threads hold the row in registers between the maximum and the codes; a row
+T tokens of I intermediate elements of b bytes: about 11 T I FLOPs; reads 2 T I b bytes and writes T I; SiLU followed by a quantising
+kernel would move (4 b + 1) T I. One block per token; its threads hold the row in registers between the maximum and the codes; a row
 that is too long for them, or not aligned, is computed and then quantised by two kernels.
 
-On Hopper the GEMM of gate and up applies SiLU in its epilogue, where no block has a whole row; a kernel after it quantises: 5 T I bytes in
-all, where a GEMM that writes gate and up, and this kernel, would move 9.
+On Hopper the GEMM of gate and up applies SiLU in its epilogue. No block there has a whole row, so a separate kernel quantises: 5 T I bytes
+in all, compared with 9 for a GEMM that writes gate and up, followed by this kernel.
 
 Source: Shazeer 2020, "GLU Variants Improve Transformer", equation 6; weights/int8.py and weights/fp8.py for the codes.
 """

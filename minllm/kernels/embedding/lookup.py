@@ -1,8 +1,8 @@
-"""Embedding lookup: hidden[t] = embedding[token_ids[t]] (+ position_embedding[positions[t]], as GPT-2 learns it).
+"""Embedding lookup: hidden[t] = embedding[token_ids[t]] (+ position_embedding[positions[t]], learned, as in GPT-2).
 
 T tokens of H elements of b bytes: no FLOPs (T H with positions); T H b bytes read (twice that with positions) and T H b written;
-arithmetic intensity 0 (1 / 3b with positions), so it is memory-bound, and latency-bound for a few tokens: the row's address waits for
-the id.
+arithmetic intensity 0 (1 / 3b with positions), so it is memory-bound, and latency-bound for a few tokens: the row's address depends
+on the id.
 
 One block per token. Its threads copy the row in 16-byte vectors, so that each warp access covers 512 consecutive bytes.
 Source: Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", equation 2: h0 = U We + Wp.
@@ -100,7 +100,7 @@ def embedding_vector_kernel(dtype, has_positions):
 def embedding(token_ids, embedding, out, positions=None, position_embedding=None, stream=None):
     """Write the embeddings of `token_ids` [T] into `out` [T, hidden]; arguments as in `embedding_reference`, tables and out of one dtype.
 
-    Token ids and positions must be inside their tables: the kernel trusts them. Raises KernelArgumentError for shapes and dtypes.
+    Token ids and positions must be inside their tables; the kernel does not check them. Raises KernelArgumentError for shapes and dtypes.
     """
     check((positions is None) == (position_embedding is None), "positions and position_embedding come together: give both or neither")
     check_array("embedding", embedding, FLOAT_DTYPES, vocabulary=None, hidden=None)

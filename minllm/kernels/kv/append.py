@@ -58,7 +58,7 @@ def append_kernel(key, value, key_cache, value_cache, slot_mapping):
 
 @kernel
 def append_vector_kernel(key, value, key_cache, value_cache, slot_mapping, width):
-    """Rows of whole, aligned vectors of `width` elements: the arrays of `append_kernel`."""
+    """Rows of whole, aligned vectors of `width` elements; arrays as in `append_kernel`."""
     token, row = cuda.blockIdx.x, key.shape[1]
     stride = token_stride(key_cache, row)
     slot = slot_mapping[token]
@@ -87,7 +87,7 @@ def check_caches(key_cache, value_cache, dtype, kv_heads, head_dim):
 def append(key, value, key_cache, value_cache, slot_mapping, stream=None):
     """Write key and value [T, kv_heads, head_dim] into the caches; arguments as in `append_reference`, one dtype, slots int32.
 
-    QuantizedCaches go to append_quantized.py. The kernel does not check that slots lie inside the cache and that no two tokens share one.
+    QuantizedCaches go to append_quantized.py. The kernel does not check that slots lie inside the cache or that no two tokens share one.
     Raises KernelArgumentError for shapes and dtypes.
     """
     if is_quantized(key_cache) or is_quantized(value_cache):

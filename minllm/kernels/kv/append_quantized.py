@@ -4,8 +4,8 @@
     codes, scales of block slot // block_size, position slot % block_size = quantize(x)
 
 T tokens of H heads of D components of b bytes: about 6 FLOPs per element; 2 T H D b bytes read and 2 T H bytes_per_head written
-(formats.py), D + 4 per head for int8 against 2 D for a plain copy; arithmetic intensity about 2 FLOPs per byte, so it is memory-bound. A
-separate quantisation kernel would write the numbers once more and read them back.
+(formats.py), D + 4 per head for int8, compared with 2 D for a plain copy; arithmetic intensity about 2 FLOPs per byte, so it is
+memory-bound. A separate quantisation kernel would write the numbers once more and read them back.
 
 Threads to data: see quantized_head.py; a block takes some heads of one token, and its z index selects keys or values.
 Source: LMDeploy, "INT4/INT8 KV Cache"; Zhang et al. 2024, "SageAttention", section 4.2 (the mean).
@@ -83,7 +83,7 @@ def append_quantized(key, value, key_cache, value_cache, slot_mapping, stream=No
     """Quantise key and value [T, kv_heads, head_dim] into QuantizedCaches; slots int32 [T], -1 writes nothing.
 
     The caller multiplies queries of smoothed keys by smoothing[2] (qkv_rope_append does). The kernel does not check that slots lie inside
-    the cache and that no two tokens share one. Raises KernelArgumentError for shapes, dtypes and alignment.
+    the cache or that no two tokens share one. Raises KernelArgumentError for shapes, dtypes and alignment.
     """
     check_array("key", key, FLOAT_DTYPES, tokens=None, kv_heads=None, head_dim=None)
     tokens, kv_heads, head_dim = key.shape
@@ -131,6 +131,6 @@ def check_by_token(key_cache):
 
 
 def check_aligned(**arrays):
-    """Raise KernelArgumentError for an array whose address is not a multiple of 16 bytes."""
+    """Raise KernelArgumentError unless each array begins at an address that is a multiple of 16 bytes."""
     for name, array in arrays.items():
         check(address(array) % VECTOR_BYTES == 0, f"{name} does not begin at a multiple of {VECTOR_BYTES} bytes; copy it")

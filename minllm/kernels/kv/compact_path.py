@@ -1,12 +1,12 @@
-"""Move the keys and values of an accepted path of a draft tree to where a text has them: one after the other.
+"""Move the keys and values of an accepted path of a draft tree to consecutive slots, in the order of the text.
 
-The rows of a verification are written to consecutive places, row f + j to that of node j. Of a run with the path a_0 < a_1 < ..:
+The rows of a verification are written to consecutive slots, row f + j to that of node j. For a run with the path a_0 < a_1 < ..:
 
-    cache[layer, place of row f + i] ← cache[layer, place of row a_i]          for i = 1, 2 ..
+    cache[layer, slot of row f + i] ← cache[layer, slot of row a_i]          for i = 1, 2 ..
 
-Since a_i ≥ f + i and the path ascends, no place is written before it is read if i ascends. K and V of all layers lie in one array
-(cache/kv_cache.py), so one launch moves all. At most 2 * bytes of a token per accepted draft, and nothing for a path without gaps; no
-FLOPs. Threads to data: a block moves up to 4 KB of each token of one run in one layer, 16 bytes per thread where tokens are whole vectors.
+Since a_i ≥ f + i and the path ascends, no slot is written before it is read if i ascends. K and V of all layers lie in one array
+(cache/kv_cache.py), so one launch moves all. At most twice the bytes of a token per accepted draft, and none for a path without gaps; no
+FLOPs. Threads to data: a block moves up to 4 KB of each token of one run in one layer, 16 bytes per thread if tokens are whole vectors.
 Source: Miao et al., "SpecInfer", ASPLOS 2024, section 4.
 """
 
@@ -38,7 +38,7 @@ def compact_path_reference(cache: np.ndarray, slot_mapping: np.ndarray, path: np
 
 @kernel(dependent_launch=True)
 def compact_path_kernel(cache, slot_mapping, path, counts):
-    """Tokens of any size, one number of one thread at a time: cache [L, tokens, N] of integers; others int32 [T], [R], [R]."""
+    """Tokens of any size, one number per thread at a time: cache [L, tokens, N] of integers; others int32 [T], [R], [R]."""
     wait_for_predecessors()
     first, layer, i = cuda.blockIdx.y, cuda.blockIdx.z, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
     if i < cache.shape[2]:
@@ -62,7 +62,10 @@ def compact_path_vector_kernel(cache, slot_mapping, path, counts):
 
 
 def compact_path(cache, slot_mapping, path, counts, stream=None) -> None:
-    """Move tokens in place; arguments as in `compact_path_reference`, all NumPy or all on one device. Raises KernelArgumentError."""
+    """Move tokens in place; arguments as in `compact_path_reference`, all NumPy or all on one device.
+
+    Raises KernelArgumentError for shapes, dtypes and gaps in the cache.
+    """
     check(cache.ndim >= 4, f"cache has shape {tuple(cache.shape)}; it must be [layers, num_blocks, block_size, ...]")
     check(is_contiguous(cache), "cache has gaps: give the array that holds all layers, not a view of one of them")
     check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=None)

@@ -72,7 +72,7 @@ def copy_blocks_vector_kernel(cache, to, copies):
 
 
 def copy_blocks(cache, copies, stream=None, to=None):
-    """Copy blocks of a cache [num_blocks, ...] of one layer; otherwise as `copy_blocks_of_layers`."""
+    """Copy blocks of a cache [num_blocks, ...] of one layer; the rest as in `copy_blocks_of_layers`."""
     check(cache.ndim >= 2, f"cache has shape {tuple(cache.shape)}; it must be [num_blocks, ...]")
     caches, targets = (array if array is None else one_layer(array) for array in (cache, to))
     copy_blocks_of_layers(caches, copies, stream, targets)
@@ -88,7 +88,7 @@ def copy_blocks_of_layers(caches, copies, stream=None, to=None):
     """Copy blocks of caches [layers, num_blocks, ...] of any dtype; copies int32 [P, 2], pairs (source, destination), apply to every layer.
 
     to: the destination, with as many layers and blocks of the same size and dtype; by default the caches themselves. The kernel does not
-    check that blocks lie inside the arrays and that no pair writes a block that another reads or writes (copy_rounds.py makes such lists).
+    check that blocks lie inside the arrays or that no pair writes a block that another reads or writes (copy_rounds.py makes such lists).
     Raises KernelArgumentError for shapes, dtypes and gaps between blocks.
     """
     to = caches if to is None else to
@@ -112,7 +112,7 @@ def copy_blocks_of_layers(caches, copies, stream=None, to=None):
 
 
 def rows_of_words(array):
-    """[layers, num_blocks, ...] as uint32 [layers, num_blocks, R / 4], or as bytes where a block is not whole words.
+    """[layers, num_blocks, ...] as uint32 [layers, num_blocks, R / 4], or as bytes if a block is not whole words.
 
     Such rows are returned unchanged: a caller that copies repeatedly keeps them.
     """

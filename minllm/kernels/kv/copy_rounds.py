@@ -1,4 +1,4 @@
-"""Which copies of blocks may share a launch: its pairs are copied at the same time."""
+"""Splits block copies into launches: the pairs of one launch are copied at the same time."""
 
 
 def in_rounds(copies: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:

@@ -1,6 +1,6 @@
-"""Where the newest tokens of every row lie in a decode step of a cache with a residual window, without leaving the GPU.
+"""Compute on the GPU where the newest tokens of each row lie, for a decode step with a residual window.
 
-For a row whose new token stands at position p, with a window of R tokens, rings of n = R / G + 1 blocks of G = TOKEN_GROUP tokens, and
+For a row with its new token at position p, with a window of R tokens, rings of n = R / G + 1 blocks of G = TOKEN_GROUP tokens, and
 ring number r:
 
     slot          ← the slot of p:  block r n + (p / G) mod n, offset p mod G
@@ -24,7 +24,10 @@ THREADS = 128
 
 
 def window_of_rows(positions, context_lens, rings, residual_window):
-    """(slots [B], recent_lens [B], recent_tables [B, n]), int32, for rows whose new token stands at positions [B]; rings [B]."""
+    """(slots [B], recent_lens [B], recent_tables [B, n]), int32, for new tokens at `positions` [B].
+
+    context_lens, rings: int32 [B]; a context length of 0 marks a padding row.
+    """
     size, rings = ring_blocks(residual_window), np.maximum(rings, 0)
     starts, is_on = window_start(positions, residual_window), np.asarray(context_lens) > 0
     slots = (rings * size + positions // TOKEN_GROUP % size) * TOKEN_GROUP + positions % TOKEN_GROUP

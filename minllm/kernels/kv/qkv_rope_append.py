@@ -1,19 +1,19 @@
 """One step from the fused QKV projection to attention: split, QK norm, RoPE, and the append to the cache.
 
     q, k, v = split(qkv)
-    q, k    = rms_norm(q) * q_norm, rms_norm(k) * k_norm        each head by itself, where the model has these norms (Qwen3)
-    q, k    = rope(q, position), rope(k, position)              where the model has rotary positions
+    q, k    = rms_norm(q) * q_norm, rms_norm(k) * k_norm        per head, if the model has these norms (Qwen3)
+    q, k    = rope(q, position), rope(k, position)              if the model has rotary positions
     key_cache[slot], value_cache[slot] = k, v                   query = q
 
 T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs per element of q and k; T N D b bytes read and as
-many written, plus T D * 4 bytes of the table and 2 D b of the norms, which each head loads again from L2 (in the vector form each
+many written, plus T D * 4 bytes of the table and 2 D b of the norms, which each head loads again from L2 (in the vector kernel each
 thread loads its part of the table once for its one or two heads); arithmetic intensity about 3 / b (1.5 FLOPs per byte in bf16), so it
 is memory-bound. Five separate kernels would move queries and keys three more times, and each would cost a launch, which matters at one
 token.
 
-`qkv_rope_append_vector.py` holds the form for heads whose halves are whole 16-byte vectors, as in almost every model; this file has the
-form for any head. One warp per head, four heads per block. A lane holds pairs of components 32 apart, and both components of a pair: the
-norm is then one warp-wide sum, and the rotation needs no exchange.
+`qkv_rope_append_vector.py` holds the kernel for heads with halves of whole 16-byte vectors, as in almost every model; the kernel in this
+file takes any head. One warp per head, four heads per block. A lane holds pairs of components 32 apart, and both components of a pair: the
+norm is then one warp-wide sum, and the rotation needs no shuffle.
 Sources: Su et al. 2021, "RoFormer"; the Qwen team 2025, "Qwen3 Technical Report", section 2 (QK norm); vLLM's slot mapping.
 """
 
@@ -56,9 +56,9 @@ def qkv_rope_append_reference(
 
     qkv: [T, (heads + 2 * kv_heads) * head_dim], queries first, then keys, then values. q_norm, k_norm: [head_dim] weights of an RMSNorm
     over each head (Qwen3), or None. cos_sin: see `rope_table`; None leaves positions out (GPT-2). Caches and slots as in
-    `append_reference`. recent: (key_cache, value_cache, slot_mapping) of plain caches that also hold the tokens beside QuantizedCaches,
-    with the same smoothing but not quantised. Everything between load and store is float32, rounded once. Returns the queries,
-    [T, heads, head_dim], in the dtype of qkv.
+    `append_reference`. recent: (key_cache, value_cache, slot_mapping) of plain caches that hold the tokens in addition to QuantizedCaches,
+    with the same smoothing but not quantised. Everything between load and store is float32, rounded once. Returns the queries, [T, heads,
+    head_dim], in the dtype of qkv.
     """
     tokens = qkv.shape[0]
     by_head = qkv.reshape(tokens, heads + 2 * kv_heads, -1)  # [T, heads + 2 * kv_heads, head_dim]
@@ -176,8 +176,8 @@ def qkv_rope_append(
 ):  # fmt: skip
     """Write queries into `query` [T, heads, head_dim], and keys and values into the caches; arguments as in `qkv_rope_append_reference`.
 
-    heads and head_dim are those of `query`, kv_heads that of the caches. One dtype, but for the float32 table and the int32 positions
-    and slots, which must be inside the table and the cache: the kernel does not check them. QuantizedCaches go to
+    heads and head_dim are those of `query`, kv_heads that of the caches. One dtype, except for the float32 table and the int32 positions
+    and slots. These must be inside the table and the cache; the kernel does not check them. QuantizedCaches go to
     qkv_rope_append_quantized.py. Raises KernelArgumentError for shapes and dtypes.
     """
     check_array("query", query, FLOAT_DTYPES, tokens=None, heads=None, head_dim=None)

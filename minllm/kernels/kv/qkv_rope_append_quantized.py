@@ -7,8 +7,8 @@
 T tokens of N = heads + 2 kv_heads heads of D components of b bytes: about 7 FLOPs per element of q and k and 6 per element of k and v;
 T N D b bytes read; T heads D b written as queries, 2 T kv_heads bytes_per_head (formats.py) to the cache, and with a residual window
 2 T kv_heads D b as recent tokens; memory-bound. Nothing is rounded between the projection and the codes: keys are quantised from float32.
-Threads to data: as in quantized_head.py, eight components per lane. A component's partner in its RoPE pair lies half a head away, half
-as many lanes: one exchange per component.
+Threads to data: as in quantized_head.py, eight components per lane. A component's partner in its RoPE pair lies half a head away, in
+another lane: one shuffle per component.
 Sources: those of qkv_rope_append.py and append_quantized.py.
 """
 
@@ -80,7 +80,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
 
     @cuda.jit(device=True)
     def unsmooth(smoothing, kv_head, component, values):
-        """values *= smoothing[2], which undoes the factors of the keys that this query will meet."""
+        """values *= smoothing[2], which cancels the factors of the smoothed keys in attention's dot products."""
         factors = cuda.local.array(EACH, float32)
         for k in range(0, EACH, 4):
             load_4_float32(smoothing, (2 * smoothing.shape[1] + kv_head) * head_dim + component + k, factors, k)
@@ -119,7 +119,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
             values[k] = float32(0)
         if is_any:
             load_components(qkv, (token * all_heads + head) * head_dim + component, values)
-        # All lanes of a warp normalise, rotate and compute scales together, because they exchange; lanes with values are left unchanged.
+        # All lanes of a warp normalise, rotate and compute scales together, because they shuffle; value heads stay unchanged.
         if has_norm:
             normalize(values, q_norm if is_query else k_norm, component, lane, epsilon, is_turned)
         if has_positions:
@@ -147,7 +147,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
 def qkv_rope_append_quantized(
     qkv, positions, slot_mapping, key_cache, value_cache, query, cos_sin, interleaved, q_norm, k_norm, epsilon, recent, stream
 ):
-    """`qkv_rope_append` for QuantizedCaches, after it has checked all other arguments.
+    """`qkv_rope_append` for QuantizedCaches; the caller has checked all other arguments.
 
     Raises KernelArgumentError for heads that it cannot rotate.
     """
@@ -175,7 +175,10 @@ def qkv_rope_append_quantized(
 
 
 def checked_recent(recent, query, kv_heads):
-    """The plain caches of recent tokens as [slots, kv_heads, head_dim], and their slots. KernelArgumentError if they do not fit."""
+    """The plain caches of recent tokens as [slots, kv_heads, head_dim], and their slots.
+
+    Raises KernelArgumentError if they do not fit.
+    """
     (key, value, slots), (tokens, _, head_dim) = recent, query.shape
     for name, array in (("recent key", key), ("recent value", value)):
         check_array(name, array, (query.dtype,), blocks=key.shape[0], block_size=key.shape[1], kv_heads=kv_heads, head_dim=head_dim)

@@ -2,9 +2,9 @@
 
 Threads to data: a thread takes a vector of a head's first half and the vector half a head further on, which holds the partners of its
 pairs; neighbouring threads share a head, and its norm is a sum over them. A thread issues all its loads at once, the heads as words that
-are converted to float32 once all are issued (vector.py): a load that depends on another adds one memory latency. With so many tokens that
-they exceed the caches, a thread handles the same components of two heads and loads the angles once for both; with fewer tokens it handles
-one head, so that more threads wait in parallel.
+are converted to float32 once all are issued (vector.py): a load that depends on another adds one memory latency. With enough tokens to
+exceed the caches, a thread handles the same components of two heads and loads the angles once for both; with fewer tokens it handles one
+head, so that more threads wait in parallel.
 
 On an H200 this is the fastest of one, two and three heads per thread, of blocks that loop over tokens, and of loads that bypass L1
 (recorded as "kv" in docs/results/h200.json).
@@ -23,13 +23,13 @@ from minllm.ptx import token_stride
 from minllm.runtime.kernel import kernel
 from minllm.tiles.warp import ALL_LANES, WARP
 
-THREADS = 192  # the most threads per block
-HEADS_PER_THREAD = 2  # with many tokens
+THREADS = 192  # maximum threads per block
+HEADS_PER_THREAD = 2  # from MANY_TOKENS tokens on
 MANY_TOKENS = 2048
 
 
 def share_heads(tokens, all_heads, vectors):
-    """(blocks per token, heads side by side in a block, heads per thread) for heads whose halves are `vectors` vectors."""
+    """(blocks per token, heads side by side in a block, heads per thread) for heads with halves of `vectors` vectors."""
     heads_per_thread = HEADS_PER_THREAD if tokens >= MANY_TOKENS else 1
     heads_per_warp = max(1, WARP // vectors)
     most = max(1, THREADS // vectors // heads_per_warp * heads_per_warp)
@@ -82,7 +82,7 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
 
     @kernel(dependent_launch=True)
     def qkv_rope_append_vector_kernel(qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, query, key_cache, value_cache, epsilon):
-        # Arrays as in qkv_rope_append_kernel; a block: (vectors of half a head, heads side by side).
+        # Arrays as in qkv_rope_append_kernel; block shape: (vectors of half a head, heads side by side).
         token, i = cuda.blockIdx.x, cuda.threadIdx.x * width
         heads, kv_heads = query.shape[1], key_cache.shape[1]
         turned_heads, all_heads = heads + kv_heads, heads + 2 * kv_heads

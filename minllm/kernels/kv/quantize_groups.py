@@ -4,14 +4,14 @@
     value codes, value scales = quantize(value) of each of these tokens
 
 for every group g of G = TOKEN_GROUP tokens that ends among a sequence's new tokens. The kernel reads the plain cache of recent tokens,
-whose blocks hold one group each, and writes the paged cache; attention reads these tokens in full precision until they leave the
+in blocks of one group each, and writes the paged cache; attention reads these tokens in full precision until they leave the
 residual window (residual_window/reference.py).
 
 A group of one KV head of D components of b bytes: about 10 FLOPs per element; 2 G D b bytes read and 2 G bytes_per_head written;
 memory-bound. In 31 of 32 decode steps a row has nothing to do.
 
 Threads to data: a block takes the keys, or the values, of one group and head; each thread takes eight neighbouring components of some
-tokens (quantized_head.py). A channel's minimum and maximum are found by exchanges within warps, then through shared memory.
+tokens (quantized_head.py). A channel's minimum and maximum are found by shuffles within warps, then through shared memory.
 Source: Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.2.
 """
 
@@ -89,7 +89,7 @@ def quantize_groups_kernel(dtype, kv_format, block_size):
 
     @cuda.jit(device=True)
     def store_channels(codes, scales, slot, kv_head, lane, row, held, stores):
-        """Store the codes of this thread's tokens, from `slot` + row on; first-row threads also store the pairs of their channels."""
+        """Store the codes of this thread's tokens, from `slot` + row on; threads of row 0 also store the pairs of their channels."""
         low, high = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
         ranges_of_channels(held, low, high)
         block, offset = slot // uint32(block_size), slot % uint32(block_size)
@@ -155,14 +155,14 @@ def quantize_groups(
     recent_key, recent_value, key_cache, value_cache, query_start, context_lens, block_tables, recent_lens, recent_tables,
     max_query_len=1, stream=None,
 ):  # fmt: skip
-    """Write the groups that a batch's new tokens completed into QuantizedCaches whose keys are quantised by channel.
+    """Write the groups that a batch's new tokens completed into QuantizedCaches with keys quantised by channel.
 
-    recent_key, recent_value: [blocks, TOKEN_GROUP, kv_heads, head_dim], float32, float16 or bfloat16, the new tokens already there;
-    query_start int32 [B + 1], context_lens int32 [B] (0 for padding), block_tables int32 [B, max_blocks] as in attention; recent_lens
-    int32 [B] and recent_tables int32 [B, blocks]: where the newest tokens of each sequence lie (residual_window/reference.py), those of
-    every completed group among them. max_query_len: a bound on the new tokens of one sequence.
+    recent_key, recent_value: [blocks, TOKEN_GROUP, kv_heads, head_dim], float32, float16 or bfloat16, which already hold the new tokens;
+    query_start int32 [B + 1], context_lens int32 [B] (0 for padding), block_tables int32 [B, max_blocks] as in attention; recent_lens int32
+    [B] and recent_tables int32 [B, blocks]: where the newest tokens of each sequence lie (residual_window/reference.py), including those of
+    every completed group. max_query_len: a bound on the new tokens of one sequence.
 
-    Tables and lengths are not checked. Raises KernelArgumentError for shapes, dtypes, alignment and caches whose keys are by token.
+    Tables and lengths are not checked. Raises KernelArgumentError for shapes, dtypes, alignment and caches with keys by token.
     """
     check_quantized_caches(key_cache, value_cache, None, key_cache.format.head_dim)
     check(

@@ -1,9 +1,9 @@
 """Quantise one head from registers into a quantised cache: lanes compute its scales together, and each stores its codes.
 
-Threads to data: eight neighbouring components per lane, one 128-bit load of 16-bit numbers, so that a head of 64, 128 or 256 takes 8, 16
-or 32 lanes and several heads share a warp. A group's minimum and maximum are found by exchanges between its lanes (tiles/warp.py
-does the same for sums). A head whose lane count is not a power of two (80 and 96 components) is padded with lanes that repeat its last
-components: they change no minimum or maximum, and store nothing.
+Threads to data: eight neighbouring components per lane, one 128-bit load of 16-bit numbers, so that a head of 64, 128 or 256 takes 8, 16 or
+32 lanes and several heads share a warp. A group's minimum and maximum are found by shuffles between its lanes (tiles/warp.py does the same
+for sums). A head with a lane count that is not a power of two (80 and 96 components) is padded with lanes that repeat its last components:
+they change no minimum or maximum, and store nothing.
 
 A lane's codes are 8 bytes (int8, fp8) or 4 (int4); a head's codes are contiguous. The first lane of each group stores its scale and
 zero. The result equals quantization/reference.py bit for bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint does.
@@ -46,7 +46,7 @@ def make_store_quantized(kv_format, block_size):
     """The device function store_quantized(codes, scales, slot, kv_head, lane, values, stores) for caches of this format.
 
     codes, scales: arrays of a QuantizedCache. lane: index within the head. values: the lane's float32 [EACH]. stores: whether this lane
-    writes. The whole warp must call it, because its lanes exchange.
+    writes. The whole warp must call it, because its lanes shuffle.
     """
     code_bytes, groups, is_float = kv_format.code_bytes, kv_format.groups, kv_format.is_float
     group_lanes, active_group_lanes = lanes_of(kv_format.group_size), kv_format.group_size // EACH
@@ -61,7 +61,7 @@ def make_store_quantized(kv_format, block_size):
 
     @cuda.jit(device=True)
     def range_of_group(values):
-        """(minimum, maximum) of the group that this lane's numbers belong to."""
+        """(minimum, maximum) of the group to which this lane's numbers belong."""
         low, high = values[0], values[0]
         for k in range(1, EACH):
             low, high = min(low, values[k]), max(high, values[k])
@@ -104,7 +104,7 @@ def make_store_quantized(kv_format, block_size):
 
     @cuda.jit(device=True)
     def store_floats(codes, scales, slot, kv_head, lane, values, stores):
-        """Store a lane's codes; the head's scale is already there."""
+        """Store a lane's codes, computed with the given scale of the KV head."""
         if stores:
             inverse = rcp_rn(scales[kv_head])
             low = pack_pair(values[0] * inverse, values[1] * inverse) | pack_pair(values[2] * inverse, values[3] * inverse) << uint32(16)

@@ -26,7 +26,7 @@ HEADS = {
     "256_with_norm": (256, 256, False, True),  # Gemma's size with Qwen3's norm: the most components per lane
     "80_interleaved_with_norm": (80, 40, True, True),
 }
-# The same for heads whose halves are whole vectors: (head_dim, with positions, with QK norm).
+# The same for heads with halves of whole vectors: (head_dim, with positions, with QK norm).
 VECTOR_HEADS = {
     "64": (64, True, False),
     "128_without_positions": (128, False, False),

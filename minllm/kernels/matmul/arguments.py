@@ -36,5 +36,5 @@ def check_gated_arguments(x, gate_up, out, dtypes: tuple[np.dtype, ...] = FLOAT_
 
 
 def has_wgmma(array) -> bool:
-    """Whether wgmma runs where the array is: on a GPU of compute capability 9.0, or, slowly, in the simulator."""
+    """Whether the device of the array runs wgmma: a GPU of compute capability 9.0, or, slowly, the simulator."""
     return isinstance(array, np.ndarray) or current_device().compute_capability == HOPPER

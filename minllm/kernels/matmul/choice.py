@@ -2,7 +2,7 @@
 
     rows of x      16 bits                                              float32
     few            gemv                                                 gemv, up to 8 rows
-    some           flat, from a number of rows on that was measured     vectorized
+    some           flat, from a measured number of rows on              vectorized
     many           wgmma on Hopper, else tensor_core                    vectorized
 
 The GPU's table in dataflow.py says how many rows are few, some or many. float32 never uses tensor cores, which would round its inputs to
@@ -25,9 +25,9 @@ FEWEST_ROWS_OF_WGMMA = 65  # fewer rows would leave half of every tile of 128 ro
 def choose(m: int, n: int, k: int, dtype: np.dtype | type | str, gpu: str | None = None, hopper: bool = False) -> str:
     """The variant for x [m, k] and weight [n, k] of `dtype`.
 
-    gpu: the driver's name of the GPU; None for one without measurements. hopper: the GPU has wgmma, and the arrays are aligned for it.
+    gpu: the driver's name of the GPU; None if there are no measurements. hopper: the GPU has wgmma, and the arrays are aligned for it.
 
-    Half precision follows the GPU's table for m rows; flat needs rows of k elements that can begin on multiples of 16 bytes.
+    Half precision follows the GPU's table for m rows; flat also needs k to be a multiple of 8, so that rows are whole 16-byte vectors.
     """
     dataflow = choose_dataflow(m, n, k, table_of(gpu))
     if np.dtype(dtype) in HALF_DTYPES and dataflow == "flat" and k % 8 == 0:
@@ -55,7 +55,7 @@ def can_use_wgmma(x, weight) -> bool:
 
 
 def gpu_name(array) -> str | None:
-    """The driver's name of the GPU that holds an array; None for the simulator's."""
+    """The driver's name of the GPU that holds an array; None in the simulator."""
     return None if isinstance(array, np.ndarray) else describe_device().name
 
 

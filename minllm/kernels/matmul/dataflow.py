@@ -1,4 +1,4 @@
-"""Which GEMM variant to use for how many rows of x: inflection points measured once per GPU and then looked up.
+"""Which GEMM variant to use for a number of rows of x: inflection points measured once per GPU and then looked up.
 
 The same weight is multiplied by 1 row or by 4,000. For few rows threads that load and multiply are fastest (gemv), then tensor cores with x
 on their small side (flat), then tensor cores with x on their large side ("many rows": wgmma or tensor_core). The crossover points depend on
@@ -76,7 +76,7 @@ def file_name(gpu: str) -> str:
 
 
 def cache_file(gpu: str) -> Path:
-    """Where `minllm tune` stores the table of a GPU, beside the compiled kernels."""
+    """The file in which `minllm tune` stores the table of a GPU, beside the compiled kernels."""
     return cache_directory().parent / "dataflow" / file_name(gpu)
 
 

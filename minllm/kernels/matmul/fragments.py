@@ -5,7 +5,7 @@ lane % 4, a lane holds
 
     A   4 words of two elements: rows g and g + 8 at columns 2t and 2t + 1, the same rows at columns 2t + 8 and 2t + 9
     B   2 words: column g, rows 2t and 2t + 1, rows 2t + 8 and 2t + 9
-    C   4 float32: row g at columns 2t and 2t + 1, row g + 8 at the same
+    C   4 float32: row g at columns 2t and 2t + 1, row g + 8 at the same columns
 
 B's columns are rows of the other matrix, because weight is multiplied transposed. Both are read along k, so the plain ldmatrix fits both.
 For many rows of x, A is x and B is weight; for few rows it is the other way round, because padding to 8 wastes less than to 16 (flat.py).
@@ -33,7 +33,7 @@ def make_multiply_step(warp_a_rows: int, warp_b_rows: int, tile_k: int, dtype: s
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_step(total, a_address, b_address, warp_a, warp_b, lane, step):
-        """total += the products of the `step`-th 16 columns of k of the tiles."""
+        """total += A's rows . B's rows over the `step`-th 16 columns of both tiles."""
         a = cuda.local.array(a_words, uint32)
         b = cuda.local.array(b_words, uint32)
         for i in range(blocks_a):

@@ -1,7 +1,7 @@
 """Tiles of the output of a GEMM: the order in which they are computed, and how their elements are stored.
 
-The machine works on some hundred neighbouring tiles of the order at once, and what one of them has fetched from memory the others find in
-L2. A square of tiles needs the fewest rows of x and weight: 64 tiles in a row need 1 + 64 strips of them, 8 x 8 need 8 + 8.
+The GPU works on some hundred consecutive tiles at once, and the operands that one of them has fetched from memory are in L2 for the others.
+A square of tiles needs the fewest rows of x and weight: 64 tiles in a row need 1 + 64 strips of them, 8 x 8 need 8 + 8.
 """
 
 from numba import cuda, float32, int32, uint32
@@ -16,7 +16,7 @@ def make_tile_order(group: int):
 
     @cuda.jit(device=True)
     def tile_at(number, tiles_m, tiles_n):
-        # In 32 bits: a division of 64 takes ten times as long.
+        # In 32 bits: a 64-bit division takes ten times as long.
         tiles_in_a_group = uint32(group * tiles_n)
         group_number = uint32(number) // tiles_in_a_group
         inside = uint32(uint32(number) - group_number * tiles_in_a_group)
@@ -29,7 +29,10 @@ def make_tile_order(group: int):
 
 
 def make_store_pair(pairs: str | None):
-    """The device function that stores two neighbouring outputs: one by one, or by one store if `pairs`, their dtype, lie aligned."""
+    """The device function that stores two neighbouring outputs.
+
+    pairs: their dtype if one aligned store can hold both, else None.
+    """
     pack = PACK.get(pairs)
 
     @cuda.jit(device=True)

@@ -41,7 +41,7 @@ def make_place_of_chunk(tile_k: int):
 
 
 def make_copy_tile(rows: int, tile_k: int, threads: int):
-    """Two device functions for sources whose rows all begin on a multiple of 16 bytes: (find_rows, copy_tile).
+    """Two device functions for sources with all rows aligned to 16 bytes: (find_rows, copy_tile).
 
     find_rows computes once the source indices of the rows that this thread copies; copy_tile starts the cp.async of one tile. Rows
     beyond the edge repeat the last one: they only reach outputs that are not stored. Columns beyond the edge are zeros, because they are
@@ -54,7 +54,7 @@ def make_copy_tile(rows: int, tile_k: int, threads: int):
 
     @cuda.jit(device=True)
     def find_rows(source, first_row, thread, starts):
-        """starts[copy] = the flat index of the chunk in the source's first tile that is this thread's `copy`-th; source [*, K]."""
+        """starts[copy] = the flat index, in source [*, K], of this thread's `copy`-th chunk of the first tile."""
         for copy in range(copies):
             row = first_row + thread // uint32(chunks) + uint32(copy * threads // chunks)
             starts[copy] = min(int64(row), source.shape[0] - 1) * source.shape[1] + thread % uint32(chunks) * CHUNK
@@ -76,7 +76,10 @@ def make_copy_tile(rows: int, tile_k: int, threads: int):
 
 
 def make_copy_tile_by_elements(rows: int, tile_k: int, threads: int, dtype: str):
-    """The same two for unaligned sources: each thread reads 8 elements one by one, packs them and stores them at once."""
+    """(find_rows, copy_tile) for unaligned sources.
+
+    Each thread reads 8 elements one by one, packs them and stores them at once.
+    """
     chunks = tile_k // CHUNK
     copies = rows * chunks // threads
     place_of_chunk = make_place_of_chunk(tile_k)

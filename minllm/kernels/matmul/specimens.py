@@ -70,7 +70,7 @@ def specimens():
 def gemv_specimens(dtype):
     """Decoding: the tilings that launchers choose, and rows that are not whole vectors. More warps mean more bytes in flight."""
     for m, n, k in GEMV_SHAPES:
-        warps = 24 if m <= 4 else 16  # resident at one time; 8 rows of x need the registers of some
+        warps = 24 if m <= 4 else 16  # resident at one time; 8 rows of x need more registers per warp
         tiling = gemv.choose_tiling(m, n, k)
         kernel = gemv.gemv_kernel(m, k, dtype, tiling, True)
         yield gemv_specimen(f"{m}x{n}x{k}", kernel, gemv_operands(dtype, "float32"), tiling, warps, dtype)
@@ -110,7 +110,7 @@ def gemv_step_specimens(dtype):
 
 
 def gemv_specimen(name, kernel, arguments, tiling, warps, dtype):
-    """One specimen; `warps` of its warps should fit on an SM."""
+    """One specimen, of which `warps` warps should fit on an SM."""
     blocks, threads = warps // tiling.warps, tiling.warps * WARP
     return Specimen(f"matmul/gemv/{name}/{dtype}", kernel, arguments, threads, blocks, contains=STREAMED)
 
@@ -146,12 +146,12 @@ def flat_specimens(dtype):
             name = f"matmul/flat/wgmma/{kind}{tokens}x{n}x{k}/{dtype}"
             yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes(tokens), COPY_ENGINE, targets=((9, 0),))
         if dtype != "bfloat16":
-            return  # the same instructions but for one letter
+            return  # float16 has the same instructions except for one letter
     yield from fixed_order_specimens(dtype)
 
 
 def fixed_order_specimens(dtype):
-    """batch_invariant: the tilings whose parts of K do not depend on the rows of x, where they are not those of flat."""
+    """batch_invariant: the tilings that split K independently of the rows of x, unless flat_specimens has them."""
     matrix = array(dtype, 2)
     for tokens, blocks in ((8, 3), (64, 2), (128, 2)):
         tiling = fixed_order.mma_tiling(tokens)
@@ -187,7 +187,7 @@ def fused_specimens(dtype):
         kernel = rope_append_kernel(tokens, tiling, dtype, head_dim, parts)
         yield fused_specimen(f"qkv_rope_append/{tokens}x{hidden}", kernel, arguments, tokens, tiling, dtype)
         if dtype != "bfloat16":
-            return  # the same instructions but for one letter
+            return  # float16 has the same instructions except for one letter
 
 
 def fused_specimen(name, kernel, arguments, tokens, tiling, dtype):
@@ -220,11 +220,11 @@ def wgmma_specimens(dtype):
             tiling = tiling._replace(chunks=1)
             yield wgmma_specimen(f"{name}/silu/{dtype}", tiling, dtype, types.none, types.none, matrix, gated=True)
     if dtype != "bfloat16":
-        return  # the same instructions but for one letter
+        return  # float16 has the same instructions except for one letter
     large = WGMMA_TILINGS[0]
     yield wgmma_specimen(f"matmul/wgmma/bias/{dtype}", large, dtype, vector, types.none, matrix)
     residual = wgmma_specimen(f"matmul/wgmma/residual/{dtype}", large, dtype, types.none, matrix, matrix)
-    yield replace(residual, spills={(9, 0): 40})  # once per tile, beside 128 sums and the addresses of two rows
+    yield replace(residual, spills={(9, 0): 40})  # spilled once per tile, beside 128 sums and the addresses of two rows
     yield wgmma_specimen(f"matmul/wgmma/pairs/{dtype}", large, dtype, vector, types.none, matrix, copied=False)
     yield wgmma_specimen(f"matmul/wgmma/out float32/{dtype}", large, dtype, types.none, types.none, array("float32", 2), copied=False)
 

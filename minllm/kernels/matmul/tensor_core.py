@@ -20,7 +20,7 @@ Threads to data: warps_m x warps_n warps divide the tile, and each keeps its par
 rows l/4 and l/4 + 8 of a block, columns 2 (l mod 4) and the next. Blocks are numbered down groups of 8 tiles of m before n advances, so
 that concurrent blocks share operands in L2.
 
-Any M, N and K: a tile that crosses an edge is filled with zeros along k and with any row along m and n, whose products are not
+Any M, N and K: a tile that crosses an edge is filled with zeros along k and with any row along m and n: those outputs are not
 stored. If rows do not all begin on 16 bytes (K is not a multiple of 8), tiles are copied element by element, correct but slower; if
 N is odd or out is float32, outputs are stored one by one instead of in pairs.
 
@@ -101,7 +101,7 @@ def tensor_core_kernel(tiling: TensorCoreTiling, dtype: str, aligned: bool, pair
     """The kernel for x and weight of `dtype`.
 
     aligned: all rows of x and weight begin on multiples of 16 bytes. paired: out is of `dtype` and its rows begin on multiples of 4 bytes.
-    blocks: per SM, for which ptxas limits the registers; None leaves that to ptxas.
+    blocks: blocks per SM for which registers must suffice; None leaves the limit to ptxas.
     """
     tiling.check()
     tile_m, tile_n, tile_k, warps_m, warps_n, stages = tiling

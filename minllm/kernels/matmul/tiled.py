@@ -42,7 +42,7 @@ def tiled_kernel(tile: int, tile_k: int, per_thread: int):
 
     @cuda.jit(device=True)
     def copy_tile(shared, source, first_row, first_k, thread):
-        """source[first_row : +tile, first_k : +tile_k] -> shared[tile_k, tile], zeros beyond the edges; neighbouring threads go along k."""
+        """source[first_row : +tile, first_k : +tile_k] -> shared[tile_k, tile], zeros beyond the edges; threads read along k."""
         element = thread
         while element < elements:
             row = element // tile_k

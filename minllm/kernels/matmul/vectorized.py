@@ -3,7 +3,7 @@
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])
 
 The tiled GEMM spends many instructions per multiply-add: 16 loads of a word from shared memory for 64 multiply-adds, and
-one load, one bounds test and one store for each element that it copies. Here each of them moves 16 bytes:
+one load, one bounds test and one store for each element that it copies. Here each load moves 16 bytes:
 
     global to registers      a thread reads 4 float32 or 8 half-precision elements along k at once, all of a step before the first is used
     registers to shared      as float32, element by element: the tile has k as its slow axis, so that numbers read along k are
@@ -14,8 +14,8 @@ The loads of the next step's tile are issued before this step's multiplications,
 multiply-adds per thread hide the memory latency. The number of fused multiply-adds is unchanged: 128 per cycle and SM (streaming
 multiprocessor), 67 TFLOP/s on an H200, is the limit of this rung and of every one without tensor cores.
 
-Threads to data: 16 x 16 threads own 128 x 128 outputs (8 x 8 threads own 64 x 64 of a small product). Thread (ty, tx) has the rows 4 ty to
-4 ty + 3 and the same half a tile further down, and the columns likewise from 4 tx on, so that the 128-bit loads of neighbouring threads
+Threads to data: 16 x 16 threads own 128 x 128 outputs (8 x 8 threads own 64 x 64 if out is small). Thread (ty, tx) has the rows 4 ty to
+4 ty + 3 and those half a tile further down, and the columns likewise from 4 tx on, so that the 128-bit loads of neighbouring threads
 are neighbours too.
 
 If rows do not begin on multiples of 16 bytes, the tiled GEMM takes over. Source: V. Volkov, "Better
@@ -41,7 +41,7 @@ WIDTH, PER_THREAD = 4, 8  # a thread's 8 x 8 outputs are 2 x 2 blocks of 4 x 4
 
 
 def make_copy(tile: int, dtype: str):
-    """Device functions that read a thread's part of a tile into registers and store it to shared memory; and its size."""
+    """(read_tile, lay_down, elements): a thread's part of a tile to registers, from there to shared memory; its size."""
     vector = VECTOR_BYTES // np.dtype(dtype).itemsize
     vectors = TILE_K // vector  # vectors per row of the tile
     threads = (tile // PER_THREAD) ** 2
@@ -72,7 +72,10 @@ def make_copy(tile: int, dtype: str):
 
 @functools.cache
 def vectorized_kernel(tile: int, dtype: str):
-    """The kernel for `tile` x `tile` outputs per block, x and weight of `dtype` whose rows begin on multiples of 16 bytes."""
+    """The kernel for `tile` x `tile` outputs per block.
+
+    x and weight are of `dtype`, with rows that begin on multiples of 16 bytes.
+    """
     across, half_tile = tile // PER_THREAD, tile // 2
     threads = across * across
     pitch = tile + WIDTH  # words per row of a tile in shared memory: a multiple of 16 bytes, and the next row begins in other banks
@@ -134,7 +137,10 @@ def vectorized_kernel(tile: int, dtype: str):
 
 
 def choose_tile(m: int, n: int) -> int:
-    """The largest tile with enough blocks to occupy every SM, else the smallest; the larger one spills registers from 12.0 on."""
+    """The largest tile with enough blocks to occupy every SM, else the smallest.
+
+    The larger one spills registers from compute capability 12.0 on.
+    """
     if capability_here() >= CONSUMER_BLACKWELL:
         return TILES[-1]
     return next((tile for tile in TILES if ceil_div(m, tile) * ceil_div(n, tile) >= BLOCKS_TO_FILL_A_GPU), TILES[-1])

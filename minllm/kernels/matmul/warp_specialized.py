@@ -2,8 +2,8 @@
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])          x and weight bfloat16 or float16, sums in float32
 
-Work: 2 M N K FLOPs. Bytes: as in warpgroup.py, whose tiles, sums and plain stores this kernel keeps: 64 x 256 outputs per block, 51 FLOPs
-per byte, mostly from L2. What it adds is warp specialisation: the two parts of a step move to different warps, with a ring of four stages
+Work: 2 M N K FLOPs. Bytes: as in warpgroup.py; tiles, sums and plain stores are the same: 64 x 256 outputs per block, 51 FLOPs per byte,
+mostly from L2. This kernel adds warp specialisation: the two parts of a step move to different warps, with a ring of four stages
 between them (tiles/pipeline.py), each with room for a tile of x and one of weight.
 
     producer    One thread of the fifth warp. It waits until a stage is empty and starts the two TMA loads that fill it, so that it runs up
@@ -11,11 +11,11 @@ between them (tiles/pipeline.py), each with room for a tile of x and one of weig
     consumer    A warpgroup. It waits until a stage is full, multiplies its tiles with wgmma, and releases the stage.
 
 The latency of a load is hidden as long as four steps of wgmma take longer than it. Two mbarriers per stage take the place of the block-wide
-barrier of warpgroup.py: full and empty. What wgmma.py has beyond this: a second consumer and a cluster, for fewer bytes per FLOP; the next
+barrier of warpgroup.py: full and empty. wgmma.py adds to this a second consumer and a cluster, for fewer bytes per FLOP; the next
 step's wgmma in flight while a stage is released; a persistent kernel, and an epilogue that stores by TMA during the next tile.
 
-Recorded as "matmul" with variant warp_specialized: faster than warpgroup at 2048 cubed, level at 4096 cubed, slower at 8192 cubed. One
-block per SM fills no pauses of another, as three blocks of warpgroup.py do; wgmma.py needs none to.
+Recorded as "matmul" with variant warp_specialized: faster than warpgroup at 2048 cubed, level at 4096 cubed, slower at 8192 cubed. With
+one block per SM, no other block fills its pauses, as the three blocks of warpgroup.py do for each other; wgmma.py does not need that.
 
 Threads to data: 160 threads per block, one block per tile of out; 160 KB of shared memory, so one block per SM. Edges, and rows that TMA
 cannot load: as in warpgroup.py.
@@ -51,7 +51,7 @@ def make_produce():
     def produce(x_map, weight_map, ring, row, column, k_steps):
         state = pipeline.state(0)
         for step in range(k_steps):
-            stage = pipeline.producer_acquire(ring, state)  # empty: the consumer has released it, or nobody has filled it yet
+            stage = pipeline.producer_acquire(ring, state)  # empty: the consumer has released it, or it has not been filled yet
             pipeline.producer_expect(stage, stage_bytes)
             tma.load_2d(stage, 0, x_map, int32(step * depth), row)
             tma.load_2d(stage, x_bytes, weight_map, int32(step * depth), column)

@@ -15,7 +15,7 @@ cores are idle while its tiles are on their way; only the two other blocks of th
 tiles ahead instead.
 
 Threads to data: 128 threads per block, one block per tile of out, tiles of n beside each other in the grid. tiles/wgmma.py says which
-sums a thread holds. Sums begin as the bias.
+sums a thread holds. Sums are initialised with the bias.
 
 Any M, N and K: TMA fills what lies beyond an edge with zeros, and outputs beyond an edge are not stored. tensor_core takes over if rows of
 x or weight do not begin on multiples of 16 bytes, which TMA requires, or if the GPU has no wgmma.
@@ -41,7 +41,7 @@ from minllm.tiles.shared import ALIGNMENT, SharedTile, first_tile_address
 from minllm.tiles.warpgroup import THREADS
 from minllm.tiles.wgmma import make_wgmma, sum_column, sum_row
 
-X, WEIGHT = SharedTile(64, 64), SharedTile(256, 64)  # a step's tiles
+X, WEIGHT = SharedTile(64, 64), SharedTile(256, 64)  # tiles per step
 STAGE_BYTES = X.bytes + WEIGHT.bytes
 BLOCKS_PER_SM = 3  # with 128 sums per thread, registers allow no more
 SHARED_BYTES = STAGE_BYTES + BARRIER_BYTES + ALIGNMENT
@@ -51,11 +51,11 @@ class Sums(NamedTuple):
     """Device functions for a warpgroup's sums [64, 256] in registers."""
 
     begin: Any  # begin(sums, bias, first_column, thread): each sum begins as the bias of its column, or 0
-    store: Any  # store(sums, out, first_row, first_column, thread): to out, as far as they lie inside of it
+    store: Any  # store(sums, out, first_row, first_column, thread): stores the sums that lie inside out
 
 
 def make_sums(registers: int, dtype: str, paired: bool) -> Sums:
-    """The Sums of a thread that has this number of them; two neighbours of a row are stored as one word if `paired`."""
+    """The Sums for `registers` sums per thread; if `paired`, two neighbours of a row are stored as one word."""
     store_pair = make_store_pair(dtype if paired else None)
 
     @cuda.jit(device=True, forceinline=True)
@@ -97,7 +97,7 @@ def warpgroup_kernel(dtype: str, paired: bool):
                 ptx.mbarrier_arrive_expect_tx(stage.full, stage_bytes)
                 tma.load_2d(stage, 0, x_map, int32(step * depth), row)
                 tma.load_2d(stage, x_bytes, weight_map, int32(step * depth), column)
-            ptx.mbarrier_wait_parity(stage.full, uint32(step & 1))  # its phases are even and odd in turn
+            ptx.mbarrier_wait_parity(stage.full, uint32(step & 1))  # the parity of its phase alternates between 0 and 1
             wgmma.multiply(sums, wgmma.left(stage.tiles), wgmma.right(stage.tiles + x_bytes), 1)
             wgmma.wait(sums)
             cuda.syncthreads()  # all warps are done with the tiles, which thread 0 overwrites next

@@ -7,7 +7,7 @@ T tokens of H elements of b bytes: about 8 T H FLOPs; reads x, residual, weight 
 bytes; arithmetic intensity about 2 / b (1 FLOP per byte in bf16), so it is memory-bound. Each token loads weight and bias again, from
 L2; the kernel for any H walks its rows three times and loads 3 T H b more.
 
-One block per token, which holds its row in registers, as in RMSNorm. The variance is a second sum over the centred values in registers:
+One block per token holds its row in registers, as in RMSNorm. The variance is a second sum over the centred values in registers:
 the one-pass form E[r**2] - E[r]**2 cancels when the mean is large compared with the deviation. Each warp centres its own part of the row,
 and one block-wide exchange combines mean and variance.
 """

@@ -1,11 +1,11 @@
-"""RMSNorm whose output is quantised for W8A8 in the same kernel: a code per number and a scale per token.
+"""RMSNorm with output quantised for W8A8 in the same kernel: a code per number and a scale per token.
 
     r = x + residual                                       rounded to the dtype, and kept: the next layer adds to it
     y = r / sqrt(mean(r**2) + epsilon) * weight            float32, not rounded
     scale = max |y| / largest        code = round(y / scale)        largest: 127 (int8), 448 (fp8)
 
-T tokens of H elements of b bytes: about 10 T H FLOPs; reads x, residual and weight, writes residual and codes: (3 b + 1) T H + b H bytes,
-where the norm and a quantising kernel after it would move (5 b + 1) T H. Threads and registers as in rms_norm.py; the maximum takes one
+T tokens of H elements of b bytes: about 10 T H FLOPs; reads x, residual and weight, writes residual and codes: (3 b + 1) T H + b H bytes;
+the norm followed by a quantising kernel would move (5 b + 1) T H. Threads and registers as in rms_norm.py; the maximum takes one
 more exchange through shared memory. A row that is too long for registers, or not aligned, is normalised and then quantised by two kernels.
 
 Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4; weights/int8.py and weights/fp8.py for the codes.

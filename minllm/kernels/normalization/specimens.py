@@ -15,7 +15,10 @@ WIDE = ("LDG*128*", "STG*128*")
 
 
 def specimens():
-    """All normalisation kernels. One block holds a row: the vector kernels use up to 1,024 threads, whose registers hold all of it."""
+    """All normalisation kernels.
+
+    One block takes a row: the vector kernels use up to 1,024 threads and hold it in registers.
+    """
     for dtype in FLOAT_DTYPES:
         line, matrix, most = array(dtype.name, 1), array(dtype.name, 2), HELD * dtype.itemsize // VECTOR_BYTES
         codes, scales = array(UINT8, 2), array(FLOAT32, 1)

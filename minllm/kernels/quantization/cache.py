@@ -1,4 +1,4 @@
-"""A quantised cache of keys or values: codes, scales, and the format that gives their meaning.
+"""A quantised cache of keys or values: codes, scales, and the format that defines them.
 
 It takes the place of a plain cache array as the key_cache or value_cache of one layer: `shape` is the shape of the plain array.
 """
@@ -23,10 +23,11 @@ class QuantizedCache:
     Unlike in a plain cache, the tokens of one head are contiguous: a kernel reads a block head by head, and memory moves in lines of
     128 bytes, which the few bytes of one head and token do not fill.
     smoothing: float32 [3, kv_heads, head_dim] or None for keys, None for values. The cached key is (key - smoothing[0]) * smoothing[1], and
-    a query is multiplied by smoothing[2] = 1 / smoothing[1], so their products are unchanged, except for a constant shared by all keys,
-    which softmax cancels (engine/calibration.py). Kernels that read the cache ignore it.
-    by_channel: for keys, if the format says so; scales are then float16 [num_blocks, kv_heads, block_size // token_group, head_dim, 2], a
-    pair per channel for each group of token_group tokens, and smoothing is None, because scales per channel have the same effect.
+    a query is multiplied by smoothing[2] = 1 / smoothing[1], so their dot products are unchanged, except for a constant shared by all
+    keys, which softmax cancels (engine/calibration.py). Kernels that read the cache ignore it.
+    by_channel: for keys of a format that quantises them by channel; scales are then float16 [num_blocks, kv_heads,
+    block_size // token_group, head_dim, 2], a pair per channel for each group of token_group tokens, and smoothing is None, because
+    scales per channel have the same effect.
     """
 
     codes: Any
@@ -105,18 +106,19 @@ def is_quantized(cache: Any) -> bool:
 def allocate(
     kv_format: KvFormat, num_blocks: int, block_size: int, kv_heads: int, zeros: Callable, array: Callable, by_channel: bool = False
 ) -> QuantizedCache:
-    """An empty cache; zeros(shape, dtype) and array(host_array) make the machine's arrays. Scales of float formats start at 1.
+    """An empty QuantizedCache; scales of float formats start at 1.
 
-    by_channel: for keys of a format that quantises them by channel. Raises as `arrays_by_block`.
+    zeros(shape, dtype), array(host_array): create arrays on the machine. by_channel: for keys of a format that quantises them by channel.
+    Raises the errors of `arrays_by_block`.
     """
     found = arrays_by_block(kv_format, num_blocks, block_size, kv_heads)
     return from_arrays(kv_format, [zeros(shape, dtype) for shape, dtype in found], array, by_channel)
 
 
 def arrays_by_block(kv_format: KvFormat, num_blocks: int, block_size: int, kv_heads: int) -> list[tuple[tuple[int, ...], Any]]:
-    """(shape, dtype) of the arrays with an entry per block, for keys as for values: codes, and scales of integer formats.
+    """(shape, dtype) of the arrays with an entry per block: codes, and scales of integer formats.
 
-    Raises KernelArgumentError unless block_size is a multiple of the format's token_group.
+    They are the same for keys and values. Raises KernelArgumentError unless block_size is a multiple of the format's token_group.
     """
     group = kv_format.token_group
     if block_size % group:

@@ -1,13 +1,13 @@
 """The formats of cached keys and values: bits per number, numbers that share a scale, and bytes.
 
-    int8      value = code * scale + zero, codes 0 to 255, a (scale, zero) for each head of each token
-    int4      the same with codes 0 to 15, a (scale, zero) for each 32 components
+    int8      value = code * scale + zero, codes 0 to 255, a (scale, zero) per head and token
+    int4      the same with codes 0 to 15, a (scale, zero) per 32 components
     fp8_e4m3  value = float8 * scale, 4 bits of exponent and 3 of fraction, largest 448; one scale per KV head and layer
     fp8_e5m2  the same with 5 bits of exponent and 2 of fraction, largest 57344
-    kivi_int4 values as int4; of keys, 32 tokens share a (scale, zero) for each component, a channel of the head
+    kivi_int4 values as int4; for keys, 32 tokens share a (scale, zero) per component, a channel of the head
 
 kivi_int4 is KIVI's format: some key channels are large in every token, and their own scale keeps them from coarsening their neighbours.
-A group is quantised once its last token has come, so the newest tokens stay in full precision, in a residual window
+A group is quantised once its last token has arrived, so the newest tokens stay in full precision, in a residual window
 (kernels/attention/residual_window/reference.py). The other formats may have such a window too. Recorded as "KV cache accuracy" in
 docs/results/h200.json: fp8_e4m3 costs 0.30 % of perplexity without a window and 0.04 % with one of 256 tokens.
 
@@ -37,8 +37,9 @@ CHUNK_BITS = 128  # bits of a head's codes per load; a group's codes are whole c
 
 @dataclass(frozen=True)
 class KvFormat:
-    """A format for heads of head_dim components; each group_size neighbours share a scale (fp8: the whole head).
+    """A format for heads of head_dim components.
 
+    Each group of group_size neighbours shares a scale (fp8: the whole head).
     token_group: if above 1, groups of this many tokens share a scale per key channel, and group_size applies to values only.
     """
 
@@ -100,7 +101,7 @@ def full_name(name: str) -> str:
 def kv_format(name: str, head_dim: int, group_size: int | None = None) -> KvFormat:
     """The format called `name` for heads of `head_dim`; group_size None takes the format's default.
 
-    Raises KernelArgumentError for an unknown name; for a head_dim whose codes are not whole 16 bytes; for a group size that is neither
+    Raises KernelArgumentError for an unknown name; for a head_dim with codes that are not whole 16 bytes; for a group size that is neither
     head_dim nor a power of two of whole 16 bytes that divides it; for float formats, for a group size other than head_dim; and for keys by
     channel, for one other than INT4_GROUP.
     """

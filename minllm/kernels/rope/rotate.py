@@ -8,8 +8,8 @@ through the caches), writes T N D b; arithmetic intensity about 3 / 2b (0.75 FLO
 Threads to data: a thread takes 16 bytes of a head's first half and their partners, the 16 bytes half a head further on. It loads both
 before it writes either, so `out` may be `x`. The cosines and sines are float32, as many bytes as two bf16 heads, and serve several heads.
 Their address depends on the position, so the position is loaded first; the heads are loaded meanwhile, as words that are converted to
-float32 once all loads are issued (vector.py). Heads that are not whole vectors, and interleaved pairs, take the first form: one warp per
-head, one element at a time. The forward applies the same rotation inside `kv/qkv_rope_append.py`, where it costs no extra traffic.
+float32 once all loads are issued (vector.py). Heads that are not whole vectors, and interleaved pairs, take the first kernel: one warp per
+head, one element at a time. The forward pass applies the same rotation in `kv/qkv_rope_append.py`, where it costs no extra traffic.
 """
 
 import functools
@@ -25,7 +25,7 @@ from minllm.tiles.warp import WARP
 
 HEADS_PER_BLOCK = 4
 THREADS = 128  # approximate block size of the vector kernel
-TABLE_ROWS = 16384  # positions of the table that are computed at a time, because their float64 angles take several times its memory
+TABLE_ROWS = 16384  # positions computed at a time, because their float64 angles take several times the table's memory
 HEADS_PER_THREAD = 2  # the fastest of 1, 2 and 4 on an H200
 
 
@@ -123,7 +123,7 @@ def rope_vector_kernel(dtype, head_dim):
 
     @kernel(dependent_launch=True)
     def rope_vector_kernel(x, positions, cos_sin, out):
-        """x, out: [T, heads, head_dim]; positions: [T]; cos_sin: [positions, head_dim]. A block: (vectors of half a head, heads)."""
+        """x, out: [T, heads, head_dim]; positions: [T]; cos_sin: [positions, head_dim]. Block shape: (vectors of half a head, heads)."""
         wait_for_predecessors()
         token, heads = cuda.blockIdx.x, x.shape[1]
         position = positions[token]  # loaded first, because the angles depend on it; the loads of the heads overlap with this latency
@@ -173,7 +173,7 @@ def check_cos_sin(cos_sin, head_dim):
 def rope(x, positions, cos_sin, out, interleaved=False, stream=None):
     """Write `x` [T, heads, head_dim], rotated, into `out`, which may be `x`; arguments as in `rope_reference`, positions int32.
 
-    Positions must be inside the table: the kernel trusts them. Raises KernelArgumentError for shapes and dtypes.
+    Positions must be inside the table; the kernel does not check them. Raises KernelArgumentError for shapes and dtypes.
     """
     check_array("x", x, FLOAT_DTYPES, tokens=None, heads=None, head_dim=None)
     tokens, heads, head_dim = x.shape

@@ -6,7 +6,7 @@ in float32. They describe the model's own distribution, before bias, penalties, 
 ordered by their logits, the lowest id first among equals.
 
 4 bytes per logit, read once. As in argmax.py, a row is split over several blocks: each leaves its part's maximum, its sum of
-exponentials, the number of larger logits than the chosen one, and its `top` best tokens, which are found one after the other: the best of
+exponentials, the number of logits larger than the chosen one, and its `top` best tokens, which are found one after the other: the best of
 those that come after the previous one. A second launch, one block per row, reduces over the parts in the same way.
 """
 
@@ -80,7 +80,10 @@ def thread_best(x, tokens, last_value, last_token):
 
 @cuda.jit(device=True)
 def block_best(value, token, warp_values, warp_tokens, turn):
-    """The best of the threads' (value, token), in every thread. warp_* [2, WARPS] in shared memory; turn: 0 and 1 in alternate calls."""
+    """The best of the threads' (value, token), in every thread.
+
+    warp_values, warp_tokens: [2, WARPS] in shared memory. turn: alternates between 0 and 1 from call to call.
+    """
     lane, warp = int32(cuda.threadIdx.x & 31), int32(cuda.threadIdx.x >> 5)
     value, token = warp_argmax(value, token)
     if lane == 0:
@@ -94,7 +97,7 @@ def block_best(value, token, warp_values, warp_tokens, turn):
 
 @cuda.jit(device=True)
 def finite_or_zero(x):
-    """x, or 0 for an infinity: what is subtracted before an exponential."""
+    """x, or 0 if x is infinite: the number to subtract before an exponential."""
     return x if float32(-np.inf) < x < float32(np.inf) else float32(0.0)
 
 
@@ -137,7 +140,7 @@ def log_probability_parts_kernel(logits, token_ids, top, part_peaks, part_sums, 
 def log_probabilities_of_parts_kernel(
     logits, token_ids, top, part_peaks, part_sums, part_ranks, part_values, part_tokens, chosen, rank, top_token_ids, top_values
 ):  # fmt: skip
-    """The parts' arrays as above, those of the tokens [R, parts * top]; the results as in LogProbabilities. One block per row."""
+    """Arrays of the parts as above, part_values and part_tokens [R, parts * top]; results as in LogProbabilities. One block per row."""
     wait_for_predecessors()
     warp_values, warp_tokens = cuda.shared.array((2, WARPS), float32), cuda.shared.array((2, WARPS), int32)
     sums, ranks = cuda.shared.array(WARP, float32), cuda.shared.array(WARP, float32)
@@ -176,7 +179,7 @@ def log_probabilities_of_parts_kernel(
 
 @dataclass
 class LogProbabilitiesScratch:
-    """What the parts of a row leave for the second launch."""
+    """The results of the parts of each row, which the second launch reduces."""
 
     peaks: Any  # float32 [R, parts]
     sums: Any  # float32 [R, parts]
@@ -193,7 +196,10 @@ class LogProbabilitiesScratch:
 
 
 def log_probabilities(logits, token_ids, out: LogProbabilities, scratch: LogProbabilitiesScratch, stream=None) -> None:
-    """Write what `log_probabilities_reference` returns to `out`, whose `top` says how many; all arrays NumPy, or on one device."""
+    """Write the result of `log_probabilities_reference` to `out`; out.top is [R, top].
+
+    All arrays are NumPy, or on one device. Raises KernelArgumentError for shapes and dtypes that do not fit, or too large a `top`.
+    """
     check_logits(logits)
     rows, vocab = logits.shape
     top, parts = out.top.shape[1], parts_of(vocab)

@@ -1,4 +1,4 @@
-"""From a request's sampling parameters to its slot's entries in SamplingTensors."""
+"""Converts a request's sampling parameters to its slot's entries in SamplingTensors."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -29,15 +29,17 @@ class Parameters(Protocol):
 
 @dataclass(frozen=True)
 class SamplingEntries:
-    """What one slot holds. `words`: a value for every name in SLOT_FIELDS. `vocabulary`: [vocab] for those of VOCABULARY_FIELDS that
-    the slot's adjustments read."""
+    """The entries of one slot.
+
+    words: a value for every name in SLOT_FIELDS. vocabulary: arrays [vocab] for the VOCABULARY_FIELDS that the slot's adjustments read.
+    """
 
     words: dict[str, Any]
     vocabulary: dict[str, np.ndarray]
 
 
 def adjustments_of(params: Parameters, banned_token_ids: Sequence[int] = ()) -> Adjustment:
-    """What changes the logits of a request."""
+    """The adjustments to the logits of a request before a token is chosen."""
     found = Adjustment(0)
     if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
         found |= Adjustment.PENALTIES
@@ -49,7 +51,7 @@ def adjustments_of(params: Parameters, banned_token_ids: Sequence[int] = ()) -> 
 
 
 def kind_of(params: Parameters, banned_token_ids: Sequence[int] = ()) -> SamplingKind:
-    """The kernels that a request needs; those of a batch are the largest kind of its requests."""
+    """The SamplingKind that a request needs; a batch takes the largest kind of its requests."""
     if adjustments_of(params, banned_token_ids):
         return SamplingKind.ADJUSTED
     return SamplingKind.GREEDY if params.temperature == 0 else SamplingKind.RANDOM

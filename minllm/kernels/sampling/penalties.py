@@ -1,4 +1,4 @@
-"""What changes logits before a token is chosen: bias, penalties for repetition, and bans.
+"""Adjusts logits before a token is chosen: bias, penalties for repetition, and bans.
 
 b(v) is the request's bias for token v, c(v) how often v was generated so far; "seen" means generated or in the prompt:
 
@@ -10,7 +10,7 @@ b(v) is the request's bias for token v, c(v) how often v was generated so far; "
 
 in the order of vLLM V1 (vllm.v1.sample.sampler), which bans first; the result is the same, because -inf stays -inf. Bytes per logit: 4
 read and 4 written; a slot with penalties reads 4 + 1 more, with a bias 4, with bans 1; less than one FLOP per byte.
-Threads to data: one thread per token, one grid row per batch row. It may work in place.
+Threads to data: one thread per token, one grid row per batch row. out may be logits.
 """
 
 import numpy as np
@@ -27,7 +27,10 @@ IN_PROMPT, ENDS, BANNED = map(int, (TokenFlag.IN_PROMPT, TokenFlag.ENDS, TokenFl
 
 
 def penalize_reference(logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
-    """The changed logits, float32 [R, vocab], for the slots int32 [R]; rows of slots without adjustments stay as they are."""
+    """The adjusted logits, float32 [R, vocab], for the slots int32 [R].
+
+    Rows of slots without adjustments stay unchanged.
+    """
     out = logits.copy()
     for row in np.flatnonzero((slots >= 0) & (sampling.adjustments[slots] != 0)):
         slot, x = slots[row], out[row]  # x [vocab] is changed in place
@@ -83,7 +86,10 @@ def penalize_kernel(
 
 
 def penalize(logits, sampling: SamplingTensors, slots, out, stream=None) -> None:
-    """Write the changed logits, float32 [R, vocab], to `out`, which may be `logits`; the sampling tensors have their vocabulary arrays."""
+    """Write the adjusted logits, float32 [R, vocab], to `out`, which may be `logits`.
+
+    `sampling` must have its vocabulary arrays. Raises KernelArgumentError for shapes that do not fit.
+    """
     check_logits(logits)
     check(tuple(out.shape) == tuple(logits.shape), f"out is {tuple(out.shape)}; it must be like the logits, {tuple(logits.shape)}")
     rows, vocab = logits.shape

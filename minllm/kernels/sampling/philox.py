@@ -1,7 +1,7 @@
 """Counter-based random numbers: Philox-4x32-10, and Gumbel noise made from them.
 
-Philox is a bijection of a 128-bit counter under a 64-bit key: ten rounds, each with two 32x32-bit products whose halves are exchanged and
-mixed with the key. A number depends only on (key, counter): there is no state to keep, split or save, and every processor agrees.
+Philox is a bijection of a 128-bit counter under a 64-bit key: ten rounds of two 32x32-bit products; the halves of these are
+exchanged and mixed with the key. A number depends only on (key, counter): no state to keep, split or save, and all processors agree.
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, sections 3.3 and 4.3.
 
     key = seed,  counter = (token id // 4, step, 0, 0),  word = token id % 4

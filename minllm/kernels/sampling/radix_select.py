@@ -6,7 +6,7 @@ instead of 1 makes the same search find where the probability reaches a share p.
 largest, so sums do not depend on the order of additions: every run and every processor finds the same set.
 
 Threads to data: one block of 1,024 threads per row, histograms in shared memory. A bin is two 32-bit words, because shared memory has
-native 32-bit atomic adds: a thread whose addition overflows the low word adds one to the high word.
+native 32-bit atomic adds: if an addition overflows the low word, its thread adds one to the high word.
 """
 
 import math

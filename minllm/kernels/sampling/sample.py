@@ -9,7 +9,7 @@ which is a draw from softmax(x / T) over those tokens (the Gumbel-max trick: Gum
 the GPU, the simulator and NumPy pick the same token from the same logits.
 
 4 bytes per logit; about 200 integer and 60 floating-point operations per four tokens, for the noise. Threads to data: as in argmax, a
-row spans several blocks; a thread makes the noise of its four tokens with one call of Philox.
+row spans several blocks; a thread computes the noise of its four tokens with one call of Philox.
 """
 
 from dataclasses import dataclass

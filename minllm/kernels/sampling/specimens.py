@@ -11,7 +11,7 @@ SHARES = "the share p of an int64 sum of weights is formed in float64, once a le
 
 
 def specimens():
-    """All sampling kernels. The memory-bound ones want 6 blocks of 256 threads per SM."""
+    """All sampling kernels. The memory-bound ones should have 6 blocks of 256 threads per SM."""
     ints, floats, int_rows, float_rows = array(INT32, 1), array(FLOAT32, 1), array(INT32, 2), array(FLOAT32, 2)
     flags, seed = array(types.uint8, 2), array(types.uint32, 2)
     parts, wide = (float_rows, int_rows), ("LDG*128*",)

@@ -25,7 +25,7 @@ class SamplingKind(IntEnum):
 
 
 class Adjustment(IntFlag):
-    """What changes a slot's logits before a token is chosen."""
+    """The adjustments to a slot's logits before a token is chosen."""
 
     PENALTIES = 1  # reads token_flags and output_counts, and counts the tokens that are generated
     BIAS = 2  # reads logit_bias
@@ -33,7 +33,7 @@ class Adjustment(IntFlag):
 
 
 class TokenFlag(IntFlag):
-    """What a slot knows of a token of the vocabulary."""
+    """The flags of one token of the vocabulary, per slot."""
 
     IN_PROMPT = 1  # for the repetition penalty
     ENDS = 2  # ends the text: banned while step < min_tokens
@@ -63,7 +63,7 @@ class SamplingTensors:
 
     temperature: Any  # float32 [S]; 0 = greedy
     top_k: Any  # int32 [S]; keep the k largest logits; 0 = keep all
-    top_p: Any  # float32 [S]; keep the smallest set of tokens whose probability reaches p; 1 = keep all
+    top_p: Any  # float32 [S]; keep the smallest set of tokens that together reach probability p; 1 = keep all
     min_p: Any  # float32 [S]; keep tokens with at least min_p times the largest probability; 0 = keep all
     repetition_penalty: Any  # float32 [S]; 1 = none
     presence_penalty: Any  # float32 [S]; 0 = none
@@ -75,7 +75,7 @@ class SamplingTensors:
     token_flags: Any = None  # uint8 [S, vocab]; sums of TokenFlag
     output_counts: Any = None  # int32 [S, vocab]; how often each token was generated
     logit_bias: Any = None  # float32 [S, vocab]; added to the logits
-    kind: SamplingKind = SamplingKind.RANDOM  # of the rows that are sampled next: the largest of their requests' kinds
+    kind: SamplingKind = SamplingKind.RANDOM  # the largest kind among the rows that are sampled next
 
     def arrays(self) -> dict[str, Any]:
         """The arrays by name, without those that are None."""

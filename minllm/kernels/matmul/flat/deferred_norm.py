@@ -8,8 +8,8 @@ stream in registers, multiplies by the norm's weights and leaves the sum of the 
 parts of a row and divides. The kernel between the two, which moves a few KB and makes every SM wait for it, is gone. Rounding is that of
 the norm's kernel: one rounding to 16 bits of a number that differs from the normalised one by a factor per row.
 
-Bytes: M N of the residual, twice M N of stream and scaled, besides the GEMM's; squares are [tiles of N, M] float32. Each tile writes its
-own part, and parts are added in a fixed order: two runs give the same bits.
+Bytes besides the GEMM's: M N elements of the residual, 2 M N of stream and scaled; squares are [tiles of N, M] float32. Each tile writes
+its own part, and parts are added in a fixed order: two runs give the same bits.
 
 Source: N. Graef et al., "FlashNorm: Fast Normalization for LLMs", arXiv 2407.09577, which also merges the norm's weights into the next
 matrix; here matrices stay as they are in the checkpoint.
@@ -32,15 +32,15 @@ from minllm.tiles.unrolled import unrolled
 from minllm.tiles.warp import ALL_LANES
 from minllm.tiles.warpgroup import THREADS, sync_blocks
 
-MOST_ITEMS = 2  # eights of outputs per thread for which registers hold what the epilogue needs before the sums are done
+MOST_ITEMS = 2  # groups of eight outputs per thread; registers hold what the epilogue of this many loads before the sums are done
 
 
 class DeferredNorm(NamedTuple):
-    """A residual stream whose norm is not finished: rms_norm(stream) = scaled / sqrt(sum of squares / hidden + epsilon)."""
+    """A residual stream with an unfinished norm: rms_norm(stream) = scaled / sqrt(sum of squares / hidden + epsilon)."""
 
     stream: Any  # [T, hidden]
     scaled: Any  # [T, hidden]
-    squares: Any  # [parts, T] float32, whose sums over the parts are the sums of the squares of a row
+    squares: Any  # [parts, T] float32; the sum over the parts is the sum of the squares of a row
     epsilon: float
 
     @property
@@ -50,14 +50,15 @@ class DeferredNorm(NamedTuple):
 
 
 def items_per_thread(tokens: int, columns: int, writers: int) -> int:
-    """Eights of `columns` outputs per token for each of the threads that write them."""
+    """Groups of eight outputs per thread, if `writers` threads write `columns` outputs of each token."""
     return -(-tokens * columns // 8 // writers)
 
 
 def make_inverse_rms(columns: int, parts: int):
-    """The device functions (load_squares, sum_over_eights, inverse_rms) of threads whose neighbours have a token's other eights of columns.
+    """The device functions (load_squares, sum_over_eights, inverse_rms), for the 1 / root mean square of a token's row.
 
-    parts: of the squares. It is a constant so that a thread's loads are all in flight at once.
+    Neighbouring threads hold eight columns each of a token. parts: rows of `squares`, a compile-time constant so that a thread's loads are
+    all in flight at once.
     """
     eights = columns // 8
     each = -(-parts // eights)
@@ -73,7 +74,7 @@ def make_inverse_rms(columns: int, parts: int):
 
     @cuda.jit(device=True, forceinline=True)
     def load_squares(squares, token, writer):
-        """This thread's share of the squares of a row; the eights of a token divide the parts among them."""
+        """This thread's share of a row's sum of squares: the threads that share a token divide the parts among them."""
         total = float32(0.0)
         for i in range(each):
             part = uint32(writer % eights + i * eights)
@@ -83,7 +84,7 @@ def make_inverse_rms(columns: int, parts: int):
 
     @cuda.jit(device=True, forceinline=True)
     def inverse_rms(share, width, epsilon):
-        """1 / the root mean square of a row of `width` elements, from the shares of the threads that have its eights."""
+        """1 / the root mean square of a row of `width` elements, from the shares of the threads that share it."""
         return libdevice.rsqrtf(sum_over_eights(share) / float32(width) + epsilon)
 
     return load_squares, sum_over_eights, inverse_rms
@@ -92,9 +93,9 @@ def make_inverse_rms(columns: int, parts: int):
 class Kept(NamedTuple):
     """What a thread loads before the sums are done: a number per token, and vectors as words."""
 
-    squares: Any  # [items] its shares of the squares of x's rows
-    addends: Any  # [items * 4] its outputs' residuals
-    norm: Any  # [4] the norm's weights of its columns
+    squares: Any  # [items] its shares of the sums of squares of x's rows
+    addends: Any  # [items * 4] the residuals of its outputs
+    norm: Any  # [4] the norm's weights for its columns
 
 
 def make_epilogue(rows: int, tokens: int, writers: int, dtype: str, gated: bool, parts: int, added):
@@ -118,7 +119,7 @@ def make_epilogue(rows: int, tokens: int, writers: int, dtype: str, gated: bool,
 
     @cuda.jit(device=True, forceinline=True)
     def prepare(kept, squares, residual, norm, m, column, writer):
-        """Load what belongs to this thread's outputs, which begin in this column."""
+        """Load the operands of this thread's outputs, which begin at `column`."""
         if norm is not None:
             load_words(norm, column, kept.norm, 0)
         ptx.griddepcontrol_wait()
@@ -195,9 +196,9 @@ def deferred_norm_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated
         x_map,  # x [M, K] in boxes [tokens, 64]
         weight_map,  # weight [N, K] in boxes [rows, 64]; gated: half the rows
         bias,  # [N], or None
-        squares,  # [parts, M]: the sums are divided by the root mean square of rows of `width`; None: they are not
+        squares,  # [parts, M], to divide the sums by the root mean square of rows of `width` elements; or None
         residual,  # [M, N], added; or None
-        norm,  # [N]: out * norm and sums of squares are wanted; None: they are not
+        norm,  # [N], to write out * norm and the sums of squares as well; or None
         out,  # [M, N]; gated: [M, N / 2]
         scaled,  # [M, N] or None
         out_squares,  # [tiles, M] or None
@@ -225,7 +226,7 @@ def deferred_norm_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated
         if thread < consumers:
             arrays = (bias, squares, residual, norm, out, scaled, out_squares)
             write(kept, *arrays, memory, sums_at, tile, m, column, writer, width, epsilon)
-        if splits > 1:  # a block's shared memory has to stay while others may read it
+        if splits > 1:  # a block must not exit while others may read its shared memory
             sync_blocks(splits)
 
     return matmul_flat_deferred_norm_kernel

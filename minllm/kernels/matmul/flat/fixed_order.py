@@ -1,16 +1,16 @@
-"""GEMM whose sums do not depend on the number of rows of x: each row of `out` has the same bits alone and in any company.
+"""GEMM with sums that do not depend on the number of rows of x: each row of `out` has the same bits in any batch.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])          for any M
 
 Floating-point addition is not associative: sums of the same products in another order differ in their last bits. A library chooses tiles,
 split-K and kernels by M, so the logits of a request change with the batch around it. Here only the weight's shape [N, K] fixes the order:
 
-    16 bits     K is cut into `splits` parts, a number that depends on N and K alone. Within a part tensor cores add 16 products at a time,
-                in ascending order, to one accumulator; then the parts are added in order. Rows of x and of weight per block, and stages,
-                change which block computes a sum, never its order.
+    16 bits     K is split into `splits` parts, a number that depends on N and K alone. Within a part tensor cores add 16 products at a
+                time, in ascending order, to one accumulator; then the parts are added in order. Rows of x and of weight per block, and
+                stages, change which block computes a sum, never its order.
                 One part: the flat GEMM up to 128 rows, the wgmma GEMM for more. Several: the flat GEMM, for 256 rows of x at a time.
     float32     vectorized, which adds product after product, whatever its tile
-    unaligned   tensor_core or tiled, as K decides: one accumulator each, in ascending order of k
+    unaligned   tensor_core or tiled, depending on K: one accumulator each, in ascending order of k
 
 FLOPs and bytes are those of the GEMM that runs; a chunk of 256 rows reads the weight again. Tensor cores are taken to compute an output
 from its row and its column alone, wherever they lie in a tile, whichever of the two is the left operand. On an H200 all tilings of both
@@ -31,11 +31,14 @@ from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.kernel import check
 
-MOST_ROWS_OF_ONE_PART = 128  # rows of x for which the flat GEMM is faster than wgmma's, if nothing divides K
+MOST_ROWS_OF_ONE_PART = 128  # rows of x up to which the flat GEMM is faster than the wgmma GEMM, if K is not split
 
 
 def wgmma_splits(n: int, k: int) -> int:
-    """The number of blocks that divide K on Hopper: as many as keep memory busy when few rows of weight make few blocks."""
+    """The number of blocks that divide K on Hopper.
+
+    If weight has few rows, and so makes few blocks, they are enough to keep memory busy.
+    """
     if n > 4096:
         return 1
     if n <= 2048:
@@ -44,14 +47,17 @@ def wgmma_splits(n: int, k: int) -> int:
 
 
 def wgmma_tiling(tokens: int, n: int, k: int) -> FlatWgmmaTiling:
-    """The tiling of Hopper for `tokens` padded rows of x; its splits depend on the weight [n, k] alone."""
+    """The tiling for Hopper, for `tokens` padded rows of x; its splits depend on the weight [n, k] alone."""
     if n <= 8192:
         return deepest(1, tokens, wgmma_splits(n, k))
     return deepest(1 if tokens <= 64 else 2, tokens, 1, blocks=2)
 
 
 def mma_tiling(tokens: int) -> FlatTiling:
-    """The tiling of other GPUs for `tokens` padded rows of x: two groups of warps divide each step of K, whatever the rows."""
+    """The tiling for other GPUs, for `tokens` padded rows of x.
+
+    Two groups of warps divide each step of K, whatever the rows.
+    """
     return FlatTiling(rows=32, warps=4, splits=2, stages=8 if tokens <= 32 else 6 if tokens <= 64 else 4)
 
 
@@ -74,7 +80,7 @@ def matmul_fixed_order(x, weight, out, bias=None, stream=None) -> None:
 
 
 def fits_gated(x, weight) -> bool:
-    """Whether gate and up are multiplied and joined in one kernel: 16 bits, and rows of both aligned to 16 bytes."""
+    """Whether one kernel can compute silu(gate) * up: 16 bits, and rows of x and weight aligned to 16 bytes."""
     return x.dtype in HALF_DTYPES and vectors_per_row(x.shape[1], x, weight) > 0
 
 

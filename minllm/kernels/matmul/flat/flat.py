@@ -20,7 +20,7 @@ Recorded as "matmul", variant "flat", beside cuBLAS in docs/results/h200.json. T
 leave 36 of 132 SMs idle, and two thirds of each block's loads are x.
 
 Larger tiles of weight with a deeper split-K load less, and are still slower. A cluster must fit one GPC, a group of some 16 SMs, which
-leaves SMs unused: of clusters whose blocks each fill an SM, 66 of two blocks run at a time, but only 39 of three, 30 of four, 22 of five
+leaves SMs unused: of clusters of blocks that each fill an SM, 66 of two blocks run at a time, but only 39 of three, 30 of four, 22 of five
 and 15 of eight.
 
 Bytes: N K weights once, and M K of x for every block of 64 or 128 rows of weight, from L2.
@@ -50,7 +50,10 @@ PADDED_ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # numbers of rows of x
 
 
 def padded_rows(m: int, sharers: int = 1) -> int:
-    """The number of rows of x for which a kernel of m rows is compiled: whole groups of eight for each block that shares them."""
+    """m rounded up to the rows of x that a kernel is compiled for.
+
+    They are whole groups of eight for each of the `sharers` blocks that share them.
+    """
     return min(padded for padded in PADDED_ROWS if padded >= m and padded % (8 * sharers) == 0)
 
 
@@ -63,7 +66,7 @@ def matmul_flat(x, weight, out, bias=None, stream=None, tiling: FlatTiling | Fla
     """Write x @ weight.T + bias into `out`: x [M, K] with M <= 256, weight [N, K], bias [N], out [M, N].
 
     x and weight are float16 or bfloat16; out and bias are of that dtype or float32. If rows of x or weight do not begin on multiples of
-    16 bytes (see `fits_flat`), tensor_core computes the product.
+    16 bytes (see `fits_flat`), tensor_core takes over.
 
     `tiling` overrides the choice by shape and decides which kernel runs. Raises KernelArgumentError if shapes or dtypes do not fit, or
     M is more than 256.
@@ -94,7 +97,7 @@ def gated_flat(x, gate_up, out, stream=None, tiling: FlatTiling | FlatWgmmaTilin
 
 
 def check_rows(m: int) -> None:
-    """Raise KernelArgumentError for more rows of x than the kernels support."""
+    """Raise KernelArgumentError if x has more rows than the kernels support."""
     check(m <= MOST_ROWS_OF_FLAT, f"flat multiplies up to {MOST_ROWS_OF_FLAT} rows of x, not {m}: choose tensor_core, or variant='auto'")
 
 

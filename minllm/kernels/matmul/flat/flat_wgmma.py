@@ -1,16 +1,16 @@
-"""Flat GEMM of Hopper: TMA streams weights through a pipeline in shared memory, and wgmma multiplies them from there.
+"""Flat GEMM for Hopper: TMA streams weights through a pipeline in shared memory, and wgmma multiplies them from there.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])          M <= 256, x and weight bfloat16 or float16
 
 A block owns 64 rows of weight for each of its warpgroups. One thread, the producer, loads tiles of 64 columns by TMA, as far ahead as the
 pipeline has stages; the warpgroups multiply m64nNk16, N being the rows of x (tokens) padded to a multiple of 8. A stage costs one load of
-weight, one of x (as many rows as there are: tiles/shared.py), and four wgmma, so nothing but memory's speed is left to wait for.
+weight, one of x (as many rows as there are: tiles/shared.py), and four wgmma, so memory bandwidth is the only limit left.
 
-If a matrix has few rows, `splits` blocks of a cluster divide K (split-K): each leaves its sums in shared memory, and all read each other's
-there, always in the same order. With many tokens, tiles of x cost as much of L2's bandwidth as weights do; then `sharers` blocks of a
+If a matrix has few rows, `splits` blocks of a cluster divide K (split-K): each leaves its sums in shared memory, where all blocks read
+them, always in the same order. With many tokens, tiles of x cost as much of L2's bandwidth as weights do; then `sharers` blocks of a
 cluster each load a part of x's tile for all of them (multicast).
 
-The kernel starts before its predecessor has ended (programmatic dependent launch): the first ring of weights, which nobody writes, is
+The kernel starts before its predecessor has ended (programmatic dependent launch): the first ring of weights, which no kernel writes, is
 then loaded while x is still being computed.
 
 Source: PTX ISA, "cp.async.bulk.tensor", "wgmma.mma_async", "mapa"; K. Hong et al., "FlashDecoding++", section 4.
@@ -32,8 +32,8 @@ from minllm.tiles.warpgroup import THREADS, sync_blocks
 def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: bool, together: int, half: str | None = None):
     """The kernel for x and weight of `dtype` and up to `tokens` rows of x, a multiple of 8.
 
-    dtype: bfloat16 or float16; or codes, float8_e4m3fn or int8. gated: out = silu(gate) * up of the two halves of weight's rows.
-    together: outputs stored at a time, as `stored_together` says. half: the dtype of outputs of 16 bits, if it is not `dtype`.
+    dtype: bfloat16 or float16; or that of 8-bit codes, float8_e4m3fn or int8. gated: out = silu(gate) * up of the two halves of weight's
+    rows. together: outputs stored at a time, as `stored_together` says. half: the dtype of 16-bit outputs, if it is not `dtype`.
     """
     splits, sharers, consumers = tiling.splits, tiling.sharers, tiling.warpgroups * THREADS
     cluster, columns = splits * sharers, tiling.rows // 2 if gated else tiling.rows
@@ -44,7 +44,7 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
     def matmul_flat_wgmma_kernel(x_map, weight_map, bias, x_scales, scales, out, k_steps):
         """x [M, K] in boxes [tokens, 64], weight [N, K] in boxes [rows, 64] (gated: half the rows), out [M, N] or [M, N / 2].
 
-        Codes are pairs, K of them 2 K codes, with x_scales [M] and scales [N]; else these are None.
+        8-bit codes come in pairs, K pairs for 2 K codes, with x_scales [M] and scales [N]; else None.
         """
         ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, float32, 1024)
@@ -61,9 +61,9 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
         sync_blocks(cluster)
         if thread < consumers:
             if x_scales is not None:
-                ptx.griddepcontrol_wait()  # they are written with x
+                ptx.griddepcontrol_wait()  # the kernel that writes x also writes its scales
             write(bias, x_scales, scales, out, memory, sums_at, 0, m, column, share.split * consumers + thread)
-        if splits > 1:  # a block's shared memory has to stay while others may read it
+        if splits > 1:  # a block must not exit while others may read its shared memory
             sync_blocks(splits)
 
     return matmul_flat_wgmma_kernel

@@ -1,11 +1,11 @@
 """Launchers of the flat GEMMs that are fused with their neighbours in a decode step: 2 to 64 sequences on Hopper.
 
-    linear_add         x @ weight.T + residual, and the beginning of the norm behind it (deferred_norm.py)
-    gated              silu and multiply of gate and up of a stream whose norm is not finished
+    linear_add         x @ weight.T + residual, and the first part of the norm after it (deferred_norm.py)
+    gated              silu(gate) * up of a stream with an unfinished norm
     qkv_rope_append    from the stream to queries and the cache (rope_append.py)
 
-A layer is then five kernels, with attention, instead of eight: each kernel that is left out saves the wait between two kernels, during
-which memory is idle but for the next weights. `minllm bench step --parts` measures what is left of it.
+A layer then takes five kernels, attention included, instead of eight. Each kernel less saves the wait between two kernels, during which
+memory is idle except for loads of the next weights. `minllm bench step --parts` measures the waits that remain.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check
 from minllm.tiles.warpgroup import ROWS
 
-FEWEST_ROWS = 2  # gemv.py has the same fusions for one
-MOST_ROWS = 64  # registers hold what the epilogue of two items per thread needs
+FEWEST_ROWS = 2  # gemv.py has the same fusions for one row
+MOST_ROWS = 64  # registers hold what the epilogue of two items per thread loads
 
 
 def fits_fused(x, weight) -> bool:
@@ -36,7 +36,7 @@ def fits_fused(x, weight) -> bool:
 
 
 def choose_fused_tiling(m: int, n: int, k: int, gated: bool = False, most_rows: int = 256) -> FlatWgmmaTiling:
-    """The tiling of flat_wgmma.py for n outputs of this number of rows of x, with at most most_rows rows of weight per block."""
+    """The tiling for m rows of x and n outputs, with at most most_rows rows of weight per block."""
     tokens = padded_rows(m)
     tiling = choose_tiling(tokens, n, k, gated)
     if gated and 2 * n <= 2 * ROWS * sms_here():

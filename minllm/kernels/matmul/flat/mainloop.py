@@ -1,4 +1,4 @@
-"""Mainloop of the flat GEMMs of Hopper: from tiles of weight and x to float32 sums in shared memory.
+"""Mainloop of the flat GEMMs for Hopper: from tiles of weight and x to float32 sums in shared memory.
 
 One thread, the producer, fills the pipeline's stages by TMA; consumers, warpgroups, multiply them. Each kernel around it decides which rows
 of weight a block owns, and what becomes of the sums: flat_wgmma.py, deferred_norm.py, rope_append.py. A kernel calls, in this order:
@@ -30,7 +30,10 @@ from minllm.tiles.wgmma import make_wgmma
 
 
 class Share(NamedTuple):
-    """A block's part of the work: steps of K, rows of weight (in halves: also those of the second half), m rows of x."""
+    """A block's part of the work: steps of K, rows of weight, m rows of x.
+
+    row: the first row of weight. second_row: with halves, the first row of the second half.
+    """
 
     first_step: int
     steps: int
@@ -50,7 +53,7 @@ def make_produce(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: P
 
     @cuda.jit(device=True, forceinline=True)
     def load_weight(stage, weight_map, step, share):
-        """Columns of one step of `rows` rows: neighbours, or half of them of the gate and half of what it gates."""
+        """Load one step's columns of `rows` rows of weight: neighbours, or half gate rows and half up rows."""
         pipeline.producer_expect(stage, weight_bytes + (share.m if sharers == 1 else tokens) * row_bytes * x_panels)
         tma.load_2d(stage, 0, weight_map, (share.first_step + step) * TILE_K, share.row)
         if halves:
@@ -58,7 +61,7 @@ def make_produce(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: P
 
     @cuda.jit(device=True, forceinline=True)
     def load_x(stage, x_map, step, share):
-        """Columns of one step of all tokens: each of the blocks that share them loads its part, for all."""
+        """Load one step's columns of all tokens; each of the blocks that share them loads its part for all."""
         for panel in range(x_panels):
             column, panel_at = int32(((share.first_step + step) * x_panels + panel) * TILE_K), uint32(weight_bytes + panel * panel_bytes)
             if sharers == 1:
@@ -76,7 +79,7 @@ def make_produce(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: P
 
     @cuda.jit(device=True, forceinline=True)
     def produce(x_map, weight_map, ring, share):
-        """x for the first stages once it is written, and then both for every stage that has become empty."""
+        """Load x for the first stages once it is written, then weight and x for every stage that becomes empty."""
         ptx.griddepcontrol_wait()
         for step in range(min(share.steps, stages)):
             load_x(pipeline.stage(ring, PipelineState(uint32(step), uint32(0))), x_map, step, share)
@@ -91,7 +94,7 @@ def make_produce(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: P
 
 
 def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, pipeline: Pipeline):
-    """The device function of a consumer, a warpgroup: the sums of 64 rows of weight for all tokens, left in shared memory."""
+    """The device function of a consumer, a warpgroup: writes the sums of 64 rows of weight for all tokens to shared memory."""
     consumers, sharers = tiling.warpgroups * THREADS, tiling.sharers
     weight_tile, x_tile = SharedTile(tiling.rows, TILE_K), SharedTile(tokens, TILE_K)
     weight_bytes, row_bytes = weight_tile.bytes, weight_tile.swizzle
@@ -114,12 +117,12 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, pipeline: Pip
         for step in range(share.steps):
             pipeline.consumer_wait(ring, state)
             wgmma.multiply(sums, pipeline.operand(weight, state), pipeline.operand(x, state), 1)
-            ptx.wgmma_wait_group_1()  # the step before is complete, this one is in flight
+            ptx.wgmma_wait_group_1()  # the previous step is complete, this one is in flight
             if step > 0:
                 pipeline.consumer_release(ring, previous)
             previous, state = state, pipeline.advance(state)
         wgmma.wait(sums)
-        ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may lie in their place
+        ptx.bar_sync(1, consumers)  # all tiles have been multiplied: the sums may overwrite them
         keep_sums(sums, 0, memory, sums_at, (thread >> 5) * 16, thread & 31)
 
     return consume
@@ -143,7 +146,7 @@ def make_added(splits: int, sharers: int):
 
 
 class Mainloop(NamedTuple):
-    """The device functions above."""
+    """The device functions of a mainloop, see the top of this file."""
 
     tile_of_block: Any
     open: Any
@@ -154,14 +157,16 @@ class Mainloop(NamedTuple):
 
 
 def make_mainloop(tokens: int, tiling: FlatWgmmaTiling, dtype: str, halves: bool) -> Mainloop:
-    """The mainloop for up to `tokens` rows of x; dtype: of tiles/wgmma.py, with codes of 8 bits as pairs; halves: half of a block's rows of
-    weight begin at share.second_row."""
+    """The Mainloop for up to `tokens` rows of x.
+
+    dtype: as in tiles/wgmma.py, with 8-bit codes in pairs. halves: half of a block's rows of weight begin at share.second_row.
+    """
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(tokens), tiling.warpgroups, sharers=tiling.sharers)
     return mainloop_of(tokens, tiling, halves, pipeline, make_consume(tokens, tiling, dtype, pipeline))
 
 
 def mainloop_of(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: Pipeline, consume, x_panels: int = 1) -> Mainloop:
-    """The Mainloop of these consumers; x_panels: lines of 64 columns of x for one line, 128 bytes, of a row of weight."""
+    """The Mainloop with this `consume`; x_panels: lines of 64 columns of x per line, 128 bytes, of a row of weight."""
     tiling.check(tokens, x_panels)
     splits, sharers = tiling.splits, tiling.sharers
     cluster, all_sharers = splits * sharers, (1 << sharers) - 1
@@ -169,7 +174,7 @@ def mainloop_of(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: Pi
 
     @cuda.jit(device=True, forceinline=True)
     def tile_of_block():
-        """Which of the tiles of weight is this block's: those that split K have the same."""
+        """The number of this block's tile of weight; blocks that split K have the same tile."""
         return int32(cuda.blockIdx.x // cluster * sharers + cuda.blockIdx.x % sharers)
 
     @cuda.jit(device=True, forceinline=True)
@@ -191,7 +196,7 @@ def mainloop_of(tokens: int, tiling: FlatWgmmaTiling, halves: bool, pipeline: Pi
 def launch_flat_wgmma(
     kernel, x, weight, arguments, tokens: int, tiling: FlatWgmmaTiling, tiles: int, halves: bool, stream, x_panels: int = 1
 ) -> None:
-    """Launch a kernel with a mainloop for this number of tiles of weight; arguments: those behind the tensor maps."""
+    """Launch a kernel with a mainloop for this number of tiles of weight; arguments: those after the tensor maps."""
     # The box ends at the last row of x: TMA fills absent rows with zeros four times as slowly as it loads rows.
     x_map = tensor_map(x, (x.shape[0] if tiling.sharers == 1 else tokens // tiling.sharers, TILE_K), promotion=128)
     weight_map = tensor_map(weight, (tiling.rows // 2 if halves else tiling.rows, TILE_K), promotion=128)

@@ -39,7 +39,7 @@ def make_store_eight(dtype: str, together: int):
 
     @cuda.jit(device=True, forceinline=True)
     def store_four(out, row, column, four):
-        """Four float32."""
+        """Store four float32."""
         if row < out.shape[0] and column < out.shape[1]:
             first, second = ptx.float_as_uint(four[0]), ptx.float_as_uint(four[1])
             third, fourth = ptx.float_as_uint(four[2]), ptx.float_as_uint(four[3])
@@ -64,10 +64,10 @@ def make_store_eight(dtype: str, together: int):
 
 
 def stored_together(out, dtype) -> int:
-    """Outputs of a row that one store can hold: 8 of `dtype` or 4 float32 if rows are aligned to 16 bytes, 2 of `dtype` if aligned to 4,
-    else 1.
+    """Outputs of a row that one store can hold.
 
-    Single float32 of neighbouring eights would lie in 32 sectors of L2 per store of a warp, and logits take eight times as many sectors.
+    8 of `dtype` or 4 float32 if rows are aligned to 16 bytes, 2 of `dtype` if aligned to 4, else 1. Stored one by one, float32 of
+    neighbouring eights would lie in 32 sectors of L2 per store of a warp, so logits would take eight times as many sectors.
     """
     if out.dtype != dtype:
         return 4 if vectors_per_row(out.shape[1], out) else 1
@@ -80,7 +80,7 @@ def make_write(rows: int, writers: int, dtype: str, gated: bool, together: int, 
     """The device function with which `writers` threads write the outputs of `rows` rows of weight.
 
     added(sums, start, place): the device function that adds four neighbouring sums over the parts of K. gated: the first half of the rows
-    is the gate, the second half the values it multiplies. together: as in make_store_eight, for outputs of `dtype`. Sums of codes are
+    is the gate, the second half the values it multiplies. together: as in make_store_eight, for outputs of `dtype`. Sums of 8-bit codes are
     multiplied by x_scales [M] and scales [N]; else these are None. A thread reads 16 bytes of sums, and stores 16 bytes of
     outputs, at a time.
     """
@@ -89,7 +89,7 @@ def make_write(rows: int, writers: int, dtype: str, gated: bool, together: int, 
 
     @cuda.jit(device=True, forceinline=True)
     def bias_at(bias, column):
-        """The bias, or any number beyond the edge, where outputs are not stored."""
+        """The bias of a column; the last one beyond the edge, because outputs there are not stored."""
         return float32(bias[min(column, bias.shape[0] - 1)])
 
     @cuda.jit(device=True, forceinline=True)

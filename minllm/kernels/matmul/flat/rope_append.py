@@ -1,4 +1,4 @@
-"""Flat GEMM of the QKV projection whose epilogue rotates queries and keys and appends keys and values to the cache.
+"""Flat GEMM of the QKV projection; its epilogue rotates queries and keys and appends keys and values to the cache.
 
     q, k, v = split(x @ weight.T + bias)           q, k = rope(q, position), rope(k, position)
     key_cache[slot], value_cache[slot] = k, v      query = q
@@ -32,7 +32,7 @@ from minllm.tiles.warpgroup import THREADS, sync_blocks
 class Kept(NamedTuple):
     """What a thread loads for each of its items, a token's eight pairs, before the sums are done."""
 
-    squares: Any  # [items] its shares of the squares of x's rows
+    squares: Any  # [items] its shares of the sums of squares of x's rows
     slots: Any  # [items]
     cosines: Any  # [items, 8]
     sines: Any  # [items, 8]
@@ -59,7 +59,7 @@ def make_epilogue(columns: int, tokens: int, writers: int, dtype: str, head_dim:
 
     @cuda.jit(device=True, forceinline=True)
     def prepare(kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer):
-        """Load what belongs to this thread's pairs of a head that rotates, or does not."""
+        """Load the operands of this thread's pairs; turned: whether their head rotates."""
         ptx.griddepcontrol_wait()
         prepare_items(kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer)
 
@@ -96,7 +96,7 @@ def make_epilogue(columns: int, tokens: int, writers: int, dtype: str, head_dim:
         if token < m and head < heads:
             store_halves(query, int64(token * heads + head) * head_dim + first_pair, a, b)
         elif token < m and kept.slots[i] >= 0:
-            # Between the tokens of a cache that is a view of a larger array are gaps.
+            # A cache that is a view of a larger array has gaps between its tokens.
             first = int64(kept.slots[i]) * ptx.token_stride(key_cache, int64(kv_heads * head_dim)) + first_pair
             if head < heads + kv_heads:
                 store_halves(key_cache, first + (head - heads) * head_dim, a, b)
@@ -123,7 +123,7 @@ def rope_append_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, head_di
         x_map,  # x [M, K] in boxes [tokens, 64]
         weight_map,  # weight [(heads + 2 * kv_heads) * head_dim, K] in boxes [rows / 2, 64]
         bias,  # a number per row of weight, or None
-        squares,  # [parts, M]: the sums are divided by the root mean square of rows of `width`; None: they are not
+        squares,  # [parts, M], to divide the sums by the root mean square of rows of `width` elements; or None
         positions,  # [M]
         slot_mapping,  # [M]
         cos_sin,  # [positions, head_dim]
@@ -157,7 +157,7 @@ def rope_append_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, head_di
         if thread < consumers:
             arrays = (bias, squares, query, key_cache, value_cache)
             write(kept, *arrays, memory, sums_at, head, first_pair, m, writer, width, epsilon)
-        if splits > 1:  # a block's shared memory has to stay while others may read it
+        if splits > 1:  # a block must not exit while others may read its shared memory
             sync_blocks(splits)
 
     return matmul_flat_rope_append_kernel

@@ -1,6 +1,6 @@
-"""Flat GEMM for every generation: cp.async loads weights into a ring in shared memory, mma.sync multiplies.
+"""Flat GEMM for every GPU generation: cp.async loads weights into a ring in shared memory, mma.sync multiplies.
 
-A block owns `rows` rows of weight and up to 128 tokens, and walks K in tiles of 64. Its `warps` are `splits` groups: each group takes its
+A block owns `rows` rows of weight and up to 128 tokens, and walks K in tiles of 64. Its `warps` form `splits` groups: each group takes its
 share of a tile's four steps of 16 columns, and the warps of a group share the rows. So a block stays busy even with few rows, and small
 blocks are numerous enough to fill the machine without splitting K among blocks.
 

@@ -1,4 +1,4 @@
-"""How the flat GEMM of Hopper is divided among blocks: rows of weight, stages, clusters; and the choice by shape."""
+"""How the flat GEMM for Hopper is divided among blocks: rows of weight, stages, clusters; and the choice by shape."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ class FlatWgmmaTiling(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """The consumers, and the producer's warp."""
+        """Threads per block: the consumers and the producer's warp."""
         return self.warpgroups * THREADS + WARP
 
     def stage_bytes(self, tokens: int, x_panels: int = 1) -> int:
@@ -39,7 +39,7 @@ class FlatWgmmaTiling(NamedTuple):
         return (self.rows + tokens * x_panels) * LINE_BYTES
 
     def shared_bytes(self, tokens: int, x_panels: int = 1) -> int:
-        """The ring, or the sums that later lie in its place, two barriers per stage, and room to begin at a multiple of 1024."""
+        """Bytes of the ring or of the sums that replace it, two barriers per stage, and room to begin at a multiple of 1024."""
         return max(self.stages * self.stage_bytes(tokens, x_panels), self.sums_bytes(tokens)) + 16 * self.stages + 1024
 
     def sums_bytes(self, tokens: int) -> int:
@@ -68,7 +68,7 @@ def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatWgmmaTiling |
     If weight has more rows than fill the SMs once, and tokens are few, cp.async is faster than TMA, unless rows are short. If it has few,
     one block per SM with all of its shared memory in flight is best, and blocks divide K if they would be fewer than a hundred: 2048 rows
     in three parts, because 39 clusters of three such blocks run at a time, but only 30 of four, and there are 32. If rows are short too,
-    blocks take less shared memory, so that they fit beside those of the kernel before and load their weights while it runs.
+    blocks take less shared memory, so that they fit beside those of the preceding kernel and load their weights while it runs.
     """
     rows = 2 * n if gated else n
     if rows > 8192:

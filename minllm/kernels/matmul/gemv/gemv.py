@@ -16,10 +16,11 @@ Split-K: `splits` warps of a block may share the same output features and split 
 matrices with few, long rows, where one warp per row would leave the machine half empty.
 
 The kernel may start before its predecessor has ended (`dependent_launch`): its first loads of weights, which no kernel writes, are then in
-flight while the activations are still being computed, and only the first read of x waits. More is worse: if waiting warps also prefetch
-their next weights into L2, whole decode steps of one sequence take 6 % longer in the 1B shape and 11 % in the 8B shape on an H200.
+flight while the activations are still being computed, and only the first read of x waits. Loading more ahead is slower: if waiting warps
+also prefetch their next weights into L2, whole decode steps of one sequence take 6 % longer in the 1B shape and 11 % in the 8B shape on
+an H200.
 
-RMSNorm before the GEMV and the residual addition after it are fused in (`norm`, `residual`), and cost no kernel: see sums.py.
+RMSNorm before the GEMV and the residual addition after it are fused in (`norm`, `residual`), and need no kernel of their own: see sums.py.
 
 With `gated`, `weight` holds the gate's rows followed by as many up rows: a warp computes features of both, and writes
 silu(gate) * up. A feed-forward then needs one kernel less, and its widest activations never reach memory.
@@ -52,13 +53,13 @@ WARP_SHIFT = 5  # log2(WARP): a warp's number is its thread's, shifted right by 
 
 @cuda.jit(device=True)
 def row_of_feature(first, r, last):
-    """The row of weight that is the `r`-th of a warp whose first output feature is `first`; features beyond `last` repeat it."""
+    """A warp's `r`-th row of weight, if its first output feature is `first`; features beyond `last` repeat that one."""
     return min(int64(first + r), last)
 
 
 @cuda.jit(device=True)
 def row_of_gated_feature(first, r, last):
-    """The same for pairs of rows: one of the gate in the upper half of weight, one of the lower half."""
+    """row_of_feature for pairs of rows: even r of the gate, in the first half of weight, odd r of up, in the second."""
     return min(int64(first + (r >> 1)), last) + (r & 1) * (last + 1)
 
 
@@ -110,15 +111,15 @@ def gemv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool
 
 
 def is_short_of_registers(dtype) -> bool:
-    """Whether ptxas spills registers of GEMVs of many rows that have many loads in flight: those of float32 before Hopper."""
+    """Whether GEMVs of more than 4 rows spill registers if they have many loads in flight: float32 before Hopper."""
     return dtype == np.float32 and capability_here() < HOPPER
 
 
 def choose_tiling(m: int, n: int, k: int, normed: bool = False, short_of_registers: bool = False) -> GemvTiling:
     """The fastest of 22 tilings, or within 3 % of it, for the weights of 1B and 8B models on an H200, measured in whole decode steps.
 
-    More rows of x leave registers for fewer loads in flight, and so does a norm, whose work on x is worth sharing between two rows of
-    weight. If a weight has few rows, more warps share each. short_of_registers: few loads in flight, which was never timed.
+    More rows of x leave registers for fewer loads in flight, and so does a norm; its work on x is worth sharing between two rows of
+    weight. If a weight has few rows, more warps share each. short_of_registers: choose few loads in flight; this was never timed.
     """
     if m > 4 and short_of_registers:
         return GemvTiling(rows=2, warps=8, unroll=1, splits=2)
@@ -132,7 +133,7 @@ def choose_tiling(m: int, n: int, k: int, normed: bool = False, short_of_registe
 
 
 def choose_gated_tiling(m: int, n: int, k: int, normed: bool = False, short_of_registers: bool = False) -> GemvTiling:
-    """The same for a gated GEMV, whose warps take rows in pairs."""
+    """choose_tiling for a gated GEMV, in which warps take rows in pairs."""
     tiling = choose_tiling(m, n, k, normed, short_of_registers)
     return tiling._replace(rows=max(2, tiling.rows))
 
@@ -140,8 +141,8 @@ def choose_gated_tiling(m: int, n: int, k: int, normed: bool = False, short_of_r
 def matmul_gemv(x, weight, out, bias=None, stream=None, tiling: GemvTiling | None = None, norm=None, epsilon=0.0, residual=None) -> None:
     """Write x @ weight.T + bias into `out`: x [M, K] with M <= 8, weight [N, K], bias [N], out [M, N].
 
-    x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32. norm [K] and epsilon: multiply by the RMSNorm
-    of x instead, in float32. residual [M, N]: added before the sum is rounded; it may be `out`.
+    x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32. norm [K] and epsilon: use the RMSNorm of x
+    in place of x, in float32. residual [M, N]: added before the sum is rounded; it may be `out`.
 
     `tiling` overrides the choice by shape. Raises KernelArgumentError if shapes or dtypes do not fit, or M is more than 8.
     """
@@ -157,7 +158,7 @@ def gated_gemv(x, gate_up, out, stream=None, tiling: GemvTiling | None = None, n
     """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I]: x [M, K] with M <= 8, gate_up [2 * I, K], the gate in its first half.
 
     One dtype: float32, float16 or bfloat16. Sums and gate are float32, rounded once. norm, epsilon: as in matmul_gemv. `tiling`
-    overrides the choice by shape; its rows are even. Raises KernelArgumentError if shapes or dtypes do not fit, or M is more than 8.
+    overrides the choice by shape; its rows must be even. Raises KernelArgumentError if shapes or dtypes do not fit, or M is more than 8.
     """
     check_gated_arguments(x, gate_up, out)
     check_norm(norm, x)
@@ -167,13 +168,13 @@ def gated_gemv(x, gate_up, out, stream=None, tiling: GemvTiling | None = None, n
 
 
 def check_norm(norm, x) -> None:
-    """Raise KernelArgumentError unless the weights of a norm are a row in the dtype of x, or None."""
+    """Raise KernelArgumentError unless the weights of a norm are None, or [K] in the dtype of x [M, K]."""
     if norm is not None:
         check_array("norm", norm, (x.dtype,), K=x.shape[1])
 
 
 def launch_gemv(x, norm, weight, bias, residual, out, epsilon, stream, tiling, gated):
-    """Check what is common to plain and gated GEMV, and launch over the columns of `out`."""
+    """Make the checks that plain and gated GEMV share, and launch over the columns of `out`."""
     (m, n), k, tiling = out.shape, x.shape[1], GemvTiling(*tiling)
     few = m <= MOST_ROWS_OF_GEMV
     check(few, f"gemv multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: choose tensor_core or tiled, or variant='auto'")

@@ -97,7 +97,7 @@ def gemv_qkv_kernel(m: int, k: int, head_dim: int, dtype: str, tiling: GemvTilin
 def choose_qkv_tiling(m: int, k: int, dtype, capability: tuple[int, int]) -> GemvTiling:
     """The fastest of ten tilings on an H200, measured in whole decode steps of 1B and 8B models.
 
-    Four rows per warp spill registers before Ada, and of float32 before Hopper.
+    Four rows per warp spill registers before Ada, in float32 before Hopper.
     """
     if m > 1:
         return GemvTiling(rows=2, warps=4, unroll=2, splits=2)
@@ -107,7 +107,10 @@ def choose_qkv_tiling(m: int, k: int, dtype, capability: tuple[int, int]) -> Gem
 
 
 def check_qkv(x, norm, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache) -> int:
-    """The rows that the weight has to have. Raises KernelArgumentError unless these arrays are those of gemv_qkv_rope_append."""
+    """The number of rows that weight must have.
+
+    Raises KernelArgumentError unless the arrays fit gemv_qkv_rope_append.
+    """
     m, dtype = x.shape[0], x.dtype
     check_array("query", query, (dtype,), tokens=m, heads=None, head_dim=None)
     _, heads, head_dim = query.shape
@@ -136,7 +139,8 @@ def gemv_qkv_rope_append(
 
     norm [hidden] and epsilon: the RMSNorm's. weight [(heads + 2 kv_heads) * head_dim, hidden], queries first, then keys, then values; bias:
     one per row of weight, or None. positions, slot_mapping int32 [M], not checked; a slot of -1 writes nothing. cos_sin float32 [positions,
-    head_dim], see rope_table. All else has one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for shapes and dtypes.
+    head_dim], see rope_table. All other arrays share one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for shapes and
+    dtypes that do not fit.
     """
     check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
     m, k = x.shape

@@ -109,7 +109,7 @@ def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_
                         words[(u * rows + r) * 4 + word] = w[word]
         if waits:
             griddepcontrol_wait()
-        # Without this ptxas would save registers by moving each load down to its first use, and only one load would be in flight at a time.
+        # Without it ptxas would save registers by moving each load down to its first use, and only one load would be in flight at a time.
         # It costs no instruction in a warp that has not diverged, and memory accesses do not move across it.
         cuda.syncwarp()
         for u in range(unroll):
@@ -132,9 +132,9 @@ def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_
 
 
 def make_accumulate_vectors(m: int, k: int, dtype: str, tiling: GemvTiling, weight_row):
-    """The device functions (begin, go_on) that accumulate a warp's share of the products with 128-bit loads; rows are whole vectors.
+    """The device functions (begin, go_on) that accumulate a warp's part of the sums.
 
-    begin() waits for x; a kernel should load what it needs at its end between the two.
+    They use 128-bit loads: rows are whole vectors. begin() waits for x. Between the two, a kernel should load what its epilogue needs.
     """
     unroll, splits = tiling.unroll, tiling.splits
     vector = VECTOR_BYTES // np.dtype(dtype).itemsize

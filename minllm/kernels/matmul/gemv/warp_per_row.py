@@ -3,7 +3,7 @@
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])                  M <= 8
 
 2 M N K FLOPs. A block is one warp and computes one number: its lanes read neighbouring elements of a row, so loads coalesce, and five
-shuffles add the 32 partial sums. Every row of x reads the weight anew, M N K elements in all, so this rung is for M = 1: 2 FLOPs per
+shuffles add the 32 partial sums. Every row of x reads the weight again, M N K elements in all, so this rung is for M = 1: 2 FLOPs per
 element read, memory-bound. What it lacks is bytes in flight: each lane waits for one element before it loads the next (gemv.py has
 16 bytes per lane and several rows per warp).
 

@@ -1,9 +1,9 @@
 """Epilogue of the wgmma GEMM: scales, bias, residual, or SiLU-and-multiply on the sums in registers, and their way to memory.
 
-A warp holds 16 rows of a consumer's 64: of each 8 columns, lane l has rows l/4 and l/4 + 8, columns 2 (l mod 4) and one more. Written
-straight from there, every store would fill half a sector of 32 bytes. So the consumer rounds a chunk of 64 columns (32 if a tile is no
-multiple of 64), lays it into shared memory with stmatrix, swizzled as TMA reads it, and one thread has TMA store 64 rows of 128 bytes (64)
-while the others go on with more columns, and then with the next tile.
+A warp holds 16 rows of a consumer's 64: of each 8 columns, lane l has rows l/4 and l/4 + 8, columns 2 (l mod 4) and the next. Stores
+straight from registers would fill half a sector of 32 bytes each. So the consumer rounds a chunk of 64 columns (32 or 16 if the tile is 96
+or 224 wide), writes it to shared memory with stmatrix, swizzled as TMA reads it, and one thread issues a TMA store of 64 rows of 128 bytes
+(64 or 32), while the others continue with more columns, and then with the next tile.
 
 If TMA cannot store (float32 outputs, rows that are not a multiple of 16 bytes), pairs are stored from registers.
 
@@ -24,42 +24,46 @@ from minllm.tiles.warpgroup import ROWS, WARP_ROWS
 
 
 class Output(NamedTuple):
-    """Where outputs go, out [M, N], and what is done to their sums; map: of out, if TMA stores it."""
+    """The output out [M, N], and the operands applied to its sums; map: the tensor map of out, if TMA stores it."""
 
     array: Any
     map: Any
     bias: Any  # [N] or None
     residual: Any  # [M, N] or None
-    x_scales: Any  # [M], of rows of codes, or None
-    scales: Any  # [N], of output channels; gated [2 N]; or None
+    x_scales: Any  # [M], if x holds 8-bit codes, or None
+    scales: Any  # [N], one per output channel; gated [2 N]; or None
 
 
 class Epilogue(NamedTuple):
-    """make_room(consumer, thread): what was stored before has left shared memory.
+    """Device functions of a consumer.
 
-    store(sums, output, staging, row, rows, column, consumer, thread): sums -> out[row : row + rows, column : column + columns], as far as
-    that lies inside of out; there is room for the first chunks.
+    make_room(consumer, thread): wait until earlier outputs have left shared memory.
+
+    store(sums, output, staging, row, rows, column, consumer, thread): write the sums to out[row : row + rows, column : column + columns],
+    as far as that lies inside out; call make_room first.
     """
 
     make_room: Any
     store: Any
-    finish: Any  # finish(): the thread that stores may leave
+    finish: Any  # finish(): wait until the thread that issues TMA stores may exit
 
 
 class SumScales(NamedTuple):
-    """of_rows(output, row): the scales of a lane's two rows. scaled(low, high, of_row, output, first, second): sums of two columns times
-    their scales."""
+    """Device functions. of_rows(output, row): the scales of a lane's two rows.
+
+    scaled(low, high, of_row, output, first, second): the sums of two columns times their scales.
+    """
 
     of_rows: Any
     scaled: Any
 
 
 def make_sum_scales(scaled: bool) -> SumScales:
-    """SumScales of codes; or of products that need none."""
+    """The SumScales for sums of 8-bit codes if `scaled`, else for sums that need no scales."""
 
     @cuda.jit(device=True, forceinline=True)
     def scales_of_rows(output, row):
-        last = int32(output.array.shape[0] - 1)  # outputs beyond the edges get any number: they are not stored
+        last = int32(output.array.shape[0] - 1)  # rows beyond the edge take the last scale: they are not stored
         return output.x_scales[uint32(min(int32(row), last))], output.x_scales[uint32(min(int32(row + 8), last))]
 
     @cuda.jit(device=True, forceinline=True)
@@ -78,11 +82,11 @@ def make_sum_scales(scaled: bool) -> SumScales:
 
 
 def make_output_pair(outputs: int, gated: bool, scaled_pair):
-    """The device function that makes two neighbouring outputs of the sums in registers; a lane has `outputs` of a tile."""
+    """The device function that computes two neighbouring outputs from sums in registers; outputs: per lane and tile."""
 
     @cuda.jit(device=True, forceinline=True)
     def columns_of_pair(output, column):
-        """A column and the next one; or, of outputs beyond the edge, any: they are not stored."""
+        """This column and the next, at most the last: outputs beyond the edge are not stored."""
         last = int32(output.array.shape[1] - 1)
         return uint32(min(int32(column), last)), uint32(min(int32(column + 1), last))
 
@@ -98,7 +102,7 @@ def make_output_pair(outputs: int, gated: bool, scaled_pair):
 
     @cuda.jit(device=True, forceinline=True)
     def added(low, high, bias, residual, row, first, second):
-        """Plus bias [N] and residual [M, N], if any."""
+        """The two outputs plus bias [N] and residual [M, N], if any."""
         if bias is not None:
             low, high = low + float32(bias[first]), high + float32(bias[second])
         if residual is not None:
@@ -108,7 +112,7 @@ def make_output_pair(outputs: int, gated: bool, scaled_pair):
 
     @cuda.jit(device=True, forceinline=True)
     def plain_pair(sums, at, of_row, output, row, column):
-        """sums[at], sums[at + 1], which belong to (row, column) and the next column."""
+        """The outputs of sums[at] and sums[at + 1], at (row, column) and the next column."""
         first, second = columns_of_pair(output, column)
         low, high = scaled_pair(sums[at], sums[at + 1], of_row, output, first, second)
         return added(low, high, output.bias, output.residual, row, first, second)
@@ -117,7 +121,10 @@ def make_output_pair(outputs: int, gated: bool, scaled_pair):
 
 
 def make_epilogue(tiling: WgmmaTiling, gated: bool, copied: bool, pairs: str | None, scaled: bool) -> Epilogue:
-    """The Epilogue of a consumer; copied: by TMA. pairs: the dtype of out if one store takes two outputs; None: it takes one."""
+    """The Epilogue of a consumer.
+
+    copied: TMA stores outputs. pairs: the dtype of out if one store takes two outputs, else None.
+    """
     columns, scales = tiling.columns(gated), make_sum_scales(scaled)
     output_pair = make_output_pair(columns // 2, gated, scales.scaled)
     if copied:
@@ -126,7 +133,10 @@ def make_epilogue(tiling: WgmmaTiling, gated: bool, copied: bool, pairs: str | N
 
 
 def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_pair, scales_of_rows) -> Epilogue:
-    """A tile of `columns` columns leaves through shared memory, which has room for `room` chunks of chunk_columns columns."""
+    """The Epilogue that stores tiles of `columns` columns by TMA.
+
+    room: chunks of chunk_columns columns for which shared memory has room.
+    """
     batches, sums_per_chunk = columns // (chunk_columns * room), WARP_ROWS * chunk_columns // 32
     row_bytes, chunk_bytes = 2 * chunk_columns, ROWS * 2 * chunk_columns
     row_pieces, rows_across_the_banks = row_bytes // 16, 128 // row_bytes
@@ -139,12 +149,12 @@ def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_
 
     @cuda.jit(device=True, forceinline=True)
     def lay_down(slot, sums, first, of_rows, output, staging, row, column, thread):
-        """Chunk first + slot of this warp's sums, whose rows begin at `row` of out -> a slot of shared memory."""
+        """Write chunk first + slot of this warp's outputs to that slot of shared memory; its rows begin at `row` of out."""
         words = cuda.local.array(4, uint32)
         chunk, lane = first + slot, thread & 31
         place, column = staging + slot * chunk_bytes, column + slot * chunk_columns
-        line = uint32(thread >> 5) * uint32(WARP_ROWS) + uint32(lane & 15)  # the row whose address this lane brings
-        for block in range(chunk_columns // 16):  # stmatrix lays down 16 rows of 16 columns
+        line = uint32(thread >> 5) * uint32(WARP_ROWS) + uint32(lane & 15)  # the row of which this lane provides the address
+        for block in range(chunk_columns // 16):  # stmatrix stores 16 rows of 16 columns
             for i in range(4):
                 pair_row, pair_column = row + (lane >> 2) + i % 2 * 8, column + 16 * block + i // 2 * 8 + 2 * (lane & 3)
                 of_row = of_rows[0] if i % 2 == 0 else of_rows[1]
@@ -157,7 +167,7 @@ def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_
 
     @cuda.jit(device=True, forceinline=True)
     def store_batch(batch, sums, of_rows, output, staging, row, column, consumer, thread):
-        """As many chunks as there is room for."""
+        """Store the next `room` chunks."""
         if batch > 0:
             make_room(consumer, thread)
         first = batch * room
@@ -186,16 +196,16 @@ def make_tma_epilogue(columns: int, chunk_columns: int, room: int, pack, output_
 
 
 def make_register_epilogue(columns: int, chunk_columns: int, output_pair, store_pair, scales_of_rows) -> Epilogue:
-    """Every lane stores its own outputs, two at a time."""
+    """The Epilogue in which every lane stores its own outputs, two at a time."""
     sums_per_chunk = WARP_ROWS * chunk_columns // 32
 
     @cuda.jit(device=True, forceinline=True)
     def make_room(consumer, thread):
-        """Nothing waits in shared memory."""
+        """Nothing to do: outputs do not pass through shared memory."""
 
     @cuda.jit(device=True, forceinline=True)
     def finish():
-        """Stores need no wait."""
+        """Nothing to do: ordinary stores need no wait."""
 
     @cuda.jit(device=True, forceinline=True)
     def store_chunk(chunk, sums, of_rows, output, row, end, column, lane):

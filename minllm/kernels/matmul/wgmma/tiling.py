@@ -14,10 +14,11 @@ FEW_ROWS = 256  # rows of x up to which reading weight takes as long as multiply
 
 
 class WgmmaTiling(NamedTuple):
-    """`consumers` warpgroups own 64 x tile_n outputs each; `stages` steps of tiles are in flight; `cluster` blocks share weight's tiles.
+    """How a block divides its work: `consumers` warpgroups own 64 x tile_n outputs each.
 
-    chunks: of 64 x chunk_columns outputs, for which a consumer has room on their way out. group: rows of tiles that the order walks down
-    first. early: blocks start in the last microseconds of the kernel before and load weights, which that one must not write.
+    stages: steps of tiles in flight. cluster: blocks that share tiles of weight. chunks: chunks of 64 x chunk_columns outputs for which a
+    consumer has room in shared memory. group: rows of tiles per group of the tile order (output_tiles.py). early: blocks start in the last
+    microseconds of the preceding kernel and load weights, which that kernel must not write.
     """
 
     consumers: int
@@ -40,7 +41,7 @@ class WgmmaTiling(NamedTuple):
 
     @property
     def weight_tile(self) -> SharedTile:
-        """A step's tile of weight, behind that of x."""
+        """A step's tile of weight, after that of x in shared memory."""
         return SharedTile(self.tile_n, TILE_K)
 
     @property
@@ -55,17 +56,17 @@ class WgmmaTiling(NamedTuple):
 
     @property
     def chunk_columns(self) -> int:
-        """Columns of outputs that TMA stores at a time: 128 bytes of a row, or as many as divide the tile and half of it."""
+        """Columns of outputs that TMA stores at a time: 128 bytes of a row, or fewer that divide the tile and half of it."""
         return {96: 32, 224: 16}.get(self.tile_n, 64)
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes through which a consumer's outputs leave."""
+        """Bytes of shared memory through which TMA stores a consumer's outputs."""
         return self.chunks * ROWS * self.chunk_columns * 2
 
     @property
     def shared_bytes(self) -> int:
-        """Tiles, outputs, two barriers per stage, and room to begin at a multiple of ALIGNMENT."""
+        """Bytes of tiles, outputs, two barriers per stage, and room to begin at a multiple of ALIGNMENT."""
         return self.stages * (self.stage_bytes + 16) + self.consumers * self.staging_bytes + ALIGNMENT
 
     def columns(self, gated: bool) -> int:
@@ -84,7 +85,7 @@ class WgmmaTiling(NamedTuple):
         check(self.shared_bytes <= SHARED_BYTES_PER_BLOCK, room)
 
 
-GATED_TILES = (128, 224, 256)  # values of tile_n whose half, gate or up, is whole chunks
+GATED_TILES = (128, 224, 256)  # values of tile_n of which each half, gate or up, is whole chunks
 
 TILINGS = (
     WgmmaTiling(2, 256, 4, 2, 2),
@@ -102,10 +103,10 @@ TILINGS = (
 
 @functools.lru_cache(1024)
 def choose_tiling(m: int, n: int, gated: bool, sms: int, tilings: tuple[WgmmaTiling, ...] = TILINGS) -> WgmmaTiling:
-    """The one of `tilings` whose blocks are done first, when each SM computes one tile after another; of several, the earliest listed.
+    """The tiling of the shortest estimated time; of equals an `early` one, then the first in `tilings`.
 
-    A step of a tile takes an SM's tensor cores 128 cycles per 64 x 64 outputs, or the TMA a cycle per 64 bytes, whichever is longer; a
-    tile's prologue and epilogue count as half of 64 x 64 outputs.
+    Each SM computes one tile after another. A step of a tile takes the tensor cores 128 cycles per 64 x 64 outputs, or TMA one cycle per
+    64 bytes, whichever is longer; a tile's prologue and epilogue count as half of 64 x 64 outputs.
     """
 
     def time(tiling):

@@ -1,15 +1,15 @@
-"""GEMM on Hopper, last rung: TMA and the tensor cores work on their own, and threads only tell them what to do.
+"""GEMM on Hopper, last rung: TMA and tensor cores run asynchronously; threads only issue their instructions.
 
     out[m, n] = sum over k of x[m, k] * weight[n, k]  (+ bias[n])  (+ residual[m, n])          x and weight bfloat16 or float16
-    out[m, n] = silu(gate[m, n]) * up[m, n]           gate and up are the products with the first and the second half of weight's rows
+    out[m, n] = silu(gate[m, n]) * up[m, n]           gate and up: x times the first and the second half of weight's rows
 
-A block reads (128 + 256) 64 elements per step for 2 * 128 * 256 * 64 operations: 85 FLOP per byte from L2. What makes it fast:
+A block reads (128 + 256) 64 elements per step for 2 * 128 * 256 * 64 FLOPs: 85 FLOPs per byte from L2. What makes it fast:
 
     warp specialisation   One thread, the producer, loads tiles by TMA into a ring of stages (tiles/pipeline.py). Two consumer warpgroups
                           multiply them with wgmma, 64 rows each, the sums in registers. setmaxnreg gives the producer's registers to them.
     in flight             A consumer starts a step's wgmma, then waits for those of the step before: the tensor cores have work while it
                           releases a stage and waits for the next. Its loop has some 35 instructions for 4 wgmma; with 60, among them
-                          addresses that the compiler would rather compute again, the tensor cores stood still 8 % of the time, not 1 %.
+                          addresses that the compiler computes again, the tensor cores were idle 8 % of the time instead of 1 %.
     persistent kernel     As many blocks as SMs, each with one tile after another, in an order that shares L2 (output_tiles.py): the
                           producer loads the next tile's first steps while the consumers write this one.
     epilogue              Bias, residual or the gate are applied to sums in registers, which leave by TMA while the next tile is
@@ -17,8 +17,9 @@ A block reads (128 + 256) 64 elements per step for 2 * 128 * 256 * 64 operations
                           sums of an output.
     clusters              Two blocks share every tile of weight, each loading half of it for both (multicast).
     few rows              Up to 256 rows of x, loading weight takes longer than multiplying. Tiles may be narrower (tiling.py), x's rows are
-                          divided evenly among consumers in boxes that end where x ends, and blocks start before the kernel before has
-                          ended (programmatic dependent launch): a ring of weights, which nobody writes, is loaded when x is written.
+                          divided evenly among consumers in boxes that end where x ends, and blocks start before the preceding kernel has
+                          ended (programmatic dependent launch): the first ring of weights, which no kernel writes, is loaded by the
+                          time that x is written.
 
 Speed: docs/results, "matmul" with variant wgmma. Any M, N and K: TMA loads zeros from beyond the edges and stores nothing there. If rows of
 x or weight do not begin on 16 bytes, TMA cannot load them, and tensor_core takes over. Every run gives the same bits.
@@ -62,7 +63,10 @@ class Grid(NamedTuple):
 
 
 def make_corner(tiling: WgmmaTiling, gated: bool):
-    """The device function that says which (row, column) of out a consumer begins at in the number-th tile of the cluster."""
+    """The device function corner(number, grid, rank, consumer).
+
+    It returns the first (row, column) of out of a consumer's part of the number-th tile of its cluster.
+    """
     consumers, cluster, columns = tiling.consumers, tiling.cluster, tiling.columns(gated)
     tile_at = make_tile_order(tiling.group)
 
@@ -83,12 +87,12 @@ def make_produce(tiling: WgmmaTiling, gated: bool, pipeline: Pipeline):
 
     @cuda.jit(device=True, forceinline=True)
     def expect(stage, grid):
-        """The stage is full when both tiles are there."""
+        """Let the stage become full once the bytes of both tiles have arrived."""
         pipeline.producer_expect(stage, weight_bytes + (consumers * grid.consumer_rows * row_bytes if early else x_bytes))
 
     @cuda.jit(device=True, forceinline=True)
     def load_weight(stage, weight_map, k, column, n, rank):
-        """Two boxes of weight [tile_n / 2, 64]: neighbours, or gate and up. Each block of a cluster loads one, for both."""
+        """Load two boxes of weight [tile_n / 2, 64]: neighbours, or gate and up. Each block of a cluster loads one for both."""
         second = int32(column + (n if gated else half))
         if cluster == 1:
             tma.load_2d(stage, x_bytes, weight_map, k, column)
@@ -100,14 +104,14 @@ def make_produce(tiling: WgmmaTiling, gated: bool, pipeline: Pipeline):
 
     @cuda.jit(device=True, forceinline=True)
     def load_x(stage, x_map, k, row, grid):
-        """x [tile_m, 64]; of few rows a box for each consumer: 64 rows would reach beyond x's end."""
+        """Load x [tile_m, 64]; if x has few rows, one box per consumer, because 64 rows would reach beyond x's end."""
         tma.load_2d(stage, 0, x_map, k, row)
         if early and consumers == 2:
             tma.load_2d(stage, consumer_bytes, x_map, k, row + grid.consumer_rows)
 
     @cuda.jit(device=True, forceinline=True)
     def load_first_ring(x_map, weight_map, ring, grid, n, rank):
-        """The first stages of the first tile, weights before the wait for the kernel that computes x -> how many steps."""
+        """Fill the stages for the first tile, weights before the wait for the kernel that computes x; returns the number of steps."""
         row, column = corner(int32(cuda.blockIdx.x // cluster), grid, rank, 0)
         steps = int32(min(grid.k_steps, stages))
         for step in range(steps):
@@ -148,7 +152,7 @@ def make_produce(tiling: WgmmaTiling, gated: bool, pipeline: Pipeline):
 
 
 def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipeline, epilogue):
-    """The device function of a consumer: a warpgroup that multiplies its 64 rows of every tile of a block, and writes them."""
+    """The device function of a consumer: a warpgroup that computes its 64 rows of every tile of a block, and stores them."""
     cluster, early, staging_bytes = tiling.cluster, tiling.early, tiling.staging_bytes
     x_bytes, row_bytes = tiling.x_tile.bytes, tiling.x_tile.swizzle
     wgmma = make_wgmma(tiling.weight_tile, dtype, left=tiling.x_tile, halves=True)
@@ -158,7 +162,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
 
     @cuda.jit(device=True, forceinline=True)
     def settle(out_map, memory, ring, grid, consumer, thread):
-        """What comes before the first product: rows that are not loaded are cleared, and x is written by the kernel before."""
+        """Prepare the first wgmma: clear the rows that are not loaded, and wait for the kernel that writes x."""
         if early:
             if grid.consumer_rows < ROWS:
                 start = ring.stages - ptx.shared_address(memory, 0) + consumer * ROWS * row_bytes
@@ -184,7 +188,7 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
             for step in range(grid.k_steps):
                 pipeline.consumer_wait(ring, state)
                 wgmma.multiply(sums, pipeline.operand(x, state), pipeline.operand(weight, state), step)
-                ptx.wgmma_wait_group_1()  # the step before is complete, this one is in flight
+                ptx.wgmma_wait_group_1()  # the previous step is complete, this one is in flight
                 if step > 0:
                     pipeline.consumer_release(ring, previous)
                 previous, state = state, pipeline.advance(state)
@@ -201,11 +205,12 @@ def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipelin
 
 @functools.cache
 def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pairs: str | None, consumer=None):
-    """The kernel for x and weight of `dtype`: bfloat16 or float16; or codes, float8_e4m3fn or int8, whose sums have scales.
+    """The kernel for x and weight of `dtype`.
 
-    gated: out = silu(gate) * up of the two halves of weight's rows. copied: outputs leave by TMA. pairs: the dtype of out if its rows
-    begin on multiples of two elements, which one store then takes together; None: if they do not. consumer: a factory of consumers that
-    apply scales of codes themselves, in place of make_consume.
+    dtype: bfloat16 or float16; or that of 8-bit codes, float8_e4m3fn or int8, with scales on the sums. gated: out = silu(gate) * up of the
+    two halves of weight's rows. copied: outputs leave by TMA. pairs: the dtype of out if its rows begin on multiples of two elements, which
+    one store then takes together; None otherwise. consumer: a factory of consumers that apply scales of codes themselves, in place of
+    make_consume.
     """
     tiling.check(gated)
     consumers, cluster, threads, early = tiling.consumers, tiling.cluster, tiling.threads, tiling.early
@@ -220,8 +225,8 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
     def matmul_wgmma_kernel(x_map, weight_map, out_map, bias, residual, x_scales, scales, out, k_steps, few_rows):
         """x [M, K] in boxes [tile_m, 64], weight [N, K] in boxes [tile_n / 2, 64], out [M, N], out_map in boxes [64, 64] or None.
 
-        Codes are pairs, K of them 2 K codes, with x_scales [M] and scales [N], or those that `consumer` applies; else these are None.
-        Early, a consumer has `few_rows` rows of a tile: boxes of x are [few_rows, 64], those of out [few_rows, chunk_columns].
+        8-bit codes come in pairs, K pairs for 2 K codes, with x_scales [M] and scales [N], or those that `consumer` applies; else None.
+        If early, a consumer has `few_rows` rows of a tile: boxes of x are [few_rows, 64], those of out [few_rows, chunk_columns].
         """
         if early:
             ptx.griddepcontrol_launch_dependents()
@@ -246,7 +251,7 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
             if consumers == 2:
                 ptx.setmaxnreg_inc(232)
             consume(Output(out, out_map, bias, residual, x_scales, scales), memory, ring, staging, grid, thread)
-        warpgroup.sync_blocks(cluster)  # a block's shared memory has to stay while the other may still copy to it
+        warpgroup.sync_blocks(cluster)  # a block must not exit while the other may still copy to its shared memory
 
     return matmul_wgmma_kernel
 
@@ -257,7 +262,7 @@ def fits(x, weight) -> bool:
 
 
 class Scales(NamedTuple):
-    """Of codes: their dtype, and the scales of their sums."""
+    """The dtype of 8-bit codes, and the scales of their sums."""
 
     dtype: str
     x: Any  # float32 [M], or as the consumer takes them
@@ -266,7 +271,7 @@ class Scales(NamedTuple):
 
 
 def run(x, weight, out, bias, residual, stream, tiling, gated, scales: Scales | None = None) -> None:
-    """Launch for arrays that were checked; with scales x and weight are pairs of codes, uint16."""
+    """Launch for checked arrays; with `scales`, x and weight are pairs of 8-bit codes as uint16."""
     (m, n), k, on_host = out.shape, x.shape[1], isinstance(x, np.ndarray)
     check(has_wgmma(x), "the variant wgmma needs a GPU of compute capability 9.0; choose tensor_core, or let the shape choose")
     sms = SIMULATED_SMS if on_host else current_device().sm_count
@@ -275,7 +280,7 @@ def run(x, weight, out, bias, residual, stream, tiling, gated, scales: Scales | 
     pairs = out.dtype.name if rows_begin_on(2 * out.dtype.itemsize, out) else None
     rows = ceil_div(m, tiling.tile_m * tiling.cluster)  # rows of tiles, and of clusters
     clusters = min(rows * ceil_div(n, tiling.columns(gated)), sms // tiling.cluster)
-    each = ceil_div(m, rows * tiling.cluster * tiling.consumers) if tiling.early else ROWS  # rows of x for a consumer
+    each = ceil_div(m, rows * tiling.cluster * tiling.consumers) if tiling.early else ROWS  # rows of x per consumer
     dtype, x_scales, weight_scales, consumer = scales or Scales(x.dtype.name, None, None)
     chosen = wgmma_kernel(tiling, dtype, gated, copied, pairs, consumer)
     x_map, weight_map = tensor_map(x, (each if tiling.early else tiling.tile_m, TILE_K)), tensor_map(weight, (tiling.tile_n // 2, TILE_K))
@@ -288,11 +293,11 @@ def run(x, weight, out, bias, residual, stream, tiling, gated, scales: Scales | 
 def matmul_wgmma(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | None = None, residual=None) -> None:
     """Write x @ weight.T + bias + residual into `out`: x [M, K], weight [N, K], bias [N], out and residual [M, N].
 
-    x and weight are float16 or bfloat16; out, bias and residual are of that dtype or float32. Where rows of x or weight do not begin on
-    multiples of 16 bytes (see `fits`) the product is tensor_core's; that one takes no residual.
+    x and weight are float16 or bfloat16; out, bias and residual are of that dtype or float32. If rows of x or weight do not begin on
+    multiples of 16 bytes (see `fits`), tensor_core takes over; it takes no residual.
 
-    `tiling` overrides the choice by shape. Raises KernelArgumentError where shapes or dtypes do not fit (see `check_arguments`), and on a
-    GPU of another compute capability than 9.0.
+    `tiling` overrides the choice by shape. Raises KernelArgumentError if shapes or dtypes do not fit (see `check_arguments`), and on a GPU
+    of a compute capability other than 9.0.
     """
     m, n, _ = check_arguments(x, weight, out, bias, HALF_DTYPES)
     if residual is not None:
@@ -309,8 +314,8 @@ def matmul_wgmma(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | N
 def matmul_silu_and_multiply(x, gate_up, out, stream=None, tiling: WgmmaTiling | None = None) -> None:
     """Write silu(x @ gate.T) * (x @ up.T) into `out`: x [M, K], gate_up [2 I, K], the gate's rows first, out [M, I].
 
-    The products are not rounded before they meet. All are of one dtype of float16, bfloat16. Raises KernelArgumentError where shapes or
-    dtypes do not fit, where rows of x or gate_up do not begin on multiples of 16 bytes, and on a GPU without wgmma.
+    Gate and up are not rounded before they are multiplied. All arrays share one dtype, float16 or bfloat16. Raises KernelArgumentError if
+    shapes or dtypes do not fit, if rows of x or gate_up do not begin on multiples of 16 bytes, and on a GPU without wgmma.
     """
     check_gated_arguments(x, gate_up, out, HALF_DTYPES)
     if 0 in out.shape:
