@@ -36,6 +36,7 @@ from minllm.runtime.device import CONSUMER_BLACKWELL, capability_here
 from minllm.runtime.kernel import check, kernel, launch
 
 TILES, TILE_K = (128, 64), 16
+ALLOWED_TILES = (16, 32, 64, 128)  # a block's threads load whole tiles of these in 16-byte vectors, each thread as many
 BLOCKS_TO_FILL_A_GPU = 128
 WIDTH, PER_THREAD = 4, 8  # a thread's 8 x 8 outputs are 2 x 2 blocks of 4 x 4
 
@@ -151,12 +152,12 @@ def matmul_vectorized(x, weight, out, bias=None, stream=None, tile: int | None =
 
     x and weight are float32, float16 or bfloat16; out and bias are of that dtype or float32.
 
-    `tile`, a multiple of 16, overrides the choice by shape. Raises KernelArgumentError if it is not, or if shapes or dtypes do not
+    `tile`, one of ALLOWED_TILES, overrides the choice by shape. Raises KernelArgumentError if it is not, or if shapes or dtypes do not
     fit (see `check_arguments`).
     """
     m, n, k = check_arguments(x, weight, out, bias)
     tile = tile or choose_tile(m, n)
-    check(tile > 0 and tile % (2 * PER_THREAD) == 0, f"a tile of {tile} x {tile} outputs: it has to be a multiple of {2 * PER_THREAD}")
+    check(tile in ALLOWED_TILES, f"a tile of {tile} x {tile} outputs: it has to be one of {', '.join(map(str, ALLOWED_TILES))}")
     if m == 0 or n == 0:
         return
     if not vectors_per_row(k, x, weight):

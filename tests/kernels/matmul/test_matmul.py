@@ -253,6 +253,9 @@ def test_mistakes_are_explained(variant):
 
 def test_mistakes_of_one_variant_are_explained():
     x, weight, out = np.zeros((9, 16), FLOAT32), np.zeros((3, 16), FLOAT32), np.zeros((9, 3), FLOAT32)
+    for tile in (48, 256, -16):
+        with pytest.raises(KernelArgumentError, match="one of 16, 32, 64, 128"):
+            VARIANTS["vectorized"](x, weight, out, tile=tile)
     with pytest.raises(KernelArgumentError, match="up to 8 rows of x, not 9"):
         matmul(x, weight, out, variant="gemv")
     for variant in ("tensor_core", "flat"):
