@@ -61,7 +61,10 @@ def watch():
         _started.wait()
         time.sleep(SECONDS / LOOKS)
         identifier = _watched[-1] if _watched else None
-        now = standing(sys._current_frames().get(identifier)) if identifier is not None else None
+        try:
+            now = standing(sys._current_frames().get(identifier)) if identifier is not None else None
+        except AttributeError:  # the thread ran on during the look: a frame that ended meanwhile is no frame any more
+            now = None
         if now is None or now != seen:
             seen, since = now, time.monotonic()
         elif time.monotonic() - since > SECONDS:

@@ -103,7 +103,7 @@ def test_a_plausible_mistake_is_named(mutation, tmp_path):
     assert mutation.old in lines
     path = tmp_path / exercise.file_name
     path.write_text(fill(exercise.source, exercise.name, lines.replace(mutation.old, mutation.new)))
-    report = check_file(path, seconds=5)
+    report = check_file(path)
     assert report.failed is not None, f"the mistake passed\n{report}"
     assert report.failed.rung.name == mutation.rung and mutation.says in report.failed.message, f"\n{report}"
 
