@@ -110,8 +110,8 @@ def choose_w8a8(x: Any, weight: Any) -> str:
 def w8a8(code: str, dtype: str, gemv: Any, widen: Any) -> LinearKernels:
     """The kernels of W8A8. code: "int8" or "fp8"; dtype: that of the codes on tensor cores."""
     quantise, on_tensor_cores = functools.partial(quantize_rows, code=code), {"flat": tensor_core.run_flat, "wgmma": tensor_core.run_wgmma}
-    products = {variant: tensor_core.make_product(run, dtype) for variant, run in on_tensor_cores.items()}
-    gated = {variant: tensor_core.make_gated_product(run, dtype) for variant, run in on_tensor_cores.items()}
+    products = {variant: tensor_core.make_gemm(run, dtype) for variant, run in on_tensor_cores.items()}
+    gated = {variant: tensor_core.make_gated_gemm(run, dtype) for variant, run in on_tensor_cores.items()}
     return LinearKernels(
         variants={"gemv": gemv, "widened": make_widened(widen), **products},
         choose=choose_w8a8,

@@ -681,7 +681,7 @@ def wgmma_product_of_fp8():
     asked = dict(x_map=tiles * tiling.tile_m * K, weight_map=tiles * tiling.tile_n * K // tiling.cluster, out_map=M * N * b)
     scales = dict(x_scales=4 * 2 * 128 * tiles, scales=4 * M * N)
     moved = Expected(asked | scales, dict(x_map=M * K, weight_map=N * K, x_scales=4 * M, scales=4 * N), 2 * M * N * K)
-    run = partial(tensor_core.make_product(tensor_core.run_wgmma, "float8_e4m3fn"), *codes_of(M, N, K, "fp8"), numbers(M, N), tiling=tiling)
+    run = partial(tensor_core.make_gemm(tensor_core.run_wgmma, "float8_e4m3fn"), *codes_of(M, N, K, "fp8"), numbers(M, N), tiling=tiling)
     return run, {"matmul_wgmma_kernel": moved}
 
 
@@ -692,7 +692,7 @@ def flat_wgmma_product_of_int8():
     tiling = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
     asked = dict(x_map=M * K * N // tiling.rows, weight_map=N * K, x_scales=4 * M * N // 8, scales=4 * M * N, out=M * N * b)
     moved = Expected(asked, dict(x_map=M * K, x_scales=4 * M, scales=4 * N), 2 * M * N * K)
-    run = partial(tensor_core.make_product(tensor_core.run_flat, "int8"), *codes_of(M, N, K, "int8"), numbers(M, N), tiling=tiling)
+    run = partial(tensor_core.make_gemm(tensor_core.run_flat, "int8"), *codes_of(M, N, K, "int8"), numbers(M, N), tiling=tiling)
     return run, {"matmul_flat_wgmma_kernel": moved}
 
 

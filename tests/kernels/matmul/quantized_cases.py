@@ -81,11 +81,11 @@ def check_codes(case, device, lost_per_step=0.0):
     on_device = type(weight)(*map(device.array, weight))
     expected = found.dequantize(x).astype(np.float64) @ found.dequantize(weight).astype(np.float64).T
     if case.gated:
-        tensor_core.make_gated_product(run, dtype)(rows, on_device, out.array, tiling=case.tiling)
+        tensor_core.make_gated_gemm(run, dtype)(rows, on_device, out.array, tiling=case.tiling)
         gate, up = expected[:, : case.n], expected[:, case.n :]
         expected = gate / (1 + np.exp(-gate)) * up
     else:
-        tensor_core.make_product(run, dtype)(rows, on_device, out.array, device.array(bias), tiling=case.tiling)
+        tensor_core.make_gemm(run, dtype)(rows, on_device, out.array, device.array(bias), tiling=case.tiling)
         expected = expected + bias.astype(np.float64)
     assert_close(out.result(), expected, case.out, slack=slack)
 

@@ -44,7 +44,7 @@ from tests.kernels.matmul.quantized_cases import (
 )
 
 UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # error of the scale of a row rounded before quantisation
-PRODUCTS = {kind: tensor_core.make_product(run, "int8") for kind, run in (("wgmma", tensor_core.run_wgmma), ("flat", tensor_core.run_flat))}
+PRODUCTS = {kind: tensor_core.make_gemm(run, "int8") for kind, run in (("wgmma", tensor_core.run_wgmma), ("flat", tensor_core.run_flat))}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -87,10 +87,10 @@ def run_flat(dtype: str, x, weight, out, bias, stream, tiling: FlatWgmmaTiling |
     launch_flat_wgmma(chosen, *pairs, arguments, tokens, tiling, tiles, gated, stream)
 
 
-def make_product(run, dtype: str):
+def make_gemm(run, dtype: str):
     """The launcher of a W8A8 GEMM; run: run_wgmma or run_flat; dtype of the codes: "float8_e4m3fn" or "int8"."""
 
-    def product(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | FlatWgmmaTiling | None = None) -> None:
+    def gemm(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | FlatWgmmaTiling | None = None) -> None:
         """Write x @ weight.T + bias into `out` [M, N], float16, bfloat16 or float32.
 
         x: QuantizedRows [M, K]; weight: codes [N, K], scales [N]; bias [N] or None. `tiling` overrides the choice by shape. Raises
@@ -99,18 +99,18 @@ def make_product(run, dtype: str):
         """
         run(dtype, x, weight, out, bias, stream, tiling, False)
 
-    return product
+    return gemm
 
 
-def make_gated_product(run, dtype: str):
-    """The launcher of a W8A8 GEMM with gate and up; arguments as in make_product."""
+def make_gated_gemm(run, dtype: str):
+    """The launcher of a W8A8 GEMM with gate and up; arguments as in make_gemm."""
 
-    def gated_product(x, gate_up, out, stream=None, tiling: WgmmaTiling | FlatWgmmaTiling | None = None) -> None:
+    def gated_gemm(x, gate_up, out, stream=None, tiling: WgmmaTiling | FlatWgmmaTiling | None = None) -> None:
         """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I], float16 or bfloat16.
 
         x: QuantizedRows [M, K]; gate_up: codes [2 I, K], the gate's rows first, scales [2 I]. gate and up are not rounded before they are
-        multiplied. Raises as the launcher of make_product does.
+        multiplied. Raises as the launcher of make_gemm does.
         """
         run(dtype, x, gate_up, out, None, stream, tiling, True)
 
-    return gated_product
+    return gated_gemm

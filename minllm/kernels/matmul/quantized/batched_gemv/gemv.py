@@ -5,12 +5,12 @@
 2 M N K FLOPs on N K / 2 bytes of codes: memory-bound, like the GEMV of one row (tensor_core_gemv/), which loads codes in the same way.
 There each block holds all of x in shared memory; here the blocks of a cluster divide K, and x, and add their sums.
 
-    tiling.py              how the work is divided
-    kernel.py              which warp multiplies what, and when it is loaded
+    tiling.py                      how the work is divided
+    kernel.py                      which warp multiplies what, and when it is loaded
     decoder.py, int4.py, nf4.py    how codes become the tensor cores' operand A
-    x.py                   x as operand B
-    loads.py, products.py  loads from HBM to registers; one step of mma.sync
-    sums.py, outputs.py    sums sent to the block that writes them; the outputs
+    x.py                           x as operand B
+    loads.py, multiply_step.py     loads from HBM to registers; one step of mma.sync
+    sums.py, outputs.py            sums sent to the block that writes them; the outputs
 
 Source: Frantar et al. 2024, "MARLIN"; PTX ISA, "mma", "barrier.cluster".
 """

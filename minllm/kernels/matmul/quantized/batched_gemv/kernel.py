@@ -19,7 +19,7 @@ from numba import cuda, float32, int32, uint8, uint32
 from minllm import ptx
 from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.loads import CODE_WORDS, make_loads
-from minllm.kernels.matmul.quantized.batched_gemv.products import make_multiply_step
+from minllm.kernels.matmul.quantized.batched_gemv.multiply_step import make_multiply_step
 from minllm.kernels.matmul.quantized.batched_gemv.sums import BUFFERS, Outputs, make_begin, make_finish, make_send
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, PAIRS, BatchedGemvTiling
 from minllm.kernels.matmul.quantized.batched_gemv.x import make_load_x, make_sum_x, x_bytes

@@ -83,10 +83,10 @@ def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInput
     launch(chosen, blocks, tiling.threads, arguments, stream, tiling.shared_bytes, cluster if tiling.splits > 1 else None)
 
 
-def make_product(make_decoder: Callable) -> Any:
+def make_gemm(make_decoder: Callable) -> Any:
     """The launcher of a GEMM with weights of one format."""
 
-    def product(x, weight, out, bias=None, stream=None, tiling: MixedInputTiling | None = None) -> None:
+    def gemm(x, weight, out, bias=None, stream=None, tiling: MixedInputTiling | None = None) -> None:
         """Write x @ weight.T + bias into `out` [M, N].
 
         x [M, K], float16 or bfloat16; weight: the format's NamedTuple [N, K]; out and bias [N] have x's dtype or float32. `tiling`
@@ -95,22 +95,22 @@ def make_product(make_decoder: Callable) -> Any:
         """
         run(make_decoder, x, weight, out, bias, stream, tiling, False)
 
-    return product
+    return gemm
 
 
-def make_gated_product(make_decoder: Callable) -> Any:
+def make_gated_gemm(make_decoder: Callable) -> Any:
     """The launcher of a GEMM with gate and up, for weights of one format."""
 
-    def gated_product(x, gate_up, out, stream=None, tiling: MixedInputTiling | None = None) -> None:
+    def gated_gemm(x, gate_up, out, stream=None, tiling: MixedInputTiling | None = None) -> None:
         """Write silu(x @ gate.T) * (x @ up.T) into `out` [M, I], in x's dtype.
 
-        gate_up: the format's NamedTuple [2 I, K], the gate's rows first. Raises as the launcher of make_product does.
+        gate_up: the format's NamedTuple [2 I, K], the gate's rows first. Raises as the launcher of make_gemm does.
         """
         run(make_decoder, x, gate_up, out, None, stream, tiling, True)
 
-    return gated_product
+    return gated_gemm
 
 
-int4_gemm, gated_int4_gemm = make_product(int4_decoder), make_gated_product(int4_decoder)
-nf4_gemm, gated_nf4_gemm = make_product(nf4_decoder), make_gated_product(nf4_decoder)
-int8_group_gemm, gated_int8_group_gemm = make_product(int8_decoder), make_gated_product(int8_decoder)
+int4_gemm, gated_int4_gemm = make_gemm(int4_decoder), make_gated_gemm(int4_decoder)
+nf4_gemm, gated_nf4_gemm = make_gemm(nf4_decoder), make_gated_gemm(nf4_decoder)
+int8_group_gemm, gated_int8_group_gemm = make_gemm(int8_decoder), make_gated_gemm(int8_decoder)
