@@ -24,7 +24,7 @@ def four_words(array, index):
 
 
 def plain_words(builder, pointer):
-    """The 16 bytes at `pointer` as four i32: an LLVM vector load, whose address space (global, shared, local) LLVM infers."""
+    """The 16 bytes at `pointer` as four i32, by an LLVM vector load; LLVM infers its address space (global, shared, local)."""
     vector = builder.load(builder.bitcast(pointer, ir.VectorType(I32, 4).as_pointer()), align=16)
     return [builder.extract_element(vector, I32(i)) for i in range(4)]
 

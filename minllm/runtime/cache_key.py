@@ -5,8 +5,8 @@ become part of the machine code; functions among the values are compiled too. Th
 through all functions that it can reach, in any file, and lists their bytecode and constants. An edit of any of them changes the key; an
 edit of a comment, a launcher, or another kernel does not.
 
-The walk does not reach two things, which are hashed as files: minllm/ptx, whose functions emit instructions instead of being compiled, and
-the files that control Numba (COMPILER_FILES). A test checks that nothing else in the package extends Numba. The replacements by
+The walk does not reach two things, which are hashed as files: minllm/ptx, with functions that emit instructions instead of being compiled,
+and the files that control Numba (COMPILER_FILES). A test checks that nothing else in the package extends Numba. The replacements by
 older_gpus.py for a target are part of the key for that target. For everything outside the package, the key has the versions of Python,
 Numba, NumPy and the toolkit.
 
@@ -32,7 +32,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 CODE_FIELDS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount", "co_flags",
                "co_exceptiontable")  # fmt: skip
 COMPILER_FILES = ("compiler.py", "range_loops.py")
-# Modules whose contents are determined by `compiler_versions`.
+# Modules with contents that are determined by `compiler_versions`.
 VERSIONED = ("builtins", "math", "numba", "numpy", "ml_dtypes", "operator")
 DISTRIBUTIONS = ("numba-cuda", "numba", "llvmlite", "numpy", "ml_dtypes", "cuda-core")
 TOOLKIT_WHEELS = ("nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "nvidia-cuda-nvcc", "nvidia-cuda-runtime")

@@ -4,7 +4,7 @@ It needs no GPU. Numba's own dispatcher compiles for the current device and laun
 is a `CompiledKernel` with its registers and spills, and cubins are cached on disk.
 
 The disk cache's key is a hash of everything that determines the machine code (cache_key.py). Numba's own `cache=True` misses edits in other
-files: a kernel whose device function changed would run stale code.
+files: a kernel would run stale code after a change of its device function.
 """
 
 import contextlib

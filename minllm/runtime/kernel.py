@@ -27,7 +27,7 @@ from minllm.runtime.argument_type import argument_type
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.parameters import parameter, write_parameters
 
-# A kernel whose blocks use more shared memory (static and dynamic) than this must opt in.
+# A kernel with more shared memory per block (static and dynamic) than this must opt in.
 DEFAULT_SHARED_BYTES = 48 * 1024
 
 compilation_listeners = []  # functions called with a kernel's name before it is compiled or loaded, for progress bars

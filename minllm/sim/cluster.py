@@ -63,7 +63,7 @@ def check_cluster(cluster, grid):
 
 
 def run_cluster(first, dimensions, make_block, function, arguments):
-    """Run the cluster whose first block has index `first`; `make_block(index)` -> Block."""
+    """Run the threads of one cluster. first: the index of its first block; make_block(index) -> Block."""
     places = [(x, y, z) for z in range(dimensions.z) for y in range(dimensions.y) for x in range(dimensions.x)]
     blocks: list[Block] = [make_block(Dimensions(*(start + offset for start, offset in zip(first, place)))) for place in places]
     Cluster(dimensions, blocks)

@@ -22,7 +22,7 @@ operations = Counter()  # kind -> FLOPs of the launch that is being traced
 
 
 class CountedFloat32(np.float32):
-    """A float32 whose arithmetic is counted."""
+    """A float32 that counts its arithmetic operations."""
 
     __slots__ = ()
 
@@ -55,7 +55,7 @@ CountedFloat32.__abs__ = lambda self: CountedFloat32(np.float32.__abs__(self))
 
 
 class CountedArray(MonitoredArray):
-    """A MonitoredArray whose float32 elements are read as CountedFloat32."""
+    """A MonitoredArray that returns its float32 elements as CountedFloat32."""
 
     __slots__ = ()
 

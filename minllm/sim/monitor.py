@@ -33,7 +33,7 @@ class Monitor:
     """
 
     scalar_type = None  # optional: Numba type -> the cast that kernels use instead of the usual one
-    spaces = ("global", "shared", "local", "constant")  # memory spaces whose accesses are reported
+    spaces = ("global", "shared", "local", "constant")  # memory spaces of which accesses are reported
     all_must_meet = False  # whether threads that have returned keep a barrier of the whole grid from completing
     array_class = None  # optional: a subclass of monitored_arrays.MonitoredArray for the kernel's arrays
 

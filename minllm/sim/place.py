@@ -36,7 +36,7 @@ def cached_by_code(function):
 
 
 def file_of(code):
-    """The file of a code object; "cell" for a notebook's cell, whose temporary file has no meaningful name."""
+    """The file of a code object; "cell" for a notebook's cell, because its temporary file has no meaningful name."""
     folder = os.path.basename(os.path.dirname(code.co_filename))
     return "cell" if folder.startswith("ipykernel_") else code.co_filename
 

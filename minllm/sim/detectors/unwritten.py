@@ -24,7 +24,7 @@ PATIENCE = 20_000  # accesses after a read of unwritten memory during which the 
 
 
 class Unwritten(np.ndarray):
-    """An array whose elements count as unwritten while all their bits are set."""
+    """An array with elements that count as unwritten while all their bits are set."""
 
 
 def unwritten(shape, dtype):
