@@ -1,7 +1,4 @@
-"""Facts about this machine: Python, packages, CUDA toolkit, driver and GPU.
-
-doctor.py judges them.
-"""
+"""Facts about this machine: Python, packages, CUDA toolkit, driver and GPU. doctor.py diagnoses them."""
 
 import importlib
 import importlib.metadata
@@ -23,7 +20,7 @@ TOOLKIT_WHEELS = {"nvidia-cuda-nvrtc-cu12": 12, "nvidia-cuda-nvrtc": 13}
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU as the driver describes it; `error` is the driver's answer if it could not create a context."""
+    """One GPU as the driver describes it. error: why no context could be created, or ""."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -41,21 +38,21 @@ class Machine:
     broken_requirements: list[tuple[str, str]] = field(default_factory=list)  # (requirement, installed version or "")
     import_errors: dict[str, str] = field(default_factory=dict)  # module -> the error that its import raised
     bundled_model: bool = True
-    driver_cuda: tuple[int, int] | None = None  # the newest CUDA that the driver supports
+    driver_cuda: tuple[int, int] | None = None  # the newest CUDA version that the driver supports
     driver_error: str = ""
-    device_files: bool = False  # /dev/nvidiactl exists: NVIDIA's kernel module is loaded
+    device_files: bool = False  # whether /dev/nvidiactl exists, which means that NVIDIA's kernel module is loaded
     toolkit_majors: tuple[int, ...] = ()
     toolkit_versions: dict[str, str] = field(default_factory=dict)  # wheel -> version
     missing_compilers: tuple[str, ...] = ()
     device: Device | None = None
-    peers: Peers = Peers(())  # all GPUs, and how they reach each other
+    peers: Peers = Peers(())  # all GPUs, and the pairs that can access each other's memory
     kernel_error: str = ""  # why the trial kernel failed on the GPU; "" if it ran, or if there is no GPU
 
 
 def look(try_kernel: Callable[[], str]) -> Machine:
-    """The facts about this machine; never raises, since a failure is a fact too.
+    """The facts about this machine. Never raises, since a failure is a fact too.
 
-    try_kernel: runs a kernel on the GPU and returns what went wrong, or ""; called only if there is a GPU that it could run on.
+    try_kernel: runs a kernel on the GPU and returns an error message or ""; called only if there is a usable GPU and a compiler.
     """
     try:
         driver_cuda, driver_error = driver.cuda_version(), ""
@@ -92,10 +89,10 @@ def installed_version(distribution: str) -> str:
 
 
 def broken_requirements() -> list[tuple[str, str]]:
-    """Requirements of minllm, without its extras, that the installed packages do not meet."""
+    """(requirement, installed version or "") of minllm's requirements, without extras, that the installed packages do not meet."""
     try:
         requirements = [Requirement(text) for text in importlib.metadata.requires("minllm") or []]
-    except importlib.metadata.PackageNotFoundError:  # minllm runs from a source tree that was never installed
+    except importlib.metadata.PackageNotFoundError:  # minllm runs from a source tree that is not installed
         return []
     broken = []
     for requirement in requirements:
@@ -108,7 +105,7 @@ def broken_requirements() -> list[tuple[str, str]]:
 
 
 def import_errors(*modules: str) -> dict[str, str]:
-    """{module: error} for those of `modules` that cannot be imported."""
+    """{module: error} for the `modules` that cannot be imported."""
     errors = {}
     for module in modules:
         try:
@@ -134,7 +131,7 @@ def missing_compilers() -> tuple[str, ...]:
 
 
 def look_at_device() -> Device:
-    """The first GPU; a context is created, because the driver tells the free memory only within one."""
+    """The first GPU. Creates a context temporarily, because the driver reports free memory only within one."""
     try:
         from cuda.bindings import driver as cuda
     except ImportError as error:

@@ -1,6 +1,6 @@
-"""The diagnosis of a machine: what is wrong with it, and the command that fixes it.
+"""The diagnosis of a machine: its problems, and the commands that fix them.
 
-`diagnose` is a pure function from the facts of devices.py to findings, so that tests can make up every fault. A machine without an NVIDIA
+`diagnose` is a pure function from the facts of devices.py to findings, so that tests can construct every fault. A machine without an NVIDIA
 driver is healthy: minllm computes with NumPy there, and a finding says so.
 """
 
@@ -16,14 +16,14 @@ from minllm.machine.hardware import find_gpu
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
 OLDEST_COMPUTE_CAPABILITY = (7, 5)  # the oldest that CUDA 13's compilers support
 FIRST_WITH_BFLOAT16 = (8, 0)
-LITTLE_MEMORY = 2 * 10**9  # bytes; less is enough for the bundled model only
+LITTLE_MEMORY = 2 * 10**9  # bytes; less free memory is enough only for the bundled model
 
 Level = Literal["ok", "note", "problem"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the diagnosis. `mend` is the command, or the step, that fixes a problem."""
+    """One line of the diagnosis. mend: the command or the step that fixes a problem."""
 
     level: Level
     subject: str
@@ -149,7 +149,7 @@ def _gpu(machine: Machine) -> list[Finding]:
 
 
 def _several_gpus(machine: Machine) -> list[Finding]:
-    """Links and peer access, which tensor parallelism depends on; nothing with one GPU."""
+    """Findings about links and peer access, which tensor parallelism depends on; none with one GPU."""
     peers, subject = machine.peers, "several GPUs"
     if len(peers.names) < 2:
         return []
@@ -165,7 +165,7 @@ def _several_gpus(machine: Machine) -> list[Finding]:
 
 
 def _kernel(machine: Machine) -> list[Finding]:
-    """Whether the trial kernel ran; nothing if an earlier finding already explains why it cannot."""
+    """A finding about the trial kernel; none if an earlier finding already explains why it cannot run."""
     known = is_broken([*_driver(machine), *_toolkit(machine), *_gpu(machine)])
     if machine.device is None or known:
         return []

@@ -1,6 +1,6 @@
 """The version of CUDA that this machine's NVIDIA driver supports, according to libcuda.
 
-The module needs nothing but Python 3 and its standard library, because the Makefile runs it before anything is installed:
+The module needs only Python 3 and its standard library, because the Makefile runs it before anything is installed:
 
     python3 -I minllm/machine/driver.py        prints the extra whose CUDA wheels fit the driver (cu12 or cu13), or nothing
 
@@ -12,7 +12,7 @@ import ctypes
 import sys
 
 SUPPORTED_MAJORS = (12, 13)
-LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # the driver's library
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # file name of the driver's library
 
 
 class NoDriver(Exception):
@@ -39,7 +39,7 @@ def cuda_version(library_name=LIBRARY):
 
 
 def device_name(library_name=LIBRARY):
-    """The driver's name of the first GPU. Raises NoDriver if there is none."""
+    """The name of the first GPU according to the driver. Raises NoDriver if there is no GPU."""
     cuda_version(library_name)
     library, name = ctypes.CDLL(library_name), ctypes.create_string_buffer(256)
     library.cuDeviceGetName(name, len(name), 0)

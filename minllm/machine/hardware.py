@@ -4,11 +4,11 @@ Every speed in minllm is compared with these limits. A decode step reads every w
 memory bandwidth; the limit of a long prefill is the tensor cores. No kernel reaches the data sheet's bandwidth. If the rate of a large
 copy was measured (bytes read plus bytes written), it is the ceiling, and reports give a kernel's bandwidth as a share of it.
 
-Each figure is from the sheet in `source`. It was compared with public digests of the same sheets and with the chip's geometry: bandwidth =
-bus width * data rate, FLOP/s = SMs * width * clock (tests/machine checks both).
+Each figure is from the data sheet in `source`. It was compared with public digests of the same sheets and with the chip's geometry:
+bandwidth = bus width * data rate, FLOP/s = SMs * width * clock (tests/machine checks both).
 
-Rates are dense: where a sheet prints twice as much, for weights with 2:4 sparsity, its figure is halved. Floating-point rates in 16 and 8
-bits are for float32 accumulation, which inference uses; on GeForce cards they are half of the sheet's figure for float16 accumulation.
+Rates are dense: if a sheet gives twice as much, for weights with 2:4 sparsity, its figure is halved. Floating-point rates in 16 and 8 bits
+are for float32 accumulation, which inference uses; on GeForce cards they are half of the sheet's figure for float16 accumulation.
 Integer rates are those of tensor cores, so a V100 has none. Links count both directions together, as data sheets do.
 Memory is the data sheet's number times 10^9 bytes; the driver may report a little more.
 """
@@ -24,12 +24,12 @@ MEASUREMENTS = Path(__file__).parent.parent / "data" / "measurements.json"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU's limits; a rate is None if the GPU lacks the instructions."""
+    """The limits of one GPU; a rate is None if the GPU lacks the instructions."""
 
-    short_name: str  # what a user types
+    short_name: str  # the name that users type
     memory_gb: float
     bandwidth_tb_s: float
-    fp32_tflops: float  # outside tensor cores
+    fp32_tflops: float  # without tensor cores
     tf32_tflops: float | None
     fp16_tflops: float
     bf16_tflops: float | None
@@ -45,12 +45,12 @@ class Gpu:
 
     @property
     def ceiling_tb_s(self) -> float:
-        """The bandwidth that kernels are compared with: the measured copy, or else the data sheet's figure."""
+        """The bandwidth in TB/s that kernels are compared with: that of the measured copy, or else the data sheet's."""
         return self.measured_copy_tb_s or self.bandwidth_tb_s
 
     @property
     def ceiling_source(self) -> str:
-        """Where `ceiling_tb_s` is from: "measured copy" or "data sheet"."""
+        """The source of `ceiling_tb_s`: "measured copy" or "data sheet"."""
         return "measured copy" if self.measured_copy_tb_s else "data sheet"
 
 
@@ -66,7 +66,7 @@ ADA = "NVIDIA Ada architecture whitepaper, appendix"
 HOPPER = "NVIDIA H100 data sheet; Hopper architecture whitepaper"
 RTX_BLACKWELL = "NVIDIA RTX Blackwell architecture whitepaper, appendix"
 
-# Keys are the driver's names (cuDeviceGetName). Products with similar names differ in memory, so a name has to match exactly.
+# Keys are the driver's names (cuDeviceGetName). Products with similar names differ in memory, so names must match exactly.
 #   short name, memory GB, TB/s, then TFLOP/s in fp32, tf32, fp16, bf16, fp8, int8; SMs, L2 MB, link
 GPUS: dict[str, Gpu] = {
     # The B200's sheet says 8.0 TB/s; the B200s of HGX boards report a bus of 7,680 bits at 4 GHz, which is 7.7 TB/s.
@@ -102,7 +102,7 @@ ALIASES = {"h100": "h100-sxm", "a100": "a100-80gb", "v100": "v100-32gb", "a100-p
 
 
 def read_measurements() -> dict[str, dict]:
-    """{driver's name of a GPU: its measurements} (see planning/measured.py).
+    """{driver's name of a GPU: its measurements}; planning/measured.py describes them.
 
     `tools/write_hardware_json.py` writes the file from docs/results.
     """
@@ -115,12 +115,12 @@ for _name, _measured in read_measurements().items():
 
 
 def find_gpu(device_name: str) -> Gpu | None:
-    """The Gpu with the driver's name `device_name`, or None if there is no data sheet of it here."""
+    """The Gpu with the driver's name `device_name`, or None if GPUS lacks it."""
     return GPUS.get(device_name.strip())
 
 
 def gpu_named(name: str) -> tuple[str, Gpu]:
-    """(driver's name, Gpu) for a short name ("RTX 4090", 4090) or the driver's name.
+    """(driver's name, Gpu) for a short name such as "RTX 4090" or "4090", or for the driver's name.
 
     Raises InvalidOptionError, which lists all names, if there is none.
     """

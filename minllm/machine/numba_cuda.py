@@ -1,7 +1,7 @@
-"""The names of Numba's CUDA target that minllm uses, from numba-cuda or, where that is not installed, from Numba itself.
+"""The names of Numba's CUDA target that minllm uses, from numba-cuda or, if that is not installed, from Numba itself.
 
-numba-cuda compiles kernels, and has no wheels for macOS. Numba has its own, older numba.cuda, with the decorators, the stubs and the typing
-that the simulator needs, but without a type for bfloat16. `from numba import cuda` finds the one that is installed.
+numba-cuda compiles kernels, but has no wheels for macOS. Numba has its own, older numba.cuda with the decorators, stubs and typing that the
+simulator needs, but without a type for bfloat16. `from numba import cuda` imports the one that is installed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ else:
     from numba.np.numpy_support import as_dtype, from_dtype
 
     class Bfloat16(core_types.Number):
-        """The type of bfloat16 numbers."""
+        """The Numba type of bfloat16 numbers."""
 
         def __init__(self):
             super().__init__(name="bfloat16")

@@ -2,9 +2,9 @@
 
 A block becomes resident when the SM (streaming multiprocessor) has a free block slot and enough warp slots, registers and shared memory
 for the whole block. Registers are allocated per warp in units of 256, from the register file of the SM's quarter in which the warp runs.
-Shared memory is allocated in units of 128 bytes (256 before compute capability 8.0); since 8.0 CUDA reserves 1 KiB of it per block.
-Whichever resource runs out first is the limit. Occupancy is the share of warp slots that are filled: more warps hide more latency,
-until something else is the limit.
+Shared memory is allocated in units of 128 bytes (256 before compute capability 8.0); since 8.0 CUDA reserves 1 KiB of it per block. The
+resource that runs out first is the limit. Occupancy is the share of warp slots that are filled: more warps hide more latency, until
+something else is the limit.
 
 Sources: CUDA C++ Programming Guide, "Compute Capabilities", table of technical specifications; cuda_occupancy.h of the CUDA toolkit,
 for the rules of allocation (a test compares this file with it).
@@ -16,25 +16,25 @@ from minllm.errors import InvalidOptionError
 
 WARP = 32
 REGISTERS = 65_536  # 32-bit registers per SM, in every generation since Kepler
-REGISTERS_PER_THREAD = 255  # at most
+REGISTERS_PER_THREAD = 255  # largest number of registers per thread
 REGISTER_UNIT = 256  # registers per warp are a multiple of this: 8 per thread
 QUARTERS = 4  # parts of an SM, each with a warp scheduler and a quarter of the registers
-THREADS_PER_BLOCK = 1024  # at most
+THREADS_PER_BLOCK = 1024  # largest number of threads per block
 
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """The resources of one SM of a generation."""
+    """The resources of one SM of a GPU generation."""
 
     warps: int  # warp slots
     blocks: int  # block slots
-    shared_kib: int  # shared memory
-    reserved_kib: int = 1  # shared memory that CUDA reserves per block
+    shared_kib: int  # shared memory in KiB
+    reserved_kib: int = 1  # shared memory in KiB that CUDA reserves per block
     shared_unit: int = 128  # bytes; a block's shared memory is a multiple of this
 
     @property
     def block_shared_bytes(self) -> int:
-        """The most shared memory that one block can use."""
+        """The most shared memory that one block can use, in bytes."""
         return (self.shared_kib - self.reserved_kib) * 1024
 
 
@@ -54,21 +54,21 @@ MULTIPROCESSORS: dict[tuple[int, int], Multiprocessor] = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How full an SM is."""
+    """The occupancy of an SM by blocks of one kernel."""
 
     blocks: int  # resident blocks
     warps: int  # warps of these blocks
-    share: float  # share of the warp slots, 0 to 1
-    limits: dict[str, int]  # resource -> blocks that fit into it
+    share: float  # filled share of the warp slots, 0 to 1
+    limits: dict[str, int]  # resource -> number of blocks for which it suffices
 
     @property
     def limited_by(self) -> list[str]:
-        """The resources that run out first."""
+        """The names of the resources that run out first."""
         return [name for name, blocks in self.limits.items() if blocks == self.blocks]
 
 
 def multiprocessor_of(compute_capability: tuple[int, int]) -> Multiprocessor:
-    """The SM of a compute capability. Raises InvalidOptionError if the table has no such row."""
+    """The Multiprocessor of a compute capability. Raises InvalidOptionError if it is not in MULTIPROCESSORS."""
     if compute_capability not in MULTIPROCESSORS:
         known = ", ".join(f"{major}.{minor}" for major, minor in MULTIPROCESSORS)
         major, minor = compute_capability
@@ -77,9 +77,9 @@ def multiprocessor_of(compute_capability: tuple[int, int]) -> Multiprocessor:
 
 
 def occupancy(compute_capability: tuple[int, int], threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """The Occupancy of a kernel, by threads, registers per thread and shared bytes.
+    """The Occupancy of a kernel, by threads per block, registers per thread and bytes of shared memory per block.
 
-    It has 0 blocks if a single block does not fit. The named barriers of an SM can be a limit too; they are not counted.
+    It has 0 blocks if a single block does not fit. The named barriers of an SM can be a limit too, but are not counted.
     """
     has = multiprocessor_of(compute_capability)
     warps = -(-threads // WARP)
@@ -95,7 +95,7 @@ def occupancy(compute_capability: tuple[int, int], threads: int, registers: int,
 
 
 def blocks_by_registers(warps: int, registers: int) -> int:
-    """How many blocks of `warps` warps the register file holds."""
+    """The number of blocks of `warps` warps for which the registers suffice; registers: per thread."""
     per_warp = round_up(registers * WARP, REGISTER_UNIT)
     if not warps or not 0 < registers <= REGISTERS_PER_THREAD or per_warp * round_up(warps, QUARTERS) > REGISTERS:
         return 0
@@ -109,5 +109,5 @@ def registers_for(warps: int) -> int:
 
 
 def round_up(number: int, unit: int) -> int:
-    """The next multiple of `unit`."""
+    """The least multiple of `unit` that is not below `number`."""
     return -(-number // unit) * unit

@@ -1,4 +1,4 @@
-"""The GPUs of this machine beside the first, and how each pair reaches each other's memory."""
+"""All GPUs of this machine, and how each pair accesses each other's memory."""
 
 import itertools
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peers:
-    """names: of all GPUs. A pair (i, j), i < j, with `access` can map each other's memory; with `atomics` too, over NVLink."""
+    """The names of all GPUs, and the pairs (i, j), i < j, of GPUs that can access each other's memory."""
 
     names: tuple[str, ...]
-    access: frozenset[tuple[int, int]] = frozenset()
-    atomics: frozenset[tuple[int, int]] = frozenset()  # pairs whose link carries atomics, which PCIe does not
+    access: frozenset[tuple[int, int]] = frozenset()  # pairs that can map each other's memory
+    atomics: frozenset[tuple[int, int]] = frozenset()  # pairs with a link that supports atomics: NVLink, not PCIe
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -19,7 +19,7 @@ class Peers:
 
 
 def look_at_peers() -> Peers:
-    """The facts, without a context; no GPUs if there is no driver or it does not answer."""
+    """The Peers of this machine, found without a context; without GPUs if there is no driver or a call to it fails."""
     try:
         from cuda.bindings import driver as cuda
 

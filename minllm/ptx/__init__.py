@@ -8,7 +8,7 @@ Kernels import them from here: `from minllm import ptx`, or by name. Names follo
     barrier, fence                       mbarriers, named barriers, fences of the async proxy
     bulk_copy, tensor_copy, swizzle      TMA: asynchronous copies of contiguous bytes and of tiles; the layout of swizzled tiles
     warpgroup, descriptor, register      wgmma, its matrix descriptors, setmaxnreg
-    system_scope                         flags and words between GPUs
+    system_scope                         loads and stores of flags and words that GPUs exchange
     cluster, launch                      thread block clusters, programmatic dependent launch
 """
 

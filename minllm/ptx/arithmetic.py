@@ -1,4 +1,4 @@
-"""Approximate functions (SFU), reciprocals, maxima, byte permutation, funnel shift, and products of four bytes."""
+"""Approximate functions (SFU), reciprocals, maxima, byte permutation, funnel shift, and dot products of four bytes."""
 
 import math
 import struct
@@ -12,7 +12,7 @@ TWO_WORDS, FOUR_HALVES, EIGHT_BYTES = map(struct.Struct, ("<2I", "<4e", "<8b"))
 
 
 def two_words(first, second):
-    """The bytes of two words, the lowest of `first` first."""
+    """The 8 bytes of two 32-bit words, little-endian, `first` first."""
     return TWO_WORDS.pack(int(first) & 0xFFFFFFFF, int(second) & 0xFFFFFFFF)
 
 
@@ -35,7 +35,7 @@ def rcp_rn(x):
 
 
 def tanh_approx(x):
-    """tanh_approx(x), float32, relative error about 2**-11. PTX ISA, "tanh.approx.f32"."""
+    """tanh_approx(x) -> tanh(x), float32, relative error about 2**-11. PTX ISA, "tanh.approx.f32"."""
     return np.float32(np.tanh(np.float64(x)))
 
 
@@ -62,14 +62,14 @@ def max_f16x2(a, b):
 
 
 def dp4a(a, b, c):
-    """dp4a(a, b, c) -> uint32: the sum of the products of four pairs of int8, plus c; results below 0 in two's complement. PTX ISA,
+    """dp4a(a, b, c) -> uint32: the dot product of two vectors of four int8, plus c, in two's complement if negative. PTX ISA,
     "dp4a.s32.s32"."""
     a0, a1, a2, a3, b0, b1, b2, b3 = EIGHT_BYTES.unpack(two_words(a, b))
     return a0 * b0 + a1 * b1 + a2 * b2 + a3 * b3 + int(c) & 0xFFFFFFFF
 
 
 def dp4a_u32(a, b, c):
-    """dp4a_u32(a, b, c) -> uint32: the sum of the products of four pairs of uint8, plus c, modulo 2**32. PTX ISA, "dp4a.u32.u32"."""
+    """dp4a_u32(a, b, c) -> uint32: the dot product of two vectors of four uint8, plus c, modulo 2**32. PTX ISA, "dp4a.u32.u32"."""
     pairs = np.array([int(a) & 0xFFFFFFFF, int(b) & 0xFFFFFFFF], np.uint32).view(np.uint8).astype(np.int64)
     return (int(pairs[:4] @ pairs[4:]) + int(c)) & 0xFFFFFFFF
 

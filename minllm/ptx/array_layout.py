@@ -1,25 +1,25 @@
-"""The token stride of a KV cache, a property that only the compiler knows."""
+"""The token stride of a KV cache, a constant at compile time if the cache is C-contiguous."""
 
 from minllm.machine.numba_cuda import intrinsic, types, unpack_tuple
 from minllm.ptx.instruction import emulated
 
 
 def axis_of_tokens(ndim):
-    """The axis of tokens: 1 of [num_blocks, block_size, kv_heads, head_dim], 0 if one axis holds all slots."""
+    """The axis of tokens: 1 for [num_blocks, block_size, kv_heads, head_dim], 0 if one axis holds all slots."""
     return max(0, ndim - 3)
 
 
 def token_stride_emulation(cache, row):
-    """token_stride(cache, row): elements from one token of a cache to the next; row: elements per token, whose type the result has.
+    """token_stride(cache, row): elements from one token of a cache to the next. row: elements per token; the result has its type.
 
-    cache: [num_blocks, block_size, kv_heads, head_dim], [slots, kv_heads, head_dim] or [slots, row]. For a C-contiguous cache this is
-    `row`, decided at compile time, and costs nothing at run time. Otherwise it comes from the strides.
+    cache: [num_blocks, block_size, kv_heads, head_dim], [slots, kv_heads, head_dim] or [slots, row]. For a C-contiguous cache the result
+    is `row`, decided at compile time, and costs nothing at run time. Otherwise it is computed from the strides.
     """
     return row if cache.data.flags.c_contiguous else cache.strides[axis_of_tokens(cache.ndim)] // cache.itemsize
 
 
 def token_stride(typing_context, cache, row):
-    """The typing function; see the emulation."""
+    """Numba's typing function; the emulation has the docstring."""
 
     def lower(context, builder, signature, arguments):
         if cache.layout == "C":

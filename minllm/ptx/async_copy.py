@@ -1,7 +1,7 @@
-"""cp.async: a thread's asynchronous copies of 16 bytes from global to shared memory.
+"""cp.async: asynchronous copies of 16 bytes from global to shared memory.
 
-A thread commits its copies as groups, and waits until at most N of its groups are in flight. Then it sees the data of the others itself;
-other threads see them after a barrier. PTX ISA, "Data Movement and Conversion Instructions: cp.async".
+A thread commits its copies in groups, and waits until at most N of its groups are in flight. From then on it sees the data of the complete
+groups; other threads see them after a barrier. PTX ISA, "Data Movement and Conversion Instructions: cp.async".
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
 def make_cp_async_16(name, prefetch, description):
-    """cp.async of 16 bytes that bypasses L1; `prefetch` is the qualifier for the bytes to prefetch into L2."""
+    """The function for cp.async of 16 bytes that bypasses L1; prefetch: the qualifier for the size of L2's fetch."""
 
     def emulation(address, array, index, valid_bytes):
         thread, valid = current_thread(), int(valid_bytes)
@@ -62,7 +62,7 @@ cp_async_16_narrow = make_cp_async_16(
 
 
 def cp_async_commit_group():
-    """Commit this thread's copies since its last group as a group. PTX ISA, "cp.async.commit_group"."""
+    """Commit this thread's copies since its last group as a new group. PTX ISA, "cp.async.commit_group"."""
     thread = current_thread()
     thread.copy_groups.append(thread.copies)
     thread.copies = []
@@ -81,7 +81,7 @@ def finish_copies(pending_groups):
 
 
 def make_wait_group(pending):
-    """cp.async.wait_group with its literal operand."""
+    """The function for cp.async.wait_group with `pending` as its literal operand."""
 
     def wait():
         thread = current_thread()

@@ -1,8 +1,8 @@
 """Barriers in shared memory (mbarrier), and the sixteen named barriers of a block.
 
-An mbarrier is 8 bytes of shared memory, referred to by its shared address. It counts arrivals, and bytes of asynchronous copies; when all
-arrivals and bytes of a phase have come, the phase completes and the next one begins. A thread waits for the phase of a parity (0, 1, 0,
-...) to complete. PTX ISA, "Parallel synchronization and communication instructions: mbarrier".
+An mbarrier is 8 bytes of shared memory, referred to by its shared address. It counts arrivals and transaction bytes of asynchronous copies;
+when all expected arrivals and bytes of a phase are counted, the phase completes and the next one begins. Phases have parity 0, 1, 0, ...,
+and a thread waits for the phase of one parity to complete. PTX ISA, "Parallel synchronization and communication instructions: mbarrier".
 """
 
 from numba import cuda
@@ -44,8 +44,8 @@ def mbarrier_arrive_cluster(address):
 
 
 def mbarrier_arrive_relaxed_cluster(address):
-    """mbarrier_arrive_relaxed_cluster(address): mbarrier_arrive_cluster without release semantics: enough for a thread that has only read,
-    and without the release's fence, which waits for all of the thread's stores. PTX ISA, "mbarrier.arrive",
+    """mbarrier_arrive_relaxed_cluster(address): mbarrier_arrive_cluster without release semantics. It suffices for a thread that has only
+    read, and avoids the fence of a release, which waits for all of the thread's stores. PTX ISA, "mbarrier.arrive",
     .relaxed.cluster.shared::cluster."""
     mbarrier_at(address).arrive()
 
@@ -59,13 +59,14 @@ def mbarrier_arrive_expect_tx(address, byte_count):
 
 
 def mbarrier_expect_tx(address, byte_count):
-    """mbarrier_expect_tx(address, byte_count): `byte_count` more bytes must arrive; no arrival. PTX ISA, "mbarrier.expect_tx"."""
+    """mbarrier_expect_tx(address, byte_count): `byte_count` more bytes must arrive before the phase completes; this is not an arrival. PTX
+    ISA, "mbarrier.expect_tx"."""
     mbarrier_at(address).expect(int(byte_count))
 
 
 def mbarrier_try_wait_parity(address, parity):
-    """mbarrier_try_wait_parity(address, parity) -> uint32: 1 once the phase of this parity has completed, 0 after a time limit; then call
-    it again, as mbarrier_wait_parity does. PTX ISA, "mbarrier.try_wait", .parity."""
+    """mbarrier_try_wait_parity(address, parity) -> uint32: 1 once the phase of this parity has completed, or 0 after a time limit, and then
+    it must be called again, as mbarrier_wait_parity does. PTX ISA, "mbarrier.try_wait", .parity."""
     if int(parity) not in (0, 1):
         fail(f"a phase's parity is 0 or 1, not {int(parity)}")
     mbarrier_at(address).wait(int(parity))
@@ -79,7 +80,7 @@ def fence_mbarrier_init():
 
 
 def named_barrier(barrier, thread_count):
-    """(key, thread count) of a named barrier, checked."""
+    """(key, thread count) of a named barrier, as checked ints. Raises SimulationError."""
     barrier, thread_count = int(barrier), int(thread_count)
     if not 1 <= barrier <= 15:
         fail(f"named barrier {barrier}; 1 to 15 are free, and 0 is cuda.syncthreads()'s own")
@@ -102,7 +103,7 @@ def bar_arrive(barrier, thread_count):
 
 
 def barrier_instruction(text, inputs, emulation, outputs="", convergent=False):
-    """An instruction that orders memory."""
+    """An `instruction` across which the compiler moves no memory access."""
     return instruction(text, outputs, inputs, emulation=emulation, touches_memory=True, convergent=convergent)
 
 

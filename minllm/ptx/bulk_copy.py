@@ -1,9 +1,9 @@
 """Bulk copies: asynchronous copies of contiguous bytes by TMA.
 
-One thread starts a copy; TMA (the tensor memory accelerator) does it. A copy into shared memory completes on an mbarrier, for which readers
-wait. Copies out of shared memory are committed as groups, for which the thread that started them waits: with `..._read` until their source
-may be overwritten, without until they are written. A copy sees what threads have stored only after a `fence_proxy_async`. All this is also
-true of the tiles of tensor_copy.py. PTX ISA, "Data movement and conversion instructions: bulk copy".
+One thread starts a copy; TMA (the tensor memory accelerator) executes it. A copy into shared memory completes on an mbarrier, at which
+readers wait. The thread that starts copies out of shared memory commits them in groups and waits for these: with `..._read` until the
+sources may be overwritten, without it until the writes are done. A copy sees threads' stores only after a `fence_proxy_async`. All this is
+also true of the tiles of tensor_copy.py. PTX ISA, "Data movement and conversion instructions: bulk copy".
 """
 
 from llvmlite import ir
@@ -35,7 +35,7 @@ def start_copy(block, offset, byte_count, barrier, data):
 
 
 def check_run(address, byte_count):
-    """(block, offset, length) of contiguous bytes in shared memory, checked."""
+    """(block, offset, length) of contiguous bytes in shared memory. Raises SimulationError if a bulk copy does not support them."""
     if int(byte_count) % CHUNK_BYTES:
         fail(f"a bulk copy of {int(byte_count)} bytes; it takes multiples of {CHUNK_BYTES}")
     return *shared_bytes(address, int(byte_count), CHUNK_BYTES), int(byte_count)
@@ -80,7 +80,7 @@ def cp_async_bulk_shared_shared(address, source, byte_count, barrier):
 
 @intrinsic
 def cp_async_bulk_shared_global(typing_context, address, array, index, byte_count, barrier):
-    """Start copying bytes from array[index] on to shared memory at `address`; they count for `barrier` when they arrive."""
+    """Start copying bytes from array[index] on to shared memory at `address`; the copy completes on the mbarrier `barrier`."""
 
     def lower(context, builder, signature, arguments):
         pointer = element_pointer(context, builder, signature.args[1], arguments[1], signature.args[2], arguments[2])
@@ -109,12 +109,12 @@ def cp_async_bulk_global_shared(typing_context, array, index, address, byte_coun
 
 
 def cp_async_bulk_commit_group():
-    """Commit this thread's bulk copies out of shared memory since its last group as a group. PTX ISA, "cp.async.bulk.commit_group"."""
+    """Commit this thread's bulk copies out of shared memory since its last group as a new group. PTX ISA, "cp.async.bulk.commit_group"."""
     commit_stores()
 
 
 def make_wait_group(pending, read):
-    """cp.async.bulk.wait_group, with or without .read, with its literal operand."""
+    """The function for cp.async.bulk.wait_group, with or without .read, with `pending` as its literal operand."""
 
     def wait():
         wait_for_stores(pending, only_read=read)

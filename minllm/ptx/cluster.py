@@ -1,7 +1,8 @@
 """Clusters of blocks, their barrier, and distributed shared memory.
 
-The blocks of a cluster run at the same time, on SMs of one GPC. A shared::cluster address, made by `mapa`, names a byte in any block's
-shared memory; a plain shared address is the block's own. PTX ISA, "Cluster dimension, cluster rank", "barrier.cluster", "mapa", "ld", "st".
+The blocks of a cluster run at the same time, on SMs of one GPC. A shared::cluster address, made by `mapa`, refers to the shared memory of
+any block of the cluster; a plain shared address refers to the block's own. PTX ISA, "Cluster dimension, cluster rank", "barrier.cluster",
+"mapa", "ld", "st".
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ from minllm.sim.thread import current_thread
 
 
 def cluster_of(thread):
-    """The thread's cluster; SimulationError in a launch without clusters."""
+    """The thread's cluster. Raises SimulationError in a launch without clusters."""
     if thread.block.cluster is None:
         fail("this launch has no clusters: launch with cluster=(x, y, z)")
     return thread.block.cluster
@@ -33,7 +34,7 @@ def cluster_nctarank():
 
 
 def make_cluster_ctaid(axis):
-    """%cluster_ctaid.x, .y or .z."""
+    """The function that reads %cluster_ctaid.x, .y or .z."""
 
     def cluster_ctaid():
         block = current_thread().block
@@ -46,8 +47,8 @@ def make_cluster_ctaid(axis):
 
 
 def barrier_cluster_arrive():
-    """barrier_cluster_arrive(): arrive at the cluster's barrier, as every thread of all its blocks must; barrier_cluster_wait follows. PTX
-    ISA, "barrier.cluster.arrive", .release."""
+    """barrier_cluster_arrive(): arrive at the cluster's barrier. Every thread of the cluster must do so, and call barrier_cluster_wait
+    later. PTX ISA, "barrier.cluster.arrive", .release."""
     thread = current_thread()
     cluster_of(thread).arrive(thread)
 
@@ -103,7 +104,7 @@ def st_shared_cluster_f32(address, value):
 
 
 def store_asynchronously(address, words, barrier):
-    """Store words in another block's shared memory, and complete as many bytes of an mbarrier of that block."""
+    """Store words in another block's shared memory, and complete their bytes on an mbarrier of that block."""
     target, offset = shared_bytes(address, words.nbytes)
     completes = mbarrier_at(barrier)
     if completes.block is not target:
@@ -116,14 +117,14 @@ def store_asynchronously(address, words, barrier):
 
 
 def st_async_u32(address, value, barrier):
-    """st_async_u32(address, value, barrier): store a uint32 in another block's shared memory and complete 4 bytes of that block's mbarrier
-    (both are shared::cluster addresses of the same block). PTX ISA, "st.async"."""
+    """st_async_u32(address, value, barrier): store a uint32 in another block's shared memory and complete 4 bytes on an mbarrier of that
+    block; address and barrier are shared::cluster addresses. PTX ISA, "st.async"."""
     store_asynchronously(address, np.array([int(value) & 0xFFFFFFFF], np.uint32), barrier)
 
 
 def st_async_v4_f32(address, first, second, third, fourth, barrier):
-    """st_async_v4_f32(address, first, second, third, fourth, barrier): the same with four float32, 16 bytes. PTX ISA, "st.async", vector
-    v4."""
+    """st_async_v4_f32(address, first, second, third, fourth, barrier): as st_async_u32, with four float32, 16 bytes. PTX ISA, "st.async",
+    vector v4."""
     store_asynchronously(address, np.array([first, second, third, fourth], np.float32), barrier)
 
 

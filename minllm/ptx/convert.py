@@ -57,7 +57,7 @@ def uint_as_float(word):
     """uint_as_float(word) -> the float32 with these bits."""
     packed = WORD.pack(int(word) & 0xFFFFFFFF)
     (value,) = FLOAT.unpack(packed)
-    return np.float32(value) if value == value else np.frombuffer(packed, np.float32)[0]  # a Python float may not keep the bits of a NaN
+    return np.float32(value) if value == value else np.frombuffer(packed, np.float32)[0]  # a Python float may lose the bits of a NaN
 
 
 def fma_bf16x2(a, b, c):
@@ -91,7 +91,7 @@ unpack_f16x2 = instruction(
 
 
 def bit_cast(emulation, given, wanted, low_type):
-    """An intrinsic that reinterprets a register as another type."""
+    """An intrinsic that reinterprets the bits of a register as another type."""
 
     def cast(typing_context, value):
         def lower(context, builder, signature, arguments):

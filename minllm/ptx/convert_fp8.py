@@ -1,6 +1,6 @@
 """Conversions between float32 and fp8, two values at a time.
 
-e4m3 has 4 exponent bits, its largest value is 448; e5m2 has 5, and 57344.
+e4m3 has 4 exponent bits, and its largest value is 448; e5m2 has 5, and its largest value is 57344.
 """
 
 import ml_dtypes
@@ -10,12 +10,12 @@ from minllm.ptx.instruction import instruction
 
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 CODES = np.arange(256, dtype=np.uint8)
-AS_FLOAT32 = {dtype: list(CODES.view(dtype).astype(np.float32)) for dtype in (E4M3, E5M2)}  # the value of each byte
-E4M3_AS_FLOAT16 = CODES.view(E4M3).astype(np.float16).view(np.uint16).tolist()  # the bits of its value
+AS_FLOAT32 = {dtype: list(CODES.view(dtype).astype(np.float32)) for dtype in (E4M3, E5M2)}  # dtype -> value of each byte
+E4M3_AS_FLOAT16 = CODES.view(E4M3).astype(np.float16).view(np.uint16).tolist()  # e4m3 byte -> bits of the equal float16
 
 
 def joined(low, high, dtype):
-    """Two floats rounded to an 8-bit format, saturating, packed into the low 16 bits of a word."""
+    """A word with two floats rounded to an 8-bit format, saturating, in its low 16 bits."""
     largest = float(ml_dtypes.finfo(dtype).max)
     pair = np.clip(np.array([low, high], np.float32), -largest, largest)  # NaN stays NaN
     return int(pair.astype(dtype).view(np.uint16)[0])
@@ -56,13 +56,13 @@ def e4m3x2_to_f16x2(word):
 
 
 def pack_instruction(element, emulation):
-    """Two float32 to fp8; the instruction's result is 16 bits wide."""
+    """The function that converts two float32 to fp8; the PTX instruction's result has 16 bits, the function's 32."""
     text = f"{{ .reg .b16 pair; cvt.rn.satfinite.{element}x2.f32 pair, $2, $1; cvt.u32.u16 $0, pair; }}"
     return instruction(text, "r", "ff", emulation=emulation)
 
 
 def unpack_instruction(element, emulation):
-    """Two fp8 to float32 by way of float16, which represents both formats exactly."""
+    """The function that converts two fp8 to float32, through float16, which represents both formats exactly."""
     text = (
         f"{{ .reg .b16 pair, low, high; .reg .b32 halves; cvt.u16.u32 pair, $2; cvt.rn.f16x2.{element}x2 halves, pair; "
         "mov.b32 {low, high}, halves; cvt.f32.f16 $0, low; cvt.f32.f16 $1, high; }"

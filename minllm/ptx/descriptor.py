@@ -3,12 +3,12 @@
     bits 0-13   start address / 16        bits 16-29  leading byte offset / 16      bits 32-45  stride byte offset / 16
     bits 49-51  base offset, 0 here       bits 62-63  swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
 
-A matrix [rows, 16 deep] of 16-bit elements, or [rows, 32 deep] of 8-bit ones, which are always K-major, consists of core matrices, 8 lines
-of 16 bytes each. With a swizzle of S bytes, a line of S bytes holds S/16 adjacent chunks, and 8 such lines are an atom; without swizzle
-(S = 16 below) a line is one chunk. Then
+A matrix [rows, 16] of 16-bit elements, or [rows, 32] of 8-bit elements, which are always K-major, consists of core matrices of 8 lines of
+16 bytes each. With a swizzle of S bytes, a line of S bytes holds S/16 adjacent chunks, and 8 such lines are an atom; without swizzle
+(S = 16 below) a line is one chunk.
 
     K-major ("k"):     a line runs along the depth K. Eight rows are an atom; the next eight are `stride` bytes further. Without swizzle the
-                       second half of the depth is `leading` bytes further; with swizzle a line holds both, and `leading` is not used.
+                       second half of the depth is `leading` bytes further; with swizzle a line holds both halves, and `leading` is unused.
     MN-major ("mn"):   a line runs along S/2 rows. Eight steps of depth are an atom. With swizzle the next eight steps are `stride` bytes
                        further, and the next S/2 rows `leading` bytes; without swizzle it is the other way round.
 
@@ -47,14 +47,14 @@ def matrix_descriptor(address, leading_bytes, stride_bytes, swizzle):
 
 @cuda.jit(device=True)
 def advance_descriptor(descriptor, byte_count):
-    """advance_descriptor(descriptor, byte_count) -> uint64: the same layout, `byte_count` bytes (a multiple of 16) further. For example,
-    the next 16 steps of depth of a K-major tile are 32 bytes further."""
+    """advance_descriptor(descriptor, byte_count) -> uint64: the descriptor of the same layout `byte_count` bytes (a multiple of 16)
+    further. For example, the next 16 steps of depth of a K-major tile of 16-bit elements are 32 bytes further."""
     return uint64(descriptor) + uint64(byte_count >> 4)
 
 
 @functools.lru_cache(maxsize=1024)
 def matrix_chunks(descriptor, rows, major):
-    """The numbers of the 16-byte chunks that hold the [rows, 16] matrix of a descriptor, in the order of chunk_offsets."""
+    """The shared addresses / 16 of the chunks that hold the [rows, 16] matrix of a descriptor, in the order of chunk_offsets."""
     start, leading, stride = (descriptor >> shift & 0x3FFF for shift in (0, 16, 32))  # in chunks
     swizzle = SWIZZLE_OF_MODE[descriptor >> 62]
     if descriptor >> 49 & 7:
@@ -66,7 +66,7 @@ def matrix_chunks(descriptor, rows, major):
 
 
 def read_matrix(memory, descriptor, rows, major):
-    """The [rows, 16] matrix (uint16) of a descriptor in a block's shared memory (uint8).
+    """The [rows, 16] matrix (uint16) that a descriptor describes in a block's shared memory (uint8).
 
     major: the axis along which the chunks run, "k" or "mn".
     """
@@ -79,7 +79,7 @@ def read_matrix(memory, descriptor, rows, major):
 
 @functools.cache
 def chunk_offsets(rows, major, leading, stride, swizzle):
-    """The offsets, in chunks, of a [rows, 16] matrix's chunks from its start, before swizzling; the order is read_matrix's."""
+    """The offsets, in chunks from its start before swizzling, of the chunks of a [rows, 16] matrix, in read_matrix's order."""
     line = max(swizzle // CHUNK_BYTES, 1)  # chunks per line
     if major == "k":
         row, half = np.arange(rows)[:, None], np.arange(2)[None]

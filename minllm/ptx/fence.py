@@ -9,14 +9,14 @@ from minllm.sim.thread import current_thread
 
 
 def fence_proxy_async():
-    """fence_proxy_async(): make this thread's stores to shared memory visible to TMA and wgmma. Its place is between the stores and the
-    barrier after which a thread starts the copy or the product. PTX ISA, "fence.proxy.async"."""
+    """fence_proxy_async(): make this thread's stores to shared memory visible to TMA and wgmma. It belongs between the stores and the
+    barrier after which a thread starts the copy or the wgmma. PTX ISA, "fence.proxy.async"."""
     fence_asynchronous_view(current_thread())
 
 
 def fence_proxy_tensormap_acquire(tensor_map):
-    """fence_proxy_tensormap_acquire(tensor_map): this thread's copies use the tensor map's current contents in global memory, not those
-    that TMA has cached. Once per block, before its first copy. PTX ISA, "fence.proxy.tensormap"."""
+    """fence_proxy_tensormap_acquire(tensor_map): make this thread's copies use the tensor map's current contents in global memory instead
+    of those that TMA has cached. It is needed once per block, before the first copy. PTX ISA, "fence.proxy.tensormap"."""
 
 
 def prefetch_tensormap(tensor_map):

@@ -1,8 +1,8 @@
-"""Makes Python functions for PTX instructions.
+"""Make Python functions of PTX instructions.
 
 `instruction(...)` is for scalar operands, `intrinsic` and `emulated` for others. Every function of this package has an attribute
-`.emulation`: a Python function with the same parameters that computes the same result. The simulator replaces the function with it, so one
-kernel source serves both GPU and simulator.
+`.emulation`: a Python function with the same parameters that computes the same result. The simulator calls the emulation in place of the
+function, so one kernel source serves both GPU and simulator.
 """
 
 from llvmlite import ir
@@ -19,7 +19,7 @@ REGISTERS = {
 
 
 def assembly(text, constraints, result, operands, *, touches_memory=True, convergent=False):
-    """An LLVM inline-assembly value: `text` with $0, $1..., outputs first."""
+    """An LLVM inline-assembly value. text: PTX with operands $0, $1, ..., outputs first; operands: their LLVM types."""
     function = ir.FunctionType(result, operands)
     constraints = ",".join([*constraints, "~{memory}"] if touches_memory else constraints)
     value = ir.InlineAsm(function, text, constraints, side_effect=touches_memory or convergent)
@@ -32,9 +32,10 @@ def call_assembly(builder, value, arguments, convergent=False):
 
 
 def instruction(text, outputs="", inputs="", *, emulation, touches_memory=False, convergent=False):
-    """An intrinsic with one operand per constraint letter; it returns None, a scalar, or a tuple of several outputs.
+    """An intrinsic with one operand per constraint letter, which returns None, a scalar, or a tuple of several outputs.
 
-    touches_memory: it reads or writes memory, so the compiler must not move or drop it. convergent: the whole warp executes it.
+    touches_memory: whether it reads or writes memory, so that the compiler must not move or drop it. convergent: whether the whole warp
+    must execute it together.
     """
     output_types = [REGISTERS[letter][1] for letter in outputs]
     input_types = [REGISTERS[letter][1] for letter in inputs]
@@ -57,7 +58,7 @@ def instruction(text, outputs="", inputs="", *, emulation, touches_memory=False,
         parts = [builder.extract_value(result, i) for i in range(len(outputs))]
         return context.make_tuple(builder, return_type, parts)
 
-    # Numba takes the number of parameters from the typing function's signature, so the function is generated.
+    # Numba reads the number of parameters from the typing function's signature, so that function is generated.
     parameters = ", ".join(f"operand{i}" for i in range(len(inputs)))
     source = f"def {emulation.__name__}(typing_context{', ' if inputs else ''}{parameters}):\n    return signature, lower\n"
     namespace = {"signature": return_type(*input_types), "lower": lower, "__name__": emulation.__module__}
@@ -66,7 +67,7 @@ def instruction(text, outputs="", inputs="", *, emulation, touches_memory=False,
 
 
 def emulated(function, emulation):
-    """Attach the emulation and the documentation to an intrinsic."""
+    """Attach the emulation, and its docstring and name, to an intrinsic; returns the intrinsic."""
     function.emulation = emulation
     function.__doc__ = emulation.__doc__
     function.__module__ = emulation.__module__

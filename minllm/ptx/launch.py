@@ -1,6 +1,6 @@
-"""Programmatic dependent launch. PTX ISA, "griddepcontrol".
+"""Programmatic dependent launch: a kernel starts while its predecessor in the stream still runs.
 
-A kernel starts while its predecessor in the stream still runs.
+PTX ISA, "griddepcontrol".
 """
 
 from minllm.ptx.instruction import instruction

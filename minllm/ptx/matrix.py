@@ -1,8 +1,8 @@
-"""ldmatrix, stmatrix, movmatrix: 8x8 tiles to and from mma.sync's fragments.
+"""ldmatrix, stmatrix, movmatrix: 8x8 tiles to and from the fragments of mma.sync.
 
-The tiles have 16-bit elements and are in shared memory. Fragments are `cuda.local.array`s, which the compiler keeps in registers if
-constants index them. Lane l of a warp holds one word of each tile: the elements (l // 4, 2 * (l % 4)) and the next, or with .trans the
-element (2 * (l % 4), l // 4) and the one below. PTX ISA, "ldmatrix", "stmatrix" and "movmatrix".
+The tiles have 16-bit elements and are in shared memory. Fragments are `cuda.local.array`s, which the compiler keeps in registers if all
+indices are constants. Lane l of a warp holds one word of each tile: element (l // 4, 2 * (l % 4)) and the next one of the row, or with
+.trans element (2 * (l % 4), l // 4) and the one below. PTX ISA, "ldmatrix", "stmatrix" and "movmatrix".
 """
 
 import numpy as np
@@ -20,12 +20,12 @@ NO_BYTES = np.empty(0, np.uint8)
 
 
 def registers(fragment, at, count, kind="read"):
-    """The bytes of `count` 32-bit registers: elements from `at` on of a thread's local array."""
+    """The bytes of `count` 32-bit registers: the elements from `at` on of a thread's local array."""
     return fragment.window(int(at), 4 * count, alignment=4, kind=kind)
 
 
 def row_window(name, address, tiles, kind):
-    """The 16 bytes at the running lane's address, one row of a tile; empty if the lane has no row."""
+    """The 16 bytes at the running lane's address, one row of a tile; empty if the lane provides no row."""
     thread = current_thread()
     if thread.lane >= 8 * tiles:
         return NO_BYTES
@@ -35,7 +35,7 @@ def row_window(name, address, tiles, kind):
 
 
 def make_ldmatrix(tiles, transposed):
-    """ldmatrix of 1, 2 or 4 tiles, with or without .trans."""
+    """The function for ldmatrix of 1, 2 or 4 tiles, with or without .trans."""
     modifier = ".trans" if transposed else ""
 
     def load(typing_context, fragment, at, address):
@@ -73,7 +73,7 @@ def make_ldmatrix(tiles, transposed):
 
 
 def make_stmatrix(tiles, transposed):
-    """stmatrix of 1, 2 or 4 tiles, with or without .trans."""
+    """The function for stmatrix of 1, 2 or 4 tiles, with or without .trans."""
     modifier = ".trans" if transposed else ""
 
     def store(typing_context, address, fragment, at):
@@ -116,13 +116,13 @@ stmatrix_x1_trans, stmatrix_x2_trans, stmatrix_x4_trans = (make_stmatrix(tiles, 
 
 
 def transpose_tile(values):
-    """The transpose of an 8x8 tile: {lane: word}."""
+    """The transpose of an 8x8 tile of 16-bit elements; argument and result are {lane: word}."""
     tile = np.array([values[lane] for lane in range(32)], np.uint32).view(np.uint16).reshape(8, 8)
     return dict(enumerate(np.ascontiguousarray(tile.T).view(np.uint32).reshape(32)))
 
 
 def movmatrix_trans(word):
-    """movmatrix_trans(word) -> uint32: transpose an 8x8 tile of which each lane holds one word. PTX ISA, "movmatrix"."""
+    """movmatrix_trans(word) -> uint32: transpose an 8x8 tile of 16-bit elements; each lane holds one word. PTX ISA, "movmatrix"."""
     return collective("movmatrix_trans", int(word), transpose_tile)
 
 

@@ -1,6 +1,6 @@
-"""Vector loads and stores up to 128 bits, L2 prefetch, shared addresses and loads from them.
+"""Loads and stores of 32 to 128 bits, L2 prefetch, shared addresses and loads from them.
 
-An `index` is always the flat index of an element of a C-contiguous array; an access must be aligned to its size.
+An `index` is the flat index of an element of a C-contiguous array; an access must be aligned to its size.
 """
 
 import struct
@@ -24,15 +24,16 @@ def four_words(array, index):
 
 
 def plain_words(builder, pointer):
-    """The 16 bytes at `pointer` as four i32: an LLVM vector load, whose address space (global, shared, local) LLVM infers."""
+    """The 16 bytes at `pointer` as four i32, by an LLVM vector load; LLVM infers its address space (global, shared, local)."""
     vector = builder.load(builder.bitcast(pointer, ir.VectorType(I32, 4).as_pointer()), align=16)
     return [builder.extract_element(vector, I32(i)) for i in range(4)]
 
 
 def streaming_words(builder, pointer):
-    """The same from global memory, bypassing L1.
+    """The 16 bytes at `pointer` in global memory as four i32, by a load that bypasses L1.
 
-    Not ld.global.nc: ptxas moves read-only loads across any fence to their first use, and then only one is in flight at a time.
+    It is not ld.global.nc, because ptxas moves read-only loads across any fence to their first use, so that only one is in flight at a
+    time.
     """
     text = "ld.global.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];"
     words = call_assembly(builder, assembly(text, ["=r"] * 4 + ["l"], FOUR_WORDS, [I64]), [builder.ptrtoint(pointer, I64)])
@@ -40,7 +41,7 @@ def streaming_words(builder, pointer):
 
 
 def make_ordered_load(name, word_count, description):
-    """A load of `word_count` words from global memory that the compiler does not move across a fence."""
+    """The function for a load of `word_count` words from global memory that the compiler does not move across a fence."""
 
     def load(typing_context, array, index):
         def lower(context, builder, signature, arguments):
@@ -82,7 +83,7 @@ load_64_ordered = make_ordered_load(
 
 
 def make_load_128(name, load_words, description):
-    """A 128-bit load that returns four words."""
+    """The function for a 128-bit load that returns four words."""
 
     def load(typing_context, array, index):
         def lower(context, builder, signature, arguments):
@@ -113,7 +114,7 @@ load_128_streaming = make_load_128(
 
 
 def make_load_float32(name, load_words, description):
-    """A 128-bit load that returns its elements as float32: four of float32, eight of bfloat16 or float16."""
+    """The function for a 128-bit load that returns 4 float32, or 8 bfloat16 or float16, as float32."""
 
     def load(typing_context, array, index):
         element = array.dtype
@@ -180,7 +181,7 @@ emulated(store_128, store_128_emulation)
 
 
 def load_32_emulation(array, index):
-    """load_32(array, index) -> uint32: 4 bytes, two bfloat16 or float16, from element `index` on. PTX ISA, "ld"."""
+    """load_32(array, index) -> uint32: 4 bytes, such as two bfloat16 or float16, from element `index` on. PTX ISA, "ld"."""
     return WORD.unpack(array.window(index, 4))[0]
 
 
@@ -219,7 +220,7 @@ emulated(prefetch_l2, prefetch_l2_emulation)
 
 
 def store_32_emulation(array, index, word):
-    """store_32(array, index, word): write 4 bytes, two bfloat16 or float16, from element `index` on. PTX ISA, "st"."""
+    """store_32(array, index, word): write 4 bytes, such as two bfloat16 or float16, from element `index` on. PTX ISA, "st"."""
     WORD.pack_into(array.window(index, 4, kind="write"), 0, int(word) & 0xFFFFFFFF)
 
 
@@ -282,7 +283,7 @@ emulated(shared_address, shared_address_emulation)
 
 def load_shared_32(address):
     """load_shared_32(address) -> uint32 at a shared address. The compiler may move the load anywhere between the computation of `address`
-    and its use: the contents must not change in between. PTX ISA, "ld.shared"."""
+    and the use of the result, so the contents must not change in between. PTX ISA, "ld.shared"."""
     return int(current_thread().block.shared_root.window(int(address), 4, kind="read").view(np.uint32)[0])
 
 

@@ -1,8 +1,8 @@
-"""mma.sync: a warp's matrix product on tensor cores, D [16, 8] = A [16, K] B [K, 8] + D.
+"""mma.sync: a matrix multiply-accumulate of a warp on tensor cores, D [16, 8] = A [16, K] B [K, 8] + D.
 
-A row of A and a column of B have K elements, 32 bytes: K is 8 for tf32, 16 for bfloat16 and float16, 32 for int8 and fp8. A may be
-unsigned int8 while B is signed. Fragments are `cuda.local.array`s. With E elements per word (1, 2, 4), g = l // 4 and t = l % 4, lane l
-holds (PTX ISA, "Matrix fragments for mma"):
+A row of A and a column of B have K elements, 32 bytes: K is 8 for tf32, 16 for bfloat16 and float16, 32 for int8 and fp8. A may be uint8
+while B is int8. Fragments are `cuda.local.array`s. With E elements per word (1, 2, 4), g = l // 4 and t = l % 4, lane l holds (PTX ISA,
+"Matrix fragments for mma"):
 
     A: 4 words: row g and row g+8 from element t*E on, then both from element K/2 + t*E on
     B: 2 words: column g from element t*E on, and from element K/2 + t*E on
@@ -29,10 +29,10 @@ TF32_BITS = np.uint32(0xFFFFE000)  # tf32 uses a float32's sign, exponent and up
 class Kind:
     """The operand types of an mma.sync."""
 
-    element: str  # PTX's name of A's element type
-    dtype: np.dtype  # NumPy's; for tf32 that of the 32-bit word
+    element: str  # PTX name of A's element type
+    dtype: np.dtype  # NumPy dtype of A's elements; for tf32 that of the 32-bit word
     per_word: int  # elements per 32-bit word
-    of_b: "Kind | None" = None  # B's kind, if it differs from A's
+    of_b: "Kind | None" = None  # the kind of B's elements if it differs from A's
 
     @property
     def right(self):
@@ -41,23 +41,23 @@ class Kind:
 
     @property
     def depth(self):
-        """K."""
+        """K, the depth of the product."""
         return 8 * self.per_word
 
     @property
     def integer(self):
-        """Whether it accumulates in int32, not float32."""
+        """Whether the accumulators are int32 instead of float32."""
         return self.dtype.itemsize == 1 and self.dtype.kind in "iu"
 
     def values(self, raw):
-        """The elements in some bytes, as float32, or int32 for integers."""
+        """The elements in the bytes `raw`, as float32, or as int32 for integers."""
         if self.element == "tf32":
             return (raw.view(np.uint32) & TF32_BITS).view(np.float32)
         return raw.view(self.dtype).astype(np.int32 if self.integer else np.float32)
 
 
 def places(per_word):
-    """The index of each element of A [16, K] and B [K, 8] in the concatenated fragments of all lanes."""
+    """Index arrays of shapes [16, K] and [K, 8]: where each element of A and B is in the concatenated fragments of all lanes."""
     depth = 8 * per_word
     row, column = np.mgrid[0:16, 0:depth]
     half, lane, element = column // (depth // 2), column % (depth // 2) // per_word, column % per_word
@@ -69,11 +69,11 @@ def places(per_word):
 PLACES = {per_word: places(per_word) for per_word in (1, 2, 4)}
 ROW, COLUMN = np.mgrid[0:16, 0:8]
 D_PLACE = (ROW % 8 * 4 + COLUMN // 2) * 4 + ROW // 8 * 2 + COLUMN % 2
-D_ELEMENTS = np.argsort(D_PLACE, axis=None)  # the flat index in D of each element of the lanes' fragments
+D_ELEMENTS = np.argsort(D_PLACE, axis=None)  # flat index in D of each element of the concatenated fragments
 
 
 def warp_product(values, kind):
-    """D = A B + D of a warp: values[lane] = (bytes of 4 words of A, 2 of B, 4 of D) -> bytes of the new D, [32, 16]."""
+    """D = A B + D of a warp. values[lane]: bytes of 4 words of A, 2 of B and 4 of D; returns the bytes of the new D, [32, 16]."""
     a_bytes, b_bytes, d_bytes = (np.concatenate(parts) for parts in zip(*(values[lane] for lane in range(32))))
     a_place, b_place = PLACES[kind.per_word]
     with np.errstate(all="ignore"):
@@ -83,7 +83,7 @@ def warp_product(values, kind):
 
 
 def make_mma(kind):
-    """mma.sync.m16n8k<depth> of one kind."""
+    """The function for mma.sync.m16n8k<depth> with operands of one kind."""
     letter, low_type, result_name = ("r", I32, "s32") if kind.integer else ("f", F32, "f32")
 
     def multiply(typing_context, acc, acc_at, a, a_at, b, b_at):

@@ -1,4 +1,4 @@
-"""Registers: moving them between warpgroups (setmaxnreg), and keeping values in them."""
+"""Registers: move them between warpgroups (setmaxnreg), and keep values in them."""
 
 from llvmlite import ir
 
@@ -11,11 +11,11 @@ REGISTER_TYPES = {types.float32: ("f", ir.FloatType()), types.uint32: ("r", ir.I
 
 
 def make_setmaxnreg(action, description):
-    """setmaxnreg.dec or .inc with its literal operand."""
+    """The function for setmaxnreg.dec or .inc, which takes a literal operand."""
 
     def setmaxnreg(typing_context, count):
         if not isinstance(count, types.IntegerLiteral):
-            return None  # Numba asks again with the literal
+            return None  # Numba calls this again with the literal's type
 
         def lower(context, builder, signature, arguments):
             text = f"setmaxnreg.{action}.sync.aligned.u32 {count.literal_value};"
@@ -54,7 +54,7 @@ def keep_registers_emulation(array, count):
 @intrinsic
 def keep_registers(typing_context, array, count):
     if not isinstance(count, types.IntegerLiteral):
-        return None  # Numba asks again with the literal
+        return None  # Numba calls this again with the literal's type
     letter, low_type = REGISTER_TYPES[array.dtype]
     size = count.literal_value
 
@@ -72,8 +72,8 @@ def keep_registers(typing_context, array, count):
 
 
 def keep_register(value):
-    """keep_register(value) -> uint32: the same number, kept in a register from here on; for example, an address that the compiler would
-    otherwise recompute in every iteration of a loop. PTX ISA, "mov"."""
+    """keep_register(value) -> uint32: the same number, kept in a register from here on. Use it, for example, for an address that the
+    compiler would otherwise recompute in every iteration of a loop. PTX ISA, "mov"."""
     return int(value)
 
 

@@ -1,10 +1,10 @@
 """Loads and stores of system scope: flags and words that one GPU writes and another one reads.
 
-An `index` is the flat index of an element of a C-contiguous array, in this GPU's memory or in a peer's. Each element of an access is
-written and read whole, never in halves. PTX ISA, "Memory Consistency Model".
+An `index` is the flat index of an element of a C-contiguous array, in this GPU's memory or in a peer's. Each element is read and written
+as a whole, never in halves. PTX ISA, "Memory Consistency Model".
 
-    release    what the thread has done before is visible to whoever reads the stored value with acquire
-    relaxed    nothing else is: a value that says all there is to say, as a word that holds both data and flag
+    release    a thread that reads the stored value with acquire also sees the storing thread's earlier writes
+    relaxed    orders no other access: for a value that is complete in itself, such as a word that holds both data and flag
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
 def make_store(name, text, element, words, ordering, description):
-    """A store of `words` elements of a Numba type; text: the instruction."""
+    """The function for a store of `words` elements of a Numba type. text: PTX; ordering: "release" or "relaxed"."""
     low = I32 if element is types.uint32 else I64
     dtype = np.uint32 if element is types.uint32 else np.uint64
 
@@ -45,7 +45,7 @@ def make_store(name, text, element, words, ordering, description):
 
 
 def make_load(name, text, element, words, ordering, description):
-    """A load of `words` elements of a Numba type; text: the instruction."""
+    """The function for a load of `words` elements of a Numba type. text: PTX; ordering: "acquire" or "relaxed"."""
     low = I32 if element is types.uint32 else I64
     dtype = np.dtype(np.uint32 if element is types.uint32 else np.uint64)
 
@@ -69,7 +69,7 @@ def make_load(name, text, element, words, ordering, description):
 
 
 def finished(function, emulation, name, description):
-    """The intrinsic with its emulation, both of this name."""
+    """The intrinsic with its emulation attached, both with this name and docstring."""
     function.__name__ = emulation.__name__ = name
     emulation.__doc__ = description
     return emulated(intrinsic(function), emulation)

@@ -1,9 +1,9 @@
 """Tensor copies: asynchronous copies of tiles of 1 to 5 axes by TMA.
 
-One thread starts a copy; TMA (the tensor memory accelerator) does it. A tensor map describes the array, the box (shape of a tile), and the
-layout of a tile in shared memory (runtime/tensor_map.py). A tile is given by the coordinates of its corner, fastest axis first as in PTX.
-Elements outside the array are filled by a load and skipped by a store; only a load may begin at negative coordinates. bulk_copy.py
-describes how to wait for a copy. PTX ISA, "Data movement and conversion instructions: tensor copy".
+One thread starts a copy; TMA (the tensor memory accelerator) executes it. A tensor map describes the array, the box (shape of a tile), and
+the layout of a tile in shared memory (runtime/tensor_map.py). A tile is given by the coordinates of its corner, fastest axis first as in
+PTX. A load fills elements outside the array, a store skips them; only a load may begin at negative coordinates. bulk_copy.py describes how
+to wait for a copy. PTX ISA, "Data movement and conversion instructions: tensor copy".
 """
 
 import itertools
@@ -33,7 +33,7 @@ def overlap(tensor_map, corner):
 
 
 def read_tile(tensor_map, corner):
-    """The tile at `corner` (in the order of the array's axes, may lie outside), filled outside the array."""
+    """The tile at `corner` (in the order of the array's axes), with the fill value for elements outside the array."""
     inside, within = overlap(tensor_map, corner)
     part = tensor_map.array.data[inside]
     if part.shape == tensor_map.box:
@@ -52,7 +52,7 @@ def write_tile(tensor_map, corner, tile):
 
 
 def report_tile(tensor_map, corner, kind):
-    """Report to the monitor which bytes of the array a copy reads or writes, line by line of the tile."""
+    """Report to the monitor, for each line of the tile, the bytes of the array that a copy reads or writes."""
     thread, array = current_thread(), tensor_map.array
     if thread.block.monitor is None:
         return
@@ -65,14 +65,14 @@ def report_tile(tensor_map, corner, kind):
 
 
 def corner_of(coordinates, tensor_map):
-    """A kernel's coordinates, fastest axis first, as signed indices in the order of the array's axes."""
+    """A kernel's coordinates, uint32 with the fastest axis first, as signed indices in the order of the array's axes."""
     if len(coordinates) != len(tensor_map.box):
         fail(f"a copy with {len(coordinates)} coordinates from an array with {len(tensor_map.box)} axes")
     return [(int(at) + (1 << 31)) % (1 << 32) - (1 << 31) for at in reversed(coordinates)]
 
 
 def tile_chunks(offset, tensor_map):
-    """The chunks of shared memory (addresses / 16) in which each 16-byte chunk of a tile lies."""
+    """For each 16-byte chunk of a tile, its swizzled position in shared memory (address / 16)."""
     return swizzled(offset // CHUNK_BYTES + np.arange(tensor_map.box_bytes // CHUNK_BYTES), tensor_map.swizzle)
 
 
@@ -90,7 +90,7 @@ def start_tile(block, offset, tensor_map, corner, barrier):
 
 
 def make_tensor_load(axes):
-    """cp.async.bulk.tensor.Nd from global to shared memory, to one block or to several of the cluster."""
+    """The functions for cp.async.bulk.tensor.Nd from global to shared memory: (of one block, of several blocks of the cluster)."""
 
     def load(address, tensor_map, *operands):
         *coordinates, barrier = operands
@@ -139,7 +139,7 @@ def tile_place(address, tensor_map):
 
 
 def make_tensor_store(axes):
-    """cp.async.bulk.tensor.Nd from shared to global memory."""
+    """The function for cp.async.bulk.tensor.Nd from shared to global memory."""
 
     def store(tensor_map, *operands):
         *coordinates, address = operands

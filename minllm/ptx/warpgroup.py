@@ -1,16 +1,16 @@
-"""wgmma: asynchronous matrix products of a warpgroup (128 threads) on Hopper.
+"""wgmma: asynchronous matrix multiply-accumulate operations of a warpgroup (128 threads) on Hopper.
 
-A product D [64, n] += A [64, k] B [n, k]^T, k being 32 bytes of a row, is asynchronous: `wgmma_fence` orders earlier register accesses
-before it, `wgmma_commit_group` commits products as a group, and `wgmma_wait_group_0` (1, 2, ...) waits until at most 0 (1, 2, ...) groups
-are in flight. Until then the kernel must not access the accumulator, nor change registers of A or shared memory of A and B. B is given by a
-matrix descriptor (descriptor.py), A by a descriptor or in registers. Thread t of a warpgroup, with warp w = t // 32, g = t % 32 // 4,
-i = t % 4, holds
+A wgmma computes D [64, n] += A [64, k] B [n, k]^T, where k is 32 bytes of a row. It is asynchronous: `wgmma_fence` orders earlier register
+accesses before it, `wgmma_commit_group` commits wgmmas as a group, and `wgmma_wait_group_0` (1, 2, ...) waits until at most 0 (1, 2, ...)
+groups are in flight. Until then the kernel must not access the accumulator, nor change registers of A or shared memory of A and B. B is
+given by a matrix descriptor (descriptor.py), A by a descriptor or in registers. Thread t of a warpgroup, with warp w = t // 32,
+g = t % 32 // 4, i = t % 4, holds
 
     D [64, n]:   n/2 sums: for each 8 columns, from column c on: (16w+g, c+2i), (16w+g, c+2i+1), (16w+g+8, c+2i), (16w+g+8, c+2i+1)
     A [64, k]:   4 words of two 16-bit or four 8-bit elements, as for mma.m16n8k16 and m16n8k32 in rows 16w to 16w+15
 
-If the kernel accesses those registers while products are in flight, ptxas serialises the products: the SASS then has a WARPGROUP.DEPBAR
-after every HGMMA. PTX ISA, "Asynchronous warpgroup level matrix instructions".
+If the kernel accesses those registers while a wgmma is in flight, ptxas serialises the wgmmas: the SASS then has a WARPGROUP.DEPBAR after
+every HGMMA. PTX ISA, "Asynchronous warpgroup level matrix instructions".
 """
 
 import functools
@@ -33,14 +33,14 @@ SUMS = {"f32": ("f", F32), "s32": ("r", I32)}  # constraint letter and LLVM type
 def make_wgmma(n, dtype="bf16", a="shared", a_major="k", b_major="k"):
     """The function for D [64, n] += A [64, k] B [n, k]^T with A and B of one dtype, n a multiple of 8 up to 256.
 
-    dtype: "bf16" or "f16", k = 16, and D is float32; "e4m3", k = 32, float32, of whose fraction the tensor cores of Hopper keep some 14
-    bits while they add; "s8", k = 32, int32, exact. From n = 32 on s8 takes multiples of 16.
+    dtype: "bf16" or "f16" (k = 16, D float32), "e4m3" (k = 32, D float32, but the tensor cores of Hopper keep only some 14 bits of its
+    fraction while they add) or "s8" (k = 32, D int32, exact). From n = 32 on, s8 takes multiples of 16.
 
     a "shared":     wgmma(accumulator, a_descriptor, b_descriptor, scale_d)
     a "registers":  wgmma(accumulator, a, a_at, b_descriptor, scale_d), A from the uint32 local array a[a_at:a_at+4]
     accumulator: a local array of n/2 elements of D; with scale_d 0 the product replaces it, else the product is added to it.
-    a_major, b_major: "k" if chunks of 16 bytes run along the depth K, "mn" if they run along the rows of A or B, which 8-bit elements
-    cannot. PTX ISA, "wgmma.mma_async".
+    a_major, b_major: "k" if chunks of 16 bytes run along the depth K, "mn" if they run along the rows of A or B, which is not possible
+    with 8-bit elements. Raises KernelArgumentError. PTX ISA, "wgmma.mma_async".
     """
     eight_bits, majors = dtype in ("e4m3", "s8"), {a_major, b_major}
     sizes = range(8, 257, 8) if dtype != "s8" else (8, 24, *range(16, 257, 16))
@@ -57,7 +57,7 @@ def make_wgmma(n, dtype="bf16", a="shared", a_major="k", b_major="k"):
 
 
 def start_product(product, *operands):
-    """Remember a product of the running thread until its group is waited for."""
+    """Store the running thread's call of a wgmma until it waits for the group."""
     own = state(current_thread())
     if not own.registers_fenced:
         fail("wgmma without wgmma_fence before it: its registers are not settled")
@@ -76,7 +76,7 @@ def wgmma_text(product, a_operands, b_operand, scale):
 
 
 def accumulate(context, builder, signature, arguments, product, text, constraints, operands):
-    """Call the instruction with the accumulator, n/2 elements of arguments[0], as tied inputs and outputs."""
+    """Emit the instruction with the accumulator, the n/2 elements of arguments[0], as tied inputs and outputs."""
     count, (letter, element) = product.n // 2, SUMS[product.numbers.sums]
     start = element_pointer(context, builder, signature.args[0], arguments[0], types.int64, I64(0))
     places = [builder.gep(start, [I32(i)]) for i in range(count)]
@@ -89,8 +89,8 @@ def accumulate(context, builder, signature, arguments, product, text, constraint
 
 
 def from_shared(product):
-    """wgmma with A in shared memory."""
-    first = product.n  # number of the first operand after n/2 outputs and n/2 tied inputs
+    """The function for wgmma with A in shared memory."""
+    first = product.n  # index of the first operand after n/2 outputs and n/2 tied inputs
 
     def wgmma(typing_context, accumulator, a_descriptor, b_descriptor, scale_d):
         def lower(context, builder, signature, arguments):
@@ -109,7 +109,7 @@ def from_shared(product):
 
 
 def from_registers(product):
-    """wgmma with A in registers."""
+    """The function for wgmma with A in registers."""
     first = product.n
 
     def wgmma(typing_context, accumulator, a, a_at, b_descriptor, scale_d):
@@ -131,20 +131,20 @@ def from_registers(product):
 
 
 def wgmma_fence():
-    """wgmma_fence(): order this thread's register accesses before the products that follow. It is needed before the first product, and
-    again after accesses to accumulators or registers of A. PTX ISA, "wgmma.fence"."""
+    """wgmma_fence(): order this thread's register accesses before the wgmmas that follow. It is needed before the first wgmma, and again
+    after accesses to accumulators or registers of A. PTX ISA, "wgmma.fence"."""
     state(current_thread()).registers_fenced = True
 
 
 def wgmma_commit_group():
-    """wgmma_commit_group(): commit the products since the warpgroup's last group as a group. PTX ISA, "wgmma.commit_group"."""
+    """wgmma_commit_group(): commit the wgmmas since the warpgroup's last group as a new group. PTX ISA, "wgmma.commit_group"."""
     own = state(current_thread())
     own.product_groups.append(own.products)
     own.products = []
 
 
 def make_wait_group(pending):
-    """wgmma.wait_group with its literal operand."""
+    """The function for wgmma.wait_group with `pending` as its literal operand."""
 
     def wait():
         thread = current_thread()

@@ -1,7 +1,7 @@
 """The emulation of wgmma.
 
-A product is computed for all 128 threads of a warpgroup when the last of them waits for it. Operands are not read before that: a kernel
-that overwrites a tile, or registers of A, while a product may still be in flight gets the product of the new values.
+A wgmma is computed for all 128 threads of a warpgroup when the last of them waits for it. Operands are not read before that: if a kernel
+overwrites a tile, or registers of A, while a wgmma may still be in flight, the result is computed from the new values.
 """
 
 import functools
@@ -21,11 +21,11 @@ WARPGROUP = 128
 
 
 class Numbers(NamedTuple):
-    """A type of the operands of wgmma: elements of a row that one product takes, the type of its sums, and the value of each element."""
+    """A dtype of wgmma's operands. depth: elements of a row per wgmma; sums: PTX name of the accumulators' type."""
 
     depth: int
     sums: str
-    values: np.ndarray | None  # by the element's bits; None: computed
+    values: np.ndarray | None  # the value of each bit pattern of an element; None if `floats` computes it
 
 
 NUMBERS = {
@@ -39,7 +39,7 @@ DTYPE_OF_SUMS = {"f32": np.dtype(np.float32), "s32": np.dtype(np.int32)}
 
 @dataclass(frozen=True)
 class Product:
-    """One kind of wgmma.mma_async: D [64, n] += A [64, k] B [n, k]^T; dtype names the operands' numbers, the majors are "k" or "mn"."""
+    """One kind of wgmma.mma_async, D [64, n] += A [64, k] B [n, k]^T. dtype: a key of NUMBERS; a_major, b_major: "k" or "mn"."""
 
     name: str
     n: int
@@ -50,12 +50,12 @@ class Product:
 
     @property
     def numbers(self) -> Numbers:
-        """What A and B consist of."""
+        """The Numbers of the operands' dtype."""
         return NUMBERS[self.dtype]
 
 
 def run_groups(threads, pending):
-    """Compute all but the newest `pending` wgmma groups of a warpgroup -> {thread: None}."""
+    """Compute all but the newest `pending` wgmma groups of a warpgroup; returns {thread: None}."""
     threads.sort(key=lambda thread: thread.number)
     queues = [thread.asynchronous.product_groups for thread in threads]
     if len({len(queue) for queue in queues}) > 1:
@@ -71,7 +71,7 @@ def run_groups(threads, pending):
 
 
 def start_reading(product, operands):
-    """Report to the monitor, once per warpgroup, what a product reads from shared memory -> Transfer, or None."""
+    """Report to the monitor, once per warpgroup, the shared memory that a wgmma reads; returns a Transfer or None."""
     thread, (_, a, b, _) = current_thread(), operands
     if thread.block.monitor is None or thread.number % WARPGROUP:
         return None
@@ -80,13 +80,13 @@ def start_reading(product, operands):
 
 @functools.lru_cache(maxsize=1024)
 def operand_chunks(product, a, b):
-    """The chunks of shared memory that hold a product's operands, each once; `a` is None if A comes from registers."""
+    """The chunks of shared memory (addresses / 16) that hold a wgmma's operands, each once; a: None if A is in registers."""
     right = matrix_chunks(b, product.n, product.b_major).reshape(-1)
     return np.unique(right) if a is None else np.union1d(right, matrix_chunks(a, 64, product.a_major))
 
 
 def multiply(threads, calls, accumulators):
-    """One product: calls[i] = (Product, operands, Transfer or None) of the i-th thread."""
+    """Compute one wgmma. calls[i]: (Product, operands, Transfer or None) of the i-th thread; accumulators: updated with the sums."""
     product, (accumulator, a, b, add), _ = calls[0]
     same = slice(2, None) if product.a_in_registers else slice(1, None)
     if any(call[0] is not product or call[1][same] != calls[0][1][same] for call in calls):
@@ -108,7 +108,7 @@ def multiply(threads, calls, accumulators):
 
 
 def floats(words, dtype):
-    """Elements of [rows, 32 bytes], given as uint16, as float32."""
+    """[rows, k] float32: the elements in [rows, 16] uint16, 32 bytes per row."""
     values = NUMBERS[dtype].values
     if values is not None:
         return values[words.view(np.uint8)]
@@ -118,12 +118,12 @@ def floats(words, dtype):
 
 
 def operand(memory, descriptor, rows, major, dtype):
-    """[rows, k] float32 of a matrix in shared memory."""
+    """[rows, k] float32: a matrix in shared memory."""
     return floats(read_matrix(memory, descriptor, rows, major), dtype)
 
 
 def a_from_registers(calls, product, threads):
-    """[64, k] float32 of A from four words of each thread."""
+    """[64, k] float32: A from four words of each of 128 threads."""
     words = np.stack([a.window(at, 16, alignment=4, thread=thread) for (_, (_, (a, at), _, _), _), thread in zip(calls, threads)])
     # [warp, g, i, half of the depth, half of the rows, element of a word]
     parts = floats(words.view(np.uint16), product.dtype).reshape(4, 8, 4, 2, 2, -1)
@@ -131,7 +131,7 @@ def a_from_registers(calls, product, threads):
 
 
 def gather(arrays, product, threads):
-    """[64, n] from the accumulators of 128 threads."""
+    """[64, n] float32 or int32: D from the accumulators of 128 threads."""
     # [warp, g, i, columns / 8, half of the rows, element]
     rows = np.stack([array.window(0, 2 * product.n, alignment=4, thread=thread) for array, thread in zip(arrays, threads)])
     parts = rows.view(DTYPE_OF_SUMS[product.numbers.sums]).reshape(4, 8, 4, product.n // 8, 2, 2)
@@ -139,7 +139,7 @@ def gather(arrays, product, threads):
 
 
 def scatter(matrix, arrays, threads):
-    """Write [64, n] back to the accumulators of 128 threads."""
+    """Write D [64, n] back to the accumulators of 128 threads."""
     n = matrix.shape[1]
     parts = matrix.reshape(4, 2, 8, n // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(WARPGROUP, n // 2)
     parts = np.ascontiguousarray(parts).view(np.uint8)

@@ -12,9 +12,9 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def argument_type(value):
-    """The Numba type of a kernel's argument: ints are int32, floats float32.
+    """The Numba type of a kernel's argument: ints are int32, floats float32. Raises KernelArgumentError.
 
-    None has the type none: `if bias is not None:` in a kernel is then decided at compile time, and the other branch is not compiled.
+    None has the type none, so `if bias is not None:` in a kernel is decided at compile time, and the other branch is not compiled.
     """
     if isinstance(value, types.Type):
         return value
@@ -45,5 +45,5 @@ def argument_type(value):
 
 @functools.cache
 def array_type(dtype, ndim, contiguous):
-    """The Numba type of an array; a dry run of an engine asks for the same few a million times."""
+    """The Numba type of an array, cached: a dry run of an engine needs the same few types a million times."""
     return types.Array(types.bfloat16 if dtype == BFLOAT16 else from_dtype(dtype), ndim, "C" if contiguous else "A")

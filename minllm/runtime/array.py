@@ -1,4 +1,4 @@
-"""An array in device memory."""
+"""DeviceArray, an array in device memory."""
 
 import functools
 import math
@@ -88,7 +88,7 @@ class DeviceArray:
         return DeviceArray(self.pointer + start * row_bytes, shape, self.dtype, self.block, self.memory, strides)
 
     def view(self, dtype: Any) -> "DeviceArray":
-        """The same bytes as elements of another dtype; the last axis grows or shrinks accordingly."""
+        """A view of the same bytes as another dtype; the last axis grows or shrinks accordingly."""
         dtype = np.dtype(dtype)
         self.check_contiguous("seen as another dtype")
         last = self.shape[-1] * self.dtype.itemsize
@@ -97,11 +97,11 @@ class DeviceArray:
         return DeviceArray(self.pointer, (*self.shape[:-1], last // dtype.itemsize), dtype, self.block, self.memory)
 
     def without_owner(self) -> "DeviceArray":
-        """A view that does not keep the memory from being used again."""
+        """A view without a reference to the block: the pool may reuse the memory while the view exists."""
         return DeviceArray(self.pointer, self.shape, self.dtype, None, self.memory, self._strides)
 
     def copy_to_host(self) -> np.ndarray:
-        """The contents as a NumPy array; waits for the kernels launched before."""
+        """The contents as a NumPy array; waits for all kernels launched earlier."""
         self.check_contiguous("copied to the host")
         host = np.empty(self.shape, self.dtype)
         if self.nbytes:
@@ -124,7 +124,7 @@ class DeviceArray:
             self.memory.fill(self.pointer, value, self.nbytes)
 
     def check_contiguous(self, use: str) -> None:
-        """Raise KernelArgumentError for a view with gaps, which does not allow this use."""
+        """Raise KernelArgumentError if this is a view with gaps. use: what was attempted, for the message."""
         if self._strides is not None:
             raise KernelArgumentError(f"an array of shape {self.shape} and strides {self._strides} has gaps and cannot be {use} as a whole")
 
@@ -139,8 +139,8 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
 
 
 def reshaped_strides(shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a reshaped view; KernelArgumentError if an axis spans a gap."""
-    runs: list[list[int]] = []  # [elements, stride] of adjacent axes without a gap between them, the last axes first
+    """The strides in bytes of a reshaped view. Raises KernelArgumentError if an axis of the new shape spans a gap."""
+    runs: list[list[int]] = []  # [elements, stride] of each run of adjacent axes without a gap, last axes first
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if runs and stride == runs[-1][0] * runs[-1][1]:
             runs[-1][0] *= extent

@@ -1,14 +1,14 @@
 """The disk cache's key: a hash of everything that the compiler sees of a kernel.
 
 Numba compiles not a file but a function object: its bytecode, and the current values of its global names, closure and defaults. Constants
-become part of the machine code; functions among the values are compiled too. The key is made of the same: `describe` walks from the kernel
+become part of the machine code; functions among the values are compiled too. The key covers the same: `describe` walks from the kernel
 through all functions that it can reach, in any file, and lists their bytecode and constants. An edit of any of them changes the key; an
 edit of a comment, a launcher, or another kernel does not.
 
-The walk does not reach two things, which are hashed as files: minllm/ptx, whose functions emit instructions instead of being compiled, and
-the files that control Numba (COMPILER_FILES). A test checks that nothing else in the package extends Numba. What older_gpus.py replaces for
-a target is a part of the key for that target. For everything outside the package, the key has the versions of Python, Numba, NumPy and the
-toolkit.
+The walk does not reach two things, which are hashed as files: minllm/ptx, with functions that emit instructions instead of being compiled,
+and the files that control Numba (COMPILER_FILES). A test checks that nothing else in the package extends Numba. The replacements by
+older_gpus.py for a target are part of the key for that target. For everything outside the package, the key has the versions of Python,
+Numba, NumPy and the toolkit.
 
 A value of an unknown kind makes the kernel uncacheable: it is compiled each time, which is slow but never wrong.
 """
@@ -32,7 +32,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 CODE_FIELDS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount", "co_flags",
                "co_exceptiontable")  # fmt: skip
 COMPILER_FILES = ("compiler.py", "range_loops.py")
-# Modules whose contents are determined by `compiler_versions`.
+# Modules with contents that are determined by `compiler_versions`.
 VERSIONED = ("builtins", "math", "numba", "numpy", "ml_dtypes", "operator")
 DISTRIBUTIONS = ("numba-cuda", "numba", "llvmlite", "numpy", "ml_dtypes", "cuda-core")
 TOOLKIT_WHEELS = ("nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "nvidia-cuda-nvcc", "nvidia-cuda-runtime")
@@ -43,7 +43,7 @@ class Undescribable(Exception):
 
 
 def cache_key(function, argument_types, compute_capability, options):
-    """A hash of all that determines the machine code; None: the kernel is not cached."""
+    """A hash of everything that determines the machine code; None if the kernel is not cached."""
     if not function.__module__.startswith("minllm."):
         return None
     try:
@@ -65,8 +65,8 @@ def code_size(function):
 def describe(value, seen, names=()):
     """A nested list of texts that differs whenever the compiler could see a difference in `value`.
 
-    seen: {id of a function: its number}, for functions that call each other. names: the names in the code that uses `value`; of a module,
-    only these attributes matter. Raises Undescribable.
+    seen: {id of a function: its number}, for functions that call each other. names: the names in the code that uses `value`; only these
+    attributes of a module are described. Raises Undescribable.
     """
     if value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype, types.Type)):
         return f"{type(value).__name__} {value!r}"
@@ -113,7 +113,7 @@ def describe_code(code, namespace, seen):
 
 
 def describe_module(module, seen, names):
-    """A module of this package is described by what a kernel uses of it: its attributes in `names`."""
+    """The attributes of a module that a kernel uses: those in `names`; the name alone if the module is hashed or versioned elsewhere."""
     if is_versioned(module.__name__) or is_instruction_module(module.__name__):
         return f"module {module.__name__}"
     if module.__name__.partition(".")[0] != "minllm":

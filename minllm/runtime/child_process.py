@@ -1,8 +1,8 @@
-"""Python processes that this one starts, feeds a task through standard input, and never leaves behind.
+"""Child processes that run Python: each reads a task from standard input, and none outlives its parent.
 
-A child imports from the same places as this process, but not the main script: a script needs no `if __name__ == "__main__":`, and nothing
-beside the script takes the place of a standard module. A Ctrl-C in the terminal does not reach it. It ends when its standard input does,
-which the system closes however this process ends.
+A child has the same import path as its parent, but does not import the main script: a script needs no `if __name__ == "__main__":`, and no
+file beside the script shadows a standard module. Ctrl-C in the terminal does not reach a child. It ends when its standard input does, which
+the system closes however the parent ends.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ CODE = "import sys; sys.path[:] = sys.argv[2:]; import importlib; importlib.impo
 
 
 def start_child(module: str, task: bytes, environment: Mapping[str, str] = {}, **streams: Any) -> subprocess.Popen:  # noqa: B006 - never written
-    """A process that runs main() of a module, which reads `task` with `receive_task`.
+    """Start a process that runs main() of a module, which reads `task` with `receive_task`.
 
-    environment: variables beside those of this process. streams: stdout, stderr and pass_fds of subprocess.Popen.
+    environment: variables to add to those of this process. streams: stdout, stderr and pass_fds of subprocess.Popen.
     """
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED")}
     path = sorted(map(os.path.abspath, sys.path), key=lambda place: place not in standard)
@@ -34,7 +34,7 @@ def start_child(module: str, task: bytes, environment: Mapping[str, str] = {}, *
 
 
 def end_children(children: list[subprocess.Popen]) -> None:
-    """End the processes, whether they are done or not, and wait until the system has forgotten them."""
+    """Kill the processes, whether they are done or not, and wait for them, so that no zombies remain."""
     for child in children:
         child.kill()
     for child in children:
@@ -44,7 +44,7 @@ def end_children(children: list[subprocess.Popen]) -> None:
 
 
 def receive_task() -> bytes:
-    """The task of this child. From now on the process ends when its standard input does."""
+    """The bytes of this child's task. From now on the process ends when its standard input does."""
     stream = sys.stdin.buffer
     task = stream.read(int.from_bytes(stream.read(8), "little"))
     threading.Thread(target=end_with_input, daemon=True).start()
@@ -52,7 +52,7 @@ def receive_task() -> bytes:
 
 
 def end_with_input() -> None:
-    """End this process when standard input ends: the process that started it has ended, however it did."""
+    """End this process when its standard input ends, because then its parent has ended."""
     while os.read(sys.stdin.fileno(), 1):  # not through sys.stdin: at exit, Python could not flush what a thread is reading
         pass
     os._exit(0)

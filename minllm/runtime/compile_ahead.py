@@ -1,13 +1,13 @@
-"""Compile kernels in parallel processes before they are launched: their results are entries of the disk cache.
+"""Compile kernels in parallel processes before they are launched, and store them in the disk cache.
 
     with compile_ahead(kernels_needed, (shape,), (9, 0)) as work:     # kernels_needed(shape) -> list of Signature
         ...                                                           # read the weights
         work.wait(progress)
 
 A kernel is a Python function with a closure, which cannot be sent to another process. So every worker process calls the same function
-with the same arguments as this one, and finds the same kernels; they are named by their keys in the disk cache. Workers take them in
-order, and skip what another one is compiling: the locks of the disk cache divide the work, also among several programs that start at
-once. A worker that fails leaves its kernels to the others or, in the end, to this process, which compiles what is still missing when it is
+with the same arguments as this one, and finds the same kernels, which are identified by their keys in the disk cache. Workers take them in
+order, and skip kernels that another one is compiling: the locks of the disk cache divide the work, also among several programs that start
+at once. A worker that fails leaves its kernels to the others or, in the end, to this process, which compiles a missing kernel when it is
 launched.
 
 Numba compiles one kernel at a time in a process, because of its global lock.
@@ -36,12 +36,12 @@ PLAIN_MESSAGES = {"NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING": "1"}  # Numba colo
 
 
 class CompileAhead:
-    """The kernels that are missing from the disk cache, by their keys, and the processes that compile them; they end with the context."""
+    """Keys of kernels that are missing from the disk cache, and the processes that compile them, which end with the context."""
 
     def __init__(self, keys: Sequence[str] = ()):
         self.keys = keys
         self.workers: list[subprocess.Popen] = []
-        self.errors = tempfile.TemporaryFile() if keys else None  # what the workers write to standard error
+        self.errors = tempfile.TemporaryFile() if keys else None  # standard error of the workers
 
     def __enter__(self) -> "CompileAhead":
         return self
@@ -55,7 +55,7 @@ class CompileAhead:
         return sum(map(is_cached, self.keys))
 
     def wait(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Return when all kernels are compiled, or no process is left; progress(done, total) whenever the number has changed."""
+        """Wait until all kernels are compiled or no process is left; calls progress(done, total) at each change."""
         reported, running = None, True
         while running and reported != len(self.keys):
             running = any(worker.poll() is None for worker in self.workers)  # before the kernels are counted: none may be missed
@@ -68,7 +68,7 @@ class CompileAhead:
         self.warn_of_failures()
 
     def warn_of_failures(self) -> None:
-        """Tell of workers that have ended with an error."""
+        """Warn of workers that have ended with an error."""
         if failed := sum(worker.poll() not in (None, 0) for worker in self.workers):
             self.errors.seek(0)
             reason = self.errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "no message"
@@ -85,14 +85,14 @@ class CompileAhead:
 def compile_ahead(
     find: Callable[..., list[Signature]], arguments: tuple, compute_capability: tuple[int, int], processes: int = MOST_PROCESSES
 ) -> CompileAhead:
-    """Start to compile what find(*arguments) lists and the disk cache lacks.
+    """Start to compile the kernels that find(*arguments) lists and the disk cache lacks.
 
-    find: a function of a module, which takes arguments that can be pickled. processes: the most worker processes; there is at most one per
-    core, and MOST_PROCESSES.
+    find: a function of a module; it and its arguments must be picklable. processes: the most worker processes; there are at most one per
+    core and MOST_PROCESSES in all.
     """
     found = keys_of(find(*arguments), compute_capability)
     missing = [key for key in found if not is_cached(key)] if is_writable() else []
-    missing.sort(key=lambda key: code_size(found[key].kernel.function), reverse=True)  # what takes the longest starts first
+    missing.sort(key=lambda key: code_size(found[key].kernel.function), reverse=True)  # start with the slowest to compile
     task = pickle.dumps((find, arguments, compute_capability, missing))
     work = CompileAhead(missing)
     try:
@@ -106,21 +106,21 @@ def compile_ahead(
 
 
 def keys_of(found: Sequence[Signature], compute_capability: tuple[int, int]) -> dict[str, Signature]:
-    """The kernels by their keys in the disk cache, without those that it does not take."""
+    """{key in the disk cache: kernel}, without kernels that are not cached."""
     keys = {signature.kernel.cache_key(signature.types, compute_capability): signature for signature in found}
     return {key: signature for key, signature in keys.items() if key is not None}
 
 
 def available_cores() -> int:
-    """The number of cores for worker processes, at most MOST_PROCESSES; none in a program that was frozen with its interpreter.
+    """The number of cores for worker processes, at most MOST_PROCESSES; 0 in a program that was frozen with its interpreter.
 
-    Without locks (disk_cache.py) nothing divides the work among processes: there is one.
+    It is 1 without locks (disk_cache.py), because nothing would divide the work among processes.
     """
     is_python = bool(sys.executable) and not getattr(sys, "frozen", False)
     return min(MOST_PROCESSES if CAN_LOCK else 1, host.available_cores()) if is_python else 0
 
 
 def start_worker(task: bytes, errors: Any) -> subprocess.Popen:
-    """A process that runs compile_worker.py on a task; it sees no GPU, and its standard error goes to the file `errors`."""
+    """Start a process that runs compile_worker.py on a task, without a GPU, and with its standard error in the file `errors`."""
     environment = ONE_THREAD | PLAIN_MESSAGES | {"CUDA_VISIBLE_DEVICES": ""}
     return start_child("minllm.runtime.compile_worker", task, environment, stdout=subprocess.DEVNULL, stderr=errors)

@@ -1,7 +1,7 @@
-"""A worker process of compile_ahead.py, with its task on standard input.
+"""A worker process of compile_ahead.py, which reads its task from standard input.
 
-The task is pickled: (find, arguments, compute capability, keys). The worker compiles those kernels of find(*arguments) that the keys name,
-and the disk cache keeps them.
+The task is pickled: (find, arguments, compute capability, keys). The worker compiles the kernels of find(*arguments) that have one of these
+keys, and stores them in the disk cache.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ from minllm.runtime.compile_ahead import keys_of
 from minllm.runtime.disk_cache import is_cached
 from minllm.runtime.dry_run import Signature
 
-OBJECTS_PER_COLLECTION = 100_000  # by default 700 or 2,000, with which a tenth of a compilation is garbage collection
+OBJECTS_PER_COLLECTION = 100_000  # with Python's default, 700 or 2,000, garbage collection takes a tenth of a compilation
 
 
 def main() -> None:
-    """What the process runs."""
+    """Receive the task and compile its kernels: the entry point of the process."""
     find, arguments, compute_capability, keys = pickle.loads(receive_task())
-    gc.freeze()  # what is imported stays
+    gc.freeze()  # imported objects live until the process ends, so no collection needs to visit them
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     compile_all(keys_of(find(*arguments), compute_capability), keys, compute_capability)
 
 
 def compile_all(found: Mapping[str, Signature], keys: Sequence[str], compute_capability: tuple[int, int]) -> None:
-    """Compile the kernels that no other process is compiling, then wait for those that one was, or compile them after all.
+    """Compile the kernels that no other process is compiling, then wait for the others, or compile them after all.
 
     A kernel that does not compile is left to the process that launches it, which raises the error.
     """
@@ -37,7 +37,7 @@ def compile_all(found: Mapping[str, Signature], keys: Sequence[str], compute_cap
 
 
 def compile_one(signature: Signature, key: str, compute_capability: tuple[int, int], wait: bool) -> bool:
-    """Whether the kernel needs no further attempt; without `wait` that is False if another process is compiling it."""
+    """Compile a kernel; returns False only if `wait` is false and another process is compiling it."""
     if is_cached(key):
         return True
     with contextlib.suppress(KernelCompilationError):

@@ -1,10 +1,10 @@
 """Numba as a compiler: from a Python function to a cubin, for any target.
 
-It needs no GPU. Numba's own dispatcher compiles for the present device and launches the result. Here the target is an argument, the result
+It needs no GPU. Numba's own dispatcher compiles for the current device and launches the result. Here the target is an argument, the result
 is a `CompiledKernel` with its registers and spills, and cubins are cached on disk.
 
 The disk cache's key is a hash of everything that determines the machine code (cache_key.py). Numba's own `cache=True` misses edits in other
-files: a kernel whose device function changed would run stale code.
+files: a kernel would run stale code after a change of its device function.
 """
 
 import contextlib
@@ -73,8 +73,8 @@ class CompiledKernel:
 def compile_kernel(function, argument_types, compute_capability, *, wait=True, fastmath=False, launch_bounds=None, max_registers=None):
     """The CompiledKernel of a function for a target, from the disk cache if possible.
 
-    wait: for another process that is compiling it; otherwise the result is None then. Raises KernelCompilationError with the kernel, its
-    argument types and the compiler's message.
+    wait: whether to wait for another process that is compiling it, instead of returning None. Raises KernelCompilationError with the
+    kernel, its argument types and the compiler's message.
     """
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
     key = cache_key(function, argument_types, compute_capability, options)
@@ -122,7 +122,7 @@ def compile_fresh(function, argument_types, compute_capability, options):
 
 
 def prepare(function, argument_types, compute_capability, options, lineinfo=False):
-    """(linker that holds the kernel's intermediate code, the kernel's symbol, the target's name)."""
+    """(linker with the kernel's LLVM IR, symbol of the kernel, name of the target such as "sm_90a")."""
     # The "a" targets have architecture-specific instructions (wgmma, setmaxnreg); they exist from 9.0 on.
     target = (*compute_capability, "a" if compute_capability >= (9, 0) else "")
     with target_device(compute_capability):
@@ -144,7 +144,7 @@ def prepare(function, argument_types, compute_capability, options, lineinfo=Fals
 
 
 class VerboseLinker(numba_driver._Linker):
-    """Numba's linker, with ptxas' report of registers and spills."""
+    """Numba's linker, which also keeps ptxas' report of registers and spills."""
 
     def link_to(self, kind):
         """Link to a "cubin" or to "ptx", as bytes, and keep ptxas' report in `report`."""
@@ -163,7 +163,7 @@ class VerboseLinker(numba_driver._Linker):
 
 
 def resource_usage(log):
-    """Registers, spill bytes, stack bytes and static shared memory from the report of ptxas -v."""
+    """The fields registers, spill_bytes, stack_bytes and shared_bytes of a CompiledKernel, from the report of ptxas -v."""
 
     def number(pattern):
         found = re.findall(pattern, log)

@@ -1,4 +1,4 @@
-"""Device memory from the driver, which the pool of memory.py reuses."""
+"""Allocation, copies and fills of device memory by the driver, for the pool in memory.py."""
 
 from minllm.runtime.device import check_driver, current_device
 
@@ -6,7 +6,7 @@ from minllm.runtime.device import check_driver, current_device
 class CudaMemory:
     """Allocation, copies and fills through the driver.
 
-    Copies and fills use the legacy default stream, which waits for the kernels launched before, and for which later kernels wait.
+    Copies and fills use the legacy default stream: it waits for kernels launched earlier, and later kernels wait for it.
     """
 
     def __init__(self):

@@ -82,7 +82,7 @@ class CudaPages:
         check_driver(driver.cuMemUnmap(address, nbytes), "unmap memory")
 
     def wait(self) -> None:
-        """Wait for all kernels and copies launched before."""
+        """Wait for all kernels and copies launched earlier."""
         from cuda.bindings import driver
 
         check_driver(driver.cuCtxSynchronize(), "wait for the GPU")

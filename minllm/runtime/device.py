@@ -15,12 +15,12 @@ from minllm.machine.driver import LIBRARY
 from minllm.machine.occupancy import MULTIPROCESSORS
 
 AMPERE, ADA, HOPPER, CONSUMER_BLACKWELL = (8, 0), (8, 9), (9, 0), (12, 0)  # compute capabilities
-SIMULATED_CAPABILITY, SIMULATED_SMS = HOPPER, 132  # without a GPU: an H200
+SIMULATED_CAPABILITY, SIMULATED_SMS = HOPPER, 132  # an H200's, assumed without a GPU
 
 
 @functools.cache
 def is_available() -> bool:
-    """Whether there are a driver, a device and NVIDIA's bindings. Never raises."""
+    """Whether this machine has a driver, a GPU, and the packages cuda.bindings and cuda.core. Never raises."""
     try:
         if importlib.util.find_spec("cuda.bindings") is None or importlib.util.find_spec("cuda.core") is None:
             return False
@@ -55,7 +55,7 @@ class Device:
 
 
 assumed: Device | None = None  # the GPU of a dry run
-own_index = 0  # the GPU of this process
+own_index = 0  # index of the GPU that this process uses
 
 
 @contextlib.contextmanager
@@ -75,13 +75,13 @@ def is_assumed() -> bool:
 
 
 def use_device(index: int) -> None:
-    """Let this process use GPU `index` from now on; to be called before any other use of a GPU."""
+    """Make this process use GPU `index`; must be called before any other use of a GPU."""
     global own_index
     own_index = index
 
 
 def device_names() -> list[str]:
-    """The names of this machine's GPUs; no context is made."""
+    """The names of this machine's GPUs; creates no context."""
     if not is_available():
         return []
     from cuda.bindings import driver
@@ -92,7 +92,7 @@ def device_names() -> list[str]:
 
 
 def current_device(index: int | None = None) -> Device:
-    """GPU `index`, by default this process's own, with its context current in this thread. Raises DeviceError."""
+    """The Device for GPU `index`, by default this process's own, with its context current in this thread. Raises DeviceError."""
     if assumed is not None:
         return assumed
     device = describe_device(index)
@@ -126,23 +126,23 @@ def described_by_driver(index: int) -> Device:
 
 
 def capability_here() -> tuple[int, int]:
-    """The compute capability of this machine's GPU; without one, an H200's."""
+    """The compute capability of this machine's GPU, or of an H200 if there is none."""
     return describe_device().compute_capability if assumed or is_available() else SIMULATED_CAPABILITY
 
 
 def sms_here() -> int:
-    """The number of SMs (streaming multiprocessors) of this machine's GPU; without one, an H200's."""
+    """The number of SMs (streaming multiprocessors) of this machine's GPU, or of an H200 if there is none."""
     return describe_device().sm_count if assumed or is_available() else SIMULATED_SMS
 
 
 def block_shared_bytes_here() -> int:
-    """The most shared memory that a block can have on this machine's GPU, on one that is not known 99 KB; without a GPU, on an H200."""
+    """The largest shared memory of a block, in bytes, on this machine's GPU: 99 KB if its kind is unknown, an H200's without a GPU."""
     return MULTIPROCESSORS.get(capability_here(), MULTIPROCESSORS[8, 9]).block_shared_bytes
 
 
 @functools.cache
 def core_device(index: int):
-    """cuda.core's object for GPU `index`; DeviceError, which says what is missing, if there is none."""
+    """cuda.core's Device for GPU `index`. Raises DeviceError with what is missing."""
     if not is_available():
         raise DeviceError("no usable NVIDIA GPU was found; use device='cpu', or run `minllm doctor` to see what is missing")
     from cuda.core import Device as CoreDevice
@@ -154,7 +154,7 @@ def core_device(index: int):
 
 
 def check_driver(result, what: str):
-    """The value of a cuda.bindings call; DeviceError if it could not do `what`."""
+    """The value in the result of a cuda.bindings call. Raises DeviceError "the driver could not {what}" if it failed."""
     status, *values = result
     if status:
         raise DeviceError(f"the driver could not {what}: {status.name}")

@@ -21,7 +21,7 @@ def cache_directory() -> Path:
 
 
 def entry(key, kind="cubin"):
-    """The file of an entry."""
+    """The path of an entry's file."""
     return cache_directory() / key[:2] / f"{key}.{kind}"
 
 
@@ -56,10 +56,10 @@ def write_cached(key, compiled):
 
 @contextlib.contextmanager
 def making(key, wait=True):
-    """Held while the entry `key` is made: a second process that needs it waits for the first instead of making it too.
+    """A lock to hold while making the entry `key`, so that a second process waits for the first instead of making it too.
 
-    Yields whether this process holds it: without `wait` that is False if another does. The lock is on the entry's folder, so that no file
-    remains of it, and ends with its process. Without a folder there is no lock, and none on Windows, where both make the entry.
+    Yields whether this process holds the lock: False if `wait` is false and another process has it. The lock is on the entry's folder, so
+    it leaves no file behind, and ends with its process. Without a folder, and on Windows, nothing is locked and both make the entry.
     """
     if not CAN_LOCK:
         yield True
@@ -80,7 +80,7 @@ def making(key, wait=True):
 
 
 def cached_text(key, kind, make):
-    """The text of an entry, or else make(), which is then written."""
+    """The text of an entry; if there is none, that of make(), which is written to the cache."""
     path = entry(key, kind)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if (text := path.read_text(encoding="utf-8")).endswith("\n"):

@@ -1,7 +1,7 @@
 """A dry run: Python code launches kernels as on a GPU, and the launches are listed instead of executed.
 
-It needs no GPU and no memory. Arrays have addresses, because a launcher may choose a kernel by their alignment, and no contents. Which
-kernels a forward pass needs is known so before there are weights, and they can be compiled while the weights are read (compile_ahead.py).
+It needs no GPU and no memory. Arrays have addresses, because a launcher may choose a kernel by their alignment, but no contents. A dry run
+finds the kernels of a forward pass before weights are loaded, so they can be compiled while the weights are read (compile_ahead.py).
 """
 
 import contextlib
@@ -20,7 +20,7 @@ ENDLESS = 1 << 60  # bytes
 
 
 class Signature(NamedTuple):
-    """A kernel and the Numba types of its arguments: what is compiled."""
+    """A kernel and the Numba types of its arguments: the unit of compilation."""
 
     kernel: Kernel
     types: tuple[Any, ...]
@@ -51,7 +51,7 @@ class Addresses:
         """Nothing to do."""
 
     def info(self) -> tuple[int, int]:
-        """(free, total) bytes: any number."""
+        """(free, total) bytes: effectively unlimited."""
         return ENDLESS, ENDLESS
 
     def trim(self) -> int:
@@ -60,7 +60,7 @@ class Addresses:
 
 
 class DryRunPages:
-    """Addresses of virtual memory, with what virtual_memory.VirtualRange needs of cuda_pages.CudaPages while nothing is mapped."""
+    """Addresses of virtual memory, with the part of CudaPages' interface that a VirtualRange uses while nothing is mapped."""
 
     page_bytes = 2 << 20
 
@@ -84,17 +84,17 @@ class DryRunPages:
 
 @contextlib.contextmanager
 def dry_run(device: Device) -> Iterator[list[RecordedLaunch]]:
-    """Within this context `device` is the GPU, and launches are appended to the list that it yields."""
+    """Within this context `device` is the current GPU, and launches are appended to the list that it yields."""
     with assume(device), recorded_launches() as launches:
         yield launches
 
 
 def signatures(launches: Iterable[RecordedLaunch]) -> list[Signature]:
-    """What has to be compiled for these launches, each once, in the order of the first launches."""
+    """The distinct Signatures of these launches, in the order of their first launches."""
     found = {(one.launch.kernel, *types_key(one.arguments)): one for one in reversed(list(launches))}
     return [Signature(one.launch.kernel, tuple(map(argument_type, one.arguments))) for one in reversed(found.values())]
 
 
 def types_key(arguments: Iterable[Any]) -> Iterator[Any]:
-    """What a launcher distinguishes compiled kernels by."""
+    """The keys of the arguments' types, by which Kernel.loaded distinguishes compiled kernels."""
     return (parameter(argument)[0] for argument in arguments)

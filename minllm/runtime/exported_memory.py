@@ -1,7 +1,7 @@
-"""GPU memory of one process that others map: CUDA's interprocess handles, 64 bytes that any channel carries.
+"""GPU memory of one process that other processes map, by CUDA IPC handles of 64 bytes.
 
-A handle names a whole allocation of cuMemAlloc, so the memory is allocated by itself and not in the pool, in pages of its own. Source: CUDA
-Driver API, cuIpcGetMemHandle and cuIpcOpenMemHandle; both processes must run on one host, whose GPUs access each other's memory.
+A handle stands for a whole allocation of cuMemAlloc, so the memory is not taken from the pool, and fills whole pages. Both processes must
+run on one host with GPUs that access each other's memory. Source: CUDA Driver API, cuIpcGetMemHandle and cuIpcOpenMemHandle.
 """
 
 import ctypes
@@ -12,11 +12,11 @@ from minllm.runtime.cuda_memory import CudaMemory
 from minllm.runtime.device import check_driver
 
 HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
-PAGE_BYTES = 2 << 20  # smaller allocations may share a page, which would be mapped whole
+PAGE_BYTES = 2 << 20  # smaller allocations may share a page, and the other process would map the whole page
 
 
 class ExportedMemory:
-    """Memory of zeros on this process's GPU. `handle`: what another process opens it with."""
+    """Zeroed memory on this process's GPU. `handle`: the bytes from which another process makes an ImportedMemory."""
 
     def __init__(self, nbytes: int):
         """Raises DeviceError if this GPU cannot share memory, or has too little."""
@@ -31,7 +31,7 @@ class ExportedMemory:
 
 
 class ImportedMemory:
-    """The memory of another process, at an address of this one. Raises DeviceError if it cannot be reached."""
+    """The memory of another process, mapped into this one at `pointer`. Raises DeviceError if that fails."""
 
     def __init__(self, handle: bytes):
         from cuda.bindings import driver
@@ -44,19 +44,19 @@ class ImportedMemory:
 
 
 def array_at(pointer: int, size: int, dtype: object, owner: object) -> DeviceArray:
-    """A one-dimensional array at an address; `owner` lives as long as the array."""
+    """A one-dimensional array at an address; it keeps `owner` alive."""
     return DeviceArray(pointer, (size,), dtype, owner, CudaMemory())
 
 
 def note_fault(fault: DeviceArray, number: int) -> None:
-    """Overwrite a word while kernels run; any thread may call it."""
+    """Overwrite a 32-bit word with `number` while kernels run; any thread may call it."""
     from cuda.bindings import driver
 
     check_driver(driver.cuMemsetD32Async(fault.pointer, number, 1, _other_stream()), "note a fault")
 
 
 def read_word(word: DeviceArray) -> int:
-    """The value of a word while kernels run; any thread may call it."""
+    """The value of a 32-bit word while kernels run; any thread may call it."""
     from cuda.bindings import driver
 
     stream, found = _other_stream(), ctypes.c_uint32()
@@ -66,7 +66,7 @@ def read_word(word: DeviceArray) -> int:
 
 
 def _other_stream() -> object:
-    """A stream that waits for no other."""
+    """A new stream that does not synchronise with any other."""
     from cuda.bindings import driver
 
     from minllm.runtime.device import current_device

@@ -1,6 +1,6 @@
 """CUDA graphs: a sequence of launches recorded once and replayed with one call.
 
-A launch takes microseconds of the host's time, and a decode step has several launches per layer; `minllm bench step` measures the gain. A
+A launch takes microseconds of host time, and a decode step has several launches per layer; `minllm bench step` measures the gain. A
 graph keeps the addresses and scalars of its launches, so what changes between replays (token ids, positions, lengths) is in arrays with
 fixed addresses, and the memory of its temporaries belongs to the graph as long as it exists.
 """
@@ -17,8 +17,8 @@ from minllm.runtime.memory import DeviceMemory, GraphBlocks
 class CapturedGraph:
     """The launches of `function` on `stream` (a cuda.core Stream), recorded without executing them.
 
-    Raises CaptureError if `function` loads a kernel or makes an array of zeros: call it once, and capture then.
-    `result` is its return value: arrays that every replay overwrites. shared: memory that graphs share of which one runs at a time; then
+    Raises CaptureError if `function` loads a kernel or makes an array of zeros: call it once before the capture.
+    `result` is its return value: arrays that every replay overwrites. shared: memory for several graphs of which one runs at a time; then
     `function` returns a tuple of arrays, which the replay of another graph overwrites too.
     """
 
@@ -49,7 +49,7 @@ def is_capturing() -> bool:
 
 
 def refuse(name: str) -> None:
-    """Raises CaptureError."""
+    """A compilation listener for captures. Raises CaptureError that names the kernel."""
     raise CaptureError(f"{name} is not loaded, and a capture does not wait for a compiler: call the function once before")
 
 

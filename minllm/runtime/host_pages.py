@@ -13,7 +13,7 @@ import numpy as np
 from minllm.errors import DeviceError
 
 GARBAGE = 0xFF
-MOST_ADDRESSES = 1 << 34  # bytes per range; some systems limit addresses as if they were memory
+MOST_ADDRESSES = 1 << 34  # largest range in bytes; some systems count reserved addresses as memory
 
 
 class HostPages:
@@ -43,11 +43,11 @@ class HostPages:
         return address
 
     def give_up(self, address: int, nbytes: int) -> None:
-        """Forget a range; its memory is freed when the last array over it is dropped."""
+        """Drop a range; its memory is freed when the last array over it is dropped."""
         del self._ranges[address]
 
     def create(self) -> int | None:
-        """The unique number of a new page, or None beyond the limit."""
+        """The unique number of a new page, or None if the limit is reached."""
         if self.limit is not None and self.num_created >= self.limit:
             return None
         self.num_created += 1

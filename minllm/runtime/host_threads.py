@@ -1,4 +1,4 @@
-"""Threads for passes over large host arrays: NumPy releases the interpreter's lock while it copies and compares.
+"""A pool of threads for passes over large host arrays: NumPy releases the GIL while it copies and compares.
 
 One core reads about 10 GB/s, and waits for every page of a file that is not in memory yet. Several readers load a checkpoint several times
 faster.
@@ -13,5 +13,5 @@ THREADS = min(MOST_THREADS, available_cores())
 
 
 def host_threads() -> ThreadPoolExecutor:
-    """A pool of THREADS threads; a context that ends them."""
+    """A pool of THREADS threads, as a context manager that ends them."""
     return ThreadPoolExecutor(THREADS, "minllm-host")

@@ -27,7 +27,7 @@ from minllm.runtime.argument_type import argument_type
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.parameters import parameter, write_parameters
 
-# A kernel whose blocks use more shared memory (static and dynamic) than this must opt in.
+# A kernel with more shared memory per block (static and dynamic) than this must opt in.
 DEFAULT_SHARED_BYTES = 48 * 1024
 
 compilation_listeners = []  # functions called with a kernel's name before it is compiled or loaded, for progress bars
@@ -36,7 +36,7 @@ compilation_listeners = []  # functions called with a kernel's name before it is
 class Kernel:
     """A kernel to launch, simulate, trace or compile; made by the decorator `kernel`."""
 
-    argument_type = staticmethod(argument_type)  # the simulator too gives arguments these types
+    argument_type = staticmethod(argument_type)  # the simulator converts arguments to the same types
 
     def __init__(self, function, fastmath=False, launch_bounds=None, max_registers=None, dependent_launch=False):
         functools.update_wrapper(self, function)
@@ -60,7 +60,7 @@ class Kernel:
         return Simulation(self, traced=True)
 
     def compile(self, *arguments, compute_capability=(9, 0), wait=True):
-        """The CompiledKernel for arguments like these, or Numba types. Needs no GPU. wait: see compiler.compile_kernel."""
+        """The CompiledKernel for these arguments or Numba types. Needs no GPU. wait: see compiler.compile_kernel."""
         from minllm.runtime import compiler  # needs numba-cuda
 
         types = [argument_type(argument) for argument in arguments]
@@ -116,7 +116,7 @@ class Launch:
         self.cluster = None if cluster is None else three_dimensions(cluster, "cluster")
 
     def loaded(self, types, arguments):
-        """The LoadedKernel for arguments of these types, which may have this much shared memory."""
+        """The LoadedKernel for arguments of these types, with its limit of dynamic shared memory raised if needed."""
         loaded = self.kernel.loaded.get(types)
         if loaded is None:
             loaded = self.kernel.loaded[types] = self.kernel.load(arguments)
@@ -125,7 +125,7 @@ class Launch:
         return loaded
 
     def clusters_at_a_time(self, *arguments):
-        """The most clusters that the GPU runs at a time: a cluster lies in one group of SMs (GPC), and groups have different sizes."""
+        """The most clusters that can be resident at a time: a cluster runs within one GPC, and GPCs differ in their numbers of SMs."""
         from cuda.bindings import driver
 
         key = self.block, self.shared_bytes, self.cluster
@@ -201,9 +201,9 @@ class Simulation:
 def kernel(function=None, *, fastmath=False, launch_bounds=None, max_registers=None, dependent_launch=False):
     """Make a Kernel from a Python function written for numba.cuda.
 
-    fastmath: approximate division, square root and similar, and contraction. launch_bounds: (threads per block, blocks per SM) for which
-    ptxas limits the registers. max_registers: limit of registers per thread. dependent_launch: the kernel may start before its
-    predecessor has ended, see above.
+    fastmath: approximate division, square root and similar, and contraction. launch_bounds: (threads per block, blocks per SM) that must
+    fit, so that ptxas limits the registers. max_registers: limit of registers per thread. dependent_launch: the kernel may start before
+    its predecessor has ended; see the module's docstring.
     """
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers, dependent_launch=dependent_launch)
     if function is None:
@@ -212,7 +212,7 @@ def kernel(function=None, *, fastmath=False, launch_bounds=None, max_registers=N
 
 
 def launch(kernel, grid, block, arguments, stream=None, shared_bytes=0, cluster=None):
-    """Launch in the simulator for NumPy arrays, on the GPU for device arrays."""
+    """Launch in the simulator for NumPy arrays, on the GPU for device arrays. Raises KernelArgumentError for a mixture."""
     on_host = [isinstance(a, np.ndarray) for a in arguments if getattr(a, "ndim", 0)]
     if not on_host or on_host.count(on_host[0]) != len(on_host):
         raise KernelArgumentError(
@@ -232,7 +232,7 @@ def check(condition, message):
 
 
 def three_dimensions(size, what):
-    """A grid or block as three non-negative ints."""
+    """A grid, block or cluster size as three non-negative ints. Raises KernelArgumentError."""
     if type(size) is int and size >= 0:
         return size, 1, 1
     sizes = tuple(int(n) for n in size) if isinstance(size, (tuple, list)) else (int(size),)

@@ -19,7 +19,7 @@ PTX_LINE = re.compile(r"^\s*\.loc\s+(?P<number>\d+)\s+(?P<line>\d+)")
 
 @dataclass
 class Piece:
-    """Consecutive instructions of one line of Python; line 0 if it is unknown."""
+    """Consecutive instructions of one line of Python; line is 0 if unknown."""
 
     file: str
     line: int
@@ -66,6 +66,6 @@ def ptx_pieces(ptx: str) -> list[Piece]:
 
 
 def move_to(pieces: list[Piece], file: str, line: int) -> None:
-    """Begin a new piece, unless the last one has the same line."""
+    """Append a new, empty piece, unless the last one has the same line."""
     if (pieces[-1].file, pieces[-1].line) != (file, line):
         pieces.append(Piece(file, line, []))

@@ -53,7 +53,7 @@ class Block:
 
 
 class GraphBlocks:
-    """Blocks of a captured graph, which are not reused while it exists; or of several graphs, of which one runs at a time."""
+    """Blocks of a captured graph, or of several of which one runs at a time. Nothing else uses them until they are released."""
 
     def __init__(self):
         self.sizes: dict[int, int] = {}  # address -> size
@@ -71,9 +71,9 @@ class GraphBlocks:
 
 
 class DeviceMemory:
-    """The pool over `memory`: CudaMemory, or in tests a version in host memory.
+    """A pool of blocks from `memory`: CudaMemory, or in tests a version in host memory.
 
-    caching: False frees every dropped block at once, except those that are dropped while a graph is captured.
+    caching: False frees every dropped block at once, except those dropped while a graph is captured.
     """
 
     def __init__(self, memory: Any, caching: bool = True):
@@ -81,7 +81,7 @@ class DeviceMemory:
         self.free: dict[int, list[int]] = defaultdict(list)  # block size -> addresses
         self.bytes_in_use = 0
         self.bytes_cached = 0
-        self.owner: dict[int, GraphBlocks] = {}  # address -> its graph
+        self.owner: dict[int, GraphBlocks] = {}  # address of a graph's block -> the blocks of that graph
         self.capturing: GraphBlocks | None = None
 
     def empty(self, shape: Any, dtype: Any) -> DeviceArray:
@@ -92,7 +92,7 @@ class DeviceMemory:
         return DeviceArray(block.pointer, shape, dtype, block, self.memory)
 
     def zeros(self, shape: Any, dtype: Any) -> DeviceArray:
-        """An array of zeros. Raises CaptureError while a graph is captured, which would not keep them."""
+        """An array of zeros. Raises CaptureError during a capture: a replay would not fill the array again."""
         if self.capturing is not None:
             raise CaptureError(f"zeros of shape {shape} are not made while a graph is captured: call the function once before")
         array = self.empty(shape, dtype)
@@ -106,7 +106,7 @@ class DeviceMemory:
         return array
 
     def allocate(self, size: int) -> Block:
-        """A block of a size from block_size_for: cached if there is one, else new."""
+        """A cached block of `size` bytes (from block_size_for) if there is one, else a new one. Raises OutOfMemoryError."""
         if self.capturing is not None and (pointer := self.capturing.take(size)) is not None:
             return Block(pointer, self.capturing.sizes[pointer], self)
         if self.free[size]:
@@ -135,7 +135,7 @@ class DeviceMemory:
         return pointer
 
     def take_back(self, pointer: int, size: int) -> None:
-        """Cache a block that no array uses any more, for its graph or for general reuse."""
+        """Cache or free a block that no array uses any more; a graph's block is cached for that graph."""
         if pointer in self.owner:
             self.owner[pointer].free[size].append(pointer)
         elif not self.caching and self.capturing is None:
@@ -147,7 +147,7 @@ class DeviceMemory:
             self.bytes_cached += size
 
     def trim(self) -> int:
-        """Return the cached blocks to the driver; the number of bytes."""
+        """Return all cached blocks to the driver; returns the number of bytes."""
         freed, self.bytes_cached = self.bytes_cached, 0
         for pointers in self.free.values():
             while pointers:
@@ -156,7 +156,7 @@ class DeviceMemory:
 
     @contextlib.contextmanager
     def capture(self, graph: Any, shared: GraphBlocks | None = None) -> Iterator[None]:
-        """Blocks allocated in this context belong to `graph` until it is dropped, or to `shared` until that is released."""
+        """Within this context new blocks belong to `graph` until it is dropped, or to `shared` until that is released."""
         self.capturing = blocks = GraphBlocks() if shared is None else shared
         try:
             yield
@@ -170,7 +170,7 @@ class DeviceMemory:
             weakref.finalize(graph, self.release, blocks).atexit = False
 
     def release(self, blocks: GraphBlocks) -> None:
-        """Release a dropped graph's blocks for general reuse, once they are unused."""
+        """Make the blocks available for general reuse: the free ones now, the others when they are dropped."""
         for pointer in blocks.sizes:
             del self.owner[pointer]
         for size, pointers in blocks.free.items():

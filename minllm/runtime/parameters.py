@@ -1,7 +1,7 @@
 """A launch's arguments in the driver's format: one address per parameter.
 
-Every value has 8 bytes of one buffer, so the table of addresses never changes, and a launch writes only the values.
-An array is Numba's (meminfo, parent, size, itemsize, data, shape..., strides...), 64 bits each; it packs these once and keeps them.
+Every value takes 8 bytes of one buffer, so the table of addresses never changes, and a launch writes only the values. An array is passed
+as Numba's (meminfo, parent, size, itemsize, data, shape..., strides...), 64 bits each; they are packed once and cached in the array.
 """
 
 import ctypes
@@ -31,11 +31,11 @@ class ParameterBuffer(threading.local):
 
 
 buffer = ParameterBuffer()
-array_types: dict[tuple, int] = {}  # (dtype, axes, whether C-contiguous) -> a small number as its key
+array_types: dict[tuple, int] = {}  # (dtype, number of axes, whether C-contiguous) -> a small number that identifies the type
 
 
 def parameter(argument):
-    """(key of the argument's type, its packed values); an array caches both."""
+    """(key of the argument's type, its packed values). Both are cached in arrays. Raises KernelArgumentError."""
     kept = getattr(argument, "kernel_parameter", None)
     if kept is not None:
         return kept
@@ -60,7 +60,7 @@ def parameter(argument):
 
 
 def pack_int(value):
-    """An int packed as int32, its type in a kernel."""
+    """An int packed as int32, its type in a kernel. Raises KernelArgumentError if it does not fit."""
     if not -(2**31) <= value < 2**31:
         raise KernelArgumentError(f"a kernel was given {value}, which does not fit int32; pass np.int64({value})")
     return INT32.pack(value)

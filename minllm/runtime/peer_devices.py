@@ -1,7 +1,7 @@
 """Several GPUs in one process that read and write each other's memory: for tests and measurements.
 
-An engine has one process per GPU. Here one process drives all of them, so that nothing but the kernels is between the GPUs: each GPU has a
-pool whose memory all others may access (cuda.core, `DeviceMemoryResource.peer_accessible_by`), and a stream of its own.
+An engine has one process per GPU. Here one process drives all GPUs, so that a measurement contains only the kernels. Each GPU has a pool
+of memory that all others may access (cuda.core, `DeviceMemoryResource.peer_accessible_by`), and a stream of its own.
 Source: CUDA C++ Programming Guide, "Peer-to-Peer Memory Access".
 """
 
@@ -25,7 +25,7 @@ def devices_available() -> int:
 
 
 def why_no_peers(count: int) -> str | None:
-    """Why this machine has no `count` GPUs that access each other's memory, as a sentence; None if it has."""
+    """A sentence that says why this machine lacks `count` GPUs that access each other's memory; None if it has them."""
     if devices_available() < count:
         return f"this needs {count} GPUs, and there are {devices_available()}"
     devices = [core_device(index) for index in range(count)]
@@ -35,7 +35,7 @@ def why_no_peers(count: int) -> str | None:
 
 
 class DeviceCopies:
-    """Copies between the host and one GPU's memory, which wait for all work of that GPU."""
+    """Copies between the host and one GPU's memory; each waits for all work of that GPU."""
 
     def __init__(self, device: Any):
         self.device = device
@@ -53,7 +53,7 @@ class DeviceCopies:
         self.run("cuMemsetD8", pointer, value, nbytes)
 
     def run(self, name: str, *arguments: int) -> None:
-        """Call the driver while the GPU has nothing else to do."""
+        """Call a function of the driver by its name, after all work of the GPU, and wait for its completion."""
         from cuda.bindings import driver
 
         self.device.set_current()
@@ -63,7 +63,7 @@ class DeviceCopies:
 
 
 class PeerDevices:
-    """GPUs 0 to count - 1, as ranks. Raises DeviceError if there are fewer, or if they cannot access each other's memory."""
+    """GPUs 0 to count - 1 as ranks. Raises DeviceError if there are fewer or they cannot access each other's memory."""
 
     def __init__(self, count: int):
         if reason := why_no_peers(count):
@@ -96,7 +96,7 @@ class PeerDevices:
         return array
 
     def load(self, launches: Sequence[Any]) -> None:
-        """Compile and load what each rank launches: a GPU whose kernel waits for another one must not wait for the compiler, too."""
+        """Compile and load the kernel of each rank's launch, so that no running kernel waits for one that is still being compiled."""
         from cuda.bindings import driver
 
         from minllm.runtime.parameters import parameter
@@ -109,7 +109,7 @@ class PeerDevices:
             check_driver(driver.cuKernelGetFunction(one.kernel.loaded[types].kernel), f"load {one.kernel.__name__}")
 
     def launch(self, launches: Sequence[Any]) -> None:
-        """Launch what each rank launches on its stream; returns at once."""
+        """Execute each rank's launch on the rank's stream; returns at once."""
         for device, stream, one in zip(self.devices, self.streams, launches, strict=True):
             device.set_current()
             one.launch(stream)
@@ -120,7 +120,7 @@ class PeerDevices:
             stream.sync()
 
     def graphs(self, launch_all: Callable[[], None]) -> Callable[[], None]:
-        """Capture what `launch_all` launches on the streams, a graph per GPU, without running it; returns a call that replays them all."""
+        """Capture the launches of `launch_all` in one graph per GPU, without executing them; returns a function that replays all graphs."""
         builders = []
         for device, stream in zip(self.devices, self.streams, strict=True):
             device.set_current()

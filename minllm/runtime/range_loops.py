@@ -1,13 +1,13 @@
 """Lowers `for i in range(n)` to a form that all optimisers can unroll.
 
 Numba's code for the next number of a range has two branches on the same condition: one around "decrement the count, advance the number",
-then one into or out of the loop. The optimiser for GPUs up to Hopper threads the first branch into the second (jump threading). That for
-Blackwell (compute capability 10.0 and later) does not, because threads of a warp may diverge there; many loops are then not unrolled, and
-a local array that their variable indexes stays in memory instead of registers.
+then one into or out of the loop. The optimiser for GPUs up to Hopper threads the first branch into the second (jump threading). The one for
+Blackwell (compute capability 10.0 and later) does not, because threads of a warp may diverge there. Many loops are then not unrolled, and
+a local array indexed by the loop variable stays in local memory instead of registers.
 
-The code here has no first branch: count and number advance in any case. After the last iteration they are not used any more.
+The code here does without the first branch: it always advances count and number, which are not used after the last iteration.
 
-Importing this module replaces the rule in Numba's registry, for all kernels of this process.
+Importing this module replaces the lowering in Numba's registry, for all kernels of this process.
 """
 
 from numba.cuda.core.imputils import RefType, iternext_impl
@@ -15,7 +15,7 @@ from numba.cuda.cpython import rangeobj
 
 
 def register(number, iterator):
-    """Replace Numba's rule for ranges of one type of number."""
+    """Replace Numba's lowering of `iternext` for ranges of one integer type."""
 
     @rangeobj.registry.lower("iternext", iterator)
     @iternext_impl(RefType.BORROWED)

@@ -1,4 +1,4 @@
-"""Records launches instead of executing them, to count or time kernels."""
+"""Record launches instead of executing them, to count or time kernels."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class RecordedLaunch(NamedTuple):
 
 @contextlib.contextmanager
 def recorded_launches() -> Iterator[list[RecordedLaunch]]:
-    """Within this context launches on the GPU are appended to the list that it yields, and not executed."""
+    """Within this context launches on the GPU are not executed, but appended to the list that it yields."""
     launches: list[RecordedLaunch] = []
     original = Launch.__call__
     Launch.__call__ = lambda launch, *arguments: launches.append(RecordedLaunch(launch, arguments))

@@ -16,7 +16,7 @@ from minllm.runtime.device import check_driver, core_device, current_device
 
 @functools.cache
 def compute_stream():
-    """The stream of all kernels, a cuda.core Stream."""
+    """The stream of all kernels (a cuda.core Stream), created on the first call."""
     from cuda.core import StreamOptions
 
     device = current_device()

@@ -27,8 +27,8 @@ class StreamOrderedMemory(CudaMemory):
         threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
         status = driver.cuMemPoolSetAttribute(self.pool, threshold, driver.cuuint64_t(EVERYTHING))
         check_driver(status, "have the memory pool keep its memory")
-        self._plain: set[int] = set()  # allocated during a capture
-        self._late: list[int] = []  # freed during a capture
+        self._plain: set[int] = set()  # addresses allocated during a capture, by cuMemAlloc
+        self._late: list[int] = []  # addresses dropped during a capture, to be freed after it
 
     def allocate(self, nbytes: int) -> int | None:
         """The address of memory for work launched from now on, or None if there is not enough."""
@@ -40,7 +40,7 @@ class StreamOrderedMemory(CudaMemory):
                 self._plain.add(pointer)
             return pointer
         self._free_late()
-        if nbytes > self.device.total_memory:  # the driver's pool would reserve all memory that is free before it fails
+        if nbytes > self.device.total_memory:  # the driver's pool would reserve all free memory before it fails
             return None
         status, pointer = driver.cuMemAllocAsync(nbytes, self.stream)
         if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
@@ -62,7 +62,7 @@ class StreamOrderedMemory(CudaMemory):
             check_driver(driver.cuMemFreeAsync(pointer, self.stream), "free memory")
 
     def trim(self) -> int:
-        """Return the pool's unused memory to the driver; the number of bytes."""
+        """Return the pool's unused memory to the driver; returns the number of bytes."""
         from cuda.bindings import driver
 
         self._free_late()

@@ -5,10 +5,10 @@
 
 The map of a NumPy array is for the simulator; the map of a DeviceArray has the driver's 128-byte descriptor in GPU memory. A kernel takes
 either as an argument and passes it to the functions `ptx.cp_async_bulk_tensor_*`. A descriptor depends only on address, shape, dtype, box,
-swizzle and fill, so it is made once for all arrays that agree in those, and a launch finds it in a dictionary. It is kept until the process
-ends, because graphs may hold its address, and its memory never holds another descriptor.
+swizzle, fill and promotion, so all arrays that agree in these share one descriptor, which is kept in a dictionary. It lives until the
+process ends, because graphs may hold its address, and its memory is never reused for another descriptor.
 
-The elements of the array's last axis are adjacent, and the box gives a tile's elements along each axis, in the array's order. A tile in
+The elements of the array's last axis are adjacent, and the box is the shape of a tile, in the array's order of axes. A tile in
 shared memory is C-contiguous except for the swizzle: with swizzle 128 its 16-byte chunks are permuted within 1024 bytes to
 chunk ^ (line % 8), with lines of 128 bytes, so that reading a column of chunks has no bank conflicts; 64 and 32 permute fewer chunks. A
 load fills elements outside the array with zeros (or NaN); a store skips them. CUDA driver API, "cuTensorMapEncodeTiled"; PTX, "Tensors".
@@ -27,7 +27,7 @@ from minllm.runtime import device
 from minllm.runtime.device import check_driver
 
 DESCRIPTOR_BYTES = 128
-NO_DESCRIPTOR = 0  # the address in maps of a dry run, whose kernels are not launched
+NO_DESCRIPTOR = 0  # the address in the maps of a dry run, which launches no kernels
 PAGE_BYTES = 1 << 16  # GPU memory per allocation: 512 descriptors
 LARGEST_BOX = 256  # elements along one axis
 DATA_TYPES = {
@@ -51,11 +51,11 @@ SWIZZLES = {0: "SWIZZLE_NONE", 32: "SWIZZLE_32B", 64: "SWIZZLE_64B", 128: "SWIZZ
 FILLS = {"zeros": "FLOAT_OOB_FILL_NONE", "nan": "FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA"}
 
 DESCRIPTORS = {}  # (address, shape, strides, dtype, box, swizzle, fill, promotion) -> address of the descriptor
-free_places = []  # addresses of allocated memory for descriptors, never used before
+free_places = []  # addresses of allocated 128-byte slots that have never held a descriptor
 
 
 class TensorMap:
-    """An array and its tile shape (box); descriptor: its GPU address, or None."""
+    """An array and its tile shape (box). descriptor: the GPU address of the driver's descriptor, or None."""
 
     numba_type = types.uint64  # the type of a kernel's parameter: the descriptor's address
 
@@ -66,12 +66,12 @@ class TensorMap:
         return f"TensorMap(array of {self.array.shape} {self.array.dtype}, box={self.box}, swizzle={self.swizzle}, fill={self.fill!r})"
 
     def with_array(self, change):
-        """The same map of `change(array)`: the simulator replaces a NumPy array by a checked array or a copy."""
+        """The same map for `change(array)`: the simulator replaces a NumPy array by a checked array or a copy."""
         return TensorMap(change(self.array), self.box, self.swizzle, self.fill, self.descriptor)
 
     @property
     def box_bytes(self):
-        """Bytes of a tile, and transaction bytes of its copy on an mbarrier."""
+        """Bytes of a tile, which is also the transaction count of its copy on an mbarrier."""
         return math.prod(self.box) * self.array.dtype.itemsize
 
     @property
@@ -86,8 +86,8 @@ def tensor_map(array, box, swizzle=128, fill="zeros", promotion=256):
     """The TensorMap of a NumPy array or DeviceArray, 1 to 5 axes, in tiles of `box`.
 
     swizzle: 0, 32, 64 or 128; unless it is 0, it is the length of the box's last axis in bytes. fill: the value of elements outside the
-    array, "zeros" or "nan". promotion: 128 or 256, the fewest bytes that L2 fetches from HBM. Raises KernelArgumentError for what TMA does
-    not support.
+    array, "zeros" or "nan". promotion: 128 or 256, the fewest bytes that L2 fetches from HBM. Raises KernelArgumentError if TMA does not
+    support the combination.
     """
     box = tuple(int(extent) for extent in box)
     if isinstance(array, np.ndarray):
@@ -105,7 +105,7 @@ def tensor_map(array, box, swizzle=128, fill="zeros", promotion=256):
 
 
 def check_map(array, box, swizzle, fill):
-    """Raise KernelArgumentError unless TMA supports such boxes."""
+    """Raise KernelArgumentError unless TMA supports this combination of array, box, swizzle and fill."""
 
     def check(condition, message):
         if not condition:
@@ -159,7 +159,7 @@ def encode(array, box, swizzle, fill, promotion=256):
 
 
 def keep(words):
-    """Copy a descriptor to the GPU -> its address."""
+    """Copy a descriptor to GPU memory that is never freed; returns its address."""
     from cuda.bindings import driver
 
     if not free_places:
@@ -173,7 +173,7 @@ def keep(words):
 
 @functools.cache
 def copy_stream():
-    """The driver's stream on which descriptors are copied; it does not synchronise with other streams."""
+    """The driver's handle of the stream that copies descriptors; it does not synchronise with other streams."""
     from cuda.bindings import driver
 
     return check_driver(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING), "create a stream")

@@ -1,10 +1,10 @@
-"""Upload large host arrays through page-locked buffers, so that reading a piece overlaps the copy of the piece before it.
+"""Upload large host arrays through page-locked buffers, so that reading a piece overlaps the copy of the previous one.
 
     with Uploader(stream) as uploader:
         uploader.copy(device_array, host_array)
 
 The driver copies pageable memory through a small buffer of its own with one thread, and returns when the copy is done. Here several threads
-fill one buffer, and round to the device array's dtype on the way, while the GPU empties the other.
+fill one buffer, rounding to the device array's dtype, while the GPU empties the other.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class Uploader:
     def __init__(self, stream: Any):
         self.stream = stream
         self.buffers = [pinned_empty((BUFFER_BYTES,), np.uint8) for _ in range(2)]
-        self.events: list[Any] = [None, None]  # the end of the last copy from each buffer
+        self.events: list[Any] = [None, None]  # for each buffer, an event at the end of its last copy
         self.turn = 0
         self.threads = host_threads()
 

@@ -23,7 +23,7 @@ from minllm.errors import MinLLMError, OutOfMemoryError, VirtualMemoryError
 
 
 class PagePool:
-    """Physical pages, at most `limit` of them. Returned pages are reused; `trim` releases them."""
+    """A pool of at most `limit` physical pages. Returned pages are reused; `trim` releases them."""
 
     def __init__(self, backend: Any, limit: int):
         self.backend, self.limit = backend, limit
@@ -46,7 +46,7 @@ class PagePool:
         return self.limit - self.in_use
 
     def take(self) -> Any:
-        """A page. Raises OutOfMemoryError beyond the limit, or if the machine has no more memory."""
+        """A page. Raises OutOfMemoryError if the limit is reached or the machine has no more memory."""
         if self._idle:
             return self._idle.pop()
         page = self.backend.create() if self.created < self.limit else None
@@ -59,11 +59,11 @@ class PagePool:
         return page
 
     def give_back(self, page: Any) -> None:
-        """Return a page, which is no longer mapped, to the pool."""
+        """Return an unmapped page to the pool."""
         self._idle.append(page)
 
     def trim(self) -> int:
-        """Release the idle pages to the machine; the number of pages."""
+        """Release the idle pages to the machine; returns their number."""
         count = len(self._idle)
         while self._idle:
             self.backend.release(self._idle.pop())
@@ -123,7 +123,7 @@ class VirtualRange:
         self._mapped.update(zip(range(first, first + count), taken, strict=True))
 
     def unmap(self, first: int, count: int = 1) -> None:
-        """Unmap pages and return them to the pool, after `on_unmap`. VirtualMemoryError if one is not mapped."""
+        """Call `on_unmap`, unmap pages and return them to the pool. Raises VirtualMemoryError if one is not mapped."""
         self._check(first, count, mapped=True)
         if count:
             self._on_unmap()
@@ -132,7 +132,7 @@ class VirtualRange:
             self.pages.give_back(self._mapped.pop(number))
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array at the start of the range, mapped or not."""
+        """An array at the start of the range, whether it is mapped or not. Raises VirtualMemoryError if it does not fit."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if nbytes > self.nbytes:
             raise VirtualMemoryError(f"an array of {nbytes} bytes does not fit a range of {self.nbytes}: reserve more")

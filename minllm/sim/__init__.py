@@ -1,12 +1,12 @@
-"""The SIMT simulator: runs kernels on the CPU, thread by thread, in greenlets.
+"""The SIMT simulator runs kernels on the CPU, thread by thread, in greenlets.
 
     from minllm.sim import simulate
     simulate(kernel, grid, block, *numpy_arrays, shared_bytes=0)
 
-The kernel is one of this package, any `@cuda.jit` dispatcher or a plain function; it runs unmodified in this process and needs no GPU.
+The kernel is a minllm kernel, any `@cuda.jit` dispatcher or a plain function; it runs unmodified in this process and needs no GPU.
 With `detect=True`, or inside `detecting()`, detectors also find races, reads of unwritten memory and more (minllm.sim.detectors).
 `simulate_ranks` launches a kernel on several GPUs at once.
-`trace(...)` takes the same arguments and returns counts of what the kernel did; `tracing()` traces every launch within it.
+`trace(...)` takes the same arguments and returns counts of bytes, sectors, conflicts and FLOPs; within `tracing()` every launch is traced.
 """
 
 from minllm.sim.detectors import detecting, output, unwritten

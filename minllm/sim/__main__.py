@@ -11,7 +11,7 @@ USAGE = "usage: python -m minllm.sim [--no-detect] script.py [arguments]"
 
 
 def main(arguments):
-    """Run a script; returns the exit status."""
+    """Run a script with command-line `arguments`; returns the exit status."""
     detect = "--no-detect" not in arguments[:1]
     arguments = arguments if detect else arguments[1:]
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -1,6 +1,6 @@
 """The bytes of arrays of any strides.
 
-A view with gaps is, for example, one layer of a cache in which each token's layers are adjacent, or every other element.
+A view with gaps is, for example, one layer of a cache that interleaves the layers of each token, or every other element of an array.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ def offset_of_first(data):
 
 
 def place_of(data, byte):
-    """The index of the element that holds a byte, counted from the lowest; out of bounds for a byte in a gap."""
+    """The index of the element that holds a byte; out of bounds for a byte in a gap. byte: offset from the array's lowest byte."""
     index = [0] * data.ndim
     for axis in sorted(range(data.ndim), key=lambda axis: -abs(data.strides[axis])):
         stride = abs(data.strides[axis])
@@ -37,7 +37,7 @@ def place_of(data, byte):
 
 
 def lies_in_a_row(data, start, count):
-    """Whether `count` bytes from `start` on contain no gap."""
+    """Whether the `count` bytes from offset `start` on contain no gap."""
     if data.flags.f_contiguous:
         return True
     if list(data.strides) != sorted(data.strides, reverse=True) or data.strides[-1] != data.itemsize:

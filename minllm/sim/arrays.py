@@ -1,4 +1,4 @@
-"""The arrays of a simulated kernel: every access is checked.
+"""The arrays of a simulated kernel, which check every access.
 
 A GPU computes an address and reads whatever is there; NumPy counts negative indices from the end. Both hide mistakes, so a simulated
 kernel gets its global, shared and local arrays as `CheckedArray`s, which raise SimulationError instead.
@@ -21,7 +21,7 @@ from minllm.sim.thread import current_thread
 
 
 def fail(what):
-    """Raise SimulationError with the place in the kernel: file, line, block and thread."""
+    """Raise SimulationError with the message `what` and the file, line, block and thread at which it occurred."""
     raise failure(what)
 
 
@@ -37,9 +37,9 @@ NUMPY_REDUCTIONS = {*REDUCTIONS, "amin", "amax", "count_nonzero", "nanmax", "nan
 
 
 class CheckedArray(NDArrayOperatorsMixin):
-    """An array in global, shared or local memory, indexed as Numba's arrays are, with both bounds checked.
+    """An array in global, shared or local memory, indexed like Numba's arrays, with both bounds checked.
 
-    It is C-contiguous or a view of any strides (one layer of a cache that interleaves layers): no access may touch a gap.
+    It is C-contiguous or a view with any strides, such as one layer of a cache that interleaves layers; no access may touch a gap.
     space: "global", "shared", "local" or "constant". base: offset in bytes within the argument or declaration that this array is part of;
     in shared memory, the address. name: the argument or variable, "" if unknown.
     """
@@ -56,14 +56,14 @@ class CheckedArray(NDArrayOperatorsMixin):
         self.data, self.shape, self.ndim, self.size, self.dtype = data, data.shape, data.ndim, data.size, dtype
         self.space, self.base, self.name = space, base, name
         self.integer, self.signed, self.itemsize = dtype.kind in "iu", dtype.kind == "i", dtype.itemsize
-        # An int below this is a valid index by itself: the common case.
+        # A non-negative int below this is a valid index without further checks; this is the common case.
         self.quick = self.size if self.ndim == 1 and dtype.names is None else 0
         self.address = base if space == "shared" else None  # address of the first byte; None until it is first needed
         self.flat = None if data.flags.c_contiguous else bytes_between(data)  # None until it is first needed
         self.gaps = self.flat is not None and self.flat.size != data.nbytes
 
     def part(self, data, offset):
-        """A slice or view of this array, `offset` bytes in."""
+        """A slice or view of this array as a CheckedArray; data: its elements, offset: bytes from the start of this array."""
         return CheckedArray(data, self.space, self.base + offset, self.name)
 
     def __str__(self):
@@ -161,7 +161,7 @@ class CheckedArray(NDArrayOperatorsMixin):
         return reduce
 
     def check(self, index):
-        """`index` as a tuple of ints; SimulationError if it is out of bounds or has a wrong type."""
+        """`index` as a tuple. Raises SimulationError if it is out of bounds or has a wrong type."""
         indices = index if isinstance(index, tuple) else (index,)
         if len(indices) > self.ndim:
             fail(f"{len(indices)} indices into the {self.ndim}-dimensional {self}")
@@ -193,7 +193,7 @@ class CheckedArray(NDArrayOperatorsMixin):
         return int(found) if self.integer else found
 
     def record(self, index):
-        """A record, a field of all records, or a slice of a structured array."""
+        """Indexing of a structured array: a Record, a field of all records, or a slice."""
         if isinstance(index, str):
             return self.field(index)
         indices = self.check(index)
@@ -225,7 +225,7 @@ class CheckedArray(NDArrayOperatorsMixin):
         return False
 
     def fill(self, value):
-        """Store to every element: a number, or the elements of an array or tuple that has this shape, or one that is broadcast to it."""
+        """Store to every element: a number, or the elements of an array or tuple, broadcast to this shape."""
         shape = getattr(value, "shape", (len(value),) if isinstance(value, (tuple, list)) else ())
         try:
             np.broadcast_to(np.empty(shape, bool), self.shape)
@@ -264,17 +264,17 @@ class CheckedArray(NDArrayOperatorsMixin):
                 self.data[indices] = value
             except (TypeError, ValueError):
                 fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
-        except OverflowError:  # integers wrap on a GPU; NumPy refuses them
+        except OverflowError:  # on a GPU the integer wraps; NumPy raises
             bits, exact = 8 * self.itemsize, value
             value &= (1 << bits) - 1
             self.data[index] = value - (1 << bits) if self.signed and value >> bits - 1 else value
             self.wraps(index, exact)
 
     def wraps(self, index, exact):
-        """A store of an integer that does not fit has wrapped; a MonitoredArray reports it."""
+        """Called after a store of the integer `exact`, which did not fit and has wrapped; a MonitoredArray reports it."""
 
     def as_integer(self, value):
-        """NaN or infinity as an integer; other values that are no numbers are errors."""
+        """NaN or infinity as an integer. Raises SimulationError for values that are not numbers."""
         if isinstance(value, (float, np.floating)):
             return 0 if value != value else int(np.iinfo(self.dtype).max if value > 0 else np.iinfo(self.dtype).min)
         fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
@@ -290,7 +290,8 @@ class CheckedArray(NDArrayOperatorsMixin):
     def window(self, index, count, alignment=None, kind="read", thread=None):
         """`count` bytes from flat element `index` on, as a uint8 view; checks bounds, and alignment to `alignment` or `count` bytes.
 
-        kind: "read" or "write", what the caller does at once. thread: the accessing thread, by default the running one.
+        kind: what the caller does with the bytes at once, "read", "write" or "atomic". thread: the accessing thread, by default the running
+        one.
         """
         start, flat = int(index) * self.itemsize, self.flat if self.flat is not None else self.flat_bytes
         if start < 0 or start + count > flat.size:
@@ -304,7 +305,7 @@ class CheckedArray(NDArrayOperatorsMixin):
         return flat[start : start + count]
 
     def check_contiguous(self, use):
-        """Fail for an array with gaps."""
+        """Raise SimulationError if this array has gaps; use: what was attempted, for the message."""
         if not self.data.flags.c_contiguous:
             fail(f"the {self} with strides {self.strides} has gaps: it cannot be {use}")
 
@@ -323,10 +324,10 @@ def kind_of(value):
 
 
 def poisoned(shape, dtype):
-    """A new array of bytes 0xFF, NaN in every floating-point format: a read of unwritten memory then shows."""
+    """A new array filled with bytes 0xFF, NaN in every floating-point format, so that reads of unwritten memory show."""
     shape = shape if isinstance(shape, tuple) else (shape,)
     count = math.prod(int(extent) for extent in shape)
     return np.full(count * dtype.itemsize, 0xFF, np.uint8).view(dtype).reshape([int(extent) for extent in shape])
 
 
-poison = functools.lru_cache(256)(poisoned)  # to be copied: the local arrays of all threads have few shapes
+poison = functools.lru_cache(256)(poisoned)  # callers copy the result; the local arrays of all threads have only a few shapes

@@ -2,11 +2,11 @@
 
 An asynchronous operation takes effect as late as possible. A copy that completes on an mbarrier arrives when a thread waits for the
 barrier's phase and nothing else is missing; a bulk store reads its source and writes its destination when a thread waits for its group. So
-a kernel that forgets to wait finds old data, and one that reuses a buffer too early sends or multiplies new data.
+a kernel that does not wait reads old data, and one that reuses a buffer too early stores or multiplies new data.
 
-TMA (the tensor memory accelerator, which does bulk and tensor copies) and wgmma access shared memory through the async proxy: they do not
-see what threads have stored until a `fence.proxy.async` (PTX ISA, "Async proxy"). Here they use `asynchronous_view(block)`, which a fence
-brings up to date.
+TMA (the tensor memory accelerator, which executes bulk and tensor copies) and wgmma access shared memory through the async proxy: they do
+not see the stores of threads until a `fence.proxy.async` (PTX ISA, "Async proxy"). Here they use `asynchronous_view(block)`, which a fence
+updates.
 """
 
 from collections import deque
@@ -22,14 +22,14 @@ RANK_SHIFT = 24  # a shared::cluster address is (rank + 1) << 24 | offset, a sha
 
 
 class BlockState:
-    """A block's mbarriers, waiting threads, async proxy's view and register pool."""
+    """A block's mbarriers, meetings of threads, view of the async proxy, and register pool."""
 
     def __init__(self):
         self.mbarriers, self.meetings, self.view, self.registers = {}, {}, None, None
 
 
 class ThreadState:
-    """A thread's bulk stores and wgmma products, in open and committed groups."""
+    """A thread's bulk stores and wgmmas, in open and committed groups."""
 
     def __init__(self):
         self.stores, self.store_groups = [], deque()
@@ -37,7 +37,7 @@ class ThreadState:
         self.registers_fenced = False
 
     def end(self):
-        """Finish a thread that has returned; a message if it should have waited, else None."""
+        """Finish the bulk stores of a thread that has returned; returns a message if it should have waited first, else None."""
         stores = [store for group in [*self.store_groups, self.stores] for store in group]
         if any(store.data is None for store in stores):
             return "ends before its bulk stores have read shared memory: wait with cp.async.bulk.wait_group.read"
@@ -67,10 +67,10 @@ def wake(thread):
 
 
 def meet(key, count, reason, value=None, compute=None, waits=True, orders=True):
-    """Arrive where `count` threads meet, and wait for them unless `waits` is False.
+    """Arrive at the meeting `key` of `count` threads, and wait for the others unless `waits` is False.
 
-    The last thread computes `compute({thread: value})` -> {thread: result}; each thread that waited returns its result. orders: whether
-    the meeting orders memory accesses of all these threads, as a barrier does.
+    The last thread computes `compute({thread: value})` -> {thread: result}; each thread that waited returns its result. reason: see `park`.
+    orders: whether the meeting orders the memory accesses of all these threads, as a barrier does.
     """
     thread = current_thread()
     meetings = state(thread.block).meetings
@@ -96,13 +96,13 @@ def meet(key, count, reason, value=None, compute=None, waits=True, orders=True):
 
 
 def release(thread, thing):
-    """Report to the monitor that what `thread` has done is visible after an acquire of `thing`."""
+    """Report to the monitor that the accesses of `thread` so far are visible after an acquire of `thing`."""
     if thread.block.monitor is not None:
         thread.block.monitor.release(thread, thing)
 
 
 def acquire(thread, thing):
-    """Report to the monitor that `thread` sees what was released to `thing`."""
+    """Report to the monitor that `thread` sees all accesses released to `thing`."""
     if thread.block.monitor is not None:
         thread.block.monitor.acquire(thread, thing)
 
@@ -124,7 +124,7 @@ def locate(address):
 
 
 def shared_bytes(address, count, alignment=None):
-    """(block, offset) of `count` bytes at a shared address; checks bounds and alignment."""
+    """(block, offset) of `count` bytes at a shared address. Raises SimulationError if they are out of bounds or misaligned."""
     block, offset = locate(address)
     if not 0 <= offset <= block.shared_top - count:
         fail(f"{count} bytes at shared address {offset} are outside the block's {block.shared_top} bytes of shared memory")
@@ -137,7 +137,7 @@ def shared_bytes(address, count, alignment=None):
 
 
 def asynchronous_view(block):
-    """Shared memory as TMA and wgmma see it: their own writes, and what threads stored before a fence."""
+    """Shared memory as TMA and wgmma see it: their own writes, and the stores of threads before a fence."""
     own = state(block)
     if own.view is None:
         own.view = np.full(SHARED_MEMORY_BYTES, 0xFF, np.uint8)
@@ -152,7 +152,7 @@ def fence_asynchronous_view(thread):
 
 
 def fence_mbarriers(thread):
-    """Make the running thread's new mbarriers visible to async proxy and cluster."""
+    """Make the running thread's new mbarriers visible to the async proxy and the cluster."""
     for barrier in state(thread.block).mbarriers.values():
         if barrier.unfenced_by is thread:
             barrier.unfenced_by = None
@@ -162,7 +162,7 @@ def fence_mbarriers(thread):
 
 
 class BulkStore:
-    """A bulk copy out of shared memory: reads and writes when the thread that started it waits for each."""
+    """A bulk copy out of shared memory. It reads and writes only when the thread that started it waits for that."""
 
     def __init__(self, read, write, block, chunks):
         self.read_source, self.write, self.data = read, write, None
@@ -182,7 +182,7 @@ class BulkStore:
 
 
 def check_fenced(transfer):
-    """Fail if a copy reads what threads stored after the last fence.proxy.async."""
+    """Raise SimulationError if a copy reads bytes that threads stored after the last fence.proxy.async."""
     if transfer is None:
         return
     block, chunks = transfer.block, transfer.chunks
@@ -197,14 +197,14 @@ def check_fenced(transfer):
 
 
 def commit_stores():
-    """Commit the bulk stores that the running thread has started since its last group as a group."""
+    """Commit the running thread's bulk stores since its last group as a new group."""
     own = state(current_thread())
     own.store_groups.append(own.stores)
     own.stores = []
 
 
 def wait_for_stores(pending, only_read):
-    """Complete all but the newest `pending` groups: their reads, and unless `only_read` their writes."""
+    """Complete the reads of all but the newest `pending` groups, and their writes unless `only_read`."""
     groups = state(current_thread()).store_groups
     for group in list(groups)[: max(len(groups) - pending, 0)]:
         for store in group:

@@ -1,11 +1,12 @@
-"""The mbarriers of a kernel, event by event: who waits, who arrives, which copy lands, and the state of every barrier after it.
+"""Record the events at a kernel's mbarriers: waits, arrivals and copies that land, with the state of all mbarriers after each.
 
     recorder = BarrierEvents()
     simulate(kernel, grid, block, *arguments, monitors=[recorder])          # or `recording()` around a launcher
     recorder.events, recorder.barriers
 
-The first block whose bulk copies complete on an mbarrier is recorded. Lanes of a warp that do the same are one event. The order is
-that of the simulation, in which a copy lands as late as possible: when a thread waits for it. On a GPU events may be earlier or at once.
+The recorded block is the first one with bulk copies that complete on an mbarrier. Lanes of a warp that do the same are one event. The order
+is that of the simulation, in which a copy lands as late as possible: when a thread waits for it. On a GPU events may be earlier or
+simultaneous.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ COPY, LAND, WAIT, PASS, ARRIVE, USE, DONE = "copy", "land", "wait", "pass", "arr
 
 @dataclass(frozen=True)
 class BarrierState:
-    """completed: number of completed phases. pending: arrivals that the current phase lacks. bytes: those expected that have not landed."""
+    """The state of an mbarrier. completed: phases; pending: missing arrivals of the current phase; bytes: expected but not landed."""
 
     completed: int
     pending: int
@@ -33,10 +34,10 @@ class BarrierState:
 class BarrierEvent:
     """One event of one warp.
 
-    kind: COPY, a bulk copy starts; LAND, it has landed; WAIT, the warp begins to wait for a phase that has not completed; PASS, it goes on,
-    because the phase has; ARRIVE, an arrival; USE and DONE, wgmma begins and ends reading a stage. barrier: the shared address of the
-    mbarrier, of USE and DONE that of the copies which filled the memory. phase: its number. bytes: those of a copy. states: of all barriers
-    once the event has had its effect, by address.
+    kind: COPY, a bulk copy starts; LAND, it has landed; WAIT, the warp begins to wait for a phase that has not completed; PASS, the warp
+    continues because the phase has completed; ARRIVE, an arrival; USE and DONE, wgmma begins and ends reading a stage. barrier: the shared
+    address of the mbarrier; for USE and DONE, that of the mbarrier of the copies that filled the stage. phase: the phase's number. bytes:
+    size of a copy. states: {address: BarrierState} of all mbarriers after the event.
     """
 
     kind: str
@@ -54,9 +55,9 @@ class BarrierEvents(Monitor):
     spaces = ()
 
     def __init__(self):
-        self.block, self.of_blocks = None, {}  # block -> its events, until one copies
+        self.block, self.of_blocks = None, {}  # the recorded block; {block: its events}, for all blocks until one copies
         self.filled = {}  # chunk of shared memory -> (barrier, phase) of the copy that filled it
-        self.seen = set()  # what a lane of a warp has done already
+        self.seen = set()  # keys of events that another lane of the warp has already caused
 
     @property
     def events(self):
@@ -65,7 +66,7 @@ class BarrierEvents(Monitor):
 
     @property
     def barriers(self):
-        """Shared addresses of the block's mbarriers: first those on which copies complete, then the others."""
+        """Shared addresses of the block's mbarriers: first those on which copies complete, then all others."""
         full = {event.barrier for event in self.events if event.kind == COPY}
         return sorted({address for event in self.events for address in event.states}, key=lambda address: (address not in full, address))
 
@@ -86,11 +87,11 @@ class BarrierEvents(Monitor):
             self.copy(LAND, transfer)
 
     def copy(self, kind, transfer):
-        """A bulk copy starts or has landed."""
+        """Record that a bulk copy starts or has landed."""
         self.note(transfer.thread, BarrierEvent(kind, 0, transfer.barrier, transfer.phase, transfer.line, CHUNK * transfer.chunks.size))
 
     def read(self, transfer, kind):
-        """A wgmma begins or ends reading what copies have filled."""
+        """Record that a wgmma begins or ends reading memory that copies have filled."""
         if transfer.block is self.block:
             for barrier, phase in sorted({self.filled[chunk] for chunk in transfer.chunks.tolist() if chunk in self.filled}):
                 self.note(transfer.thread, BarrierEvent(kind, 0, barrier, phase, transfer.line))
@@ -116,11 +117,11 @@ class BarrierEvents(Monitor):
         if event.kind in (COPY, LAND, ARRIVE) or key not in self.seen:
             self.of_blocks.setdefault(thread.block, []).append(event)
             self.seen.add(key)
-            if event.kind not in (LAND, ARRIVE):  # those take effect after the monitor has heard of them
+            if event.kind not in (LAND, ARRIVE):  # these take effect after they are reported to the monitor
                 self.complete(thread.block)
 
     def complete(self, block):
-        """Note the barriers' states after the last event."""
+        """Add the mbarriers' states to the last event of a block, unless it has them."""
         events = self.of_blocks.get(block)
         if events and not events[-1].states:
             barriers = sorted(state(block).mbarriers.items())

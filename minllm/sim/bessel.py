@@ -9,24 +9,24 @@ import math
 
 import numpy as np
 
-POINTS = 400  # of Gauss's quadrature, for a first piece of the interval; more for large x and n
-LEAST_EXPONENT = -745.0  # e to this is 0 in float64
+POINTS = 400  # points of Gauss-Legendre quadrature per interval, for small x and n
+LEAST_EXPONENT = -745.0  # e to this power is about the smallest positive float64
 
 
 def integral(function, start, stop, points):
-    """Gauss's quadrature."""
+    """The integral of a function by Gauss-Legendre quadrature."""
     at, weights = np.polynomial.legendre.leggauss(points)
     middle, half = (start + stop) / 2, (stop - start) / 2
     return half * float(weights @ function(middle + half * at))
 
 
 def points(n, x):
-    """Points of quadrature for an integrand with this many waves."""
+    """The number of quadrature points for the oscillating integrand of order n at x."""
     return POINTS + int(min(abs(x) + abs(n), 4000))
 
 
 def jn(n, x):
-    """The Bessel function of the first kind."""
+    """J_n(x), the Bessel function of the first kind."""
     n, x = int(n), float(x)
     if not math.isfinite(x):
         return math.nan if x != x else 0.0
@@ -34,7 +34,7 @@ def jn(n, x):
 
 
 def yn(n, x):
-    """The Bessel function of the second kind; NaN for x < 0, minus infinity at 0."""
+    """Y_n(x), the Bessel function of the second kind; NaN for x < 0, minus infinity at 0."""
     n, x = int(n), float(x)
     if x < 0 or x != x:
         return math.nan

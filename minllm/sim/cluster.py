@@ -1,7 +1,7 @@
 """Clusters: blocks that run together, share memory and have a barrier.
 
-PTX ISA, "Cluster of cooperative thread arrays". The blocks of a cluster share one queue of runnable threads, so a thread that waits for
-another block lets that block run.
+The blocks of a cluster share one queue of runnable threads, so the other blocks run while a thread waits for them. PTX ISA, "Cluster of
+cooperative thread arrays".
 """
 
 from minllm.errors import SimulationError
@@ -29,14 +29,14 @@ class Cluster:
         return f"the cluster's barrier, where {self.arrived} of {sum(block.alive for block in self.blocks)} threads have arrived"
 
     def arrive(self, thread):
-        """barrier.cluster.arrive."""
+        """Execute barrier.cluster.arrive for the running thread."""
         self.arrived_in[thread] = self.phase
         release(thread, self)
         self.arrived += 1
         self.release()
 
     def wait(self, thread):
-        """barrier.cluster.wait: until all living threads have arrived."""
+        """Execute barrier.cluster.wait: wait until all living threads have arrived."""
         if self.arrived_in[thread] == self.phase:
             self.waiters.append(thread)
             park(thread, self)
@@ -53,7 +53,7 @@ class Cluster:
 
 
 def check_cluster(cluster, grid):
-    """`cluster` as Dimensions; SimulationError if the grid cannot be divided into such clusters."""
+    """`cluster` as Dimensions. Raises SimulationError if it is too large or does not divide the grid."""
     cluster = Dimensions(*cluster) if isinstance(cluster, (tuple, list)) else Dimensions(int(cluster))
     if cluster.x * cluster.y * cluster.z > LARGEST_CLUSTER or min(cluster) < 1:
         raise SimulationError(f"a cluster of {tuple(cluster)} blocks; a cluster has 1 to {LARGEST_CLUSTER}")
@@ -63,7 +63,7 @@ def check_cluster(cluster, grid):
 
 
 def run_cluster(first, dimensions, make_block, function, arguments):
-    """Run the cluster whose first block has index `first`; `make_block(index)` -> Block."""
+    """Run the threads of one cluster. first: the index of its first block; make_block(index) -> Block."""
     places = [(x, y, z) for z in range(dimensions.z) for y in range(dimensions.y) for x in range(dimensions.x)]
     blocks: list[Block] = [make_block(Dimensions(*(start + offset for start, offset in zip(first, place)))) for place in places]
     Cluster(dimensions, blocks)

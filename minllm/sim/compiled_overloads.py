@@ -1,7 +1,7 @@
-"""What Numba compiles for the launches of a simulated program: `kernel.overloads`, and with it `kernel.inspect_asm()` and the like.
+"""`kernel.overloads` of a simulated program, and with it `kernel.inspect_asm()` and the like.
 
-A simulated launch compiles nothing. It notes the types of its arguments, and a kernel is compiled for them when somebody looks at its code:
-for compute capability 9.0, without a GPU, if a compiler is installed.
+A simulated launch compiles nothing, but records the types of its arguments. A kernel is compiled for them when its code is first read: for
+compute capability 9.0, without a GPU, if a compiler is installed.
 """
 
 import contextlib
@@ -10,13 +10,13 @@ import functools
 from numba.cuda import dispatcher
 
 noted = []  # dispatchers with a CompiledOnDemand
-COMPILING = {name: vars(dispatcher.CUDADispatcher)[name] for name in ("compile", "compile_device")}  # which simulated launches replace
+COMPILING = {name: vars(dispatcher.CUDADispatcher)[name] for name in ("compile", "compile_device")}  # replaced by simulated launches
 
 
 class CompiledOnDemand:
-    """Stands for the compiled kernel of one signature, and compiles it at the first look."""
+    """A stand-in for the compiled kernel of one signature, which compiles it when an attribute is first read."""
 
-    objectmode, entry_point = False, None  # Numba reads them of every overload
+    objectmode, entry_point = False, None  # Numba reads these attributes of every overload
 
     def __init__(self, kernel, types):
         self.dispatcher, self.types = kernel, types
@@ -33,7 +33,7 @@ class CompiledOnDemand:
 
 @contextlib.contextmanager
 def numba_compiles():
-    """Inside, device functions are compiled, too."""
+    """Within this context Numba's own compile methods are in place, so that device functions are compiled too."""
     replaced = {name: getattr(dispatcher.CUDADispatcher, name) for name in COMPILING}
     try:
         for name, method in COMPILING.items():
@@ -45,14 +45,14 @@ def numba_compiles():
 
 
 def note(kernel, types):
-    """A launch of a dispatcher with arguments of these types."""
+    """Record a launch of a dispatcher with arguments of these types."""
     if None not in types and types not in kernel.overloads and not kernel.targetoptions.get("device"):
         kernel.overloads[types] = CompiledOnDemand(kernel, types)
         noted.append(kernel)
 
 
 def forget():
-    """Numba's own launches find no overload that this module has made."""
+    """Remove all CompiledOnDemand from the dispatchers, so that Numba's own launches do not find them."""
     while noted:
         overloads = noted.pop().overloads
         for types in [types for types, made in overloads.items() if isinstance(made, CompiledOnDemand)]:

@@ -1,7 +1,7 @@
 """Cooperative launches: `cuda.cg.this_grid().sync()`, a barrier of a whole grid.
 
-All blocks of such a grid run at the same time. Here the blocks of such a grid share a queue of runnable threads. On a GPU they must all be
-resident at once (CUDA C++ Programming Guide, "Grid Synchronization").
+All blocks of such a grid run at the same time: here they share a queue of runnable threads; on a GPU they must all be resident at once
+(CUDA C++ Programming Guide, "Grid Synchronization").
 """
 
 from minllm.sim.arrays import fail
@@ -24,7 +24,7 @@ class Grid:
         return "the grid's barrier"
 
     def missing(self):
-        """A clause about the threads that will never come; empty if there are none."""
+        """A clause for a message about threads that have returned without reaching the barrier; empty if there are none."""
         gone = [thread for block in self.blocks for thread in block.threads if thread.dead]
         if not gone or not self.waiting:
             return ""
@@ -43,7 +43,7 @@ class Grid:
         return 0
 
     def release(self):
-        """Let all threads that wait go on."""
+        """Make all waiting threads runnable."""
         waiting, self.waiting = self.waiting, []
         if self.blocks[0].monitor is not None:
             self.blocks[0].monitor.grid_barrier()
@@ -54,9 +54,9 @@ class Grid:
         self.blocks[0].runnable.extend(other for other in waiting if other is not running)
 
     def release_without_returned(self):
-        """Release the barrier if all living threads wait; returns whether they do. Under a detector it is a deadlock.
+        """Release the barrier if all living threads wait; returns whether it did. Under a detector this case is a deadlock instead.
 
-        A GPU's barrier works so as long as the first thread of every block arrives: it speaks for the block.
+        On a GPU the barrier completes if the first thread of every block arrives, because only that thread signals for its block.
         """
         if self.blocks[0].monitor is not None and self.blocks[0].monitor.all_must_meet:
             return False

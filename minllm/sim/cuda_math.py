@@ -16,7 +16,7 @@ OTHER = {"rsqrt": lambda x: 1 / np.sqrt(np.float64(x)), "fma": lambda a, b, c: n
 
 
 class SimulatedMath:
-    """The module `math` inside a simulated kernel: a float32 argument gives a float32 result, infinities instead of exceptions."""
+    """The module `math` inside a simulated kernel: float32 arguments give float32 results, with infinities instead of exceptions."""
 
     def __getattr__(self, name):
         exact = getattr(math, name, None)
@@ -37,7 +37,7 @@ def simulated_function(name, exact):
         if numpy_function is not None and len(arguments) == 1 and type(arguments[0]) is np.float32:  # the common case, and the quick one
             result = numpy_function(np.float64(arguments[0]))
             return result if type(result) is np.bool_ else np.float32(result)
-        if type(arguments[0]) is bfloat16:  # by Numba's overloads of numba.cuda.bf16, in float32
+        if type(arguments[0]) is bfloat16:  # computed in float32, as by Numba's overloads of numba.cuda.bf16
             return bfloat16(function(np.float32(arguments[0])))
         narrow = any(isinstance(a, (np.float32, np.float16)) for a in arguments)
         single = narrow and not any(isinstance(a, float) for a in arguments)  # np.float64 is a float
@@ -56,7 +56,7 @@ def simulated_function(name, exact):
 
 
 def without_exceptions(function, arguments):
-    """A function of `math`, with a GPU's results where Python raises: NaN outside its domain, infinity if it overflows."""
+    """Call a function of `math`, with a GPU's results where Python raises: NaN outside its domain, infinity on overflow."""
     try:
         return SPECIAL.get(function, function)(*map(float, arguments))
     except ValueError:
@@ -75,7 +75,7 @@ class SimulatedLibdevice:
         if not function:
             fail(f"libdevice.{name} is not known to the simulator")
         casts = [simulated_type(parameter.ty) for parameter in declared[1] if not parameter.is_ptr]
-        results = [simulated_type(parameter.ty) for parameter in declared[1] if parameter.is_ptr]  # which Numba returns in a tuple
+        results = [simulated_type(parameter.ty) for parameter in declared[1] if parameter.is_ptr]  # Numba returns these in a tuple
         if declared[0] != types.void:
             results.insert(0, simulated_type(declared[0]))
 
@@ -89,5 +89,5 @@ class SimulatedLibdevice:
 
 
 def math_function(name):
-    """A function of OTHER or of the simulated `math`, None if neither has it."""
+    """The function of this name in OTHER or in the simulated `math`; None if neither has it."""
     return OTHER.get(name) or (getattr(SimulatedMath(), name) if hasattr(math, name) else None)

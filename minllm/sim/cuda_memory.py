@@ -12,11 +12,11 @@ from minllm.sim.place import assigned_at, assigned_name, code_number, instructio
 from minllm.sim.scalars import dtype_of
 from minllm.sim.thread import current_thread
 
-STATIC_BYTES = 48 * 1024  # of shared memory in arrays of a fixed shape, whatever the GPU
+STATIC_BYTES = 48 * 1024  # limit of static shared memory per block, on every GPU
 
 
 class Named:
-    """A namespace of `numba.cuda`; SimulationError for names that are missing here."""
+    """A namespace of `numba.cuda`. Raises SimulationError for names that the simulator lacks."""
 
     def __getattr__(self, name):
         fail(f"cuda.{type(self).name}.{name} is not known to the simulator")
@@ -28,7 +28,7 @@ class SharedMemory(Named):
     name = "shared"
 
     def array(self, shape, dtype, alignment=None):
-        """A static array, one per block and place in the code; shape 0 means the dynamic shared memory."""
+        """A static array, one per block and call in the code; shape 0 means the dynamic shared memory."""
         block, dtype = current_thread().block, dtype_of(dtype)
         code, offset = instruction(sys._getframe(1))
         key = code_number(code), offset
@@ -40,7 +40,7 @@ class SharedMemory(Named):
         return block.shared_arrays[key]
 
     def place(self, block, shape, dtype, alignment):
-        """(first byte, one past the last) of an array in the block's shared memory."""
+        """Allocate an array in the block's shared memory; returns (first byte, one past the last)."""
         if shape == 0:
             return 0, block.dynamic_bytes // dtype.itemsize * dtype.itemsize
         alignment = max(alignment or dtype.itemsize, 16)

@@ -64,7 +64,7 @@ class SimulatedCuda:
         return tuple(index * size + inside for index, size, inside in zip(block.index, block.dimensions, thread.index))[:dimensions]
 
     def gridsize(self, dimensions):
-        """Threads of the whole grid, in 1, 2 or 3 dimensions."""
+        """The number of threads of the grid along 1, 2 or 3 dimensions."""
         block = current_thread().block
         sizes = tuple(blocks * size for blocks, size in zip(block.grid, block.dimensions))
         return sizes[0] if dimensions == 1 else sizes[:dimensions]
@@ -87,13 +87,13 @@ class SimulatedCuda:
         collective("syncwarp", None, lambda values: dict.fromkeys(values), mask)
 
     def threadfence(self):
-        """Threads run in turn, so every store is visible at once."""
+        """Report a fence; nothing else is needed, because threads run in turn and every store is visible at once."""
         fence(current_thread())
 
     threadfence_block = threadfence
 
     def threadfence_system(self):
-        """A fence that other GPUs see, too."""
+        """Report a fence of system scope, which other GPUs see too."""
         fence(current_thread(), system=True)
 
     def nanosleep(self, nanoseconds):
@@ -106,7 +106,7 @@ class SimulatedCuda:
         if monitor is not None:
             monitor.acquire(thread, "cuda.nanosleep")
 
-    # Shuffles: every lane provides a value and names the lane from which it reads
+    # Shuffles: every lane provides a value and the number of the lane from which it reads
 
     def _shuffle(self, kind, mask, value, source):
         return collective(kind, (value, source), functools.partial(exchange, kind, mask, current_thread()), mask)
@@ -192,7 +192,7 @@ class SimulatedCuda:
     def selp(self, condition, yes, no):
         return yes if condition else no
 
-    # Loads and stores with a cache hint: the same elements
+    # Loads and stores with a cache hint, which the simulator ignores
 
     def ldcg(self, array, index):
         return array[index]
@@ -205,7 +205,7 @@ class SimulatedCuda:
 
 
 def exchange(kind, mask, last, values):
-    """What a shuffle gives each lane. values: {lane: (value, source lane)}; last: the thread that has arrived last."""
+    """The results of a shuffle: {lane: value}. values: {lane: (value, source lane)}; last: the thread that arrived last."""
     try:
         return {lane: values[source][0] for lane, (_, source) in values.items()}
     except KeyError:
@@ -216,9 +216,9 @@ def exchange(kind, mask, last, values):
 
 
 def undefined(kind, mask, last, lane, own, source):
-    """What a lane gets from one that does not take part: its own value, which under a detector must not be stored.
+    """The result of a lane that reads from one that does not take part: its own value, which under a detector must not be stored.
 
-    Up and down may reach over the mask's end, for values that nobody uses; other shuffles fail.
+    Shuffles up and down may read beyond the mask, because kernels ignore these values; other shuffles raise SimulationError.
     """
     why, monitor = missing_source(kind, mask, lane, source), last.block.monitor
     if kind in ("shfl", "shfl_xor"):
@@ -229,11 +229,11 @@ def undefined(kind, mask, last, lane, own, source):
 
 
 def missing_source(kind, mask, lane, source):
-    """A clause about a lane that reads from one that does not take part."""
+    """A clause for a message about a lane that reads from one that does not take part."""
     why = "is not in the mask" if not int(mask) >> source & 1 else "does not exist or has returned"
     return f"{kind} with mask {int(mask) & FULL_MASK:#010x}: lane {lane} reads from lane {source}, which {why}"
 
 
 def unsigned(value, bits):
-    """The bits of an integer of this width, as an unsigned number."""
+    """The low `bits` bits of an integer, as an unsigned number."""
     return int(value) & (1 << bits) - 1

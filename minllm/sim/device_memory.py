@@ -1,8 +1,8 @@
-"""Which bytes of the arrays of `cuda.device_array` have been written, over all launches and copies from the host.
+"""Marks of the bytes in arrays of `cuda.device_array` that have been written, over all launches and copies from the host.
 
-compute-sanitizer's initcheck keeps the same marks of a GPU's memory. They belong to the memory, not to an array: views share them.
-A byte counts as unwritten if it has no mark and still holds the 0xFF that fills new memory, so that a writer unknown to this module (NumPy,
-through the memory of the array) causes no alarm.
+compute-sanitizer's initcheck keeps the same marks for a GPU's memory. They belong to the memory, not to an array: views share them.
+A byte counts as unwritten if it has no mark and still holds the 0xFF that fills new memory, so that writes that bypass this module (by
+NumPy, to the memory of the array) cause no false alarm.
 """
 
 import weakref
@@ -25,7 +25,7 @@ class DeviceMemory:
         of_elements(data, self.written)[...] = ~bytes_of_fields(data.dtype)
 
     def marks(self, data):
-        """The part of the marks that belongs to an array in this memory, gaps included."""
+        """The marks of an array in this memory, gaps included."""
         first = byte_bounds(data)[0] - self.address
         return self.written[first : first + bytes_between(data).size]
 
@@ -47,7 +47,7 @@ def memory_of(data):
 
 
 def unwritten_bytes(data):
-    """For each byte from an array's lowest to its highest, whether it is unwritten; None if the array is not watched or all are written."""
+    """For each byte from an array's lowest to its highest, whether it is unwritten; None if the array is unwatched or has no such byte."""
     memory = memory_of(data) if data.size else None
     if memory is None:
         return None
@@ -62,7 +62,7 @@ def unwritten_bytes(data):
 
 
 def unwritten_elements(data):
-    """For each element of an array, whether it has unwritten bytes; None as unwritten_bytes."""
+    """For each element of an array, whether it has unwritten bytes; None if unwritten_bytes returns None."""
     found = unwritten_bytes(data)
     return None if found is None else of_elements(data, found).any(-1)
 
@@ -80,7 +80,7 @@ def of_elements(data, lowest):
 
 
 def bytes_of_fields(dtype):
-    """For each byte of an element, whether it belongs to a field: the others pad a record."""
+    """For each byte of an element, whether it belongs to a field; the others are the padding of a record."""
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return np.tile(bytes_of_fields(base), int(np.prod(shape)))

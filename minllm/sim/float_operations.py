@@ -1,8 +1,8 @@
-"""Counts a kernel's float32 FLOPs, with a type that counts its operations.
+"""Count a kernel's float32 FLOPs, by a type that counts its operations.
 
-While a kernel is traced, every float32 from an array, a cast, a math function or an emulated instruction is a `CountedFloat32`: its
-arithmetic is that of float32, and each sum, difference, product and quotient counts as one FLOP. A fused multiply-add counts as two, a
-function (exp, 1 / sqrt(x), ex2, ...) as one. Comparisons, minima, maxima, signs, conversions and integer arithmetic do not count.
+While a kernel is traced, every float32 from an array, a cast, a math function or an emulated instruction is a `CountedFloat32`: it computes
+like float32, and each addition, subtraction, multiplication and division counts as one FLOP. A fused multiply-add counts as two, a function
+(exp, 1 / sqrt(x), ex2, ...) as one. Comparisons, minima, maxima, signs, conversions and integer arithmetic do not count.
 """
 
 import types as python_types
@@ -22,20 +22,20 @@ operations = Counter()  # kind -> FLOPs of the launch that is being traced
 
 
 class CountedFloat32(np.float32):
-    """A float32 whose arithmetic is counted."""
+    """A float32 that counts its arithmetic operations."""
 
     __slots__ = ()
 
 
 def counted(value):
-    """A float32, or the float32 in a tuple, as CountedFloat32; other values unchanged."""
+    """A float32, or each float32 in a tuple, as CountedFloat32; other values are returned unchanged."""
     if type(value) is np.float32:
         return CountedFloat32(value)
     return tuple(map(counted, value)) if type(value) is tuple else value
 
 
 def operator(name, kind):
-    """An arithmetic operator of CountedFloat32."""
+    """An arithmetic operator of CountedFloat32. name: a method of float32; kind: the key of its count in `operations`."""
     plain = getattr(np.float32, name)
 
     def operate(self, other):
@@ -55,7 +55,7 @@ CountedFloat32.__abs__ = lambda self: CountedFloat32(np.float32.__abs__(self))
 
 
 class CountedArray(MonitoredArray):
-    """A MonitoredArray whose float32 elements are read as CountedFloat32."""
+    """A MonitoredArray that returns its float32 elements as CountedFloat32."""
 
     __slots__ = ()
 
@@ -64,7 +64,7 @@ class CountedArray(MonitoredArray):
 
 
 class CountedCast(Cast):
-    """The cast to float32."""
+    """The cast to float32, which returns a CountedFloat32."""
 
     def __call__(self, value):
         return CountedFloat32(value)
@@ -83,7 +83,7 @@ class CountedModule:
 
 
 def counted_function(function, count):
-    """The function with counted float32 results; a call that returns one counts as `count` FLOPs."""
+    """The function with CountedFloat32 for float32 results; a call that returns one counts as `count` FLOPs."""
 
     def call(*arguments):
         value = counted(function(*arguments))
@@ -96,14 +96,14 @@ def counted_function(function, count):
 
 
 def counted_math(name, found):
-    """A name of `math` or libdevice: a function counts as one FLOP, a fused multiply-add as two."""
+    """The counted version of `found`, called `name` in math or libdevice: one FLOP per call, two for a fused multiply-add."""
     if not callable(found) or name in NOT_ARITHMETIC:
         return found
     return counted_function(found, 2 if name.startswith("fma") else 1)
 
 
 class CountedCuda(SimulatedCuda):
-    """The module `numba.cuda`, of which only fma counts."""
+    """The module `numba.cuda`, of which only fma counts FLOPs."""
 
     fma = staticmethod(counted_function(CUDA.fma, 2))
 
@@ -116,7 +116,7 @@ REPLACED = {
 
 
 def count_in(function, done):
-    """Make a kernel's simulated twin count, by replacing what it refers to."""
+    """Make a kernel's simulated twin count FLOPs, by replacing its globals and closure variables. done: twins that count already."""
     if function not in done:
         done.add(function)
         for name in names_used(function.__code__) & set(function.__globals__):
@@ -127,7 +127,7 @@ def count_in(function, done):
 
 
 def replacement(value, done):
-    """What a counted kernel uses instead of `value`."""
+    """The object that a counted kernel uses instead of `value`."""
     if id(value) in REPLACED:
         return REPLACED[id(value)]
     if isinstance(value, SimulatedModule):

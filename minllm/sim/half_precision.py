@@ -10,7 +10,7 @@ from minllm.sim.arrays import fail
 from minllm.sim.rounding import with_rounding
 from minllm.sim.scalars import IntegerType
 
-# The C++ names that numba.cuda.bf16 takes over, beside those with the widths of types in them.
+# C++ names of types that numba.cuda.bf16 uses in names of functions, besides NumPy's names.
 C_TYPES = {
     "float": np.float32, "double": np.float64, "char": np.int8, "uchar": np.uint8, "short": np.int16, "ushort": np.uint16, "int": np.int32,
     "uint": np.uint32, "ll": np.int64, "ull": np.uint64,
@@ -65,7 +65,7 @@ COMPARISONS = {
 
 
 class HalfPrecision:
-    """`cuda.fp16` or `cuda.bf16`: each function rounds its result to the format; comparisons give a bool."""
+    """`cuda.fp16` or `cuda.bf16`: each function rounds its result to the format; comparisons return a bool."""
 
     def __init__(self, name, kind):
         self.name, self.kind = name, kind
@@ -79,7 +79,7 @@ class HalfPrecision:
         return function
 
     def numbers(self, name):
-        """A function of numbers of this format, None for an unknown name."""
+        """The arithmetic function or comparison of this name; None if it is unknown."""
         function = ARITHMETIC.get(name) or COMPARISONS.get(name)
         if function is None:
             return None
@@ -95,7 +95,7 @@ class HalfPrecision:
 
 
 def conversion(name, kind):
-    """A function such as bfloat162int_rz, bfloat16_to_int32_rz, float2bfloat16 or bfloat16_as_short; None for an unknown name."""
+    """The conversion of this name, such as bfloat162int_rz, bfloat16_to_int32_rz or bfloat16_as_short; None if it is unknown."""
     stem, _, mode = name.rpartition("_")
     if mode not in TOWARDS:
         stem, mode = name, "rn"
@@ -110,7 +110,7 @@ def conversion(name, kind):
 
 
 def from_half(target, mode, bits):
-    """The conversion of a number of 16 bits to another type."""
+    """The conversion of a 16-bit float to another type; bits: reinterpret the bits instead."""
     if bits:
         return lambda x: int(np.array([x]).view(target)[0])
     if issubclass(target, np.floating):
@@ -127,7 +127,7 @@ def from_half(target, mode, bits):
 
 
 def to_half(kind, mode, source, bits):
-    """The conversion of a number to one of 16 bits."""
+    """The conversion of a number to a 16-bit float; bits: reinterpret the bits instead."""
     if bits:
         return lambda x: np.array([IntegerType(source)(x)], source).view(kind)[0]
     convert = with_rounding("convert", mode, kind)
@@ -140,7 +140,7 @@ MODULES = {"numba.cuda.fp16": FP16, "numba.cuda.bf16": BF16, "numba.cuda._intern
 
 
 def half_precision(value):
-    """What a kernel uses instead of Numba's module fp16 or bf16, or of a function of one of them; None for anything else."""
+    """The simulated twin of Numba's module fp16 or bf16, or of a function of one of them; None for any other value."""
     if isinstance(value, ModuleType):
         return MODULES.get(value.__name__)
     module = MODULES.get(value.__module__) if isinstance(value, FunctionType) else None

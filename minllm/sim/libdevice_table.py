@@ -1,6 +1,6 @@
 """libdevice's functions that neither `math` nor a NumPy function of the same name computes, in float64 or in integers.
 
-The result is rounded to the type that Numba declares; functions whose name ends with a mode of rounding round themselves (rounding.py).
+The caller rounds the result to the type that Numba declares; functions with a rounding mode in their names round exactly (rounding.py).
 """
 
 import math
@@ -16,12 +16,12 @@ from minllm.sim.rounding import EXACT, with_rounding
 
 
 def bits(value, to, kind):
-    """The bytes of a number read as another type."""
+    """The bytes of a number read as another type; to, kind: format letters of `struct`."""
     return struct.unpack(to, struct.pack(kind, value))[0]
 
 
 def unsigned(value, width=32):
-    """An integer's bits as an unsigned number."""
+    """The low `width` bits of an integer as an unsigned number."""
     return int(value) & (1 << width) - 1
 
 
@@ -32,7 +32,7 @@ def byte_perm(a, b, selector):
 
 
 def normal_inverse(p):
-    """The number below which a standard normal variable is with probability p: libdevice's normcdfinv."""
+    """The p-quantile of the standard normal distribution: libdevice's normcdfinv."""
     return NormalDist().inv_cdf(p) if 0 < p < 1 else -math.inf if p == 0 else math.inf if p == 1 else math.nan
 
 
@@ -56,7 +56,7 @@ def remquo(x, y):
 
 
 def half(value):
-    """The bits of a float16."""
+    """The bits of a number rounded to float16, as int16."""
     return int(np.float16(value).view(np.int16))
 
 
@@ -143,7 +143,7 @@ FLOATS = {
     "int_as_float": lambda x: bits(x, "<f", "<i"),
 }
 
-# Pairs: libdevice returns them through pointers, Numba as a tuple.
+# Functions with two results, which libdevice returns through pointers and Numba as a tuple.
 TUPLES = {
     "sincos": lambda x: (math.sin(x), math.cos(x)),
     "sincospi": lambda x: (FLOATS["sinpi"](x), FLOATS["cospi"](x)),
@@ -158,7 +158,7 @@ TO_INTEGER = {"rn": np.rint, "rd": np.floor, "ru": np.ceil, "rz": np.trunc}
 
 
 def named(name):
-    """The function of libdevice's name, in float64 or Python's integers; None for one that is not here."""
+    """The function for a name of libdevice, in float64 or Python's integers; None if it is not in these tables."""
     found = INTEGERS.get(name) or FLOATS.get(name) or TUPLES.get(name)
     if found is None and name.endswith("f"):
         found = FLOATS.get(name[:-1]) or TUPLES.get(name[:-1])
@@ -168,7 +168,7 @@ def named(name):
 
 
 def with_mode(stem, mode):
-    """The function of a name that ends with a mode of rounding, such as dadd_rd, fmaf_rz, int2float_ru; None for one that is not here."""
+    """The function for a name with a rounding mode, such as dadd_rd, fmaf_rz or int2float_ru; None if there is none."""
     if mode not in MODES:
         return None
     if stem in ("fma", "fmaf"):

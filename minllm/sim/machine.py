@@ -1,7 +1,7 @@
 """Warps and blocks: their threads run in greenlets (thread.py), one at a time.
 
 A thread runs until a barrier or a warp-wide instruction. The last thread to arrive computes the result for all participants, and all of
-them continue. If threads still wait and none can run, the kernel would hang or be undefined on a GPU: SimulationError says which threads
+them continue. If threads still wait and none can run, the kernel would hang or be undefined on a GPU: a SimulationError lists which threads
 wait where.
 """
 
@@ -24,7 +24,7 @@ SHARED_MEMORY_BYTES = 227 * 1024  # limit per block on compute capability 9.0
 
 
 class Warp:
-    """Up to 32 threads, and the warp-wide instructions that some of them have reached."""
+    """Up to 32 threads, and the warp-wide instructions that some but not all of them have reached (meetings)."""
 
     def __init__(self, number, monitor=None):
         self.number, self.monitor = number, monitor
@@ -38,12 +38,12 @@ class Block:
 
     def __init__(self, index, dimensions, grid, shared_bytes, monitor=None, resident=1, gpu=None):
         self.index, self.dimensions, self.grid = index, dimensions, grid
-        self.resident = resident  # blocks per SM (streaming multiprocessor) in the launch bounds; they share its registers
+        self.resident = resident  # blocks per SM in the launch bounds, which share the SM's registers
         count = dimensions.x * dimensions.y * dimensions.z
         self.warps = [Warp(number, monitor) for number in range(-(-count // WARP_SIZE))]
         self.dynamic_bytes = shared_bytes
         self.shared = np.full(SHARED_MEMORY_BYTES, 0xFF, np.uint8)
-        self.shared_top = -(-shared_bytes // 1024) * 1024  # dynamic memory first, then static arrays
+        self.shared_top = -(-shared_bytes // 1024) * 1024  # end of the allocated memory: dynamic first, then static arrays
         self.shared_arrays, self.static_bytes = {}, 0
         self.monitor = monitor
         self.shared_root = checked(self.shared, "shared", 0, "", monitor)
@@ -52,7 +52,7 @@ class Block:
         self.threads = []
         self.alive = count
         self.cluster, self.rank = None, 0  # cluster.Cluster, and the block's rank in it
-        self.gpu = gpu  # its number if several GPUs take part in the launch (ranks.py)
+        self.gpu = gpu  # the rank of the block's GPU if several GPUs take part in the launch (ranks.py)
         self.cooperative = None  # cooperative.Grid, if the kernel synchronises the whole grid
         self.asynchronous = None  # asynchrony.BlockState, once the block uses mbarriers or other asynchronous state
 
@@ -64,7 +64,7 @@ class Block:
         run_together([self], function, [arguments])
 
     def end_thread(self, thread):
-        """A thread has returned: barriers wait for one thread less."""
+        """Called when a thread has returned: barriers no longer wait for it."""
         self.alive -= 1
         self.release_barrier()
         if thread.asynchronous is not None and (complaint := thread.asynchronous.end()):
@@ -82,7 +82,7 @@ class Block:
             self.monitor.asynchronous(thread, event, self.shared_root, address, byte_count, frame)
 
     def shared_name(self, address):
-        """`variable[index]` of the element at a shared address, for messages."""
+        """`variable[index]` of the element at a shared address, as text for messages."""
         for array in self.shared_arrays.values():
             if array.base <= address < array.base + array.size * array.itemsize:
                 index = np.unravel_index((address - array.base) // array.itemsize, array.shape)
@@ -101,7 +101,7 @@ class Block:
             self.at_barrier = []
 
     def report_stuck(self):
-        """A message: which threads wait where."""
+        """A message that lists which threads wait where."""
         waiting = {}
         for thread in self.threads:
             if not thread.dead:
@@ -113,7 +113,7 @@ class Block:
 
 
 def run_together(blocks, function, arguments):
-    """Run all threads of some blocks, which share one queue of runnable threads, to their end. arguments: one tuple per block."""
+    """Run all threads of blocks that share one queue of runnable threads to their end. arguments: one tuple per block."""
     runnable = blocks[0].runnable
     for block, own in zip(blocks, arguments, strict=True):
         block.function, block.arguments = function, own
@@ -149,15 +149,15 @@ def run_all(runnable, blocks):
 
 
 def meet_as_grid(grid):
-    """Complete the barrier of a cooperative grid whose missing threads have returned; returns whether it could."""
+    """Complete the barrier of a cooperative grid if its missing threads have returned; returns whether it did. grid: may be None."""
     return grid is not None and grid.release_without_returned()
 
 
 def meet_without_exited(warp):
-    """Complete the warp-wide instructions whose missing lanes have returned from the kernel before it; returns whether there was one.
+    """Complete warp-wide instructions of which all missing lanes have returned; returns whether there were any.
 
-    Lanes that have exited need not take part. A lane that went past the instruction is another matter: only where the kernel has a return
-    above the line do the missing lanes count as having exited before it.
+    Lanes that exited before the instruction need not take part, but lanes that passed it by another branch must. Missing lanes count as
+    exited before it only if the kernel has a return statement above the instruction's line.
     """
     found = False
     for (kind, mask), meeting in list(warp.meetings.items()):
@@ -182,7 +182,7 @@ def returns_early(thread):
 
 
 def line_of_kernel(thread):
-    """The line of the kernel at which a thread waits."""
+    """The line of the kernel at which a thread waits, as text."""
     frame = kernel_frame(thread.frame)
     return f"line {frame.f_lineno} of {frame.f_code.co_name}" if frame else "an unknown line"
 
@@ -200,7 +200,7 @@ def barrier(value=None):
 
 
 def finish(warp, kind, mask, frame):
-    """Complete a warp-wide instruction: all waiting lanes can go on with their results."""
+    """Complete a warp-wide instruction: give each waiting lane its result and make it runnable."""
     meeting = warp.meetings.pop((kind, mask))
     if warp.monitor is not None:
         warp.monitor.collective(warp, kind, list(meeting), mask, frame)
@@ -215,7 +215,10 @@ def finish(warp, kind, mask, frame):
 
 
 def collective(kind, value, compute, mask=FULL_MASK):
-    """A warp-wide instruction: `compute({lane: value})` -> {lane: result}, for `mask`."""
+    """Execute a warp-wide instruction for the lanes of `mask`; returns the running lane's result.
+
+    The last lane to arrive computes `compute({lane: value})` -> {lane: result}. kind: the instruction's name.
+    """
     thread = current_thread()
     warp, lane, mask = thread.warp, thread.lane, int(mask) & FULL_MASK
     if not mask >> lane & 1:

@@ -1,6 +1,6 @@
 """mbarriers: barriers that also count the bytes of copies. PTX ISA, "mbarrier".
 
-A copy that completes on an mbarrier lands as late as possible: when a thread waits for the barrier's phase and no arrival is missing.
+A copy that completes on an mbarrier lands as late as possible: when a thread waits for the mbarrier's phase and no arrival is missing.
 """
 
 from collections import deque
@@ -14,10 +14,10 @@ LARGEST_TRANSACTION = (1 << 20) - 1
 
 
 class MBarrier:
-    """An mbarrier object; a phase completes when all arrivals and bytes have come.
+    """An mbarrier object; a phase completes when no arrival and no byte is missing.
 
-    completed: number of completed phases. count: arrivals per phase. pending: those still missing. transactions (tx-count): bytes expected
-    and not yet landed.
+    completed: number of completed phases. count: arrivals per phase. pending: missing arrivals of the current phase. transactions
+    (tx-count): bytes expected and not yet landed. unfenced_by: the thread that initialised it, until a fence makes that visible.
     """
 
     def __init__(self, block, offset, count, thread):
@@ -53,7 +53,7 @@ class MBarrier:
         self.settle()
 
     def start_copy(self, byte_count, land, transfer=None):
-        """A copy of `byte_count` bytes is in flight; `land(thread that started it)` is called when it lands.
+        """Start a copy of `byte_count` bytes; `land(thread that started it)` is called when it lands.
 
         transfer: its Transfer; without one, monitors see the copy as an access by that thread at the time when it lands.
         """
@@ -96,7 +96,7 @@ class MBarrier:
 
 
 def mbarrier_at(address):
-    """The MBarrier at a shared address; SimulationError if none was initialised there."""
+    """The MBarrier at a shared address. Raises SimulationError if none was initialised there."""
     block, offset = shared_bytes(address, 8)
     found = state(block).mbarriers.get(offset)
     if found is None:

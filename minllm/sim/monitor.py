@@ -1,4 +1,4 @@
-"""The interface of monitors, which watch a simulation.
+"""The interface of monitors, which observe a simulation.
 
 Detectors and tracers subclass Monitor and are passed as `simulate(..., monitors=[...])`. Without monitors nothing here is called: arrays
 then have a class that does not report, and the machine checks for None.
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class Launch:
-    """A launch; arrays by argument name, shared_bytes of dynamic shared memory."""
+    """A launch. shared_bytes: dynamic shared memory per block; arrays: {argument name: array}."""
 
     kernel: Any
     function: Any
@@ -21,11 +21,11 @@ class Launch:
 
 
 MEMORY_ORDERING = "syncwarp"  # the only warp-wide instruction that orders its lanes' memory accesses (PTX ISA, "bar.warp.sync")
-NO_MORE = object()  # the answer of a monitor's `access` that needs no further accesses to this array
+NO_MORE = object()  # returned by a monitor's `access` that needs no further reports of this array
 
 
 class Monitor:
-    """The events of a simulation, one method each; a subclass overrides those that it needs, the others do nothing.
+    """The events of a simulation, one method each; a subclass overrides those that it needs, and all others do nothing.
 
     `thread` is a thread.Thread (.number, .index, .lane, .warp, .block), `block` a machine.Block, `warp` a machine.Warp, `frame` the
     kernel's Python frame: file and line, and `f_lasti`, which together with `f_code` identifies one instruction. Read a frame at once,
@@ -33,7 +33,7 @@ class Monitor:
     """
 
     scalar_type = None  # optional: Numba type -> the cast that kernels use instead of the usual one
-    spaces = ("global", "shared", "local", "constant")  # memory spaces whose accesses are reported
+    spaces = ("global", "shared", "local", "constant")  # memory spaces of which accesses are reported
     all_must_meet = False  # whether threads that have returned keep a barrier of the whole grid from completing
     array_class = None  # optional: a subclass of monitored_arrays.MonitoredArray for the kernel's arrays
 
@@ -48,16 +48,16 @@ class Monitor:
 
         thread.ordering: "relaxed", "acquire" or "release" if the access is an atomic of system scope, else None (system_scope.py).
         array: .space is "global", "shared", "local" or "constant", .name the argument or variable, .root the whole array of a slice or
-        view. The dict `array.root.notes` holds what must live as long as the memory. A monitor that needs no further accesses to `array`
-        may return NO_MORE.
+        view. The dict `array.root.notes` is for data that must live as long as the memory. A monitor that needs no further reports of
+        `array` may return NO_MORE.
         start_byte: offset from the start of the root array; for shared memory, the shared address.
         """
 
     def wrapped_store(self, array, element, exact):
-        """The integer `exact` has been stored as `element`, because it does not fit. Returns what reads of it give, or None."""
+        """The integer `exact` did not fit and was stored as `element`. Returns a Carrier that reads return instead of it, or None."""
 
     def undefined(self, value, why, place):
-        """The instruction at `place` gives a lane something undefined. Returns what the lane gets instead of `value`, or None."""
+        """The instruction at `place` gives a lane an undefined value. Returns what the lane gets instead of `value`, or None."""
 
     def index(self, thread, array, index):
         """A thread is about to use an index that is not an int or a tuple of ints; bounds have not been checked yet."""
@@ -75,7 +75,7 @@ class Monitor:
         """The lanes of `mask` have met at a warp-wide instruction, such as "shfl"."""
 
     def sleep(self, thread):
-        """A thread sleeps, to read again later what it has just read."""
+        """A thread sleeps (cuda.nanosleep) before it reads the same memory again."""
 
     def release(self, thread, thing):
         """A release: an acquire of `thing` makes the thread's earlier accesses visible."""
@@ -117,7 +117,7 @@ HOOKS = [name for name, value in vars(Monitor).items() if not name.startswith("_
 
 
 class Monitors(Monitor):
-    """Several monitors as one: each event goes to those that override its method, in the order given."""
+    """Several monitors as one: each event is passed to the monitors that override its method, in the order given."""
 
     def __init__(self, monitors):
         self.monitors = list(monitors)
@@ -126,7 +126,7 @@ class Monitors(Monitor):
         self.all_must_meet = any(monitor.all_must_meet for monitor in self.monitors)
         for name in HOOKS:
             setattr(self, name, in_turn([getattr(monitor, name) for monitor in self.monitors if hears(monitor, name)]))
-        self.report_to = {space: self.reports_of(space) for space in Monitor.spaces}  # space -> the functions that an array calls
+        self.report_to = {space: self.reports_of(space) for space in Monitor.spaces}  # space -> functions that its arrays call
         self.access = self.route
 
     def route(self, thread, array, *rest):
@@ -145,7 +145,7 @@ def hears(monitor, name):
 
 
 def in_turn(methods):
-    """A function that calls all of `methods`; if there is only one, this one itself."""
+    """A function that calls all `methods` in order; a single method is returned as it is."""
     if len(methods) == 1:
         return methods[0]
 

@@ -1,7 +1,4 @@
-"""Arrays that report every access to a monitor.
-
-A tracer counts accesses, a detector checks them.
-"""
+"""Arrays that report every access to a monitor: a tracer counts accesses, a detector checks them."""
 
 import sys
 
@@ -17,9 +14,9 @@ from minllm.sim.thread import current_thread
 class MonitoredArray(CheckedArray):
     """A CheckedArray that reports every access to a Monitor.
 
-    root: the whole array that this one is part of. notes (of a root): what monitors attach to the memory. carried (of a root):
-    {start byte: (element, Carrier)} of elements that hold more than their number. reports: the monitors' functions for accesses, without
-    those that want to see no more of them. stored: the value of the store to an element that is being reported, else None.
+    root: the whole array that this one is part of. notes (of a root): data that monitors attach to the memory. carried (of a root):
+    {start byte: (element, Carrier)} of elements that were stored as a Carrier. reports: the monitors' `access` functions, without those
+    that have returned NO_MORE. stored: the value of the store that is being reported, else None.
     """
 
     __slots__ = ("monitor", "reports", "root", "notes", "carried", "strides", "stored")
@@ -37,7 +34,7 @@ class MonitoredArray(CheckedArray):
         return found
 
     def tell(self, thread, start, count, kind, frame):
-        """Report an access; frame: that of its caller."""
+        """Report an access; frame: the one that indexes the array, in the kernel or in the simulator."""
         if is_own(frame.f_code.co_filename):
             frame = kernel_frame(frame)
         for report in self.reports:
@@ -63,7 +60,7 @@ class MonitoredArray(CheckedArray):
             self.monitor.index(current_thread(), self, index)
 
     def __getitem__(self, index):
-        if type(index) is int and 0 <= index < self.quick:  # the common case, and the quick one
+        if type(index) is int and 0 <= index < self.quick:  # fast path for the common case
             found = self.data.item(index) if self.integer else self.data[index]
             start = self.base + index * self.strides[0]
         else:
@@ -91,7 +88,7 @@ class MonitoredArray(CheckedArray):
         self.root.carried[self.start_byte(index)] = CheckedArray.__getitem__(self, index), carrier
 
     def __setitem__(self, index, value):
-        if type(value) is self.dtype.type and type(index) is int and 0 <= index < self.quick:  # a float: the quick case
+        if type(value) is self.dtype.type and type(index) is int and 0 <= index < self.quick:  # fast path for floats
             self.data[index] = value
             start = self.base + index * self.strides[0]
         else:
@@ -108,7 +105,7 @@ class MonitoredArray(CheckedArray):
             self.stored = None
 
     def store(self, index, value):
-        """Store to an element, with what the value carries."""
+        """Store to an element, and keep the value as a Carrier if it is one."""
         if self.root.carried is not None:
             self.root.carried.pop(self.start_byte(index), None)
         CheckedArray.__setitem__(self, index, value)

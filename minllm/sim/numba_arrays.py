@@ -1,7 +1,7 @@
-"""Arrays of a simulated device: those of Numba's own simulator, which hold NumPy arrays, with what these lack.
+"""Arrays of a simulated device: those of Numba's own simulator, which hold NumPy arrays, with functions that these lack.
 
-Memory of `cuda.device_array` counts as unwritten. If an array is copied to the host while some of its elements have not been written, this
-is reported, as compute-sanitizer's initcheck does on a GPU.
+New memory of `cuda.device_array` counts as unwritten. Copying an array with unwritten elements to the host is an error, which
+compute-sanitizer's initcheck also reports on a GPU.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ def device_array(shape, dtype=np.float64, strides=None, order="C", stream=0):
 
 
 def copy_to_host(self, ary=None, stream=0):
-    """`array.copy_to_host()`; fails under detectors if elements have not been written."""
+    """`array.copy_to_host()`; under detectors, raises SimulationError if elements have not been written."""
     if is_detecting():
         check_written(self._ary, sys._getframe(1))
     return copy_of_simulator(self, host_array(ary), stream)
@@ -54,7 +54,7 @@ def assign(self, index, value):
 
 
 def check_written(data, frame):
-    """Fail if an array that is copied to the host has elements that nobody wrote."""
+    """Raise SimulationError if an array that is copied to the host has unwritten elements."""
     missing = unwritten_elements(data)
     if missing is not None and missing.any() and not waived_frame("unwritten", frame):
         first = [int(place) for place in np.argwhere(missing)[0]]
@@ -66,7 +66,7 @@ def check_written(data, frame):
 
 def interface(self):
     """`array.__cuda_array_interface__`."""
-    mark_written(self._ary)  # whoever takes the address may write there unseen
+    mark_written(self._ary)  # code that gets the address may write there unnoticed
     found = dict(self._ary.__array_interface__)
     return {name: found[name] for name in ("shape", "strides", "typestr", "data", "version")} | {"version": 3, "stream": None}
 
@@ -86,7 +86,7 @@ def as_cuda_array(value, sync=True):
 
 
 def host_array(argument):
-    """The NumPy array inside a device array or an argument's hint (cuda.In, cuda.Out); other arguments unchanged."""
+    """The NumPy array in a device array or in an argument's hint (cuda.In, cuda.Out); other arguments are returned unchanged."""
     if isinstance(argument, ArgHint):
         found = host_array(argument.value)
         return found.copy() if isinstance(argument, In) and isinstance(found, np.ndarray) else found

@@ -1,11 +1,11 @@
-"""Every launch of a `@cuda.jit` kernel, simulated: for programs written for numba.cuda that know nothing of this package.
+"""Simulate every launch of a `@cuda.jit` kernel, for programs that are written for numba.cuda and do not import minllm.
 
     with simulated_launches():
         kernel[grid, block](x, out)             # x: a NumPy array, or from cuda.to_device
 
-Inside, numba.cuda needs no GPU: kernels are not compiled but simulated, and the arrays of cuda.to_device and cuda.device_array are those of
-Numba's own simulator, which hold NumPy arrays. `python -m minllm.sim script.py` runs a whole script so, `pytest -p minllm.sim.plugin` the
-tests of a project.
+Within the context numba.cuda needs no GPU: kernels are not compiled but simulated, and the arrays of cuda.to_device and cuda.device_array
+are those of Numba's own simulator, which hold NumPy arrays. `python -m minllm.sim script.py` runs a whole script in this context,
+`pytest -p minllm.sim.plugin` the tests of a project.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from minllm.sim.simulator import simulate
 from minllm.sim.typing.rules import argument_type, best_signature, context
 
 COMPUTE_CAPABILITY = 9, 0
-THREADS = 128  # per block of `kernel.forall`, where a GPU's driver would choose
+THREADS = 128  # threads per block of `kernel.forall`; on a GPU the driver chooses this number
 OF_API = (
     *("select_device", "synchronize", "close", "detect", "list_devices", "get_current_device", "event", "defer_cleanup"),
     *("stream", "default_stream", "legacy_default_stream", "per_thread_default_stream", "is_float16_supported", "gpus"),
@@ -66,7 +66,7 @@ class Launch:
 
 
 def bound(kernel, arguments):
-    """The arguments with the kernel's defaults; TypeError if their number is wrong."""
+    """The arguments with the kernel's defaults appended. Raises TypeError if their number is wrong."""
     missing = kernel.py_func.__code__.co_argcount - len(arguments)
     defaults = kernel.py_func.__defaults__ or ()
     if missing and not 0 < missing <= len(defaults):
@@ -77,7 +77,7 @@ def bound(kernel, arguments):
 
 
 def signature_for(kernel, arguments):
-    """The types of the eager signature that fits the arguments best; None without signatures. TypeError if none fits."""
+    """The types of the eager signature that fits the arguments best; None without signatures. Raises TypeError if none fits."""
     signatures = getattr(kernel, "simulated_signatures", ())
     if not signatures:
         return None
@@ -92,7 +92,7 @@ def signature_for(kernel, arguments):
 
 
 def same_integers(given, wanted):
-    """Whether a type converts to another, or is an array of integers of the same size: a single signature is not checked on a GPU."""
+    """Whether a type converts to another, or both are arrays of integers of one size, which a GPU launch does not check."""
     if fits(given, wanted):
         return True
     arrays = isinstance(given, types.Array) and isinstance(wanted, types.Array) and given.ndim == wanted.ndim
@@ -105,14 +105,14 @@ def fits(given, wanted):
 
 
 def remember_signature(kernel, signature):
-    """Remember an eager signature of a kernel or device function; nothing is compiled. Returns the types of its arguments."""
+    """Record an eager signature of a kernel or device function without compiling it; returns the types of its arguments."""
     arguments = tuple(sigutils.normalize_signature(signature)[0])
     kernel.__dict__.setdefault("simulated_signatures", []).append(arguments)
     return arguments
 
 
 def configure(kernel, grid, block, stream=0, sharedmem=0):
-    """`kernel[grid, block, stream, sharedmem]` of a simulated kernel; RuntimeError for a device function."""
+    """`kernel[grid, block, stream, sharedmem]` of a simulated kernel. Raises RuntimeError for a device function."""
     if kernel.targetoptions.get("device"):
         raise RuntimeError("Cannot compile a device function as a kernel")
     return Launch(kernel, grid, block, stream, sharedmem)
@@ -136,7 +136,7 @@ class Allocations(type(simulated_nrt.rtsys)):
 
 
 class Runtime:
-    """What numba.cuda asks for its context."""
+    """The source of numba.cuda's context, for simulated launches."""
 
     ensure_context = contextlib.nullcontext
 
@@ -147,7 +147,7 @@ class Runtime:
 
 @contextlib.contextmanager
 def simulated_launches(detect=True):
-    """Inside, launches of `@cuda.jit` kernels run in the simulator, with all detectors if `detect`."""
+    """Within this context launches of `@cuda.jit` kernels run in the simulator, with all detectors if `detect`."""
     kernels = dispatcher.CUDADispatcher
     with contextlib.ExitStack() as stack:
         stack.enter_context(detecting(detect))

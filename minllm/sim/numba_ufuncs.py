@@ -1,7 +1,7 @@
 """`numba.cuda.vectorize` and `guvectorize` with simulated kernels.
 
-Numba writes a kernel around the function that is given, and calls the kernel for arrays that it has broadcast. Here that kernel is
-simulated; only its compilation and what looks at memory of a device are replaced.
+Numba generates a kernel around the given function, and launches it for arrays that it has broadcast. Here that kernel is simulated; only
+its compilation and the functions that access device memory are replaced.
 """
 
 import linecache
@@ -15,14 +15,14 @@ from minllm.sim.typing.functions import infer_kernel
 
 
 def execute(source, namespace):
-    """`exec` for the kernel that Numba writes, with its source where the simulator finds it."""
+    """`exec` for a kernel that Numba generates; its source goes into linecache, where the simulator finds it."""
     name = f"<kernel of a ufunc {len(linecache.cache)}>"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     exec(compile(source, name, "exec"), namespace)
 
 
 def compile_core(self, signature):
-    """(the device function of a ufunc, the type of its result)."""
+    """(device function of a ufunc, Numba type of its result)."""
     result = signature.return_type
     if result is None:
         result = infer_kernel(self.pyfunc, signature.args).result.type
@@ -30,7 +30,7 @@ def compile_core(self, signature):
 
 
 def broadcast(self, array, shape):
-    """A device array in another shape."""
+    """A device array broadcast to another shape."""
     return FakeCUDAArray(np.broadcast_to(array._ary, shape))
 
 

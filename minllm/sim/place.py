@@ -1,4 +1,4 @@
-"""Where in a kernel something happened: its frame, line, and names of arrays."""
+"""Find the position of an event in a kernel: its frame, line and instruction, and the names of arrays."""
 
 import dis
 import functools
@@ -10,7 +10,7 @@ OWN_DIRECTORIES = tuple(os.path.join(PACKAGE, folder, "") for folder in ("sim", 
 
 @functools.cache
 def is_own(filename):
-    """Whether a file belongs to the simulator or to an emulated instruction, not to a kernel."""
+    """Whether a file belongs to the simulator or to minllm/ptx instead of a kernel."""
     return filename.startswith(OWN_DIRECTORIES)
 
 
@@ -22,32 +22,32 @@ def kernel_frame(frame):
 
 
 def cached_by_code(function):
-    """A cache for a function of a code object, by the object's identity: its hash reads all of its instructions."""
+    """A cache for a function of a code object, by the object's identity, because hashing a code object reads all its instructions."""
     known = {}
 
     @functools.wraps(function)
     def cached(code, *rest):
         key = id(code), *rest
         if key not in known:
-            known[key] = code, function(code, *rest)  # keeps the code object, so that no other gets its id
+            known[key] = code, function(code, *rest)  # keeps the code object alive, so that no other gets its id
         return known[key][1]
 
     return cached
 
 
 def file_of(code):
-    """The file of a code object; "cell" for a notebook's cell, whose temporary file has no meaningful name."""
+    """The file of a code object; "cell" for a notebook's cell, because its temporary file has no meaningful name."""
     folder = os.path.basename(os.path.dirname(code.co_filename))
     return "cell" if folder.startswith("ipykernel_") else code.co_filename
 
 
 def describe(frame):
-    """`file:line in function` of a frame."""
+    """The position of a frame as text, `file:line in function`."""
     return f"{file_of(frame.f_code)}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown place"
 
 
 def describe_instruction(code, offset):
-    """`file:line in function` of the instruction at byte `offset` of a code object."""
+    """The position of the instruction at byte `offset` of a code object as text, `file:line in function`."""
     line = next((line for start, stop, line in code.co_lines() if start <= offset < stop), None)
     return f"{file_of(code)}:{line} in {code.co_name}"
 
@@ -56,8 +56,8 @@ def describe_instruction(code, offset):
 def instruction_starts(code):
     """For each two bytes of a code object, the offset at which their instruction begins.
 
-    Once the interpreter has specialised an instruction, a frame's `f_lasti` may point behind it, at the interpreter's inline caches;
-    the offset at which it begins is the same for all frames.
+    Once the interpreter has specialised an instruction, a frame's `f_lasti` may point past it, into its inline caches; the offset at which
+    the instruction begins is the same for all frames.
     """
     starts, begun = [], 0
     offsets = {instruction.offset for instruction in dis.get_instructions(code)}
@@ -77,7 +77,7 @@ _code_numbers = {}
 
 @cached_by_code
 def code_number(code):
-    """A number for a code object, the same for equal ones: type inference may make several of one device function that do not differ."""
+    """A number for a code object, the same for equal code objects: type inference may make several equal ones of one device function."""
     return _code_numbers.setdefault(code, len(_code_numbers))
 
 
@@ -95,5 +95,5 @@ def assigned_name(code, offset):
 
 @cached_by_code
 def assigned_at(code, position):
-    """The same for the call that a frame executes at `f_lasti` = position."""
+    """assigned_name for the call that a frame executes; position: the frame's `f_lasti`."""
     return assigned_name(code, instruction_starts(code)[position >> 1])

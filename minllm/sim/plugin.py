@@ -9,19 +9,19 @@ from minllm.sim.numba_launches import simulated_launches
 
 
 def pytest_addoption(parser):
-    """Add --no-detect."""
+    """Add the option --no-detect."""
     parser.addoption("--no-detect", action="store_true", help="simulate CUDA kernels without detectors")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session):
-    """Simulate what tests launch."""
+    """Simulate the launches of tests."""
     with simulated_launches(detect=not session.config.option.no_detect):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
-    """Simulate what modules of tests launch when they are imported."""
+    """Simulate the launches of test modules while they are imported."""
     with simulated_launches(detect=not session.config.option.no_detect):
         return (yield)

@@ -1,9 +1,10 @@
-"""A launch spread over processes, which share its arrays as files that each of them maps into its memory.
+"""Spread the blocks of a launch over processes, which share its arrays as files that each process maps into its memory.
 
-It works for kernels whose blocks do not communicate. Global atomics are refused, because they would not be atomic between processes.
+It works for kernels without communication between blocks. Global atomics are refused, because they would not be atomic between processes.
 
-A process is forked where the system can fork. Windows cannot: there a new Python starts, and receives the kernel pickled by value, with its
-closure and its device functions. A script that spreads a launch then needs `if __name__ == "__main__":`, as for any use of multiprocessing.
+Processes are forked if the system supports it. Windows does not: there a new Python starts, and receives the kernel pickled by value, with
+its closure and its device functions. A script that spreads a launch then needs `if __name__ == "__main__":`, as for any use of
+multiprocessing.
 """
 
 import importlib.util
@@ -40,7 +41,7 @@ def check_spreading(monitors, cluster, names):
 
 
 def spread(run_share, arguments, processes):
-    """Call run_share(arguments, number) in processes, number = 0, 1, ..., and copy the arrays back. Raises the first error."""
+    """Call run_share(arguments, number) in each process, number = 0, 1, ..., and copy the arrays back. Raises the first error."""
     context = multiprocessing.get_context(START_METHOD)
     with tempfile.TemporaryDirectory(prefix="minllm-launch-") as folder:
         files = ArrayFiles(Path(folder))
@@ -64,7 +65,7 @@ def spread(run_share, arguments, processes):
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """An array of a launch as a file that holds its elements in C order."""
+    """A file with the elements of an array of a launch, in C order."""
 
     path: Path
     dtype: np.dtype
@@ -79,13 +80,13 @@ class ArrayFile:
 
 
 class ArrayFiles:
-    """The arrays of a launch as files, each array once."""
+    """The files of a launch's arrays, one per array."""
 
     def __init__(self, folder):
         self.folder, self.files = folder, {}  # id of an array -> (the array, its ArrayFile)
 
     def write(self, array):
-        """The ArrayFile of an array; an empty array stays as it is."""
+        """The ArrayFile of an array; an empty array is returned unchanged."""
         if not array.size:
             return array
         if id(array) not in self.files:
@@ -95,14 +96,14 @@ class ArrayFiles:
         return self.files[id(array)][1]
 
     def read_back(self):
-        """Copy what the processes wrote to the caller's arrays."""
+        """Copy the results of the processes from the files to the caller's arrays."""
         for array, file in self.files.values():
             if file.is_writeable:
                 array[...] = np.fromfile(file.path, np.uint8).view(file.dtype).reshape(file.shape)
 
 
 def replaced(argument, change):
-    """An argument with `change` of each array in it: of a NumPy array or ArrayFile, of those in a tuple, of the one in a tensor map."""
+    """An argument with `change` applied to each NumPy array or ArrayFile in it: itself, in a tuple, or in a tensor map."""
     if isinstance(argument, tuple):
         made = [replaced(one, change) for one in argument]
         return type(argument)._make(made) if hasattr(argument, "_make") else tuple(made)
@@ -112,12 +113,12 @@ def replaced(argument, change):
 
 
 def mapped(value):
-    """The array of an ArrayFile; an array as it is."""
+    """The array of an ArrayFile; an array is returned unchanged."""
     return value.mapped() if isinstance(value, ArrayFile) else value
 
 
 def work(sent, number, sender):
-    """Run one share in a worker process, and send None or the exception."""
+    """Run one share of the blocks in a worker process, and send None or the exception."""
     error = None
     try:
         run_share, arguments = pickle.loads(sent) if isinstance(sent, bytes) else sent
@@ -133,7 +134,7 @@ def work(sent, number, sender):
 
 
 def result(receiver):
-    """What a worker has sent, or an error if it ended without sending."""
+    """The None or exception that a worker has sent, or a SimulationError if it ended without sending."""
     try:
         return receiver.recv()
     except EOFError:
@@ -155,9 +156,9 @@ def pickled(task):
 
 
 class LaunchPickler(cloudpickle.Pickler):
-    """Pickles functions by value; kernels, device functions and intrinsics of an importable module by name.
+    """Pickles functions by value, but kernels, device functions and intrinsics of an importable module by name.
 
-    Numba has its own way for its device functions and intrinsics, which loses the emulations of the intrinsics.
+    Numba's own pickling of device functions and intrinsics would lose the emulations of the intrinsics.
     """
 
     def reducer_override(self, value):
@@ -181,5 +182,5 @@ def is_importable(module):
 
 
 def named(module, name):
-    """What a module calls by this name."""
+    """The object with this name in a module."""
     return getattr(importlib.import_module(module), name)

@@ -7,9 +7,9 @@ LONG_SECONDS = 60
 
 
 def run_in_turn(steps, name, now=time.monotonic, long_seconds=LONG_SECONDS):
-    """Call all steps of a launch; show a bar if it will take over `long_seconds`.
+    """Call all steps of a launch in order, with a progress bar if it will take more than `long_seconds`.
 
-    now: a clock in seconds.
+    name: the kernel's name; now: a clock in seconds.
     """
     started = now()
     for done, step in enumerate(steps, 1):
@@ -26,7 +26,7 @@ def run_in_turn(steps, name, now=time.monotonic, long_seconds=LONG_SECONDS):
 
 
 def run_with_bar(steps, name, done):
-    """Call the remaining steps under a progress bar; `done` steps were called before."""
+    """Call the remaining steps with a progress bar; done: the number of steps called before."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

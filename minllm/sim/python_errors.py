@@ -1,4 +1,4 @@
-"""Errors of Python in a kernel, told with their place: what the kernel does there, and what a GPU would do."""
+"""Explain Python's errors in a kernel: the line that raised them, and what a GPU would do there."""
 
 import linecache
 import traceback
@@ -18,7 +18,7 @@ KNOWN = {
 
 
 def explained(error, thread):
-    """An error of Python in a kernel as a SimulationError with its place; the error itself if the kernel has raised it."""
+    """A Python error in a kernel as a SimulationError with its position; the error itself if the kernel raises or asserts."""
     frame, line = place_of_error(error)
     if isinstance(error, AssertionError) or linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise"):
         return error
@@ -27,7 +27,7 @@ def explained(error, thread):
 
 
 def place_of_error(error):
-    """(frame, line) of the innermost call of the kernel's code, without what the simulator or NumPy has called from there."""
+    """(frame, line) of the innermost call of kernel code, without the simulator's and NumPy's calls from there."""
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         own = is_own(frame.f_code.co_filename)
@@ -38,7 +38,7 @@ def place_of_error(error):
 
 
 def reason(error):
-    """What is wrong, in a clause."""
+    """A clause that says what is wrong."""
     text = str(error)
     for kind, words in KNOWN.items():
         if isinstance(error, kind):

@@ -1,11 +1,11 @@
-"""`simulate_ranks`: one kernel on several GPUs at once, each with its own memory and its own arguments.
+"""`simulate_ranks` runs one kernel on several GPUs at once, each with its own memory and arguments.
 
     simulate_ranks(kernel, grid, block, [(x0, out0, (x0, x1)), (x1, out1, (x0, x1))])
 
-A rank's own memory is the arrays that only it is passed; a peer's memory is an array that two ranks are passed. The blocks of all ranks run
-at the same time, so a rank may wait for another. A fence or an atomic of GPU scope and a block barrier order blocks of one rank: what
-orders two ranks is a store with release and a load with acquire, both of system scope (system_scope.py). The detectors find a peer's data
-that are read before its flag.
+An array that is passed to one rank only is that rank's own memory; an array that is passed to several ranks is peer memory. The blocks of
+all ranks run at the same time, so a rank may wait for another. Fences and atomics of GPU scope and block barriers order only blocks of one
+rank. Two ranks are ordered by a store with release and a load with acquire, both of system scope (system_scope.py). The detectors find
+reads of a peer's data before its flag.
 """
 
 from minllm.errors import SimulationError
@@ -32,8 +32,8 @@ from minllm.sim.watchdog import watched
 def simulate_ranks(kernel, grid, block, arguments, shared_bytes=0, monitors=(), order=None, detect=None):
     """Run `kernel` on len(arguments) GPUs at once: rank r gets arguments[r]. All ranks launch the same grid of the same blocks.
 
-    The other parameters are those of `simulate`. A tuple of arrays is one argument, and how a rank gets its peers' memory.
-    Raises SimulationError as `simulate` does; its messages name the rank.
+    The other parameters are those of `simulate`. A tuple of arrays is one argument, which passes a rank its peers' memory. Raises
+    SimulationError as `simulate` does; the messages name the rank.
     """
     grid, block = dimensions(grid), dimensions(block)
     check_launch(grid, block, launch_bounds(kernel))
@@ -60,7 +60,7 @@ def simulate_ranks(kernel, grid, block, arguments, shared_bytes=0, monitors=(), 
 
 
 def types_of_all(kernel, arguments):
-    """The Numba types of each rank's arguments, which are the same; SimulationError if they differ."""
+    """The Numba types of the arguments, which are the same for all ranks. Raises SimulationError if they differ."""
     for own in arguments:
         check_arguments(kernel, own)
     types = {tuple(map(getattr(kernel, "argument_type", numba_argument_type), own)) for own in arguments}

@@ -2,7 +2,7 @@
 
 
 class Record:
-    """One record; its fields are read and written in its array."""
+    """One record; reads and writes of its fields access the array that holds it."""
 
     __slots__ = ("_array", "_index")
 

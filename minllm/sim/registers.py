@@ -11,13 +11,13 @@ from minllm.sim.asynchrony import meet, park, state, wake
 from minllm.sim.thread import current_thread
 
 REGISTERS = 65_536  # per SM (streaming multiprocessor)
-MOST = 256  # per thread
+MOST = 256  # registers per thread, at most
 UNIT = 8  # registers per thread are a multiple of this
 WARPGROUP = 128
 
 
 class RegisterPool:
-    """counts: registers per thread, by warpgroup; free: registers in the pool; waiting: {warpgroup: (count, threads)}."""
+    """A block's registers. counts: per thread, by warpgroup; free: in the pool; waiting: {warpgroup: (count, threads)}."""
 
     def __init__(self, block):
         threads = block.dimensions.x * block.dimensions.y * block.dimensions.z
@@ -59,7 +59,7 @@ class RegisterPool:
 
 @dataclass
 class Wish:
-    """What a warpgroup waits for, as text for a deadlock report."""
+    """The reason why a warpgroup waits, as text for a deadlock report."""
 
     pool: RegisterPool
     group: int
@@ -71,7 +71,7 @@ class Wish:
 
 
 def set_registers(action, count):
-    """setmaxnreg.dec or .inc by the running thread; all threads of its warpgroup execute it together."""
+    """Execute setmaxnreg.dec or .inc for the running thread, together with all threads of its warpgroup."""
     thread = current_thread()
     own, group = state(thread.block), thread.number // WARPGROUP
     if own.registers is None:

@@ -1,7 +1,7 @@
-"""Makes a kernel runnable on the CPU: the same code with other globals.
+"""Make a kernel runnable on the CPU: the same code with other globals.
 
 In globals and closures, recursively, `cuda`, `math`, Numba's scalar types, device functions, and every function with an `.emulation` are
-replaced by simulated twins. The kernel's own source is unchanged; its code has further casts where Numba's types differ from Python's
+replaced by simulated twins. The kernel's own source is unchanged; its code gets additional casts if Numba's types differ from Python's
 (minllm.sim.typing).
 """
 
@@ -26,18 +26,18 @@ CUDA, MATH, LIBDEVICE = SimulatedCuda(), SimulatedMath(), SimulatedLibdevice()
 
 # Names of numba.cuda that a kernel's module may have imported directly, as in `from numba.cuda import syncthreads`.
 IMPORTED = {id(getattr(numba.cuda, name)): name for name in dir(SimulatedCuda) if not name.startswith("_") and hasattr(numba.cuda, name)}
-captured_array = None  # a function that gives the NumPy array of a device array that a kernel refers to, in simulated launches
+captured_array = None  # in simulated launches, a function that returns the NumPy array of a device array in a kernel's globals
 INDICES = {id(getattr(numba.cuda, name)): name for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")}
 
 
 def for_simulation(kernel, argument_types, scalar_type=simulated_type):
-    """(simulated twin of a kernel for these types of arguments, its Twins); scalar_type makes casts."""
+    """(simulated twin of a kernel for these argument types, its Twins). scalar_type: Numba type -> cast."""
     twins, function = Twins(scalar_type), plain_function(kernel)
     return rewrite(infer_kernel(function, argument_types) or function, twins), twins
 
 
 class Twins(dict):
-    """{function: its twin} of those rewritten so far, which ends recursion, and what casts become."""
+    """{function: its twin} of the functions rewritten so far, which ends recursion. scalar_type: Numba type -> cast."""
 
     def __init__(self, scalar_type):
         super().__init__()
@@ -46,13 +46,13 @@ class Twins(dict):
 
 
 def plain_function(value):
-    """The Python function inside a Kernel or a Numba dispatcher, else `value` itself."""
+    """The Python function of a Kernel or Numba dispatcher; any other value itself."""
     value = getattr(value, "function", value)
     return getattr(value, "py_func", value)
 
 
 def rewrite(function, done):
-    """A function, or an Inference of one, with simulated globals and closure, and its casts; `done` holds the existing twins."""
+    """The twin of a function, or of an Inference, with simulated globals and closure and added casts. done: the existing Twins."""
     if function in done:
         return done[function]
     inference = function if isinstance(function, Inference) else None
@@ -82,7 +82,7 @@ def rewrite(function, done):
 
 
 def names_used(code):
-    """Global names that a code object, or one nested in it, refers to."""
+    """The global names that a code object and those nested in it refer to."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, python_types.CodeType):
@@ -91,7 +91,7 @@ def names_used(code):
 
 
 def swap(value, done, name=""):
-    """The simulated twin of a value that a kernel refers to, by this name."""
+    """The simulated twin of a value that a kernel refers to as `name`; the value itself if it needs none."""
     if value is numba.cuda:
         return CUDA
     if value is math:
@@ -132,7 +132,7 @@ def swap(value, done, name=""):
 
 
 def swap_fields(value, done, name):
-    """The twin of a tuple, for device functions that are passed together as the fields of a NamedTuple."""
+    """The twin of a tuple, such as a NamedTuple of device functions."""
     swapped = [swap(item, done, f"{name}[{number}]") for number, item in enumerate(value)]
     if all(new is old for new, old in zip(swapped, value)):
         return value

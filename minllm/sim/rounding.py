@@ -1,6 +1,6 @@
-"""Rounding of exact results to a floating-point format: to nearest (rn), down (rd), up (ru) or towards zero (rz).
+"""Round exact results to a floating-point format: to nearest (rn), down (rd), up (ru) or towards zero (rz).
 
-NumPy rounds to nearest only. An exact result is a Fraction here, of which the neighbours in the format are compared.
+NumPy rounds to nearest only. Here an exact result is a Fraction, which is compared with neighbouring numbers of the format.
 """
 
 import math
@@ -8,11 +8,11 @@ from fractions import Fraction
 
 import numpy as np
 
-ROOT_BITS = 2 * 80  # of a square root, beyond the binary point
+ROOT_BITS = 2 * 80  # bits of a square root beyond the binary point
 
 
 def rounded(exact, mode, dtype):
-    """A Fraction in a format of NumPy or ml_dtypes, by the mode "rn", "rd", "ru" or "rz"."""
+    """A Fraction rounded to a dtype of NumPy or ml_dtypes, by the mode "rn", "rd", "ru" or "rz"."""
     with np.errstate(all="ignore"):
         nearest = dtype(as_float(exact))
         if mode == "rn":
@@ -27,7 +27,7 @@ def rounded(exact, mode, dtype):
 
 
 def as_float(exact):
-    """The nearest float64, infinite where there is none."""
+    """The float64 nearest to a Fraction; infinite if that is too large."""
     try:
         return float(exact)
     except OverflowError:
@@ -45,7 +45,7 @@ def below(number, exact):
 
 
 def beyond(number, exact, mode):
-    """Whether a number lies on the side of a Fraction to which the mode does not round."""
+    """Whether a number is on the side of a Fraction to which the mode does not round."""
     return above(number, exact) if mode == "rd" else below(number, exact)
 
 
@@ -61,7 +61,7 @@ def neighbour(number, step):
 
 
 def square_root(number):
-    """The square root of a Fraction, to far more bits than any format holds, and not exact only if the root is not."""
+    """The square root of a Fraction to far more bits than any format has; a rational root is exact."""
     scaled = number.numerator * number.denominator << 2 * ROOT_BITS
     root = math.isqrt(scaled)
     half_a_bit = Fraction(0 if root * root == scaled else 1, 2)
@@ -86,7 +86,7 @@ IN_FLOATS = {
 
 
 def with_rounding(name, mode, dtype):
-    """An operation of EXACT that rounds its result by a mode to a format."""
+    """The operation of EXACT with this name, with its result rounded to `dtype` by `mode`."""
 
     def operate(*operands):
         numbers = [float(one) if isinstance(one, (np.floating, float)) else int(one) for one in map(plain, operands)]
@@ -101,10 +101,10 @@ def with_rounding(name, mode, dtype):
 
 
 def plain(number):
-    """A number of ml_dtypes as float64, which holds it exactly."""
+    """A number of ml_dtypes as the equal float64; other numbers are returned unchanged."""
     return number if isinstance(number, (int, float, np.number)) else np.float64(number)
 
 
 def divides_by_zero(name, numbers):
-    """Whether an operation has an infinite result."""
+    """Whether an operation divides by zero."""
     return name in ("div", "rcp") and numbers[-1] == 0

@@ -1,6 +1,6 @@
 """Numba's scalar types in the simulator, with a GPU's wrap-around and rounding.
 
-They are called as casts: `float32(x)`, `uint32(i)`. Integers are Python ints, wrapped at every cast of the source and at those that type
+They are called as casts: `float32(x)`, `uint32(i)`. Integers are Python ints that wrap at the casts in the source and at those that type
 inference adds (minllm.sim.typing); floats are NumPy scalars, so that float32 arithmetic rounds as on the GPU.
 """
 
@@ -20,16 +20,16 @@ class Cast:
 
 
 class Carrier:
-    """Base of numbers that carry something for a detector: an index that has wrapped, a value that is undefined on a GPU."""
+    """Base class of numbers with data for a detector, such as a wrapped index or a value that is undefined on a GPU."""
 
     __slots__ = ()
 
     def stored(self, array):
-        """The number has been stored in an array of the kernel."""
+        """Called when the number has been stored in an array of the kernel."""
 
 
 class IntegerType(Cast):
-    """The cast to an integer type."""
+    """The cast to an integer type: integers wrap, floats are truncated."""
 
     def __init__(self, dtype):
         super().__init__(dtype)
@@ -46,7 +46,7 @@ class IntegerType(Cast):
 
 
     def truncated(self, value):
-        """A float as an integer: cvt.rzi clamps to the range of 32 or 64 bits, and makes 0 of NaN."""
+        """A float as an integer, like cvt.rzi: clamped to the range of 32 or 64 bits; NaN becomes 0."""
         if value != value:
             return 0
         least, greatest = (self.least, self.greatest) if self.bits >= 32 else (-(2**31), 2**31 - 1)
@@ -55,7 +55,7 @@ class IntegerType(Cast):
 
 @functools.cache
 def simulated_type(numba_type):
-    """The IntegerType or NumPy float type of a Numba scalar type; other Numba types unchanged."""
+    """The IntegerType or NumPy float type of a Numba scalar type; other Numba types are returned unchanged."""
     if numba_type == types.bfloat16:
         return ml_dtypes.bfloat16
     if isinstance(numba_type, types.Number):

@@ -1,4 +1,4 @@
-"""`simulate`: run a kernel, block after block, over NumPy arrays."""
+"""`simulate` runs a kernel over NumPy arrays, block after block."""
 
 import functools
 import inspect
@@ -27,24 +27,24 @@ from minllm.sim.watchdog import watched
 
 LARGEST_BLOCK, LARGEST_BLOCK_Z = 1024, 64  # threads
 LARGEST_GRID_Y = 65_535  # blocks, along y or z
-standing_monitors = []  # each is called at every launch and returns a Monitor for it
+standing_monitors = []  # functions that are called at every launch and return a Monitor for it
 
 
 def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None, detect=None, processes=1, types=None):
     """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, deterministically.
 
-    kernel: a kernel of this package, a `@cuda.jit` dispatcher, or a plain function written for numba.cuda.
+    kernel: a minllm kernel, a `@cuda.jit` dispatcher, or a plain function written for numba.cuda.
     arguments: scalars and NumPy arrays, C-contiguous or with gaps between rows; the kernel writes to them in place.
     shared_bytes: dynamic shared memory per block.
     monitors: Monitors of this launch. order: None runs the blocks in order; an integer seeds a shuffle, which exposes a kernel that
     depends on the order of its blocks. cluster: blocks per cluster along x, y and z; they run together.
-    detect: whether all detectors run too (minllm.sim.detectors); None: as the context `detecting()` says, without one they do not.
-    processes: the number of processes over which to spread the blocks, if these do not communicate (minllm.sim.processes). Detectors see
-    each block then, but no race between blocks.
-    types: the Numba types of the arguments, where they are declared; None: those that Numba gives them.
-    A launch that will take more than about a minute says so on standard error and shows its progress.
-    Raises SimulationError for what a GPU forbids or leaves undefined: an access out of bounds or misaligned, a deadlock; with detectors
-    also for what they find.
+    detect: whether all detectors run too (minllm.sim.detectors); None: only inside the context `detecting()`.
+    processes: the number of processes that share the blocks, if blocks do not communicate (minllm.sim.processes). Detectors then check
+    each block, but find no race between blocks.
+    types: the declared Numba types of the arguments; None: the types that Numba infers from them.
+    A launch that will take more than about a minute reports this on standard error and shows its progress.
+    Raises SimulationError for what a GPU forbids or leaves undefined, such as an access out of bounds or misaligned, or a deadlock; with
+    detectors also for what they find.
     """
     grid, block = dimensions(grid), dimensions(block)
     detect = is_detecting() if detect is None else detect
@@ -65,7 +65,7 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
 
 
 class How(NamedTuple):
-    """What a launch is given besides its arguments: see `simulate`."""
+    """The parameters of a launch besides its arguments; see `simulate`."""
 
     kernel: Any
     grid: Dimensions
@@ -77,12 +77,12 @@ class How(NamedTuple):
 
 
 def run_share(how, detect, processes, arguments, number):
-    """Run every `processes`-th block from that with `number` on, in one of the processes of a launch."""
+    """Run every `processes`-th block from block `number` on, in one of the processes of a launch."""
     run(how, arguments, combined(detectors() if detect else ()), slice(number, None, processes))
 
 
 def run(how, arguments, monitor, share=slice(None)):
-    """Run the blocks of a launch, or its `share`."""
+    """Run the blocks of a launch. share: a slice of the launch's steps, by default all."""
     function, twins = for_simulation(how.kernel, how.types, monitor and monitor.scalar_type or simulated_type)
     arrays = {}
     named = zip(arguments, how.types, argument_names(how.kernel, len(arguments)))
@@ -140,14 +140,17 @@ def argument_names(kernel, count):
 
 
 def launch_bounds(kernel):
-    """(most threads per block, blocks per SM) that a kernel is compiled for; None and 1 without bounds."""
+    """A kernel's launch bounds: (most threads per block, blocks per SM); (None, 1) without bounds."""
     bounds = {**getattr(kernel, "targetoptions", {}), **getattr(kernel, "options", {})}.get("launch_bounds")
     most, *blocks = bounds if isinstance(bounds, tuple) else (bounds,)
     return most, blocks[0] if blocks else 1
 
 
 def check_launch(grid, block, bounds):
-    """Fail for a grid or block that no GPU launches (CUDA C++ Programming Guide, "Compute Capabilities"), or not for this kernel."""
+    """Raise SimulationError for a grid or block beyond a GPU's limits or the kernel's launch bounds.
+
+    Source of the limits: CUDA C++ Programming Guide, "Compute Capabilities".
+    """
     if grid.y > LARGEST_GRID_Y or grid.z > LARGEST_GRID_Y:
         raise SimulationError(f"a grid of {tuple(grid)} blocks; a GPU takes {LARGEST_GRID_Y} along y and along z")
     if block.x * block.y * block.z > LARGEST_BLOCK or block.z > LARGEST_BLOCK_Z:
@@ -158,7 +161,7 @@ def check_launch(grid, block, bounds):
 
 
 def check_arguments(kernel, arguments):
-    """Fail for a wrong number of arguments, and for those that Numba does not take."""
+    """Raise SimulationError for a wrong number of arguments, or an argument that Numba does not accept."""
     function = plain_function(kernel)
     try:
         names = list(inspect.signature(function).bind(*arguments).arguments)
@@ -172,11 +175,11 @@ def check_arguments(kernel, arguments):
 
 
 def prepare(argument, kind=None, name="", monitor=None, arrays=None, twins=None):
-    """An argument as the kernel sees it: arrays checked, numbers of the Numba type `kind`."""
+    """An argument as the kernel gets it: CheckedArrays for arrays, numbers cast to the Numba type `kind`."""
     if isinstance(argument, np.ndarray):
         seen = {} if arrays is None else arrays
         address = argument.__array_interface__["data"][0]
-        # An array that is passed under two names has one root, so that monitors see one piece of memory.
+        # An array that is passed under two names has one root, so that monitors see a single memory.
         root = next((a.root for a in seen.values() if monitor is not None and a.data.__array_interface__["data"][0] == address), None)
         base = offset_of_first(argument) if root is None else root.base
         seen[name] = checked(argument, "global", base, name, monitor, root)

@@ -8,7 +8,7 @@ COLOURS = {COPIED: "hsl(210, 62%, 66%)", FULL: "hsl(48, 70%, 62%)", USED: "hsl(1
 
 
 def rounds_of(trace):
-    """The rounds of a trace's stages; ValueError if there are none."""
+    """The StageRounds of a trace. Raises ValueError if there are none."""
     if not trace.stages:
         raise ValueError(f"{trace.kernel} has no bulk copies that complete on mbarriers; timeline() shows cp.async")
     return trace.stages
@@ -23,7 +23,7 @@ def spans(entry, moments):
 
 
 def stages_text(trace):
-    """One line per stage with one letter per moment, and a legend."""
+    """Text with a legend and one line per stage, one letter per moment."""
     lines = {}
     for entry in rounds_of(trace):
         line = lines.setdefault(entry.stage, [FREE] * trace.moments)
@@ -34,7 +34,7 @@ def stages_text(trace):
 
 
 def stages_picture(trace):
-    """One row per stage with a bar per state of each round. -> Picture"""
+    """A Picture with one row per stage and one bar per state of each round."""
     width = CELL // 2
     parts = [label(LEFT + moment * width, TOP - 6, moment) for moment in range(0, trace.moments, 8)]
     parts.append(label(LEFT - 8, TOP - 6, "moment", "end"))

@@ -1,8 +1,8 @@
-"""Memory operations of system scope: what the GPUs of a host use to synchronise.
+"""Memory operations of system scope, by which the GPUs of a host synchronise.
 
-PTX ISA, "Memory Consistency Model": a store with release makes everything that its thread has done visible to the thread that reads the
-stored value with acquire, and, through a block barrier, what the threads of both blocks do. A relaxed access orders nothing. A fence or an
-atomic of GPU scope orders the blocks of one GPU only.
+A store with release makes all earlier accesses of its thread visible to a thread that reads the stored value with acquire; with block
+barriers around them this extends to all threads of both blocks. A relaxed access orders nothing. A fence or an atomic of GPU scope orders
+only the blocks of one GPU. PTX ISA, "Memory Consistency Model".
 """
 
 from minllm.sim.polling import count_poll
@@ -10,7 +10,7 @@ from minllm.sim.thread import current_thread
 
 
 def fence(thread, system=False):
-    """A fence; the simulator's threads run in turn, so every store is visible at once, and only the detectors need to know."""
+    """Report a fence to the monitor; nothing else is needed, because threads run in turn and every store is visible at once."""
     if thread.block.monitor is not None:
         thread.block.monitor.fence(thread, system)
 
@@ -29,7 +29,7 @@ def window(array, index, byte_count, ordering):
 
 
 def load(array, index, byte_count, dtype, ordering):
-    """The elements of these bytes as a tuple of ints. A thread that loads the same again and again gives way to the others."""
+    """The elements in `byte_count` bytes as a tuple of ints. A thread that loads the same values repeatedly yields to the others."""
     thread = current_thread()
     value = tuple(window(array, index, byte_count, ordering).view(dtype).tolist())
     if thread.polled is None:

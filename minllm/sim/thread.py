@@ -1,4 +1,4 @@
-"""One CUDA thread of a simulation, which knows its place in the grid, and the greenlets that run threads."""
+"""The threads of a simulation, and the greenlets that run them."""
 
 import functools
 from collections import deque
@@ -14,7 +14,7 @@ from minllm.sim.watchdog import Spin, spinning
 WARP_SIZE = 32
 
 _running = ContextVar("the simulated thread that is running", default=None)
-current_thread = _running.get  # the simulated thread that is running, or None outside a simulation
+current_thread = _running.get  # returns the simulated thread that is running, or None outside a simulation
 
 
 class Dimensions(NamedTuple):
@@ -26,14 +26,14 @@ class Dimensions(NamedTuple):
 
 
 class Thread:
-    """One CUDA thread: its place, and the asynchronous copies that it has started. worker: its greenlet, between its start and its end."""
+    """One CUDA thread: its position, and the cp.async copies that it has started. worker: its greenlet while it is alive."""
 
     waiting_for = result = worker = None
     dead = False
-    polls = 0  # atomics in a row that changed nothing
-    polled = None  # {place: value} of the thread's last loads of system scope
-    ordering = None  # of the access of system scope that the thread makes: "relaxed", "acquire" or "release" (system_scope.py)
-    has_waited_for_predecessors = False  # griddepcontrol.wait
+    polls = 0  # consecutive atomics that changed nothing
+    polled = None  # {(array, index): value} of the thread's last loads of system scope
+    ordering = None  # "relaxed", "acquire" or "release" during an access of system scope (system_scope.py)
+    has_waited_for_predecessors = False  # whether the thread has executed griddepcontrol.wait
     asynchronous = None  # asynchrony.ThreadState, once the thread starts bulk stores or wgmma
 
     def __init__(self, block, number, index):
@@ -49,7 +49,7 @@ class Thread:
         return self.worker.gr_frame
 
     def pause(self):
-        """Let others run until this thread is continued: at once the next one that can run, if it has waited too, else the loop of all."""
+        """Suspend this thread until it is continued: switch to the next runnable thread if that has a greenlet, else to machine.run_all."""
         runnable = self.block.runnable
         runnable.polls = 0
         following = runnable[0].worker if runnable else None
@@ -61,15 +61,16 @@ class Thread:
 
 
 class Runnable(deque):
-    """The threads that can run, in their order. polls: the switches in a row in which only threads that poll have run (polling.py)."""
+    """The queue of runnable threads. polls: consecutive switches in which only polling threads have run (polling.py)."""
 
     polls = 0
 
 
 class Worker(greenlet):
-    """A greenlet that runs threads one after the other, and ends when the next one in the queue has a greenlet already.
+    """A greenlet that runs threads one after the other, and ends when the next thread in the queue already has a greenlet.
 
-    Most threads of most kernels never wait, and share one. If a thread waits, the greenlet waits with it, and another runs the next.
+    Most threads of most kernels never wait, and share one greenlet. If a thread waits, so does its greenlet, and a new greenlet runs the
+    next thread.
     """
 
     thread = None

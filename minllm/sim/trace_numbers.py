@@ -1,4 +1,4 @@
-"""The contents of a trace: numbers in dataclasses, for tables, tests and JSON."""
+"""The numbers of a trace in dataclasses, for tables, tests and JSON."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -11,7 +11,7 @@ class Traffic:
     """Accesses of one kind to one global array. A request is one instruction of one warp.
 
     bytes: bytes requested, summed over lanes. sectors: sectors of 32 bytes, each counted once per request.
-    unique_bytes: different bytes touched during the whole launch, the traffic that no cache can avoid.
+    unique_bytes: different bytes accessed during the whole launch, the traffic that no cache can avoid.
     """
 
     requests: int = 0
@@ -26,7 +26,7 @@ class Traffic:
 
     @property
     def sectors_per_request(self):
-        """Coalescing: 4 for neighbouring float32, 16 for neighbouring 16-byte vectors, 32 for scattered lanes."""
+        """A measure of coalescing: 4 for neighbouring float32, 16 for neighbouring 16-byte vectors, 32 for scattered lanes."""
         return self.sectors / self.requests if self.requests else 0.0
 
     def __add__(self, other):
@@ -35,7 +35,7 @@ class Traffic:
 
 @dataclass
 class ArrayTraffic:
-    """All accesses to one global array, by the name of the kernel's argument."""
+    """All accesses to one global array; name: the kernel's argument."""
 
     name: str
     array_bytes: int
@@ -53,8 +53,8 @@ class ArrayTraffic:
 class SharedLine:
     """Accesses of one source line to shared memory.
 
-    turns (Nsight Compute: wavefronts): passes over the banks; least: the turns without bank conflicts; worst: the degree of the worst
-    conflict, different words in one bank ("32-way conflict" is 32; 1 is none).
+    turns (wavefronts in Nsight Compute): passes over the banks; least: turns if there were no bank conflicts; worst: the degree of the
+    worst conflict, the number of different words in one bank (32 is a "32-way conflict", 1 is none).
     """
 
     place: str
@@ -75,10 +75,10 @@ class SharedLine:
 
 @dataclass
 class PartialLine:
-    """A source line that only some of a warp's lanes executed.
+    """A source line that only some lanes of a warp executed.
 
-    The trace sees divergence only at memory accesses; a branch around arithmetic alone is not counted, since lanes run one after the other
-    here and report nothing between accesses.
+    Divergence is counted only at memory accesses, not at branches around arithmetic alone, because lanes run one after the other here and
+    report nothing between accesses.
     """
 
     place: str
@@ -89,7 +89,7 @@ class PartialLine:
 
 @dataclass
 class Request:
-    """The first request of a source line, as an example: which lane touched which bytes."""
+    """The first request of a source line, as an example: the bytes that each lane accessed."""
 
     place: str
     line: int
@@ -104,7 +104,7 @@ class CopyGroup:
     """One group of asynchronous copies of a warp, or one bulk copy.
 
     issued: the step in which it was issued; arrived: the first step that has its data, None if no thread waited. A new step begins at each
-    wait of the first lane, or for bulk copies at an arrival. copies and bytes are those of one lane.
+    wait of the traced lane, or for bulk copies at an arrival. copies, bytes: of one lane.
     """
 
     number: int
@@ -120,7 +120,7 @@ class CopyGroup:
 class StageRound:
     """One round of one stage of a pipeline of bulk copies: bytes, the line that copied them, and moments (trace_stages.py).
 
-    issued: the first copy was issued; arrived: the last one arrived; used, done: the first and last use. None: this did not happen.
+    issued: when the first copy was issued; arrived: when the last one arrived; used, done: the first and last use. None: it did not happen.
     """
 
     stage: int
@@ -137,7 +137,7 @@ class StageRound:
 class Trace:
     """The counts of one launch, from `kernel.trace[grid, block](*arrays)` or `minllm.sim.trace`.
 
-    arrays: traffic to global memory by argument. shared: shared memory by source line. flops: counted operations by instruction.
+    arrays: traffic to global memory by argument. shared: traffic to shared memory by source line. flops: counted operations by kind.
     collectives: warp-wide instructions by name. barriers: block barriers, once per block. partial: lines that parts of warps executed.
     pipeline: the copy groups of the first warp that started any (of the first block, for bulk copies); step_flops: its tensor-core
     FLOPs per step. stages: the rounds of a pipeline's stages in the first block that has one; moments: the number of moments in them.
@@ -183,12 +183,12 @@ class Trace:
 
     @property
     def arithmetic_intensity(self):
-        """FLOPs per byte in sectors: the arithmetic intensity if nothing is cached."""
+        """FLOPs per byte of moved sectors: the arithmetic intensity if nothing is cached."""
         return self.total_flops / self.total.sector_bytes if self.total.sectors else 0.0
 
     @property
     def best_arithmetic_intensity(self):
-        """FLOPs per different byte: the arithmetic intensity with perfect caches."""
+        """FLOPs per unique byte: the arithmetic intensity with perfect caches."""
         return self.total_flops / self.total.unique_bytes if self.total.unique_bytes else 0.0
 
     def to_dict(self):
@@ -223,37 +223,37 @@ class Trace:
         return self.table()
 
     def access_map(self, array, line=None, kind=None):
-        """The Picture of a first request to a global array: lanes, bytes and sectors."""
+        """A Picture of the first matching request to a global array: lanes, bytes and sectors."""
         from minllm.sim.trace_pictures import access_map
 
         return access_map(self.example("global", array, line, kind))
 
     def bank_map(self, array="", line=None, kind=None):
-        """The Picture of a first request to shared memory: lanes, banks and turns."""
+        """A Picture of the first matching request to shared memory: lanes, banks and turns."""
         from minllm.sim.trace_pictures import bank_map
 
         return bank_map(self.example("shared", array, line, kind))
 
     def timeline(self):
-        """The picture of the pipeline: copies in flight over the steps that compute. -> Picture"""
+        """A Picture of the pipeline: copies in flight, above the FLOPs of each step."""
         from minllm.sim.trace_pictures import timeline
 
         return timeline(self)
 
     def stage_timeline(self):
-        """The Picture of a pipeline's stages: when each is filled, full, in use, free."""
+        """A Picture of a pipeline's stages: when each is being filled, full, in use or free. Raises ValueError if there are none."""
         from minllm.sim.stage_timeline import stages_picture
 
         return stages_picture(self)
 
     def stage_timeline_text(self):
-        """The same as text: one line per stage with one letter per moment."""
+        """The stage timeline as text: one line per stage with one letter per moment. Raises ValueError if there are none."""
         from minllm.sim.stage_timeline import stages_text
 
         return stages_text(self)
 
     def example(self, space, array, line=None, kind=None):
-        """The first recorded request that matches; KeyError, which lists what there is, if none does."""
+        """The first recorded request that matches. Raises KeyError, which lists all requests, if none does."""
         for request in self.examples:
             if request.space == space and array in ("", request.array) and line in (None, request.line) and kind in (None, request.kind):
                 return request

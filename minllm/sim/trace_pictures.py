@@ -18,7 +18,7 @@ text { font: 11px system-ui, sans-serif; fill: #1b1f24; } .in { fill: #10131a; t
 
 
 class Picture(str):
-    """SVG text that notebooks show and `save` writes."""
+    """A string with an SVG picture, which notebooks display."""
 
     def _repr_svg_(self):
         return str(self)
@@ -29,18 +29,18 @@ class Picture(str):
 
 
 def picture(title, parts, width, height):
-    """A Picture of `parts`, SVG elements, under a title."""
+    """A Picture of SVG elements (`parts`) under a title; width and height in pixels."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">'
     return Picture("\n".join([head, f"<title>{escape(title)}</title>", STYLE, label(8, 18, title, "title"), *parts, "</svg>"]))
 
 
 def label(x, y, text, style=""):
-    """A line of text."""
+    """An SVG element with a line of text; style: a CSS class."""
     return f'<text x="{x}" y="{y}" class="{style}">{escape(str(text))}</text>'
 
 
 def box(x, y, width, height, colour=None, style="", hint=""):
-    """A rectangle; `hint` appears under the pointer."""
+    """An SVG rectangle; style: a CSS class; hint: a tooltip."""
     fill = f' fill="{colour}"' if colour else ""
     shape = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="2" class="{style}"{fill}'
     return f"{shape}><title>{escape(hint)}</title></rect>" if hint else f"{shape}/>"
@@ -52,7 +52,7 @@ def colour(number, count=32):
 
 
 def lane_cell(x, y, lanes, hint):
-    """A cell that one lane or several touch, with the lane's number, or the number of lanes."""
+    """SVG elements for a cell that one or several lanes access, labelled with the lane or the number of lanes."""
     lanes = sorted(set(lanes))
     text = str(lanes[0]) if len(lanes) == 1 else f"×{len(lanes)}"
     named = f"{hint}: lane{'s' if len(lanes) > 1 else ''} {', '.join(map(str, lanes))}"
@@ -63,7 +63,7 @@ def lane_cell(x, y, lanes, hint):
 
 
 def words_of(accesses):
-    """{word number: lanes that touch any of its 4 bytes}."""
+    """{word number: lanes that access any of its 4 bytes}, for LaneAccesses."""
     words = {}
     for lane, start, width in accesses:
         for word in range(start // BANK_BYTES, (start + width - 1) // BANK_BYTES + 1):
@@ -72,7 +72,7 @@ def words_of(accesses):
 
 
 def access_map(request):
-    """A Request to global memory: rows of 128 bytes, lanes, and moved sectors."""
+    """A Picture of a Request to global memory: rows of 128 bytes, lanes, and moved sectors."""
     words = words_of(request.lanes)
     rows = sorted({word * BANK_BYTES // LINE_BYTES for word in words})
     touched = {word * BANK_BYTES // SECTOR_BYTES for word in words}
@@ -96,7 +96,7 @@ def access_map(request):
 
 
 def bank_map(request):
-    """A Request to shared memory: one row per turn, one column per bank, and the lanes that it serves."""
+    """A Picture of a Request to shared memory: one row per turn, one column per bank, with the lanes that are served."""
     lanes_at_once = lanes_served_together(max(access.width for access in request.lanes))
     parts = [label(LEFT + bank * CELL + CELL / 2 - 1, TOP - 6, bank, "mid") for bank in range(BANKS)]
     row, groups = 0, sorted({access.lane // lanes_at_once for access in request.lanes})
@@ -123,7 +123,7 @@ def bank_map(request):
 
 
 def timeline(trace):
-    """The copy groups of a Trace's pipeline as bars from issue to arrival, above the FLOPs of each step.
+    """A Picture of a Trace's pipeline: copy groups as bars from issue to arrival, above the FLOPs of each step.
 
     A row is a slot in the ring of stages: a group takes the first free slot.
     """

@@ -2,8 +2,8 @@
 
 cp.async: a thread starts copies, commits them as a group, and later waits until all but the newest n groups have arrived (PTX ISA,
 "cp.async"). The trace follows the first lane that starts a copy: each of its waits begins a new step of the timeline. Bulk copies: each is
-a group by itself, in flight until a thread waits for its mbarrier; a step ends when copies arrive after some computation, and its FLOPs
-are those of the whole block.
+a group by itself, in flight until a thread waits for its mbarrier; a step ends when copies arrive after some computation, and the step's
+FLOPs are those of the whole block.
 """
 
 from collections import Counter, defaultdict
@@ -18,12 +18,12 @@ class Pipeline:
 
     def __init__(self):
         self.under_way = defaultdict(Counter)  # shared memory of a block -> destination addresses of copies in flight
-        self.lane, self.memory = None, None  # the thread whose cp.async, or the memory whose bulk copies, are traced
+        self.lane, self.memory = None, None  # the thread with the traced cp.async, or the memory of the traced bulk copies
         self.open = []  # copies that are not yet in a group: (address, bytes, line)
         self.groups, self.step_flops = [], [0]
 
     def event(self, thread, event, array, address, byte_count, frame):
-        """See Monitor.asynchronous: a copy, a commit or a wait."""
+        """Record a copy, a commit or a wait; see Monitor.asynchronous."""
         if byte_count:
             self.under_way[array.root][address] += 1
         if event == "cp_async":
@@ -51,14 +51,14 @@ class Pipeline:
         self.open = []
 
     def wait(self, pending):
-        """The lane waits: all but its newest `pending` groups arrive, and a new step begins."""
+        """Record a wait of the lane: all but its newest `pending` groups arrive, and a new step begins."""
         step = len(self.step_flops)
         for group in self.groups[: len(self.groups) - pending]:
             group.arrived = step if group.arrived is None else group.arrived
         self.step_flops.append(0)
 
     def arrival(self, array, address):
-        """Whether a write of shared memory is the arrival of a copy, which is then no longer in flight."""
+        """Record a write of shared memory; returns whether it is the arrival of a copy, which is then no longer in flight."""
         waiting = self.under_way.get(array.root)
         if not waiting or not waiting[address]:
             return False
@@ -68,7 +68,7 @@ class Pipeline:
         return True
 
     def bulk_arrival(self, address):
-        """The oldest copy to an address has arrived; it may begin a new step."""
+        """Record the arrival of the oldest copy to an address, which may begin a new step."""
         group = next(group for group in self.groups if group.address == address and group.arrived is None)
         if self.step_flops[-1] or group.issued == len(self.step_flops) - 1:
             self.step_flops.append(0)

@@ -1,8 +1,8 @@
 """The stages of a pipeline of bulk copies, traced in the first block that has one.
 
-A stage is the memory whose copies complete on one mbarrier. In each round, a phase of the mbarrier, copies fill the stage, it is full, it
-is in use (wgmma or threads read it), and it is free again. Each change of state begins a new moment, in the order of the simulation. On a
-GPU events may be earlier or simultaneous; a copy never lands later than here, where it lands when a thread waits for it.
+A stage is memory that is filled by copies which complete on one mbarrier. In each round, a phase of the mbarrier, the stage is filled by
+copies, full, in use (wgmma or threads read it), and free again. Each change of state begins a new moment, in the order of the simulation.
+On a GPU events may be earlier or simultaneous; a copy never lands later than here, where it lands when a thread waits for it.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from minllm.sim.transfer import CHUNK
 
 
 class Stages:
-    """Fed by a Tracer; after `finish`, `rounds` lists the StageRounds in order of their first copy, `moments` is their number."""
+    """The stages, from a Tracer's events. After `finish`: rounds, the StageRounds in order of first copy; moments, how many there are."""
 
     def __init__(self):
         self.block, self.stage_of_chunk = None, None
@@ -23,12 +23,12 @@ class Stages:
         self.rounds, self.moments = [], 0
 
     def next_moment(self):
-        """The number of a new moment."""
+        """Begin a new moment; returns its number."""
         self.moments += 1
         return self.moments - 1
 
     def copy_starts(self, transfer):
-        """A bulk copy into shared memory begins."""
+        """Record that a bulk copy into shared memory begins."""
         if self.block is None:
             self.block, self.stage_of_chunk = transfer.block, np.full(CHUNKS, -1, np.int32)
         if transfer.block is not self.block:
@@ -46,13 +46,13 @@ class Stages:
         self.under_way[transfer] = entry
 
     def copy_ends(self, transfer):
-        """A bulk copy has arrived."""
+        """Record that a bulk copy has arrived."""
         entry = self.under_way.pop(transfer, None)
         if entry is not None:
             entry.arrived = self.next_moment()
 
     def used(self, block, chunks):
-        """Threads read these chunks, or a wgmma begins or ends reading them."""
+        """Record that threads read these chunks, or that a wgmma begins or ends reading them."""
         if block is self.block:
             for stage in set(self.stage_of_chunk[chunks].tolist()) - {-1}:
                 _, entry = self.current[stage]

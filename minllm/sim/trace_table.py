@@ -1,4 +1,4 @@
-"""A trace as tables."""
+"""Tables of a trace, by rich."""
 
 import io
 
@@ -26,7 +26,7 @@ def text(trace, width=140):
 
 
 def new_table(title, *columns):
-    """A table; a column is "name" (aligned left) or ">name" (aligned right)."""
+    """An empty table; columns: "name" (aligned left) or ">name" (aligned right)."""
     table = Table(title=title, title_justify="left", title_style="", show_edge=False)
     for column in columns:
         table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left")
@@ -34,7 +34,7 @@ def new_table(title, *columns):
 
 
 def arrays_table(trace):
-    """Global memory: one row per array and kind of access, and the sum."""
+    """The table of global memory: one row per array and kind of access, and the total."""
     columns = ("array", "access", ">requests", ">bytes asked", ">bytes in sectors", ">sectors/request", ">different bytes")
     table = new_table("global memory", *columns)
     for array in trace.arrays.values():
@@ -48,13 +48,13 @@ def arrays_table(trace):
 
 
 def traffic_cells(traffic):
-    """The numbers of one row of the table of arrays."""
+    """The cells of a Traffic in the table of arrays."""
     counts = (traffic.requests, traffic.bytes, traffic.sector_bytes)
     return [*(f"{count:,}" for count in counts), f"{traffic.sectors_per_request:.2f}", f"{traffic.unique_bytes:,}"]
 
 
 def shared_table(trace):
-    """Shared memory: one row per source line, array and kind of access."""
+    """The table of shared memory: one row per source line, array and kind of access."""
     columns = ("place", ">line", "array", "access", ">requests", ">bytes asked", ">turns", ">conflicts", ">worst")
     table = new_table("shared memory", *columns)
     for line in trace.shared:
@@ -65,7 +65,7 @@ def shared_table(trace):
 
 
 def partial_table(trace):
-    """Source lines that only part of a warp executed."""
+    """The table of source lines that only part of a warp executed."""
     title = "memory accesses by part of a warp (a divergent branch, or a guard at an edge; branches around arithmetic alone are not seen)"
     table = new_table(title, "place", ">line", ">of", ">partial")
     for line in trace.partial:
@@ -74,7 +74,7 @@ def partial_table(trace):
 
 
 def totals(trace):
-    """The lines below the tables."""
+    """The lines of totals below the tables."""
     lines = [f"barriers {trace.barriers:,} (once a block), bank conflicts {trace.bank_conflicts:,} turns"]
     if trace.collectives:
         lines.append("warp-wide instructions: " + ", ".join(f"{name} {count:,}" for name, count in sorted(trace.collectives.items())))

@@ -5,12 +5,12 @@
     trace.arrays["x"].read.sectors_per_request, trace.bank_conflicts, trace.arithmetic_intensity
     trace.access_map("x").save("x.svg")
 
-    with minllm.sim.tracing() as traces:                        # every kernel that a launcher launches in the simulator
+    with minllm.sim.tracing() as traces:                        # traces all launches in the simulator, here of a launcher
         rms_norm(x, weight, out, 1e-5)
 
 The lanes of one warp instruction make one request. The simulator runs lanes one after the other, so the tracer groups their accesses
 afterwards: one request consists of each lane's n-th execution of the same instruction, reached by the same calls. If a branch in a loop
-skips an instruction in different iterations for different lanes, this merges accesses that the hardware makes one after the other.
+skips an instruction in different iterations for different lanes, accesses are merged that the hardware makes one after the other.
 
 Arrays are assumed to begin on a sector boundary, as device memory does. Local arrays are registers and constant arrays have a cache of
 their own; neither is counted.
@@ -34,7 +34,7 @@ from minllm.sim.transfer import CHUNK
 
 
 def trace(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), **options):
-    """The Trace of a simulated launch; arguments are those of `simulate`."""
+    """The Trace of a simulated launch; the arguments are those of `simulate`."""
     tracer = Tracer()
     simulator.simulate(kernel, grid, block, *arguments, shared_bytes=shared_bytes, monitors=[tracer, *monitors], **options)
     return tracer.trace
@@ -74,9 +74,9 @@ class Tracer(Monitor):
         self.requests = defaultdict(lambda: defaultdict(list))  # block -> request key -> [LaneAccess]
         self.executions = defaultdict(Counter)  # block -> how often each (thread, instruction) was executed
         self.codes = {}  # id -> (code object, its instruction_starts, or None for the simulator's own code)
-        self.instructions = {}  # (code, offset) of each of a kernel's frames -> the number of the instruction
-        self.places = []  # by number: (file name and function, line)
-        self.masks = {}  # (array name, kind) -> bool per byte: whether it was touched
+        self.instructions = {}  # (code id, offset) of all frames of a kernel -> number of the instruction
+        self.places = []  # for each instruction number: (file name and function, line)
+        self.masks = {}  # (array name, kind) -> bool per byte: whether it was accessed
         self.shared_lines, self.partial_lines, self.examples = {}, {}, {}
         self.flops_by_kind, self.collectives = Counter(), Counter()
         self.pipeline, self.stages = Pipeline(), Stages()
@@ -92,7 +92,7 @@ class Tracer(Monitor):
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         space = array.space
         if space == "shared" and kind == "write" and self.pipeline.arrival(array, start_byte):
-            return  # was counted when the copy started
+            return  # the write was counted when the copy started
         if space == "shared" and kind == "read" and self.stages.block is thread.block:
             self.stages.used(thread.block, slice(start_byte // CHUNK, -(-(start_byte + byte_count) // CHUNK)))
         self.note(thread, space, array.name, start_byte, byte_count, kind, frame)
@@ -109,7 +109,7 @@ class Tracer(Monitor):
         self.requests[thread.block][key].append(LaneAccess(thread.lane, start_byte, byte_count))
 
     def instruction(self, frame):
-        """A number for the instruction of a frame and the calls that led there, because device functions are inlined."""
+        """A number for a frame's instruction and the calls that led there, which count because device functions are inlined."""
         chain, innermost = [], frame
         while frame is not None:
             known = id(frame.f_code)

@@ -1,15 +1,15 @@
 """The cost of one request: sectors of global memory, turns of shared memory.
 
-Nsight Compute calls turns wavefronts. A request is one memory instruction of one warp: up to 32 lanes, each with a start and a width in
-bytes.
+A turn is what Nsight Compute calls a wavefront. A request is one memory instruction of one warp: up to 32 lanes, each with a start and a
+width in bytes.
 
     global memory   moves in sectors of 32 bytes. A request costs the sectors that its lanes touch, each once: 32 neighbouring float32
                     touch 4 sectors, the same float32 for all lanes touches 1, float32 in 32 different rows touch 32.
-    shared memory   has 32 banks; word w (4 bytes) lies in bank w mod 32, and a bank serves one word per turn, to all lanes that read it.
+    shared memory   has 32 banks; word w (4 bytes) is in bank w mod 32, and a bank serves one word per turn, to all lanes that read it.
                     A request takes as many turns as its busiest bank has different words. Lanes with 8 or 16 bytes each are served
                     half a warp or a quarter of a warp at a time, since 32 banks hold 128 bytes: the minimum is then 2 or 4 turns.
 
-A bulk or tensor copy of the TMA (tensor memory accelerator) costs sectors of global memory, line by line of a tile, but no turns of shared
+A bulk or tensor copy by TMA (the tensor memory accelerator) costs sectors of global memory for each line of a tile, but no turns of shared
 memory. Atomic operations on one word of shared memory are served one lane after the other.
 
 Source: CUDA C++ Programming Guide, "Device Memory Accesses" and "Shared Memory" (compute capability 5.x and later); Nsight Compute
@@ -33,7 +33,7 @@ class LaneAccess(NamedTuple):
 
 
 def sectors(request):
-    """The numbers of the array's sectors that a request (LaneAccesses) touches."""
+    """The sectors of the array, by number, that a request (a list of LaneAccesses) touches."""
     touched = set()
     for _, start, width in request:
         touched.update(range(start // SECTOR_BYTES, (start + width - 1) // SECTOR_BYTES + 1))
@@ -41,12 +41,12 @@ def sectors(request):
 
 
 def lanes_served_together(width):
-    """The number of lanes that shared memory serves at once, 128 bytes at most."""
+    """The number of lanes with accesses of `width` bytes that shared memory serves at once: at most 128 bytes."""
     return max(1, min(32, BANKS * BANK_BYTES // width))
 
 
 def turns(request, atomic=False):
-    """Turns of each group of lanes that is served at once: words of its busiest bank."""
+    """For each group of lanes that is served at once, its turns: the number of different words in its busiest bank."""
     width = max(access.width for access in request)
     groups, lanes_at_once = {}, lanes_served_together(width)
     for lane, start, count in request:

@@ -1,8 +1,8 @@
 """Transfers: asynchronous reads and writes of shared memory.
 
-TMA (the tensor memory accelerator), cp.async and the tensor cores (wgmma) make them. A transfer is in flight from the instruction that
-starts it until a thread has waited for it; meanwhile no thread may write what it reads, or touch what it writes. Monitors are told of its
-start and end; without a monitor there are no Transfer objects.
+They are made by TMA (the tensor memory accelerator), cp.async and the tensor cores (wgmma). A transfer is in flight from the instruction
+that starts it until a thread has waited for it; meanwhile no thread may write the memory that it reads, or access the memory that it
+writes. Its start and end are reported to monitors; without a monitor there are no Transfer objects.
 """
 
 import sys
@@ -20,9 +20,9 @@ CHUNK = 16  # bytes; transfers read and write whole chunks
 class Transfer:
     """One asynchronous read or write of shared memory.
 
-    thread: the one that started it. block: the owner of the shared memory. unit: what does it, as text. kind: "read" or "write".
-    chunks: the numbers of the 16-byte chunks, each once. code, offset, line: the instruction that started it. barrier, phase: the address
-    of the mbarrier on which it completes, if there is one, and the number of its phase.
+    thread: the one that started it. block: the owner of the shared memory. unit: the instruction's name for messages. kind: "read" or
+    "write". chunks: addresses / 16 of the 16-byte chunks, each once. code, offset, line: the instruction that started it. barrier, phase:
+    the address of the mbarrier on which it completes, if there is one, and the number of the phase.
     """
 
     thread: Any
@@ -43,7 +43,7 @@ class Transfer:
 
 
 def start_transfer(thread, block, unit, kind, chunks, mbarrier=None):
-    """Begin a transfer -> Transfer, or None without a monitor."""
+    """Begin a transfer; returns the Transfer, or None without a monitor."""
     if block.monitor is None:
         return None
     frame = kernel_frame(sys._getframe(1))
@@ -55,7 +55,7 @@ def start_transfer(thread, block, unit, kind, chunks, mbarrier=None):
 
 
 def end_transfer(transfer, threads=(), thing=None):
-    """End a transfer, for `threads` and for threads that acquire `thing`."""
+    """End a transfer (unless it is None) for `threads` and for threads that acquire `thing`."""
     if transfer is not None:
         transfer.block.monitor.transfer_ends(transfer, threads, thing)
 

@@ -24,7 +24,7 @@ def vector_type(name):
     cast, fields = simulated_type(getattr(types, element)), FIELDS[: int(count)]
 
     class Vector:
-        """A vector; built from numbers and other vectors, whose elements are concatenated."""
+        """A vector, built from numbers and the elements of other vectors."""
 
         __slots__ = tuple(fields)
 

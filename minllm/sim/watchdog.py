@@ -1,9 +1,9 @@
-"""The watchdog: ends a simulation in which one thread spins on memory that only another thread could change.
+"""The watchdog ends a simulation in which one thread spins on memory that only another thread could change.
 
 A simulated thread runs until it meets others, so `while flag[0] == 0: pass` never ends. (On a GPU it may not end either: the compiler may
-load the flag once.) A background thread looks at the running kernel from time to time. If its frames and all their variables have stayed
-the same for SECONDS, nothing that it does can end its loop, and it gets a SimulationError where it stands. A loop that computes changes a
-variable; atomics and cuda.nanosleep let other threads run (polling.py).
+load the flag once.) A background thread samples the running kernel. If its frames and all their variables have stayed the same for SECONDS,
+its loop cannot end, and a SimulationError is raised at its current line. A loop that computes changes a variable; atomics and
+cuda.nanosleep let other threads run (polling.py).
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from minllm.errors import SimulationError
 from minllm.sim.place import file_of, is_own, kernel_frame
 
 SECONDS = 5.0
-LOOKS = 10  # in that time
-NOT_IN_A_KERNEL = {"bdb", "pdb", "minllm.sim.simulator"}  # modules on the stack; a kernel's stack begins at its own function
+LOOKS = 10  # samples per SECONDS
+NOT_IN_A_KERNEL = {"bdb", "pdb", "minllm.sim.simulator"}  # modules that are not on a kernel's stack, which begins at its function
 
 _started = threading.Event()
 _watched = []  # identifiers of the Python threads that simulate, the newest last
@@ -29,7 +29,7 @@ class Spin(Exception):
 
 
 def spinning(spin, thread):
-    """The SimulationError for a Spin of a thread: it names the line."""
+    """The SimulationError, with the line, for a Spin of a thread."""
     frames = [frame for frame in traceback.walk_tb(spin.__traceback__) if not is_own(frame[0].f_code.co_filename)]
     frame, line = frames[-1]
     return SimulationError(
@@ -41,7 +41,7 @@ def spinning(spin, thread):
 
 @contextlib.contextmanager
 def watched():
-    """Within this context the running simulation is watched; Spin is raised where a thread spins."""
+    """Within this context the running simulation is watched, and Spin is raised in a thread that spins."""
     if not _watched and not any(thread.name == "minllm watchdog" for thread in threading.enumerate()):
         threading.Thread(target=watch, name="minllm watchdog", daemon=True).start()
     _watched.append(threading.get_ident())
@@ -55,7 +55,7 @@ def watched():
 
 
 def watch():
-    """Look at the simulations for ever."""
+    """Sample the running simulation in an endless loop: the watchdog's thread."""
     seen, since = None, 0.0
     while True:
         _started.wait()
@@ -73,7 +73,7 @@ def watch():
 
 
 def standing(frame):
-    """The kernel's frames with their variables; None outside of a kernel, and where a variable cannot be compared or a debugger runs."""
+    """The kernel's frames with their variables, for comparison; None outside of a kernel or under a debugger."""
     found, caller = [], frame
     while caller is not None:
         if caller.f_globals.get("__name__") in NOT_IN_A_KERNEL:

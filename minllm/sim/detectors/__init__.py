@@ -4,15 +4,16 @@ They raise SimulationError, with file, line, block and thread.
 
     simulate(kernel, grid, block, *arrays, detect=True)
     kernel.simulate[grid, block](*arrays, detect=True)
-    with detecting(): ...                                     # every simulation inside, through launchers too
+    with detecting(): ...                                     # every simulation within the context, through launchers too
 
     unwritten    elements of an `output` that a launch has not written, and reads of global, shared or local memory that was never written
-    global_races the same of global memory: two threads of one block or of two, without a barrier, grid barrier or fence and atomic
+    global_races unordered accesses to the same bytes of global memory, at least one a write, by two threads of one block or of two
+                 without a barrier, grid barrier or fence and atomic between them
     races        unordered accesses to the same bytes of shared memory, at least one a write, by two threads or by a thread and an
                  asynchronous transfer: cp.async, bulk copies and stores, wgmma
-    barriers     block barriers that some threads do not reach, or that threads reach at different places; .aligned instructions too
+    barriers     block barriers that some threads do not reach, or that threads reach at different lines; .aligned instructions too
     overflow     32-bit casts and stores that changed an index
-    undefined    stores of what a shuffle has read from a lane outside its mask
+    undefined    stores of a value that a shuffle has read from a lane outside its mask
     early_reads  reads of an earlier launch's results by a kernel that overlaps it and has not waited; only within detecting()
 
 The simulator itself checks bounds, alignment, deadlocks and missing lanes of warp-wide instructions (arrays.py, machine.py).
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 _detecting = contextvars.ContextVar("detecting", default=False)
-_written = contextvars.ContextVar("written", default=None)  # address -> array that a launch inside detecting() wrote
+_written = contextvars.ContextVar("written", default=None)  # {address: array written by a launch within detecting()}
 
 
 def detectors():
@@ -61,7 +62,7 @@ def is_detecting():
 
 @contextlib.contextmanager
 def detecting(on=True):
-    """Simulations inside this context run with detectors by default, or with on=False without them."""
+    """Within this context simulations run with all detectors by default, or without them if `on` is False."""
     token = _detecting.set(on)
     kept = _written.set({} if _written.get() is None else _written.get())
     try:

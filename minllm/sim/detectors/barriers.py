@@ -1,8 +1,8 @@
-"""Barriers and warp-wide instructions that threads miss or reach at different places.
+"""Barriers and warp-wide instructions that threads miss or reach at different instructions of the code.
 
-A block barrier in a divergent branch is undefined, even if the hardware happens to count enough arrivals. The lanes of a shuffle, vote or
-syncwarp may execute it at different places (PTX ISA, "shfl.sync"); those of an instruction that PTX calls .aligned, such as ldmatrix and
-mma, may not.
+A block barrier in a divergent branch is undefined, even if the hardware happens to count enough arrivals. The lanes of a warp may meet in a
+shuffle, vote or syncwarp from different instructions of the code (PTX ISA, "shfl.sync"), but not in an instruction that PTX calls .aligned,
+such as ldmatrix and mma.
 """
 
 import sys
@@ -16,7 +16,7 @@ ALIGNED = ("ldmatrix", "stmatrix", "mma", "wgmma")
 
 
 class MeetingPlaces(Monitor):
-    """Raises SimulationError if threads meet at different places or miss a barrier."""
+    """Raises SimulationError if threads meet at different instructions of the code or miss a barrier."""
 
     all_must_meet = True
 
@@ -38,7 +38,7 @@ class MeetingPlaces(Monitor):
         """Check that all threads are at one instruction, reached by the same calls."""
         expected = positions(threads[0])
         for thread in threads[1:]:
-            if positions(thread) == expected:  # nearly always
+            if positions(thread) == expected:  # fast path, taken nearly always
                 continue
             first, other = calls(threads[0]), calls(thread)
             if other != first and not waived("barrier", first[0], other[0]):
@@ -50,12 +50,12 @@ class MeetingPlaces(Monitor):
 
 
 def waiting_frame(thread):
-    """The kernel's frame of a thread that waits or is running."""
+    """The kernel's innermost frame of a thread that is waiting or running."""
     return kernel_frame(thread.frame or sys._getframe(1))
 
 
 def positions(thread):
-    """(code, f_lasti) of each of the kernel's frames. Two threads at one instruction may differ in f_lasti: place.instruction_starts."""
+    """(code, f_lasti) of each frame of the kernel. Threads at one instruction may differ in f_lasti; see place.instruction_starts."""
     frame, found = waiting_frame(thread), []
     while frame is not None:
         found.append((frame.f_code, frame.f_lasti))

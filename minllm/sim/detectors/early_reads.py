@@ -2,7 +2,7 @@
 
 A kernel made with `@kernel(dependent_launch=True)` may overlap its predecessors in the stream until it executes `griddepcontrol.wait`
 (PTX ISA). Simulated kernels run one after another, so their results are always right; but within `detecting()` the arrays that earlier
-launches wrote are remembered, and a read of one of them before the wait is reported. What no kernel of the stream writes, such as
+launches wrote are recorded, and a read of one of them before the wait is reported. Arrays that no kernel of the stream writes, such as
 weights, may be read before the wait: that is the gain of dependent launches.
 """
 
@@ -24,7 +24,7 @@ class Written:
 
 
 class EarlyReads(Monitor):
-    """Raises SimulationError at such a read. history: {address: Written}."""
+    """Raises SimulationError at a read of an earlier launch's results before griddepcontrol.wait. history: {address: Written}."""
 
     spaces = ("global",)
 

@@ -1,10 +1,10 @@
-"""Data races in global memory: two accesses of different threads to the same bytes, at least one a write, that nothing orders.
+"""Data races in global memory: two unordered accesses of different threads to the same bytes, at least one a write.
 
 The threads may be of one block or of two. Blocks are ordered by a grid barrier, and by fences with atomics (grid_order.py); a kernel that
-reads another block's result without either reads old data on a GPU whenever the blocks run in another order than here.
+reads another block's result without either may read old data on a GPU, if the blocks run in another order than here.
 
-Accesses are only logged while the kernel runs, and compared when the launch ends, as NumPy arrays: most elements belong to one thread or
-are only read, and need no closer look. Two threads that write the same value do not race: a kernel may raise a flag many times.
+Accesses are only logged while the kernel runs, and compared when the launch ends, as NumPy arrays: most elements are accessed by one thread
+or are only read, and need no closer comparison. Two threads that write the same value do not race: many threads may set one flag.
 """
 
 from typing import Any, NamedTuple
@@ -20,14 +20,14 @@ from minllm.sim.monitor import MEMORY_ORDERING, Monitor
 from minllm.sim.place import describe_instruction
 from minllm.sim.thread import index_of
 
-FIELDS = 8  # of an access in the log: those of Access but its position
-LOGGED = 1_000_000  # accesses of a launch that are kept and compared; more are compared with each other, but not with these
+FIELDS = 8  # items per access in the log: the fields of Access without its position
+LOGGED = 1_000_000  # accesses after which the log is compared and begun anew; accesses of different logs are not compared
 
 
 class Access(NamedTuple):
-    """An access to global memory; start and count in bytes, value: what a store to an element wrote, else None.
+    """An access to global memory. start, count: in bytes; value: the value that a store wrote to an element, else None.
 
-    In the log its position is left out, and root and code are ids.
+    In the log the position is left out, and root and code are ids.
     """
 
     position: int
@@ -60,7 +60,7 @@ class GlobalMemoryRaces(Monitor):
         for thread in block.threads:
             thread.serial = (number << THREAD_BITS) + thread.number
 
-    # What happens, as a position in the log
+    # Events, recorded as positions in the log
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
         value = array.stored if kind == "write" else None
@@ -75,7 +75,7 @@ class GlobalMemoryRaces(Monitor):
         self.log += key, start_byte, byte_count, kind, thread.serial, id(code), 0 if frame is None else frame.f_lasti, value
 
     def now(self):
-        """The position of the next access."""
+        """The position that the next access will have."""
         return self.base + len(self.log) // FIELDS
 
     def barrier(self, block, threads):
@@ -98,7 +98,7 @@ class GlobalMemoryRaces(Monitor):
         self.order.fence(thread.serial, self.now(), system)
 
     def sleep(self, thread):
-        """A loop that reads and sleeps waits for the store that it reads: its reads are no races, and an acquire follows."""
+        """Remove the read before a sleep from the log: a loop that reads and sleeps waits for a store, and an acquire follows."""
         if self.log[-FIELDS:][3:5] == ["read", thread.serial]:
             self.log[-FIELDS + 2] = 0
 
@@ -112,7 +112,7 @@ class GlobalMemoryRaces(Monitor):
         self.compare()
 
     def compare(self):
-        """Compare all logged accesses, for each piece of memory that was written."""
+        """Compare all logged accesses in each range of memory that was written."""
         log, base = self.log, self.base
         self.log, self.base = [], base + len(log) // FIELDS
         if not log:
@@ -130,7 +130,7 @@ class GlobalMemoryRaces(Monitor):
                 self.compare_in(roots, granule, entries)
 
     def compare_in(self, roots, granule, suspects):
-        """Compare accesses to one piece of memory. roots: {array: its offset in the memory}. suspects: (granule, position, entry)."""
+        """Compare accesses to one range of memory. roots: {array: its offset in the range}; suspects: (granule, position, entry)."""
         last = None
         for number, position, (key, start, count, kind, serial, code, *rest) in suspects:
             access = Access(int(position), self.roots[key], start, count, kind, serial, self.codes[code], *rest)
@@ -141,7 +141,7 @@ class GlobalMemoryRaces(Monitor):
                 self.report(access, other, number * granule - roots[access.root])
 
     def report(self, access, other, byte):
-        """Name both threads, both places, and the element."""
+        """Raise SimulationError with both threads, both lines and the element."""
         byte = max(byte, access.start)
         also = "" if other.root is access.root else f" as {other.root.name}"
         raise SimulationError(
@@ -151,7 +151,7 @@ class GlobalMemoryRaces(Monitor):
         )
 
     def block(self, access):
-        """`block (0, 0, 0)`, that of an access, with its rank if the launch has several."""
+        """The block of an access as text, such as `block (0, 0, 0)`, with its rank if the launch has several."""
         return self.blocks[access.serial >> THREAD_BITS][0]
 
     def thread_index(self, access):
@@ -159,13 +159,13 @@ class GlobalMemoryRaces(Monitor):
         return tuple(index_of(access.serial & (1 << THREAD_BITS) - 1, self.blocks[access.serial >> THREAD_BITS][1]))
 
     def thread(self, other, access):
-        """`thread (1, 0, 0)`, with its block if that is another one."""
+        """The thread of `other` as text, such as `thread (1, 0, 0)`, with its block unless that is the block of `access`."""
         same = other.serial >> THREAD_BITS == access.serial >> THREAD_BITS
         return f"thread {self.thread_index(other)}" + ("" if same else f" of {self.block(other)}")
 
 
 def overlapping(roots):
-    """The arrays by the memory in which they lie: dictionaries {array: its offset}, one for all arrays that overlap."""
+    """The arrays grouped into ranges of memory: one dictionary {array: its offset} for all arrays that overlap."""
     found, stop = [], None
     for root in sorted(roots, key=address_of):
         address = address_of(root)
@@ -178,7 +178,7 @@ def overlapping(roots):
 
 
 def shifts(keys, roots):
-    """For each access the offset of its array in the memory. keys: the arrays' ids."""
+    """For each access the offset of its array in the range of memory. keys: the arrays' ids."""
     if len(roots) == 1:
         return next(iter(roots.values()))
     offsets = {id(root): offset for root, offset in roots.items()}
@@ -186,9 +186,10 @@ def shifts(keys, roots):
 
 
 def suspicious(offsets, counts, kinds, serials):
-    """(bytes per granule, [(granule, index of an access)] by granule, of those that several threads access and may race at).
+    """(bytes per granule, [(granule, index of an access)]) of the granules at which threads may race, sorted by granule.
 
-    offsets: of the accesses in their memory. A granule is as many bytes as all accesses are multiples of.
+    offsets: where the accesses begin in the range of memory. The granule is the largest power of two, up to 16 bytes, that divides all
+    offsets and counts.
     """
     bits = int(np.bitwise_or.reduce(offsets | counts)) | 16
     granule = bits & -bits
@@ -201,7 +202,7 @@ def suspicious(offsets, counts, kinds, serials):
     owners[granules] = serials[numbers]
     marked = np.zeros(owners.size, np.uint8)
     marked[granules[owners[granules] != serials[numbers]]] |= 1  # several threads
-    for mark, other in ((2, "read"), (4, "atomic")):  # one that changes the granule, and one that is no atomic
+    for mark, other in ((2, "read"), (4, "atomic")):  # 2: an access that changes the granule; 4: one that is not atomic
         marked[granules[(kinds != other)[numbers]]] |= mark
     chosen = np.flatnonzero(marked[granules] == 7)
     chosen = chosen[np.argsort(granules[chosen], kind="stable")]
@@ -222,7 +223,7 @@ class History:
         if access.kind != "read":
             others += self.reads.values()
         if access.kind != "atomic":
-            own = self.atomics.get(access.serial)  # comes after all atomics before it
+            own = self.atomics.get(access.serial)  # it comes after all atomics before it
             others += [other for other in self.atomics.values() if own is None or other.position > own.position]
         found = next((other for other in others if not self.ordered(other, access)), None)
         if access.kind == "write":
@@ -247,7 +248,7 @@ def same(value, other):
 
 
 def place(access):
-    """`file:line in function` of an access."""
+    """The position of an access as text, `file:line in function`."""
     return describe_instruction(access.code, access.offset) if access.code is not None else "unknown place"
 
 

@@ -1,4 +1,4 @@
-"""What orders the accesses of a grid's threads to global memory.
+"""The order of the accesses of a grid's threads to global memory.
 
 Every access and every synchronisation has a position in one sequence, the order in which the simulator executes them. Of two accesses by
 different threads the first is ordered before the second if between them
@@ -10,8 +10,8 @@ different threads the first is ordered before the second if between them
 - the first thread stored with release, and the second loaded with acquire from the same address after that; or a block barrier stands
   between the first thread and the one of its block that stored, or between the one that loaded and the second.
 
-The third and fourth look at blocks instead of threads: they can take two accesses for ordered that are not, but not the other way round.
-Two GPUs are ordered by the last alone, and by a fence of system scope before an atomic.
+The third and fourth rule compare blocks instead of threads: they may take two unordered accesses for ordered, but not vice versa. Accesses
+of two GPUs are ordered only by the last rule, and by a fence of system scope before an atomic.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,9 +24,9 @@ THREAD_BITS = 10  # a block has at most 1,024 threads
 
 
 class Release(NamedTuple):
-    """An atomic after a fence: what `block` did before `fenced` is visible after an atomic on the same address.
+    """An atomic after a fence: accesses of `block` before position `fenced` are visible after an atomic on the same address.
 
-    serial: of the thread whose accesses these are; None for all threads of the block. system: visible to other GPUs too.
+    serial: the thread that made these accesses; None for all threads of the block. system: whether other GPUs see them too.
     """
 
     block: int
@@ -38,7 +38,7 @@ class Release(NamedTuple):
 class Take(NamedTuple):
     """An atomic that sees the first `count` releases at an address.
 
-    serial: its thread; None if it is of GPU scope, and takes for all of the block.
+    serial: its thread; None for an atomic of GPU scope, which orders all threads of the block.
     """
 
     position: int
@@ -48,7 +48,7 @@ class Take(NamedTuple):
 
 
 class GridOrder:
-    """Positions of synchronisations. A thread's `serial` is its block's number << THREAD_BITS | its own."""
+    """Positions of synchronisations. A thread's `serial` is its block's number << THREAD_BITS | its own number."""
 
     def __init__(self):
         self.barriers = defaultdict(list)  # block -> positions
@@ -56,28 +56,28 @@ class GridOrder:
         self.warps = defaultdict(lambda: ([], []))  # (block, warp) -> (positions, masks of lanes)
         self.acquired = defaultdict(list)  # block -> positions of acquires
         self.clusters = {}  # block -> number of its cluster
-        self.gpus = []  # of each block; None if the launch has one
-        self.fences = {}  # block -> (position of the last one, whether other GPUs see it)
+        self.gpus = []  # for each block, the rank of its GPU; None if the launch has one GPU
+        self.fences = {}  # block -> (position of its last fence, whether other GPUs see it)
         self.releases = defaultdict(list)  # address -> [Release]
         self.taken = defaultdict(list)  # block -> [Take]
         self.relaxed = defaultdict(dict)  # thread -> {address: number of releases that its relaxed atomics have seen}
 
     def fence(self, serial, position, system):
-        """A fence of a thread, of GPU scope or system scope. It makes acquires of the thread's relaxed atomics before it."""
+        """Record a fence of GPU or system scope, which turns the thread's earlier relaxed atomics into acquires."""
         block = serial >> THREAD_BITS
         self.fences[block] = position, system
         seen = self.relaxed.pop(serial, {}).items()
         self.taken[block] += [Take(position, address, count, serial) for address, count in seen]
 
     def atomic(self, serial, address, position, ordering):
-        """An atomic of a thread. ordering: "acquire", "release" or "relaxed", all of system scope.
+        """Record an atomic of a thread. ordering: "acquire", "release" or "relaxed", all of system scope; None for GPU scope.
 
-        None: of GPU scope, which sees what was released at this address, and releases what the block did before its last fence.
+        An atomic of GPU scope acquires all releases at its address, and releases the block's accesses before its last fence.
         """
         block, releases = serial >> THREAD_BITS, self.releases[address]
         if ordering in (None, "acquire"):
             take = Take(position, address, len(releases), serial if ordering else None)
-            if [take[1:]] != [last[1:] for last in self.taken[block][-1:]]:  # a poll that finds nothing new
+            if [take[1:]] != [last[1:] for last in self.taken[block][-1:]]:  # equal for a poll that finds nothing new
                 self.taken[block].append(take)
         if ordering == "relaxed" and releases:
             self.relaxed[serial][address] = len(releases)
@@ -89,7 +89,7 @@ class GridOrder:
                 releases.append(release)
 
     def ordered(self, first, start, second, stop):
-        """Whether what thread `first` did at position `start` is before what thread `second` does at `stop`."""
+        """Whether the access of thread `first` at position `start` is ordered before that of thread `second` at `stop`."""
         one, other = first >> THREAD_BITS, second >> THREAD_BITS
         if first == second or between(self.grid_barriers, start, stop):
             return True
@@ -101,7 +101,7 @@ class GridOrder:
         return self.released(first, start, other, second, stop, set())
 
     def ordered_lanes(self, first, start, second, stop):
-        """Whether two threads of a block are lanes of one warp that both executed a syncwarp in between."""
+        """Whether two threads of a block are lanes of one warp that both executed a syncwarp between the positions."""
         number, other = (serial & (1 << THREAD_BITS) - 1 for serial in (first, second))
         if number // WARP_SIZE != other // WARP_SIZE:
             return False
@@ -110,9 +110,9 @@ class GridOrder:
         return any(masks[i] & both == both for i in range(bisect_right(positions, start), bisect_right(positions, stop)))
 
     def released(self, first, start, other, second, stop, seen):
-        """Whether block `other` took, directly or through further blocks, what thread `first` did at `start`, before `stop`.
+        """Whether block `other` acquired before `stop`, directly or through further blocks, the access of `first` at `start`.
 
-        second: the thread of that block that needs it; None for any.
+        second: the thread of that block that must see it; None for any. seen: releases that have been followed already.
         """
         one = first >> THREAD_BITS
         for position, address, count, taker in self.taken[other]:
@@ -133,7 +133,7 @@ class GridOrder:
         return False
 
     def together(self, first, start, second, stop):
-        """Whether a thread's access at `start` is before what another of its block does at `stop`; True if either is None: any thread."""
+        """Whether a thread's access at `start` is before that of another thread of its block at `stop`; True if either is None."""
         if first is None or second is None or first == second:
             return True
         return between(self.barriers[first >> THREAD_BITS], start, stop) or self.ordered_lanes(first, start, second, stop)

@@ -1,12 +1,12 @@
 """Integer overflow in index arithmetic: a 32-bit cast, or a store in an array of 32-bit integers, that changes an index.
 
-    x[int32(row * stride + column)]          # beyond 2**31 elements the cast wraps, and the kernel reads somewhere else
+    x[int32(row * stride + column)]          # beyond 2**31 elements the cast wraps, and the kernel reads another element
     offsets[i] = row * stride                # an int32 array: the store wraps
 
 Integers that wrap are common and right in random numbers and hashes. So under this detector a cast that wraps returns a `Wrapped` integer,
-which also carries the exact value and the place of the cast through sums, differences, products and quotients, and through an array. Only
-an index that differs from its exact value is reported: uint32(5 + uint32(-3)) is 2 both ways. Bit operations and remainders drop the exact
-value.
+which also carries the exact value and the position of the cast through sums, differences, products and quotients, and through an array.
+Only an index that differs from its exact value is reported: uint32(5 + uint32(-3)) is 2 both ways. Bit operations and remainders drop the
+exact value.
 """
 
 import functools
@@ -21,7 +21,7 @@ from minllm.sim.scalars import Carrier, IntegerType, simulated_type
 
 
 class Wrapped(int, Carrier):
-    """A wrapped integer; .exact is its exact value, .place where it wrapped, as (code, offset), .how "cast" or "store"."""
+    """A wrapped integer. exact: its exact value; place: (code, offset) of the instruction that wrapped it; how: "cast" or "store"."""
 
     def __new__(cls, value, exact, place, how):
         made = super().__new__(cls, value)
@@ -30,12 +30,12 @@ class Wrapped(int, Carrier):
 
 
 def exactly(value):
-    """The value without wrap-around."""
+    """The exact value of a Wrapped integer; other values are returned unchanged."""
     return value.exact if type(value) is Wrapped else value
 
 
 def carry(name):
-    """An operator of int that keeps the exact value beside its result."""
+    """An operator of Wrapped, which also computes the exact result."""
     plain = getattr(int, name)
 
     def operate(self, other):
@@ -55,10 +55,10 @@ for _name in ("add", "sub", "mul", "floordiv", "lshift"):
 
 
 class WatchedIntegerType(IntegerType):
-    """An integer cast that remembers when it wraps."""
+    """An integer cast that returns a Wrapped integer if it wraps."""
 
     def __call__(self, value):
-        if type(value) is int and self.least <= value <= self.greatest:  # the common case, and the quick one
+        if type(value) is int and self.least <= value <= self.greatest:  # fast path for the common case
             return value
         wrapped = IntegerType.__call__(self, value)
         if type(value) is not int and isinstance(value, Undefined):
@@ -76,7 +76,7 @@ class WatchedIntegerType(IntegerType):
 
 @functools.cache
 def watched_type(numba_type):
-    """Like scalars.simulated_type, with integer casts that remember when they wrap."""
+    """Like scalars.simulated_type, with WatchedIntegerType for integers."""
     plain = simulated_type(numba_type)
     return WatchedIntegerType(plain.dtype) if isinstance(plain, IntegerType) else plain
 

@@ -2,9 +2,9 @@
 
 Two threads are ordered by a block barrier; as lanes of a warp, by a syncwarp that both execute (shuffles, votes and matrix instructions
 order no memory accesses); by a release of one and an acquire of the other (an mbarrier). Each of these advances a thread's clock. An access
-is stamped with the clock of its thread, and a thread that `knows` a later clock of that thread comes after the access (Lamport's
-happens-before, with vector clocks). Most kernels synchronise by whole warps and blocks only: then one clock per warp is enough, and no
-vectors are kept. Asynchronous transfers have clocks of their own: transfers.py.
+is stamped with its thread's clock, and is ordered before another thread if that thread's vector clock has a later entry for the first
+(Lamport's happens-before, with vector clocks). Most kernels synchronise by whole warps and blocks only: then one clock per warp is enough,
+and no vectors are kept. Asynchronous transfers have clocks of their own: transfers.py.
 """
 
 import sys
@@ -20,17 +20,17 @@ from minllm.sim.thread import WARP_SIZE
 
 
 class Cell:
-    """Accesses to a granule in an epoch, each (clock, code, offset, kind)."""
+    """The accesses to a granule in an epoch; an access is a stamp (clock, code, offset, kind)."""
 
     __slots__ = ("epoch", "writer", "write", "reads", "atomics")
 
     def __init__(self, epoch):
         self.epoch = epoch
         self.writer, self.write = None, None
-        self.reads, self.atomics = {}, {}  # by thread number
+        self.reads, self.atomics = {}, {}  # thread number -> stamp of its last access
 
     def forget(self, epoch):
-        """Begin a new epoch."""
+        """Drop all accesses, because a new epoch begins."""
         self.epoch = epoch
         self.writer = self.write = None
         if self.reads:
@@ -39,7 +39,7 @@ class Cell:
             self.atomics = {}
 
     def copy(self):
-        """The same history, for a part of the granule."""
+        """A copy of this cell, for a part of the granule."""
         twin = Cell(self.epoch)
         twin.writer, twin.write = self.writer, self.write
         twin.reads, twin.atomics = dict(self.reads), dict(self.atomics)
@@ -52,16 +52,16 @@ class BlockHistory:
     def __init__(self, block):
         self.block = block
         self.epoch = 0
-        self.granule = 4  # bytes; smaller once an access is smaller
+        self.granule = 4  # bytes per cell; halved when an access is smaller or not aligned to it
         self.cells = {}
         self.clocks = [1] * len(block.threads)
-        self.known = None  # known[a][b]: thread a comes after what b did before this clock; None while only whole warps synchronise
+        self.known = None  # known[a][b]: accesses of b before this clock are ordered before a; None while only whole warps synchronise
         self.released = {}
-        # After the threads' columns, `known` has one per unit that transfers. settled: their clocks at the last barrier.
+        # After the threads' columns, `known` has one column per transferring unit. settled: the units' clocks at the last barrier.
         self.transfers, self.settled = None, np.zeros(0, np.int64)
 
     def refine(self, granule):
-        """Track smaller granules from now on."""
+        """Split all cells into cells of a smaller granule, in bytes."""
         parts = self.granule // granule
         self.cells = {key * parts + i: cell.copy() for key, cell in self.cells.items() for i in range(parts)}
         self.granule = granule
@@ -75,7 +75,7 @@ class BlockHistory:
             self.known = np.hstack([threads, np.broadcast_to(self.settled, (count, self.settled.size))])
 
     def new_epoch(self):
-        """A barrier: everything after it is ordered after everything before it."""
+        """Record a block barrier: everything after it is ordered after everything before it."""
         self.epoch += 1
         if self.known is not None:
             self.settled = self.known[:, len(self.clocks) :].max(0)
@@ -83,7 +83,7 @@ class BlockHistory:
         self.released.clear()
 
     def widen(self, units):
-        """Make room for the clocks of `units` units."""
+        """Add columns until there is one per unit; units: their number."""
         missing = units - self.settled.size
         if missing > 0:
             self.settled = np.pad(self.settled, (0, missing))
@@ -92,7 +92,7 @@ class BlockHistory:
                 self.released = {thing: np.pad(known, (0, missing)) for thing, known in self.released.items()}
 
     def tell(self, unit, clock, threads, thing):
-        """These threads know what a unit did up to a clock, and threads that acquire `thing` will."""
+        """Order a unit's transfers up to a clock before these threads, and before threads that will acquire `thing`."""
         self.begin_vectors()
         column = len(self.clocks) + unit
         for thread in threads:
@@ -102,11 +102,11 @@ class BlockHistory:
             known[column] = clock
 
     def knows(self, thread, unit):
-        """The clock up to which a thread comes after what a unit did."""
+        """The clock up to which a unit's transfers are ordered before a thread."""
         return self.settled[unit] if self.known is None else self.known[thread.number, len(self.clocks) + unit]
 
     def ordered(self, other, clock, thread):
-        """Whether `thread` comes after what thread number `other` did at `clock` in this epoch."""
+        """Whether the access of thread number `other` at `clock` in this epoch is ordered before `thread`."""
         if other == thread.number:
             return True
         if self.known is not None:
@@ -114,7 +114,7 @@ class BlockHistory:
         return other // WARP_SIZE == thread.number // WARP_SIZE and clock < self.clocks[thread.number]
 
     def compare(self, thread, who, address, cell, kind):
-        """Report the first conflicting access to a cell that is not ordered before this one."""
+        """Report the first conflicting access to a cell that is not ordered before this one. who: the subject of the message."""
         number = thread.number
         if cell.writer is not None and cell.writer != number and not self.ordered(cell.writer, cell.write[0], thread):
             self.report(thread, who, address, cell.writer, cell.write)
@@ -137,7 +137,7 @@ class BlockHistory:
                 self.compare(thread, who, key * self.granule, cell, kind)
 
     def report(self, thread, who, address, other_number, other):
-        """Name both threads, both places, and the memory."""
+        """Raise SimulationError with both threads, both lines and the memory, unless the race is waived."""
         _, code, offset, other_kind = other
         frame = kernel_frame(sys._getframe(1))
         if waived("race", (code, offset)) or waived_frame("race", frame):
@@ -175,7 +175,7 @@ class SharedMemoryRaces(Monitor):
                 return
         else:
             history.begin_vectors()
-            # All lanes of the warp have the same clock; only the lanes of this instruction know the new one.
+            # All lanes of a warp have the same clock, but only the lanes of this instruction get the new one in their vectors.
             clock = clocks[first] + 1
             clocks[first : first + len(warp.threads)] = [clock] * len(warp.threads)
         numbers = [first + lane for lane in lanes]
@@ -216,7 +216,7 @@ class SharedMemoryRaces(Monitor):
             history.transfers.leave(transfer) if transfer.unit == "cp.async" else history.transfers.end(transfer, threads, thing)
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
-        """Compare an access with earlier ones, and record it, unless another block makes it."""
+        """Compare an access with earlier ones, and record it. Accesses by threads of another block are ignored."""
         history = array.root.notes["history"]
         if thread.block is not history.block:
             return

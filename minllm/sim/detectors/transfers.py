@@ -1,8 +1,8 @@
 """Races with asynchronous transfers: bulk copies and stores, cp.async, wgmma.
 
-While a transfer is in flight, no thread, not even the one that started it, may write what it reads or touch what it writes. Afterwards this
-still holds for threads that are not ordered after its end: those that waited are, and those that synchronise with them (Lamport's
-happens-before, with a clock for each unit that transfers, beside the threads' clocks in races.py).
+While a transfer is in flight, no thread, not even the one that started it, may write the memory that it reads or access the memory that it
+writes. After its end this still holds for threads that are not ordered after it. Ordered are the threads that waited for it, and those that
+synchronise with them (Lamport's happens-before, with a clock per transferring unit besides the threads' clocks in races.py).
 """
 
 import numpy as np
@@ -21,12 +21,12 @@ NOT_DONE = "nothing tells this thread that it is done"
 
 
 class Unit:
-    """A unit's finished transfers: done[n - 1] ended at clock n; last[kind][chunk] is the clock of the last one there."""
+    """A unit's finished transfers. done[n - 1]: the one that ended at clock n; last[kind][chunk]: clock of the chunk's last one."""
 
     def __init__(self, number):
         self.number, self.done = number, []
         self.last = {kind: np.zeros(CHUNKS, np.int32) for kind in KINDS}
-        self.look_last = {kind: memoryview(clocks) for kind, clocks in self.last.items()}  # quicker for a single chunk
+        self.look_last = {kind: memoryview(clocks) for kind, clocks in self.last.items()}  # faster access to single chunks
 
 
 class Transfers:
@@ -37,7 +37,7 @@ class Transfers:
         self.under_way, self.units = {}, {}
         self.counts = {kind: np.zeros(CHUNKS, np.uint16) for kind in KINDS}
         self.reading, self.writing = (memoryview(self.counts[kind]) for kind in KINDS)
-        # The last epoch in which a thread touched a chunk, and the last in which a transfer there ended.
+        # For each chunk, the last epoch in which a thread accessed it, and the last in which a transfer of it ended.
         touched, ended = np.full(CHUNKS, -1, np.int32), np.full(CHUNKS, -1, np.int32)
         for key, cell in history.cells.items():
             touched[key * history.granule // CHUNK] = max(cell.epoch, touched[key * history.granule // CHUNK])
@@ -45,7 +45,7 @@ class Transfers:
         self.touch, self.look_ended = memoryview(touched), memoryview(ended)
 
     def unit_of(self, transfer):
-        """The unit of a transfer: TMA for a thread, or tensor cores for a warpgroup."""
+        """The Unit of a transfer: TMA per thread, or tensor cores per warpgroup."""
         block, number = transfer.thread.block, transfer.thread.number
         key = transfer.unit, block.rank, number // 128 if transfer.unit == "wgmma" else number
         if key not in self.units:
@@ -54,7 +54,7 @@ class Transfers:
         return self.units[key]
 
     def access(self, thread, start_byte, byte_count, kind):
-        """A thread's own access: compare it with transfers."""
+        """Compare a thread's own access with transfers."""
         epoch = self.history.epoch
         for chunk in range(start_byte // CHUNK, (start_byte + byte_count - 1) // CHUNK + 1):
             self.touch[chunk] = epoch
@@ -86,7 +86,7 @@ class Transfers:
         self.counts[transfer.kind][transfer.chunks] -= 1
 
     def end(self, transfer, threads, thing):
-        """A transfer is complete; `threads` know it, and threads that acquire `thing` will."""
+        """Record the end of a transfer; it is ordered before `threads`, and before threads that will acquire `thing`."""
         self.leave(transfer)
         unit = self.unit_of(transfer)
         unit.done.append(transfer)
@@ -121,7 +121,7 @@ class Transfers:
                 self.report(who, max(int(both[0]) * CHUNK, start_byte), transfer, "nobody has waited for that yet")
 
     def report(self, who, address, transfer, why):
-        """Fail with a message that names both accesses and the memory."""
+        """Raise SimulationError with both accesses and the memory."""
         name, started = self.history.block.shared_name(address), describe_instruction(transfer.code, transfer.offset)
         fail(
             f"race on shared memory: {who} {name} (address {address}), which {transfer.unit} that thread {tuple(transfer.thread.index)} "

@@ -1,9 +1,9 @@
-"""Undefined values: what a shuffle gives a lane that reads from one outside the mask.
+"""Undefined values: results of a shuffle for lanes that read from a lane outside the mask.
 
     total += cuda.shfl_down_sync(0xFFFF, total, 8)       # lanes 8 to 15 read from lanes 16 to 23
 
-In a tree of shuffles some lanes get such values, and nobody uses them. So under this detector they are numbers that carry their origin
-through arithmetic, and only a store in global or shared memory, or an index, is reported.
+In a tree of shuffles some lanes get such values, which are not used. So under this detector they are numbers that carry their origin
+through arithmetic, and only their use in a store to global or shared memory, or as an index, is reported.
 """
 
 import functools
@@ -19,7 +19,7 @@ OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "o
 
 
 class Undefined(Carrier):
-    """Base of undefined numbers; .why says where the value comes from."""
+    """Base class of undefined numbers. why: the origin of the value, as text."""
 
     def stored(self, array):
         if array.space != "local" and not waived_frame("undefined", kernel_frame(sys._getframe(1))):
@@ -27,7 +27,7 @@ class Undefined(Carrier):
 
 
 def undefined(value, why):
-    """The number as an undefined one; other values unchanged."""
+    """The number as an Undefined one; other values are returned unchanged."""
     kind = type(value)
     if issubclass(kind, Undefined) or not hasattr(kind, "__add__") or kind in (bool, tuple):
         return value
@@ -38,14 +38,14 @@ def undefined(value, why):
 
 @functools.cache
 def undefined_type(kind):
-    """The subclass of a number's type whose arithmetic gives undefined numbers."""
+    """The subclass of a number's type with operators that return undefined numbers."""
     names = [f"__{side}{name}__" for name in OPERATORS for side in ("", "r")] + ["__neg__", "__abs__", "__invert__"]
     operators = {name: carry(getattr(kind, name)) for name in names if hasattr(kind, name)}
     return type(f"undefined {kind.__name__}", (kind, Undefined), operators)
 
 
 def carry(plain):
-    """An operator whose result is undefined, as its operand is."""
+    """An operator of an undefined number, which returns an undefined number of the same origin."""
 
     def operate(self, *others):
         found = plain(self, *others)
@@ -55,7 +55,7 @@ def carry(plain):
 
 
 class UndefinedValues(Monitor):
-    """Raises SimulationError at a store of an undefined value."""
+    """Raises SimulationError if an undefined value is stored or used as an index."""
 
     def undefined(self, value, why, place):
         return undefined(value, f"{why} ({describe_instruction(*place)})")

@@ -18,31 +18,31 @@ from minllm.sim.transfer import CHUNK
 
 MARK = b"\1"
 MARKS = [MARK * count for count in range(129)]
-NOTHING_ORDERS = "nothing orders the two"  # in messages of races
-UNKNOWN = object()  # nothing is noted yet
-PATIENCE = 20_000  # accesses after a read of unwritten memory, within which its writer is looked for
+NOTHING_ORDERS = "nothing orders the two"  # a phrase of all messages about races
+UNKNOWN = object()  # stands for marks that do not exist yet
+PATIENCE = 20_000  # accesses after a read of unwritten memory during which the detector looks for its writer
 
 
 class Unwritten(np.ndarray):
-    """An array whose elements count as unwritten while all their bits are set."""
+    """An array with elements that count as unwritten while all their bits are set."""
 
 
 def unwritten(shape, dtype):
-    """An array with all bits set: detectors report a kernel that reads an element before writing it."""
+    """A new array with all bits set; detectors report a kernel that reads an element before it is written."""
     return poisoned(shape, np.dtype(dtype)).view(Unwritten)
 
 
 class Output(Unwritten):
-    """An unwritten array of which a launch that writes to it has to write every element."""
+    """An unwritten array; a launch that writes to it must write every element."""
 
 
 def output(shape, dtype):
-    """An array like `unwritten`, which detectors also report if a launch has written some of its elements, but not all."""
+    """A new array like `unwritten`, which detectors also report if a launch writes some of its elements but not all."""
     return poisoned(shape, np.dtype(dtype)).view(Output)
 
 
 def marks_of_host(data):
-    """One mark per byte, 0 for elements that hold the poison; None if all are written."""
+    """One mark per byte of an array from the host, 0 for elements that hold the poison; None if all are written."""
     if memory_of(data) is not None:
         missing = unwritten_bytes(data)
         return None if missing is None else bytearray((~missing).tobytes())
@@ -65,13 +65,13 @@ class UnwrittenReads(Monitor):
     def __init__(self):
         self.outputs = {}  # root of an Output -> bytes that were unwritten when the launch began
         self.watched = []  # roots in the memory of device arrays
-        self.complaint = None  # a Complaint about a read, until it is known whether somebody writes the bytes later
+        self.complaint = None  # a Complaint about a read, until it is known whether a thread writes the bytes later
 
     def start(self, launch):
         roots = {array.root: memory_of(array.data) for array in launch.arrays.values() if array.root.size}
         memories = [memory for memory in roots.values() if memory is not None]
         for root, memory in roots.items():
-            if memories.count(memory) > 1:  # views that may overlap: what one writes, another reads
+            if memories.count(memory) > 1:  # views that may overlap, so that one may be written and read through another
                 mark_written(root.data)
             if "written" not in root.notes:
                 root.notes["written"] = marks_of_host(root.data)
@@ -119,7 +119,7 @@ class UnwrittenReads(Monitor):
         return notes["written"]
 
     def report(self, thread, array, first, start_byte, byte_count):
-        """Complain in a message that names the array and the element; at once about local memory, which no other thread can write."""
+        """Report a read of unwritten bytes; at once for local memory, which no other thread can write, else as a Complaint."""
         if array.space == "local":
             fail(f"a {byte_count}-byte read of memory that nobody wrote: the {array}, {element_at(array.root, first)}")
         if self.complaint is not None:
@@ -149,20 +149,20 @@ class UnwrittenReads(Monitor):
     def stopped(self, error):
         for root in self.watched:
             mark_written(root.data, of_elements(root.data, np.frombuffer(root.notes["written"], bool)))
-        # What comes after a read of unwritten memory is its consequence, except for a race of two threads: the same mistake, both named.
+        # Errors after a read of unwritten memory are its consequences, except a race: that is the same mistake, and names both threads.
         if self.complaint is not None and NOTHING_ORDERS not in str(error):
             raise self.complaint.error
 
 
 class Complaint:
-    """A read of bytes that nobody has written; the kernel runs on for a while, to see who writes them later."""
+    """A read of unwritten bytes. The kernel continues for PATIENCE accesses, to find a thread that writes them later."""
 
     def __init__(self, error, thread, root, start, stop):
         self.error, self.thread, self.root, self.start, self.stop = error, thread, root, start, stop
         self.patience = PATIENCE
 
     def look(self, thread, root, start, stop, kind, frame):
-        """An access: if it writes the bytes, say so."""
+        """Examine a later access; raise the error if it writes the bytes, and name the writer in it, or if patience runs out."""
         self.patience -= 1
         if self.patience < 0:
             raise self.error

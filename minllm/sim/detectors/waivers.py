@@ -1,9 +1,9 @@
-"""Waivers: a comment on a line that allows what a detector would report there, with the reason.
+"""Waivers: comments that suppress a detector's report at their line, with the reason.
 
     parent[root] = other  # allow-race: a union-find converges whichever of the two writes wins
 
-The word after `allow-` is the kind of report: race, unwritten, barrier, overflow or undefined. A race needs the
-comment at one of its two lines.
+The word after `allow-` is the kind of report: race, unwritten, barrier, overflow or undefined. A race needs the comment at only one of its
+two lines.
 """
 
 import functools
@@ -22,7 +22,7 @@ def waiver(code, offset):
 
 
 def waived(kind, *places):
-    """Whether one of some (code, offset) has a waiver of this kind with a reason."""
+    """Whether any of `places`, each (code, offset), has a waiver of this kind with a reason."""
     found = [waiver(*place) for place in places if place[0] is not None]
     return any(one is not None and one[0] == kind and one[1] for one in found)
 

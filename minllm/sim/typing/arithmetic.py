@@ -33,11 +33,11 @@ COMPARISONS = {
 }  # fmt: skip
 WRAPS_LATER = (operator.add, operator.sub, operator.mul, operator.lshift, operator.and_, operator.or_, operator.xor)
 FLOAT32_BITS = 24  # integers below 2**24 are exact in float32
-COUNTER_BITS = 62  # what a loop adds to once in each iteration does not reach 2**63 while anyone waits
+COUNTER_BITS = 62  # an integer that a loop increments once per iteration does not reach 2**63 in any practical time
 
 
 def binary(operation, left, right):
-    """(the result of an operator, the types to which its operands are cast, or None for an operand that stays as it is)."""
+    """(Value of an operator's result, the types to which its two operands are cast; None for an operand without a cast)."""
     signature = call_signature(operation, (left.type, right.type)) if is_scalar(left.type) and is_scalar(right.type) else None
     if signature is None:
         found = call_signature(operation, kinds) if None not in (kinds := (numba_type(left), numba_type(right))) else None
@@ -53,27 +53,30 @@ def binary(operation, left, right):
 
 
 def integer_cast(operation, value, wanted):
-    """The cast of an operand whose result is an integer: sums, products and bits of numbers that have yet to wrap are right after it."""
+    """The cast of an operand of an integer operator, or None.
+
+    Booleans are always cast. Integers need no cast for operators in WRAPS_LATER, because a later wrap of the result gives the right bits.
+    """
     if value.type == types.boolean or (operation not in WRAPS_LATER and must_cast(value, wanted)):
         return wanted
     return None
 
 
 def float_casts(operation, left, right, signature):
-    """The casts of two operands whose result is a float, where NumPy's result would have another type."""
-    too_large = left.bits > 63 or right.bits > 63  # for NumPy beside a float
+    """The casts of the two operands of a floating-point operator, needed if NumPy's result would have another type."""
+    too_large = left.bits > 63 or right.bits > 63  # NumPy does not combine so large an int with a float
     if too_large or natural_type(left.type, right.type) != signature.return_type:
         return tuple(wanted if must_cast(value, wanted) else None for value, wanted in zip((left, right), wide_arguments(signature)))
     return tuple(value.type if value.wide else None for value in (left, right))
 
 
 def wide_arguments(signature):
-    """The argument types of a signature; floats for the quotient of two integers."""
+    """The argument types of a signature, with float64 for the division of two integers."""
     return [signature.return_type if is_integer(wanted) and signature.return_type == types.float64 else wanted for wanted in signature.args]
 
 
 def natural_type(left, right):
-    """The type that NumPy's scalars and Python's ints give by themselves, None for Python's float."""
+    """The type of the result if NumPy scalars and Python ints are combined without casts; None for a Python float."""
     floats = [kind for kind in (left, right) if is_float(kind)]
     if len(floats) < 2:
         return floats[0] if floats else None
@@ -84,7 +87,7 @@ def natural_type(left, right):
 
 
 def integer_result(operation, left, right, result):
-    """The integer result of an operator, as a Value: its size, and whether Python's result may have to wrap."""
+    """The Value of an operator's integer result, with its size and whether it may still have to wrap."""
     bits = result_bits(operation, left, right)
     negative = operation in (operator.sub, operator.neg, operator.invert) or any(map(may_be_negative, (left, right)))
     if operation is operator.and_ and not all(map(may_be_negative, (left, right))):
@@ -95,7 +98,7 @@ def integer_result(operation, left, right, result):
 
 
 def result_bits(operation, left, right):
-    """Bits of an operator's exact result."""
+    """An upper bound of the bits of an operator's exact result."""
     largest = max(left.bits, right.bits)
     if operation in (operator.add, operator.sub):
         return largest + 1
@@ -117,7 +120,7 @@ def result_bits(operation, left, right):
 
 
 def folded(operation, operands, result):
-    """The result as a constant, if the operands are known integers or booleans and nothing wraps."""
+    """`result` with its constant, if the operands are known integers or booleans and nothing wraps."""
     if any(value.constant is None or type(value.constant.value) not in (int, bool) for value in operands):
         return result
     if is_integer(result.type) and (result.wide or result.bits > 62):
@@ -132,9 +135,9 @@ def folded(operation, operands, result):
 
 
 def unary(operation, value):
-    """(the result of -x, +x, ~x or not x; the type to which x is cast, and the type to which the result is cast, or None).
+    """(Value of -x, +x, ~x or not x; type to which x is cast or None; type to which the result is cast or None).
 
-    Numba negates and inverts in the type of x, and then converts to a type of 64 bits.
+    Numba negates and inverts in the type of x, and then converts the result to a 64-bit type.
     """
     if operation is operator.not_:
         known = value.constant is not None
@@ -155,7 +158,7 @@ def unary(operation, value):
 
 
 def comparison(operation, left, right):
-    """(the result of a comparison, the types to which its operands are cast)."""
+    """(Value of a comparison's result, the types to which its two operands are cast or None)."""
     result = Value(types.boolean, 1)
     if not (is_scalar(left.type) and is_scalar(right.type)):
         return result, (None, None)
@@ -171,7 +174,7 @@ def comparison(operation, left, right):
 
 
 def exact(left, right):
-    """Whether Python and NumPy compare two numbers exactly, as Numba's wider type does."""
+    """Whether Python and NumPy compare two numbers exactly, as Numba does in its wider type."""
     floats = [value.type for value in (left, right) if is_float(value.type)]
     largest = max((value.bits for value in (left, right) if not is_float(value.type)), default=0)
     if len(floats) == 1:
@@ -192,12 +195,12 @@ def float_min(first, second, *others):
 
 
 def truncated(number=0):
-    """int(x) of a kernel: a float is clamped to 64 bits, and NaN becomes 0."""
+    """int(x) in a kernel: a float is clamped to 64 bits, and NaN becomes 0."""
     return INT64(number) if isinstance(number, (float, np.floating)) else int(number)
 
 
 def round_to(kind):
-    """round(x, digits) as Numba computes it: by a power of ten in float64, with halves to even."""
+    """The function round(x, digits) as Numba computes it: scaled by a power of ten in float64, with halves rounded to even."""
 
     def rounded(number, digits):
         if not np.isfinite(number):

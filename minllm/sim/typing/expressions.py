@@ -38,48 +38,48 @@ AXIS = Value(types.intp, AXIS_BITS)
 
 
 class Width(int):
-    """Bits of the operand of an integer intrinsic."""
+    """The width in bits of an integer intrinsic's operand."""
 
 
 class Method:
-    """A method of an array."""
+    """A method of an array, before it is called."""
 
     def __init__(self, array, name):
         self.array, self.name = array, name
 
 
 def among(value, group):
-    """Whether a constant is one of `group`."""
+    """Whether `value` is one of the objects in `group`."""
     return any(value is one for one in group)
 
 
 class Expressions:
-    """Finds the Value of every expression of one function; notes in `self.found` the casts and replaced calls.
+    """Finds the Value of every expression of one function, and records casts and replaced calls in `self.found`.
 
     A subclass keeps `variables`, {name: Value}, and implements `outer(name)`, `call_device(node, function, arguments)`,
     `refuse(node, why)` and `is_parameter_of_device_function(node)`.
     """
 
     def value(self, node):
-        """The Value of an expression as it stands."""
+        """The Value of an expression, without a cast."""
         self.found.casts.pop(node, None)
         visit = getattr(self, node.__class__.__name__, None)
         return UNKNOWN if visit is None else visit(node)
 
     def settled(self, node):
-        """The Value of an expression that is wrapped into its type's range, if it may lie outside."""
+        """The Value of an expression, with a cast that wraps it into its type's range if it may be outside."""
         value = self.value(node)
         return self.cast(node, value, value.type) if value.wide else value
 
     def cast(self, node, value, wanted):
-        """Note a cast of an expression to the type `wanted`, None for none; returns its Value."""
+        """Record a cast of an expression to the type `wanted` (None: no cast); returns its Value."""
         if wanted is None:
             return value
         self.found.casts[node] = steps(value, wanted)
         return of_type(wanted)._replace(constant=value.constant if is_integer(wanted) and not value.wide else None)
 
     def to_type(self, node, value, wanted):
-        """Note a cast if the value has another type in the simulator than `wanted`."""
+        """Record a cast if the value has another type in the simulator than `wanted`; returns its Value."""
         return self.cast(node, value, wanted if changes_type(value, wanted) else None)
 
     # Names and constants
@@ -233,7 +233,7 @@ class Expressions:
         return self.known_function(node, called, arguments, named)
 
     def arguments(self, node):
-        """The Values of a call's positional arguments; None if there is an unknown number of them."""
+        """The Values of a call's positional arguments; None if their number is unknown."""
         found = []
         for argument in node.args:
             if isinstance(argument, ast.Starred):
@@ -246,30 +246,30 @@ class Expressions:
         return found
 
     def positional(self, node, values):
-        """The expressions of positional arguments with their Values; none if a tuple is unpacked among them."""
+        """Pairs (expression, Value) of positional arguments; empty if one of them is an unpacked tuple."""
         return () if any(isinstance(argument, ast.Starred) for argument in node.args) else zip(node.args, values)
 
     def unknown_call(self, node, arguments):
-        """A call of which nothing is known."""
+        """The Value of a call of an unknown function."""
         self.settle(node, arguments)
         return UNKNOWN
 
     def settle(self, node, arguments):
-        """Wrap all arguments of a call into the ranges of their types."""
+        """Record casts that wrap all arguments of a call into the ranges of their types."""
         for argument, value in self.positional(node, arguments):
             if value.wide:
                 self.cast(argument, value, value.type)
 
     def cast_arguments(self, node, arguments, wanted):
-        """Cast arguments to the types of a signature."""
+        """Record casts of arguments to the types of a signature."""
         for (argument, value), kind in zip(self.positional(node, arguments), wanted):
             if is_float(kind) and is_scalar(value.type):
                 self.to_type(argument, value, kind)
-            elif value.wide and not (is_integer(kind) and kind == types.int64):  # an index: bounds are checked for any size
+            elif value.wide and not (is_integer(kind) and kind == types.int64):  # int64 is an index, which is checked for bounds anyway
                 self.cast(argument, value, value.type)
 
     def conversion(self, node, wanted, arguments):
-        """float32(x), int32(x), numpy.uint8(x)."""
+        """The Value of a conversion: float32(x), int32(x), numpy.uint8(x)."""
         wanted = wanted if isinstance(wanted, types.Type) else element_type(np.dtype(wanted))
         if len(arguments) != 1 or not is_scalar(wanted):
             return UNKNOWN
@@ -293,7 +293,7 @@ class Expressions:
         return of_type(signature.return_type)
 
     def new_array(self, node, arguments, named):
-        """cuda.shared.array and cuda.local.array."""
+        """The Value of a call of cuda.shared.array or cuda.local.array."""
         shape = arguments[0] if arguments else named.get("shape", UNKNOWN)
         self.check_shape(node.args[0] if node.args else next((one.value for one in node.keywords if one.arg == "shape"), node), shape)
         element = arguments[1] if len(arguments) > 1 else named.get("dtype", UNKNOWN)
@@ -303,7 +303,7 @@ class Expressions:
         return Value(types.Array(dtype, 1 if shape.items is None else len(shape.items), "C"))
 
     def check_shape(self, node, shape):
-        """Refuse a shape that Numba does not take: it has to be known when the kernel is compiled, and written without arithmetic."""
+        """Raise SimulationError for a shape that Numba rejects: it must be known at compile time, and written without arithmetic."""
         if isinstance(node, (ast.Tuple, ast.List)) and shape.items is not None:
             for element, extent in zip(node.elts, shape.items):
                 self.check_shape(element, extent)
@@ -319,7 +319,7 @@ class Expressions:
             )
 
     def method(self, node, array, name, arguments, named):
-        """A method of an array: view, reshape, or one that `@overload_method` has registered; others are unknown."""
+        """The Value of a method call of an array: view, reshape, or one registered by `@overload_method`; UNKNOWN for others."""
         if name == "view" and arguments and arguments[0].constant is not None:
             dtype = dtype_of_constant(arguments[0].constant.value)
             return Value(types.Array(dtype, array.type.ndim, array.type.layout)) if dtype is not None else UNKNOWN
@@ -336,7 +336,7 @@ class Expressions:
         return self.call_device(node, found, [array, *arguments], named)
 
     def known_function(self, node, called, arguments, named):
-        """A builtin, or a function of math, libdevice or numba.cuda."""
+        """The Value of a call of a builtin, or of a function of math, libdevice or numba.cuda."""
         if called is range:
             return self.range(node, arguments)
         if called is enumerate and arguments and (inner := iterated(arguments[0])) is not UNKNOWN:
@@ -370,7 +370,7 @@ class Expressions:
         return Value(element=Value(signature.return_type.dtype, max(value.bits for value in arguments)))
 
     def typed_call(self, node, called, arguments, signature):
-        """A call whose signature is known: with its arguments and result cast where Python's types differ."""
+        """The Value of a call with a known signature; arguments and result are cast if Python's types differ."""
         result = signature.return_type
         if among(called, (max, min)):
             return self.extremum(node, called, arguments, result)
@@ -390,7 +390,7 @@ class Expressions:
         return value
 
     def extremum(self, node, called, arguments, result):
-        """max or min."""
+        """The Value of a call of max or min."""
         if not is_float(result):
             self.settle(node, arguments)
             known = [value.bits for value in arguments]
@@ -403,7 +403,7 @@ class Expressions:
 
 
 def is_computed(node):
-    """Whether an expression computes with names; Python's compiler computes with numbers."""
+    """Whether an expression computes with names; arithmetic of numbers alone is folded by Python's compiler."""
     return isinstance(node, (ast.BinOp, ast.Call)) and any(isinstance(inner, ast.Name) for inner in ast.walk(node))
 
 
@@ -413,7 +413,7 @@ def is_users_function(called):
 
 
 def item(owner, index, node):
-    """An element of a tuple, or a slice of it."""
+    """The Value of an element or a slice of a tuple."""
     if isinstance(node, ast.Slice):
         try:
             bounds = [None if bound is None else ast.literal_eval(bound) for bound in (node.lower, node.upper, node.step)]
@@ -426,7 +426,7 @@ def item(owner, index, node):
 
 
 def iterated(value):
-    """What a for loop takes from a value."""
+    """The Value of the elements that a for loop gets from a value."""
     if value.element is not None:
         return value.element
     if value.items:

@@ -1,7 +1,7 @@
 """The types of a whole function: statements, branches, loops and calls of device functions.
 
 A variable has the type of its last assignment. Where two branches meet, or a loop returns to its beginning, Numba gives a variable one type
-for both (the "phi" of static single assignment); a cast is noted at the end of the branch that has another.
+for both (the "phi" of static single assignment); a cast is recorded at the end of a branch with another type.
 """
 
 import ast
@@ -33,15 +33,15 @@ from minllm.sim.typing.values import (
     steps,
 )
 
-KEPT_BITS = (8, 16, 31, 32, 48, COUNTER_BITS, 63, 64)  # device functions are inferred once for all arguments up to these sizes
-PASSES = 8  # through a loop, until the types of its variables stay
+KEPT_BITS = (8, 16, 31, 32, 48, COUNTER_BITS, 63, 64)  # sizes to which arguments are rounded up, so that inferences are shared
+PASSES = 8  # limit of walks over a loop's body, until the types of its variables no longer change
 
 
 class Inference:
     """The casts of one function for one tuple of argument types.
 
     casts: {expression: types, one after the other}. wraps: {-x or ~x: type}, before these casts. calls: {call: replacement}.
-    devices: {call: Inference of a device function that has casts itself}. methods: calls among them whose owner is the first argument.
+    devices: {call: Inference of a device function that has casts itself}. methods: calls among them that pass the owner as first argument.
     edges: {end of a branch: [(variable, type)]}. names: the globals and closure of the function when it was inferred. result: a Value.
     """
 
@@ -53,7 +53,7 @@ class Inference:
 
     @property
     def edited(self):
-        """Whether the function needs another code, or constants of its own."""
+        """Whether the function needs changed code, or its own copies of global arrays."""
         arrays = any(isinstance(value, np.ndarray) for value in self.names.values())
         return arrays or bool(self.casts or self.calls or self.devices or any(self.wraps.values()) or any(self.edges.values()))
 
@@ -64,7 +64,7 @@ def infer_kernel(function, argument_types):
 
 
 def inference(function, arguments, device=True):
-    """The Inference of a function for the Values of its arguments; None if there is none, or while it is being made (recursion)."""
+    """The Inference of a function for the Values of its arguments; None if there is none, or in a recursion while it is made."""
     made = function.__dict__.setdefault("simulator_inferences", {})
     if arguments not in made:
         made[arguments] = None
@@ -79,7 +79,7 @@ def inference(function, arguments, device=True):
 
 
 def bind(tree, function, arguments):
-    """{parameter: Value}, or None if the arguments do not fit."""
+    """{parameter: Value} for a call with these arguments; None if they do not fit."""
     names = [parameter.arg for parameter in (*tree.args.posonlyargs, *tree.args.args)]
     bound = dict(zip(names, arguments))
     if len(arguments) > len(names):
@@ -95,7 +95,7 @@ def bind(tree, function, arguments):
 
 
 def coarse(value):
-    """A Value as a device function is inferred for it: no known integer, and a size out of KEPT_BITS."""
+    """The Value for which a device function is inferred: without constants, and with a size from KEPT_BITS."""
     if value.items is not None:
         items = tuple(map(coarse, value.items))
         return value._replace(items=items, constant=value.constant if items == value.items else None)
@@ -116,7 +116,7 @@ class Walk(Expressions):
         self.closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
 
     def run(self):
-        """Walk, and return the Inference."""
+        """Walk over the function; returns its Inference."""
         self.block(self.found.tree.body)
         if self.variables is not None:
             self.returns.append((None, NOTHING))
@@ -125,7 +125,7 @@ class Walk(Expressions):
         return self.found
 
     def result(self):
-        """The merged result of all return statements, with casts to its type."""
+        """The merged Value of all return statements; records their casts to its type."""
         merged = self.returns[0][1]
         for _, value in self.returns[1:]:
             merged = merge(merged, value)
@@ -139,12 +139,12 @@ class Walk(Expressions):
         return merged._replace(constant=None) if is_scalar(merged.type) else merged
 
     def is_parameter_of_device_function(self, node):
-        """Whether an expression is a parameter that Numba may have as a literal, because the call gives one."""
+        """Whether an expression is a parameter of a device function, which may be a literal in the call."""
         code = self.function.__code__
         return self.device and isinstance(node, ast.Name) and node.id in code.co_varnames[: code.co_argcount]
 
     def outer(self, name):
-        """A name of the closure, the globals or the builtins."""
+        """The Value of a name of the closure, the globals or the builtins."""
         if name not in self.found.names:
             if name in self.closure:
                 value = self.closure[name].cell_contents
@@ -156,7 +156,7 @@ class Walk(Expressions):
         return of_constant(self.found.names[name])
 
     def call_device(self, node, called, arguments, named):
-        """A call of a device function."""
+        """The Value of a call of a device function."""
         function = getattr(called, "py_func", called)
         if named:
             try:
@@ -173,7 +173,7 @@ class Walk(Expressions):
         return found.result
 
     def declared(self, node, called, arguments):
-        """The arguments of a device function, converted to the types of its eager signature."""
+        """The Values of a device function's arguments, converted to the types of its eager signature if it has one."""
         signatures, given = getattr(called, "simulated_signatures", ()), list(map(numba_type, arguments))
         wanted = best_signature(signatures, given) if signatures and None not in given else None
         if wanted is None or node.keywords:
@@ -186,7 +186,7 @@ class Walk(Expressions):
     # Statements
 
     def block(self, statements):
-        """Statements in turn, up to one after which none is reached."""
+        """Walk over statements in order, up to the first after which none is reached."""
         for statement in statements:
             if self.variables is None:
                 return
@@ -230,7 +230,7 @@ class Walk(Expressions):
             self.variables[node.target.id] = result
 
     def assign(self, target, value):
-        """Give a target a value."""
+        """Assign a Value to the target of an assignment."""
         if isinstance(target, ast.Name):
             self.variables[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
@@ -244,7 +244,7 @@ class Walk(Expressions):
                 self.refuse(target, "None, the result of a function that returns nothing, is stored in an array")
 
     def refuse(self, node, why):
-        """Raise SimulationError for what Numba does not compile."""
+        """Raise SimulationError for code that Numba does not compile."""
         code = self.function.__code__
         raise SimulationError(f"{why} ({file_of(code)}:{node.lineno} in {code.co_name})")
 
@@ -271,7 +271,7 @@ class Walk(Expressions):
         self.loop(node, lambda: self.assign(node.target, element))
 
     def loop(self, node, begin):
-        """A loop: walk its body until the types at its beginning stay; `begin` is the test, or assigns the loop's variable."""
+        """Walk over a loop's body until the types at its beginning no longer change. begin: tests, or assigns the loop variable."""
         entry = self.variables
         header = widen(dict(entry), entry, 0)
         for number in range(PASSES):
@@ -305,7 +305,7 @@ class Walk(Expressions):
         self.variables = None
 
     def join(self, paths):
-        """The variables after several paths meet; notes the casts at the end of each."""
+        """The variables after several paths meet; records the casts at the end of each path."""
         reached = [(state, edge) for state, edge in paths if state is not None]
         if not reached:
             return None
@@ -319,14 +319,14 @@ class Walk(Expressions):
 
 
 def widen(header, back, number):
-    """The variables at a loop's beginning, given those at its end; an integer that only counts keeps its size."""
+    """The variables at a loop's beginning, merged with those at its end; an integer that is only incremented keeps its size."""
     widened = dict(header)
     for name, value in back.items():
         if name not in header:
             continue
         old = header[name]
         merged = merge(old, value)
-        if merged.wide:  # wraps before every iteration
+        if merged.wide:  # it is wrapped before every iteration
             merged = merged._replace(wide=False, bits=range_bits(merged.type))
         if number and is_integer(merged.type) and merged.bits > old.bits:
             counts = merged.bits <= old.bits + 1 and merged.bits <= COUNTER_BITS
@@ -336,13 +336,13 @@ def widen(header, back, number):
 
 
 def casts_between(state, merged, must):
-    """[(variable, type)] of the variables of `state` that have to be cast to their type in `merged`, by the rule `must`."""
+    """[(variable, type)]: the casts of variables of `state` to their types in `merged`, needed by the rule must(value, type)."""
     both = [(name, value, merged[name].type) for name, value in state.items() if name in merged and is_scalar(merged[name].type)]
     return [(name, step) for name, value, wanted in both if must(value, wanted) for step in steps(value, wanted)]
 
 
 def frozen(value):
-    """A global as Numba's compiled code has it: arrays as they are now."""
+    """A global as Numba compiles it: a read-only copy of an array with its current contents; other values unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     copy = np.array(value, order="C")

@@ -1,4 +1,4 @@
-"""What Numba's typing context says: the types of arguments, calls and attributes, and the common type of two."""
+"""The rules of Numba's typing context: types of arguments, calls and attributes, and the common type of two."""
 
 import functools
 
@@ -32,7 +32,7 @@ def argument_type(value):
 
 
 def layout_of(array):
-    """Numba's letter for an array's strides."""
+    """Numba's layout letter of an array: "C", "F" or "A"."""
     return "C" if array.flags.c_contiguous else "F" if array.flags.f_contiguous else "A"
 
 
@@ -66,7 +66,7 @@ def attribute_type(owner, name):
 
 @functools.cache
 def common_type(first, second):
-    """The type of a variable that is assigned values of both types, or None."""
+    """The type of a variable to which values of both types are assigned, or None."""
     return context().unify_types(first, second)
 
 
@@ -83,7 +83,7 @@ def intrinsic_signature(intrinsic, arguments, literals):
 
 
 def is_generic(template):
-    """Whether an overload is for all targets, and so comes after those for CUDA."""
+    """Whether an overload is for all targets; overloads for CUDA have priority."""
     return getattr(template, "metadata", {}).get("target", "generic") == "generic"
 
 
@@ -92,7 +92,7 @@ def overload_of(function, arguments, literals, named):
 
     literals: the argument types with IntegerLiteral for known integers. named: {name: type} of keyword arguments.
     """
-    context().refresh()  # overloads that were registered since
+    context().refresh()  # loads overloads that were registered in the meantime
     try:
         templates = context().resolve_value_type(function).templates
     except Exception:  # a typing function may raise anything
@@ -115,7 +115,7 @@ def method_overload_of(owner, name, arguments, literals, named):
 
 
 def implementation(template, arguments, literals, named):
-    """What the function of an overload returns for argument types, literal ones first if it prefers them."""
+    """The implementation that an overload returns for argument types, tried with literal types first if it prefers them."""
     implement = getattr(template, "_overload_func", None)
     preferred = (literals, arguments) if getattr(template, "prefer_literal", False) else (arguments, literals)
     for candidates in preferred if implement is not None else ():

@@ -1,4 +1,4 @@
-"""The syntax tree of a function, and its code with casts."""
+"""The syntax tree of a function, and its code with the casts of an Inference."""
 
 import ast
 import functools
@@ -10,7 +10,7 @@ import numpy as np
 
 @functools.lru_cache(256)
 def functions_of(source, filename):
-    """{(first line, name): (syntax tree, code object)} of all functions of a file's text."""
+    """{(first line, name): (syntax tree, code object)} of all functions in a file's source text."""
     try:
         tree = ast.parse(source)
         codes = codes_in(compile(source, filename, "exec", dont_inherit=True))
@@ -34,7 +34,7 @@ def codes_in(code):
 
 
 def function_tree(function):
-    """The syntax tree of a function; None if its source is not available, or has been edited since."""
+    """The syntax tree of a function; None if its source is unavailable or was edited after the import."""
     code, filename = function.__code__, function.__code__.co_filename
     linecache.checkcache(filename)
     tree, compiled = functions_of("".join(linecache.getlines(filename)), filename).get((code.co_firstlineno, code.co_name), (None, None))
@@ -43,13 +43,13 @@ def function_tree(function):
 
 @functools.lru_cache(4096)
 def with_numba_constants(code, filename):
-    """A code object whose float literals are float64, as Numba's are, and not Python floats, which adapt to a float32 beside them."""
+    """The code object with np.float64 for float literals, as in Numba; Python floats would adapt to a float32 operand."""
     constants = tuple(numba_constant(constant) for constant in code.co_consts)
     return code if all(new is old for new, old in zip(constants, code.co_consts)) else code.replace(co_consts=constants)
 
 
 def numba_constant(constant):
-    """A literal as Numba types it: a float is a float64."""
+    """A literal with Numba's type: np.float64 for a float, also inside tuples."""
     if type(constant) is float:
         return np.float64(constant)
     if type(constant) is tuple:
@@ -59,7 +59,7 @@ def numba_constant(constant):
 
 
 def edited_code(found):
-    """(the code object of an Inference with its casts, {name: what its casts and calls refer to}); made once."""
+    """(code object of an Inference with its casts, {name: object} that casts and calls refer to); cached in the Inference."""
     if not hasattr(found, "made"):
         editor = Editor(found)
         found.made = editor.code(), editor.injected
@@ -67,7 +67,7 @@ def edited_code(found):
 
 
 def compile_definition(definition, original):
-    """The code object of a function definition, with the place and the closure of the original code."""
+    """The code object of a function definition, with the file, line numbers and closure of the original code."""
     empty = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
     outer = [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None)) for name in original.co_freevars]
     holder = ast.FunctionDef(name="holder", args=empty, body=[*outer, definition], decorator_list=[], returns=None)
@@ -85,7 +85,7 @@ class Editor:
         self.found, self.injected = found, {}
 
     def code(self):
-        """The new code object, with the line numbers of the old one."""
+        """The new code object, with the original line numbers."""
         return compile_definition(self.copy(self.found.tree), self.found.function.__code__)
 
     def name(self, thing, location):
@@ -95,7 +95,7 @@ class Editor:
         return ast.copy_location(ast.Name(name, ast.Load()), location)
 
     def call(self, thing, argument):
-        """The call thing(argument)."""
+        """An expression for the call thing(argument)."""
         return ast.copy_location(ast.Call(self.name(thing, argument), [argument], []), argument)
 
     def copy(self, node):
@@ -125,7 +125,7 @@ class Editor:
         return ast.copy_location(type(node)(**fields), node)
 
     def copy_list(self, node, field, values):
-        """A list of nodes; statements with the assignments at the beginning of a loop and at the end of a branch."""
+        """A copy of a list of nodes, with added assignments before a loop and at the end of a branch."""
         copied = []
         for value in values:
             copied += self.assignments((value, "before"), value)
@@ -133,7 +133,7 @@ class Editor:
         return copied + self.assignments((node, field), node)
 
     def assignments(self, edge, location):
-        """name = type(name), for all variables that are cast at a place."""
+        """Statements name = type(name) for all variables that are cast at an edge."""
         made = []
         for name, wanted in self.found.edges.get(edge, ()):
             cast = self.call(wanted, ast.copy_location(ast.Name(name, ast.Load()), location))
@@ -141,7 +141,7 @@ class Editor:
         return made
 
     def copy_augmented(self, node):
-        """x += y as x = x + y with its casts."""
+        """A copy of x += y, as x = x + y if x is cast."""
         casts = self.found.casts
         if node.target not in casts:
             return self.copy_fields(node)
@@ -152,7 +152,7 @@ class Editor:
         return ast.copy_location(ast.Assign([ast.copy_location(ast.Name(node.target.id, ast.Store()), node)], value), node)
 
     def copy_call(self, node, new):
-        """A call with another function, a cast of its result, or the width of its operand."""
+        """`new`, the copy of a call, with another function, a cast of its result, or the width of its operand."""
         if node in self.found.devices:
             if node in self.found.methods:
                 new.args.insert(0, new.func.value)

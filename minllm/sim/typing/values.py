@@ -1,4 +1,4 @@
-"""What inference knows of a value: its type, its size, and the value itself if it is a constant."""
+"""Values in type inference: the type, the size, and the value itself if it is a constant."""
 
 from typing import Any, NamedTuple
 
@@ -7,11 +7,11 @@ import numpy as np
 from minllm.machine.numba_cuda import types
 from minllm.sim.typing.rules import argument_type, common_type, context, element_type
 
-AXIS_BITS = 31  # an axis of an array in the simulator is shorter than 2**31
+AXIS_BITS = 31  # axes of arrays in the simulator are shorter than 2**31
 
 
 class Constant:
-    """An object that inference knows: a function, a module, a number of a closure."""
+    """An object that is known at inference: a function, a module, a number of a closure."""
 
     __slots__ = ("value",)
 
@@ -27,8 +27,12 @@ class Constant:
 
 
 class Value(NamedTuple):
-    """type: the Numba type, None if unknown. bits: an integer's magnitude is below 2**bits. wide: an integer of the simulator that may be
-    outside its type's range, because Python's integers do not wrap. items and fields: of a tuple. element: of an iterator."""
+    """The inferred properties of an expression or variable.
+
+    type: the Numba type, None if unknown. bits: an integer's magnitude is below 2**bits. wide: whether an integer may be outside its type's
+    range, because Python's integers do not wrap. items, fields: the Values and field names of a tuple. element: the Value of an iterator's
+    elements.
+    """
 
     type: Any = None
     bits: int = 0
@@ -64,7 +68,7 @@ def range_bits(type):
 
 
 def of_type(type):
-    """A value of which only the Numba type is known."""
+    """The Value of something of which only the Numba type is known."""
     if isinstance(type, types.Literal):
         return of_constant(type.literal_value)
     if is_integer(type) or type == types.boolean:
@@ -77,7 +81,7 @@ def of_type(type):
 
 
 def of_constant(value):
-    """An object of a closure, a module or the code."""
+    """The Value of an object of a closure, a module or the code."""
     known = Constant(value)
     if value is None:
         return NOTHING
@@ -94,7 +98,7 @@ def of_constant(value):
 
 
 def numba_type(value):
-    """The Numba type of a value, for questions to Numba; None if unknown."""
+    """The Numba type of a Value, for look-ups in Numba's typing context; None if unknown."""
     if value.type is not None:
         return value.type
     if value.items is not None:
@@ -116,14 +120,14 @@ def literal_type(value):
 
 
 def may_be_negative(value):
-    """Whether a value can be below 0: a constant that is, or a signed integer."""
+    """Whether a value may be negative: a negative constant, or a signed integer that is not constant."""
     if value.constant is not None:
         return value.constant.value < 0
     return is_integer(value.type) and value.type.signed
 
 
 def must_cast(value, wanted):
-    """Whether a value of the simulator has to be cast to become one of the type `wanted`."""
+    """Whether the simulator's value must be cast to become a value of the type `wanted`."""
     given = value.type
     if not (is_scalar(given) and is_scalar(wanted)):
         return False
@@ -135,7 +139,7 @@ def must_cast(value, wanted):
 
 
 def steps(value, wanted):
-    """The casts that make a value one of the type `wanted`: an integer that becomes a float wraps first."""
+    """The casts that convert a value to the type `wanted`; a wide integer that becomes a float is wrapped first."""
     return (value.type, wanted) if value.wide and not is_integer(wanted) else (wanted,)
 
 
@@ -145,7 +149,7 @@ def changes_type(value, wanted):
 
 
 def merge(first, second):
-    """What is known of a variable that has either value."""
+    """The Value of a variable that has either of two Values."""
     if first == second:
         return first
     constant = first.constant if first.constant == second.constant else None
