@@ -44,7 +44,7 @@ def _make_virtual_cache(
         from minllm.runtime.cuda_pages import CudaPages
 
         cache = virtual_cache_that_fits(CudaPages(), shape, budget, options.max_num_seqs, wanted_len)
-    if options.speculative_config is not None:  # verification runs the attention kernels for prompts, which read whole tiles
+    if options.speculative_config is not None:  # drafts are verified by the attention kernels for prompts, whose tiles are larger
         return cache, VirtualPolicy(cache, step_tile=READ_TILE)
     return cache, VirtualPolicy(cache)
 
