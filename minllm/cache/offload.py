@@ -46,7 +46,7 @@ class Swapped:
     """A sequence in host memory."""
 
     token_ids: list[int]
-    num_computed: int  # tokens whose keys and values are stored
+    num_computed: int  # number of tokens with stored keys and values
     chunks: list[np.ndarray]  # host memory, chunk_blocks blocks each
 
 

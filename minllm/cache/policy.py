@@ -147,5 +147,5 @@ class CachePolicy(ABC):
         """Empty the prefix cache, because its contents may never have been computed."""
 
     def forget_counts(self) -> None:
-        """Reset counts and estimates after a warm-up, whose prompts are not a user's traffic."""
+        """Reset counts and estimates after a warm-up, because its prompts are not a user's traffic."""
         self.prefix_hits = PrefixHits()

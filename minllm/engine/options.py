@@ -309,7 +309,7 @@ class EngineOptions:
 
     @property
     def chosen_variants(self) -> dict[str, Any] | None:
-        """{stage: variant} for the stages whose kernels are not chosen by shape; None if there are none."""
+        """{stage: variant} for the stages with kernels that are not chosen by shape; None if there are none."""
         return FIXED_ORDER_VARIANTS if self.batch_invariant else self.kernel_variants
 
     @property

@@ -61,7 +61,7 @@ class ComposedOps:
         attention_config: AttentionConfig,
         cos_sin: Any = None,
     ) -> tuple[Any, Any]:
-        """Norm, projection, rotation and cache write, one after the other."""
+        """Norm, projection, rotation and cache write, as separate operations."""
         normalised, residual = self.normed_rows(x, residual, norm, qkv)
         projected = self.linear(normalised, qkv)  # [T, (heads + 2 * kv_heads) * head_dim]
         return self.qkv_rope_append(projected, batch, layer_cache, attention_config, cos_sin), residual
@@ -74,6 +74,6 @@ class ComposedOps:
         self, x: Any, residual: Any, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str,
         next_norm: NormWeights | None = None,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """Norm and feed-forward, one after the other."""
+        """Norm and feed-forward, as separate operations."""
         normalised, residual = self.normed_rows(x, residual, norm, gate_up)
         return self.gated_mlp(normalised, gate_up, down, activation), residual

@@ -63,7 +63,7 @@ class CudaLinear(CudaBase):
         return x if quantise is None or isinstance(x, QuantizedRows) else quantise(x, self.empty, self.stream)
 
     def _gated_launcher(self, x: Any, gate_up: Linear) -> Any:
-        """The launcher of gate and up GEMM with activation in one kernel; None if the format has none for these arrays."""
+        """The launcher of the gate and up GEMM fused with the activation; None if the format has none for these arrays."""
         kernels = gate_up.format.kernels
         if kernels.gated is None or gate_up.bias is not None or {"matmul", "silu_and_multiply"} & self.own.keys():
             return None

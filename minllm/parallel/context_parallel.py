@@ -11,8 +11,9 @@ of any context. A table, its blocks and the scheduler that assigns them are the 
     attention         all queries; all-gather                                                                 [T, heads, head_dim]
                       each rank's state (m, l, o) of all heads over its share; all-gather; merge              [T, N * heads, head_dim + 2]
 
-The merge is that of the splits of a long context on one GPU (kernels/attention/common/online_softmax.py), in the order of ranks, so all
-ranks get the same state. The projections before and after stay tensor-parallel. Names: vLLM's decode_context_parallel_size.
+States are merged as for the splits of a long context on one GPU (kernels/attention/common/online_softmax.py), in the order of ranks, so a
+merged state has the same bits on every rank. The projections before and after stay tensor-parallel. Name: vLLM's
+decode_context_parallel_size.
 
 Source: Ye et al. 2025, "FlashInfer", section 2.2 (states); Liu et al. 2023, "Ring Attention", for the same sums around a ring.
 """

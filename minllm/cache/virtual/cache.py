@@ -1,4 +1,4 @@
-"""The memory of the virtual cache: contiguous addresses, pages where needed.
+"""The memory of the virtual cache: contiguous addresses, with pages mapped as needed.
 
 There are two ranges of addresses, one for keys and one for values, each an array
 

@@ -18,7 +18,7 @@ class MappingCounts:
     mapped_late: int = 0  # mapped while a sequence waited, for its prompt or during its answer
     waits: int = 0  # number of waits during an answer
     reused: int = 0  # already mapped in the slot that a sequence got
-    reclaimed: int = 0  # unmapped from idle slots, or where they were mapped too far ahead
+    reclaimed: int = 0  # unmapped from idle slots, or because they were mapped too far ahead
 
 
 class Slots:

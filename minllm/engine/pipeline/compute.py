@@ -58,7 +58,7 @@ class ComputeStage:
                 self.moved.add([request])
 
     def _take_aborts(self) -> None:
-        """End aborted requests. Those that are not here yet are ended when they arrive; those that have ended are left alone."""
+        """End aborted requests. Requests that have not arrived yet end when they arrive; requests that have ended are skipped."""
         while self._aborts:
             request = self._aborts.popleft()
             if self._requests.get(request.request_id) is request:

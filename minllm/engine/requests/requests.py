@@ -57,8 +57,8 @@ def make_beams(
 ) -> list[Beam]:
     """The beams of a search; the first computes the prompt.
 
-    A step reads the 2 * beam_width likeliest tokens of each beam, or more if the model has more than beam_width end-of-sequence ids: at
-    least beam_width of them must continue the text.
+    A step reads the 2 * beam_width likeliest tokens of each beam, or more if the model has more than beam_width end-of-sequence ids, so
+    that at least beam_width of the tokens continue the text.
     """
     vocab_size = engine.model.config.vocab_size
     candidates = min(MAX_LOGPROBS, vocab_size, params.beam_width + max(params.beam_width, len(engine.eos_token_ids)))

@@ -54,7 +54,7 @@ class KVCacheManager:
         return num_computed
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Admit `child` with the blocks of `parent`, whose computed tokens it shares. False if there is no room."""
+        """Admit `child` with the blocks of `parent`, sharing its computed tokens. False if there is no room."""
         self.note(parent)
         try:
             self.policy.fork(parent, child)

@@ -129,7 +129,7 @@ class Queues:
         self._entered.append(sequence)
 
     def _fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Run `child` on the blocks of `parent`, whose computed tokens it shares; False if there is no slot or no room."""
+        """Run `child` on the blocks of `parent`, sharing its computed tokens; False if there is no slot or no room."""
         if not (self._free_slots and self.memory.fork(parent, child)):
             return False
         self._run(child, parent.num_computed_tokens, parent.num_computed_tokens)
@@ -173,7 +173,7 @@ class Queues:
             self._push(sibling)
 
     def _take_siblings(self, sequence: Sequence) -> list[Sequence]:
-        """The further completions that waited for this sequence's prompt, without those that have ended."""
+        """The unfinished completions that waited for this sequence's prompt; they wait no longer."""
         siblings, sequence.siblings = sequence.siblings, []
         return [sibling for sibling in siblings if not sibling.is_finished]
 
@@ -207,7 +207,7 @@ class Queues:
                 self.end(peer, sequence.finish_reason, sequence.error)
 
     def _abort_late(self) -> None:
-        """Abort the sequences whose deadline has passed."""
+        """Abort the sequences past their deadline."""
         while self._deadlines and self._deadlines[0][0] <= time.perf_counter():
             _, _, sequence = heapq.heappop(self._deadlines)
             if not sequence.is_finished:

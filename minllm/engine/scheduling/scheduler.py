@@ -129,7 +129,7 @@ class Scheduler(Queues):
         return failed
 
     def _prepared_by(self, step: Step) -> list[Sequence]:
-        """The running sequences whose slot a step was to write, or whose slot or block is the destination of one of its copies."""
+        """The running sequences with slots that a step should have written, or with slots or blocks to which it should have copied."""
         slots = {sequence.slot for sequence in step.entered} | {destination for _, destination in step.forks}
         blocks = {destination for _, destination in step.copies}
         table = self.memory.policy.table

@@ -58,7 +58,7 @@ class Drafted:
 class Speculation:
     """Decides how many drafts are verified. num_speculative_tokens: the maximum per sequence.
 
-    tree: the tree whose first nodes a verification computes; None if each draft follows the one before it.
+    tree: the tree of drafts; a verification computes its first nodes. None if each draft follows the one before it.
     needs_room: whether drafting writes keys and values for the drafted tokens, behind those that a step verifies. best: (acceptance rate,
     number of sequences that decode) -> the best number of drafts (costs/speculation.py); None verifies all drafts. If the best number is 0,
     a sequence still tries one draft in every PROBE-th step, because its text may change. trial_interval: for a draft model with pauses

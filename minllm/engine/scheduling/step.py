@@ -11,7 +11,7 @@ from minllm.engine.requests.sequence import Sequence
 
 
 class Span(NamedTuple):
-    """Tokens `start` to `start + length` of a sequence, whose keys and values this step computes.
+    """Tokens `start` to `start + length` of a sequence; this step computes their keys and values.
 
     decodes: the first token is the newest one, which an earlier step has sampled and the host may not know yet, and drafts may follow it;
     all are read from the sequence's slot on the device. Otherwise the host knows the tokens. sampled: the sequences that get their next
@@ -39,9 +39,9 @@ class Step:
 
     spans: list[Span] = field(default_factory=list)
     entered: list[Sequence] = field(default_factory=list)  # sequences whose slots are rewritten
-    grown: list[tuple[Sequence, int]] = field(default_factory=list)  # sequences whose block tables have changed, from this position on
+    grown: list[tuple[Sequence, int]] = field(default_factory=list)  # (sequence, position from which its block table has changed)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) of blocks to copy before the forward
-    forks: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) of slots whose rings to copy before the forward
+    forks: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) slots of rings to copy before the forward
     preempts: bool = False  # a sequence was preempted for this step, so none may enter it
     makes_drafts: bool = True  # whether this step makes drafts for the next one, if the engine speculates
     unseen: list[Span] = field(default_factory=list)  # tokens that the draft model has not computed, because it paused
