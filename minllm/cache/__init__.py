@@ -1,1 +1,1 @@
-"""KV cache managers."""
+"""The KV cache: its memory, and the policies that assign it to sequences."""

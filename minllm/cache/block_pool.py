@@ -1,8 +1,8 @@
 """The block pool: which blocks are free, and the reference counts of the others.
 
 The cache of a layer consists of equal blocks of `block_size` tokens (PagedAttention, Kwon et al. 2023, section 4.1). Sequences that begin
-with the same tokens hold the same blocks; after its last holder has released it, a block is free once it has been given back. The pool
-only counts: policies know which tokens are in a block, and `kv_cache.KVCache` has the memory.
+with the same tokens hold the same blocks; a block that its last holder has released becomes free when it is given back. The pool only
+counts: policies track which tokens are in a block, and `kv_cache.KVCache` has the memory.
 """
 
 import heapq
@@ -19,7 +19,7 @@ class BlockPool:
     """Counts the holders of the blocks 0 to `num_blocks` - 1.
 
     A block is free, or held by one or more sequences, or idle: not held, but not given back yet because its contents may be reused.
-    Free blocks with the lowest numbers are taken first, so that the blocks of a sequence are mostly adjacent, for better locality.
+    Free blocks with the lowest numbers are taken first, so that the blocks of a sequence are mostly adjacent, which improves locality.
     """
 
     def __init__(self, num_blocks: int):
@@ -59,7 +59,7 @@ class BlockPool:
         return self._holders[block]
 
     def take(self) -> int:
-        """Take the lowest free block, with one holder. OutOfMemoryError if none is free."""
+        """Take the lowest free block, with one holder. Raises OutOfMemoryError if none is free."""
         if not self._free:
             raise OutOfMemoryError(f"all {self.num_blocks} blocks of the KV cache are taken: free a sequence first")
         block = heapq.heappop(self._free)
@@ -69,14 +69,14 @@ class BlockPool:
         return block
 
     def hold(self, block: int) -> None:
-        """Add a holder to a held or idle block. CacheError for a free one."""
+        """Add a holder to a held or idle block. Raises CacheError for a free one."""
         if self._is_free[block]:
             raise CacheError(f"block {block} is free: nobody can share what is in it; take() gives a free block")
         self._num_held += self._holders[block] == 0
         self._holders[block] += 1
 
     def release(self, block: int) -> bool:
-        """Remove a holder; returns whether none is left. CacheError if there was none."""
+        """Remove a holder; returns whether none is left. Raises CacheError if there was none."""
         if self._holders[block] == 0:
             raise CacheError(f"block {block} has no holder: it was released before")
         self._holders[block] -= 1
@@ -84,7 +84,7 @@ class BlockPool:
         return self._holders[block] == 0
 
     def give_back(self, block: int) -> None:
-        """Make an idle block free. CacheError for one that is held or already free."""
+        """Make an idle block free. Raises CacheError for a held or free one."""
         if self._holders[block] or self._is_free[block]:
             state = "free already" if self._is_free[block] else f"held by {self._holders[block]}"
             raise CacheError(f"block {block} cannot be given back: it is {state}")

@@ -1,7 +1,4 @@
-"""The number of blocks of the KV cache.
-
-It is as many as the memory holds, and no more than the engine can use.
-"""
+"""The number of blocks of the KV cache: as many as fit the memory, but no more than the engine can use."""
 
 from dataclasses import dataclass, replace
 
@@ -13,20 +10,22 @@ from minllm.errors import OutOfMemoryError
 
 @dataclass(frozen=True, slots=True)
 class CacheBudget:
-    """Memory for a cache. advice: how to get more, as the end of an error message."""
+    """Memory for a cache. advice: how to get more memory, as the end of an error message."""
 
     num_bytes: int
     advice: str
 
 
 def activation_bytes(num_tokens: int, num_logits: int, hidden: int, widest: int, vocab_size: int, itemsize: int) -> int:
-    """An upper bound of a forward's memory beside weights and cache: five activations of the widest layer, four of the hidden size, and
-    two copies of the logits in float32 (the model's, and the sampler's)."""
+    """An upper bound of a forward's memory beside weights and cache, in bytes.
+
+    It has five activations of the widest layer, four of the hidden size, and two float32 copies of the logits (model's and sampler's).
+    """
     return num_tokens * itemsize * (5 * widest + 4 * hidden) + 2 * 4 * num_logits * vocab_size
 
 
 def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: int, max_model_len: int) -> int:
-    """Blocks that fit the budget and can be used. OutOfMemoryError if none fits."""
+    """The number of blocks that fit the budget and can be used. Raises OutOfMemoryError if none fits."""
     useful = max_num_seqs * blocks_needed(max_model_len, shape.tokens_per_entry)
     fitting = budget.num_bytes // shape.bytes_per_block
     if fitting < 1:
@@ -40,7 +39,7 @@ def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: in
 
 
 def tokens_that_fit(shape: CacheShape, budget: CacheBudget) -> int:
-    """The most tokens whose keys and values fit the budget, at least 0."""
+    """The number of tokens with keys and values that fit the budget, at least 0."""
     return max(0, budget.num_bytes) // _bytes_per_token(shape) * shape.context_ranks
 
 
@@ -55,7 +54,7 @@ def one_block_per_sequence(shape: CacheShape, budget: CacheBudget, max_model_len
 
 
 def budget_beside(room: WindowRoom | None, shape: CacheShape, budget: CacheBudget) -> CacheBudget:
-    """The budget without the residual windows' memory. OutOfMemoryError if the windows take all of it."""
+    """The budget without the residual windows' memory. Raises OutOfMemoryError if the windows take all of it."""
     if room is None:
         return budget
     left = replace(budget, num_bytes=budget.num_bytes - room.bytes(shape))

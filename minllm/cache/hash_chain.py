@@ -4,8 +4,8 @@
 
 A block's hash represents all tokens up to its end, so one table from hash to block is the whole index. A lookup hashes the prompt block by
 block until a hash is unknown. With a weak hash, collisions would let one user read another user's cached keys and values, so the hash is
-cryptographic. The chain begins with the tenant: equal prompts of two tenants share nothing, and response times do not reveal what
-another tenant has asked.
+cryptographic. The chain begins with the tenant: equal prompts of two tenants share nothing, and response times do not reveal another
+tenant's prompts.
 
 Source: vLLM's automatic prefix caching (docs.vllm.ai, "Automatic Prefix Caching"); the tenant corresponds to its cache salt.
 """
@@ -25,7 +25,7 @@ def chain_root(tenant: str) -> bytes:
 
 
 def block_hash(parent: bytes, token_ids: Many[int]) -> bytes:
-    """The hash of a block with these tokens whose predecessor has the hash `parent`."""
+    """The hash of a block with these tokens, after a block with the hash `parent`."""
     return hashlib.sha256(parent + np.asarray(token_ids, "<i8").tobytes()).digest()
 
 
@@ -49,7 +49,7 @@ class HashChain(PrefixIndex):
         # end exercise
 
     def insert(self, token_ids: Many[int], tenant: str, blocks: Many[int]) -> None:
-        """See PrefixIndex. The chain continues from the last block that is already in the index, whose hash is known."""
+        """See PrefixIndex. The chain continues from the known hash of the last block that is already in the index."""
         known = next((i for i in range(len(blocks), 0, -1) if blocks[i - 1] in self._hash_of), 0)
         parent = self._hash_of[blocks[known - 1]] if known else chain_root(tenant)
         rest = self._chain(token_ids[known * self.block_size :], parent)

@@ -25,7 +25,7 @@ from minllm.ops.protocol import LayerCache, RecentCache
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The shape of a cache except for its number of blocks. `format` None: values are stored in `dtype`, unquantised."""
+    """The shape of a cache except for its number of blocks. format: None stores values unquantised, in `dtype`."""
 
     num_layers: int
     block_size: int  # tokens
@@ -34,11 +34,11 @@ class CacheShape:
     dtype: np.dtype
     format: KvFormat | None = None
     residual_window: int = 0  # number of newest tokens that stay unquantised
-    context_ranks: int = 1  # ranks that share each context (parallel/context_parallel.py), this one's blocks among them
+    context_ranks: int = 1  # number of ranks that share each context (parallel/context_parallel.py)
 
     @property
     def tokens_per_entry(self) -> int:
-        """Tokens of a sequence for which an entry of its block table stands: one block on every rank that shares its context."""
+        """Tokens per entry of a block table: one block on every rank that shares the context."""
         return self.block_size * self.context_ranks
 
     @property
@@ -55,11 +55,11 @@ class CacheShape:
 class KVCache:
     """Keys and values of all layers, allocated once through `ops.zeros`.
 
-    It must be zeros, not uninitialised memory: attention multiplies values at masked positions by 0, and 0 * NaN would be NaN.
+    The memory must be zeros, not uninitialised: attention multiplies values at masked positions by 0, and 0 * NaN would be NaN.
     """
 
     def __init__(self, ops, shape: CacheShape, num_blocks: int, room: WindowRoom | None = None):
-        """room: the WindowRoom, if the shape has a residual window."""
+        """room: for the residual windows; None if the shape has none."""
         self.shape, self.num_blocks, self.room = shape, num_blocks, room
         if shape.format is None:
             found = [((num_blocks, shape.block_size, shape.kv_heads, shape.head_dim), shape.dtype)]
@@ -88,8 +88,8 @@ class KVCache:
     def calibrate(self, smoothing: np.ndarray, scales: np.ndarray | None, ops) -> None:
         """Set a quantised cache's calibration, before anything is written: see engine/calibration.py.
 
-        smoothing: float32 [layers, 3, kv_heads, head_dim], for keys. scales: for an fp8 cache's keys and values float32
-        [layers, 2, kv_heads], else None.
+        smoothing: float32 [layers, 3, kv_heads, head_dim], for keys. scales: float32 [layers, 2, kv_heads], for keys and values of an fp8
+        cache, else None.
         """
         for i, layer in enumerate(self.layers):
             found = {} if scales is None else dict(scales=ops.array(scales[i, 0]))

@@ -1,18 +1,18 @@
 """Host offload (swapping): preempted sequences are kept in host memory.
 
-A preempted sequence can be recomputed, or swapped: copied to the host and back over PCIe. costs/swap.py predicts which is faster,
+A preempted sequence can be recomputed, or swapped: copied to the host and back over PCIe. costs/swap.py predicts which is faster, and
 `minllm bench swap` measures it. Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with
 PagedAttention", section 4.5.
 
 The blocks of a sequence are scattered over the cache, with a part in every layer: copying them one by one would take thousands of small
-transfers. A kernel gathers up to `chunk_blocks` of them from all layers into a buffer on the device, which is then copied in one piece; on
-the way back another kernel scatters them. All this runs on two streams (transfers.py), overlapped with the forward passes of the other
-sequences; with two buffers the next chunk is gathered while this one is copied. The dependencies:
+transfers. A kernel gathers up to `chunk_blocks` of them from all layers into a buffer on the device, which is copied to the host in one
+transfer; on the way back another kernel scatters them. All this runs on two streams (transfers.py), overlapped with the forward passes of
+the other sequences; with two buffers the next chunk is gathered while this one is copied. The dependencies:
 
     swap out  gather waits for the kernels launched before and for the last copy out of its buffer; copy waits for its gather. The blocks
               belong to the sequence until they are gathered (`reap`). The last chunks may still be copied then; a swap in waits for them
     swap in   copy waits for the last scatter from its buffer; scatter waits for its copy, and for the kernels launched before, which may
-              still use the new blocks. Kernels launched later wait for all of it
+              still use the new blocks. Kernels launched later wait for the scatter
 
 The host waits for none of this. Its memory is locked once, when the SwapSpace is made, because locking is much slower than copying.
 """
@@ -28,7 +28,7 @@ from minllm.cache.policy import CachePolicy
 from minllm.errors import CacheError, InvalidOptionError, OutOfMemoryError
 from minllm.kernels.kv.copy_blocks import rows_of_words
 
-CHUNK_BYTES = 32 << 20  # size of a buffer and of a chunk of host memory; its copy takes longer than the launches for it
+CHUNK_BYTES = 32 << 20  # size of a buffer and of a chunk of host memory; copying a chunk takes longer than its launches
 BUFFERS = 2
 
 
@@ -36,8 +36,8 @@ BUFFERS = 2
 class Buffer:
     """A chunk's memory on the device, between the cache and the host."""
 
-    memory: Any  # bytes
-    free: Any = None  # the event after which it may be written again
+    memory: Any  # uint8 [chunk_bytes]
+    free: Any = None  # the event after which the buffer may be written again
     parts: dict[int, list[tuple[Any, Any]]] = field(default_factory=dict)  # number of blocks -> see SwapSpace._parts
 
 
@@ -46,16 +46,16 @@ class Swapped:
     """A sequence in host memory."""
 
     token_ids: list[int]
-    num_computed: int  # tokens whose keys and values are stored
+    num_computed: int  # number of tokens with stored keys and values
     chunks: list[np.ndarray]  # host memory, chunk_blocks blocks each
 
 
 class SwapSpace:
     """Host memory, `capacity_bytes` allocated at once, for swapped sequences of one cache and policy.
 
-    cache: a kv_cache.KVCache, plain or quantised, whose blocks `policy` assigns. transfers: see transfers.py. chunk_blocks: blocks per
-    copy, by default as many as CHUNK_BYTES hold. Raises InvalidOptionError for a cache with a residual window, whose newest tokens are in
-    no block, and OutOfMemoryError.
+    cache: a kv_cache.KVCache, plain or quantised. policy: assigns the cache's blocks. transfers: see transfers.py. chunk_blocks: blocks
+    per copy, by default as many as fit CHUNK_BYTES. Raises OutOfMemoryError, and InvalidOptionError for a cache with a residual window,
+    because its newest tokens are in no block.
     """
 
     def __init__(self, cache: Any, policy: CachePolicy, transfers: Any, capacity_bytes: int, chunk_blocks: int | None = None):
@@ -71,8 +71,8 @@ class SwapSpace:
         self._idle = list(host)  # unused chunks
         self._buffers = [Buffer(transfers.device((self.chunk_bytes,), np.uint8)) for _ in range(BUFFERS)]  # the next one first
         self._swapped: dict[Hashable, Swapped] = {}
-        self._leaving: dict[Hashable, Any] = {}  # sequence whose blocks are being read -> the event after which they are not
-        self._arriving: dict[Hashable, Any] = {}  # sequence whose blocks are being written -> the event after which they are not
+        self._leaving: dict[Hashable, Any] = {}  # sequence whose blocks are being gathered -> event when done
+        self._arriving: dict[Hashable, Any] = {}  # sequence whose blocks are being written -> event when done
         self._pairs = transfers.device((policy.num_blocks, 2), np.int32)
         self._host_pairs: list[tuple[np.ndarray, Any]] = []  # (host memory for pairs, event after which it may be written again)
 
@@ -109,7 +109,7 @@ class SwapSpace:
         self._swapped[sequence] = Swapped(token_ids, num_computed, chunks)
 
     def reap(self, wait: bool = False) -> int:
-        """Free sequences whose blocks have been gathered (all with `wait`) -> their number."""
+        """Free the blocks of gathered sequences (with `wait`, of all leaving ones); returns the number of sequences."""
         done = [sequence for sequence, event in self._leaving.items() if wait or event.is_done]
         for sequence in done:
             self._leaving.pop(sequence).sync()
@@ -117,7 +117,7 @@ class SwapSpace:
         return len(done)
 
     def release(self, sequence: Hashable) -> None:
-        """Free a leaving sequence's blocks now: kernels launched later wait until they have been gathered, and the host does not."""
+        """Free a leaving sequence's blocks now: kernels launched later wait until they are gathered; the host does not wait."""
         self.transfers.before_compute(self._leaving.pop(sequence))
         self.policy.free(sequence)
 
@@ -166,7 +166,7 @@ class SwapSpace:
         return sequence not in self._arriving
 
     def drop(self, sequence: Hashable) -> None:
-        """Drop a swapped sequence. CacheError for an unknown one."""
+        """Drop a swapped sequence. Raises CacheError for an unknown one."""
         swapped = self._known(sequence)
         if sequence in self._leaving:
             self._leaving.pop(sequence).sync()
@@ -201,7 +201,7 @@ class SwapSpace:
         return self._pairs[:count]
 
     def _next_buffer(self, stream: Any) -> Buffer:
-        """The next buffer; `stream` waits until its last chunk has been read."""
+        """The next buffer; `stream` waits until the buffer's last chunk has been read."""
         buffer = self._buffers.pop(0)
         self._buffers.append(buffer)
         if buffer.free is not None:

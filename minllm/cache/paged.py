@@ -5,8 +5,8 @@ Only the last block of a sequence can be partly empty, so at most block_size - 1
 after the shared tokens gets a copy of the last block if that is partly filled (copy on write). Source: Kwon et al., "Efficient Memory
 Management for Large Language Model Serving with PagedAttention", 2023, sections 4.2 to 4.4.
 
-A promise (`max_tokens` of `reserve`) is a number of blocks, not particular ones: admission counts what all running sequences may still
-need. Promised blocks stay free until they are taken, or keep the contents of a prefix cache.
+A promise (`max_tokens` of `reserve`) is a number of blocks, not particular ones: admission counts the blocks that all running sequences may
+still need. Promised blocks stay free until they are taken, or keep the contents of a prefix cache.
 """
 
 from collections.abc import Hashable
@@ -31,7 +31,7 @@ class Holding:
 
 
 class PagedPolicy(CachePolicy):
-    """Blocks of `block_size` tokens from one pool. bytes_per_block: for `usage`."""
+    """Assigns blocks of `block_size` tokens from one pool. bytes_per_block: for `usage`."""
 
     def __init__(self, num_blocks: int, block_size: int, bytes_per_block: int | None = None):
         if block_size < 1:
@@ -85,7 +85,7 @@ class PagedPolicy(CachePolicy):
         new = max(0, blocks_needed(num_tokens, self.block_size) - len(holding.blocks))
         if not copies and not new:
             return False
-        owed = self._owed(holding)  # blocks of its own promise, which it may take
+        owed = self._owed(holding)  # blocks promised to this sequence, which it may take
         if copies + new > owed and copies + new > owed + self.num_available:
             raise self._no_room(sequence, num_tokens, copies + new)
         if copies:
@@ -109,7 +109,7 @@ class PagedPolicy(CachePolicy):
         return len(holding.token_ids) if self._writes_shared_block(holding) else len(holding.blocks) * self.block_size
 
     def trim(self, sequence: Hashable, num_tokens: int) -> None:
-        """See CachePolicy. Whole blocks are given back, the last one first."""
+        """See CachePolicy. Whole blocks are released, the last one first."""
         holding = self._holding(sequence)
         kept = blocks_needed(max(num_tokens, len(holding.token_ids)), self.block_size)
         while len(holding.blocks) > kept:
@@ -165,7 +165,7 @@ class PagedPolicy(CachePolicy):
 
     @property
     def num_available(self) -> int:
-        """Blocks that are neither held nor promised."""
+        """The number of blocks that are neither held nor promised."""
         return self.pool.num_free + self.pool.num_idle - self._num_owed
 
     @property
@@ -173,7 +173,7 @@ class PagedPolicy(CachePolicy):
         return sum(map(self._owed, self._promised.values()))
 
     def _owed(self, holding: Holding) -> int:
-        """Promised blocks that a sequence has not taken yet."""
+        """The number of promised blocks that a sequence has not taken yet."""
         if not holding.promised_tokens:
             return 0
         missing = max(0, blocks_needed(holding.promised_tokens, self.block_size) - len(holding.blocks))
@@ -214,7 +214,7 @@ class PagedPolicy(CachePolicy):
         return self.pool.take()
 
     def _let_go(self, block: int) -> None:
-        """A block has lost its last holder: give it back."""
+        """Give back a block that has lost its last holder."""
         self.pool.give_back(block)
 
     def _find_prefix(self, token_ids: Many[int], tenant: str) -> list[int]:

@@ -16,11 +16,11 @@ def check_paged(pool: BlockPool, block_size: int, held: dict, filled: list[int],
     """Raises CacheError unless
 
     - every table entry is a block of the cache, in a table once, and every sequence has room for its tokens;
-    - each block is held by as many as have it in their tables, and free + idle + held = all;
-    - sequences share a block only where they have the same tokens from the beginning up to it: no block has two writers;
-    - the tokens counted in the blocks are those that the sequences have.
+    - the holders of each block are the sequences with the block in their tables, and free + idle + held = all;
+    - sequences share a block only if they have the same tokens up to its end: no block has two writers;
+    - the counts of tokens in the blocks agree with the tokens of the sequences.
 
-    held: sequence -> what it has (token_ids, blocks, tenant); filled: tokens in each block; tokens_held: their sum.
+    held: sequence -> its Holding (token_ids, blocks, tenant); filled: tokens in each block; tokens_held: their sum.
     """
     holders, contents = Counter(), defaultdict(set)
     for name, holding in held.items():

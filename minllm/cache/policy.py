@@ -1,6 +1,6 @@
 """The interface of KV cache policies, which assign the cache's blocks to sequences.
 
-A policy decides and counts; it holds no keys and values (`kv_cache.KVCache` does) and does not depend on their layout or dtype. Kernels see
+A policy decides and counts; it holds no keys and values (`kv_cache.KVCache` does) and does not depend on their layout or dtype. Kernels get
 its decisions as a block table: token t of a sequence is in block `table[t // block_size]` at offset `t % block_size`.
 
 The life of a sequence:
@@ -12,7 +12,7 @@ The life of a sequence:
     policy.take_copies()                                blocks to copy on the device before the next step
     ... a decode step ...
     policy.append(name, [token])                        the token is known
-    policy.trim(name, num_tokens)                       room beyond was made for guesses that were wrong
+    policy.trim(name, num_tokens)                       drafts were rejected: release the room beyond num_tokens
     policy.fork(name, other)                            a second continuation of the same tokens
     policy.free(name)
 
@@ -70,16 +70,16 @@ class CachePolicy(ABC):
     @property
     @abstractmethod
     def max_sequence_tokens(self) -> int:
-        """The longest sequence that the empty cache could hold."""
+        """The length of the longest sequence that the empty cache could hold, in tokens."""
 
     @abstractmethod
     def reserve(self, sequence: Hashable, token_ids: Many[int], max_tokens: int = 0, tenant: str = "") -> int:
         """Admit a sequence with its prompt, at least one token, and make room for it.
 
-        Returns the number of leading tokens that are already in the cache; always fewer than all, because the last token has to be
+        Returns the number of leading tokens that are already in the cache; always fewer than all, because the last token must be
         computed for its logits. max_tokens: further tokens that are guaranteed to fit. 0 means no guarantee: a later `make_room` may raise
-        OutOfMemoryError, and then a sequence has to be preempted. tenant: only prompts of one tenant share memory, so that response times
-        do not reveal what others have asked.
+        OutOfMemoryError, and then a sequence must be preempted. tenant: only prompts of one tenant share memory, so that response times
+        do not reveal other tenants' prompts.
 
         Raises OutOfMemoryError if there is no room now, CacheError if the sequence is already known or the prompt is empty.
         """
@@ -97,11 +97,11 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def room(self, sequence: Hashable) -> int:
-        """The number of tokens of a sequence that may be written now. CacheError for an unknown sequence."""
+        """The number of tokens of a sequence that may be written now. Raises CacheError for an unknown sequence."""
 
     @abstractmethod
     def trim(self, sequence: Hashable, num_tokens: int) -> None:
-        """Give back the room of a sequence beyond `num_tokens` tokens, and beyond its known ones. CacheError for an unknown sequence."""
+        """Release the room of a sequence beyond `num_tokens` tokens and its known ones. Raises CacheError for an unknown sequence."""
 
     @abstractmethod
     def fork(self, parent: Hashable, child: Hashable) -> None:
@@ -109,15 +109,15 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def free(self, sequence: Hashable) -> None:
-        """Free all that the sequence holds. CacheError for an unknown sequence, which also detects a double free."""
+        """Free everything that the sequence holds. Raises CacheError for an unknown sequence, which also detects a double free."""
 
     @abstractmethod
     def tokens(self, sequence: Hashable) -> list[int]:
-        """The known tokens of a sequence. CacheError for an unknown sequence."""
+        """The known tokens of a sequence. Raises CacheError for an unknown sequence."""
 
     @abstractmethod
     def table(self, sequence: Hashable) -> list[int]:
-        """A copy of a sequence's block table. CacheError for an unknown sequence."""
+        """A copy of a sequence's block table. Raises CacheError for an unknown sequence."""
 
     @abstractmethod
     def usage(self) -> CacheUsage:
@@ -127,25 +127,25 @@ class CachePolicy(ABC):
     def take_copies(self) -> list[tuple[int, int]]:
         """(source, destination) of blocks to copy on the device, in order; each pair is returned once.
 
-        The copies belong after the forward that computes the sources' contents, and before the next one that uses the destinations.
+        Copy after the forward that computes the sources' contents, and before the next forward that uses the destinations.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """Verify all invariants; CacheError says which one is broken. It is slow: for tests and debugging."""
+        """Verify all invariants; raises CacheError that names the broken one. Slow: for tests and debugging."""
 
     def preempt(self, sequence: Hashable) -> list[int]:
-        """Free a sequence and return its tokens, with which `reserve` admits it again."""
+        """Free a sequence and return its tokens, to admit it again by `reserve`."""
         token_ids = self.tokens(sequence)
         self.free(sequence)
         return token_ids
 
     def commit(self, sequence: Hashable, num_tokens: int) -> None:  # noqa: B027 - a policy that shares nothing does nothing
-        """Allow others to share the first `num_tokens` tokens, which are in the cache."""
+        """Allow other sequences to share the first `num_tokens` tokens, which are in the cache."""
 
     def forget_prefixes(self) -> None:  # noqa: B027 - as above
         """Empty the prefix cache, because its contents may never have been computed."""
 
     def forget_counts(self) -> None:
-        """Reset counts and estimates after a warm-up, whose prompts are not a user's traffic."""
+        """Reset counts and estimates after a warm-up, because its prompts are not a user's traffic."""
         self.prefix_hits = PrefixHits()

@@ -2,8 +2,8 @@
 
 Only full blocks are shared, because the last, partly filled block of a sequence is still being written. At least the last token of a prompt
 is always computed, even if the whole prompt is cached, because its logits are needed and the cache does not hold them. A block can be
-found once its tokens are committed. Without holders it stays cached until memory runs short; then the block that was released the longest
-time ago is evicted first (LRU).
+found once its tokens are committed. Without holders it stays cached until memory runs short; then the least recently released block is
+evicted first (LRU).
 
 An index finds blocks by their tokens: `hash_chain.HashChain` as in vLLM, `radix_tree.RadixTree` as in SGLang.
 """
@@ -27,12 +27,11 @@ class PrefixIndex(ABC):
 
     @abstractmethod
     def insert(self, token_ids: Many[int], tenant: str, blocks: Many[int]) -> None:
-        """Add full blocks: `blocks[i]` holds the i-th block_size tokens. If the index already has a block with equal contents, that one
-        stays."""
+        """Add full blocks: `blocks[i]` holds the i-th block_size tokens. A block with equal contents already in the index stays."""
 
     @abstractmethod
     def remove(self, block: int) -> list[int]:
-        """Remove a block, and those that cannot be found without it; returns all removed blocks."""
+        """Remove a block, and the blocks that cannot be found without it; returns all removed blocks."""
 
     @abstractmethod
     def __contains__(self, block: int) -> bool:
@@ -44,7 +43,7 @@ class PrefixIndex(ABC):
 
 
 class PrefixSharingPolicy(PagedPolicy):
-    """Paged blocks that prompts find through `index`. See PagedPolicy for the other parameters."""
+    """Shares paged blocks that prompts find through `index`. See PagedPolicy for the other parameters."""
 
     def __init__(self, index: PrefixIndex, num_blocks: int, block_size: int, bytes_per_block: int | None = None):
         super().__init__(num_blocks, block_size, bytes_per_block)
@@ -98,6 +97,6 @@ class PrefixSharingPolicy(PagedPolicy):
 
     def _evict(self, block: int) -> None:
         for lost in self.index.remove(block):
-            if lost in self._idle:  # the others are held, and become free when they are released
+            if lost in self._idle:  # other lost blocks are held, and become free when they are released
                 del self._idle[lost]
                 self.pool.give_back(lost)

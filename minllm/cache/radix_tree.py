@@ -1,9 +1,9 @@
 """A prefix index by a radix tree of the cached texts, as in SGLang.
 
 A path from the root spells a text. An edge carries tokens and their blocks, without a branch in between; where two texts diverge, an edge
-is split. Edges begin and end at block boundaries, so the blocks of a path are a block table for the usual kernels. A lookup compares
-tokens and computes no hash; evicting a block also evicts all continuations below it. Each tenant has its own branches: the label of a
-text's first block begins with the tenant's name.
+is split. Edges begin and end at block boundaries, so the blocks of a path form a normal block table. A lookup compares tokens and computes
+no hash; evicting a block also evicts all continuations below it. Each tenant has its own branches: the label of a text's first block begins
+with the tenant's name.
 
 Source: Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", 2024, section 3 (RadixAttention).
 """
@@ -32,7 +32,7 @@ class RadixTree(PrefixIndex):
     def __init__(self, block_size: int):
         self.block_size = block_size
         self._root = Node([], [], None)
-        self._node_of: dict[int, Node] = {}  # block -> the node whose edge it is on
+        self._node_of: dict[int, Node] = {}  # block -> the node at the end of its edge
 
     def find(self, token_ids: Many[int], tenant: str) -> list[int]:
         """See PrefixIndex."""

@@ -1,12 +1,12 @@
 """Residual windows: unquantised copies of a quantised cache's newest tokens.
 
-Their memory is rings in every layer, and scratch memory for prompts. Every running sequence has a ring of blocks of G = TOKEN_GROUP tokens
+They consist of rings in every layer, and scratch memory for prompts. Every running sequence has a ring of blocks of G = TOKEN_GROUP tokens
 in each layer: R / G + 1 blocks for a residual window of R tokens, because the window begins with a whole group and its newest group is
-incomplete. The token at position p is in block p // G modulo the number of blocks; tokens that are overwritten have left the window.
+incomplete. The token at position p is in block p // G modulo the number of blocks; overwritten tokens have left the window.
 
 A prefill step has more new tokens than a ring holds, and its first query still needs the window before it. So it uses scratch memory, which
-all layers share: the ring's blocks are copied there, the new tokens are appended, and the window of the next step is copied back. The
-rule is in kernels/attention/residual_window/reference.py.
+all layers share: the ring's blocks are copied there, the new tokens are appended, and the window of the next step is copied back.
+kernels/attention/residual_window/reference.py defines the window.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from minllm.kernels.quantization.groups import TOKEN_GROUP
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """The number of rings (of sequences) and of scratch blocks."""
+    """The number of rings, one per sequence and one for scoring, and of scratch blocks."""
 
     rings: int
     scratch_blocks: int
@@ -28,7 +28,7 @@ class WindowRoom:
         return self.rings - 1
 
     def bytes(self, shape) -> int:
-        """Bytes of both for a cache of this CacheShape: rings in every layer, scratch memory once."""
+        """Bytes of the rings of every layer and of the scratch memory, for a cache of this CacheShape."""
         block = 2 * TOKEN_GROUP * shape.kv_heads * shape.head_dim * shape.dtype.itemsize  # keys and values of one layer
         return block * (shape.num_layers * self.rings * ring_blocks(shape.residual_window) + self.scratch_blocks)
 

@@ -24,7 +24,7 @@ from minllm.runtime.memory import DeviceMemory, pinned_empty
 
 
 class CudaTransfers:
-    """Transfers on streams beside `compute_stream`; pinned False: pageable memory."""
+    """Transfers on streams beside `compute_stream`. pinned: page-locked host memory; False for pageable memory."""
 
     def __init__(self, memory: DeviceMemory, compute_stream: Any, pinned: bool = True):
         from cuda.bindings import driver

@@ -73,11 +73,11 @@ class AsyncLLM:
 
     @property
     def max_model_len(self) -> int:
-        """The most tokens of prompt and output together."""
+        """The maximum number of tokens of prompt and output together."""
         return self._llm.max_model_len
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a request that names none: those of the model's generation_config.json."""
+        """The parameters of requests that give none, from the model's generation_config.json."""
         return self._llm.get_default_sampling_params()
 
     async def generate(
@@ -87,7 +87,7 @@ class AsyncLLM:
         """Continues one prompt, and yields its output so far whenever there are new tokens; the last output is `finished`.
 
         A reader that is slower than the model gets several tokens at a time. Leaving the loop or cancelling its task ends the request
-        before the next step. The arguments and errors are those of add_request, which this raises when the iteration begins.
+        before the next step. The arguments are those of add_request, and so are the errors, raised when the iteration begins.
         """
         stream = await self.add_request(
             request_id, prompt, sampling_params, priority=priority, deadline=deadline, cache_salt=cache_salt, final_only=final_only
@@ -156,7 +156,7 @@ class AsyncLLM:
             self._pipeline.abort(request)
 
     def stats(self) -> EngineStats:
-        """What the engine is doing now."""
+        """The engine's current load, and its counts since it was made."""
         self._pipeline.check_alive()
         return self._llm.llm_engine.stats()
 

@@ -7,9 +7,9 @@
 Some key components are large and nearly the same in every token, above all those that RoPE rotates slowly. They widen the range that
 the codes have to cover without carrying information: q . (k - mean) is q . k minus a number that all keys of a row share, and softmax
 cancels it. So keys are cached without their mean, and nothing has to be added when they are read (SageAttention's smoothing of K, with a
-fixed mean so that cached tokens never change). Positions matter: the text has as many tokens as one window of the model's use.
+fixed mean so that cached tokens never change). Keys depend on their positions, so the text is as long as one window of the model's use.
 Components with a large deviation set the step of their whole group; a factor scales them down, which leaves finer steps to the others, and
-the query is divided by the factor (SmoothQuant's idea, applied where QServe does). All of this happens where keys are written: kernels that
+the query is divided by the factor (SmoothQuant's idea, applied as in QServe). All of this happens when keys are written: kernels that
 read the cache are unaffected.
 
 An fp8 number has the same relative error over many powers of two, so a scale need not be exact: it must only keep everything below the
@@ -35,12 +35,16 @@ from minllm.models.decoder import forward
 
 HEADROOM = 2.0  # numbers twice as large as any in the text still fit
 TOKENS = 1024
-SHARE = 0.3  # 0 leaves components unchanged, 1 gives all the same deviation; 0.3 is the best for int4 of 0, 0.3 and 0.5
+SHARE = 0.3  # 0 leaves components unchanged, 1 gives all the same deviation; for int4, 0.3 is the best of 0, 0.3 and 0.5
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """smoothing: float32 [layers, 3, kv_heads, head_dim]: mean, factor and 1 / factor. scales: float32 [layers, 2, kv_heads], for fp8."""
+    """The constants of a quantised cache.
+
+    smoothing: float32 [layers, 3, kv_heads, head_dim], the mean, factor and 1 / factor of keys. scales: float32 [layers, 2, kv_heads], of
+    keys and values; None unless the format is fp8.
+    """
 
     smoothing: np.ndarray
     scales: np.ndarray | None
@@ -65,7 +69,7 @@ def calibrate(ops, model, shape: CacheShape, tokenizer, max_tokens: int) -> Cali
 
 
 def is_calibrated(shape: CacheShape) -> bool:
-    """Whether a cache is quantised, and not by channel, where each group has its own zero and scale."""
+    """Whether a cache is quantised, but not by channel: there each group has its own zero and scale."""
     return shape.format is not None and not shape.format.keys_by_channel
 
 
@@ -79,13 +83,13 @@ def smoothing_of(keys: np.ndarray) -> np.ndarray:
 
 
 def calibration_tokens(tokenizer, vocab_size: int, max_tokens: int) -> list[int]:
-    """Some English and code that every installation has: minllm's own source. Ids beyond the vocabulary are folded into it."""
+    """The tokens of minllm's own source, English and code that every installation has; ids are taken modulo the vocabulary."""
     text = inspect.getsource(rope) + inspect.getsource(safetensors_file)
     return [token % vocab_size for token in tokenizer.encode(text)[: min(TOKENS, max_tokens)]]
 
 
 def cached_numbers(ops, model, shape: CacheShape, token_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values of a text as a plain cache holds them, float32 [layers, tokens, kv_heads, head_dim] each."""
+    """Keys and values of a text as in a plain cache, float32 [layers, tokens, kv_heads, head_dim] each."""
     tokens, block_size = len(token_ids), min(shape.block_size, TOKENS)
     blocks = blocks_needed(tokens, block_size)
     plain = KVCache(ops, CacheShape(shape.num_layers, block_size, shape.kv_heads, shape.head_dim, shape.dtype), blocks)

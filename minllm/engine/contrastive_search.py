@@ -1,12 +1,12 @@
-"""Contrastive search: likely tokens whose hidden states resemble none before them, so that the text does not repeat itself.
+"""Contrastive search: choose likely tokens with hidden states unlike all earlier ones, so that the text does not repeat itself.
 
     x = argmax over the top_k likeliest tokens v of   (1 - α) p(v | x_<t) - α max_j cos(h_v, h_x_j)        j < t
 
-h is the last layer's hidden state after the final norm; a candidate's is computed as if it were the next token. So a step computes
-top_k forks of the text by one token; the chosen one's logits give the next candidates, and the others are freed.
+h is the last layer's hidden state after the final norm; for a candidate, it is computed as if the candidate were the next token. So a step
+extends top_k forks of the text by one token; the logits of the chosen fork give the next candidates, and the other forks are freed.
 
-Hidden states come to the host, where the scores are computed, and one text is continued at a time: this is for comparing texts, not for
-serving them. Source: Su et al., "A Contrastive Framework for Neural Text Generation", NeurIPS 2022, equation 5.
+Hidden states are copied to the host, where the scores are computed, and one text is continued at a time: this is for comparing texts, not
+for serving. Source: Su et al., "A Contrastive Framework for Neural Text Generation", NeurIPS 2022, equation 5.
 """
 
 from collections.abc import Sequence as Many
@@ -25,7 +25,7 @@ from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.models.decoder import hidden_states
 
-MAX_TOP_K = 64  # forks, each with a block of its own
+MAX_TOP_K = 64  # every candidate is a fork with a cache block of its own
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class ContrastiveSearchParams:
             object.__setattr__(self, name, value)  # frozen for users; values are normalised here
 
     def request(self) -> SamplingParams:
-        """The parameters of a request that ends where the search ends."""
+        """The sampling parameters of a request that ends when the search ends."""
         return SamplingParams(temperature=0, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos)
 
 
 class Fork:
-    """The cache owner of a text that is continued, or of one with a candidate, distinct from all others."""
+    """The cache owner of one fork of a text, distinct from all others."""
 
     def __repr__(self) -> str:
         return "a candidate of a contrastive search"
@@ -76,7 +76,7 @@ class ContrastiveSearch:
     max_num_batched_tokens: int
 
     def run(self, sequence: Sequence, params: ContrastiveSearchParams) -> None:
-        """Append tokens to a sequence until it ends. Raises OutOfMemoryError if the forks find no room."""
+        """Append tokens to a sequence until it ends. Raises OutOfMemoryError if the cache has no room for the forks."""
         if self.cache.shape.residual_window:
             raise InvalidRequestError("Contrastive search needs a cache without residual windows: set kv_cache_residual_window=0.")
         forks = [Fork()]
@@ -99,14 +99,14 @@ class ContrastiveSearch:
                 self.policy.free(forks.pop())
 
     def _prompt(self, fork: Fork, token_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The logits behind a prompt, [vocab], and the directions of its hidden states, [n, hidden]."""
+        """The logits after a prompt, [vocab], and its hidden states of norm 1, [n, hidden]."""
         self.policy.append(fork, token_ids[1:])
         spans = chunks(token_ids, self.max_num_batched_tokens, self.policy.table(fork))
         found = [self._forward([span], [len(span.token_ids) - 1]) for span in spans]
         return found[-1][0][0], np.concatenate([hidden for _, hidden in found])
 
     def _extend(self, forks: list[Fork], candidates: np.ndarray, position: int) -> tuple[np.ndarray, np.ndarray]:
-        """Extend each fork by its candidate: logits [top_k, vocab] and directions [top_k, hidden]."""
+        """Extend each fork by its candidate; returns logits [top_k, vocab] and hidden states of norm 1 [top_k, hidden]."""
         for fork, token_id in zip(forks, candidates.tolist(), strict=True):
             self.policy.append(fork, [token_id])
         self.cache.copy_blocks(self.ops, self.policy.take_copies())
@@ -114,7 +114,7 @@ class ContrastiveSearch:
         return self._forward(spans, range(len(spans)))
 
     def _forward(self, spans: list[NewTokens], rows: Many[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Logits of the wanted rows, [R, vocab], and directions of all hidden states, [T, hidden], float32."""
+        """The logits of `rows`, [R, vocab], and all hidden states of norm 1, [T, hidden], float32."""
         weights = self.model.weights
         batch = to_backend(build_batch(spans, rows, self.cache.block_size), self.ops)
         x, residual = hidden_states(self.ops, self.model, batch, self.cache.layers)
@@ -124,14 +124,14 @@ class ContrastiveSearch:
         return self.ops.to_host(logits), hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
 
     def _fork(self, forks: list[Fork], count: int) -> None:
-        """Fork the text so that there are `count` owners of it."""
+        """Fork the text until it has `count` owners."""
         while len(forks) < count:
             fork = Fork()
             self.policy.fork(forks[0], fork)
             forks.append(fork)
 
     def _keep(self, forks: list[Fork], best: int) -> None:
-        """Free all but one."""
+        """Free all forks but number `best`."""
         forks[0], forks[best] = forks[best], forks[0]
         while len(forks) > 1:
             self.policy.free(forks.pop())

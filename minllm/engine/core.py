@@ -1,7 +1,7 @@
 """The engine's loop: finished sequences out and new ones in, forward, process results.
 
     step = scheduler.schedule()            which tokens of which sequences
-    results = runner.execute(step)         launched, on a GPU not yet computed
+    results = runner.execute(step)         launched; on a GPU not computed yet
     scheduler.take(step, tokens)           sequences get their tokens; those that end leave
 
 The next step is planned and launched before the results of this one are read, so a GPU is never idle between steps. A sequence that ends
@@ -38,7 +38,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a sequence has not ended, or a launched step was not read."""
+        """Whether a sequence has not ended, or a launched step has not been read."""
         return bool(self.scheduler.num_unfinished or self._launched)
 
     def step(self) -> list[Sequence]:
@@ -65,7 +65,7 @@ class EngineCore:
                 raise sequence.error
 
     def _launch_ahead(self) -> list[Sequence]:
-        """Launch steps until one more is launched than may be unread; returns the sequences of steps that could not be launched."""
+        """Launch until steps_ahead + 1 steps are unread; returns the sequences of steps that could not be launched."""
         # exercise: engine.launch_ahead
         failed = []
         while len(self._launched) <= self.runner.steps_ahead and (step := self.scheduler.schedule()) is not None:
@@ -90,7 +90,7 @@ class EngineCore:
         return self.scheduler.take(step, token_ids, logprobs)
 
     def _named(self, result: ForwardResult) -> list[dict[int, Logprob] | None]:
-        """The log-probabilities of a forward's tokens, where they are wanted."""
+        """The named log-probabilities of each token of a forward; None if its sequence needs none."""
         if result.logprobs is None:
             return [None] * len(result.token_ids)
         wanted = [(sequence.params.logprobs or 0) if sequence.needs_logprobs else None for sequence in result.owners]
@@ -98,7 +98,7 @@ class EngineCore:
         return [None if top is None else named_logprobs(result.logprobs, row, token_id, top, self.tokenizer) for row, token_id, top in rows]
 
     def _name_prompt(self, span, found: LogProbabilities) -> None:
-        """Note the log-probabilities of the prompt's tokens after those of a span, once: a preempted prompt is computed again."""
+        """Record the log-probabilities that a span predicts for prompt tokens, except known ones: a preempted prompt is recomputed."""
         sequence, top = span.sequence, span.sequence.params.prompt_logprobs
         if not sequence.prompt_logprobs:
             sequence.prompt_logprobs.append(None)  # nothing predicts the first token

@@ -1,4 +1,4 @@
-"""What an engine is doing, in numbers."""
+"""The statistics of an engine."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from minllm.engine.scheduling.speculative import Speculation
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Sequences that run and wait now, and counts since the engine was made."""
+    """Numbers of running and waiting sequences, and counts since the engine was made."""
 
     num_running: int
     num_waiting: int
@@ -23,22 +23,22 @@ class EngineStats:
     spec_decode_num_drafts: int = 0  # verifications of drafts
     spec_decode_num_draft_tokens: int = 0  # drafts that were verified
     spec_decode_num_tried_tokens: int = 0  # drafts up to the first wrong one of each verification
-    spec_decode_num_accepted_tokens: int = 0  # drafts that were right
+    spec_decode_num_accepted_tokens: int = 0  # drafts that were accepted
     spec_decode_num_accepted_tokens_per_pos: tuple[int, ...] = ()  # entry i: verifications that accepted more than i drafts
 
     @property
     def spec_decode_acceptance_rate(self) -> float:
-        """The share of drafts that were right, 0 to 1."""
+        """The share of verified drafts that were accepted, 0 to 1."""
         return self.spec_decode_num_accepted_tokens / max(1, self.spec_decode_num_draft_tokens)
 
     @property
     def spec_decode_mean_acceptance_length(self) -> float:
-        """Tokens per verification of drafts: one, and those that were right."""
+        """Tokens per verification of drafts: one, plus the accepted drafts."""
         return 1 + self.spec_decode_num_accepted_tokens / max(1, self.spec_decode_num_drafts)
 
 
 def engine_stats(scheduler: Scheduler, num_steps: int, num_graphs: int = 0, graph_memory_bytes: int = 0) -> EngineStats:
-    """The stats of an engine with this scheduler."""
+    """The statistics of an engine with this scheduler."""
     usage, hits = scheduler.memory.policy.usage(), scheduler.memory.policy.prefix_hits
     return EngineStats(
         num_running=len(scheduler.running), num_waiting=scheduler.num_waiting, kv_cache_usage=usage.allocated / usage.total,

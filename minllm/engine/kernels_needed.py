@@ -1,7 +1,7 @@
 """Which kernels an engine will launch, found by a dry run of its forward passes.
 
-A dry run needs the model's configuration and no weights, so that kernels are compiled while the weights are read. Layers that differ only
-in their numbers launch the same kernels. Two layers of each kind take part, because a model's first layer has no residual yet.
+A dry run needs the model's configuration but no weights, so kernels are compiled while the weights are read. Layers that differ only in
+their layer numbers launch the same kernels. Two layers of each kind take part, because a model's first layer has no residual yet.
 """
 
 import itertools
@@ -47,10 +47,10 @@ LAYER_NUMBER = re.compile(r"\.\d+\.")  # the part of a tensor's name that differ
 
 @dataclass(frozen=True)
 class EngineShape:
-    """What the kernels of an engine depend on; it can be sent to another process."""
+    """Everything that determines the kernels of an engine; it can be sent to another process."""
 
     device: Device
-    config: ModelConfig  # of several ranks, that of the part that one has
+    config: ModelConfig  # with several ranks, the configuration of one rank's part
     cache: CacheShape
     weight_format: WeightFormat | None
     kernel_variants: dict[str, str] | None
@@ -60,7 +60,7 @@ class EngineShape:
     max_num_batched_tokens: int
     max_model_len: int
     kinds: tuple[SamplingKind, ...]  # in ascending order
-    split: Split | None = None  # which of several ranks it is
+    split: Split | None = None  # one rank's part of the model; None for a single rank
 
 
 def kernels_needed(shape: EngineShape) -> list[Signature]:
@@ -69,7 +69,7 @@ def kernels_needed(shape: EngineShape) -> list[Signature]:
 
 
 def launches_needed(shape: EngineShape) -> list[RecordedLaunch]:
-    """Launches of an engine, of every kernel that it needs at least one."""
+    """Recorded launches of an engine, at least one of every kernel that it needs."""
     with dry_run(shape.device) as launches:
         ops = dry_ops(shape)
         model = dry_model(ops, shape)
@@ -99,12 +99,12 @@ class DryRunMachine(HostMachine):
         return Done()
 
     def capture(self, function: Callable) -> Any:
-        """No graph, but the launches."""
+        """Record the function's launches; there is no graph."""
         return function()
 
 
 def row_counts(most: int) -> list[int]:
-    """Numbers of rows whose forwards launch, together, all kernels that forwards of up to `most` rows do.
+    """Numbers of rows whose forwards together launch every kernel of forwards with up to `most` rows.
 
     GEMM kernels change with every row first, then with every 8 rows up to a few tiles, and then with the number of tiles of 64.
     """
@@ -112,7 +112,7 @@ def row_counts(most: int) -> list[int]:
 
 
 def run_prompts(runner: ModelRunner, shape: EngineShape) -> None:
-    """Prompts of all lengths, several together, the end of a long one, and one beside a sequence that decodes."""
+    """Run prompts of all lengths, several together, the end of a long one, and one beside a sequence that decodes."""
     most, longest = min(shape.max_num_batched_tokens, shape.max_model_len - 1), shape.max_model_len
     for length in row_counts(most):
         run(runner, [chunk(runner, length)])
@@ -121,12 +121,12 @@ def run_prompts(runner: ModelRunner, shape: EngineShape) -> None:
     run(runner, [chunk(runner, most, start=longest - most)])
     for kind in shape.kinds[1:]:
         run(runner, [chunk(runner, 1)], kind)
-    if most > 1 and shape.max_num_seqs > 1 and not shape.cache.residual_window:  # with a window, prompts have a forward of their own
+    if most > 1 and shape.max_num_seqs > 1 and not shape.cache.residual_window:  # with a window, prompts have their own forward
         run(runner, [chunk(runner, most - 1)], decoding=[most])
 
 
 def run_decodes(runner: ModelRunner, shape: EngineShape) -> None:
-    """Steps of all sizes as they are captured, or decode steps as they are launched without graphs."""
+    """Capture steps of all sizes, or run decode steps if the engine uses no graphs."""
     runner.ops.write_slots(runner.slots.state, runner.ops.zeros((1, 2), np.int32))
     if runner.graphs is None:
         for rows in row_counts(shape.max_num_seqs):
@@ -143,14 +143,14 @@ def run_decodes(runner: ModelRunner, shape: EngineShape) -> None:
 
 
 def chunk(runner: ModelRunner, length: int, start: int = 0, ring: int = 0) -> NewTokens:
-    """Tokens of a prompt, with a block table for them and those before them."""
+    """`length` tokens of a prompt, with a block table for them and for the `start` tokens before them."""
     return NewTokens([0] * length, start, range(blocks_needed(start + length, runner.cache.block_size)), ring)
 
 
 def run(
     runner: ModelRunner, chunks: list[NewTokens], kind: SamplingKind = SamplingKind.GREEDY, decoding: Sequence[int] = ()
 ) -> None:
-    """The forward of chunks of prompts, each of which gets a token, behind sequences that decode at these positions."""
+    """Run a forward of prompt chunks, each of which gets a token, behind sequences that decode at these positions."""
     cache, ops = runner.cache, runner.ops
     last = [end - 1 for end in itertools.accumulate(len(chunk.token_ids) for chunk in chunks)]
     batch = build_batch(chunks, last, cache.block_size, cache.shape.residual_window) if chunks else None
@@ -198,7 +198,7 @@ class DryRunReader(WeightReader):
         return super().read(attention_of_rank(value, self.split.ranks) if is_split else value)
 
     def linear(self, stored: StoredLinear, rank: int = 0, ranks: int = 1) -> Linear:
-        """A Linear of this shape, or of that of the rank's part."""
+        """A Linear of this shape, or of the shape of the rank's part."""
         weight_format, shard = self.layout.format_of(stored), self._shard(stored)
         weight_format = self.plain if weight_format.is_plain else weight_format
         shape = self._shape(stored, shard)
@@ -213,11 +213,11 @@ class DryRunReader(WeightReader):
         return Linear(weight, None, self.plain, self._shape(head, shard), shard)
 
     def _shard(self, stored: StoredLinear) -> Shard:
-        """The part of a Linear that the rank has."""
+        """The rank's part of a Linear."""
         return WHOLE if self.split is None else Shard(stored.axis, self.split.rank, self.split.ranks)
 
     def _shape(self, stored: StoredLinear, shard: Shard) -> tuple[int, int]:
-        """(outputs, inputs) of the part; parts of the head may be filled up."""
+        """(outputs, inputs) of the part; parts of the head may be padded."""
         if self.split is not None and stored is self.layout.model.lm_head and self.layout.format_of(stored).is_plain:
             return self.split.vocabulary.size, stored.shape[1]
         return stored.shape_of(shard)

@@ -33,11 +33,11 @@ from minllm.models.conversation import is_one_conversation
 class LLM:
     """A language model on this machine.
 
-    options: the fields of EngineOptions, where their types, defaults and meanings stand. progress: True shows bars on standard error while
+    options: the fields of EngineOptions, which gives their types, defaults and meanings. progress: True shows bars on standard error while
     loading; or a function of (task, done, total).
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. Several streams can be open at a
-    time, and a call of generate computes their tokens too. An LLM must not be used from several threads: that is what AsyncLLM is for.
+    time, and a call of generate computes their tokens too. An LLM must not be used from several threads; AsyncLLM can be.
     """
 
     def __init__(self, model: str | Path | None = None, *, progress: bool | Progress = False, **options: Any):
@@ -55,7 +55,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The loaded parts: device, ops, model, cache, runner. EngineBusyError after close()."""
+        """The loaded parts: device, ops, model, cache, runner. Raises EngineBusyError after close()."""
         if self._engine is None:
             raise EngineBusyError("This LLM was closed: make a new one.")
         return self._engine
@@ -72,11 +72,11 @@ class LLM:
 
     @property
     def max_model_len(self) -> int:
-        """The most tokens of prompt and output together."""
+        """The maximum number of tokens of prompt and output together."""
         return self.engine.max_model_len
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a request that names none: those of the model's generation_config.json."""
+        """The parameters of requests that give none, from the model's generation_config.json."""
         return self._default_params
 
     @called_on_all_ranks
@@ -90,10 +90,10 @@ class LLM:
         """Continues one prompt or many; the outputs are in the order of the prompts.
 
         prompts: one prompt or a list of them, each a string, a list of token ids, or a dictionary with "prompt" or "prompt_token_ids" and
-        perhaps "cache_salt". sampling_params: one for all prompts, one for each, or None for the model's defaults. cache_salt: one for all
-        prompts, or one for each; with enable_prefix_caching only prompts of one salt share what was computed, and those without a salt
-        share among themselves. Give each of your tenants a secret salt: without one, the time that a prompt takes reveals whether another
-        tenant has sent it (vLLM's documentation, "Automatic Prefix Caching", Cache Isolation for Security).
+        optionally "cache_salt". sampling_params: one for all prompts, one for each, or None for the model's defaults. cache_salt: one for
+        all prompts, or one for each; with enable_prefix_caching, only prompts with the same salt, or without any, share cached keys and
+        values. Give each of your tenants a secret salt: without one, the time that a prompt takes reveals whether another tenant has sent
+        it (vLLM's documentation, "Automatic Prefix Caching", Cache Isolation for Security).
 
         If one request of a call is invalid, the whole call is refused before anything is computed: InvalidRequestError says which prompt
         is at fault, OutOfMemoryError that a prompt can never fit the cache. A refused call changes nothing for later ones.
@@ -110,10 +110,10 @@ class LLM:
         *,
         cache_salt: str | list[str | None] | None = None,
     ) -> list[BeamSearchOutput]:
-        """The likeliest continuations of each prompt that beam search finds, best first; the outputs are in the order of the prompts.
+        """The likeliest continuations that beam search finds for each prompt, best first; the outputs are in the order of the prompts.
 
-        prompts and cache_salt: as in generate(). params: one for all prompts, or one for each. All searches run at once, and beside
-        open streams; the beams of one share the cache blocks of the tokens that they have in common.
+        prompts and cache_salt: as in generate(). params: one for all prompts, or one for each. All searches run at the same time, and
+        beside open streams; the beams of a search share the cache blocks of their common tokens.
         """
         requests = self._requests(prompts, params, cache_salt, BeamSearchParams)
         self._run(requests)
@@ -122,7 +122,7 @@ class LLM:
     def contrastive_search(
         self, prompts: Prompt | list[Prompt], params: ContrastiveSearchParams | None = None
     ) -> list[RequestOutput]:  # fmt: skip
-        """Continues each prompt by contrastive search, one after the other: slow, see engine/contrastive_search.py.
+        """Continues each prompt by contrastive search, one prompt at a time: slow, see engine/contrastive_search.py.
 
         prompts: as in generate(). params: one for all prompts, or None for the defaults.
         """
@@ -166,13 +166,13 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         cache_salt: str | list[str | None] | None = None,
     ) -> list[RequestOutput]:
-        """The model's reply to a conversation, or to each of several, in their order.
+        """The model's reply to a conversation, or to each of several; the outputs are in the order of the conversations.
 
-        messages: a conversation, [{"role": "user", "content": "..."}, ...], or a list of them. chat_template: a Jinja text that makes a
-        prompt of a conversation; None takes the model's own. add_generation_prompt: end the prompt with the beginning of the assistant's
-        message. continue_final_message: end it with the text of the final message instead, which the model continues;
-        add_generation_prompt=False goes with it. tools: descriptions of functions, for templates that read them. chat_template_kwargs: more
-        names and values for the template. sampling_params and cache_salt: as in generate().
+        messages: a conversation, [{"role": "user", "content": "..."}, ...], or a list of them. chat_template: a Jinja template that turns
+        a conversation into a prompt; None takes the model's own. add_generation_prompt: end the prompt with the beginning of the
+        assistant's message. continue_final_message: instead end it with the text of the final message, which the model continues; this
+        needs add_generation_prompt=False. tools: descriptions of functions, for templates that read them. chat_template_kwargs: more
+        variables for the template. sampling_params and cache_salt: as in generate().
         """
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self.generate(self._chat_tokens(messages, options), sampling_params, cache_salt=cache_salt)
@@ -189,7 +189,7 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         cache_salt: str | None = None,
     ) -> TextStream:
-        """Like chat() with one conversation, piece by piece as stream() does it.
+        """Like chat() for one conversation, but yields the reply piece by piece, as stream() does.
 
         messages: a conversation, [{"role": "user", "content": "..."}, ...].
         """
@@ -208,10 +208,10 @@ class LLM:
 
     @called_on_all_ranks
     def perplexity(self, token_ids: list[int], window: int = 1024, stride: int = 512) -> float:
-        """exp of the mean negative log-likelihood of a text's tokens after the first, which may be longer than the model's context.
+        """exp of the mean negative log-likelihood of a text's tokens after the first; the text may exceed the model's context.
 
         token_ids: the text's tokens, at least two. window: tokens that the model reads at a time; its context if that is shorter.
-        stride: tokens from the beginning of a window to that of the next, at most half of a window that had to be shortened.
+        stride: tokens from the start of one window to the start of the next; at most half of the window if that had to be shortened.
 
         Every token is counted once, with at least window - stride tokens of context except in the first window.
         """
@@ -253,14 +253,14 @@ class LLM:
         return token_ids
 
     def _run(self, requests: list[list[Sequence]]) -> None:
-        """Compute checked requests to their ends."""
+        """Run checked requests until they end."""
         core = self.llm_engine.core
         for sequences in requests:
             core.add(sequences[0])
         core.run(sequence for sequences in requests for sequence in sequences)
 
     def _requests(self, prompts: Any, params: Any = None, cache_salt: Any = None, kind: type = SamplingParams) -> list[list[Sequence]]:
-        """Checks a call's prompts, parameters and salts: for each prompt its sequences. Nothing is reserved yet."""
+        """The sequences of each prompt, after checking a call's prompts, parameters and salts. Nothing is reserved yet."""
         self.engine  # noqa: B018 - raises if this LLM was closed
         parsed = self.llm_engine.parse(prompts)
         params = self._params_for(len(parsed), params, kind)

@@ -1,4 +1,4 @@
-"""LLMEngine: requests come and go while others run. Its interface is vLLM's; `LLM` and `AsyncLLM` are made of it."""
+"""LLMEngine: requests come and go while others run. Its interface is vLLM's; `LLM` and `AsyncLLM` are built on it."""
 
 import math
 import time
@@ -69,7 +69,7 @@ class LLMEngine:
     def abort_request(self, request_id: str) -> None:
         """End a request, whatever it is doing; its memory is free for the next step.
 
-        request_id: that of a request that has ended is ignored.
+        request_id: ignored if this request has ended already.
         """
         if request_id in self._requests:
             self.core.abort(self._requests.pop(request_id))
@@ -93,13 +93,13 @@ class LLMEngine:
         return bool(self._requests)
 
     def set_scheduling_policy(self, name: str) -> None:
-        """Plan the steps from now on by another policy; requests go on. InvalidOptionError for an unknown name."""
+        """Plan all further steps by another policy; requests go on. Raises InvalidOptionError for an unknown name."""
         if name not in POLICIES:
             raise InvalidOptionError(f"scheduling_policy={name!r} is not allowed: give one of {', '.join(POLICIES)}.")
         self.core.scheduler.policy = POLICIES[name]()
 
     def stats(self) -> EngineStats:
-        """What the engine is doing now."""
+        """The engine's current load, and its counts since it was made."""
         return engine_stats(self.core.scheduler, self.core.num_steps, **self.engine.runner.graph_counts())
 
     def parse(self, prompts: Any) -> list[PromptTokens]:

@@ -1,4 +1,4 @@
-"""From the options of LLM() to everything a generation needs: device, operations, model, tokenizer, cache and runner.
+"""Make everything that generation needs from the options of LLM(): device, operations, model, tokenizer, cache and runner.
 
 Nothing is allocated on a device before the checkpoint's headers have been read and every option has been checked.
 """
@@ -62,7 +62,7 @@ BUNDLED_MODEL = "data/models/bundled"
 
 @dataclass
 class Engine:
-    """What LLM() made of its options."""
+    """The parts that LLM() has made from its options."""
 
     path: Path  # the model's directory or file
     device: str  # "cpu" or "cuda"
@@ -76,8 +76,8 @@ class Engine:
     cache_policy: CachePolicy
     scheduler: Scheduler
     runner: ModelRunner
-    processes: OtherRanks | None = None  # if there are several
-    program: Any = None  # ranks.launched.LaunchedProgram, the calls in which the ranks of one program meet
+    processes: OtherRanks | None = None  # None for a single rank
+    program: Any = None  # ranks.launched.LaunchedProgram, which keeps the calls of all ranks in step; None without a launcher
 
     def close(self) -> None:
         """Drop the graphs, and end the other ranks."""
@@ -97,15 +97,15 @@ def bundled_model() -> Path:
 
 
 def model_config(options: EngineOptions) -> ModelConfig:
-    """What the model is. Raises CheckpointError or UnsupportedModelError."""
+    """The model's configuration. Raises CheckpointError or UnsupportedModelError."""
     return _source(options).config()
 
 
 def load_engine(options: EngineOptions, progress: Progress | None = None, share: RankShare | None = None) -> Engine:
-    """Loads a model and makes its cache. Raises CheckpointError, UnsupportedModelError, InvalidOptionError, DeviceError or
-    OutOfMemoryError.
+    """Loads a model and makes its cache.
 
-    share: one rank's, if several share the model: all of them call this at once.
+    share: this rank's share of the model, if several ranks share it; all ranks call this at the same time. Raises CheckpointError,
+    UnsupportedModelError, InvalidOptionError, DeviceError or OutOfMemoryError.
     """
     source = _source(options)
     config, checkpoint = _open_model(source, options)
@@ -168,13 +168,13 @@ def _source(options: EngineOptions) -> ModelSource:
 def _budget(
     device: str, ops: Any, part: ModelConfig, options: EngineOptions, weight_format: WeightFormat | None, share: RankShare | None
 ) -> CacheBudget:  # fmt: skip
-    """The memory for the KV cache; if several ranks share the model, as much as the one with the least has."""
+    """The memory for the KV cache; if several ranks share the model, that of the rank with the least."""
     budget = cache_budget(device, ops, part, options, weight_format)
     return budget if share is None else share.agreed(budget, device, options)
 
 
 def _open_model(source: ModelSource, options: EngineOptions) -> tuple[ModelConfig, StoredWeights]:
-    """The configuration, and the weights that are not read yet."""
+    """The configuration, and the weights, which are not read yet."""
     config = source.config()
     if options.load_format == "dummy":
         return config, RandomCheckpoint(config, options.seed)
@@ -197,7 +197,7 @@ def _precompile(
 def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig, tokenizer: Tokenizer) -> frozenset[int]:
     """The ids that end a text: generation_config.json's, or config.json's if that names none, or else the tokenizer's eos_token.
 
-    Ids beyond the vocabulary (the defaults of a family with a larger one) can never come, and are left out.
+    Ids beyond the vocabulary (defaults of a model family with a larger one) can never be generated, and are left out.
     """
     ids = generation_config.eos_token_ids or config.eos_token_ids
     if not ids and tokenizer.eos_token_id is not None:
@@ -231,8 +231,8 @@ def _weight_format(
 ) -> WeightFormat | None:
     """The format of the layers' matrices; None leaves them as they are.
 
-    On a CPU a GGUF file is dequantised while it loads, because NumPy multiplies floats. InvalidOptionError if a GPU cannot multiply by
-    the format, or if an option contradicts what the file is stored in.
+    On a CPU a GGUF file is dequantised while it loads, because NumPy multiplies floats. Raises InvalidOptionError if no GPU
+    kernels multiply by the format, or if an option contradicts the file's format.
     """
     stored = source.weight_format(config, checkpoint)
     if stored is not None and (options.quantization is not None or options.load_format == "dummy"):
@@ -269,7 +269,7 @@ def _check_capability(weight_format: WeightFormat) -> None:
 
 
 def _check_own_kernels(options: EngineOptions, weight_format: WeightFormat | None) -> None:
-    """Raises InvalidOptionError for a kernel of one's own that no weight of this model, or no draft, could reach."""
+    """Raises InvalidOptionError for a user's kernel that would never run: no weight of this model, or no draft, needs it."""
     stage, named = Int4Format.own_stage, weight_format is None or weight_format.is_option
     if stage in (options.kernel_variants or {}) and named and getattr(weight_format, "own_stage", None) != stage:
         raise InvalidOptionError(f'Your {stage} kernel multiplies 4-bit weights, and this model has none: add quantization="int4".')
@@ -283,14 +283,14 @@ def _check_own_kernels(options: EngineOptions, weight_format: WeightFormat | Non
 
 
 def _check_no_memory_mode(options: EngineOptions) -> None:
-    """Raises InvalidOptionError for options that would change nothing on a CPU, so that nobody compares equals."""
+    """Raises InvalidOptionError for options that change nothing on a CPU: comparing their values there would mean nothing."""
     for name, value, default in (("allocation", options.allocation, None), ("pinned", options.pinned, True)):
         if value != default:
             raise InvalidOptionError(f"{name}={value!r} is about the memory of a GPU, and this LLM runs on the CPU: leave it out.")
 
 
 def _simulated_stage_ops(dtype: str, options: EngineOptions):
-    """NumPy with some stages' kernels in the simulator."""
+    """NumPy operations, with the kernels of some stages run in the simulator."""
     from minllm.ops.own_kernels import own_kernels
 
     own = own_kernels(options.kernel_variants)

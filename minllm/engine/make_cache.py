@@ -1,4 +1,4 @@
-"""The KV cache that the options ask for: the memory, and the policy that assigns it to sequences."""
+"""Make the requested KV cache: its memory, and the policy that assigns it to sequences."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def _make_virtual_cache(
         from minllm.runtime.cuda_pages import CudaPages
 
         cache = virtual_cache_that_fits(CudaPages(), shape, budget, options.max_num_seqs, wanted_len)
-    if options.speculative_config is not None:  # verifications are read by the kernels that read prompts
+    if options.speculative_config is not None:  # drafts are verified by the attention kernels for prompts, whose tiles are larger
         return cache, VirtualPolicy(cache, step_tile=READ_TILE)
     return cache, VirtualPolicy(cache)
 

@@ -1,4 +1,4 @@
-"""The way to preempt that the options ask for, with its swap space, and when "auto" swaps on this machine."""
+"""Make the requested preemption with its swap space, and decide when "auto" swaps on this machine."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ UNKNOWN_GPU = (0.3, 60)  # TB/s, TFLOP/s
 
 
 def with_draft(cache: KVCache, draft: KVCache | None) -> Any:
-    """What a SwapSpace copies: a cache, and that of a draft model under the same block tables."""
+    """The memory that a SwapSpace copies: a cache, and a draft model's cache under the same block tables."""
     if draft is None:
         return cache
     shapes = cache.shape, draft.shape
@@ -30,13 +30,13 @@ def with_draft(cache: KVCache, draft: KVCache | None) -> Any:
 def make_preemption(
     device: str, ops: Any, config: ModelConfig, cache: KVCache, policy: CachePolicy, options: EngineOptions, draft: KVCache | None = None
 ) -> Preemption:  # fmt: skip
-    """How sequences give up their memory. draft: a draft model's cache. InvalidOptionError if this cache cannot be swapped."""
+    """How sequences give up their memory. draft: a draft model's cache. Raises InvalidOptionError if the cache cannot be swapped."""
     if options.preemption in ("recompute", "drop"):
         return Preemption(options.preemption)
     if options.kv_cache_policy == "virtual":
         raise InvalidOptionError(f'preemption={options.preemption!r} needs kv_cache_policy="paged" or "contiguous", not "virtual".')
     swapped = with_draft(cache, draft)
-    if device == "cpu":  # both are work of the same cores, and copying is less of it
+    if device == "cpu":  # the same cores would copy or recompute, and copying is less work
         return Preemption(options.preemption, SwapSpace(swapped, policy, HostTransfers(), options.swap_space_bytes))
     swap_space = SwapSpace(swapped, policy, CudaTransfers(ops.memory, ops.core_stream, ops.pinned), options.swap_space_bytes)
     rates, kv_itemsize = _swap_rates(), cache.shape.bytes_per_head / cache.shape.head_dim
@@ -44,7 +44,7 @@ def make_preemption(
 
 
 def _swap_rates() -> SwapRates:
-    """What this GPU's data sheet says; an unknown GPU counts as a small one."""
+    """The rates of this GPU's data sheet; an unknown GPU counts as a small one."""
     from minllm.runtime.device import current_device
 
     gpu = find_gpu(current_device().name)

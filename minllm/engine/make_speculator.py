@@ -1,4 +1,4 @@
-"""The speculation that the options ask for: the source of drafts, and for a draft model its weights and its cache."""
+"""Make the requested speculation: the source of drafts, and for a draft model its weights and its cache."""
 
 import functools
 from dataclasses import replace
@@ -34,7 +34,7 @@ BUNDLED_DRAFT = "data/models/draft"
 
 
 def bundled_draft() -> Path:
-    """The directory of the bundled model's draft."""
+    """The directory of the bundled draft model."""
     bundled = Path(str(resources.files("minllm"))) / BUNDLED_DRAFT
     if not bundled.is_dir():
         raise CheckpointError(f"The bundled draft is missing from this installation ({bundled}): install minllm again, or give a path.")
@@ -46,7 +46,7 @@ def load_draft(
 ) -> Model | None:  # fmt: skip
     """The draft model; None if drafts come from elsewhere. random_seed: for random weights instead of the checkpoint's.
 
-    InvalidOptionError for another vocabulary or tokenizer, or a short context.
+    Raises InvalidOptionError if its vocabulary or tokenizer is not the model's, or its context is shorter than max_model_len.
     """
     if config is None or config.method != "draft_model":
         return None
@@ -70,7 +70,7 @@ def load_draft(
 
 
 def draft_shape(draft: Model | None, ops: Any, device: str, block_size: int) -> CacheShape | None:
-    """The shape of a draft model's cache."""
+    """The shape of a draft model's cache; None without a draft model."""
     if draft is None:
         return None
     shape = cache_shape(draft.config, ops.dtype, block_size)
@@ -79,7 +79,7 @@ def draft_shape(draft: Model | None, ops: Any, device: str, block_size: int) -> 
 
 
 def budget_beside_draft(budget: CacheBudget, shape: CacheShape, of_draft: CacheShape | None) -> CacheBudget:
-    """The part of the budget that the model's blocks may take, if each has one of the draft model beside it."""
+    """The part of the budget for the model's blocks, if every block comes with one for the draft model."""
     if of_draft is None:
         return budget
     ours, theirs = (one.bytes_per_block // one.block_size for one in (shape, of_draft))
@@ -92,7 +92,7 @@ def draft_cache(of_draft: CacheShape | None, ops: Any, policy: CachePolicy) -> K
 
 
 def make_source(config: SpeculativeConfig, ops: Any, draft: Model | None, cache: KVCache | None, num_slots: int) -> DraftSource:
-    """Where drafts come from."""
+    """The source of drafts that `config` names."""
     if config.method == "lookahead":
         return LookaheadDrafts(ops, num_slots, config.window, config.ngram_size, config.guess_set_size)
     if draft is not None:
@@ -102,8 +102,11 @@ def make_source(config: SpeculativeConfig, ops: Any, draft: Model | None, cache:
 
 
 def make_speculation(config: SpeculativeConfig | None, device: str, model: ModelConfig, draft: Model | None) -> Speculation | None:
-    """The scheduler's part. On a GPU that is known, the number of drafts follows from its data sheet, unless the schedule is constant;
-    elsewhere, and of a tree, all are verified."""
+    """The scheduler's part of speculation; None without speculation.
+
+    On a known GPU, the number of drafts follows from its data sheet, unless the schedule is constant. Otherwise, and for a tree, all
+    drafts are verified.
+    """
     if config is None:
         return None
     best, interval, most = None, None, config.num_speculative_tokens
@@ -131,7 +134,7 @@ def _known_gpu() -> Gpu | None:
 def make_speculator(
     config: SpeculativeConfig, source: DraftSource, ops: Any, machine: Any, slots: Slots, max_model_len: int, cache: KVCache
 ) -> Speculator:  # fmt: skip
-    """Drafts for these slots. InvalidOptionError if no sequence is long enough for them. cache: the model's."""
+    """The speculator of these slots. cache: the model's. Raises InvalidOptionError if no sequence is long enough for the drafts."""
     num_drafts = config.num_speculative_tokens
     if num_drafts > max_model_len - 2:
         raise InvalidOptionError(

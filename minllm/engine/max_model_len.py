@@ -9,9 +9,10 @@ from minllm.models.config import ModelConfig
 
 
 def wanted_model_len(options: EngineOptions, config: ModelConfig, shape: CacheShape, budget: CacheBudget) -> int:
-    """The longest sequence that was asked for; by default the model's, or what all free memory could cache.
+    """The requested length of the longest sequence; by default the model's, or what all free memory could cache if that is less.
 
-    The table of rotary positions has this length. Some models claim ten million positions, whose table alone exceeds a machine's memory.
+    The table of rotary positions has this length: for models that claim ten million positions, it alone exceeds a machine's memory.
+    Raises InvalidOptionError or OutOfMemoryError if the requested length exceeds the model's or the table does not fit.
     """
     if options.max_model_len is None:
         return min(config.max_position_embeddings, max(2, tokens_that_fit(shape, budget)))
@@ -30,7 +31,10 @@ def wanted_model_len(options: EngineOptions, config: ModelConfig, shape: CacheSh
 
 
 def fitted_model_len(options: EngineOptions, wanted: int, cache_tokens: int, budget: CacheBudget) -> int:
-    """The longest sequence: what was asked for, which the cache must hold, or by default what it holds."""
+    """The length of the longest sequence: the requested one, or by default what the cache holds.
+
+    Raises OutOfMemoryError if the cache does not hold the requested length.
+    """
     if cache_tokens < min(2, wanted):
         tiles = ' (kv_cache_policy="virtual" maps whole tiles; "paged" needs less)' if options.kv_cache_policy == "virtual" else ""
         raise OutOfMemoryError(

@@ -58,7 +58,10 @@ def check_logits_fit(num_tokens: int, vocab_size: int) -> None:
 def cache_budget(
     device: str, ops: Any, config: ModelConfig, options: EngineOptions, weight_format: WeightFormat | None = None
 ) -> CacheBudget:
-    """The memory for the KV cache, after the weights have been loaded. weight_format: of the layers' matrices; None is plain."""
+    """The memory for the KV cache, after the weights have been loaded.
+
+    weight_format: the format of the layers' matrices; None is plain.
+    """
     if options.kv_cache_memory_bytes is not None:
         return _given_budget(device, ops, options.kv_cache_memory_bytes)
     if device == "cpu":
@@ -80,7 +83,7 @@ def cache_budget(
 
 
 def _given_budget(device: str, ops: Any, num_bytes: int) -> CacheBudget:
-    """The budget that kv_cache_memory_bytes gives. Raises OutOfMemoryError if fewer are free."""
+    """The budget that kv_cache_memory_bytes sets. Raises OutOfMemoryError if fewer bytes are free."""
     free = available_host_bytes() if device == "cpu" else ops.device_memory()[0]
     if num_bytes > free:
         owner = "this machine's memory" if device == "cpu" else "the GPU's memory"

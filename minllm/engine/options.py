@@ -1,6 +1,6 @@
-"""The options of LLM(): what each is called, takes, defaults to and means, said once. They are checked before anything is loaded.
+"""The options of LLM(): their names, types, defaults and meanings. They are checked before anything is loaded.
 
-What vLLM has too has its name there, and mostly its default.
+Options that vLLM has too have vLLM's names, and mostly its defaults.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ PREFIX_INDEXES = ("hash", "radix")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DTYPE_ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
-FIXED_ORDER_VARIANTS = {"matmul": "fixed_order", "attention": "fixed_split"}  # of batch_invariant
+FIXED_ORDER_VARIANTS = {"matmul": "fixed_order", "attention": "fixed_split"}  # for batch_invariant=True
 BLOCK_SIZE = 16  # tokens per block unless the option says otherwise
 
 
@@ -52,7 +52,7 @@ def _is_variant(item: tuple[Any, Any]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """The options of LLM(). Raises InvalidOptionError for a value that is not allowed, or not together with another."""
+    """The options of LLM(). Raises InvalidOptionError for a value or a combination of values that is not allowed."""
 
     model: str | Path | None = None
     """A Hugging Face model directory or a GGUF file; None is the small model of Python code that comes with minllm."""
@@ -206,7 +206,7 @@ class EngineOptions:
         _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
 
     def _check_speculation(self) -> None:
-        """Make a SpeculativeConfig of the option, and check it beside the others."""
+        """Turn the option into a SpeculativeConfig, and check it against the other options."""
         object.__setattr__(self, "speculative_config", speculative_config(self.speculative_config))
         if self.speculative_config is None:
             return
@@ -223,7 +223,7 @@ class EngineOptions:
             _check(most is None or drafts <= most - 2, name, drafts, f"at most {limit} - 2, here {most} - 2")
 
     def _check_tree(self) -> None:
-        """Check what excludes a tree of drafts, lookahead decoding's included."""
+        """Check the options that exclude a tree of drafts, including that of lookahead decoding."""
         for name, allowed, why in (
             ("kv_cache_dtype", "auto", "an accepted path moves in a cache that keeps numbers as they are"),
             ("kv_cache_policy", ("paged", "contiguous"), "an accepted path moves between slots of one array"),
@@ -235,7 +235,7 @@ class EngineOptions:
             _check(value in names, name, value, f"{shown} with a speculative_token_tree or lookahead decoding: {why}")
 
     def _check_batch_invariance(self) -> None:
-        """Check what has no kernels with a fixed order of their sums."""
+        """Check the options for which there are no kernels with a fixed order of summation."""
         if not self.batch_invariant:
             return
         variants = self.kernel_variants
@@ -247,13 +247,13 @@ class EngineOptions:
         _check(self.kv_cache_dtype == "auto", "kv_cache_dtype", self.kv_cache_dtype, plain)
 
     def _check_quantization(self) -> None:
-        """Raises unless it is None or a weight format that can be loaded."""
+        """Raise InvalidOptionError unless `quantization` is None or a weight format that can be loaded."""
         names = quantizations()
         meaning = f"None or one of {', '.join(names)}"
         _check(self.quantization is None or _is_name(self.quantization, names), "quantization", self.quantization, meaning)
 
     def _check_cache(self) -> None:
-        """Check each option of the cache alone, then those that exclude each other."""
+        """Check each cache option alone, then the combinations that are not allowed."""
         self._check_name("kv_cache_policy", KV_CACHE_POLICIES)
         self._check_name("kv_cache_dtype", KV_CACHE_DTYPES)
         self._set_defaults()
@@ -277,7 +277,7 @@ class EngineOptions:
             object.__setattr__(self, "kv_cache_residual_window", default_window(self.kv_cache_dtype))
 
     def _check_window(self) -> None:
-        """Check the residual window, and what excludes it."""
+        """Check the residual window, and the options that exclude it."""
         name, window, by_channel = "kv_cache_residual_window", self.kv_cache_residual_window, self.kv_cache_dtype in CHANNEL_FORMATS
         is_size = isinstance(window, Integral) and not isinstance(window, bool) and window >= 0 and window % TOKEN_GROUP == 0
         _check(is_size, name, window, f"a number of tokens, a multiple of {TOKEN_GROUP}, or 0 for no window")
@@ -309,7 +309,7 @@ class EngineOptions:
 
     @property
     def chosen_variants(self) -> dict[str, Any] | None:
-        """The variant of each stage that is not chosen by shape."""
+        """{stage: variant} for the stages with kernels that are not chosen by shape; None if there are none."""
         return FIXED_ORDER_VARIANTS if self.batch_invariant else self.kernel_variants
 
     @property
@@ -319,7 +319,7 @@ class EngineOptions:
         return min(self.max_num_seqs * (1 + drafts), max(self.max_num_seqs, self.max_num_batched_tokens))
 
     def resolved_device(self) -> str:
-        """The device to use, "cpu" or "cuda": "auto" is "cuda" if a GPU can be used. Raises DeviceError if "cuda" cannot be had."""
+        """The device to use, "cpu" or "cuda": "auto" is "cuda" if a GPU can be used. Raises DeviceError for "cuda" without a usable GPU."""
         if self.device == "cpu":
             return "cpu"
         from minllm.runtime.device import is_available

@@ -23,7 +23,7 @@ def precompile(
 ) -> CompileAhead:  # fmt: skip
     """Start to compile the kernels that are not in the disk cache; use the result as a context.
 
-    params: how requests are sampled by default. split: which of several ranks this is; config is then that of its part.
+    params: the default sampling parameters. split: one rank's part of the model; `config` is then the configuration of this part.
     """
     if not all(isinstance(variant, str) for variant in (options.kernel_variants or {}).values()):
         return CompileAhead()  # functions of the caller cannot be sent to another process

@@ -10,7 +10,7 @@ Progress = Callable[[str, int, int], None]  # (task, amount done, total amount)
 
 
 def check_progress(progress: Any) -> None:
-    """Raises InvalidOptionError for what cannot be called."""
+    """Raises InvalidOptionError unless `progress` is None, a bool or a function."""
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         raise InvalidOptionError(f"progress={progress!r} is not allowed: it is True, False, or a function of (task, done, total).")
 

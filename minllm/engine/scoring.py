@@ -62,7 +62,7 @@ class Scorer:
             self.policy.free(owner)
 
     def _logits_of(self, batch: Batch) -> Any:
-        """The logits of a batch whose arrays are on the host."""
+        """The logits of a batch with its arrays on the host."""
         if self.score is not None:
             return self.score(batch)
         return forward(self.ops, self.model, to_backend(batch, self.ops), self.cache.layers)

@@ -1,9 +1,9 @@
-"""The option speculative_config: where drafts come from, and how many are verified at a time. Names and defaults are vLLM's.
+"""The option speculative_config: the source of drafts, and how many are verified at a time. Names and defaults are vLLM's.
 
-    {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}     what followed the newest tokens before
-    {"model": "path/of/a/small/model", "num_speculative_tokens": 4}              what a smaller model of the same vocabulary says
+    {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}     the tokens that followed the newest tokens before
+    {"model": "path/of/a/small/model", "num_speculative_tokens": 4}              the tokens of a smaller model with the same vocabulary
     {"model": .., "num_speculative_tokens": 3,
-     "speculative_token_tree": "[(0,), (1,), (0, 0)]"}                           several guesses of it for one place
+     "speculative_token_tree": "[(0,), (1,), (0, 0)]"}                           several of its tokens for one position
     {"method": "lookahead", "window": 8, "ngram_size": 4, "guess_set_size": 8}   n-grams that the model itself computes beside its text
 """
 
@@ -23,32 +23,32 @@ SAMPLE_METHODS = ("probabilistic", "greedy")
 SCHEDULES = ("adaptive", "constant")
 LONGEST_NGRAM = 5  # tokens, if the option names neither limit
 MOST_DRAFTS = 64
-MOST_CHILDREN = 20  # of a node of a tree: as many as ops.log_probabilities finds
-MOST_NODES = 256  # of lookahead decoding
-LOOKAHEAD = {"window": 8, "ngram_size": 4, "guess_set_size": 8}  # defaults, and the names that method="lookahead" alone has
+MOST_CHILDREN = 20  # per node of a tree: ops.log_probabilities finds at most 20 tokens
+MOST_NODES = 256  # maximum rows of lookahead decoding
+LOOKAHEAD = {"window": 8, "ngram_size": 4, "guess_set_size": 8}  # defaults of the options that only method="lookahead" has
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """Checked when made: InvalidOptionError names the first wrong value.
+    """The checked values of the option; InvalidOptionError names the first wrong one.
 
-    method: "ngram" drafts what followed the last time that the newest tokens stood together in the prompt or the output; "draft_model" asks
+    method: "ngram" drafts the tokens that followed the last earlier occurrence of the newest tokens in prompt or output; "draft_model" runs
         a smaller model; "lookahead" verifies n-grams that the model itself has computed beside its text. None is "draft_model" if a model
         is given, else "ngram".
-    num_speculative_tokens: the most drafts that a step verifies of each sequence. Lookahead decoding derives it from W, N and G.
-    num_speculative_tokens_schedule: "adaptive" verifies as many drafts as acceptance and the size of the batch are worth, on a GPU whose
-        data sheet minllm has, and asks a draft model for none while none are; "constant" verifies all there are in each step.
-    model: the draft model, a directory or a GGUF file, of the same tokenizer; None is the draft of the bundled model.
-    draft_sample_method: how a draft model chooses: "probabilistic" draws by the request's parameters, which is accepted most often;
+    num_speculative_tokens: the most drafts that a step verifies per sequence. Lookahead decoding derives it from W, N and G.
+    num_speculative_tokens_schedule: "adaptive" chooses the number of drafts by acceptance and batch size, on a GPU with a data sheet in
+        minllm, and pauses a draft model while the best number is 0; "constant" verifies all drafts in each step.
+    model: the draft model, a directory or a GGUF file, with the same tokenizer; None is the draft of the bundled model.
+    draft_sample_method: how a draft model chooses: "probabilistic" samples by the request's parameters, which is accepted most often;
         "greedy" takes the likeliest token, and text is that of decoding without drafts, seed for seed.
     speculative_token_tree: the drafts of a draft model as a tree, a list of paths: "[(0,), (1,), (0, 0)]" are the two likeliest tokens, and
         the likeliest one after the first of them. None is a chain.
-    window, ngram_size, guess_set_size: W, N and G of lookahead decoding: columns of its window, tokens of an n-gram, and the most n-grams
+    window, ngram_size, guess_set_size: W, N and G of lookahead decoding: columns of its window, tokens per n-gram, and the most n-grams
         that a step verifies.
-    prompt_lookup_max, prompt_lookup_min: the most and the fewest newest tokens that have to match; both 5 if neither is given, and each
-        other's value if one is.
-    synthetic_acceptance_rate: for benchmarks: each draft is accepted with this probability, whatever the model says, so that text means
-        nothing; None lets the model decide.
+    prompt_lookup_max, prompt_lookup_min: the most and the fewest newest tokens that must match; both 5 if neither is given; if only one is
+        given, the other takes its value.
+    synthetic_acceptance_rate: for benchmarks: each draft is accepted with this probability, independent of the model, so the text is
+        meaningless; None lets the model decide.
     """
 
     num_speculative_tokens: int | None = None
@@ -112,7 +112,7 @@ class SpeculativeConfig:
         object.__setattr__(self, "num_speculative_tokens", rows - 1)
 
     def _check_tree(self) -> None:
-        """Check the tree, and what excludes it."""
+        """Check the tree, and the values that exclude it."""
         name, text = "speculative_token_tree", self.speculative_token_tree
         if self.synthetic_acceptance_rate is not None and (text is not None or self.method == "lookahead"):
             meaning = "None with a tree of drafts: chance accepts chains"
@@ -136,7 +136,7 @@ class SpeculativeConfig:
             _refuse(name, text, f"a tree with up to {MOST_CHILDREN} drafts after a token, not {most}")
 
     def _check_lookup(self) -> None:
-        """Check the lengths of n-grams that are looked up, and set their defaults."""
+        """Check the lengths of n-grams to look up, and set their defaults."""
         longest, shortest = self.prompt_lookup_max, self.prompt_lookup_min
         for name, value in (("prompt_lookup_max", longest), ("prompt_lookup_min", shortest)):
             if value is not None:
@@ -154,24 +154,24 @@ class SpeculativeConfig:
 
     @property
     def _most(self) -> int:
-        """The most drafts of a step."""
+        """The maximum number of drafts per sequence and step."""
         return MOST_NODES if self.method == "lookahead" else MOST_DRAFTS
 
     @cached_property
     def tree(self) -> TokenTree | None:
-        """The tree whose nodes the drafts are; None if each follows the one before it."""
+        """The tree of drafts; None if each draft follows the one before it."""
         if self.method == "lookahead":
             return TokenTree.lookahead(self.window, self.ngram_size, self.guess_set_size)
         return None if self.speculative_token_tree is None else TokenTree.parse(self.speculative_token_tree)
 
     @property
     def rows_beyond(self) -> int:
-        """Cache slots that a sequence may need behind its last token: each node of a tree has one."""
+        """Cache slots that a sequence may need behind its last token: one for each node of a tree."""
         return 0 if self.tree is None else self.num_speculative_tokens
 
 
 def speculative_config(given: Any) -> SpeculativeConfig | None:
-    """The option as given, None, a dictionary or a SpeculativeConfig. Raises InvalidOptionError."""
+    """The option, given as None, a dictionary or a SpeculativeConfig, as a SpeculativeConfig or None. Raises InvalidOptionError."""
     if given is None or isinstance(given, SpeculativeConfig):
         return given
     if not isinstance(given, Mapping):

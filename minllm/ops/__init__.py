@@ -1,1 +1,1 @@
-"""The operations that a forward pass needs, as one protocol, on NumPy and on CUDA."""
+"""The operations of a forward pass: one protocol, implemented with NumPy and with CUDA kernels."""

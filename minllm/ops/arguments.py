@@ -1,4 +1,4 @@
-"""Checks that all machines share: the dtype of activations, and the activation of a feed-forward."""
+"""Checks that all implementations of Ops share: the dtype of activations, and the activation of a feed-forward."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> `ap
 
 
 def activation_dtype(dtype: Any, machine: str) -> np.dtype:
-    """The dtype of activations, by name or as NumPy has it. Raises KernelArgumentError, which names the machine, for any other."""
+    """The dtype of activations, from a name or a NumPy dtype. Raises KernelArgumentError, naming `machine`, for any other."""
     found = DTYPES.get(dtype) if isinstance(dtype, str) else np.dtype(dtype)
     if found not in DTYPES.values():
         raise KernelArgumentError(f"{machine} computes in {', '.join(DTYPES)}, not in {dtype}.")
@@ -20,7 +20,7 @@ def activation_dtype(dtype: Any, machine: str) -> np.dtype:
 
 
 def check_gated_activation(activation: str) -> None:
-    """Raises KernelArgumentError for an activation that no gated feed-forward has."""
+    """Raises KernelArgumentError unless the activation is silu, the only one of gated feed-forwards."""
     if activation != "silu":
         raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
 

@@ -1,7 +1,7 @@
 """The larger operations of a layer, composed of smaller ones, for machines that do not fuse them.
 
-A layer adds to the residual stream, which is carried as a pair (x, residual): two arrays whose sum it is, or x alone with None. A machine
-that fuses these operations decides for itself which of the two it returns.
+A layer adds to the residual stream, which is carried as a pair (x, residual): the stream is their sum, or x alone if residual is None. A
+machine that fuses these operations returns either form.
 """
 
 import contextlib
@@ -18,18 +18,18 @@ class ComposedOps:
     """Part of an implementation of `ops.protocol.Ops`; arguments as there."""
 
     def uploads(self) -> Any:
-        """A context for making many weights; nothing here."""
+        """A context for making many weights; does nothing here."""
         return contextlib.nullcontext()
 
     def stacked_weight(self, parts: Sequence[np.ndarray]) -> Any:
-        """The weight of the matrices' rows, one after the other."""
+        """The weight of the matrices stacked by rows."""
         return self.weight(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     def append_with_window(self, write: Callable, batch: Batch, layer_cache: LayerCache) -> Any:
-        """The queries, with new keys and values written as codes and as recent tokens.
+        """Write new keys and values as codes and as recent tokens; returns the queries.
 
-        write(key_cache, value_cache, slot_mapping, recent): the cache write itself, which returns queries; recent is what
-        `qkv_rope_append_reference` takes by that name.
+        write(key_cache, value_cache, slot_mapping, recent): the cache write itself, which returns the queries; recent: the argument
+        of that name of `qkv_rope_append_reference`.
         """
         recent, arrays = batch.recent, layer_cache.recent.of(batch)
         if recent.loads is not None:
@@ -46,7 +46,7 @@ class ComposedOps:
         return query
 
     def normed_rows(self, x: Any, residual: Any, norm: NormWeights, linear: Linear) -> tuple[Any, Any]:
-        """(what `linear` multiplies, residual): the norm of x + residual, which a machine may hand over as the linear's format likes it."""
+        """(rows for `linear`, residual): the rows are the norm of x + residual; a machine may quantise them for the linear's format."""
         return self.add_norm(x, residual, norm)
 
     def normed_qkv(
@@ -61,19 +61,19 @@ class ComposedOps:
         attention_config: AttentionConfig,
         cos_sin: Any = None,
     ) -> tuple[Any, Any]:
-        """Norm, projection, rotation and cache write, one after the other."""
+        """Norm, projection, rotation and cache write, as separate operations."""
         normalised, residual = self.normed_rows(x, residual, norm, qkv)
         projected = self.linear(normalised, qkv)  # [T, (heads + 2 * kv_heads) * head_dim]
         return self.qkv_rope_append(projected, batch, layer_cache, attention_config, cos_sin), residual
 
     def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
-        """The linear of x; the next normalisation adds it to the residual."""
+        """(linear(x), residual): the next normalisation adds them."""
         return self.linear(x, linear), residual
 
     def normed_gated_mlp(
         self, x: Any, residual: Any, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str,
         next_norm: NormWeights | None = None,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """Norm and feed-forward, one after the other."""
+        """Norm and feed-forward, as separate operations."""
         normalised, residual = self.normed_rows(x, residual, norm, gate_up)
         return self.gated_mlp(normalised, gate_up, down, activation), residual

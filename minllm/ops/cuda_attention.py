@@ -25,7 +25,7 @@ class CudaAttention(CudaBase):
         attention_config: AttentionConfig,
         cos_sin: Any = None,
     ) -> Any:
-        """Splits qkv, normalises and rotates queries and keys, writes keys and values to the cache: queries [T, heads, head_dim]."""
+        """Splits qkv, normalises and rotates queries and keys, writes the cache; returns the queries [T, heads, head_dim]."""
         config = attention_config
         query = self.empty((qkv.shape[0], config.heads, config.head_dim), self.dtype)
 
@@ -42,15 +42,15 @@ class CudaAttention(CudaBase):
         return self.append_with_window(write, batch, layer_cache)
 
     def copy_blocks(self, cache: Any, copies: Any, to: Any = None) -> None:
-        """Copies blocks of the cache to others, or to those of `to`: pairs (source, destination), int32 [P, 2]."""
+        """Copies blocks within the cache, or from it to `to`: pairs (source, destination), int32 [P, 2]."""
         copy_blocks(cache, copies, self.stream, to)
 
     def copy_blocks_of_layers(self, caches: Any, copies: Any) -> None:
-        """The same in every layer of caches [layers, num_blocks, ...]."""
+        """Copies blocks in every layer of caches [layers, num_blocks, ...]."""
         copy_blocks_of_layers(caches, copies, self.stream)
 
     def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
-        """Codes of the groups of recent tokens that the batch has completed."""
+        """Writes codes of the groups of recent tokens that the batch has completed."""
         quantize_groups(
             *layer_cache.recent.of(batch), key_cache=layer_cache.key, value_cache=layer_cache.value, query_start=batch.query_start,
             context_lens=batch.context_lens, block_tables=batch.block_tables, recent_lens=batch.recent.context_lens,
@@ -66,7 +66,7 @@ class CudaAttention(CudaBase):
             self._tree_attention(query, layer_cache, batch.verifications(), attention_config, out)
             if batch.num_verifications < batch.num_sequences:
                 self._attention(query, layer_cache, batch.behind_verifications(), attention_config, out)
-        elif batch.is_mixed:  # each has its own kernel: "selective batching", Yu et al., "Orca", 2022, section 3.2
+        elif batch.is_mixed:  # decodes and prompts have different kernels: "selective batching", Yu et al., "Orca", 2022, section 3.2
             decodes = batch.num_decodes
             self._attention(query[:decodes], layer_cache, batch.decodes(), attention_config, out[:decodes])
             self._attention(query, layer_cache, batch.prompts(), attention_config, out)
@@ -75,7 +75,7 @@ class CudaAttention(CudaBase):
         return out.reshape(query.shape[0], -1)
 
     def _attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig, out: Any) -> None:
-        """Attention of sequences that all decode, or of any others, into their rows of `out` [T, heads, head_dim]."""
+        """Attention of sequences that all decode, or of other sequences, written to their rows of `out` [T, heads, head_dim]."""
         variant = self._attention_variant(batch.max_query_len, layer_cache.key)
         own = self.own.get("attention")
         launch_attention = variant.attention
@@ -89,15 +89,15 @@ class CudaAttention(CudaBase):
         )  # fmt: skip
 
     def _tree_attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig, out: Any) -> None:
-        """Attention of sequences whose rows are nodes of a tree, into their rows of `out`. There is one variant for them."""
+        """Attention of verifications of a tree, written to their rows of `out`; there is only one variant for trees."""
         ATTENTION_VARIANTS["tree"].attention(
             query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables, batch.tree,
             batch.first_node, attention_config.scale, attention_config.sliding_window, batch.max_query_len, stream=self.stream,
         )  # fmt: skip
 
     def _attention_with_window(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
-        """Codes of the older tokens and recent ones as they are, merged: [T, heads * head_dim]."""
-        from minllm.kernels.attention.residual_window import residual_window  # imported on first use, as all variants are
+        """Attention over the codes of older tokens and the unquantised recent ones, merged: [T, heads * head_dim]."""
+        from minllm.kernels.attention.residual_window import residual_window  # imported on first use, like all variants
 
         recent_caches, tables = layer_cache.recent.of(batch), (batch.recent.context_lens, batch.recent.block_tables)
         sizes = (query, layer_cache.key, batch.block_tables, recent_caches[0], tables[1], batch.max_query_len)
@@ -112,7 +112,7 @@ class CudaAttention(CudaBase):
         return out.reshape(query.shape[0], -1)
 
     def _attention_variant(self, max_query_len: int, key_cache: Any) -> Any:
-        """The module that was asked for if it takes this cache and this number of new tokens, else the fastest one for them on this GPU."""
+        """The requested module if it supports this cache and number of new tokens, else the fastest one for them on this GPU."""
         quantized, name = is_quantized(key_cache), self.variants.get("attention")
         asked = ATTENTION_VARIANTS.entries.get(name)
         if asked is None or asked.reads != (QUANTIZED if quantized else ARRAYS) or not asked.takes_rows(max_query_len):
@@ -121,7 +121,7 @@ class CudaAttention(CudaBase):
         return ATTENTION_VARIANTS[name]
 
     def _counts(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Zeros that kernels count in and leave as zeros: made once, used by all calls on the stream."""
+        """Counters for kernels, which leave them at zero: made once per shape, and shared by all calls on the stream."""
         if shape not in self.counts:
             self.counts[shape] = self.zeros(shape, dtype)
         return self.counts[shape]

@@ -1,4 +1,4 @@
-"""What all operations on a GPU share: its arrays, one stream, and the kernels that were asked for instead of the fastest ones."""
+"""The base of all operations on a GPU: its arrays, one stream, and the kernels requested instead of the fastest ones."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +17,13 @@ from minllm.ops.own_kernels import own_kernels
 
 
 class CudaBase(ComposedOps):
-    """Part of CudaOps: arrays and what kernels are launched with."""
+    """Part of CudaOps: arrays, the stream, and the choice of kernels."""
 
     def __init__(
         self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None, simulated: bool = False,
         allocation: str | None = None, pinned: bool = True,
     ):  # fmt: skip
-        """dtype: that of weights, activations and KV cache. simulated: run the kernels in the simulator, on NumPy arrays, without a GPU.
+        """dtype: of weights, activations and KV cache. simulated: run the kernels in the simulator, on NumPy arrays, without a GPU.
         allocation: how device memory is allocated, see runtime/memory.py. pinned: whether results are read through page-locked memory.
         """
         self.dtype, self.pinned = activation_dtype(dtype, "CudaOps"), pinned
@@ -43,7 +43,7 @@ class CudaBase(ComposedOps):
 
     @property
     def own_stages(self) -> tuple[str, ...]:
-        """The stages that kernels of the user's own compute."""
+        """The stages that run the user's own kernels."""
         return tuple(self.own)
 
     def array(self, host_array: np.ndarray) -> Any:
@@ -82,11 +82,11 @@ class CudaBase(ComposedOps):
                 self.uploader = None
 
     def stacked_weight(self, parts: Sequence[np.ndarray]) -> Any:
-        """The weight of the matrices' rows, one after the other."""
+        """The weight of the matrices stacked by rows."""
         return super().stacked_weight(parts) if self.uploader is None else self._upload(parts)
 
     def _upload(self, parts: Sequence[np.ndarray]) -> Any:
-        """An array of all rows of the parts."""
+        """The parts stacked by rows in one device array."""
         array, first = self.empty((sum(map(len, parts)), *parts[0].shape[1:]), self.dtype), 0
         for part in parts:
             self.uploader.copy(array[first : first + len(part)], part)
@@ -99,12 +99,12 @@ class CudaBase(ComposedOps):
         return self.memory.memory.info()
 
     def _launcher(self, stage: str, launcher: Any) -> Any:
-        """A stage's launcher: the package's, or the one that was given instead."""
+        """The launcher of a stage: the user's own, or else `launcher`."""
         return self.own[stage].launch if stage in self.own else launcher
 
 
 def check_variants(variants: Mapping[str, str]) -> dict[str, str]:
-    """The overrides, once every stage and name in them is known; else KernelArgumentError."""
+    """The overrides as a dictionary. Raises KernelArgumentError for an unknown stage or name."""
     attention = [*ATTENTION_VARIANTS.names(), *ATTENTION_VARIANTS.names(QUANTIZED)]
     known = {"matmul": MATMUL_VARIANTS.names(), "attention": attention, "all_reduce": all_reduce_names()}
     for stage, name in variants.items():

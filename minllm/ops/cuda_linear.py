@@ -1,4 +1,4 @@
-"""Linear layers on a GPU, alone and in a feed-forward. The format of a Linear says which kernels multiply by it (weights/format.py)."""
+"""Linear layers on a GPU, alone and in a feed-forward. The format of a Linear provides its GEMM kernels (weights/format.py)."""
 
 from typing import Any
 
@@ -58,19 +58,19 @@ class CudaLinear(CudaBase):
         return out
 
     def _rows_for(self, x: Any, linear: Linear) -> Any:
-        """What the linear's variant multiplies: x, or x quantised, unless the kernel before has done that."""
+        """The input of the linear's variant: x, or QuantizedRows of x if the variant multiplies codes."""
         quantise = linear.format.kernels.activations.get(self._matmul_variant(x, linear))
         return x if quantise is None or isinstance(x, QuantizedRows) else quantise(x, self.empty, self.stream)
 
     def _gated_launcher(self, x: Any, gate_up: Linear) -> Any:
-        """What multiplies by gate and up and joins both in one kernel; None if the format has nothing for these arrays."""
+        """The launcher of the gate and up GEMM fused with the activation; None if the format has none for these arrays."""
         kernels = gate_up.format.kernels
         if kernels.gated is None or gate_up.bias is not None or {"matmul", "silu_and_multiply"} & self.own.keys():
             return None
         return kernels.gated(self._matmul_variant(x, gate_up), x, gate_up.weight, self.dtype)
 
     def _matmul_variant(self, x: Any, linear: Linear) -> str:
-        """The GEMM that was asked for if the format has it and it takes this number of rows, else the one for this shape on this GPU."""
+        """The requested GEMM variant if the format has it and it supports this number of rows, else the best for this shape and GPU."""
         kernels, name = linear.format.kernels, self.variants.get("matmul")
         if name not in kernels.variants or x.shape[0] > kernels.most_rows.get(name, x.shape[0]):
             return kernels.choose(x, linear.weight)

@@ -2,18 +2,18 @@
 
 Every operation allocates its result from the pool, chooses a variant by shape, and launches on one stream; the host never waits.
 `kernel_variants` overrides the choice by name, for lessons and measurements: {"matmul": "tiled", "attention": "flash_attention_1"};
-a launcher instead of a name is a kernel of your own (own_kernels.py).
+a launcher in place of a name is a kernel of your own (own_kernels.py).
 
     cuda_base.py         arrays and the stream
     cuda_linear.py       linear layers and feed-forwards
     cuda_attention.py    the KV cache and attention
     cuda_sampling.py     the next tokens, and the slots of running sequences
-    here                 embedding and norms; the operations of a decode step that fuse several of these
+    here                 embedding and norms; the fused operations of a decode step
 
-One liberty with the protocol: `add_norm` adds into the residual that it is given, in place, because the decoder never looks at
-the old one again; it saves an allocation and a write per layer. And if one sequence decodes alone, or some do, norms, residual and the way
-to the cache are part of the GEMVs and flat GEMMs (`normed_qkv`, `linear_add`, `normed_gated_mlp`): five kernels per layer. Between flat
-GEMMs the stream is a DeferredNorm. The format of a Linear says which of these fusions it has (weights/format.py).
+One deviation from the protocol: `add_norm` adds to the given residual in place, because the decoder never reads the old one again; this
+saves an allocation and a write per layer. If one sequence or a few decode, norms, residual addition and cache write are fused into the
+GEMVs and flat GEMMs (`normed_qkv`, `linear_add`, `normed_gated_mlp`): five kernels per layer. Between flat GEMMs the stream is a
+DeferredNorm. The format of a Linear provides these fusions (weights/format.py).
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.runtime.device import HOPPER
 from minllm.weights.linear import Linear
 
-MOST_ROWS_FUSED = 1  # the most rows of x for a GEMV with its norm and residual
+MOST_ROWS_FUSED = 1  # maximum rows of x for a GEMV fused with norm and residual
 
 
 class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
@@ -46,7 +46,7 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
         return out
 
     def add_norm(self, x: Any, residual: Any, norm: NormWeights) -> tuple[Any, Any]:
-        """(normalised, residual) of x + residual: [T, hidden] both; a residual that is given is overwritten."""
+        """(normalised, residual) of x + residual: [T, hidden] both; a given residual is overwritten."""
         out = self.empty(x.shape, self.dtype)
         if isinstance(x, DeferredNorm):
             x, residual = x.stream, None
@@ -57,7 +57,7 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
         return out, x if residual is None else residual
 
     def normed_rows(self, x: Any, residual: Any, norm: NormWeights, linear: Linear) -> tuple[Any, Any]:
-        """(rows, residual) as of add_norm; the norm's kernel writes QuantizedRows if the linear's variant multiplies codes."""
+        """(rows, residual) as in add_norm; the norm's kernel writes QuantizedRows if the linear's variant multiplies codes."""
         if isinstance(x, DeferredNorm) or norm.kind != "rms_norm" or {"matmul", "rms_norm"} & self.own.keys():
             return self.add_norm(x, residual, norm)
         quantise = linear.format.kernels.normed_activations.get(self._matmul_variant(x, linear))
@@ -82,7 +82,7 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
         halves = cos_sin is not None and cos_sin.shape[1] == config.head_dim and not config.interleaved
         slots, caches, recent = batch.slot_mapping, (layer_cache.key, layer_cache.value), layer_cache.recent
         if recent is not None and batch.recent.stores is None and layer_cache.key.by_channel:
-            slots, caches = batch.recent.slot_mapping, recent.rings  # plain caches: a group becomes codes once it is complete
+            slots, caches = batch.recent.slot_mapping, recent.rings  # the rings are plain: a group becomes codes once it is complete
         plain = config.q_norm is None and getattr(caches[0], "dtype", None) == self.dtype
         kernels = self._stream_kernels(x, qkv) if halves and plain and recent is None and config.head_dim % 64 == 0 else None
         if kernels is not None:
@@ -103,7 +103,7 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
         return query, x
 
     def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
-        """The linear of x and the residual; if x is one row, their sum and None; if it is some rows, a DeferredNorm and None."""
+        """(linear(x), residual); for one row of x (their sum, None); for the few rows of a flat GEMM (a DeferredNorm, None)."""
         kernels = self._stream_kernels(x, linear) if next_norm is not None and next_norm.kind == "rms_norm" else None
         if kernels is not None:
             norm = (next_norm.weight, next_norm.epsilon)
@@ -133,7 +133,7 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
         return self.linear_add(activated, down, x)
 
     def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
-        """The head's scores of the wanted rows, or of all: float32 [R, vocab]."""
+        """The logits of `rows`, or of all rows: float32 [R, vocab]."""
         launcher = lm_head.format.kernels.normed_linear
         if rows is None and self._fuses(x, residual, launcher, lm_head, norm):
             out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)
@@ -147,9 +147,9 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
         return self._matmul(normalised, lm_head, np.dtype(np.float32))
 
     def _fuses(self, x: Any, residual: Any, launcher: Any, linear: Linear, norm: NormWeights | None = None) -> bool:
-        """Whether a GEMV of x runs with a norm in front and the residual behind it; the residual stream is then a single array.
+        """Whether a GEMV of x is fused with the norm before it and the residual addition after it; the stream is then a single array.
 
-        launcher: what the format has for that, or None.
+        launcher: the format's launcher of the fused GEMV, or None.
         """
         asked = self.variants.get("matmul", "gemv") == "gemv" and not {"matmul", "rms_norm", "silu_and_multiply"} & self.own.keys()
         one_stream = x.shape[0] <= MOST_ROWS_FUSED and residual is None
@@ -157,14 +157,14 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
         return known and linear.format.kernels.fits_normed(x, linear.weight)
 
     def _stream_kernels(self, x: Any, linear: Linear) -> Any:
-        """What the linear's format has for the stream of several sequences, if it suits x, which may be a DeferredNorm; else None."""
+        """The StreamKernels of the linear's format if they support x, which may be a DeferredNorm; else None."""
         kernels, x = linear.format.kernels.stream, x.scaled if isinstance(x, DeferredNorm) else x
         if kernels is None or self.capability != HOPPER or {"matmul", "rms_norm", "silu_and_multiply"} & self.own.keys():
             return None
         return kernels if kernels.fits(x, linear.weight) and self._matmul_variant(x, linear) == "flat" else None
 
     def _rows(self, x: Any, rows: Any) -> Any:
-        """x[rows]: looking rows up is what an embedding does."""
+        """x[rows], by the embedding kernel."""
         out = self.empty((rows.shape[0], x.shape[1]), x.dtype)
         look_up(rows, x, out, stream=self.stream)
         return out

@@ -39,7 +39,7 @@ class CudaSpeculation(CudaBase):
     def row_sampling(
         self, slots: Any, state: SlotState, drafts: DraftState, kind: SamplingKind, ahead: int = 0, salt: int = 0
     ) -> tuple[SamplingTensors, Any]:
-        """The sampling parameters of each row, and its slot in them."""
+        """The sampling parameters of each row, and the row's slot in them."""
         return row_sampling(slots, state, drafts, kind, self.empty, ahead, salt, self.stream)
 
     def accept(self, chosen: Any, computed: Any, slots: Any) -> Any:
@@ -50,23 +50,23 @@ class CudaSpeculation(CudaBase):
         return counts
 
     def accept_tree(self, chosen: Any, computed: Any, slots: Any, drafts: DraftState) -> tuple[Any, Any, Any]:
-        """New tokens, the rows that yielded them, and the number of each run's: int32 [R] each."""
+        """New tokens, the rows that yielded them, and their number per run: int32 [R] each."""
         tokens, path, counts = (self.empty(slots.shape, np.int32) for _ in range(3))
         accept_tree(chosen, computed, slots, drafts.tree, tokens, path, counts, self.stream)
         return tokens, path, counts
 
     def compact_path(self, cache: Any, slot_mapping: Any, path: Any, counts: Any) -> None:
-        """Moves the accepted tokens of a tree to where a text has them."""
+        """Moves the accepted tokens of a tree to consecutive slots of the cache."""
         compact_path(cache, slot_mapping, path, counts, self.stream)
 
     def accept_synthetic(self, slots: Any, sampling: SamplingTensors, rate: float) -> Any:
-        """The number of new tokens of each run, by chance: int32 [R]."""
+        """The number of new tokens of each run, accepted at random: int32 [R]."""
         counts = self.empty(slots.shape, np.int32)
         accept_synthetic(slots, sampling, rate, counts, self.stream)
         return counts
 
     def distribution(self, logits: Any, sampling: SamplingTensors, slots: Any) -> Any:
-        """The log-probabilities that each row is drawn from: float32 [R, vocab]."""
+        """The log-probabilities from which each row is sampled: float32 [R, vocab]."""
         out, thresholds = self.empty(logits.shape, np.float32), self.empty(slots.shape, np.float32)
         if sampling.kind is SamplingKind.ADJUSTED:
             penalize(logits, sampling, slots, out, self.stream)
@@ -86,7 +86,7 @@ class CudaSpeculation(CudaBase):
     def reject_tree(
         self, p: Any, chosen: Any, computed: Any, slots: Any, sampling: SamplingTensors, drafts: DraftState
     ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-        """The token after each row, new tokens, the rows that yielded them, and the number of each run's: int32 [R] each."""
+        """The token after each row, new tokens, the rows that yielded them, and their number per run: int32 [R] each."""
         found = [self.empty(slots.shape, np.int32) for _ in range(4)]
         reject_tree(p, drafts.log_q, chosen, computed, slots, drafts.tree, sampling, *found, self.stream)
         return tuple(found)
@@ -98,7 +98,7 @@ class CudaSpeculation(CudaBase):
         return out
 
     def perturb(self, log_q: Any, logits: Any, sampling: SamplingTensors, slots: Any) -> Any:
-        """Scores whose largest are different draws: float32 [R, vocab]."""
+        """Scores float32 [R, vocab]: the m largest are m samples without replacement."""
         scores = self.empty(logits.shape, np.float32)
         perturb(log_q, logits, sampling, slots, scores, self.stream)
         return scores
@@ -112,7 +112,7 @@ class CudaSpeculation(CudaBase):
         store_drafts(tokens, slots, index, drafts, log_q, self.stream)
 
     def room_for_drafts(self, slots: Any, state: SlotState, room: Any, drafts: DraftState) -> Any:
-        """The number of drafts that found room for their keys: int32 [R]."""
+        """The number of drafts with room for their keys: int32 [R]."""
         counts = self.empty(slots.shape, np.int32)
         room_for_drafts(slots, state.lengths, room, drafts.drafts.shape[1], counts, self.stream)
         return counts
@@ -122,13 +122,13 @@ class CudaSpeculation(CudaBase):
         advance_spans(tokens, counts, slots, state, drafts, self.stream)
 
     def prompt_lookup(self, slots: Any, state: SlotState, drafts: DraftState, longest: int, shortest: int) -> Any:
-        """Drafts from n-grams; their number in each run: int32 [R]."""
+        """Writes drafts from n-grams; returns their number in each run: int32 [R]."""
         counts = self.empty(slots.shape, np.int32)
         prompt_lookup(slots, state, drafts, longest, shortest, counts, self.stream)
         return counts
 
     def lookahead(self, slots: Any, state: SlotState, drafts: DraftState, computed: Any, chosen: Any, pools: LookaheadState) -> Any:
-        """Drafts of lookahead decoding; their number in each run: int32 [R]."""
+        """Writes drafts of lookahead decoding; returns their number in each run: int32 [R]."""
         counts = self.empty(slots.shape, np.int32)
         lookahead(slots, state.newest_tokens, drafts, computed, chosen, pools, counts, self.stream)
         return counts

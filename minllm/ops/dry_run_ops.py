@@ -13,10 +13,10 @@ from minllm.runtime.memory import DeviceMemory
 
 
 class DryRun:
-    """What a dry run does differently from the operations that follow in the order of base classes."""
+    """The methods that a dry run overrides; a mixin in front of the operations in the order of base classes."""
 
     def assume_gpu(self) -> None:
-        """Give out addresses as memory, on the assumed GPU."""
+        """Allocate addresses in place of memory, on the assumed GPU."""
         self.memory, self.capability = DeviceMemory(Addresses(), caching=False), current_device().compute_capability
 
     def array(self, host_array: np.ndarray) -> Any:
@@ -28,15 +28,15 @@ class DryRun:
         return self.empty(host_array.shape, self.dtype)
 
     def stacked_weight(self, parts: Sequence[np.ndarray]) -> Any:
-        """An array of all rows of the parts."""
+        """An array of the shape of the parts stacked by rows."""
         return self.empty((sum(map(len, parts)), *parts[0].shape[1:]), self.dtype)
 
     def uploads(self) -> Any:
-        """A context for making many weights; nothing here."""
+        """A context for making many weights; does nothing here."""
         return contextlib.nullcontext()
 
     def to_host(self, array: Any) -> np.ndarray:
-        """Zeros."""
+        """Zeros of the array's shape and dtype."""
         return np.zeros(array.shape, array.dtype)
 
 

@@ -1,7 +1,7 @@
-"""NumPy's operations with the same bits for a token alone and in any company: `batch_invariant=True` on a CPU.
+"""NumPy operations with the same bits for a token alone and in any batch: `batch_invariant=True` on a CPU.
 
-BLAS chooses its blocks, and with them the order of its sums, by the shape of both matrices. So whatever adds over more than one element,
-products, norms and attention, is computed here one token at a time: every token has the same shapes, and so the same sums. The other
+BLAS chooses its blocks, and with them the order of its sums, by the shape of both matrices. So every operation that sums over elements,
+GEMM, norm and attention, is computed here one token at a time: every token has the same shapes, and so the same sums. The other
 operations work on each element by itself, and sampling on each row.
 """
 
@@ -34,10 +34,10 @@ class FixedOrderNumpyOps(NumpyOps):
         return np.concatenate([super(FixedOrderNumpyOps, self).linear(row, linear, out_dtype) for row in rows_of(x)])
 
     def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
-        """Causal attention over the cached context of each sequence: [T, heads * head_dim]; every token is a sequence of its own."""
+        """Causal attention over the cached context of each sequence, one token at a time: [T, heads * head_dim]."""
         starts = np.asarray(batch.query_start)
         owners = np.repeat(np.arange(batch.num_sequences), np.diff(starts))  # the sequence of each token
-        behind = starts[owners + 1] - 1 - np.arange(len(owners))  # tokens of the same sequence after each
+        behind = starts[owners + 1] - 1 - np.arange(len(owners))  # number of tokens after each in the same sequence
         context_lens = np.maximum(np.asarray(batch.context_lens)[owners] - behind, 0)
         alone = replace(
             batch, query_start=np.arange(len(owners) + 1, dtype=np.int32), context_lens=context_lens.astype(np.int32),
@@ -47,5 +47,5 @@ class FixedOrderNumpyOps(NumpyOps):
 
 
 def rows_of(array: np.ndarray) -> list[np.ndarray]:
-    """Each row [1, width] as an array of its own, so that all begin alike in memory."""
+    """Each row, [1, width], as a separate array, so that all rows have the same alignment."""
     return [row[None].copy() for row in array]

@@ -1,7 +1,7 @@
-"""The forward's operations in NumPy: the engine on a CPU, made of the same references that the kernels are tested against.
+"""The forward's operations in NumPy: the engine on a CPU, made of the references against which the kernels are tested.
 
-Activations are rounded to `dtype` between operations, as when a GPU stores them; inside an operation all is float32. Plain weights are
-rounded to `dtype` too, but kept as float32, because that is what BLAS multiplies: the numbers are those of a bfloat16 model, only the
+Activations are rounded to `dtype` between operations, as when a GPU stores them; inside an operation everything is float32. Plain weights
+are rounded to `dtype` too, but kept as float32, because BLAS multiplies float32: the numbers are those of a bfloat16 model, only the
 storage is wider. Other formats keep their own arrays.
 """
 
@@ -38,10 +38,10 @@ from minllm.weights.linear import Linear
 class NumpyOps(NumpySpeculation, ComposedOps):
     """Implements `ops.protocol.Ops`; every array is a NumPy array."""
 
-    own_stages: tuple[str, ...] = ()  # stages that kernels of the user's own compute
+    own_stages: tuple[str, ...] = ()  # stages that run the user's own kernels
 
     def __init__(self, dtype: Any = "float32"):
-        """`dtype` is that of the activations, by name or as NumPy has it: float32, float16 or bfloat16."""
+        """dtype: of the activations, a name or a NumPy dtype: float32, float16 or bfloat16."""
         self.dtype = activation_dtype(dtype, "NumpyOps")
 
     def array(self, host_array: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         attention_config: AttentionConfig,
         cos_sin: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Splits qkv, normalises and rotates queries and keys, writes keys and values to the cache: queries [T, heads, head_dim]."""
+        """Splits qkv, normalises and rotates queries and keys, writes the cache; returns the queries [T, heads, head_dim]."""
         config = attention_config
 
         def write(key_cache, value_cache, slot_mapping, recent):
@@ -101,11 +101,11 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         return self.append_with_window(write, batch, layer_cache)
 
     def copy_blocks(self, cache: np.ndarray, copies: np.ndarray, to: np.ndarray | None = None) -> None:
-        """Copies blocks of the cache to others, or to those of `to`: pairs (source, destination), int32 [P, 2]."""
+        """Copies blocks within the cache, or from it to `to`: pairs (source, destination), int32 [P, 2]."""
         copy_blocks_reference(cache, copies, to)
 
     def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
-        """Codes of the groups of recent tokens that the batch has completed."""
+        """Writes codes of the groups of recent tokens that the batch has completed."""
         quantize_groups_reference(
             *layer_cache.recent.of(batch), key_cache=layer_cache.key, value_cache=layer_cache.value, query_start=batch.query_start,
             context_lens=batch.context_lens, block_tables=batch.block_tables, recent_lens=batch.recent.context_lens,
@@ -113,7 +113,7 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         )  # fmt: skip
 
     def copy_blocks_of_layers(self, caches: np.ndarray, copies: np.ndarray) -> None:
-        """The same in every layer of caches [layers, num_blocks, ...]."""
+        """Copies blocks in every layer of caches [layers, num_blocks, ...]."""
         for cache in caches:
             copy_blocks_reference(cache, copies)
 
@@ -126,7 +126,7 @@ class NumpyOps(NumpySpeculation, ComposedOps):
             tables = (verified.query_start, verified.context_lens, verified.block_tables, batch.tree.host.sees, batch.first_node)
             out = tree_attention_reference(query, *caches, *tables, scale, sliding_window)
             tables = (others.query_start, others.context_lens, others.block_tables)
-            out += attention_reference(query, *caches, *tables, scale, sliding_window)  # each computes rows where the other leaves zeros
+            out += attention_reference(query, *caches, *tables, scale, sliding_window)  # each reference leaves zeros in the other's rows
         elif layer_cache.recent is None:
             out = attention_reference(query, *caches, *tables, scale, sliding_window)
         else:
@@ -147,7 +147,7 @@ class NumpyOps(NumpySpeculation, ComposedOps):
     def logits(
         self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: Linear, rows: np.ndarray | None
     ) -> np.ndarray:  # fmt: skip
-        """The head's scores of the wanted rows, or of all: float32 [R, vocab]."""
+        """The logits of `rows`, or of all rows: float32 [R, vocab]."""
         rows = slice(None) if rows is None else rows
         normalised, _ = self.add_norm(x[rows], None if residual is None else residual[rows], norm)
         return self.linear(normalised, lm_head, np.float32)

@@ -44,7 +44,7 @@ class NumpySpeculation:
     def row_sampling(
         self, slots: np.ndarray, state: SlotState, drafts: DraftState, kind: SamplingKind, ahead: int = 0, salt: int = 0
     ) -> tuple[SamplingTensors, np.ndarray]:
-        """The sampling parameters of each row, and its slot in them."""
+        """The sampling parameters of each row, and the row's slot in them."""
         return row_sampling_reference(slots, state, drafts, kind, ahead, salt)
 
     def accept(self, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray) -> np.ndarray:
@@ -52,19 +52,19 @@ class NumpySpeculation:
         return accept_reference(chosen, computed, slots)
 
     def accept_tree(self, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, drafts: DraftState) -> tuple[np.ndarray, ...]:
-        """New tokens, the rows that yielded them, and the number of each run's: int32 [R] each."""
+        """New tokens, the rows that yielded them, and their number per run: int32 [R] each."""
         return accept_tree_reference(chosen, computed, slots, drafts.tree.parents)
 
     def compact_path(self, cache: np.ndarray, slot_mapping: np.ndarray, path: np.ndarray, counts: np.ndarray) -> None:
-        """Moves the accepted tokens of a tree to where a text has them."""
+        """Moves the accepted tokens of a tree to consecutive slots of the cache."""
         compact_path_reference(cache, slot_mapping, path, counts)
 
     def accept_synthetic(self, slots: np.ndarray, sampling: SamplingTensors, rate: float) -> np.ndarray:
-        """The number of new tokens of each run, by chance: int32 [R]."""
+        """The number of new tokens of each run, accepted at random: int32 [R]."""
         return accept_synthetic_reference(slots, sampling, rate)
 
     def distribution(self, logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
-        """The log-probabilities that each row is drawn from: float32 [R, vocab]."""
+        """The log-probabilities from which each row is sampled: float32 [R, vocab]."""
         x = penalize_reference(logits, sampling, slots) if sampling.kind is SamplingKind.ADJUSTED else logits
         return distribution_reference(x, thresholds_reference(x, sampling, slots), sampling, slots)
 
@@ -77,7 +77,7 @@ class NumpySpeculation:
     def reject_tree(
         self, p: np.ndarray, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, sampling: SamplingTensors, drafts: DraftState
     ) -> tuple[np.ndarray, ...]:  # fmt: skip
-        """The token after each row, new tokens, the rows that yielded them, and the number of each run's: int32 [R] each."""
+        """The token after each row, new tokens, the rows that yielded them, and their number per run: int32 [R] each."""
         return reject_tree_reference(p, drafts.log_q, chosen, computed, slots, drafts.tree.parents, sampling)
 
     def run_slots(self, slots: np.ndarray, count: int, each: int = 1) -> np.ndarray:
@@ -85,7 +85,7 @@ class NumpySpeculation:
         return run_slots_reference(slots, count, each)
 
     def perturb(self, log_q: np.ndarray, logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
-        """Scores whose largest are different draws: float32 [R, vocab]."""
+        """Scores float32 [R, vocab]: the m largest are m samples without replacement."""
         return perturb_reference(log_q, logits, sampling, slots)
 
     def store_children(
@@ -101,7 +101,7 @@ class NumpySpeculation:
         store_drafts_reference(tokens, slots, index, drafts, log_q)
 
     def room_for_drafts(self, slots: np.ndarray, state: SlotState, room: np.ndarray, drafts: DraftState) -> np.ndarray:
-        """The number of drafts that found room for their keys: int32 [R]."""
+        """The number of drafts with room for their keys: int32 [R]."""
         return room_for_drafts_reference(slots, state.lengths, room, drafts.drafts.shape[1])
 
     def advance_spans(self, tokens: np.ndarray, counts: np.ndarray, slots: np.ndarray, state: SlotState, drafts: DraftState) -> None:
@@ -109,11 +109,11 @@ class NumpySpeculation:
         advance_spans_reference(tokens, counts, slots, state, drafts)
 
     def prompt_lookup(self, slots: np.ndarray, state: SlotState, drafts: DraftState, longest: int, shortest: int) -> Any:
-        """Drafts from n-grams; their number in each run: int32 [R]."""
+        """Writes drafts from n-grams; returns their number in each run: int32 [R]."""
         return prompt_lookup_reference(slots, state, drafts, longest, shortest)
 
     def lookahead(
         self, slots: np.ndarray, state: SlotState, drafts: DraftState, computed: np.ndarray, chosen: np.ndarray, pools: LookaheadState
     ) -> np.ndarray:  # fmt: skip
-        """Drafts of lookahead decoding; their number in each run: int32 [R]."""
+        """Writes drafts of lookahead decoding; returns their number in each run: int32 [R]."""
         return lookahead_reference(slots, state.newest_tokens, drafts, computed, chosen, pools)

@@ -1,12 +1,11 @@
-"""Kernels from outside the package in place of a stage's own: a reader's attention inside the engine.
+"""Kernels from outside the package for a stage of the forward, for example a reader's own attention inside the engine.
 
     LLM(kernel_variants={"rms_norm": my_rms_norm, "attention": my_module})
 
-A stage's kernel is a launcher with the signature of the package's own: `matmul_naive`, `int4_naive` (multiplies weights that
-quantization="int4" or one of its relatives holds), `rms_norm`, `silu_and_multiply`, `accept` (decides on greedy and n-gram drafts, if
-there is a speculative_config); for attention a module (anything with these two attributes) with `attention` and `workspace_shapes`, as
-kernels/attention/__init__.py describes.
-On a GPU it runs there. On a CPU it runs in the simulator, and all else in NumPy.
+A stage's kernel is a launcher with the signature of the package's own: `matmul_naive`, `int4_naive` (for weights of quantization="int4"
+or one of its variants), `rms_norm`, `silu_and_multiply`, `accept` (for greedy and n-gram drafts, with a speculative_config); for attention
+a module, or any object, with `attention` and `workspace_shapes`, as kernels/attention/__init__.py describes.
+On a GPU engine it runs on the GPU. On a CPU it runs in the simulator, and the other operations in NumPy.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,23 +21,23 @@ STAGES = ("accept", "attention", "int4_matmul", "matmul", "rms_norm", "silu_and_
 class OwnKernel:
     """A launcher for a stage.
 
-    most_rows: the most rows of x, or new tokens of a sequence, that it takes; larger calls go to the package's kernel.
-    simulated_options: keyword arguments for the simulator, in which tiles that suit a GPU would be slow.
+    most_rows: the most rows of x, or new tokens of a sequence, that it supports; larger calls use the package's kernel.
+    simulated_options: keyword arguments for the simulator, in which tile sizes for a GPU would be slow.
     """
 
     stage: str
     launch: Callable
-    workspace_shapes: Callable | None = None  # attention's
+    workspace_shapes: Callable | None = None  # for attention only
     most_rows: int | None = None
     simulated_options: Mapping[str, Any] = field(default_factory=dict)
 
     def takes(self, rows: int) -> bool:
-        """Whether it takes this number of rows."""
+        """Whether the kernel supports this number of rows."""
         return self.most_rows is None or rows <= self.most_rows
 
 
 def as_own_kernel(stage: str, thing: Any) -> OwnKernel:
-    """What kernel_variants gives for a stage, as an OwnKernel. Raises KernelArgumentError if it cannot be one."""
+    """The entry of kernel_variants for a stage as an OwnKernel. Raises KernelArgumentError if it cannot be one."""
     if stage not in STAGES:
         raise KernelArgumentError(f"kernel_variants gives a kernel of your own for the stage {stage!r}; it may for {', '.join(STAGES)}")
     if isinstance(thing, OwnKernel):

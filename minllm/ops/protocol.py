@@ -1,10 +1,10 @@
-"""What a forward pass asks of a machine: the batch, a layer's cache, and the operations as one protocol.
+"""The interface between a forward pass and a machine: the batch, a layer's cache, and the operations as one protocol.
 
-`models/decoder.py` is written against `Ops` and against nothing else. `numpy_ops.NumpyOps` implements it with the NumPy references of
-the kernels, `cuda_ops.CudaOps` with the kernels themselves. An operation here is a fused step that a decoder needs (a normalisation with
-its residual add, a projection, rotation and cache write in one), not a primitive of an array library.
+`models/decoder.py` is written against `Ops` alone. `numpy_ops.NumpyOps` implements it with the NumPy references of the kernels,
+`cuda_ops.CudaOps` with the kernels themselves. An operation here is a fused step of a decoder (a normalisation with its residual addition;
+a projection, rotation and cache write in one), not a primitive of an array library.
 
-"Array" below is whatever the machine calls an array: a NumPy array, or a device array. Only `array`, `weight` and `to_host` cross over.
+"Array" below is the machine's own array type: a NumPy array, or a device array. Only `array`, `weight` and `to_host` convert between them.
 T is the number of tokens of a batch, B the number of its sequences, R the number of rows that get logits.
 """
 
@@ -30,17 +30,17 @@ Array = Any
 
 @dataclass
 class RecentTokens:
-    """Where the newest tokens of a batch are kept unquantised, for caches with a residual window: in scratch memory, or in rings.
+    """The location of the newest, unquantised tokens of a batch in a cache with a residual window: in scratch memory, or in rings.
 
-    Arrays are int32. Those of a sequence begin with the first position that its first new token reads in full precision, and lie in
-    blocks of TOKEN_GROUP tokens (kernels/attention/residual_window/reference.py).
+    Arrays are int32. The recent tokens of a sequence begin with the first position that its first new token reads in full precision, and
+    lie in blocks of TOKEN_GROUP tokens (kernels/attention/residual_window/reference.py).
     """
 
     slot_mapping: Array  # [T] block * TOKEN_GROUP + offset, where each token's K and V are written; -1 writes nothing
     context_lens: Array  # [B] recent tokens of the sequence, its new ones included; 0 marks a padding row
     block_tables: Array  # [B, blocks]
-    loads: Array | None = None  # [P, 2] blocks copied from rings to scratch memory before the new tokens are written; None for none
-    stores: Array | None = None  # [P, 2] blocks copied from scratch memory to rings after it; None: the batch works in the rings
+    loads: Array | None = None  # [P, 2] blocks to copy from rings to scratch memory before the new tokens are written; None for none
+    stores: Array | None = None  # [P, 2] blocks to copy from scratch memory to rings afterwards; None: the batch works in the rings
     rings: Array | None = None  # [B] the ring of each sequence, for batches that work in the rings
 
     def arrays(self) -> dict[str, Array]:
@@ -52,28 +52,28 @@ class RecentTokens:
 class Batch:
     """The tokens of B sequences, flattened to T rows: a prefill chunk, a decode step and a verification differ only in these numbers.
 
-    The arrays are int32, in the machine's own memory. Query i of sequence b, of its `query_start[b + 1] - query_start[b]` new tokens
-    (Q), has the absolute position `context_lens[b] - Q + i`, and sees the cached keys at positions up to its own.
+    The arrays are int32, in the machine's own memory. Sequence b has Q = `query_start[b + 1] - query_start[b]` new tokens. Its query i
+    has the absolute position `context_lens[b] - Q + i`, and attends to the cached keys at positions up to its own.
     """
 
     token_ids: Array  # [T]
     positions: Array  # [T] absolute position of each token in its sequence
     slot_mapping: Array  # [T] block * block_size + offset, where the token's K and V are written; -1 writes nothing
     query_start: Array  # [B + 1] first row of each sequence; the last entry is T
-    context_lens: Array  # [B] keys that the sequence sees, its new tokens included; 0 marks a padding row
+    context_lens: Array  # [B] keys of the sequence, its new tokens included; 0 marks a padding row
     block_tables: Array  # [B, max_blocks] the cache blocks of each sequence in order
-    logits_rows: Array  # [R] rows among the T that get logits
+    logits_rows: Array  # [R] the rows of the T that get logits
     num_tokens: int  # T
     num_sequences: int  # B
     max_query_len: int  # an upper bound of the new tokens of any sequence
     max_context_len: int  # an upper bound of context_lens
     recent: RecentTokens | None = None  # for caches with a residual window
-    num_decodes: int = 0  # the first sequences have one new token each; attention may compute them apart from the others
+    num_decodes: int = 0  # the first num_decodes sequences have one new token each; attention may compute them separately
     room: Array | None = None  # [runs] tokens of each sampled sequence for which there are blocks; only if the engine speculates
-    num_verifications: int = 0  # the rows of the first sequences, newest tokens and drafts, are made from their slots (Ops.load_spans)
-    tree: "TreeArrays | None" = None  # the rows of the first sequences are nodes of this tree, and see their ancestors among them
-    makes_drafts: bool = True  # whether the engine, if it speculates, wants drafts of what may follow
-    first_node: int = 0  # the node of the first row of each of these sequences; those before it are in the cache
+    num_verifications: int = 0  # the first num_verifications sequences verify drafts; Ops.load_spans makes their rows from their slots
+    tree: "TreeArrays | None" = None  # the rows of verifications are nodes of this tree, and attend to their ancestors in it
+    makes_drafts: bool = True  # whether the step makes drafts, if the engine speculates
+    first_node: int = 0  # the tree's node in the first row of each verification; earlier nodes are in the cache
 
     @property
     def wanted_rows(self) -> Array | None:
@@ -82,7 +82,7 @@ class Batch:
 
     @property
     def speculates(self) -> bool:
-        """For an engine that speculates: whether this is more than a plain decode step. A draft model computes all prompts."""
+        """For an engine that speculates: False for a plain decode step. A draft model computes all prompts, even in a pause."""
         return self.makes_drafts or self.num_decodes < self.num_sequences
 
     @property
@@ -108,7 +108,7 @@ class Batch:
         )  # fmt: skip
 
     def behind_verifications(self) -> "Batch":
-        """The sequences that verify nothing; query_start still counts rows of the whole batch."""
+        """The sequences that verify no drafts; query_start still counts rows of the whole batch."""
         first = self.num_verifications
         return replace(
             self, query_start=self.query_start[first:], context_lens=self.context_lens[first:], block_tables=self.block_tables[first:],
@@ -116,7 +116,7 @@ class Batch:
         )  # fmt: skip
 
     def prompts(self) -> "Batch":
-        """The other sequences; query_start still counts rows of the whole batch."""
+        """The sequences that do not decode; query_start still counts rows of the whole batch."""
         first, count = self.num_decodes, self.num_sequences - self.num_decodes
         return replace(
             self, query_start=self.query_start[first:], context_lens=self.context_lens[first:], block_tables=self.block_tables[first:],
@@ -126,27 +126,27 @@ class Batch:
 
 @dataclass
 class RecentCache:
-    """The newest tokens of one layer, unquantised, keys and then values: [blocks, TOKEN_GROUP, kv_heads, head_dim]."""
+    """The newest tokens of one layer, unquantised; pairs (keys, values), each [blocks, TOKEN_GROUP, kv_heads, head_dim]."""
 
     window: int  # tokens, a multiple of TOKEN_GROUP
     rings: tuple[Array, Array]
     scratch: tuple[Array, Array]  # the same in every layer
 
     def of(self, batch: Batch) -> tuple[Array, Array]:
-        """The arrays that the batch works in."""
+        """The arrays in which the batch works: rings or scratch memory."""
         return self.rings if batch.recent.stores is None else self.scratch
 
 
 @dataclass
 class LayerCache:
-    """Keys and values of one layer. The cache that a forward takes is a list of these, one for each layer.
+    """Keys and values of one layer. The cache of a forward is a list of LayerCache, one per layer.
 
-    In a quantised cache each of the two is a kernels.quantization.cache.QuantizedCache of this shape.
+    In a quantised cache, key and value are each a kernels.quantization.cache.QuantizedCache of this shape.
     """
 
     key: Array  # [num_blocks, block_size, kv_heads, head_dim]
     value: Array  # [num_blocks, block_size, kv_heads, head_dim]
-    recent: RecentCache | None = None  # with a residual window: what attention reads for the newest tokens instead of their codes
+    recent: RecentCache | None = None  # with a residual window: attention reads the newest tokens here, not their codes
 
 
 @dataclass
@@ -167,7 +167,7 @@ class AttentionConfig:
     kv_heads: int
     head_dim: int
     scale: float  # factor of q . k, usually head_dim ** -0.5
-    sliding_window: int = 0  # a query sees at most this many keys, its own included; 0 sees all before it
+    sliding_window: int = 0  # a query attends to at most this many keys, its own included; 0 for all keys before it
     interleaved: bool = False  # RoPE pairs neighbours (2i, 2i + 1) instead of the halves (i, i + head_dim / 2)
     q_norm: Array | None = None  # [head_dim] RMS norm over each head of q, in models that have it
     k_norm: Array | None = None  # [head_dim] the same for k
@@ -175,9 +175,9 @@ class AttentionConfig:
 
 
 class Ops(Protocol):
-    """The operations of a forward pass. `dtype` (NumPy float32, float16 or ml_dtypes.bfloat16) is what activations are stored in;
-    every sum, statistic and softmax is float32. No operation changes an argument, except that `qkv_rope_append` (and `normed_qkv`, which
-    contains it) and `copy_blocks` write the cache, and those on the slots at the end what they say."""
+    """The operations of a forward pass. Activations are stored in `dtype` (NumPy float32, float16 or ml_dtypes.bfloat16); every sum,
+    statistic and softmax is float32. No operation changes an argument, except that `qkv_rope_append` (and `normed_qkv`, which contains it)
+    and `copy_blocks` write the cache, and the operations on slots at the end write what their docstrings say."""
 
     dtype: np.dtype
 
@@ -186,7 +186,7 @@ class Ops(Protocol):
         ...
 
     def to_host(self, array: Array) -> np.ndarray:
-        """The NumPy array of the same contents. Waits until it is computed."""
+        """A NumPy array with the same contents. Waits until it is computed."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -200,8 +200,8 @@ class Ops(Protocol):
     def weight(self, host_array: np.ndarray) -> Array:
         """A parameter in the machine's own form, rounded to the activations' dtype.
 
-        [out_features, in_features] for a matrix. The result is only ever given back to the operations below; the host array may be
-        a view of a memory-mapped file and is not kept.
+        [out_features, in_features] for a matrix. The result is only passed to the operations below; the host array may be a view of a
+        memory-mapped file and is not kept.
         """
         ...
 
@@ -210,7 +210,7 @@ class Ops(Protocol):
         ...
 
     def stacked_weight(self, parts: Sequence[np.ndarray]) -> Array:
-        """The `weight` of these matrices' rows, one after the other."""
+        """The `weight` of these matrices stacked by rows."""
         ...
 
     def embed(self, batch: Batch, embedding: Array, position_embedding: Array | None = None) -> Array:
@@ -235,7 +235,7 @@ class Ops(Protocol):
         attention_config: AttentionConfig,
         cos_sin: Array | None = None,
     ) -> Array:
-        """From qkv [T, (heads + 2 * kv_heads) * head_dim] to the queries [T, heads, head_dim], with keys and values written to the cache.
+        """Split qkv [T, (heads + 2 * kv_heads) * head_dim], write keys and values to the cache, return queries [T, heads, head_dim].
 
         Queries and keys are normalised head by head if the configuration has their norms, then rotated by the table cos_sin
         [positions, head_dim] (first half cosines, second half sines) if it is given. Values are stored as they are.
@@ -244,15 +244,15 @@ class Ops(Protocol):
 
     def copy_blocks(self, cache: Array, copies: Array, to: Array | None = None) -> None:
         """to[destination] = cache[source] for pairs (source, destination), int32 [P, 2]; cache [num_blocks, ...] of any dtype; `to` is
-        the cache itself, or another such array. No block is written that is read or written by another pair."""
+        the cache itself, or another such array. No pair may write a block that another pair reads or writes."""
         ...
 
     def copy_blocks_of_layers(self, caches: Array, copies: Array) -> None:
-        """The same in every layer of caches [layers, num_blocks, ...]."""
+        """copy_blocks in every layer of caches [layers, num_blocks, ...]."""
         ...
 
     def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
-        """Writes codes of the groups of recent tokens that the batch has completed; for caches whose keys are quantised by channel."""
+        """Writes codes of the groups of recent tokens that the batch has completed, in caches with keys quantised by channel."""
         ...
 
     def attention(self, query: Array, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Array:
@@ -268,8 +268,8 @@ class Ops(Protocol):
         """down(activation(up(x))); activation is "gelu" (exact) or "gelu_tanh". Returns [T, hidden]."""
         ...
 
-    # The three below may be composed of those above (ops/composed.py). The residual stream is a pair (x, residual): two arrays whose sum
-    # it is, or x alone with None.
+    # The next three may be composed of those above (ops/composed.py). The residual stream is a pair (x, residual): the stream is their sum,
+    # or x alone if residual is None.
 
     def normed_qkv(
         self,
@@ -283,44 +283,44 @@ class Ops(Protocol):
         attention_config: AttentionConfig,
         cos_sin: Array | None = None,
     ) -> tuple[Array, Array]:
-        """(queries, residual): qkv_rope_append of the linear of the normalised x + residual, which is the residual returned."""
+        """(queries, new residual): the new residual is x + residual, the queries are qkv_rope_append(linear(norm(new residual)))."""
         ...
 
     def linear_add(self, x: Array, linear: Linear, residual: Array, next_norm: NormWeights | None = None) -> tuple[Array, Array | None]:
-        """The residual stream, as a pair, to which the linear of x was added. next_norm: the stream's next normalisation, which a machine
-        may begin here; the x that it returns is then whatever its own normed operations, `add_norm` and `logits` take."""
+        """The residual stream, as a pair, after adding linear(x). next_norm: the stream's next normalisation, which a machine may begin
+        here; the x that it returns is then a private type that its normed operations, `add_norm` and `logits` take."""
         ...
 
     def normed_gated_mlp(
         self, x: Array, residual: Array | None, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str,
         next_norm: NormWeights | None = None,
     ) -> tuple[Array, Array | None]:  # fmt: skip
-        """The residual stream, as a pair, to which gated_mlp of its normalisation was added; next_norm as in linear_add."""
+        """The residual stream, as a pair, after adding gated_mlp of its normalisation; next_norm as in linear_add."""
         ...
 
     def logits(self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Linear, rows: Array | None) -> Array:
-        """The scores of the next token: add_norm of these R rows only (None: of all), then the head [vocab, hidden].
+        """The logits of the next token: add_norm of these R rows only (None: of all rows), then the head [vocab, hidden].
 
         Returns float32 [R, vocab].
         """
         ...
 
     def sample(self, logits: Array, sampling: "SamplingTensors", slots: Array) -> Array:
-        """One token id per row, int32 [R], from float32 logits [R, vocab]; row r draws by the parameters of slots[r], -1 gives token 0.
+        """One token id per row, int32 [R], from float32 logits [R, vocab]; row r has the parameters of slots[r], and slot -1 gives token 0.
 
-        `sampling.kind` says which rules are applied: the largest kind of the rows' requests.
+        `sampling.kind` selects the rules to apply: the largest kind of the rows' requests.
         """
         ...
 
     def log_probabilities(self, logits: Array, token_ids: Array, top: int) -> "LogProbabilities":
-        """Log-probability and rank of one token per row, token_ids int32 [R], and those of the `top` likeliest ones, in the machine's
-        arrays: from float32 logits [R, vocab], as the model computed them."""
+        """Log-probability and rank of one token per row, token_ids int32 [R], and of the row's `top` likeliest tokens, in the machine's
+        arrays, from float32 logits [R, vocab] as the model computed them."""
         ...
 
-    # State of the running sequences (kernels/slots). R rows work for the slots int32 [R]; -1 marks a padding row.
+    # State of the running sequences (kernels/slots). slots, int32 [R]: the slot of each row; -1 marks a padding row.
 
     def write_slots(self, state: "SlotState", pairs: Array) -> None:
-        """state.words[index] = word for pairs (index, word), int32 [n, 2], as `SlotState.pairs` makes them; an index below 0 is skipped."""
+        """state.words[index] = word for pairs (index, word), int32 [n, 2], from `SlotState.pairs`; an index below 0 is skipped."""
         ...
 
     def load_rows(
@@ -328,9 +328,9 @@ class Ops(Protocol):
     ) -> None:  # fmt: skip
         """Writes the arrays of a decode batch, one row per sequence: the newest token of each slot, which has no key and value yet.
 
-        Overwrites token_ids, positions, slot_mapping, context_lens, block_tables (as far as the contexts reach) and, with a
-        residual window, those of batch.recent, whose rings are the slots. query_start and logits_rows never change. pads: whether
-        the rows of padding are overwritten too; in a batch with prompts these begin there.
+        Overwrites token_ids, positions, slot_mapping, context_lens, block_tables (as far as the contexts reach) and, with a residual
+        window, the arrays of batch.recent, in which rings are slots. query_start and logits_rows never change. pads: whether padding
+        rows are overwritten too; in a batch with prompts, the prompts' rows begin there.
         """
         ...
 
@@ -339,7 +339,7 @@ class Ops(Protocol):
         counts."""
         ...
 
-    # Speculation (kernels/speculation). Neighbouring rows of one slot are a run: the newest token and drafts after it.
+    # Speculation (kernels/speculation). A run is the neighbouring rows of one slot: the newest token and its drafts.
 
     def load_spans(
         self, slots: Array, state: "SlotState", drafts: "DraftState", batch: Batch, block_size: int, ahead: int = 0,
@@ -348,88 +348,88 @@ class Ops(Protocol):
         """Writes the arrays of a batch of verifications, one run per sequence: the newest token of each slot, then its drafts.
 
         Overwrites token_ids, positions, slot_mapping, context_lens, and block_tables as far as the contexts reach. ahead: tokens of each
-        run to leave out; room: int32 [B], tokens of each sequence for which there are blocks, behind which no keys are written.
+        run to skip; room: int32 [B], tokens of each sequence for which there are blocks; no keys are written beyond them.
         """
         ...
 
     def row_sampling(
         self, slots: Array, state: "SlotState", drafts: "DraftState", kind: "SamplingKind", ahead: int = 0, salt: int = 0
     ) -> "tuple[SamplingTensors, Array]":
-        """(parameters of R rows as if the drafts before each were accepted, the slot of each row in them), for `sample`.
+        """(parameters of R rows as if the drafts before each row were accepted, the slot of each row in them), for `sample`.
 
         ahead: drafts before the first row of each run. salt: changes the seeds.
         """
         ...
 
     def accept(self, chosen: Array, computed: Array, slots: Array) -> Array:
-        """The number of new tokens of each run, in its first row, 0 in others: int32 [R]. chosen int32 [R]: what `sample` chose; computed
-        int32 [T]: the token that each row computed."""
+        """The number of new tokens of each run, in its first row, 0 in others: int32 [R]. chosen, int32 [R]: the result of `sample`;
+        computed, int32 [T]: the input token of each row."""
         ...
 
     def accept_tree(self, chosen: Array, computed: Array, slots: Array, drafts: "DraftState") -> tuple[Array, Array, Array]:
         """(the new tokens of each run in its first rows, the row that yielded each, their number in its first row), int32 [R] each: the
-        longest path of drafts.tree along which every draft is what `sample` chose. Arguments as in `accept`."""
+        longest path of drafts.tree along which every draft is the token that `sample` chose. Arguments as in `accept`."""
         ...
 
     def compact_path(self, cache: Array, slot_mapping: Array, path: Array, counts: Array) -> None:
         """cache [layers, num_blocks, block_size, ...]: the token of row path[r] moves to the cache slot of row r, for the rows r of each
-        run's new tokens in ascending order. slot_mapping int32 [T]; path, counts int32 [R]: what `accept_tree` returned."""
+        run's new tokens in ascending order. slot_mapping int32 [T]; path, counts int32 [R]: results of `accept_tree`."""
         ...
 
     def accept_synthetic(self, slots: Array, sampling: "SamplingTensors", rate: float) -> Array:
-        """The number of new tokens of each run, in its first row, 0 in others: int32 [R]. Chance accepts each draft at this rate."""
+        """The number of new tokens of each run, in its first row, 0 in others: int32 [R]. rate: probability of accepting a draft."""
         ...
 
     def distribution(self, logits: Array, sampling: "SamplingTensors", slots: Array) -> Array:
-        """The log-probabilities that `sample` draws each row from, float32 [R, vocab]: a single 0 for greedy rows."""
+        """The log-probabilities from which `sample` samples each row, float32 [R, vocab]: a single 0 for greedy rows."""
         ...
 
     def reject(
         self, p: Array, chosen: Array, computed: Array, slots: Array, sampling: "SamplingTensors", drafts: "DraftState"
     ) -> tuple[Array, Array]:  # fmt: skip
-        """(the new tokens of each run in its first rows, their number in its first row and 0 in others), int32 [R] both, for drafts that
-        were drawn from drafts.log_q. p: `distribution` of the rows. chosen: draws from it."""
+        """(the new tokens of each run in its first rows, their number in its first row and 0 in others), int32 [R] both, for drafts
+        sampled from drafts.log_q. p: `distribution` of the rows. chosen: tokens sampled from p."""
         ...
 
     def reject_tree(
         self, p: Array, chosen: Array, computed: Array, slots: Array, sampling: "SamplingTensors", drafts: "DraftState"
     ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
         """(the token after each row, the new tokens of each run in its first rows, the row that yielded each, their number), int32 [R]
-        each, for drafts of drafts.tree that were drawn from drafts.log_q. p: `distribution` of the rows, which is overwritten. chosen:
-        draws from it."""
+        each, for drafts of drafts.tree sampled from drafts.log_q. p: `distribution` of the rows, which is overwritten. chosen: tokens
+        sampled from p."""
         ...
 
     def run_slots(self, slots: Array, count: int, each: int = 1) -> Array:
-        """The slots of the first `count` runs of these rows, `each` times in a row, int32 [count * each]; a row of padding, and what is
-        missing, is a run of slot -1."""
+        """The slots of the first `count` runs of these rows, each repeated `each` times, int32 [count * each]; slot -1 for padding rows
+        and missing runs."""
         ...
 
     def store_drafts(self, tokens: Array, slots: Array, index: int, drafts: "DraftState", log_q: Array | None = None) -> None:
-        """Stores draft number `index` of each slot, tokens int32 [B], and the distributions that they were drawn from."""
+        """Stores draft number `index` of each slot, tokens int32 [B], and the distributions from which they were sampled."""
         ...
 
     def perturb(self, log_q: Array, logits: Array, sampling: "SamplingTensors", slots: Array) -> Array:
-        """Scores float32 [R, vocab] whose m largest are m draws from log_q, none of them twice; the logits of greedy rows."""
+        """Scores float32 [R, vocab]: the m largest of a row are m samples from log_q without replacement; for greedy rows the logits."""
         ...
 
     def store_children(
         self, tokens: Array, slots: Array, first_node: int, drafts: "DraftState", log_q: Array | None = None
     ) -> None:  # fmt: skip
         """Stores the drafts after neighbouring nodes of drafts.tree: tokens int32 [R, most], best first. slots int32 [R]: runs of rows,
-        one per node from first_node on. log_q float32 [R, vocab]: the distributions that the tokens were drawn from."""
+        one per node from first_node on. log_q float32 [R, vocab]: the distributions from which the tokens were sampled."""
         ...
 
     def room_for_drafts(self, slots: Array, state: "SlotState", room: Array, drafts: "DraftState") -> Array:
-        """The number of drafts of each run that a draft model has room for, in its first row, 0 in others: int32 [R]. room: int32
+        """The number of drafts for which a draft model has room, in the first row of each run, 0 in others: int32 [R]. room: int32
         [runs]."""
         ...
 
     def advance_spans(self, tokens: Array, counts: Array, slots: Array, state: "SlotState", drafts: "DraftState") -> None:
-        """Appends the first `counts` tokens of each run to the sequence of its slot."""
+        """Appends the first `counts` tokens of each run to the sequence of the run's slot."""
         ...
 
     def prompt_lookup(self, slots: Array, state: "SlotState", drafts: "DraftState", longest: int, shortest: int) -> Array:
-        """Writes as drafts what followed the last time that the newest tokens of each run's slot stood together; returns their number in
+        """Writes as drafts the tokens after the last earlier occurrence of the newest tokens of each run's slot; returns their number in
         the first row, 0 in others: int32 [R]."""
         ...
 
@@ -437,6 +437,6 @@ class Ops(Protocol):
         self, slots: Array, state: "SlotState", drafts: "DraftState", computed: Array, chosen: Array, pools: "LookaheadState"
     ) -> Array:  # fmt: skip
         """Adds the n-grams of each run's window to its slot's pool, and writes the next window and n-grams that begin with the newest token
-        as drafts; returns their number in the first row, 0 in others: int32 [R]. computed int32 [T], chosen int32 [R]: the token of each
-        row, and what `sample` chose after it."""
+        as drafts; returns their number in the first row, 0 in others: int32 [R]. computed int32 [T], chosen int32 [R]: the input token of
+        each row, and the token that `sample` chose after it."""
         ...

@@ -1,6 +1,6 @@
 """The engine on a CPU with kernels of your own: they run in the simulator, all other operations in NumPy.
 
-The simulator takes microseconds for each operation of each thread, so GEMMs of large matrices stay in NumPy too.
+The simulator takes microseconds per operation and thread, so GEMMs of large matrices stay in NumPy too.
 """
 
 import time
@@ -15,25 +15,25 @@ from minllm.ops.own_kernels import OwnKernel
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.weights.linear import Linear
 
-MOST_PRODUCTS = 110_000  # multiply-adds of the largest GEMM that the simulator is given: about a quarter of a second
+MOST_PRODUCTS = 110_000  # multiply-adds of the largest GEMM to simulate, which takes about a quarter of a second
 
 
 class SimulatedStageOps(NumpyOps):
-    """Implements `ops.protocol.Ops` on NumPy arrays. launches, seconds: by stage, those in the simulator so far."""
+    """Implements `ops.protocol.Ops` on NumPy arrays. launches, seconds: per stage, the launches in the simulator and their time."""
 
     def __init__(self, dtype: Any, kernels: Mapping[str, OwnKernel]):
-        """kernels: the kernel of each stage. dtype: the activations'."""
+        """kernels: the kernel of each stage. dtype: of the activations."""
         super().__init__(dtype)
         self.kernels = dict(kernels)
         self.launches, self.seconds = Counter(), Counter()
 
     @property
     def own_stages(self) -> tuple[str, ...]:
-        """The stages of which a kernel of the user's own has computed something so far."""
+        """The stages that have run the user's own kernel so far."""
         return tuple(self.launches)
 
     def simulate(self, stage: str, *arguments) -> None:
-        """Call a stage's launcher, and count it."""
+        """Run a stage's launcher, and record the launch and its time."""
         started = time.monotonic()
         own = self.kernels[stage]
         own.launch(*arguments, **own.simulated_options)
@@ -49,13 +49,13 @@ class SimulatedStageOps(NumpyOps):
         return out, x if residual is None else stream
 
     def linear(self, x: np.ndarray, linear: Linear, out_dtype: Any = None) -> np.ndarray:
-        """x @ weight.T + bias, in the simulator if it is small and a kernel of your own takes the weight's format."""
+        """x @ weight.T + bias; in the simulator if it is small and a kernel of your own supports the weight's format."""
         stage, weight, bias = linear.format.own_stage, linear.weight, linear.bias
         own, (outputs, inputs) = self.kernels.get(stage), linear.shape
         if own is None or not own.takes(len(x)) or len(x) * outputs * inputs > MOST_PRODUCTS:
             return super().linear(x, linear, out_dtype)
         out = np.empty((len(x), outputs), x.dtype if out_dtype is None else out_dtype)
-        if linear.format.is_plain:  # kept as float32 numbers that are exact in the activations' dtype; kernels want one dtype
+        if linear.format.is_plain:  # float32 numbers that are exact in the activations' dtype; kernels need one dtype
             weight = weight.astype(x.dtype)
         self.simulate(stage, np.ascontiguousarray(x), weight, out, None if bias is None else bias.astype(x.dtype))
         return out

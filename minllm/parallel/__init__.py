@@ -1,14 +1,14 @@
-"""Several GPUs: one process (a rank) per GPU, and what the ranks tell each other.
+"""Several GPUs: one process (a rank) per GPU, and the communication between ranks.
 
-    communicator.py       Communicator: the collective operations that ranks share, as one protocol
-    sockets.py            between hosts, of NumPy arrays
-    shared_memory.py      within a host, of NumPy arrays
+    communicator.py       Communicator: the collective operations of ranks, as one protocol
+    sockets.py            between hosts, for NumPy arrays
+    shared_memory.py      within a host, for NumPy arrays
     nccl.py               between GPUs
-    peer_communicator.py  between GPUs of a host, all-reduces by kernels of our own; peer_memory.py maps what they share
+    peer_communicator.py  between GPUs of a host, with our own all-reduce kernels; peer_memory.py maps their shared memory
     processes.py          ranks that rank 0 starts on its host, and ends
-    launched/             ranks that a launcher has started
-    grid.py               which rank is in which stage
-    split_weights.py      what each rank holds
-    tensor_parallel.py    what crosses between the ranks of a stage, pipeline.py between stages, context_parallel.py within a context
-    cuda_ranks.py         the same on a GPU; dry_run_ranks.py finds out which kernels it launches
+    launched/             ranks started by a launcher
+    grid.py               the stage of each rank
+    split_weights.py      the part of the weights on each rank
+    tensor_parallel.py    communication between the ranks of a stage, pipeline.py between stages, context_parallel.py within a context
+    cuda_ranks.py         a rank's operations on a GPU; dry_run_ranks.py finds the kernels that they launch
 """

@@ -1,18 +1,19 @@
-"""Context parallelism: ranks that hold the same KV head each keep a share of every context, and merge what they find in it.
+"""Context parallelism: ranks with the same KV head each cache a share of every context, and merge their attention states.
 
-    block table entry b of a sequence      tokens 0 to N * S - 1 of it, S per rank: rank 0's block b, rank 1's block b, ..
+    block table entry b of a sequence      N * S tokens, S per rank: rank 0's block b, rank 1's block b, ..
     token p                                on rank (p // S) % N, in its block table[p // (N * S)], at offset p % S
 
-S is the cache's block_size and N the number of ranks: shares are interleaved by block, so all ranks have about as much of any context. A
-table, its blocks and the scheduler that assigns them are the same on all ranks; only slots and lengths differ (`ContextShare`). So a
-rank's cache holds N times as many tokens in the same memory, where tensor parallelism alone keeps copies of one KV head on N ranks.
+S is the cache's block_size and N the number of ranks: shares are interleaved by block, so all ranks have about the same number of tokens
+of any context. A table, its blocks and the scheduler that assigns them are the same on all ranks; only slots and lengths differ
+(`ContextShare`). So the N ranks cache N times as many tokens in the same memory; tensor parallelism alone keeps N copies of one KV head.
 
-    qkv_rope_append   every rank has the KV head of all new tokens, and writes its own                        nothing crosses
+    qkv_rope_append   every rank has the KV head of all new tokens, and writes its own share                  no communication
     attention         all queries; all-gather                                                                 [T, heads, head_dim]
                       each rank's state (m, l, o) of all heads over its share; all-gather; merge              [T, N * heads, head_dim + 2]
 
-The merge is that of the splits of a long context on one GPU (kernels/attention/common/online_softmax.py), in the order of ranks, so a state
-does not depend on who merges it. The projections before and after are tensor-parallel as ever. Names: vLLM's decode_context_parallel_size.
+States are merged as for the splits of a long context on one GPU (kernels/attention/common/online_softmax.py), in the order of ranks, so a
+merged state has the same bits on every rank. The projections before and after stay tensor-parallel. Name: vLLM's
+decode_context_parallel_size.
 
 Source: Ye et al. 2025, "FlashInfer", section 2.2 (states); Liu et al. 2023, "Ring Attention", for the same sums around a ring.
 """
@@ -35,40 +36,40 @@ from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
 
 
 class ContextShare(NamedTuple):
-    """The share of rank `rank` of `ranks`, which holds `block_size` tokens of each entry of a block table."""
+    """The share of rank `rank` of `ranks`: `block_size` tokens of each entry of a block table."""
 
     rank: int
     ranks: int
     block_size: int
 
     def slots(self, slots: np.ndarray) -> np.ndarray:
-        """The rank's slots for those of whole entries, block * ranks * block_size + offset; -1 for what another rank writes."""
+        """The rank's slots, from slots of whole entries (block * ranks * block_size + offset); -1 for other ranks' tokens."""
         block, offset = np.divmod(slots, self.ranks * self.block_size)
         own = (slots >= 0) & (offset // self.block_size == self.rank)
         return np.where(own, block * self.block_size + offset % self.block_size, -1).astype(slots.dtype)
 
     def lengths(self, lengths: np.ndarray) -> np.ndarray:
-        """The number of tokens on this rank of the first `lengths` tokens of a context."""
+        """How many of the first `lengths` tokens of a context are on this rank."""
         entries, rest = np.divmod(lengths, self.ranks * self.block_size)
         return entries * self.block_size + np.clip(rest - self.rank * self.block_size, 0, self.block_size)
 
 
 class ContextParallelNumpy:
-    """What a rank of the CPU engine does differently if ranks share contexts."""
+    """The operations of a CPU rank that change if ranks share contexts; a mixin in front of the others."""
 
     def share_contexts(self, context: Communicator, block_size: int) -> None:
-        """To be called before the first forward. context: a communicator of the ranks that hold the same KV head."""
+        """Must be called before the first forward. context: a communicator of the ranks that hold the same KV head."""
         self.context, self.share = context, ContextShare(context.rank, context.world_size, block_size)
 
     def qkv_rope_append(
         self, qkv: np.ndarray, batch: Batch, layer_cache: LayerCache, attention_config: AttentionConfig, cos_sin: Any = None
     ) -> np.ndarray:
-        """Splits qkv, normalises and rotates queries and keys, writes the rank's keys and values: queries [T, heads, head_dim]."""
+        """Splits qkv, normalises and rotates queries and keys, writes the rank's share; returns queries [T, heads, head_dim]."""
         own = replace(batch, slot_mapping=self.share.slots(batch.slot_mapping))
         return super().qkv_rope_append(qkv, own, layer_cache, attention_config, cos_sin)
 
     def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
-        """Causal attention over the whole context of each sequence, of the rank's heads: [T, heads * head_dim]."""
+        """Causal attention of the rank's heads over the whole context of each sequence: [T, heads * head_dim]."""
         tokens, heads, head_dim = query.shape
         all_queries = _all_gathered(self.context, query)  # [ranks, T, heads, head_dim]
         queries = np.ascontiguousarray(all_queries.swapaxes(0, 1)).reshape(tokens, -1, head_dim)  # [T, ranks * heads, head_dim]
@@ -78,7 +79,7 @@ class ContextParallelNumpy:
         packed = np.concatenate([state[2], state[0][..., None], state[1][..., None]], axis=-1)  # [T, ranks * heads, head_dim + 2]
         own = _all_gathered(self.context, packed)[:, :, self.context.rank * heads : (self.context.rank + 1) * heads]
         _, total, out = reduce(merge_reference, [(one[..., -2], one[..., -1], one[..., :-2]) for one in own])
-        out = out / np.where(total == 0, 1, total)[..., None]  # padding rows see nothing
+        out = out / np.where(total == 0, 1, total)[..., None]  # padding rows have no keys
         return out.astype(query.dtype).reshape(tokens, -1)
 
 
@@ -93,8 +94,8 @@ class ContextParallelPipelineNumpyOps(ContextParallelNumpy, PipelineNumpyOps):
 def state_of_share(query, key_cache, value_cache, query_start, visible, block_tables, scale):
     """The states (m, l [T, heads], o [T, heads, head_dim]) of attention over a rank's share of each context, float32, to base e.
 
-    query [T, heads, head_dim]; caches [num_blocks, block_size, 1, head_dim]; query_start int32 [B + 1]; visible int32 [T]: each row sees
-    that many of the first keys of its sequence's share; block_tables int32 [B, blocks].
+    query [T, heads, head_dim]; caches [num_blocks, block_size, 1, head_dim]; query_start int32 [B + 1]; visible int32 [T]: the number of
+    leading keys of its sequence's share to which each row attends; block_tables int32 [B, blocks].
     """
     tokens, heads, head_dim = query.shape
     maximum, total = np.full((tokens, heads), -np.inf, np.float32), np.zeros((tokens, heads), np.float32)
@@ -114,7 +115,7 @@ def state_of_share(query, key_cache, value_cache, query_start, visible, block_ta
 
 
 def check_context_ranks(config: ModelConfig, tensor: int, context: int) -> None:
-    """Raise InvalidOptionError unless groups of `context` ranks hold the same KV head, of which every query sees the whole context."""
+    """Raise InvalidOptionError unless groups of `context` ranks hold the same KV head, and no layer has a sliding window."""
     copies = copies_of_a_kv_head(config, tensor)
     if copies % context:
         allowed = ", ".join(str(one) for one in range(1, copies + 1) if copies % one == 0)
@@ -135,5 +136,5 @@ def _all_gathered(communicator: Communicator, array: np.ndarray) -> np.ndarray:
 
 
 def _of_rows(of_sequences: np.ndarray, batch: Batch) -> np.ndarray:
-    """What belongs to sequences [B], for each of their rows [T]."""
+    """Values per sequence [B], repeated for each row [T]."""
     return np.repeat(of_sequences, np.diff(batch.query_start))

@@ -1,7 +1,7 @@
-"""A rank's operations on a GPU: CudaOps, with what crosses between ranks launched on the same stream.
+"""A rank's operations on a GPU: CudaOps, with the communication between ranks launched on the same stream.
 
-Launches and the communicator's operations follow each other in stream order, so the host waits for nothing. Sums that a rank gets from the
-others come before the next norm, so the kernels that carry a residual through GEMVs (ops/cuda_ops.py) are not used.
+Kernels and the communicator's operations run in stream order, so the host waits for nothing. An all-reduce must run before the next norm,
+so the GEMVs fused with norm and residual (ops/cuda_ops.py) are not used.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from minllm.parallel.tensor_parallel import TensorParallel
 
 
 class TensorParallelCudaOps(TensorParallel, CudaOps):
-    """A rank of the GPU engine. `communicator` must be set before a forward; options: those of CudaOps."""
+    """A rank of the GPU engine. `communicator` must be set before a forward. options: those of CudaOps."""
 
     def __init__(self, dtype: Any, grid: Grid, vocab_size: int, hidden_size: int, **options: Any):
         super().__init__(dtype, **options)
         self.grid, self.vocab_size, self.hidden_size = grid, vocab_size, hidden_size
-        self.links: list[Any] = []  # this rank's communicators of the library, for disconnect()
+        self.links: list[Any] = []  # this rank's NCCL communicators, for disconnect()
 
     def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None) -> Any:
         """Rows of the embedding, plus those of the positions, from the rank that holds the token: [T, hidden]."""
@@ -56,34 +56,34 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         return out
 
     def to_host(self, array: Any) -> np.ndarray:
-        """The contents of an array. Raises DeviceError if this rank has waited for a peer in vain."""
+        """The contents of an array. Raises DeviceError if a kernel of this rank has given up waiting for a peer."""
         found = super().to_host(array)
         if (fault := self.fault()) is not None:
             self.communicator.check(super().to_host(fault))
         return found
 
     def warmed_up(self) -> None:
-        """Expect peers within seconds from now on: none of them compiles any more."""
+        """From now on wait only seconds for peers: none of them compiles any more."""
         if isinstance(self.communicator, PeerCommunicator):
             self.communicator.is_warm = True
 
     def finish(self) -> None:
-        """Wait for what was launched. An error of the device is ignored: whoever read the results has been told."""
+        """Wait for the launched work. An error of the device is ignored: reading the results has raised it."""
         if self.core_stream is not None:
             with contextlib.suppress(Exception):
                 self.core_stream.sync()
 
     def disconnect(self) -> None:
-        """Close this rank's communicators, once nothing uses them, without waiting for peers, which may have ended."""
+        """Close this rank's communicators, when nothing uses them, without waiting for peers, which may have ended."""
         for one in self.links:
             one.abort()
 
     def fault(self) -> Any:
-        """uint32 [1]: what the kernels between peers note if one has not come; None if there are none."""
+        """uint32 [1] in which kernels between peers record a missing peer; None if there are no such kernels."""
         return self.communicator.fault if isinstance(self.communicator, PeerCommunicator) else None
 
     def missing_peer(self) -> str:
-        """Why this rank waits: the peer that a kernel has waited for in vain, if there is one."""
+        """The reason why this rank waits: the missing peer that a kernel has recorded, if there is one."""
         if isinstance(self.communicator, PeerCommunicator) and (reason := self.communicator.why_faulty()):
             return reason
         return super().missing_peer()

@@ -14,7 +14,7 @@ from minllm.parallel.split_weights import VocabularyPart
 
 
 class Split(NamedTuple):
-    """Which of the ranks that share a model this is, and the whole model; it can be sent to another process."""
+    """A rank's number among those that share a model, and the whole model's configuration; it can be pickled."""
 
     rank: int
     ranks: int
@@ -22,7 +22,7 @@ class Split(NamedTuple):
 
     @property
     def vocabulary(self) -> VocabularyPart:
-        """The tokens of this rank."""
+        """The part of the vocabulary on this rank."""
         return VocabularyPart(self.config.vocab_size, self.rank, self.ranks)
 
 
@@ -33,13 +33,13 @@ class SilentLibrary:
         self.rank, self.world_size = split.rank, split.ranks
 
     def all_reduce(self, *_: Any) -> None:
-        """Nothing, as all operations."""
+        """Does nothing, like all operations here."""
 
     all_gather = broadcast = barrier = send = recv = close = all_reduce
 
 
 class DryRunRankOps(DryRun, TensorParallelCudaOps):
-    """TensorParallelCudaOps of a rank of the assumed GPU."""
+    """TensorParallelCudaOps of a rank on the assumed GPU."""
 
     def __init__(self, dtype: Any, kernel_variants: Mapping[str, Any] | None, split: Split):
         grid, config = Grid(split.rank, split.ranks), split.config

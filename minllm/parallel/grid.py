@@ -1,4 +1,4 @@
-"""Where a rank stands: ranks of one stage share its layers by tensor parallelism, and stages follow each other in a pipeline.
+"""The stage of a rank: ranks of one stage share its layers by tensor parallelism, and stages follow each other in a pipeline.
 
     pipeline_parallel_size=2, tensor_parallel_size=2       stage 0, layers 0 to n/2 - 1: ranks 2 and 3
                                                            stage 1, layers n/2 to n - 1: ranks 0 and 1
@@ -20,42 +20,42 @@ class Grid(NamedTuple):
 
     @property
     def stage(self) -> int:
-        """The number of its stage, in the order of layers."""
+        """The number of the rank's stage, in the order of layers."""
         return self.pipeline - 1 - self.rank // self.tensor
 
     @property
     def is_first(self) -> bool:
-        """Whether its stage looks up the embedding."""
+        """Whether the rank's stage looks up the embedding."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether its stage computes logits."""
+        """Whether the rank's stage computes logits."""
         return self.stage == self.pipeline - 1
 
     @property
     def tensor_rank(self) -> int:
-        """Its number among the ranks of its stage."""
+        """The rank's number among the ranks of its stage."""
         return self.rank % self.tensor
 
     @property
     def stage_ranks(self) -> range:
-        """The ranks of its stage."""
+        """All ranks of the rank's stage."""
         first = self.rank - self.tensor_rank
         return range(first, first + self.tensor)
 
     @property
     def next(self) -> int:
-        """The rank of the next stage that gets its hidden states."""
+        """The rank of the next stage to which this rank sends hidden states."""
         return self.rank - self.tensor
 
     @property
     def previous(self) -> int:
-        """The rank of the stage before whose hidden states it gets."""
+        """The rank of the previous stage from which this rank receives hidden states."""
         return self.rank + self.tensor
 
     def layers(self, num_layers: int) -> range:
-        """The layers of its stage. InvalidOptionError if stages would have different numbers of layers."""
+        """The layers of the rank's stage. Raises InvalidOptionError if stages would have different numbers of layers."""
         check_stages(num_layers, self.pipeline)
         each = num_layers // self.pipeline
         return range(self.stage * each, (self.stage + 1) * each)

@@ -1,8 +1,8 @@
 """A Communicator of GPUs by NCCL, through nccl4py: an optional package, `pip install 'nccl4py[cu13]'` (or cu12).
 
-Operations are launched on the engine's stream, between its kernels, and return at once. NCCL adds in an order of its own choice, and gives
-all ranks the same bits. A peer that has ended is waited for by the GPU and not by the host, so there is no time limit here: `abort`, which
-another thread may call, ends the operations under way. NVLink multicast (NVLS) stays switched off unless the environment asks for it.
+Operations are launched on the engine's stream, between its kernels, and return at once. NCCL chooses the order of its sums, and gives all
+ranks the same bits. It is the GPU that waits for a peer, not the host, so there is no time limit here: `abort`, which another thread may
+call, ends the operations under way. NVLink multicast (NVLS) stays switched off unless the environment enables it.
 
 The bindings take addresses, as C does. Their larger interface, nccl.core, would look for PyTorch and CuPy at every call.
 
@@ -28,7 +28,7 @@ SUMMED = {np.dtype(np.float16): 6, np.dtype(np.float32): 7, np.dtype(ml_dtypes.b
 
 
 def bindings() -> Any:
-    """The module nccl.bindings.nccl. InvalidOptionError, with the command to install it, if it is missing."""
+    """The module nccl.bindings.nccl. Raises InvalidOptionError, with the command to install it, if it is missing."""
     try:
         from nccl.bindings import nccl
     except ImportError as error:
@@ -42,7 +42,7 @@ class NcclCommunicator:
     """See communicator.Communicator; arrays are DeviceArrays."""
 
     def __init__(self, rank: int, world_size: int, unique_id: bytes, stream: int, library: Any = None):
-        """Connect with the other ranks, which give the same unique_id. stream: the driver's handle. library: the bindings."""
+        """Connect to the other ranks, which pass the same unique_id. stream: the driver's handle. library: the bindings."""
         self.rank, self.world_size, self.stream = rank, world_size, stream
         self._nccl = bindings() if library is None else library
         with self._explained("connect"):
@@ -50,7 +50,7 @@ class NcclCommunicator:
 
     @classmethod
     def connect(cls, host: Communicator, stream: int, library: Any = None) -> "NcclCommunicator":
-        """A communicator of the ranks of another, whose arrays are NumPy's."""
+        """A communicator of the same ranks as `host`, a communicator for NumPy arrays."""
         os.environ.setdefault(NVLS, "0")
         nccl, unique_id = bindings() if library is None else library, np.zeros(ID_BYTES, np.uint8)
         if host.rank == 0:
@@ -77,26 +77,26 @@ class NcclCommunicator:
             self._nccl.all_gather(self._address(array), self._address(out), array.nbytes, BYTES, self._handle, self.stream)
 
     def broadcast(self, array: Any, source: int = 0) -> None:
-        """array = that of rank `source`, in place."""
+        """array = the array of rank `source`, in place."""
         at = self._address(array)
         with self._explained("broadcast"):
             self._nccl.broadcast(at, at, array.nbytes, BYTES, source, self._handle, self.stream)
 
     def send(self, array: Any, destination: int) -> None:
-        """Give an array to the rank that calls recv."""
+        """Send an array to a rank that calls recv."""
         with self._explained(f"send to rank {destination}"):
             self._nccl.send(self._address(array), array.nbytes, BYTES, destination, self._handle, self.stream)
 
     def recv(self, array: Any, source: int) -> None:
-        """Overwrite an array with what rank `source` sends."""
+        """Overwrite an array with the array that rank `source` sends."""
         with self._explained(f"receive from rank {source}"):
             self._nccl.recv(self._address(array), array.nbytes, BYTES, source, self._handle, self.stream)
 
     def barrier(self) -> None:
-        """Nothing is needed: operations on one stream follow each other on all ranks alike. What the GPU has done, events tell."""
+        """Does nothing: operations on one stream have the same order on all ranks, and events report completion."""
 
     def abort(self) -> None:
-        """End the operations under way, whose results are then undefined, and close. Another thread may call it."""
+        """End the operations under way, leaving their results undefined, and close. Another thread may call it."""
         self._end("comm_abort")
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class NcclCommunicator:
     def _end(self, function: str) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
-            with contextlib.suppress(Exception):  # the ranks are ending; the first error has been told
+            with contextlib.suppress(Exception):  # the ranks are ending; the first error has been reported
                 getattr(self._nccl, function)(handle)
 
     def _address(self, array: Any) -> int:
@@ -118,7 +118,7 @@ class NcclCommunicator:
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """NCCL's errors as CommunicationError."""
+        """Raise NCCL's errors as CommunicationError."""
         try:
             yield
         except (self._nccl.NCCLError, RuntimeError) as error:

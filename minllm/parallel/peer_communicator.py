@@ -1,11 +1,11 @@
-"""A Communicator of the GPUs of one host: all-reduces by kernels of our own as far as they are chosen, everything else by a library.
+"""A Communicator of the GPUs of one host: our own all-reduce kernels for suitable messages, a library for everything else.
 
-Which kernel adds up a message is chosen by its bytes (kernels/all_reduce/choice.py), or is one of the table's by name. All ranks launch the
-same shapes, so all choose alike. A kernel takes the number of an all-reduce from counters on the device, which go on counting when a graph
-is replayed; so launches may be captured.
+The all-reduce kernel is chosen by the message's bytes (kernels/all_reduce/choice.py), or by name. All ranks launch the same shapes, so all
+make the same choice. A kernel takes the number of an all-reduce from counters on the device, which continue when a graph is replayed; so
+launches may be captured.
 
-A wait ends after a number of polls, which a captured launch keeps. While ranks warm up they wait for minutes, because a peer may be
-compiling. What they capture, and launch once they are warm, waits for seconds, so a peer that never comes is reported soon.
+A wait ends after a number of polls, which is fixed when a launch is captured. While ranks warm up they wait for minutes, because a peer may
+be compiling. Captured launches, and launches after the warm-up, wait for seconds, so a missing peer is reported soon.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ WARM_UP_POLLS = 60 * POLLS  # about ten minutes
 class PeerCommunicator:
     """See communicator.Communicator; arrays are those of `library`, a communicator of the same ranks.
 
-    name: "by_size", or the kernel for every message that fits the ranks' memory. launch: launches what a rank launches, on the library's
-    stream. is_capturing: whether launches are being captured.
+    name: "by_size", or the kernel for every message that fits the ranks' memory. launch: launches a RankLaunch on the library's stream.
+    is_capturing: whether launches are being captured.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PeerCommunicator:
 
     @property
     def fault(self) -> Any:
-        """uint32 [1] on the device: not 0 once this rank has waited for a peer in vain."""
+        """uint32 [1] on the device: not 0 after a kernel of this rank has given up waiting for a peer."""
         return self.peers.own.fault
 
     def all_reduce(self, array: Any) -> None:
@@ -55,7 +55,7 @@ class PeerCommunicator:
             self._launch(found)
 
     def launch_of(self, array: Any) -> RankLaunch | None:
-        """What this rank launches for a message; None if it is left to the library."""
+        """This rank's launch for a message; None if the library handles the message."""
         name = chosen(self.name, self.world_size, array.nbytes)
         if name is None or array.nbytes % VECTOR_BYTES:
             return None
@@ -63,15 +63,15 @@ class PeerCommunicator:
         polls = STEP_POLLS if self.is_warm or self._is_capturing() else WARM_UP_POLLS
         try:
             return VARIANTS[name](flat, flat, self.peers._replace(polls=polls))
-        except KernelArgumentError:  # a dtype that nothing adds, which the library says, or more than the ranks' memory holds
+        except KernelArgumentError:  # an unsupported dtype, for which the library raises, or more bytes than the ranks' memory holds
             return None
 
     def check(self, fault: np.ndarray) -> None:
-        """Raise DeviceError if `fault`, a copy of the array on the host, says that this rank has waited for a peer in vain."""
+        """Raise DeviceError if `fault`, a host copy of the array, records that this rank has given up waiting for a peer."""
         check_fault(self.rank, int(fault[0]))
 
     def why_faulty(self) -> str | None:
-        """What `check` would say now, while kernels run; None if there is no fault. Another thread may call it."""
+        """The message that `check` would raise now, while kernels run; None without a fault. Another thread may call it."""
         from minllm.runtime.exported_memory import read_word
 
         try:
@@ -81,7 +81,7 @@ class PeerCommunicator:
         return None
 
     def abort(self) -> None:
-        """Let kernels that wait for a peer give up: what they compute is wrong. Another thread may call it."""
+        """Let kernels that wait for a peer give up; their results are wrong. Another thread may call it."""
         from minllm.runtime.exported_memory import note_fault
 
         note_fault(self.fault, self.rank + 1)

@@ -1,7 +1,7 @@
-"""The memory through which the all-reduce kernels of several processes meet (kernels/all_reduce/peers.py), mapped by each of them.
+"""The memory that the all-reduce kernels of several processes share (kernels/all_reduce/peers.py), mapped by each of them.
 
-Each rank allocates one piece for all its arrays, and sends the others its handle. They map the piece and find the arrays at the same places
-in it. If a rank cannot map a peer's, because the GPUs have no access to each other or are on two hosts, no rank uses any.
+Each rank makes one allocation for all its arrays, and sends its handle to the others. They map it, with the arrays at the same offsets. If
+a rank cannot map a peer's memory, because the GPUs have no peer access or are on two hosts, no rank uses any.
 """
 
 import math
@@ -18,7 +18,7 @@ ALIGNMENT = 256  # bytes
 
 
 class SharedMachine(NamedTuple):
-    """How a process shares memory of its machine: see runtime/exported_memory.py."""
+    """The functions by which a process shares memory of its machine: see runtime/exported_memory.py."""
 
     export: Callable[[int], Any]  # number of bytes -> memory with a `handle`
     open: Callable[[bytes], Any]  # handle -> memory
@@ -26,7 +26,7 @@ class SharedMachine(NamedTuple):
 
 
 def gpu_machine() -> SharedMachine:
-    """That of this process's GPU."""
+    """The SharedMachine of this process's GPU."""
     from minllm.runtime.exported_memory import ExportedMemory, ImportedMemory, array_at
 
     return SharedMachine(
@@ -35,7 +35,7 @@ def gpu_machine() -> SharedMachine:
 
 
 def connect_peers(host: Communicator, most_bytes: int, inbox_bytes: int, machine: SharedMachine) -> Peers | str:
-    """This rank's Peers, for messages of up to most_bytes, or why there are none. All ranks get the one or the other.
+    """This rank's Peers, for messages of up to most_bytes, or the reason why there are none. All ranks get the same kind of result.
 
     host: a communicator of the same ranks, for NumPy arrays. inbox_bytes: the largest message of low_latency.
     """
@@ -59,7 +59,7 @@ def connect_peers(host: Communicator, most_bytes: int, inbox_bytes: int, machine
 
 
 def arrays_of(memory: Any, ranks: int, most_bytes: int, inbox_bytes: int, machine: SharedMachine) -> tuple[RankMemory, int]:
-    """(the arrays in a rank's memory, the bytes that they take). memory: None only counts."""
+    """(the arrays in a rank's memory, their size in bytes). memory: None only counts bytes."""
     end = 0
 
     def take(size: int, dtype: Any) -> Any:
@@ -71,7 +71,7 @@ def arrays_of(memory: Any, ranks: int, most_bytes: int, inbox_bytes: int, machin
 
 
 def _gathered(host: Communicator, data: np.ndarray) -> list[np.ndarray]:
-    """The bytes of every rank, which may be of different number."""
+    """The bytes of every rank; their numbers may differ."""
     sizes = np.zeros((host.world_size, 1), np.int64)
     host.all_gather(np.array([data.size], np.int64), sizes)
     padded = np.zeros(int(sizes.max()), np.uint8)

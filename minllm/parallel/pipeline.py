@@ -1,10 +1,10 @@
-"""The operations of a stage of a pipeline: those of its ranks, and what crosses between stages.
+"""The operations of a pipeline stage: those of its ranks, and the communication between stages.
 
-    embed      the first stage looks up tokens; every other receives hidden states from the stage before    [T, hidden]
+    embed      the first stage looks up tokens; every other receives hidden states from the previous one    [T, hidden]
     logits     the last stage multiplies by the head; every other sends its hidden states to the next       [T, hidden]
-    sample     the last stage chooses tokens and sends them to all, whose slots move on                     [R]
+    sample     the last stage chooses tokens and sends them to all ranks, which advance their slots         [R]
 
-A forward over a stage's own layers (models/decoder.py) is thus one stage's share, unchanged. Stages work at the same time on the
+So the unchanged forward (models/decoder.py) over a stage's own layers computes the stage's share. Stages work at the same time on different
 micro-batches of a step (engine/ranks/rank_runner.py). Source: Huang et al. 2019, "GPipe", section 2.
 """
 
@@ -21,7 +21,7 @@ from minllm.weights.linear import Linear
 
 
 class LogitsElsewhere:
-    """Logits [R, vocab] that another stage computes: nothing can be read here, and what is written is ignored."""
+    """Logits [R, vocab] that another stage computes: they cannot be read here, and writes are ignored."""
 
     def __init__(self, rows: int, vocab_size: int):
         self.shape = rows, vocab_size
@@ -37,10 +37,10 @@ class LogitsElsewhere:
 
 
 class PipelineStage:
-    """What a stage's operations do differently from those of a rank that has all layers, which follow in the order of base classes."""
+    """The operations that differ in a stage; a mixin in front of those of a rank with all layers, in the order of base classes."""
 
     grid: Grid
-    world: Communicator  # of all ranks; `communicator` is that of the stage
+    world: Communicator  # of all ranks; `communicator` has the ranks of the stage
     hidden_size: int
 
     def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None) -> Any:
@@ -52,7 +52,7 @@ class PipelineStage:
         return x
 
     def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
-        """The head's scores in the last stage; from the others, the sum x + residual [T, hidden] goes to the next."""
+        """The logits in the last stage; the others send the sum x + residual, [T, hidden], to the next stage."""
         if self.grid.is_last:
             return super().logits(x, residual, norm, lm_head, rows)
         _, total = self.add_norm(x, residual, norm)
@@ -66,17 +66,17 @@ class PipelineStage:
         return tokens
 
     def log_probabilities(self, logits: Any, token_ids: Any, top: int) -> Any:
-        """Those of the last stage; elsewhere arrays that nobody reads."""
+        """Log-probabilities in the last stage; in the others arrays that are never read."""
         if self.grid.is_last:
             return super().log_probabilities(logits, token_ids, top)
         return LogProbabilities.allocate(self.empty, logits.shape[0], top)
 
     def to_host(self, array: Any) -> np.ndarray:
-        """The contents of an array; zeros for logits that are elsewhere."""
+        """The contents of an array; zeros for logits of another stage."""
         return np.zeros(array.shape, np.float32) if isinstance(array, LogitsElsewhere) else super().to_host(array)
 
     def share_row(self, logits: Any) -> None:
-        """Give rank 0's row to the other ranks of the last stage."""
+        """Send rank 0's row of logits to the other ranks of the last stage."""
         if self.grid.is_last:
             super().share_row(logits)
 

@@ -5,7 +5,7 @@
     link     between any two ranks: signals (shared_memory.py), beside memory that all of them map
 
 All of these are passed on as open files, and the file of the memory has no name, so nothing is left behind, whatever ends the processes. A
-thread of rank 0 watches the reports: when a rank ends, all others are ended, and whoever uses them next is told why.
+thread of rank 0 watches the reports: when a rank ends, it ends all others, and their next use raises RankError with the reason.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ from minllm.parallel.sockets import SocketCommunicator
 from minllm.runtime.child_process import end_children, receive_task, start_child
 
 MEMORY_FOLDER = Path("/dev/shm")  # files here are memory
-GRACE_S = 2.0  # after an error of communication: how long the rank that has caused it may take to report
-SAME_CAUSE_S = 0.2  # ranks that end within this time have ended for one reason
+GRACE_S = 2.0  # after a communication error, the time within which the rank that caused it must report
+SAME_CAUSE_S = 0.2  # ranks that end within this time count as ended by the same cause
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -44,23 +44,23 @@ class RankError(CommunicationError):
 
 
 class Rank(NamedTuple):
-    """One rank, as its own process sees it."""
+    """A rank in its own process: its number and its connections."""
 
     rank: int
     world_size: int
     host: SocketCommunicator  # for NumPy arrays
-    at_failure: list[Callable[[], None]]  # what another thread of this process calls when a rank has ended
+    at_failure: list[Callable[[], None]]  # functions that another thread of this process calls when a rank has ended
     channel: Connection | None = None  # to rank 0; None on rank 0
     own_gpu: int | None = None  # None: the rank's number
 
     @property
     def gpu(self) -> int:
-        """The number of its GPU."""
+        """The number of the rank's GPU."""
         return self.rank if self.own_gpu is None else self.own_gpu
 
 
 class Task(NamedTuple):
-    """What a started process is told: main(Rank, argument), and the numbers of its open files."""
+    """The message to a started process: main(Rank, argument) to run, and the numbers of its open files."""
 
     main: Callable[[Rank, Any], None]
     argument: Any
@@ -73,7 +73,7 @@ class Task(NamedTuple):
 
 
 class OtherRanks:
-    """The other ranks as rank 0 sees them: `channels` to them, and `failure`, why they have ended, None while they live."""
+    """The other ranks, seen from rank 0: `channels` to them, and `failure`, the reason why they have ended, None while they live."""
 
     channels: dict[int, Connection]
     failure: str | None
@@ -88,7 +88,7 @@ class OtherRanks:
             raise RankError(self.failure)
 
     def send(self, message: Any) -> None:
-        """Give a message to every other rank. RankError if one has ended."""
+        """Send a message to every other rank. Raises RankError if one has ended."""
         self.check()
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         for channel in self.channels.values():
@@ -98,16 +98,16 @@ class OtherRanks:
                 raise self.failed(error) from error
 
     def replies(self) -> list[Any]:
-        """One message from every other rank, in their order. RankError if one has ended."""
+        """One message from every other rank, in the order of ranks. Raises RankError if one has ended."""
         try:
             return [self.channels[rank].recv() for rank in sorted(self.channels)]
         except (OSError, EOFError) as error:
             raise self.failed(error) from error
 
     def failed(self, error: BaseException) -> RankError:
-        """End all ranks because of an error of this one, which leaves them waiting for each other; returns what to raise.
+        """End all ranks because of an error of this one, which leaves them waiting for each other; returns the error to raise.
 
-        If another rank has ended, that is the reason.
+        If another rank has ended, its end is the reason given.
         """
         deadline = time.monotonic() + GRACE_S if is_effect(error) else 0
         while self.failure is None and time.monotonic() < deadline:
@@ -117,10 +117,10 @@ class OtherRanks:
 
 
 class RankProcesses(OtherRanks):
-    """Ranks 1 to world_size - 1, each running main(rank, argument) in a process of its own. `own`: the Rank of this process."""
+    """Ranks 1 to world_size - 1, each running main(rank, argument) in its own process. `own`: the Rank of this process."""
 
     def __init__(self, world_size: int, main: Callable[[Rank, Any], None], argument: Any):
-        """main: a function of a module. argument: anything that can be pickled. InvalidOptionError if this system cannot pass on files."""
+        """main: a function of a module. argument: any picklable object. Raises InvalidOptionError if this system cannot pass on files."""
         if os.name != "posix":
             raise InvalidOptionError("Several ranks need Linux or macOS: this system cannot pass open files to another process.")
         others = range(1, world_size)
@@ -148,7 +148,7 @@ class RankProcesses(OtherRanks):
 
     @property
     def failure(self) -> str | None:
-        """Why the ranks have ended; None while they live."""
+        """The reason why the ranks have ended; None while they live."""
         return self._watched.failure
 
     def end(self, reason: str) -> None:
@@ -165,17 +165,17 @@ class RankProcesses(OtherRanks):
 
 
 class Watched:
-    """The started processes and their reports. failure: why they have ended."""
+    """The started processes and their reports. failure: the reason why they have ended, or None."""
 
     def __init__(self, children: list[subprocess.Popen], reports: dict[int, Connection]):
         self.children, self.reports, self.failure = children, reports, None
         self.at_failure: list[Callable[[], None]] = []
 
     def watch(self) -> None:
-        """Wait until a rank ends, note the reason, and end all others."""
+        """Wait until a rank ends, record the reason, and end all others."""
         ready = wait(self.reports.values())
         causes = [self._cause(rank) for rank, report in self.reports.items() if report in ready]
-        if all(is_effect for is_effect, _ in causes):  # the rank that these were waiting for reports next
+        if all(is_effect for is_effect, _ in causes):  # these waited for another rank, whose report comes next
             time.sleep(SAME_CAUSE_S)
             causes += [self._cause(rank) for rank, report in self.reports.items() if report not in ready and report.poll()]
         _, text = min(causes)  # False, a cause, before True, an effect
@@ -184,7 +184,7 @@ class Watched:
             report.close()
 
     def end(self, reason: str) -> None:
-        """End all processes, unless that has been done, and let this one go on."""
+        """End all processes, and call this process's at_failure functions the first time."""
         if self.failure is None:
             self.failure = reason
             for act in self.at_failure:
@@ -192,7 +192,7 @@ class Watched:
         end_children(self.children)
 
     def _cause(self, rank: int) -> tuple[bool, str]:
-        """(whether it ended because another had ended, why) for a rank whose report is there or has been closed."""
+        """(whether the rank ended because another had ended, the reason), once its report has arrived or was closed."""
         try:
             is_effect, text = self.reports[rank].recv()
             return is_effect, f"Rank {rank} has failed, and all ranks have ended:\n{text}"
@@ -203,7 +203,7 @@ class Watched:
 
 
 def main() -> None:
-    """What a started process runs."""
+    """The main function of a started process."""
     task: Task = pickle.loads(receive_task())
     with Connection(task.report) as report:
         try:
@@ -219,7 +219,7 @@ def main() -> None:
 
 
 def is_effect(error: BaseException) -> bool:
-    """Whether an error may only say that another rank has ended."""
+    """Whether an error may be only the effect of another rank's end."""
     return isinstance(error, OSError | EOFError | CommunicationError)
 
 
@@ -230,5 +230,5 @@ def _link(a: int, b: int) -> list[tuple[tuple[int, int], socket.socket]]:
 
 
 def _threads(world_size: int) -> dict[str, str]:
-    """Environment variables with which the ranks share the host's cores."""
+    """Environment variables that divide the host's cores among the ranks."""
     return {name: str(max(1, available_cores() // world_size)) for name in THREADS if name not in os.environ}

@@ -1,10 +1,10 @@
 """A Communicator of processes on one host: data through memory that all of them map, signals through sockets.
 
-    all_reduce    each rank writes its array to its own slot, tells its peers, hears from all of them, and adds up all slots
+    all_reduce    each rank writes its array to its own slot, signals its peers, waits for their signals, and adds up all slots
 
 Every rank reads every slot (one-shot) and adds them in the order of ranks, so all get the same bits. A signal is one byte on the socket
-between two ranks: the system orders it after the data. There are two sets of slots, used in turn: a rank that hears its peers' signals of
-one operation knows that they have read the slots of the operation before, which the next one overwrites.
+between two ranks: the system orders it after the data. There are two sets of slots, used alternately: the peers' signals of one operation
+imply that they have read the slots of the previous operation, which the next one overwrites.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import numpy as np
 from minllm.parallel.sockets import PART_BYTES, TIME_LIMIT_S, SocketCommunicator, flat_row
 
 SLOT_BYTES = PART_BYTES
-LEVELS = 3  # all ranks, a stage's, and those of it that share a context
+LEVELS = 3  # levels of groups: all ranks, the ranks of a stage, and those of a stage that share a context
 
 
 def memory_bytes(world_size: int) -> int:
@@ -33,12 +33,14 @@ class SharedMemoryCommunicator(SocketCommunicator):
         super().__init__(rank, links, time_limit_s)
         self._memory = memory
         self._slots: np.ndarray | None = self._slots_at(0, self.world_size)
-        self._count = 0  # of parts so far
-        self._level, self._ranks, self._first = 0, self.world_size, 0  # a group is of level 1; its first rank's number among all `ranks`
+        self._count = 0  # number of parts exchanged so far
+        self._level, self._ranks, self._first = 0, self.world_size, 0  # level of the group, all ranks, number of the group's first rank
 
     def group(self, members: range) -> "SharedMemoryCommunicator":
-        """A communicator of some consecutive ranks, this one among them, over the same links. A rank can be in one group, and again in
-        one of that group."""
+        """A communicator of some consecutive ranks, this one among them, over the same links.
+
+        A rank can be in one group, and in one group within that group.
+        """
         group = SharedMemoryCommunicator(self.rank - members.start, self._memory, self._links_of(members), self.time_limit_s)
         group._level, group._ranks, group._first = self._level + 1, self._ranks, self._first + members.start
         group._slots = group._slots_at(2 * (group._level * group._ranks + group._first), len(members))
@@ -48,7 +50,7 @@ class SharedMemoryCommunicator(SocketCommunicator):
         """Close the links and unmap the memory."""
         super().close()
         self._slots = None
-        with contextlib.suppress(AttributeError, BufferError):  # no mapped file, or a view of it lives on: then it goes with the view
+        with contextlib.suppress(AttributeError, BufferError):  # no mapped file, or a view keeps it: then it is unmapped with the view
             self._memory.close()
 
     def _slots_at(self, first: int, ranks: int) -> np.ndarray:
@@ -56,7 +58,7 @@ class SharedMemoryCommunicator(SocketCommunicator):
         return np.frombuffer(self._memory, np.uint8).reshape(-1, SLOT_BYTES)[first : first + 2 * ranks].reshape(2, ranks, SLOT_BYTES)
 
     def _parts(self, array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(a part of the array, [world_size, part] that of all ranks): one after the other, each once all ranks have written it."""
+        """Yields (a part of the array, this part of all ranks [world_size, part]), each once all ranks have written it."""
         self._check_open()
         flat, step = flat_row(array), SLOT_BYTES // array.itemsize
         for first in range(0, flat.size, step):

@@ -1,10 +1,10 @@
-"""A Communicator of processes that have a socket to each other: the one that works between hosts.
+"""A Communicator of processes with sockets to each other, which also works between hosts.
 
     all_reduce    each rank sends its array to every peer, and adds up all arrays in the order of ranks
 
-Two ranks exchange by turns, the lower one first. Every rank takes its pairs in the order (0, 1), (0, 2), .., (1, 2), .., so the first pair
-that has not exchanged yet can always do so, however little the system buffers: nobody waits in a circle. If a rank has ended, its peers
-read the end of the socket at once instead of waiting.
+Of two ranks, the lower one sends first. Every rank takes its pairs in the order (0, 1), (0, 2), .., (1, 2), .., so the first pair that has
+not exchanged yet can always do so, however little the system buffers: there is no circular wait. If a rank has ended, its peers read the
+end of the socket at once instead of waiting.
 """
 
 import socket
@@ -17,7 +17,7 @@ from minllm.errors import KernelArgumentError
 from minllm.parallel.communicator import CommunicationError, PeerLostError
 
 PART_BYTES = 1 << 20  # an array of more bytes is exchanged in parts of this size
-TIME_LIMIT_S = 600.0  # the longest wait for a peer: loading a large model may take minutes longer on one rank than on another
+TIME_LIMIT_S = 600.0  # time limit of a wait: loading a large model may take minutes longer on one rank than on another
 SUMMED = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -27,7 +27,7 @@ class SocketCommunicator:
     def __init__(self, rank: int, links: Mapping[int, socket.socket], time_limit_s: float = TIME_LIMIT_S):
         """links: a connected socket to every other rank."""
         self.rank, self.world_size, self.links, self.time_limit_s = rank, len(links) + 1, dict(links), time_limit_s
-        self.neighbours: tuple[range, SocketCommunicator] | None = None  # ranks of one host, and a faster communicator of theirs
+        self.neighbours: tuple[range, SocketCommunicator] | None = None  # the ranks of this host, and their faster communicator
         self._is_closed = False
         for link in self.links.values():
             link.settimeout(time_limit_s)
@@ -63,20 +63,20 @@ class SocketCommunicator:
             first += len(own)
 
     def broadcast(self, array: np.ndarray, source: int = 0) -> None:
-        """array = that of rank `source`, in place."""
+        """array = the array of rank `source`, in place."""
         for own, parts in self._parts(array):
             own[:] = parts[source]
 
     def send(self, array: np.ndarray, destination: int) -> None:
-        """Give an array to the rank that calls recv."""
+        """Send an array to a rank that calls recv."""
         self._give(destination, _bytes_of(array))
 
     def recv(self, array: np.ndarray, source: int) -> None:
-        """Overwrite an array with what rank `source` sends."""
+        """Overwrite an array with the array that rank `source` sends."""
         self._receive(source, memoryview(_bytes_of(array)))
 
     def barrier(self) -> None:
-        """Return once every rank has called it: each hears from all others."""
+        """Return once every rank has called it: each receives a byte from all others."""
         for peer in self.links:
             self._give(peer, b"\1")
         signal = memoryview(bytearray(1))
@@ -92,7 +92,7 @@ class SocketCommunicator:
             self.neighbours[1].close()
 
     def _parts(self, array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(a part of the array, [world_size, part] that of all ranks), one after the other."""
+        """Yields (a part of the array, this part of all ranks [world_size, part])."""
         self._check_open()
         flat, step = flat_row(array), PART_BYTES // array.itemsize
         for first in range(0, flat.size, step):
@@ -108,7 +108,7 @@ class SocketCommunicator:
             yield own, parts.view(array.dtype)
 
     def _links_of(self, members: range) -> dict[int, socket.socket]:
-        """The links to some consecutive ranks, by their numbers in a group of their own."""
+        """The links to some consecutive ranks, by the ranks' numbers within this group."""
         return {peer - members.start: link for peer, link in self.links.items() if peer in members}
 
     def _give(self, destination: int, data: np.ndarray | bytes) -> None:
@@ -119,7 +119,7 @@ class SocketCommunicator:
             raise self._lost(destination, error) from error
 
     def _receive(self, source: int, buffer: memoryview) -> None:
-        """Fill a buffer with what comes from a rank."""
+        """Fill a buffer with bytes from a rank."""
         link, have = self._link(source), 0
         while have < len(buffer):
             try:
@@ -146,7 +146,7 @@ class SocketCommunicator:
 
 
 def flat_row(array: np.ndarray) -> np.ndarray:
-    """The array's elements in one row. KernelArgumentError unless they can be overwritten there."""
+    """A flat view of the array. Raises KernelArgumentError unless the array is C-contiguous."""
     if not array.flags.c_contiguous:
         raise KernelArgumentError(f"ranks exchange C-contiguous arrays, and one of strides {array.strides} was given: copy it first")
     return array.reshape(-1)

@@ -1,12 +1,12 @@
-"""The weights of one rank: its stage's layers; of these its heads and its part of the inner width; its part of the vocabulary.
+"""The weights of one rank: its heads and its part of the inner width, in its stage's layers, and its part of the vocabulary.
 
-    q, k, v; gate, up     outputs are cut, by heads or rows: no rank needs the others' results
-    output, down          inputs are cut: results are partial sums, which an all-reduce adds up
-    embedding, head       the vocabulary is cut into equal parts of consecutive ids; norms and learned positions are whole on every rank
+    q, k, v; gate, up     split by outputs, heads or rows: no rank needs the others' results
+    output, down          split by inputs: results are partial sums, which an all-reduce adds up
+    embedding, head       the vocabulary is split into equal parts of consecutive ids; norms and learned positions are whole on every rank
 
-If there are fewer KV heads than ranks, each is held by several. A quantised matrix is cut between groups. The vocabulary's last part is
-filled up with NaN, which argmax never chooses and which is cut off where logits are gathered. The embedding is the first stage's, the head
-the last one's. Each rank reads only its part of a mapped safetensors file; a GGUF file's tensors are dequantised whole before they are cut.
+If there are fewer KV heads than ranks, several ranks hold the same one. A quantised matrix is split between groups. The vocabulary's last
+part is padded with NaN, which argmax never chooses and which is dropped when logits are gathered. The first stage has the embedding, the
+last one the head. Each rank reads only its part of a mapped safetensors file; a GGUF file's tensors are dequantised whole before splitting.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 """
@@ -29,7 +29,7 @@ from minllm.weights.stored import StoredLinear, StoredTensor
 
 
 class VocabularyPart(NamedTuple):
-    """The consecutive token ids that rank `rank` of `ranks` holds, of a vocabulary of vocab_size."""
+    """The consecutive token ids on rank `rank` of `ranks`, of a vocabulary of vocab_size."""
 
     vocab_size: int
     rank: int
@@ -62,7 +62,7 @@ class SplitEmbedding(NamedTuple):
 
 
 class MappedTensors:
-    """A Checkpoint whose tensors are not read to the end to look for NaN: a rank looks at its own part."""
+    """A Checkpoint that does not read whole tensors to look for NaN: each rank checks its own part (SplitReader.check)."""
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint, self.tensor = checkpoint, checkpoint.array
@@ -80,7 +80,7 @@ class SplitReader(WeightReader):
     def __init__(self, ops: Any, checkpoint: Any, layout: Layout, progress: Any = None, grid: Grid = Grid(0)):  # noqa: B008 - a constant
         own = grid.layers(layout.config.num_hidden_layers)
         layout = replace(layout, model=replace(layout.model, layers=layout.model.layers[own.start : own.stop]))
-        made_here = layout.weight_format.is_plain or layout.weight_format.is_option  # of floating-point numbers, which `check` looks at
+        made_here = layout.weight_format.is_plain or layout.weight_format.is_option  # made of floating-point numbers, which `check` checks
         mapped = isinstance(checkpoint, Checkpoint) and made_here
         super().__init__(ops, MappedTensors(checkpoint) if mapped else checkpoint, layout, progress)
         self.grid, self.rank, self.ranks = grid, grid.tensor_rank, grid.tensor
@@ -93,11 +93,11 @@ class SplitReader(WeightReader):
         return super().read(value)
 
     def tensor(self, stored: StoredTensor) -> Any:
-        """A whole array; of the embedding, the rank's rows."""
+        """A whole array; for the embedding, the rank's rows, or None if the rank's stage does not need it."""
         if stored is not self.layout.model.embedding:
             return super().tensor(stored)
         if not (self.grid.is_first or (self.grid.is_last and self.layout.config.tie_word_embeddings)):
-            return None  # another stage's
+            return None  # only other stages need it
         own = self._own_rows(stored.name)
         self._report([stored.name])
         return SplitEmbedding(self.ops.weight(own), self.vocabulary)
@@ -115,7 +115,7 @@ class SplitReader(WeightReader):
         return self._head_of(embedding.rows) if self.grid.is_last else None
 
     def check(self, host: np.ndarray, name: str) -> None:
-        """Raise CheckpointError for NaN and infinity too, which nobody has looked for yet."""
+        """Raise CheckpointError also for NaN and infinity, which MappedTensors has not looked for."""
         mapped = self.checkpoint
         if isinstance(mapped, MappedTensors) and not (mapped.allow_nonfinite_weights or all_finite(np.ascontiguousarray(host))):
             raise CheckpointError(
@@ -141,5 +141,5 @@ class SplitReader(WeightReader):
 
 
 def attention_of_rank(config: AttentionConfig, ranks: int) -> AttentionConfig:
-    """The attention of one rank's heads."""
+    """The AttentionConfig of one rank's heads."""
     return replace(config, heads=config.heads // ranks, kv_heads=max(1, config.kv_heads // ranks))

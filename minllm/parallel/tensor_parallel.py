@@ -1,15 +1,16 @@
-"""The operations of a rank under tensor parallelism: those of its machine, and what crosses between ranks.
+"""The operations of a rank under tensor parallelism: those of its machine, and the communication between ranks.
 
     embed                 each rank looks up the tokens that it holds, zeros for the others; all-reduce     [T, hidden]
-    output, down          each rank's product is a partial sum; all-reduce                                  [T, hidden]
+    output, down          each rank's GEMM gives a partial sum; all-reduce                                  [T, hidden]
     sample, greedy        each rank's largest logit and its token; all-gather                               [R] twice
     sample, log_probabilities, distribution, to_host     the logits; all-gather                             [R, vocab]
 
-So a greedy step moves two all-reduces per layer, one for the embedding and 8 bytes per row. A step that draws at random or returns
-log-probabilities gathers whole rows of logits, because top-p and penalties need the whole distribution; every rank then draws the same
-token from the same bits, and nothing has to be sent back.
+So a greedy step has two all-reduces per layer, one for the embedding, and an all-gather of 8 bytes per row. A step that samples or returns
+log-probabilities gathers whole rows of logits, because top-p and penalties need the whole distribution; every rank then samples the same
+token from the same bits, and nothing is sent back.
 
-Everything else is each rank's own, with its heads and its part of the inner width. Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
+Each rank computes all other operations alone, with its heads and its part of the inner width. Source: Shoeybi et al. 2019, "Megatron-LM",
+section 3.
 """
 
 from typing import Any
@@ -30,7 +31,7 @@ from minllm.weights.shard import INPUTS
 
 
 class SplitLogits:
-    """Logits [R, vocab] of which this rank has computed its part of the vocabulary; the whole is gathered when somebody needs it."""
+    """Logits [R, vocab] of which this rank has computed its part of the vocabulary; whole rows are gathered when they are needed."""
 
     def __init__(self, ops: Any, own: Any, part: VocabularyPart, whole: Any = None):
         """own: float32 [R, part.size]."""
@@ -60,24 +61,24 @@ def whole(logits: Any) -> Any:
 
 
 class TensorParallel:
-    """What a rank's operations do differently from those of a machine of its own, which follow in the order of base classes."""
+    """The operations that differ under tensor parallelism; a mixin in front of the machine's, in the order of base classes."""
 
     communicator: Communicator
     grid: Grid
 
     def linear(self, x: Any, linear: Linear, *arguments: Any) -> Any:
-        """x @ weight.T + bias: [T, out]; partial sums are added up."""
+        """x @ weight.T + bias: [T, out]; partial sums are all-reduced."""
         out = super().linear(x, linear, *arguments)
         if linear.shard.axis == INPUTS and linear.shard.ranks > 1:
             self.communicator.all_reduce(out)
         return out
 
     def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
-        """The linear of x, added up; the next normalisation adds it to the residual."""
+        """(linear(x), residual), with partial sums all-reduced; the next normalisation adds the two."""
         return self.linear(x, linear), residual
 
     def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
-        """The head's scores; of a split head, SplitLogits."""
+        """The logits; SplitLogits if the head is split."""
         own = super().logits(x, residual, norm, lm_head, rows)
         if lm_head.shard.ranks == 1:
             return own
@@ -90,32 +91,32 @@ class TensorParallel:
         return super().sample(whole(logits), sampling, slots)
 
     def log_probabilities(self, logits: Any, token_ids: Any, top: int) -> Any:
-        """Of the whole rows."""
+        """Log-probabilities from whole rows of logits, gathered from all ranks."""
         return super().log_probabilities(whole(logits), token_ids, top)
 
     def distribution(self, logits: Any, sampling: Any, slots: Any) -> Any:
-        """Of the whole rows."""
+        """The distribution from whole rows of logits, gathered from all ranks."""
         return super().distribution(whole(logits), sampling, slots)
 
     def warmed_up(self) -> None:
-        """Expect peers soon from now on: nothing on a CPU."""
+        """From now on wait only seconds for peers; does nothing on a CPU."""
 
     def finish(self) -> None:
-        """Wait for what was launched: nothing on a CPU."""
+        """Wait for the launched work; does nothing on a CPU."""
 
     def disconnect(self) -> None:
-        """Close this rank's communicators: on a CPU they belong to the processes."""
+        """Close this rank's communicators; does nothing on a CPU, on which they belong to the processes."""
 
     def fault(self) -> Any:
-        """What kernels between peers note if one has not come: nothing on a CPU, whose waits raise."""
+        """The array in which kernels record a missing peer; None on a CPU, on which waits raise an error."""
         return None
 
     def missing_peer(self) -> str:
-        """Why this rank waits, for a message; it may be waiting now, in another thread."""
+        """The reason why this rank waits, for an error message; it may be waiting now, in another thread."""
         return "another rank has not come to an operation of the communicator"
 
     def share_row(self, logits: Any) -> None:
-        """Give rank 0's row of logits, float32 [vocab], to the other ranks."""
+        """Send rank 0's row of logits, float32 [vocab], to the other ranks."""
         self.communicator.broadcast(logits)
 
     def to_host(self, array: Any) -> np.ndarray:

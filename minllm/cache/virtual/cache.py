@@ -1,4 +1,4 @@
-"""The memory of the virtual cache: contiguous addresses, pages where needed.
+"""The memory of the virtual cache: contiguous addresses, with pages mapped as needed.
 
 There are two ranges of addresses, one for keys and one for values, each an array
 
@@ -12,8 +12,8 @@ LLMs without PagedAttention", arXiv 2405.04437, sections 5 and 6.2.
 Decode attention reads this layout 1 to 5 % slower than a contiguous cache (`minllm bench virtual`, recorded in docs/results.md). The cause
 is the layout, not the mapping: one layer's keys of consecutive tokens, 2 KiB each, are 64 KiB apart, on 32 times as many pages.
 
-Kernels see the view [blocks, block_size, kv_heads, head_dim] of a layer, whose tokens are layers * kv_heads * head_dim elements apart. A
-slot is one block, or several of equal size if one would have too many elements for the kernels' 32-bit offsets.
+Kernels get the view [blocks, block_size, kv_heads, head_dim] of a layer, with tokens layers * kv_heads * head_dim elements apart. A slot is
+one block, or several of equal size if one block would have too many elements for the kernels' 32-bit offsets.
 """
 
 import math
@@ -38,7 +38,7 @@ class VirtualLayout:
     num_slots: int
     slot_tokens: int  # tokens per slot; they fill whole pages, so that no page belongs to two slots
     block_size: int
-    token_bytes: int  # bytes of one token's keys over all layers; its values take as many
+    token_bytes: int  # bytes of one token's keys over all layers, and of its values
     page_bytes: int
 
     @property
@@ -57,7 +57,7 @@ class VirtualLayout:
         return self.slot_tokens // self.block_size
 
     def pairs_for(self, tokens: int) -> int:
-        """Pairs of pages that the first `tokens` tokens of a slot take."""
+        """The number of pairs of pages for the first `tokens` tokens of a slot."""
         return -(-min(tokens, self.slot_tokens) * self.token_bytes // self.page_bytes)
 
 
@@ -80,7 +80,7 @@ class VirtualKVCache:
     """Keys and values of all layers, with the interface of kv_cache.KVCache; virtual.VirtualPolicy maps its pages."""
 
     def __init__(self, backend: Any, shape: CacheShape, num_slots: int, max_tokens: int, num_pairs: int):
-        """backend: of runtime/cuda_pages.py or host_pages.py. num_pairs: the most pairs of pages that may be mapped at a time."""
+        """backend: from runtime/cuda_pages.py or host_pages.py. num_pairs: the most pairs of pages that may be mapped at a time."""
         self.layout = layout = virtual_layout(shape, num_slots, max_tokens, backend.page_bytes)
         self.shape = replace(shape, block_size=layout.block_size)
         self.num_blocks, self.num_pairs = num_slots * layout.blocks_per_slot, num_pairs

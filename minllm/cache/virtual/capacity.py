@@ -13,8 +13,8 @@ def virtual_cache_that_fits(
 ) -> VirtualKVCache:
     """A cache with up to `max_num_seqs` slots, and as many pages as fit the budget.
 
-    backend: of runtime/cuda_pages.py or host_pages.py. most_addresses: limit of the bytes of addresses per range, which may reduce the
-    number of slots. Raises OutOfMemoryError if not even one pair fits, InvalidOptionError for a quantised cache.
+    backend: from runtime/cuda_pages.py or host_pages.py. most_addresses: the limit of addresses per range, in bytes, which may reduce the
+    number of slots. Raises OutOfMemoryError if not even one pair of pages fits, InvalidOptionError for a quantised cache.
     """
     layout = virtual_layout(shape, max_num_seqs, max_model_len, backend.page_bytes)
     num_pairs = budget.num_bytes // layout.pair_bytes

@@ -11,8 +11,8 @@ def check_virtual(slots: Slots, held: dict[Any, Any], needed: dict[Any, int]) ->
 
     - every slot is idle or belongs to one sequence, so that no address has two writers;
     - exactly the counted pages of a slot, from its beginning on, are mapped, for keys and for values;
-    - every running sequence has memory for all that kernels may read or write for it;
-    - the pages in use are those of the slots, and not more than exist.
+    - every running sequence has memory for everything that kernels may read or write for it;
+    - the pages in use are those of the slots, and no more than exist.
 
     held: sequence -> claims.Occupied; needed: sequence -> pairs of pages that kernels touch.
     """

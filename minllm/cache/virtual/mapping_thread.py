@@ -11,7 +11,7 @@ from minllm.errors import DeviceError
 class MappingThread:
     """Calls `policy.map_ahead(sequence)` for every requested sequence, in order, in the background.
 
-    It has only a weak reference to the policy: it ends when the policy is deleted, or with `close`. `wait` raises errors of the driver.
+    It has only a weak reference to the policy, so it ends when the policy is deleted, or with `close`. `wait` raises errors of the driver.
     """
 
     def __init__(self, policy):

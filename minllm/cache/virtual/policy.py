@@ -5,8 +5,8 @@ techniques hide the latency of the driver's calls (section 6.1 of the paper):
 
     mapping ahead        when a sequence enters, pages for its prompt are mapped at once, and pages for an answer of the estimated length
                          (length_estimate.py) by a background thread; later this thread keeps LOOK_AHEAD tokens ahead of the sequence
-    deferred reclamation a slot whose sequence has ended keeps its pages, for the next sequence in it (slots.py)
-    late reclamation     only if pages run out, pages of idle slots are unmapped, then those that were mapped too far ahead
+    deferred reclamation a slot keeps its pages after its sequence has ended, for the next sequence in the slot (slots.py)
+    late reclamation     only if pages run out, pages of idle slots are unmapped, then pages that were mapped too far ahead
 
 Memory that running kernels or graphs use is never remapped: room is made before a step is launched, pages that running sequences may write
 are never reclaimed, and VirtualRange.unmap waits for all launched work first. Pages that a running sequence claims are not given to others
@@ -29,16 +29,15 @@ from minllm.cache.virtual.slots import MappingCounts, Slots
 from minllm.errors import CacheError, OutOfMemoryError
 
 STEPS_AHEAD = 2  # a request for room for at most this many new tokens is a decode step
-LOOK_AHEAD = 16  # tokens; pages are requested this long before a sequence reaches them
+LOOK_AHEAD = 16  # pages are requested this number of tokens before a sequence reaches them
 
 
 class VirtualPolicy(CachePolicy):
-    """A slot of a VirtualKVCache for each sequence.
+    """Assigns a slot of a VirtualKVCache to each sequence.
 
     background: whether to map ahead in a thread; False: at once, in the calling thread. read_tile, step_tile: in tokens, see claims.py; an
     engine that verifies several tokens of a sequence per step (speculative decoding) passes read_tile as step_tile too.
-    look_ahead: in tokens, see above.
-    max_retained_pairs: the most pairs of pages that idle slots keep; None: any number.
+    look_ahead: in tokens, see above. max_retained_pairs: the most pairs of pages that idle slots keep; None: any number.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class VirtualPolicy(CachePolicy):
 
     @property
     def counts(self) -> MappingCounts:
-        """Counts of pages that were mapped in time and late."""
+        """The counts of pages that were mapped in time or late."""
         return self.slots.counts
 
     @property
@@ -172,7 +171,7 @@ class VirtualPolicy(CachePolicy):
                 raise CacheError(f"{-claims.available} pairs of pages more are promised than there are")
 
     def map_ahead(self, sequence: Hashable) -> None:
-        """Map the pages requested for a sequence, while there are unclaimed ones."""
+        """Map the pages requested for a sequence, as long as there are unclaimed pages."""
         is_going_on = True
         while is_going_on:
             with self._lock:  # one page at a time, so that a step that is about to be launched need not wait long

@@ -1,7 +1,7 @@
 """The slots of a virtual cache, and the pages of each.
 
-Pages are counted in pairs, one of keys and one of values. A slot whose sequence has ended keeps its pages until they are needed elsewhere
-(deferred reclamation).
+Pages are counted in pairs, one of keys and one of values. A slot keeps its pages after its sequence has ended, until they are needed
+elsewhere (deferred reclamation).
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class MappingCounts:
     mapped_late: int = 0  # mapped while a sequence waited, for its prompt or during its answer
     waits: int = 0  # number of waits during an answer
     reused: int = 0  # already mapped in the slot that a sequence got
-    reclaimed: int = 0  # unmapped from idle slots, or where they were mapped too far ahead
+    reclaimed: int = 0  # unmapped from idle slots, or because they were mapped too far ahead
 
 
 class Slots:
@@ -32,16 +32,16 @@ class Slots:
 
     @property
     def num_left(self) -> int:
-        """Pairs that are not mapped."""
+        """The number of pairs that are not mapped."""
         return self.cache.pages.left // 2
 
     @property
     def num_retained(self) -> int:
-        """Pairs that idle slots keep."""
+        """The number of pairs that idle slots keep."""
         return sum(self.mapped[slot] for slot in self.idle)
 
     def take(self, pairs: int, kept: dict[int, int]) -> int | None:
-        """An idle slot that is not in `kept`: the best fit among those with at least `pairs` pairs, else the one with most."""
+        """An idle slot that is not in `kept`: the best fit among those with at least `pairs` pairs, else the one with the most."""
         free = self.idle.difference(kept)
         slot = min(free, key=lambda slot: (self.mapped[slot] < pairs, abs(self.mapped[slot] - pairs), slot), default=None)
         if slot is not None:
@@ -50,7 +50,7 @@ class Slots:
         return slot
 
     def back(self, slot: int, pairs: int, kept: dict[int, int]) -> None:
-        """Map the first `pairs` pairs of a slot now. OutOfMemoryError if there is no memory.
+        """Map the first `pairs` pairs of a slot now. Raises OutOfMemoryError if there is no memory.
 
         kept: {slot: pairs that it must keep}; missing pages are taken from idle slots first, then from others beyond what they keep.
         """

@@ -1,1 +1,1 @@
-"""Where drafts come from, one source a file: they implement running/speculator.DraftSource."""
+"""The sources of drafts, one per file: they implement running/speculator.DraftSource."""

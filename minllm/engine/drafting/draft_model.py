@@ -1,15 +1,15 @@
-"""Drafts from a small model of the same vocabulary.
+"""Drafts from a small model with the same vocabulary.
 
-Its keys and values lie under the block tables of the model: it has as many blocks, and the cache's policy assigns both. It computes every
-batch that the model computes, so what the one has in its cache, the other has too, whatever happens to the sequence: found prefixes, forks,
-preemption, rejected drafts, and the last draft of a run that is accepted as a whole, whose key is needed before the token after it is fed.
+The draft model's cache uses the model's block tables: it has as many blocks, and the cache's policy assigns both. It computes every batch
+that the model computes, so both caches hold the same tokens after any event of a sequence: found prefixes, forks, preemption, rejected
+drafts, and a run accepted as a whole, whose last draft must have its key cached before the token after it is computed.
 
     a step of the model    [newest, draft 1 .. draft k] of each sequence, and chunks of prompts
     the same rows here     keys and values alone
     k rows, one by one     newest → draft 1 → draft 2 → .. draft k
 
-Drafts are drawn by the request's own parameters from random numbers of their own, and their distributions are kept for acceptance
-(kernels/speculation/rejection.py); or they are the likeliest tokens, which is certain and accepted as such (accept.py).
+Drafts are sampled by the request's own parameters with separate random numbers, and their distributions are kept for acceptance
+(kernels/speculation/rejection.py); or they are the likeliest tokens, which accept.py compares with the sampler's.
 """
 
 from typing import Any
@@ -26,17 +26,17 @@ from minllm.models.decoder import forward, hidden_states
 from minllm.models.model import Model
 from minllm.ops.protocol import Batch
 
-SALT = 0x9E3779B9  # changes the seeds of draws: 2^32 / golden ratio
+SALT = 0x9E3779B9  # 2^32 / golden ratio; gives drafts other random numbers than the sampler's
 
 
 class DraftModel:
-    """A DraftSource. cache: of as many blocks as the model's. draws: whether drafts are drawn; False takes the likeliest."""
+    """A DraftSource. cache: has as many blocks as the model's. draws: whether drafts are sampled; False takes the likeliest tokens."""
 
     reads_history, reads_room = False, True
 
     def __init__(self, ops: Any, model: Model, cache: KVCache, draws: bool = True):
         self.ops, self.model, self.cache, self.draws = ops, model, cache, draws
-        self._starts: dict[tuple[int, int], Any] = {}  # (sequences, rows of each) -> query_start
+        self._starts: dict[tuple[int, int], Any] = {}  # (sequences, rows per sequence) -> query_start
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """See DraftSource."""
@@ -61,7 +61,7 @@ class DraftModel:
             self._choose(logits, runs, index, state, drafts, kind if self.draws else SamplingKind.GREEDY)
 
     def _choose(self, logits: Any, runs: Any, index: int, state: SlotState, drafts: DraftState, kind: SamplingKind) -> None:
-        """Draw draft number `index` of each run from its logits [runs, vocab], or take the likeliest token."""
+        """Sample draft number `index` of each run from its logits [runs, vocab], or take the likeliest token."""
         ops = self.ops
         if kind is SamplingKind.GREEDY:
             ops.store_drafts(ops.sample(logits, state.sampling.of_kind(kind), runs), runs, index, drafts)
@@ -71,7 +71,7 @@ class DraftModel:
         ops.store_drafts(ops.sample(logits, sampling, row_slots), runs, index, drafts, log_q)
 
     def _rows(self, batch: Batch, count: int, state: SlotState, num_drafts: int, each: int = 1) -> Batch:
-        """A batch of `each` rows of `count` runs, whose arrays `Ops.load_spans` writes."""
+        """A batch of `count` runs of `each` rows; `Ops.load_spans` writes its arrays."""
         size, width, rows = self.cache.block_size, state.block_tables.shape[1], count * each
         context = min(batch.max_context_len + num_drafts, width * size)
         if (count, each) not in self._starts:

@@ -1,4 +1,4 @@
-"""Drafts from the model itself: n-grams of a window of guesses that it computes in every step (kernels/speculation/lookahead.py)."""
+"""Drafts from the model itself: n-grams from a window of guesses that it computes in every step (kernels/speculation/lookahead.py)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Drafts from the text itself: what followed the last time that its newest tokens stood together (kernels/speculation/prompt_lookup.py)."""
+"""Drafts from the text: the tokens after the last earlier occurrence of its newest tokens (kernels/speculation/prompt_lookup.py)."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from minllm.ops.protocol import Batch
 
 
 class NgramDrafts:
-    """A DraftSource. longest, shortest: the number of newest tokens that have to match."""
+    """A DraftSource. longest, shortest: the most and the fewest newest tokens that must match."""
 
     reads_history, reads_room, draws = True, False, False
 

@@ -4,10 +4,10 @@
     the same rows here     keys and values alone; the accepted path is compacted as in the model's cache
     a level at a time      root → its children → their children ..     one forward for all nodes of a level that have children
 
-The nodes of a level do not see each other (kernels/attention/tree). Their keys lie where the next verification writes its own. Children are
-drawn by the request's own parameters, none twice, and accepted by kernels/speculation/reject_tree.py; or they are the likeliest tokens,
-which are certain and accepted as such (accept_tree.py). Sources: Miao et al., "SpecInfer", ASPLOS 2024, section 3.1, expansion-based
-construction; the static trees are those of Cai et al., "Medusa", ICML 2024, section 2.1.2.
+The nodes of a level do not attend to each other (kernels/attention/tree). Their keys lie in the slots to which the next verification writes
+its own. Children are sampled by the request's own parameters without replacement, and accepted by kernels/speculation/reject_tree.py; or
+they are the likeliest tokens, which accept_tree.py compares with the sampler's. Sources: Miao et al., "SpecInfer", ASPLOS 2024, section
+3.1, expansion-based construction; the static trees are those of Cai et al., "Medusa", ICML 2024, section 2.1.2.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ from minllm.ops.protocol import Batch
 
 
 class TreeModel(DraftModel):
-    """A DraftSource for DraftState.tree, whose nodes are in the order of their levels."""
+    """A DraftSource for DraftState.tree, a tree with its nodes in the order of their levels."""
 
     def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> None:
         """See DraftSource."""

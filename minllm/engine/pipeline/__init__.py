@@ -1,1 +1,1 @@
-"""Three stages on threads of their own: tokenise, compute, detokenise."""
+"""The asynchronous engine as a pipeline of three threads: tokenise, compute, detokenise."""

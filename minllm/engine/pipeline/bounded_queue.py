@@ -1,4 +1,4 @@
-"""A queue between two threads that holds a limited number of items: whoever puts more waits until there is room."""
+"""A queue between two threads that holds a limited number of items: a thread that puts more waits until there is room."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class BoundedQueue(Generic[T]):
-    """Items in the order in which they were put; those that wait for room keep their place."""
+    """A first-in, first-out queue; items that wait for room keep their order."""
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -20,7 +20,7 @@ class BoundedQueue(Generic[T]):
         self._is_closed = False
 
     def put_or_wait(self, item: T, callback: Callable[[], None]) -> bool:
-        """Put an item. False if there is no room: `callback` is called, in another thread, once the item is in or the queue is closed."""
+        """Put an item. False if there is no room: then another thread calls `callback` once the item is in or the queue is closed."""
         with self._changed:
             if not self._is_closed and len(self._items) >= self.limit:
                 self._waiting.append((item, callback))
@@ -48,13 +48,13 @@ class BoundedQueue(Generic[T]):
         return taken
 
     def wake(self) -> None:
-        """Let a `take` that blocks, or the next one, return with what is there."""
+        """Let a blocked `take`, or the next one, return with the present items."""
         with self._changed:
             self._is_awake = True
             self._changed.notify()
 
     def close(self) -> None:
-        """Let calls that block return, now and later."""
+        """Let blocked calls, and all later ones, return."""
         with self._changed:
             self._is_closed = True
             callbacks = self._let_in(len(self._waiting))

@@ -8,11 +8,11 @@ from minllm.engine.pipeline.distinct_queue import DistinctQueue
 from minllm.engine.pipeline.request import PipelineRequest
 from minllm.engine.requests.sequence import Sequence
 
-MOST_WAITING = 4096  # sequences in the scheduler's queue; further requests wait in the stages before
+MOST_WAITING = 4096  # sequences in the scheduler's queue; further requests wait in the queue before this stage
 
 
 class ComputeStage:
-    """Steps while there is work, takes new requests and aborts between steps, and sleeps otherwise."""
+    """Steps while there is work, takes new requests and aborts between steps, and sleeps if there is nothing to do."""
 
     def __init__(self, core: EngineCore, inbox: BoundedQueue, moved: DistinctQueue):
         self.core, self.inbox, self.moved = core, inbox, moved
@@ -37,12 +37,12 @@ class ComputeStage:
         self.inbox.wake()
 
     def close(self) -> None:
-        """Let `run` return after the present step."""
+        """Let `run` return after the current step."""
         self.is_closed = True
         self.inbox.close()
 
     def _take_requests(self) -> None:
-        """Let new requests in, after aborts: the id of an aborted request may have been given to a new one."""
+        """Admit new requests, after aborts, because a new request may have the id of an aborted one."""
         room = max(0, MOST_WAITING - self.core.scheduler.num_waiting)
         requests = self.inbox.take(room, wait=not self.core.has_work)
         self._take_aborts()
@@ -58,7 +58,7 @@ class ComputeStage:
                 self.moved.add([request])
 
     def _take_aborts(self) -> None:
-        """End aborted requests. Those that are not here yet are ended when they arrive; those that have ended are left alone."""
+        """End aborted requests. Requests that have not arrived yet end when they arrive; requests that have ended are skipped."""
         while self._aborts:
             request = self._aborts.popleft()
             if self._requests.get(request.request_id) is request:
@@ -73,7 +73,7 @@ class ComputeStage:
         self.moved.add([request])
 
     def _report(self, moved: list[Sequence]) -> None:
-        """Tell the next stage which requests have new tokens that are read, or have ended."""
+        """Pass the requests that have ended, or have new tokens to show, to the next stage."""
         requests: dict[PipelineRequest, None] = {}
         for sequence in moved:
             request = self._requests.get(sequence.request_id)

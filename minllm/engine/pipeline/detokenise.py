@@ -1,11 +1,11 @@
-"""Stage 3: tokens become text and outputs, and each goes to its reader, with one wake-up per event loop however many requests moved.
+"""Stage 3: turn tokens into text and outputs for their readers, with one wake-up per event loop for all requests with new tokens.
 
-An output is made only for a reader that has read the one before. So a slow reader gets fewer outputs, each with more tokens, and neither
+An output is made only for a reader that has read the previous one. So a slow reader gets fewer outputs, each with more tokens, and neither
 stalls the others nor fills the memory.
 
-Python runs one thread at a time. An event loop that wakes 256 readers holds the interpreter for milliseconds, in which the compute stage
-cannot launch the next step. So after each round this stage rests, three times as long as the round and the readers took: outputs take at
-most a quarter of the time, and with few readers the rest is shorter than a step.
+Python runs one thread at a time. An event loop that wakes 256 readers holds the interpreter for milliseconds, during which the compute
+stage cannot launch the next step. So after each round this stage sleeps three times as long as the round and the readers took: outputs take
+at most a quarter of the time, and with few readers the sleep is shorter than a step.
 """
 
 import time
@@ -17,13 +17,13 @@ from threading import Event
 from minllm.engine.pipeline.distinct_queue import DistinctQueue
 from minllm.engine.pipeline.request import Abort, PipelineRequest, Result
 
-REST = 3  # seconds of rest per second that a round took
-LONGEST_REST = 0.02  # seconds; also the longest wait for an event loop that does not answer
+REST = 3  # seconds of sleep per second of a round
+LONGEST_REST = 0.02  # seconds; also the longest wait for an event loop that does not respond
 Deliveries = list[tuple[PipelineRequest, Result]]
 
 
 class DetokeniseStage:
-    """forget: called with each request that has ended, before its last output is delivered."""
+    """Makes and delivers outputs. forget: called with each request that has ended, before its last output is delivered."""
 
     def __init__(self, inbox: DistinctQueue, abort: Abort, forget: Callable[[PipelineRequest], None]):
         self.inbox, self._abort, self._forget = inbox, abort, forget
@@ -47,7 +47,7 @@ class DetokeniseStage:
         self.inbox.close()
 
     def _deliver(self, deliveries: dict[AbstractEventLoop | None, Deliveries]) -> None:
-        """Give readers their results, and wait until they have seen them. Requests whose event loop is closed are aborted."""
+        """Give readers their results, and wait until they have run. Requests with a closed event loop are aborted."""
         answers = []
         for loop, delivered in deliveries.items():
             answers.append(Event())
@@ -77,7 +77,7 @@ def hand_over(loop: AbstractEventLoop | None, delivered: Deliveries, answer: Cal
         if loop is None:
             answer()
         else:
-            loop.call_soon(answer)  # after the tasks that were woken
+            loop.call_soon(answer)  # runs after the tasks that were woken
 
     if loop is None:
         receive()

@@ -1,4 +1,4 @@
-"""A queue in which each item is at most once: a reader that falls behind finds less to do, rather than more and more."""
+"""A queue that holds each item at most once, so it does not grow when its reader falls behind."""
 
 from collections.abc import Hashable, Iterable
 from threading import Condition
@@ -8,7 +8,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class DistinctQueue(Generic[T]):
-    """Items that are to be looked at, in the order in which they were first added. Its size is bounded by the number of items there are."""
+    """Items in the order in which they were first added, bounded by the number of different items."""
 
     def __init__(self):
         self._items: dict[T, None] = {}

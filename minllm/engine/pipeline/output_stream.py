@@ -9,21 +9,21 @@ from minllm.engine.requests.outputs import RequestOutput
 
 
 class OutputStream(AsyncIterator[RequestOutput]):
-    """Yields a request's outputs so far until the last one. If the request fails, its error is raised after the last output.
+    """Yields the outputs of a request so far, up to the last one. If the request fails, its error is raised after the last output.
 
-    At most one output is unread: while it is, later tokens wait for the next one. Must be read in the event loop in which it was made.
+    At most one output is unread; tokens that come meanwhile are part of the next one. Must be read in the event loop in which it was made.
     """
 
     def __init__(self, has_moved: Callable[[], None], abort: Callable[[], None]):
-        """has_moved: asks for an output again. abort: ends the request."""
+        """has_moved: requests the next output from the pipeline. abort: ends the request."""
         self.loop = asyncio.get_running_loop()
         self._has_moved, self._abort = has_moved, abort
         self._lock = Lock()
-        self._has_unread = False  # an output was made and not read
-        self._is_behind = False  # tokens came after that
+        self._has_unread = False  # an output was made and has not been read
+        self._is_behind = False  # tokens came after the unread output
         self._output: RequestOutput | None = None
         self._error: Exception | None = None
-        self._is_over = False  # nothing will be received any more
+        self._is_over = False  # no more results will be received
         self._received = asyncio.Event()
 
     def wants(self, is_last: bool) -> bool:
@@ -36,7 +36,7 @@ class OutputStream(AsyncIterator[RequestOutput]):
             return True
 
     def receive(self, result: Result) -> None:
-        """Take the newest output, or an error that ends the request. Called in the event loop; what comes after the end is ignored."""
+        """Take the newest output, or an error that ends the request. Called in the event loop; results after the end are ignored."""
         if self._is_over:
             return
         if isinstance(result, Exception):

@@ -1,9 +1,9 @@
-"""The three-stage pipeline: tokenise, compute and detokenise on threads of their own.
+"""The three-stage pipeline: tokenise, compute and detokenise, each on its own thread.
 
     caller -> [bounded queue] -> tokenise -> [bounded queue] -> compute -> [distinct queue] -> detokenise -> reader
 
-While the device computes a step, the host tokenises prompts that have just come and makes text of the tokens of the step before. A queue
-that is full makes those before it wait, back to the caller. The last queue holds each request at most once, so compute never waits for
+While the device computes a step, the host tokenises newly arrived prompts and detokenises the previous step's tokens. A full queue blocks
+the stages before it, back to the caller (back-pressure). The last queue holds each request at most once, so compute never waits for
 readers.
 
 An error in a stage ends the request that caused it. If a thread itself ends, every request gets EngineDeadError, and so do later ones.
@@ -22,7 +22,7 @@ from minllm.engine.pipeline.request import PipelineRequest
 from minllm.engine.pipeline.tokenise import TokeniseStage
 from minllm.errors import EngineDeadError, InvalidRequestError
 
-QUEUE_LIMIT = 256  # requests that the queue before stage 1, or before stage 2, holds
+QUEUE_LIMIT = 256  # capacity of the queues before stages 1 and 2, in requests
 
 
 class Pipeline:
@@ -43,7 +43,7 @@ class Pipeline:
         self._threads = [self._start(stage) for stage in (self.tokenise, self.compute, self.detokenise)]
 
     def admit(self, request: PipelineRequest, callback: Callable[[], None]) -> bool:
-        """Send a request on its way; False if it waits for room: `callback` is called once it is on its way or the pipeline has ended.
+        """Queue a request. False if there is no room: then `callback` is called once it is queued or the pipeline has ended.
 
         Raises InvalidRequestError if its id is in use, EngineDeadError if the pipeline has ended.
         """
@@ -55,7 +55,7 @@ class Pipeline:
         return self.prompts.put_or_wait(request, callback)
 
     def find(self, request_id: str) -> PipelineRequest | None:
-        """The request of this id that has not ended."""
+        """The unfinished request with this id; None if there is none."""
         return self._requests.get(request_id)
 
     def abort(self, request: PipelineRequest) -> None:

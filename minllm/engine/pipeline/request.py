@@ -1,4 +1,4 @@
-"""A request on its way through the pipeline, and who reads its outputs."""
+"""A request in the pipeline, and the interface of its reader."""
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
@@ -10,16 +10,16 @@ from minllm.engine.requests.outputs import CompletionOutput, RequestMetrics, Req
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 
-Result = RequestOutput | Exception  # an exception if there is no output: the request was refused, or its text cannot be made
+Result = RequestOutput | Exception  # an exception if the request was refused or its text cannot be made
 
 
 class Reader(Protocol):
     """Reads the outputs of one request."""
 
-    loop: AbstractEventLoop | None  # where `receive` is called; None for any thread
+    loop: AbstractEventLoop | None  # the event loop that calls `receive`; None: any thread may call it
 
     def wants(self, is_last: bool) -> bool:
-        """Whether it is given the request's present output; True for the last one."""
+        """Whether the reader takes the request's present output now; True for the last one."""
 
     def receive(self, result: Result) -> None:
         """Take the request's newest output, or the error that ends it."""
@@ -27,10 +27,10 @@ class Reader(Protocol):
 
 @dataclass(eq=False)
 class PipelineRequest:
-    """What was asked for, and its sequences once they are made.
+    """The arguments of a request, and its sequences once they are made.
 
-    prompt: a prompt, or a function that makes one in the first stage. deadline: seconds from arrival_time, which is time.perf_counter's.
-    final_only: outputs before the last one are not read.
+    prompt: a prompt, or a function that makes one in the first stage. arrival_time: by time.perf_counter(). deadline: seconds from
+    arrival_time. final_only: only the last output is made.
     """
 
     request_id: str
@@ -43,7 +43,7 @@ class PipelineRequest:
     cache_salt: str | None = None
     final_only: bool = False
     sequences: list[Sequence] | None = None
-    error: Exception | None = None  # why it ended before it had sequences, or without a text
+    error: Exception | None = None  # the error that ended it before it had sequences, or while its text was made
     is_aborted: bool = False
 
     @property

@@ -1,7 +1,7 @@
-"""How long a thread keeps the interpreter while others wait for it: 5 ms by default, which is longer than a step.
+"""Shorten Python's switch interval: the time that a thread holds the GIL while others wait, by default 5 ms, longer than a step.
 
-Every call of the driver gives the interpreter up and needs it back. With the default, a thread that tokenises or reads outputs could delay
-each of a step's calls by 5 ms. While pipelines run, the interval of the process is 0.1 ms; `minllm bench pipeline` measures the gain.
+Every driver call releases the GIL and must reacquire it. With the default, a thread that tokenises or reads outputs could delay each of a
+step's calls by 5 ms. While pipelines run, the interval of the process is 0.1 ms; `minllm bench pipeline` measures the gain.
 """
 
 import sys
@@ -15,7 +15,7 @@ _before = 0.0
 
 
 def shorten() -> None:
-    """Shorten the interval until `restore` has been called as often."""
+    """Shorten the interval until `restore` has been called as many times as this."""
     global _users, _before
     with _lock:
         if _users == 0:
@@ -25,7 +25,7 @@ def shorten() -> None:
 
 
 def restore() -> None:
-    """Restore the interval from before, once every `shorten` has been undone."""
+    """Undo one `shorten`; the last one restores the original interval."""
     global _users
     with _lock:
         _users -= 1

@@ -1,15 +1,15 @@
-"""Stage 1: prompts are checked and tokenised. The tokenizers library releases the GIL, so this overlaps with the other stages."""
+"""Stage 1: check and tokenise prompts. The tokenizers library releases the GIL, so this overlaps with the other stages."""
 
 from minllm.engine.llm_engine import LLMEngine
 from minllm.engine.pipeline.bounded_queue import BoundedQueue
 from minllm.engine.pipeline.distinct_queue import DistinctQueue
 from minllm.engine.pipeline.request import PipelineRequest
 
-AT_A_TIME = 16  # prompts taken from the queue at once
+AT_A_TIME = 16  # prompts taken from the queue per call
 
 
 class TokeniseStage:
-    """Makes sequences of requests, in their order, which also numbers them for their seeds."""
+    """Makes the sequences of requests in order of arrival; this order also numbers them for their seeds."""
 
     def __init__(self, engine: LLMEngine, inbox: BoundedQueue, outbox: BoundedQueue, moved: DistinctQueue):
         self.engine, self.inbox, self.outbox, self.moved = engine, inbox, outbox, moved
@@ -34,7 +34,7 @@ class TokeniseStage:
         self.outbox.close()
 
     def _tokenise(self, request: PipelineRequest) -> None:
-        """Give a request its sequences, or the error that refuses it."""
+        """Make a request's sequences, or set its error."""
         if request.is_aborted:
             return
         try:

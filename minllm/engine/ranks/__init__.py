@@ -1,11 +1,11 @@
 """The engine on several GPUs or CPU processes: every rank holds a runner and a part of the model, and executes the same steps.
 
-    check.py        what cannot be split, refused before anything starts
-    share.py        what loading asks of a rank: its part of the model, its operations, a budget that all agree on
+    check.py        refuses options and models that cannot be split, before anything starts
+    share.py        a rank's share of loading: its part of the model, its operations, a budget that all ranks agree on
     published.py    a Step as it is sent to other ranks
-    rank_runner.py  the runner of a rank; that of rank 0 publishes what it executes
-    watchdog.py     ends all ranks if the results of a step do not come
-    serve.py        what the other ranks run: load, then execute what rank 0 publishes
-    start.py        start the ranks and load all of them
-    launched.py     ranks that a launcher has started: all run the same program, and meet in its calls
+    rank_runner.py  the runner of a rank; rank 0's publishes every step that it executes
+    watchdog.py     ends all ranks if the results of a step do not arrive
+    serve.py        the loop of the other ranks: load, then execute the steps that rank 0 publishes
+    start.py        starts the ranks and loads all of them
+    launched.py     ranks started by a launcher: all run the same program, and meet in its calls
 """

@@ -1,4 +1,4 @@
-"""What cannot be split, refused before any process starts."""
+"""Refuse options and models that cannot be split, before any process starts."""
 
 from minllm.costs.parallel import shard
 from minllm.engine.loading import model_config
@@ -11,7 +11,10 @@ from minllm.runtime.device import device_names
 
 
 def check_split(options: EngineOptions, gpus_here: int | None = None) -> None:
-    """Raise InvalidOptionError for options or a model that ranks cannot share. gpus_here: needed on this host; None: one per rank."""
+    """Raise InvalidOptionError for options or a model that ranks cannot share.
+
+    gpus_here: the number of GPUs needed on this host; None: one per rank.
+    """
     tensor, pipeline = options.tensor_parallel_size, options.pipeline_parallel_size
     sizes = [f"tensor_parallel_size={tensor}"] * (tensor > 1) + [f"pipeline_parallel_size={pipeline}"] * (pipeline > 1)
     together = f"is not allowed together with {' and '.join(sizes)}"
@@ -44,7 +47,7 @@ def check_split(options: EngineOptions, gpus_here: int | None = None) -> None:
 
 
 def check_shared_contexts(options: EngineOptions, device: str) -> None:
-    """Raise InvalidOptionError for what has no form over ranks that share contexts."""
+    """Raise InvalidOptionError for options that are not implemented for ranks that share contexts."""
     refused = {
         'device="cuda"': (device == "cuda", 'it runs with device="cpu" so far'),
         f"kv_cache_policy={options.kv_cache_policy!r}": (options.kv_cache_policy != "paged", 'take "paged"'),

@@ -1,9 +1,9 @@
-"""Ranks that a launcher has started: every process runs the same program, and meets the others in each call of its LLM.
+"""Ranks started by a launcher: every process runs the same program, and meets the others in each call of its LLM.
 
-    rank 0    tells that it begins a call, computes and publishes steps as always, and sends what it returns, or raises, to all
-    others    compare the call with their own, execute what rank 0 publishes, and return or raise the same
+    rank 0    announces a call, computes and publishes steps as always, and sends its return value or error to all
+    others    compare the call with their own, execute the steps that rank 0 publishes, and return or raise the same
 
-So all ranks get the outputs, bit for bit, whatever the clock or a function of the user's says on each.
+So all ranks get the same outputs, bit for bit, even if clocks or a user's functions give different results on each.
 """
 
 import functools
@@ -28,35 +28,35 @@ from minllm.parallel.processes import RankError, is_effect
 from minllm.runtime.device import device_names
 
 TIME_LIMIT = "MINLLM_RENDEZVOUS_SECONDS"
-TIME_LIMIT_S = 300.0  # the longest that ranks may take to start, as torchrun's
+TIME_LIMIT_S = 300.0  # default time limit for all ranks to start, as torchrun's
 OWN_TO_EACH = ("model",)  # options that may differ: a host may have its own copy of the model
 
 
 class Call(NamedTuple):
-    """Rank 0 begins a call."""
+    """A message: rank 0 begins a call."""
 
     name: str
-    digest: str  # of its first argument
+    digest: str  # SHA-256 of the first argument
 
 
 class Returned(NamedTuple):
-    """What a call of rank 0 returns or raises."""
+    """A message: the return value or the error of a call on rank 0."""
 
     value: Any
     error: Exception | None
 
 
 class LaunchedProgram:
-    """The calls in which the ranks of a program meet. On rank 0 it stands between the runner and the other ranks."""
+    """The calls in which the ranks of a program meet. On rank 0, the runner sends to the other ranks through it."""
 
     def __init__(self, ranks: LaunchedRanks, follower: Follower | None):
-        """follower: executes what rank 0 publishes; None on rank 0."""
+        """follower: executes the steps that rank 0 publishes; None on rank 0."""
         self.ranks, self.follower = ranks, follower
         self.check, self.failed, self.end, self.replies, self.close = ranks.check, ranks.failed, ranks.end, ranks.replies, ranks.close
         self._is_in_call = False
 
     def send(self, message: Any) -> None:
-        """Give a message to every other rank, which must be in the same call. Raises RankError or InvalidRequestError."""
+        """Send a message to every other rank, which must be in the same call. Raises RankError or InvalidRequestError."""
         if not self._is_in_call:
             raise InvalidRequestError(
                 'With distributed_executor_backend="external_launcher" the ranks meet in generate(), chat(), beam_search(), logits() and '
@@ -65,9 +65,9 @@ class LaunchedProgram:
         self.ranks.send(message)
 
     def call(self, name: str, argument: Any, work: Callable[[], Any]) -> Any:
-        """What work() returns on rank 0, on all ranks, or raises there. A call within a call is computed as it is.
+        """On all ranks, the result or the error of work() on rank 0. A call within a call just returns work().
 
-        argument: what must be the same on all ranks. Raises RankError if a rank has ended, or calls something else.
+        argument: must be the same on all ranks. Raises RankError if a rank has ended, or makes another call.
         """
         if self._is_in_call:
             return work()
@@ -110,7 +110,7 @@ class LaunchedProgram:
 
 
 def called_on_all_ranks(method: Callable) -> Callable:
-    """A method of LLM that ranks of one program call together; alone, or if the LLM has started its ranks, it is as it was."""
+    """Decorate a method of LLM that all ranks of a launched program call together. Without a launcher, the method is unchanged."""
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -124,11 +124,13 @@ def called_on_all_ranks(method: Callable) -> Callable:
 
 
 def load_launched(options: EngineOptions, progress: Progress | None = None) -> Engine:
-    """This rank's Engine, whose `program` is the calls of all. Raises what load_engine does, CommunicationError if the ranks do not meet,
-    or RankError if another rank fails."""
+    """This rank's Engine; its `program` makes the calls of all ranks.
+
+    Raises the errors of load_engine, CommunicationError if the ranks do not meet, or RankError if another rank fails.
+    """
     launched = launched_rank(os.environ, options.num_ranks)
     gpus = device_names() if options.resolved_device() == "cuda" else []
-    gpu = 0 if len(gpus) == 1 else launched.local_rank  # a launcher may show each rank its own GPU alone
+    gpu = 0 if len(gpus) == 1 else launched.local_rank  # a launcher may make only one GPU visible to each rank
     check_split(options, gpu + 1)
     if options.num_ranks == 1:
         return load_engine(options, progress)
@@ -149,7 +151,7 @@ def load_launched(options: EngineOptions, progress: Progress | None = None) -> E
 
 
 def agreement(options: EngineOptions, gpu: list[str]) -> dict[str, str]:
-    """What must be the same on all ranks: names and values."""
+    """{name: value} of everything that must be the same on all ranks."""
     try:
         version = metadata.version("minllm")
     except metadata.PackageNotFoundError:  # imported from its sources
@@ -162,7 +164,7 @@ def agreement(options: EngineOptions, gpu: list[str]) -> dict[str, str]:
 
 
 def _time_limit() -> float:
-    """Seconds that ranks may take to start."""
+    """The time limit for all ranks to start, in seconds. Raises InvalidOptionError if the variable is not a number above 0."""
     text = os.environ.get(TIME_LIMIT, str(TIME_LIMIT_S))
     try:
         seconds = float(text)
@@ -174,7 +176,7 @@ def _time_limit() -> float:
 
 
 def _sendable(error: BaseException) -> Exception:
-    """The error, or one with its words if another process could not make it."""
+    """The error, or a MinLLMError with its text if it cannot be pickled."""
     try:
         if isinstance(error, Exception) and type(pickle.loads(pickle.dumps(error))) is type(error):
             return error

@@ -1,7 +1,7 @@
-"""A Step as rank 0 sends it to the others: what a runner reads of its sequences and of the cache's policy, and nothing more.
+"""A Step as rank 0 sends it to the others: the fields of its sequences and of the cache's policy that a runner reads.
 
-A sequence that only decodes is a few numbers, because its tokens lie in its slot on every rank. A sequence that enters a slot comes with
-its parameters, tokens and block table, a chunk of a prompt with its tokens, a sequence that has grown with its block table.
+A sequence that only decodes takes a few numbers, because its tokens lie in its slot on every rank. A sequence that enters a slot is sent
+with its parameters, tokens and block table, a chunk of a prompt with its tokens, a sequence that has grown with its block table.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from minllm.engine.scheduling.step import Span, Step
 
 @dataclass(eq=False, slots=True)
 class SequenceView:
-    """What a runner reads of a Sequence in one step, by the same names; what it does not read in this step is left out."""
+    """The attributes of a Sequence that a runner reads in one step, with the same names; others keep their defaults."""
 
     slot: int
     num_tokens: int
@@ -39,12 +39,12 @@ class SequenceView:
         return (True,) if self.has_processors else ()
 
     def token_ids(self, start: int, stop: int) -> list[int]:
-        """Tokens `start` to `stop`, as far as they were sent."""
+        """Tokens `start` to `stop`, which must have been sent."""
         return self.tokens[start - self.first : stop - self.first]
 
 
 class PublishedTables:
-    """The part of a CachePolicy that a runner reads, of sequences that came with their tables."""
+    """The part of a CachePolicy that a runner reads, for sequences sent with their block tables."""
 
     def __init__(self, block_size: int):
         self.block_size = block_size
@@ -63,7 +63,7 @@ def published(step: Step, policy: CachePolicy, reads_room: bool) -> Step:
     views: dict[int, SequenceView] = {}
 
     def view(sequence: Sequence) -> SequenceView:
-        """The one view of a sequence."""
+        """The view of a sequence, made once."""
         if id(sequence) not in views:
             views[id(sequence)] = _view(sequence)
         return views[id(sequence)]
@@ -84,7 +84,7 @@ def published(step: Step, policy: CachePolicy, reads_room: bool) -> Step:
 
 
 def _view(sequence: Sequence) -> SequenceView:
-    """What every step reads."""
+    """The view with the attributes that every step reads."""
     found = SequenceView(
         sequence.slot, sequence.num_tokens, bool(sequence.logits_processors), sequence.needs_logprobs, sequence.scores_prompt,
         sequence.scores_processed,
@@ -95,7 +95,7 @@ def _view(sequence: Sequence) -> SequenceView:
 
 
 def _enter(view: SequenceView, sequence: Sequence) -> None:
-    """Add what its slot is filled with."""
+    """Add the attributes with which the sequence's slot is filled."""
     view.params = _without_functions(sequence.params)
     view.prompt_token_ids, view.output_token_ids = sequence.prompt_token_ids, list(sequence.output_token_ids)
     view.ending_token_ids, view.banned_token_ids = sequence.ending_token_ids, sequence.banned_token_ids
@@ -103,7 +103,7 @@ def _enter(view: SequenceView, sequence: Sequence) -> None:
 
 
 def _show_tokens(view: SequenceView, span: Span) -> None:
-    """Add a span's tokens, and the one after them, which prompt log-probabilities ask for."""
+    """Add a span's tokens, and the token after them, which prompt log-probabilities need."""
     if not view.tokens:
         view.first = span.start
         view.tokens = span.sequence.token_ids(span.start, min(span.start + span.length + 1, span.sequence.num_tokens))

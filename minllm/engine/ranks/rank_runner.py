@@ -1,4 +1,4 @@
-"""The runner of a rank. That of rank 0 publishes every step before it executes it, and the ranks meet in the operations of the forward."""
+"""The runner of a rank. Rank 0's publishes every step before executing it; the ranks meet in the collectives of the forward."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -22,25 +22,25 @@ from minllm.parallel.processes import OtherRanks
 
 
 class Execute(NamedTuple):
-    """Execute a published step."""
+    """A message: execute a published step."""
 
     step: Step
 
 
 class Score(NamedTuple):
-    """Compute the logits of a batch, whose arrays are on the host."""
+    """A message: compute the logits of a batch with its arrays on the host."""
 
     batch: Batch
 
 
 class Capture(NamedTuple):
-    """Capture the graphs of decode steps, which ends the warm-up, and reply."""
+    """A message: capture the graphs of decode steps, which ends the warm-up, and reply."""
 
     kinds: list[SamplingKind]
 
 
 class CheckedForward:
-    """A PendingForward whose results count only if no rank has ended while they were computed; if it fails, all ranks end."""
+    """A PendingForward on rank 0: its results are valid only if no rank has ended meanwhile; if it fails, all ranks end."""
 
     def __init__(self, result: PendingForward, runner: "LeadingRunner"):
         self._result, self._runner = result, runner
@@ -58,7 +58,7 @@ class CheckedForward:
 
 
 class FaultlessForward:
-    """A PendingForward whose results count only if this rank has waited for no peer in vain."""
+    """A PendingForward with results that are valid only if no kernel of this rank has given up waiting for a peer."""
 
     def __init__(self, result: PendingForward, fault: Readback, check: Callable[[np.ndarray], None]):
         self._result, self._fault, self._check = result, fault, check
@@ -71,28 +71,28 @@ class FaultlessForward:
 
 
 class RankRunner(ModelRunner):
-    """A ModelRunner that is one of several. leads: whether it is rank 0's, which runs the functions of users."""
+    """The ModelRunner of one of several ranks. leads: whether it is rank 0's, which runs the users' functions."""
 
     leads = False
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline that this rank is part of."""
+        """The number of pipeline stages."""
         return self.ops.grid.pipeline
 
     def watching(self) -> AbstractContextManager:
-        """A context in which this rank waits for its device."""
+        """A context for waiting for this rank's device."""
         return nullcontext()
 
     def close(self) -> None:
-        """Wait for what was launched, drop the graphs, and then the links: NCCL's communicator must outlive graphs that it is part of."""
+        """Wait for the launched steps, drop the graphs, then the links: NCCL's communicator must outlive graphs that use it."""
         self.machine.use_in_this_thread()
         self.ops.finish()
         super().close()
         self.ops.disconnect()
 
     def _process(self, logits: Any, sequence: Sequence) -> np.ndarray:
-        """Rank 0 lets the sequence's own functions change its logits, and all get the result. Returns the logits before that."""
+        """Apply the sequence's logits processors on rank 0, and send the result to all ranks. Returns the unprocessed logits."""
         with self.watching():
             computed = self.ops.to_host(logits).copy()
         if self.leads:
@@ -104,30 +104,30 @@ class RankRunner(ModelRunner):
         return computed
 
     def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
-        """Capture the graphs; all that steps need is compiled then."""
+        """Capture the graphs; afterwards everything that steps need is compiled."""
         super().capture_graphs(kinds, progress)
         self.ops.warmed_up()
 
     def forwards(self, step: Step) -> list[list[Span]]:
-        """The spans of each forward; each stage of a pipeline works on another of as many micro-batches as there are stages."""
+        """The spans of each forward: as many micro-batches as there are stages, so that every stage has one to work on."""
         return [part for spans in super().forwards(step) for part in micro_batches(spans, self.num_stages)]
 
     def _launch_all(self, forwards: list[list[Span]], makes_drafts: bool) -> list[PendingForward]:
-        """Launch forwards. A stage computes all micro-batches before it waits for the tokens of the first, which the last stage chooses."""
+        """Launch forwards. A stage computes all micro-batches before it waits for the first one's tokens, chosen by the last stage."""
         if self.num_stages == 1:
             return super()._launch_all(forwards, makes_drafts)
         begun = [self._begin(spans) for spans in forwards]
         return [self._finish(spans, *one) for spans, one in zip(forwards, begun, strict=True)]
 
     def _read(self, *computed: Any, **sampled: Any) -> PendingForward | FaultlessForward:
-        """Start to bring the results of a forward to the host, and with them the fault that kernels between peers may note."""
+        """Start copying the results of a forward to the host, and the fault that kernels between peers may have recorded."""
         found, fault = super()._read(*computed, **sampled), self.ops.fault()
         if fault is None:
             return found
         return FaultlessForward(found, Readback(self.machine, self._pinned, [fault]), self.ops.communicator.check)
 
     def _begin(self, spans: list[Span]) -> tuple[Any, Any, Any]:
-        """Launch a forward: (slots of its rows, batch, logits)."""
+        """Launch a forward; returns (slots of its rows, batch, logits)."""
         slots, _ = self._rows(spans, _sampled(spans))
         batch, slots = self._sent(*self._batch(spans, slots, _scored(spans)), _sampled(spans))
         return slots, batch, self.logits_of(slots, batch)
@@ -142,19 +142,19 @@ class RankRunner(ModelRunner):
 
 
 class LeadingRunner(RankRunner):
-    """Rank 0's. `processes` is set once all ranks have loaded. Raises RankError if a rank has ended."""
+    """The runner of rank 0. `processes` is set once all ranks have loaded. Raises RankError if a rank has ended."""
 
     leads = True
-    fault: Exception | None = None  # of a user's function, in this step
+    fault: Exception | None = None  # error of a user's function in this step
     processes: OtherRanks
-    watchdog: Watchdog | None = None  # once all have warmed up
+    watchdog: Watchdog | None = None  # None until all ranks have warmed up
 
     def watching(self) -> AbstractContextManager:
-        """A context in which this rank waits for its device; all ranks end if that takes too long."""
+        """A context for waiting for this rank's device; all ranks end if that takes too long."""
         return nullcontext() if self.watchdog is None else self.watchdog.watching()
 
     def close(self) -> None:
-        """The same, unwatched."""
+        """Stop the watchdog, then close as RankRunner does."""
         if self.watchdog is not None:
             self.watchdog.close()
         super().close()
@@ -173,17 +173,17 @@ class LeadingRunner(RankRunner):
         kinds = sorted(kinds)
         self.processes.send(Capture(kinds))
         self._together(lambda: super(LeadingRunner, self).capture_graphs(kinds, progress))
-        self.processes.replies()  # a step may take seconds, and capturing takes longer
+        self.processes.replies()  # waits without the watchdog: a step may take seconds, and capturing takes longer
         self.watchdog = Watchdog(self.give_up)
 
     def score(self, batch: Batch) -> Any:
-        """The logits of a batch whose arrays are on the host, computed on all ranks."""
+        """The logits of a batch with its arrays on the host, computed on all ranks."""
         self.processes.send(Score(batch))
         with self.watching():
             return self._together(lambda: self.ops.array(self.ops.to_host(forward_of(self, batch))))
 
     def give_up(self) -> None:
-        """End all ranks, because the results of a step do not come."""
+        """End all ranks, because the results of a step do not arrive."""
         reason = "its cause is unknown"
         try:
             reason = self.ops.missing_peer()
@@ -191,7 +191,7 @@ class LeadingRunner(RankRunner):
             self.processes.end(f"Rank 0 has waited {STEP_SECONDS:.0f} s for the results of a step, and all ranks have ended: {reason}.")
 
     def _together(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns, which all ranks are doing; if it fails here, none can go on."""
+        """The result of `work`, which all ranks execute; if it fails here, all ranks end."""
         try:
             return work()
         except Exception as error:
@@ -199,7 +199,7 @@ class LeadingRunner(RankRunner):
 
 
 def micro_batches(spans: list[Span], count: int) -> list[list[Span]]:
-    """The spans, in their order, in up to `count` parts of about as many tokens."""
+    """Split spans, in their order, into up to `count` parts with about the same number of tokens."""
     total, parts, done = sum(span.length for span in spans), [[] for _ in range(count)], 0
     for span in spans:
         parts[min(count - 1, done * count // max(1, total))].append(span)
@@ -213,10 +213,10 @@ def _sampled(spans: list[Span]) -> list[Sequence]:
 
 
 def _scored(spans: list[Span]) -> list[Span]:
-    """The chunks of prompts whose log-probabilities are wanted."""
+    """The chunks of prompts with requested log-probabilities."""
     return [span for span in spans if not span.decodes and span.sequence.scores_prompt]
 
 
 def forward_of(runner: ModelRunner, batch: Batch) -> Any:
-    """The logits of a batch whose arrays are on the host."""
+    """The logits of a batch with its arrays on the host."""
     return forward(runner.ops, runner.model, to_backend(batch, runner.ops), runner.cache.layers)

@@ -1,4 +1,4 @@
-"""What ranks other than 0 run: load their share, then execute what rank 0 publishes until it closes the channel."""
+"""The loop of ranks other than 0: load their share, then execute the steps that rank 0 publishes until it closes the channel."""
 
 import contextlib
 from collections import deque
@@ -12,18 +12,18 @@ from minllm.engine.ranks.share import RankShare
 from minllm.parallel.processes import Rank
 
 READY = "ready"
-STATE = "state"  # asks for the words of the slots' state, which must be the same on all ranks
+STATE = "state"  # message: send the words of the slots' state, which must be the same on all ranks
 
 
 def serve(rank: Rank, options: EngineOptions) -> None:
-    """Load, say so, and execute what comes."""
+    """Load this rank's share, report that it is ready, and execute messages until rank 0 closes."""
     follower = Follower(load_engine(options, share=RankShare(rank, options)).runner, rank)
     with contextlib.suppress(EOFError):  # rank 0 has closed
         follower.follow()
 
 
 class Follower:
-    """A rank other than 0 that has loaded. Steps are launched ahead of reading results, as on rank 0, which reads them for the user."""
+    """A loaded rank other than 0. Like rank 0, it launches steps ahead of reading results, but it drops the results."""
 
     def __init__(self, runner: RankRunner, rank: Rank):
         self.runner, self.channel = runner, rank.channel
@@ -32,7 +32,7 @@ class Follower:
         self.channel.send(READY)
 
     def follow(self) -> Any:
-        """Execute what rank 0 publishes; returns the first message that asks for something else. EOFError if rank 0 has closed."""
+        """Execute the messages of rank 0; returns the first one of another kind. Raises EOFError if rank 0 has closed."""
         runner = self.runner
         while True:
             match message := self.channel.recv():

@@ -1,4 +1,4 @@
-"""What loading asks of a rank: its part of the model, its operations, and a memory budget that all ranks agree on."""
+"""A rank's share of loading: its part of the model, its operations, and a memory budget that all ranks agree on."""
 
 import functools
 import warnings
@@ -29,23 +29,23 @@ from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
 
 
 class RankShare:
-    """A rank's share of a model that is split by tensor parallelism, into the stages of a pipeline, or both."""
+    """A rank's share of a model that is split by tensor parallelism, pipeline parallelism, or both."""
 
     def __init__(self, rank: Rank, options: EngineOptions):
         self.rank, self.grid = rank, Grid(rank.rank, options.tensor_parallel_size, options.pipeline_parallel_size)
         self.context_ranks = options.decode_context_parallel_size
 
     def part(self, config: ModelConfig) -> ModelConfig:
-        """The rank's part as a model of its own, which memory and cache are planned for."""
+        """The configuration of the rank's part as a model of its own, by which memory and cache are planned."""
         return replace(shard(config, self.grid.tensor), num_hidden_layers=len(self.grid.layers(config.num_hidden_layers)))
 
     def split(self, config: ModelConfig) -> Split | None:
-        """What a dry run of the rank needs to know; None if each stage has one rank. config: the whole model's."""
+        """The rank's part for a dry run; None if each stage has one rank. config: the whole model's."""
         return Split(self.grid.tensor_rank, self.grid.tensor, config) if self.grid.tensor > 1 else None
 
     @property
     def make_reader(self) -> Callable[..., SplitReader]:
-        """What reads the rank's part of the weights."""
+        """Makes the reader of the rank's part of the weights."""
         return functools.partial(SplitReader, grid=self.grid)
 
     @property
@@ -54,7 +54,7 @@ class RankShare:
         return RankRunner if self.rank.rank else LeadingRunner
 
     def make_ops(self, device: str, dtype: str, options: EngineOptions, config: ModelConfig) -> Any:
-        """The rank's operations, with the communicators that they use. config: the whole model's."""
+        """The rank's operations with their communicators. config: the whole model's."""
         if device == "cuda":
             return self._cuda_ops(dtype, options, config)
         shares = self.context_ranks > 1
@@ -65,7 +65,7 @@ class RankShare:
         return kind(dtype, self.grid, self.rank.host, self.stage_host, config.vocab_size, config.hidden_size)
 
     def shared(self, shape: CacheShape, ops: Any) -> CacheShape:
-        """The shape of a cache whose contexts ranks share, if they do."""
+        """The shape of the cache, adapted if ranks share contexts."""
         if self.context_ranks == 1:
             return shape
         first = self.grid.tensor_rank // self.context_ranks * self.context_ranks
@@ -74,7 +74,7 @@ class RankShare:
         return replace(shape, context_ranks=self.context_ranks)
 
     def _cuda_ops(self, dtype: str, options: EngineOptions, config: ModelConfig) -> Any:
-        """The same on the rank's own GPU, connected by NCCL."""
+        """The operations on the rank's GPU, with NCCL as the communicator."""
         from minllm.parallel.cuda_ranks import PipelineCudaOps, TensorParallelCudaOps
         from minllm.parallel.nccl import NcclCommunicator
         from minllm.runtime.device import current_device, use_device
@@ -101,7 +101,7 @@ class RankShare:
         return self.rank.host if self.grid.pipeline == 1 else self.rank.host.group(self.grid.stage_ranks)
 
     def _with_peers(self, library: Communicator, name: str, stream: Any) -> Communicator:
-        """A communicator that adds up by kernels of our own; the library, with a warning, if GPUs have no access to each other."""
+        """A communicator with our own all-reduce kernels; the library's, with a warning, if the GPUs have no peer access."""
         found = connect_peers(self.stage_host, *memory_bytes(self.grid.tensor), gpu_machine())
         if isinstance(found, str):
             warnings.warn(f"All-reduces go through NCCL, because the GPUs do not share memory: {found}", stacklevel=2)
@@ -113,7 +113,7 @@ class RankShare:
         return communicator
 
     def agreed(self, budget: CacheBudget, device: str, options: EngineOptions) -> CacheBudget:
-        """The smallest budget of all ranks; on a CPU they divide one memory."""
+        """The smallest budget of all ranks; on a CPU the ranks first divide the host's memory among them."""
         num_bytes = budget.num_bytes
         if device == "cpu" and options.kv_cache_memory_bytes is None:
             num_bytes //= self.rank.world_size
@@ -123,9 +123,9 @@ class RankShare:
 
 
 def captures_steps(options: EngineOptions) -> bool:
-    """Whether a GPU's steps are captured as graphs: those of several ranks with all-reduces of our own, in one stage.
+    """Whether a GPU's steps are captured as graphs; with several ranks only in one stage and with our own all-reduces.
 
-    Steps with NCCL's have not been captured yet.
+    Capturing steps with NCCL's all-reduces is not implemented yet.
     """
     if options.enforce_eager or options.num_ranks == 1:
         return not options.enforce_eager

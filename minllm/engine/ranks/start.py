@@ -14,9 +14,9 @@ from minllm.parallel.processes import RankProcesses
 
 
 def load_ranks(options: EngineOptions, progress: Progress | None = None) -> Engine:
-    """The Engine of rank 0, whose `processes` are the other ranks. Raises what load_engine does, or RankError if another rank fails.
+    """The Engine of rank 0, with the other ranks as `processes`. Raises the errors of load_engine, or RankError if another rank fails.
 
-    Options and the model's shape are checked before a process starts; whatever fails later ends all of them.
+    Options and the model's shape are checked before a process starts; a later failure ends all processes.
     """
     if options.is_launched:
         return load_launched(options, progress)

@@ -1,7 +1,7 @@
-"""Rank 0's watchdog: ends all ranks if the results of a step do not come, because ranks wait for each other on their GPUs.
+"""Rank 0's watchdog: ends all ranks if the results of a step do not arrive, because ranks wait for each other on their GPUs.
 
-Kernels between peers give up after some seconds and note the peer (parallel/peer_communicator.py). NCCL's operations wait for ever, and the
-host with them: nothing but another thread can find out that a rank has launched something else, or stands still.
+Kernels between peers give up after some seconds and record the peer (parallel/peer_communicator.py). NCCL's operations wait for ever, and
+the host waits for them: only another thread can detect that a rank has launched something else, or has stopped.
 """
 
 import contextlib
@@ -10,11 +10,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
-STEP_SECONDS = 25.0  # longer than a kernel between peers waits, so that the peer is known
+STEP_SECONDS = 25.0  # longer than a kernel between peers waits, so that the missing peer is recorded by then
 
 
 class Watchdog:
-    """Calls act() once, in a thread of its own, if what it watches takes longer than `seconds`."""
+    """Calls act() once, in its own thread, if a watched context takes longer than `seconds`."""
 
     def __init__(self, act: Callable[[], None], seconds: float = STEP_SECONDS):
         self._act, self._seconds = act, seconds
@@ -26,7 +26,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """A context that is watched; one thread at a time uses it."""
+        """A watched context; only one thread at a time may use it."""
         self._since = time.monotonic()
         try:
             yield
@@ -34,11 +34,11 @@ class Watchdog:
             self._since = None
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._ended.set()
 
     def look(self) -> None:
-        """Act and end if the time is over."""
+        """Call act() and stop watching if the time limit has passed."""
         since = self._since
         if since is not None and time.monotonic() - since > self._seconds:
             self._ended.set()
@@ -46,7 +46,7 @@ class Watchdog:
 
 
 def _watch(found: weakref.ref, ended: threading.Event, period: float) -> None:
-    """Look again and again; the watchdog ends if nobody holds it any more."""
+    """Call look() every `period` seconds until the watchdog has ended; holds only a weak reference between calls."""
     while not ended.wait(period):
         watchdog = found()
         if watchdog is not None:

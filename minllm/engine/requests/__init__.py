@@ -1,1 +1,1 @@
-"""Requests: prompts, sampling parameters, the sequences that they become, and their outputs."""
+"""Requests: prompts, sampling parameters, the sequences made from them, and their outputs."""

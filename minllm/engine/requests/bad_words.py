@@ -1,4 +1,4 @@
-"""bad_words: texts that are never generated, as sequences of tokens whose last one is banned after the others (as vLLM does it)."""
+"""bad_words: texts that are never generated. The last token of each is banned after the others, as in vLLM."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -34,7 +34,7 @@ def banned_next(bad_words: Iterable[Sequence[int]], output_token_ids: Sequence[i
 
 
 class BadWords:
-    """A logits processor that bans whatever would complete one of these words, tuples of token ids."""
+    """A logits processor that bans every token that would complete one of these words, tuples of token ids."""
 
     def __init__(self, words: Iterable[Sequence[int]]):
         self.words = tuple(words)

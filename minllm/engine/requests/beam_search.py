@@ -7,8 +7,8 @@
     score = Σ log p / length ** length_penalty        length: tokens of prompt and output, without one that ends the text
 
 A beam is a sequence of the scheduler. A step computes all beams, and each then waits (`is_held`) until the search has the candidates of
-all. A beam that has several children among the next beams is forked, and they share its blocks; a beam without one is freed. Beams that
-find no room wait like other sequences, and the search waits for them.
+all. A beam with several children among the next beams is forked, and the children share its blocks; a beam without a child is freed. Beams
+without room wait like other sequences, and the search waits for them.
 
 The search ends after max_tokens, or when no beam can still beat the beam_width completed sequences: a sum of log-probabilities only falls,
 so no score exceeds the present sum over the shortest or the longest possible length, whichever gives more.
@@ -45,27 +45,27 @@ class Completed(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Beam(Sequence):
-    """A sequence whose tokens its `search` chooses."""
+    """A sequence with tokens that its `search` chooses."""
 
     candidates: dict[int, Logprob] | None = None  # likeliest next tokens; None before its first step
 
     def append(self, token_id: int, logprobs: dict[int, Logprob] | None = None, now: float | None = None) -> None:
-        """Keep the likeliest tokens for the search."""
+        """Keep the likeliest tokens for the search, and hold the beam."""
         self.candidates, self.is_held = logprobs, True
 
 
 class BeamSearch:
-    """One search over `beams`, one for each of beam_width: the first begins with the prompt, and the others are forked from it."""
+    """One search over beam_width `beams`: the first computes the prompt, and the others are forked from it."""
 
     def __init__(self, params: BeamSearchParams, beams: list[Beam]):
         self.params, self.beams = params, beams
-        self.live = beams[:1]  # beams that the present step extends
+        self.live = beams[:1]  # beams that the current step extends
         self.completed: list[Completed] = []  # at most beam_width, best first
         for beam in beams:
             beam.search, beam.is_held = self, beam is not beams[0]
 
     def advance(self, scheduler: Any) -> None:
-        """Choose the next beams, once all have their candidates."""
+        """Choose the next beams, once all live beams have their candidates."""
         if not all(beam.is_held for beam in self.live) or self.beams[0].is_finished:
             return
         found = [
@@ -95,7 +95,7 @@ class BeamSearch:
         return BeamSearchOutput(sequences)
 
     def _complete(self, ended: list[Candidate], reason: FinishReason) -> None:
-        """Keep the best of all that have ended; among equals, those that ended first."""
+        """Keep the best beam_width of all ended candidates; among equals, those that ended first."""
         for logprob, beam, token_id in ended:
             length = beam.num_tokens + (reason == "length")
             score = logprob / length**self.params.length_penalty
@@ -103,7 +103,7 @@ class BeamSearch:
         self.completed = sorted(self.completed, key=lambda one: -one.score)[: self.params.beam_width]
 
     def _is_decided(self, chosen: list[Candidate]) -> bool:
-        """Whether the completed sequences are the result, whatever the beams become."""
+        """Whether no beam can still change the result."""
         if len(self.completed) < self.params.beam_width:
             return False
         beam, penalty = chosen[0].beam, self.params.length_penalty
@@ -112,7 +112,7 @@ class BeamSearch:
         return self.params.early_stopping or self.completed[-1].score >= bound
 
     def _extend(self, chosen: list[Candidate], scheduler: Any) -> None:
-        """Let each parent go on as its best child; its other children take over beams that have none."""
+        """Continue each parent as its best child; its other children take over beams without a child."""
         parents = {one.beam for one in chosen}
         idle = [beam for beam in self.beams if beam not in parents]
         for beam in idle:
@@ -125,7 +125,7 @@ class BeamSearch:
         for child, _, logprob, token_ids in children:
             child.output_token_ids, child.cumulative_logprob = token_ids, logprob
         self.live = [child for child, *_ in children]
-        for child, parent, *_ in sorted(children, key=lambda one: one[0] is one[1]):  # forks first, before a parent goes on
+        for child, parent, *_ in sorted(children, key=lambda one: one[0] is one[1]):  # forks first, before a parent continues
             scheduler.resume(child, parent)
 
 
@@ -136,5 +136,5 @@ class Temperature:
         self.temperature = np.float32(temperature)
 
     def __call__(self, output_token_ids: list[int], logits: np.ndarray) -> np.ndarray:
-        """The logits over the temperature."""
+        """The logits divided by the temperature."""
         return logits / self.temperature

@@ -7,10 +7,10 @@ from minllm.engine.requests.sequence import Sequence
 
 
 def output_of(sequences: Many[Sequence]) -> RequestOutput:
-    """The output of a request so far; its sequences in the order of their completions.
+    """The output of a request so far, from its sequences in the order of its completions.
 
-    With best_of, the n completions of the highest cumulative log-probability, the best first, once all have ended. Another thread may
-    append tokens meanwhile: what has ended is asked first, because that is complete.
+    With best_of, once all have ended, the n completions with the highest cumulative log-probability, best first. Another thread may append
+    tokens meanwhile, so finish reasons are read first: a sequence that has one is complete.
     """
     first = sequences[0]
     chosen = [(sequence, sequence.finish_reason) for sequence in sequences]
@@ -33,7 +33,7 @@ def output_of(sequences: Many[Sequence]) -> RequestOutput:
 
 
 def completion_of(sequence: Sequence, finish_reason: FinishReason | None, index: int = 0) -> CompletionOutput:
-    """One completion so far, as number `index` of its request."""
+    """A completion so far, number `index` of its request."""
     wants_logprobs = sequence.params.logprobs is not None
     text, count = sequence.text_so_far()
     return CompletionOutput(

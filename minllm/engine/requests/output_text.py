@@ -1,4 +1,4 @@
-"""The text of a sequence: tokens through the decoder and the stop strings, when it is read.
+"""The text of a sequence: its tokens are decoded and searched for stop strings when the text is read.
 
 One thread may append tokens while another reads the text.
 """
@@ -18,12 +18,12 @@ class OutputText:
         self.params, self.ending_token_ids = params, ending_token_ids
         self.decoder = decoder  # None once the text is complete
         self._matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output)
-        self._num_read = 0  # output tokens that the decoder has had
+        self._num_read = 0  # number of output tokens given to the decoder
         self._untaken = ""
         self._lock = Lock()
 
     def so_far(self, token_ids: Many[int], are_all: bool) -> tuple[str, int]:
-        """The text, and the number of output tokens that it stands for. are_all: no more tokens will come."""
+        """The text, and the number of output tokens in it. are_all: no more tokens will come."""
         with self._lock:
             self._read(token_ids, are_all)
             return self._matcher.text, self._num_read
@@ -36,7 +36,7 @@ class OutputText:
         return text
 
     def stop_string(self, token_ids: Many[int], are_all: bool) -> str | None:
-        """The stop string that ends the text; None if none has come."""
+        """The stop string that ends the text; None if there is none yet."""
         with self._lock:
             self._read(token_ids, are_all)
         return self._matcher.stop
@@ -47,7 +47,7 @@ class OutputText:
             self._num_read, self.decoder = num_tokens, None
 
     def _read(self, token_ids: Many[int], are_all: bool) -> None:
-        """Turn the output tokens that the decoder has not had into text."""
+        """Decode the output tokens that have not been decoded yet."""
         new, min_tokens = token_ids[self._num_read :], self.params.min_tokens
         if self.params.stop:
             for token_id in new:
@@ -64,7 +64,7 @@ class OutputText:
             self.decoder = None
 
     def _is_shown(self, token_id: int, may_stop: bool) -> bool:
-        """Whether a token belongs to the text: one that ends the text does only if that was requested."""
+        """Whether a token is part of the text: one that ends the text is only with include_stop_str_in_output."""
         return not (may_stop and token_id in self.ending_token_ids) or self.params.include_stop_str_in_output
 
     def _release(self, piece: str, may_stop: bool) -> None:

@@ -46,8 +46,8 @@ class RequestMetrics:
     inverse is the time per output token (TPOT).
     """
 
-    prompt_tokens: int  # their number
-    generated_tokens: int  # their number, over all completions
+    prompt_tokens: int  # number of prompt tokens
+    generated_tokens: int  # number of generated tokens, over all completions
     time_to_first_token: float | None
     decode_seconds: float  # from the first generated token to the last
     decode_tokens_per_second: float | None
@@ -61,7 +61,7 @@ class RequestOutput:
     prompt_logprobs: one dictionary per prompt token, as in CompletionOutput.logprobs; None for the first, which has nothing before it.
     """
 
-    request_id: str  # that of the call, or a number
+    request_id: str  # the id given with the request, or a number
     prompt: str | None  # None when the prompt was given as token ids
     prompt_token_ids: list[int]  # the prompt as the model read it
     outputs: list[CompletionOutput]  # n of them, best first with best_of
@@ -69,7 +69,7 @@ class RequestOutput:
     metrics: RequestMetrics  # latency and speed
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    error: Exception | None = None  # why a completion has the finish_reason "error"
+    error: Exception | None = None  # the cause of finish_reason "error"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Checks of a request's parameters: each returns a value in its canonical form, or refuses it with its name and what is allowed."""
+"""Checks of a request's parameters: each returns a value in its canonical form, or raises InvalidRequestError saying what is allowed."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping

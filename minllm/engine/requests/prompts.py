@@ -11,18 +11,18 @@ from minllm.errors import InvalidRequestError, shown
 
 
 class TextPrompt(TypedDict):
-    """A prompt as text. cache_salt: only prompts of one salt share cached keys and values."""
+    """A prompt as text. cache_salt: only prompts with the same salt share cached keys and values."""
 
     prompt: str  # the text
     cache_salt: NotRequired[str]
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids. prompt: the text that they stand for, if known; it is returned with the output."""
+    """A prompt as token ids. prompt: their text, if known; it is returned with the output."""
 
     prompt_token_ids: list[int]  # each from 0 to below the vocabulary's size
     prompt: NotRequired[str]
-    cache_salt: NotRequired[str]  # only prompts of one salt share cached keys and values
+    cache_salt: NotRequired[str]  # only prompts with the same salt share cached keys and values
 
 
 Prompt = str | list[int] | TextPrompt | TokensPrompt
@@ -48,7 +48,7 @@ def is_single(prompts: Any) -> bool:
 
 
 def check_chars(text: str, most_chars_per_token: int | None, max_model_len: int) -> None:
-    """Raises InvalidRequestError for a text that cannot fit, however it is tokenised: tokenising 30 MB takes more than a minute."""
+    """Raises InvalidRequestError for a text too long to fit, before tokenising it: 30 MB would take more than a minute."""
     most = None if most_chars_per_token is None else max_model_len * most_chars_per_token
     if most is not None and len(text) > most:
         raise InvalidRequestError(
@@ -63,7 +63,7 @@ def parse_prompts(
     """Convert one prompt or a list of them, each a text, a list of token ids, or a dictionary with either, to token ids.
 
     Raises InvalidRequestError for other types, for an empty prompt, for ids outside the vocabulary, and for a text of more characters
-    than `max_model_len` tokens can have. Whether the tokens fit, request_checks.prompt_in_context checks.
+    than `max_model_len` tokens can have. request_checks.prompt_in_context checks whether the tokens fit.
     """
     many = [prompts] if is_single(prompts) else prompts
     if not isinstance(many, list | tuple | np.ndarray) or (isinstance(many, np.ndarray) and many.ndim == 0):
@@ -145,7 +145,7 @@ def checked_salt(salt: Any) -> str:
 
 
 def checked_salts(cache_salt: Any, prompts: list[PromptTokens]) -> list[str]:
-    """The salt of each prompt: its own, or else the call's `cache_salt`, which is one for all, or a list with one for each.
+    """The salt of each prompt: its own, or else the call's `cache_salt`, one for all prompts or a list with one for each.
 
     Raises InvalidRequestError for a wrong salt, for a list of the wrong length, and for a prompt that is given two different salts.
     """

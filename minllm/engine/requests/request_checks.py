@@ -8,7 +8,7 @@ from minllm.errors import InvalidRequestError, shown
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int, ending_token_ids: Iterable[int] = ()) -> None:
-    """Raise InvalidRequestError for ids and counts beyond the vocabulary, and if min_tokens bans all that may be chosen.
+    """Raise InvalidRequestError for ids and counts beyond the vocabulary, and if min_tokens bans all allowed tokens.
 
     ending_token_ids: the ids that end this request's text, which min_tokens bans.
     """
@@ -29,7 +29,7 @@ def check_vocabulary(params: SamplingParams, vocab_size: int, ending_token_ids: 
 
 
 def prompt_in_context(prompt: PromptTokens, params: SamplingParams, max_model_len: int) -> PromptTokens:
-    """The prompt, cut as truncate_prompt_tokens says. Raises InvalidRequestError if it leaves no room for a new token.
+    """The prompt, truncated by truncate_prompt_tokens. Raises InvalidRequestError if it leaves no room for a new token.
 
     With max_tokens=0 nothing is generated, so the prompt may fill the whole context.
     """

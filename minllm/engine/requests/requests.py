@@ -21,8 +21,8 @@ def make_sequences(
 ) -> list[Sequence]:
     """The sequences of a request, one for each completion to generate; the first has the others as siblings.
 
-    If the request has no seed, the first sequence gets one drawn from the engine's seed and the request's `number`, so that the same calls
-    in the same order give the same texts; the seeds of the others derive from the first.
+    If the request has no seed, the seed of the first sequence derives from the engine's seed and the request's `number`, so that the same
+    calls in the same order give the same texts; the seeds of the others derive from the first.
     """
     eos_token_ids = frozenset() if params.ignore_eos else engine.eos_token_ids
     check_vocabulary(params, engine.model.config.vocab_size, {*eos_token_ids, *params.stop_token_ids})
@@ -40,7 +40,7 @@ def make_sequences(
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             eos_token_ids=eos_token_ids,
             decoder=_decoder(engine, prompt, params),
-            # Positions that are found in the prefix cache have no logits, so a prompt that is scored shares nothing.
+            # Positions found in the prefix cache have no logits, so a scored prompt gets a salt of its own and shares nothing.
             cache_salt=cache_salt if params.prompt_logprobs is None else f"scored {request_id} {number}",
             index=index,
             logits_processors=processors,
@@ -57,8 +57,8 @@ def make_beams(
 ) -> list[Beam]:
     """The beams of a search; the first computes the prompt.
 
-    A step reads the 2 * beam_width likeliest tokens of each beam, and more if the model has so many that end the text that fewer than
-    beam_width might go on.
+    A step reads the 2 * beam_width likeliest tokens of each beam, or more if the model has more than beam_width end-of-sequence ids, so
+    that at least beam_width of the tokens continue the text.
     """
     vocab_size = engine.model.config.vocab_size
     candidates = min(MAX_LOGPROBS, vocab_size, params.beam_width + max(params.beam_width, len(engine.eos_token_ids)))
@@ -83,7 +83,7 @@ def _decoder(engine: Engine, prompt: PromptTokens, params: SamplingParams) -> An
 
 
 def _seed(params: SamplingParams, engine_seed: int, number: int) -> int:
-    """The seed of a request's first completion. Greedy decoding draws nothing, and deriving a seed takes longer than most checks."""
+    """The seed of a request's first completion; 0 for greedy decoding, because deriving a seed takes longer than most checks."""
     if params.seed is not None:
         return params.seed
     return 0 if params.is_greedy else _derived_seed(engine_seed, number)

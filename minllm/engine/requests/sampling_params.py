@@ -106,7 +106,7 @@ class SamplingParams:
         }
 
     def _checked_tokens(self) -> dict[str, Any]:
-        """What makes single tokens likelier, less likely, or impossible."""
+        """The parameters that make single tokens likelier, less likely, or impossible."""
         allowed = None if self.allowed_token_ids is None else token_ids("allowed_token_ids", self.allowed_token_ids)
         if allowed == ():
             refuse("allowed_token_ids", self.allowed_token_ids, "None or a list of at least one token id", "no token could be chosen")

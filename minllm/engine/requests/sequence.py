@@ -1,6 +1,6 @@
 """A sequence: one completion of a request, from its prompt to its end.
 
-It carries what changes while it runs: its tokens, their text (output_text.py), where the scheduler stands with it, and how it ended.
+It holds the state that changes while it runs: its tokens, their text (output_text.py), the scheduler's counters, and how it ended.
 """
 
 import sys
@@ -15,7 +15,7 @@ from minllm.engine.requests.outputs import FinishReason, Logprob
 from minllm.engine.requests.sampling_params import SamplingParams
 
 NO_SLOT = -1
-LONGEST_SCORED_CHUNK = 512  # tokens: their logits take 512 times the vocabulary's size in float32, 263 MB for Llama 3
+LONGEST_SCORED_CHUNK = 512  # tokens: their logits are 512 times the vocabulary's size in float32, 263 MB for Llama 3
 
 
 @dataclass(eq=False)
@@ -54,17 +54,17 @@ class Sequence:
     first_token_time: float | None = None
     last_token_time: float | None = None
 
-    # The scheduler's. A token is computed when its key and value are in the cache, or will be after the steps launched so far; drafts that
-    # are not verified yet count as accepted.
+    # The scheduler's state. A token counts as computed if its key and value are in the cache, or will be after the steps launched so far;
+    # drafts that are not verified yet count as accepted.
     arrival: int = 0  # the request's number in the order of arrival
-    slot: int = NO_SLOT  # slot of its state on the device while it runs
+    slot: int = NO_SLOT  # the sequence's slot on the device while it runs
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     num_computed_tokens: int = 0
-    num_prefill_tokens: int = 0  # tokens known when it entered, which are computed in chunks; later ones are decoded
-    num_in_flight: int = 0  # launched steps whose token, or tokens with drafts, the host does not know yet
+    num_prefill_tokens: int = 0  # tokens known when it entered, computed in chunks; later tokens are decoded
+    num_in_flight: int = 0  # launched steps with tokens that the host has not read yet
     num_preemptions: int = 0
 
-    # A beam search's (beam_search.py).
+    # The state of a beam search (beam_search.py).
     search: Any = None  # the BeamSearch that chooses the tokens; None if they are sampled
     scores_processed: bool = False  # log-probabilities are taken after logits_processors, not before
     is_held: bool = False  # not computed until the search has chosen
@@ -80,7 +80,7 @@ class Sequence:
 
     @cached_property
     def needs_logprobs(self) -> bool:
-        """Whether the log-probabilities of its tokens are wanted, or decide which completions are returned."""
+        """Whether the log-probabilities of its tokens are requested, or decide which completions are returned."""
         return self.params.logprobs is not None or self.params.num_generated > self.params.n
 
     def __repr__(self) -> str:
@@ -88,12 +88,12 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known so far, of prompt and output."""
+        """The number of known tokens of prompt and output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_reserved_tokens(self) -> int:
-        """The most tokens that the KV cache may have to hold for this sequence: the prompt and all that may be generated."""
+        """The most tokens that the KV cache may have to hold for this sequence: the prompt and max_tokens."""
         return len(self.prompt_token_ids) + self.max_tokens
 
     @property
@@ -118,21 +118,21 @@ class Sequence:
 
     @property
     def can_decode(self) -> bool:
-        """Whether its newest token can be computed: it is sampled, at least by a launched step, and it is not the last one."""
+        """Whether its newest token can be computed: a launched step has sampled it, and it is not the last one."""
         if self.num_computed_tokens < self.num_prefill_tokens or self.slot == NO_SLOT or self.is_held:
             return False
         if self.num_in_flight and (self.logits_processors or self.search is not None):
-            return False  # the host decides between two steps
+            return False  # the host chooses the newest token between two steps
         return self.num_computed_tokens + 1 < len(self.prompt_token_ids) + self.max_tokens
 
     @property
     def longest_chunk(self) -> int:
-        """The most tokens of its prompt in one step: fewer if the logits of all of them are wanted."""
+        """The most tokens of its prompt in one step; limited if all of their logits are needed."""
         return LONGEST_SCORED_CHUNK if self.scores_prompt else sys.maxsize
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompt are wanted, and not known yet."""
+        """Whether the log-probabilities of the prompt are requested, and not known yet."""
         return self.params.prompt_logprobs is not None and not self.output_token_ids
 
     def token_ids(self, start: int, stop: int) -> list[int]:
@@ -148,11 +148,11 @@ class Sequence:
         return self.text_so_far()[0]
 
     def text_so_far(self) -> tuple[str, int]:
-        """The text, and the number of output tokens that it stands for."""
+        """The text, and the number of output tokens in it."""
         return self._text.so_far(self.output_token_ids, self.is_finished)
 
     def append(self, token_id: int, logprobs: dict[int, Logprob] | None = None, now: float | None = None) -> None:
-        """Append the next token, which came at `now`, and decide whether it is the last."""
+        """Append the next token, generated at `now`, and decide whether it is the last."""
         now = time.perf_counter() if now is None else now
         if self.first_token_time is None:
             self.first_token_time = now
@@ -165,12 +165,12 @@ class Sequence:
             self._end_if_last(token_id)
 
     def abort(self, reason: FinishReason = "abort", error: Exception | None = None) -> None:
-        """End the sequence where it is."""
+        """End the sequence after its present tokens."""
         self.error = error
         self.finish_reason = reason
 
     def give_up(self, error: Exception) -> None:
-        """End the sequence because of an error with its text, which stays as it is."""
+        """End the sequence because of an error in its decoder; its text stays as it is."""
         self._text.give_up(len(self.output_token_ids))
         self.abort("error", error)
 

@@ -1,7 +1,7 @@
 """Find stop strings in a text that arrives piece by piece, across token boundaries.
 
-Text may be shown only once no stop string can begin in it. So the longest tail of the text that is a proper prefix of a stop
-string is held back, at most max(len(stop)) - 1 characters, and released once it cannot become a stop string.
+Text may be shown only if no stop string can begin in it. So the longest tail of the text that is a proper prefix of a stop string is held
+back, at most max(len(stop)) - 1 characters, and released once it cannot become a stop string.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class StopStringMatcher:
         self.stop: str | None = None
         self.text = ""
         self._held = ""  # seen, not released
-        self._recent = ""  # the last characters seen: enough to find the longest stop string that ends in the next piece
+        self._recent = ""  # the last characters seen, enough to find the longest stop string that ends in the next piece
         self._stop_strings = tuple(sorted(stop_strings, key=len, reverse=True))
         self._include_stop = include_stop
         self._longest = len(self._stop_strings[0]) if self._stop_strings else 0

@@ -1,7 +1,7 @@
 """Build the arrays of a forward pass from sequences: a flattened batch of T tokens, all int32 (the names are vLLM's).
 
-A chunk of a prompt and a decode step are the same arrays with other numbers; each sees the keys and values that earlier ones left in the
-cache.
+A chunk of a prompt and a decode step use the same arrays with different contents; each reads the keys and values that earlier ones left in
+the cache.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,17 +26,17 @@ class NewTokens:
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
-    ring: int = 0  # number of the ring that holds the sequence's newest tokens, if the cache has a residual window
+    ring: int = 0  # the ring that holds the sequence's newest tokens, if the cache has a residual window
 
 
 def chunks(token_ids: Sequence[int], length: int, block_table: Sequence[int], ring: int = 0) -> Iterator[NewTokens]:
-    """A text from its first token on, up to `length` tokens at a time."""
+    """Split a text into NewTokens of up to `length` tokens each."""
     for start in range(0, len(token_ids), length):
         yield NewTokens(token_ids[start : start + length], start, block_table, ring)
 
 
 def in_pieces(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
-    """Spans in groups of up to `most` tokens; a span that does not fit the rest of a group is divided."""
+    """Group spans into lists of up to `most` tokens; a span that does not fit the rest of a group is split."""
     piece, room = [], most
     for span in spans:
         start, end = span.start, span.start + span.length
@@ -57,7 +57,7 @@ def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) ->
 
 
 def build_batch(spans: Sequence[NewTokens], logits_rows: Sequence[int], block_size: int, residual_window: int = 0) -> Batch:
-    """The arrays, on the host, for the new tokens of B sequences. residual_window: the cache's."""
+    """The arrays, on the host, for the new tokens of B sequences. residual_window: the cache's, in tokens; 0 for none."""
     lengths = [len(span.token_ids) for span in spans]
     ends = [span.start + length for span, length in zip(spans, lengths, strict=True)]
     positions = [np.arange(span.start, end) for span, end in zip(spans, ends, strict=True)]
@@ -85,9 +85,10 @@ def to_backend(batch: Batch, ops) -> Batch:
 
 
 def behind_verifications(prompts: Batch | None, positions: Sequence[int], lengths: Sequence[int], block_size: int) -> Batch:
-    """A batch, on the host, of sequences that compute `lengths` tokens each from these positions on, the newest one and drafts.
+    """A batch, on the host, of B verifications, followed by `prompts`, which may be None.
 
-    They are followed by `prompts`, which may be None. The positions are upper bounds; `Ops.load_spans` writes all arrays of these rows.
+    Verification b computes lengths[b] tokens from positions[b] on: the newest token and its drafts. The positions are upper bounds;
+    `Ops.load_spans` writes all arrays of these rows.
     """
     starts = np.cumsum([0, *lengths]).astype(np.int32)
     ends, rows = np.add(positions, lengths).astype(np.int32), int(starts[-1])
@@ -151,14 +152,14 @@ def behind_decodes(prompts: Batch | None, positions: Sequence[int], block_size: 
 def padded_arrays(
     batch: Batch, slots: Sequence[int], num_decodes: int, key: GraphKey, room: Sequence[int] = ()
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """The arrays of a batch, and the slots of its sampled rows, in the shapes of a graph that is large enough.
+    """The arrays of a batch, and the slots of its sampled rows, padded to the shapes of a graph.
 
-    Padding follows the decodes, the prompts, and the tokens. Sequences of padding have no tokens and no context. room: Batch.room.
+    Padding follows the decodes, the prompts, and the tokens. Padding sequences have no tokens and no context. room: Batch.room.
     """
     arrays = {name: np.zeros(shape, np.int32) for name, shape in key.layout().items()}
     first, count, total = key.decodes, batch.num_sequences - num_decodes, batch.num_tokens
     decoded = int(batch.query_start[num_decodes])
-    behind = decoded if key.query_len else first  # where the sampled rows of prompts begin: runs are counted without a gap
+    behind = decoded if key.query_len else first  # first sampled row of the prompts: verifications leave no gap before it
     for name in ("token_ids", "positions", "slot_mapping"):
         arrays[name][:total] = getattr(batch, name)
     arrays["slot_mapping"][total:] = -1

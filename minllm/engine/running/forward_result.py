@@ -1,4 +1,4 @@
-"""The results of a forward, on their way to the host and there."""
+"""The results of a forward, while they are copied to the host and afterwards."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,13 @@ from minllm.kernels.sampling.log_probabilities import LogProbabilities
 
 
 class ForwardResult(NamedTuple):
-    """What a forward computed, on the host."""
+    """The results of a forward, on the host."""
 
     sampled: list[Sequence]
-    token_ids: list[int]  # one for each sequence that sampled, or as many as `verified` says
-    logprobs: LogProbabilities | None  # those of token_ids; None if no sequence wants them
-    prompt_logprobs: list[tuple[Span, LogProbabilities]]  # row i of a span: that of the token after its i-th
-    verified: Verified | None = None  # if the engine speculates
+    token_ids: list[int]  # one per sampled sequence, or verified.counts of them
+    logprobs: LogProbabilities | None  # of token_ids; None if no sequence needs them
+    prompt_logprobs: list[tuple[Span, LogProbabilities]]  # row i: the prompt token after the span's i-th token
+    verified: Verified | None = None  # None if the engine does not speculate
 
     @property
     def owners(self) -> list[Sequence]:
@@ -26,7 +26,10 @@ class ForwardResult(NamedTuple):
 
 
 class PendingForward:
-    """Results that a forward computes and that are copied to the host. rows: the row of each sampled sequence, or the first of its run."""
+    """The results of a launched forward, while they are copied to the host.
+
+    rows: the row of each sampled sequence, or with drafts the first row of its run.
+    """
 
     def __init__(
         self, readback: Readback, sampled: list[Sequence], rows: list[int], has_logprobs: bool, scored: list[Span], num_verified: int = 0
@@ -36,7 +39,7 @@ class PendingForward:
         self._num_verified = num_verified
 
     def wait(self) -> ForwardResult:
-        """Wait for them; to be called once."""
+        """Wait for the results; to be called once."""
         tokens, *others = self._readback.wait()
         rows, verified = self._rows, None
         if self._num_verified:

@@ -1,4 +1,4 @@
-"""Small arrays between host and device, through page-locked memory that is used again: one copy per step and direction."""
+"""Copy small arrays between host and device through reused page-locked memory: one copy per step and direction."""
 
 import math
 from collections import defaultdict, deque
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-ALIGNMENT = 64  # elements: every array on the device begins at a multiple of 256 bytes
-SMALLEST_BYTES = 4096  # pieces of host memory are at least this large
+ALIGNMENT = 64  # int32 elements: every array on the device begins at a multiple of 256 bytes
+SMALLEST_BYTES = 4096  # minimum size of a buffer of host memory
 
 
 class PinnedMemory:
@@ -15,26 +15,26 @@ class PinnedMemory:
 
     def __init__(self, machine):
         self.machine = machine
-        self._idle: dict[int, list[np.ndarray]] = defaultdict(list)  # size in bytes -> pieces of memory that nobody uses
+        self._idle: dict[int, list[np.ndarray]] = defaultdict(list)  # size in bytes -> unused buffers
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-        """(memory, the array in it): give the memory back when nothing is copied from or to it any more."""
+        """(memory, the array in it). Return the memory with give_back when all copies from or to it have ended."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         size = max(SMALLEST_BYTES, 1 << max(0, nbytes - 1).bit_length())
         memory = self._idle[size].pop() if self._idle[size] else self.machine.pinned((size,), np.uint8)
         return memory, memory[:nbytes].view(dtype).reshape(shape)
 
     def give_back(self, memory: np.ndarray) -> None:
-        """The memory may be used again."""
+        """Make memory from `take` available again."""
         self._idle[memory.size].append(memory)
 
 
 class Uploads:
-    """Copies int32 arrays to the device without waiting. Steps that were launched earlier see the old contents."""
+    """Copies int32 arrays to the device without waiting. Steps launched earlier see the old contents."""
 
     def __init__(self, ops, machine, memory: PinnedMemory):
         self.ops, self.machine, self.memory = ops, machine, memory
-        self._under_way: deque[tuple[Any, np.ndarray]] = deque()  # (event of a copy, its host memory), the oldest first
+        self._under_way: deque[tuple[Any, np.ndarray]] = deque()  # (event of a copy, its host memory), oldest first
 
     def send(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         """New arrays on the device, by name, in one copy."""
@@ -59,7 +59,7 @@ class Uploads:
 
 
 class Readback:
-    """Arrays on their way to the host."""
+    """A copy of arrays to the host, started when it is made."""
 
     def __init__(self, machine, memory: PinnedMemory, arrays: list[Any]):
         self._memory = memory

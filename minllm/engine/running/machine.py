@@ -1,7 +1,6 @@
-"""What a runner needs of a machine besides the operations: copies in stream order, memory for them, and graphs.
+"""The machine interface of a runner, besides the operations: copies in stream order, memory for them, and graphs.
 
-`CudaMachine` is a GPU, where copies are asynchronous and a graph is a CUDA graph. `HostMachine` is a CPU, where everything has happened
-when a call returns.
+`CudaMachine` is a GPU, with asynchronous copies and CUDA graphs. `HostMachine` is a CPU, on which every call is complete when it returns.
 """
 
 import weakref
@@ -11,7 +10,7 @@ import numpy as np
 
 
 class Done:
-    """The event of something that has happened."""
+    """The event of work that is complete."""
 
     is_done = True
 
@@ -23,7 +22,7 @@ class HostMachine:
     """A CPU."""
 
     graph_memory_bytes = 0
-    steps_ahead = 0  # a step is complete when it returns, so nothing is gained by planning the next one earlier
+    steps_ahead = 0  # a step is complete when its call returns, so planning the next one earlier gains nothing
 
     def use_in_this_thread(self) -> None:
         """Nothing to do."""
@@ -60,19 +59,22 @@ class CudaMachine:
         weakref.finalize(self, self.memory.release, self.graph_memory).atexit = False
 
     def use_in_this_thread(self) -> None:
-        """Make the GPU's context current; required once per thread."""
+        """Make the GPU's context current; required in every thread that uses it."""
         from minllm.runtime.device import current_device
 
         current_device()
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """A page-locked host array, or a pageable one if the engine measures those."""
+        """A page-locked host array; a pageable one with the option pinned=False."""
         from minllm.runtime.memory import pinned_empty
 
         return pinned_empty(shape, dtype) if self.is_pinned else np.empty(shape, dtype)
 
     def write_later(self, array: Any, pinned: np.ndarray) -> Any:
-        """Start overwriting a device array; earlier launches see its old contents. `sync()` of the returned event frees the host array."""
+        """Start overwriting a device array; earlier launches see its old contents.
+
+        The host array may be reused after `sync()` of the returned event.
+        """
         from minllm.runtime.stream import write_later
 
         return write_later(array, pinned, self.stream)
@@ -93,8 +95,10 @@ class CudaMachine:
         return self.graph_memory.nbytes
 
     def capture(self, function) -> Any:
-        """A graph of what `function` launches, with `launch()` and `result`. All graphs share the memory of temporaries and results, so
-        a result must be read before the next graph is launched."""
+        """A graph of the launches of `function`, with `launch()` and `result`.
+
+        All graphs share the memory of temporaries and results, so a result must be read before the next graph is launched.
+        """
         from minllm.runtime.graph import CapturedGraph
 
         return CapturedGraph(function, self.stream, self.memory, self.graph_memory)

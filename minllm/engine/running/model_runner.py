@@ -1,11 +1,11 @@
-"""The runner: executes one Step on the model, and knows nothing else of sequences.
+"""The runner: executes one Step on the model. It keeps no other state of sequences than their slots.
 
     slots of sequences that entered or grew are updated                     one upload, one launch
     forward over all tokens of the step, sample, advance                    decodes alone replay a CUDA graph on a GPU
     tokens come back through page-locked memory                             `PendingForward.wait` is the only wait
 
-Nothing here waits for the device, so on a GPU the host plans step n + 1 while step n is computed; the token that step n + 1 decodes is
-read from its slot, where step n leaves it.
+Nothing else here waits for the device, so on a GPU the host plans step n + 1 while step n is computed; step n + 1 reads the token that it
+decodes from the slot in which step n stored it.
 """
 
 from collections.abc import Callable, Iterable
@@ -69,7 +69,7 @@ class ModelRunner:
 
     @property
     def steps_ahead(self) -> int:
-        """How many steps may be launched before the results of an earlier one are read."""
+        """The number of steps that may be launched before the results of an earlier one are read."""
         return self.machine.steps_ahead
 
     def execute(self, step: Step) -> list[PendingForward]:
@@ -105,7 +105,7 @@ class ModelRunner:
         return dict(num_graphs=self.graphs.num_captured, graph_memory_bytes=self.machine.graph_memory_bytes)
 
     def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
-        """Capture the graphs of steps for these kinds that are captured before the first request (StepGraphs.keys)."""
+        """Capture the graphs for these kinds that are needed before the first request (StepGraphs.keys)."""
         keys = [] if self.graphs is None else [key for key in self.graphs.keys(kinds) if key not in self.graphs]
         for done, key in enumerate(keys, start=1):
             self.graphs.capture(key, self.uploads)
@@ -113,10 +113,10 @@ class ModelRunner:
                 progress("Capturing decode steps", done, len(keys))
 
     def forwards(self, step: Step) -> list[list[Span]]:
-        """The spans of each forward. All are in one, unless the cache has a residual window.
+        """The spans of each forward: all spans in one, unless the cache has a residual window.
 
-        Then decodes, which work in the rings, have a forward of their own. Prompts work in scratch memory, which has room for the window of
-        one prompt that an earlier step has begun.
+        With a window, decodes have their own forward, because they work in the rings. Prompts work in scratch memory, with room for the
+        window of one prompt that an earlier step has begun.
         """
         if not self._window:
             return [step.spans]
@@ -133,7 +133,7 @@ class ModelRunner:
         return [self._launch(spans, makes_drafts) for spans in forwards]
 
     def _launch(self, spans: list[Span], makes_drafts: bool) -> PendingForward:
-        """Launch a forward, as the replay of a graph if one is large enough and the host needs nothing from its middle."""
+        """Launch a forward, by replaying a graph if one is large enough and the host does not change or score its logits."""
         sampled = [sequence for span in spans for sequence in span.sampled]
         slots, rows = self._rows(spans, sampled)
         kind = self.slots.kind(sampled)
@@ -157,7 +157,7 @@ class ModelRunner:
         return self._read(*results, sampled=sampled, rows=rows, scored=scored)
 
     def _rows(self, spans: list[Span], sampled: list[Sequence]) -> tuple[list[int], list[int]]:
-        """(the slot of each row that gets logits, the row of each sampled sequence, or the first of its run)."""
+        """(slot of each row that gets logits, row of each sampled sequence or with drafts the first row of its run)."""
         slots = [sequence.slot for sequence in sampled]
         if self.speculator is None:
             return slots, list(range(len(slots)))
@@ -209,7 +209,7 @@ class ModelRunner:
         return replace(batch, **sent), slots
 
     def _room(self, sampled: list[Sequence]) -> list[int]:
-        """The tokens of each sequence for which there are blocks."""
+        """For each sequence the number of tokens for which it has blocks."""
         return [min(self.policy.room(sequence), self._max_model_len) for sequence in sampled]
 
     def _chunk(self, span: Span) -> NewTokens:
@@ -218,16 +218,16 @@ class ModelRunner:
         return NewTokens(span.sequence.token_ids(span.start, end), span.start, table, span.sequence.slot)
 
     def compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, ...]:
-        """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R and more, vocab]) on the device.
+        """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R or more, vocab]) on the device.
 
-        With a speculator, the numbers of new tokens and of next drafts [R] follow, and what else Speculator.choose returns.
+        With a speculator, the other results of Speculator.choose follow, first the numbers of new tokens and of next drafts, [R] each.
         """
         if self.speculator is not None:
             batch = self.speculator.on_tree(batch)
         return self.choose(self.logits_of(slots, batch), slots, batch, kind, processed)
 
     def logits_of(self, slots: Any, batch: Batch) -> Any:
-        """Launch a forward: logits [R and more, vocab]. The rows of sequences that decode are made from their slots."""
+        """Launch a forward: logits [R or more, vocab]. The rows of sequences that decode are made from their slots."""
         state = self.slots.state
         if batch.num_verifications and batch.speculates:
             self.speculator.load(slots, batch, self.cache.block_size)
@@ -237,7 +237,7 @@ class ModelRunner:
         return forward(self.ops, self.model, batch, self.cache.layers)
 
     def choose(self, logits: Any, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, ...]:
-        """Launch the choice of the next tokens, and move the slots on; returns what `compute` does."""
+        """Launch the choice of the next tokens, and advance the slots; returns the results of `compute`."""
         computed = [(logits[row], self._process(logits[row], sequence), sequence.scores_processed) for row, sequence in processed]
         num_sampled = slots.shape[0]
         sampled = logits if num_sampled == logits.shape[0] else logits[:num_sampled]
@@ -258,7 +258,7 @@ class ModelRunner:
         return RecentTokens(slot_mapping, context_lens, self.ops.empty((rows, ring), np.int32), rings=slots)
 
     def _process(self, logits: Any, sequence: Sequence) -> np.ndarray:
-        """Let a sequence's own functions change its logits on the host, for which the device waits. Returns the logits before that."""
+        """Apply a sequence's logits processors on the host, while the device waits. Returns the unprocessed logits."""
         computed = self.ops.to_host(logits).copy()
         host = computed.copy()
         for processor in sequence.logits_processors:
@@ -269,7 +269,7 @@ class ModelRunner:
     def _read(
         self, tokens: Any, logits: Any, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]
     ) -> PendingForward:
-        """Start to bring the results of a forward to the host. rows: the row of each sampled sequence, or the first of its run."""
+        """Start copying the results of a forward to the host. rows: as in PendingForward."""
         count, arrays = tokens.shape[0], [tokens, *verified]
         wanted = [sequence.params.logprobs or 0 for sequence in sampled if sequence.needs_logprobs]
         if wanted:
@@ -282,7 +282,7 @@ class ModelRunner:
         return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, rows, bool(wanted), scored, len(verified))
 
     def _next_tokens(self, span: Span) -> np.ndarray:
-        """The token after each of a span's, int32 [length]; 0 where it is not known yet."""
+        """The token after each token of a span, int32 [length]; 0 if it is not known yet."""
         end = span.start + span.length
         found = span.sequence.token_ids(span.start + 1, min(end + 1, span.sequence.num_tokens))
         return np.array(found + [0] * (span.length - len(found)), np.int32)

@@ -14,7 +14,7 @@ from minllm.ops.protocol import RecentTokens
 
 
 def recent_of_spans(spans: Sequence, residual_window: int) -> RecentTokens:
-    """The arrays for NewTokens of B sequences, each with its window followed by its new tokens."""
+    """The arrays for NewTokens of B sequences; each sequence's window is followed by its new tokens."""
     slots, lengths, tables, loads, stores, used = [], [], [], [], [], 0
     for span in spans:
         end, ring = span.start + len(span.token_ids), span.ring * ring_blocks(residual_window)
@@ -23,7 +23,7 @@ def recent_of_spans(spans: Sequence, residual_window: int) -> RecentTokens:
         place = {block: used + i for i, block in enumerate(blocks)}
         in_ring = {block: ring + block % ring_blocks(residual_window) for block in blocks}
         loads += [(in_ring[block], place[block]) for block in blocks if block * TOKEN_GROUP < span.start]
-        kept = max(span.start, int(window_start(end, residual_window))) // TOKEN_GROUP  # older ones are stored, or outside the window
+        kept = max(span.start, int(window_start(end, residual_window))) // TOKEN_GROUP  # older blocks are stored, or outside the window
         stores += [(place[block], in_ring[block]) for block in blocks if block >= kept]
         slots.append(used * TOKEN_GROUP + np.arange(span.start, end) - first)
         lengths.append(end - first)

@@ -1,4 +1,4 @@
-"""The interface of runners, which execute steps: ModelRunner on a model; simulations only count, or let time pass."""
+"""The interface of runners, which execute steps: ModelRunner runs a model; simulations only count steps or advance a clock."""
 
 from typing import Protocol
 
@@ -10,12 +10,12 @@ class Pending(Protocol):
     """Results that are being computed."""
 
     def wait(self) -> ForwardResult:
-        """Wait for them; to be called once."""
+        """Wait for the results; to be called once."""
         ...
 
 
 class Runner(Protocol):
-    """Executes steps. steps_ahead: how many may be launched before the results of an earlier one are read."""
+    """Executes steps. steps_ahead: the number of steps that may be launched before the results of an earlier one are read."""
 
     steps_ahead: int
 

@@ -1,7 +1,7 @@
 """The slots of running sequences on the device, and how the host keeps them up to date.
 
-What changes between two steps (sequences that entered, block tables that grew) is gathered into one list of words, one upload and one
-launch; the work is proportional to what changed.
+The changes between two steps (sequences that entered, block tables that grew) are gathered into one list of words, for one upload and one
+launch; the work is proportional to the number of changes.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from minllm.kernels.slots.state import SlotState
 
 
 class Slots:
-    """`num_slots` slots with block tables of `width` columns. policy: whose block tables they show."""
+    """`num_slots` slots with block tables of `width` columns. policy: the source of the block tables."""
 
     def __init__(self, ops, machine, policy: CachePolicy, num_slots: int, width: int, vocab_size: int):
         self.ops, self.machine, self.policy, self.vocab_size = ops, machine, policy, vocab_size
@@ -23,14 +23,14 @@ class Slots:
         self._kinds = [SamplingKind.GREEDY] * num_slots
 
     def changes(self, step: Step) -> np.ndarray:
-        """The words that a step changes, int32 [n, 2]: index, word. Writes the slots' arrays over the vocabulary at once."""
+        """The words that a step changes, int32 [n, 2]: index, word. Arrays over the vocabulary are written here, at once."""
         found = [self._entry(sequence) for sequence in step.entered]
         if grown := [cell for one, position in step.grown if one not in step.entered for cell in self._growth(one, position)]:
             found.append(self.state.block_pairs(*np.array(grown).T))
         return np.concatenate(found) if found else np.empty((0, 2), np.int32)
 
     def kind(self, sequences: list[Sequence]) -> SamplingKind:
-        """Which kernels choose the next tokens of these sequences."""
+        """The kind of kernels that choose the next tokens of these sequences."""
         return max([self._kinds[sequence.slot] for sequence in sequences], default=SamplingKind.GREEDY)
 
     def sampling(self, kind: SamplingKind) -> SamplingTensors:
@@ -55,6 +55,6 @@ class Slots:
         return self.state.pairs(slot, newest_tokens=newest, lengths=known, block_tables=table, **entries.words)
 
     def _growth(self, sequence: Sequence, position: int) -> list[tuple[int, int, int]]:
-        """(slot, column, block) from the block of a position on: that one may be a copy of a shared block, and others may follow."""
+        """(slot, column, block) from the block of a position on: this block may be a copy of a shared one, and later ones are new."""
         table, first = self.policy.table(sequence), position // self.policy.block_size
         return [(sequence.slot, column, table[column]) for column in range(first, len(table))]

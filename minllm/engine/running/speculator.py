@@ -1,12 +1,12 @@
 """Speculation on the device: rows of drafts before a forward, and after it acceptance and the next drafts.
 
-    load      the rows of each verification come from its slot
+    load      the rows of each verification are loaded from its slot
     (the model's forward)
-    choose    the sampler chooses a token for every row, drafts are accepted as far as they are right, the slots move on, and the source
-              drafts what may come next
+    choose    the sampler chooses a token for every row, drafts are accepted up to the first wrong one, the slots advance, and the source
+              makes the next drafts
 
-All of it is launched without waiting: how many tokens were accepted decides the rows of the next step on the device, whether the host knows
-it or not.
+All of it is launched without waiting: the device derives the rows of the next step from the numbers of accepted tokens, before the host has
+read them.
 """
 
 import warnings
@@ -28,52 +28,56 @@ from minllm.ops.protocol import Batch
 
 
 class Chosen(NamedTuple):
-    """What a step decided, int32 [R] on the device each."""
+    """The tokens that a step chose: int32 [R] on the device each."""
 
-    tokens: Any  # the sampler's token after each row, also after rows that were rejected
-    counts: Any  # the number of new tokens of each run in its first row, 0 in others
-    path: Any = None  # the row that yielded each new token of a run, in its first rows; None without a tree, where they are its first rows
+    tokens: Any  # the sampler's token after each row, also after rejected rows
+    counts: Any  # number of new tokens of a run in its first row, 0 in its other rows
+    path: Any = None  # a run's first rows hold the row of each of its new tokens; None without a tree: these are its first rows
 
 
 class DraftSource(Protocol):
-    """Guesses tokens. reads_history: whether it reads DraftState.token_history. reads_room: whether it reads Batch.room. draws: whether its
-    drafts are drawn from DraftState.log_q."""
+    """A source of drafts.
+
+    reads_history: whether it reads DraftState.token_history. reads_room: whether it reads Batch.room. draws: whether its drafts are sampled
+    from DraftState.log_q.
+    """
 
     reads_history: bool
     reads_room: bool
     draws: bool
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """The cache's blocks are copied, pairs (source, destination); a source with a cache of its own under these tables does the same."""
+        """Copy blocks, pairs (source, destination), as in the model's cache; does nothing for a source without its own cache."""
         ...
 
     def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Any) -> None:
-        """A sequence with these tokens has entered a slot; a source that keeps something per slot begins anew."""
+        """Reset the source's state of a slot, which a sequence with these tokens has entered."""
         ...
 
     def compute_keys(self, batch: Batch) -> None:
-        """Compute the keys and values of a batch, and make no drafts; a source without a cache of its own does nothing."""
+        """Compute the keys and values of a batch without making drafts; does nothing for a source without its own cache."""
         ...
 
     def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
-        """Write drafts for the slots of R rows, int32 [R], which the step has moved on. batch, chosen: what the model has just computed.
+        """Write drafts for the slots of R rows, int32 [R], which the step has advanced. batch, chosen: the model's last forward.
 
-        Returns the number of drafts in the first row of each run, int32 [R], or None if each slot got all that there is room for.
+        Returns the number of drafts in the first row of each run, int32 [R], or None if each slot got as many as there is room for.
         """
         ...
 
 
 def compact(ops: Any, cache: KVCache, batch: Batch, path: Any, counts: Any) -> None:
-    """Move the accepted path of each run of the batch to consecutive places of a cache."""
+    """Move the accepted path of each run of the batch to consecutive slots of a cache."""
     for array in cache.arrays:
         ops.compact_path(array, batch.slot_mapping, path, counts)
 
 
 class Speculator:
-    """The drafts of all slots. num_drafts: the most per slot. width: the most tokens of a sequence. tree: whose nodes the drafts are; its
-    accepted paths are compacted in `cache`.
+    """The drafts of all slots.
 
-    A source that raises an error is switched off with a warning; requests go on without drafts.
+    num_drafts: the maximum per slot. width: the maximum number of tokens of a sequence. tree: the tree of which the drafts are nodes, if
+    any; its accepted paths are compacted in `cache`. A source that raises an error is switched off with a warning; requests go on without
+    drafts.
     """
 
     def __init__(
@@ -83,18 +87,18 @@ class Speculator:
         """synthetic_rate: for benchmarks, the probability with which a draft is accepted, whatever the model says."""
         self.ops, self.machine, self.slots, self.source, self.synthetic_rate = ops, machine, slots, source, synthetic_rate
         history, vocab = width if source.reads_history else 1, slots.vocab_size if source.draws else 0
-        self._no_drafts: dict[tuple[int, ...], Any] = {}  # arrays of zeros, which no capture may make
+        self._no_drafts: dict[tuple[int, ...], Any] = {}  # shape -> zeros, made outside of captures
         arrays, self.cache = None if tree is None else tree.on(ops, width), cache
         self.drafts = DraftState.make(ops.zeros, slots.state.lengths.shape[0], num_drafts, history, vocab, arrays)
 
     @property
     def query_len(self) -> int:
-        """The most rows of a verification: the newest token and drafts."""
+        """The maximum number of rows of a verification: the newest token and drafts."""
         return 1 + self.drafts.drafts.shape[1]
 
     @property
     def pauses(self) -> bool:
-        """Whether steps may make no drafts: a draft model's take time, but a tree is verified whole in each step."""
+        """Whether steps may skip making drafts: those of a draft model take time, but a tree is verified whole in each step."""
         return self.source is not None and self.source.reads_room and self.drafts.tree is None
 
     @property
@@ -103,7 +107,7 @@ class Speculator:
         return self.synthetic_rate is not None or (self.source is not None and self.source.reads_room)
 
     def enter(self, sequences: list[Sequence]) -> None:
-        """Sequences entered their slots: write their token histories, and tell the source."""
+        """Write the token histories of sequences that have entered their slots, and reset the source's state of them."""
         if self.source is None:
             return
         for sequence in sequences:
@@ -115,27 +119,27 @@ class Speculator:
             self.source.enter(sequence.slot, known, self.drafts, self.machine)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Blocks of the cache are copied."""
+        """Copy blocks of the source's cache, as in the model's cache."""
         if self.source is not None:
             self.source.copy_blocks(copies)
 
     def catch_up(self, batch: Batch) -> None:
-        """Let the source compute tokens that it has not seen."""
+        """Compute the source's keys and values of tokens that it has missed."""
         self._ask(lambda source: source.compute_keys(batch))
 
     def load(self, slots: Any, batch: Batch, block_size: int) -> None:
-        """Write the rows of the sequences that verify. slots int32 [R]: of the rows that get logits."""
+        """Write the rows of the sequences that verify drafts. slots, int32 [R]: the slot of each row that gets logits."""
         self.ops.load_spans(slots, self.slots.state, self.drafts, batch.verifications(), block_size)
 
     def on_tree(self, batch: Batch) -> Batch:
-        """The batch, whose verifications see each other as the tree of drafts says, if there is one."""
+        """The batch with the attention mask of the tree of drafts for its verifications, if there is a tree."""
         return replace(batch, tree=self.drafts.tree) if batch.num_verifications and batch.max_query_len > 1 else batch
 
     def choose(self, logits: Any, slots: Any, batch: Batch, kind: SamplingKind) -> tuple[Any, ...]:
-        """(tokens, counts, number of next drafts), int32 [R] each, from the logits [R, vocab] of rows that work for `slots` [R].
+        """(tokens, counts, number of next drafts), int32 [R] each, from the logits [R, vocab] of the rows of `slots` [R].
 
-        A run's new tokens are the first ones of its rows; their number, and that of the drafts, stand in its first row. With a tree, their
-        rows follow as a fourth array (Chosen.path).
+        The first rows of a run hold its new tokens; its first row holds their number, and that of the next drafts. With a tree, the rows of
+        the new tokens follow as a fourth array (Chosen.path).
         """
         ops, state, sampling, row_slots = self.ops, self.slots.state, self.slots.sampling(kind), slots
         if kind is not SamplingKind.GREEDY:
@@ -175,7 +179,7 @@ class Speculator:
         found = self._ask(lambda source: source.propose(slots, batch, state, self.drafts, kind, chosen))
         if self.source is None:
             return self._zeros(slots.shape)
-        if found is None or self.synthetic_rate is not None:  # chance accepts what was not found, too
+        if found is None or self.synthetic_rate is not None:  # at a synthetic rate, drafts that were not found are accepted too
             return self.ops.room_for_drafts(slots, state, batch.room, self.drafts)
         return found
 
@@ -185,13 +189,13 @@ class Speculator:
         return self._zeros(slots.shape)
 
     def _ask(self, question: Callable[[DraftSource], Any]) -> Any:
-        """What the source answers; None if it is switched off."""
+        """The result of a call of the source; None if the source is switched off or the call fails."""
         if self.source is None:
             return None
         try:
             return question(self.source)
         except CaptureError:
-            raise  # the step is launched, and captured then
+            raise  # StepGraphs.capture then launches the step before it captures it
         except Exception as error:  # noqa: BLE001 - whatever it is, no request needs drafts
             self.source = None
             warnings.warn(f"Speculation is switched off, because drafting failed: {error!r}.", RuntimeWarning, stacklevel=3)

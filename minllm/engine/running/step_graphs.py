@@ -1,7 +1,7 @@
 """Steps as replays of CUDA graphs, captured for some sizes.
 
-A launch costs the host about 0.1 ms of checks and look-ups, and a step has hundreds of launches. So a step is padded to the next size for
-which there is a graph, whose replay is one launch:
+A launch costs the host about 0.1 ms of checks and look-ups, and a step has hundreds of launches. So a step is padded to the next size that
+has a graph, and the replay of a graph is one launch:
 
     tokens    powers of two up to 256, then multiples of 256; if all sequences decode, their number: 1, 2, 4 and multiples of 8; if they
               verify drafts, 4, 5 or 6 times a power of two
@@ -10,16 +10,16 @@ which there is a graph, whose replay is one launch:
     columns   block tables for contexts of 1k, 4k, 16k ... tokens, because kernels choose by the longest context possible
     kind      which kernels choose the tokens (SamplingKind)
     query_len with speculation, the most rows of a sequence that decodes: its newest token and drafts
-    makes_drafts  False while a draft model is not asked for drafts; steps of decodes are plain ones then, of query_len 0
+    makes_drafts  False while a draft model pauses; decode steps are then plain ones, of query_len 0
 
 Padding decodes and prompts costs little, so few graphs serve all steps with prompts, and all of them are captured before the first request.
 
 Padding writes no keys and values, is in no context, and its tokens are dropped. The first kernel of a graph makes the rows of sequences
-that decode from their slots, the last one stores the new tokens there. So a step of decodes alone needs nothing from the host unless other
-sequences take part; prompts come in one upload, and so do the numbers of rows that verify drafts.
+that decode from their slots, and the last one stores the new tokens there. So a step of decodes alone needs nothing from the host unless
+the set of sequences changes; prompts come in one upload, and so do the numbers of rows that verify drafts.
 
-One graph runs at a time, so all share memory for temporaries and results, as much as the largest needs. Source of the sizes: vLLM's
-"cudagraph capture sizes".
+One graph runs at a time, so all graphs share memory for temporaries and results, the size that the largest one needs. Source of the sizes:
+vLLM's "cudagraph capture sizes".
 """
 
 import contextlib
@@ -38,31 +38,31 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.ops.protocol import Batch, RecentTokens
 
 SHORTEST_CONTEXT = 1024  # tokens that the narrowest block tables cover
-TOKEN_STEP = 256  # above this, numbers of tokens are multiples of it
+TOKEN_STEP = 256  # above 256, numbers of tokens are multiples of 256
 MOST_PROMPTS = 32  # more prompts in one step are computed kernel by kernel
 MIXED_SIZES = (32, 128)
-ROW_FRACTIONS = (4, 5, 6)  # times a power of two: 2, 3, 4 and 5 rows of 64 sequences are among them
+ROW_FRACTIONS = (4, 5, 6)  # numbers of rows are these times a power of two, including 2, 3, 4 and 5 rows of 64 sequences
 
 
 class GraphKey(NamedTuple):
-    """What a graph is captured for."""
+    """The sizes and kind of a step for which a graph is captured."""
 
     tokens: int
     decodes: int
     prompts: int
     columns: int  # columns of the block tables
     kind: SamplingKind
-    query_len: int = 0  # the most rows of a sequence that decodes, if the engine speculates
+    query_len: int = 0  # maximum rows of a sequence that decodes, if the engine speculates
     makes_drafts: bool = True
 
     @property
     def sequences(self) -> int:
-        """Rows of the block tables."""
+        """The number of rows of the block tables."""
         return self.decodes + self.prompts
 
     @property
     def sampled_rows(self) -> int:
-        """Rows that get logits."""
+        """The number of rows that get logits."""
         verified = self.tokens if not self.prompts else self.decodes * self.query_len
         return verified + self.prompts if self.query_len else self.sequences
 
@@ -86,10 +86,10 @@ def mixed_sizes(max_num_seqs: int) -> list[int]:
 
 
 def verification_sizes(max_num_seqs: int, query_len: int) -> dict[int, list[int]]:
-    """For numbers of sequences, the numbers of rows with which they verify drafts for which graphs are captured, both ascending.
+    """{number of sequences: numbers of rows} of the verifications for which graphs are captured, both ascending.
 
-    A sequence of padding costs next to nothing, so powers of two will do. Rows are close: each is computed in full, and sequences differ in
-    how many drafts are worth verifying. query_len: the most rows of a sequence.
+    A padding sequence costs next to nothing, so numbers of sequences are powers of two. Numbers of rows lie closer: each row is computed in
+    full, and sequences differ in how many drafts are worth verifying. query_len: the maximum number of rows per sequence.
     """
     decodes = sorted({1 << i for i in range((max_num_seqs - 1).bit_length())} | {max_num_seqs})
     rows = sorted({2, 3, *(fraction << i for fraction in ROW_FRACTIONS for i in range((max_num_seqs * query_len).bit_length()))})
@@ -97,7 +97,7 @@ def verification_sizes(max_num_seqs: int, query_len: int) -> dict[int, list[int]
 
 
 def token_sizes(most: int) -> list[int]:
-    """The numbers of tokens, with prompts among them, for which graphs are captured."""
+    """The numbers of tokens, in steps with prompts, for which graphs are captured."""
     powers = [1 << i for i in range(TOKEN_STEP.bit_length() - 1)]
     return [*powers, *range(TOKEN_STEP, most + TOKEN_STEP, TOKEN_STEP)]
 
@@ -121,15 +121,16 @@ def next_size(count: int, sizes: Iterable[int]) -> int | None:
 
 
 class StepGraphs:
-    """Graphs over arrays at fixed addresses. compute(slots, batch, kind) launches a step and returns (tokens, logits) on the device."""
+    """Graphs over arrays at fixed addresses. compute(slots, batch, kind): launches a step and returns (tokens, logits) on the device."""
 
     def __init__(
         self, ops, machine, *, max_num_seqs: int, max_tokens: int, columns: int, block_size: int, residual_window: int, compute: Callable,
         query_len: int = 0, pauses: bool = False,
     ):  # fmt: skip
-        """max_tokens: the most tokens of a step. columns: the width of the widest block table. residual_window: the cache's.
+        """max_tokens: the maximum per step. columns: the width of the widest block table. residual_window: the cache's.
 
-        query_len: 1 and the most drafts of a sequence, if the engine speculates. pauses: whether steps may make no drafts.
+        query_len: 1 plus the maximum number of drafts per sequence; 0 if the engine does not speculate. pauses: whether steps may skip
+        making drafts.
         """
         self._pauses = pauses
         self.machine, self.block_size, self.compute, self.query_len = machine, block_size, compute, query_len
@@ -137,8 +138,8 @@ class StepGraphs:
         self.verification_sizes = verification_sizes(max_num_seqs, query_len) if query_len else {}
         self.mixed_sizes, self.most_prompts = mixed_sizes(max_num_seqs), min(MOST_PROMPTS, max_num_seqs)
         self.token_sizes = token_sizes(max(max_tokens, max_num_seqs * max(1, query_len) + 1))
-        # Nobody knows what the first launch of a user's own kernel loads and makes, nor that of a source of drafts. Ranks have to launch
-        # the same: if the capture of one alone failed, its peers would wait for messages that it sends once more than they do.
+        # The first launch of a user's own kernel, or of a source of drafts, may load modules or allocate, which a capture cannot do. Ranks
+        # must launch the same kernels: if a capture failed on one rank alone, it would send messages once more than its peers expect.
         self._is_launched_first = bool(getattr(ops, "own", None)) or query_len > 0 or hasattr(ops, "communicator")
         self._graphs: dict[GraphKey, Any] = {}
         self._rows: list[int] = []  # slots of the last step, if all its sequences decoded
@@ -156,7 +157,7 @@ class StepGraphs:
 
     @property
     def num_captured(self) -> int:
-        """The number of graphs."""
+        """The number of captured graphs."""
         return len(self._graphs)
 
     def __contains__(self, key: GraphKey) -> bool:
@@ -177,7 +178,7 @@ class StepGraphs:
             tokens = next_size(num_tokens, self.token_sizes)
             return None if tokens is None else GraphKey(tokens, 0, 1, columns, kind, self.query_len, makes_drafts)
         decodes = next_size(num_decodes, self.mixed_sizes)
-        # Rows of padding among the decodes lie where prompts begin, so there are at least as many tokens.
+        # The padding rows of the decodes overlap the rows of prompts, so a graph has at least as many tokens as decodes.
         tokens = next_size(max(num_tokens, decodes), self.token_sizes)
         if tokens is None or num_prompts > self.most_prompts:
             return None
@@ -197,14 +198,14 @@ class StepGraphs:
         """Launch a step with these arrays, of the shapes of `key.layout`; returns its results, valid until the next replay."""
         graph = self._graph(key, uploads)
         self._rows = []
-        # Block tables come last, and those of sequences that decode are made on the device.
+        # Block tables come last; those of sequences that decode are written on the device.
         packed = np.concatenate([arrays[name].reshape(-1) for name in key.layout() if key.prompts or name != "block_tables"])
         uploads.write(self._words[: packed.size], packed)
         graph.launch()
         return graph.result
 
     def capture(self, key: GraphKey, uploads: Uploads) -> None:
-        """Capture a graph. If a kernel is not loaded yet, or an array not made, a step of padding alone is launched before."""
+        """Capture a graph. If a kernel is not loaded yet, or an array not allocated, a step of padding is launched first."""
         self._rows = []
         slots, batch = self.batch(key)
         step = functools.partial(self.compute, slots, batch, key.kind)
@@ -221,8 +222,8 @@ class StepGraphs:
     def keys(self, kinds: Iterable[SamplingKind]) -> list[GraphKey]:
         """The graphs that are captured before the first request, the largest first, because the others then fit into its memory.
 
-        They cover contexts of up to 4k tokens if tokens are chosen greedily; of the other kinds only steps of decodes with up to 1k are
-        among them. Others are captured when they are needed.
+        For greedy sampling they cover contexts of up to 4k tokens; for the other kinds only decode steps with contexts of up to 1k. Other
+        graphs are captured when they are first needed.
         """
         columns, kinds = self.widths[0], sorted(kinds)
         sizes = [(tokens, decodes) for tokens in reversed(self.token_sizes) for decodes in reversed(self.mixed_sizes) if decodes <= tokens]
@@ -264,7 +265,7 @@ class StepGraphs:
         return self._graphs[key]
 
     def _write_padding(self, key: GraphKey, slots: list[int], uploads: Uploads) -> None:
-        """The arrays of a step in which only these slots decode: what `Ops.load_rows` does not write."""
+        """Write the arrays of a step in which only these slots decode, as far as `Ops.load_rows` does not write them."""
         arrays = {name: np.zeros(shape, np.int32) for name, shape in key.layout().items() if name != "block_tables"}
         arrays["slots"][:] = slots
         arrays["slot_mapping"][:] = -1

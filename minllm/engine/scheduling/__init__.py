@@ -1,1 +1,1 @@
-"""Which sequences compute which tokens next: the scheduler, and its policies, one a file."""
+"""The scheduler, which decides which sequences compute which tokens next, and its policies, one per file."""

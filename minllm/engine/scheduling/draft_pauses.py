@@ -1,8 +1,8 @@
-"""When a draft model is asked for drafts: while they are worth the time that it takes, and for a trial now and then.
+"""Decide when a draft model makes drafts: while they are worth its time, and in occasional trials.
 
-A draft model takes time for all sequences of a step alike, right or wrong, so the decision is for a step, by the acceptance of all drafts
-so far and the number of sequences that decode. During a pause steps are those of plain decoding, and the draft model sees no tokens but
-prompts. What it has not seen it computes before it is asked again (Speculation.unseen).
+A draft model takes the same time whether its drafts are right or wrong, and runs for all sequences of a step, so the decision is made per
+step, from the acceptance of all drafts so far and the number of sequences that decode. During a pause, steps are plain decode steps, and
+the draft model computes prompts only. It computes the tokens that it has missed before it makes drafts again (Speculation.unseen).
 """
 
 import functools
@@ -11,25 +11,26 @@ from collections.abc import Callable
 from minllm.costs.speculation import TRIAL_STEPS
 
 HOPE = 0.8  # the estimate of acceptance before the first draft
-FEWEST, MOST = 10, 60  # drafts over which acceptance is averaged: in the beginning and in a trial, and later
+FEWEST, MOST = 10, 60  # drafts over which acceptance is averaged: FEWEST at the start and in a trial, growing to MOST
 
 
 class DraftPauses:
-    """best: the best number of drafts for a rate of acceptance and a number of sequences, 0 if they are not worth their time.
+    """Decides for each step whether the draft model makes drafts.
 
-    trial_interval: the number of steps of a pause, for a number of sequences, before a trial of TRIAL_STEPS; None for no trial.
+    best: (acceptance rate, number of sequences) -> the best number of drafts, 0 if drafts are not worth their time. trial_interval: number
+    of sequences -> the steps of a pause before a trial of TRIAL_STEPS steps; None for no trial.
     """
 
     def __init__(self, best: Callable[[float, int], int], trial_interval: Callable[[int], int | None]):
         self._best, self._trial_interval = best, functools.cache(trial_interval)
         self.acceptance, self._num_averaged = HOPE, FEWEST
-        self.makes_drafts = self.made_drafts = True  # whether the step that is planned, and the one before it, make drafts
-        self.num_ended = 0  # pauses so far that have ended
+        self.makes_drafts = self.made_drafts = True  # whether the planned step, and the step before it, make drafts
+        self.num_ended = 0  # number of pauses that have ended
         self._num_paused = 0  # steps since drafts were last worth their time
 
     @property
     def is_trial(self) -> bool:
-        """Whether the step that is planned makes drafts although they do not seem to be worth their time."""
+        """Whether the planned step makes drafts although they do not seem to be worth their time."""
         return self.makes_drafts and self._num_paused > 0
 
     def plan(self, num_sequences: int) -> None:
@@ -38,7 +39,7 @@ class DraftPauses:
         self.num_ended += self.makes_drafts > self.made_drafts
 
     def count(self, tried: int, right: int) -> None:
-        """Learn from a verification, of whose drafts `right` were right and at most one was wrong, of `tried`."""
+        """Update the acceptance rate with a verification that accepted `right` of the `tried` drafts up to the first wrong one."""
         self._num_averaged = min(self._num_averaged + tried, MOST)
         self.acceptance += (right - tried * self.acceptance) / self._num_averaged
 

@@ -1,8 +1,8 @@
 """The scheduler's side of the KV cache: room for the tokens of a step.
 
-A cache policy (cache/policy.py) assigns blocks and keeps one block table per sequence. It is asked once per block rather than once per
-token: room is made to the end of a block, and the policy learns the tokens of a block when the next one begins. Only the beginning of
-decoding is special, because completions of one prompt share its last block, which the first to write has to copy.
+A cache policy (cache/policy.py) assigns blocks and keeps one block table per sequence. It is called once per block rather than once per
+token: room is made up to the end of a block, and the policy is told a block's tokens when the next block begins. The first decode step is
+an exception: completions of one prompt share its last block, and the first of them to write must copy it.
 """
 
 from minllm.cache.block_pool import blocks_needed
@@ -14,12 +14,12 @@ from minllm.errors import OutOfMemoryError
 
 
 class KVCacheManager:
-    """Admits sequences to a cache policy's blocks, and frees them. prediction: how much room is kept for a sequence's future tokens."""
+    """Assigns a cache policy's blocks to sequences, and frees them. prediction: how many future tokens of a sequence get room."""
 
     def __init__(self, policy: CachePolicy, prediction: LengthPrediction):
         self.policy, self.prediction = policy, prediction
         self.block_size = policy.block_size
-        self._noted: dict[Sequence, int] = {}  # number of each sequence's tokens that the policy knows
+        self._noted: dict[Sequence, int] = {}  # sequence -> number of its tokens reported to the policy
 
     def check_fits(self, sequence: Sequence) -> None:
         """Raise OutOfMemoryError if not even the empty cache could hold this sequence."""
@@ -31,7 +31,7 @@ class KVCacheManager:
             )
 
     def admit(self, sequence: Sequence) -> int:
-        """Reserve blocks for a sequence's known tokens, and promise room for the predicted ones; returns how many are in the cache.
+        """Reserve blocks for a sequence's known tokens and room for predicted ones; returns the number of tokens already cached.
 
         Raises OutOfMemoryError if there is no room now.
         """
@@ -54,7 +54,7 @@ class KVCacheManager:
         return num_computed
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Admit `child` with the blocks of `parent`, whose computed tokens it shares. False if there is no room."""
+        """Admit `child` with the blocks of `parent`, sharing its computed tokens. False if there is no room."""
         self.note(parent)
         try:
             self.policy.fork(parent, child)
@@ -73,15 +73,15 @@ class KVCacheManager:
         return self.policy.make_room(sequence, max(end, min(self._end_of_block(end), sequence.num_reserved_tokens)))
 
     def trim(self, sequence: Sequence) -> None:
-        """Give back the blocks of a sequence beyond what launched steps may write: drafts were rejected."""
+        """Free the blocks of a sequence beyond what launched steps may write, after drafts were rejected."""
         self.policy.trim(sequence, self._end_of_block(sequence.num_computed_tokens))
 
     def _end_of_block(self, num_tokens: int) -> int:
-        """The tokens of as many whole blocks as this number of tokens needs."""
+        """This number of tokens rounded up to whole blocks."""
         return blocks_needed(num_tokens, self.block_size) * self.block_size
 
     def note(self, sequence: Sequence) -> None:
-        """Tell the policy the computed tokens that it does not know yet, and let other prompts share their blocks."""
+        """Report newly computed tokens to the policy, and let other prompts share their blocks."""
         noted, known = self._noted[sequence], min(sequence.num_tokens, sequence.num_computed_tokens)
         if noted < known:
             self.policy.append(sequence, sequence.token_ids(noted, known))
@@ -89,7 +89,7 @@ class KVCacheManager:
         self.commit(sequence)
 
     def commit(self, sequence: Sequence) -> None:
-        """Let other prompts share what is computed of a sequence."""
+        """Let other prompts share the computed blocks of a sequence."""
         self.policy.commit(sequence, min(self._noted[sequence], sequence.num_computed_tokens))
 
     def free(self, sequence: Sequence) -> None:

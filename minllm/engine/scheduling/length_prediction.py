@@ -1,8 +1,8 @@
-"""How long will an answer be? What is predicted decides how many sequences are admitted before memory runs out.
+"""Predict the length of an answer, which decides how many sequences are admitted at a time.
 
-    none    nothing is kept for the answer: most sequences run together, and some are preempted when their answers grow
-    limit   all of max_tokens is kept: no sequence is ever preempted, and memory that short answers do not use stays empty
-    mean    the mean of past answers to prompts of about this length is kept: a running mean per power of two of the prompt's length
+    none    no room is kept for the answer: most sequences run together, and some are preempted when their answers grow
+    limit   room is kept for max_tokens: no sequence is ever preempted, and memory that short answers do not use stays empty
+    mean    room is kept for the mean of past answers to prompts of about this length: a running mean per power of two of prompt length
 """
 
 from abc import ABC, abstractmethod
@@ -20,11 +20,11 @@ class LengthPrediction(ABC):
         """The prediction, 0 or more; the scheduler cuts it at max_tokens."""
 
     def observe(self, sequence: Sequence) -> None:  # noqa: B027 - predictions that learn nothing do nothing
-        """Learn from a sequence that has ended by itself."""
+        """Update the prediction with a sequence that has ended by itself."""
 
 
 class NoPrediction(LengthPrediction):
-    """Keeps nothing."""
+    """Keeps no room for the answer."""
 
     def remaining_tokens(self, sequence: Sequence) -> int:
         """See LengthPrediction."""
@@ -32,7 +32,7 @@ class NoPrediction(LengthPrediction):
 
 
 class LimitPrediction(LengthPrediction):
-    """Keeps all of max_tokens."""
+    """Keeps room for max_tokens."""
 
     def remaining_tokens(self, sequence: Sequence) -> int:
         """See LengthPrediction."""
@@ -40,13 +40,13 @@ class LimitPrediction(LengthPrediction):
 
 
 class MeanPrediction(LengthPrediction):
-    """Keeps the mean length of earlier answers to prompts of about this length."""
+    """Keeps room for the mean length of earlier answers to prompts of about this length."""
 
     def __init__(self):
         self._estimates: dict[int, LengthEstimate] = defaultdict(LengthEstimate)
 
     def remaining_tokens(self, sequence: Sequence) -> int:
-        """See LengthPrediction. A sequence that is longer than the mean is expected to go on for half of what it has."""
+        """See LengthPrediction. An answer longer than the mean is expected to grow by half of its present length."""
         made = len(sequence.output_token_ids)
         return max(round(self._estimate_of(sequence).tokens) - made, made // 2)
 

@@ -1,4 +1,4 @@
-"""The table of scheduling policies: the option `scheduling_policy` names one."""
+"""The table of scheduling policies, by the names that the option `scheduling_policy` takes."""
 
 from minllm.engine.scheduling.in_flight import InFlightBatching
 from minllm.engine.scheduling.prefill_first import PrefillFirst

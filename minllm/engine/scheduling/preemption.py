@@ -1,4 +1,4 @@
-"""What happens to a sequence that has to give its memory back: it is computed again, swapped out, or dropped.
+"""Preemption: a sequence that must give up its memory is recomputed later, swapped out, or dropped.
 
     recompute   its blocks are freed; when there is room again, its prompt and its output so far are computed like a prompt
     swap        its keys and values are copied to the host's memory and back (cache/offload.py)
@@ -20,14 +20,17 @@ from minllm.errors import OutOfMemoryError
 
 @dataclass
 class Preemption:
-    """Takes memory from sequences and gives it back. swap_wins: for "auto", whether swapping this number of tokens beats computing them."""
+    """Takes memory from sequences and gives it back.
+
+    swap_wins: for "auto", number of tokens -> whether swapping them is faster than recomputing them.
+    """
 
     mode: str = "recompute"
     swap_space: SwapSpace | None = None
     swap_wins: Callable[[int], bool] = lambda num_tokens: True
 
     def evict(self, sequence: Sequence, memory: KVCacheManager) -> None:
-        """Free a running sequence's blocks. With "drop" it has ended then."""
+        """Free a running sequence's blocks; with "drop", this also ends the sequence."""
         sequence.num_preemptions += 1
         if self._swaps(sequence):
             with contextlib.suppress(OutOfMemoryError):  # the swap space is full: recompute
@@ -38,7 +41,7 @@ class Preemption:
             sequence.abort("error", self._dropped(sequence))
 
     def restore(self, sequence: Sequence, memory: KVCacheManager) -> int:
-        """Reserve blocks for a waiting sequence; returns how many of its tokens are computed. OutOfMemoryError if there is no room."""
+        """Reserve blocks for a waiting sequence; returns the number of its computed tokens. Raises OutOfMemoryError without room."""
         return memory.swap_in(sequence, self.swap_space) if self.holds(sequence) else memory.admit(sequence)
 
     def holds(self, sequence: Sequence) -> bool:
@@ -52,7 +55,7 @@ class Preemption:
 
     def _swaps(self, sequence: Sequence) -> bool:
         if self.swap_space is None or not sequence.is_prefilled or sequence.num_tokens < sequence.num_computed_tokens:
-            return False  # drafts in flight: how many tokens will have keys, nobody knows yet
+            return False  # drafts are in flight, so the number of tokens with keys is not known yet
         return self.mode == "swap" or self.swap_wins(sequence.num_tokens)
 
     def _dropped(self, sequence: Sequence) -> OutOfMemoryError:

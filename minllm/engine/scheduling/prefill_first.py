@@ -1,14 +1,14 @@
-"""Prefill first: prompts as soon as they can be admitted, decodes when no prompt waits.
+"""Prefill first: prompts are computed as soon as they can be admitted, decodes when no prompt waits.
 
-First tokens come soonest, and steps are pure, so each runs its best kernels. Sequences that decode wait whenever somebody arrives: their
-gaps between tokens have no bound while requests keep coming. It is what vLLM's first scheduler did.
+This gives the lowest TTFT, and as no step mixes prompts and decodes, each runs its best kernels. Sequences that decode wait whenever a
+request arrives, so their TPOT has no bound while requests keep coming. vLLM's first scheduler worked like this.
 
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", SOSP 2023, section 4.6.
 """
 
 
 class PrefillFirst:
-    """Whole prompts, or else decodes."""
+    """A step computes whole prompts, or decodes if no prompt can enter."""
 
     def plan(self, scheduler, step) -> None:
         """See SchedulingPolicy."""

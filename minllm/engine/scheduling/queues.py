@@ -1,12 +1,12 @@
-"""Who waits, who runs and in which slot, and who has ended: the scheduler's books.
+"""The states of all sequences: waiting, running in a slot, held, or ended.
 
     waiting    in a heap; holds nothing, or lies in the swap space
     running    has a slot and blocks of the cache
     held       a beam whose search has not chosen its next token (requests/beam_search.py); it runs, or holds nothing
     ended      holds nothing
 
-Sequences wait and run in order of (priority, arrival). The verbs here move a sequence from one state to another with all that it holds;
-which sequence moves when, scheduler.py decides.
+Sequences wait and run in order of (priority, arrival). The methods here move a sequence with its slot and memory from one state to
+another; scheduler.py decides which sequence moves, and when.
 """
 
 import heapq
@@ -39,7 +39,7 @@ class Queues:
         self._num_unfinished = 0
         self.num_preemptions = 0
         self._deadlines: list[tuple[float, Order, Sequence]] = []  # a heap
-        self._entered: list[Sequence] = []  # running sequences whose slots the next step writes anew
+        self._entered: list[Sequence] = []  # running sequences whose slots the next step rewrites
         self._forks: list[tuple[int, int]] = []  # (parent's slot, beam's slot) of beams forked since the last step
         self._ended: list[Sequence] = []  # sequences that ended without a result and are not reported yet
 
@@ -57,7 +57,7 @@ class Queues:
         self._push(sequence)
 
     def abort(self, sequence: Sequence, error: Exception | None = None) -> None:
-        """End a sequence, whatever it is doing; its blocks are free at once. Does nothing if it has ended."""
+        """End a sequence in any state and free its blocks at once. Does nothing if it has ended."""
         if not sequence.is_finished:
             self.end(sequence, "abort" if error is None else "error", error)
 
@@ -68,12 +68,12 @@ class Queues:
 
     @property
     def num_unfinished(self) -> int:
-        """Sequences that have not ended."""
+        """The number of sequences that have not ended."""
         return self._num_unfinished
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that have not ended and do not run."""
+        """The number of sequences that have not ended and do not run."""
         return self._num_unfinished - len(self.running)
 
     def sequences(self) -> list[Sequence]:
@@ -84,7 +84,7 @@ class Queues:
         return list(dict.fromkeys(found + others))
 
     def take_ended(self) -> list[Sequence]:
-        """The sequences that have ended without a result since the last call: past their deadline, or dropped for want of memory."""
+        """The sequences that have ended without a result since the last call: past their deadline, or out of memory."""
         ended, self._ended = self._ended, []
         for sequence in ended:
             self._end_peers(sequence)
@@ -101,10 +101,10 @@ class Queues:
             self._give_up_slot(sequence)
 
     def resume(self, beam: Sequence, parent: Sequence) -> None:
-        """Let a held beam go on with its newest token, which was just chosen; those before it are `parent`'s, in whose blocks they lie."""
+        """Let a held beam continue after its newest token, just chosen; its earlier tokens are those in the blocks of `parent`."""
         beam.is_held = False
         if beam is parent and beam.slot != NO_SLOT:
-            beam.num_prefill_tokens = beam.num_computed_tokens  # what follows is decoded, and may have to copy a shared block
+            beam.num_prefill_tokens = beam.num_computed_tokens  # later tokens are decoded, which may have to copy a shared block
             if beam not in self._entered:
                 self._entered.append(beam)
         elif parent.slot != NO_SLOT and self._fork(parent, beam):
@@ -113,7 +113,7 @@ class Queues:
             self._push(beam)
 
     def _park_held(self) -> bool:
-        """Park the held beams if somebody waits, for whom nothing else makes room; returns whether there were any."""
+        """Park the held beams if a sequence waits, because nothing else makes room for it; returns whether there were any."""
         held = [sequence for sequence in self.running if sequence.is_held and self._first_waiting() is not None]
         for sequence in held:
             self.park(sequence)
@@ -122,21 +122,21 @@ class Queues:
     # Running
 
     def _run(self, sequence: Sequence, num_computed: int, num_prefill: int) -> None:
-        """Give a sequence, which has its blocks, a slot."""
+        """Give a slot to a sequence that has its blocks."""
         sequence.slot = heapq.heappop(self._free_slots)
         sequence.num_computed_tokens, sequence.num_prefill_tokens = num_computed, num_prefill
         insort(self.running, sequence, key=order)
         self._entered.append(sequence)
 
     def _fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Run `child` on the blocks of `parent`, whose computed tokens it shares; False if there is no slot or no room."""
+        """Run `child` on the blocks of `parent`, sharing its computed tokens; False if there is no slot or no room."""
         if not (self._free_slots and self.memory.fork(parent, child)):
             return False
         self._run(child, parent.num_computed_tokens, parent.num_computed_tokens)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a running sequence's memory and slot, and let it wait again."""
+        """Take a running sequence's memory and slot, and queue it again."""
         self.num_preemptions += 1
         self.preemption.evict(sequence, self.memory)
         self._give_up_slot(sequence)
@@ -148,7 +148,7 @@ class Queues:
             self._push(sequence)
 
     def _recompute(self, sequence: Sequence) -> None:
-        """Take a running sequence's memory and slot, whatever the way to preempt, and let it wait until its tokens are computed again."""
+        """Take a running sequence's memory and slot, and queue it for recomputation, whatever the mode of preemption."""
         self.num_preemptions += 1
         sequence.num_preemptions += 1
         self.park(sequence)
@@ -173,7 +173,7 @@ class Queues:
             self._push(sibling)
 
     def _take_siblings(self, sequence: Sequence) -> list[Sequence]:
-        """The further completions that waited for this sequence's prompt, without those that have ended."""
+        """The unfinished completions that waited for this sequence's prompt; they wait no longer."""
         siblings, sequence.siblings = sequence.siblings, []
         return [sibling for sibling in siblings if not sibling.is_finished]
 
@@ -189,25 +189,25 @@ class Queues:
     # Ended
 
     def _leave(self, sequence: Sequence) -> None:
-        """Free all that a sequence holds that has ended. If it waits, its place in the queue is skipped later."""
+        """Free everything that an ended sequence holds. If it is in the queue of waiting ones, it is skipped later."""
         self._num_unfinished -= 1
         self.park(sequence)
         self._push_siblings(sequence)
         self._end_peers(sequence)
 
     def _end_unasked(self, sequence: Sequence, error: Exception) -> None:
-        """End a sequence that nobody aborted, and report it with the next results."""
+        """End a sequence that its user has not aborted, and report it with the next results."""
         self.abort(sequence, error)
         self._ended.append(sequence)
 
     def _end_peers(self, sequence: Sequence) -> None:
-        """End the other beams of a search, one of which has ended."""
+        """End the other beams of an ended sequence's search."""
         for peer in sequence.peers:
             if not peer.is_finished:
                 self.end(peer, sequence.finish_reason, sequence.error)
 
     def _abort_late(self) -> None:
-        """Abort the sequences whose deadline has passed."""
+        """Abort the sequences past their deadline."""
         while self._deadlines and self._deadlines[0][0] <= time.perf_counter():
             _, _, sequence = heapq.heappop(self._deadlines)
             if not sequence.is_finished:

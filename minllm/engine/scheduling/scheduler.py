@@ -2,10 +2,10 @@
 
     schedule()     finished sequences have left; the policy gives running ones their tokens and lets waiting ones in
     (a runner executes the step)
-    take(...)      the tokens come back; sequences that end leave at once
+    take(...)      sequences get their tokens; those that end leave at once
 
-If memory runs out, the newest running sequence is preempted and waits again, before all that arrived after it; the oldest is never
-preempted, so it always makes progress, and everybody is the oldest some day. A step is planned while earlier ones are still being computed:
+If memory runs out, the newest running sequence is preempted and waits again, ahead of all later arrivals. The oldest is never preempted, so
+it always makes progress, and every sequence becomes the oldest in time. A step is planned while earlier ones are still being computed:
 their tokens are counted (`num_in_flight`) before they are known.
 """
 
@@ -50,16 +50,16 @@ class Scheduler(Queues):
         return step
 
     def decode(self, step: Step) -> None:
-        """Give every running sequence whose prompt is computed its next token, and verify its drafts as far as the token budget goes.
+        """Add the next token of every running sequence whose prompt is computed, and its drafts within the token budget.
 
-        The newest are preempted if memory runs out, but never for drafts.
+        The newest sequences are preempted if memory runs out, but never for drafts.
         """
         budget, speculates = self.max_num_batched_tokens - len(self.running) - 1, False  # one token is for prompts
         decoding = [sequence for sequence in self.running if sequence.can_decode]
         if self.speculation is not None:
             speculates = self.speculation.plan(len(decoding))
         for sequence in decoding:
-            if sequence.can_decode:  # nobody has preempted it
+            if sequence.can_decode:  # not preempted by a sequence before it
                 drafts = self._make_room_for_drafts(sequence, budget, step) if speculates else 0
                 if drafts or self._make_room(sequence, step):
                     step.spans.append(Span(sequence, sequence.num_computed_tokens, 1 + drafts, True, (sequence,)))
@@ -71,12 +71,12 @@ class Scheduler(Queues):
         self._copies += self.memory.policy.take_copies()
 
     def prefill(self, step: Step, admits: bool = True, whole: bool = False) -> None:
-        """Compute prompts up to the token budget: first those that have begun, then waiting ones as long as there are slots and memory.
+        """Add prompts up to the token budget: first those already begun, then waiting ones while there are slots and memory.
 
         admits: whether waiting sequences may enter. whole: a prompt that does not fit the rest of the budget waits for the next step,
         unless it is longer than the whole budget. Decodes leave at least one token of the budget, so that no prompt starves.
         """
-        self._copies += self.memory.policy.take_copies()  # for forks of earlier steps; those of this step are copied before the next
+        self._copies += self.memory.policy.take_copies()  # for forks of earlier steps; this step's forks are copied before the next step
         # exercise: scheduling.prefill
         budget = max(1, self.max_num_batched_tokens - step.num_tokens)
         for sequence in [sequence for sequence in self.running if not sequence.is_prefilled]:
@@ -94,9 +94,9 @@ class Scheduler(Queues):
     def take(
         self, step: Step, token_ids: list[int], logprobs: list[dict | None] | None = None, verified: Verified | None = None
     ) -> list[Sequence]:
-        """Give a step's sequences their tokens, in the order of `step.sampled`; returns those that got one or have ended.
+        """Give a step's sequences their tokens, in the order of `step.sampled`; returns those that got a token or have ended.
 
-        verified: the number of tokens of each, if the engine speculates; otherwise each gets one.
+        verified: the number of tokens per sequence, if the engine speculates; otherwise each sequence gets one.
         """
         moved, now, sampled = self.take_ended(), time.perf_counter(), step.sampled
         if verified is not None:
@@ -115,7 +115,7 @@ class Scheduler(Queues):
     def fail(self, step: Step, error: Exception) -> list[Sequence]:
         """End all sequences of a step that could not be computed, and return them. The others go on.
 
-        Sequences for which the step was only to prepare a slot or blocks are computed again, because nobody knows how far it came.
+        Sequences for which the step only prepared a slot or blocks are recomputed, because it is unknown which of its writes happened.
         """
         for sequence in step.sampled:
             sequence.num_in_flight -= 1
@@ -125,11 +125,11 @@ class Scheduler(Queues):
             self.abort(sequence, error)
         for sequence in self._prepared_by(step):
             self._recompute(sequence)
-        self.memory.policy.forget_prefixes()  # last, because a sequence that leaves commits blocks which the step was to fill
+        self.memory.policy.forget_prefixes()  # last, because a sequence that leaves commits blocks that the failed step should have filled
         return failed
 
     def _prepared_by(self, step: Step) -> list[Sequence]:
-        """The running sequences whose slot a step was to write, or whose slot or block is the destination of one of its copies."""
+        """The running sequences with slots that a step should have written, or with slots or blocks to which it should have copied."""
         slots = {sequence.slot for sequence in step.entered} | {destination for _, destination in step.forks}
         blocks = {destination for _, destination in step.copies}
         table = self.memory.policy.table
@@ -143,7 +143,7 @@ class Scheduler(Queues):
         try:
             num_computed = self.preemption.restore(sequence, self.memory)
         except OutOfMemoryError as error:
-            if not self.running:  # nobody is left who could make room: something else holds it, for instance a text that is scored
+            if not self.running:  # no sequence is left to make room: something else holds it, for instance a text that is scored
                 self._end_unasked(sequence, error)
             return False
         heapq.heappop(self.waiting)
@@ -163,7 +163,7 @@ class Scheduler(Queues):
         return length
 
     def _first_to_sample(self, sequence: Sequence) -> tuple[Sequence, ...]:
-        """The sequences that sample from the end of a prompt: the one that computed it, and siblings, as forks of it if there is room."""
+        """The sequences that sample after a prompt: the one that computed it, and its siblings, forked if there is room."""
         if sequence.max_tokens == 0:
             return ()
         sampled = [sequence]
@@ -190,7 +190,7 @@ class Scheduler(Queues):
         return 0
 
     def _make_room(self, sequence: Sequence, step: Step) -> bool:
-        """Make room for the next token of a running sequence; False if it was itself preempted, or ended for want of room."""
+        """Make room for the next token of a running sequence; False if the sequence itself was preempted, or ended without room."""
         while True:
             try:
                 if self.memory.make_room_to_decode(sequence):
@@ -198,7 +198,7 @@ class Scheduler(Queues):
                 return True
             except OutOfMemoryError as error:
                 newest = self.running[-1]
-                if newest is self.running[0]:  # something else holds what it needs: requests that can never fit were refused
+                if newest is self.running[0]:  # something else holds the memory: requests that can never fit were refused
                     self._end_unasked(sequence, error)
                     return False
                 self._preempt(newest)
@@ -219,7 +219,7 @@ class Scheduler(Queues):
             self._leave(sequence)
 
     def _end_scored(self, step: Step) -> list[Sequence]:
-        """End the sequences that generate nothing and whose prompt this step has completed; returns them."""
+        """End the sequences that generate no tokens (max_tokens=0) and whose prompt this step completes; returns them."""
         ended = []
         for span in step.spans[step.num_decodes :]:
             sequence = span.sequence

@@ -1,9 +1,9 @@
-"""Speculative decoding, as the scheduler sees it: how many drafts a step verifies of each sequence, and what became of them.
+"""The scheduler's side of speculative decoding: how many drafts of each sequence a step verifies, and how many were accepted.
 
 A verification is a span that decodes, of 1 + k tokens: the newest one and k drafts, which the device holds in the sequence's slot. The
-scheduler plans as if all of them were accepted, because the next step may be planned before the tokens of this one are known:
-`num_computed_tokens` is an upper bound then, and `take` subtracts what was rejected. Each span yields at least one token. Of a tree of
-drafts only one path is accepted: a verification of its first nodes yields at most as many tokens as their longest path has.
+scheduler plans as if all of them were accepted, because the next step may be planned before the tokens of this one are known: until then
+`num_computed_tokens` is an upper bound, and `take` subtracts rejected tokens. Each span yields at least one token. In a tree of drafts
+only one path is accepted: a verification of the first nodes yields at most as many tokens as their longest path has.
 
 Source: Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding", ICML 2023, section 2.
 """
@@ -18,8 +18,8 @@ from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.step import Span, Verified
 from minllm.kernels.speculation.token_tree import TokenTree
 
-PROBE = 32  # steps; all sequences try in the same one, because many steps that are a row too long cost more than a few long ones
-MEMORY = 0.1  # how far one draft moves the estimate of a sequence's acceptance
+PROBE = 32  # steps between probes; all sequences probe in one step, because many steps with a surplus row cost more than a few long ones
+MEMORY = 0.1  # weight of one draft in the running estimate of a sequence's acceptance
 
 
 @dataclass
@@ -28,12 +28,12 @@ class SpeculationCounts:
 
     num_drafts: int = 0  # verifications with at least one draft
     num_draft_tokens: int = 0
-    num_tried_tokens: int = 0  # drafts up to the first wrong one of each verification; those behind it tell nothing
+    num_tried_tokens: int = 0  # drafts up to the first wrong one of each verification; later ones carry no information
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)  # entry i: verifications that accepted more than i drafts
 
     def add(self, drafted: int, accepted: int, longest: int) -> None:
-        """Count a verification, of which at most `longest` drafts can be accepted."""
+        """Count a verification of `drafted` drafts, of which at most `longest` could be accepted and `accepted` were."""
         self.num_drafts += 1
         self.num_draft_tokens += drafted
         self.num_tried_tokens += min(accepted + 1, longest)
@@ -46,23 +46,23 @@ class SpeculationCounts:
 
 @dataclass(slots=True)
 class Drafted:
-    """What is known of a sequence's drafts."""
+    """The host's record of a sequence's drafts."""
 
-    num_drafts: int = 0  # drafts in its slot that the host knows of
-    num_preemptions: int = 0  # the sequence's when its drafts were made: another preemption drops them
-    acceptance: float = HOPE  # estimate of the share of its drafts that are right
-    num_seen: int | None = None  # its first tokens, known to have been computed by the draft model; None: those of its prompt
-    num_pauses: int = 0  # those that had ended when it last took part in a step that made drafts
+    num_drafts: int = 0  # drafts in the sequence's slot, as far as the host has read them
+    num_preemptions: int = 0  # the sequence's preemptions when its drafts were made: a later one drops the drafts
+    acceptance: float = HOPE  # estimated share of the sequence's drafts that are accepted
+    num_seen: int | None = None  # number of leading tokens that the draft model has surely computed; None: the prompt's
+    num_pauses: int = 0  # pauses ended when the sequence last took part in a step that made drafts
 
 
 class Speculation:
-    """Decides how many drafts are verified. num_speculative_tokens: the most of each sequence.
+    """Decides how many drafts are verified. num_speculative_tokens: the maximum per sequence.
 
-    tree: the tree whose first nodes a verification computes; None if each draft follows the one before it.
-    needs_room: whether drafting writes keys and values for the tokens that it drafts, behind those that a step verifies. best: the best
-    number of drafts for a rate of acceptance and a number of sequences that decode (costs/speculation.py); None takes all there are. A
-    sequence for which none is best tries one draft in each PROBE-th step, because its text may change. trial_interval: of a draft model,
-    which pauses then (DraftPauses); None makes drafts in every step.
+    tree: the tree of drafts; a verification computes its first nodes. None if each draft follows the one before it.
+    needs_room: whether drafting writes keys and values for the drafted tokens, behind those that a step verifies. best: (acceptance rate,
+    number of sequences that decode) -> the best number of drafts (costs/speculation.py); None verifies all drafts. If the best number is 0,
+    a sequence still tries one draft in every PROBE-th step, because its text may change. trial_interval: for a draft model with pauses
+    (DraftPauses); None makes drafts in every step.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Speculation:
         return num_rows if self.tree is None else self.tree.most_new(num_rows)
 
     def drafted(self, sequence: Sequence) -> Drafted:
-        """What is known of a sequence's drafts."""
+        """The record of a sequence's drafts; made if there is none, and without drafts after a preemption."""
         found = self._drafted.get(sequence)
         if found is None:
             found = self._drafted[sequence] = Drafted(acceptance=HOPE if self._pauses is None else self._pauses.acceptance)
@@ -91,7 +91,7 @@ class Speculation:
 
     @property
     def makes_drafts(self) -> bool:
-        """Whether the step that is planned makes drafts of what may follow it."""
+        """Whether the planned step makes drafts for the next one."""
         return self._pauses is None or self._pauses.makes_drafts
 
     def plan(self, num_sequences: int) -> bool:
@@ -101,19 +101,19 @@ class Speculation:
         return self.makes_drafts
 
     def unseen(self, span: Span) -> Span | None:
-        """What the draft model has not seen of a sequence that decodes in a step that makes drafts; None if it has seen all."""
+        """The tokens of a decoding sequence that the draft model must compute before it makes drafts; None if there are none."""
         if self._pauses is None:
             return None
         sequence, drafted = span.sequence, self.drafted(span.sequence)
         first = sequence.num_prefill_tokens if drafted.num_seen is None else drafted.num_seen
-        drafted.num_seen = sequence.num_tokens - 1  # the host may know fewer tokens than the span begins behind, never more
+        drafted.num_seen = sequence.num_tokens - 1  # the host may know fewer tokens than there are before the span, never more
         if drafted.num_pauses == self._pauses.num_ended:
             return None
         drafted.num_pauses, length = self._pauses.num_ended, min(span.start, sequence.num_tokens) - first
         return Span(sequence, first, length, False, ()) if length > 0 else None
 
     def num_tokens(self, sequence: Sequence, num_drafts: int) -> int:
-        """How many tokens of a sequence should have room in the next step, which verifies this number of drafts and makes new ones."""
+        """The number of tokens of a sequence that need room in a step that verifies this number of drafts and makes new ones."""
         if not self.needs_room or self._excludes(sequence):
             return 1 + num_drafts
         if self.tree is not None:
@@ -121,10 +121,10 @@ class Speculation:
         return min(1 + num_drafts + self.num_speculative_tokens, sequence.num_reserved_tokens - sequence.num_computed_tokens)
 
     def num_drafts(self, sequence: Sequence, num_sequences: int = 1) -> int:
-        """How many drafts of a sequence the next step, of this number of sequences, should verify."""
+        """The number of drafts of a sequence to verify in the next step, in which `num_sequences` run."""
         if self._excludes(sequence) or (self._pauses is not None and not self._pauses.made_drafts):
             return 0
-        # A step that is not read yet leaves drafts in the slot; how many, only the device knows.
+        # A step that is not read yet leaves drafts in the slot; their number is known only on the device.
         drafted = self.drafted(sequence)
         found = self.num_speculative_tokens if sequence.num_in_flight else drafted.num_drafts
         needed = sequence.num_reserved_tokens - sequence.num_computed_tokens - 2  # the last token is never computed
@@ -153,16 +153,16 @@ class Speculation:
         return bool(sequence.logits_processors) or sequence.search is not None
 
     def take(self, spans: list[Span], verified: Verified, memory: KVCacheManager) -> None:
-        """Learn how many tokens a step's sequences got, and give back the room of rejected drafts."""
+        """Count the tokens that a step's sequences got, update their acceptance, and free the room of rejected drafts."""
         self._num_steps += 1
         owners = [(span, sequence) for span in spans for sequence in span.sampled]
         for (span, sequence), count, num_drafts in zip(owners, verified.counts, verified.num_drafts, strict=True):
-            sequence.num_in_flight += count - 1  # each of its tokens takes one
+            sequence.num_in_flight += count - 1  # Scheduler.take subtracts 1 per token
             drafted = self.drafted(sequence)
             most = self.most_new(span.length)
             if span.decodes and span.length > 1:
                 self.counts.add(span.length - 1, count - 1, most - 1)
-                tried = min(count, span.length - 1)  # those behind the first wrong one tell nothing
+                tried = min(count, span.length - 1)  # drafts behind the first wrong one carry no information
                 weight = 1 - (1 - MEMORY) ** tried
                 drafted.acceptance += weight * ((count - 1) / tried - drafted.acceptance)
                 if self._pauses is not None:
@@ -171,6 +171,6 @@ class Speculation:
                 drafted.num_drafts = num_drafts
                 if span.decodes and count < span.length:
                     sequence.num_computed_tokens -= most - count
-                    # A launched step may still write nodes of a tree to the blocks that go back. Whoever gets them writes later: steps
+                    # A launched step may still write nodes of a tree to the freed blocks. Their next owner writes later, because steps
                     # run in the order in which they are launched.
                     memory.trim(sequence)

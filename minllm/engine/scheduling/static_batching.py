@@ -1,7 +1,7 @@
 """Static batching: a batch starts as a whole, and the next one starts when all of it has ended.
 
-This is how a model is first served, and what FasterTransformer does. Requests that end early leave their rows empty, and a request that
-arrives waits for the longest answer of the batch before it: both are what iteration-level scheduling removes.
+This is the simplest way to serve a model, and what FasterTransformer does. Requests that end early leave their rows empty, and a request
+that arrives waits for the longest answer of the batch before it. Iteration-level scheduling removes both costs.
 """
 
 

@@ -1,7 +1,7 @@
-"""Ranks that a launcher has started: mpirun, srun or torchrun, on one host or on several. Every process runs the same program.
+"""Ranks started by a launcher (mpirun, srun or torchrun), on one host or on several. Every process runs the same program.
 
-    environment.py   what the launcher says in environment variables: which rank this is
-    rendezvous.py    how the ranks find each other over TCP
+    environment.py   reads the rank of this process from the launcher's environment variables
+    rendezvous.py    connects the ranks over TCP
     memory.py        memory that the ranks of one host share
-    ranks.py         LaunchedRanks: the other ranks as one of them sees them, and how all end when one does
+    ranks.py         LaunchedRanks: the other ranks, seen from one of them; ends all ranks when one ends
 """

@@ -1,11 +1,11 @@
-"""Which rank a launcher has made of this process, read from environment variables.
+"""The rank that a launcher has assigned to this process, read from environment variables.
 
     torchrun    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
     Open MPI    OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_SIZE
     Slurm       SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_NNODES
 
-mpirun and srun do not say where rank 0 is: on one host that is this one, on several MASTER_ADDR must be set. A torchrun that keeps its own
-store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE) leaves the port after it to the program.
+mpirun and srun do not set the address of rank 0: with one host it is this host, with several MASTER_ADDR must be set. A torchrun that keeps
+its own store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE) leaves the next port to the program.
 
 Sources: PyTorch, "torchrun", Environment Variables; Open MPI, "Environment variables that Open MPI sets"; Slurm, "srun", Output environment
 variables.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from minllm.errors import InvalidOptionError, shown
 
-PORT = 29500  # torchrun's
+PORT = 29500  # torchrun's default
 HERE = "127.0.0.1"
 LAUNCHERS = (  # variables of (rank, world size, rank on the host)
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -30,20 +30,20 @@ class LaunchedRank(NamedTuple):
 
     rank: int
     world_size: int
-    local_rank: int  # its number on its host, and that of its GPU
+    local_rank: int  # number of the rank on its host, and of its GPU
     address: str = HERE
     port: int = PORT
 
     @property
     def first_of_host(self) -> int:
-        """The lowest rank of this one's host: the ranks of a host have consecutive numbers."""
+        """The lowest rank on this rank's host; the ranks of a host have consecutive numbers."""
         return self.rank - self.local_rank
 
 
 def launched_rank(environment: Mapping[str, str], wanted: int) -> LaunchedRank:
-    """The rank of this process. wanted: the number of ranks that the options ask for.
+    """The rank of this process. wanted: the number of ranks by the options.
 
-    Raises InvalidOptionError for variables that are missing, that are no numbers, or that contradict each other or the options.
+    Raises InvalidOptionError for variables that are missing, not numbers, or contradict each other or the options.
     """
     names = next((names for names in LAUNCHERS if names[0] in environment), None)
     if names is None:
@@ -70,7 +70,7 @@ def launched_rank(environment: Mapping[str, str], wanted: int) -> LaunchedRank:
 
 
 def _address(environment: Mapping[str, str], names: tuple[str, ...], world_size: int) -> str:
-    """Where rank 0 listens."""
+    """The address at which rank 0 listens. Raises InvalidOptionError if it is unknown."""
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"]
     on_one_host = {
@@ -86,7 +86,7 @@ def _address(environment: Mapping[str, str], names: tuple[str, ...], world_size:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
-    """A variable that must be a number of at least 0."""
+    """The value of a variable. Raises InvalidOptionError unless it is a number of at least 0."""
     text = environment.get(name)
     if text is None or not (text.isascii() and text.isdecimal()):
         raise InvalidOptionError(f"{name}={shown(text)} must be a number of at least 0; the launcher sets it on every process.")

@@ -12,11 +12,11 @@ from minllm.parallel.processes import MEMORY_FOLDER
 from minllm.parallel.shared_memory import SharedMemoryCommunicator, memory_bytes
 from minllm.parallel.sockets import SocketCommunicator
 
-NAME_BYTES = 4096  # the longest path that Linux takes
+NAME_BYTES = 4096  # the longest path on Linux
 
 
 def connect(rank: int, connections: Connections) -> SocketCommunicator:
-    """A communicator of all ranks. Those of one host exchange through shared memory, alone or as its group."""
+    """A communicator of all ranks. Ranks of one host use shared memory: for everything if all are on it, else within its groups."""
     hosts, links = connections.hosts, connections.links
     first = hosts[rank]
     here = range(first, first + hosts.count(first))
@@ -32,7 +32,7 @@ def connect(rank: int, connections: Connections) -> SocketCommunicator:
 
 
 def shared_memory(ranks: SocketCommunicator) -> mmap.mmap:
-    """Memory that the ranks of one host map: a file that has a name only until all have opened it."""
+    """Memory that the ranks of one host map: a file that has a name only until all ranks have opened it."""
     size, name = memory_bytes(ranks.world_size), np.zeros(NAME_BYTES, np.uint8)
     folder = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     if ranks.rank == 0:

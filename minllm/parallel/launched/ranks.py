@@ -1,11 +1,11 @@
-"""The other ranks of a launched program, as one rank sees them, and how all end when one does.
+"""The other ranks of a launched program, seen from one of them; when one rank ends, all end.
 
     channel  from rank 0 to each other rank: messages, and replies
     report   between rank 0 and each other rank: why one of them ends; the system closes it if a rank is killed or its host is lost
 
-A thread of every rank watches the reports. Rank 0 hears of a rank's end and tells the others; each shuts its sockets down, so that whatever
-waits for a peer goes on, and the program gets a RankError with the reason. A rank that closes its LLM says goodbye first: then the others
-fail only if they call something that needs it.
+A thread of every rank watches the reports. Rank 0 forwards the report of a rank's end to the others; each shuts its sockets down, so that
+every wait for a peer returns, and the program gets a RankError with the reason. A rank that closes its LLM sends a goodbye first: then the
+others fail only if they call something that needs this rank.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class LaunchedRanks(OtherRanks):
     """All other ranks. `own`: the Rank of this process. Raises CommunicationError if the ranks do not meet within time_limit_s."""
 
     def __init__(self, launched: LaunchedRank, agreed: dict[str, str], time_limit_s: float, gpu: int = 0):
-        """agreed: names and values that must be the same on all ranks. gpu: this rank's."""
+        """agreed: names and values that must be the same on all ranks. gpu: the number of this rank's GPU."""
         connections = meet(launched, agreed, time_limit_s)
         rank, self.failure, self.departed = launched.rank, None, None
         self._sockets = [*connections.links.values(), *connections.channels.values()]
@@ -41,7 +41,7 @@ class LaunchedRanks(OtherRanks):
         host = connect(rank, connections)
         channel = self.channels[0] if rank else None
         self.own = Rank(rank, launched.world_size, host, [], channel, gpu)
-        self._goodbye = weakref.finalize(self, say_goodbye, self.reports, connections.reports)  # at the interpreter's exit, too
+        self._goodbye = weakref.finalize(self, say_goodbye, self.reports, connections.reports)  # also at the interpreter's exit
         threading.Thread(target=watch, args=(weakref.ref(self), dict(self.reports)), daemon=True).start()
 
     def check(self) -> None:
@@ -50,10 +50,10 @@ class LaunchedRanks(OtherRanks):
             raise RankError(self.failure or self.departed)
 
     def failed(self, error: BaseException) -> RankError:
-        """Report an error of this rank, which ends all; returns what to raise. If another rank has ended, that is the reason."""
+        """Report an error of this rank, which ends all ranks; returns the error to raise. If another has ended, that is the reason."""
         effect, text = is_effect(error), "".join(traceback.format_exception(error))
         reason = f"Rank {self.own.rank} has failed, and all ranks have ended:\n{text}"
-        is_cause = not effect and self._note(self.departed or reason)  # before the others hear of it, whose end is an effect
+        is_cause = not effect and self._note(self.departed or reason)  # before the others get the report, because their end is an effect
         if self.own.rank:
             with contextlib.suppress(OSError, ValueError):
                 self.reports[0].send((effect, text))
@@ -67,19 +67,19 @@ class LaunchedRanks(OtherRanks):
         return RankError(self.failure)
 
     def end(self, reason: str) -> None:
-        """Note the reason, tell the other ranks if this is rank 0, and let whatever waits for a peer go on."""
+        """Record the reason, send it to the other ranks if this is rank 0, and end all waits for peers."""
         if self._note(reason):
             self._let_go()
 
     def _note(self, reason: str) -> bool:
-        """Whether this is the first reason to end."""
+        """Record a reason to end; returns whether it is the first one."""
         with self._lock:
             is_first = self.failure is None
             self.failure = self.failure or reason
         return is_first
 
     def _let_go(self) -> None:
-        """Tell the other ranks if this is rank 0, and let whatever waits for a peer go on."""
+        """Send the reason to the other ranks if this is rank 0, and end all waits for peers."""
         for act in self.own.at_failure:
             act()
         if self.own.rank == 0:
@@ -91,7 +91,7 @@ class LaunchedRanks(OtherRanks):
                 one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Say goodbye and close all connections. Calling it again does nothing."""
+        """Send a goodbye and close all connections. Calling it again does nothing."""
         self.failure = self.failure or "These ranks were closed."
         self._goodbye()
         self.own.host.close()
@@ -101,7 +101,7 @@ class LaunchedRanks(OtherRanks):
             one.close()
 
     def ended(self, peer: int, message: Any) -> None:
-        """What the watching thread has found out about a rank: what it said last, or None if its connection has ended."""
+        """Handle the last message of a rank, from the watching thread; None if its connection has ended without one."""
         if message == GOODBYE:
             self.departed = self.departed or f"Rank {peer} has closed its LLM, or its program has ended."
         elif message is None:
@@ -113,12 +113,12 @@ class LaunchedRanks(OtherRanks):
 
 
 def watch(ranks: "weakref.ref[LaunchedRanks]", reports: dict[int, Connection]) -> None:
-    """Hear what other ranks say last, until all of them have."""
+    """Wait for the last message of every other rank, and handle it."""
     while reports:
         ready = wait(reports.values())
         found = {peer: _last(report) for peer, report in reports.items() if report in ready}
         if all(_is_effect(message) for message in found.values()):
-            time.sleep(SAME_CAUSE_S)  # the rank that these were waiting for reports next
+            time.sleep(SAME_CAUSE_S)  # these waited for another rank, whose report comes next
             found |= {peer: _last(report) for peer, report in reports.items() if peer not in found and report.poll()}
         for peer, message in sorted(found.items(), key=lambda one: _is_effect(one[1])):  # causes before effects
             reports.pop(peer).close()
@@ -129,21 +129,21 @@ def watch(ranks: "weakref.ref[LaunchedRanks]", reports: dict[int, Connection]) -
 
 
 def say_goodbye(reports: dict[int, Connection], sockets: dict[int, socket.socket]) -> None:
-    """Tell the other ranks that this one needs nothing more."""
+    """Tell the other ranks that this one has closed."""
     for peer, one in sockets.items():
         with contextlib.suppress(OSError, ValueError):
             reports[peer].send(GOODBYE)
-            one.shutdown(socket.SHUT_RDWR)  # which the watching thread sees, too
+            one.shutdown(socket.SHUT_RDWR)  # this also ends the wait of the watching thread
         one.close()
 
 
 def _is_effect(message: Any) -> bool:
-    """Whether a rank says that it ends because another has."""
+    """Whether a message reports an end that another rank's end has caused."""
     return isinstance(message, tuple) and message[0]
 
 
 def _last(report: Connection) -> Any:
-    """What a rank says; None if its connection has ended."""
+    """The last message of a rank; None if its connection has ended."""
     try:
         return report.recv()
     except (OSError, EOFError, pickle.UnpicklingError):

@@ -1,12 +1,12 @@
-"""How launched ranks find each other over TCP, and agree that they are parts of one run.
+"""Connect launched ranks over TCP, and check that they belong to one run.
 
-    rank r > 0   connects to rank 0 three times (link, channel, report), and says which rank it is, where it listens, and its options
-    rank 0       waits for all, compares, and tells everyone a token of this run and where the others listen, or what is wrong
-    rank r > 0   connects to ranks 1 to r - 1, and is connected to by those above it
+    rank r > 0   connects to rank 0 three times (link, channel, report), and sends its rank, the port at which it listens, and its options
+    rank 0       waits for all, compares, and sends all a token of this run and the addresses of the others, or an error
+    rank r > 0   connects to ranks 1 to r - 1, and accepts the connections of higher ranks
 
-Greetings are lines of JSON. All waits end at one deadline, with the names of the ranks that are missing. Nobody listens any longer once the
-ranks are connected. What they say to each other afterwards is neither encrypted nor signed, as with torch.distributed and NCCL: the network
-between the hosts must be one that you trust.
+Greetings are lines of JSON. All waits end at one deadline, with the numbers of the missing ranks. Once the ranks are connected, none of
+them listens any more. Later messages are neither encrypted nor signed, as with torch.distributed and NCCL: the network between the hosts
+must be one that you trust.
 """
 
 import contextlib
@@ -20,18 +20,18 @@ from minllm.parallel.communicator import CommunicationError
 from minllm.parallel.launched.environment import LaunchedRank
 
 LINK, CHANNEL, REPORT = PURPOSES = "link", "channel", "report"
-MOST_BYTES = 1 << 20  # of a greeting
-GREETING_S = 5.0  # the longest wait for the greeting of a connection that was accepted; a stranger may say nothing
+MOST_BYTES = 1 << 20  # limit of a greeting
+GREETING_S = 5.0  # time limit for the greeting of an accepted connection; another program may send nothing
 RETRY_S = 0.05
-PROBES = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4))  # a host that has answered no probe for 5 s is lost
+PROBES = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4))  # a host that answers no probe for 5 s counts as lost
 Sockets = dict[int, socket.socket]  # rank -> socket
 
 
 class Connections(NamedTuple):
-    """A rank's sockets when all have met."""
+    """A rank's sockets to the other ranks."""
 
     links: Sockets  # to every other rank
-    channels: Sockets  # between rank 0 and every other
+    channels: Sockets  # between rank 0 and every other rank
     reports: Sockets
     hosts: list[int]  # for each rank, the lowest rank of its host
 
@@ -39,8 +39,8 @@ class Connections(NamedTuple):
 def meet(own: LaunchedRank, agreed: dict[str, str], time_limit_s: float) -> Connections:
     """Connect all ranks. agreed: names and values that must be the same on all of them.
 
-    Raises CommunicationError on every rank that has come if ranks are missing after the limit, come twice, or disagree, if the port is in
-    use, or if something else answers there.
+    Raises CommunicationError on every rank that takes part if ranks are missing after the time limit, appear twice, or disagree, if the
+    port is in use, or if another program answers there.
     """
     with contextlib.ExitStack() as opened:
         meeting = Meeting(own, agreed, time_limit_s, opened)
@@ -69,7 +69,7 @@ class Meeting:
         self.greeting = own._asdict() | {"first_of_host": own.first_of_host, "host": socket.gethostname(), "agreed": agreed}
 
     def gather(self) -> Connections:
-        """Rank 0: wait for all others, and tell them of each other."""
+        """Rank 0: wait for all others, and send them each other's addresses."""
         arrived: dict[str, Sockets] = {purpose: {} for purpose in PURPOSES}
         greetings, links = {0: self.greeting}, []
         with self._listen(self.own.address, self.own.port) as listener:
@@ -98,7 +98,7 @@ class Meeting:
         link = self._connect(0, (self.own.address, self.own.port))
         with self._listen(link.getsockname()[0], 0) as listener:
             to_leader = {LINK: link}
-            with contextlib.suppress(OSError):  # rank 0 has refused this one already: it says why on the link
+            with contextlib.suppress(OSError):  # rank 0 has refused this rank already, and sends the reason on the link
                 for purpose in PURPOSES:
                     if purpose != LINK:
                         place = self.own.address, self.own.port
@@ -116,10 +116,10 @@ class Meeting:
         return Connections(links, {0: to_leader[CHANNEL]}, {0: to_leader[REPORT]}, welcome["hosts"])
 
     def _listen(self, address: str, port: int) -> socket.socket:
-        """A socket that listens; port 0: any."""
+        """A listening socket. port: 0 for any. Raises CommunicationError if the address cannot be used."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = self.opened.enter_context(socket.socket(family))
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that the last run has left counts as free
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a run that has just ended counts as free
         try:
             listener.bind((address, port))
         except OSError as error:
@@ -131,7 +131,7 @@ class Meeting:
         return listener
 
     def _accept(self, listener: socket.socket, missing: list[int]) -> tuple[socket.socket, dict[str, Any]]:
-        """The next connection that says who it is, and what it says. CommunicationError after the deadline."""
+        """The next connection with a valid greeting, and the greeting. Raises CommunicationError after the deadline."""
         while True:
             try:
                 listener.settimeout(self._left())
@@ -145,11 +145,11 @@ class Meeting:
             connection.settimeout(min(GREETING_S, self._left()))
             try:
                 return self.opened.enter_context(connection), _receive(connection)
-            except (OSError, ValueError):  # a stranger
+            except (OSError, ValueError):  # not a rank
                 connection.close()
 
     def _connect(self, rank: int, place: tuple[str, int]) -> socket.socket:
-        """A connection to where a rank listens, or soon will."""
+        """A connection to the address at which a rank listens, or soon will. Raises CommunicationError after the deadline."""
         while True:
             try:
                 return self.opened.enter_context(socket.create_connection(place, self._left()))
@@ -164,8 +164,8 @@ class Meeting:
                 time.sleep(RETRY_S)
 
     def _answer(self, link: socket.socket) -> dict[str, Any]:
-        """What rank 0 says once all are there, or one does not fit."""
-        link.settimeout(self._left() + GREETING_S)  # rank 0 says first who is missing
+        """The answer of rank 0 once all ranks are connected. Raises CommunicationError if it is an error, or there is no answer."""
+        link.settimeout(self._left() + GREETING_S)  # longer than rank 0 waits, so that its error names the missing ranks
         try:
             answer = _receive(link)
         except TimeoutError as error:
@@ -199,12 +199,12 @@ class Meeting:
             raise CommunicationError(f"Rank {rank} disagrees about {difference}. All ranks must run one program with the same options.")
 
     def _left(self) -> float:
-        """Seconds to the deadline, and a little."""
+        """Seconds to the deadline, at least RETRY_S."""
         return max(RETRY_S, self.deadline - time.monotonic())
 
 
 def hosts_of(greetings: dict[int, dict[str, Any]]) -> list[int]:
-    """For each rank, the lowest rank of its host. CommunicationError if the ranks of a host do not have consecutive numbers."""
+    """For each rank, the lowest rank of its host. Raises CommunicationError unless the ranks of a host have consecutive numbers."""
     hosts = [greetings[rank]["first_of_host"] for rank in sorted(greetings)]
     for rank, first in enumerate(hosts):
         names = {greetings[one]["host"] for one in range(first, rank + 1)}
@@ -217,7 +217,7 @@ def hosts_of(greetings: dict[int, dict[str, Any]]) -> list[int]:
 
 
 def tell_all(links: list[socket.socket], message: dict[str, Any]) -> None:
-    """Tell every rank; those that have ended are found out by whoever talks to them next."""
+    """Send a message to every rank; ranks that have ended are ignored here, and detected at their next use."""
     for link in links:
         with contextlib.suppress(OSError):
             _send(link, message)
@@ -228,7 +228,7 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _receive(connection: socket.socket) -> dict[str, Any]:
-    """One line, and nothing behind it. ValueError for anything else."""
+    """One line of JSON, read byte by byte so that nothing after it is consumed. Raises ValueError for anything else."""
     line = bytearray()
     while not line.endswith(b"\n"):
         if len(line) > MOST_BYTES or not (byte := connection.recv(1)):
