@@ -71,7 +71,8 @@ class SimulatedStageOps(NumpyOps):
     def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
         """Causal attention over the cached context."""
         own = self.kernels.get("attention")
-        if own is None or not own.takes(batch.max_query_len):
+        # Attention kernels know no trees of drafts: a node would attend to its siblings.
+        if own is None or batch.tree is not None or not own.takes(batch.max_query_len):
             return super().attention(query, layer_cache, batch, attention_config)
         out = np.empty_like(query)
         self.simulate(

@@ -83,6 +83,20 @@ def test_a_kernel_is_simulated_with_small_tiles():
     assert given == [exercise.simulated_options["tile"]]
 
 
+def attention_of_ones_own(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, window, longest):
+    """A launcher of attention that is no kernel."""
+    out[:] = attention_reference(query, key_cache, value_cache, query_start, context_lens, block_tables, scale, window)
+
+
+def test_a_tree_of_drafts_is_verified_by_numpy_beside_ones_own_attention():
+    """A kernel of one's own would let siblings see each other."""
+    params = SamplingParams(max_tokens=12, temperature=0.0)
+    module = types.SimpleNamespace(attention=attention_of_ones_own, workspace_shapes=lambda *arrays: {})
+    drafts = dict(model=str(model_directory("llama3")), num_speculative_tokens=4, speculative_token_tree="[(0,), (1,), (0, 0), (1, 0)]")
+    tokens, ops = generated(params, kernel_variants={"attention": module}, speculative_config=drafts | {"draft_sample_method": "greedy"})
+    assert tokens == generated(params)[0] and ops.launches["attention"] >= 1
+
+
 def test_launchers_and_modules_are_kernels_of_ones_own(numpy_tokens):
     calls = []
 
@@ -90,9 +104,9 @@ def test_launchers_and_modules_are_kernels_of_ones_own(numpy_tokens):
         calls.append("rms_norm")
         rms_norm(*arguments)
 
-    def my_attention(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, window, longest):
+    def my_attention(*arguments):
         calls.append("attention")
-        out[:] = attention_reference(query, key_cache, value_cache, query_start, context_lens, block_tables, scale, window)
+        attention_of_ones_own(*arguments)
 
     module = types.SimpleNamespace(attention=my_attention, workspace_shapes=lambda *arrays: {})
     tokens, _ = generated(kernel_variants={"rms_norm": my_rms_norm, "attention": module})
