@@ -70,7 +70,7 @@ def pitch_of(head_dim):
 
 @functools.cache
 def make_warp_merge(warps):
-    """merge_warps(states, head, dim, scale, results) -> (maximum, sum) of a head over `warps` warps; results: VECTOR elements of its output."""
+    """merge_warps(states, head, dim, scale, results) -> (maximum, sum) of a head over all warps; results: VECTOR elements of its output."""
 
     @cuda.jit(device=True)
     def merge_warps(states, head, dim, scale, results):
