@@ -1,4 +1,4 @@
-"""Checks that launchers make of their arrays: rank, sizes by axis name, dtype, contiguity."""
+"""Checks of the launchers' array arguments: rank, sizes by axis name, dtype, contiguity."""
 
 import functools
 
@@ -13,14 +13,14 @@ INDEX_DTYPES = (np.dtype(np.int32),)
 
 @functools.cache
 def dtype_name(dtype):
-    """str(dtype): NumPy computes it anew at every call, in 2 to 4 microseconds; launchers need it many times."""
+    """str(dtype), cached: NumPy takes 2 to 4 microseconds per call, and launchers need it many times."""
     return str(dtype)
 
 
 def check_array(name, array, dtypes, /, gaps=False, **axes):
     """Raise KernelArgumentError unless `array` has one of `dtypes` and the named sizes, and is C-contiguous or `gaps` is true.
 
-    A size of None allows any.
+    A size of None allows any size.
 
     check_array("weight", weight, (x.dtype,), hidden=64) accepts an array of shape (64,) in the dtype of x.
     """
@@ -41,7 +41,7 @@ def is_contiguous(array):
 
 
 def check_layout(name, cache):
-    """Raise KernelArgumentError unless a cache's tokens are contiguous each and lie at equal distances (kv/layout.py)."""
+    """Raise KernelArgumentError unless each token of a cache is contiguous, and tokens are at equal distances (kv/layout.py)."""
     if is_contiguous(cache):
         return
     (num_blocks, block_size, kv_heads, head_dim), strides = cache.shape, cache.strides
@@ -62,7 +62,7 @@ def ceil_div(a, b):
 
 
 def rows_begin_on(byte_count, *matrices):
-    """Whether each row of C-contiguous matrices begins on a multiple of `byte_count` bytes; False without columns."""
+    """Whether each row of C-contiguous matrices begins at a multiple of `byte_count` bytes; False for matrices without columns."""
     row_bytes = [matrix.shape[1] * matrix.dtype.itemsize for matrix in matrices]
     addresses = [matrix.ctypes.data if isinstance(matrix, np.ndarray) else matrix.pointer for matrix in matrices]
     return all(row > 0 and row % byte_count == at % byte_count == 0 for row, at in zip(row_bytes, addresses, strict=True))

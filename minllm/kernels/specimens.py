@@ -1,4 +1,4 @@
-"""All specimens of the package: every kernel variant, once. The compile gate and `minllm inspect` read this list and no other."""
+"""All specimens of the package: every kernel variant, once. The compile gate and `minllm inspect` read only this list."""
 
 import functools
 import importlib
@@ -14,14 +14,14 @@ STAGES = (
     *("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling"),
     *("split_vocabulary", "slots", "speculation", "all_reduce"),
 )
-TABLES = {"matmul": matmul.VARIANTS, "attention": attention.VARIANTS}  # stages of several variants
+TABLES = {"matmul": matmul.VARIANTS, "attention": attention.VARIANTS}  # stages with several variants
 
 
 @functools.cache
 def all_specimens() -> dict[str, Specimen]:
     """{name: specimen} of all stages, in the order of a forward pass. Imports all kernels, compiles none.
 
-    A room lists a kernel twice if GPUs of two kinds choose the same shape; it is compiled for the targets of both.
+    A stage lists a kernel twice if GPUs of two kinds choose the same shape; it is compiled for the targets of both.
     """
     found: dict[str, Specimen] = {}
     for specimen in itertools.chain.from_iterable(map(specimens_of, STAGES)):
@@ -31,10 +31,10 @@ def all_specimens() -> dict[str, Specimen]:
 
 
 def signatures_for(target: tuple[int, int]) -> list[Signature]:
-    """What is compiled for a target's specimens."""
+    """The kernel signatures to compile for the specimens of a target."""
     return [Signature(one.kernel, tuple(one.arguments)) for one in all_specimens().values() if target in one.targets]
 
 
 def specimens_of(stage: str) -> Iterator[Specimen]:
-    """Those of one stage: of each variant in its table, or of its one list."""
+    """The specimens of one stage: those of each variant in its table, or those of its specimens module."""
     return (TABLES.get(stage) or importlib.import_module(f"minllm.kernels.{stage}.specimens")).specimens()

@@ -1,1 +1,1 @@
-"""Speculative decoding on the device: several tokens of a sequence are guessed, computed in one step, and kept as far as they are right."""
+"""Speculative decoding on the device: several tokens of a sequence are drafted, verified in one step, and accepted while they are right."""

@@ -78,8 +78,8 @@ def run_of(block_size, keys):
 
 @functools.cache
 def make_scale_places(layout):
-    """(scales_of, scale_word_of): device functions for the shared address of the scales of ring.free, and for the index in ring.words of the
-    scales of ring.stage."""
+    """(scales_of, scale_word_of): device functions for the shared address of the scales of ring.free, and for the index in ring.words of
+    the scales of ring.stage."""
     stage_bytes, scale_bytes, codes_bytes = layout.stage_bytes, 8 * layout.scale_words, layout.stages * layout.stage_bytes
     first_word, scale_words, ring_words = codes_bytes // 4, scale_bytes // 4, layout.ring_bytes // 4
 
@@ -97,8 +97,8 @@ def make_scale_places(layout):
 
 @functools.cache
 def make_chunk_at(layout):
-    """chunk_at(tile, pair, lane): the shared address that a lane passes to ldmatrix, which loads chunks 2 * pair and 2 * pair + 1 of 16 rows
-    of codes. tile: address of the first row."""
+    """chunk_at(tile, pair, lane): the shared address that a lane passes to ldmatrix, which loads chunks 2 * pair and 2 * pair + 1 of 16
+    rows of codes. tile: address of the first row."""
     row_bytes, row_chunks, swizzled = layout.row_bytes, layout.chunks, layout.tma
     rows_per_line = max(1, LINE_BYTES // layout.kv_format.code_bytes)
 
