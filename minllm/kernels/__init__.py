@@ -1,1 +1,1 @@
-"""The kernels, one folder per stage; a file has the maths in its docstring, the NumPy reference, the kernel and its launcher."""
+"""The kernels, one folder per stage. Each file has the maths, the NumPy reference, the kernel and its launcher."""

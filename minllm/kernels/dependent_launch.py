@@ -1,7 +1,8 @@
-"""Programmatic dependent launch: a kernel may be launched before its predecessor ends (`@kernel(dependent_launch=True)`).
+"""Programmatic dependent launch: a kernel may be launched before its predecessor ends.
 
-Between two kernels of a stream a GPU is idle for a microsecond or two, while the last blocks end and the next kernel is set up. With
-dependent launch this setup overlaps with the predecessor, and the kernel waits only before it reads the results of other kernels.
+`@kernel(dependent_launch=True)` enables it for a kernel. Between two kernels of a stream a GPU is idle for a microsecond or two, while the
+last blocks end and the next kernel is set up. With dependent launch this setup overlaps with the predecessor, and the kernel waits only
+before it reads the results of other kernels.
 """
 
 from numba import cuda

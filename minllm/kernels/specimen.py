@@ -1,4 +1,4 @@
-"""A specimen: one kernel as its launcher launches it, with the properties of the machine code that its design assumes.
+"""A specimen: one kernel as its launcher launches it, with the machine-code properties that its design assumes.
 
 Compiling needs no GPU, so every assumption can be checked anywhere: nothing spills, the registers leave room for the designed number of
 blocks per SM (streaming multiprocessor), the wide loads and tensor-core instructions are present, and no literal has introduced float64.

@@ -1,7 +1,7 @@
-"""TMA: one thread starts the copy of a tile from global memory to a stage of a pipeline; the stage's barrier counts the bytes.
+"""TMA: one thread starts the copy of a tile from global memory to a stage of a pipeline.
 
-Coordinates are those of the tile's first element, the fastest axis first, as in PTX. Elements outside the array arrive as zeros. `offset`
-is the byte of the stage at which the tile begins. PTX ISA, "cp.async.bulk.tensor".
+The stage's barrier counts the bytes that arrive. Coordinates are those of the tile's first element, the fastest axis first, as in PTX.
+Elements outside the array arrive as zeros. `offset` is the byte of the stage at which the tile begins. PTX ISA, "cp.async.bulk.tensor".
 """
 
 from numba import cuda

@@ -1,4 +1,4 @@
-"""All-reduce: the sum of all ranks' messages on every rank, by kernels that read and write the peers' memory over NVLink.
+"""All-reduce: the sum of all ranks' messages on every rank, by kernels that access the peers' memory over NVLink.
 
 Tensor parallelism (costs/parallel.py) leaves a partial sum on each GPU after the output projection and after the feed-forward. The ladder:
 

@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache, in NumPy: the equation, the oracle of every attention kernel, and the CPU engine's attention.
+"""Attention over a paged KV cache, in NumPy: the equation, the oracle of all kernels, and the CPU engine's attention.
 
 For query row i of a sequence, with its visible keys k_j and values v_j:
 

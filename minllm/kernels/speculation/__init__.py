@@ -1,1 +1,1 @@
-"""Speculative decoding on the device: several tokens of a sequence are drafted, verified in one step, and accepted while they are right."""
+"""Speculative decoding on the device: drafting several tokens, verifying them in one step, accepting the right ones."""

@@ -1,4 +1,4 @@
-"""The longest right path of a tree of deterministic drafts: each draft on it is the sampler's choice after its parent.
+"""The longest right path of a tree of deterministic drafts: each draft is the sampler's choice after its parent.
 
 Row j of a run computed node j of the tree (token_tree.py), f_j is its token, and t_j is the sampler's choice after it:
 

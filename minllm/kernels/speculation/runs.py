@@ -1,6 +1,7 @@
-"""Runs: neighbouring rows of one slot. The rows that verify a sequence's drafts are a run; a plain decode step is a run of one row.
+"""Runs: neighbouring rows of one slot.
 
-Row r of a run that begins at row f computes the token at offset r - f: the newest token at offset 0, then the drafts. Slot -1 is padding.
+The rows that verify a sequence's drafts are a run; a plain decode step is a run of one row. Row r of a run that begins at row f computes
+the token at offset r - f: the newest token at offset 0, then the drafts. Slot -1 is padding.
 """
 
 import numpy as np

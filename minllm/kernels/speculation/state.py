@@ -1,4 +1,4 @@
-"""The state of each slot for speculation, on the device, besides its SlotState: the drafts to verify next, and the tokens so far.
+"""The state of each slot for speculation, besides its SlotState: the drafts to verify next, and the tokens so far.
 
 It takes 4 S (K + W) bytes for S slots, K drafts and sequences of up to W tokens: 134 MB for 256 slots of 131,072 tokens. For drafts that
 are drawn it takes 4 S K V more, with a vocabulary of V tokens.

@@ -1,4 +1,4 @@
-"""Which keys a query row reads: all up to its own or, with a residual window, only the codes or only the recent keys.
+"""The keys that a query row reads: all up to its own or, with a residual window, only codes or only recent keys.
 
 With a residual window (residual_window/reference.py) the row at position p reads keys before L(p) as codes, and keys from L(p) on in full
 precision. A kernel reads one of the two parts (residual_window.py merges them). A sliding window cuts off the oldest keys of either.

@@ -1,4 +1,4 @@
-"""Specimens of fixed_split: the kernel for the rows of decode steps, of verification and of prompts, and the merge."""
+"""Specimens of fixed_split: the kernel for rows of decode steps, verification and prompts, and the merge."""
 
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, TENSOR_CORES, inputs, states
 from minllm.kernels.attention.fixed_split.fixed_split import warps_of

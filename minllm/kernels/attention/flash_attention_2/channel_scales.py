@@ -1,4 +1,4 @@
-"""Scales and zeros of keys quantised by channel, in shared memory, and the dequantisation with them (quantized_tiles.py).
+"""Scales and zeros of keys quantised by channel, in shared memory, and dequantisation by them (quantized_tiles.py).
 
 A tile of keys has one (scale, zero) per group of TOKEN_GROUP keys and channel. They are loaded by cp.async while the tile before is
 multiplied. To dequantise, a thread reads those of the 32 channels in its 16 bytes of codes. Channels are contiguous in global memory; in

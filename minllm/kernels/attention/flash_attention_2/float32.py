@@ -1,4 +1,4 @@
-"""FlashAttention-2 for float32, on CUDA cores: the kernel of kernel.py, with register tiles in place of tensor cores.
+"""FlashAttention-2 for float32, on CUDA cores: kernel.py with register tiles instead of tensor cores.
 
 Tensor cores would round float32 to TF32 (10 bits of mantissa). This path keeps all 24 bits, for models in float32 and for parity
 tests; its upper bound is the float32 FMA rate. float32_tiles.py defines which rows and keys of a tile a thread owns, and the matmuls.

@@ -1,4 +1,4 @@
-"""Tiles of quantised keys and values: codes from global memory to registers, and from there, as float16, to shared memory.
+"""Tiles of quantised keys and values: codes are loaded into registers, and stored to shared memory as float16.
 
 A tile takes two steps, between which the block computes: `fetch` starts the loads of codes, 16 bytes per thread, and of scales; `store`
 dequantises them into padded rows of shared memory (tiles/cp_async.py). Dequantised numbers are never written to global memory. Rows

@@ -1,4 +1,4 @@
-"""Specimens of FlashAttention-2: on tensor cores, in float32, over quantised caches; tiles for short and long prompts."""
+"""Specimens of FlashAttention-2: on tensor cores, in float32, over quantised caches; for short and long prompts."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""FlashAttention-3: prompts on Hopper, where TMA, wgmma and softmax run at the same time (Shah et al., arXiv 2407.08608).
+"""FlashAttention-3, for prompts on Hopper: TMA, wgmma and softmax at the same time (Shah et al., arXiv 2407.08608).
 
 The maths is FlashAttention-2's (flash_attention_2/kernel.py), tile by tile of queries and keys. New is the division of work:
 

@@ -1,4 +1,4 @@
-"""A consumer's operations on its 64 rows between GEMMs: the softmax of a tile of scores, and the final division and store.
+"""A consumer's operations on its 64 rows between GEMMs: softmax of a tile of scores, final division and store.
 
 The rows' state is in registers, for both rows of a thread (tiles/rows.py): maxima, sums of weights, and origins, which are subtracted from
 huge scores. A thread's sums are also stored in shared memory, from which the row's other lanes read them at the end.

@@ -1,9 +1,9 @@
-"""Work items of FlashAttention-3, each a query tile of one head: their assignment to blocks, and their description in shared memory.
+"""Work items of FlashAttention-3, their assignment to blocks, and their description in shared memory.
 
-The grid has one block per SM (a persistent kernel). Items are numbered from the longest to the shortest (the last tile of every sequence
-first), and assigned to blocks forwards in even rounds and backwards in odd ones, so that all blocks get about the same amount of work.
-Their number is counted on the device: in a CUDA graph the host has only the graph's number of tokens, and looping over a prompt's empty
-items would take as long as computing a short prompt.
+A work item is a query tile of one head. The grid has one block per SM (a persistent kernel). Items are numbered from the longest to the
+shortest (the last tile of every sequence first), and assigned to blocks forwards in even rounds and backwards in odd ones, so that all
+blocks get about the same amount of work. Their number is counted on the device: in a CUDA graph the host has only the graph's number of
+tokens, and looping over a prompt's empty items would take as long as computing a short prompt.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Attention over codes and recent tokens, in NumPy: the definition of a residual window, and the oracle of its kernels.
+"""Attention over codes and recent tokens, in NumPy: defines the residual window; the oracle of its kernels.
 
 The newest tokens stay in full precision, and older ones are codes. With groups of G tokens (TOKEN_GROUP) and a window of R, a multiple of
 G, the query at position p reads the key and value at position j

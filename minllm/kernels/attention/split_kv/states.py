@@ -1,7 +1,8 @@
-"""Merges the states (m, l, o) of split_kv.py, from subgroups to warps to a block's share of a context (online_softmax.py).
+"""Merges the states (m, l, o) of split_kv.py, from subgroups to warps to a block's share of a context.
 
-Every subgroup of a warp has its own state, so that the loop over keys needs no exchange between them. At the end the subgroups of a
-warp are merged by shuffles, and the warps of a block through shared memory. The output is not yet divided by the sum: merge.py does that.
+The merge is that of online_softmax.py. Every subgroup of a warp has its own state, so that the loop over keys needs no exchange between
+them. At the end the subgroups of a warp are merged by shuffles, and the warps of a block through shared memory. The output is not yet
+divided by the sum: merge.py does that.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Fills the rings of layout.py by cp.async: every lane copies chunks of 16 bytes; codes that must not be seen are not read."""
+"""Fills the rings of layout.py by cp.async: lanes copy chunks of 16 bytes; codes that must not be seen are not read."""
 
 import functools
 

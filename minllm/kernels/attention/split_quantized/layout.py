@@ -1,10 +1,10 @@
-"""The shared-memory layout of a warp's own ring of quantised keys and values, filled by cp_async_ring.py or tma_ring.py.
+"""The shared-memory layout of a warp's own ring of quantised keys and values.
 
-A stage holds the codes of `keys` keys and those of their values. For integers, the scales follow the codes of all stages: those of a
-stage's keys and then of its values, one word of two float16 (scale, zero) per key and group. Keys by channel have the same number of words
-in the same place: a tile is a group of tokens, and as long as a group of channels. Codes are copied unchanged, so that a ring of the same
-size holds two or four times as many keys. For cp.async, a row of codes is padded to an odd number of 16-byte chunks, so that the eight rows
-of an ldmatrix tile lie in different banks; TMA swizzles instead.
+cp_async_ring.py or tma_ring.py fills the ring. A stage holds the codes of `keys` keys and those of their values. For integers, the scales
+follow the codes of all stages: those of a stage's keys and then of its values, one word of two float16 (scale, zero) per key and group.
+Keys by channel have the same number of words in the same place: a tile is a group of tokens, and as long as a group of channels. Codes are
+copied unchanged, so that a ring of the same size holds two or four times as many keys. For cp.async, a row of codes is padded to an odd
+number of 16-byte chunks, so that the eight rows of an ldmatrix tile lie in different banks; TMA swizzles instead.
 """
 
 import functools

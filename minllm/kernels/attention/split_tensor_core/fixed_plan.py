@@ -1,6 +1,7 @@
-"""Divides a decode step's keys into a fixed number of splits per head, so that results do not depend on the rest of the batch.
+"""Divides a decode step's keys into a fixed number of splits per head.
 
-A sequence is always cut at the same positions: block (sequence * heads + head) * splits + split takes an equal share of one head.
+Results then do not depend on the rest of the batch, because a sequence is always cut at the same positions. Block (sequence * heads + head)
+* splits + split takes an equal share of one head.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Attention of the nodes of a draft tree: FlashAttention-2's loop over the keys, with a tree mask of one bit per row and node.
+"""Attention of the nodes of a draft tree: FlashAttention-2 with a mask of one bit per row and node.
 
 A row sees all keys before the tree, and of the keys of the tree those of its ancestors and its own (reference.py has the equation).
 A node's key follows those of its ancestors, so a causal mask by index is right except for earlier nodes that are not ancestors: their
