@@ -1,1 +1,1 @@
-"""The kernels, one folder per stage; each file holds the maths, the NumPy reference, the kernel and its launcher."""
+"""The kernels, one folder per stage. Each file has the maths, the NumPy reference, the kernel and its launcher."""

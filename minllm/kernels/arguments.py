@@ -20,7 +20,7 @@ def dtype_name(dtype):
 def check_array(name, array, dtypes, /, gaps=False, **axes):
     """Raise KernelArgumentError unless `array` has one of `dtypes` and the named sizes, and is C-contiguous or `gaps` is true.
 
-    A size of None allows any.
+    A size of None allows any size.
 
     check_array("weight", weight, (x.dtype,), hidden=64) accepts an array of shape (64,) in the dtype of x.
     """
@@ -62,7 +62,7 @@ def ceil_div(a, b):
 
 
 def rows_begin_on(byte_count, *matrices):
-    """Whether each row of C-contiguous matrices begins on a multiple of `byte_count` bytes; False without columns."""
+    """Whether each row of C-contiguous matrices begins at a multiple of `byte_count` bytes; False for matrices without columns."""
     row_bytes = [matrix.shape[1] * matrix.dtype.itemsize for matrix in matrices]
     addresses = [matrix.ctypes.data if isinstance(matrix, np.ndarray) else matrix.pointer for matrix in matrices]
     return all(row > 0 and row % byte_count == at % byte_count == 0 for row, at in zip(row_bytes, addresses, strict=True))

@@ -9,7 +9,7 @@ from minllm.tiles.warp import warp_max, warp_sum
 def block_sum(value, partials):
     """The sum of `value` over a one-dimensional block of whole warps, in every thread.
 
-    partials: float32 [32] in shared memory; with a separate array for each call in a kernel, one barrier suffices.
+    partials: float32 [32] in shared memory; use a separate array for each call in a kernel, because there is only one barrier.
     """
     lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
     value = warp_sum(value)
@@ -36,8 +36,9 @@ def block_moments(count, mean, deviations, numbers, partials):
     """(mean, sum of squared deviations from it) of all `numbers` numbers of a block of whole warps, in every thread, with one barrier.
 
     count, mean, deviations: the warp's count of numbers, their mean and the sum of their squared deviations from it.
-    partials: float32 [3, 32] in shared memory. Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing
-    Sample Variances", equation 1.5, for many sets at once: moving a set's mean by distance adds count * distance**2 to its deviations.
+    partials: float32 [3, 32] in shared memory. Source: Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for
+    Computing Sample Variances", equation 1.5, for many sets at once: moving a set's mean by distance adds count * distance**2 to its
+    deviations.
     """
     lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
     if lane == 0:

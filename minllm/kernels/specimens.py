@@ -1,4 +1,4 @@
-"""All specimens of the package: every kernel variant, once. The compile gate and `minllm inspect` read this list and no other."""
+"""All specimens of the package: every kernel variant, once. The compile gate and `minllm inspect` read only this list."""
 
 import functools
 import importlib

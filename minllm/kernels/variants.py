@@ -1,8 +1,8 @@
-"""Variants of a stage: one line in the stage's table registers a kernel, and everything else finds it there.
+"""Variants of a stage: one line in the stage's table registers a kernel; everything else looks it up there.
 
-The tables are attention/variants.py and matmul/variants.py. Tests take their parameters from them, the compile gate and `minllm inspect`
-their specimens, `minllm bench kernels` its cases, and LLM(kernel_variants=...) its names. choice.py beside each table says which variant
-serves which call. A table imports each kernel on first use, so that reading the table costs nothing.
+The tables are attention/variants.py and matmul/variants.py. From them come the parameters of tests, the specimens of the compile gate and
+of `minllm inspect`, the cases of `minllm bench kernels`, and the names for LLM(kernel_variants=...). choice.py beside each table decides
+which variant serves which call. A table imports each kernel on first use, so that reading the table costs nothing.
 """
 
 import functools
@@ -30,8 +30,8 @@ class Variant:
     most_rows: int | None = None  # the most new tokens per sequence (attention) or rows of x (matmul) per call; None for any number
     dtypes: tuple[str, ...] = ALL_DTYPES
     capability: tuple[int, int] | None = None  # the compute capability of the only GPUs that run it; None for all
-    stand_in: str = ""  # the variant that serves what this one cannot
-    reads: str = "arrays"  # names the arguments of its launcher: variants with the same value can be swapped by name
+    stand_in: str = ""  # the variant that serves the calls that this one cannot serve
+    reads: str = "arrays"  # the kind of arguments of its launcher: variants with the same value can replace each other by name
 
     def takes_rows(self, rows: int) -> bool:
         """Whether a call may have this many new tokens per sequence, or rows of x."""
@@ -39,7 +39,7 @@ class Variant:
 
 
 class Variants(Mapping[str, Any]):
-    """The table of a stage: name -> launcher, a function or a module. `entries` holds the Variant of each name."""
+    """The table of a stage: name -> launcher, a function or a module. entries: the Variant of each name."""
 
     def __init__(self, package: str, *variants: Variant):
         self.package, self.stage = package, package.rpartition(".")[2]
@@ -48,7 +48,7 @@ class Variants(Mapping[str, Any]):
             self.register(variant)
 
     def register(self, variant: Variant) -> None:
-        """Add a variant."""
+        """Add a variant to the table; it replaces one of the same name."""
         self.entries[variant.name] = variant
 
     def __getitem__(self, name: str) -> Any:
@@ -65,7 +65,7 @@ class Variants(Mapping[str, Any]):
         return name in self.entries
 
     def entry(self, name: str) -> Variant:
-        """The Variant of this name. Raises KeyError, which lists the known names."""
+        """The Variant of this name. Raises a KeyError that lists the known names."""
         if name not in self.entries:
             raise KeyError(f"no {self.stage} kernel is called {name!r}; there are {', '.join(self.entries)}")
         return self.entries[name]
@@ -98,7 +98,7 @@ class Variants(Mapping[str, Any]):
         return own(*arrays) if own else None
 
     def serving(self, name: str, rows: int, dtype: str, capability: tuple[int, int] | None = None, reads: str = "arrays") -> str:
-        """The name itself, or the first of its stand-ins for which `why_not` gives no reason; the last one serves everything else."""
+        """The name itself, or the first in its chain of stand-ins for which `why_not` returns None; the last one serves all other calls."""
         while self.entry(name).stand_in and self.why_not(name, rows, dtype, capability, reads=reads):
             name = self.entry(name).stand_in
         return name
@@ -108,7 +108,7 @@ class Variants(Mapping[str, Any]):
         return self[self.entry(name).stand_in]
 
     def specimens(self) -> Iterator[Any]:
-        """The specimens of all variants: those of each module, or of the nearest package around it, once."""
+        """The specimens of all variants: those of each module, or of the nearest package that contains it, once."""
         for module in dict.fromkeys(map(self.specimens_module, self.entries)):
             yield from module.specimens()
 

@@ -1,18 +1,18 @@
-"""128-bit vectors: rows moved 16 bytes per thread at a time, the widest load, and computed in float32.
+"""128-bit vectors: loads and stores of 16 bytes per thread, the widest, converted from and to float32.
 
 A vector is 16 bytes: 4 float32, or 8 bfloat16 or float16. `vector_access(dtype)` gives the device functions for one dtype:
 
     load(array, index, values, at)     values[at : at + width] = the vector at flat `index` of a C-contiguous array
     store(array, index, values, at)    writes the vector rounded to the array's dtype, and leaves the rounded numbers in `values`
 
-`values` is a float32 cuda.local.array; if `at` is a compile-time constant it lives in registers. Index and array must be aligned to 16
+`values` is a float32 cuda.local.array; if `at` is a compile-time constant it is in registers. Index and array must be aligned to 16
 bytes (PTX ISA, "ld", alignment of vector operands): launchers check this with `vectors_per_row`, and otherwise use a plain loop.
 
 A warp continues after a load until the first use of its result. `load` uses it at once, to convert it to float32, and under an `if` the
 compiler moves no later load above that use. To have several loads in flight at once, split them into two steps, all loads first and then
 all conversions:
 
-    load_words(array, index, words, at)    words[at : at + 4] = the vector as it lies in memory, 4 uint32
+    load_words(array, index, words, at)    words[at : at + 4] = the vector as in memory, 4 uint32
     unpack(words, word, values, at)        values[at : at + width] = the vector words[word : word + 4]; unpack = vector_unpack(dtype)
 """
 
@@ -27,7 +27,7 @@ VECTOR_BYTES = 16
 
 @cuda.jit(device=True)
 def load_words(array, index, words, at):
-    """words[at : at + 4] = the 16 bytes from element `index` on, whatever the dtype."""
+    """words[at : at + 4] = the 16 bytes from element `index` on, for any dtype."""
     words[at], words[at + 1], words[at + 2], words[at + 3] = load_128(array, index)
 
 
@@ -78,7 +78,7 @@ def load_8_bfloat16(array, index, values, at):
 
 @cuda.jit(device=True)
 def store_8_bfloat16(array, index, values, at):
-    """Store 8 bfloat16 from values[at : at + 8], which keeps the rounded numbers."""
+    """Store 8 bfloat16 from values[at : at + 8], and leave the rounded numbers there."""
     word0, word1 = pack_bf16x2(values[at], values[at + 1]), pack_bf16x2(values[at + 2], values[at + 3])
     word2, word3 = pack_bf16x2(values[at + 4], values[at + 5]), pack_bf16x2(values[at + 6], values[at + 7])
     store_128(array, index, word0, word1, word2, word3)
@@ -98,7 +98,7 @@ def load_8_float16(array, index, values, at):
 
 @cuda.jit(device=True)
 def store_8_float16(array, index, values, at):
-    """Store 8 float16 from values[at : at + 8], which keeps the rounded numbers."""
+    """Store 8 float16 from values[at : at + 8], and leave the rounded numbers there."""
     word0, word1 = pack_f16x2(values[at], values[at + 1]), pack_f16x2(values[at + 2], values[at + 3])
     word2, word3 = pack_f16x2(values[at + 4], values[at + 5]), pack_f16x2(values[at + 6], values[at + 7])
     store_128(array, index, word0, word1, word2, word3)
@@ -121,12 +121,12 @@ UNPACK = {
 
 
 def vector_access(dtype):
-    """(width, load, store) for vectors of `dtype`: float32, float16 or bfloat16."""
+    """(width, load, store) for vectors of `dtype`: float32, float16 or bfloat16. width: elements per vector."""
     return ACCESS[np.dtype(dtype)]
 
 
 def vector_unpack(dtype):
-    """The function unpack for vectors of `dtype`, the second step of a load that is split in two."""
+    """The device function `unpack` for vectors of `dtype`: the second step of a load."""
     return UNPACK[np.dtype(dtype)]
 
 

@@ -1,19 +1,20 @@
-"""The vocabulary of fast kernels: tiles in shared memory and in registers, and what is done with them.
+"""Building blocks of fast kernels: tiles in shared memory and in registers, and the operations on them.
 
-    shared.py      SharedTile: rows, columns and swizzle of a tile in shared memory; where tiles may begin
+    shared.py      SharedTile: rows, columns and swizzle of a tile in shared memory; alignment of tiles
     pipeline.py    make_pipeline(...): a ring of stages between a producer and its consumers; it hides mbarriers, addresses and parities
-    tma.py         load_2d, load_2d_multicast, load_3d, load_4d: a tile from global memory to a stage
-    wgmma.py       make_wgmma(...): a warpgroup multiplies tiles
-    left_operand.py  make_load_left(...): the left one of them in registers
-    warpgroup.py   roles and named barriers of warpgroups; values that are uniform over a warp
-    warp.py        WARP, ALL_LANES: the lanes of a warp
+    tma.py         load_2d, load_2d_multicast, load_3d, load_4d: load a tile from global memory to a stage
+    wgmma.py       make_wgmma(...): GEMMs of a warpgroup on tiles in shared memory
+    left_operand.py  make_load_left(...): loads the left operand of wgmma into registers
+    warpgroup.py   warpgroups, their barriers, and warp-uniform values
+    warp.py        WARP, ALL_LANES; sums and maxima over the lanes of a warp
     cp_async.py    make_copies(...): rows of a matrix, or of a paged cache, to padded rows of shared memory
-    mma.py         make_warp_matmuls(...): a warp multiplies tiles in padded rows by mma.sync
+    mma.py         make_warp_matmuls(...): matmuls of a warp by mma.sync on tiles in padded rows
     rows.py        make_rows(...): rows of accumulators in registers: maximum, exponentials, scale, mask, pack, store
+    unrolled.py    unrolled(...): loops that are unrolled before compilation
 
 Operations are NamedTuples of device functions, made for one shape: a kernel takes them from its closure, and calls wgmma.multiply(...).
 Values that belong together (a pipeline's Ring, its PipelineState, a Stage) are NamedTuples too, in registers. Neither costs an instruction.
-A GEMM out [M, N] = x [M, K] @ weight [N, K].T of whole tiles, a producer thread and one warpgroup, a block per tile:
+Example: a GEMM out [M, N] = x [M, K] @ weight [N, K].T of whole tiles, with a producer thread and one warpgroup, one block per tile:
 
     X_BYTES, STAGE_BYTES = X.bytes, X.bytes + WEIGHT.bytes
     pipeline = make_pipeline(STAGES, STAGE_BYTES, consumers=1)

@@ -1,4 +1,4 @@
-"""The left operand of wgmma in registers: loaded by ldmatrix from a tile in shared memory."""
+"""Loads the left operand of wgmma into registers, by ldmatrix from a tile in shared memory."""
 
 from numba import cuda, uint32
 
@@ -8,9 +8,9 @@ from minllm.tiles.wgmma import DEPTH
 
 
 def make_load_left(tile: SharedTile):
-    """The device function that loads rows of a tile into registers, as left operand: load_left(words, address, first_row, lane).
+    """load_left(words, address, first_row, lane): device function that loads rows of a tile as the left operand of wgmma.
 
-    A warp loads its own 16 rows, from first_row on; words: 4 per 16 columns.
+    A warp loads its own 16 rows, from first_row on. words: receives 4 uint32 per 16 columns; address: shared address of the tile.
     """
     swizzle, panel_columns, panel_bytes, steps = tile.swizzle, tile.panel_columns, tile.panel_bytes, -(-tile.columns // DEPTH)
 

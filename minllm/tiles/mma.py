@@ -1,8 +1,8 @@
 """Matmuls of a warp on tensor cores: mma.sync m16n8k16 on tiles in padded shared rows (cp_async.py), read by ldmatrix.
 
-The left matrix has 16 * row_tiles rows for each warp, and stays in registers if it fits, as A operands: of each 16 x 16 tile a lane has
-four words. The right matrix lies in shared memory; ldmatrix reads it as it is, or transposed on the way. Accumulators are those of rows.py,
-and become A operands of the next matmul once they are packed to 16 bits.
+The left matrix has 16 * row_tiles rows per warp, and stays in registers if it fits, as A operands: a lane holds four words of each 16 x 16
+tile. The right matrix is in shared memory; ldmatrix reads it as it is, or transposes it. Accumulators have the layout of rows.py; packed to
+16 bits, they are A operands of the next matmul.
 """
 
 import functools
@@ -15,16 +15,16 @@ from minllm.tiles.cp_async import row_words_of
 
 
 class WarpMatmuls(NamedTuple):
-    """Device functions that all lanes of a warp call together; `row` is the warp's first row of the left matrix, which begins at word 0."""
+    """Device functions that all lanes of a warp call together. row: the warp's first row of the left matrix, which begins at word 0."""
 
-    load_left: Any  # load_left(left, shared, row, lane): the left matrix to registers, if it stays there
+    load_left: Any  # load_left(left, shared, row, lane): load the left matrix into registers, if it stays there
     multiply_transposed: Any  # multiply_transposed(acc, left, shared, row, lane): acc = L R^T, R [keys, depth] from word right_at on
     multiply: Any  # multiply(acc, weights, shared, lane): acc += W V, W an accumulator [rows, keys], V [keys, depth] from word values_at on
 
 
 @functools.cache
 def make_warp_matmuls(dtype, depth, keys, row_tiles, right_at, values_at, left_in_registers, weight_rows):
-    """WarpMatmuls of 16-bit `dtype`; depth, a multiple of 16, and `keys` as above; weight_rows: the Rows of W, which pack it."""
+    """The WarpMatmuls for 16-bit `dtype`; depth is a multiple of 16; weight_rows: the Rows of W, which pack it."""
     mma = mma_m16n8k16_bf16 if dtype == "bfloat16" else mma_m16n8k16_f16
     row_words, steps = row_words_of(depth), depth // 16
     depth_blocks, key_blocks, key_steps = depth // 8, keys // 8, keys // 16
@@ -32,7 +32,7 @@ def make_warp_matmuls(dtype, depth, keys, row_tiles, right_at, values_at, left_i
 
     @cuda.jit(device=True)
     def load_step(left, at, shared, row, row_tile, step, lane):
-        """The A operand of one step: rows by lane % 16, left and right 8 columns by lane // 16."""
+        """Load the A operand of one step: lane % 16 selects the row, lane // 16 the left or right 8 columns."""
         source = row + 16 * row_tile + lane % 16
         ldmatrix_x4(left, at, shared_address(shared, source * row_words + step * 8 + lane // 16 * 4))
 

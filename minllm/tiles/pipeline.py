@@ -1,15 +1,15 @@
-"""A pipeline: a ring of stages in shared memory that a producer fills by TMA while consumers work on others.
+"""A pipeline: a ring of stages in shared memory that a producer fills by TMA while consumers work on other stages.
 
 A stage holds the tiles of one step and has two mbarriers. full completes when TMA has delivered the stage's bytes: consumers wait for it.
-empty completes when all consumers have released the stage: the producer waits for it before it fills the stage again. Which stage is next,
-and the parity of its barriers' phase, is a PipelineState, which producer and consumers advance alike, each at its own pace. The names are
-CUTLASS's (PipelineTmaAsync, PipelineState):
+empty completes when all consumers have released the stage: the producer waits for it before it fills the stage again. A PipelineState holds
+the next stage and the parity of its barriers' phase; producer and consumers each advance their own. The names are CUTLASS's
+(PipelineTmaAsync, PipelineState):
 
     producer    stage = pipeline.producer_acquire(ring, state); pipeline.producer_expect(stage, bytes); tma loads to stage; advance
     consumer    pipeline.consumer_wait(ring, state); multiply; pipeline.consumer_release(ring, state); advance
 
-Blocks of a cluster that load parts of each other's stages (multicast) share them: a stage is empty when the consumers of all of them have
-released it, so a consumer tells all their producers.
+Blocks of a cluster that load parts of each other's stages (multicast) share them: a stage is empty when the consumers of all these blocks
+have released it, so a consumer arrives at the barriers of all of them.
 
 PTX ISA, "mbarrier", "mapa"; NVIDIA, CUTLASS, "include/cutlass/pipeline".
 """
@@ -25,14 +25,14 @@ BARRIER_BYTES = 8
 
 
 class PipelineState(NamedTuple):
-    """The stage that is next, and the parity of the phase that its barriers are in."""
+    """The next stage, and the parity of its barriers' phase."""
 
     slot: int
     phase: int
 
 
 class Ring(NamedTuple):
-    """Where a pipeline lies: shared addresses of its stages and barriers, and the rank of the first block that shares them."""
+    """Shared addresses of a pipeline's stages and barriers, and the cluster rank of the first block that shares them."""
 
     stages: int
     full: int
@@ -41,14 +41,14 @@ class Ring(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Shared addresses of a stage: its tiles, and the mbarrier that counts their bytes."""
+    """Shared addresses of a stage's tiles, and of the mbarrier that counts their bytes."""
 
     tiles: int
     full: int
 
 
 class Pipeline(NamedTuple):
-    """The operations of a pipeline, and the shared memory that its stages and its barriers take."""
+    """The operations of a pipeline, and the bytes of shared memory for its stages and for its barriers."""
 
     bytes: int
     barrier_bytes: int
@@ -69,8 +69,8 @@ class Pipeline(NamedTuple):
 def make_pipeline(stages: int, stage_bytes: int, consumers: int, producers: int = 1, sharers: int = 1, by_thread: bool = False) -> Pipeline:
     """A pipeline of `stages` stages; `producers` threads load parts of each, and `consumers` warpgroups per block release it.
 
-    sharers: blocks of a cluster that load parts of each other's stages. by_thread: every thread of a consumer releases a stage for itself,
-    because threads read it with ordinary loads; else the first of its 128 threads does for all.
+    sharers: blocks of a cluster that load parts of each other's stages. by_thread: every thread of a consumer releases a stage itself,
+    because threads read it with ordinary loads; otherwise the first of its 128 threads releases it for all.
     """
     arrivals = consumers * (128 if by_thread else 1) * sharers
 
@@ -81,8 +81,8 @@ def make_pipeline(stages: int, stage_bytes: int, consumers: int, producers: int 
 
     @cuda.jit(device=True, forceinline=True)
     def init(ring):
-        """One thread makes the barriers; then all threads of the block (cluster) meet."""
-        full = ptx.keep_register(ring.full)  # for an address known to be aligned the compiler makes an OR per barrier, not an offset
+        """Initialise the barriers, in one thread; afterwards all threads of the block (cluster) must synchronise."""
+        full = ptx.keep_register(ring.full)  # for an address known to be aligned, the compiler emits an OR per barrier, not an offset
         for slot in range(stages):
             ptx.mbarrier_init(full + BARRIER_BYTES * slot, producers)
             ptx.mbarrier_init(full + BARRIER_BYTES * (stages + slot), arrivals)
@@ -90,12 +90,12 @@ def make_pipeline(stages: int, stage_bytes: int, consumers: int, producers: int 
 
     @cuda.jit(device=True, forceinline=True)
     def keep(ring):
-        """The same Ring, its barriers' addresses in registers: the compiler would rather compute them again in every step."""
+        """The same Ring with its barriers' addresses kept in registers; the compiler would otherwise recompute them in every step."""
         return Ring(ring.stages, ptx.keep_register(ring.full), ptx.keep_register(ring.empty), ring.first_rank)
 
     @cuda.jit(device=True, forceinline=True)
     def state(steps):
-        """The state after this many steps. Cheap for a power of two of stages; then a kernel short of registers carries the steps alone."""
+        """The state after this many steps. Cheap if `stages` is a power of two; a kernel short of registers then carries only the steps."""
         return PipelineState(uint32(uint32(steps) % uint32(stages)), uint32(uint32(steps) // uint32(stages) & uint32(1)))
 
     @cuda.jit(device=True, forceinline=True)
@@ -108,23 +108,23 @@ def make_pipeline(stages: int, stage_bytes: int, consumers: int, producers: int 
 
     @cuda.jit(device=True, forceinline=True)
     def stage(ring, state):
-        """The Stage of a state, without a wait."""
+        """The Stage of a state, without waiting."""
         return Stage(uint32(ring.stages + state.slot * stage_bytes), uint32(ring.full + BARRIER_BYTES * state.slot))
 
     @cuda.jit(device=True, forceinline=True)
     def operand(first, state):
-        """The wgmma operand of a tile in the state's stage; first: of the same tile in the first stage."""
+        """The wgmma operand of a tile in the state's stage; first: the operand of that tile in the first stage."""
         return first + state.slot * (stage_bytes // 16)
 
     @cuda.jit(device=True, forceinline=True)
     def producer_acquire(ring, state):
-        """Wait until the stage is empty -> Stage."""
+        """Wait until the stage is empty, and return it."""
         ptx.mbarrier_wait_parity(ring.empty + BARRIER_BYTES * state.slot, state.phase ^ uint32(1))
         return stage(ring, state)
 
     @cuda.jit(device=True, forceinline=True)
     def producer_expect(stage, byte_count):
-        """A producer arrives: the stage is full when all have, and this many bytes more are there."""
+        """Arrive as a producer: the stage is full when all producers have arrived, with all the bytes that they expect."""
         ptx.mbarrier_arrive_expect_tx(stage.full, byte_count)
 
     @cuda.jit(device=True, forceinline=True)
@@ -134,7 +134,7 @@ def make_pipeline(stages: int, stage_bytes: int, consumers: int, producers: int 
 
     @cuda.jit(device=True, forceinline=True)
     def consumer_release(ring, state):
-        """All threads of a consumer are done with the stage."""
+        """Release the stage, after all threads of the consumer have read it."""
         thread = int32(cuda.threadIdx.x) & 127
         if sharers > 1:
             if thread < sharers:

@@ -1,11 +1,11 @@
 """Rows of an accumulator in registers: mask, maximum, exponentials, scale, conversion to 16 bits, store.
 
-mma.sync and wgmma leave an accumulator of 16 * row_tiles rows with a warp in the same way. Lane l holds two neighbouring elements of each
-8 columns in row l // 4 of every 16 rows, and two in row l // 4 + 8:
+mma.sync and wgmma distribute an accumulator of 16 * row_tiles rows over a warp in the same way. Lane l holds two neighbouring elements of
+each 8 columns in row l // 4 of every 16 rows, and two in row l // 4 + 8:
 
     acc[4 * (row_tile * columns / 8 + block) + 2 * half + i]  is  row 16 * row_tile + 8 * half + l // 4, column 8 * block + 2 * (l % 4) + i
 
-So a lane holds parts of 2 * row_tiles rows, which the operations below number row = 2 * row_tile + half, and four lanes share each row.
+So a lane holds parts of 2 * row_tiles rows, numbered row = 2 * row_tile + half in the operations below, and four lanes share each row.
 PTX ISA, "Matrix fragments for mma.m16n8k16" and "Register fragments and shared memory matrix layouts for wgmma".
 """
 
@@ -22,10 +22,10 @@ from minllm.tiles.warp import ALL_LANES
 class Rows(NamedTuple):
     """Device functions over one row of an accumulator `acc`; all lanes of the warp call them together."""
 
-    position: Any  # position(row, lane): which of the warp's rows it is
+    position: Any  # position(row, lane): the index of this row among the warp's rows
     column: Any  # column(lane): the lane's first column; its others are 8 * block and 8 * block + 1 further
-    mask: Any  # mask(acc, row, number, first, last): columns outside of first to last become -inf; number: the lane's first column's
-    maximum: Any  # maximum(acc, row, start): the largest element of the row, or start, in all of its lanes
+    mask: Any  # mask(acc, row, number, first, last): columns outside first to last become -inf; number: of the lane's first column
+    maximum: Any  # maximum(acc, row, start): the largest element of the row, at least start, in all of its lanes
     subtract: Any  # subtract(acc, row, amount)
     exponentials: Any  # exponentials(acc, row, maximum, scale, total): x becomes 2 ** (scale * (x - maximum)); total plus the lane's sum
     sum: Any  # sum(total): the sum over the row's lanes
@@ -39,14 +39,15 @@ class Rows(NamedTuple):
 def make_rows(columns, dtype, row_tiles=1, padded=None, fused=False):
     """Rows of accumulators [16 * row_tiles, columns] that are packed and stored as 16-bit `dtype`.
 
-    padded: columns in registers, where they are more than are stored. fused: scale * x - scale * maximum is one FMA in `exponentials`. It
-    keeps the rounding error of scale * maximum (at 1e5 to base 2 a part in 300); without it, the difference comes first, and is exact.
+    padded: columns in registers, if there are more than are stored. fused: `exponentials` computes scale * x - scale * maximum by one FMA,
+    which keeps the rounding error of scale * maximum (at 1e5 to base 2, one part in 300); without it the difference is taken first, and is
+    exact.
     """
     blocks = (padded or columns) // 8
 
     @cuda.jit(device=True)
     def first_element(row):
-        """Where the lane's part of a row begins in `acc`; blocks of 8 columns follow each other at a distance of 4."""
+        """Index in `acc` of the lane's first element of a row; those of the next block of 8 columns are 4 further."""
         return row // 2 * 4 * blocks + row % 2 * 2
 
     mask, maximum, subtract, scale, select = make_elementwise(blocks, first_element)
@@ -86,8 +87,8 @@ def make_elementwise(blocks, first_element):
 
     @cuda.jit(device=True)
     def mask(acc, row, number, first, last):
-        """With number 0, and limits that count from the lane's first column, columns are constants, but every row has limits of its own
-        in registers: 48 bytes of spills in a kernel of four rows per lane and 249 registers."""
+        """With number 0, and limits relative to the lane's first column, columns would be constants, but every row would need its own
+        limits in registers: 48 bytes of spills in a kernel with four rows per lane and 249 registers."""
         at = first_element(row)
         for block in range(blocks):
             for i in range(2):
@@ -131,7 +132,7 @@ def make_elementwise(blocks, first_element):
 
 @cuda.jit(device=True)
 def is_selected(words, at, bit):
-    """Whether a bit of words[at] is set, lowest bit of the lowest word first; those outside are."""
+    """Whether a bit of words[at] is set, counted from the lowest bit of the first word; true for bits outside the words."""
     if bit < 0 or bit >= 32 * words.shape[1]:
         return True
     return (words[at, bit >> 5] >> (bit & 31)) & 1 != 0
@@ -160,8 +161,8 @@ def make_conversion(columns, blocks, dtype, first_element):
 
     @cuda.jit(device=True)
     def store(acc, row, factor, out, start, inside, lane):
-        """A row's 16 bytes of each 8 columns are spread over four lanes. Transposed among them, four times four words become 16 bytes per
-        lane, neighbouring ones side by side: whole sectors, and no shared memory."""
+        """The 16 bytes of each 8 columns of a row are spread over four lanes. A transpose of four by four words gives each lane 16
+        contiguous bytes, and neighbouring lanes neighbouring bytes: stores of whole sectors, without shared memory."""
         at = first_element(row)
         words = cuda.local.array(4, uint32)
         start += int64(8 * (lane % 4))

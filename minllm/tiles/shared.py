@@ -1,8 +1,8 @@
-"""Tiles in shared memory, laid out as TMA writes them and wgmma reads them.
+"""Tiles in shared memory, in the layout that TMA writes and wgmma reads.
 
-A tile [rows, columns] of 16-bit elements lies in panels of swizzle / 2 columns, one behind the other. A row of a panel has `swizzle` bytes;
-TMA permutes its 16-byte chunks (the swizzle), so that the same chunk of eight rows lies in eight different groups of banks. One TMA box
-fills a panel, or some of its rows. Tiles begin at multiples of ALIGNMENT.
+A tile [rows, columns] of 16-bit elements consists of panels of swizzle / 2 columns, one after another. A row of a panel has `swizzle`
+bytes; TMA permutes its 16-byte chunks (the swizzle), so that the same chunk of eight rows lies in eight different groups of banks. One TMA
+box fills a panel, or some of its rows. Tiles begin at multiples of ALIGNMENT.
 
 PTX ISA, "Asynchronous warpgroup level matrix shared memory layout"; CUDA driver API, "cuTensorMapEncodeTiled".
 """
@@ -17,7 +17,7 @@ ALIGNMENT = 1024  # bytes: eight rows of 128, after which the swizzle repeats
 
 
 class SharedTile(NamedTuple):
-    """A tile [rows, columns] of 16-bit elements; swizzle is 128, 64 or 32."""
+    """A tile [rows, columns] of 16-bit elements; swizzle, in bytes, is 128, 64 or 32."""
 
     rows: int
     columns: int
@@ -25,12 +25,12 @@ class SharedTile(NamedTuple):
 
     @property
     def panel_columns(self) -> int:
-        """Columns of a panel."""
+        """Columns per panel."""
         return self.swizzle // 2
 
     @property
     def panels(self) -> int:
-        """Panels of a tile; columns of the last one beyond the tile's hold zeros."""
+        """Panels per tile; columns of the last panel beyond those of the tile hold zeros."""
         return -(-self.columns // self.panel_columns)
 
     @property
@@ -51,20 +51,20 @@ def first_tile_address(memory):
 
 
 def make_clear_rows(stages: int, stage_bytes: int, row_bytes: int, threads: int, itemsize: int):
-    """The device function with which `threads` threads clear rows of a tile in every stage of a ring; they meet after it.
+    """The device function with which `threads` threads clear rows of a tile in every stage of a ring; they must synchronise after it.
 
-    It stands for rows that are never loaded. TMA fills what of a box lies beyond an array's edge with zeros, but slowly: about eight cycles
-    per row of 128 bytes on an H200, four times as long as a row that it loads, and again for every tile. So boxes end where the array
-    ends; what lies behind them is cleared once. itemsize: bytes per element of the shared array that is given.
+    It clears rows that are never loaded. TMA fills the part of a box beyond an array's edge with zeros, but slowly: about eight cycles per
+    row of 128 bytes on an H200, four times as long as for a row that it loads, and again for every tile. So boxes end at the end of the
+    array, and the rows after it are cleared once. itemsize: bytes per element of the shared array passed as `memory`.
     """
     chunks = row_bytes // 16
 
     @cuda.jit(device=True, forceinline=True)
     def clear_rows(memory, first_byte, rows, thread):
-        """`rows` rows from byte `first_byte` on, and the same in every stage."""
+        """Clear `rows` rows from byte `first_byte` on, in every stage."""
         for stage in range(stages):
             for chunk in range(thread, rows * chunks, threads):
                 ptx.store_128(memory, (first_byte + stage * stage_bytes + 16 * chunk) // itemsize, 0, 0, 0, 0)
-        ptx.fence_proxy_async()  # what threads have written becomes visible to the tensor cores
+        ptx.fence_proxy_async()  # makes the threads' writes visible to the tensor cores
 
     return clear_rows

@@ -1,4 +1,4 @@
-"""Loops that are unrolled before the compiler sees them, so that arrays indexed by their counter stay in registers."""
+"""Loops that are unrolled before compilation, so that arrays indexed by their counter stay in registers."""
 
 from numba import cuda
 
@@ -6,7 +6,7 @@ from numba import cuda
 def unrolled(body, count: int):
     """The device function that calls body(0, ...), body(1, ...) to body(count - 1, ...).
 
-    The compiler does not unroll a loop with a body this long, and sums that are not indexed by constants would leave registers.
+    The compiler does not unroll a loop with a long body, and arrays that are not indexed by constants cannot stay in registers.
     """
     last, before = count - 1, unrolled(body, count - 1) if count > 1 else None
 

@@ -1,11 +1,11 @@
-"""What the lanes (threads) of a warp exchange by shuffles (CUDA C++ Programming Guide, "Warp Shuffle Functions").
+"""Sums and maxima over the lanes (threads) of a warp, by shuffles (CUDA C++ Programming Guide, "Warp Shuffle Functions").
 
-mma lays its accumulators over rows of four lanes: lane % 4 tells the columns, lane // 4 the row.
+The accumulators of mma are distributed over rows of four lanes: lane % 4 determines the columns, lane // 4 the row.
 """
 
 from numba import cuda
 
-WARP = 32  # lanes of a warp
+WARP = 32  # lanes per warp
 ALL_LANES = 0xFFFFFFFF  # the mask of a shuffle or vote in which all lanes of the warp take part
 
 
@@ -22,7 +22,7 @@ def warp_sum(value):
 
 @cuda.jit(device=True)
 def warp_max(value):
-    """The largest `value` of the warp's lanes, in every lane."""
+    """The largest `value` over the warp's lanes, in every lane."""
     for distance in (16, 8, 4, 2, 1):
         value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, distance))
     return value

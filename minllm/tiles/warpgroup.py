@@ -1,4 +1,4 @@
-"""Warpgroups: 128 threads each, which play different roles in a block (warp specialisation) and meet at barriers."""
+"""Warpgroups of 128 threads, which have different roles in a block (warp specialisation), and their barriers."""
 
 from numba import cuda
 
@@ -6,25 +6,25 @@ from minllm import ptx
 from minllm.tiles.warp import ALL_LANES
 
 THREADS = 128
-ROWS = 64  # rows of a warpgroup's sums
-WARP_ROWS = 16
+ROWS = 64  # rows of a warpgroup's accumulator
+WARP_ROWS = 16  # rows of it per warp
 
 
 @cuda.jit(device=True, forceinline=True)
 def uniform(value):
-    """The same value, warp-uniform for the compiler: descriptors made of it are computed once per warp."""
+    """The same value, made warp-uniform for the compiler, so that descriptors are computed from it once per warp."""
     return cuda.shfl_sync(ALL_LANES, value, 0)
 
 
 @cuda.jit(device=True, forceinline=True)
 def sync(barrier):
-    """All threads of one warpgroup meet at a named barrier (1 to 15)."""
+    """Synchronise all threads of one warpgroup at a named barrier (1 to 15)."""
     ptx.bar_sync(barrier, THREADS)
 
 
 @cuda.jit(device=True, forceinline=True)
 def sync_blocks(blocks):
-    """All threads of the block meet, or of the cluster if `blocks`, a constant, is more than 1."""
+    """Synchronise all threads of the block, or of the cluster if `blocks`, a constant, is more than 1."""
     if blocks > 1:
         ptx.barrier_cluster_arrive()
         ptx.barrier_cluster_wait()

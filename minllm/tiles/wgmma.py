@@ -1,13 +1,14 @@
-"""A warpgroup multiplies tiles: wgmma out of shared memory, sums in registers.
+"""GEMMs of a warpgroup: wgmma on tiles in shared memory, with sums in registers.
 
     wgmma = make_wgmma(weight_tile, "bfloat16", left=x_tile)      # sums [64, N] (+)= left [64, K] right [N, K].T
-    wgmma.multiply(sums, x, weight, add)                          # starts it, and closes its group; the threads go on
-    wgmma.wait(sums)                                              # all that the warpgroup has started is complete
+    wgmma.multiply(sums, x, weight, add)                          # starts the GEMM and commits its group; the threads continue
+    wgmma.wait(sums)                                              # waits for all GEMMs that the warpgroup has started
 
-The right operand is a tile in shared memory, [N, K], or [K, N] with right_major "mn". The left one is another, or words in registers. An
-operand in shared memory is its matrix descriptor, 64 bits, to which a step along K adds a constant; adding 1 moves it by 16 bytes.
+The right operand is a tile in shared memory, [N, K], or [K, N] with right_major "mn". The left one is another tile, or words in registers.
+An operand in shared memory is given by its matrix descriptor, 64 bits, to which a step along K adds a constant; adding 1 moves it by 16
+bytes.
 
-Codes of 8 bits, float8_e4m3fn (float32 sums) and int8 (int32 sums), lie in such a tile as pairs: a row of 64 elements holds 128 codes.
+8-bit codes, float8_e4m3fn (float32 sums) and int8 (int32 sums), are stored in such a tile as pairs: a row of 64 elements holds 128 codes.
 
 PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
 """
@@ -20,7 +21,7 @@ from minllm import ptx
 from minllm.tiles.shared import SharedTile
 
 DTYPES = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3", "int8": "s8"}
-DEPTH = 16  # depth of one instruction along K, in elements of 16 bits
+DEPTH = 16  # depth of one instruction along K, in 16-bit elements
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -31,23 +32,23 @@ def sum_row(i, thread):
 
 @cuda.jit(device=True, forceinline=True)
 def sum_column(i, thread):
-    """Its column."""
+    """The column of [64, n] to which element i of a thread's sums belongs; thread: 0 to 127."""
     return i // 4 * 8 + thread % 4 * 2 + i % 2
 
 
 class Wgmma(NamedTuple):
-    """What a warpgroup does with its sums: `registers` of them per thread, of Numba's type `sum_type`."""
+    """The GEMM of a warpgroup: `registers` sums per thread, of Numba's type `sum_type`, and device functions."""
 
     registers: int
     sum_type: Any
     left: Any  # left(address) -> operand of a left tile at a shared address
     right: Any  # right(address) -> operand of a right tile
-    multiply: Any  # multiply(sums, left, right, add): start sums += left right, or = if add is 0
-    wait: Any  # wait(sums): until all multiplications of this warpgroup are complete
+    multiply: Any  # multiply(sums, left, right, add): start sums += left right, or sums = left right if add is 0
+    wait: Any  # wait(sums): wait until all GEMMs of this warpgroup are complete
 
 
 def make_operand(tile: SharedTile, major: str, halves: bool):
-    """(operand, descriptor): a tile's operand from its shared address, and the descriptor of the step-th 16 of its depth."""
+    """(operand(address), descriptor(operand, step)): the operand of a tile, and the descriptor for the step-th 16 of its depth."""
     leading, stride, swizzle = 16 if major == "k" else tile.panel_bytes, 8 * tile.swizzle, tile.swizzle
     low_bits, high_bits = (int(ptx.matrix_descriptor.py_func(0, leading, stride, swizzle)) >> shift & 0xFFFFFFFF for shift in (0, 32))
     steps_per_panel, panel_bytes, step_bytes = tile.panel_columns // DEPTH, tile.panel_bytes, DEPTH * tile.swizzle
@@ -77,10 +78,10 @@ def make_operand(tile: SharedTile, major: str, halves: bool):
 
 
 def make_wgmma(right: SharedTile, dtype: str, left: SharedTile | None = None, right_major: str = "k", halves: bool = False) -> Wgmma:
-    """The operations for sums [64, n] of tiles of `dtype`; left None: that operand is in registers, 4 words per 16 of the depth.
+    """The operations for sums [64, n] of tiles of `dtype`. left None: the left operand is in registers, 4 words per 16 of the depth.
 
-    halves: operands are the lower halves of descriptors, which keep_register holds over a loop; the upper half is the same for all tiles of
-    a layout. Only for that: FlashAttention-3 takes 56 instructions more with halves that are not kept.
+    halves: operands are the lower halves of descriptors, which keep_register can hold over a loop; the upper half is the same for all tiles
+    of a layout. Use it only with keep_register: FlashAttention-3 takes 56 instructions more with halves that are not kept.
     """
     n, depth = (right.rows, right.columns) if right_major == "k" else (right.columns, right.rows)
     steps, registers = -(-depth // DEPTH), n // 2

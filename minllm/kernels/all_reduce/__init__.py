@@ -1,15 +1,15 @@
-"""All-reduce: the sum of all ranks' messages on every rank, by kernels that read and write the peers' memory over NVLink.
+"""All-reduce: the sum of all ranks' messages on every rank, by kernels that access the peers' memory over NVLink.
 
 Tensor parallelism (costs/parallel.py) leaves a partial sum on each GPU after the output projection and after the feed-forward. The ladder:
 
-    ring            the fewest bytes, the most steps; reference.py is its equation
-    one_shot        everybody reads everything: one wait
+    ring            the fewest bytes, the most steps; reference.py has its equation
+    one_shot        every rank reads all messages: one wait
     two_shot        reduce-scatter, then all-gather: few bytes and two waits
-    low_latency     words that hold data and flag: no wait but for the data
-    fused_norm      low_latency with the residual and the RMSNorm that follow
+    low_latency     words that hold data and flag: waits only for the data
+    fused_norm      low_latency with the residual addition and the RMSNorm that follow
 
-peers.py has the memory that the ranks share, signals.py their flags, choice.py the algorithm by message size. Each launcher returns what
-one rank launches; `launch_together` runs the launches of all ranks in the simulator. NVLink multicast is not used.
+peers.py has the memory that the ranks share, signals.py their flags, choice.py the choice of the algorithm by message size. Each launcher
+returns the RankLaunch of one rank; `launch_together` runs the launches of all ranks in the simulator. NVLink multicast is not used.
 """
 
 from minllm.kernels.variants import Variant, Variants

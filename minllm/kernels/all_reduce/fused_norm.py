@@ -1,15 +1,15 @@
-"""All-reduce, residual and RMSNorm in one kernel, for the few rows of a decode step.
+"""All-reduce, residual addition and RMSNorm in one kernel, for the few rows of a decode step.
 
     s = x_0 + x_1 + .. + x_(N-1)                            in rank order, rounded to the dtype
-    r = s + residual                                        rounded to the dtype, and kept: the next layer adds to it
+    r = s + residual                                        rounded to the dtype, and stored: the next layer adds to it
     y = r / sqrt(mean(r**2) + epsilon) * weight             statistics in float32
 
-After a row-parallel product each rank holds a part of the sum, and what follows is an addition and a norm (normalization/rms_norm.py).
-Fused, the sum stays in registers: T tokens of H elements of b bytes move 2 (N - 1) T H b bytes over NVLink per rank, as `low_latency`, and
+After a row-parallel GEMM each rank holds a partial sum, and an addition and a norm follow (normalization/rms_norm.py). If fused, the sum
+stays in registers: T tokens of H elements of b bytes move 2 (N - 1) T H b bytes over NVLink per rank, as in `low_latency`, and
 (4 T H + H) b bytes of the rank's own memory instead of (6 T H + H) b, in one launch instead of two.
 
-One block per token, or a few tokens one after another; each thread holds its part of the row in registers. The words travel as in
-low_latency.py, and roundings are those of the two kernels: the results are the same to the bit.
+Threads to data: one block per token, or for a few tokens one after another; each thread holds its part of the row in registers. Words are
+exchanged as in low_latency.py, and rounding is that of the two separate kernels: the results are bitwise the same.
 """
 
 import functools
@@ -34,21 +34,21 @@ from minllm.tiles.warp import WARP
 
 @cuda.jit(device=True)
 def round_to_bfloat16(total):
-    """Round 8 numbers in place."""
+    """Round 8 float32 numbers to bfloat16, in place."""
     for k in range(4):
         total[2 * k], total[2 * k + 1] = unpack_bf16x2(pack_bf16x2(total[2 * k], total[2 * k + 1]))
 
 
 @cuda.jit(device=True)
 def round_to_float16(total):
-    """Round 8 numbers in place."""
+    """Round 8 float32 numbers to float16, in place."""
     for k in range(4):
         total[2 * k], total[2 * k + 1] = unpack_f16x2(pack_f16x2(total[2 * k], total[2 * k + 1]))
 
 
 @cuda.jit(device=True)
 def keep_float32(total):
-    """Numbers of float32 are rounded already."""
+    """Do nothing: float32 needs no rounding."""
 
 
 ROUND = {np.dtype(np.float32): keep_float32, np.dtype(np.float16): round_to_float16, np.dtype(ml_dtypes.bfloat16): round_to_bfloat16}
@@ -64,7 +64,7 @@ def fused_norm_kernel(dtype, ranks, pieces):
 
     @kernel(launch_bounds=(1024, 1), dependent_launch=True)
     def fused_norm_kernel(x, residual, weight, out, epsilon, rank, inboxes, counters, fault, limit):
-        # x, residual, out: [T, H]; weight: [H]; inboxes: of all ranks; counters, fault: this rank's
+        # x, residual, out: [T, H]; weight: [H]; inboxes: those of all ranks; counters, fault: this rank's
         wait_for_predecessors()
         epoch, hidden = next_epoch(counters), x.shape[1]
         partials = cuda.shared.array(WARP, float32)
@@ -99,7 +99,7 @@ def fused_norm_kernel(dtype, ranks, pieces):
                     for k in range(width):
                         values[at + k] *= inverse_rms * weights[k]
                     store(out, row + i, values, at)
-            cuda.syncthreads()  # all have read `partials`
+            cuda.syncthreads()  # all threads have read `partials`
             token += cuda.gridDim.x
         finish_epoch(counters, epoch)
 
@@ -107,10 +107,10 @@ def fused_norm_kernel(dtype, ranks, pieces):
 
 
 def fused_norm(x, weight, out, epsilon, residual, peers):
-    """What a rank launches to add up all ranks' `x`, add that to `residual` in place, and write the RMSNorm into `out` -> RankLaunch.
+    """The RankLaunch that adds the sum of all ranks' `x` to `residual`, in place, and writes the RMSNorm of that into `out`.
 
-    x, out, residual: [tokens, hidden]; weight: [hidden]; out may be x. Raises KernelArgumentError for anything else, for rows that are
-    unaligned or too long for a block's registers, and for more than the ranks' inboxes hold.
+    x, out, residual: [tokens, hidden]; weight: [hidden]; out may be x. Raises KernelArgumentError for other shapes and dtypes, for rows
+    that are unaligned or too long for a block's registers, and for messages that do not fit the ranks' inboxes.
     """
     vectors = check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

@@ -1,15 +1,16 @@
-"""All-reduce of small messages: the flag travels inside the payload.
+"""All-reduce of small messages: each word holds data and a flag.
 
     out = x_0 + x_1 + .. + x_(N-1)                          on every rank, in this order
 
-A flag after the data makes a message cross NVLink twice in time: the data first, and only when they are there, the flag. Here each word of
-8 bytes holds 4 bytes of data and the number of the all-reduce, and a GPU writes and reads such a word whole: if the number is there, so are
-the data. A rank writes its message into the inbox of every peer and then polls its own memory. That costs one crossing, no fence and no
-barrier, and twice the bytes: 2 (N - 1) b sent per rank. (N - 1) additions per element, on each rank, in rank order: the bits of `one_shot`.
+A separate flag makes a message cross NVLink twice, one after another: first the data, and only after they have arrived, the flag. Here each
+word of 8 bytes holds 4 bytes of data and the number of the all-reduce, and a GPU writes and reads such a word atomically: if the number has
+arrived, so have the data. A rank writes its message into the inbox of every peer and then polls its own memory. This takes one crossing, no
+fence and no barrier, but twice the bytes: 2 (N - 1) b sent per rank. FLOPs: (N - 1) additions per element, on each rank, in rank order, so
+the result has the bits of `one_shot`.
 
-One thread per vector of 16 bytes, which it sends as 32; sums in float32, rounded once. Nothing clears the inbox: a word is old if its
-number is. (A word that was last written when the number was the same, 2**32 all-reduces ago, would pass for new.) Source: NCCL's protocol
-LL, src/device/prims_ll.h.
+Threads to data: one thread per vector of 16 bytes, sent as 32 bytes; sums in float32, rounded once. The inbox is never cleared: a word is
+old if its number is. (A word last written with the same number, 2**32 all-reduces ago, would be taken for new.) Source: NCCL's protocol LL,
+src/device/prims_ll.h.
 """
 
 import functools
@@ -29,19 +30,19 @@ THREADS = 256
 
 @cuda.jit(device=True)
 def slot(inbox, epoch, sender, ranks):
-    """Where the words of `sender` begin in an inbox: each half has a part per rank."""
+    """Index of the first word of `sender` in an inbox; each half of an inbox has a part per rank."""
     return ((epoch & 1) * ranks + sender) * (inbox.size // (2 * ranks))
 
 
 @cuda.jit(device=True)
 def with_flag(data, epoch):
-    """A word of 8 bytes: the data below, the flag above."""
+    """A word of 8 bytes: data in the lower half, flag in the upper half."""
     return uint64(data) | uint64(epoch) << uint64(32)
 
 
 @cuda.jit(device=True)
 def send(words, inboxes, rank, epoch, at):
-    """Write the four `words` to place `at` of what this rank has in the inboxes of all others."""
+    """Write the four `words` at offset `at` of this rank's part of the inboxes of all other ranks."""
     ranks = len(inboxes)
     there = slot(inboxes[0], epoch, rank, ranks) + at
     for peer in range(ranks):
@@ -58,7 +59,7 @@ def is_new(word, epoch):
 
 @cuda.jit(device=True)
 def receive(words, inbox, peer, ranks, epoch, at, fault, limit):
-    """words[:] = the four words that `peer` has sent to place `at`, once all of them are there."""
+    """words[:] = the four words that `peer` has sent at offset `at`; waits until all of them have arrived."""
     here, polls = slot(inbox, epoch, peer, ranks) + at, 0
     while True:
         word0, word1 = ld_relaxed_sys_v2_u64(inbox, here)
@@ -73,7 +74,7 @@ def receive(words, inbox, peer, ranks, epoch, at, fault, limit):
 
 @functools.cache
 def exchange(dtype, ranks):
-    """A device function: total[:] = the sum over the ranks, in their order, of the vector at place `at`; own: this rank's four words."""
+    """The device function that sets total[:] to the sum over ranks, in rank order, of the vector at offset `at`; own: this rank's words."""
     width, _, _ = vector_access(dtype)
     unpack = vector_unpack(dtype)
 
@@ -102,7 +103,7 @@ def low_latency_kernel(dtype, ranks):
 
     @kernel(launch_bounds=(THREADS, 1), dependent_launch=True)
     def low_latency_kernel(x, out, rank, inboxes, counters, fault, limit):
-        # x, out: [elements]; inboxes: of all ranks; counters, fault: this rank's
+        # x, out: [elements]; inboxes: those of all ranks; counters, fault: this rank's
         wait_for_predecessors()
         epoch = next_epoch(counters)
         own, total = cuda.local.array(4, uint32), cuda.local.array(width, float32)
@@ -123,10 +124,10 @@ def low_latency_kernel(dtype, ranks):
 
 
 def low_latency(x, out, peers):
-    """What a rank launches to add up all ranks' `x` into `out`, which may be `x` -> RankLaunch.
+    """The RankLaunch that writes the sum of all ranks' `x` into `out`, which may be `x`.
 
     x, out: [elements] or [tokens, hidden], float32, float16 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for
-    anything else, and for more than the ranks' inboxes hold.
+    other arrays, and for messages that do not fit the ranks' inboxes.
     """
     vectors = check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

@@ -2,13 +2,13 @@
 
     out = x_0 + x_1 + .. + x_(N-1)                          on every rank, in this order
 
-A rank copies its message of b bytes into memory that its peers can read, says so, waits until all have said so, and reads. It reads (N - 1)
-b bytes over NVLink, N / 2 times those of a ring, but waits once, where a ring waits 2 (N - 1) times: right where latency counts.
-(N - 1) additions per element, on each rank. All ranks add in the same order, so their results are the same to the bit.
+A rank copies its message of b bytes into memory that its peers can read, raises a flag, waits for the flags of all peers, and reads. It
+reads (N - 1) b bytes over NVLink, N / 2 times as many as a ring, but waits once, whereas a ring waits 2 (N - 1) times: best if latency
+counts. FLOPs: (N - 1) additions per element, on each rank. All ranks add in the same order, so their results are bitwise the same.
 
-One thread per vector of 16 bytes; sums in float32, rounded once. `x` may be written again as soon as the kernel ends: what peers read is
-the copy, in the half of the staging memory that the next all-reduce does not use. Source: vLLM, csrc/custom_all_reduce.cuh, whose kernel
-reads the messages in place and needs a second barrier instead.
+Threads to data: one thread per vector of 16 bytes; sums in float32, rounded once. `x` may be written again as soon as the kernel ends:
+peers read the copy, in the half of the staging memory that the next all-reduce does not use. Source: vLLM, csrc/custom_all_reduce.cuh; that
+kernel reads the messages in place and needs a second barrier instead.
 """
 
 import functools
@@ -28,14 +28,14 @@ THREADS = 512
 
 @functools.cache
 def sum_of_ranks(dtype, ranks):
-    """A device function: total[:] = the sum over the ranks, in their order, of the vector at word `at` of their staging memory."""
+    """The device function that sets total[:] to the sum over ranks, in rank order, of the vector at word `at` of their staging memory."""
     width, _, _ = vector_access(dtype)
     unpack, held = vector_unpack(dtype), 4 * ranks
 
     @cuda.jit(device=True)
     def sum_of_ranks(staging, at, total):
         words, values = cuda.local.array(held, uint32), cuda.local.array(width, float32)
-        for peer in range(ranks):  # all loads first: each crosses NVLink
+        for peer in range(ranks):  # all loads are issued first, because each crosses NVLink
             load_words(staging[peer], at, words, 4 * peer)
         for k in range(width):
             total[k] = float32(0)
@@ -49,7 +49,7 @@ def sum_of_ranks(dtype, ranks):
 
 @cuda.jit(device=True)
 def copy_vector(source, index, target, at):
-    """Copy the 16 bytes from element `index` on to word `at`."""
+    """Copy 16 bytes, from element `index` of source on, to index `at` of target."""
     words = cuda.local.array(4, uint32)
     load_words(source, index, words, 0)
     store_128(target, at, words[0], words[1], words[2], words[3])
@@ -63,7 +63,7 @@ def one_shot_kernel(dtype, ranks):
 
     @kernel(launch_bounds=(THREADS, 1), dependent_launch=True)
     def one_shot_kernel(x, out, rank, staging, signals, counters, fault, limit):
-        # x, out: [elements]; staging, signals: of all ranks; counters, fault: this rank's
+        # x, out: [elements]; staging, signals: those of all ranks; counters, fault: this rank's
         wait_for_predecessors()
         epoch, vectors = next_epoch(counters), x.size // width
         half = (epoch & 1) * (staging[0].size // 2)
@@ -86,10 +86,10 @@ def one_shot_kernel(dtype, ranks):
 
 
 def one_shot(x, out, peers):
-    """What a rank launches to add up all ranks' `x` into `out`, which may be `x` -> RankLaunch.
+    """The RankLaunch that writes the sum of all ranks' `x` into `out`, which may be `x`.
 
     x, out: [elements] or [tokens, hidden], float32, float16 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for
-    anything else, and for more than the ranks' memory holds.
+    other arrays, and for messages that do not fit the ranks' memory.
     """
     vectors = check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

@@ -1,19 +1,19 @@
-"""The memory through which the ranks of an all-reduce meet, and what one rank launches.
+"""The memory that the ranks of an all-reduce share, and the launch of one rank.
 
-Every rank has one `RankMemory`, of which it sees that of all ranks: its own, and its peers' over NVLink.
+Every rank has one `RankMemory`, and can access those of all ranks: its own, and its peers' over NVLink.
 
-    staging     uint32 [2 * words]       what the rank lends its peers to read, or its left neighbour writes: two halves, used in turn
-    signals     uint32 [phases * BLOCKS * ranks]    flags that peers raise here, and only this rank waits for
-    inbox       uint64 [2 * ranks * words]   words of 4 bytes of data and 4 of flag, which peers write
-    counters    uint32 [BLOCKS]          the number of all-reduces that each block has taken part in
+    staging     uint32 [2 * words]       data that peers read, or that the left neighbour writes: two halves, used alternately
+    signals     uint32 [phases * BLOCKS * ranks]    flags raised by peers; only this rank waits for them
+    inbox       uint64 [2 * ranks * words]   words of 4 bytes of data and 4 bytes of flag, written by peers
+    counters    uint32 [BLOCKS]          the number of all-reduces of each block so far
     fault       uint32 [1]               0, or 1 + the rank for which this one waited in vain
 
-A flag is the number of the all-reduce, its *epoch*, which lies on the device and grows by one with each launch: so a captured graph can be
-replayed, and no flag is ever reset. A rank that finishes epoch e has heard from all peers in e, so each of them has finished e - 1: it may
-write over what they read then. That is why two halves are enough, and one would not be.
+A flag is the number of the all-reduce, its *epoch*, which is stored on the device and grows by one with each launch: so a captured graph
+can be replayed, and flags are never reset. A rank that finishes epoch e has received flags of epoch e from all peers, so each of them has
+finished e - 1: it may overwrite the data that they read then. That is why two halves are enough, and one would not be.
 
-All ranks launch the same all-reduces in the same order, with the same shapes. A wait is bounded: a rank whose peer never comes notes it in
-`fault` and goes on, so its kernels end. What it has computed, and perhaps passed on, is wrong: a fault of one rank concerns them all.
+All ranks launch the same all-reduces in the same order, with the same shapes. A wait is bounded: if a peer never arrives, the rank records
+it in `fault` and continues, so its kernels end. Its results, which it may have passed on, are wrong: a fault of one rank affects all.
 """
 
 from typing import Any, NamedTuple
@@ -26,15 +26,15 @@ from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
 from minllm.runtime.kernel import check
 from minllm.sim import simulate_ranks
 
-BLOCKS = 64  # the most blocks of a launch; fewer than any GPU has SMs, so all of them run at once
+BLOCKS = 64  # the most blocks per launch; fewer than the SMs of any GPU, so all of them run at once
 MOST_RANKS = 8
 PHASES = 2 * MOST_RANKS - 2  # flags per block and rank: a ring takes this many steps
 POLLS = 1 << 24  # polls after which a wait gives up: about ten seconds
-WORD_BYTES = 4  # data bytes of a word of the staging memory, and of the inbox
+WORD_BYTES = 4  # data bytes per word of the staging memory and of the inbox
 
 
 class RankMemory(NamedTuple):
-    """One rank's memory, see above. The arrays are NumPy arrays for the simulator, or lie on the rank's GPU."""
+    """One rank's memory, as described above: NumPy arrays for the simulator, else arrays on the rank's GPU."""
 
     staging: Any
     signals: Any
@@ -44,7 +44,7 @@ class RankMemory(NamedTuple):
 
 
 class Peers(NamedTuple):
-    """What a rank knows of the others: its number, and the memories of all ranks as this rank's GPU addresses them."""
+    """A rank's number, and the memories of all ranks as addressed by this rank's GPU. polls: after which a wait gives up."""
 
     rank: int
     memories: tuple[RankMemory, ...]
@@ -56,12 +56,12 @@ class Peers(NamedTuple):
         return self.memories[self.rank]
 
     def all(self, name: str) -> tuple:
-        """The arrays of this name, of all ranks in order."""
+        """The arrays of this name of all ranks, in rank order."""
         return tuple(getattr(memory, name) for memory in self.memories)
 
 
 class RankLaunch(NamedTuple):
-    """A launch that one rank makes while the others make theirs."""
+    """One rank's launch of an all-reduce; all ranks must launch theirs at the same time."""
 
     kernel: Any
     grid: int
@@ -69,14 +69,14 @@ class RankLaunch(NamedTuple):
     arguments: tuple
 
     def launch(self, stream: Any = None) -> None:
-        """Launch on the GPU that is current."""
+        """Launch on the current GPU."""
         self.kernel[self.grid, self.block, stream](*self.arguments)
 
 
 def allocate(ranks: int, most_bytes: int, zeros: Any, inbox_bytes: int | None = None) -> RankMemory:
-    """One rank's memory, for messages of up to `most_bytes`; `low_latency` takes up to `inbox_bytes`, by default as many.
+    """One rank's memory, for messages of up to `most_bytes`, with `low_latency` up to `inbox_bytes`, by default the same.
 
-    zeros(size, dtype): an array of zeros on the rank's GPU, or np.zeros.
+    zeros: zeros(size, dtype) allocates on the rank's GPU, or np.zeros. Raises KernelArgumentError for fewer than 2 ranks or more than 8.
     """
     check(2 <= ranks <= MOST_RANKS, f"{ranks} ranks; an all-reduce takes 2 to {MOST_RANKS}")
     words = ceil_div(most_bytes, VECTOR_BYTES) * VECTOR_BYTES // WORD_BYTES
@@ -97,13 +97,13 @@ def simulated_peers(ranks: int, most_bytes: int, polls: int = POLLS) -> list[Pee
 
 
 def launch_together(launches: list[RankLaunch], **options: Any) -> None:
-    """Launch what all ranks launch in the simulator, at the same time; options: those of simulate_ranks."""
+    """Run the launches of all ranks in the simulator, at the same time; options: those of simulate_ranks."""
     first = launches[0]
     simulate_ranks(first.kernel, first.grid, first.block, [one.arguments for one in launches], **options)
 
 
 def check_fault(rank: int, fault: int) -> None:
-    """Raise DeviceError if `fault`, the number in a rank's memory, says that it waited for a peer in vain."""
+    """Raise DeviceError if `fault`, the number in a rank's memory, is not 0: the rank waited for a peer in vain."""
     if fault:
         raise DeviceError(
             f"rank {rank} waited for rank {fault - 1} in an all-reduce, and gave up: that rank has ended, or launched something else. "
@@ -112,7 +112,7 @@ def check_fault(rank: int, fault: int) -> None:
 
 
 def check_message(x: Any, out: Any, peers: Peers) -> int:
-    """The number of 16-byte vectors of `x`. Raises KernelArgumentError unless x and out are alike, aligned, and fit the ranks."""
+    """The number of 16-byte vectors of `x`. Raises KernelArgumentError for arrays of other shapes and dtypes, unaligned or not alike."""
     check(2 <= len(peers.memories) <= MOST_RANKS, f"{len(peers.memories)} ranks; an all-reduce takes 2 to {MOST_RANKS}")
     check(x.ndim in (1, 2), f"x has {x.ndim} axes; an all-reduce takes [elements] or [tokens, hidden]")
     names = ("elements",) if x.ndim == 1 else ("tokens", "hidden")
@@ -127,7 +127,7 @@ def check_message(x: Any, out: Any, peers: Peers) -> int:
 
 
 def check_capacity(name: str, needed: int, memory: Any, parts: int = 2) -> None:
-    """Raise KernelArgumentError unless each of the `parts` of a memory has the `needed` words."""
+    """Raise KernelArgumentError unless each of the `parts` parts of a memory has `needed` words."""
     check(
         needed <= memory.size // parts,
         f"{name} needs {needed * WORD_BYTES} bytes per message and rank, and the ranks' memory has {memory.size // parts * WORD_BYTES}: "

@@ -1,18 +1,18 @@
-"""All-reduce around a ring: the first rung, and the one whose bytes are the fewest.
+"""All-reduce around a ring: the first algorithm, which moves the fewest bytes.
 
     out = x_0 + x_1 + .. + x_(N-1)                          on every rank
 
-Cut the message of b bytes into N chunks. In each step a rank sends one chunk to its right and receives one from its left:
+The message of b bytes is divided into N chunks. In each step a rank sends one chunk to its right and receives one from its left:
 
-    steps 0 to N - 2       add x to what came, and pass it on: then each rank has the whole sum of one chunk    (reduce-scatter)
-    steps N - 1 to 2N - 3  pass the sums on                                                                     (all-gather)
+    steps 0 to N - 2       add x to the received chunk, and pass it on; then each rank has the whole sum of one chunk   (reduce-scatter)
+    steps N - 1 to 2N - 3  pass the sums on                                                                             (all-gather)
 
-So each rank sends 2 (N - 1) / N b bytes, and no algorithm sends fewer; but it takes 2 (N - 1) steps, each of which waits for the last.
-N - 1 additions per element, shared by the ranks. Chunk c is summed in the order c, c + 1, .. of ranks, once: all ranks get the same bits,
-but not those of a sum in rank order.
+So each rank sends 2 (N - 1) / N b bytes, and no algorithm sends fewer; but it takes 2 (N - 1) steps, each of which waits for the one
+before. FLOPs: N - 1 additions per element, divided among the ranks. Chunk c is summed once, in the order of ranks c, c + 1, ..: all ranks
+get the same bits, but not those of a sum in rank order.
 
-One thread per element of a chunk. Sums travel as float32, so each is rounded once; the slots of all steps lie side by side in the
-receiver's staging memory. Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
+Threads to data: one thread per element of a chunk. Sums are sent as float32, so each is rounded once; the slots of all steps are adjacent
+in the receiver's staging memory. Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
 """
 
 import functools
@@ -32,11 +32,11 @@ THREADS = 256
 @functools.cache
 def ring_kernel(ranks):
     """The kernel for this number of ranks."""
-    last = 2 * ranks - 2  # the step that sends nothing any more
+    last = 2 * ranks - 2  # the last step, which only receives
 
     @kernel(launch_bounds=(THREADS, 1), dependent_launch=True)
     def ring_kernel(x, out, rank, staging, signals, counters, fault, limit):
-        # x, out: [elements]; staging, signals: of all ranks; counters, fault: this rank's
+        # x, out: [elements]; staging, signals: those of all ranks; counters, fault: this rank's
         wait_for_predecessors()
         epoch = next_epoch(counters)
         own, there = staging[rank], staging[(rank + 1) % ranks]
@@ -69,10 +69,10 @@ def ring_kernel(ranks):
 
 
 def ring(x, out, peers):
-    """What a rank launches to add up all ranks' `x` into `out`, which may be `x` -> RankLaunch.
+    """The RankLaunch that writes the sum of all ranks' `x` into `out`, which may be `x`.
 
     x, out: [elements] or [tokens, hidden], float32, float16 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for
-    anything else, and for more than the ranks' memory holds: twice the message in float32.
+    other arrays, and for messages that do not fit the ranks' memory: a ring needs twice the message in float32.
     """
     check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

@@ -1,4 +1,4 @@
-"""The all-reduce kernels as they are launched, for the fewest and the most ranks."""
+"""Specimens of the all-reduce kernels, for 2, 4 and the most ranks."""
 
 from minllm.kernels.all_reduce.fused_norm import fused_norm_kernel
 from minllm.kernels.all_reduce.low_latency import THREADS as LOW_LATENCY_THREADS
@@ -20,7 +20,7 @@ WIDE, FLAGS = ("LDG*128*", "STG*128*"), ("ST*STRONG.SYS*", "LD*STRONG.SYS*")
 
 
 def specimens():
-    """All of them. A block is alone on its SM: a launch has fewer blocks than a GPU has SMs."""
+    """All kernels. One block per SM: a launch has fewer blocks than a GPU has SMs."""
     line, words, inbox = array(UINT32, 1), array(UINT32, 1), array(types.uint64, 1)
     for ranks in (2, 4, MOST_RANKS):
         shared = INT32, types.UniTuple(words, ranks), types.UniTuple(words, ranks), line, line, INT32

@@ -1,14 +1,15 @@
-"""All-reduce in two shots: each rank adds up one N-th of the message, then all collect the sums.
+"""All-reduce in two shots: each rank sums one N-th of the message, then all ranks gather the sums.
 
     out[chunk r] = x_0[chunk r] + .. + x_(N-1)[chunk r]     on rank r                (reduce-scatter)
     out = the chunks of all ranks                           on every rank            (all-gather)
 
-Each rank reads (N - 1) / N b bytes twice over NVLink, as few as a ring, and waits twice, where a ring waits 2 (N - 1) times: right for
-large messages. (N - 1) additions per element, shared by the ranks. An element is summed once, in rank order: all ranks get the
-same bits, and those are the bits of `one_shot`.
+Each rank reads (N - 1) / N b bytes twice over NVLink, as few as a ring, and waits twice, whereas a ring waits 2 (N - 1) times: best for
+large messages. FLOPs: (N - 1) additions per element, divided among the ranks. An element is summed once, in rank order: all ranks get the
+same bits, which are those of `one_shot`.
 
-One thread per vector of 16 bytes; sums in float32, rounded once, and written over the rank's own chunk of the copy, which no peer reads
-before. Block b takes the same part of every chunk, so that it waits for blocks b alone. Source: vLLM, csrc/custom_all_reduce.cuh.
+Threads to data: one thread per vector of 16 bytes; sums in float32, rounded once, and written over the rank's own chunk of the copy, which
+no peer reads before. Block b takes the same part of every chunk, so that it waits only for blocks b. Source: vLLM,
+csrc/custom_all_reduce.cuh.
 """
 
 import functools
@@ -34,7 +35,7 @@ def two_shot_kernel(dtype, ranks):
 
     @kernel(launch_bounds=(THREADS, 1), dependent_launch=True)
     def two_shot_kernel(x, out, rank, staging, signals, counters, fault, limit):
-        # x, out: [elements]; staging, signals: of all ranks; counters, fault: this rank's
+        # x, out: [elements]; staging, signals: those of all ranks; counters, fault: this rank's
         wait_for_predecessors()
         epoch, vectors, own = next_epoch(counters), x.size // width, staging[rank]
         length = (vectors + ranks - 1) // ranks  # vectors per chunk
@@ -66,10 +67,10 @@ def two_shot_kernel(dtype, ranks):
 
 
 def two_shot(x, out, peers):
-    """What a rank launches to add up all ranks' `x` into `out`, which may be `x` -> RankLaunch.
+    """The RankLaunch that writes the sum of all ranks' `x` into `out`, which may be `x`.
 
     x, out: [elements] or [tokens, hidden], float32, float16 or bfloat16, whole vectors of 16 bytes. Raises KernelArgumentError for
-    anything else, and for more than the ranks' memory holds.
+    other arrays, and for messages that do not fit the ranks' memory.
     """
     vectors = check_message(x, out, peers)
     ranks, own = len(peers.memories), peers.own

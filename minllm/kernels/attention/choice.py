@@ -1,4 +1,4 @@
-"""All rules that choose the attention variant for a call.
+"""The rules that choose the attention variant for a call.
 
                         decode step, one new token per sequence        prompts, whole or in chunks
     a plain cache       one short sequence on Hopper: split_cluster    16 bits, on Hopper: flash_attention_3
@@ -8,9 +8,9 @@
                         blocks of broken chunks:
                         flash_attention_2_quantized
 
-`choose` knows what is the same in all layers: new tokens, dtype and GPU. It takes the fastest variant or, if that one cannot
-serve the call, its stand-in (variants.py). Launchers also know their arrays: flash_attention_3 leaves blocks that TMA cannot gather to
-its stand-in, and split_tensor_core leaves a short sequence to split_cluster.
+`choose` depends on what is the same in all layers: new tokens, dtype and GPU. It takes the fastest variant or, if that one cannot
+serve the call, its stand-in (variants.py). Launchers also see the arrays: flash_attention_3 passes caches whose blocks TMA cannot gather
+to its stand-in, and split_tensor_core passes a short sequence to split_cluster.
 """
 
 import functools
@@ -19,28 +19,28 @@ from minllm.kernels.attention.variants import VARIANTS
 from minllm.runtime.device import HOPPER
 
 FASTEST_STEP, FASTEST_FEW, FASTEST_PROMPT = "split_tensor_core", "fixed_split", "flash_attention_3"
-FEW_TOKENS = 16  # per sequence: those that verify drafts
+FEW_TOKENS = 16  # the most new tokens per sequence for FASTEST_FEW: steps that verify drafts
 FASTEST_QUANTIZED_STEP, FASTEST_QUANTIZED_PROMPT = "split_quantized", "flash_attention_2_quantized"
 LONGEST_CLUSTER_CONTEXT = 4096  # keys; at 8192 split_tensor_core is faster than a cluster (times: cluster.py)
 
 
 @functools.cache
 def choose(max_query_len, dtype="bfloat16", capability=None):
-    """The fastest variant's name for a plain cache. capability: the GPU's; None for the simulator, and for GPUs of any kind."""
+    """Name of the fastest variant for a plain cache. capability: the GPU's; None for the simulator and for any GPU."""
     fastest = FASTEST_STEP if max_query_len == 1 else FASTEST_FEW if max_query_len <= FEW_TOKENS else FASTEST_PROMPT
     return VARIANTS.serving(fastest, max_query_len, str(dtype), capability)
 
 
 def choose_quantized(max_query_len, key_cache):
-    """The fastest variant's name for a quantised cache; split_quantized needs the scales of a block to be whole 16 bytes."""
+    """Name of the fastest variant for a quantised cache. split_quantized needs a block's scales to fill whole 16-byte chunks."""
     whole_chunks = key_cache.format.is_float or key_cache.shape[1] % 4 == 0
     return FASTEST_QUANTIZED_STEP if max_query_len == 1 and whole_chunks else FASTEST_QUANTIZED_PROMPT
 
 
 def suits_clusters(sizes, capability):
-    """Whether split_tensor_core leaves a decode step to split_cluster, if its clusters fit: one sequence of few keys, on Hopper.
+    """Whether split_tensor_core passes a decode step to split_cluster: one sequence with few keys, on Hopper.
 
-    Several sequences have contexts of different lengths, and equal shares suit them better. A cluster runs within one GPC, a group of some
+    Several sequences have contexts of different lengths, for which equal shares are better. A cluster runs within one GPC, a group of some
     16 SMs, and with eight blocks per cluster half of the GPU is idle: long contexts lose more bandwidth than the merge saves.
     """
     return sizes.sequences == 1 and sizes.max_context_len <= LONGEST_CLUSTER_CONTEXT and capability == HOPPER

@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache, in NumPy: the equation, the oracle of every attention kernel, and the CPU engine's attention.
+"""Attention over a paged KV cache, in NumPy: the equation, the oracle of all kernels, and the CPU engine's attention.
 
 For query row i of a sequence, with its visible keys k_j and values v_j:
 
@@ -7,30 +7,30 @@ For query row i of a sequence, with its visible keys k_j and values v_j:
 (Vaswani et al., "Attention Is All You Need", section 3.2.1; subtracting the maximum changes nothing in exact arithmetic and keeps exp
 from overflowing.) Visible keys: in a sequence with C keys, Q of them new, query row i stands at position C - Q + i; it sees keys at
 positions <= its own (causal), and with a sliding window only positions > its own - sliding_window. Query head h reads KV
-head h // (heads // kv_heads) (grouped-query attention, Ainslie et al., arXiv 2305.13245, section 2.2).
+head h // (heads // kv_heads) (grouped-query attention; Ainslie et al., arXiv 2305.13245, section 2.2).
 FLOPs: 4 * heads * head_dim per visible (query, key) pair: 2 for q.k, 2 for p*v. Bytes: K and V of every visible key once per
 chunk of queries, 2 * kv_heads * head_dim * itemsize per key.
 
-A row that sees no key (a padding sequence with context_lens 0) gives zeros: softmax over nothing puts no weight on anything.
+The output of a row that sees no key (a padding sequence with context_lens 0) is zeros, an empty sum.
 """
 
 import numpy as np
 
 from minllm.kernels.quantization.cache import is_quantized
 
-QUERY_CHUNK = 256  # query rows whose scores exist at a time: bounds memory, and lets a chunk skip keys after its last row
+QUERY_CHUNK = 256  # query rows computed at a time: bounds the memory of scores, and a chunk skips keys after its last row
 
 
 def attention_reference(query, key_cache, value_cache, query_start, context_lens, block_tables, scale, sliding_window=0):
     """Causal attention of a flattened batch of new tokens against a paged KV cache.
 
-    query          [T, heads, head_dim], float32, float16, bfloat16 or float64
+    query          [T, heads, head_dim]; float32, float16, bfloat16 or float64
     key_cache      [num_blocks, block_size, kv_heads, head_dim], or a QuantizedCache; value_cache the same
     query_start    int32 [B + 1]: sequence b owns rows query_start[b] to query_start[b + 1] of `query`
     context_lens   int32 [B]: keys visible to sequence b, including its new tokens; 0 for padding
     block_tables   int32 [B, max_blocks]: the blocks that hold the sequence's keys, block_size at a time
     scale          factor on q.k, usually 1 / sqrt(head_dim)
-    sliding_window 0 for none, else each row sees at most this many newest keys, including its own
+    sliding_window 0 for none, else the number of newest keys that each row sees, including its own
 
     Returns [T, heads, head_dim] in the query's dtype. Computes in float32 (in float64 for a float64 query) and rounds once, at the end.
     """
@@ -57,9 +57,9 @@ def attention_reference(query, key_cache, value_cache, query_start, context_lens
 
 
 def gather_context(cache, block_table, key_start, key_stop):
-    """Keys (or values) key_start to key_stop of a sequence: [keys, kv_heads, head_dim]; no copy if one block holds them.
+    """Keys (or values) key_start to key_stop of a sequence: [keys, kv_heads, head_dim]; a view if one block holds them.
 
-    From a quantised cache: float32, always a copy.
+    From a quantised cache they are float32, always a copy.
     """
     if is_quantized(cache):
         return cache.read(lambda array: gather_context(array, block_table, key_start, key_stop))
@@ -98,7 +98,7 @@ def attend(query, keys, values, scale, visible=None):
 
 
 def softmax_in_place(scores):
-    """Softmax over the last axis; a row of -inf only becomes zeros instead of NaN."""
+    """Softmax over the last axis, in place; a row in which all scores are -inf becomes zeros instead of NaN."""
     # exercise: attention.softmax
     maximum = scores.max(axis=-1, keepdims=True)
     maximum[np.isneginf(maximum)] = 0

@@ -1,4 +1,4 @@
-"""The table of attention variants: each line registers one (minllm/kernels/variants.py), and choice.py chooses among them.
+"""The table of attention variants: one line per variant (minllm/kernels/variants.py); choice.py chooses among them.
 
 If a variant cannot serve a call, because of its new tokens, dtype, GPU or arrays, its stand_in does: the table shows all fallbacks.
 """
@@ -7,7 +7,7 @@ from minllm.kernels.variants import HALF_DTYPES as HALF
 from minllm.kernels.variants import Variant, Variants
 from minllm.runtime.device import HOPPER
 
-ONE = 1  # new token per sequence: decode steps
+ONE = 1  # the most new tokens per sequence in a decode step
 ARRAYS, FLOAT32, QUANTIZED = "arrays", "float32 arrays", "quantized caches"
 SHARED_PREFIX, RESIDUAL_WINDOW = "arrays and a shared prefix", "quantized caches and recent keys"
 TREE = "arrays and a tree of drafts"
@@ -28,6 +28,6 @@ VARIANTS = Variants(
     Variant("split_quantized", ".split_quantized.split_quantized", most_rows=ONE, dtypes=HALF, reads=QUANTIZED),
     Variant("residual_window", ".residual_window.residual_window", dtypes=HALF, reads=RESIDUAL_WINDOW),
     Variant("tree", ".tree.tree", reads=TREE),
-    # Only for benchmarks: a batch of the engine does not say which keys its sequences share.
+    # Only for benchmarks: the engine's batches do not record which keys their sequences share.
     Variant("split_cascade", ".split_tensor_core.cascade", most_rows=ONE, dtypes=HALF, reads=SHARED_PREFIX),
 )

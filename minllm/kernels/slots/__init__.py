@@ -1,1 +1,1 @@
-"""State of the running sequences on the device, by slot: what a decode step reads, and what it leaves for the next one."""
+"""State of the running sequences on the device, by slot: read by a decode step, and updated for the next one."""

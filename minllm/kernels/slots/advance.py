@@ -1,11 +1,12 @@
-"""The last kernel of a decode step: each row's new token becomes its slot's newest one, which the next step reads.
+"""The last kernel of a decode step: stores each row's new token in the state of its slot, for the next step.
 
 For a row of slot s with the new token v:
 
     newest_tokens[s] ← v,   lengths[s] ← lengths[s] + 1,   step[s] ← step[s] + 1
     output_counts[s, v] ← output_counts[s, v] + 1       if the slot has penalties
 
-Padding rows, slot -1, change nothing. No two rows have the same slot. 36 bytes per row, 8 more with penalties; one thread per row.
+Padding rows, slot -1, change nothing. No two rows have the same slot. Bytes: 36 per row, 8 more with penalties. Threads to data: one
+thread per row.
 """
 
 import numpy as np
@@ -22,7 +23,7 @@ PENALTIES = int(Adjustment.PENALTIES)
 
 
 def advance_reference(tokens: np.ndarray, slots: np.ndarray, state: SlotState) -> None:
-    """Advance the slots of R rows by one token each, in place; tokens, slots int32 [R]."""
+    """Advance the slots of R rows by one token each, in place; tokens, slots int32 [R], slot -1 for padding."""
     tokens, slots = tokens[slots >= 0], slots[slots >= 0]
     state.newest_tokens[slots] = tokens
     state.lengths[slots] += 1
@@ -52,7 +53,7 @@ def advance(tokens, slots, state: SlotState, stream=None) -> None:
     rows, sampling = tokens.shape[0], state.sampling
     check_array("tokens", tokens, INDEX_DTYPES, rows=rows)
     check_array("slots", slots, INDEX_DTYPES, rows=rows)
-    # A kernel's arguments are always arrays; without counts no slot has penalties, and this one is not accessed.
+    # A kernel's arguments are always arrays; without output_counts no slot has penalties, and this array is not accessed.
     counts = state.block_tables if sampling.output_counts is None else sampling.output_counts
     arrays = (tokens, slots, state.newest_tokens, state.lengths, sampling.step, sampling.adjustments, counts)
     launch(advance_kernel, ceil_div(rows, THREADS), THREADS, arrays, stream)

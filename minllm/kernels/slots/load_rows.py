@@ -1,13 +1,13 @@
-"""The first kernel of a decode step: make the arrays of the batch from the state of its rows' slots.
+"""The first kernel of a decode step: fills the arrays of the batch from the state of its rows' slots.
 
-For a row of slot s, whose sequence has n = lengths[s] tokens, of which the newest has no key and value yet:
+For a row of slot s, with a sequence of n = lengths[s] tokens, of which the newest has no key and value yet:
 
     token_ids ← newest_tokens[s],   positions ← n - 1,   slot_mapping ← the cache slot of n - 1,   context_lens ← n
     block_tables ← block_tables of s,   first ceil(n / block_size) columns
 
-A padding row, slot -1, gets token 0 at position 0, cache slot -1, which writes no key and value, and context length 0, which makes its
-attention output zeros; in a step with prompts it stays as the host wrote it, because prompts may begin there. 32 bytes per row and 8 per
-block of its context; one block of threads per row.
+A padding row, slot -1, gets token 0 at position 0, cache slot -1, so that no key and value is written, and context length 0, so that its
+attention output is zeros; in a step with prompts it stays as the host wrote it, because prompts may begin there. Bytes: 32 per row and 8
+per block of its context. Threads to data: one block of threads per row.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ def load_rows_reference(slots: np.ndarray, state: SlotState, batch, block_size: 
     """Write the arrays of a decode batch of R rows, one per sequence, in place; slots int32 [R].
 
     batch: has token_ids, positions, slot_mapping, context_lens int32 [R], and block_tables int32 [R, columns], with as many columns as the
-    longest of these sequences needs; columns beyond a row's context stay as they are. pads: whether padding rows are written.
+    longest of these sequences needs; columns beyond a row's context are not written. pads: whether padding rows are written.
     """
     active = np.flatnonzero(slots >= 0)
     owners, positions = slots[active], state.lengths[slots[active]] - 1
@@ -45,7 +45,8 @@ def load_rows_reference(slots: np.ndarray, state: SlotState, batch, block_size: 
 def load_rows_kernel(
     slots, newest_tokens, lengths, tables_of_slots, token_ids, positions, slot_mapping, context_lens, block_tables, block_size, pads
 ):  # fmt: skip
-    """slots int32 [R]; newest_tokens, lengths int32 [S]; tables_of_slots int32 [S, W]; the batch's int32 [R], block_tables [R, columns]."""
+    """slots int32 [R]; newest_tokens, lengths int32 [S]; tables_of_slots int32 [S, W]; token_ids, positions, slot_mapping, context_lens
+    int32 [R]; block_tables int32 [R, columns]."""
     wait_for_predecessors()
     row, thread = cuda.blockIdx.x, int32(cuda.threadIdx.x)
     slot = slots[row]

@@ -1,11 +1,11 @@
-"""The kernels on the slots' state, as they are launched."""
+"""Specimens of the kernels that read and write the slots' state."""
 
 from minllm.kernels.slots import advance, load_rows, write_slots
 from minllm.kernels.specimen import INT32, Specimen, array
 
 
 def specimens():
-    """A few bytes per row each: their time is that of a launch."""
+    """All kernels; each moves a few bytes per row, and takes as long as an empty launch."""
     ints, rows = array(INT32, 1), array(INT32, 2)
     yield Specimen("slots/write_slots", write_slots.write_slots_kernel, (ints, rows), write_slots.THREADS, blocks=8)
     arguments = (ints, ints, ints, rows, ints, ints, ints, ints, rows, INT32, INT32)

@@ -1,11 +1,11 @@
-"""What the device knows of each running sequence, by slot.
+"""The state of each running sequence on the device, by slot.
 
-A sequence owns a slot from its first step to its last. The rows of a batch change from step to step, so a row r names the slot that it
-works for, `slots[r]`; -1 marks a padding row. A decode step begins with load_rows.py, which makes the batch's arrays from the slots, and
-ends with advance.py, which stores the new tokens in them; nothing of it passes through the host. All numbers are 32-bit words of one
-array, one field after the other, so that one launch of write_slots.py changes any of them.
+A sequence owns a slot from its first step to its last. The rows of a batch change from step to step, so slots[r] gives the slot of row r;
+-1 marks a padding row. A decode step begins with load_rows.py, which fills the batch's arrays from the slots, and ends with advance.py,
+which stores the new tokens in them; none of this passes through the host. All numbers are 32-bit words of one array, one field after the
+other, so that one launch of write_slots.py can change any of them.
 
-For S slots and block tables of W columns: 4 S (14 + W) bytes.
+Size, for S slots and block tables of W columns: 4 S (14 + W) bytes.
 """
 
 import functools
@@ -19,17 +19,17 @@ from minllm.kernels.sampling.tensors import SLOT_FIELDS, SamplingTensors
 
 @dataclass
 class SlotState:
-    """The state of S slots; every array but the wide ones of `sampling` is a view of `words`."""
+    """The state of S slots; all arrays except those of `sampling` over the vocabulary are views of `words`."""
 
     words: Any  # int32 [number of words]
-    newest_tokens: Any  # int32 [S] the sequence's newest token, whose key and value are not computed yet
-    lengths: Any  # int32 [S] tokens of the sequence, the newest one included
+    newest_tokens: Any  # int32 [S] the sequence's newest token; its key and value are not computed yet
+    lengths: Any  # int32 [S] tokens of the sequence, including the newest
     block_tables: Any  # int32 [S, W] cache blocks of the sequence, in order
     sampling: SamplingTensors
 
     @classmethod
     def make(cls, zeros, num_slots: int, width: int) -> "SlotState":
-        """The state of free slots: `zeros(shape, dtype)` allocates, for instance that of an `Ops`; width: columns of the block tables."""
+        """The state of free slots. zeros: allocates zeros(shape, dtype), e.g. Ops.zeros; width: columns of the block tables."""
         layout = slot_layout(num_slots, width)
         words = zeros((sum(field.size for field in layout.values()),), np.int32)
         views = {name: field.view(words) for name, field in layout.items()}
@@ -37,16 +37,16 @@ class SlotState:
         return cls(words, **own, sampling=SamplingTensors(**views))
 
     def pairs(self, slot: int, **values: Any) -> np.ndarray:
-        """(index in `words`, word) for some fields of one slot by name, int32 [n, 2]: what write_slots takes.
+        """(index in `words`, word) pairs for fields of one slot, given by name: int32 [n, 2], the argument of write_slots.
 
-        A field of several words takes a list; `block_tables` may be shorter than the slot's row, of which it sets the beginning.
+        A field of several words takes a list; a list for `block_tables` may be shorter than the slot's row, and sets its beginning.
         """
         layout = slot_layout(*self.block_tables.shape)
         found = [layout[name].pairs(slot, value) for name, value in values.items()]
         return np.concatenate(found) if found else np.empty((0, 2), np.int32)
 
     def block_pairs(self, slots: Any, columns: Any, blocks: Any) -> np.ndarray:
-        """The same for one entry of the block tables in each of n slots, int32 [n, 2]."""
+        """The pairs for one entry of the block tables in each of n slots, int32 [n, 2]."""
         field = slot_layout(*self.block_tables.shape)["block_tables"]
         places = field.start + np.asarray(slots) * field.shape[1] + np.asarray(columns)
         return np.stack([places, np.asarray(blocks)], axis=1).astype(np.int32)
@@ -54,10 +54,10 @@ class SlotState:
 
 @dataclass(frozen=True)
 class Field:
-    """An array within the words: from `start` on, of this shape, 32 bits per element."""
+    """The location of a field in the words: from `start` on, with this shape, 32 bits per element."""
 
     start: int
-    shape: tuple[int, ...]  # [S] or [S, words of a slot]
+    shape: tuple[int, ...]  # [S] or [S, words per slot]
     dtype: np.dtype
 
     @property
@@ -70,7 +70,7 @@ class Field:
         return words[self.start : self.start + self.size].view(self.dtype).reshape(self.shape)
 
     def pairs(self, slot: int, value: Any) -> np.ndarray:
-        """(index, word) for the slot's value, int32 [n, 2]."""
+        """(index, word) pairs for the slot's value, int32 [n, 2]."""
         bits = np.atleast_1d(np.asarray(value, self.dtype)).view(np.int32)
         first = self.start + slot * (self.size // self.shape[0])
         return np.stack([np.arange(first, first + len(bits), dtype=np.int32), bits], axis=1)
@@ -78,7 +78,7 @@ class Field:
 
 @functools.cache
 def slot_layout(num_slots: int, width: int) -> dict[str, Field]:
-    """Where each field lies in the words, by name."""
+    """The Field of each name, in the order of the words."""
     shapes = {"newest_tokens": (np.int32, ()), "lengths": (np.int32, ()), **SLOT_FIELDS, "block_tables": (np.int32, (width,))}
     layout, start = {}, 0
     for name, (dtype, shape) in shapes.items():

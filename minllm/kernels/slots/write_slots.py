@@ -1,9 +1,9 @@
-"""Change any words of the slots' state in one launch.
+"""Writes any words of the slots' state in one launch.
 
     state[pairs[i, 0]] = pairs[i, 1]           for all i with pairs[i, 0] >= 0
 
-A sequence that enters a slot brings about twenty words and its block table, a sequence that grows into a new cache block brings one.
-12 bytes per pair; one thread per pair. No index may stand in two pairs.
+A sequence that enters a slot needs about twenty words and its block table; a sequence that grows into a new cache block needs one.
+No index may occur twice. Bytes: 12 per pair. Threads to data: one thread per pair.
 """
 
 import numpy as np

@@ -1,1 +1,1 @@
-"""Speculative decoding on the device: several tokens of a sequence are guessed, computed in one step, and kept as far as they are right."""
+"""Speculative decoding on the device: drafting several tokens, verifying them in one step, accepting the right ones."""

@@ -1,17 +1,17 @@
-"""How many tokens of each run are new: the drafts before the first mismatch, and one token more.
+"""The number of new tokens of each run: the drafts before the first mismatch, and one more.
 
-The rows of a run computed the tokens f_0, f_1 .. f_k, the newest one and k drafts; t_i is what the sampler chose after row i. Draft i is
-right if it is what the sampler chose before it:
+The rows of a run computed the tokens f_0, f_1 .. f_k, the newest token and k drafts; t_i is the sampler's choice after row i. Draft i is
+right if it equals the sampler's choice after the row before it:
 
     a = the largest a with f_i = t_(i-1) for all i ≤ a,            new tokens: t_0 .. t_a
 
 For greedy decoding this is acceptance by first mismatch. For sampling it is the rule of Leviathan, Kalman, Matias, "Fast Inference from
-Transformers via Speculative Decoding", ICML 2023, for a source that is certain of its drafts, q(f) = 1: f is accepted with probability
-min(1, p(f) / q(f)) = p(f), else the token comes from p without f, renormalised, which is how t is distributed given t ≠ f. Since t_i is a
-function of the logits, the seed and the step, the text is the one that decoding without drafts gives, token for token. Drafts that were
-drawn from a distribution are accepted by rejection.py.
+Transformers via Speculative Decoding", ICML 2023, for a deterministic source of drafts, q(f) = 1: f is accepted with probability
+min(1, p(f) / q(f)) = p(f), else the token comes from p without f, renormalised, which is the distribution of t given t ≠ f. Since t_i is a
+function of the logits, the seed and the step, the text is that of decoding without drafts, token for token. Drafts that were drawn from a
+distribution are accepted by rejection.py.
 
-12 bytes per row; one thread per row.
+Bytes: 12 per row. Threads to data: one thread per row.
 """
 
 import numpy as np
@@ -26,10 +26,10 @@ THREADS = 128
 
 
 def accept_reference(chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """The number of new tokens of each run, in its first row, and 0 in others: int32 [R].
+    """The number of new tokens of each run, in its first row, and 0 in other rows: int32 [R].
 
-    chosen: the sampler's token of each row; slots: the row's slot; both int32 [R]. computed: the token that each row computed, int32 [T],
-    in which the rows of runs of several rows come first.
+    chosen: the sampler's token after each row; slots: the slot of each row; both int32 [R]. computed: the token that each row computed,
+    int32 [T]; the rows of runs of several rows come first.
     """
     counts = np.zeros(len(slots), np.int32)
     for first, length in runs_of(slots):
@@ -56,7 +56,7 @@ def accept_kernel(chosen, computed, slots, counts):
 
 
 def accept(chosen, computed, slots, counts, stream=None) -> None:
-    """Write what `accept_reference` returns to `counts`; all NumPy or all on one device."""
+    """Write the result of `accept_reference` to `counts`; all arrays NumPy or all on one device."""
     rows = slots.shape[0]
     check_array("computed", computed, INDEX_DTYPES, tokens=None)
     for name, array in (("chosen", chosen), ("slots", slots), ("counts", counts)):

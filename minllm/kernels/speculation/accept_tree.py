@@ -1,16 +1,16 @@
-"""The longest right path of a draft tree, for drafts that are certain: each draft is what the sampler chose after the one before it.
+"""The longest right path of a tree of deterministic drafts: each draft is the sampler's choice after its parent.
 
-Row j of a run computed node j of the tree (token_tree.py), f_j is its token, and t_j is what the sampler chose after it:
+Row j of a run computed node j of the tree (token_tree.py), f_j is its token, and t_j is the sampler's choice after it:
 
     right(0),   right(j) = right(parent(j)) and f_j = t_parent(j)           path: from the root to a right node of the largest depth
     new tokens: t of each node of the path
 
-For greedy decoding the path is what decoding without drafts would say. For sampling, t is drawn from the model's own distribution, so the
-new tokens have that distribution whatever was drafted, and are those of decoding without drafts, seed for seed: each node is a step of
+For greedy decoding the path is the text of decoding without drafts. For sampling, t is drawn from the model's own distribution, so the new
+tokens have that distribution whatever was drafted, and are those of decoding without drafts with the same seed: each node is a step of
 accept.py with several guesses. Algorithm 4 of Fu et al., "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", 2024,
-accepts guesses that are certain with the same probability. Siblings may be the same token: the deepest path counts.
+accepts deterministic guesses with the same probability. Siblings may have the same token: the deepest path counts.
 
-8 bytes per row; one thread per run, which visits its nodes in order: parents come before children.
+Bytes: 8 per row. Threads to data: one thread per run, which visits its nodes in order: parents come before children.
 """
 
 import numpy as np
@@ -28,9 +28,10 @@ THREADS = 128
 def accept_tree_reference(
     chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, parents: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(new tokens of each run in its first rows, the row that yielded each, their number in the run's first row): int32 [R] all.
+    """(new tokens of each run in its first rows, the row that yielded each, their number in the run's first row), all int32 [R].
 
-    chosen, slots int32 [R]: as in accept.py; computed int32 [T]; parents int32 [nodes]. Other rows have their own token and number, and 0.
+    chosen, slots int32 [R]: as in accept.py; computed int32 [T]; parents int32 [nodes]. Other rows get their chosen token, their own index
+    and 0.
     """
     tokens, path, counts = chosen.copy(), np.arange(len(slots), dtype=np.int32), np.zeros(len(slots), np.int32)
     for first, length in runs_of(slots):
@@ -39,7 +40,7 @@ def accept_tree_reference(
             parent = parents[node]
             if parent in paths and computed[first + node] == chosen[first + parent]:
                 paths[node] = [*paths[parent], node]
-        longest = max(paths.values(), key=len)  # the first of equals
+        longest = max(paths.values(), key=len)  # the first, if several have this length
         path[first : first + len(longest)] = first + np.array(longest)
         tokens[first : first + len(longest)] = chosen[first + np.array(longest)]
         counts[first] = len(longest)
@@ -59,7 +60,7 @@ def accept_tree_kernel(chosen, computed, slots, parents, depths, tokens, path, c
     if begins_run(slots, row):
         length, best = run_length(slots, row), int32(0)
         path[row] = row
-        for node in range(int32(1), length):  # path: the row itself for right nodes, -1 for wrong ones
+        for node in range(int32(1), length):  # path temporarily marks nodes: the row itself if right, -1 if wrong
             parent = parents[node]
             is_right = path[row + parent] >= 0 and computed[row + node] == chosen[row + parent]
             path[row + node] = row + node if is_right else -1
@@ -75,7 +76,7 @@ def accept_tree_kernel(chosen, computed, slots, parents, depths, tokens, path, c
 
 
 def accept_tree(chosen, computed, slots, tree: TreeArrays, tokens, path, counts, stream=None) -> None:
-    """Write what `accept_tree_reference` returns to the last three arrays; all NumPy or all on one device."""
+    """Write the results of `accept_tree_reference` to tokens, path and counts; all arrays NumPy or all on one device."""
     rows = slots.shape[0]
     check_array("computed", computed, INDEX_DTYPES, tokens=None)
     for name, array in (("chosen", chosen), ("slots", slots), ("tokens", tokens), ("path", path), ("counts", counts)):

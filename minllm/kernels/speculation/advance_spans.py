@@ -1,12 +1,12 @@
-"""The last kernel of a verification: the new tokens of each run enter its slot, whose state the next step reads.
+"""The last kernel of a verification: stores the new tokens of each run in the state of its slot, for the next step.
 
 For a run of slot s with the new tokens t_0 .. t_(c-1):
 
     token_history[s, lengths[s] + i] ← t_i,   newest_tokens[s] ← t_(c-1),   lengths[s] ← lengths[s] + c,   step[s] ← step[s] + c
     output_counts[s, t_i] ← output_counts[s, t_i] + 1       if the slot has penalties
 
-The drafts that were wrong leave no trace: the next step writes its keys and values over theirs. One thread per row; the first of a run
-works.
+Wrong drafts leave no trace: the next step overwrites their keys and values. Threads to data: one thread per row; that of a run's first row
+does the work.
 """
 
 import numpy as np
@@ -24,7 +24,8 @@ PENALTIES = int(Adjustment.PENALTIES)
 
 
 def advance_spans_reference(tokens: np.ndarray, counts: np.ndarray, slots: np.ndarray, state: SlotState, drafts: DraftState) -> None:
-    """Advance the slots of R rows in place. tokens int32 [R]: the chosen token of each row; counts int32 [R]: as accept.py writes them."""
+    """Advance the slots of R rows, in place. tokens int32 [R]: the new tokens of each run, in its first rows; counts int32 [R]: their
+    number, as in accept.py."""
     for row in np.flatnonzero(counts):
         slot, new = slots[row], tokens[row : row + counts[row]]
         start, width = state.lengths[slot], drafts.token_history.shape[1]
@@ -61,7 +62,7 @@ def advance_spans(tokens, counts, slots, state: SlotState, drafts: DraftState, s
     for name, array in (("tokens", tokens), ("counts", counts), ("slots", slots)):
         check_array(name, array, INDEX_DTYPES, rows=rows)
     check_array("token_history", drafts.token_history, INDEX_DTYPES, slots=state.lengths.shape[0], tokens=None)
-    # A kernel's arguments are always arrays; without counts no slot has penalties, and this one is not accessed.
+    # A kernel's arguments are always arrays; without output_counts no slot has penalties, and this array is not accessed.
     output_counts = state.block_tables if sampling.output_counts is None else sampling.output_counts
     of_slots = (state.newest_tokens, state.lengths, drafts.token_history, sampling.step, sampling.adjustments, output_counts)
     launch(advance_spans_kernel, ceil_div(rows, THREADS), THREADS, (tokens, counts, slots, *of_slots), stream)

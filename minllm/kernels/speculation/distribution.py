@@ -3,10 +3,10 @@
     log p_v = (x_v - max x) / T - log Σ_w exp((x_w - max x) / T)          over the tokens with x ≥ threshold, -inf for others
     T = 0:  log p_v = 0 for the largest logit, the lowest id among equals, -inf for others
 
-The limit T → 0 makes greedy decoding the same rule as drawing, so acceptance (rejection.py) does not tell them apart. A row without a
+With the limit T → 0, greedy decoding follows the same rule as drawing, so acceptance (rejection.py) treats both alike. A row without a
 finite logit gives token 0 all probability, as the sampler does.
 
-4 bytes per logit, read twice and written once. Threads to data: one block of 1,024 threads per row.
+Bytes: 4 per logit, read twice and written once. Threads to data: one block of 1,024 threads per row.
 """
 
 import math
@@ -28,7 +28,7 @@ FLOAT = (np.dtype(np.float32),)
 
 
 def distribution_reference(logits: np.ndarray, thresholds: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
-    """log p, float32 [R, vocab]; logits float32 [R, vocab], thresholds float32 [R], slots int32 [R]. Rows of slot -1 are those of T = 0."""
+    """log p, float32 [R, vocab]; logits float32 [R, vocab], thresholds float32 [R], slots int32 [R]. Rows of slot -1 have T = 0."""
     x = np.where(np.isnan(logits), np.float32(-np.inf), logits)
     best, temperature = np.argmax(x, axis=1), np.where(slots >= 0, sampling.temperature[slots], np.float32(0))
     out = np.full(x.shape, -np.inf, np.float32)
@@ -44,7 +44,7 @@ def distribution_reference(logits: np.ndarray, thresholds: np.ndarray, sampling:
 
 @cuda.jit(device=True)
 def block_argmax(value, token, warp_values, warp_tokens):
-    """The largest value of the block's threads and its token, in every thread. warp_* [WARPS] in shared memory."""
+    """The largest value over the block's threads and its token, in every thread. warp_* [WARPS] are in shared memory."""
     value, token = warp_argmax(value, token)
     if cuda.threadIdx.x & 31 == 0:
         warp_values[cuda.threadIdx.x >> 5], warp_tokens[cuda.threadIdx.x >> 5] = value, token
@@ -90,7 +90,7 @@ def distribution_kernel(logits, thresholds, slots, temperature, out):
 
 
 def distribution(logits, thresholds, sampling: SamplingTensors, slots, out, stream=None) -> None:
-    """Write what `distribution_reference` returns to `out`; all NumPy or all on one device."""
+    """Write the result of `distribution_reference` to `out`; all arrays NumPy or all on one device."""
     check_logits(logits)
     rows, vocab = logits.shape
     check_slots(slots, rows)

@@ -1,11 +1,12 @@
-"""The rows of a draft model, one per run, and what they draw.
+"""The rows of a draft model, one per run, and the tokens that they draw.
 
-    run_slots      out[i] ← the slot of run i, counted over the rows of a step; a row of padding is a run of slot -1, what is missing too
-    store_drafts   drafts[s, index] ← the token that slot s drew,   log_q[s, index] ← the distribution that it was drawn from, if it is kept
-    store_children drafts of the children of a level of a draft tree ← the likeliest tokens after each of its nodes
-    room           the number of drafts of each run whose predecessor has room for its key: those after it are worth nothing
+    run_slots       out[i] ← the slot of run i, counted over the rows of a step; a row of padding is a run of slot -1, as is a missing run
+    store_drafts    drafts[s, index] ← the token drawn for slot s,   log_q[s, index] ← the distribution it was drawn from, if it is kept
+    store_children  drafts of the children of a level of a draft tree ← the likeliest tokens after each of its nodes
+    room_for_drafts the number of drafts per run with room for the key of the token before them; later ones would be useless
 
-A few bytes per run, and 8 per token of the vocabulary with distributions. One thread per row; one per token of the vocabulary and run.
+Bytes: a few per run, and 8 per token of the vocabulary with distributions. Threads to data: one per row; for distributions, one per token
+of the vocabulary and run.
 """
 
 import numpy as np
@@ -22,18 +23,18 @@ THREADS = 256
 
 
 def first_rows(slots: np.ndarray) -> list[int]:
-    """The first row of each run, a row of padding being a run; slots int32 [R]."""
+    """The first row of each run; each row of padding counts as a run; slots int32 [R]."""
     return [row for row in range(len(slots)) if row == 0 or slots[row] < 0 or slots[row - 1] != slots[row]]
 
 
 def run_slots_reference(slots: np.ndarray, count: int, each: int = 1) -> np.ndarray:
-    """The slots of the first `count` runs, `each` times in a row, int32 [count * each]; slots int32 [R]. Missing ones are -1."""
+    """The slots of the first `count` runs, each repeated `each` times, int32 [count * each]; slots int32 [R]. Missing runs give -1."""
     found = slots[first_rows(slots)][:count]
     return np.concatenate([found, np.full(count - len(found), -1, np.int32)]).repeat(each)
 
 
 def store_drafts_reference(tokens: np.ndarray, slots: np.ndarray, index: int, drafts: DraftState, log_q: np.ndarray | None = None) -> None:
-    """Store draft number `index` of B slots in place; tokens, slots int32 [B], log_q float32 [B, vocab]. Slot -1 is padding."""
+    """Store draft number `index` of B slots, in place; tokens, slots int32 [B], log_q float32 [B, vocab]. Slot -1 is padding."""
     used = slots >= 0
     drafts.drafts[slots[used], index] = tokens[used]
     if log_q is not None:
@@ -43,10 +44,10 @@ def store_drafts_reference(tokens: np.ndarray, slots: np.ndarray, index: int, dr
 def store_children_reference(
     tokens: np.ndarray, slots: np.ndarray, first_node: int, drafts: DraftState, log_q: np.ndarray | None = None
 ) -> None:
-    """Store the children of some neighbouring nodes of drafts.tree in place: child i of a row's node gets token i.
+    """Store the children of neighbouring nodes of drafts.tree, in place: child i of a row's node gets the row's token i.
 
-    tokens int32 [R, most]: of each row, best first; slots int32 [R]: runs of rows that computed the nodes from first_node on. log_q float32
-    [R, vocab]: the distributions that they were drawn from, which are stored by node.
+    tokens int32 [R, most]: for each row, best first; slots int32 [R]: runs of rows that computed the nodes from first_node on. log_q
+    float32 [R, vocab]: the distributions that the tokens were drawn from, stored by node.
     """
     tree, node = drafts.tree, first_node
     for row, slot in enumerate(slots):
@@ -59,10 +60,10 @@ def store_children_reference(
 
 
 def room_for_drafts_reference(slots: np.ndarray, lengths: np.ndarray, room: np.ndarray, num_drafts: int) -> np.ndarray:
-    """The number of drafts that a draft model could make for each run, in its first row, 0 in others: int32 [R].
+    """The number of drafts that a draft model can make for each run, in its first row, 0 in other rows: int32 [R].
 
-    slots int32 [R]; lengths int32 [S]: tokens of each slot; room int32 [runs]: tokens of each run's sequence for which there are blocks,
-    where runs of padding at the end may be left out.
+    slots int32 [R]; lengths int32 [S]: tokens of each slot; room int32 [runs]: number of tokens that the blocks of each run's sequence
+    hold; runs of padding at the end may be omitted.
     """
     counts = np.zeros(len(slots), np.int32)
     for row, tokens in zip(first_rows(slots), room, strict=False):
@@ -73,7 +74,7 @@ def room_for_drafts_reference(slots: np.ndarray, lengths: np.ndarray, room: np.n
 
 @cuda.jit(device=True)
 def run_number(slots, row):
-    """The number of runs, padding counted, before the one that begins at this row."""
+    """The number of runs, including padding, before the run that begins at this row."""
     number = int32(0)
     for before in range(row):
         if slots[before] < 0 or begins_run(slots, before):
@@ -105,7 +106,7 @@ def run_slots_kernel(slots, each, out):
         if number * each < out.shape[0]:
             for i in range(each):
                 out[number * each + i] = slots[row]
-    if row == slots.shape[0]:  # a thread beyond the rows
+    if row == slots.shape[0]:  # the thread after the last row fills in the missing runs
         for missing in range(run_number(slots, row) * each, out.shape[0]):
             out[missing] = -1
 
@@ -132,8 +133,8 @@ def store_children_kernel(tokens, slots, first_node, first_child, num_children, 
 
 @kernel(dependent_launch=True)
 def store_log_q_kernel(log_q, slots, index, log_q_of_slots):
-    """log_q float32 [B, vocab]; slots int32 [B]; log_q_of_slots float32 [S, K, vocab]. Neighbouring rows of a slot have one index more
-    each."""
+    """log_q float32 [B, vocab]; slots int32 [B]; log_q_of_slots float32 [S, K, vocab]. The index grows by one per neighbouring row of a
+    slot."""
     wait_for_predecessors()
     row, token = cuda.blockIdx.y, int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     slot = slots[row]
@@ -142,14 +143,14 @@ def store_log_q_kernel(log_q, slots, index, log_q_of_slots):
 
 
 def run_slots(slots, out, stream=None, each: int = 1) -> None:
-    """Write what `run_slots_reference` returns to out int32 [runs * each]; both NumPy or both on one device."""
+    """Write the result of `run_slots_reference` to out int32 [runs * each]; both arrays NumPy or both on one device."""
     check_array("slots", slots, INDEX_DTYPES, rows=None)
     check_array("out", out, INDEX_DTYPES, runs=None)
     launch(run_slots_kernel, ceil_div(slots.shape[0] + 1, THREADS), THREADS, (slots, int(each), out), stream)
 
 
 def store_children(tokens, slots, first_node: int, drafts: DraftState, log_q=None, stream=None) -> None:
-    """Store drafts in place; arguments as in `store_children_reference`, all NumPy or all on one device."""
+    """Store drafts, in place; arguments as in `store_children_reference`, all NumPy or all on one device."""
     rows, tree = slots.shape[0], drafts.tree
     check_array("slots", slots, INDEX_DTYPES, rows=rows)
     check_array("tokens", tokens, INDEX_DTYPES, rows=rows, most=None)
@@ -160,14 +161,14 @@ def store_children(tokens, slots, first_node: int, drafts: DraftState, log_q=Non
 
 
 def store_log_q(log_q, slots, index: int, drafts: DraftState, stream) -> None:
-    """Store distributions by slot, from this index on."""
+    """Store the distributions log_q [B, vocab] by slot, from this index on."""
     vocab, count = drafts.log_q.shape[2], slots.shape[0]
     check_array("log_q", log_q, FLOAT, rows=count, vocab=vocab)
     launch(store_log_q_kernel, (ceil_div(vocab, THREADS), count), THREADS, (log_q, slots, int(index), drafts.log_q), stream)
 
 
 def room_for_drafts(slots, lengths, room, num_drafts: int, counts, stream=None) -> None:
-    """Write what `room_for_drafts_reference` returns to counts int32 [R]; all NumPy or all on one device."""
+    """Write the result of `room_for_drafts_reference` to counts int32 [R]; all arrays NumPy or all on one device."""
     for name, array in (("lengths", lengths), ("room", room)):
         check_array(name, array, INDEX_DTYPES, entries=None)
     check_array("counts", counts, INDEX_DTYPES, rows=slots.shape[0])
@@ -175,7 +176,7 @@ def room_for_drafts(slots, lengths, room, num_drafts: int, counts, stream=None) 
 
 
 def store_drafts(tokens, slots, index: int, drafts: DraftState, log_q=None, stream=None) -> None:
-    """Store drafts in place; arguments as in `store_drafts_reference`, all NumPy or all on one device."""
+    """Store drafts, in place; arguments as in `store_drafts_reference`, all NumPy or all on one device."""
     count = slots.shape[0]
     check_array("tokens", tokens, INDEX_DTYPES, rows=count)
     check_array("slots", slots, INDEX_DTYPES, rows=count)

@@ -1,18 +1,18 @@
-"""The first kernel of a step that verifies drafts: make the rows of the batch from the state of their slots.
+"""The first kernel of a step that verifies drafts: fills the rows of the batch from the state of their slots.
 
 Sequence b has the rows query_start[b] to query_start[b + 1], a run of slot s. If the slot holds n tokens, of which the newest has no key
 and value yet, the row at offset j of the run gets
 
-    token_ids ← newest_tokens[s] for j = 0, drafts[s, j - 1] for others
+    token_ids ← newest_tokens[s] if j = 0, else drafts[s, j - 1]
     positions ← n - 1 + j,   slot_mapping ← the cache slot of n - 1 + j
 
-and the sequence context_lens ← n - 1 + rows, block_tables ← block_tables of s as far as that reaches. In a tree of drafts a row has the
-position n - 1 + depth(j) instead, and the cache slot of n - 1 + j as always. load_rows.py does the same for runs of one row. A draft
-model, which drafts token by token or level by level, loads runs that begin at offset `ahead`; where it has no room, it writes no keys and
+and the sequence gets context_lens ← n - 1 + rows, block_tables ← block_tables of s for this length. In a tree of drafts a row has the
+position n - 1 + depth(j) instead, and still the cache slot of n - 1 + j. load_rows.py does the same for runs of one row. A draft model,
+which drafts token by token or level by level, loads runs that begin at offset `ahead`; rows for which it has no room write no keys and
 values (slot_mapping -1). A padding row, slot -1, gets token 0 at position 0, cache slot -1 and context length 0; a sequence without rows
 gets context length 0.
 
-20 bytes per row, and 8 per block of each context; one block of threads per sequence.
+Bytes: 20 per row, and 8 per block of each context. Threads to data: one block of threads per sequence.
 """
 
 import numpy as np
@@ -31,11 +31,11 @@ THREADS = 128
 def load_spans_reference(
     slots: np.ndarray, state: SlotState, drafts: DraftState, batch, block_size: int, ahead: int = 0, room: np.ndarray | None = None
 ) -> None:  # fmt: skip
-    """Write the arrays of B sequences in place; slots int32 [R], R at least the sequences' rows.
+    """Write the arrays of B sequences, in place; slots int32 [R], with R at least the number of the sequences' rows.
 
-    batch: has query_start int32 [B + 1]; token_ids, positions, slot_mapping int32 [T], T at least the sequences' rows; context_lens
-    int32 [B], and block_tables int32 [B, columns], with as many columns as the longest context needs. ahead: the offset of each run's first
-    row. room: int32 [B], the tokens of each sequence for which there are blocks; None if there are enough.
+    batch: has query_start int32 [B + 1]; token_ids, positions, slot_mapping int32 [T], with T at least the number of rows; context_lens
+    int32 [B]; block_tables int32 [B, columns], with as many columns as the longest context needs. ahead: the offset of each run's first
+    row. room: int32 [B], number of tokens that the blocks of each sequence hold; None if there are enough blocks.
     """
     for sequence, (first, end) in enumerate(zip(batch.query_start[:-1], batch.query_start[1:], strict=True)):
         slot, rows, count = slots[first] if first < end else -1, slice(first, end), end - first
@@ -56,7 +56,7 @@ def load_spans_reference(
 
 
 def tree_positions(tree: TreeArrays, root: int, inside: np.ndarray, ahead: int) -> np.ndarray:
-    """Positions of the nodes from `ahead` on; root: the position of the newest token; inside: the places of the nodes, int32 [rows]."""
+    """Positions of the nodes from `ahead` on. root: position of the newest token; inside: index of each node in the context, [rows]."""
     return np.minimum(np.minimum(root + tree.depths[ahead : ahead + len(inside)], inside), tree.longest - 1)
 
 
@@ -107,7 +107,7 @@ def load_spans_kernel(
 
 
 def load_spans(slots, state: SlotState, drafts: DraftState, batch, block_size: int, ahead: int = 0, room=None, stream=None) -> None:
-    """Write the arrays in place; arguments as in `load_spans_reference`, all NumPy or all on one device."""
+    """Write the arrays, in place; arguments as in `load_spans_reference`, all NumPy or all on one device."""
     count = batch.context_lens.shape[0]
     check_array("slots", slots, INDEX_DTYPES, rows=None)
     check_array("query_start", batch.query_start, INDEX_DTYPES, starts=count + 1)

@@ -1,23 +1,23 @@
-"""Lookahead decoding: the model drafts for itself, from n-grams that it computes beside its text.
+"""Lookahead decoding: the model drafts for itself, from n-grams that it computes along with its text.
 
-A step computes, besides the newest token, a window of guesses for the places after it and some n-grams to verify. The window has N - 1
-levels of W columns, of which (0, 0) is the newest token; (l, w) guesses the token l + w places after it. Column w hangs below (0, w), which
-follows (0, 0) .. (0, w - 1): TokenTree.lookahead is the mask. With y(l, w) what the model chooses after (l, w), each step
+A step computes, besides the newest token, a window of guesses for the positions after it, and some n-grams to verify. The window has N - 1
+levels of W columns; (0, 0) is the newest token, and (l, w) guesses the token l + w positions after it. Column w hangs below (0, w), which
+follows (0, 0) .. (0, w - 1): TokenTree.lookahead is the mask. With y(l, w) the model's choice after (l, w), each step
 
     adds the n-grams         (0, w), (1, w) .. (N - 2, w), y(N - 2, w)             of all columns to the sequence's pool
-    moves the window on      (l, w) ← (l + 1, w) and (N - 2, w) ← y(N - 2, w)      one place after the next newest token's
+    advances the window      (l, w) ← (l + 1, w) and (N - 2, w) ← y(N - 2, w)      to one position after the new newest token
     drafts                   the G most recent n-grams of the pool that begin with the newest token, without it
 
-The first level is a Jacobi iteration of old guesses, the last one is what the model now makes of them; n-grams that it has computed once
-are likely to be what it says when it comes to their first token. No draft model and no data store; the price is W (N - 1) + G (N - 1) rows.
-The y are tokens of the sampler with the random numbers of their own places, so the iteration runs towards the text that will be sampled.
+The first level is a Jacobi iteration of old guesses, and the last level is the model's choice after them; n-grams that the model has
+computed once are likely to be its text when it reaches their first token. This needs no draft model and no data store; it costs
+W (N - 1) + G (N - 1) rows. The y are drawn by the sampler with the random numbers of their own positions, so the iteration converges
+towards the text that will be sampled.
 
 Source: Fu, Bailis, Stoica, Zhang, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", ICML 2024 (arXiv
-2402.02057), sections 3.1 to 3.3. The first level also hangs below the newest token, so a guess of it that is right is accepted as any
-draft is.
+2402.02057), sections 3.1 to 3.3. The first level also hangs below the newest token, so its right guesses are accepted like any draft.
 
-Bytes per run: 4 W N POOL to look for the window's n-grams in the pool, 4 POOL to draft. Threads to data: one block per run, each thread
-looks at every 128th n-gram.
+Bytes per run: 4 W N POOL to search the pool for the window's n-grams, 4 POOL to draft. Threads to data: one block per run; each thread
+reads every 128th n-gram.
 """
 
 from dataclasses import dataclass
@@ -33,18 +33,18 @@ from minllm.kernels.speculation.state import DraftState
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
-POOL = 512  # n-grams of each slot, of which the oldest are overwritten
+POOL = 512  # n-grams per slot; new ones overwrite the oldest
 
 
 @dataclass(frozen=True)
 class LookaheadState:
-    """The pools of S slots, and the letters of the paper."""
+    """The n-gram pools of S slots, and the parameters W, N and G of the paper."""
 
     pool: Any  # int32 [S, POOL, N] n-grams, all different
-    added: Any  # int32 [S] n-grams added since the sequence began; number i lies at i % POOL
-    window: int  # W, columns
-    ngram_size: int  # N
-    guesses: int  # G
+    added: Any  # int32 [S] number of n-grams added since the sequence began; the i-th is at i % POOL
+    window: int  # W, columns of the window
+    ngram_size: int  # N, tokens per n-gram
+    guesses: int  # G, the most n-grams verified per step
 
     @classmethod
     def make(cls, zeros, num_slots: int, window: int, ngram_size: int, guesses: int) -> "LookaheadState":
@@ -53,17 +53,17 @@ class LookaheadState:
 
     @property
     def window_nodes(self) -> int:
-        """Nodes of the window, the newest token included."""
+        """Nodes of the window, including the newest token."""
         return (self.ngram_size - 1) * self.window
 
 
 def lookahead_reference(
     slots: np.ndarray, newest_tokens: np.ndarray, drafts: DraftState, computed: np.ndarray, chosen: np.ndarray, state: LookaheadState
 ) -> np.ndarray:
-    """Write the drafts of each run's slot, and return their number in its first row, 0 in others: int32 [R].
+    """Write the drafts of each run's slot, and return their number in the run's first row, 0 in other rows: int32 [R].
 
-    slots int32 [R]; newest_tokens int32 [S]; computed int32 [T], chosen int32 [R]: the token of each row, and what the sampler chose after
-    it. A run without its whole window, as after a prompt, leaves window and pool as they are.
+    slots int32 [R]; newest_tokens int32 [S]; computed int32 [T], chosen int32 [R]: the token of each row, and the sampler's choice after
+    it. A run without its whole window, as after a prompt, does not change window and pool.
     """
     counts, levels, nodes = np.zeros(len(slots), np.int32), state.ngram_size - 1, state.window_nodes
     for first, length in runs_of(slots):
@@ -82,7 +82,7 @@ def lookahead_reference(
 
 
 def add_ngram(state: LookaheadState, slot: int, ngram: np.ndarray) -> None:
-    """Add an n-gram to a pool that lacks it, in place of the oldest."""
+    """Add an n-gram to a slot's pool, in place of the oldest, unless the pool has it already."""
     pool, added = state.pool[slot], state.added[slot]
     if not (pool[:added] == ngram).all(axis=1).any():
         pool[added % POOL] = ngram
@@ -90,7 +90,7 @@ def add_ngram(state: LookaheadState, slot: int, ngram: np.ndarray) -> None:
 
 
 def find_ngrams(state: LookaheadState, slot: int, token: int) -> np.ndarray:
-    """The newest n-grams of a pool that begin with a token, without it: int32 [up to G, N - 1]."""
+    """The newest n-grams of a pool that begin with `token`, without that token: int32 [up to G, N - 1]."""
     pool, added = state.pool[slot], state.added[slot]
     from_newest = np.arange(added - 1, max(0, added - POOL) - 1, -1) % POOL
     matching = from_newest[pool[from_newest, 0] == token]
@@ -99,7 +99,7 @@ def find_ngrams(state: LookaheadState, slot: int, token: int) -> np.ndarray:
 
 @cuda.jit(device=True)
 def is_in_pool(pool, slot, index, row, column, window, computed, chosen):
-    """Whether an entry of a pool is the n-gram of a column; row: the first one of the run."""
+    """Whether an entry of a pool is the n-gram of a column; row: the run's first row."""
     levels = pool.shape[2] - 1
     for level in range(levels):
         if pool[slot, index, level] != computed[row + level * window + column]:
@@ -109,7 +109,7 @@ def is_in_pool(pool, slot, index, row, column, window, computed, chosen):
 
 @cuda.jit(device=True)
 def add_window(pool, slot, total, row, window, computed, chosen, known):
-    """Add the n-grams of a window that the pool lacks; returns how many were ever added. known int32 [1] in shared memory."""
+    """Add the n-grams of a window that are not in the pool; returns the number ever added. known: int32 [1] in shared memory."""
     thread, levels = int32(cuda.threadIdx.x), int32(pool.shape[2] - 1)
     for column in range(window):
         if thread == 0:
@@ -133,8 +133,8 @@ def add_window(pool, slot, total, row, window, computed, chosen, known):
 
 @cuda.jit(device=True)
 def draft_ngrams(pool, slot, total, token, drafts, first, guesses, matches):
-    """Write the newest n-grams that begin with a token, without it, as drafts from `first` on; returns their number in thread 0.
-    matches int32 [POOL] in shared memory: 1 for n-grams that do, by age."""
+    """Write the newest n-grams that begin with `token`, without it, as drafts from `first` on; returns their number in thread 0.
+    matches: int32 [POOL] in shared memory, 1 for n-grams that begin with it, by age."""
     thread, levels = int32(cuda.threadIdx.x), int32(pool.shape[2] - 1)
     age = thread
     while age < POOL:
@@ -182,7 +182,7 @@ def lookahead_kernel(slots, newest_tokens, computed, chosen, pool, added, drafts
 
 
 def lookahead(slots, newest_tokens, drafts: DraftState, computed, chosen, state: LookaheadState, counts, stream=None) -> None:
-    """Write the drafts, and what `lookahead_reference` returns to `counts`; all NumPy or all on one device."""
+    """Write the drafts, and the result of `lookahead_reference` to `counts`; all arrays NumPy or all on one device."""
     rows, num_slots = slots.shape[0], newest_tokens.shape[0]
     for name, array in (("slots", slots), ("chosen", chosen), ("counts", counts)):
         check_array(name, array, INDEX_DTYPES, rows=rows)

@@ -1,13 +1,13 @@
-"""Scores whose m largest are m different draws: Gumbel noise on log-probabilities.
+"""Scores with Gumbel noise: the tokens of the m largest scores are m draws without replacement.
 
     scores_v = log q_v + g_v,   g = -log(-log u)              rows that are drawn
-    scores_v = x_v                                            greedy rows: their m largest are the likeliest tokens
+    scores_v = x_v                                            greedy rows: the m largest are the likeliest tokens
 
 The largest is a draw from q, the second largest a draw from q without the first token, renormalised, and so on: drawing without
 replacement (Kool, van Hoof, Welling, "Stochastic Beams and Where to Find Them", ICML 2019, section 2.3). So the children of a node of a
 draft tree are different tokens, in the order in which reject_tree.py tries them. The noise is that of sampling/sample.py.
 
-12 bytes per logit. One thread per four tokens and row.
+Bytes: 12 per logit. Threads to data: one thread per four tokens and row.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ THREADS = 128
 
 
 def perturb_reference(log_q: np.ndarray, logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
-    """Scores, float32 [R, vocab]; log_q, logits float32 [R, vocab]; slots int32 [R]: of each row's parameters. Slot -1 is greedy."""
+    """Scores, float32 [R, vocab]; log_q, logits float32 [R, vocab]; slots int32 [R]: the slot of each row's parameters, -1 for greedy."""
     scores, tokens = logits.copy(), np.arange(logits.shape[1])
     for row, slot in enumerate(slots):
         if slot >= 0 and sampling.temperature[slot] > 0:
@@ -35,7 +35,7 @@ def perturb_reference(log_q: np.ndarray, logits: np.ndarray, sampling: SamplingT
 
 @kernel(dependent_launch=True)
 def perturb_kernel(log_q, logits, slots, temperature, step, seed, scores):
-    """log_q, logits, scores float32 [R, vocab]; slots int32 [R]; temperature float32, step int32, seed uint32 of slots."""
+    """log_q, logits, scores float32 [R, vocab]; slots int32 [R]; temperature float32 [S], step int32 [S], seed uint32 [S, 2]."""
     wait_for_predecessors()
     row, first = cuda.blockIdx.y, int32(4 * (cuda.blockIdx.x * THREADS + cuda.threadIdx.x))
     slot, vocab = slots[row], int32(logits.shape[1])
@@ -54,7 +54,7 @@ def perturb_kernel(log_q, logits, slots, temperature, step, seed, scores):
 
 
 def perturb(log_q, logits, sampling: SamplingTensors, slots, scores, stream=None) -> None:
-    """Write what `perturb_reference` returns to `scores`; all NumPy or all on one device."""
+    """Write the result of `perturb_reference` to `scores`; all arrays NumPy or all on one device."""
     check_logits(logits)
     rows, vocab = logits.shape
     check_array("slots", slots, INDEX_DTYPES, rows=rows)

@@ -1,13 +1,13 @@
-"""Drafts from the sequence itself: what followed the last time that its newest tokens stood together (prompt lookup, n-grams).
+"""Prompt lookup (n-grams): drafts the tokens that followed the most recent earlier occurrence of the newest tokens.
 
-    m = the largest number of newest tokens, from `shortest` to `longest`, that stand together somewhere before
+    m = the largest number of newest tokens, from `shortest` to `longest`, that also occur together earlier
     e = the end of their most recent earlier occurrence:  h[e - m .. e) = h[n - m .. n),  e < n
-    draft i = h[e + i], and beyond the known tokens the draft itself goes on: a text that repeats with period n - e is continued with it
+    draft i = h[e + i], and beyond the known tokens the draft copies itself: a text with period n - e continues with that period
 
 Texts that quote their prompt (code, summaries, answers from documents) repeat long parts of it. Source: Saxena, "Prompt Lookup Decoding",
 2023; the copy that overlaps its own output is that of LZ77 (Ziv and Lempel 1977).
 
-4 bytes per token of the context; one block of threads per row, each thread looks at every 256th place.
+Bytes: 4 per token of the context. Threads to data: one block of threads per row; each thread compares at every 256th position.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ WARPS = THREADS // WARP
 
 
 def lookup_reference(tokens: np.ndarray, count: int, longest: int, shortest: int) -> np.ndarray:
-    """`count` drafts after these tokens, int32 [count], or none, int32 [0]."""
+    """`count` drafts after these tokens, int32 [count], or int32 [0] if there is no match."""
     length = len(tokens)
     for matched in range(min(longest, length - 1), shortest - 1, -1):
         for end in range(length - 1, matched - 1, -1):
@@ -40,7 +40,7 @@ def lookup_reference(tokens: np.ndarray, count: int, longest: int, shortest: int
 
 
 def prompt_lookup_reference(slots: np.ndarray, state: SlotState, drafts: DraftState, longest: int, shortest: int) -> np.ndarray:
-    """Write the drafts of each run's slot, and return their number in its first row, 0 in others: int32 [R]; slots int32 [R]."""
+    """Write the drafts of each run's slot, and return their number in the run's first row, 0 in other rows: int32 [R]; slots int32 [R]."""
     counts = np.zeros(len(slots), np.int32)
     for first, _ in runs_of(slots):
         slot = slots[first]
@@ -54,7 +54,7 @@ def prompt_lookup_reference(slots: np.ndarray, state: SlotState, drafts: DraftSt
 
 @cuda.jit(device=True)
 def matching_tokens(token_history, slot, length, end, longest):
-    """How many tokens before `end` equal those before `length`, at most `longest`."""
+    """The number of tokens before `end` that equal those before `length`, at most `longest`."""
     matched = int32(0)
     while matched < longest and matched < end and token_history[slot, end - 1 - matched] == token_history[slot, length - 1 - matched]:
         matched += int32(1)
@@ -99,7 +99,7 @@ def prompt_lookup_kernel(slots, lengths, token_history, drafts, counts, longest,
 
 
 def prompt_lookup(slots, state: SlotState, drafts: DraftState, longest: int, shortest: int, counts, stream=None) -> None:
-    """Write the drafts, and what `prompt_lookup_reference` returns to `counts`; all NumPy or all on one device."""
+    """Write the drafts, and the result of `prompt_lookup_reference` to `counts`; all arrays NumPy or all on one device."""
     check(1 <= shortest <= longest, f"n-grams of {shortest} to {longest} tokens were asked for; give 1 or more, the shorter first")
     rows, num_slots = slots.shape[0], state.lengths.shape[0]
     check_array("slots", slots, INDEX_DTYPES, rows=rows)

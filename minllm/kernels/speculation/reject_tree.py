@@ -1,21 +1,21 @@
-"""Acceptance along a tree of drafts that were drawn: at each node one child after the other is accepted or rejected.
+"""Acceptance in a tree of drafts that were drawn: at each node one child after another is accepted or rejected.
 
-The children x_1, x_2 .. of a node were drawn from the draft's q without replacement (perturb.py); the model has p there. With a uniform u_i
-for each, p_1 = p and q_1 = q:
+The children x_1, x_2 .. of a node were drawn from the draft's distribution q without replacement (perturb.py); the model's distribution
+there is p. With a uniform number u_i for each child, p_1 = p and q_1 = q:
 
     x_i is accepted if u_i < p_i(x_i) / q_i(x_i)
     if it is rejected,   p_(i+1)(v) ∝ max(p_i(v) - q_i(v), 0)      and      q_(i+1) is q_i without x_i, renormalised
 
-The path goes on at the accepted child. If a node's children are all rejected, or if it has none, the last new token is a draw from what is
-left of p. Each rejection is one of rejection.py, whose theorem says: a token drawn so has the distribution p_i, whatever q_i is. So by
-induction from the last child to the first the text has the distribution of the model. A child with q_i(x_i) = 0 (the draft has fewer
-tokens than children) is certain: it is accepted with probability p_i(x_i), else p_(i+1) is p_i without it.
+The path continues at the accepted child. If a node's children are all rejected, or if it has none, the last new token is drawn from the
+remaining p. Each rejection is a step of rejection.py, by the theorem of which a token drawn in this way has the distribution p_i, whatever
+q_i is. So by induction from the last child to the first the text has the distribution of the model. A child with q_i(x_i) = 0 (the draft
+has fewer tokens than children) is deterministic: it is accepted with probability p_i(x_i), else p_(i+1) is p_i without it.
 
 Sources: Miao et al., "SpecInfer", ASPLOS 2024, algorithm 2 (children drawn with replacement); Jeon et al., "Recursive Speculative
 Decoding", 2024 (arXiv 2402.14160), section 3, and Z. Chen et al., "Sequoia", 2024, algorithm 2 (without).
 
-8 bytes per token of the vocabulary and rejected child, read and written again. Threads to data: one block per run, all of whose threads
-walk the path together.
+Bytes: 8 per token of the vocabulary and rejected child, read and written again. Threads to data: one block per run; all its threads follow
+the path together.
 """
 
 import math
@@ -41,11 +41,11 @@ def reject_tree_reference(
     p: np.ndarray, q: np.ndarray, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, parents: np.ndarray,
     sampling: SamplingTensors,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """(the token after each row, new tokens of each run in its first rows, the row that yielded each, their number), int32 [R] all.
+    """(the token after each row, new tokens of each run in its first rows, the row that yielded each, their number), all int32 [R].
 
-    p: log-probabilities of the model float32 [R, vocab]; q: of the draft at each node, float32 [S, K, vocab]; chosen: a draw from each
-    row's p int32 [R]; computed int32 [T], slots int32 [R], parents int32 [nodes]: as in accept_tree.py. The slots' seeds and steps are
-    those before the run. Behind a run's new tokens the second array has no meaning.
+    p: log-probabilities of the model, float32 [R, vocab]; q: those of the draft at each node, float32 [S, K, vocab]; chosen: a draw from
+    each row's p, int32 [R]; computed int32 [T], slots int32 [R], parents int32 [nodes]: as in accept_tree.py. The slots' seeds and steps
+    are those before the run. After a run's new tokens the second array has unspecified values.
     """
     by_row, path, counts = chosen.copy(), np.arange(len(slots), dtype=np.int32), np.zeros(len(slots), np.int32)
     for first, length in runs_of(slots):
@@ -61,7 +61,7 @@ def reject_tree_reference(
                 break
             by_row[first + node] = tokens[accepted]
             nodes.append(children[accepted])
-        if children and left.any():  # otherwise p = q but for rounding, and the draw from p will do
+        if children and left.any():  # otherwise p = q except for rounding, and the draw from p is kept
             with np.errstate(divide="ignore"):
                 by_row[first + node] = np.argmax(np.log(left) + residual_noise(seed, step, len(left)))
         path[first : first + len(nodes)] = first + np.array(nodes)
@@ -70,7 +70,7 @@ def reject_tree_reference(
 
 
 def choose_child(p: np.ndarray, q: np.ndarray, tokens: np.ndarray, uniforms: np.ndarray) -> tuple[int | None, np.ndarray]:
-    """(the number of the accepted child, None if there is none; what is left of p). p, q float32 [vocab]; tokens, uniforms [children]."""
+    """(index of the accepted child, or None; the remaining p). p, q float32 [vocab]; tokens, uniforms [children]."""
     p, q = p.copy(), None if q is None else q.copy()
     total_p = total_q = np.float32(1)
     for number, (token, uniform) in enumerate(zip(tokens, uniforms, strict=True)):
@@ -92,14 +92,14 @@ def choose_child(p: np.ndarray, q: np.ndarray, tokens: np.ndarray, uniforms: np.
 
 @cuda.jit(device=True)
 def child_uniform(seed, slot, step, number):
-    """The uniform number, from 0 to 1, that decides on a child."""
+    """The uniform number, from 0 to 1, that decides whether a child is accepted."""
     word = philox_4x32(uint32(number), uint32(step), uint32(ACCEPTANCE), uint32(0), seed[slot, 0], seed[slot, 1])[0]
     return min(float32(word) * float32(TWO_TO_MINUS_32) + float32(TWO_TO_MINUS_32 / 2), float32(LARGEST_UNIFORM))
 
 
 @cuda.jit(device=True)
 def is_tried(computed, parents, first, node, child, token):
-    """Whether an elder sibling of a child is this token."""
+    """Whether an earlier sibling of a child has this token."""
     for elder in range(node + 1, child):
         if parents[elder] == node and computed[first + elder] == token:
             return True
@@ -108,8 +108,8 @@ def is_tried(computed, parents, first, node, child, token):
 
 @cuda.jit(device=True)
 def subtract_child(p, q, row, slot, node, child, computed, parents, first, rejected, total_p, total_q, certain):
-    """p of a row ← what is left of it after the rejection of a child: probabilities times the returned sum's inverse. rejected: the number
-    of children before it, 0 if p is still logarithms. Returns the thread's part of the sum."""
+    """Replace p of a row by the remaining p after a child is rejected, not normalised; returns the thread's part of its sum. rejected: the
+    number of children rejected before, 0 if p still holds logarithms."""
     vocab, token, total = int32(p.shape[1]), int32(cuda.threadIdx.x), float32(0.0)
     while token < vocab:
         left = p[row, token]
@@ -131,7 +131,7 @@ def subtract_child(p, q, row, slot, node, child, computed, parents, first, rejec
 
 @cuda.jit(device=True)
 def draw_from(p, row, step, seed, slot, warp_values, warp_tokens):
-    """A draw from probabilities p[row], in thread 0; NO_TOKEN if all are 0. warp_* [WARPS] in shared memory."""
+    """A draw from the probabilities p[row], in thread 0; NO_TOKEN if all are 0. warp_* [WARPS] are in shared memory."""
     best, best_token, vocab = float32(-np.inf), int32(NO_TOKEN), int32(p.shape[1])
     token = int32(cuda.threadIdx.x * 4)
     while token < vocab:
@@ -156,7 +156,7 @@ def draw_from(p, row, step, seed, slot, warp_values, warp_tokens):
 @kernel(dependent_launch=True)
 def reject_tree_kernel(p, q, chosen, computed, slots, parents, step, seed, by_row, tokens, path, counts):
     """p float32 [R, vocab]; q float32 [S, K, vocab]; chosen, slots, by_row, tokens, path, counts int32 [R]; computed int32 [T]; parents
-    int32 [nodes]; step int32, seed uint32 [S]. Rows of p whose node rejects a child are overwritten."""
+    int32 [nodes]; step int32 [S], seed uint32 [S, 2]. Rows of p at which a child is rejected are overwritten."""
     wait_for_predecessors()
     warp_values, warp_tokens = cuda.shared.array(WARPS, float32), cuda.shared.array(WARPS, int32)
     sums = cuda.shared.array(WARP, float32)
@@ -218,7 +218,7 @@ def reject_tree_kernel(p, q, chosen, computed, slots, parents, step, seed, by_ro
 def reject_tree(
     p, q, chosen, computed, slots, tree: TreeArrays, sampling: SamplingTensors, by_row, tokens, path, counts, stream=None
 ) -> None:
-    """Write what `reject_tree_reference` returns to the last four arrays, and leave p without meaning; all NumPy or all on one device."""
+    """Write the results of `reject_tree_reference` to the last four arrays, and overwrite p; all arrays NumPy or all on one device."""
     rows = slots.shape[0]
     check_array("p", p, FLOAT, rows=rows, vocab=None)
     check_array("q", q, FLOAT, slots=sampling.step.shape[0], drafts=None, vocab=p.shape[1])

@@ -1,20 +1,20 @@
 """Acceptance of drafts that were drawn from a distribution: speculative sampling.
 
-Draft f_i was drawn from q_i; the model, after the drafts before it, has the distribution p_i. With a uniform u_i for each:
+Draft f_i was drawn from q_i; the model, after the drafts before it, has the distribution p_i. With a uniform number u_i for each draft:
 
-    f_i is accepted if u_i < p_i(f_i) / q_i(f_i);   a = the number of drafts before the first that is not
-    new tokens: f_1 .. f_a and one more, drawn from the residual  p'(v) ∝ max(p(v) - q(v), 0)  of the rejected place, or from p if a = k
+    f_i is accepted if u_i < p_i(f_i) / q_i(f_i);   a = the number of drafts before the first that is rejected
+    new tokens: f_1 .. f_a and one more, drawn from the residual  p'(v) ∝ max(p(v) - q(v), 0)  of the rejected draft, or from p if a = k
 
 A token v is then chosen with probability q(v) min(1, p(v) / q(v)) + (1 - Σ_w min(p(w), q(w))) p'(v) = min(p(v), q(v)) + max(p(v) - q(v), 0)
-= p(v): the text has the distribution of the model, whatever the draft is. Sources: Leviathan, Kalman, Matias, "Fast Inference from
+= p(v): the text has the distribution of the model, whatever the drafts are. Sources: Leviathan, Kalman, Matias, "Fast Inference from
 Transformers via Speculative Decoding", ICML 2023, appendix A.1; C. Chen et al., "Accelerating Large Language Model Decoding with
 Speculative Sampling", 2023, theorem 1.
 
-The residual is drawn by the Gumbel-max trick as in sampling/sample.py: argmax of log(p(v) - q(v)) + g(v). A place has four independent
-streams of random numbers, one per use, told apart by the third word of Philox's counter: 0 the sampler, 1 u, 2 the residual's noise; the
-draft's own draws have another key (row_sampling.py's salt).
+The residual is sampled by the Gumbel-max trick as in sampling/sample.py: argmax of log(p(v) - q(v)) + g(v). A position has four independent
+streams of random numbers, one per use, selected by the third word of Philox's counter: 0 for the sampler, 1 for u, 2 for the residual's
+noise; the draft's own draws use another key (row_sampling.py's salt).
 
-8 bytes per token of the vocabulary and run. Threads to data: one block per run; its first thread finds a, all draw.
+Bytes: 8 per token of the vocabulary and run. Threads to data: one block per run; its first thread finds a, all threads draw.
 """
 
 import math
@@ -31,17 +31,17 @@ from minllm.kernels.speculation.distribution import FLOAT
 from minllm.kernels.speculation.runs import begins_run, run_length, runs_of
 from minllm.runtime.kernel import kernel, launch
 
-ACCEPTANCE, RESIDUAL = 1, 2  # streams of random numbers
+ACCEPTANCE, RESIDUAL = 1, 2  # streams of random numbers: the third word of Philox's counter
 
 
 def reject_reference(
     p: np.ndarray, q: np.ndarray, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, sampling: SamplingTensors
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(the new tokens of each run in its first rows, their number in its first row and 0 in others), int32 [R] both.
+    """(the new tokens of each run in its first rows, their number in its first row and 0 in other rows), both int32 [R].
 
-    p: log-probabilities of the model float32 [R, vocab]; q: of the drafts in each slot, float32 [S, K, vocab]; chosen: a draw from each
-    row's p int32 [R]; computed: the token that each row computed int32 [T]; slots int32 [R]. The slots' seeds and steps are those before
-    the run.
+    p: log-probabilities of the model, float32 [R, vocab]; q: those of the drafts of each slot, float32 [S, K, vocab]; chosen: a draw from
+    each row's p, int32 [R]; computed: the token that each row computed, int32 [T]; slots int32 [R]. The slots' seeds and steps are those
+    before the run.
     """
     tokens, counts = chosen.copy(), np.zeros(len(slots), np.int32)
     for first, length in runs_of(slots):
@@ -54,7 +54,7 @@ def reject_reference(
                     tokens[place] = draft
                     continue
                 residual = np.log(np.maximum(np.exp(p[place]) - np.exp(q[slot, i]), np.float32(0)))
-            if np.isfinite(residual.max()):  # otherwise p = q but for rounding, and a draw from p will do
+            if np.isfinite(residual.max()):  # otherwise p = q except for rounding, and the draw from p is kept
                 tokens[place] = np.argmax(residual + residual_noise(seed, step, len(residual)))
             counts[first] = 1 + i
             break
@@ -69,38 +69,38 @@ def random_words(seed: np.ndarray, quads: np.ndarray, step: int, stream: int) ->
 
 
 def uniform_of(words: np.ndarray) -> np.ndarray:
-    """Uniform numbers from 0 to 1 of random words, float32."""
+    """Random words converted to uniform numbers from 0 to 1, float32."""
     uniform = words.astype(np.float32) * np.float32(TWO_TO_MINUS_32) + np.float32(TWO_TO_MINUS_32 / 2)
     return np.minimum(uniform, np.float32(LARGEST_UNIFORM))
 
 
 def acceptance_uniform_reference(seed: np.ndarray, step: int) -> np.float32:
-    """The uniform number, from 0 to 1, that decides on the draft of this step; seed uint32 [2]."""
+    """The uniform number, from 0 to 1, that decides whether the draft of this step is accepted; seed uint32 [2]."""
     return uniform_of(random_words(seed, np.arange(1), step, ACCEPTANCE))[0, 0]
 
 
 def residual_noise(seed: np.ndarray, step: int, vocab: int) -> np.ndarray:
-    """The Gumbel noise of a draw from a residual, float32 [vocab]."""
+    """The Gumbel noise for a draw from a residual, float32 [vocab]."""
     words = random_words(seed, np.arange(-(-vocab // 4)), step, RESIDUAL)
     return -np.log(-np.log1p(-uniform_of(words).reshape(-1)[:vocab]))
 
 
 @cuda.jit(device=True)
 def acceptance_uniform(seed, slot, step):
-    """The uniform number, from 0 to 1, that decides on the draft of this step."""
+    """The uniform number, from 0 to 1, that decides whether the draft of this step is accepted."""
     word = philox_4x32(uint32(0), uint32(step), uint32(ACCEPTANCE), uint32(0), seed[slot, 0], seed[slot, 1])[0]
     return min(float32(word) * float32(TWO_TO_MINUS_32) + float32(TWO_TO_MINUS_32 / 2), float32(LARGEST_UNIFORM))
 
 
 @cuda.jit(device=True)
 def is_accepted(p, q, row, slot, index, draft, step, seed):
-    """Whether draft number `index` of a run is accepted; row: that of the token before it."""
+    """Whether draft number `index` of a run is accepted; row: the row of the token before it."""
     return math.log(acceptance_uniform(seed, slot, step)) < p[row, draft] - q[slot, index, draft]
 
 
 @cuda.jit(device=True)
 def residual_draw(p, q, row, slot, index, step, seed, warp_values, warp_tokens):
-    """A draw from the residual of a rejected draft, in thread 0; NO_TOKEN if nothing is left. warp_* [WARPS] in shared memory."""
+    """A draw from the residual of a rejected draft, in thread 0; NO_TOKEN if the residual is 0. warp_* [WARPS] are in shared memory."""
     best, best_token, vocab = float32(-np.inf), int32(NO_TOKEN), int32(p.shape[1])
     token = int32(cuda.threadIdx.x * 4)
     while token < vocab:
@@ -126,8 +126,8 @@ def residual_draw(p, q, row, slot, index, step, seed, warp_values, warp_tokens):
 
 @kernel(dependent_launch=True)
 def reject_kernel(p, q, chosen, computed, slots, step, seed, tokens, counts):
-    """p float32 [R, vocab]; q float32 [S, K, vocab]; chosen, slots, tokens, counts int32 [R]; computed int32 [T]; step int32, seed uint32
-    [S]."""
+    """p float32 [R, vocab]; q float32 [S, K, vocab]; chosen, slots, tokens, counts int32 [R]; computed int32 [T]; step int32 [S]; seed
+    uint32 [S, 2]."""
     wait_for_predecessors()
     warp_values, warp_tokens = cuda.shared.array(WARPS, float32), cuda.shared.array(WARPS, int32)
     accepted = cuda.shared.array(1, int32)
@@ -159,7 +159,7 @@ def reject_kernel(p, q, chosen, computed, slots, step, seed, tokens, counts):
 
 
 def reject(p, q, chosen, computed, slots, sampling: SamplingTensors, tokens, counts, stream=None) -> None:
-    """Write what `reject_reference` returns to `tokens` and `counts`; all NumPy or all on one device."""
+    """Write the results of `reject_reference` to `tokens` and `counts`; all arrays NumPy or all on one device."""
     rows = slots.shape[0]
     check_array("p", p, FLOAT, rows=rows, vocab=None)
     check_array("q", q, FLOAT, slots=sampling.step.shape[0], drafts=None, vocab=p.shape[1])

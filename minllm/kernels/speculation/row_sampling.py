@@ -1,14 +1,14 @@
 """The sampling parameters of each row of a verification.
 
-A slot's parameters describe the sequence as it is; the row at offset j of its run is sampled as if j drafts had been accepted already:
+A slot's parameters describe the current sequence; the row at offset j of its run is sampled as if j drafts had already been accepted:
 
     step ← step[s] + j,   output_counts[v] ← output_counts[s, v] + the number of v among the first j drafts of s
 
-and all else is the slot's. In a tree of drafts (token_tree.py) the row of node j has depth(j) drafts before it: its ancestors. So the
-kernels of sampling/, which read parameters by slot, are given one slot per row, and penalties, min_tokens and the random numbers of a row
-are those that decoding without drafts would use there.
+and all other parameters are the slot's. In a tree of drafts (token_tree.py) the row of node j has depth(j) drafts before it, its ancestors.
+So the kernels of sampling/, which read parameters by slot, get one slot per row, and penalties, min_tokens and the random numbers of a row
+are those that decoding without drafts would use at its position.
 
-104 bytes per row; 18 more per row and token of the vocabulary if a request of the batch has penalties, a bias or bans.
+Bytes: 104 per row; 18 more per row and token of the vocabulary if a request of the batch has penalties, a bias or bans.
 """
 
 from typing import Any
@@ -25,12 +25,12 @@ from minllm.kernels.speculation.state import DraftState
 from minllm.runtime.kernel import kernel, launch
 
 THREADS = 256
-SEED, STEP = list(SLOT_FIELDS).index("seed"), list(SLOT_FIELDS).index("step") + 1  # words of a slot; a seed takes two
+SEED, STEP = list(SLOT_FIELDS).index("seed"), list(SLOT_FIELDS).index("step") + 1  # first words of these fields; a seed has two words
 WORDS = len(SLOT_FIELDS) + 1
 
 
 def offsets_of(slots: np.ndarray) -> np.ndarray:
-    """The number of rows of its run before each row, int32 [R]; slots int32 [R]."""
+    """The offset of each row in its run, int32 [R]; slots int32 [R]."""
     offsets = np.zeros(len(slots), np.int32)
     for row in range(1, len(slots)):
         if slots[row] == slots[row - 1]:
@@ -41,9 +41,9 @@ def offsets_of(slots: np.ndarray) -> np.ndarray:
 def row_sampling_reference(
     slots: np.ndarray, state: SlotState, drafts: DraftState, kind: SamplingKind, ahead: int = 0, salt: int = 0
 ) -> tuple[SamplingTensors, np.ndarray]:
-    """(the parameters of R rows, the slot of each row in them: its number, or -1 for padding); slots int32 [R].
+    """(the parameters of R rows, the index of each row in them, or -1 for padding); slots int32 [R].
 
-    ahead: added to every offset. salt: changes the seeds, for draws that must not depend on those of the model.
+    ahead: added to every offset. salt: changes the seeds, for draws that must be independent of those of the model.
     """
     given, offsets, tree = state.sampling, offsets_of(slots) + ahead, drafts.tree
     arrays = {name: getattr(given, name)[slots] for name in SLOT_FIELDS}
@@ -59,8 +59,8 @@ def row_sampling_reference(
 
 @kernel(dependent_launch=True)
 def row_words_kernel(slots, words_of_slots, first_word, num_slots, words, row_slots, ahead, salt, depths, has_tree):
-    """slots, row_slots int32 [R]; words_of_slots int32, in which the fields of the parameters begin at first_word; words int32 [R *
-    WORDS]."""
+    """slots, row_slots int32 [R]; words_of_slots int32, with the fields of the parameters from first_word on; words int32 [R * WORDS];
+    depths int32 [nodes], read if has_tree."""
     wait_for_predecessors()
     index = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     rows = slots.shape[0]
@@ -84,7 +84,7 @@ def row_words_kernel(slots, words_of_slots, first_word, num_slots, words, row_sl
 
 @kernel(dependent_launch=True)
 def row_vocabulary_kernel(slots, drafts, token_flags, output_counts, logit_bias, row_flags, row_counts, row_bias, ahead, parents, has_tree):
-    """slots int32 [R]; drafts int32 [S, K]; flags uint8, counts int32, bias float32: of slots [S, vocab], of rows [R, vocab]."""
+    """slots int32 [R]; drafts int32 [S, K]; flags uint8, counts int32, bias float32: by slot [S, vocab], by row [R, vocab]."""
     wait_for_predecessors()
     token, row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x), cuda.blockIdx.y
     slot = slots[row]
@@ -101,14 +101,14 @@ def row_vocabulary_kernel(slots, drafts, token_flags, output_counts, logit_bias,
 def row_sampling(
     slots: Any, state: SlotState, drafts: DraftState, kind: SamplingKind, empty: Any, ahead: int = 0, salt: int = 0, stream: Any = None
 ) -> tuple[SamplingTensors, Any]:
-    """What `row_sampling_reference` returns, in arrays that `empty(shape, dtype)` allocates."""
+    """The results of `row_sampling_reference`, in arrays that `empty(shape, dtype)` allocates."""
     rows, given = slots.shape[0], state.sampling
     check_array("slots", slots, INDEX_DTYPES, rows=rows)
     layout = slot_layout(*state.block_tables.shape)
     words, row_slots = empty((rows * WORDS,), np.int32), empty((rows,), np.int32)
     of_slots = (state.words, layout["temperature"].start, state.lengths.shape[0])
     salt = int(np.uint32(salt).view(np.int32))
-    # A kernel's arguments are always arrays; without a tree these are not accessed.
+    # A kernel's arguments are always arrays; without a tree these two are not accessed.
     depths, parents = (slots, slots) if drafts.tree is None else (drafts.tree.depths, drafts.tree.parents)
     has_tree = int(drafts.tree is not None)
     arguments = (slots, *of_slots, words, row_slots, int(ahead), salt, depths, has_tree)

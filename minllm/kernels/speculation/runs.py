@@ -1,6 +1,7 @@
-"""A run: neighbouring rows of one slot. The rows of a verification are a run; a plain decode is a run of one row.
+"""Runs: neighbouring rows of one slot.
 
-Row r of a run that begins at row f computes the token at offset r - f: the newest token at offset 0, then the drafts. Slot -1 is padding.
+The rows that verify a sequence's drafts are a run; a plain decode step is a run of one row. Row r of a run that begins at row f computes
+the token at offset r - f: the newest token at offset 0, then the drafts. Slot -1 is padding.
 """
 
 import numpy as np
@@ -8,7 +9,7 @@ from numba import cuda, int32
 
 
 def runs_of(slots: np.ndarray) -> list[tuple[int, int]]:
-    """(first row, number of rows) of each run, padding left out; slots int32 [R]."""
+    """(first row, number of rows) of each run, without padding; slots int32 [R]."""
     starts = [row for row in range(len(slots)) if row == 0 or slots[row] != slots[row - 1] or slots[row] < 0]
     ends = starts[1:] + [len(slots)]
     return [(start, end - start) for start, end in zip(starts, ends, strict=True) if slots[start] >= 0]
@@ -16,7 +17,7 @@ def runs_of(slots: np.ndarray) -> list[tuple[int, int]]:
 
 @cuda.jit(device=True)
 def begins_run(slots, row):
-    """Whether a row is the first of a run; padding is in none."""
+    """Whether a row is the first of a run; false for padding."""
     return slots[row] >= 0 and (row == 0 or slots[row - 1] != slots[row])
 
 
@@ -31,7 +32,7 @@ def run_length(slots, first):
 
 @cuda.jit(device=True)
 def offset_in_run(slots, row):
-    """The number of rows of its run before this one."""
+    """The offset of a row in its run."""
     offset = int32(0)
     while row - offset > 0 and slots[row - offset - 1] == slots[row]:
         offset += int32(1)

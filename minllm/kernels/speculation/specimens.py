@@ -1,4 +1,4 @@
-"""The kernels of speculation, as they are launched."""
+"""Specimens of the speculation kernels."""
 
 from minllm.kernels.specimen import FLOAT32, INT32, UINT8, UINT32, Specimen, array
 from minllm.kernels.speculation import (
@@ -19,7 +19,7 @@ from minllm.kernels.speculation import (
 
 
 def specimens():
-    """A few bytes per row each, but for the look-up in a long context and the rows of requests with penalties."""
+    """All kernels; each moves a few bytes per row, except prompt lookup in a long context and rows of requests with penalties."""
     ints, rows, floats = array(INT32, 1), array(INT32, 2), array(FLOAT32, 2)
     arguments = (ints, ints, ints, rows, rows, ints, ints, ints, ints, ints, rows, INT32, INT32, ints, INT32, ints, INT32)
     yield Specimen("speculation/load_spans", load_spans.load_spans_kernel, arguments, load_spans.THREADS, blocks=8)

@@ -1,7 +1,7 @@
-"""What the device knows of each slot for speculation, besides its SlotState: the drafts to verify next, and the tokens so far.
+"""The state of each slot for speculation, besides its SlotState: the drafts to verify next, and the tokens so far.
 
-4 S (K + W) bytes for S slots, K drafts and sequences of up to W tokens: 134 MB for 256 slots of 131,072 tokens. Drafts that were drawn take
-4 S K V more for a vocabulary of V tokens.
+It takes 4 S (K + W) bytes for S slots, K drafts and sequences of up to W tokens: 134 MB for 256 slots of 131,072 tokens. For drafts that
+are drawn it takes 4 S K V more, with a vocabulary of V tokens.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from minllm.kernels.speculation.token_tree import TreeArrays
 
 @dataclass
 class DraftState:
-    """Arrays by slot."""
+    """The drafts and token histories of S slots."""
 
-    drafts: Any  # int32 [S, K] tokens that may follow the newest one; 0 where the source found none
-    token_history: Any  # int32 [S, W] the sequence's tokens, the newest one included
-    log_q: Any = None  # float32 [S, K, vocab] log-probabilities that the drafts were drawn from; None if they were not drawn
+    drafts: Any  # int32 [S, K] tokens that may follow the newest one; 0 if the source found none
+    token_history: Any  # int32 [S, W] the sequence's tokens, including the newest
+    log_q: Any = None  # float32 [S, K, vocab] log-probabilities that the drafts were drawn from; None if they are not drawn
     tree: TreeArrays | None = None  # draft i of a slot is node i + 1; None: each draft follows the one before it
 
     @classmethod
     def make(cls, zeros, num_slots: int, num_drafts: int, width: int, vocab: int = 0, tree: TreeArrays | None = None) -> "DraftState":
-        """Allocate with `zeros(shape, dtype)`. width: the most tokens of a sequence. vocab: for drafts that are drawn, else 0."""
+        """Allocate with `zeros(shape, dtype)`. width: the most tokens of a sequence. vocab: size for drafts that are drawn, else 0."""
         log_q = zeros((num_slots, num_drafts, vocab), np.float32) if vocab else None
         return cls(zeros((num_slots, num_drafts), np.int32), zeros((num_slots, width), np.int32), log_q, tree)

@@ -1,12 +1,12 @@
-"""Acceptance that is not decided by the model: each draft counts as right with a given probability, given that those before it do.
+"""Acceptance at random, for benchmarks: each draft is accepted with a given probability if those before it are.
 
-The speed of speculation depends on the model's shape and on how many drafts are right, and weights without training are seldom right. So
-benchmarks let chance decide, and measure what a rate of acceptance is worth. The text of such a run means nothing.
+The speed of speculation depends on the model's shape and on the number of accepted drafts, and random weights seldom accept any. So
+benchmarks accept at random, and measure the speed at a given acceptance rate. The text of such a run is meaningless.
 
     a = the number of drafts before the first with u_i ≥ rate,            new tokens: a + 1
 
-u_i is the uniform number that decides on drafts that were drawn (rejection.py), so runs with the same seeds accept alike. 12 bytes per row;
-one thread per row.
+u_i is the uniform number by which drawn drafts are accepted (rejection.py), so runs with the same seeds accept the same drafts. Bytes: 12
+per row. Threads to data: one thread per row.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ THREADS = 128
 
 
 def accept_synthetic_reference(slots: np.ndarray, sampling: SamplingTensors, rate: float) -> np.ndarray:
-    """The number of new tokens of each run, in its first row, and 0 in others: int32 [R]; slots int32 [R]."""
+    """The number of new tokens of each run, in its first row, and 0 in other rows: int32 [R]; slots int32 [R]."""
     counts = np.zeros(len(slots), np.int32)
     for first, length in runs_of(slots):
         slot = slots[first]
@@ -48,7 +48,7 @@ def accept_synthetic_kernel(slots, step, seed, rate, counts):
 
 
 def accept_synthetic(slots, sampling: SamplingTensors, rate: float, counts, stream=None) -> None:
-    """Write what `accept_synthetic_reference` returns to `counts`; all NumPy or all on one device."""
+    """Write the result of `accept_synthetic_reference` to `counts`; all arrays NumPy or all on one device."""
     rows = slots.shape[0]
     for name, array in (("slots", slots), ("counts", counts)):
         check_array(name, array, INDEX_DTYPES, rows=rows)

@@ -1,13 +1,13 @@
-"""A tree of drafts: several guesses for one place, checked in one step.
+"""A tree of drafts: several guesses for one position, verified in one step.
 
-Node 0 is the newest token, every other node a draft, and a path from the root down is one way in which the text may go on. The rows of a
+Node 0 is the newest token, every other node a draft, and a path from the root down is one possible continuation of the text. The rows of a
 verification are the nodes in order, parents before children. A row sees the context before the tree, its ancestors and itself:
 
     depth(0) = 0,   depth(j) = depth(parent(j)) + 1             position of row j = position of the newest token + depth(j)
     ancestors(j) = {j} ∪ ancestors(parent(j))                   one bit per node, in words of 32 bits
 
-Rows have one cache slot each, in the order of the nodes, so the first k nodes of a tree are a smaller tree with the same slots. All
-sequences of a batch have the same tree, as far as their number of drafts goes; plain drafts are the tree in which each node has one child.
+Each row has one cache slot, in the order of the nodes, so the first k nodes of a tree are a smaller tree with the same slots. All sequences
+of a batch use the same tree, or its first nodes if they have fewer drafts; plain drafts are the tree in which each node has one child.
 Sources: Miao et al., "SpecInfer", ASPLOS 2024, section 4 (topology-aware causal mask); Cai et al., "Medusa", ICML 2024, section 2.1.2.
 """
 
@@ -20,12 +20,12 @@ import numpy as np
 
 from minllm.errors import KernelArgumentError
 
-WORD = 32  # bits
+WORD = 32  # bits per word
 
 
 @dataclass(frozen=True)
 class TokenTree:
-    """parents: the parent of each node; -1 for the root, which comes first."""
+    """A tree of drafts, with arrays computed from it. parents: the parent of each node; -1 for the root, which comes first."""
 
     parents: tuple[int, ...]
 
@@ -35,9 +35,9 @@ class TokenTree:
 
     @classmethod
     def of_paths(cls, paths: list[tuple[int, ...]]) -> "TokenTree":
-        """The tree of these drafts, level by level: path (1, 0) is the likeliest child of the root's second one.
+        """The tree with these paths, level by level: path (1, 0) is the likeliest child of the root's second child.
 
-        Raises KernelArgumentError for a path that is there twice, or whose parent or elder sibling is missing.
+        Raises KernelArgumentError for a duplicate path, or if the parent or the previous sibling of a path is missing.
         """
         ordered = [(), *sorted(paths, key=lambda path: (len(path), path))]
         number = {path: node for node, path in enumerate(ordered)}
@@ -49,7 +49,7 @@ class TokenTree:
 
     @classmethod
     def parse(cls, text: str) -> "TokenTree":
-        """The tree of a string such as "[(0,), (1,), (0, 0)]", as vLLM writes it. Raises KernelArgumentError."""
+        """The tree of a string such as "[(0,), (1,), (0, 0)]", vLLM's notation. Raises KernelArgumentError for other strings."""
         try:
             paths = ast.literal_eval(text)
             of_numbers = isinstance(paths, list) and all(isinstance(path, tuple) for path in paths)
@@ -64,7 +64,7 @@ class TokenTree:
 
     @cached_property
     def depths(self) -> np.ndarray:
-        """The number of edges above each node, int32 [nodes]."""
+        """The depth of each node, 0 for the root: int32 [nodes]."""
         depths = np.zeros(len(self), np.int32)
         for node, parent in enumerate(self.parents[1:], start=1):
             depths[node] = depths[parent] + 1
@@ -72,7 +72,7 @@ class TokenTree:
 
     @cached_property
     def sees(self) -> np.ndarray:
-        """Whether a node (row) sees another (column): its ancestors and itself. bool [nodes, nodes]."""
+        """Whether a node (row) sees another (column), that is its ancestors and itself: bool [nodes, nodes]."""
         sees = np.eye(len(self), dtype=bool)
         for node, parent in enumerate(self.parents[1:], start=1):
             sees[node] |= sees[parent]
@@ -80,7 +80,7 @@ class TokenTree:
 
     @cached_property
     def levels(self) -> list[tuple[int, int]]:
-        """(first node, the one after the last) of each level as far as its nodes have children. For trees in the order of their levels."""
+        """(first node, one past the last node with children) of each level that has children. For trees in level order."""
         parents, levels = np.array(self.parents[1:]), []
         for depth in range(self.depths.max()):
             above = parents[self.depths[1:] == depth + 1]
@@ -92,7 +92,7 @@ class TokenTree:
         """The rows of a step of lookahead decoding: W = window, N = ngram_size, G = guesses (kernels/speculation/lookahead.py).
 
         Node l * W + w is column w of level l, of N - 1 levels: a column hangs below its first node, and the nodes of level 0 are a chain
-        from the root. Behind them are G chains of N - 1 drafts, which begin at the root.
+        from the root. After them come G chains of N - 1 drafts, which begin at the root.
         """
         levels, length = ngram_size - 1, ngram_size - 1
         parents = [column - 1 for column in range(window)] + [node - window for node in range(window, levels * window)]
@@ -101,11 +101,11 @@ class TokenTree:
         return cls(tuple(parents))
 
     def most_new(self, num_nodes: int) -> int:
-        """The most new tokens that a verification of the first nodes yields: those of its longest path, and one more."""
+        """The most new tokens that a verification of the first num_nodes nodes yields: the drafts of its longest path, and one more."""
         return int(self.depths[:num_nodes].max()) + 1
 
     def on(self, ops: Any, longest: int) -> "TreeArrays":
-        """The tree as arrays of a machine. longest: the most tokens of a sequence."""
+        """The tree as arrays of the machine `ops`. longest: the most tokens of a sequence."""
         children = [[child for child, parent in enumerate(self.parents) if parent == node] for node in range(len(self))]
         first = np.array([min(one, default=0) for one in children], np.int32)
         counts = np.array([len(one) for one in children], np.int32)
@@ -119,10 +119,10 @@ class TreeArrays:
 
     parents: Any  # int32 [nodes]
     depths: Any  # int32 [nodes]
-    first_child: Any  # int32 [nodes]; for trees in the order of their levels, in which children are neighbours
+    first_child: Any  # int32 [nodes]; for trees in level order, in which children are neighbours
     num_children: Any  # int32 [nodes]
-    words: Any  # int32 [nodes, words] bit a % 32 of word a // 32 of a node: whether it sees node a
-    longest: int  # the most tokens of a sequence: nodes beyond are worth nothing, and get the last position
+    words: Any  # int32 [nodes, words]; bit a % 32 of word a // 32: whether the node sees node a
+    longest: int  # the most tokens of a sequence; nodes beyond it are useless, and get the last position
     host: TokenTree
 
     def __len__(self) -> int:
@@ -130,13 +130,13 @@ class TreeArrays:
 
 
 def check(is_right: bool, message: str) -> None:
-    """Raise KernelArgumentError(message) unless it is right. Options are read without the compiler that runtime/kernel.py loads."""
+    """Raise KernelArgumentError(message) unless is_right. Used instead of runtime/kernel.py's check, whose import loads the compiler."""
     if not is_right:
         raise KernelArgumentError(message)
 
 
 def words_of(sees: np.ndarray) -> np.ndarray:
-    """Rows of bits as words, the lowest bit first: bool [rows, nodes] -> int32 [rows, words]."""
+    """Pack rows of bits into words, the lowest bit first: bool [rows, nodes] -> int32 [rows, words]."""
     rows, nodes = sees.shape
     padded = np.zeros((rows, -(-nodes // WORD) * WORD), bool)
     padded[:, :nodes] = sees

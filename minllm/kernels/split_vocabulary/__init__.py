@@ -1,6 +1,6 @@
-"""Embedding, argmax and logits of a vocabulary that several ranks hold in equal parts (parallel/tensor_parallel.py).
+"""Embedding, argmax and logits for a vocabulary that is split over ranks in equal parts (parallel/tensor_parallel.py).
 
-    lookup.py   the tokens that a rank holds, zeros for the others: an all-reduce makes the embedding of it
-    argmax.py   the best of all ranks' largest logits
-    join.py     gathered parts of logits side by side
+    lookup.py   embeddings of the tokens on this rank, zeros for the others; an all-reduce makes the embedding
+    argmax.py   the token of the largest logit over all ranks
+    join.py     joins the gathered parts of logits to rows
 """

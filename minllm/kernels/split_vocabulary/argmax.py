@@ -1,9 +1,9 @@
-"""Greedy decoding of a split vocabulary: the token of the largest of all ranks' largest logits.
+"""Greedy decoding with a split vocabulary: the token of the largest logit over all ranks.
 
     token = first_r + token_rp   of the largest value_rp over ranks r and parts p; the lowest token among equals
 
-Each rank reduces its own logits to a value and a token per part (kernels/sampling/argmax.py), and gathers those of all ranks: 8 bytes per
-part and row instead of 4 per logit. This is the reduction over what was gathered, one warp per row, as the last stage of argmax is.
+Each rank reduces its own logits to a value and a token per part (kernels/sampling/argmax.py), and all ranks gather these: 8 bytes per
+part and row instead of 4 per logit. This file has the reduction over the gathered values, one warp per row, as in the last stage of argmax.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ from minllm.tiles.warp import WARP
 
 
 def argmax_of_own_reference(logits):
-    """(values float32 [R, 1], tokens int32 [R, 1]) of the largest of a rank's logits [R, size]; NaN is never chosen."""
+    """(values float32 [R, 1], tokens int32 [R, 1]) of a rank's largest logits; logits [R, size]; NaN is never chosen."""
     tokens = argmax_reference(logits)[:, None]
     values = np.take_along_axis(logits, tokens, axis=1)
     return np.where(np.isnan(values), np.float32(-np.inf), values), tokens
@@ -35,7 +35,7 @@ def argmax_of_own_reference(logits):
 def argmax_of_ranks_reference(values, tokens, slots, size):
     """The token of each row, int32 [R], from values float32 and tokens int32 [ranks, R, parts]; rank r's first token is r * size.
 
-    0 for slot -1, and for a row of -inf.
+    The token is 0 for slot -1, and for a row in which all values are -inf.
     """
     ranks, rows, _ = values.shape
     values, tokens = (one.transpose(1, 0, 2).reshape(rows, -1) for one in (values, tokens + np.arange(ranks)[:, None, None] * size))
@@ -69,7 +69,7 @@ def argmax_of_ranks_kernel(values, tokens, slots, size, out):
 
 
 def argmax_of_own(logits, values, tokens, stream=None):
-    """Write the best of each part of a rank's logits float32 [R, size] to values float32 and tokens int32 [R, parts_of(size)]."""
+    """Write the largest of each part of a rank's logits float32 [R, size] to values float32 and tokens int32 [R, parts_of(size)]."""
     check_logits(logits)
     rows, size = logits.shape
     check_array("values", values, (np.dtype(np.float32),), rows=rows, parts=parts_of(size))
@@ -78,7 +78,7 @@ def argmax_of_own(logits, values, tokens, stream=None):
 
 
 def argmax_of_ranks(values, tokens, slots, size, out, stream=None):
-    """Write the token of each row to out int32 [R]; arguments as in the reference."""
+    """Write the token of each row to out int32 [R]; arguments as in argmax_of_ranks_reference."""
     check_array("values", values, (np.dtype(np.float32),), ranks=None, rows=None, parts=None)
     ranks, rows, parts = values.shape
     check_array("tokens", tokens, (np.dtype(np.int32),), ranks=ranks, rows=rows, parts=parts)

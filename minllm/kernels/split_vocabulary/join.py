@@ -1,9 +1,9 @@
-"""Logits of all ranks side by side: the parts that an all-gather has put one after the other.
+"""Joins the logits of all ranks to rows, from the parts that an all-gather has stored one after another.
 
     out[row, r * size + i] = parts[r, row, i]      for r * size + i < vocab: the last parts may be padded
 
-8 bytes per logit, no arithmetic; with one row the gathered parts already are the row, but for the padding at its end. A thread copies
-PER_THREAD elements of one part of one row.
+Bytes: 8 per logit, no arithmetic; a single row is already complete in the gathered parts, except for the padding at its end. Threads to
+data: a thread copies PER_THREAD elements of one part of one row.
 """
 
 import numpy as np
@@ -17,13 +17,13 @@ BLOCK, PER_THREAD = 256, 8
 
 
 def join_parts_reference(parts, vocab):
-    """float32 [R, vocab] from parts float32 [ranks, R, size]."""
+    """Logits float32 [R, vocab] from parts float32 [ranks, R, size]."""
     return np.ascontiguousarray(parts.transpose(1, 0, 2).reshape(parts.shape[1], -1)[:, :vocab])
 
 
 @kernel(dependent_launch=True)
 def join_parts_kernel(parts, out):
-    """parts float32 [ranks, R, size]; out float32 [R, vocab]. Blocks: part of a part, row, rank."""
+    """parts float32 [ranks, R, size]; out float32 [R, vocab]. Grid: (pieces of a part, rows, ranks)."""
     wait_for_predecessors()
     row, rank, size = cuda.blockIdx.y, cuda.blockIdx.z, parts.shape[2]
     first = cuda.blockIdx.x * (BLOCK * PER_THREAD) + cuda.threadIdx.x

@@ -1,9 +1,9 @@
-"""The embedding of tokens whose rows are on this rank, and zeros for the others.
+"""Embeddings of the tokens with rows on this rank, and zeros for the others.
 
     out[t, :] = rows[id_t - first, :] + position_embedding[position_t, :]    if first <= id_t < first + size, else 0
 
-The sum over all ranks is the embedding, exactly: all terms but one are zero. At most 2 * T * hidden numbers are moved, without positions no
-arithmetic. One block per token, one element per thread: it is a small part of a step whatever it does.
+The sum over all ranks is the embedding, exactly: all terms but one are zero. At most 2 * T * hidden numbers are moved; without positions
+there is no arithmetic. Threads to data: one block per token, one element per thread and iteration; it is a small part of a step anyway.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ BLOCK = 128
 
 
 def split_embedding_reference(token_ids, rows, first, positions=None, position_embedding=None):
-    """[T, hidden] in the dtype of rows [size, hidden], those of the tokens from id `first` on; the sum of both tables is float32."""
+    """[T, hidden] in the dtype of rows [size, hidden], the embeddings of the tokens from id `first` on; the tables are added in float32."""
     own = token_ids - first
     is_own = (own >= 0) & (own < len(rows))
     out = np.zeros((len(token_ids), rows.shape[1]), rows.dtype)
@@ -47,8 +47,8 @@ def split_embedding_kernel(token_ids, rows, first, positions, position_embedding
 
 
 def split_embedding(token_ids, rows, first, out, positions=None, position_embedding=None, stream=None):
-    """Write the embeddings of this rank's tokens, and zeros, into `out` [T, hidden]; arguments as in the reference, tables and out of one
-    dtype. Raises KernelArgumentError for shapes and dtypes."""
+    """Write the embeddings of this rank's tokens, and zeros, into `out` [T, hidden]; arguments as in split_embedding_reference, tables and
+    out of one dtype. Raises KernelArgumentError for other shapes and dtypes."""
     check((positions is None) == (position_embedding is None), "positions and position_embedding come together: give both or neither")
     check_array("rows", rows, FLOAT_DTYPES, size=None, hidden=None)
     tokens, hidden = token_ids.shape[0], rows.shape[1]
@@ -58,7 +58,7 @@ def split_embedding(token_ids, rows, first, out, positions=None, position_embedd
     if has_positions:
         check_array("positions", positions, INDEX_DTYPES, tokens=tokens)
         check_array("position_embedding", position_embedding, (rows.dtype,), positions=None, hidden=hidden)
-    else:  # a kernel's arguments are always arrays: these are not read
+    else:  # a kernel's arguments are always arrays; these two are not read
         positions, position_embedding = token_ids, rows
     arguments = (token_ids, rows, int(first), positions, position_embedding, int(has_positions), out)
     launch(split_embedding_kernel, tokens, BLOCK, arguments, stream)

@@ -1,4 +1,4 @@
-"""The kernels of a split vocabulary as they are launched."""
+"""Specimens of the kernels for a split vocabulary."""
 
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
@@ -7,7 +7,7 @@ from minllm.tiles.warp import WARP
 
 
 def specimens():
-    """All of them are memory-bound."""
+    """All kernels; they are memory-bound."""
     ints, floats = array(INT32, 1), array(FLOAT32, 3)
     for dtype in FLOAT_DTYPES:
         matrix = array(dtype.name, 2)

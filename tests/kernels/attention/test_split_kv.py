@@ -29,7 +29,7 @@ def test_defaults(device):
 def test_several_new_tokens_are_refused():
     arrays = make_arrays(AttentionCase((2,), (5,)))
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens, arrays.block_tables)
-    with pytest.raises(KernelArgumentError, match="one new token a sequence"):
+    with pytest.raises(KernelArgumentError, match="one new token per sequence"):
         split_kv.attention(*inputs, arrays.scale)
     with pytest.raises(KernelArgumentError, match="splits is"):
         single = make_arrays(AttentionCase((1,), (5,)))

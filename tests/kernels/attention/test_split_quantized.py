@@ -109,7 +109,7 @@ def test_what_it_does_not_take():
 
     refused("key_cache is not quantised", key_cache=plain.key_cache)
     refused("must have one format", value_cache=inputs_of(case, "fp8_e4m3")["value_cache"])
-    refused("one new token a sequence", max_query_len=2)
+    refused("one new token per sequence", max_query_len=2)
     refused("of float16 or bfloat16", query=inputs["query"].astype(np.float32), out=inputs["out"].astype(np.float32))
     gaps = replace(inputs["key_cache"], scales=inputs["key_cache"].scales[:, :, ::-1])
     refused("without gaps", key_cache=gaps)

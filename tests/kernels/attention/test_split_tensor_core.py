@@ -90,7 +90,7 @@ def test_counts_are_zeros_again():
 def test_what_it_does_not_take():
     arrays = make_arrays(AttentionCase((2,), (5,), dtype=BFLOAT16))
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens, arrays.block_tables)
-    with pytest.raises(KernelArgumentError, match="one new token a sequence"):
+    with pytest.raises(KernelArgumentError, match="one new token per sequence"):
         split_tensor_core.attention(*inputs, arrays.scale)
 
 

@@ -1,1 +1,1 @@
-"""What all rungs of attention share: arguments, the paged cache, online softmax, which keys are visible, merging of states."""
+"""Shared by all attention kernels: argument checks, paged cache, online softmax, visible keys, merging of states."""

@@ -1,4 +1,4 @@
-"""The checks of arguments that the launchers of this folder have in common."""
+"""Argument checks shared by the attention launchers."""
 
 import math
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.arguments import check_layout, dtype_name
 from minllm.runtime.kernel import check
 
-LOG2_E = 1.4426950408889634  # kernels take exponentials to base 2: exp(x) = 2 ** (x * LOG2_E), and the GPU has an instruction for 2 ** x
+LOG2_E = 1.4426950408889634  # kernels compute exp(x) as 2 ** (x * LOG2_E), because the GPU has an instruction for 2 ** x
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_HEAD_DIM = 256
-MOST_BLOCK_ELEMENTS = 2**31 - 1  # elements of a layer's keys in a block of the cache, within which kernels address with 32 bits
+MOST_BLOCK_ELEMENTS = 2**31 - 1  # elements of a layer's keys in one block of the cache: kernels use 32-bit offsets within a block
 
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """The sizes of one call, read off the arrays' shapes."""
+    """The sizes of one call, read from the arrays' shapes."""
 
     tokens: int  # T, new tokens of all sequences
     heads: int
@@ -48,10 +48,10 @@ def check_arguments(
     query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
     quantized=False,
 ):  # fmt: skip
-    """AttentionSizes of arguments that fit together; raises KernelArgumentError for others.
+    """The AttentionSizes of consistent arguments; raises KernelArgumentError for inconsistent ones.
 
-    quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype. Launches are frequent:
-    messages with a dtype are formatted only on errors.
+    quantized: the caches must be QuantizedCaches of one format, not arrays of the query's dtype. Messages that name a dtype are
+    formatted only on errors, because launches are frequent.
     """
     check(query.ndim == 3, f"query has shape {query.shape}; it must be [tokens, heads, head_dim]")
     check(key_cache.ndim == 4, f"key_cache has shape {key_cache.shape}; it must be [num_blocks, block_size, kv_heads, head_dim]")
@@ -83,7 +83,7 @@ def check_arguments(
     check(scale > 0, f"scale is {scale}; it must be positive, usually 1 / sqrt(head_dim)")
     check(sliding_window >= 0, f"sliding_window is {sliding_window}; it must be 0 (none) or the number of keys that a row sees")
     check(max_query_len is None or max_query_len >= 1, f"max_query_len is {max_query_len}; it must be at least 1")
-    if quantized:  # split_quantized and flash_attention_2_quantized say what they need of codes and scales
+    if quantized:  # split_quantized and flash_attention_2_quantized check the layout of codes and scales themselves
         block_elements = math.prod(key_cache.codes.shape[1:])
     else:
         check_layout("key_cache", key_cache)
@@ -99,17 +99,17 @@ def check_arguments(
 
 
 def check_single_tokens(name, sizes, max_query_len, splits=None):
-    """Raise KernelArgumentError for more than one new token per sequence, or no splits; `name` is the variant's."""
+    """Raise KernelArgumentError for more than one new token per sequence or fewer than one split; name: the variant's."""
     check(
         max_query_len in (None, 1) and sizes.tokens <= sizes.sequences,
-        f"{name} takes one new token a sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "
+        f"{name} takes one new token per sequence; given {sizes.tokens} tokens of {sizes.sequences} sequences with max_query_len "
         f"{max_query_len}: use flash_attention_2",
     )
     check(splits is None or splits >= 1, f"splits is {splits}; it must be at least 1")
 
 
 def check_lse(sizes, lse):
-    """Raise KernelArgumentError for an lse other than None or float32 [tokens, heads]."""
+    """Raise KernelArgumentError unless lse is None or float32 [tokens, heads]."""
     if lse is not None:
         wanted = (sizes.tokens, sizes.heads)
         if tuple(lse.shape) != wanted or dtype_name(lse.dtype) != "float32":
@@ -117,5 +117,5 @@ def check_lse(sizes, lse):
 
 
 def query_len_bound(max_query_len, sizes):
-    """The bound on new tokens of one sequence that grids are made from: the caller's, else all tokens of the batch."""
+    """The bound on the new tokens of one sequence, from which grids are computed: the caller's, else all tokens of the batch."""
     return sizes.tokens if max_query_len is None else max_query_len

@@ -1,14 +1,15 @@
-"""Two finished outputs of attention become one: those over two parts of a row's keys, each with its log-sum-exp.
+"""Merges two attention outputs, each over a part of a row's keys and with its log-sum-exp, into one.
 
     lse_i = log2 sum_j 2^(s_j) over part i          w_i = 2^lse_i          out = (w_1 out_1 + w_2 out_2) / (w_1 + w_2)
 
-It is the merge of states of online_softmax.py where outputs are divided by their sums already: m + log2 l is all that is left to know of a
-part (Ye et al., "Cascade Inference", FlashInfer 2024). A part without keys has lse -inf, and weighs nothing; both without, zeros.
+This is the merge of states of online_softmax.py for outputs that are already divided by their sums: m + log2 l is all that is needed of a
+part besides its output (Ye et al., "Cascade Inference", FlashInfer 2024). A part without keys has lse -inf and weight 0; if both parts are
+empty, the output is zeros.
 
-Outputs are 16-bit numbers and are rounded again, so that errors are twice those of one kernel at most. lse is float32: at scores beyond
-2**15 (to base 2) its own rounding begins to show.
+Outputs are 16-bit numbers and are rounded again, so errors are at most twice those of one kernel. lse is float32: its own rounding becomes
+visible at scores beyond 2**15 (to base 2).
 
-FLOPs: 3 an element. Bytes: 3 * itemsize an element, and 4 for each lse of each row and head. How threads map to data: 16 bytes a thread.
+FLOPs: 3 per element. Bytes: 3 * itemsize per element, and 4 per lse of each row and head. Threads to data: 16 bytes per thread.
 """
 
 import functools
@@ -28,7 +29,7 @@ BLOCK = 128
 
 
 def merge_states_reference(first, first_lse, second, second_lse):
-    """The output over both parts: outputs [tokens, heads, head_dim], lse [tokens, heads] to base 2."""
+    """The output over both parts, float64 [tokens, heads, head_dim]; lse [tokens, heads] to base 2."""
     both = np.stack([first_lse, second_lse]).astype(np.float64)
     maximum = both.max(axis=0)
     weights = np.exp2(both - np.where(np.isneginf(maximum), 0, maximum))
@@ -79,8 +80,8 @@ def make_kernel(dtype, head_dim):
 def merge_states(first, first_lse, second, second_lse, out, query_start, stream=None):
     """Write the output over both parts into `out` [tokens, heads, head_dim], which may be `first` or `second`.
 
-    first, second: outputs over a part each, float16 or bfloat16; first_lse, second_lse: float32 [tokens, heads], to base 2. query_start:
-    int32 [B + 1]. Raises KernelArgumentError for other shapes and dtypes.
+    first, second: the outputs over the two parts, float16 or bfloat16; first_lse, second_lse: float32 [tokens, heads], to base 2.
+    query_start: int32 [B + 1]. Raises KernelArgumentError for other shapes and dtypes.
     """
     check_array("out", out, HALF_DTYPES, tokens=None, heads=None, head_dim=None)
     tokens, heads, head_dim = out.shape

@@ -1,16 +1,16 @@
-"""The algebra of attention states, which every kernel of this folder but the first rests on.
+"""The algebra of attention states, on which every attention kernel except the first is based.
 
 Attention over a set of keys leaves a state (m, l, o): m the largest score, l = sum exp(s_j - m), o = sum exp(s_j - m) v_j. The states
 of two disjoint sets merge into the state of their union,
 
     m = max(m1, m2)     l = l1 exp(m1 - m) + l2 exp(m2 - m)     o = o1 exp(m1 - m) + o2 exp(m2 - m)
 
-and o / l is the attention's output. The merge is associative and commutative, and (-inf, 0, 0), the state of no keys, is its identity
-(Milakov and Gimelshein, arXiv 1805.02867, section 3.1; Ye et al., FlashInfer, arXiv 2501.01005, section 2.2). So keys may be taken in
+and o / l is the output of attention. The merge is associative and commutative, and (-inf, 0, 0), the state of no keys, is its identity
+(Milakov and Gimelshein, arXiv 1805.02867, section 3.1; Ye et al., FlashInfer, arXiv 2501.01005, section 2.2). So keys may be processed in
 tiles (FlashAttention), by different blocks (Flash-Decoding) or by different GPUs, in any order.
 
 Kernels hold scores to base 2: their m is log2(e) times the one above, and exp becomes 2 ** x, for which the GPU has an instruction.
-Whoever merges finished outputs needs one number beside them, the log-sum-exp m + log l, to base 2 as well (merge_states.py).
+Merging finished outputs takes one more number per row, the log-sum-exp m + log l, also to base 2 (merge_states.py).
 """
 
 import math
@@ -24,7 +24,7 @@ MINUS_INFINITY = -math.inf
 
 
 def merge_reference(first, second):
-    """Merge two states (m [...], l [...], o [..., head_dim]) to base e, in NumPy."""
+    """The merge of two states (m [...], l [...], o [..., head_dim]) to base e, in NumPy."""
     # exercise: attention.merge_states
     maximum = np.maximum(first[0], second[0])
     shift = np.where(np.isneginf(maximum), 0, maximum)  # two empty states would give -inf - -inf, which is NaN
@@ -46,17 +46,17 @@ def state_reference(scores, values):
 
 @cuda.jit(device=True)
 def finite_or_zero(maximum):
-    """What to subtract from scores: the maximum, but 0 while it is -inf, so that a row without keys gets weights 0 and not NaN."""
+    """The number to subtract from scores: the maximum, but 0 while it is -inf, so that a row without keys gets weights 0 and not NaN."""
     return float32(0.0) if maximum == float32(MINUS_INFINITY) else maximum
 
 
 @cuda.jit(device=True)
 def reciprocal_or_zero(total):
-    """1 / total, but 0 for a row without keys: its output is 0."""
+    """1 / total, but 0 if total is 0, so that the output of a row without keys is 0."""
     return rcp(total) if total > float32(0.0) else float32(0.0)
 
 
 @cuda.jit(device=True)
 def log_sum_exp(maximum, total, scale):
-    """log2 of sum_j 2 ** (scale * s_j), from the largest score and the sum of 2 ** (scale * (s_j - maximum)); -inf for no keys."""
+    """log2 of sum_j 2 ** (scale * s_j), from the largest score and total = sum_j 2 ** (scale * (s_j - maximum)); -inf for no keys."""
     return maximum * scale + math.log2(total) if total > float32(0.0) else float32(MINUS_INFINITY)

@@ -1,7 +1,7 @@
-"""Which keys a row of queries sees: all up to its own, or, where the newest are kept in full precision, only those or only the codes.
+"""The keys that a query row reads: all up to its own or, with a residual window, only codes or only recent keys.
 
-residual_window/reference.py says what a residual window means: the row at position p reads keys before L(p) as codes, and those from there
-on as they are. Kernels read one or the other (residual_window.py puts them together). A sliding window cuts off the oldest of either.
+With a residual window (residual_window/reference.py) the row at position p reads keys before L(p) as codes, and keys from L(p) on in full
+precision. A kernel reads one of the two parts (residual_window.py merges them). A sliding window cuts off the oldest keys of either.
 """
 
 import functools
@@ -11,11 +11,11 @@ from numba import cuda, int32
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
-ALL, CODES, RECENT = "all", "codes", "recent"  # the keys of a row that a kernel reads
+ALL, CODES, RECENT = "all", "codes", "recent"  # which of a row's keys a kernel reads
 
 
 def check_window(residual_window, kv_format=None):
-    """Raise KernelArgumentError for a residual window of broken groups, and for none if kv_format has keys by channel."""
+    """Raise KernelArgumentError if the window is not whole groups, or is 0 although kv_format quantises keys by channel."""
     whole = residual_window >= 0 and residual_window % TOKEN_GROUP == 0
     check(whole, f"residual_window is {residual_window}; it must be 0 (none) or a multiple of {TOKEN_GROUP} keys")
     if kv_format and kv_format.keys_by_channel:
@@ -24,13 +24,13 @@ def check_window(residual_window, kv_format=None):
 
 @cuda.jit(device=True)
 def code_keys(position, residual_window):
-    """L(position): how many of the first keys are codes for the row there."""
+    """L(position): the number of first keys that the row at `position` reads as codes."""
     return int32(int32(max(0, position + 1 - residual_window)) & -TOKEN_GROUP)
 
 
 @functools.cache
 def make_row_keys(part=ALL, residual_window=0):
-    """(first_key, last_key): device functions that tell which keys of `part` a row sees."""
+    """(first_key, last_key): device functions for the first and last key of `part` that a row sees."""
 
     @cuda.jit(device=True)
     def first_key(position, sliding_window):
@@ -39,17 +39,17 @@ def make_row_keys(part=ALL, residual_window=0):
 
     @cuda.jit(device=True)
     def first_recent_key(position, sliding_window):
-        """The same, of recent keys."""
+        """The first recent key that the row at `position` sees."""
         return max(first_key(position, sliding_window), code_keys(position, residual_window))
 
     @cuda.jit(device=True)
     def last_key(position):
-        """The last one: its own."""
+        """The last key that the row at `position` sees: its own."""
         return int32(position)
 
     @cuda.jit(device=True)
     def last_code(position):
-        """The last one of those that are codes."""
+        """The last key that the row at `position` reads as codes."""
         return int32(code_keys(position, residual_window) - 1)
 
     return first_recent_key if part == RECENT else first_key, last_code if part == CODES else last_key

@@ -1,10 +1,10 @@
-"""Scratch memory of attention launchers, which never allocate on a device: a CUDA graph that is captured may not allocate.
+"""Scratch memory of attention launchers. They never allocate on a device, because CUDA graph capture forbids it.
 
-Each variant says what scratch it needs with `workspace_shapes(query, key_cache, block_tables, ...)`, a dictionary of name -> (shape,
-dtype), empty if it needs none; it looks at the shapes of its arguments alone. The caller allocates one array per name and passes the
-dictionary as `workspace`. Floats may have any value, and may be used for something else between calls; counts (int32) are zeros before the
-first call, and every call leaves them zeros: make_workspace(...) makes them so. Without a workspace a launcher makes NumPy scratch when it
-runs in the simulator, and raises an error on a GPU.
+The function `workspace_shapes(query, key_cache, block_tables, ...)` of each variant lists the scratch it needs, a dictionary of name ->
+(shape, dtype), empty if it needs none; it depends only on the shapes of its arguments. The caller allocates one array per name and passes
+the dictionary as `workspace`. Floats may have any value, and their memory may be used for something else between calls. Counts (int32) must
+be zeros before the first call, as from make_workspace(...), and every call leaves them zeros. Without a workspace a launcher allocates
+NumPy scratch in the simulator, and raises an error on a GPU.
 """
 
 import numpy as np
@@ -15,7 +15,10 @@ from minllm.runtime.kernel import check
 
 
 def scratch_arrays(workspace, shapes, query):
-    """The arrays named in `shapes`: the caller's, checked; in the simulator, where the caller gave none, fresh NumPy arrays full of NaN."""
+    """The arrays named in `shapes`: the caller's, checked; without a workspace, in the simulator only, new NumPy arrays full of NaN.
+
+    Raises KernelArgumentError if the workspace is missing on a GPU, or an array is missing or has another shape or dtype.
+    """
     if workspace is None:
         missing = "attention was called on a GPU without its workspace; allocate what workspace_shapes(...) lists: "
         check(isinstance(query, np.ndarray) or not shapes, missing + ", ".join(shapes))
@@ -30,5 +33,5 @@ def scratch_arrays(workspace, shapes, query):
 
 
 def make_workspace(shapes, empty, zeros):
-    """An array for each name in `shapes`: zeros(shape, dtype) for counts, which must begin as zeros, empty(shape, dtype) for all others."""
+    """An array per name in `shapes`: zeros(shape, dtype) for int32, the counts, and empty(shape, dtype) for all others."""
     return {name: (zeros if dtype == "int32" else empty)(shape, np.dtype(dtype)) for name, (shape, dtype) in shapes.items()}

@@ -1,20 +1,20 @@
 """FlashAttention-1: online softmax with the outer loop over keys, Algorithm 1 of the first FlashAttention paper.
 
-The scores of a prompt take T^2 numbers per head; writing and reading them costs more time than computing them. FlashAttention
+A prompt of T tokens has T^2 scores per head; writing and reading them takes more time than computing them. FlashAttention
 (Dao et al., arXiv 2205.14135, Algorithm 1) never writes them: each tile of K and V is loaded into shared memory once; then every query
 row is loaded, the tile is folded into the row's state, and the state is written back to memory. A row's state is its maximum m, its sum l
-and its output o, here kept divided by l as in the paper:
+and its output o, kept divided by l here as in the paper:
 
     m' = max(m, max_j s_j)     l' = l exp(m - m') + sum_j exp(s_j - m')     o' = (l exp(m - m') o + sum_j exp(s_j - m') v_j) / l'
 
 FLOPs: 4 * heads * head_dim per visible (query, key) pair. Bytes: K and V once per query head, and per row and visible tile of keys the
 query and the state: (itemsize + 8) * head_dim + 16; the initial zeros of the state and the output take
 (2 * itemsize + 4) * head_dim + 8 per row. With tiles of 32 keys the intensity is about 4 * 32 / (itemsize + 8) = 12.8 FLOPs per byte
-for 16-bit types. FlashAttention-2 removes these trips to memory, and the restriction to a grid parallel over heads and sequences only.
+for 16-bit types. FlashAttention-2 removes these trips to memory, and is parallel over query tiles as well as heads and sequences.
 
 Threads to data: grid (heads, sequences). The lanes of a warp are the keys of a tile while scores are computed, and the
 elements of head_dim while the output is; each warp takes every WARPS-th row. Rows of K are padded by one float, so that 32 keys lie
-in 32 banks.
+in 32 different banks.
 """
 
 import functools
@@ -45,7 +45,7 @@ def workspace_shapes(query, key_cache, block_tables):
 
 @functools.cache
 def make_kernel(head_dim, block_size, warps=WARPS):
-    """(kernel, threads, shared bytes)."""
+    """(kernel, threads per block, bytes of dynamic shared memory)."""
     threads = WARP * warps
     key_stride = head_dim + 1
     values_at = KEY_TILE * key_stride  # shared memory, in floats: the K tile, the V tile, and a query row per warp

@@ -1,18 +1,19 @@
-"""Attention as one would first write it: scores in memory, softmax in place, times V. The first rung, where the course begins.
+"""Attention as one would first write it: scores in memory, softmax in place, times V. The course begins with it.
 
     S = Q K^T          P = softmax(scale * S), row by row, over the visible keys          out = P V
 
 is three kernels, one per formula. With the two that fill the cache, `fill_new_key_value` for the prompts of new sequences and
-`project_latest` for each further token (materialized_projection.py), they make the five kernels of the course's first inference engine.
-K is stored transposed, [batch, kv_heads, head_dim, max_len]: neighbouring threads take neighbouring keys, and read neighbouring numbers.
+`project_latest` for each further token (materialized_projection.py), they are the five kernels of the course's first inference engine.
+K is stored transposed, [batch, kv_heads, head_dim, max_len], so that neighbouring threads, which take neighbouring keys, read neighbouring
+elements.
 
-FLOPs: 4 * heads * head_dim per visible (query, key) pair. Bytes: K, V and the query row once per pair (caches help), and each score is
-written by the first kernel, read three times and written twice by the second, and read by the third, whose threads share the read:
+FLOPs: 4 * heads * head_dim per visible (query, key) pair. Bytes: K, V and the query row once per pair (caches help). Each score is
+written by the first kernel, read three times and written twice by the second, and read once by the third for all threads of a block:
 4 * 7 bytes per pair. That is some 9 FLOPs per byte for head_dim 64, however large the caches: a GPU spends its time on the
 scores and not on arithmetic. And T prompt tokens need T^2 scores per head.
 
-Threads to data: scores, one thread per key; softmax, one block per row, whose threads stride over the keys; P V, one thread per element
-of head_dim. The launcher with the common signature first copies the paged K into a transposed one: one thread per key.
+Threads to data: scores, one thread per key; softmax, one block per row, with threads striding over the keys; P V, one thread per element
+of head_dim. The launcher with the common signature first copies the paged K into a transposed one, with one thread per key.
 """
 
 import functools
@@ -41,7 +42,7 @@ def workspace_shapes(query, key_cache, block_tables):
 
 @cuda.jit(device=True)
 def row_and_keys(index, sequence, query_start, context_lens, sliding_window):
-    """(token, first key, one past the last key) for the sequence's new token number `index`; no keys if there is no such token."""
+    """(token, first key, one past the last key) of the sequence's `index`-th new token; no keys if there is no such token."""
     token = query_start[sequence] + index
     query_len = query_start[sequence + 1] - query_start[sequence]
     if index >= query_len:
@@ -153,7 +154,7 @@ def softmax_kernel(
 
 @functools.cache
 def make_weighted_values_kernel(block_size):
-    """The kernel that multiplies softmax's weights and V."""
+    """The kernel that computes P V from the softmax weights and the paged V."""
 
     @kernel
     def weighted_values_kernel(
@@ -183,9 +184,9 @@ def make_weighted_values_kernel(block_size):
 
 
 def attend(query, key_transposed, value_cache, scores, out, lens, block_tables, scale, sliding_window, longest, stream):
-    """The three launches of attention once K is transposed: scores, softmax, times V.
+    """Launch the three kernels of attention on a transposed K: scores, softmax, times V.
 
-    lens: (query_start, context_lens). longest: a bound on the new tokens of one sequence.
+    lens: (query_start, context_lens). longest: upper bound on the new tokens of one sequence.
     """
     sequences, _, head_dim, max_len = key_transposed.shape
     rows = (longest, sequences * query.shape[1])  # the grid over query rows and heads
@@ -212,7 +213,7 @@ def attention(
 ):
     """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    The workspace holds max_blocks * block_size scores per row and head: gigabytes for long contexts. That is the lesson of this rung.
+    The workspace holds max_blocks * block_size scores per row and head: gigabytes for long contexts, the reason for the later kernels.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)

@@ -1,16 +1,16 @@
-"""The projection kernels of the first rung, and all five kernels as a pipeline that decodes token after token.
+"""The projection kernels of the first rung, and a decoder that runs all five kernels token by token.
 
     k = Wk x     v = Wv x          for every token x of a new prompt
     k = Wk x     v = Wv x     q = Wq x          for the latest token x of each sequence
 
-FLOPs: 2 * hidden per number of k, v or q. Bytes: without caches, each weight once per token: 2 FLOPs per `itemsize` bytes,
-the arithmetic intensity of a GEMV (and the token's own numbers once per row of weights, from caches). Threads to data: one thread per
-number of the result; neighbouring threads read different rows of the weight, far apart in memory. The matmul lessons improve on that; here
-it is one loop.
+FLOPs: 2 * hidden per element of k, v or q. Bytes: without caches, each weight once per token, that is 2 FLOPs per `itemsize` bytes,
+the arithmetic intensity of a GEMV (and the elements of x once per row of weights, from caches). Threads to data: one thread per
+element of the result; neighbouring threads read different rows of the weight, far apart in memory. The matmul lessons improve on this;
+here it is one loop.
 
 `MaterializedDecoder` owns the weights and the caches of one attention layer: K transposed, [batch, kv_heads, head_dim, max_len], and
 V as [batch, max_len, kv_heads, head_dim], a paged cache with one block per sequence. Lengths give the used part of each row,
-so sequences of a batch may differ in length, and a finished one is replaced by the prompt of a new one.
+so sequences of a batch may differ in length, and a new prompt can replace a finished sequence.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ from minllm.runtime.kernel import check, kernel, launch
 
 @cuda.jit(device=True)
 def dot_row(weight, feature, inputs, first, second):
-    """weight[feature] . inputs[first, second]."""
+    """The dot product of weight[feature] and inputs[first, second]."""
     total = float32(0.0)
     for i in range(weight.shape[1]):
         total += float32(weight[feature, i]) * float32(inputs[first, second, i])
@@ -39,7 +39,7 @@ def fill_new_key_value_kernel(
     key_transposed,  # [batch, kv_heads, head_dim, max_len]
     value_cache,  # [batch, max_len, kv_heads, head_dim]
 ):
-    """K and V of all tokens of new prompts: one number of k and the same of v per thread."""
+    """K and V of all tokens of new prompts: one element of k and the same element of v per thread."""
     feature = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     token, sequence = cuda.blockIdx.y, cuda.blockIdx.z
     if feature < key_weight.shape[0] and token < input_lens[sequence]:
@@ -60,7 +60,7 @@ def project_latest_kernel(
     key_transposed,  # [batch, kv_heads, head_dim, max_len]
     value_cache,  # [batch, max_len, kv_heads, head_dim]
 ):
-    """q, k and v of the latest token, k and v at its slot in the caches: one number of each per thread."""
+    """q, k and v of the latest token, k and v written to its slot in the caches: one element of each per thread."""
     feature = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     row = cuda.blockIdx.y
     head_dim, position = key_transposed.shape[2], context_lens[row] - 1
@@ -75,7 +75,7 @@ def project_latest_kernel(
 
 
 class MaterializedDecoder:
-    """One attention layer that decodes a batch token after token, with five kernels.
+    """One attention layer that decodes a batch token by token, with five kernels.
 
     query_weight [heads * head_dim, hidden], key_weight and value_weight [kv_heads * head_dim, hidden]: NumPy arrays of one dtype.
     to_array copies a host array to the device: the simulator by default, a GPU with minllm.runtime.memory.to_device.
@@ -95,7 +95,10 @@ class MaterializedDecoder:
         self.block_tables = to_array(np.arange(batch, dtype=np.int32)[:, None])
 
     def insert(self, rows, prompts):
-        """Put new sequences into `rows` of the batch: prompts, a list of [tokens, hidden], whose K and V fill the caches."""
+        """Start new sequences in `rows` of the batch: write the K and V of `prompts`, a list of [tokens, hidden], to the caches.
+
+        Raises KernelArgumentError for a prompt of more than max_len tokens.
+        """
         lens = np.array([len(prompt) for prompt in prompts], np.int32)
         check(lens.max() <= self.max_len, f"a prompt has {lens.max()} tokens; the cache holds {self.max_len} a sequence")
         inputs = np.zeros((len(prompts), lens.max(), prompts[0].shape[1]), prompts[0].dtype)
@@ -109,7 +112,7 @@ class MaterializedDecoder:
     def decode(self, latest, out, scale=None):
         """Attention of one more token per sequence: latest [batch, hidden] on the host -> out [batch, heads, head_dim] on the device.
 
-        Rows without a sequence (never inserted) are zeros.
+        Rows without a sequence become zeros. Raises KernelArgumentError if a sequence has max_len tokens already.
         """
         check(self.lengths.max() < self.max_len, f"a sequence has {self.lengths.max()} tokens already; the cache holds {self.max_len}")
         self.lengths[self.lengths > 0] += 1

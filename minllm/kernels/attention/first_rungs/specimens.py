@@ -1,4 +1,4 @@
-"""The first rungs of attention as they are launched: scores in memory, then online softmax with its state in memory."""
+"""Specimens of the first rungs of attention: scores in memory, then online softmax with its state in memory."""
 
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, inputs, states
@@ -14,7 +14,7 @@ def specimens():
 
 
 def materialized_specimens(dtype):
-    """The first rung, and the lesson's decoder: simple kernels of 128 threads; 8 blocks give half of an SM's warps."""
+    """The kernels of the first rung and of the lesson's decoder: 128 threads per block; 8 blocks are half of an SM's warps."""
     vector, table, scores = array(INT32, 1), array(INT32, 2), array(FLOAT32, 3)
     rows, cache, weight = array(dtype, 3), array(dtype, 4), array(dtype, 2)
     kernels = {
@@ -31,7 +31,7 @@ def materialized_specimens(dtype):
 
 
 def flash_attention_1_specimens(dtype):
-    """One query row per warp, the state in memory."""
+    """FlashAttention-1: one query row per warp, the state in memory."""
     for head_dim in (64, 128, 256):
         kernel, threads, shared_bytes = flash_attention_1.make_kernel(head_dim, BLOCK_SIZE)
         arguments = (*inputs(dtype), *states(2), array(dtype, 3), *BATCH, FLOAT32, INT32)

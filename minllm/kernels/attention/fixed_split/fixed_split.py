@@ -1,15 +1,15 @@
-"""Attention in splits of a fixed number of keys: a row has the same bits in any company, and blocks divide the keys of few rows.
+"""Batch-invariant attention in splits of a fixed number of keys; for few rows, blocks divide the keys among them.
 
-The keys of a sequence are cut at multiples of 64, whatever else is computed, and a row folds its splits in order (merge.py). So a row at
-position i meets the same keys in the same splits, as a decode step, as one of several rows that verify drafts, in a prompt's chunk of any
-size, and however many blocks divide the splits: `parts` is chosen for speed alone. Splits that another row of its block sees and this one
-does not change nothing: their scores are -inf, p is 0, the maximum stays, and its correction is exactly 1. ("Fixed split-size": He et
-al., "Defeating Nondeterminism in LLM Inference", Thinking Machines Lab, 2025.)
+The keys of a sequence are split at multiples of 64, whatever else is computed, and a row folds its splits in order (merge.py). So a row at
+position i sees the same keys in the same splits whether it is a decode step, one of several rows that verify drafts, or part of a prompt's
+chunk of any size, and however many blocks divide the splits: `parts` is chosen for speed alone. Splits that another row of its block sees
+and this row does not see change nothing: their scores are -inf, p is 0, the maximum does not change, and its correction is exactly 1.
+("Fixed split-size": He et al., "Defeating Nondeterminism in LLM Inference", Thinking Machines Lab, 2025.)
 
-FLOPs: 4 * heads * head_dim per visible (query, key) pair, on rows filled up to a tile's. Bytes: K and V once per tile of rows, which holds
-the query heads of a KV head for as many tokens as fit; a split of a row that blocks divide adds 4 * (head_dim + 2), written and read.
-float32 and heads of more than 128, whose output fills the registers, go to flash_attention_2 with the same tiles for every call: there one
-block walks over all keys of a row.
+FLOPs: 4 * heads * head_dim per visible (query, key) pair, with rows padded to whole tiles. Bytes: K and V once per tile of rows, which
+holds the query heads of a KV head for as many tokens as fit; if blocks divide the splits, each split of a row adds 4 * (head_dim + 2),
+written and read. float32, and heads of more than 128, whose output would fill the registers, are passed to flash_attention_2 with the same
+tiles for every call: there one block processes all keys of a row.
 """
 
 import math
@@ -26,11 +26,11 @@ from minllm.runtime.kernel import launch
 
 BLOCKS_PER_SM, FEWEST_PARTS = 4, 3  # on an H200 two parts gain less than their states cost (docs/speculation.md)
 MOST_HEAD_DIM = 128
-MOST_SCRATCH = 96 << 20  # bytes of states in memory; beyond them, one block takes all keys of its rows
+MOST_SCRATCH = 96 << 20  # the most bytes of states in memory; if they need more, one block takes all keys of its rows
 
 
 def is_split(query):
-    """Whether splits serve these queries; else flash_attention_2 does, whose tiles are the same for every call then."""
+    """Whether the split kernel supports these queries; otherwise flash_attention_2 serves them, with the same tiles for every call."""
     return dtype_name(query.dtype) != "float32" and query.shape[2] <= MOST_HEAD_DIM
 
 
@@ -40,7 +40,7 @@ def warps_of(rows):
 
 
 def states_of(sizes):
-    """The states of splits that blocks divide, as workspace_shapes has them; none if they are too large."""
+    """The states of splits that blocks divide, in the form of workspace_shapes; empty if they exceed MOST_SCRATCH."""
     states = (sizes.tokens, sizes.heads, ceil_div(sizes.max_context_len, SPLIT_KEYS))
     if 4 * math.prod(states) * (sizes.head_dim + 2) > MOST_SCRATCH:
         return {}
@@ -48,18 +48,18 @@ def states_of(sizes):
 
 
 def blocks_of(sizes, longest, warps):
-    """Tiles of rows, of all KV heads and sequences."""
+    """Number of tiles of rows over all KV heads and sequences."""
     return ceil_div(longest * sizes.group, 16 * warps) * sizes.kv_heads * sizes.sequences
 
 
 def parts_of(sizes, longest, warps):
-    """Blocks that divide the keys of a tile of rows, if there is memory for the states; 1: a block takes them all."""
+    """Number of blocks that divide the keys of a tile of rows; 1: one block takes all keys."""
     parts = min(BLOCKS_PER_SM * sms_here() // blocks_of(sizes, longest, warps), ceil_div(sizes.max_context_len, SPLIT_KEYS))
     return parts if parts >= FEWEST_PARTS else 1
 
 
 def copying_warps(blocks, warps):
-    """Warps of a block that takes all keys of its rows, which need `warps`; more copy keys faster, where blocks are few."""
+    """Warps of a block that takes all keys of its rows, at least `warps`; if there are few blocks, more warps copy keys faster."""
     per_sm = blocks / sms_here()
     if per_sm <= BLOCKS_PER_SM / 2:
         return max(warps, warps_of(64))
@@ -77,8 +77,8 @@ def attention(
 ):  # fmt: skip
     """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    parts: blocks that divide the keys of a tile of rows, if there is memory for their states; warps: of a block, 1, 2 or 4. Neither changes
-    a bit of the result.
+    parts: number of blocks that divide the keys of a tile of rows, if there is memory for their states; warps: per block, 1, 2 or 4.
+    Neither changes a bit of the result.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)

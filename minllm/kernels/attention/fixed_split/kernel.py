@@ -1,11 +1,11 @@
-"""The kernel of fixed_split.py: a tile of packed rows walks over splits of its keys, a tile of keys each.
+"""The kernel of fixed_split.py: for a tile of packed rows, loops over splits of its keys, each one tile of keys.
 
-A row weighs the keys of a split by its largest score there, p_j = 2^(s_j - m_s), and multiplies them by V, 16 columns of the output at a
-time. What becomes of these sums is one of two things. `folds`: the block walks over all keys of its rows, and folds them into the output
-at once. Otherwise blocks divide the splits, and leave the sums in memory for merge.py. Both round as merge.py says.
+The weights of a row in a split are relative to its largest score there, p_j = 2^(s_j - m_s); they are multiplied by V, 16 columns of the
+output at a time. If `folds`, the block processes all keys of its rows, and folds these sums into the output at once. Otherwise blocks
+divide the splits, and store the sums in memory for merge.py. Both round as described in merge.py.
 
-How threads map to data: grid (tiles of rows * parts, KV heads, sequences), the longest tiles first; a warp has 16 rows. Warps whose rows
-do not exist copy keys and values, and compute nothing.
+Threads to data: grid (tiles of rows * parts, KV heads, sequences), the longest tiles first; a warp has 16 rows. Warps without rows copy
+keys and values, and compute nothing.
 """
 
 import functools
@@ -32,7 +32,7 @@ from minllm.runtime.kernel import kernel
 from minllm.tiles.cp_async import row_words_of
 from minllm.tiles.warp import WARP
 
-ROWS = 2  # of a warp's 16 that a lane has a part of (tiles/rows.py)
+ROWS = 2  # rows per lane, of a warp's 16; a lane holds a part of each (tiles/rows.py)
 
 
 class Splits(NamedTuple):
@@ -44,15 +44,15 @@ class Splits(NamedTuple):
 
 
 class State(NamedTuple):
-    """A lane's parts of its rows, of one split or of all so far; float32."""
+    """The state of a lane's rows, over one split or over all splits so far; float32."""
 
     maxima: Any  # [ROWS]
-    sums: Any  # [ROWS]: complete
-    acc: Any  # o: of all [head_dim / 2], of a split 16 columns at a time [8]
+    sums: Any  # [ROWS]: over all lanes of the row
+    acc: Any  # the lane's part of o: over all splits [head_dim / 2], over one split 16 columns at a time [8]
 
 
 def make_split(tiles, dtype, group, score_rows):
-    """(mask, weigh, multiply): device functions that make a split's State of its scores."""
+    """(mask, weigh, multiply): device functions that compute the State of a split from its scores."""
     key_steps, row_words = tiles.key_tile // 16, row_words_of(tiles.head_dim)
     values_at = tiles.values_at
     mma = mma_m16n8k16_bf16 if dtype == "bfloat16" else mma_m16n8k16_f16
@@ -61,7 +61,7 @@ def make_split(tiles, dtype, group, score_rows):
 
     @cuda.jit(device=True)
     def mask(scores, first_key, first_row, first_position, sliding_window, lane):
-        """Scores of keys that a row may not see become -inf; first_row: the warp's; first_position: that of the sequence's first token."""
+        """Set scores of keys that a row may not see to -inf; first_row: the warp's; first_position: of the sequence's first new token."""
         for row in range(ROWS):
             position = int32(first_position + token_of(first_row + score_rows.position(row, lane)))
             first, last = first_key_of(position, sliding_window), last_key_of(position)
@@ -69,7 +69,7 @@ def make_split(tiles, dtype, group, score_rows):
 
     @cuda.jit(device=True)
     def weigh(weights, scores, split, scale):
-        """Scores become p, packed as the left operand of mma; m and l of the split."""
+        """Replace scores by p, packed as the left operand of mma; set m and l of the split."""
         for row in range(ROWS):
             split.maxima[row] = score_rows.maximum(scores, row, float32(MINUS_INFINITY))
             shift = finite_or_zero(split.maxima[row])
@@ -79,7 +79,7 @@ def make_split(tiles, dtype, group, score_rows):
 
     @cuda.jit(device=True)
     def multiply(split, weights, step, shared, lane):
-        """Columns 16 * step to 16 * step + 16 of o = P V."""
+        """Compute columns 16 * step to 16 * step + 16 of o = P V."""
         right = cuda.local.array(4, uint32)
         source = shared_address(shared, values_at + lane % 16 * row_words + lane // 16 * 4)
         for i in range(8):
@@ -93,13 +93,13 @@ def make_split(tiles, dtype, group, score_rows):
 
 
 def make_folds(tiles, group, out_rows):
-    """(clear, fold_sums, fold_columns, store): device functions that fold splits into the State of all, and write the output."""
+    """(clear, fold_sums, fold_columns, store): device functions that fold splits into the total State, and write the output."""
     head_dim, out_count = tiles.head_dim, tiles.out_count
     _, place_of = make_packing(group)
 
     @cuda.jit(device=True)
     def clear(total):
-        """The state of no keys."""
+        """Set the state to that of no keys."""
         for i in range(out_count):
             total.acc[i] = float32(0.0)
         for row in range(ROWS):
@@ -107,21 +107,21 @@ def make_folds(tiles, group, out_rows):
 
     @cuda.jit(device=True)
     def fold_sums(total, split, weights, scale):
-        """m and l; weights [2, ROWS]: of what there is, and of the split."""
+        """Fold m and l; weights [2, ROWS] receives the factors of the total and of the split."""
         for row in range(ROWS):
             total.maxima[row], weights[row], weights[ROWS + row] = fold_weights(total.maxima[row], split.maxima[row], scale)
             total.sums[row] = folded(total.sums[row], weights[row], split.sums[row], weights[ROWS + row])
 
     @cuda.jit(device=True)
     def fold_columns(total, split, weights, step):
-        """16 columns of o: acc[4 * block + 2 * row + i] of each 8 (tiles/rows.py)."""
+        """Fold 16 columns of o; acc[4 * block + 2 * row + i] is column i of 2 in a block of 8 (tiles/rows.py)."""
         for i in range(8):
             row, at = i // 2 % ROWS, 8 * step + i
             total.acc[at] = folded(total.acc[at], weights[row], split.acc[i], weights[ROWS + row])
 
     @cuda.jit(device=True)
     def store(total, out, rows, first_row, lane):
-        """out = o / l."""
+        """Store out = o / l."""
         for i in range(ROWS):
             row = int32(first_row + out_rows.position(i, lane))
             token, head = place_of(rows, row)
@@ -132,12 +132,12 @@ def make_folds(tiles, group, out_rows):
 
 
 def make_stores(head_dim, group, out_rows):
-    """(store_sums, store_columns): device functions that leave the State of a split in memory."""
+    """(store_sums, store_columns): device functions that store the State of a split in memory."""
     _, place_of = make_packing(group)
 
     @cuda.jit(device=True)
     def store_sums(splits, split, number, starts, rows, first_row, lane):
-        """m and l; starts: where the lane's part of each row's o goes, or -1 for a row that does not exist."""
+        """Store m and l; starts receives the index of the lane's part of each row's o, or -1 for a row that does not exist."""
         for i in range(ROWS):
             row = int32(first_row + out_rows.position(i, lane))
             token, head = place_of(rows, row)
@@ -150,7 +150,7 @@ def make_stores(head_dim, group, out_rows):
 
     @cuda.jit(device=True)
     def store_columns(splits, split, starts, step):
-        """16 columns of o."""
+        """Store 16 columns of o."""
         for block in range(2):
             for row in range(ROWS):
                 column, at = 16 * step + 8 * block, 4 * block + 2 * row
@@ -179,13 +179,13 @@ def make_kernel(dtype, head_dim, block_size, group, warps, folds):
         key_cache,  # [num_blocks, block_size, kv_heads, head_dim]
         value_cache,  # the same
         out,  # [tokens, heads, head_dim]
-        split_max,  # [tokens, heads, splits], or None if a block folds
+        split_max,  # [tokens, heads, splits], or None if `folds`
         split_sum,  # the same
-        split_out,  # [tokens, heads, splits, head_dim]
+        split_out,  # [tokens, heads, splits, head_dim], or None
         query_start,  # [sequences + 1]
         context_lens,  # [sequences]
         block_tables,  # [sequences, max_blocks]
-        scale,  # times log2(e): exponentials are to base 2
+        scale,  # includes log2(e): exponentials are base 2
         sliding_window,
         parts,  # blocks that divide the keys of a tile of rows
     ):
@@ -199,7 +199,7 @@ def make_kernel(dtype, head_dim, block_size, group, warps, folds):
         rows = PackedRows(first_token, int32(kv_head * group), first_row, int32(tokens * group - first_row))
         if rows.count <= 0:
             return
-        first_position = int32(context_lens[sequence] - tokens)  # of the sequence's first new token
+        first_position = int32(context_lens[sequence] - tokens)  # position of the sequence's first new token
         tile_position = int32(first_position + token_of(first_row))
         last_position = int32(first_position + token_of(int32(first_row + min(rows.count, query_tile) - 1)))
         first_visible, visible_stop = keys_of(tile_position, last_position, sliding_window)

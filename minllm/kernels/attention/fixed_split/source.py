@@ -1,10 +1,10 @@
-"""How Q, K and V reach the shared memory of fixed_split's blocks, by cp.async.
+"""Loads Q, K and V into the shared memory of fixed_split's blocks by cp.async.
 
-A tile's rows are packed: row r is query head r % group, of one KV head, of the token r // group. So a few tokens fill the 16 rows of mma,
+A tile's rows are packed: row r is query head r % group of one KV head, for the token r // group. So a few tokens fill the 16 rows of mma,
 and keys are read once for the whole group ("pack_gqa" in FlashAttention's code).
 
-Of the blocks that hold a tile's keys every warp looks up one per lane and 32 keys, a tile ahead, and passes them on by shuffles: a block
-of one warp would otherwise wait for 32 loads of the block table before each tile.
+Every warp looks up the cache blocks of a tile's keys one tile ahead, one key per lane for each 32 keys, and distributes them by shuffles: a
+block of one warp would otherwise wait for 32 loads of the block table before each tile.
 """
 
 import functools
@@ -17,16 +17,16 @@ from minllm.ptx import cp_async_16, cp_async_commit_group, cp_async_wait_group_0
 from minllm.tiles.cp_async import row_words_of
 from minllm.tiles.warp import ALL_LANES, WARP
 
-MOST_UNROLLED = 4  # passes whose addresses are computed side by side; more take registers
+MOST_UNROLLED = 4  # passes with addresses computed at the same time; more would need more registers
 
 
 class PackedRows(NamedTuple):
-    """A tile of rows of one sequence and KV head."""
+    """A tile of packed rows of one sequence and KV head."""
 
-    token: int  # the sequence's first
+    token: int  # the sequence's first token
     head: int  # the KV head's first query head
     first: int  # the tile's first row
-    count: int  # rows of the sequence from there on; those of the tile beyond them do not exist
+    count: int  # rows of the sequence from `first` on; may be fewer than the tile has
 
 
 class Keys(NamedTuple):
@@ -38,21 +38,21 @@ class Keys(NamedTuple):
     kv_head: int
     start: int
     stop: int
-    found: Any  # int32 [keys of a tile / 32]: the cache's blocks that this lane has looked up
+    found: Any  # int32 [keys of a tile / 32]: the cache blocks that this lane has looked up
 
 
 class Source(NamedTuple):
-    """Device functions that bring one tile after another; `first_key`: the tile's."""
+    """Device functions that load one tile after another; first_key: the first key of the tile."""
 
-    begin: Any  # begin(query, rows, keys, first_key, shared): all is on its way
-    keys: Any  # keys(keys, first_key): Q and K are there
-    values: Any  # values(keys, first_key, shared): V is there, and the next K on its way
-    finish: Any  # finish(keys, first_key, shared): nobody reads V any more, and the next is on its way
+    begin: Any  # begin(query, rows, keys, first_key, shared): starts loading Q, K and V
+    keys: Any  # keys(keys, first_key): waits for Q and K
+    values: Any  # values(keys, first_key, shared): waits for V, and starts loading the next K
+    finish: Any  # finish(keys, first_key, shared): waits until V has been read, and starts loading the next V
 
 
 @functools.cache
 def make_packing(group):
-    """(token_of, place_of): the token of a row, counted from the sequence's first, and (token, query head) of one of PackedRows."""
+    """(token_of, place_of): device functions for a row's token, counted from the sequence's first, and for its (token, query head)."""
 
     @cuda.jit(device=True)
     def token_of(row):
@@ -68,16 +68,16 @@ def make_packing(group):
 
 @functools.cache
 def make_source(tiles, block_size, group):
-    """The Source of 16-bit arrays."""
-    key_tile, threads, chunks = tiles.key_tile, tiles.threads, 2 * -(-tiles.head_dim // 16)  # chunks of 16 bytes, per row
-    rows_at_once = min(WARP, 1 << (threads // chunks).bit_length() - 1)  # a power of two, so that one word of `found` has their blocks
+    """The Source for 16-bit arrays."""
+    key_tile, threads, chunks = tiles.key_tile, tiles.threads, 2 * -(-tiles.head_dim // 16)  # chunks: of 16 bytes, per row
+    rows_at_once = min(WARP, 1 << (threads // chunks).bit_length() - 1)  # a power of two, so that one word of `found` has all their blocks
     copy_query, copy_keys = make_copies(tiles, block_size, group, chunks, rows_at_once)
     words, keys_at, values_at = key_tile // WARP, tiles.keys_at, tiles.values_at
     block_of, _ = make_lookup(block_size)
 
     @cuda.jit(device=True)
     def look_up(keys, first_key):
-        """The blocks of a tile's keys; for keys outside of the range, those of its ends."""
+        """Look up the cache blocks of a tile's keys; keys outside the range use those of its ends."""
         for word in range(words):
             position = int32(first_key + WARP * word + cuda.threadIdx.x % WARP)
             keys.found[word] = block_of(keys.block_table, max(keys.start, min(position, int32(keys.stop - 1))))
@@ -102,7 +102,7 @@ def make_source(tiles, block_size, group):
     @cuda.jit(device=True)
     def arrive_values(keys, first_key, shared):
         cp_async_wait_group_0()
-        cuda.syncthreads()  # V has arrived, and nobody reads K any more
+        cuda.syncthreads()  # V has arrived, and no thread reads K any more
         if first_key + key_tile < keys.stop:
             copy_keys(keys.keys, keys, int32(first_key + key_tile), shared, keys_at)
         cp_async_commit_group()
@@ -118,7 +118,7 @@ def make_source(tiles, block_size, group):
 
 
 def make_copies(tiles, block_size, group, chunks, rows_at_once):
-    """(copy_query, copy_keys): start copying a tile, a chunk of 16 bytes per thread and pass; what does not exist becomes zeros."""
+    """(copy_query, copy_keys): device functions that start copying a tile, 16 bytes per thread and pass; missing rows become zeros."""
     head_dim, query_tile, key_tile, row_words = tiles.head_dim, tiles.query_tile, tiles.key_tile, row_words_of(tiles.head_dim)
     _, place_of = make_packing(group)
     _, element_of = make_lookup(block_size)

@@ -1,4 +1,4 @@
-"""Splits of a fixed size as they are launched: a decode step's rows, those that verify drafts, and prompts; then the merge."""
+"""Specimens of fixed_split: the kernel for rows of decode steps, verification and prompts, and the merge."""
 
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, TENSOR_CORES, inputs, states
 from minllm.kernels.attention.fixed_split.fixed_split import warps_of
@@ -12,7 +12,7 @@ GROUP = 4  # query heads per KV head
 
 
 def specimens():
-    """All of them."""
+    """All kernels of fixed_split."""
     for dtype in (one.name for one in HALF_DTYPES):
         for head_dim in (40, 64, 128):
             for warps in sorted({warps_of(rows) for rows in (GROUP, 5 * GROUP, 64 * GROUP)}):

@@ -1,9 +1,9 @@
-"""The scales and zeros of keys that are quantised by channel, on their way through shared memory to the keys (quantized_tiles.py).
+"""Scales and zeros of keys quantised by channel, in shared memory, and dequantisation by them (quantized_tiles.py).
 
-A tile of keys has one (scale, zero) for each group of TOKEN_GROUP keys and channel. They come by cp.async while the tile before is
-multiplied. When codes become numbers, a thread reads those of the 32 channels in its 16 bytes of codes. Channels are contiguous in global
-memory; in shared memory 16 bytes of padding follow every 32 of them, so that the threads of a row, which read at the same time, meet in no
-bank. Bytes: 4 * head_dim per group and KV head, once per tile of queries and head.
+A tile of keys has one (scale, zero) per group of TOKEN_GROUP keys and channel. They are loaded by cp.async while the tile before is
+multiplied. To dequantise, a thread reads those of the 32 channels in its 16 bytes of codes. Channels are contiguous in global memory; in
+shared memory 16 bytes of padding follow every 32 of them, so that the threads of a row, which read at the same time, have no bank
+conflicts. Bytes: 4 * head_dim per group and KV head, once per tile of queries and head.
 """
 
 import functools
@@ -14,28 +14,28 @@ from numba import cuda, int32, int64, uint32
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.ptx import cp_async_16, fma_f16x2, load_128, prmt, shared_address
 
-CHUNK, CHUNK_PITCH = 32, 36  # channels whose codes are 16 bytes; words from those of one chunk to those of the next
+CHUNK, CHUNK_PITCH = 32, 36  # channels per 16 bytes of codes; words from the scales of one chunk to those of the next
 LOWER_HALVES, UPPER_HALVES = 0x5410, 0x7632  # prmt: the lower, or the upper, 16 bits of two words
 NIBBLES, TWO_TIMES_1024, MINUS_1024, ONE = 0x000F000F, 0x64006400, 0xE400E400, 0x3C003C00  # pairs of nibbles, and of float16
 
 
 def scale_words_of(kv_format, key_tile):
-    """Words of shared memory for a tile's scales."""
+    """32-bit words of shared memory for a tile's scales and zeros."""
     return -(-key_tile // kv_format.token_group) * kv_format.head_dim // CHUNK * CHUNK_PITCH
 
 
 class ChannelScales(NamedTuple):
     """Device functions for keys that are quantised by channel."""
 
-    copy: Any  # copy(context, first_key, shared): start copying scales of the keys from first_key on; zeros for unseen groups
-    dequantize: Any  # dequantize(word, shared, row, chunk, part, out): word `part` of four in a chunk: 8 channels as 4 pairs of float16
+    copy: Any  # copy(context, first_key, shared): start copying the scales of the tile's keys from first_key on; zeros for unseen groups
+    dequantize: Any  # dequantize(word, shared, row, chunk, part, out): word `part` of the four of a chunk to 4 pairs of float16
 
 
 @functools.cache
 def make_channel_scales(kv_format, block_size, key_tile, threads, scales_at):
-    """ChannelScales for blocks of `threads` threads, and tiles that begin with a group or lie in one.
+    """ChannelScales for blocks of `threads` threads, and tiles that begin at a group or lie within one.
 
-    scales_at: the word of shared memory where a tile's scales begin.
+    scales_at: the word of shared memory at which a tile's scales begin.
     """
     block_of, _ = make_lookup(block_size)
     head_dim, token_group, chunks = kv_format.head_dim, kv_format.token_group, kv_format.head_dim // CHUNK

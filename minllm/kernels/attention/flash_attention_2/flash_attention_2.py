@@ -1,10 +1,10 @@
-"""FlashAttention-2 over a paged KV cache: the kernel for prompts, whole or in chunks (kernel.py), on tensor cores for 16-bit types.
+"""FlashAttention-2 over a paged KV cache, for prompts, whole or in chunks (kernel.py), in 16 bits on tensor cores.
 
 Bytes from L2: K and V once per tile of queries and head, 2 * head_dim * itemsize per key, for 4 * QUERY_TILE * head_dim FLOPs: an intensity
 of 2 * QUERY_TILE / itemsize = 64 FLOPs per byte for 64 rows of bf16, and far more from memory.
 
-Q, K and V tiles come by cp.async (tiles/cp_async.py). V travels while the scores are computed, and the next K while softmax and the second
-product run. float32 goes to the variant flash_attention_2_float32.
+Q, K and V tiles are loaded by cp.async (tiles/cp_async.py): V while the scores are computed, and the next K during softmax and P V.
+float32 arrays are passed to the variant flash_attention_2_float32.
 """
 
 import functools
@@ -32,11 +32,11 @@ def workspace_shapes(query, key_cache, block_tables):
 
 
 def tiles_for(head_dim, max_query_len, heads, sequences, sm_count):
-    """(query rows, keys, warps) of a block's tiles, for a GPU of sm_count SMs.
+    """(query rows, keys, warps) of a block's tiles, for a GPU with sm_count SMs.
 
-    Fewer keys for large heads, whose accumulators fill the registers, and half as many before compute capability 8.0, where a block has
-    64 KB of shared memory and copies pass through registers. 128 rows, 32 per warp, read K and V half as often as 64; 64 rows make more
-    blocks, for batches that would not give every SM two of the large ones.
+    Large heads take fewer keys, because their accumulators fill the registers, and half as many before compute capability 8.0, where a
+    block has 64 KB of shared memory and copies pass through registers. Tiles of 128 rows, 32 per warp, read K and V half as often as tiles
+    of 64; 64 rows make more blocks, for batches that would not give every SM two of the large ones.
     """
     large_blocks = -(-max_query_len // 128) * heads * sequences
     if head_dim > 128 or large_blocks < 2 * sm_count:
@@ -45,7 +45,7 @@ def tiles_for(head_dim, max_query_len, heads, sequences, sm_count):
 
 
 def small_tiles(head_dim):
-    """(query rows, keys, warps) of a block's tiles of 64 rows."""
+    """(query rows, keys, warps) of a block with tiles of 64 query rows."""
     if head_dim > 128:
         return 64, 32 if capability_here() >= AMPERE else 16, 4
     return 64, 64, 4
@@ -53,7 +53,7 @@ def small_tiles(head_dim):
 
 @functools.cache
 def make_source(tiles, block_size):
-    """The Source of arrays of 16-bit numbers: cp.async, one tile ahead."""
+    """The Source for caches of 16-bit numbers: cp.async, one tile ahead."""
     copies = make_copies(tiles.head_dim, tiles.query_tile, tiles.key_tile, tiles.threads, *make_lookup(block_size))
     key_tile, keys_at, values_at = tiles.key_tile, tiles.keys_at, tiles.values_at
     wait_for_query = query_in_registers(tiles.head_dim, tiles.row_count)
@@ -84,14 +84,14 @@ def make_source(tiles, block_size):
     @cuda.jit(device=True)
     def arrive_keys(context, first_key, buffers):
         cp_async_wait_group_0()
-        cuda.syncthreads()  # this tile of K has arrived, and nobody reads the last tile of V any more
+        cuda.syncthreads()  # this tile of K has arrived, and no thread reads the last tile of V any more
         copy(context.values, context, first_key, buffers, values_at)
         cp_async_commit_group()
 
     @cuda.jit(device=True)
     def arrive_values(context, first_key, buffers):
         cp_async_wait_group_0()
-        cuda.syncthreads()  # this tile of V has arrived, and nobody reads this tile of K any more
+        cuda.syncthreads()  # this tile of V has arrived, and no thread reads this tile of K any more
         if first_key + key_tile < context.stop:
             copy(context.keys, context, first_key + key_tile, buffers, keys_at)
         cp_async_commit_group()
@@ -107,7 +107,7 @@ def make_source(tiles, block_size):
 def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps, residual_window=0):
     """(kernel, threads, shared bytes) for 16-bit `dtype`; query_tile is a multiple of 16 * warps, key_tile of 16.
 
-    residual_window: 0, or that of window_keys.py, of whose keys these are the recent ones.
+    residual_window: 0, or a residual window (window_keys.py), of which this kernel reads the recent keys.
     """
     tiles = warp_tiles(head_dim, query_tile, key_tile, warps)
     parts = make_tensor_core_parts(tiles, dtype, dtype)
@@ -121,9 +121,9 @@ def attention(
 ):  # fmt: skip
     """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    tiles: (query rows, keys, warps) of a block, or what float32.tiles_for returns; the default suits the head_dim. residual_window: rows
-    see their recent keys only (window_keys.py). lse: float32 [tokens, heads], for the log-sum-exp of every row (merge_states.py). float32
-    takes neither.
+    tiles: (query rows, keys, warps) of a block, for float32 as float32.tiles_for returns them; the default suits the head_dim.
+    residual_window: if not 0, rows see only their recent keys (window_keys.py). lse: float32 [tokens, heads], receives the log-sum-exp of
+    every row (merge_states.py). float32 supports neither.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)

@@ -1,7 +1,7 @@
-"""FlashAttention-2 for float32, on the plain cores: the kernel of kernel.py, with register tiles in place of tensor cores.
+"""FlashAttention-2 for float32, on CUDA cores: kernel.py with register tiles instead of tensor cores.
 
 Tensor cores would round float32 to TF32 (10 bits of mantissa). This path keeps all 24 bits, for models in float32 and for parity
-tests; its ceiling is the float32 FMA rate. float32_tiles.py says which rows and keys of a tile a thread owns and what it does with them.
+tests; its upper bound is the float32 FMA rate. float32_tiles.py defines which rows and keys of a tile a thread owns, and the matmuls.
 """
 
 import functools
@@ -26,7 +26,7 @@ def workspace_shapes(query, key_cache, block_tables):
 
 
 def tiles_for(head_dim):
-    """(row threads, column threads, rows per thread, keys per thread): the largest tiles that fit 99 KB of shared memory, or 64 KB.
+    """(row threads, column threads, rows per thread, keys per thread): the largest tiles that fit a block's shared memory, at most 99 KB.
 
     A block may have 99 KB on GPUs of compute capability 8.6, 8.9 and 12.0, and 64 KB on those of 7.5; 8.0, 9.0 and 10.0 have more.
     """
@@ -37,7 +37,7 @@ def tiles_for(head_dim):
 
 @functools.cache
 def make_source(tiles, block_size):
-    """The Source of float32 arrays: loads of 16 bytes per thread, and nothing in advance."""
+    """The Source for float32 caches: loads of 16 bytes per thread, without prefetching."""
     block_of, element_of = make_lookup(block_size)
     head_dim, stride, threads = tiles.head_dim, row_floats_of(tiles.head_dim, tiles.lanes), tiles.threads
     query_chunks, key_chunks, chunks = tiles.query_tile * tiles.head_dim // 4, tiles.key_tile * tiles.head_dim // 4, tiles.head_dim // 4
@@ -45,7 +45,7 @@ def make_source(tiles, block_size):
 
     @cuda.jit(device=True)
     def load_chunk(array, element, inside, shared, at):
-        """Four numbers to shared memory, or zeros."""
+        """Load four numbers into shared memory, zeros unless `inside`."""
         for i in range(4):
             shared[at + i] = float32(0.0)
         if inside:
@@ -55,7 +55,7 @@ def make_source(tiles, block_size):
 
     @cuda.jit(device=True)
     def load_cache_tile(cache, context, first_key, shared, at):
-        """Keys (or values) from first_key on; those outside of the visible range become zeros."""
+        """Load a tile of keys (or values) from first_key on, with zeros outside the visible range."""
         key_stride = token_stride(cache, int32(cache.shape[2]) * head_dim)
         chunk = cuda.threadIdx.x
         while chunk < key_chunks:
@@ -86,7 +86,7 @@ def make_source(tiles, block_size):
 
     @cuda.jit(device=True)
     def arrive_keys(context, first_key, buffers):
-        cuda.syncthreads()  # nobody reads the last tiles any more
+        cuda.syncthreads()  # no thread reads the last tiles any more
         load_cache_tile(context.keys, context, first_key, buffers.shared, keys_at)
         load_cache_tile(context.values, context, first_key, buffers.shared, values_at)
         cuda.syncthreads()
@@ -104,7 +104,7 @@ def make_source(tiles, block_size):
 
 @functools.cache
 def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, keys_each):
-    """(kernel, threads, shared bytes, query rows of a tile)."""
+    """(kernel, threads, shared bytes, query rows per tile)."""
     tiles = float32_tiles(head_dim, row_threads, column_threads, rows_each, keys_each)
     score_rows, out_rows = make_float32_rows(tiles.key_tile, column_threads), make_float32_rows(head_dim, column_threads)
     made = kernel.make_kernel(tiles, make_source(tiles, block_size), make_matmuls(tiles), score_rows, out_rows)

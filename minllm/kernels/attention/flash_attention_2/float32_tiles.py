@@ -1,12 +1,12 @@
-"""FlashAttention-2's tiles in float32: who owns which rows and columns, and what a thread does with them on the plain cores.
+"""FlashAttention-2's tiles in float32: which thread owns which rows and columns, and the matmuls on CUDA cores.
 
 A block is row_threads x column_threads threads, the latter within one warp. A thread owns rows_each rows and, of each tile, the keys
-column, column + column_threads, ...; of the output the same rows and the dimensions column, column + column_threads, ... Shared memory
-holds Q, K, V and the weights.
+column, column + column_threads, ...; of the output it owns the same rows and the dimensions column, column + column_threads, ... Shared
+memory holds Q, K, V and the weights.
 
-For every element of head_dim a thread reads rows_each + keys_each numbers of shared memory for rows_each * keys_each FMAs. The weights pass
-through shared memory from Q K^T, where a row's threads share its keys, to P V, where they share its dimensions. Indices of the inner loops
-are unsigned: Numba adds the array's length to a negative index, and that test would cost as many instructions as the FMAs.
+For every element of head_dim a thread reads rows_each + keys_each numbers from shared memory for rows_each * keys_each FMAs. The weights
+pass through shared memory from Q K^T, where a row's threads split its keys, to P V, where they split its dimensions. Indices of the inner
+loops are unsigned: Numba adds the array's length to a negative index, and that test would cost as many instructions as the FMAs.
 """
 
 import functools
@@ -34,13 +34,13 @@ def float32_tiles(head_dim, row_threads, column_threads, rows_each, keys_each):
 
 
 def row_floats_of(head_dim, column_threads):
-    """Floats from one row of Q, K or V to the next: padded by one, so that neighbouring keys lie in neighbouring banks."""
+    """Floats from one row of Q, K or V to the next: padded by one, so that neighbouring keys fall into different banks."""
     return -(-head_dim // column_threads) * column_threads + 1
 
 
 @functools.cache
 def make_matmuls(tiles):
-    """Matmuls in float32."""
+    """The Matmuls of these tiles in float32."""
     head_dim, key_tile, column_threads, rows_each = tiles.head_dim, tiles.key_tile, tiles.lanes, tiles.lane_rows
     keys_each, dims_each, stride = key_tile // column_threads, -(-head_dim // column_threads), row_floats_of(head_dim, column_threads)
     keys_at, values_at, weights_stride = tiles.keys_at, tiles.values_at, key_tile + 1
@@ -73,7 +73,7 @@ def make_matmuls(tiles):
             for i in range(rows_each):
                 weight = shared[uint64(row_at + i * weights_stride + key)]
                 for j in range(dims_each):
-                    if even or lane + column_threads * j < head_dim:  # nobody loads what lies beyond
+                    if even or lane + column_threads * j < head_dim:  # the padding beyond head_dim is never loaded
                         acc[i * dims_each + j] += weight * shared[uint64(value_at + key * stride + column_threads * j)]
 
     return Matmuls(begin, multiply_query_key, multiply_weights_values)
@@ -81,7 +81,7 @@ def make_matmuls(tiles):
 
 @functools.cache
 def make_float32_rows(columns, column_threads):
-    """Rows of which `column_threads` neighbouring lanes hold every column_threads-th of `columns` elements each, in float32."""
+    """Rows of `columns` float32 elements, of which each of `column_threads` neighbouring lanes holds every column_threads-th."""
     each = -(-columns // column_threads)
 
     @cuda.jit(device=True)

@@ -1,4 +1,4 @@
-"""FlashAttention-2: the kernel, over caches of every kind, for prompts, whole or in chunks.
+"""FlashAttention-2: the kernel for prompts, whole or in chunks, over plain and quantised caches.
 
 The maths is online softmax (Milakov and Gimelshein, arXiv 1805.02867). A row keeps its maximum m, its sum l and its output o, and
 folds in one tile of keys at a time:
@@ -12,11 +12,11 @@ the tile may see, those after its last row and those before its first row's wind
 prompt.
 
 FLOPs: 4 * heads * head_dim per visible (query, key) pair. Bytes: Q and out once; K and V once per tile of queries and head, most of it
-from L2. How threads map to data: grid (query tiles, heads, sequences), the longest tiles first; threads split a tile's rows.
+from L2. Threads to data: grid (query tiles, heads, sequences), the longest tiles first; threads split a tile's rows.
 
-Three things are parameters. A Source brings tiles to shared memory: flash_attention_2.py copies 16-bit numbers, quantized.py dequantises
-codes, float32.py loads float32. Matmuls multiply them: on tensor cores (tensor_core.py), or by FMAs in float32. Rows (tiles/rows.py) know
-which thread holds which score and which output.
+The kernel has three parameters. A Source loads tiles into shared memory: flash_attention_2.py copies 16-bit numbers, quantized.py
+dequantises codes, float32.py loads float32. Matmuls multiply them: on tensor cores (tensor_core.py), or by FMAs in float32. Rows
+(tiles/rows.py) define which thread holds which score and which output.
 """
 
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ from minllm.runtime.kernel import kernel
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a block cuts its work: a tile of query_tile rows, and one of key_tile keys after another.
+    """Tile sizes of a block: one tile of query_tile rows, and tiles of key_tile keys, one after another.
 
     `lanes` neighbouring threads share lane_rows rows. In shared memory, in elements of shared_type, Q begins at 0, K at keys_at, V at
-    values_at, and what else there is at `end`. A thread holds query_words of Q, score_count scores and out_count outputs of row_count rows.
+    values_at, and other data at `end`. A thread holds query_words of Q, score_count scores and out_count outputs of row_count rows.
     """
 
     head_dim: int
@@ -57,12 +57,12 @@ class Tiles:
 
     @property
     def shared_bytes(self):
-        """Shared memory of a block, up to `end`."""
+        """Bytes of shared memory per block, up to `end`."""
         return 4 * self.end
 
 
 class Queries(NamedTuple):
-    """A block's rows of queries: `rows` of one head, from `token` on; those of the tile beyond them do not exist."""
+    """A block's query rows: `rows` rows of one head, from `token` on; may be fewer than the tile has."""
 
     array: Any  # [tokens, heads, head_dim]
     token: int
@@ -71,7 +71,7 @@ class Queries(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The keys and values that some row of a block sees: positions start to stop of a sequence, of one KV head."""
+    """The keys and values that any row of a block sees: positions start to stop of a sequence, of one KV head."""
 
     keys: Any  # the cache, or its codes
     key_scales: Any
@@ -84,7 +84,7 @@ class Context(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Where tiles lie in a block: shared memory, and a thread's registers for codes, and their scales, on the way there."""
+    """Shared memory for tiles, and a thread's registers for codes and their scales on the way there."""
 
     shared: Any
     codes: Any
@@ -92,7 +92,7 @@ class Buffers(NamedTuple):
 
 
 class State(NamedTuple):
-    """m, l (the thread's part of it) and o of a thread's rows."""
+    """m, l (the thread's partial sum) and o of a thread's rows."""
 
     maxima: Any
     sums: Any
@@ -100,22 +100,22 @@ class State(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Device functions that bring tiles to shared memory, and how many uint32 a thread holds in Buffers."""
+    """Device functions that load tiles into shared memory; code_words, scale_words: uint32 per thread in Buffers."""
 
     code_words: int
     scale_words: int
     kv_heads: Any  # kv_heads(key_cache)
     scales: Any  # scales(context, scale) -> (scale of the scores, factor of the output)
-    begin: Any  # begin(queries, context, first_key, buffers): Q is there or on its way, and so is the first K
-    keys: Any  # keys(context, first_key, buffers): the tile's K is there, and V on its way
-    values: Any  # values(context, first_key, buffers): the tile's V is there, and the next K on its way
-    finish: Any  # finish(): nothing is on its way any more
+    begin: Any  # begin(queries, context, first_key, buffers): starts or completes the loads of Q and the first K
+    keys: Any  # keys(context, first_key, buffers): waits for the tile's K, and starts loading its V
+    values: Any  # values(context, first_key, buffers): waits for the tile's V, and starts loading the next K
+    finish: Any  # finish(): waits for all loads
 
 
 class Matmuls(NamedTuple):
     """Device functions that multiply tiles in shared memory."""
 
-    begin: Any  # begin(query, shared, lane_row, lane): Q to registers
+    begin: Any  # begin(query, shared, lane_row, lane): loads Q into registers
     scores: Any  # scores(scores, query, shared, lane_row, lane): S = Q K^T
     output: Any  # output(acc, scores, shared, lane_row, lane): O += P V
 
@@ -130,13 +130,13 @@ class Softmax(NamedTuple):
 
 
 def make_softmax(tiles, score_rows, out_rows, row_keys):
-    """The Softmax of rows whose scores and output are held as score_rows and out_rows say; row_keys: (first_key, last_key) of a row."""
+    """The Softmax of rows held in registers as score_rows and out_rows define. row_keys: (first_key, last_key) of window_keys.py."""
     head_dim, row_count, out_count = tiles.head_dim, tiles.row_count, tiles.out_count
     first_key_of, last_key_of = row_keys
 
     @cuda.jit(device=True)
     def clear(state):
-        """The state of no keys."""
+        """Set the state to that of no keys."""
         for i in range(out_count):
             state.acc[i] = float32(0.0)
         for row in range(row_count):
@@ -145,7 +145,7 @@ def make_softmax(tiles, score_rows, out_rows, row_keys):
 
     @cuda.jit(device=True)
     def mask(scores, first_key, first_position, sliding_window, lane):
-        """Scores of keys that a row may not see become -inf; first_position: that of the first of the rows that `lanes` threads share."""
+        """Set scores of keys that a row may not see to -inf; first_position: position of the first row that `lanes` threads share."""
         for row in range(row_count):
             position = int32(first_position + score_rows.position(row, lane))
             first, last = first_key_of(position, sliding_window), last_key_of(position)
@@ -153,7 +153,7 @@ def make_softmax(tiles, score_rows, out_rows, row_keys):
 
     @cuda.jit(device=True)
     def fold(scores, state, scale):
-        """Scores become p = exp(s - m'); m, l and o follow."""
+        """Replace scores by p = exp(s - m'); update m, l, and rescale o."""
         for row in range(row_count):
             maximum = score_rows.maximum(scores, row, state.maxima[row])
             shift = finite_or_zero(maximum)
@@ -164,7 +164,7 @@ def make_softmax(tiles, score_rows, out_rows, row_keys):
 
     @cuda.jit(device=True)
     def store(state, factor, scale, out, lse, queries, first_row, lane):
-        """out = factor * o / l, and the log-sum-exp if lse is not None; first_row: the first of the rows that `lanes` threads share."""
+        """Store out = factor * o / l, and the log-sum-exp if lse is not None; first_row: the first row that `lanes` threads share."""
         for i in range(row_count):
             total = out_rows.sum(state.sums[i])
             inverse = factor * reciprocal_or_zero(total)
@@ -179,7 +179,7 @@ def make_softmax(tiles, score_rows, out_rows, row_keys):
 
 
 def make_kernel(tiles, source, matmuls, score_rows, out_rows, part=ALL, residual_window=0):
-    """The kernel of these parts; part, residual_window: which keys there are (window_keys.py)."""
+    """The kernel made of these parts. part, residual_window: which keys rows read (window_keys.py)."""
     query_tile, key_tile, lanes, lane_rows, shared_type = tiles.query_tile, tiles.key_tile, tiles.lanes, tiles.lane_rows, tiles.shared_type
     query_words, score_count, out_count, row_count = tiles.query_words, tiles.score_count, tiles.out_count, tiles.row_count
     code_words, scale_words = source.code_words, source.scale_words
@@ -190,22 +190,22 @@ def make_kernel(tiles, source, matmuls, score_rows, out_rows, part=ALL, residual
     def flash_attention_2_kernel(
         query,  # [tokens, heads, head_dim]
         key_cache,  # [num_blocks, block_size, kv_heads, head_dim], or codes [num_blocks, kv_heads, block_size, code_bytes]
-        key_scales,  # scales of codes, laid out like QuantizedCache's; None without codes
+        key_scales,  # scales of the codes, as in QuantizedCache; None for a plain cache
         value_cache,
         value_scales,
         out,  # [tokens, heads, head_dim]
-        lse,  # [tokens, heads]: where the log-sum-exp of every row goes, to base 2; or None
+        lse,  # [tokens, heads]: receives the log-sum-exp of every row, to base 2; or None
         query_start,  # [sequences + 1]
         context_lens,  # [sequences]
         block_tables,  # [sequences, max_blocks]
-        scale,  # times log2(e): exponentials are to base 2
+        scale,  # includes log2(e): exponentials are base 2
         sliding_window,
     ):
         shared = cuda.shared.array(0, shared_type, alignment=128)
         sequence, head = cuda.blockIdx.z, cuda.blockIdx.y
         first_row = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * query_tile
         token = query_start[sequence] + first_row
-        rows = query_start[sequence + 1] - token  # rows of the sequence from the tile's first on
+        rows = query_start[sequence + 1] - token  # rows of the sequence from the tile's first row on
         if rows <= 0:
             return
         lane, lane_row = cuda.threadIdx.x % lanes, cuda.threadIdx.x // lanes * lane_rows

@@ -1,16 +1,16 @@
-"""FlashAttention-2 over a quantised KV cache: prompts, whole or in chunks, that read codes and multiply float16.
+"""FlashAttention-2 over a quantised KV cache, for prompts, whole or in chunks: reads codes and multiplies float16.
 
-The maths, the walk over tiles and the matmuls are those of kernel.py and tensor_core.py. Only the source of keys and values differs: their
-codes come to registers while the tile before is multiplied, and go to shared memory as float16 (quantized_tiles.py). Queries in bfloat16
-are turned into float16 once, in shared memory, which costs them no bit; they must lie within its range, 65504.
-A chunk's own tokens are read from the cache like all others, so that a token means the same to every later one, whichever chunk it
-came in.
+The maths, the loop over tiles and the matmuls are those of kernel.py and tensor_core.py. Only the source of keys and values differs: codes
+are loaded into registers while the tile before is multiplied, and stored to shared memory as float16 (quantized_tiles.py). Queries in
+bfloat16 are converted to float16 once, in shared memory, without loss of bits; they must lie within its range, 65504.
+A chunk's own tokens are read from the cache like all others, so that every later token sees the same keys and values, however the prompt
+is cut into chunks.
 
 FLOPs: 4 * heads * head_dim per visible (query, key) pair, and for each tile of queries 4 per element of K and V to dequantise it: with 128
 rows per tile, 4 for 512. Bytes: Q and out once; K and V once per tile of queries and head, bytes_per_head per key instead of 2 * head_dim.
-Keys by channel take as many bytes, and their scales come one group at a time.
+Keys by channel take as many bytes, and their scales are loaded one group at a time.
 
-How threads map to data: as in kernel.py; tiles of codes by quantized_tiles.py, 16 bytes per thread.
+Threads to data: as in kernel.py; tiles of codes as in quantized_tiles.py, 16 bytes per thread.
 Sources: Dao, arXiv 2307.08691; LMDeploy, "INT4/INT8 KV Cache".
 """
 
@@ -34,14 +34,14 @@ from minllm.tiles.cp_async import make_copies, row_words_of
 
 
 def workspace_shapes(query, key_cache, block_tables):
-    """It needs no scratch memory."""
+    """FlashAttention-2 needs no scratch memory."""
     return {}
 
 
 def tiles_for(kv_format, max_query_len):
-    """(query rows, keys, warps) of a block's tiles: 128 rows share the work of dequantising if there are that many.
+    """(query rows, keys, warps) of a block's tiles: 128 rows, if there are that many, share the work of dequantising.
 
-    A shared memory of 99 KB (Ada) holds all of them, one of 64 KB (Turing) only the smaller ones.
+    All these tiles fit 99 KB of shared memory (Ada); only the smaller ones fit 64 KB (Turing).
     """
     head_dim, is_small = kv_format.head_dim, capability_here() < AMPERE
     if head_dim > 128:
@@ -53,7 +53,7 @@ def tiles_for(kv_format, max_query_len):
 
 @functools.cache
 def make_to_float16(tiles):
-    """to_float16(shared): the tile of queries from bfloat16 to float16, in place."""
+    """to_float16(shared): device function that converts the query tile from bfloat16 to float16, in place."""
     words_per_row, pitch, threads = padded_dim_of(tiles.head_dim) // 2, row_words_of(tiles.head_dim), tiles.threads
     word_count = tiles.query_tile * words_per_row
 
@@ -71,9 +71,9 @@ def make_to_float16(tiles):
 
 @functools.cache
 def make_source(tiles, dtype, kv_format, block_size):
-    """The Source of codes, for queries of 16-bit `dtype`: they wait in registers for the tile before to be multiplied.
+    """The Source of codes, for queries of 16-bit `dtype`; registers hold a tile's codes while the tile before is multiplied.
 
-    Scales of keys by channel lie behind the tiles in shared memory.
+    Scales of keys by channel follow the tiles in shared memory.
     """
     is_float, by_channel, narrow = kv_format.is_float, kv_format.keys_by_channel, dtype == "bfloat16"
     key_tile, keys_at, values_at, threads = tiles.key_tile, tiles.keys_at, tiles.values_at, tiles.threads
@@ -112,7 +112,7 @@ def make_source(tiles, dtype, kv_format, block_size):
     @cuda.jit(device=True)
     def arrive_keys(context, first_key, buffers):
         key_tiles.store(buffers, keys_at)
-        cuda.syncthreads()  # this tile of K is there, and nobody reads the last tile of V any more
+        cuda.syncthreads()  # this tile of K is complete, and no thread reads the last tile of V any more
         if by_channel:
             next_key = int32(first_key + key_tile)
             if next_key < context.stop:
@@ -128,7 +128,7 @@ def make_source(tiles, dtype, kv_format, block_size):
             key_tiles.fetch(context.keys, context.key_scales, context, next_key, buffers)
         if by_channel:
             cp_async_wait_group_0()
-        cuda.syncthreads()  # this tile of V is there, and the next scales of K, and nobody reads this tile of K any more
+        cuda.syncthreads()  # this tile of V and the next scales of K are complete, and no thread reads this tile of K any more
 
     @cuda.jit(device=True)
     def finish():
@@ -141,7 +141,7 @@ def make_source(tiles, dtype, kv_format, block_size):
 def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, residual_window=0):
     """(kernel, threads, shared bytes) for 16-bit `dtype`; query_tile is a multiple of 16 * warps, key_tile of 16.
 
-    residual_window: 0, or that of window_keys.py, of whose keys these are the codes.
+    residual_window: 0, or a residual window (window_keys.py), of which this kernel reads the codes.
     """
     tiles = warp_tiles(kv_format.head_dim, query_tile, key_tile, warps)
     source, parts = make_source(tiles, dtype, kv_format, block_size), make_tensor_core_parts(tiles, "float16", dtype)
@@ -156,8 +156,9 @@ def attention(
 ):  # fmt: skip
     """Causal attention of new tokens over QuantizedCaches, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    tiles: (query rows, keys, warps) of a block; the default suits the head_dim. residual_window: rows do not see their recent keys
-    (window_keys.py). lse: float32 [tokens, heads], for the log-sum-exp of every row (merge_states.py). Queries are float16 or bfloat16.
+    tiles: (query rows, keys, warps) of a block; the default suits the head_dim. residual_window: if not 0, rows do not see their recent
+    keys (window_keys.py). lse: float32 [tokens, heads], receives the log-sum-exp of every row (merge_states.py). Queries are float16 or
+    bfloat16.
     """
     batch = (query_start, context_lens, block_tables)
     sizes = check_arguments(query, key_cache, value_cache, out, *batch, scale, sliding_window, max_query_len, quantized=True)

@@ -1,15 +1,15 @@
-"""Tiles of quantised keys and values: codes from global memory to registers, and from there, as float16, to shared memory.
+"""Tiles of quantised keys and values: codes are loaded into registers, and stored to shared memory as float16.
 
 A tile takes two steps, between which the block computes: `fetch` starts the loads of codes, 16 bytes per thread, and of scales; `store`
-turns them into numbers in padded rows of shared memory (tiles/cp_async.py). Dequantised numbers are never written to global memory. Rows
+dequantises them into padded rows of shared memory (tiles/cp_async.py). Dequantised numbers are never written to global memory. Rows
 that no query row may see are zeros, and are not read.
 
-Numbers are float16 whatever the queries are: it holds 11 bits where bfloat16 holds 8, codes and scales are made for its range, and the
+Numbers are float16 whatever dtype the queries have: float16 holds 11 bits and bfloat16 8, codes and scales are made for its range, and the
 tensor cores are as fast. A code becomes a float16 without a conversion: a byte or a nibble, placed in the low bits of the fraction of
-0x6400, which is 2**10, gives 1024 + code. Subtracting 1024 leaves the code, exactly; then one fused multiply-add makes code * scale + zero
-of two neighbours at a time. fp8 e4m3 has an instruction that converts two at a time to float16; e5m2 is the upper byte of a float16. Their
-scale, the same for a whole head, is left out here: quantized.py puts that of keys into the scale of the scores, and that of values into the
-sums of a row. Keys that have scales by channel find them in shared memory (channel_scales.py).
+0x6400, which is 2**10, gives 1024 + code. Subtracting 1024 leaves the code, exactly; then one fused multiply-add computes code * scale +
+zero for two neighbours at a time. fp8 e4m3 has an instruction that converts two codes to float16; e5m2 is the upper byte of a float16.
+Their scale, one per head, is not applied here: quantized.py includes that of keys in the scale of the scores, and that of values in the
+factor of the output. Keys quantised by channel read their scales from shared memory (channel_scales.py).
 
 Source of the idea: Kim et al. 2022, "Who Says Elephants Can't Run", section 4.2 (integers to floats by their bits).
 """
@@ -23,14 +23,14 @@ from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.ptx import e4m3x2_to_f16x2, fma_f16x2, load_32, load_128, prmt, store_128
 from minllm.tiles.cp_async import row_words_of
 
-CHUNK = 16  # bytes of codes that a thread loads at one time
+CHUNK = 16  # bytes of codes per load of a thread
 
 TWO_TIMES_1024, MINUS_1024, ONE = 0x64006400, 0xE400E400, 0x3C003C00  # pairs of float16
 
 
 @functools.cache
 def make_dequantize(kv_format):
-    """The device function dequantize(word, pair, out): a word of codes and its (scale, zero) to pairs of float16.
+    """The device function dequantize(word, pair, out): converts a word of codes, with its (scale, zero), to pairs of float16.
 
     out: uint32 [2] for four codes of 8 bits, [4] for eight of 4.
     """
@@ -38,7 +38,7 @@ def make_dequantize(kv_format):
 
     @cuda.jit(device=True)
     def scaled(code, pair):
-        """code * scale + zero of a pair of codes, each 1024 too large."""
+        """code * scale + zero for two codes, each given as 1024 + code in float16."""
         scale, zero = prmt(pair, uint32(0), uint32(0x1010)), prmt(pair, uint32(0), uint32(0x3232))
         return fma_f16x2(fma_f16x2(code, uint32(ONE), uint32(MINUS_1024)), scale, zero)
 
@@ -63,17 +63,17 @@ def make_dequantize(kv_format):
 
 
 class QuantizedTiles(NamedTuple):
-    """Device functions that bring a tile of codes, and how many uint32 of codes and of (scale, zero) a thread holds (kernel.Buffers)."""
+    """Device functions that load a tile of codes; code_words, scale_words: uint32 per thread in kernel.Buffers."""
 
     code_words: int
     scale_words: int
-    fetch: Any  # fetch(codes, scales, context, first_key, buffers): start loading; zeros for keys outside of the visible range
-    store: Any  # store(buffers, at): dequantise what `fetch` has brought, and write it to word `at` of shared memory
+    fetch: Any  # fetch(codes, scales, context, first_key, buffers): start loading; zeros for keys outside the visible range
+    store: Any  # store(buffers, at): dequantise the codes that `fetch` loaded, and write them to shared memory from word `at` on
 
 
 @functools.cache
 def make_quantized_tiles(kv_format, block_size, key_tile, threads, channels=None):
-    """QuantizedTiles for blocks of `threads` threads; channels: for keys that have scales by channel, those of channel_scales.py."""
+    """QuantizedTiles for blocks of `threads` threads. channels: the ChannelScales of keys quantised by channel, else None."""
     block_of, _ = make_lookup(block_size)
     dequantize = make_dequantize(kv_format)
     code_bytes, groups, by_channel = kv_format.code_bytes, kv_format.groups, channels is not None
@@ -82,7 +82,7 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads, channels=None
     chunks = code_bytes // CHUNK  # chunks of codes per row
     codes_per_word = 32 // kv_format.bits
     chunks_per_group = kv_format.group_size // (4 * codes_per_word)
-    words_out = codes_per_word // 2  # words of numbers from a word of codes; stores of 16 bytes from a chunk
+    words_out = codes_per_word // 2  # words of float16 pairs per word of codes; also 16-byte stores per chunk
     rows_at_once = min(threads // chunks, key_tile)
     copy_threads, passes = rows_at_once * chunks, -(-key_tile // rows_at_once)
     all_copy, whole_passes = copy_threads == threads, key_tile % rows_at_once == 0
@@ -91,7 +91,7 @@ def make_quantized_tiles(kv_format, block_size, key_tile, threads, channels=None
     def fetch(codes, scales, context, first_key, buffers):
         words, blocks = buffers.codes, cuda.local.array(passes, int32)
         chunk, first_row = uint32(cuda.threadIdx.x % chunks), int32(cuda.threadIdx.x // chunks)
-        for i in range(passes):  # all looked up before the first is loaded, so that the loads of the table overlap
+        for i in range(passes):  # all blocks are looked up before the first load of codes, so that the loads of the table overlap
             position = int32(first_key + first_row + i * rows_at_once)
             blocks[i] = block_of(context.block_table, max(context.start, min(position, context.stop - 1)))
         kv_heads = uint32(codes.shape[1])

@@ -1,4 +1,4 @@
-"""FlashAttention-2 as it is launched: on tensor cores, in float32, over quantised caches, with the tiles of short and long prompts."""
+"""Specimens of FlashAttention-2: on tensor cores, in float32, over quantised caches; for short and long prompts."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from minllm.kernels.specimen import FLOAT32, INT32, TARGETS, UINT8, Specimen, ar
 
 
 def specimens():
-    """All of them."""
+    """All kernels of FlashAttention-2."""
     for dtype in HALF_DTYPES:
         yield from flash_attention_2_specimens(dtype.name)
     yield strided_specimen("bfloat16")
@@ -21,7 +21,7 @@ def specimens():
 
 
 def flash_attention_2_specimens(dtype):
-    """Prompts on tensor cores: the tiles for short and for long ones."""
+    """Tensor-core kernels, with the tiles for short and for long prompts."""
     for head_dim in (40, 64, 96, 128, 256):
         for tiles in sorted({flash_attention_2.tiles_for(head_dim, tokens, 32, 1, SM_COUNT) for tokens in (SHORT, LONG)}):
             kernel, threads, shared_bytes = flash_attention_2.make_kernel(dtype, head_dim, BLOCK_SIZE, *tiles)
@@ -33,7 +33,7 @@ def flash_attention_2_specimens(dtype):
 
 
 def strided_specimen(dtype):
-    """A cache in which the layers of a token lie side by side."""
+    """One kernel over a cache in which the layers of a token are adjacent."""
     like = next(specimen for specimen in flash_attention_2_specimens(dtype) if "/128/" in specimen.name)
     name, (query, *_), cache = like.name.replace("attention/", "attention/strided/", 1), like.arguments, array(dtype, 4, gaps=True)
     arguments = (query, cache, NO_SCALES, cache, NO_SCALES, *like.arguments[5:])
@@ -41,7 +41,7 @@ def strided_specimen(dtype):
 
 
 def flash_attention_2_float32_specimens():
-    """Prompts in float32, without tensor cores."""
+    """Float32 kernels, without tensor cores."""
     for head_dim in (40, 64, 128, 256):
         tiles = flash_attention_2_float32.tiles_for(head_dim)
         kernel, threads, shared_bytes, _ = flash_attention_2_float32.make_kernel(head_dim, BLOCK_SIZE, *tiles)
@@ -52,7 +52,7 @@ def flash_attention_2_float32_specimens():
 
 
 def flash_attention_2_quantized_specimens():
-    """Tiles for long prompts, and for short ones; one block of 8 warps, or two of 4, fills an SM's registers."""
+    """Kernels over quantised caches, with tiles for long and short prompts; one block of 8 warps, or two of 4, fills an SM's registers."""
     for name, head_dim, dtype, longest in (
         ("int8", 128, "bfloat16", LONG), ("int8", 96, "float16", LONG), ("int4", 128, "bfloat16", LONG), ("int4", 256, "float16", LONG),
         ("int4", 64, "bfloat16", SHORT), ("fp8_e4m3", 128, "bfloat16", LONG), ("fp8_e5m2", 64, "float16", LONG),
@@ -63,7 +63,7 @@ def flash_attention_2_quantized_specimens():
         codes, rows = array(UINT8, 4), array(dtype, 3)
         scales = array(FLOAT32, 1) if found.is_float else array("float16", 5)
         targets = tuple(target for target in TARGETS if target >= FP8_SINCE) if found.is_float else TARGETS
-        targets = targets if dtype == "bfloat16" else (targets[-2],)  # they differ in how queries come and outputs go
+        targets = targets if dtype == "bfloat16" else (targets[-2],)  # the dtypes differ only in loading queries and storing outputs
         yield Specimen(
             f"attention/flash_attention_2_quantized/{name}/{'x'.join(map(str, tiles))}/{head_dim}/{dtype}",
             kernel,

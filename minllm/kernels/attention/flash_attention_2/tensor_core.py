@@ -1,8 +1,8 @@
-"""FlashAttention-2's tiles on tensor cores: how a block cuts them, and what multiplies them.
+"""FlashAttention-2's tiles on tensor cores: their sizes, and their matmuls.
 
-A warp owns row_tiles times 16 rows of the block's tile of queries; warps split the queries and exchange nothing (Dao, arXiv 2307.08691,
-section 3.3). The registers that hold the scores after Q K^T are those of the left operand of P V, once they are packed to 16 bits
-(tiles/rows.py, tiles/mma.py). A head_dim that is no multiple of 16 is padded with zeros in shared memory.
+A warp owns row_tiles times 16 rows of the block's query tile; warps split the queries and exchange nothing (Dao, arXiv 2307.08691,
+section 3.3). The registers that hold the scores after Q K^T, packed to 16 bits, are the left operand of P V (tiles/rows.py, tiles/mma.py).
+A head_dim that is not a multiple of 16 is padded with zeros in shared memory.
 """
 
 import functools
@@ -14,24 +14,24 @@ from minllm.tiles.cp_async import row_words_of
 from minllm.tiles.mma import make_warp_matmuls
 from minllm.tiles.rows import make_rows
 
-REGISTER_FILE = 65536  # 32-bit registers of an SM
+REGISTER_FILE = 65536  # 32-bit registers per SM
 
 
 def padded_dim_of(head_dim):
-    """head_dim with the zeros that make it a multiple of an mma step's depth."""
+    """head_dim rounded up to a multiple of 16, the depth of an mma step."""
     return -(-head_dim // 16) * 16
 
 
 def query_in_registers(head_dim, row_count):
-    """Whether Q stays in registers; else its fragments are read again for every tile of keys."""
+    """Whether Q stays in registers; if not, its fragments are read again for every tile of keys."""
     return padded_dim_of(head_dim) * row_count <= 256
 
 
 @functools.cache
 def warp_tiles(head_dim, query_tile, key_tile, warps):
-    """The Tiles of a block of `warps` warps; query_tile a multiple of 16 * warps, key_tile of 16.
+    """The Tiles of a block of `warps` warps; query_tile is a multiple of 16 * warps, key_tile of 16.
 
-    The blocks of launch_bounds are those that ptxas is to fit into an SM's registers, so that one computes while others wait; none spills.
+    launch_bounds makes ptxas fit this number of blocks into an SM's registers, so that one computes while others wait; none spills.
     """
     depth, row_tiles, row_words = padded_dim_of(head_dim), query_tile // (16 * warps), row_words_of(head_dim)
     resident = query_in_registers(head_dim, 2 * row_tiles)
@@ -48,7 +48,7 @@ def warp_tiles(head_dim, query_tile, key_tile, warps):
 
 
 def make_tensor_core_parts(tiles, dtype, out_dtype):
-    """(Matmuls, Rows of scores, Rows of the output): tiles of 16-bit `dtype` are multiplied, and the output is stored in out_dtype."""
+    """(Matmuls, Rows of scores, Rows of the output) for tiles of 16-bit `dtype` and an output in out_dtype."""
     depth, row_tiles = padded_dim_of(tiles.head_dim), tiles.row_count // 2
     score_rows = make_rows(tiles.key_tile, dtype, row_tiles)
     out_rows = make_rows(tiles.head_dim, out_dtype, row_tiles, depth)

@@ -1,1 +1,1 @@
-"""FlashAttention-3: TMA, wgmma and softmax beside each other, on Hopper."""
+"""FlashAttention-3: TMA, wgmma and softmax run at the same time, on Hopper."""

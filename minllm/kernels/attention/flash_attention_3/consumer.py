@@ -1,16 +1,17 @@
-"""The consumers of FlashAttention-3: warpgroups that own 64 rows of queries each, and walk over the tiles of keys.
+"""The consumers of FlashAttention-3: warpgroups that own 64 query rows each and loop over the tiles of keys.
 
-A step of the walk starts two GEMMs, the scores of this tile of keys and the output of the tile before, and computes the softmax of the
-scores while the second is in flight:
+An iteration starts two GEMMs, the scores of this tile of keys and the output of the tile before, and computes the softmax of the scores
+while the second GEMM is in flight:
 
     tensor cores   Q K_j^T | P_(j-1) V_(j-1) |
     threads                | softmax of S_j  | rescale the output, round P_j
 
-That hides half of the softmax. The warpgroups also alternate by named barriers (ping-pong): one starts its two GEMMs when the other has
+This hides half of the softmax. The warpgroups also alternate by named barriers (ping-pong): one starts its two GEMMs after the other has
 started its own, so that one computes exponentials while the other multiplies (Shah et al., arXiv 2407.08608, sections 3.1 and 3.2).
 
-The walk does not stop between work items: the first scores of an item are computed beside the last output of the item before, whose rows
-are divided and stored in the same step. Prompts of a few tiles would otherwise fill and drain this pipeline all the time.
+The loop does not stop between work items: the first scores of an item are computed together with the last output of the item before, and
+that item's rows are divided and stored in the same iteration. Prompts of a few tiles would otherwise fill and drain this pipeline all the
+time.
 """
 
 import functools
@@ -26,8 +27,8 @@ from minllm.tiles.left_operand import make_load_left
 from minllm.tiles.warpgroup import uniform
 from minllm.tiles.wgmma import make_wgmma
 
-CLEARED = 1  # the named barrier of consumers that have cleared rows
-FIRST_TURN = 2  # the named barrier of the first consumer's turn at the tensor cores
+CLEARED = 1  # the named barrier after the consumers have cleared rows
+FIRST_TURN = 2  # the named barrier for the first consumer's turn on the tensor cores; the other consumers' follow
 
 
 class Shared(NamedTuple):
@@ -40,17 +41,17 @@ class Shared(NamedTuple):
 
 @functools.cache
 def make_turns(consumers):
-    """(wait_for_turn, pass_turn): device functions by which consumers take turns at the tensor cores."""
+    """(wait_for_turn, pass_turn): device functions by which consumers alternate on the tensor cores (named-barrier hand-off)."""
 
     @cuda.jit(device=True)
     def wait_for_turn(consumer):
-        """Until the consumer before has started its GEMMs."""
+        """Wait until the consumer before has started its GEMMs."""
         if consumers > 1:
             ptx.bar_sync(FIRST_TURN + consumer, 256)
 
     @cuda.jit(device=True)
     def pass_turn(consumer):
-        """The next consumer may start its GEMMs."""
+        """Let the next consumer start its GEMMs."""
         if consumers > 1:
             ptx.bar_arrive(FIRST_TURN + (consumer + 1 if consumer + 1 < consumers else 0), 256)
 
@@ -59,13 +60,13 @@ def make_turns(consumers):
 
 @functools.cache
 def make_clear_unseen(shape):
-    """clear_unseen: rows of a tile of values that no row of queries sees become zeros, because 0 * NaN would be NaN."""
+    """clear_unseen: device function that clears the rows of a tile of V that no query row sees, because 0 * NaN would be NaN."""
     key_tile, panels, row_words, threads = shape.key_tile, shape.keys.panels, shape.swizzle // 4, 128 * shape.consumers
     cache = make_pipelines(shape).cache
 
     @cuda.jit(device=True)
     def clear_rows(words, address, first, stop, thread):
-        """Rows first to stop of the tile at a shared address of the array `words`; the swizzle keeps a row's chunks within the row."""
+        """Clear rows first to stop of the tile at a shared address in `words`; the swizzle keeps a row's chunks within the row."""
         tile_word = int32((address - ptx.shared_address(words, 0)) // 4)
         count = int32(max(0, stop - first) * row_words)
         i = int32(thread)
@@ -78,7 +79,7 @@ def make_clear_unseen(shape):
 
     @cuda.jit(device=True)
     def clear_unseen(ring, shared, at, tile, first_key, own):
-        """Rows behind the context, or before the window."""
+        """Clear rows after the end of the context, or before the window."""
         context_len, visible_start = shared.work[at + CONTEXT_LEN], shared.work[at + VISIBLE_START]
         if first_key + key_tile > context_len or first_key < visible_start:
             state = cache.state(tile)
@@ -92,10 +93,10 @@ def make_clear_unseen(shape):
 
 @functools.cache
 def make_operations(shape, dtype):
-    """(scores, output, load_queries, left_of): the two GEMMs, and where the first finds its left operand.
+    """(scores, output, load_queries, left_of): the Wgmma of both GEMMs, and device functions for the left operand of the first.
 
-    Queries are held in registers if they fit: Q K^T would read them from shared memory again for every tile of keys, and TMA and wgmma
-    together are close to what shared memory can deliver.
+    Queries are held in registers if they fit: otherwise Q K^T reads them from shared memory again for every tile of keys, and TMA and wgmma
+    together are close to the bandwidth of shared memory.
     """
     in_registers, queries = shape.queries_in_registers, make_pipelines(shape).queries
     scores = make_wgmma(shape.keys, dtype, left=None if in_registers else shape.queries)  # S [64, key_tile] = Q K^T
@@ -104,7 +105,7 @@ def make_operations(shape, dtype):
 
     @cuda.jit(device=True)
     def load_queries(query, ring, state, own):
-        """Queries in registers: load them, and release their stage."""
+        """If queries are held in registers, load them and release their stage."""
         if in_registers:
             load_left(query, queries.stage(ring, state).tiles, own // 32 * 16, own % 32)
             queries.consumer_release(ring, state)
@@ -115,14 +116,14 @@ def make_operations(shape, dtype):
 
     @cuda.jit(device=True, forceinline=True)
     def left_in_shared(query, ring, state, first_row_bytes):
-        return scores.left(ptx.keep_register(queries.stage(ring, state).tiles + first_row_bytes))  # else kept over all tiles: they spill
+        return scores.left(ptx.keep_register(queries.stage(ring, state).tiles + first_row_bytes))  # else kept over all tiles, and spilled
 
     return scores, output, load_queries, left_in_registers if in_registers else left_in_shared
 
 
 @functools.cache
 def make_consume(dtype, shape):
-    """consume: what a warpgroup of consumers does, for 16-bit `dtype`."""
+    """consume: the device function of a consumer warpgroup, for 16-bit `dtype`."""
     key_tile, in_registers, rows_bytes = shape.key_tile, shape.queries_in_registers, 64 * shape.swizzle
     score_count, weight_count, out_count, query_count = key_tile // 2, key_tile // 4, shape.head_dim // 2, shape.query_registers
     queries, cache, _ = make_pipelines(shape)
@@ -133,19 +134,19 @@ def make_consume(dtype, shape):
 
     @cuda.jit(device=True, forceinline=True)
     def start_scores(scores, query, rings, item, state, consumer):
-        """S = Q K^T"""
+        """Start S = Q K^T."""
         query_rows = left_of(query, rings.queries, queries.state(item), consumer * rows_bytes)
         score_gemm.multiply(scores, query_rows, score_gemm.right(cache.stage(rings.keys, state).tiles), 0)
 
     @cuda.jit(device=True, forceinline=True)
     def start_output(acc, weights, rings, state, more):
-        """O += P V, or = if `more` is 0; values have arrived."""
+        """Wait for the tile of V and start O += P V, or O = P V if `more` is 0."""
         cache.consumer_wait(rings.values, state)
         output_gemm.multiply(acc, weights, output_gemm.right(cache.stage(rings.values, state).tiles), more)
 
     @cuda.jit(device=True, forceinline=True)
     def store_item(acc, shared, out, item, own):
-        """The rows of a work item. `opaque` hides own and item from the compiler: it would keep addresses made of them over the walk."""
+        """Store the rows of a work item. `opaque` hides own and item: the compiler would keep addresses made of them over the loop."""
         opaque = cuda.local.array(2, int32)
         opaque[0], opaque[1] = own, item
         ptx.keep_registers(opaque, 2)
@@ -153,20 +154,20 @@ def make_consume(dtype, shape):
 
     @cuda.jit(device=True, forceinline=True)
     def start_item(query, rows, rings, item, own):
-        """The state of rows that have seen no key, and their queries."""
+        """Initialise the state of an item's rows, and load their queries."""
         start_rows(rows)
         load_queries(query, rings.queries, queries.state(item), own)
 
     @cuda.jit(device=True, forceinline=True)
     def release_operands(rings, item, state, left):
-        """The scores are there: nothing reads their keys any more, nor, after the item's last tile, its queries."""
+        """Release the keys once their scores are complete, and after the item's last tile its queries."""
         cache.consumer_release(rings.keys, state)
         if not in_registers and left == 0:
             queries.consumer_release(rings.queries, queries.state(item))
 
     @cuda.jit(device=True, forceinline=True)
     def first_scores(query, scores, rows, rings, left, consumer, own):
-        """The scores of the first tile of all, with no output beside them."""
+        """Compute the scores of the first tile of all, for which there is no output GEMM to overlap."""
         start_item(query, rows, rings, 0, own)
         cache.consumer_wait(rings.keys, cache.state(0))
         start_scores(scores, query, rings, 0, cache.state(0), consumer)
@@ -175,7 +176,7 @@ def make_consume(dtype, shape):
 
     @cuda.jit(device=True)
     def consume(rings, shared, out, own, scale, window):
-        """A warpgroup's 64 rows of every work item: out = sum of weights times values, over the sum of weights."""
+        """Compute a warpgroup's 64 rows of every work item: out = (sum of weights times values) / (sum of weights)."""
         consumer = uniform(int32(own // 128))
         query = cuda.local.array(query_count, uint32)
         scores = cuda.local.array(score_count, float32)
@@ -183,20 +184,20 @@ def make_consume(dtype, shape):
         acc = cuda.local.array(out_count, float32)
         rows = Rows(cuda.local.array(2, float32), cuda.local.array(2, float32), cuda.local.array(2, float32), cuda.local.array(2, float32))
 
-        item, at, tile = int32(0), int32(0), int32(0)  # items and tiles that went by; where the item in hand is described
+        item, at, tile = int32(0), int32(0), int32(0)  # current item; index of its description in shared.work; tiles consumed so far
         queries.consumer_wait(rings.queries, queries.state(0))
-        left = shared.work[COUNT]  # tiles of the item that are still to be taken, below 0 behind the last item
+        left = shared.work[COUNT]  # remaining tiles of the item; below 0 after the last item
         if left > 0:
-            # The last tile of an item's keys comes first: it has the diagonal.
+            # The last tile of an item's keys is taken first: it contains the diagonal.
             left, first_key = int32(left - 1), int32((shared.work[STOP_TILE] - 1) * key_tile)
             first_scores(query, scores, rows, rings, left, consumer, own)
             from_origins = weigh_tile(scores, rows, False, shared, at, item, first_key, consumer, own, scale, window)
             pack_weights(scores, weights)
             clear_unseen(rings.values, shared, at, tile, first_key, own)
-            more = int32(0)  # 1 if the accumulator holds a part of the output to which the weights belong
+            more = int32(0)  # 1 if the accumulator already holds a part of the output of the weights' item
 
             while True:
-                begins = left == 0  # another item, with this tile
+                begins = left == 0  # whether the next item begins with this tile
                 if begins:
                     item = int32(item + 1)
                     queries.consumer_wait(rings.queries, queries.state(item))
@@ -219,7 +220,7 @@ def make_consume(dtype, shape):
                 release_operands(rings, item, now, left)
                 from_origins = weigh_tile(scores, rows, from_origins, shared, at, item, first_key, consumer, own, scale, window)
                 output_gemm.wait(acc)
-                ptx.keep_registers(weights, weight_count)  # the GEMM that has just ended was reading them
+                ptx.keep_registers(weights, weight_count)  # the GEMM that has just completed read them
                 cache.consumer_release(rings.values, before)
                 if begins:
                     store_item(acc, shared, out, int32(item - 1), own)

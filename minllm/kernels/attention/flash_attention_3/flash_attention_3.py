@@ -1,26 +1,26 @@
-"""FlashAttention-3: prompts on Hopper, where TMA, wgmma and softmax run at the same time (Shah et al., arXiv 2407.08608).
+"""FlashAttention-3, for prompts on Hopper: TMA, wgmma and softmax at the same time (Shah et al., arXiv 2407.08608).
 
-The maths is FlashAttention-2's (flash_attention_2.py), tile by tile of queries and keys. What is new is who does what, and when:
+The maths is FlashAttention-2's (flash_attention_2/kernel.py), tile by tile of queries and keys. New is the division of work:
 
-    loads       one warpgroup, the producer, does nothing but load tiles by TMA into rings of shared memory (producer.py); it gives its
-                registers to the others
-    GEMMs       wgmma: a warpgroup multiplies tiles straight out of shared memory, and goes on while tensor cores work
+    loads       one warpgroup, the producer, only loads tiles by TMA into rings in shared memory (producer.py); it gives up registers
+                to the consumers
+    GEMMs       wgmma: a warpgroup multiplies tiles directly from shared memory, and continues while tensor cores work
     softmax     runs while a GEMM is in flight, in one warpgroup while another multiplies (consumer.py, rows.py)
 
-A block has two consumers of 64 rows, three if head_dim is at most 64, and one if prompts are that short. It is a persistent kernel: a block
-per SM goes through many tiles of queries (work.py), and the next one's first GEMMs start beside the last one's end.
+A block has two consumers of 64 rows, three if head_dim is at most 64, and one if prompts are that short. It is a persistent kernel: one
+block per SM processes many tiles of queries (work.py), and the first GEMMs of a tile overlap with the end of the tile before.
 
 FLOPs: 4 * heads * head_dim per visible (query, key) pair; tiles on the diagonal are computed whole. Bytes: Q and out once; K and V once per
 tile of queries and head, visible pages only, nearly all of it from L2: 2 * head_dim * 2 bytes per key. At 128 rows that is 128 FLOP per
-byte. Speed: docs/results, "prefill attention" with variant flash_attention_3. The longest prompts run at the GPU's power limit: their
-first milliseconds make 700 TFLOP/s at 1,980 MHz, and what remains is 620 at 1,650 MHz.
+byte. Speed: docs/results, "prefill attention" with variant flash_attention_3. The longest prompts run at the GPU's power limit: 700 TFLOP/s
+at 1,980 MHz in the first milliseconds, then 620 at 1,650 MHz.
 
-What that took, read off the machine code: ptxas put all exponentials behind the wait for the GEMM that they were to hide under, until each
-tile's sums were stored before it (`leave_sums`); it kept addresses and column numbers in registers over the loop, and spilled, until
-they were computed afresh where they are needed (`opaque`); and it computed wgmma's descriptors in every lane, until it was told that a
-warp's lanes share them (`uniform`). The output's rescaling is skipped while no maximum grows by much (`raise_maxima`).
+The machine code showed what this required. ptxas moved all exponentials behind the wait for the GEMM that should hide them, until each
+tile's sums were stored before the wait (`leave_sums`). It kept addresses and column numbers in registers over the loop, and spilled, until
+they were recomputed where they are needed (`opaque`). It computed wgmma's descriptors in every lane, until they were made warp-uniform
+(`uniform`). The output is not rescaled while no maximum grows by much (`raise_maxima`).
 
-`why_not` says why TMA cannot gather a tile; flash_attention_2 serves such arrays.
+`why_not` says why this kernel cannot serve given arrays; flash_attention_2 serves those.
 """
 
 import functools
@@ -42,8 +42,8 @@ from minllm.runtime.kernel import kernel, launch
 from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles.shared import ALIGNMENT, first_tile_address
 
-WHOLE_CONTEXT = 2**30  # a block size that no position reaches: a sequence has one block, whatever its size
-BLOCKS_IN_SIMULATOR = 3
+WHOLE_CONTEXT = 2**30  # a block size beyond all positions, for sequences of one block each, so that one kernel serves all sizes
+BLOCKS_IN_SIMULATOR = 3  # blocks of the grid
 
 
 def workspace_shapes(query, key_cache, block_tables):
@@ -52,7 +52,7 @@ def workspace_shapes(query, key_cache, block_tables):
 
 
 def shape_for(head_dim, max_query_len):
-    """The TileShape of a block: as large as registers allow, but no more rows than a short prompt has."""
+    """The TileShape of a block: as large as registers allow, with fewer rows for short prompts."""
     if max_query_len <= 64:
         consumers = 1
     else:
@@ -74,7 +74,7 @@ def why_not(query, key_cache, block_tables, shape=None):
     if not isinstance(query, np.ndarray):
         misaligned = any(array.pointer % 16 for array in (query, key_cache))
         if misaligned:
-            return "the copy engine needs arrays that begin at multiples of 16 bytes"
+            return "TMA needs arrays that begin at multiples of 16 bytes"
         if current_device().compute_capability != HOPPER:
             return "TMA and wgmma in this form are Hopper's, compute capability 9.0"
     return None
@@ -82,10 +82,10 @@ def why_not(query, key_cache, block_tables, shape=None):
 
 @functools.cache
 def make_kernel(dtype, shape, block_size, page_rows):
-    """(kernel, threads) for 16-bit `dtype`; block_size and page_rows (of one copy) say how the cache lies."""
+    """(kernel, threads) for 16-bit `dtype`; block_size: of the cache; page_rows: rows per TMA copy."""
     consumers, threads = shape.consumers, 128 * (shape.consumers + 1)
     row_sum_count, work_count = sum_count(shape), WORK_SLOTS * WORK_WORDS
-    # Registers of the producer's threads and of the consumers': together what an SM has, 65,536.
+    # Registers per thread of producer and consumers; together they fit the 65,536 registers of an SM.
     producer_registers, consumer_registers = (32, 160) if consumers == 3 else (40, 232)
     parts = 1 if page_rows == shape.key_tile else 2  # threads that load the pages of a tile
     queries, cache, make_rings = make_pipelines(shape, parts)
@@ -104,7 +104,7 @@ def make_kernel(dtype, shape, block_size, page_rows):
         block_tables,  # [sequences, max_blocks]
         num_blocks,
         kv_heads,
-        scale,  # times log2(e): exponentials are to base 2
+        scale,  # includes log2(e): exponentials are base 2
         window,
     ):
         words = cuda.shared.array(0, uint32, alignment=ALIGNMENT)
@@ -117,12 +117,12 @@ def make_kernel(dtype, shape, block_size, page_rows):
             cache.init(rings.values)
         cuda.syncthreads()
         if thread < 128:
-            if consumers > 1:  # one has as many as a thread can have
+            if consumers > 1:  # with one consumer, every thread already has the most registers it can have
                 setmaxnreg_dec(producer_registers)
             part, heads = int32(thread // 64), int32(out.shape[1])
             total = count_items(query_start, int32(context_lens.shape[0]), heads)
             batch = Batch(query_start, context_lens, block_tables, num_blocks, heads, kv_heads, total, window)
-            if thread % 64 == 0 and part < parts:  # a call for each ring, so that its addresses are constants
+            if thread % 64 == 0 and part < parts:  # one call per ring, so that its addresses are constants
                 produce(part, True, rings.queries, query_map, rings.keys, key_map, batch, shared.work)
             elif thread % 64 == 32 and part < parts:
                 produce(part, False, rings.queries, query_map, rings.values, value_map, batch, shared.work)
@@ -133,7 +133,7 @@ def make_kernel(dtype, shape, block_size, page_rows):
             if own // 128 == consumers - 1:  # the first turn is the first consumer's
                 pass_turn(consumers - 1)
             consume(rings, shared, out, own, scale, window)
-            if own // 128 == 0:  # the last turn that was passed
+            if own // 128 == 0:  # completes the barrier of the last turn
                 wait_for_turn(0)
 
     return flash_attention_3_kernel, threads
@@ -145,8 +145,8 @@ def attention(
 ):  # fmt: skip
     """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    shape: the TileShape; the default suits head_dim and the prompts' length. blocks: of the grid; by default one per SM.
-    What this kernel cannot serve goes to flash_attention_2: see `why_not`.
+    shape: the TileShape; the default suits head_dim and the prompts' length. blocks: blocks of the grid; by default one per SM.
+    Arrays that this kernel cannot serve (`why_not`) are passed to flash_attention_2.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)

@@ -1,10 +1,10 @@
-"""The producer of FlashAttention-3: one warpgroup that says what is to be done next, and loads the tiles for it by TMA.
+"""The producer of FlashAttention-3: one warpgroup that hands out work items and loads their tiles by TMA.
 
-While consumers are at one work item, the producer already loads the queries of the next, and goes on with its keys where those of the first
-end. Keys and values travel in rings of their own, each with an issuing thread (two if a tile is gathered from many pages).
+While consumers process one work item, the producer already loads the queries of the next, and its keys directly after those of the first.
+Keys and values have separate rings, each with one issuing thread (two if a tile is gathered from many pages).
 
-A tile of a paged cache is loaded page by page, a box of block_size rows each. Pages that no row of queries may see are loaded from beyond
-the end of the cache, where TMA finds zeros. A page that is visible in part may hold NaN in its other slots: consumers clear those.
+A tile of a paged cache is loaded page by page, in boxes of block_size rows. Pages that no query row may see are loaded from coordinates
+beyond the end of the cache, which TMA fills with zeros. A partly visible page may hold NaN in its other slots: consumers clear those.
 """
 
 import functools
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 @functools.cache
 def make_loads(shape, block_size, page_rows, parts):
-    """(load_queries, load_pages): device functions that one thread calls; `parts` threads load the pages of a tile together."""
+    """(load_queries, load_pages): device functions for one thread; `parts` threads share the pages of a tile."""
     block_of, _ = make_lookup(block_size)
     queries, keys, pages = shape.queries, shape.keys, shape.key_tile // page_rows
     panels, columns, swizzle = keys.panels, keys.panel_columns, keys.swizzle
@@ -44,17 +44,17 @@ def make_loads(shape, block_size, page_rows, parts):
 
     @cuda.jit(device=True)
     def load_queries(stage, query_map, token, head):
-        """Rows token to token + query_tile of one head; those of other sequences come along, and their results are not stored."""
+        """Load rows token to token + query_tile of one head; rows of other sequences are loaded too, but their results are not stored."""
         expect_queries(stage, query_bytes)
         for i in range(panels):
             tma.load_3d(stage, i * query_panel, query_map, i * columns, head, token)
 
     @cuda.jit(device=True)
     def load_pages(stage, part, cache_map, block_table, num_blocks, kv_head, first_key, visible_start, visible_stop):
-        """Every `parts`-th page, from page `part` on, of the tile of keys (or values) that begins at first_key, of one KV head."""
+        """Load every `parts`-th page, from page `part` on, of the tile of keys (or values) from first_key on, of one KV head."""
         expect(stage, part_bytes)
         for i in range(part_pages):
-            row = int32((parts * i + part) * page_rows)  # row of the tile
+            row = int32((parts * i + part) * page_rows)  # first row of the page in the tile
             position = int32(first_key + row)
             visible = position < visible_stop and position + page_rows > visible_start
             block = block_of(block_table, position) if visible else num_blocks  # beyond the end: zeros
@@ -67,7 +67,7 @@ def make_loads(shape, block_size, page_rows, parts):
 
 @functools.cache
 def make_produce(shape, block_size, page_rows, parts):
-    """produce: what each issuing thread does. `parts` threads share the pages of each tile of a ring."""
+    """produce: the device function of an issuing thread. `parts` threads share the pages of each tile of a ring."""
     key_tile = shape.key_tile
     queries, cache, _ = make_pipelines(shape, parts)
     load_queries, load_pages = make_loads(shape, block_size, page_rows, parts)
@@ -75,7 +75,7 @@ def make_produce(shape, block_size, page_rows, parts):
 
     @cuda.jit(device=True)
     def produce(part, with_queries, query_ring, query_map, ring, cache_map, batch, work):
-        """Fill one ring, this thread's part of its pages; one thread also hands out work and loads queries."""
+        """Load this thread's pages of all tiles of one ring; one of the threads also hands out work and loads queries."""
         ptx.fence_proxy_tensormap_acquire(query_map)
         ptx.fence_proxy_tensormap_acquire(cache_map)
         leads = with_queries and part == 0

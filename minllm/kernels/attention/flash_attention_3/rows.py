@@ -1,7 +1,7 @@
-"""What a consumer does with its 64 rows between products: the softmax of a tile of scores, and at the end the division and the store.
+"""A consumer's operations on its 64 rows between GEMMs: softmax of a tile of scores, final division and store.
 
-The rows' state is in registers: maxima, sums of weights, and origins that huge logits are counted from, for both rows of a thread
-(tiles/rows.py). A thread's sums are left in shared memory besides, where the row's other lanes find them at the end.
+The rows' state is in registers, for both rows of a thread (tiles/rows.py): maxima, sums of weights, and origins, which are subtracted from
+huge scores. A thread's sums are also stored in shared memory, from which the row's other lanes read them at the end.
 """
 
 import functools
@@ -16,33 +16,33 @@ from minllm.tiles.rows import make_rows as make_register_rows
 from minllm.tiles.warp import ALL_LANES
 
 GROWTH = 8.0  # log2 of how much a weight may exceed 1 before a row's maximum is raised
-HUGE = 1024.0  # a maximum, to base 2, from which on its rounding error would show in 16-bit weights
+HUGE = 1024.0  # maxima beyond this, to base 2, have a rounding error that would show in 16-bit weights
 
 
 class Rows(NamedTuple):
     """The softmax of a thread's two rows, in arrays of two registers."""
 
     maxima: Any
-    sums: Any  # this thread's part of the sums of weights
-    factors: Any  # what older weights are to be multiplied by
-    origins: Any  # what huge scores are counted from
+    sums: Any  # partial sums of weights over this thread's columns
+    factors: Any  # by which sums and output of the tiles before are multiplied
+    origins: Any  # subtracted from the scores if they are huge, else 0
 
 
 def sum_count(shape):
-    """Elements of the array of sums in shared memory: two per thread for the work item in hand, and for the one that is being stored."""
+    """Length of the array of sums in shared memory: two per thread for the current work item and two for the one being stored."""
     return 4 * 128 * shape.consumers
 
 
 @functools.cache
 def make_maxima(score_rows):
-    """(move_origins, raise_maxima): device functions that follow the largest score of each row."""
+    """(move_origins, raise_maxima): device functions that track the largest score of each row."""
 
     @cuda.jit(device=True)
     def move_origins(scores, rows, scale):
-        """A huge maximum becomes its row's origin. Whether a row of the warp has one.
+        """Make a huge maximum its row's origin. Returns whether any row of the warp has an origin.
 
-        scale * score - scale * maximum is one instruction, but it keeps the rounding error of the second product: at a maximum of 1e5
-        a part in 300, in the sum but not in the weight, which is rounded to 16 bits. A difference of scores is exact, or nearly so.
+        scale * score - scale * maximum is one instruction, but it keeps the rounding error of scale * maximum: at a maximum of 1e5
+        one part in 300, in the sum but not in the weight, which is rounded to 16 bits. A difference of scores is exact, or nearly so.
         """
         for half in range(2):
             highest = finite_or_zero(rows.maxima[half])
@@ -54,10 +54,10 @@ def make_maxima(score_rows):
 
     @cuda.jit(device=True)
     def raise_maxima(scores, rows, scale):
-        """Take the scores into the rows' maxima, and set their factors.
+        """Update the rows' maxima from the scores, and set their factors.
 
-        A maximum is raised only where a weight would exceed 2 ** GROWTH: any number near the maximum serves as well, and as long as it
-        stays, the accumulator needs no rescaling.
+        A maximum is raised only if a weight would exceed 2 ** GROWTH: any number near the maximum serves as well, and while it does not
+        change, the accumulator needs no rescaling.
         """
         for half in range(2):
             highest = score_rows.maximum(scores, half, rows.maxima[half])
@@ -78,7 +78,7 @@ def make_rows(dtype, shape):
 
     @cuda.jit(device=True)
     def start_rows(rows):
-        """The state of rows that have seen no key."""
+        """Set the state to that of no keys."""
         for half in range(2):
             rows.maxima[half] = float32(MINUS_INFINITY)
             rows.sums[half] = float32(0.0)
@@ -86,19 +86,19 @@ def make_rows(dtype, shape):
 
     @cuda.jit(device=True)
     def leave_sums(rows, shared, item, own):
-        """Leave a thread's sums in shared memory.
+        """Store a thread's sums in shared memory.
 
-        After every tile, and before the wait for the product in flight: ptxas keeps a store before a wait, and so has to compute the
-        weights that the sums are made of before it. It would put all exponentials behind the wait otherwise, and nothing would overlap.
+        This is done after every tile, before the wait for the GEMM in flight: ptxas keeps a store before a wait, and so must compute the
+        weights that the sums depend on before it. Otherwise it would move all exponentials behind the wait, and nothing would overlap.
         """
         for half in range(2):
             shared.sums[(2 * (item & 1) + half) * threads + own] = rows.sums[half]
 
     @cuda.jit(device=True)
     def weigh_tile(scores, rows, from_origins, shared, at, item, first_key, consumer, own, scale, window):
-        """Scores of the keys from first_key on become weights. Whether rows count from origins now.
+        """Replace the scores of the keys from first_key on by weights. Returns whether any row of the warp has an origin now.
 
-        Most tiles of keys are seen whole by all 64 rows, and need no mask.
+        Most tiles of keys are visible to all 64 rows, and need no mask.
         """
         first_position = shared.work[at + FIRST_POSITION]
         last_seen_by_all = int32(first_position + consumer * 64)
@@ -130,13 +130,13 @@ def make_rows(dtype, shape):
 
     @cuda.jit(device=True)
     def pack_weights(scores, weights):
-        """Weights as 16-bit pairs, in the order of wgmma's A operand."""
+        """Pack weights to 16-bit pairs, in the order of wgmma's A operand."""
         for step in range(key_tile // 16):
             score_rows.pack(scores, 0, step, weights, 4 * step)
 
     @cuda.jit(device=True)
     def store_rows(acc, shared, out, item, own):
-        """out = acc / sums: the rows of a work item that belong to its sequence."""
+        """Store out = acc / sums, for the rows of a work item that belong to its sequence."""
         cuda.syncwarp()
         at, sums = WORK_WORDS * (item & (WORK_SLOTS - 1)), shared.sums
         token, head, rows = shared.work[at + TOKEN], shared.work[at + HEAD], shared.work[at + ROWS]

@@ -1,4 +1,4 @@
-"""FlashAttention-3 as it is launched: the tiles of prompts of all lengths, from pages and from whole contexts."""
+"""Specimens of FlashAttention-3: tiles for prompts of all lengths, from pages and from contexts in one block."""
 
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, LONG, SHORT
 from minllm.kernels.attention.flash_attention_3 import flash_attention_3
@@ -8,13 +8,13 @@ from minllm.machine.numba_cuda import types
 
 
 def specimens():
-    """All of them."""
+    """All kernels of FlashAttention-3."""
     for dtype in HALF_DTYPES:
         yield from flash_attention_3_specimens(dtype.name)
 
 
 def flash_attention_3_specimens(dtype):
-    """Prompts on Hopper: the tiles for prompts of all lengths, gathered from pages and copied in one piece."""
+    """Kernels with the tiles for prompts of all lengths, gathered from pages or copied as one box."""
     paged, whole = BLOCK_SIZE, flash_attention_3.WHOLE_CONTEXT
     layouts = [(64, LONG, paged), (64, SHORT, paged), (80, LONG, paged), (128, LONG, paged), (128, LONG, whole), (128, 1, paged)]
     layouts += [(256, LONG, paged), (256, 1, whole)]

@@ -1,4 +1,4 @@
-"""How FlashAttention-3 cuts queries, keys and values into tiles, and where a block's tiles lie in shared memory."""
+"""FlashAttention-3's tiles of queries, keys and values, and their layout in shared memory."""
 
 import functools
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from minllm.tiles.pipeline import BARRIER_BYTES, Pipeline, Ring, make_pipeline
 from minllm.tiles.shared import ALIGNMENT, SharedTile
 from minllm.tiles.warpgroup import ROWS
 
-TILE_BYTES = 208 * 1024  # for tiles, of a block's 227 KB of shared memory
+TILE_BYTES = 208 * 1024  # the most shared memory for tiles, of a block's 227 KB
 
 
 @dataclass(frozen=True)
 class TileShape:
-    """How a block's tiles are cut: `consumers` warpgroups of 64 query rows each share tiles of `key_tile` keys.
+    """A block's tile sizes: `consumers` warpgroups of 64 query rows each share tiles of `key_tile` keys.
 
     Shared memory holds `query_slots` tiles of queries, a ring of `stages` tiles of keys and one of values, and their mbarriers.
     """
@@ -27,12 +27,12 @@ class TileShape:
 
     @property
     def query_tile(self):
-        """Query rows of a block."""
+        """Query rows per block."""
         return ROWS * self.consumers
 
     @property
     def swizzle(self):
-        """Bytes of a panel's row: 128, or 64 if that leaves fewer columns of zeros (head_dim 80, 96)."""
+        """Bytes per row of a panel: 128, or 64 if that leaves fewer columns of zeros (head_dim 80, 96)."""
         return 128 if -(-self.head_dim // 64) * 64 == -(-self.head_dim // 32) * 32 else 64
 
     @property
@@ -42,17 +42,17 @@ class TileShape:
 
     @property
     def keys(self):
-        """The tile of keys, and of values."""
+        """The tile of keys or of values."""
         return SharedTile(self.key_tile, self.head_dim, self.swizzle)
 
     @property
     def query_registers(self):
-        """Registers of a thread that a warpgroup's 64 rows of queries take as operands of wgmma."""
+        """Registers per thread for a warpgroup's 64 query rows as an operand of wgmma."""
         return -(-self.head_dim // 16) * 4
 
     @property
     def queries_in_registers(self):
-        """Whether queries stay in registers beside output, scores and weights: Q K^T then reads a third less of shared memory."""
+        """Whether queries fit in registers beside output, scores and weights: Q K^T then reads a third less from shared memory."""
         others = self.head_dim // 2 + self.key_tile // 2 + self.key_tile // 4
         return self.consumers < 3 and self.query_registers + others <= 192
 
@@ -64,23 +64,23 @@ class TileShape:
 
     @property
     def tile_bytes(self):
-        """Shared memory of all tiles."""
+        """Bytes of shared memory for all tiles."""
         return self.query_slots * self.queries.bytes + 2 * self.stages * self.keys.bytes
 
     @property
     def shared_bytes(self):
-        """Dynamic shared memory of a block, with what it takes to align its start."""
+        """Bytes of dynamic shared memory per block, including the alignment of its start."""
         return ALIGNMENT + self.tile_bytes + 2 * BARRIER_BYTES * (self.query_slots + 2 * self.stages)
 
     def page_rows(self, block_size, max_blocks):
-        """Rows of a tile that one TMA load takes, or None if TMA cannot gather a tile from blocks of this size."""
+        """Rows of a tile per TMA load, or None if TMA cannot gather a tile from blocks of this size."""
         if max_blocks == 1 or block_size % self.key_tile == 0:
             return self.key_tile
         return block_size if block_size >= 8 and self.key_tile % block_size == 0 else None
 
 
 class Rings(NamedTuple):
-    """Where the pipelines of queries, keys and values lie."""
+    """The Rings of the pipelines of queries, keys and values."""
 
     queries: Ring
     keys: Ring
@@ -88,7 +88,7 @@ class Rings(NamedTuple):
 
 
 class Pipelines(NamedTuple):
-    """The pipeline of queries and that of keys and of values; rings(base): their Rings from this shared address on."""
+    """The pipelines of queries and of keys or values; rings(base): their Rings from this shared address on."""
 
     queries: Pipeline
     cache: Pipeline
@@ -98,7 +98,7 @@ class Pipelines(NamedTuple):
 @functools.cache
 def make_pipelines(shape, parts=1):
     """The Pipelines of a block; `parts` threads load the pages of a tile of keys or values together."""
-    # All threads release queries: with them comes the description of the work item, which every thread reads.
+    # All threads release queries, because every thread also reads the description of the work item.
     queries = make_pipeline(shape.query_slots, shape.queries.bytes, shape.consumers, by_thread=True)
     cache = make_pipeline(shape.stages, shape.keys.bytes, shape.consumers, producers=parts)
     keys_at, values_at, barriers_at = queries.bytes, queries.bytes + cache.bytes, shape.tile_bytes

@@ -1,1 +1,1 @@
-"""Attention over a quantised cache whose newest tokens are in full precision."""
+"""Attention over a quantised cache with the newest tokens in full precision."""

@@ -1,4 +1,4 @@
-"""Attention over codes and recent tokens, in NumPy: the definition of a residual window, and the oracle of its kernels.
+"""Attention over codes and recent tokens, in NumPy: defines the residual window; the oracle of its kernels.
 
 The newest tokens stay in full precision, and older ones are codes. With groups of G tokens (TOKEN_GROUP) and a window of R, a multiple of
 G, the query at position p reads the key and value at position j
@@ -6,10 +6,10 @@ G, the query at position p reads the key and value at position j
     as codes           for j < L(p)              L(p) = floor(max(0, p + 1 - R) / G) * G
     in full precision  for L(p) <= j <= p
 
-so that, in contexts that are long enough, R to R + G - 1 keys are exact, its own among them. The rule depends on the query's position, not
-on when it was computed: a prompt gives the same result whole, in chunks and token by token. One softmax runs over both parts.
+so that, in sufficiently long contexts, R to R + G - 1 keys are exact, including its own. The rule depends on the query's position, not
+on when it is computed: a prompt gives the same result whole, in chunks and token by token. One softmax runs over both parts.
 
-The recent tokens lie in a plain paged cache with blocks of G tokens. If the first new token of a sequence stands at position s, this cache
+The recent tokens are stored in a plain paged cache with blocks of G tokens. If the first new token of a sequence has position s, this cache
 holds positions from L(s) on: position j is recent position j - L(s). Because L(s) is a multiple of G, L(p) - L(s) is the rule at position
 p - L(s), so a kernel that reads only recent tokens needs nothing else.
 Source: Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", section 3.2.
@@ -22,12 +22,12 @@ from minllm.kernels.quantization.groups import TOKEN_GROUP
 
 
 def window_start(position, residual_window):
-    """L(p): the first position that a query at `position` reads in full precision; integers, or arrays of them."""
+    """L(p): the first position that a query at `position` reads in full precision; for an integer or an array."""
     return np.maximum(0, position + 1 - residual_window) // TOKEN_GROUP * TOKEN_GROUP
 
 
 def ring_blocks(residual_window: int) -> int:
-    """Blocks that hold a window: it begins with a whole group, and its newest group is incomplete."""
+    """Blocks that hold a window: its whole groups, and the newest group, which is incomplete."""
     return residual_window // TOKEN_GROUP + 1
 
 
@@ -35,7 +35,7 @@ def attention_with_window_reference(
     query, key_cache, value_cache, recent_key, recent_value, query_start, context_lens, block_tables, recent_lens, recent_tables,
     scale, residual_window, sliding_window=0,
 ):  # fmt: skip
-    """Causal attention of new tokens over the codes of older keys and over recent keys.
+    """Causal attention of new tokens over the codes of older keys and the recent keys.
 
     query, query_start, context_lens, block_tables, scale and sliding_window as in `attention_reference`; key_cache, value_cache:
     QuantizedCaches. recent_key, recent_value: [blocks, TOKEN_GROUP, kv_heads, head_dim] in the query's dtype; recent_tables: int32
@@ -70,7 +70,7 @@ def attention_with_window_reference(
 
 
 def _both_parts(cache, recent, table, recent_table, coded, exact, recent_start):
-    """Keys or values at the positions `coded`, from codes if there are any, and at `exact`, from the recent tokens."""
+    """Keys or values at the positions `coded`, from codes, if there are any, and at `exact`, from the recent tokens."""
     parts = [gather_context(recent, recent_table, exact[0] - recent_start, exact[1] - recent_start)]
     return [gather_context(cache, table, *coded), *parts] if coded[0] < coded[1] else parts
 

@@ -1,18 +1,18 @@
-"""Attention over a quantised cache with a residual window: its newest keys and values are in full precision.
+"""Attention over a quantised cache with a residual window: the newest keys and values are in full precision.
 
-reference.py defines which keys each row reads as codes, and where the recent ones lie. The two parts are two calls of existing kernels,
-each bound to its part (window_keys.py), and merge_states.py combines their outputs:
+reference.py defines which keys each row reads as codes, and how the recent ones are stored. The two parts are two calls of existing
+kernels, each restricted to its part (window_keys.py), and merge_states.py combines their outputs:
 
                    codes                          recent keys
     decode steps   split_quantized                split_tensor_core
     prompts        flash_attention_2_quantized    flash_attention_2
 
-In a decode step a sequence has one row, and its recent keys are exactly those of the recent cache: split_tensor_core needs no bound.
+In a decode step a sequence has one row, and its recent keys are exactly those of the recent cache: split_tensor_core needs no restriction.
 
-Recorded as "decode attention, quantised", variant "residual_window", beside split_tensor_core in bfloat16, in docs/results/h200.json. A
-single short context loses, because three launches cost more than codes save.
+Measured: docs/results/h200.json, "decode attention, quantised", variant "residual_window", beside split_tensor_core in bfloat16. A single
+short context is slower, because three launches cost more than codes save.
 
-FLOPs and bytes: those of both kernels over their keys, and the merge's. A row sees residual_window to residual_window + TOKEN_GROUP - 1
+FLOPs and bytes: those of both kernels over their keys, and of the merge. A row sees residual_window to residual_window + TOKEN_GROUP - 1
 recent keys, so the cost of their part does not grow with the context.
 """
 
@@ -29,13 +29,13 @@ PARTS = ("codes", "recent")
 
 
 def kernels_for(max_query_len, key_cache):
-    """(module for the codes, module for recent keys)."""
-    recent = "split_tensor_core" if max_query_len == 1 else "flash_attention_2"  # the ones that write the log-sum-exp
+    """(module for the codes, module for the recent keys)."""
+    recent = "split_tensor_core" if max_query_len == 1 else "flash_attention_2"  # variants that write the log-sum-exp
     return VARIANTS[choose_quantized(max_query_len, key_cache)], VARIANTS[recent]
 
 
 def workspace_shapes(query, key_cache, block_tables, recent_key, recent_tables, max_query_len=None):
-    """The workspace of `attention`: name -> (shape, dtype). Pass the same max_query_len here and there."""
+    """The workspace of `attention`: name -> (shape, dtype). Pass the same max_query_len here and to `attention`."""
     tokens, heads, _ = query.shape
     shapes = {"codes_out": (tuple(query.shape), dtype_name(query.dtype))} | {f"{part}_lse": ((tokens, heads), "float32") for part in PARTS}
     inputs = ((key_cache, block_tables), (recent_key, recent_tables))
@@ -65,9 +65,9 @@ def attention(
 ):
     """Attention of new tokens over codes and recent keys, written into `out`.
 
-    key_cache, value_cache: QuantizedCaches. context_lens, block_tables: as if they held all keys of a sequence, though only codes are read.
+    key_cache, value_cache: QuantizedCaches. context_lens, block_tables: cover all keys of a sequence, though only codes are read.
     recent_key, recent_value, recent_lens, recent_tables: as in attention_with_window_reference. residual_window: R, a positive multiple of
-    TOKEN_GROUP. The others as in kernels/attention/__init__.py. Raises KernelArgumentError for float32, and for arguments that do not fit.
+    TOKEN_GROUP. The others as in kernels/attention/__init__.py. Raises KernelArgumentError for float32, and for inconsistent arguments.
     """
     check(residual_window >= TOKEN_GROUP, f"residual_window is {residual_window}; it must be a positive multiple of {TOKEN_GROUP} keys")
     check(dtype_name(query.dtype) != "float32", "attention over a quantised cache takes float16 and bfloat16 queries, not float32")
@@ -87,5 +87,5 @@ def attention(
 
 
 def part_of(scratch, prefix):
-    """The workspace of one part, under the names that its kernel uses."""
+    """The workspace of one part, with the names that its kernel uses."""
     return {name.removeprefix(prefix): array for name, array in scratch.items() if name.startswith(prefix)}

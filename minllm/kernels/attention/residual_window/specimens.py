@@ -1,4 +1,4 @@
-"""The kernels of attention with a residual window as they are launched: prompts and decode steps over each part, and the merge."""
+"""Specimens of attention with a residual window: prompts and decode steps over each part, and the merge."""
 
 import numpy as np
 
@@ -24,7 +24,7 @@ LONG = 8192  # tokens of a prompt
 
 
 def specimens():
-    """All of them."""
+    """All kernels of attention with a residual window."""
     for name, head_dim in FORMATS:
         yield from code_specimens(kv_format(name, head_dim))
     for head_dim in (64, 128, 256):
@@ -36,7 +36,7 @@ def specimens():
 
 
 def code_specimens(form):
-    """Over codes: the tiles of long prompts, and the blocks of few and of many sequences."""
+    """Kernels over codes: the tiles of long prompts, and the shapes for few and for many heads."""
     codes, scales = array(UINT8, 4), array(FLOAT32, 1) if form.is_float else array("float16", 5)
     details = f"{form.name}/{form.head_dim}/{DTYPE}"
     tiles = flash_attention_2_quantized.tiles_for(form, LONG)
@@ -54,7 +54,7 @@ def code_specimens(form):
 
 
 def recent_specimens(head_dim):
-    """Over recent keys: the tiles of long prompts, and a decode step."""
+    """Kernels over recent keys: the tiles of long prompts, and a decode step."""
     tiles = flash_attention_2.tiles_for(head_dim, LONG, 32, 1, SM_COUNT)
     kernel, threads, shared_bytes = flash_attention_2.make_kernel(DTYPE, head_dim, BLOCK_SIZE, *tiles, WINDOW)
     arguments, blocks = (ROWS, CACHE, NO_SCALES, CACHE, NO_SCALES, ROWS, LSE, *BATCH), kernel.options["launch_bounds"][1]

@@ -1,1 +1,1 @@
-"""Flash-Decoding on CUDA cores: the context split over blocks, and a merge."""
+"""Flash-Decoding on CUDA cores: the context is split over blocks, and a second kernel merges their states."""

@@ -1,22 +1,22 @@
-"""How a decode step is split into blocks (split_kv.py): over query heads that share a KV head, and over the context."""
+"""How split_kv.py divides a decode step into blocks: over query heads that share a KV head, and over the context."""
 
 import functools
 import math
 
 MAX_SPLITS = 256
-HEADS_PER_BLOCK = 8  # more query heads per KV head than this are spread over several blocks
-BLOCKS_PER_SM = 3  # resident blocks per SM (streaming multiprocessor) that the registers of this kernel allow
+HEADS_PER_BLOCK = 8  # the most query heads of one KV head in a block; more are spread over several blocks
+BLOCKS_PER_SM = 3  # resident blocks per SM (streaming multiprocessor) that the registers of split_kv allow
 
 
 def head_tiles_of(group):
-    """(blocks that share a KV head's query heads, heads per block)."""
+    """(blocks that share the query heads of a KV head, query heads per block)."""
     tiles = -(-group // HEADS_PER_BLOCK)
     return tiles, -(-group // tiles)
 
 
 @functools.cache
 def choose_splits(sequences, kv_heads, group, max_context_len, sm_count):
-    """Number of splits per context: the fewest within 15 % of the best use of the GPU's block slots.
+    """Number of splits per context: the fewest that use the GPU's block slots within 15 % of the best.
 
     `blocks` blocks on `slots` slots run in ceil(blocks / slots) waves; the last wave is rarely full. Splits shorter than 64 keys do not
     pay. (The rule is that of FlashAttention's num_splits_heuristic.)

@@ -1,11 +1,10 @@
-"""The second half of Flash-Decoding: merge the states of a context's splits (split_kv.py).
+"""The second kernel of Flash-Decoding: merges the states of a context's splits (split_kv.py).
 
     M = max_s m_s          out = sum_s 2^(m_s - M) o_s / sum_s 2^(m_s - M) l_s          (online_softmax.py, for any number of states)
 
 FLOPs: 2 * head_dim per state. Bytes: 4 * (head_dim + 2) per non-empty state, read once (its maximum again by every warp, from
-L2). Threads to data: one block per query head and sequence. Each warp computes M and the weights itself, one lane per split;
-then warp w adds up the outputs of splits w, w + WARPS, ..., its lanes along head_dim; the warps' sums meet in
-shared memory.
+L2). Threads to data: one block per query head and sequence. Each warp computes M itself, one lane per split; then warp w adds up the
+weighted outputs of splits w, w + WARPS, ..., with its lanes along head_dim; the warps' sums are added through shared memory.
 """
 
 import functools
@@ -22,7 +21,7 @@ MERGE_WARPS = 4
 
 @cuda.jit(device=True)
 def share_of_split(split, splits, context_len, sliding_window, step):
-    """(first, one past the last) key of a split: equal shares of the visible keys, rounded up to `step`; the last may be shorter."""
+    """(first key, one past the last) of a split: equal shares of the visible keys, rounded up to `step`; the last may be shorter."""
     first_visible = max(0, context_len - sliding_window) if sliding_window > 0 else 0
     share = (context_len - first_visible + splits - 1) // splits
     share = (share + step - 1) // step * step
@@ -32,7 +31,7 @@ def share_of_split(split, splits, context_len, sliding_window, step):
 
 @functools.cache
 def make_merge_kernel(head_dim, warps=MERGE_WARPS):
-    """(kernel, threads)."""
+    """(kernel, threads per block)."""
     dims_each = -(-head_dim // WARP)
     threads = WARP * warps
     out_shape = (warps, head_dim)

@@ -1,7 +1,7 @@
 """How split_kv.py loads rows of the cache into registers: which lane holds which part.
 
-A warp is cut into subgroups of `lanes` lanes. A subgroup reads one key's row, each lane 16 bytes of it (a chunk), and for `keys_each` keys
-all loads are issued before the first is needed. Lanes beyond a row's chunks repeat the last chunk.
+A warp is divided into subgroups of `lanes` lanes. A subgroup reads one key's row, each lane 16 bytes of it (a chunk), and the loads of
+`keys_each` keys are all issued before the first is needed. Lanes beyond a row's chunks repeat the last chunk.
 """
 
 import functools
@@ -16,7 +16,7 @@ from minllm.tiles.warp import WARP
 
 @dataclass(frozen=True)
 class LaneShape:
-    """The division of rows among lanes. keys_each: keys per lane whose loads are in flight at a time; None chooses by group."""
+    """The division of rows among lanes. keys_each: keys per lane with loads in flight at the same time."""
 
     dtype: str
     head_dim: int
@@ -26,7 +26,7 @@ class LaneShape:
 
     @property
     def head_tiles(self):
-        """Blocks that share a KV head's query heads."""
+        """Blocks that share the query heads of a KV head."""
         return head_tiles_of(self.group)[0]
 
     @property
@@ -36,7 +36,7 @@ class LaneShape:
 
     @property
     def elements(self):
-        """Numbers in a chunk of 16 bytes."""
+        """Elements per 16-byte chunk."""
         return 4 if self.dtype == "float32" else 8
 
     @property
@@ -66,7 +66,7 @@ class LaneShape:
 
     @property
     def step(self):
-        """Keys that a block processes at a time."""
+        """Keys per block and iteration."""
         return self.warps * self.subgroups * self.keys_each
 
 

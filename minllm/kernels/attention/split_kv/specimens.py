@@ -1,4 +1,4 @@
-"""split_kv as it is launched: the splits of a context, and their merge."""
+"""Specimens of split_kv: the split kernel and the merge kernel."""
 
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, inputs, states
@@ -14,10 +14,10 @@ def specimens():
 
 
 def split_kv_specimens(dtype):
-    """Decoding: the blocks per SM for which splits are chosen, and the merge of the splits."""
+    """The split kernel, with the blocks per SM that choose_splits assumes, and the merge kernel."""
     for head_dim, group in ((40, 1), (64, 1), (64, 4), (128, 4), (128, 8), (256, 8)):
         kernel, threads, _, _ = split_kv.make_split_kernel(dtype, head_dim, BLOCK_SIZE, group)
-        # A lane holds its elements of every query head of a group: the largest groups leave room for only two blocks.
+        # A lane holds its elements of every query head of a group; with the largest groups only two blocks fit.
         blocks = 2 if head_dim * group >= 1024 else BLOCKS_PER_SM
         arguments = (*inputs(dtype), *states(3), *BATCH, FLOAT32, INT32)
         name = f"attention/split_kv/{head_dim}/group_{group}/{dtype}"

@@ -1,24 +1,24 @@
-"""Flash-Decoding, attention of decode steps: one new token per sequence, with the context split over many blocks.
+"""Flash-Decoding: attention for decode steps, one new token per sequence, with the context split over many blocks.
 
 A decode step has one query row per sequence, so FlashAttention-2, which is parallel over tiles of queries, would leave most of the GPU
 idle. Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023, "Flash-Decoding for long-context inference") splits the keys as well: each
-block takes one share of one sequence's context for one KV head and leaves the state (m, l, o) of its share (online_softmax.py); a
+block takes one share of one sequence's context for one KV head and writes the state (m, l, o) of its share (online_softmax.py); a
 second kernel merges the states of all splits. All query heads of one KV head are packed into the same block, so that K and V are read
 once for the group.
 
 FLOPs: 4 * heads * head_dim per key. Bytes: 2 * kv_heads * head_dim * itemsize per key, read once. Arithmetic intensity: 2 * group /
 itemsize, that is `group` FLOPs per byte for 16-bit caches: far below the 200 or so that make a GPU compute-bound, so all
 that counts is to keep enough bytes in flight. Workspace: splits * heads * (head_dim + 2) * 4 bytes per sequence, written and read
-once. Each subgroup of lanes loads the query of its heads, from caches.
+once. Each subgroup of lanes loads the queries of its heads, from caches.
 
 Threads to data: grid (splits, KV heads x head tiles, sequences). A subgroup of a warp's lanes reads one key's row, each lane 16
 bytes of it, and keeps those elements of all query heads in registers (rows.py). For `keys_each` keys at once a lane loads K and
 V (all loads are issued before the first is needed), multiplies, and sums over its subgroup by shuffles; then every lane folds the same
 scores into its own part of the output. Each subgroup has its own m and l, so the loop needs no exchange between subgroups; their states
-merge at the end (states.py).
+are merged at the end (states.py).
 
 The number of splits is fixed by the grid, because a CUDA graph captures it; the size of a share is computed on the device from the
-context's length. Splits left without keys write the identity (m = -inf, l = 0), and the merge kernel does not read their output.
+length of the context. Splits without keys write the identity (m = -inf, l = 0), and the merge kernel does not read their output.
 """
 
 import functools
@@ -55,7 +55,7 @@ def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None)
 
 @functools.cache
 def make_folds(shape):
-    """The device functions (score_keys, mask_keys, fold_keys) that process the keys of a step in a subgroup."""
+    """The device functions (score_keys, mask_keys, fold_keys) by which a subgroup processes the keys of an iteration."""
     unpack = make_unpack(shape.dtype)
     heads_here, keys_each, lanes, subgroups = shape.heads, shape.keys_each, shape.lanes, shape.subgroups
     elements, chunks_each, numbers_each = shape.elements, shape.chunks_each, shape.numbers_each
@@ -95,7 +95,7 @@ def make_folds(shape):
 
     @cuda.jit(device=True)
     def fold_keys(maxima, sums, acc, scores, value_words):
-        """Online softmax: scores become weights; then acc[heads_here, numbers_each] += weight * v."""
+        """Online softmax: replace scores by weights; then acc[heads_here, numbers_each] += weight * v."""
         numbers = cuda.local.array(elements, float32)
         # exercise: attention.split_kv
         for head in range(heads_here):
@@ -125,7 +125,7 @@ def make_folds(shape):
 
 @functools.cache
 def make_split_kernel(dtype, head_dim, block_size, group, warps=WARPS, keys_each=None):
-    """(kernel, threads, keys per step, blocks that share a KV head). keys_each: keys per lane whose loads are in flight at a time."""
+    """(kernel, threads, keys per iteration, blocks that share a KV head). keys_each: as in LaneShape; None chooses by group."""
     shape = LaneShape(dtype, head_dim, group, warps, keys_each or (4 if head_tiles_of(group)[1] <= 4 else 2))
     block_of, element_of = make_lookup(block_size)
     load_query, load_rows = make_row_loads(shape)
@@ -207,7 +207,7 @@ def attention(
     """Attention of one new token per sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
     splits: shares per context, at most 256; by default chosen for a GPU with `sm_count` SMs (streaming multiprocessors; None: this GPU's).
-    Raises KernelArgumentError for more than one new token per sequence, which flash_attention_2 supports.
+    Raises KernelArgumentError for more than one new token per sequence; flash_attention_2 supports that.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)

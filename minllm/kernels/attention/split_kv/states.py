@@ -1,7 +1,8 @@
-"""Merge the states (m, l, o) of split_kv.py, from subgroups to warps to a block's share of a context (online_softmax.py).
+"""Merges the states (m, l, o) of split_kv.py, from subgroups to warps to a block's share of a context.
 
-Every subgroup of a warp has its own state, so that the loop over keys needs no exchange between them. At the end the subgroups of a
-warp merge by shuffles, and the warps of a block through shared memory. The output is not yet divided by the sum: merge.py does that.
+The merge is that of online_softmax.py. Every subgroup of a warp has its own state, so that the loop over keys needs no exchange between
+them. At the end the subgroups of a warp are merged by shuffles, and the warps of a block through shared memory. The output is not yet
+divided by the sum: merge.py does that.
 """
 
 import functools
@@ -52,7 +53,7 @@ def make_states(shape):
 
     @cuda.jit(device=True)
     def share_state(maxima, sums, acc, warp_states, warp, lane):
-        """Store a warp's state in shared memory, by its first subgroup."""
+        """Store a warp's state in shared memory; its first subgroup writes."""
         warp_max, warp_sum, warp_out = warp_states
         if lane < lanes:
             for head in range(heads_here):

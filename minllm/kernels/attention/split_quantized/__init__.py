@@ -1,1 +1,1 @@
-"""Flash-Decoding over quantised caches: tensor cores multiply the codes."""
+"""Flash-Decoding over quantised caches: the codes themselves are multiplied on tensor cores."""

@@ -1,18 +1,18 @@
-"""Scores of keys quantised by channel: the query takes the scales.
+"""Scores of keys quantised by channel: the scales are applied to the query.
 
-In a group of TOKEN_GROUP keys channel i of key j is k_ji = s_i c_ji + z_i, with the same s_i and z_i for all of them. So
+In a group of TOKEN_GROUP keys, channel i of key j is k_ji = s_i c_ji + z_i, with the same s_i and z_i for all keys of the group. So
 
     q . k_j = sum_i (q_i s_i) c_ji + sum_i q_i z_i
 
-A tile is one group. The query's operands are multiplied by its scales, two channels per instruction, and codes are the other operand as
-they are. The sum of zeros is the score of one more key, z, in all rows of its operand: the product leaves it in every lane that has
-a score of that head.
+A tile is one group. The query's operands are multiplied by the tile's scales, two channels per instruction, and the codes are the other
+operand as they are. The sum of zeros is the score of one more key, z, which fills all rows of its operand: mma leaves it in every lane that
+has a score of that head.
 
-The 4 bits of a code are a float16 as they stand in a word (codes.py): code * 2**-24, or 16 times that for the upper ones of a
-byte. All of a step of 16 channels are of one kind, and even and odd steps are summed apart.
+The 4 bits of a code, masked in their word, are a float16 (codes.py): code * 2**-24, or 16 times that for the upper nibbles of bytes. A step
+of 16 channels has nibbles of one kind, and even and odd steps are summed apart.
 
-FLOPs, beside the product's: head_dim / 16 more products of 16 by 16 by 8 per tile, for the zeros, and head_dim for q_i s_i. Lanes:
-codes.py. Source: Liu et al. 2024, "KIVI", arXiv 2402.02750, section 3.
+FLOPs in addition to those of K q^T: head_dim / 16 mma of 16 by 16 by 8 per tile for the zeros, and head_dim for q_i s_i. Lanes: codes.py.
+Source: Liu et al. 2024, "KIVI", arXiv 2402.02750, section 3.
 """
 
 import functools
@@ -26,12 +26,12 @@ from minllm.kernels.attention.split_quantized.layout import make_chunk_at, make_
 from minllm.kernels.attention.split_quantized.products import LOWER_HALVES, UPPER_HALVES
 from minllm.ptx import fma_f16x2, ldmatrix_x2, mma_m16n8k16_f16, prmt
 
-make_query, query_counts = floats.make_query, floats.query_counts  # a query is float16 operands here too
+make_query, query_counts = floats.make_query, floats.query_counts  # queries are float16 operands, as for floats
 
 
 @cuda.jit(device=True)
 def key_operands(a, words, part):
-    """The four words of A for step `part` of a chunk: nibbles that lie 16 bits from each other, of the first and the last eight keys."""
+    """The four words of A for step `part` of a chunk: nibbles 16 bits apart, of the first and of the last eight keys."""
     for row in range(2):
         a[row] = nibbles(words[row], part)
         a[2 + row] = nibbles(words[row] >> uint32(8), part)
@@ -44,15 +44,15 @@ def make_scores(layout, heads_here):
     steps, operands_of_format = kv_format.head_dim // 16, operands_of(kv_format.name)
     columns, halves, key_tiles = lanes.columns, lanes.halves, layout.keys // 16
     chunk_at, tile_bytes, (_, scale_word_of) = make_chunk_at(layout), 16 * layout.row_bytes, make_scale_places(layout)
-    chain_words, zero_count = 4 * key_tiles * columns, 4 * columns  # words of even or odd steps; zeros of both
+    chain_words, zero_count = 4 * key_tiles * columns, 4 * columns  # sums of even or of odd steps; zero sums of both
     sum_count, scaled_words = 2 * chain_words, 4 * columns
     even_factor, odd_factor = 1 / operands_of_format.unit, 1 / (operands_of_format.unit * operands_of_format.upper_factor)
 
     @cuda.jit(device=True)
     def scale_query(scaled, zero_sums, fragments, ring, scale_word, chunk):
-        """The operands of a chunk's two steps times the scales of their channels; and what the zeros add."""
+        """Multiply the operands of a chunk's two steps by the scales of their channels, and add q . z to zero_sums."""
         zeros = cuda.local.array(4, uint32)
-        first = int64(scale_word) + int64(32 * chunk + 8 * (ring.lane % 4))  # word of eight consecutive channels
+        first = int64(scale_word) + int64(32 * chunk + 8 * (ring.lane % 4))  # first word of eight consecutive channels
         for part in range(2):
             step = 2 * chunk + part
             for half in range(2):

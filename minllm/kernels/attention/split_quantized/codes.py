@@ -1,20 +1,21 @@
-"""From 8- and 4-bit codes to operands of tensor cores, in registers: which heads, groups and channels a lane has.
+"""From 8- and 4-bit codes to operands of tensor cores, in registers: which heads, groups and channels a lane holds.
 
-ldmatrix moves 16-bit elements. A lane gets words of four bytes, or eight nibbles, in place of two 16-bit numbers: of K, whose rows it loads
-as they lie, neighbouring channels of one key; of V, which it transposes, the same few channels of two keys. Any channel may go to any row
-or column of mma, if queries and output agree: so every word becomes operands where it is, without any exchange between lanes.
+ldmatrix moves 16-bit elements. A lane receives words of four bytes, or eight nibbles, in place of two 16-bit numbers: for K, with rows
+loaded as they are, neighbouring channels of one key; for V, which ldmatrix transposes, the same few channels of two keys. Any channel may
+go to any row or column of mma, if queries and output use the same order: so every word becomes operands in place, without any exchange
+between lanes.
 
-integers.py multiplies integer keys as integers. Values are multiplied by weights, which are fractions, and so become float16, as do keys
-that are 8-bit floats (floats.py); float16 holds all codes exactly. A byte above a byte of zeros is the float16 code * 2**-24: float16's
-smallest numbers, the denormal ones, are integers times 2**-24, and tensor cores take them like any others. Factors like 2**24 cost nothing:
-they belong to the scales of whole products (softmax.py).
+integers.py multiplies integer keys as integers. Values are multiplied by weights, which are fractions, and are therefore converted to
+float16, as are keys that are 8-bit floats (floats.py); float16 holds all codes exactly. A byte below a byte of zeros is the float16 code *
+2**-24: float16's denormal numbers are integers times 2**-24, and tensor cores multiply them like any others. Factors like 2**24 cost
+nothing: they are included in the scales of whole matmuls (softmax.py).
 
-mma leaves two neighbouring columns of a row of products with a lane: columns 2 t and 2 t + 1, t = lane % 4. Columns map to heads so:
+The accumulator of mma gives a lane two neighbouring columns of a row: columns 2 t and 2 t + 1, t = lane % 4. Columns map to heads:
 
     column c of a tile of eight heads is head c // 2 + 4 * (c % 2): a lane has heads t and t + 4
     if a block has at most four heads, both columns belong to head t: a lane has one head, and computes each exponential of softmax once
 
-Two columns for one head can differ: by the halves of an integer query, or by the groups whose scales their weights take (products.py).
+The two columns of one head can differ: by the halves of an integer query, or by the groups of their weights' scales (products.py).
 """
 
 import functools
@@ -26,14 +27,14 @@ from numba import cuda, int32, uint32
 
 from minllm.ptx import prmt
 
-DENORMAL = 2.0**-24  # the value of a float16's lowest bit if all bits above are zeros
-EXPONENT_BITS, TWO_EXPONENTS = 0x7F800000, 0x7F000000  # 2**e has the bits of TWO_EXPONENTS less those of 2**-e
-IN_ORDER, IN_TURN = 0x5410, 0x5140  # prmt: the two lower bytes of one word, then those of another; or one of each in turn
+DENORMAL = 2.0**-24  # value of a denormal float16's lowest bit
+EXPONENT_BITS, TWO_EXPONENTS = 0x7F800000, 0x7F000000  # float32: the bits of 2**e are TWO_EXPONENTS minus the bits of 2**-e
+IN_ORDER, IN_TURN = 0x5410, 0x5140  # prmt: the two lower bytes of one word, then those of another; or alternating bytes of both
 
 
 @dataclass(frozen=True)
 class CodeLanes:
-    """Which heads and groups a lane holds."""
+    """The heads and groups that a lane holds."""
 
     heads: int  # per lane
     columns: int  # tiles of 8 heads
@@ -43,17 +44,17 @@ class CodeLanes:
 
     @property
     def parts(self):
-        """How many of a lane's two columns differ."""
+        """2 if a lane's two columns of accumulators differ, else 1."""
         return 2 if self.halves == 2 or self.shared else 1
 
     @property
     def zero_tiles(self):
-        """Products of weights and zeros for 16 keys and 8 heads: two of a lane's groups in each."""
+        """mma instructions that multiply weights and zeros, for 16 keys and 8 heads; each covers two of a lane's groups."""
         return -(-self.lane_groups // 2)
 
 
 def lanes_of(kv_format, heads_here):
-    """The CodeLanes of a block of `heads_here` query heads."""
+    """The CodeLanes for a block of `heads_here` query heads."""
     columns, halves = -(-heads_here // 8), 1 if heads_here <= 4 else 2
     shared = halves == 1 and kv_format.groups % 2 == 0
     return CodeLanes(columns * halves, columns, halves, shared, kv_format.groups // 2 if shared else kv_format.groups)
@@ -61,29 +62,29 @@ def lanes_of(kv_format, heads_here):
 
 @dataclass(frozen=True)
 class CodeOperands:
-    """How one format's words become operands; integers.py and floats.py say what key_operands and query_channel do."""
+    """How one format's words become operands; integers.py and floats.py describe key_operands and query_channel."""
 
     steps: int  # mma steps of 16 channels per chunk of 16 bytes
-    unit: float  # what a value's code of 1 becomes
-    upper_factor: float  # how many times as much it becomes in the last step of a chunk
+    unit: float  # the float16 operand for a value's code of 1
+    upper_factor: float  # factor on that in the last step of a chunk
     key_operands: Any
-    value_operands: Any  # (a, words, at, part): the words of A for step `part`, from words[at] and words[at + 1], of eight keys each
+    value_operands: Any  # (a, words, at, part): the words of A for step `part`, from words[at] and words[at + 1] of eight keys each
     query_channel: Any
-    value_channel: Any  # (step, half, lane): the channel of row lane // 4 + 8 * half of D
+    value_channel: Any  # (step, half, lane): the channel of row lane // 4 + 8 * half of the accumulator
     byte_order: int = IN_ORDER
 
 
 class QueryOperands(NamedTuple):
     """Query heads in registers."""
 
-    fragments: Any  # uint32: B operands, of floats [columns, steps of 16 channels, 2], of integers [a lane's heads, words of 4 channels]
-    loaded: Any  # uint32: the queries of the next head of the line, as they lie in memory
-    units: Any  # float32 [a lane's heads]: what products are multiplied by
+    fragments: Any  # uint32: B operands; floats: [columns, steps of 16 channels, 2], integers: [a lane's heads, words of 4 channels]
+    loaded: Any  # uint32: the queries of the next head of the line, as in memory
+    units: Any  # float32 [a lane's heads]: factors on the scores
     sums: Any  # float32 [groups, a lane's heads]: for integers, sum(q) in the same units
 
 
 def arithmetic_of(kv_format):
-    """The module that multiplies the keys of a format; only this one is loaded. Each has operands_of(name), query_counts(kv_format,
+    """The module that multiplies the keys of a format; the others are not imported. Each has operands_of(name), query_counts(kv_format,
     heads_here), make_query(kv_format, dtype, heads_here, head_tiles) and make_scores(layout, heads_here)."""
     name = "channels" if kv_format.keys_by_channel else "floats" if kv_format.is_float else "integers"
     return importlib.import_module(f"{__package__}.{name}")
@@ -96,7 +97,7 @@ def operands_of(kv_format):
 
 @functools.cache
 def make_byte_halves(even_pair, odd_pair):
-    """value_operands of bytes that prmt makes float16 of, given the selectors for bytes 0 and 2, 1 and 3."""
+    """value_operands for bytes that prmt converts to float16; even_pair, odd_pair: its selectors for bytes 0 and 2, 1 and 3."""
 
     @cuda.jit(device=True)
     def value_operands(a, words, at, part):

@@ -1,4 +1,4 @@
-"""The rings of layout.py filled by cp.async: every lane copies chunks of 16 bytes; codes that must not be seen are not read."""
+"""Fills the rings of layout.py by cp.async: lanes copy chunks of 16 bytes; codes that must not be seen are not read."""
 
 import functools
 
@@ -17,22 +17,21 @@ from minllm.ptx import (
     cp_async_wait_group_3,
 )
 
-WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by stages
+WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by number of stages
 
 
 @functools.cache
 def make_row_copies(layout, block_size):
-    """copy_rows(cache, bases, ahead, ring): start copying codes of K and V. bases: where in the cache the codes of each run's first key
-    lie.
+    """copy_rows(cache, bases, ahead, ring): start copying codes of K and V. bases: index in the cache of the codes of each run's first key.
 
-    The keys of a head lie side by side in a block: all but a lane's first copy go to and come from constant distances.
+    The keys of a head are contiguous in a block, so the source and destination of a lane's copies are at constant distances.
     """
     keys, code_bytes, row_bytes, chunks = layout.keys, layout.kv_format.code_bytes, layout.row_bytes, layout.chunks
     copies = -(-keys * chunks // 32)  # per lane
-    whole, level = keys * chunks % 32 == 0, 32 % chunks == 0  # all lanes copy every time; 32 lanes copy whole rows
+    whole, level = keys * chunks % 32 == 0, 32 % chunks == 0  # whether all lanes copy every time; whether 32 lanes copy whole rows
     run = run_of(block_size, keys)
     run_chunks, pick = run * chunks, make_pick(keys // run)
-    together = run_chunks % 32 == 0  # all lanes copy from one run at a time
+    together = run_chunks % 32 == 0  # whether all lanes copy from the same run at a time
     copy_codes = cp_async_16 if run * code_bytes % LINE_BYTES == 0 else cp_async_16_narrow
 
     @cuda.jit(device=True)
@@ -62,7 +61,7 @@ def make_row_copies(layout, block_size):
 
 @functools.cache
 def make_pick(runs):
-    """pick(numbers, i): numbers[i] of a local array of `runs`, without addressing it."""
+    """pick(numbers, i): numbers[i] of a local array of length `runs`, without indexing, so that it stays in registers."""
 
     @cuda.jit(device=True)
     def pick(numbers, i):
@@ -77,7 +76,7 @@ def make_pick(runs):
 
 @functools.cache
 def make_source(layout, block_size, head_tiles, warps, plan):
-    """Codes by cp.async; head_tiles: heads of the line per KV head."""
+    """The Source that loads codes by cp.async; head_tiles: heads of the line per KV head."""
     keys, code_bytes, groups = layout.keys, layout.kv_format.code_bytes, layout.kv_format.groups
     scale_words, by_channel = layout.scale_words, layout.kv_format.keys_by_channel
     scale_copies = -(-scale_words // 4 // 32)  # per lane
@@ -92,7 +91,7 @@ def make_source(layout, block_size, head_tiles, warps, plan):
 
     @cuda.jit(device=True)
     def copy_scales(cache, bases, ahead, ring):
-        """Start copying scales of K and V, four words per lane. bases: where each run's first key has its words."""
+        """Start copying scales of K and V, four words per lane. bases: index of the words of each run's first key."""
         scales = scales_of(ring)
         for i in range(scale_copies):
             word = uint32(4 * (ring.lane + 32 * i))
@@ -110,7 +109,7 @@ def make_source(layout, block_size, head_tiles, warps, plan):
 
     @cuda.jit(device=True)
     def fetch(ahead, ring, batch, cache):
-        """Start copying a tile, if any is left, and look up the next one: always one group of copies."""
+        """Start copying a tile, if any is left, and look up the next one; always commits one group of copies."""
         if ahead.cursor.left > 0:
             kv_heads, head = uint32(quotient(batch.line_heads, head_tiles)), uint32(quotient(ahead.cursor.head, head_tiles))
             code_bases, scale_bases = cuda.local.array(runs, int64), cuda.local.array(runs, int64)
@@ -139,7 +138,7 @@ def make_source(layout, block_size, head_tiles, warps, plan):
 
     @cuda.jit(device=True)
     def release(ring):
-        """All lanes have read the stage, which is filled next."""
+        """Wait until all lanes have read the stage, which is filled next."""
         cuda.syncwarp()
 
     return Source(setup, aim, fetch, wait, release, layout.stage_bytes, layout.ring_bytes, lookups=runs)

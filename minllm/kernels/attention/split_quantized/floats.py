@@ -1,9 +1,10 @@
 """Keys that are 8-bit floats, multiplied as float16: fp8_e4m3 and fp8_e5m2.
 
-cvt.rn.f16x2.e4m3x2 converts e4m3; e5m2 is the upper half of a float16, which prmt puts above a byte of zeros. key_operands is like
-value_operands, and query_channel(step, half, lane) the first of the two channels in word `half` of B.
+cvt.rn.f16x2.e4m3x2 converts e4m3; e5m2 is the upper half of a float16, so prmt puts a byte of zeros below it. key_operands has the
+arguments of value_operands, and query_channel(step, half, lane) is the first of the two channels in word `half` of B.
 
-A power of two brings a query into float16's range; the products are multiplied by it afterwards, as by the scale of the KV head.
+A query is divided by a power of two that brings it into float16's range; scores are multiplied by it afterwards, and by the scale of the KV
+head.
 """
 
 import functools
@@ -29,13 +30,13 @@ from minllm.ptx import (
 )
 from minllm.tiles.warp import ALL_LANES, maximum_of_row
 
-SWAP_MIDDLE = 0x3120  # bytes 0, 2, 1, 3
-SMALLEST, LARGEST = 0x1F800000, 0x5F800000  # the bits of 2**-64 and 2**64: queries beyond are not brought all the way
+SWAP_MIDDLE = 0x3120  # prmt: bytes 0, 2, 1, 3
+SMALLEST, LARGEST = 0x1F800000, 0x5F800000  # bits of 2**-64 and 2**64, to which the power of two is clamped
 
 
 @cuda.jit(device=True)
 def e5m2_key_operands(a, words, at, part):
-    """A byte of zeros below each byte, two neighbours per word."""
+    """e5m2 to float16: a byte of zeros below each byte, two neighbouring channels per word."""
     for row in range(2):
         a[row] = prmt(words[at + row], uint32(0), uint32(0x1404))
         a[2 + row] = prmt(words[at + row], uint32(0), uint32(0x3424))
@@ -43,7 +44,7 @@ def e5m2_key_operands(a, words, at, part):
 
 @cuda.jit(device=True)
 def e4m3_key_operands(a, words, at, part):
-    """Neighbouring bytes are converted together."""
+    """e4m3 to float16: two neighbouring channels per conversion."""
     for row in range(2):
         a[row] = e4m3x2_to_f16x2(words[at + row])
         a[2 + row] = e4m3x2_to_f16x2(words[at + row] >> uint32(16))
@@ -51,7 +52,7 @@ def e4m3_key_operands(a, words, at, part):
 
 @cuda.jit(device=True)
 def e4m3_value_operands(a, words, at, part):
-    """Bytes of one channel are brought together first."""
+    """e4m3 to float16: the bytes of one channel are made neighbours first."""
     for half in range(2):
         word = prmt(words[at + half], uint32(0), uint32(SWAP_MIDDLE))
         a[2 * half] = e4m3x2_to_f16x2(word)
@@ -60,12 +61,12 @@ def e4m3_value_operands(a, words, at, part):
 
 @cuda.jit(device=True)
 def query_channel_of_floats(step, half, lane):
-    """Lane t of a row has bytes 4t to 4t + 3: the two words of B."""
+    """Lane t of a row has channels 4t to 4t + 3 of a step, in the two words of B."""
     return int32(16 * step + 4 * (lane % 4) + 2 * half)
 
 
 def operands_of(name):
-    """The CodeOperands of a format."""
+    """The CodeOperands of fp8_e4m3 or fp8_e5m2."""
     if name == "fp8_e5m2":
         key_operands, value_operands = e5m2_key_operands, codes.make_byte_halves(0x2404, 0x3414)
     else:
@@ -75,21 +76,21 @@ def operands_of(name):
 
 @cuda.jit(device=True)
 def power_of_two(largest):
-    """(2**e, 2**-e), 2**e the power of two below a number."""
+    """(2**e, 2**-e), with 2**e the largest power of two that is at most `largest`, clamped to 2**-64 to 2**64."""
     bits = uint32(float_as_uint(largest) & uint32(EXPONENT_BITS))
     bits = uint32(min(max(bits, uint32(SMALLEST)), uint32(LARGEST)))
     return uint_as_float(bits), uint_as_float(uint32(uint32(TWO_EXPONENTS) - bits))
 
 
 def query_counts(kv_format, heads_here):
-    """(words of a lane's queries as they lie in memory, words of operands)."""
+    """(words per lane of queries as loaded, words per lane of operands)."""
     count = kv_format.head_dim // 8 * lanes_of(kv_format, heads_here).columns
     return count, count
 
 
 @functools.cache
 def make_query(kv_format, dtype, heads_here, head_tiles):
-    """(load_query, prepare_query) as walk.Products has them, for a block of `heads_here` query heads of 16-bit `dtype`."""
+    """(load_query, prepare) of walk.Products, for a block of `heads_here` query heads of 16-bit `dtype`."""
     head_dim, lanes = kv_format.head_dim, lanes_of(kv_format, heads_here)
     steps, columns, halves, unit_count = head_dim // 16, lanes.columns, lanes.halves, lanes.heads
     query_channel, floats = codes.operands_of(kv_format).query_channel, kv_format.is_float
@@ -122,7 +123,7 @@ def make_query(kv_format, dtype, heads_here, head_tiles):
             for i in range(2 * steps):
                 low, high = unpack(loaded[at + i])
                 fragments[at + i] = pack_f16x2(low * inverse, high * inverse)
-        if floats:  # scales of the whole KV head
+        if floats:  # one scale per KV head
             kv_head = uint32(quotient(cursor.head, head_tiles))
             state.ceiling[0] = cache.value_scales[kv_head]
             for i in range(unit_count):
@@ -143,7 +144,7 @@ def make_scores(layout, heads_here):
 
     @cuda.jit(device=True)
     def score_tile(scores, operands, ring):
-        """Even and odd steps are summed apart: two short chains of products, not a long one."""
+        """Even and odd steps are summed apart: two short chains of mma, not a long one."""
         words, a = cuda.local.array(4, uint32), cuda.local.array(4, uint32)
         sums = cuda.local.array(sum_count, float32)
         for i in range(sum_count):

@@ -1,20 +1,20 @@
 """Keys that are integers, multiplied as integers: int8 and int4.
 
-Codes are operands of integer tensor cores as they are. A query becomes integers too: a head's components are divided by a unit that makes
-the largest LARGEST_INTEGER, rounded, and split into an upper and a lower signed byte,
+Codes are operands of integer tensor cores as they are. A query is converted to integers too: a head's components are divided by a unit
+chosen so that the largest becomes LARGEST_INTEGER, rounded, and split into an upper and a lower signed byte,
 
     q = (256 upper + lower) * unit
 
-which are two columns of one product, neighbours in the same lane. So a product of bytes is exact, and a query is kept to nearly 16 bits of
-its largest component, where bfloat16 has 8 bits of each. Scales and zeros of a group are applied to its sum (products.py).
+which are two neighbouring columns of one mma, in the same lane. So the dot product of bytes is exact, and a query keeps nearly 16 bits
+relative to its largest component, whereas bfloat16 has 8 bits of each. Scales and zeros of a group are applied to its sum (products.py).
 
-Codes as operands: words of int8 are operands as they are; of int4, one AND takes four nibbles, the upper ones after a shift. As float16
-values, prmt puts each byte of int8 below a byte of zeros; of int4, one AND takes two nibbles that lie 16 bits from each other, and those of
-the upper half of a byte are 16 times as large.
+Codes as operands: words of int8 are operands as they are; of int4, one AND extracts four nibbles, the upper ones after a shift. As float16
+values, prmt puts each byte of int8 below a byte of zeros; of int4, one AND extracts two nibbles that lie 16 bits apart, and those of the
+upper half of a byte are 16 times as large.
 
-key_operands(a, words, part, parts) makes the four words of A for a product of 32 channels, number `part` of the `parts` that two chunks
-take, from their four words. Word i of B for a head has four channels: two from query_channel(i, 0, lane) on and two from query_channel(i,
-1, lane) on, in byte_order.
+key_operands(a, words, part, parts) makes the four words of A for an mma over 32 channels, the `part`-th of the `parts` for two chunks, from
+their four words. Word i of B for a head has four channels: two from query_channel(i, 0, lane) on and two from query_channel(i, 1, lane) on,
+in byte_order.
 """
 
 import functools
@@ -45,34 +45,34 @@ from minllm.tiles.warp import ALL_LANES, maximum_of_row, sum_of_row
 
 NIBBLES, UPPER_NIBBLES = 0x000F000F, 0x00F000F0
 FOUR_NIBBLES = 0x0F0F0F0F
-LARGEST_INTEGER = 32000.0  # within two bytes, and 256 times 255 times as much, the largest product of a head, within int32
-LEAST, MOST = 2.0**-64, 2.0**64  # the largest component is taken to be at least, and at most
-INTEGER = 1.5 * 2.0**23  # an integer added to it stands in the lowest bits of the sum
+LARGEST_INTEGER = 32000.0  # fits two signed bytes; 256 * 255 times it, the largest dot product of a head, fits int32
+LEAST, MOST = 2.0**-64, 2.0**64  # the largest component is clamped to this range
+INTEGER = 1.5 * 2.0**23  # adding it to a float32 leaves the number, rounded to an integer, in the lowest bits
 UPPER_BYTES, LOWER_BYTES = 0x51, 0x40  # prmt: bytes 1, or bytes 0, of two words
 
 
 @cuda.jit(device=True)
 def byte_key_operands(a, words, part, parts):
-    """Two chunks in one product; or, where they are of different groups, one chunk and zeros."""
+    """Two chunks in one mma; or, if they belong to different groups, one chunk and zeros."""
     for i in range(4):
         a[i] = words[i] if parts == 1 or i // 2 == part else uint32(0)
 
 
 @cuda.jit(device=True)
 def query_channel_of_bytes(word, half, lane):
-    """A word of B for each chunk: lane t of a row has bytes 4t to 4t + 3."""
+    """One word of B per chunk: lane t of a row has bytes 4t to 4t + 3."""
     return int32(16 * word + 4 * (lane % 4) + 2 * half)
 
 
 @cuda.jit(device=True)
 def nibbles(word, part):
-    """Two nibbles as float16: the lower ones of bytes 0 and 2, or, 16 times as large, the upper ones."""
+    """Two nibbles as float16: the lower ones of bytes 0 and 2, or the upper ones, which are 16 times as large."""
     return uint32(word & uint32(UPPER_NIBBLES if part else NIBBLES))
 
 
 @cuda.jit(device=True)
 def nibble_key_operands(a, words, part, parts):
-    """The lower nibbles of four bytes, then the upper ones."""
+    """The lower nibbles of four bytes of each word, then the upper ones."""
     for row in range(2):
         a[row] = uint32(words[2 * part + row] & uint32(FOUR_NIBBLES))
         a[2 + row] = uint32((words[2 * part + row] >> uint32(4)) & uint32(FOUR_NIBBLES))
@@ -80,7 +80,7 @@ def nibble_key_operands(a, words, part, parts):
 
 @cuda.jit(device=True)
 def nibble_value_operands(a, words, at, part):
-    """Nibbles that lie 16 bits from each other, of two keys: of the first and the third byte, then of the second and the fourth."""
+    """Nibbles 16 bits apart, of two keys: those of the first and third byte, then those of the second and fourth."""
     for half in range(2):
         a[2 * half] = nibbles(words[at + half], part)
         a[2 * half + 1] = nibbles(words[at + half] >> uint32(8), part)
@@ -88,20 +88,20 @@ def nibble_value_operands(a, words, at, part):
 
 @cuda.jit(device=True)
 def query_channel_of_nibbles(word, half, lane):
-    """Two words of B for each chunk. Lane t of a row has the eight channels from 8t on, in quantization/reference.py's order: lower nibbles
-    are channels 0, 4, 1 and 5 of them, upper ones 2, 6, 3 and 7."""
+    """Two words of B per chunk. Lane t of a row has the eight channels from 8t on, in the order of quantization/reference.py: lower nibbles
+    are channels 0, 4, 1 and 5 of these, upper nibbles 2, 6, 3 and 7."""
     return int32(32 * (word // 2) + 8 * (lane % 4) + 2 * (word % 2) + 4 * half)
 
 
 @cuda.jit(device=True)
 def value_channel_of_nibbles(step, half, lane):
-    """A 16-bit element is four channels, every second one of eight: nibbles 0 and 2 are rows of an even step, 1 and 3 of an odd one."""
+    """A 16-bit element is four channels, every second of eight: nibbles 0 and 2 are rows of an even step, 1 and 3 of an odd step."""
     row = lane // 4
     return int32(32 * (step // 2) + 8 * (row // 2) + row % 2 + 4 * half + 2 * (step % 2))
 
 
 def operands_of(name):
-    """The CodeOperands of int8, and of 4-bit integers."""
+    """The CodeOperands of int8 or of a 4-bit integer format."""
     if name == "int8":
         values = make_byte_halves(0x4240, 0x4341)
         return CodeOperands(1, DENORMAL, 1.0, byte_key_operands, values, query_channel_of_bytes, value_channel_of_bytes)
@@ -110,14 +110,14 @@ def operands_of(name):
 
 
 def query_counts(kv_format, heads_here):
-    """(words of a lane's queries as they lie in memory, words of operands)."""
+    """(words per lane of queries as loaded, words per lane of operands)."""
     lanes, words = lanes_of(kv_format, heads_here), kv_format.head_dim // 16
     return 2 * words * lanes.heads, (words + words % 2) * lanes.heads
 
 
 @functools.cache
 def make_query(kv_format, dtype, heads_here, head_tiles):
-    """(load_query, prepare_query) as walk.Products has them, for a block of `heads_here` query heads of 16-bit `dtype`."""
+    """(load_query, prepare) of walk.Products, for a block of `heads_here` query heads of 16-bit `dtype`."""
     head_dim, groups, lane_heads = kv_format.head_dim, kv_format.groups, lanes_of(kv_format, heads_here).heads
     operands = operands_of(kv_format.name)
     query_channel, byte_order = operands.query_channel, operands.byte_order
@@ -148,8 +148,8 @@ def make_query(kv_format, dtype, heads_here, head_tiles):
     def prepare_query(operands, state, cursor, cache, lane):
         fragments, loaded, units, sums = operands
         lower = lane // 4 % 2 == 1  # this column's half of the query
-        mine = int32(8 * (lane % 4))  # a lane that holds the queries of this lane's head
-        integer = float32(INTEGER) if lower else float32(INTEGER + 128.0)  # the lower byte is of a sign: the upper one is rounded
+        mine = int32(8 * (lane % 4))  # a lane that holds the query of this lane's head
+        integer = float32(INTEGER) if lower else float32(INTEGER + 128.0)  # + 128 rounds the upper byte, because the lower one is signed
         bits = cuda.local.array(4, uint32)
         for j in range(lane_heads):
             largest = float32(0.0)
@@ -178,20 +178,20 @@ def make_query(kv_format, dtype, heads_here, head_tiles):
 
 @functools.cache
 def make_scores(layout, heads_here):
-    """score_tile(scores, operands, ring): scores [8-key rows, a lane's heads] = K q^T."""
+    """score_tile(scores, operands, ring): scores [8-key rows, a lane's heads] = K q^T, in units."""
     kv_format, chunks, key_tiles, tile_bytes = layout.kv_format, layout.chunks, layout.keys // 16, 16 * layout.row_bytes
     groups, heads, operands_of_format = kv_format.groups, lanes_of(kv_format, heads_here).heads, operands_of(kv_format.name)
     key_operands, chunk_words = operands_of_format.key_operands, operands_of_format.steps  # words of B per chunk of 16 bytes
     chunk_at, (_, scale_word_of) = make_chunk_at(layout), make_scale_places(layout)
     group_chunks, pitch = chunks // groups, -(-kv_format.head_dim // 32) * 2
-    parts = 2 if chunk_words == 2 or group_chunks == 1 else 1  # products for a pair of chunks
-    chains = max(2, groups)  # sums per group, or of even and odd pairs: short chains of products
+    parts = 2 if chunk_words == 2 or group_chunks == 1 else 1  # mma instructions per pair of chunks
+    chains = max(2, groups)  # one sum per group, or one of even and one of odd pairs: short chains of mma
     chain_words = 4 * key_tiles * heads
     sum_count = chains * chain_words
 
     @cuda.jit(device=True)
     def scale_sums(scores, sums, query_sums, ring, scale_word, key_tile, group):
-        """scores[key_tile] (+)= scale * sums + zero * sum(q) of one group, by the scales of this lane's keys."""
+        """scores[key_tile] (+)= scale * sums + zero * sum(q) for one group, with the scales of this lane's keys."""
         first_word = int64(scale_word) + int64(ring.lane // 4 * groups)  # word of this lane's first key
         for half in range(2):
             scale, zero = unpack_f16x2(ring.words[first_word + ((16 * key_tile + 8 * half) * groups + group)])

@@ -1,10 +1,10 @@
-"""How a warp's own ring of quantised keys and values lies in shared memory; cp_async_ring.py or tma_ring.py fills it.
+"""The shared-memory layout of a warp's own ring of quantised keys and values.
 
-A stage holds the codes of `keys` keys and those of the same values. Behind the codes of all stages lie the scales of integers, those of a
-stage's keys and then of its values, a word of two float16 (scale, zero) for each key and group. Keys by channel have as many words, where
-their tokens' would be: a tile is a group of tokens, and as long as a group of channels. Codes travel as they lie in memory, so that a ring
-of the same bytes holds two or four times as many keys. For cp.async, a row of codes is padded to an odd number of 16-byte chunks, so that
-the eight rows of an ldmatrix tile lie in different banks; TMA swizzles instead.
+cp_async_ring.py or tma_ring.py fills the ring. A stage holds the codes of `keys` keys and those of their values. For integers, the scales
+follow the codes of all stages: those of a stage's keys and then of its values, one word of two float16 (scale, zero) per key and group.
+Keys by channel have the same number of words in the same place: a tile is a group of tokens, and as long as a group of channels. Codes are
+copied unchanged, so that a ring of the same size holds two or four times as many keys. For cp.async, a row of codes is padded to an odd
+number of 16-byte chunks, so that the eight rows of an ldmatrix tile lie in different banks; TMA swizzles instead.
 """
 
 import functools
@@ -17,8 +17,8 @@ from numba import cuda, uint32
 
 from minllm.runtime.tensor_map import tensor_map
 
-SMALLEST_TILE, BARRIER_BYTES = 16, 16  # keys; two mbarriers per stage
-LINE_BYTES, SWIZZLE_BYTES = 128, 1024  # an L2 line; the period of TMA's swizzle
+SMALLEST_TILE, BARRIER_BYTES = 16, 16  # keys of a warp's smallest tile; bytes of the two mbarriers per stage
+LINE_BYTES, SWIZZLE_BYTES = 128, 1024  # bytes of an L2 line; period of TMA's swizzle, in bytes
 
 
 class CodeCache(NamedTuple):
@@ -32,7 +32,7 @@ class CodeCache(NamedTuple):
 
 @dataclass(frozen=True)
 class CodeLayout:
-    """How a warp's ring lies in shared memory."""
+    """The layout of a warp's ring in shared memory."""
 
     kv_format: Any  # a KvFormat (kernels/quantization/formats.py)
     keys: int  # keys per tile
@@ -41,7 +41,7 @@ class CodeLayout:
 
     @property
     def chunks(self):
-        """Chunks of 16 bytes in a head's codes."""
+        """16-byte chunks per row of codes."""
         return self.kv_format.code_bytes // 16
 
     @property
@@ -51,35 +51,35 @@ class CodeLayout:
 
     @property
     def stage_bytes(self):
-        """Bytes of the codes of a stage: `keys` rows of K and of V."""
+        """Bytes of codes per stage: `keys` rows of K and of V."""
         return 2 * self.keys * self.row_bytes
 
     @property
     def scale_words(self):
-        """Words of the scales of a stage's keys, and as many of its values."""
+        """32-bit words of scales for the keys of a stage; its values have the same number."""
         return 0 if self.kv_format.is_float else self.keys * self.kv_format.groups
 
     @property
     def barriers_at(self):
-        """Where the mbarriers of TMA lie: behind codes and scales."""
+        """Byte offset of TMA's mbarriers in the ring, after codes and scales."""
         return self.stages * (self.stage_bytes + 8 * self.scale_words)
 
     @property
     def ring_bytes(self):
-        """Bytes of a warp's ring; for TMA, a ring begins where the swizzle does."""
+        """Bytes of a warp's ring; for TMA a multiple of the swizzle's period."""
         whole = self.barriers_at + BARRIER_BYTES * self.stages
         return -(-whole // SWIZZLE_BYTES) * SWIZZLE_BYTES if self.tma else self.barriers_at
 
 
 def run_of(block_size, keys):
-    """How many keys of a warp's tile, from its first on, certainly lie in one block of the cache; so do as many that follow, and so on."""
+    """Length of a run: a warp's tile is divided into runs of this many keys, each of which lies in one block of the cache."""
     return math.gcd(block_size, keys)
 
 
 @functools.cache
 def make_scale_places(layout):
-    """(scales_of, scale_word_of): the shared address of the scales of ring.free, and the first word of those of ring.stage in
-    ring.words."""
+    """(scales_of, scale_word_of): device functions for the shared address of the scales of ring.free, and for the index in ring.words of
+    the scales of ring.stage."""
     stage_bytes, scale_bytes, codes_bytes = layout.stage_bytes, 8 * layout.scale_words, layout.stages * layout.stage_bytes
     first_word, scale_words, ring_words = codes_bytes // 4, scale_bytes // 4, layout.ring_bytes // 4
 
@@ -97,15 +97,15 @@ def make_scale_places(layout):
 
 @functools.cache
 def make_chunk_at(layout):
-    """chunk_at(tile, pair, lane): the shared address that a lane gives ldmatrix for 16 rows of codes, of which it loads chunks 2 * pair and
-    2 * pair + 1. tile: where the first of the rows begins."""
+    """chunk_at(tile, pair, lane): the shared address that a lane passes to ldmatrix, which loads chunks 2 * pair and 2 * pair + 1 of 16
+    rows of codes. tile: address of the first row."""
     row_bytes, row_chunks, swizzled = layout.row_bytes, layout.chunks, layout.tma
     rows_per_line = max(1, LINE_BYTES // layout.kv_format.code_bytes)
 
     @cuda.jit(device=True)
     def chunk_at(tile, pair, lane):
         row, chunk = uint32(lane) % uint32(16), uint32(lane) // uint32(16)
-        if swizzled:  # lines of eight chunks, of which chunk c of line i lies at c ^ i: minllm/ptx/swizzle.py
+        if swizzled:  # lines of eight chunks; chunk c of line i lies at c ^ i % 8 (minllm/ptx/swizzle.py)
             line = uint32(row // uint32(rows_per_line))
             within = uint32(row % uint32(rows_per_line) * uint32(row_chunks) + chunk)
             at = uint32(within ^ line % uint32(8) ^ uint32(2 * pair))
@@ -116,19 +116,19 @@ def make_chunk_at(layout):
 
 
 def can_fetch(kv_format, block_size):
-    """Whether TMA can fetch a cache's codes: lines of whole keys, in boxes after which the swizzle repeats."""
+    """Whether TMA can load a cache's codes: a line holds whole keys, and boxes are multiples of the swizzle's period."""
     code_bytes, run = kv_format.code_bytes, run_of(block_size, SMALLEST_TILE)
     return LINE_BYTES % code_bytes == 0 and run * code_bytes % SWIZZLE_BYTES == 0
 
 
 def map_of(codes, keys):
-    """The tensor map of a cache's codes for tiles of `keys` keys."""
+    """The tensor map of a cache's codes, for tiles of `keys` keys."""
     lines = codes.reshape(-1, LINE_BYTES)
     box_bytes = run_of(codes.shape[2], keys) * codes.shape[3]
     return tensor_map(lines, (box_bytes // LINE_BYTES, LINE_BYTES), swizzle=LINE_BYTES, promotion=LINE_BYTES)
 
 
 def make_source(layout, block_size, head_tiles, warps, plan):
-    """The Source (walk.py) of a CodeLayout, of which only one is loaded; head_tiles: heads of the line per KV head."""
+    """The Source (walk.py) of a CodeLayout; imports only the module that is used. head_tiles: heads of the line per KV head."""
     name = "tma_ring" if layout.tma else "cp_async_ring"
     return importlib.import_module(f"{__package__}.{name}").make_source(layout, block_size, head_tiles, warps, plan)

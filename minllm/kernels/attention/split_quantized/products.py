@@ -1,16 +1,16 @@
-"""Products of a tile of quantised values, and what those of keys (integers, floats, channels) share with them: codes are multiplied.
+"""The matmul of a tile of quantised values, and the mask that all kinds of keys (integers, floats, channels) share.
 
-An integer key is k = s c + z: codes c, and a scale and a zero for every group of channels. Neither is applied to a number of K or V:
+An integer key is k = s c + z, with codes c, and a scale and a zero per group of channels. Neither is applied to elements of K or V:
 
-    q . k = sum over groups of    s (q . c) + z sum(q)             one multiply-add per score and group, not per number
-    p v   = (p s) . c + p . z     the weight takes the scale along; what the zeros add is one number for all channels of a group
+    q . k = sum over groups of    s (q . c) + z sum(q)             one multiply-add per score and group, not per element
+    p v   = (p s) . c + p . z     the weight includes the scale; the zeros add one number for all channels of a group
 
-so that the codes themselves are the operands. q . c is a product of integers (integers.py). (p s) . c and p . z are products of float16:
+so that the codes themselves are the operands. q . c is computed in integers (integers.py). (p s) . c and p . z are computed in float16:
 weights are transposed first, two keys per word, and multiplied by the scales of two keys at a time; the same words hold the zeros,
-which are the A operand of p . z. 8-bit floats are operands as they are; their scale, one per head, goes into the scale of the scores and
-the output, as does the unit that integers become float16 in (codes.py).
+which are the A operand of p . z. 8-bit floats are operands as they are; their scale, one per head, is included in the scale of the scores
+and of the output, as is the unit of integers converted to float16 (codes.py).
 
-S^T is [keys, heads], O^T [channels, heads]; codes.py says what a lane holds of them.
+S^T is [keys, heads], O^T [channels, heads]; codes.py says which elements a lane holds.
 """
 
 import functools
@@ -27,7 +27,7 @@ LOWER_HALVES, UPPER_HALVES = 0x5410, 0x7632  # prmt: the lower, or the upper, 16
 
 @functools.cache
 def make_mask(layout, heads_here):
-    """mask_tile(scores, position, visible, lane): scores of keys that are not visible become -inf."""
+    """mask_tile(scores, position, visible, lane): device function that sets scores of keys that are not visible to -inf."""
     keys, heads = layout.keys, lanes_of(layout.kv_format, heads_here).heads
 
     @cuda.jit(device=True)
@@ -45,7 +45,7 @@ def make_mask(layout, heads_here):
 
 @functools.cache
 def make_value_products(layout, heads_here):
-    """multiply_values(state, weights, ring): acc [16-channel tile, 8-head tile] += V^T P^T of weights times scales, and zero_sums of
+    """multiply_values(state, weights, ring): acc [16-channel tile, 8-head tile] += V^T P^T, with weights times scales as P; zero_sums +=
     weights times zeros."""
     kv_format, lanes, chunks = layout.kv_format, lanes_of(layout.kv_format, heads_here), layout.chunks
     integers, groups = not kv_format.is_float, kv_format.groups
@@ -59,7 +59,7 @@ def make_value_products(layout, heads_here):
 
     @cuda.jit(device=True)
     def scale_weights(scaled, zeros, transposed, lift, words, first_word):
-        """scaled: B operands of a lane's groups, weights times scales; zeros: A operands of two of its groups each."""
+        """Set scaled, the B operands of a lane's groups, to weights times scales, and zeros, A operands of two of its groups each."""
         for half in range(2):
             for i in range(lane_groups):
                 word = first_word + (8 * half * groups + i)

@@ -1,7 +1,7 @@
-"""What both rings of codes need (cp_async_ring.py, tma_ring.py): where the next tile lies in the cache, and scales that are cleared.
+"""Shared by both rings of codes (cp_async_ring.py, tma_ring.py): looking up the next tile, and clearing scales.
 
-Scales come in chunks of four words, which may reach over the edge of a context into slots that nothing was written to: such words are
-cleared once they have arrived.
+Scales are copied in chunks of four words, which may extend over the edge of a context into slots that were never written: such words are
+cleared after they have arrived.
 """
 
 import functools
@@ -14,24 +14,24 @@ from minllm.kernels.attention.split_tensor_core.plan import quotient
 
 
 class Ahead(NamedTuple):
-    """The tile that is copied next: no copy waits for a block table, because ring.blocks has been looked up one tile ahead."""
+    """The tile that is copied next. Its blocks (ring.blocks) are looked up one tile ahead, so that no copy waits for a block table."""
 
     cursor: Any
-    sequence: int  # to which start and stop belong
-    start: int  # the visible keys
-    stop: int
+    sequence: int  # the sequence of start and stop
+    start: int  # the first visible key
+    stop: int  # one past the last visible key
     position: int  # position of the first key of this warp's part of the tile
 
 
 @functools.cache
 def make_look_up(block_size, keys, warps, visible_keys):
-    """(aim, look_up): what stands ahead at a cursor, and the blocks that hold it in ring.blocks."""
+    """(aim, look_up): device functions that return the Ahead for a cursor, and write its blocks to ring.blocks."""
     run = run_of(block_size, keys)
     runs = keys // run
 
     @cuda.jit(device=True)
     def look_up(cursor, ahead, batch, ring):
-        """Ahead at the cursor, if any tile is left."""
+        """The Ahead at the cursor; looks up its blocks if any tile is left."""
         sequence, start, stop, position = ahead.sequence, ahead.start, ahead.stop, ahead.position
         if cursor.left > 0:
             if sequence != cursor.sequence:
@@ -46,7 +46,7 @@ def make_look_up(block_size, keys, warps, visible_keys):
 
     @cuda.jit(device=True)
     def aim(cursor, batch, ring):
-        """Ahead at the first tile."""
+        """The Ahead at the first tile."""
         return look_up(cursor, Ahead(cursor, int32(-1), int32(0), int32(0), int32(0)), batch, ring)
 
     return aim, look_up
@@ -54,8 +54,8 @@ def make_look_up(block_size, keys, warps, visible_keys):
 
 @functools.cache
 def make_clear_scales(layout):
-    """clear_scales(ring, position, visible): zeros for scales of keys that are not visible; for those of channels if no key of the tile
-    is."""
+    """clear_scales(ring, position, visible): clear the scales of keys that are not visible; those of channels only if no key of the tile is
+    visible."""
     keys, groups, scale_words, by_channel = layout.keys, layout.kv_format.groups, layout.scale_words, layout.kv_format.keys_by_channel
     _, scale_word_of = make_scale_places(layout)
 

@@ -1,11 +1,12 @@
-"""Online softmax over scores of quantised keys: it rescales only when it must.
+"""Online softmax over scores of quantised keys, which rescales only when it must.
 
-As in FlashAttention-4, weights are taken to a maximum that may lag behind the largest score by a factor of 2**SLACK. As long as no lane of
-the warp meets a larger one, nothing is exchanged and nothing multiplied. What is subtracted from all scores cancels: the softmax is exact.
+As in FlashAttention-4, weights are relative to a maximum that may lag behind the largest score: weights grow up to a factor of 2**SLACK. As
+long as no lane of the warp finds a larger score, nothing is exchanged and nothing rescaled. A number subtracted from all scores cancels, so
+the softmax is exact.
 
 Weights, and weights times the scales of the values, become float16 operands. Weights are lifted by 2**BASE, away from float16's smallest
-numbers, which costs nothing in an exponent. Scales are multiplied by `lift`, one over a power of two above the largest scale so far
-(`ceiling`), which lags behind in the same way.
+numbers, which costs nothing in an exponent. Scales are multiplied by `lift`, the reciprocal of a power of two above the largest scale so
+far (`ceiling`), which lags behind in the same way.
 """
 
 import functools
@@ -21,20 +22,20 @@ from minllm.tiles.warp import ALL_LANES, maximum_over_rows, sum_over_rows
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14
 UNLIFTED = 2.0**-BASE
-NO_MAXIMUM = -1e12  # the maximum of no keys, in the units of the scores: far below any, but finite, so that -inf less it is -inf
-LOWEST_CEILING = 2.0**-15  # one over it is float16's largest power of two
-TWICE_DOUBLED = 2 << 23  # added to the bits of a power of two
+NO_MAXIMUM = -1e12  # the maximum of no keys, in units: far below any score, but finite, so that -inf minus it is -inf
+LOWEST_CEILING = 2.0**-15  # its reciprocal is float16's largest power of two
+TWICE_DOUBLED = 2 << 23  # added to the bits of a float32 power of two, multiplies it by 4
 
 
 class CodeState(NamedTuple):
-    """The attention state of a lane's heads, float32 but for lift."""
+    """The attention state of a lane's heads; float32 except lift."""
 
     maxima: Any  # [heads], in units
     sums: Any  # [heads]
-    zero_sums: Any  # [zero tiles, columns, 4]: weights times zeros
-    acc: Any  # [16-channel tiles, columns, 4]: weights times scales times codes
-    ceiling: Any  # [1]; of 8-bit floats the scale of the values
-    lift: Any  # [1]: 1 / ceiling, two float16 in a word
+    zero_sums: Any  # [zero tiles, columns, 4]: sums of weights times zeros
+    acc: Any  # [16-channel tiles, columns, 4]: sums of weights times scales times codes
+    ceiling: Any  # [1]: power of two above the scales of the values; for 8-bit floats, their scale
+    lift: Any  # [1]: 1 / ceiling, twice as float16 in a word
 
 
 @functools.cache
@@ -51,7 +52,7 @@ def make_code_softmax(layout, heads_here):
 
     @cuda.jit(device=True)
     def clear(state, origin, running, cursor, line_heads, scale, ring):
-        """The state of no keys."""
+        """Set the state to that of no keys."""
         maxima, sums, zero_sums, acc, ceiling, lift = state
         ceiling[0] = float32(LOWEST_CEILING) if integers else float32(1.0)
         lift[0] = pack_f16x2(float32(1 / LOWEST_CEILING), float32(1 / LOWEST_CEILING))
@@ -65,7 +66,7 @@ def make_code_softmax(layout, heads_here):
 
     @cuda.jit(device=True)
     def raise_ceiling(ceiling, lift, raised):
-        """Catch up with the largest scale that any lane has met; returns what sums of weights times scales are to be multiplied by."""
+        """Raise the ceiling above the largest scale found by any lane. Returns the factor for sums of weights times scales."""
         raised = maximum_over_rows(raised)
         raised = max(raised, cuda.shfl_xor_sync(ALL_LANES, raised, 1))
         raised = max(raised, cuda.shfl_xor_sync(ALL_LANES, raised, 2))
@@ -80,7 +81,7 @@ def make_code_softmax(layout, heads_here):
 
     @cuda.jit(device=True)
     def rescale(state, largest, raised, units, scale):
-        """Catch up with the largest scores, and the largest scale."""
+        """Raise maxima and ceiling to the largest scores and scale, and rescale the sums."""
         maxima, sums, zero_sums, acc, ceiling, lift = state
         of_ceiling = float32(1.0)
         if integers:
@@ -99,7 +100,7 @@ def make_code_softmax(layout, heads_here):
 
     @cuda.jit(device=True)
     def fold(scores, state, operands, running, scale, ring):
-        """Scores become weights, and the state follows."""
+        """Replace scores by weights, and update the state."""
         maxima, sums, units = state.maxima, state.sums, operands.units
         largest, raised, excess = cuda.local.array(heads, float32), float32(0.0), float32(0.0)
         for j in range(heads):
@@ -125,7 +126,7 @@ def make_code_softmax(layout, heads_here):
 
     @cuda.jit(device=True)
     def zeros_of(zero_sums, group, j, lane):
-        """The sum of weights times zeros for a head and a group, which all lanes of its column hold."""
+        """The sum of weights times zeros for a head and a group; all lanes of its column hold it."""
         at = 4 * (group % lane_groups // 2 * columns + j // halves) + group % lane_groups % 2 * 2 + j % halves
         if parts > halves:
             return cuda.shfl_sync(ALL_LANES, zero_sums[at], lane % 4 + 4 * (group // lane_groups))

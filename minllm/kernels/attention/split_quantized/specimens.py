@@ -1,4 +1,4 @@
-"""split_quantized as it is launched: every format, by cp.async and by TMA."""
+"""Specimens of split_quantized: every format, by cp.async and by TMA."""
 
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, NO_LSE, SPLIT_TARGETS, TENSOR_CORES
 from minllm.kernels.attention.split_quantized import split_quantized
@@ -11,13 +11,13 @@ from minllm.machine.occupancy import MULTIPROCESSORS
 
 
 def specimens():
-    """All of them."""
+    """All kernels of split_quantized."""
     for dtype in HALF_DTYPES:
         yield from split_quantized_specimens(dtype.name)
 
 
 def split_quantized_specimens(dtype):
-    """Decoding over quantised caches: every format, one group and several, head sizes of even and of odd numbers of chunks."""
+    """Kernels for every format, for one group and several, and for even and odd numbers of chunks per row."""
     layouts = [("int8", 128, None, 4), ("int4", 128, None, 4), ("int4", 128, 64, 4), ("fp8_e4m3", 128, None, 4), ("fp8_e5m2", 128, None, 4)]
     layouts += [("int8", 80, None, 1), ("int4", 96, None, 16), ("int8", 256, None, 8), ("int4", 256, None, 8), ("int8", 64, 32, 16)]
     for name, head_dim, group_size, group in layouts if dtype == "bfloat16" else layouts[:1]:
@@ -35,7 +35,7 @@ def split_quantized_specimens(dtype):
 
 
 def split_quantized_specimen(form, dtype, group, shape, targets):
-    """Decoding over caches of one format by blocks of one SplitShape, filled by cp.async or by the TMA."""
+    """The kernel for one format and one SplitShape, with rings filled by cp.async or by TMA."""
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
     codes, scales = array(UINT8, 4), array(FLOAT32, 1) if form.is_float else array("float16", 5)
     maps = (types.uint64 if shape.tensor_copies else types.none,) * 2

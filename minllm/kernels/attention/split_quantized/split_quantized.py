@@ -1,16 +1,16 @@
-"""Flash-Decoding over a quantised KV cache: tensor cores multiply the codes.
+"""Flash-Decoding over a quantised KV cache: the codes themselves are multiplied on tensor cores.
 
-The frame is that of split_tensor_core.py: walk, plan and merge_parts. A tile and what is done with it differ, one idea per file:
+The frame is that of split_tensor_core.py: walk, plan and merge_parts. Tiles and the operations on them differ, one idea per file:
 
-    layout      codes and their scales travel as they lie in memory, by cp_async_ring.py, or tma_ring.py, which keeps a warp busy
-    codes       words of codes become operands, one instruction for two numbers, or none; which heads and groups a lane has
-    products    products of codes; scales and zeros are applied to scores and weights: no dequantised number exists, not even in a register
-    integers, floats, channels   queries and scores of one kind of keys each: only that of the cache's format is loaded
+    layout      codes and scales are copied unchanged, by cp_async_ring.py, or by tma_ring.py, which needs a producer warp
+    codes       words of codes become operands, with one instruction per two numbers or none; which heads and groups a lane holds
+    products    matmuls of codes; scales and zeros are applied to scores and weights: no K or V is dequantised, not even in a register
+    integers, floats, channels   queries and scores, one file per kind of keys; only that of the cache's format is imported
     softmax     online softmax that rescales only when it must
 
 FLOPs: those of split_tensor_core.py, and for integers 256 for every two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits
-/ 8 + 4 * groups) per key, read once; 8-bit floats have no groups, but 8 bytes of scales per KV head. Against bfloat16 that is 1.94 times
-less for int8, 2 for fp8, 3.2 for int4 in groups of 32 and 3.56 in groups of 64 (head_dim 128).
+/ 8 + 4 * groups) per key, read once; 8-bit floats have no groups, but 8 bytes of scales per KV head. Compared with bfloat16 that is 1.94
+times less for int8, 2 for fp8, 3.2 for int4 in groups of 32 and 3.56 in groups of 64 (head_dim 128).
 
 Measured: docs/results.md, rows split_quantized, beside split_tensor_core in bfloat16; docs/split-decode.md says what mattered.
 """
@@ -38,7 +38,7 @@ from minllm.runtime.kernel import check, kernel, launch
 
 @functools.cache
 def make_visible_codes(residual_window):
-    """visible_keys of plan.py, but only of what is kept as codes beside a residual window (window_keys.py)."""
+    """visible_keys of plan.py, restricted to the keys read as codes if there is a residual window (window_keys.py)."""
 
     @cuda.jit(device=True)
     def visible_codes(sequence, batch):
@@ -53,7 +53,7 @@ def make_visible_codes(residual_window):
 
 @functools.cache
 def make_products(layout, dtype, heads_here, head_tiles):
-    """The Products of blocks of `heads_here` query heads of 16-bit `dtype`."""
+    """The Products for blocks of `heads_here` query heads of 16-bit `dtype`."""
     kv_format, arithmetic = layout.kv_format, arithmetic_of(layout.kv_format)
     load_query, prepare = arithmetic.make_query(kv_format, dtype, heads_here, head_tiles)
     score, mask, values = arithmetic.make_scores(layout, heads_here), make_mask(layout, heads_here), make_value_products(layout, heads_here)
@@ -62,7 +62,7 @@ def make_products(layout, dtype, heads_here, head_tiles):
 
 @functools.cache
 def make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_window, load_early):
-    """The walk of blocks of a SplitShape: make_kernel says what the arguments are."""
+    """The walk for blocks of a SplitShape; arguments as in make_kernel."""
     head_dim, (head_tiles, heads_here) = kv_format.head_dim, shapes.head_tiles_of(group, kv_format.head_dim)
     layout, by_tma, warps = layout_of(kv_format, shape), shape.tensor_copies, shape.warps
     plan = make_plan(shape.tile, splits, make_visible_codes(residual_window))
@@ -74,13 +74,13 @@ def make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_
 
 @functools.cache
 def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_window=0):
-    """(kernel, threads, dynamic shared bytes) for queries and outputs of 16-bit `dtype`; splits: None for fair shares; shape: a SplitShape;
-    residual_window: 0, or that beside which these codes are kept."""
+    """(kernel, threads, dynamic shared bytes) for queries and outputs of 16-bit `dtype`. splits: None for fair shares; shape: a SplitShape;
+    residual_window: 0, or a residual window (window_keys.py), of which this kernel reads the codes."""
     head_tiles, heads_here = shapes.head_tiles_of(group, kv_format.head_dim)
     by_tma, lanes = shape.tensor_copies, lanes_of(kv_format, heads_here)
-    threads = 32 * (shape.warps + by_tma)  # with the producer's
+    threads = 32 * (shape.warps + by_tma)  # includes the producer warp
     loaded_count, fragment_count = arithmetic_of(kv_format).query_counts(kv_format, heads_here)
-    load_early = loaded_count <= 16 and threads * shape.blocks <= 256  # if the registers have room for the queries of two heads
+    load_early = loaded_count <= 16 and threads * shape.blocks <= 256  # whether the registers have room for the queries of two heads
     head_count, group_count, out_count = lanes.heads, kv_format.groups * lanes.heads, kv_format.head_dim // 4 * lanes.columns
     zero_count = 4 * lanes.zero_tiles * lanes.columns
     walk = make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_window, load_early)
@@ -90,8 +90,8 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         query,  # [tokens, heads, head_dim]
         key_codes,  # [num_blocks, kv_heads, block_size, head_dim * bits / 8]
         value_codes,  # the same
-        key_scales,  # like value_scales; by channel [num_blocks, kv_heads, block_size / token_group, head_dim, 2]
-        value_scales,  # [num_blocks, kv_heads, block_size, groups, 2]: scale and zero; of 8-bit floats [kv_heads]
+        key_scales,  # as value_scales; for keys by channel [num_blocks, kv_heads, block_size / token_group, head_dim, 2]
+        value_scales,  # [num_blocks, kv_heads, block_size, groups, 2]: scale and zero; for 8-bit floats [kv_heads]
         out,  # [tokens, heads, head_dim]
         lse,  # [tokens, heads]: the log-sum-exp of every row, to base 2; or None
         part_max,  # [2 * blocks, heads of a block]
@@ -101,7 +101,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         query_start,  # [sequences + 1]
         context_lens,  # [sequences]
         block_tables,  # [sequences, max_blocks]
-        scale,  # times log2(e): exponentials are to base 2
+        scale,  # includes log2(e): exponentials are base 2
         sliding_window,
         key_map,  # key_codes' tensor map, or None without TMA
         value_map,
@@ -124,23 +124,23 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
 
 
 def layout_of(kv_format, shape):
-    """The CodeLayout of blocks of a SplitShape."""
+    """The CodeLayout for blocks of a SplitShape."""
     return CodeLayout(kv_format, shape.keys, shape.stages, shape.tensor_copies)
 
 
 @functools.cache
 def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=None, tensor_copies=False):
-    """The SplitShape for `line_heads` heads in all sequences and blocks of at most `shared_bytes`; None: what this machine has.
+    """The SplitShape for `line_heads` heads over all sequences and blocks of at most `shared_bytes`; None: the current GPU's values.
 
-    Eight warps per SM, as many as the registers allow: in one block if few heads are cut among all SMs, else in several, so that one block
-    finishes a head while the others go on. The fewer bytes a key has, the sooner a head is finished. TMA fetches 32 keys at a time: that
-    makes few requests, and rings without padding have room for them.
+    Eight warps per SM, as many as the registers allow: in one block if few heads are split among all SMs, else in several, so that one
+    block finishes a head while the others continue. The fewer bytes a key has, the sooner a head is finished. TMA loads 32 keys at a time:
+    that takes few requests, and rings without padding have room for them.
     """
     shared_bytes, sm_count = shared_bytes or block_shared_bytes_here(), sm_count or sms_here()
     _, heads = shapes.head_tiles_of(group, kv_format.head_dim)
     narrow = kv_format.code_bytes in (32, 64)
-    keys = 32 if (narrow or tensor_copies) and kv_format.groups * heads <= 32 else 16  # the most scores that the registers hold
-    keys = kv_format.token_group if kv_format.keys_by_channel else keys  # whose tiles are groups
+    keys = 32 if (narrow or tensor_copies) and kv_format.groups * heads <= 32 else 16  # as many scores as the registers hold
+    keys = kv_format.token_group if kv_format.keys_by_channel else keys  # for keys by channel, a tile is one group
     few = [(warps, keys, stages, 1, 1) for warps, stages in ((8, 4), (8, 3), (4, 4), (4, 3), (4, 2), (2, 2), (1, 2))]
     if keys == 16:
         many = [(4, 16, 4, 2, 2), (4, 16, 3, 2, 2)]
@@ -154,9 +154,9 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=None, te
 
 
 def shape_of(sizes, kv_format, sm_count=None):
-    """The SplitShape of a call. TMA fetches codes if GPU and cache allow it; from 12.0 on that walk would need a stack frame."""
+    """The SplitShape of a call. TMA loads codes if GPU and cache allow it; from 12.0 on, the walk with TMA would need a stack frame."""
     by_tma = HOPPER <= capability_here() < CONSUMER_BLACKWELL and can_fetch(kv_format, sizes.block_size)
-    machine = (block_shared_bytes_here(), sm_count or sms_here())  # whose results shape_for remembers
+    machine = (block_shared_bytes_here(), sm_count or sms_here())  # passed explicitly, because shape_for caches results by its arguments
     return shape_for(kv_format, sizes.group, shapes.line_heads_of(sizes), *machine, tensor_copies=by_tma)
 
 
@@ -175,9 +175,9 @@ def attention(
     """Attention of one new token per sequence over quantised caches, written into `out`; arguments as in kernels/attention/__init__.py.
 
     key_cache, value_cache: QuantizedCache (kernels/quantization/cache.py); query, out: float16 or bfloat16. splits, sm_count, shape and lse
-    as in split_tensor_core.attention. residual_window: rows do not see their recent keys (window_keys.py). Raises KernelArgumentError for
-    more than one new token per sequence, for float32, for caches with gaps between tokens, and for blocks of integers that are no multiple
-    of 4 tokens.
+    as in split_tensor_core.attention. residual_window: if not 0, rows do not see their recent keys (window_keys.py). Raises
+    KernelArgumentError for more than one new token per sequence, for float32, for caches with gaps between tokens, and for integer formats
+    with a block size that is not a multiple of 4 tokens.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len, quantized=True)
@@ -200,7 +200,7 @@ def attention(
 
 
 def check_caches(caches, kv_format, dtype, block_size):
-    """Raise KernelArgumentError for queries that are not of 16 bits, and for codes and scales with gaps, or not in whole chunks."""
+    """Raise KernelArgumentError unless queries have 16 bits and codes and scales are contiguous, in whole chunks and groups."""
     check(dtype in ("float16", "bfloat16"), f"split_quantized takes queries of float16 or bfloat16, not {dtype}")
     check(all(map(is_contiguous, caches)), "split_quantized takes codes and scales that lie side by side, without gaps between tokens")
     chunks = kv_format.is_float or block_size % 4 == 0

@@ -1,17 +1,17 @@
-"""The rings of layout.py filled by TMA, for which a warp works as producer.
+"""Fills the rings of layout.py by TMA, with one warp as producer, on Hopper and later.
 
-For Hopper and later. The codes of a cache are lines of 128 bytes to TMA, of one key or of several: a head's keys lie side by side. It
-fetches boxes of as many keys as certainly lie in one block of the cache, at most a warp's tile; scales, which lie side by side too, come as
-a run of bytes. Codes arrive swizzled, so that the rows of an ldmatrix tile lie in different banks without padding.
+TMA sees the codes of a cache as lines of 128 bytes, of one key or of several: a head's keys are contiguous. It loads boxes of one run of
+keys each, which lies in one block of the cache and is at most a warp's tile (layout.run_of); scales, which are contiguous too, are loaded
+as a run of bytes. Codes arrive swizzled, so that the rows of an ldmatrix tile lie in different banks without padding.
 
-The producer, a warp behind those that compute, walks along the block's run of tiles ahead of them. A lane for each ring waits until a stage
-is free, has it filled and looks up where the next tile lies. Each stage has two mbarriers behind its ring: the copies report to the one
-that its readers wait for, and the readers to the one that the producer waits for. So the computing warps spend no
-instruction on where keys lie (docs/split-decode.md).
+The producer is one warp after those that compute; it loops over the block's run of tiles ahead of them. One lane per ring waits until a
+stage is free, starts filling it and looks up the block of the next tile. Each stage has two mbarriers, after the codes and scales of its
+ring: one on which copies arrive and its readers wait, and one on which the readers arrive and the producer waits. So the computing warps
+spend no instruction on the addresses of keys (docs/split-decode.md).
 
-TMA requests every sector from L2 once, where cp.async's prefetches ask twice; boxes with rows of 64 bytes would lose that again. It also
-fetches slots of a block beyond a context's end. What lies there may be NaN, so rows and scales that must not be seen are cleared after they
-have arrived.
+TMA requests every sector from L2 once, whereas cp.async's prefetches request it twice; boxes with rows of 64 bytes would lose that again.
+It also loads slots of a block beyond the end of a context. They may hold NaN, so rows and scales that must not be seen are cleared after
+they have arrived.
 """
 
 import functools
@@ -36,8 +36,8 @@ from minllm.ptx import (
 
 @functools.cache
 def make_barriers(layout, warps):
-    """(setup, filled): make the mbarriers of a warp's ring; the one that says when a stage is filled, 8 bytes before the one that says when
-    it is free."""
+    """(setup, filled): device functions that initialise the mbarriers of a warp's ring, and return the address of the one that completes
+    when a stage is filled; the one that completes when it is free is 8 bytes after that."""
     barriers_at, stages, stage_bytes = layout.barriers_at, layout.stages, layout.stage_bytes
 
     @cuda.jit(device=True)
@@ -56,7 +56,7 @@ def make_barriers(layout, warps):
 
 @functools.cache
 def make_producer(layout, block_size, head_tiles, warps, plan):
-    """produce(cursor, ring, batch, cache): what the producer's warp does; head_tiles: heads of the line per KV head."""
+    """produce(cursor, ring, batch, cache): the loop of the producer warp; head_tiles: heads of the line per KV head."""
     keys, row_bytes, scale_words, groups = layout.keys, layout.row_bytes, layout.scale_words, layout.kv_format.groups
     stage_bytes, ring_bytes, ring_stages = layout.stage_bytes, layout.ring_bytes, layout.stages * layout.stage_bytes
     aim, look_up = make_look_up(block_size, keys, warps, plan.visible_keys)
@@ -66,7 +66,7 @@ def make_producer(layout, block_size, head_tiles, warps, plan):
 
     @cuda.jit(device=True)
     def copy_tile(ahead, head, kv_heads, cache, ring):
-        """Start copying a warp's tile to ring.free, but for runs of which no key is visible."""
+        """Start copying a warp's tile to ring.free, except runs without visible keys."""
         barrier, scales, visible = filled(ring, ring.free), scales_of(ring), int32(0)
         for i in range(runs):
             at = int32(ahead.position + i * run)
@@ -89,7 +89,7 @@ def make_producer(layout, block_size, head_tiles, warps, plan):
 
     @cuda.jit(device=True)
     def produce(cursor, ring, batch, cache):
-        """Have all tiles from the cursor on copied, as stages become free; lane i fills the ring of warp i."""
+        """Start copying all tiles from the cursor on, as stages become free; lane i fills the ring of warp i."""
         lane, kv_heads = ring.lane, uint32(quotient(batch.line_heads, head_tiles))
         base = uint32(ring.start + lane * ring_bytes)
         stage, parity = base, uint32(1)  # all stages are free at first
@@ -111,14 +111,14 @@ def make_producer(layout, block_size, head_tiles, warps, plan):
 
 @functools.cache
 def make_source(layout, block_size, head_tiles, warps, plan):
-    """Codes by TMA: the warps that compute only wait for tiles and release them."""
+    """The Source that loads codes by TMA: the computing warps only wait for tiles and release them."""
     keys, scale_words = layout.keys, layout.scale_words
     clear_scales, (setup, filled) = make_clear_scales(layout), make_barriers(layout, warps)
     row_chunks, row_words, rows_per_line = layout.row_bytes // 16, layout.row_bytes // 4, LINE_BYTES // layout.row_bytes
 
     @cuda.jit(device=True)
     def aim(cursor, batch, ring):
-        """The producer does the rest."""
+        """The cursor itself: only the producer looks up blocks."""
         return cursor
 
     @cuda.jit(device=True)
@@ -127,7 +127,7 @@ def make_source(layout, block_size, head_tiles, warps, plan):
 
     @cuda.jit(device=True)
     def clear_rows(ring, first, rows):
-        """Zeros for `rows` rows of K and of V of the oldest tile, from row `first` on."""
+        """Clear `rows` rows of K and of V of the oldest tile, from row `first` on."""
         word, lane = uint32((ring.stage - ring.start) // 4), ring.lane
         for row in range(first, first + rows):
             if lane < row_words:
@@ -153,7 +153,7 @@ def make_source(layout, block_size, head_tiles, warps, plan):
 
     @cuda.jit(device=True)
     def release(ring):
-        """All lanes have read the stage: it may be filled again."""
+        """Release the stage once all lanes have read it, so that it may be filled again."""
         cuda.syncwarp()
         if ring.lane == 0:
             mbarrier_arrive(uint32(filled(ring, ring.stage) + 8))

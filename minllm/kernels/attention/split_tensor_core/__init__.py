@@ -1,1 +1,1 @@
-"""Flash-Decoding on tensor cores: plan, rings of tiles, merge."""
+"""Flash-Decoding on tensor cores: work division, rings of tiles, merge."""

@@ -1,19 +1,19 @@
-"""Cascade attention: sequences read the keys of a shared prefix once.
+"""Cascade attention: the keys of a prefix shared by all sequences are read once.
 
 The state of attention over a union of keys is the merge of the states over its parts (online_softmax.py). So if B sequences share a
-prefix, its keys are taken once for the query heads of all of them, as a prompt's kernel would, with B * group rows for each KV head; each
-sequence takes the rest of its keys as split_tensor_core.py does, and starts from the prefix's state instead of from nothing (Ye et al.,
+prefix, its keys are read once for the query heads of all of them, as in a prompt's kernel, with B * group rows per KV head; each sequence
+processes the rest of its keys as in split_tensor_core.py, starting from the prefix's state instead of from nothing (Ye et al.,
 "Cascade Inference", FlashInfer 2024; Juravsky et al., "Hydragen", arXiv 2402.05099, section 3).
 
-How threads map to data: grid (shares of the prefix, KV heads, tiles of rows). A block takes ROWS rows, which are query heads of any
-sequences, 16 per warp; it loads tiles of KEYS keys by cp.async into two stages in turn, and every warp uses all of them: tile.py's products
-with more columns.
+Threads to data: grid (shares of the prefix, KV heads, tiles of rows). A block takes ROWS rows, which are query heads of any sequences, 16
+per warp; it loads tiles of KEYS keys by cp.async into two alternating stages, and every warp uses all of them: the matmuls of tile.py with
+more columns.
 
 FLOPs: 4 * head_dim per pair of query head and key. Bytes: 2 * kv_heads * head_dim * itemsize per key of the prefix, once per tile of rows
 instead of once per sequence; states of shares * heads * (head_dim + 2) * 4 bytes per sequence, written and read once.
 
-This rung is for benchmarks ("shared prefix" in docs/results): the engine never launches it. prefix_len becomes part of a captured CUDA
-graph, and would have to be found again whenever a block table changes: a sequence that was swapped out comes back in blocks of its own.
+This variant is for benchmarks ("shared prefix" in docs/results); the engine never launches it. prefix_len would become part of a captured
+CUDA graph, and would have to be recomputed whenever a block table changes: a sequence that was swapped out returns in blocks of its own.
 """
 
 import functools
@@ -43,13 +43,13 @@ STATE_NAMES = ("prefix_max", "prefix_sum", "prefix_out")
 
 @functools.cache
 def make_seeded_softmax(dtype, head_dim, keys, heads, warps):
-    """The Softmax of sequences that start from the states of a prefix; origin: these states, of all shares."""
+    """The Softmax of sequences that start from the states of a prefix. origin: these states, for all shares."""
     steps, columns = -(-head_dim // 16), heads // 8
     running_softmax, clear_to = make_softmax(dtype, head_dim, keys, heads, warps), make_clear(head_dim, heads)
 
     @cuda.jit(device=True)
     def seed(state, origin, sequence, line_heads, scale, lane):
-        """Merge the states of all shares of a prefix into a warp's."""
+        """Merge the states of all shares of a prefix into a warp's state."""
         for share in range(origin.maxima.shape[0]):
             for column in range(columns):
                 for i in range(2):
@@ -63,7 +63,7 @@ def make_seeded_softmax(dtype, head_dim, keys, heads, warps):
                         weight = ex2((share_maximum - shift) * scale)
                         state.maxima[2 * column + i] = maximum
                         state.sums[2 * column + i] *= correction
-                        if lane < 4:  # the sums of a column's lanes are added up in the end
+                        if lane < 4:  # one lane per column only: the sums of a column's lanes are added at the end
                             state.sums[2 * column + i] += weight * origin.sums[share, uint32(sequence), row]
                         for j in range(2 * steps):
                             at = 4 * (j // 2 * columns + column) + j % 2 * 2 + i
@@ -72,7 +72,7 @@ def make_seeded_softmax(dtype, head_dim, keys, heads, warps):
 
     @cuda.jit(device=True)
     def clear(state, origin, running, cursor, line_heads, scale, ring):
-        """The state of the prefix, for the block's first warp and the head's first tile, or of no keys."""
+        """Set the state to that of the prefix, for the first warp at the head's first tile, else to that of no keys."""
         clear_to(state, float32(MINUS_INFINITY))
         if cursor.tile == 0 and ring.warp == 0:
             seed(state, origin, cursor.sequence, line_heads, scale, ring.lane)
@@ -92,7 +92,7 @@ def make_prefix_kernel(dtype, head_dim, block_size, group):
 
     @cuda.jit(device=True)
     def load_rows(fragments, query, query_start, kv_head, first_row, rows, lane):
-        """This warp's rows as B operands: row r is query head r % group of the KV head, of sequence r // group; zeros beyond the last."""
+        """Load this warp's rows as B operands: row r is query head r % group of the KV head in sequence r // group; zeros past the end."""
         for column in range(columns):
             row = int32(first_row + column * 8 + lane // 4)
             sequence = quotient(min(row, rows - 1), group)
@@ -109,7 +109,7 @@ def make_prefix_kernel(dtype, head_dim, block_size, group):
 
     @cuda.jit(device=True)
     def write_states(state, states, kv_head, first_row, rows, lane):
-        """This warp's rows of this share's states."""
+        """Write the states of this warp's rows over this share."""
         prefix_max, prefix_sum, prefix_out = states
         share = cuda.blockIdx.x
         for column in range(columns):
@@ -138,7 +138,7 @@ def make_prefix_kernel(dtype, head_dim, block_size, group):
         prefix_out,  # [shares, sequences, heads, head_dim]
         query_start,  # [sequences + 1]
         block_tables,  # [sequences, max_blocks]: the first row's blocks hold the prefix
-        scale,  # times log2(e)
+        scale,  # includes log2(e): exponentials are base 2
         prefix_len,
     ):
         shared = cuda.shared.array(0, uint32, alignment=128)
@@ -156,7 +156,7 @@ def make_prefix_kernel(dtype, head_dim, block_size, group):
         operands = Operands(fragments, fragments)
         clear_to(state, float32(MINUS_INFINITY))
         load_rows(fragments, query, query_start, kv_head, first_row, rows, lane)
-        stage = int32(0)  # words: the tile that is there, or comes next
+        stage = int32(0)  # offset of the current stage, in words
         if first_key < stop:
             copies.paged(key_cache, block_table, kv_head, first_key, 0, stop, shared, 0)
             copies.paged(value_cache, block_table, kv_head, first_key, 0, stop, shared, stage_words // 2)
@@ -182,13 +182,13 @@ def make_prefix_kernel(dtype, head_dim, block_size, group):
 
 
 def shares_of(sizes, prefix_len, sm_count):
-    """Into how many shares the prefix is cut: blocks for every SM, but no share under 256 keys."""
+    """Number of shares of the prefix: enough blocks for every SM, but no share of fewer than 256 keys."""
     blocks = sizes.kv_heads * -(-sizes.sequences * sizes.group // ROWS)
     return max(1, min(-(-sm_count // blocks), prefix_len // 256))
 
 
 def workspace_shapes(query, key_cache, block_tables, prefix_len, sm_count=None, shape=None):
-    """The prefix's states, and what split_tensor_core needs: name -> (shape, dtype)."""
+    """The states of the prefix, and the workspace of split_tensor_core: name -> (shape, dtype)."""
     sizes = sizes_of(query, key_cache, block_tables)
     states = (shares_of(sizes, prefix_len, sm_count or sms_here()), sizes.sequences, sizes.heads)
     prefix = {name: ((*states, sizes.head_dim) if name == "prefix_out" else states, "float32") for name in STATE_NAMES}
@@ -199,10 +199,11 @@ def attention(
     query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, prefix_len, workspace=None, stream=None,
     sm_count=None, shape=None,
 ):  # fmt: skip
-    """Attention of one new token per sequence; all sequences share their first prefix_len keys, written into `out`.
+    """Attention of one new token per sequence, written into `out`; all sequences share their first prefix_len keys.
 
-    Arguments as in kernels/attention/__init__.py, in float16 or bfloat16, without a sliding window. The first row of block_tables says
-    where the prefix lies. Every sequence has keys of its own behind the prefix, except for padding with context_lens 0.
+    Arguments as in kernels/attention/__init__.py, in float16 or bfloat16, without a sliding window. The blocks of the prefix are those of
+    the first row of block_tables. Every sequence has keys of its own after the prefix, except for padding with context_lens 0.
+    Raises KernelArgumentError for float32, head_dim over 128, or a prefix that is empty or leaves no keys.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale)

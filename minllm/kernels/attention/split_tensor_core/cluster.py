@@ -1,19 +1,19 @@
-"""Flash-Decoding of one short sequence: a cluster of blocks per head.
+"""Flash-Decoding of one short sequence: one cluster of blocks per head.
 
-A sequence alone is the case in which every microsecond counts: its keys are read in 2 to 30. split_tensor_core.py cuts its heads among all
-SMs; their blocks leave their states in global memory, count themselves in, and the last to come reads them all: three trips to the L2
-cache, one after another. Blocks of a cluster write straight into each other's shared memory instead, and each merges a slice of the head's
+With a single sequence every microsecond counts: its keys are read in 2 to 30 µs. split_tensor_core.py splits its heads among all SMs;
+their blocks write their states to global memory, increment a count, and the last to arrive reads them all: three trips to the L2
+cache, one after another. Blocks of a cluster write directly into each other's shared memory instead, and each merges a slice of the head's
 output: one trip, and a barrier.
 
-    1  every block takes its share of the head's keys: take_tiles of walk.py
-    2  its warps' states are merged in shared memory; each slice of the result goes to the block that owns it
+    1  every block processes its share of the head's keys: take_tiles of walk.py
+    2  its warps' states are merged in shared memory; each slice of the result is sent to the block that owns it
     3  the cluster's barrier; then every block merges the states of its slice, in the order of the keys, and writes the output
 
-FLOPs and bytes of the cache: those of split_tensor_core.py. Nothing else is written to memory but the output.
+FLOPs and bytes of the cache: those of split_tensor_core.py. Only the output is written to memory.
 
-How threads map to data: grid (splits * KV heads * head tiles), clusters of `splits` neighbours, each of the blocks with an equal share.
+Threads to data: grid (splits * KV heads * head tiles), clusters of `splits` neighbouring blocks with equal shares.
 
-Source of distributed shared memory: PTX ISA, "Cluster of cooperative thread arrays".
+Source for distributed shared memory: PTX ISA, "Cluster of cooperative thread arrays".
 """
 
 import functools
@@ -38,14 +38,14 @@ from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, 
 from minllm.runtime.device import HOPPER, block_shared_bytes_here, capability_here, sms_here
 from minllm.runtime.kernel import check, kernel, launch
 
-CLUSTER = 8  # blocks
+CLUSTER = 8  # blocks per cluster
 
 
 class Received(NamedTuple):
-    """What the blocks of a cluster have sent to this one, in shared memory."""
+    """The states that the blocks of a cluster have sent to this block, in shared memory."""
 
     maxima: Any  # [splits, heads]
-    sums: Any  # the same
+    sums: Any  # the same shape
     outs: Any  # [splits, slice_count]
 
 
@@ -70,7 +70,7 @@ def make_cluster_merge(head_dim, heads, warps, splits):
             for j in range(VECTOR):
                 owner = quotient(i + j, slice_count)
                 st_shared_cluster_f32(mapa(uint32(outputs + 4 * (i + j - owner * slice_count)), uint32(owner)), results[j])
-            to = quotient(dim, VECTOR)  # each thread of a head tells one block
+            to = quotient(dim, VECTOR)  # each thread of a head sends maximum and sum to one block
             while to < splits:
                 st_shared_cluster_f32(mapa(uint32(maxima + 4 * head), uint32(to)), maximum)
                 st_shared_cluster_f32(mapa(uint32(sums + 4 * head), uint32(to)), total)
@@ -79,7 +79,7 @@ def make_cluster_merge(head_dim, heads, warps, splits):
 
     @cuda.jit(device=True)
     def merge_slice(received, out, line_heads, rank, scale):
-        """Merge what all blocks have sent and write this block's slice of the output."""
+        """Merge the states that all blocks have sent, and write this block's slice of the output."""
         i = int32(cuda.threadIdx.x)
         while i < slice_count and rank * slice_count + i < line_heads.left * head_dim:
             head = uint32(quotient(rank * slice_count + i, head_dim))
@@ -101,7 +101,7 @@ def make_cluster_merge(head_dim, heads, warps, splits):
 
 @functools.cache
 def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
-    """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; splits: blocks of a cluster; shape: a SplitShape."""
+    """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; splits: blocks per cluster; shape: a SplitShape."""
     head_tiles, heads_here = head_tiles_of(group, head_dim)
     warps, keys, tile, threads = shape.warps, shape.keys, shape.tile, 32 * shape.warps
     plan, source, products, softmax = make_parts(dtype, head_dim, block_size, group, splits, shape, make_softmax)
@@ -121,12 +121,12 @@ def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
         query_start,  # [sequences + 1]
         context_lens,  # [sequences]
         block_tables,  # [sequences, max_blocks]
-        scale,  # times log2(e): exponentials are to base 2
+        scale,  # includes log2(e): exponentials are base 2
         sliding_window,
         key_map,  # key_cache's tensor map, or None without TMA
         value_map,
     ):
-        barrier_cluster_arrive()  # a block must have begun before others write into its shared memory
+        barrier_cluster_arrive()  # a block must have started before others write into its shared memory
         wait_for_predecessors()
         warp_max = cuda.shared.array(state_shape, float32)
         warp_sum = cuda.shared.array(state_shape, float32)
@@ -171,7 +171,7 @@ def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
 
 
 def choose_cluster(sizes, sm_count=None):
-    """(blocks of a cluster, SplitShape) for a call that clusters are best for, else None."""
+    """(blocks per cluster, SplitShape) for a call for which clusters are fastest, else None."""
     if not suits_clusters(sizes, capability_here()):
         return None
     head_tiles, _ = head_tiles_of(sizes.group, sizes.head_dim)
@@ -181,7 +181,7 @@ def choose_cluster(sizes, sm_count=None):
 
 
 def cluster_shape(sizes, sm_count=None):
-    """The SplitShape of blocks that also receive the states of their cluster."""
+    """The SplitShape of blocks with room for the states they receive from their cluster."""
     _, heads = head_tiles_of(sizes.group, sizes.head_dim)
     sent_bytes = 4 * CLUSTER * (2 * heads + -(-heads * sizes.head_dim // CLUSTER))  # received from the other blocks
     by_tma = can_fetch(sizes.head_dim, sizes.block_size)
@@ -189,7 +189,7 @@ def cluster_shape(sizes, sm_count=None):
 
 
 def launch_clusters(inputs, sizes, scale, sliding_window, stream, splits, shape):
-    """Launch the kernel on checked inputs of split_tensor_core.attention, `splits` blocks of this SplitShape for each head."""
+    """Launch the kernel on checked inputs of split_tensor_core.attention, with `splits` blocks of this SplitShape per head."""
     query, key_cache, value_cache, *_ = inputs
     made = make_cluster_kernel(dtype_name(query.dtype), sizes.head_dim, sizes.block_size, sizes.group, splits, shape)
     cluster_kernel, threads, shared_bytes = made
@@ -207,9 +207,9 @@ def attention(
     query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
     workspace=None, stream=None,
 ):  # fmt: skip
-    """Attention of one new token per sequence, written into `out`, a cluster per KV head; arguments as in kernels/attention/__init__.py.
+    """Attention of one new token per sequence, written into `out`, one cluster per head; arguments as in kernels/attention/__init__.py.
 
-    split_tensor_core.attention launches clusters by itself where they are fastest. Raises KernelArgumentError for float32, for more than
+    split_tensor_core.attention launches clusters itself when they are fastest. Raises KernelArgumentError for float32, for more than
     one new token per sequence, and on a GPU of another compute capability than 9.0.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)

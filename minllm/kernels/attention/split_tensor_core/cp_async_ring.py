@@ -1,4 +1,4 @@
-"""The rings of ring.py filled by cp.async: every lane copies chunks of 16 bytes; rows that must not be seen are not read."""
+"""Fills the rings of ring.py by cp.async: lanes copy chunks of 16 bytes; rows that must not be seen are not read."""
 
 import functools
 
@@ -17,17 +17,17 @@ from minllm.ptx import (
     token_stride,
 )
 
-WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by stages
+WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by number of stages
 
 
 @functools.cache
 def make_source(head_dim, block_size, head_tiles, shape, plan):
-    """Tiles by cp.async."""
+    """The Source that loads tiles by cp.async."""
     block_of, element_of = make_lookup(block_size)
     visible_keys, advance, keys, warps = plan.visible_keys, plan.advance, shape.keys, shape.warps
     row_bytes = row_bytes_of(head_dim)
     chunks = -(-head_dim // 16) * 2  # 16-byte chunks per row
-    copies = keys * chunks // 32  # per lane, for keys
+    copies = keys * chunks // 32  # 16-byte copies per lane for K; V takes the same number
     in_one_block = block_size % keys == 0  # a warp's rows lie in one block of the cache
     padded = head_dim % 16 != 0
     wait_for_oldest = WAIT_FOR_OLDEST[shape.stages]
@@ -62,7 +62,7 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
 
     @cuda.jit(device=True)
     def fetch(cursor, ring, batch, cache):
-        """Start copying the cursor's tile, if any is left, and go on to the next: always one group of copies."""
+        """Start copying the cursor's tile, if any is left, and advance; always commits one group of copies."""
         if cursor.left > 0:
             copy_tile(cursor, ring, batch, cache)
             cursor = advance(cursor, 1, batch)
@@ -71,7 +71,7 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
 
     @cuda.jit(device=True)
     def wait(ring, position, visible):
-        """Wait for all but the newest groups."""
+        """Wait until the oldest tile has arrived, leaving the newer groups in flight."""
         wait_for_oldest()
         cuda.syncwarp()
 

@@ -1,6 +1,7 @@
-"""A decode step's keys in a fixed number of splits per head, so that a result does not depend on the batch around its sequence.
+"""Divides a decode step's keys into a fixed number of splits per head.
 
-A sequence is always cut in the same places: block (sequence * heads + head) * splits + split takes an equal share of one head.
+Results then do not depend on the rest of the batch, because a sequence is always cut at the same positions. Block (sequence * heads + head)
+* splits + split takes an equal share of one head.
 """
 
 import functools
@@ -12,12 +13,12 @@ from minllm.kernels.attention.split_tensor_core.plan import Cursor, Cut, Plan, m
 
 @functools.cache
 def make_fixed_plan(tile, splits, visible=visible_keys):
-    """The Plan of a fixed number of splits."""
+    """The Plan with a fixed number of splits per head, for tiles of `tile` keys."""
     tiles_of, advance = make_steps(tile, visible)
 
     @cuda.jit(device=True)
     def begin(batch):
-        """This block's first tile, and the cut; the last splits of a short context are empty."""
+        """(Cursor at this block's first tile, Cut); the last splits of a short context are empty."""
         block = int32(cuda.blockIdx.x)
         pair = quotient(block, splits)
         sequence = quotient(pair, batch.line_heads)
@@ -29,7 +30,7 @@ def make_fixed_plan(tile, splits, visible=visible_keys):
 
     @cuda.jit(device=True)
     def parts_of_head(cursor, cut, line):
-        """(slot of the first part, parts) of the cursor's head."""
+        """(slot of the first part, number of parts) of the cursor's head."""
         return int32(2 * splits * quotient(cuda.blockIdx.x, splits)), int32(quotient(cursor.tiles - 1, cut.share) + 1)
 
     return Plan(visible, begin, advance, parts_of_head)

@@ -1,8 +1,8 @@
-"""Merging attention states of warps, and of blocks that share a head.
+"""Merges the attention states of warps, and of blocks that share a head.
 
-A block that has taken all keys of a head writes the output. One that has taken a part leaves its state in memory and counts itself in; the
-last of the head's blocks to arrive merges all parts, in the order of the keys, so that the result is bitwise the same whichever block that
-is. It sets the count back to zero for the next launch.
+A block that has processed all keys of a head writes the output. A block that has processed a part writes its state to memory and increments
+the head's count of arrivals; the last block to arrive merges all parts, in the order of the keys, so that the result is bitwise the same
+whichever block that is. It resets the count to zero for the next launch.
 
     M = max_s m_s          out = sum_s exp(m_s - M) o_s / sum_s exp(m_s - M) l_s          (online_softmax.py, for any number of states)
 
@@ -19,7 +19,7 @@ from minllm.kernels.attention.split_tensor_core.plan import quotient
 from minllm.ptx import bar_sync, ex2, float_as_uint, load_128, store_128, uint_as_float
 from minllm.tiles.warp import ALL_LANES, warp_max, warp_sum
 
-VECTOR = 4  # float32 in 16 bytes: what a thread merges at one time
+VECTOR = 4  # float32 numbers in 16 bytes, which a thread merges at a time
 PART_NAMES = ("part_max", "part_sum", "part_out", "arrivals")  # in the order of the kernels' arguments
 
 
@@ -32,8 +32,8 @@ class WarpStates(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The states of heads that several blocks share, in memory: each block has two slots, the even one for the head that its run begins
-    with, the odd one for the head that it ends with, if that is another."""
+    """States in memory of heads that several blocks share. Each block has two slots: the even one for the head that its run begins with,
+    the odd one for the head that its run ends with, if that is another."""
 
     maxima: Any  # [2 * blocks, heads]
     sums: Any  # [2 * blocks, heads]
@@ -42,7 +42,7 @@ class Parts(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """The device functions of make_merges."""
+    """The device functions that make_merges returns."""
 
     write_whole: Any
     write_part: Any
@@ -59,18 +59,18 @@ def part_shapes(blocks, heads, head_dim):
 
 @cuda.jit(device=True)
 def slot_of_part(first_slot, part):
-    """Where a part of a head lies: the first in its block's even or odd slot, the others in even ones."""
+    """The slot of a part of a head: first_slot for the first part, the even slots of the blocks after it for the others."""
     return uint32(first_slot if part == 0 else (uint32(first_slot) // 2 + part) * 2)
 
 
 def pitch_of(head_dim):
-    """float32 from one head's output to the next in shared memory: lanes of four heads and eight dims fall into different banks."""
+    """float32 numbers from one head's output to the next in shared memory: lanes of four heads and eight dims fall into different banks."""
     return -(-head_dim // 32) * 32 + 4
 
 
 @functools.cache
 def make_warp_merge(warps):
-    """merge_warps(states, head, dim, scale, results): (maximum, sum) of a head over `warps` warps, and VECTOR numbers of its output."""
+    """merge_warps(states, head, dim, scale, results) -> (maximum, sum) of a head over all warps; results: VECTOR elements of its output."""
 
     @cuda.jit(device=True)
     def merge_warps(states, head, dim, scale, results):
@@ -97,7 +97,7 @@ def make_write_zeros(head_dim, threads, visible_keys):
 
     @cuda.jit(device=True)
     def write_zeros(out, lse, batch):
-        """Rows that see no keys: zeros, and log-sum-exp -inf. The blocks take the sequences in turn."""
+        """Write rows that see no keys: zeros, and log-sum-exp -inf. The sequences are distributed over the blocks."""
         sequence = uint32(cuda.blockIdx.x)
         while sequence < batch.context_lens.shape[0]:
             row = uint32(batch.query_start[sequence])
@@ -118,7 +118,7 @@ def make_write_zeros(head_dim, threads, visible_keys):
 
 @functools.cache
 def make_merges(head_dim, warps, has_producer=False):
-    """The Merge of the first `warps` warps of a block; has_producer: it has another warp, which does not wait at their barrier."""
+    """The Merge of the first `warps` warps of a block; has_producer: the block has another warp, which does not join their barrier."""
     threads = 32 * warps
     vectors_each = -(-head_dim // (32 * VECTOR))  # per lane
     dims_each = VECTOR * vectors_each
@@ -135,7 +135,7 @@ def make_merges(head_dim, warps, has_producer=False):
 
     @cuda.jit(device=True)
     def write_whole(states, out, lse, heads, scale):
-        """The output of a head whose keys this block has taken alone, and its log-sum-exp if lse is not None."""
+        """Write the output of a head that this block has processed alone, and its log-sum-exp if lse is not None."""
         results = cuda.local.array(VECTOR, float32)
         i = int32(cuda.threadIdx.x * VECTOR)
         while i < heads.left * head_dim:
@@ -152,7 +152,7 @@ def make_merges(head_dim, warps, has_producer=False):
 
     @cuda.jit(device=True)
     def write_part(states, parts, slot, heads, scale):
-        """The block's state of a head that it shares with other blocks."""
+        """Write the block's state of a head that it shares with other blocks."""
         results = cuda.local.array(VECTOR, float32)
         i = int32(cuda.threadIdx.x * VECTOR)
         while i < heads.left * head_dim:
@@ -168,18 +168,18 @@ def make_merges(head_dim, warps, has_producer=False):
 
     @cuda.jit(device=True)
     def arrive(parts, first_slot, arrived):
-        """Count this block in at the head whose first part lies in first_slot; tells all threads how many blocks came before."""
+        """Increment the arrivals of the head with its first part in first_slot; returns the earlier arrivals, to all threads."""
         synchronize()
         if cuda.threadIdx.x == 0:
-            cuda.threadfence()  # what this block has written is seen before its arrival
+            cuda.threadfence()  # this block's writes become visible before its arrival
             arrived[0] = cuda.atomic.add(parts.arrivals, uint32(first_slot) // 2, 1)
-            cuda.threadfence()  # and what the others have written, after theirs
+            cuda.threadfence()  # the writes of blocks that arrived earlier are visible after this
         synchronize()
         return arrived[0]
 
     @cuda.jit(device=True)
     def load_parts(words, parts, first_slot, chunk, count, head, lane):
-        """words[parts_at_once, dims_each] = this lane's numbers of the parts from `chunk` on, all loads issued at once."""
+        """Load this lane's elements of the parts from `chunk` on into words[parts_at_once, dims_each]; all loads are issued at once."""
         for j in range(parts_at_once):
             slot = slot_of_part(first_slot, min(int32(chunk + j), int32(count - 1)))
             for i in range(vectors_each):
@@ -190,7 +190,7 @@ def make_merges(head_dim, warps, has_producer=False):
 
     @cuda.jit(device=True)
     def merge_head(acc, words, parts, first_slot, count, head, scale, lane):
-        """Online softmax over parts_at_once parts at a time, a lane per part: (maximum, sum), and the output in acc."""
+        """Merge the parts, parts_at_once at a time, one lane per part. Returns (maximum, sum); the output is in acc."""
         maximum, total = float32(MINUS_INFINITY), float32(0.0)
         for i in range(dims_each):
             acc[i] = float32(0.0)
@@ -219,7 +219,7 @@ def make_merges(head_dim, warps, has_producer=False):
 
     @cuda.jit(device=True)
     def merge_parts(parts, first_slot, count, out, lse, heads, scale):
-        """Merge `count` parts of a head of the line, in this order, a warp per query head, and write as write_whole does."""
+        """Merge `count` parts of a head of the line, in order, one warp per query head, and write as write_whole does."""
         warp, lane = int32(cuda.threadIdx.x // 32), int32(cuda.threadIdx.x % 32)
         if cuda.threadIdx.x == 0:
             parts.arrivals[uint32(first_slot) // 2] = 0

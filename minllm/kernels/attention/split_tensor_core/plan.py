@@ -1,12 +1,12 @@
-"""A decode step's keys divided among blocks: a line of tiles in fair shares.
+"""Divides a decode step's keys among blocks: a line of tiles, cut into fair shares.
 
-The tiles of all sequences' visible keys form one line: the heads of a sequence behind each other, then those of the next sequence. Each
+The tiles of all sequences' visible keys form one line: the heads of one sequence after another, then those of the next sequence. Each
 block takes a run of neighbouring tiles, which may end in the middle of a head, where the next run begins (merge_parts.py). Every warp
-computes the plan from context_lens on the device, so that a CUDA graph that was captured once serves contexts that grow.
+computes the plan from context_lens on the device, so that a captured CUDA graph serves contexts that grow.
 
 The number of blocks that work is chosen so that, in a batch of equal lengths, every head gets a whole number of blocks, or every block a
-whole number of heads, as long as at most an eighth of the grid stays idle: then few heads are cut, or none. "Head" means here what a block
-takes at one time: a KV head, or a tile of its query heads.
+whole number of heads, as long as at most an eighth of the grid stays idle: then few heads are cut, or none. "Head" here means the unit that
+a block processes at a time: a KV head, or a tile of its query heads.
 """
 
 import functools
@@ -17,41 +17,41 @@ from numba import cuda, int32, uint32
 
 from minllm.tiles.warp import ALL_LANES, warp_sum
 
-SEQUENCES_AT_ONCE = 4  # sequences per lane whose lengths are loaded together
+SEQUENCES_AT_ONCE = 4  # sequence lengths that a lane loads together
 
 
 class Batch(NamedTuple):
-    """What a kernel is told of its batch."""
+    """The batch of a launch, from the kernel's arguments."""
 
     query_start: Any  # [sequences + 1]
     context_lens: Any  # [sequences]
     block_tables: Any  # [sequences, max_blocks]
     line_heads: int  # heads of each sequence on the line
     sliding_window: int
-    first_key: int  # keys before this one are not taken
+    first_key: int  # keys before this one are not read
 
 
 class Cursor(NamedTuple):
-    """Where in the line a block is, all int32."""
+    """A block's position on the line; all fields are int32."""
 
     sequence: int
     head: int
     tile: int  # within this sequence and head
-    tiles: int  # number of them in this sequence and head
+    tiles: int  # number of tiles in this sequence and head
     first: int  # the sequence's first tile, in tiles from position 0
-    left: int  # tiles left of the block's run
+    left: int  # tiles left in the block's run
 
 
 class Cut(NamedTuple):
-    """How the line is cut: the first `larger` runs have share + 1 tiles, the others share."""
+    """How the line is cut into runs: the first `larger` runs have share + 1 tiles, the others `share`."""
 
-    line: int  # where on the line this block's run begins
+    line: int  # the tile of the line at which this block's run begins
     share: int
     larger: int
 
 
 class Plan(NamedTuple):
-    """Device functions."""
+    """The device functions of a division of the line among blocks."""
 
     visible_keys: Any  # (sequence, batch) -> (first key, one past the last)
     begin: Any  # (batch) -> (Cursor, Cut) of this block
@@ -61,13 +61,13 @@ class Plan(NamedTuple):
 
 @cuda.jit(device=True)
 def quotient(a, b):
-    """a // b of numbers >= 0 by a 32-bit division; Numba's own, of int32, is a 64-bit one and takes several times as long."""
+    """a // b of numbers >= 0 by a 32-bit division; Numba divides int32 in 64 bits, which takes several times as long."""
     return int32(uint32(a) // uint32(b))
 
 
 @cuda.jit(device=True)
 def visible_keys(sequence, batch):
-    """(first, one past the last) of the keys that a sequence's new token sees; none without a new token."""
+    """(first, one past the last) of the keys that a sequence's new token sees; no keys if there is no new token."""
     stop = int32(batch.context_lens[uint32(sequence)])
     if batch.query_start[uint32(sequence + 1)] == batch.query_start[uint32(sequence)]:
         stop = int32(0)
@@ -79,7 +79,7 @@ def visible_keys(sequence, batch):
 
 @cuda.jit(device=True)
 def workers_of(heads, blocks):
-    """How many of the blocks work when the line has this number of heads."""
+    """The number of blocks that get work if the line has this number of heads."""
     if heads <= blocks:
         even = int32(quotient(blocks, heads) * heads)
     else:
@@ -101,7 +101,7 @@ def make_steps(tile, visible):
 
     @cuda.jit(device=True)
     def advance(cursor, steps, batch):
-        """Go on by `steps` tiles, at most to the end of the head, and there, if the run goes on, to the next head that has tiles."""
+        """Advance by `steps` tiles, at most to the end of the head, and from there, if the run continues, to the next head with tiles."""
         sequence, head, tiles, first = cursor.sequence, cursor.head, cursor.tiles, cursor.first
         at, left = int32(cursor.tile + steps), int32(cursor.left - steps)
         if at == tiles and left > 0:
@@ -125,7 +125,7 @@ def make_fair_plan(tile, visible=visible_keys):
 
     @cuda.jit(device=True)
     def add_up(batch):
-        """(tiles, heads that have any) of all sequences."""
+        """(tiles, heads that have tiles), both over all sequences."""
         total, busy, sequences = int32(0), int32(0), int32(batch.context_lens.shape[0])
         first = int32(cuda.threadIdx.x % 32)
         while first < sequences:
@@ -140,9 +140,9 @@ def make_fair_plan(tile, visible=visible_keys):
 
     @cuda.jit(device=True)
     def find_sequence(line, batch):
-        """(sequence that has tile `line` of the line, how far into the sequence that is), 32 sequences at a time."""
+        """(sequence of tile `line` of the line, offset of that tile in the sequence); searches 32 sequences at a time."""
         lane = cuda.threadIdx.x % 32
-        before, chunk = int32(0), int32(0)  # tiles of earlier sequences; the first of the 32
+        before, chunk = int32(0), int32(0)  # tiles of all sequences before these 32; the first of the 32
         while True:
             tiles = int32(0)
             if chunk + lane < batch.context_lens.shape[0]:
@@ -162,9 +162,9 @@ def make_fair_plan(tile, visible=visible_keys):
 
     @cuda.jit(device=True)
     def begin(batch):
-        """This block's first tile, and the cut; `left` is 0 for a block without work."""
+        """(Cursor at this block's first tile, Cut); `left` is 0 for a block without work."""
         sequence, head, at, left, within = int32(0), int32(0), int32(0), int32(0), int32(0)
-        alone = batch.context_lens.shape[0] == 1  # a microsecond less where every one counts: nothing to add up
+        alone = batch.context_lens.shape[0] == 1  # with one sequence there is nothing to add up, which saves a microsecond
         if alone:
             first, tiles = tiles_of(0, batch)
             total, busy = int32(tiles * batch.line_heads), int32(min(tiles, 1) * batch.line_heads)
@@ -190,7 +190,7 @@ def make_fair_plan(tile, visible=visible_keys):
 
     @cuda.jit(device=True)
     def block_at(cut, line):
-        """The block whose run holds tile `line`."""
+        """The block with tile `line` in its run."""
         of_larger = int32(cut.larger * (cut.share + 1))
         if line < of_larger:
             return quotient(line, cut.share + 1)
@@ -198,7 +198,7 @@ def make_fair_plan(tile, visible=visible_keys):
 
     @cuda.jit(device=True)
     def parts_of_head(cursor, cut, line):
-        """(slot of the first part, parts) of the cursor's head, whose tile cursor.tile is tile `line`: merge_parts.slot_of_part."""
+        """(slot of the first part, number of parts) of the cursor's head; `line`: cursor.tile on the line (merge_parts.slot_of_part)."""
         first = int32(line - cursor.tile)
         block, last_block = block_at(cut, first), block_at(cut, int32(first + cursor.tiles - 1))
         run_start = int32(block * cut.share + min(block, cut.larger))
@@ -208,7 +208,7 @@ def make_fair_plan(tile, visible=visible_keys):
 
 
 def make_plan(tile, splits, visible=visible_keys):
-    """The Plan for tiles of `tile` keys; splits: None for fair shares, else fixed_plan.py, which is loaded for them only."""
+    """The Plan for tiles of `tile` keys. splits: None for fair shares, else the fixed number of splits (fixed_plan.py)."""
     if not splits:
         return make_fair_plan(tile, visible)
     return importlib.import_module(f"{__package__}.fixed_plan").make_fixed_plan(tile, splits, visible)

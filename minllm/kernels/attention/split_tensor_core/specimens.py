@@ -1,4 +1,4 @@
-"""split_tensor_core and the rungs made of its parts, as they are launched."""
+"""Specimens of split_tensor_core and of the variants made of its parts."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ BLOCK_SHARED_BYTES = MULTIPROCESSORS[9, 0].block_shared_bytes
 
 
 def specimens():
-    """All of them."""
+    """All kernels of split_tensor_core, split_unified_maximum, split_cluster and split_cascade."""
     for dtype in HALF_DTYPES:
         yield from split_tensor_core_specimens(dtype.name)
         yield from tensor_copies_specimens(dtype.name)
@@ -28,13 +28,13 @@ def specimens():
 
 
 def arguments_of(dtype, prefix=(types.none,) * 3, maps=(types.none,) * 2):
-    """The types of split_tensor_core's arguments; prefix: of the states that sequences start from, maps: of tensor maps."""
+    """The types of split_tensor_core's arguments; prefix: types of the states that sequences start from; maps: of the tensor maps."""
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
     return *inputs(dtype), array(dtype, 3), NO_LSE, *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32, *prefix, *maps
 
 
 def split_tensor_core_specimens(dtype):
-    """Decoding on tensor cores: fair shares and fixed splits, groups that fill one tile of 8 heads or two."""
+    """split_tensor_core with fair shares and fixed splits, and groups that fill one tile of 8 heads or two."""
     for head_dim, group, splits in ((40, 1, None), (64, 4, None), (128, 4, None), (128, 4, 8), (96, 16, None), (256, 8, None)):
         for capability, targets, line_heads in SPLIT_TARGETS:
             shape = shape_for(head_dim, group, line_heads, MULTIPROCESSORS[capability].block_shared_bytes)
@@ -46,7 +46,7 @@ def split_tensor_core_specimens(dtype):
 
 
 def tensor_copies_specimens(dtype):
-    """The same with rings that the TMA fills."""
+    """split_tensor_core with rings filled by TMA."""
     for head_dim, line_heads in ((64, 8), (64, 512), (128, 8), (128, 512), (256, 8)):
         shape = shape_for(head_dim, 4, line_heads, BLOCK_SHARED_BYTES, tensor_copies=True)
         kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, head_dim, BLOCK_SIZE, 4, None, shape)
@@ -56,7 +56,7 @@ def tensor_copies_specimens(dtype):
 
 
 def unified_maximum_specimen(dtype):
-    """One maximum for all scores."""
+    """split_unified_maximum: one maximum for all scores."""
     shape = shape_for(128, 4, 8, BLOCK_SHARED_BYTES)
     softmax = unified_maximum.make_unified_softmax
     kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, softmax)
@@ -65,7 +65,7 @@ def unified_maximum_specimen(dtype):
 
 
 def cluster_specimens(dtype):
-    """One short sequence: a cluster of 8 blocks per KV head."""
+    """split_cluster: a cluster of 8 blocks per KV head."""
     for head_dim, keys, tensor_copies in ((64, 32, True), (128, 16, True), (128, 16, False)):
         shape = SplitShape(4, keys, 4, 1, tensor_copies)
         kernel, threads, shared_bytes = cluster.make_cluster_kernel(dtype, head_dim, BLOCK_SIZE, 4, 8, shape)
@@ -77,7 +77,7 @@ def cluster_specimens(dtype):
 
 
 def cascade_specimens(dtype):
-    """A shared prefix, and decode steps that start from its states."""
+    """split_cascade: the kernel of the shared prefix, and that of decode steps that start from its states."""
     shape = dataclasses.replace(shape_for(128, 4, 8, BLOCK_SHARED_BYTES), tensor_copies=True)
     softmax = cascade.make_seeded_softmax
     kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, softmax)
@@ -91,7 +91,7 @@ def cascade_specimens(dtype):
 
 
 def strided_specimen(dtype):
-    """A cache in which the layers of a token lie side by side."""
+    """One kernel over a cache in which the layers of a token are adjacent."""
     of_hopper = (specimen for specimen in split_tensor_core_specimens(dtype) if specimen.targets == HOPPER)
     like = next(specimen for specimen in of_hopper if "/128/" in specimen.name)
     name, (query, _, _, *others) = like.name.replace("attention/", "attention/strided/", 1), like.arguments

@@ -1,17 +1,17 @@
-"""Flash-Decoding on tensor cores: the fastest kernel of decode steps.
+"""Flash-Decoding on tensor cores: the fastest kernel for decode steps.
 
 As in split_kv.py, the context is split over many blocks, each key is read once for all query heads of its KV head, and states are merged.
 What counts is to keep enough bytes in flight from memory (Little's law: 4.8 TB/s for a microsecond are 36 KB per SM), and to lose no time
-before the first and after the last of them. One idea per file:
+before the first byte and after the last. One idea per file:
 
-    walk          a block's walk over heads and tiles: the frame
-    ring          a warp's own ring of tiles in shared memory, which cp_async_ring.py or tma_ring.py fills
-    tile          both products on tensor cores, and softmax
-    plan          ragged contexts cut into equal runs of tiles, one per block, on the device; fixed_plan.py cuts without regard to the batch
+    walk          a block's loop over heads and tiles: the frame
+    ring          a warp's own ring of tiles in shared memory, filled by cp_async_ring.py or tma_ring.py
+    tile          both matmuls on tensor cores, and softmax
+    plan          ragged contexts cut into equal runs of tiles, one per block, on the device; fixed_plan.py cuts independently of the batch
     merge_parts   the last block of a head to arrive merges its parts: no second launch, and always in the same order
-    cluster, unified_maximum, cascade   kernels of the same parts: for one short sequence, with another softmax, behind a shared prefix
+    cluster, unified_maximum, cascade   kernels made of the same parts: for one short sequence, with another softmax, after a shared prefix
 
-FLOPs: 4 * 8 * head_dim per key and KV head on tensor cores, whatever part of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim
+FLOPs: 4 * 8 * head_dim per key and KV head on tensor cores, however many of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim
 * itemsize per key, read once. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read.
 
 Measured: docs/results.md, rows split_tensor_core, beside cuDNN; docs/split-decode.md says what mattered and what did not.
@@ -38,7 +38,7 @@ from minllm.runtime.kernel import check, kernel, launch
 
 
 class Origin(NamedTuple):
-    """What a state begins with, beside nothing: a unified maximum, or the states of a shared prefix (cascade.py)."""
+    """What a state starts from, if not from nothing: a unified maximum, or the states of a shared prefix (cascade.py)."""
 
     phi: Any
     maxima: Any  # [shares, sequences, heads]
@@ -47,13 +47,13 @@ class Origin(NamedTuple):
 
 
 def columns_of(group, head_dim):
-    """Query heads of a block as mma counts them: whole tiles of 8 columns."""
+    """Query heads of a block, rounded up to whole mma tiles of 8 columns."""
     return -(-shapes.head_tiles_of(group, head_dim)[1] // 8) * 8
 
 
 @functools.cache
 def make_parts(dtype, head_dim, block_size, group, splits, shape, softmax):
-    """(plan, source, products, softmax) of blocks of a SplitShape; splits: None for fair shares; softmax: tile.make_softmax or the like."""
+    """(plan, source, products, softmax) for blocks of a SplitShape. splits: None for fair shares; softmax: e.g. tile.make_softmax."""
     head_tiles, columns, plan = shapes.head_tiles_of(group, head_dim)[0], columns_of(group, head_dim), make_plan(shape.tile, splits)
     source = make_source(head_dim, block_size, head_tiles, shape, plan)
     products = make_products(dtype, head_dim, shape.keys, columns, shape.tensor_copies)
@@ -65,7 +65,7 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, softmax=make_
     """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; arguments as for make_parts."""
     head_tiles, by_tma, threads = shapes.head_tiles_of(group, head_dim)[0], shape.tensor_copies, 32 * shape.warps
     query_count, out_count, state_count, _ = sizes_of_lane(head_dim, shape.keys, columns_of(group, head_dim))
-    load_early = query_count <= 16  # if the registers have room for the queries of two heads
+    load_early = query_count <= 16  # whether the registers have room for the queries of two heads
     parts_of_walk = make_parts(dtype, head_dim, block_size, group, splits, shape, softmax)
     walk = make_walk(group, head_dim, shape, *parts_of_walk, make_merges(head_dim, shape.warps), load_early)
 
@@ -83,9 +83,9 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, softmax=make_
         query_start,  # [sequences + 1]
         context_lens,  # [sequences]
         block_tables,  # [sequences, max_blocks]
-        scale,  # times log2(e): exponentials are to base 2
+        scale,  # includes log2(e): exponentials are base 2
         sliding_window,
-        first_key,
+        first_key,  # keys before this one are not read
         phi,  # the unified maximum, in units of q . k
         prefix_max,  # [shares, sequences, heads], or None
         prefix_sum,  # the same
@@ -111,11 +111,11 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, softmax=make_
 
 @functools.cache
 def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, tensor_copies=False):
-    """The SplitShape for `line_heads` heads in all sequences and blocks of at most `shared_bytes`; None: what this machine has.
+    """The SplitShape for `line_heads` heads over all sequences and blocks of at most `shared_bytes`; None: the current GPU's values.
 
-    Few heads are cut among all SMs: one block on each, with the deepest rings, makes the fewest parts to merge. With many heads, a block
-    takes one after another: two blocks per SM, so that one computes and copies while the other merges its warps, or four small ones, which
-    lose less time between short heads.
+    Few heads are split among all SMs: one block per SM, with the deepest rings, makes the fewest parts to merge. With many heads, a block
+    processes one after another: two blocks per SM, so that one computes and copies while the other merges its warps, or four small ones,
+    which lose less time between short heads.
     """
     shared_bytes, sm_count = shared_bytes or block_shared_bytes_here(), sm_count or sms_here()
     keys = 16 if head_dim > 64 else 32
@@ -131,10 +131,11 @@ def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, ten
 def shape_of(sizes, sm_count=None, unified=False):
     """The SplitShape of a call. TMA copies keys if GPU and cache allow it.
 
-    Not for the unified maximum's kernel, which may have to fetch a run again, nor from 12.0 on, where the walk would need a stack frame.
+    cp.async is used for the unified maximum, whose kernel may have to fetch a run again, and from compute capability 12.0 on, where the
+    walk with TMA would need a stack frame.
     """
     by_tma = HOPPER <= capability_here() < CONSUMER_BLACKWELL and can_fetch(sizes.head_dim, sizes.block_size)
-    machine = (block_shared_bytes_here(), sm_count or sms_here())  # whose results shape_for remembers
+    machine = (block_shared_bytes_here(), sm_count or sms_here())  # passed explicitly, because shape_for caches results by its arguments
     return shape_for(sizes.head_dim, sizes.group, shapes.line_heads_of(sizes), *machine, tensor_copies=by_tma and not unified)
 
 
@@ -154,10 +155,10 @@ def attention(
 ):  # fmt: skip
     """Attention of one new token per sequence over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    float32 goes to split_kv, one short sequence on Hopper to cluster.py. splits: cut every context into this number of shares, for results
-    that do not depend on the batch; by default the blocks of `sm_count` SMs (None: this GPU's) take fair shares. shape: a SplitShape. phi,
-    softmax: the unified maximum (unified_maximum.py). lse: float32 [tokens, heads], for the log-sum-exp of every row (merge_states.py).
-    Raises KernelArgumentError for more than one new token per sequence: flash_attention_2 takes those.
+    float32 is passed to split_kv, and one short sequence on Hopper to cluster.py. splits: split every context into this many shares, for
+    results that do not depend on the batch; by default the blocks of `sm_count` SMs (None: this GPU's) take fair shares. shape: a
+    SplitShape. phi, softmax: the unified maximum (unified_maximum.py). lse: float32 [tokens, heads], receives the log-sum-exp of every row
+    (merge_states.py). Raises KernelArgumentError for more than one new token per sequence; flash_attention_2 supports that.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
@@ -180,7 +181,7 @@ def attention(
 def launch_kernel(
     inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, softmax, phi=None, prefix=None, first_key=0, lse=None
 ):
-    """Launch the kernel with a softmax on checked inputs. phi: in units of q . k; prefix, first_key: the states of the keys before."""
+    """Launch the kernel with a softmax on checked inputs. phi: in units of q . k; prefix: the states of the keys before first_key."""
     query, key_cache, value_cache, out, query_start, context_lens, block_tables = inputs
     unified = phi is not None
     shape = shape or shape_of(sizes, sm_count, unified)

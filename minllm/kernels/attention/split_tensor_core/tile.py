@@ -1,15 +1,15 @@
-"""A tile of keys for a few query heads: two matrix products, softmax between.
+"""A tile of keys for a few query heads: two matmuls, with softmax between them.
 
-Both products put the short side, the query heads, on the 8 columns of mma, and keys or head_dim on its 16 rows:
+Both matmuls put the short side, the query heads, on the 8 columns of mma, and keys or head_dim on its 16 rows:
 
     S^T [keys, heads] = K q^T          O^T [head_dim, heads] += V^T P^T
 
-K is the A operand as it lies in shared memory, V through ldmatrix's transposition. P^T comes out of the first product with keys along the
-rows of its registers and is needed with keys along their columns: movmatrix transposes each 8x8 tile. So a group of up to 8 heads fills
-the tensor core's columns, where rows of queries would fill half of its rows, and the output takes half of the registers.
+K in shared memory is the A operand as it is, V is transposed by ldmatrix. The accumulator P^T of the first matmul has keys along rows, but
+the B operand of the second needs keys along columns: movmatrix transposes each 8x8 tile. So a group of up to 8 heads fills the columns of
+mma, whereas queries as rows would fill half of its 16 rows, and the output takes half of the registers.
 
 A lane holds columns, that is heads, 2 * (lane % 4) and the next; its maxima and sums are those of these heads. `heads` is a multiple of 8.
-Scores are folded unscaled, and their difference to the maximum is scaled: flash_attention_2.py says why.
+Scores are folded unscaled, and their difference to the maximum is scaled, for the reason given in tiles/rows.py.
 """
 
 import functools
@@ -35,7 +35,7 @@ from minllm.tiles.warp import maximum_over_rows, sum_over_rows
 
 
 class Operands(NamedTuple):
-    """Query heads in registers: as B operands, and those of the next head of the line."""
+    """Query heads in registers: B operands of this head of the line, and the loaded words of the next."""
 
     fragments: Any  # uint32 [8-head tiles, steps of 16, 2]
     loaded: Any  # the same
@@ -45,7 +45,7 @@ class State(NamedTuple):
     """The attention state of a lane's heads, float32."""
 
     maxima: Any  # [2 * 8-head tiles]
-    sums: Any  # the same: of this lane's keys only
+    sums: Any  # the same shape; over this lane's keys only
     acc: Any  # [16-dim tiles, 8-head tiles, 4]: O^T
     highest: Any  # [1]: the largest exponent so far (unified_maximum.py)
 
@@ -60,14 +60,14 @@ class Sizes(NamedTuple):
 
 
 def sizes_of_lane(head_dim, keys, heads):
-    """Sizes for tiles of `keys` keys and `heads` query heads."""
+    """The Sizes for tiles of `keys` keys and `heads` query heads."""
     steps = -(-head_dim // 16)
     return Sizes(steps * heads // 4, steps * heads // 2, heads // 4, keys * heads // 32)
 
 
 @functools.cache
 def make_products(dtype, head_dim, keys, heads, swizzled=False):
-    """The Products of `keys` keys, a multiple of 16; swizzled: tiles lie as TMA writes them (ring.py)."""
+    """The Products (matmuls) for tiles of `keys` keys, a multiple of 16; swizzled: tiles have TMA's layout (tma_ring.py)."""
     multiply, pack = (mma_m16n8k16_bf16, pack_bf16x2) if dtype == "bfloat16" else (mma_m16n8k16_f16, pack_f16x2)
     steps = -(-head_dim // 16)  # mma steps along head_dim; tiles of 16 rows of O^T
     columns = heads // 8  # tiles of 8 heads
@@ -77,7 +77,7 @@ def make_products(dtype, head_dim, keys, heads, swizzled=False):
 
     @cuda.jit(device=True)
     def chunk_at(tile, row, step, half, lane):
-        """Shared address of the left or right 8 numbers of a step of 16 in a row, which is lane % 8 in its group of eight rows."""
+        """Shared address of the left or right 8 of the 16 numbers of a step in `row`; row % 8 is lane % 8."""
         if swizzled:  # [head_dim / 64][keys][64]
             chunk = (2 * (step % 4) + half) ^ (lane % 8)
             return uint32(tile + (step // 4 * keys + row) * 128 + chunk * 16)
@@ -85,7 +85,7 @@ def make_products(dtype, head_dim, keys, heads, swizzled=False):
 
     @cuda.jit(device=True)
     def load_query(operands, query, line_heads, lane):
-        """The query heads as B operands, straight from memory; zeros for heads and columns that do not exist."""
+        """Load query heads as B operands, directly from memory; zeros for heads and columns that do not exist."""
         for column in range(columns):
             head = int32(column * 8 + lane // 4)
             first = (int64(line_heads.row) * query.shape[1] + line_heads.first + head) * head_dim + int64(lane % 4 * 2)
@@ -98,13 +98,13 @@ def make_products(dtype, head_dim, keys, heads, swizzled=False):
 
     @cuda.jit(device=True)
     def prepare(operands, state, cursor, cache, lane):
-        """What was loaded is a B operand."""
+        """Copy the loaded words to the fragments: they are B operands already."""
         for i in range(query_count):
             operands.fragments[i] = operands.loaded[i]
 
     @cuda.jit(device=True)
     def score_tile(scores, operands, ring):
-        """scores[16-key tile, 8-head tile] = K q^T. Even and odd steps are summed apart: two short chains of products, not a long one."""
+        """scores[16-key tile, 8-head tile] = K q^T. Even and odd steps are summed apart: two short chains of mma, not a long one."""
         stage, lane, fragments = ring.stage, ring.lane, operands.fragments
         key_fragments = cuda.local.array(4, uint32)
         odd = cuda.local.array(score_count, float32)
@@ -125,7 +125,7 @@ def make_products(dtype, head_dim, keys, heads, swizzled=False):
 
     @cuda.jit(device=True)
     def mask_tile(scores, position, visible, lane):
-        """Scores of keys that are not visible become -inf; position is that of the tile's first key."""
+        """Set scores of keys that are not visible to -inf; position: of the tile's first key."""
         start, stop = visible
         for key_tile in range(key_tiles):
             for half in range(2):
@@ -156,7 +156,7 @@ def make_products(dtype, head_dim, keys, heads, swizzled=False):
 
 @functools.cache
 def make_clear(head_dim, heads):
-    """clear_to(state, maximum): the state of no keys, with this maximum."""
+    """clear_to(state, maximum): device function that sets the state to that of no keys, with this maximum."""
     sizes = sizes_of_lane(head_dim, 0, heads)
     out_count, state_count = sizes.out, sizes.states
 
@@ -173,18 +173,18 @@ def make_clear(head_dim, heads):
 
 @functools.cache
 def make_softmax(dtype, head_dim, keys, heads, warps):
-    """The Softmax with a running maximum; all softmaxes of this folder are made by a function with these arguments."""
+    """The Softmax with a running maximum. The functions that make the other softmaxes of this folder have the same arguments."""
     steps, columns, key_tiles = -(-head_dim // 16), heads // 8, keys // 16
     clear_to = make_clear(head_dim, heads)
 
     @cuda.jit(device=True)
     def clear(state, origin, running, cursor, line_heads, scale, ring):
-        """The state of no keys."""
+        """Set the state to that of no keys."""
         clear_to(state, float32(MINUS_INFINITY))
 
     @cuda.jit(device=True)
     def fold(scores, state, operands, running, scale, ring):
-        """Scores become weights; maxima, sums and acc follow."""
+        """Replace scores by weights; update maxima, sums and acc."""
         for column in range(columns):
             for i in range(2):
                 maximum = state.maxima[2 * column + i]

@@ -1,10 +1,10 @@
-"""The rings of ring.py filled by TMA, on Hopper and later.
+"""Fills the rings of ring.py by TMA, on Hopper and later.
 
-A cache of whole blocks of 16 keys is an array [num_blocks, block_size, kv_heads, head_dim / 64, 64], of which one lane fetches boxes of 16
-keys, a KV head and 64 numbers, 128 bytes per row. They lie in a stage as [K and V][head_dim / 64][keys][64], swizzled, so that no padding
-is needed. The copies of a stage report to its mbarrier, which lies behind the warp's ring. TMA also fetches slots of a block beyond a
-context's end: rows that must not be seen are cleared after they have arrived. The tensor maps ask L2 for 128 bytes at a time, not more:
-L2 looks up sectors that it fetches ahead twice, which is what cp.async loses by.
+The cache is described as an array [num_blocks, block_size, kv_heads, head_dim / 64, 64], with block_size a multiple of 16; one lane loads
+boxes of 16 keys, one KV head and 64 numbers, 128 bytes per row. A stage holds them as [K and V][head_dim / 64][keys][64], swizzled, so that
+no padding is needed. The copies of a stage complete its mbarrier, which follows the warp's ring. TMA also loads slots of a block beyond the
+end of a context: rows that must not be seen are cleared after they have arrived. The tensor maps set L2 promotion to 128 bytes, not more:
+L2 looks up sectors that it fetches ahead twice, which is what slows cp.async.
 """
 
 import functools
@@ -35,7 +35,7 @@ from minllm.ptx import (
 
 @functools.cache
 def make_source(head_dim, block_size, head_tiles, shape, plan):
-    """Tiles by TMA."""
+    """The Source that loads tiles by TMA."""
     block_of, _ = make_lookup(block_size)
     visible_keys, advance, keys, warps, stages = plan.visible_keys, plan.advance, shape.keys, shape.warps, shape.stages
     stage_bytes = stage_bytes_of(head_dim, shape)
@@ -49,7 +49,7 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
 
     @cuda.jit(device=True)
     def setup(ring):
-        """Make the ring's mbarriers."""
+        """Initialise the ring's mbarriers."""
         if ring.lane == 0:
             for i in range(stages):
                 mbarrier_init(uint32(ring.base + stages * stage_bytes + 8 * i), 1)
@@ -58,7 +58,7 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
 
     @cuda.jit(device=True)
     def copy_tile(cursor, ring, batch, cache):
-        """Start copying this warp's boxes of the cursor's tile, but for those without visible keys; for one lane."""
+        """Start copying this warp's boxes of the cursor's tile that have visible keys; called by one lane."""
         key_map, value_map = cache
         start, stop = visible_keys(cursor.sequence, batch)
         position = int32((cursor.first + cursor.tile) * (warps * keys) + ring.warp * keys)  # position of the warp's first row
@@ -81,7 +81,7 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
 
     @cuda.jit(device=True)
     def fetch(cursor, ring, batch, cache):
-        """Start copying the cursor's tile, if any is left, and go on to the next."""
+        """Start copying the cursor's tile, if any is left, and advance."""
         if cursor.left > 0:
             if ring.lane == 0:
                 copy_tile(cursor, ring, batch, cache)
@@ -90,7 +90,7 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
 
     @cuda.jit(device=True)
     def wait(ring, position, visible):
-        """Wait for the oldest tile and clear its rows outside of the visible keys."""
+        """Wait for the oldest tile and clear its rows outside the visible keys."""
         start, stop = visible
         mbarrier_wait_parity(barrier_of(ring, ring.stage), ring.parity)
         if position < start or position + keys > stop:

@@ -1,19 +1,19 @@
-"""FlashDecoding++'s softmax: a unified maximum in place of the running one.
+"""FlashDecoding++'s softmax: a unified maximum in place of a running maximum.
 
     softmax(s)_j = exp(s_j - phi) / sum_i exp(s_i - phi)          for any phi
 
-The running maximum (online_softmax.py) rescales a state whenever a larger score comes, and first needs the largest score of a tile in every
-lane: three exchanges between lanes. It only keeps exp from overflowing, and a constant does as well while no score is far above it and not
-all are far below (Hong et al., arXiv 2311.01282, section 3). So phi is fixed beforehand, from statistics of a model; a tile's weights wait
-for no exchange between lanes, and states are never rescaled. The guard: each block watches the largest exponent and its sums. If its tiles
-leave the band in which weights keep their precision (BANDS: narrow in float16, almost all of float32's range in bfloat16), the same block
-takes them again with the running maximum, in the same launch, so that a CUDA graph stays valid. A state says which maximum it was made
-with, so parts of both kinds merge as they are, and the result is bitwise the same from run to run.
+The running maximum (online_softmax.py) rescales a state whenever a larger score appears, and first needs the largest score of a tile in
+every lane: three exchanges between lanes. It only keeps exp from overflowing, and a constant serves as well while no score is far above it
+and not all are far below (Hong et al., arXiv 2311.01282, section 3). So phi is fixed in advance, from statistics of a model; a tile's
+weights wait for no exchange between lanes, and states are never rescaled. As a guard, each block tracks its largest exponent and its sums.
+If its tiles leave the band in which weights keep their precision (BANDS: narrow in float16, almost all of float32's range in bfloat16), the
+same block computes them again with the running maximum, in the same launch, so that a CUDA graph stays valid. Each state includes the
+maximum it was computed with, so parts of both kinds can be merged, and the result is bitwise the same from run to run.
 
 The original recomputes whole rows, because its parts carry no maximum; here a part that fails costs only its own tiles.
 
-FLOPs and bytes: those of split_tensor_core.py, and once more those of parts that leave the band. A decode step waits for memory, not for
-arithmetic: what the unified maximum saves hides behind the loads (docs/results.md, rows split_unified_maximum).
+FLOPs and bytes: those of split_tensor_core.py, and once more those of parts that leave the band. A decode step is memory-bound: the time
+that the unified maximum saves is hidden behind the loads (docs/results.md, rows split_unified_maximum).
 """
 
 import functools
@@ -26,27 +26,27 @@ from minllm.kernels.attention.split_tensor_core.tile import make_clear, make_sof
 from minllm.kernels.attention.split_tensor_core.walk import Softmax
 from minllm.ptx import ex2
 
-# Exponents to base 2 up to which weights, their sums and their products with values stay far from overflow, and the smallest sum whose
-# weights keep their precision. float16 holds 2**-24 to 2**16, bfloat16 about the numbers of float32.
+# (largest exponent to base 2 with which weights, their sums and P V stay far from overflow, smallest sum with which weights keep their
+# precision). float16 represents 2**-24 to 2**16, bfloat16 about the range of float32.
 BANDS = {"float16": (15.0, 2.0**-4), "bfloat16": (90.0, 2.0**-90)}
 
 
 @functools.cache
 def make_unified_softmax(dtype, head_dim, keys, heads, warps):
-    """The Softmax with a unified maximum, and with the running one for tiles that have left the band."""
+    """The Softmax with a unified maximum, and with a running maximum for tiles that have left the band."""
     columns, key_tiles = heads // 8, keys // 16
     highest_exponent, smallest_sum = BANDS[dtype]
     running_softmax, clear_to = make_softmax(dtype, head_dim, keys, heads, warps), make_clear(head_dim, heads)
 
     @cuda.jit(device=True)
     def clear(state, origin, running, cursor, line_heads, scale, ring):
-        """The state of no keys; maxima hold phi."""
+        """Set the state to that of no keys, with phi as the maximum, or -inf for the running maximum."""
         clear_to(state, float32(MINUS_INFINITY) if running else origin.phi)
         state.highest[0] = float32(MINUS_INFINITY)
 
     @cuda.jit(device=True)
     def fold_unified(scores, state, scale):
-        """Scores become weights and are added to sums; maxima stay."""
+        """Replace scores by weights and add them to sums; maxima do not change."""
         highest = state.highest[0]
         for column in range(columns):
             for i in range(2):
@@ -60,7 +60,7 @@ def make_unified_softmax(dtype, head_dim, keys, heads, warps):
 
     @cuda.jit(device=True)
     def fold(scores, state, operands, running, scale, ring):
-        """With whichever maximum these tiles are taken."""
+        """Fold with the running maximum if `running`, else with the unified one."""
         if running:
             running_softmax.fold(scores, state, operands, running, scale, ring)
         else:
@@ -68,7 +68,7 @@ def make_unified_softmax(dtype, head_dim, keys, heads, warps):
 
     @cuda.jit(device=True)
     def failed(state, states, line_heads):
-        """Whether this thread has met an exponent above the band, or the block's sum of its head lies below it."""
+        """Whether this thread has found an exponent above the band, or the block's sum of its head is below it."""
         total = float32(1.0)
         if cuda.threadIdx.x < line_heads.left:
             total = float32(0.0)
@@ -83,6 +83,6 @@ workspace_shapes = functools.partial(split_tensor_core.workspace_shapes, unified
 
 
 def attention(*arguments, phi=0.0, **options):
-    """As split_tensor_core.attention. phi: what is subtracted from all scores scale * (q . k). Scores up to 62 above it are in the band in
-    bfloat16, 10 in float16."""
+    """The same as split_tensor_core.attention. phi: subtracted from all scores scale * (q . k). Scores up to 62 above phi are in the band
+    in bfloat16, up to 10 in float16."""
     split_tensor_core.attention(*arguments, phi=phi, softmax=make_unified_softmax, **options)

@@ -1,13 +1,13 @@
-"""A block's walk over its run of tiles: the frame of all split kernels here.
+"""A block's loop over its run of tiles: the frame of all split tensor-core kernels.
 
     begin the plan, start filling the rings
     for each head of the run, or part of a head:
         for each tile:  start copying a later tile, wait for this one, S = K q, mask, P = softmax S, O += V P
-        put the warps' states together; write the output, or a part of it, which the last block of the head merges
+        merge the warps' states; write the output, or a part of it, which the last block of the head merges
 
-Every warp has a ring of tiles in shared memory that runs on over the end of a head, so that memory is not idle while a head is finished,
-and no warp waits for another within a head. The rest are parameters, NamedTuples of device functions: the plan (plan.py), the source of the
-tiles, the matrix products, the softmax, and the merge (merge_parts.py).
+Every warp has a ring of tiles in shared memory that continues across the end of a head, so that memory is not idle while a head is
+finished, and no warp waits for another within a head. Everything else is a parameter, a NamedTuple of device functions: the plan (plan.py),
+the source of the tiles, the matmuls, the softmax, and the merge (merge_parts.py).
 """
 
 import functools
@@ -22,7 +22,7 @@ from minllm.ptx import cp_async_wait_group_0, prefetch_l2, shared_address
 
 
 class Ring(NamedTuple):
-    """A warp's ring of stages and where the warp stands in it; addresses are shared ones, in bytes."""
+    """A warp's ring of stages, and the warp's position in it. Addresses are shared-memory addresses, in bytes."""
 
     words: Any  # the block's dynamic shared memory as uint32
     start: int  # address of `words`
@@ -32,11 +32,11 @@ class Ring(NamedTuple):
     parity: int  # parity of the oldest tile's mbarrier
     warp: int
     lane: int
-    blocks: Any  # int32: what the source has looked up of a block table
+    blocks: Any  # int32: entries of a block table that the source has looked up
 
 
 class Pipeline(NamedTuple):
-    """What of a Ring changes from tile to tile."""
+    """The fields of a Ring that change from tile to tile."""
 
     stage: int
     free: int
@@ -44,11 +44,11 @@ class Pipeline(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """The query heads that a head of the line stands for."""
+    """The query heads of one head of the line (plan.py)."""
 
     row: int  # row of query and out
     first: int
-    left: int  # from `first` on: a group's last tile may be smaller
+    left: int  # number of heads from `first` on; a group's last tile may have fewer than the others
 
 
 class Span(NamedTuple):
@@ -60,26 +60,26 @@ class Span(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where tiles come from. `ahead` is a Cursor, or what aim makes of it."""
+    """Device functions that load tiles. `ahead` is a Cursor, or what `aim` computes from it."""
 
     setup: Any  # (ring): prepare a warp's ring
     aim: Any  # (cursor, batch, ring) -> ahead
     fetch: Any  # (ahead, ring, batch, cache) -> ahead: start copying a tile to ring.free
-    wait: Any  # (ring, position, visible): until the oldest tile has arrived; its first key is at `position`
-    release: Any  # (ring): all lanes have read the oldest tile
+    wait: Any  # (ring, position, visible): wait until the oldest tile has arrived; its first key is at `position`
+    release: Any  # (ring): called when the lanes have read the oldest tile
     stage_bytes: int  # from one stage to the next
     ring_bytes: int  # from one warp's ring to the next
-    produce: Any = None  # (cursor, ring, batch, cache): what a producer's warp does instead of all this
+    produce: Any = None  # (cursor, ring, batch, cache): the loop of a producer warp, if the source has one
     lookups: int = 1  # elements of ring.blocks
 
 
 class Products(NamedTuple):
-    """Matrix products of a tile. `operands` and `state` are NamedTuples of register arrays."""
+    """The matmuls of a tile. `operands` and `state` are NamedTuples of register arrays."""
 
     load_query: Any  # (operands, query, heads, lane): start loading query heads
-    prepare: Any  # (operands, state, cursor, cache, lane): make operands of them
+    prepare: Any  # (operands, state, cursor, cache, lane): convert the loaded query heads to operands
     score: Any  # (scores, operands, ring): S = K q
-    mask: Any  # (scores, position, visible, lane): scores of invisible keys become -inf
+    mask: Any  # (scores, position, visible, lane): set scores of invisible keys to -inf
     multiply_values: Any  # (state, scores, ring): O += V P
     score_count: int  # elements of `scores`
 
@@ -87,15 +87,15 @@ class Products(NamedTuple):
 class Softmax(NamedTuple):
     """Online softmax over tiles of scores."""
 
-    clear: Any  # (state, origin, running, cursor, heads, scale, ring): the state before the first tile
-    fold: Any  # (scores, state, operands, running, scale, ring): scores become weights, and the state follows
+    clear: Any  # (state, origin, running, cursor, heads, scale, ring): set the state before the first tile
+    fold: Any  # (scores, state, operands, running, scale, ring): replace scores by weights, and update the state
     share: Any  # (state, operands, states, heads, ring): write a warp's state to shared memory
-    failed: Any = None  # (state, states, heads): whether this thread knows of weights that are not valid (unified_maximum.py)
+    failed: Any = None  # (state, states, heads): whether this thread has found invalid weights (unified_maximum.py)
 
 
 @functools.cache
 def make_steps(group, head_dim, shape, source, products, softmax):
-    """(open_ring, heads_of, fill, take_tiles): what blocks of a SplitShape do within a walk, for groups of `group` query heads."""
+    """(open_ring, heads_of, fill, take_tiles): the steps of a walk, for blocks of a SplitShape and groups of `group` query heads."""
     head_tiles, heads_here = head_tiles_of(group, head_dim)
     threads, tile, stages = 32 * shape.warps, shape.tile, shape.stages
     stage_bytes, warp_bytes, score_count = source.stage_bytes, source.ring_bytes, products.score_count
@@ -103,17 +103,17 @@ def make_steps(group, head_dim, shape, source, products, softmax):
 
     @cuda.jit(device=True)
     def at(ring, pipeline):
-        """The ring where a Pipeline stands. Only the Pipeline is carried through loops: what is fixed stays in registers."""
+        """The ring at the position of a Pipeline. Loops carry only the Pipeline; the fixed fields stay in registers."""
         return Ring(ring.words, ring.start, ring.base, pipeline.stage, pipeline.free, pipeline.parity, ring.warp, ring.lane, ring.blocks)
 
     @cuda.jit(device=True)
     def filling(ring, i):
-        """The Pipeline whose oldest tile is in stage 0, and which fills stage i next."""
+        """The Pipeline with the oldest tile in stage 0 that fills stage i next."""
         return Pipeline(ring.base, uint32(ring.base + i * stage_bytes), uint32(0))
 
     @cuda.jit(device=True)
     def open_ring(block_tables, blocks):
-        """This warp's ring. All blocks together prefetch the block tables to L2, a line per thread."""
+        """Set up and return this warp's ring. All blocks together prefetch the block tables to L2, one line per thread."""
         words = cuda.shared.array(0, uint32, alignment=1024)
         warp, lane = quotient(cuda.threadIdx.x, 32), int32(uint32(cuda.threadIdx.x) % uint32(32))
         start = uint32(shared_address(words, 0))
@@ -127,7 +127,7 @@ def make_steps(group, head_dim, shape, source, products, softmax):
 
     @cuda.jit(device=True)
     def heads_of(cursor, batch):
-        """The query Heads of the cursor's head of the line."""
+        """The query Heads of the cursor's head."""
         kv_head = quotient(cursor.head, head_tiles)
         head_tile = int32(cursor.head - kv_head * head_tiles)
         first, left = int32(kv_head * group + head_tile * heads_here), int32(min(heads_here, group - head_tile * heads_here))
@@ -135,14 +135,14 @@ def make_steps(group, head_dim, shape, source, products, softmax):
 
     @cuda.jit(device=True)
     def fill(ahead, ring, batch, cache):
-        """Start copying the first tiles, one less than the ring holds: (ahead, pipeline)."""
+        """Start copying the first tiles, one fewer than the ring holds. Returns (ahead, pipeline)."""
         for i in range(stages - 1):
             ahead = source.fetch(ahead, at(ring, filling(ring, i)), batch, cache)
         return ahead, filling(ring, stages - 1)
 
     @cuda.jit(device=True)
     def take_tiles(span, operands, state, running, ahead, ring, pipeline, batch, cache, scale):
-        """Fold the tiles of a Span into the state: (ahead, pipeline)."""
+        """Fold the tiles of a Span into the state. Returns (ahead, pipeline)."""
         scores = cuda.local.array(score_count, float32)
         position = span.position
         for _ in range(span.tiles):
@@ -168,8 +168,8 @@ def make_steps(group, head_dim, shape, source, products, softmax):
 def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, load_early, zeros_early=False):
     """walk(query, cache, batch, out, lse, parts, operands, state, origin, scale), a device function for blocks of a SplitShape.
 
-    load_early: the queries of the next head are loaded while this head's keys are computed on. zeros_early: rows without keys are written
-    before the first tile arrives, not at the end.
+    load_early: load the queries of the next head while the tiles of this head are computed. zeros_early: write rows without keys before the
+    first tile arrives, not at the end.
     """
     warps, keys, tile, turns = shape.warps, shape.keys, shape.tile, shape.turns
     _, heads_here = head_tiles_of(group, head_dim)
@@ -181,7 +181,7 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
 
     @cuda.jit(device=True)
     def finish_part(states, cursor, cut, line, parts, arrived, out, lse, heads, scale):
-        """Leave this block's part of a head in memory; the last block to do so merges all parts."""
+        """Write this block's part of a head to memory; the last block to do so merges all parts."""
         slot = uint32(2 * cuda.blockIdx.x + (0 if line == cut.line else 1))
         merge.write_part(states, parts, slot, heads, scale)
         first_slot, count = plan.parts_of_head(cursor, cut, line)
@@ -205,7 +205,7 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
         if zeros_early:
             write_zeros(out, lse, batch)
         line, turn = cut.line, uint32(0)
-        rescued = False  # these tiles are taken again with the running maximum
+        rescued = False  # whether these tiles are computed again with the running maximum
         if load_early and now.left > 0:
             products.load_query(operands, query, heads_of(now, batch), ring.lane)
         while now.left > 0:  # a head, or a part of one
@@ -227,7 +227,7 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
             if guarded:
                 if not rescued and cuda.syncthreads_or(failed(state, states, heads)):
                     rescued = True
-                    cp_async_wait_group_0()  # tiles fetched meanwhile are fetched again
+                    cp_async_wait_group_0()  # tiles fetched ahead are discarded and fetched again
                     cuda.syncwarp()
                     ahead, pipeline = fill(now, ring, batch, cache)
                     if load_early:
@@ -238,7 +238,7 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
                 merge.write_whole(states, out, lse, heads, scale)
             else:
                 finish_part(states, now, cut, line, parts, arrived, out, lse, heads, scale)
-            if turns == 2:  # the next head's states go where nobody reads
+            if turns == 2:  # the next head's states go to the other buffer, which no thread reads
                 turn = uint32(1 - turn)
             else:
                 synchronize()  # all threads have read the shared states

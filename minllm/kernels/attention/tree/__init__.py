@@ -1,1 +1,1 @@
-"""Attention of the nodes of a draft tree: a row sees the context before the tree, its ancestors in the tree and itself."""
+"""Attention of the nodes of a draft tree: a row sees the context before the tree, its ancestors and itself."""

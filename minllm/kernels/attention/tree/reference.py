@@ -1,12 +1,13 @@
 """Attention of the nodes of a draft tree over a paged KV cache, in NumPy.
 
-A sequence has C keys, of which its last Q + f belong to nodes 0, 1 .. of the tree, and Q rows for the nodes from f on. Row i sees
+A sequence has C keys, of which the last Q + f belong to nodes 0, 1, ... of the tree, and Q rows for the nodes from f on. Row i sees
 
     keys p < b, before the tree                            b = C - Q - f
     the key of node a, p = b + a, if a is an ancestor of node f + i or that node itself
 
-and softmax over them is that of attention/reference.py. The position of node j is b + depth(j): a sliding window of w keys shows those at
-positions above it by less than w. A tree in which each node has one child is causal attention. Sources: kernels/speculation/token_tree.py.
+and softmax over them is that of attention/reference.py. The position of node j is b + depth(j): with a sliding window of w, a row sees only
+keys less than w positions before its own. A tree in which each node has one child is causal attention. Sources:
+kernels/speculation/token_tree.py.
 """
 
 import numpy as np
@@ -19,10 +20,10 @@ def tree_attention_reference(
 ):
     """Attention of B sequences whose rows are nodes of one tree; arguments as in attention/reference.py, and
 
-    sees        bool [nodes, nodes]: whether a node (row) sees another (column), ancestors and the node itself
+    sees        bool [nodes, nodes]: whether a node (row) sees another (column); true for its ancestors and itself
     first_node  the node of each sequence's first row
 
-    Returns [T, heads, head_dim] in the query's dtype, zeros in rows of other sequences; computed in float32, or float64 for such a query.
+    Returns [T, heads, head_dim] in the query's dtype; rows of no sequence are zeros. Computes in float32 (in float64 for a float64 query).
     """
     compute_dtype = np.float64 if query.dtype == np.float64 else np.float32
     out = np.zeros(query.shape, query.dtype)
@@ -38,7 +39,7 @@ def tree_attention_reference(
 
 
 def visible_nodes(sees, first_node, rows, context_len, sliding_window=0):
-    """The mask bool [rows, context_len] of the nodes from first_node on, of which the last is that of the last key."""
+    """The mask, bool [rows, context_len], of `rows` nodes from first_node on; the last of them owns the last key."""
     before = max(0, context_len - rows - first_node)
     nodes = slice(first_node, first_node + rows)
     visible = np.ones((rows, context_len), bool)

@@ -1,4 +1,4 @@
-"""Attention of draft trees as it is launched: on tensor cores, and in float32."""
+"""Specimens of tree attention: on tensor cores, and in float32."""
 
 from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, TENSOR_CORES, inputs
 from minllm.kernels.attention.tree.tree import make_kernel
@@ -7,7 +7,7 @@ from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
 
 
 def specimens():
-    """All of them."""
+    """All kernels of tree attention."""
     for dtype in (*(one.name for one in HALF_DTYPES), "float32"):
         for head_dim in (64, 128, 256):
             kernel, tiles = make_kernel(dtype, head_dim, BLOCK_SIZE)

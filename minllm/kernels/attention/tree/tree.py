@@ -1,12 +1,12 @@
-"""Attention of the nodes of a draft tree: FlashAttention-2's walk over the keys, and one bit per row and node at its end.
+"""Attention of the nodes of a draft tree: FlashAttention-2 with a mask of one bit per row and node.
 
 A row sees all keys before the tree, and of the keys of the tree those of its ancestors and its own (reference.py has the equation).
-A node's key lies behind those of its ancestors, so the causal mask by place is right but for the nodes that are no ancestors: their scores
-become -inf, one bit of TreeArrays.words each. Only tiles that reach into the tree look at bits.
+A node's key follows those of its ancestors, so a causal mask by index is right except for earlier nodes that are not ancestors: their
+scores become -inf, according to one bit each of TreeArrays.words. Only tiles with keys of the tree read bits.
 
-FLOPs and bytes: those of flash_attention_2 for as many rows; K and V are read once for each tile of 64 rows, and a tree seldom has more.
-Threads to data: those of flash_attention_2, grid (tiles of rows, heads, sequences), on tensor cores for 16-bit types. Source of the mask:
-Miao et al., "SpecInfer", ASPLOS 2024, section 4.
+FLOPs and bytes: those of flash_attention_2 for the same number of rows; K and V are read once per tile of 64 rows, and a tree seldom has
+more. Threads to data: as in flash_attention_2, grid (tiles of rows, heads, sequences), on tensor cores for 16-bit types. Source of the
+mask: Miao et al., "SpecInfer", ASPLOS 2024, section 4.
 """
 
 import functools
@@ -25,13 +25,13 @@ from minllm.runtime.kernel import check, kernel, launch
 
 
 def workspace_shapes(query, key_cache, block_tables):
-    """It needs no scratch memory."""
+    """Tree attention needs no scratch memory."""
     return {}
 
 
 @functools.cache
 def make_kernel(dtype, head_dim, block_size):
-    """(kernel, its Tiles) for a dtype by name."""
+    """(kernel, Tiles) for the dtype with this name."""
     if dtype == "float32":
         sizes = flash_attention_2_float32.tiles_for(head_dim)
         tiles = float32_tiles.float32_tiles(head_dim, *sizes)
@@ -44,7 +44,7 @@ def make_kernel(dtype, head_dim, block_size):
 
 
 def make_tree_kernel(tiles, source, matmuls, score_rows, out_rows):
-    """The kernel of these parts (flash_attention_2/kernel.py)."""
+    """The kernel made of these parts (flash_attention_2/kernel.py)."""
     query_tile, key_tile, lanes, lane_rows, shared_type = tiles.query_tile, tiles.key_tile, tiles.lanes, tiles.lane_rows, tiles.shared_type
     query_words, score_count, out_count, row_count = tiles.query_words, tiles.score_count, tiles.out_count, tiles.row_count
     code_words, scale_words = source.code_words, source.scale_words
@@ -52,7 +52,7 @@ def make_tree_kernel(tiles, source, matmuls, score_rows, out_rows):
 
     @cuda.jit(device=True)
     def mask(scores, first_key, tree_start, node, depths, words, sliding_window, lane):
-        """Scores of keys that a row may not see become -inf; tree_start: the root's key; node: that of the lane's first row."""
+        """Set scores of keys that a row may not see to -inf; tree_start: index of the root's key; node: of the lane's first row."""
         for row in range(row_count):
             own = min(int32(node + score_rows.position(row, lane)), int32(depths.shape[0] - 1))  # rows beyond the last are not stored
             number = int32(first_key + score_rows.column(lane))
@@ -72,22 +72,22 @@ def make_tree_kernel(tiles, source, matmuls, score_rows, out_rows):
         depths,  # [nodes]
         words,  # [nodes, words of 32 bits]
         first_node,
-        scale,  # times log2(e): exponentials are to base 2
+        scale,  # includes log2(e): exponentials are base 2
         sliding_window,
     ):
         shared = cuda.shared.array(0, shared_type, alignment=128)
         sequence, head = cuda.blockIdx.z, cuda.blockIdx.y
         first_row = cuda.blockIdx.x * query_tile
         token = query_start[sequence] + first_row
-        rows = query_start[sequence + 1] - token  # rows of the sequence from the tile's first on
+        rows = query_start[sequence + 1] - token  # rows of the sequence from the tile's first row on
         if rows <= 0:
             return
         lane, lane_row = cuda.threadIdx.x % lanes, cuda.threadIdx.x // lanes * lane_rows
         context_len = context_lens[sequence]
-        node = int32(first_node + first_row)  # the tile's first
-        tree_start = int32(max(0, context_len - rows - node))  # place of the root's key
+        node = int32(first_node + first_row)  # node of the tile's first row
+        tree_start = int32(max(0, context_len - rows - node))  # index of the root's key in the context
         stop = int32(min(context_len, tree_start + node + query_tile))
-        # From the root's window on, which begins first: nodes are in no order of depth, so the tile's first may be its deepest.
+        # Keys start at the window of the root, which begins first: nodes are not sorted by depth, so a tile's first may be its deepest.
         start = int32(max(0, tree_start - sliding_window + 1)) if sliding_window > 0 else int32(0)
         first_key = int32(start - start % key_tile)
         queries, kv_head = Queries(query, token, head, rows), kv_head_of(head, query.shape[1], source.kv_heads(key_cache))
@@ -121,10 +121,10 @@ def attention(
     query, key_cache, value_cache, out, query_start, context_lens, block_tables, tree, first_node, scale, sliding_window=0,
     max_query_len=None, workspace=None, stream=None,
 ):  # fmt: skip
-    """Attention of sequences whose rows are nodes of one tree, written into their rows of `out`.
+    """Attention for sequences with nodes of one tree as rows, written into their rows of `out`.
 
     tree: TreeArrays; first_node: the node of each sequence's first row; others as in kernels/attention/__init__.py. sliding_window: 0, or
-    more keys than the tree is deep, so that a node sees all of its ancestors. Raises KernelArgumentError.
+    more keys than the tree is deep, so that a node sees all of its ancestors. Raises KernelArgumentError for other arguments.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
