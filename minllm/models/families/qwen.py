@@ -19,7 +19,7 @@ def read_qwen2(fields: Fields) -> ModelConfig:
 
 
 def read_qwen3(fields: Fields) -> ModelConfig:
-    """Qwen3: an RMS norm over each head of q and k, and no bias unless asked for."""
+    """Qwen3: an RMS norm over each head of q and k, and no bias unless attention_bias is set."""
     bias = fields.flag("attention_bias", False)
     return llama_shape(
         fields,
@@ -34,7 +34,7 @@ def read_qwen3(fields: Fields) -> ModelConfig:
 
 
 def _qwen_windows(fields: Fields, layers: int) -> tuple[int, ...]:
-    """Each layer's window: with use_sliding_window the layers from max_window_layers on, unless layer_types lists them."""
+    """Each layer's sliding window: with use_sliding_window, layers from max_window_layers on have one, unless layer_types is given."""
     window = sliding_window(fields) if fields.flag("use_sliding_window", False) else 0
     first = fields.integer("max_window_layers", 28, minimum=0)
     return layer_windows(fields, layers, window, default=lambda layer: layer >= first)
