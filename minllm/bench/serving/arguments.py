@@ -1,4 +1,4 @@
-"""What the command line of `minllm bench serve` asks for, checked before a model is loaded."""
+"""The options of `minllm bench serve`, checked before a model is loaded."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 100, "128", "128"
 
 @dataclass(frozen=True)
 class Requests:
-    """The requests to serve, described in words. has_arrivals: a trace says when they arrive."""
+    """The requests to serve, and their description. has_arrivals: whether a trace gives their arrivals."""
 
     description: str
     requests: list[BenchRequest]
@@ -47,7 +47,10 @@ def chosen_requests(
 
 
 def checked_rates(given: Sequence[float], has_arrivals: bool, compares_policies: bool) -> list[float | None]:
-    """The rates to offer: [inf] by default, [None] for a trace's own, none for a comparison of policies, which then chooses them itself."""
+    """The rates to offer: [inf] by default, [None] for the arrivals of a trace, [] for a comparison of policies, which chooses them.
+
+    Raises InvalidOptionError for a wrong rate, or for rates with a trace that has arrivals.
+    """
     if given and has_arrivals:
         raise InvalidOptionError("--request-rate does not go with a --dataset-path whose lines have an arrival: drop one of the two.")
     for rate in given:
@@ -58,7 +61,7 @@ def checked_rates(given: Sequence[float], has_arrivals: bool, compares_policies:
 
 
 def check_engine_options(options: dict[str, Any], compare: str | None) -> None:
-    """InvalidOptionError unless LLM() takes these options, and every value that the comparison tries."""
+    """Raises InvalidOptionError unless LLM() accepts these options with every value that the comparison tries."""
     name, values = (COMPARISONS[compare].option, COMPARISONS[compare].values) if compare else ("", ())
     if name in options:
         option = "--" + name.replace("_", "-")
@@ -71,7 +74,7 @@ def check_engine_options(options: dict[str, Any], compare: str | None) -> None:
 
 
 def chosen_comparison(names: Sequence[str]) -> str | None:
-    """The one comparison that was asked for, None without any; InvalidOptionError for several."""
+    """The requested comparison, None without one. Raises InvalidOptionError for several."""
     if len(names) > 1:
         raise InvalidOptionError(f"--compare-{names[0]} and --compare-{names[1]} do not go together: give one of them.")
     return names[0] if names else None
