@@ -1,4 +1,4 @@
-"""A detective case on a page: the story and the broken code; hint, finding and solution are collapsed."""
+"""Shows a detective case on a page: the story and the broken code; hint, finding and solution are collapsed."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Compare a wrong array with the right one: what stands out in the numbers, for mistakes that no suspect predicts.
+"""Describes what stands out in a wrong array compared with the right one, for mistakes that no suspect predicts.
 
-A missing factor, a wrong sign, an offset of one, an unused index and a wrong edge each leave a mark that is visible without
+A missing factor, a wrong sign, an offset of one, an unused index and a wrong edge each leave a pattern that is visible without
 knowing the kernel.
 """
 
