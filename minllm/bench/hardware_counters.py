@@ -84,7 +84,7 @@ def parse(output):
 def least_of_rounds(launches, rounds):
     """One round of launches that ran `rounds` times, with the minimum of each counter over the rounds.
 
-    Shared-memory conflicts with other warps add to an instruction's count, and vary from round to round.
+    Shared-memory cycles lost to other warps add to an instruction's count, and vary from round to round.
     """
     count = len(launches) // rounds
     names = [name for name, _ in launches]

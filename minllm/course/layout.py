@@ -18,7 +18,6 @@ BEFORE = set(OPERATORS.split())  # a line may break before these
 class Line:
     """Facts about a line from its tokens; breaks: where it may break, [(depth, column)]."""
 
-
     comment: int | None = None  # column of its comment
     in_text: bool = False  # whether it is part of a docstring
     depth: int = 0  # number of open brackets at the beginning of the line

@@ -64,7 +64,7 @@ def _llama3(fields: Fields, scaling: Fields, rope_theta: float) -> RopeConfig:
     low, high = scaling.positive("low_freq_factor"), scaling.positive("high_freq_factor")
     if high <= low:
         raise UnsupportedModelError(f"{scaling.source} says high_freq_factor {high} <= low_freq_factor {low}; it must be the greater one.")
-    # The trained length beside rope_scaling, as in a few checkpoints, precedes that in it; the default is the model's own length.
+    # A few checkpoints keep the trained length beside rope_scaling; it then overrides that in it. The default is the model's own length.
     inside = scaling.integer("original_max_position_embeddings", fields.integer("max_position_embeddings", 2048))
     original = fields.integer("original_max_position_embeddings", inside)
     return RopeConfig(rope_theta, "llama3", scaling.positive("factor"), low, high, original)
@@ -84,7 +84,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> np.ndarray:
 
 
 def _stretch_long_wavelengths(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
-    """llama3: keeps wavelengths below trained length / high_freq_factor, scales those above trained length / low_freq_factor."""
+    """The llama3 frequencies: f_i for short wavelengths, f_i / factor for long ones, a blend between the bounds of the docstring above."""
     turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)  # full turns within the trained length
     keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
     return keep * frequencies + (1.0 - keep) * frequencies / rope.factor

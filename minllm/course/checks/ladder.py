@@ -23,7 +23,7 @@ from minllm.engine.progress import Progress
 from minllm.errors import ExerciseError, SimulationError
 from minllm.sim import detecting
 
-EXPLAINED = ("Likely cause:", "What stands out:", "FILL IN", "keep their parameters", "enough")  # in messages without need of more explanation
+EXPLAINED = ("Likely cause:", "What stands out:", "FILL IN", "keep their parameters", "enough")  # in self-explanatory messages
 FIRST = "this is the smallest case: go through your lines with its numbers, by hand."
 NEW_HERE = "all cases above passed, so suspect what this one adds to them."
 SECONDS = 30  # CPU-time limit per rung; the reference solutions take less than one second
