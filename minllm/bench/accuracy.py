@@ -61,7 +61,10 @@ class Comparison:
     same_first: int = 0
 
     def add(self, logits: np.ndarray, plain: np.ndarray, targets: np.ndarray) -> None:
-        """Add logits [rows, vocab] of this format and of the plain cache; targets: the next token at each position, [rows]."""
+        """Add logits [rows, vocab] of this format and of the plain cache.
+
+        targets: the next token at each position, [rows].
+        """
         likelihoods = np.take_along_axis(log_softmax(logits), targets[:, None], axis=1)
         centred = plain - plain.mean(axis=1, keepdims=True)
         difference = logits - logits.mean(axis=1, keepdims=True) - centred

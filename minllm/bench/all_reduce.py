@@ -71,7 +71,10 @@ def check(name: str, messages: list[np.ndarray], results: list[np.ndarray]) -> N
 
 
 def run(gpus: int, against: str | None, json_file: Path | None) -> None:
-    """Measure and print; if `json_file` is given, write the record. Raises DeviceError without this number of connected GPUs."""
+    """Measure and print; if `json_file` is given, write the record.
+
+    Raises DeviceError without this number of connected GPUs.
+    """
     if against not in (None, "torch"):
         raise InvalidOptionError(f"--against is {against!r}; it may be torch")
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")

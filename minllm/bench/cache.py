@@ -79,7 +79,10 @@ def rows(traffic: Traffic, name: str, played: Replay) -> Iterator[Row]:
 
 
 def run(json_file: Path | None, requests: int) -> None:
-    """Replay, print the tables, and if `json_file` is given write the record. requests: their number per traffic."""
+    """Replay, print the tables, and if `json_file` is given write the record.
+
+    requests: their number per traffic.
+    """
     out = sys.stderr if str(json_file) == "-" else sys.stdout
     found = []
     for base, policies in ((CHAT, chat_policies()), (SYSTEM_PROMPTS, sharing_policies())):

@@ -34,7 +34,10 @@ BUNDLED = "bundled"
 
 
 def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int, repeats: int, json_file: Path | None) -> None:
-    """Measure; print ceiling and report card; if `json_file` is given, write the record. `options` are those of LLM()."""
+    """Measure; print ceiling and report card; if `json_file` is given, write the record.
+
+    `options` are those of LLM().
+    """
     progress = Console(stderr=True, highlight=False, soft_wrap=True)
     ceilings = {"copy_tb_s": None, "bf16_tflops": None}
     if EngineOptions(device=options["device"]).resolved_device() == "cuda":
@@ -74,7 +77,10 @@ def opened_model(
 
 
 def shape_of(model: str) -> dict[str, Any] | None:
-    """The config.json of a known shape, or of a path to one; None for a model with weights. Raises CheckpointError if damaged."""
+    """The config.json of a known shape, or of a path to one; None for a model with weights.
+
+    Raises CheckpointError if damaged.
+    """
     path = Path(model)
     if model in SHAPES or not (path.is_file() and path.suffix == ".json"):
         return SHAPES.get(model)

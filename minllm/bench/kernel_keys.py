@@ -62,7 +62,10 @@ OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "
 
 
 class Engine(NamedTuple):
-    """The options that determine the kernels of a row of whole steps. cache_format: "" if the cache is not quantised."""
+    """The options that determine the kernels of a row of whole steps.
+
+    cache_format: "" if the cache is not quantised.
+    """
 
     dtype: str = DEFAULT_DTYPE
     cache_format: str = ""
@@ -88,7 +91,10 @@ def key_of(benchmark: str, variant: str) -> str:
 
 @functools.cache
 def key_of_specimens(rooms: tuple[str, ...], engine: Engine) -> str:
-    """One hash over all specimens of these rooms, or for no rooms over those of `engine`. Raises LookupError if there are none."""
+    """One hash over all specimens of these rooms, or for no rooms over those of `engine`.
+
+    Raises LookupError if there are none.
+    """
     covered = [name for name in all_specimens() if (within(name, rooms) if rooms else launched_by(engine, name))]
     if not covered:
         raise LookupError(f"no specimens of {', '.join(rooms)}")

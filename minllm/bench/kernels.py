@@ -106,7 +106,10 @@ class KernelBench:
         self.noise = Noise()
 
     def row(self, case: KernelCase) -> Row:
-        """Check and time a case, compared with its rival or its fastest peer. Raises DeviceError if the result is wrong."""
+        """Check and time a case, compared with its rival or its fastest peer.
+
+        Raises DeviceError if the result is wrong.
+        """
         prepared = case.prepare(self.ops, self.noise, input_sets(case.set_bytes, self.cache_bytes))
         error = checked_error(case, prepared)
         peers = [peer for name in case.peers if (peer := self._peer(name, prepared))] if self.peers else []
@@ -134,7 +137,10 @@ class KernelBench:
 
 
 def checked_error(case: KernelCase, prepared: Prepared) -> float:
-    """Launch once and return the error of the result. Raises DeviceError if it is NaN or more than the case allows."""
+    """Launch once and return the error of the result.
+
+    Raises DeviceError if it is NaN or more than the case allows.
+    """
     prepared.launches[0]()
     found = prepared.error(prepared.result())
     if not found <= case.allowed_error:

@@ -15,7 +15,10 @@ REPEATS, WARM_UP = 7, 2
 
 
 def prefill_seconds(random_model: RandomModel, tokens: int, peers: Any) -> float:
-    """Seconds of all GEMMs and the attention of all layers for one prompt of `tokens`; peers: the module torch_peers."""
+    """Seconds of all GEMMs and the attention of all layers for one prompt of `tokens`.
+
+    peers: the module torch_peers.
+    """
     torch, config, layers = peers.torch, random_model.config, random_model.model.weights.layers
     clock = peers.TorchClock()
 

@@ -50,7 +50,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Record:
-    """Rows and their circumstances. `ceilings` holds only values measured in the same run, none from a data sheet."""
+    """Rows and their circumstances.
+
+    `ceilings` holds only values measured in the same run, none from a data sheet.
+    """
 
     device: str
     driver: str

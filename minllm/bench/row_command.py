@@ -62,7 +62,10 @@ def command_of(row: Row) -> Command:
 
 
 def commands_of(rows: Iterable[Row]) -> list[str]:
-    """The commands that measure these rows, in their order. Commands that differ only in REPEATED options are merged."""
+    """The commands that measure these rows, in their order.
+
+    Commands that differ only in REPEATED options are merged.
+    """
     joined: dict[tuple, dict[tuple[str, str], None]] = {}
     for command in dict.fromkeys(map(command_of, rows)):
         repeated = REPEATED.get(command.begin.split()[-1], ())

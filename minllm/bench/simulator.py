@@ -1,7 +1,7 @@
-"""`minllm bench simulator`: the speed of the simulator on this machine, without and with detectors. Needs no GPU.
+"""`minllm bench simulator`: the speed of the simulator on this machine, without and with detectors.
 
-The test suite runs kernels in the simulator, so some cases have a budget, in seconds of one core. Each case runs once to warm up; the
-result is the best of the runs after it. The whole suite (simulator_suite.py) has a budget too.
+Needs no GPU. The test suite runs kernels in the simulator, so some cases have a budget, in seconds of one core. Each case runs once to warm
+up; the result is the best of the runs after it. The whole suite (simulator_suite.py) has a budget too.
 
 The wgmma case and the suite use kernels from the tests, which exist in a clone of the repository but not in an installed package.
 """

@@ -107,7 +107,10 @@ class StepBench:
         self, name: str, ops: Any, clock: Clock, batch: int, tokens: int, ceilings: dict[str, float | None], machine: Any = None,
         weight_format: WeightFormat | None = None,
     ):  # fmt: skip
-        """tokens: maximum length of a sequence. ceilings: as in a record. weight_format: that of the layers' matrices; None: plain."""
+        """tokens: maximum length of a sequence. ceilings: as in a record.
+
+        weight_format: that of the layers' matrices; None: plain.
+        """
         self.name = f"{name} (random weights{'' if weight_format is None else f' in {weight_format.name}'})"
         self.ops, self.clock, self.batch, self.ceilings, self.weight_format = ops, clock, batch, ceilings, weight_format
         self.model = RandomModel(name, ops, Noise(), batch, tokens, weight_format)

@@ -85,7 +85,10 @@ def _timed(launch: Callable[[], None], wait: Callable[[], None], flops: float) -
 
 
 def run(json_file: Path | None) -> None:
-    """Measure, print two lines per shape, write the record. Raises DeviceError without a GPU; PyTorch is measured if it is installed."""
+    """Measure, print two lines per shape, write the record.
+
+    Raises DeviceError without a GPU; PyTorch is measured if it is installed.
+    """
     from minllm.bench.timing import CudaClock
     from minllm.kernels.matmul.choice import matmul
     from minllm.ops.cuda_ops import CudaOps
@@ -112,7 +115,10 @@ def run(json_file: Path | None) -> None:
 
 
 def row(case: str, variant: str, ours: tuple, theirs: tuple | None, at: int) -> Row:
-    """The row of one speed, with cuBLAS's as peer. at: index into `ours` and `theirs`, the results of `speeds`."""
+    """The row of one speed, with cuBLAS's as peer.
+
+    at: index into `ours` and `theirs`, the results of `speeds`.
+    """
     peer = {} if theirs is None else dict(peer="torch cuBLAS", peer_value=round(theirs[at], 1), ratio=round(ours[at] / theirs[at], 3))
     return Row("sustained GEMM", case, variant, round(ours[at], 1), "TFLOP/s", **peer, note=ours[2].text() if at else "")
 

@@ -17,7 +17,10 @@ BEAM_OPTIONS = (request_option("beam_width", int, of=BeamSearchParams), request_
 
 
 def beam_search_params(options: dict[str, Any], max_tokens: int, lines: Sequence[PromptLine]) -> BeamSearchParams:
-    """The BeamSearchParams of a command's options. Raises BadParameter for sampling options, here or in a prompt's line."""
+    """The BeamSearchParams of a command's options.
+
+    Raises BadParameter for sampling options, here or in a prompt's line.
+    """
     names = {field.name for field in dataclasses.fields(BeamSearchParams)}
     given = {name: options[name] for name in ("n", *(one.name for one in REQUEST_OPTIONS)) if options[name] not in (None, False)}
     sampling = [flag(name) for name in given if name not in names] + [line.place for line in lines if line.fields]

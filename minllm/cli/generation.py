@@ -1,4 +1,7 @@
-"""`minllm generate` and `minllm chat`. Only generated text goes to standard output; tables, cards and errors go to standard error."""
+"""`minllm generate` and `minllm chat`.
+
+Only generated text goes to standard output; tables, cards and errors go to standard error.
+"""
 
 import sys
 import time

@@ -37,7 +37,10 @@ def meanings(of: type) -> dict[str, str]:
 def request_option(
     name: str, kind: Any, more: str = "", metavar: str | None = None, of: type = SamplingParams
 ) -> inspect.Parameter:  # fmt: skip
-    """The parameter for a field of SamplingParams (or `of`), with the field's name and meaning. more: added to the help."""
+    """The parameter for a field of SamplingParams (or `of`), with the field's name and meaning.
+
+    more: added to the help.
+    """
     meaning = meanings(of).get(name, "")
     words = " ".join(filter(None, (meaning[:1].upper() + meaning[1:], more)))
     is_flag = kind is bool

@@ -21,11 +21,12 @@ STACK_UNIT = 8  # stack frames are multiples of this number of bytes
 
 @dataclass(frozen=True)
 class Inspection:
-    """One kernel for one target. Registers, spills and stack are per thread, shared memory per block, all in bytes except registers.
+    """One kernel for one target.
 
-    register_budget, wanted_blocks, accepted_spill_bytes, why_float64: design assumptions (see Specimen). instructions: {opcode: number of
-    occurrences in the code}, None if nvdisasm is missing. float64, local_memory: instructions that compute in float64, or use local memory.
-    missing: patterns of required instructions that are absent.
+    Registers, spills and stack are per thread, shared memory per block, all in bytes except registers. register_budget, wanted_blocks,
+    accepted_spill_bytes, why_float64: design assumptions (see Specimen). instructions: {opcode: number of occurrences in the code}, None if
+    nvdisasm is missing. float64, local_memory: instructions that compute in float64, or use local memory. missing: patterns of required
+    instructions that are absent.
     """
 
     name: str
@@ -72,7 +73,10 @@ class Inspection:
 
 
 def parse_compute_capability(text: str) -> tuple[int, int]:
-    """(9, 0) for "9.0", "90" or "sm_90a". Raises InvalidOptionError for other texts, and for GPUs that the kernels do not support."""
+    """(9, 0) for "9.0", "90" or "sm_90a".
+
+    Raises InvalidOptionError for other texts, and for GPUs that the kernels do not support.
+    """
     found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)a?", text.strip().lower())
     capability = (int(found[1]), int(found[2])) if found else None
     if capability not in MULTIPROCESSORS:

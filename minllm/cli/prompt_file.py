@@ -42,7 +42,10 @@ def read_text_file(path: Path) -> str:
 
 
 def read_prompts(path: Path) -> list[PromptLine]:
-    """The prompts of a file; empty lines are skipped. Raises InvalidOptionError, which names the file and the line."""
+    """The prompts of a file; empty lines are skipped.
+
+    Raises InvalidOptionError, which names the file and the line.
+    """
     parse = _parsed_object if path.suffix == ".jsonl" else _plain
     lines = enumerate(read_text_file(path).split("\n"), 1)
     prompts = [parse(line.removesuffix("\r"), f"{path}, line {number}") for number, line in lines if line.strip()]

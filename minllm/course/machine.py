@@ -41,7 +41,10 @@ def kernel_seconds(*launches: Callable[[object], object]) -> float:
 
 
 def sets_of_arrays(nbytes: int) -> int:
-    """The number of sets of arrays, `nbytes` each, that exceed the GPU's L2 cache. Raises DeviceError without a GPU."""
+    """The number of sets of arrays, `nbytes` each, that exceed the GPU's L2 cache.
+
+    Raises DeviceError without a GPU.
+    """
     from minllm.bench.timing import input_sets
     from minllm.runtime.device import current_device
 

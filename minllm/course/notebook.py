@@ -6,7 +6,10 @@ from minllm.errors import LessonError
 
 
 def run_lesson(path: str | Path) -> None:
-    """Show a lesson's text and run its cells as if they were in this notebook. Raises LessonError at the first cell that fails."""
+    """Show a lesson's text and run its cells as if they were in this notebook.
+
+    Raises LessonError at the first cell that fails.
+    """
     import jupytext
     from IPython import get_ipython
     from IPython.display import Markdown, display

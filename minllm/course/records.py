@@ -22,7 +22,10 @@ _taken: dict[str, dict["Measurement", None]] = {}  # {cell: the rows that it too
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of a record, with machine, date and commit. `limit` and `peer_value` are also in `unit`, or None."""
+    """One row of a record, with machine, date and commit.
+
+    `limit` and `peer_value` are also in `unit`, or None.
+    """
 
     benchmark: str
     case: str

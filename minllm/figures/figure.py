@@ -78,9 +78,10 @@ def titled(mark: str, tooltip: str) -> str:
 
 
 class Figure:
-    """A picture with a caption. It displays itself as the last expression of a cell; `alternative` describes it in words.
+    """A picture with a caption.
 
-    letters: the font size of its smallest text, which determines the width of the figure on a phone.
+    It displays itself as the last expression of a cell; `alternative` describes it in words. letters: the font size of its smallest text,
+    which determines the width of the figure on a phone.
     """
 
     def __init__(

@@ -25,7 +25,10 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """About five round numbers. A logarithmic axis has powers of ten, some left out if many, or also 2 and 5 times them if few."""
+        """About five round numbers.
+
+        A logarithmic axis has powers of ten, some left out if many, or also 2 and 5 times them if few.
+        """
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             step = 1 + max(0, last - first) // 6

@@ -135,7 +135,10 @@ def _check_flags(add_generation_prompt: Any, continue_final_message: Any) -> Non
 
 
 def _checked_names(template_kwargs: Any) -> dict[str, Any]:
-    """A copy of chat_template_kwargs. Raises InvalidRequestError unless it is a dictionary without reserved names."""
+    """A copy of chat_template_kwargs.
+
+    Raises InvalidRequestError unless it is a dictionary without reserved names.
+    """
     names = {} if template_kwargs is None else template_kwargs
     if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
         raise InvalidRequestError(f"chat_template_kwargs={shown(names)} is not allowed: it is a dictionary from names to values.")

@@ -15,7 +15,10 @@ PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidate
 
 
 class Checkpoint:
-    """All tensors of a model directory. The constructor reads and checks every header; `tensor` and `array` read values."""
+    """All tensors of a model directory.
+
+    The constructor reads and checks every header; `tensor` and `array` read values.
+    """
 
     described_by = "config.json"
 
@@ -52,7 +55,10 @@ class Checkpoint:
         return self._file_of[name].entries[name]
 
     def tensor(self, name: str) -> np.ndarray:
-        """The values of a floating-point tensor, a read-only view of the mapped file. Raises CheckpointError for NaN or infinity."""
+        """The values of a floating-point tensor, a read-only view of the mapped file.
+
+        Raises CheckpointError for NaN or infinity.
+        """
         values = self._file_of[name].tensor(name)
         if not self.allow_nonfinite_weights and not all_finite(values):
             raise CheckpointError(
@@ -83,7 +89,10 @@ class Checkpoint:
 
 
 def _open_shards(directory: Path) -> dict[str, SafetensorsFile]:
-    """{tensor name: its shard}, by the index. Raises CheckpointError if a shard does not hold exactly the tensors that the index lists."""
+    """{tensor name: its shard}, by the index.
+
+    Raises CheckpointError if a shard does not hold exactly the tensors that the index lists.
+    """
     weight_map = read_json(directory / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{directory / INDEX_FILE} must hold a weight_map from tensor names to file names.")

@@ -24,7 +24,10 @@ def read_model_config(directory: Path | str, quantized: bool = False) -> ModelCo
 
 
 def parse_model_config(values: dict[str, Any], source: str = "config.json") -> ModelConfig:
-    """The ModelConfig of a config.json's content; `source` names it in errors. Raises as read_model_config does."""
+    """The ModelConfig of a config.json's content; `source` names it in errors.
+
+    Raises as read_model_config does.
+    """
     fields = Fields(values, source)
     named = values.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):

@@ -87,7 +87,10 @@ def with_joined_parts(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_mark(messages: Sequence[Message], mark: str) -> list[Message]:
-    """The messages with `mark` after the last text of the final one. Raises InvalidRequestError if that has no text."""
+    """The messages with `mark` after the last text of the final one.
+
+    Raises InvalidRequestError if that has no text.
+    """
     *earlier, final = messages
     content = final.get("content")
     if isinstance(content, str):

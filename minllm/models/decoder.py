@@ -41,7 +41,10 @@ def decoder_layer(
     ops: Ops, layer: Layer, x: Array, residual: Array | None, *, batch: Batch, layer_cache: LayerCache, cos_sin: Array | None,
     next_norm: NormWeights | None = None,
 ) -> tuple[Array, Array | None]:  # fmt: skip
-    """The residual stream (x, residual), both [T, hidden], after one layer; next_norm: the norm of the next layer's attention."""
+    """The residual stream (x, residual), both [T, hidden], after one layer.
+
+    next_norm: the norm of the next layer's attention.
+    """
     cached = dict(batch=batch, layer_cache=layer_cache, cos_sin=cos_sin)
     x, residual = layer.attention.forward(ops, x, residual, next_norm=layer.mlp.norm, **cached)
     return layer.mlp.forward(ops, x, residual, next_norm)

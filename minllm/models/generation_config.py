@@ -21,7 +21,10 @@ class GenerationConfig:
 
 
 def read_generation_config(directory: Path | str) -> GenerationConfig:
-    """The generation_config.json of a model directory; all None without the file. Raises CheckpointError if it is damaged."""
+    """The generation_config.json of a model directory; all None without the file.
+
+    Raises CheckpointError if it is damaged.
+    """
     path = Path(directory) / "generation_config.json"
     if not path.exists():
         return GenerationConfig()

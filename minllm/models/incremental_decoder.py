@@ -32,7 +32,10 @@ def byte_of_character() -> dict[str, int]:
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token. A token with a character outside the table (an added token) is encoded as UTF-8."""
+    """The bytes of a byte-level token.
+
+    A token with a character outside the table (an added token) is encoded as UTF-8.
+    """
     table = byte_of_character()
     try:
         return bytes([table[character] for character in token])

@@ -22,7 +22,10 @@ def refuse_special_file(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises CheckpointError if the file is missing, unreadable, not JSON or not an object."""
+    """The JSON object in a file.
+
+    Raises CheckpointError if the file is missing, unreadable, not JSON or not an object.
+    """
     try:
         refuse_special_file(path)
         if path.stat().st_size > LARGEST_JSON_FILE:
@@ -43,9 +46,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """Typed access to the keys of one JSON object; `source` names it in errors. A key with the value null counts as missing.
+    """Typed access to the keys of one JSON object; `source` names it in errors.
 
-    The methods raise CheckpointError if the value has another type, or if a key without default is missing.
+    A key with the value null counts as missing. The methods raise CheckpointError if the value has another type, or if a key without
+    default is missing.
     """
 
     def __init__(self, values: dict[str, Any], source: str):

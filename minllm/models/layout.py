@@ -32,7 +32,10 @@ class Layer:
 
 @dataclass
 class ModelWeights:
-    """The layers, and the embedding, final norm and head around them. A tied head multiplies by the embedding itself."""
+    """The layers, and the embedding, final norm and head around them.
+
+    A tied head multiplies by the embedding itself.
+    """
 
     embedding: Array  # [vocab, hidden]
     position_embedding: Array | None  # [max_position_embeddings, hidden]
@@ -43,7 +46,10 @@ class ModelWeights:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a model. Its matrices are held in `weight_format`, except for modules that the format does not cover."""
+    """The tensors of a model.
+
+    Its matrices are held in `weight_format`, except for modules that the format does not cover.
+    """
 
     config: ModelConfig
     model: ModelWeights  # before loading

@@ -43,7 +43,10 @@ class TensorEntry:
 
 
 class SafetensorsFile:
-    """A safetensors file opened for reading. `entries` maps names to TensorEntry; `tensor(name)` returns the values."""
+    """A safetensors file opened for reading.
+
+    `entries` maps names to TensorEntry; `tensor(name)` returns the values.
+    """
 
     def __init__(self, path: Path):
         """Raises CheckpointError if the file is missing or truncated, or if its header does not fit it."""

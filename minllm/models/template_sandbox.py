@@ -39,7 +39,10 @@ class BudgetError(Exception):
 
 
 class Budget:
-    """The remaining budget of one rendering. text_chars: length of the template's text, which a macro or recursive loop may repeat."""
+    """The remaining budget of one rendering.
+
+    text_chars: length of the template's text, which a macro or recursive loop may repeat.
+    """
 
     def __init__(self, text_chars: int = 0):
         self.text_chars = text_chars
@@ -54,7 +57,10 @@ class Budget:
             raise BudgetError(f"it was still running after {SECONDS:g} seconds")
 
     def weigh(self, *values: Any) -> None:
-        """Charge the characters and items of values, nested ones included. Raises BudgetError if there are too many."""
+        """Charge the characters and items of values, nested ones included.
+
+        Raises BudgetError if there are too many.
+        """
         total, stack = 0, [*values]
         while stack:
             value = stack.pop()

@@ -23,7 +23,10 @@ class Tokenizer:
     """Encodes and decodes text, and applies the chat template if the model has one."""
 
     def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, chat_template: str | None = None):
-        """backend: the library's tokenizer. config: the content of tokenizer_config.json. chat_template: Jinja source."""
+        """backend: the library's tokenizer. config: the content of tokenizer_config.json.
+
+        chat_template: Jinja source.
+        """
         self.backend = backend
         self.backend.no_truncation()  # some files contain the limits of the training run
         self.backend.no_padding()
@@ -38,7 +41,10 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> "Tokenizer":
-        """The tokenizer of a Hugging Face model directory. Raises CheckpointError if tokenizer.json is missing or damaged."""
+        """The tokenizer of a Hugging Face model directory.
+
+        Raises CheckpointError if tokenizer.json is missing or damaged.
+        """
         directory = Path(directory)
         path = directory / "tokenizer.json"
         if not path.exists():
@@ -111,9 +117,9 @@ class Tokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, chat_template: str | None = None, **options: Any
     ) -> str:
-        """The prompt of a conversation, as text. options: those of ChatTemplate.render. chat_template: replaces the model's own.
+        """The prompt of a conversation, as text. options: those of ChatTemplate.render.
 
-        Raises InvalidRequestError if there is no template, or if it refuses the messages.
+        chat_template: replaces the model's own. Raises InvalidRequestError if there is no template, or if it refuses the messages.
         """
         template = self._own_template() if chat_template is None else self._given_template(chat_template)
         return template.render(messages, add_generation_prompt, **options)
@@ -132,7 +138,10 @@ class Tokenizer:
         return self._template
 
     def _given_template(self, source: Any) -> ChatTemplate:
-        """The template that a request gives as Jinja source. The last one stays compiled for the next turn of the conversation."""
+        """The template that a request gives as Jinja source.
+
+        The last one stays compiled for the next turn of the conversation.
+        """
         if not isinstance(source, str) or not source:
             raise InvalidRequestError(f"chat_template={shown(source)} is not allowed: it is the text of a Jinja template.")
         if self._given is None or self._given[0] != source:

@@ -23,12 +23,18 @@ KV_NAMES = (*KV_ITEMSIZES, *KV_FORMATS)
 
 
 def weight_format_name(name: str) -> str:
-    """The full name of a weight format given for --dtype. Raises InvalidOptionError with the allowed names for any other."""
+    """The full name of a weight format given for --dtype.
+
+    Raises InvalidOptionError with the allowed names for any other.
+    """
     return _full_name(name, "--dtype", WEIGHT_FORMATS, WEIGHT_ALIASES)
 
 
 def kv_format_name(name: str, option: str = "--kv-dtype") -> str:
-    """The full name of a cache format given for `option`. Raises InvalidOptionError with the allowed names for any other."""
+    """The full name of a cache format given for `option`.
+
+    Raises InvalidOptionError with the allowed names for any other.
+    """
     return _full_name(name, option, KV_NAMES, KV_ALIASES)
 
 

@@ -25,7 +25,10 @@ class StepsByFormat(NamedTuple):
 
 
 def compare_weights(config: ModelConfig, gpu_name: str, gpu: Gpu, context: int) -> StepsByFormat:
-    """Steps of sequences with `context` tokens. Raises InvalidOptionError except for Hopper: other GPUs' kernels were not measured."""
+    """Steps of sequences with `context` tokens.
+
+    Raises InvalidOptionError except for Hopper: other GPUs' kernels were not measured.
+    """
     if not gpu_name.startswith(HOPPERS):
         raise InvalidOptionError(f"--formats knows kernels over codes on Hopper alone, and {gpu_name} has others: leave it out.")
     rates = StepRates.of(gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops)

@@ -37,7 +37,10 @@ class Glue:
 
 
 def glue_case(stage, variant, case, tokens, moved, make, tolerance=None) -> KernelCase:
-    """A case of an element-wise kernel; make(ops, noise) returns a Glue for one set of inputs. moved: bytes per launch."""
+    """A case of an element-wise kernel; make(ops, noise) returns a Glue for one set of inputs.
+
+    moved: bytes per launch.
+    """
 
     def prepare(ops, noise, sets):
         glues = [make(ops, noise) for _ in range(sets)]
@@ -65,7 +68,10 @@ def glue_case(stage, variant, case, tokens, moved, make, tolerance=None) -> Kern
 
 
 def embedding_case(tokens=16384, hidden=4096, vocabulary=32768, with_positions=False) -> KernelCase:
-    """The embedding of distinct token ids, so that no row is in the cache already; with_positions: GPT-2's learned ones."""
+    """The embedding of distinct token ids, so that no row is in the cache already.
+
+    with_positions: GPT-2's learned ones.
+    """
     parts = 3 if with_positions else 2
 
     def make(ops, noise):
@@ -203,7 +209,10 @@ def copy_blocks_case(copies=4096, kv_heads=8, head_dim=128) -> KernelCase:
 
 
 def qkv_rope_append_case(tokens=10240, heads=32, kv_heads=8, head_dim=128, with_norm=False) -> KernelCase:
-    """RoPE and append, checked by the rotated keys in the cache; with_norm: with Qwen3's norms of queries and keys."""
+    """RoPE and append, checked by the rotated keys in the cache.
+
+    with_norm: with Qwen3's norms of queries and keys.
+    """
     width = (heads + 2 * kv_heads) * head_dim
 
     def make(ops, noise):

@@ -30,7 +30,10 @@ class Requests:
 def chosen_requests(
     request_list: str | None, dataset_path: Path | None, num_prompts: int | None, input_len: str | None, output_len: str | None, seed: int
 ) -> Requests:
-    """The requests that the options describe: a named list, a file, or random lengths. Raises InvalidOptionError and OSError."""
+    """The requests that the options describe: a named list, a file, or random lengths.
+
+    Raises InvalidOptionError and OSError.
+    """
     sources = {"--request-list": request_list, "--dataset-path": dataset_path, "--input-len or --output-len": input_len or output_len}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) > 1:
@@ -81,7 +84,10 @@ def chosen_comparison(names: Sequence[str]) -> str | None:
 
 
 def load_peer(against: str | None) -> ModuleType | None:
-    """The module of the peer engine; None without one. Raises InvalidOptionError if it is unknown or not installed."""
+    """The module of the peer engine; None without one.
+
+    Raises InvalidOptionError if it is unknown or not installed.
+    """
     if against is None:
         return None
     if against != "transformers":

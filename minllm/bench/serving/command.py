@@ -54,10 +54,10 @@ def run(
     plot: Path | None = None,
     json_file: Path | None = None,
 ) -> None:
-    """Measure, print tables and a line of JSON per run, draw into `plot`, write the record. options: those of LLM().
+    """Measure, print tables and a line of JSON per run, draw into `plot`, write the record.
 
-    simulate: a GPU to simulate, without loading a model. profile: a folder for a trace of the GPU's work. Raises InvalidOptionError for
-    wrong values, before a model is loaded.
+    options: those of LLM(). simulate: a GPU to simulate, without loading a model. profile: a folder for a trace of the GPU's work. Raises
+    InvalidOptionError for wrong values, before a model is loaded.
     """
     check_model(model)
     if compare and against:

@@ -47,7 +47,10 @@ class ServingBench:
     profile: Path | None = None
 
     def requests_at(self, rate: float | None, vocab_size: int, shift: int = 0) -> list[BenchRequest]:
-        """The requests at this rate. shift: changes all token ids, so that a prefix cache has nothing of earlier runs."""
+        """The requests at this rate.
+
+        shift: changes all token ids, so that a prefix cache has nothing of earlier runs.
+        """
         requests = within_vocabulary(self.requests, vocab_size, shift)
         return requests if rate is None else arriving(requests, rate, self.burstiness, self.seed)
 

@@ -57,7 +57,10 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class StepSample:
-    """The engine after one step. num_preemptions counts from the start of the run; num_tokens is the output of this step."""
+    """The engine after one step.
+
+    num_preemptions counts from the start of the run; num_tokens is the output of this step.
+    """
 
     time: float
     num_running: int
@@ -69,7 +72,10 @@ class StepSample:
 
 @dataclass(frozen=True)
 class ServedRun:
-    """The observations of the driver. prefix_cache_hits of prefix_cache_queries prompt tokens were found in the cache."""
+    """The observations of the driver.
+
+    prefix_cache_hits of prefix_cache_queries prompt tokens were found in the cache.
+    """
 
     requests: list[RequestTimes]
     steps: list[StepSample]
@@ -175,7 +181,10 @@ def inter_token_latencies(requests: Sequence[RequestTimes]) -> list[float]:
 
 
 def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
-    """["ttft:200 tpot:50"] or ["ttft:200", "tpot:50"] as {"ttft": 200.0, "tpot": 50.0}, milliseconds. Raises InvalidOptionError."""
+    """["ttft:200 tpot:50"] or ["ttft:200", "tpot:50"] as {"ttft": 200.0, "tpot": 50.0}, milliseconds.
+
+    Raises InvalidOptionError.
+    """
     limits: dict[str, float] = {}
     for pair in " ".join(texts).split():
         name, _, text = pair.partition(":")

@@ -47,7 +47,10 @@ def file_prefix(result: Result) -> str:
 
 
 def timelines(result: Result) -> dict[str, Figure]:
-    """Running and waiting requests, cache usage, and tokens per step, over time. Empty if all steps have the same time."""
+    """Running and waiting requests, cache usage, and tokens per step, over time.
+
+    Empty if all steps have the same time.
+    """
     steps = result.run.steps
     if len({step.time for step in steps}) < 2:
         return {}

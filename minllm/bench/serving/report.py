@@ -19,9 +19,9 @@ STATISTICS = ("mean", "p50", "p95", "p99")
 
 @dataclass(frozen=True)
 class Result:
-    """One measured run. case: model and workload; variant: the compared option, such as a policy; rate: offered requests per second.
+    """One measured run. case: model and workload; variant: the compared option, such as a policy.
 
-    A rate of None stands for the arrivals of a trace.
+    rate: offered requests per second. A rate of None stands for the arrivals of a trace.
     """
 
     case: str
@@ -82,7 +82,10 @@ def detail_table(result: Result) -> Table:
 
 
 def rows(result: Result) -> list[Row]:
-    """The run as rows of a record: rates and latencies with the peer's, then its trace. ratio: minllm's speed over the peer's."""
+    """The run as rows of a record: rates and latencies with the peer's, then its trace.
+
+    ratio: minllm's speed over the peer's.
+    """
     metrics, peer = result.metrics, result.peer_metrics
     found = [_row(result, "serving throughput", metrics.output_throughput, "tokens/s", peer.output_throughput if peer else None)]
     found.append(_row(result, "serving requests", metrics.request_throughput, "requests/s", peer.request_throughput if peer else None))

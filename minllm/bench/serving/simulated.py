@@ -53,7 +53,10 @@ class TimedStep:
 
 @dataclass
 class SimulatedRunner:
-    """Executes steps by advancing the clock. steps_ahead: 1 as on a GPU, where a step is planned while the previous one runs."""
+    """Executes steps by advancing the clock.
+
+    steps_ahead: 1 as on a GPU, where a step is planned while the previous one runs.
+    """
 
     costs: StepCosts
     clock: VirtualClock

@@ -35,7 +35,10 @@ def check_simulation(options: dict[str, Any], requests: list[BenchRequest], comp
 def simulated_gpu(
     model: str, gpu_name: str, clock: VirtualClock
 ) -> tuple[str, Callable[[dict[str, Any]], AbstractContextManager[tuple[SimulatedEngine, int]]]]:
-    """(the name of the machine, a function that opens an engine). Raises InvalidOptionError for an unknown GPU or model."""
+    """(the name of the machine, a function that opens an engine).
+
+    Raises InvalidOptionError for an unknown GPU or model.
+    """
     name, gpu = gpu_named(gpu_name)
     _, config = find_config(model)
     costs = StepCosts.of(config, gpu.ceiling_tb_s, best_rate(gpu, "bfloat16")[0])

@@ -35,7 +35,10 @@ class Line:
         return InvalidOptionError(f"{self.place}: {reason}.")
 
     def count(self, name: str) -> int:
-        """The value of a key that is a number of tokens. Raises InvalidOptionError if it is not from 1 to MOST_TOKENS."""
+        """The value of a key that is a number of tokens.
+
+        Raises InvalidOptionError if it is not from 1 to MOST_TOKENS.
+        """
         value = self.values.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TOKENS:
             raise self.error(f"{name}={as_json(value)} is not allowed: it is a whole number from 1 to {MOST_TOKENS}")

@@ -47,7 +47,10 @@ class TransformersEngine:
 
 @contextmanager
 def opened(model: str, dtype: str, device: str, max_tokens: int | None) -> Iterator[TransformersEngine]:
-    """A running engine for the bundled model, a directory, or a shape of SHAPES. max_tokens: length of the longest request, if known."""
+    """A running engine for the bundled model, a directory, or a shape of SHAPES.
+
+    max_tokens: length of the longest request, if known.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise InvalidOptionError("--against transformers: this PyTorch sees no GPU. Install one with CUDA, or leave the option out.")
     with tempfile.TemporaryDirectory() as temporary:
@@ -80,7 +83,10 @@ def warm_up(engine: TransformersEngine, requests: Sequence[BenchRequest]) -> Non
 
 
 def serve(engine: TransformersEngine, requests: Sequence[BenchRequest], max_concurrency: int | None = None) -> ServedRun:
-    """Serve `requests`, sorted by arrival, at most max_concurrency at a time. Raises DeviceError if the generation thread ends."""
+    """Serve `requests`, sorted by arrival, at most max_concurrency at a time.
+
+    Raises DeviceError if the generation thread ends.
+    """
     manager, prompts = engine.manager, [engine.token_ids(request.prompt) for request in requests]
     places = Places(max_concurrency, len(requests))
     times = [RequestTimes(len(prompt), 0.0) for prompt in prompts]

@@ -68,7 +68,10 @@ class Workload:
     token_ids: tuple[int, int] = TOKEN_IDS
 
     def requests(self, seed: int = 0) -> list[BenchRequest]:
-        """The requests, all at second 0; the same seed gives the same list. All prompts are drawn before the first output length."""
+        """The requests, all at second 0; the same seed gives the same list.
+
+        All prompts are drawn before the first output length.
+        """
         generator = random.Random(seed)
         prompts = [random_prompt(generator, self.input_len.draw(generator), self.token_ids) for _ in range(self.num_prompts)]
         return [BenchRequest(prompt, self.output_len.draw(generator)) for prompt in prompts]
@@ -98,7 +101,10 @@ REQUEST_LISTS: dict[str, Workload] = {
 
 
 def named_list(name: str, num_prompts: int | None = None) -> Workload:
-    """The list `name` of REQUEST_LISTS, with `num_prompts` requests if given. Raises InvalidOptionError if the name is unknown."""
+    """The list `name` of REQUEST_LISTS, with `num_prompts` requests if given.
+
+    Raises InvalidOptionError if the name is unknown.
+    """
     if name not in REQUEST_LISTS:
         raise InvalidOptionError(f"--request-list {name} is not allowed: the lists are {', '.join(REQUEST_LISTS)}.")
     workload = REQUEST_LISTS[name]

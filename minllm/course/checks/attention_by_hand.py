@@ -19,7 +19,10 @@ def run(attention, case, suspects=None, **options):
 
 
 def ladder(small, long, suspects=None, **options):
-    """The rungs common to every attention kernel; small and long: cases with few keys, and with more than a tile."""
+    """The rungs common to every attention kernel.
+
+    small and long: cases with few keys, and with more than a tile.
+    """
 
     def rung(**sizes):
         return lambda attention: [run(attention, AttentionCase(**case), suspects, **options) for case in cases_of(sizes)]

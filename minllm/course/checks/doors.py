@@ -33,7 +33,10 @@ def own_module(exercise: Exercise, text: str, path: Path) -> ModuleType:
 
 
 def exercise_of_file(path: Path, name: str | None = None) -> Exercise:
-    """The exercise called `name`, or the one that a file's markers name. Raises ExerciseError for a file without one."""
+    """The exercise called `name`, or the one that a file's markers name.
+
+    Raises ExerciseError for a file without one.
+    """
     from minllm.course.exercises import EXERCISES, find
 
     text = read(path)

@@ -60,7 +60,10 @@ def plain(value: Any) -> Any:
 
 
 def restored(value: Any) -> Any:
-    """The inverse of `plain`: an array, or a string. Raises ValueError, TypeError or KeyError for any other value."""
+    """The inverse of `plain`: an array, or a string.
+
+    Raises ValueError, TypeError or KeyError for any other value.
+    """
     if isinstance(value, str):
         return value
     return np.frombuffer(base64.b64decode(value["bytes"]), np.dtype(value["dtype"])).reshape(value["shape"])

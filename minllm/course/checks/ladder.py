@@ -74,7 +74,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all rungs of an exercise; str() gives the full text. file: the reader's, "" in a notebook."""
+    """The results of all rungs of an exercise; str() gives the full text.
+
+    file: the reader's, "" in a notebook.
+    """
 
     exercise: Exercise
     results: tuple[Result, ...]
@@ -127,9 +130,9 @@ LOADS = Rung("your code loads", "Python reads the file, and finds in it what the
 def climb(
     exercise: Exercise, make_entry: Callable[[], Callable], file: str = "", seconds: float = SECONDS, progress: Progress | None = None
 ) -> Report:  # fmt: skip
-    """Run the exercise's rungs on the entry from `make_entry`, until one fails. file: the reader's, for messages.
+    """Run the exercise's rungs on the entry from `make_entry`, until one fails.
 
-    progress: called before each rung with its name, the number of rungs that have run, and their total.
+    file: the reader's, for messages. progress: called before each rung with its name, the number of rungs that have run, and their total.
     """
     made = []
     results = [tried(LOADS, lambda: made.append(make_entry()), file, seconds)]

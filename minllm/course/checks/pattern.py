@@ -12,7 +12,10 @@ Same = Callable[[np.ndarray, np.ndarray], bool]
 
 
 def what_stands_out(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray, axes: Sequence[str], same: Same) -> str:
-    """A sentence about `got` where it differs from `expected`, or "". wrong: mask of differences; same(a, b): whether all of a equals b."""
+    """A sentence about `got` where it differs from `expected`, or "".
+
+    wrong: mask of differences; same(a, b): whether all of a equals b.
+    """
     if got.ndim == 0 or wrong.sum() < 2 or not (np.isfinite(got[wrong]).all() and np.isfinite(expected[wrong]).all()):
         return ""
     for find in (_constant, _factor, _moved, _unused_index, _region):

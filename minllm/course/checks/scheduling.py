@@ -1,7 +1,7 @@
-"""Ladders for the scheduler: a policy, and the loop that fills a step with prompts. Both are checked by the steps that they plan.
+"""Ladders for the scheduler: a policy, and the loop that fills a step with prompts.
 
-Steps are planned for a simulated server without a model (bench/serving/simulated.py) and written as strings: "a1 b7" is one token of
-request a and seven of b. The last rung of the policy uses it in the engine on the CPU.
+Both are checked by the steps that they plan. Steps are planned for a simulated server without a model (bench/serving/simulated.py) and
+written as strings: "a1 b7" is one token of request a and seven of b. The last rung of the policy uses it in the engine on the CPU.
 """
 
 from collections.abc import Mapping, Sequence

@@ -76,7 +76,10 @@ def this_machine() -> Machine:
 
 
 def rung(place: str, prepare: Callable[[Any, Noise], Problem], advice: str) -> Rung:
-    """The rung for a launcher. place: the package's, as "module:name". prepare(ops, noise) -> Problem. advice: the usual cause."""
+    """The rung for a launcher. place: the package's, as "module:name". prepare(ops, noise) -> Problem.
+
+    advice: the usual cause.
+    """
     return Rung(
         "share of the roofline",
         "right is not yet fast: on your GPU, at least half of the speed of the package's own kernel in the same run.",

@@ -25,7 +25,10 @@ td:last-child { font-family: monospace; overflow-wrap: anywhere; } footer { marg
 
 
 def certificate(files: Mapping[Part, Path], passed: Run, calls: Mapping[str, int], today: date | None = None) -> str:
-    """The HTML page. files: the learner's. passed: the run that the learner's equals. calls: {exercise: number of calls}."""
+    """The HTML page. files: the learner's. passed: the run that the learner's equals.
+
+    calls: {exercise: number of calls}.
+    """
     rows = "".join(
         f"<tr><th scope=row>{html.escape(part.task)}</th>"
         f"<td>{html.escape(part.exercise_name)}: passed, {sum(not rung.needs_gpu for rung in part.exercise.rungs)} cases</td>"

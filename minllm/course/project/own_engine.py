@@ -92,7 +92,10 @@ def scheduling(module: types.ModuleType, scheduler: Any, ops: ProjectOps) -> Non
 
 
 def run(modules: Mapping[Part, types.ModuleType] | None = None) -> Run:
-    """Answer the project's prompts, greedily; modules: a learner's parts, or None for the package's NumPy engine."""
+    """Answer the project's prompts, greedily.
+
+    modules: a learner's parts, or None for the package's NumPy engine.
+    """
     from minllm.engine.llm import LLM
     from minllm.engine.requests.sampling_params import SamplingParams
 

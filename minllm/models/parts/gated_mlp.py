@@ -1,7 +1,7 @@
-"""The gated feed-forward: down(activation(gate(x)) * up(x)). With SiLU it is SwiGLU (Llama and similar models), with GELU GeGLU.
+"""The gated feed-forward: down(activation(gate(x)) * up(x)).
 
-Gate and up form one matrix [2 * intermediate, hidden]. The activation reads both halves of its output and writes their product, about 6
-operations per element.
+With SiLU it is SwiGLU (Llama and similar models), with GELU GeGLU. Gate and up form one matrix [2 * intermediate, hidden]. The activation
+reads both halves of its output and writes their product, about 6 operations per element.
 
 Source: Shazeer 2020, "GLU Variants Improve Transformer", section 2.
 """
@@ -21,7 +21,10 @@ ACTIVATION_OPERATIONS = 6  # per element
 
 @dataclass
 class GatedMlp:
-    """A layer's feed-forward. Before loading, the fields are the StoredTensors and StoredLinears of weights/stored.py."""
+    """A layer's feed-forward.
+
+    Before loading, the fields are the StoredTensors and StoredLinears of weights/stored.py.
+    """
 
     norm: NormWeights
     gate_up: Linear  # [2 * intermediate, hidden], gate first
@@ -60,7 +63,10 @@ def vector_parameters(config: ModelConfig) -> int:
 
 
 def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
-    """The stages of the part, in order. A Stage counts bytes and operations over all layers; matrices and norms are left to costs/."""
+    """The stages of the part, in order.
+
+    A Stage counts bytes and operations over all layers; matrices and norms are left to costs/.
+    """
     up, down = matrices(config)
     elements = config.num_hidden_layers * s.tokens * config.intermediate_size
     activation = Stage("MLP activation", activation_bytes=3 * elements * s.item, other_flops=ACTIVATION_OPERATIONS * elements)

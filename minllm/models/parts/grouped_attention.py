@@ -1,4 +1,6 @@
-"""Grouped-query attention: query head h reads KV head h // (heads // kv_heads). Multi-head attention has as many KV heads as query heads.
+"""Grouped-query attention: query head h reads KV head h // (heads // kv_heads).
+
+Multi-head attention has as many KV heads as query heads.
 
     q, k, v = norm(x) Wq, norm(x) Wk, norm(x) Wv      one matrix [(heads + 2 * kv_heads) * head_dim, hidden]
     out     = softmax(scale * q . K) V Wo             K, V: the cached context; q and k rotated, and normalised if the model has q_norm
@@ -107,7 +109,10 @@ def vector_parameters(config: ModelConfig) -> int:
 
 
 def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
-    """The stages of the part, in order. A Stage counts bytes and operations over all layers; matrices and norms are left to costs/."""
+    """The stages of the part, in order.
+
+    A Stage counts bytes and operations over all layers; matrices and norms are left to costs/.
+    """
     layers, query, key_value = config.num_hidden_layers, query_width(config), key_value_width(config)
     turned = 0 if config.rope is None else layers * s.tokens * (query + key_value // 2)  # elements of q and k
     angles = 0 if config.rope is None else config.head_dim * ANGLE_BYTES

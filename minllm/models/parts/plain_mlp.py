@@ -20,7 +20,10 @@ ACTIVATION_OPERATIONS = 10  # per element
 
 @dataclass
 class PlainMlp:
-    """A layer's feed-forward. Before loading, the fields are the StoredTensors and StoredLinears of weights/stored.py."""
+    """A layer's feed-forward.
+
+    Before loading, the fields are the StoredTensors and StoredLinears of weights/stored.py.
+    """
 
     norm: NormWeights
     up: Linear  # [intermediate, hidden]
@@ -58,7 +61,10 @@ def vector_parameters(config: ModelConfig) -> int:
 
 
 def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
-    """The stages of the part, in order. A Stage counts bytes and operations over all layers; matrices and norms are left to costs/."""
+    """The stages of the part, in order.
+
+    A Stage counts bytes and operations over all layers; matrices and norms are left to costs/.
+    """
     up, down = matrices(config)
     elements = config.num_hidden_layers * s.tokens * config.intermediate_size
     activation = Stage("MLP activation", activation_bytes=2 * elements * s.item, other_flops=ACTIVATION_OPERATIONS * elements)

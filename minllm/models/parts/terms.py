@@ -12,7 +12,10 @@ from minllm.weights.format import WeightFormat
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, over all layers. flops: those of matrix multiplications. other_flops: an estimate of all other operations."""
+    """One stage, over all layers. flops: those of matrix multiplications.
+
+    other_flops: an estimate of all other operations.
+    """
 
     name: str
     weight_bytes: int = 0
@@ -47,7 +50,10 @@ class Matrix(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """The normalisation of the hidden state before a part. without_residual: number of layers without a residual to add there."""
+    """The normalisation of the hidden state before a part.
+
+    without_residual: number of layers without a residual to add there.
+    """
 
     name: str
     without_residual: int = 0

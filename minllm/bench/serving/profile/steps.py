@@ -36,7 +36,10 @@ class StepSize(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step on the GPU, in microseconds. begin: the end of the previous step; forward: the start of the forward pass."""
+    """A step on the GPU, in microseconds.
+
+    begin: the end of the previous step; forward: the start of the forward pass.
+    """
 
     size: StepSize
     begin: float
@@ -54,7 +57,10 @@ class TracedStep:
 
 
 def traced_steps(events: Sequence[Event], sizes: Sequence[StepSize]) -> list[TracedStep]:
-    """The steps of a run, with the sizes that the engine recorded. Raises DeviceError if the trace has more or fewer steps."""
+    """The steps of a run, with the sizes that the engine recorded.
+
+    Raises DeviceError if the trace has more or fewer steps.
+    """
     groups = list(split_into_steps(sorted(events, key=lambda event: event.end)))
     if len(groups) != len(sizes):
         raise DeviceError(f"The trace has {len(groups)} steps and the engine computed {len(sizes)}: kernels were lost. Trace fewer.")
@@ -66,7 +72,10 @@ def traced_steps(events: Sequence[Event], sizes: Sequence[StepSize]) -> list[Tra
 
 
 def split_into_steps(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """Yields the events of each step, which ends with an ADVANCE kernel. Events after the last one belong to no step."""
+    """Yields the events of each step, which ends with an ADVANCE kernel.
+
+    Events after the last one belong to no step.
+    """
     group: list[Event] = []
     for event in events:
         group.append(event)
