@@ -1,4 +1,4 @@
-"""The quality cost of a quantised KV cache: perplexity, logits and the likeliest token, for every format against the plain cache.
+"""The quality cost of a quantised KV cache: perplexity, logits and likeliest token, compared with the plain cache.
 
     perplexity      of held-out text, computed as by `bench perplexity`
     logit error     the norm of the difference of the logits over the norm of their spread, both after subtracting each row's mean (which

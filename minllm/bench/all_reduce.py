@@ -1,4 +1,4 @@
-"""`minllm bench all-reduce`: every all-reduce algorithm between the GPUs of this machine, by message size, beside NCCL's.
+"""`minllm bench all-reduce`: every all-reduce algorithm on this machine, by message size, beside NCCL's.
 
 One process drives all GPUs (runtime/peer_devices.py), and messages are bfloat16. Each algorithm is checked first: all ranks must have the
 same bits, and the correct sum. Then many all-reduces are captured into one graph per GPU, and the graphs are replayed back to back: this

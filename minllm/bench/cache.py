@@ -1,8 +1,8 @@
-"""Compares cache policies on the same traffic: how many sequences fit, and how much memory holds no token. Needs no GPU.
+"""Compares cache policies on the same traffic: sequences that fit, and memory that holds no token.
 
-The cache holds CACHE_TOKENS tokens: 16 GiB for the shape of Llama-3.1-8B in bf16 (128 KiB per token). Requests arrive faster than any
-policy can serve them (bench/traffic.py), so that the cache limits the batch; bench/replay.py replays them. Requests that begin with one of
-a few system prompts show the gain from prefix sharing. The results are counts, the same on every machine.
+Needs no GPU. The cache holds CACHE_TOKENS tokens: 16 GiB for the shape of Llama-3.1-8B in bf16 (128 KiB per token). Requests arrive faster
+than any policy can serve them (bench/traffic.py), so that the cache limits the batch; bench/replay.py replays them. Requests that begin
+with one of a few system prompts show the gain from prefix sharing. The results are counts, the same on every machine.
 """
 
 import sys

@@ -13,9 +13,9 @@ REPEATS = 20
 
 
 def copy_tb_s(most_bytes: int = BYTES, repeats: int = REPEATS) -> float:
-    """TB/s, read plus written, of a device-to-device copy of `most_bytes`, or of a quarter of the free memory if that is less.
+    """TB/s, read plus written, of a device-to-device copy.
 
-    Raises DeviceError if the driver fails.
+    It copies `most_bytes`, or a quarter of the free memory if that is less. Raises DeviceError if the driver fails.
     """
     from cuda.bindings import driver as cuda
 

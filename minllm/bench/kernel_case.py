@@ -18,7 +18,7 @@ TB_S, TFLOP_S, MICROSECONDS, TOKENS_US = "TB/s", "TFLOP/s", "µs", "tokens/µs"
 
 @dataclass(frozen=True)
 class Rival:
-    """Another minllm kernel for the same work, measured alternately with that of the case; one launch per set of inputs."""
+    """Another minllm kernel for the same work, with one launch per set of inputs, measured alternately."""
 
     name: str
     launches: Sequence[Callable[[], None]]

@@ -238,7 +238,7 @@ def is_first_rung(benchmark: str, variant: str) -> bool:
 
 
 def main() -> None:
-    """Read [[benchmark, variant], ...] as JSON and print their keys; tools/record.py runs this in another commit of the package."""
+    """Read [[benchmark, variant], ...] as JSON and print their keys; tools/record.py runs this in other commits."""
     json.dump([current_key(*pair) for pair in json.load(sys.stdin)], sys.stdout)
 
 

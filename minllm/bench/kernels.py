@@ -1,4 +1,4 @@
-"""`minllm bench kernels`: checks and then times every kernel, and compares it with hardware limits and PyTorch's kernels.
+"""`minllm bench kernels`: checks and times every kernel, and compares it with hardware limits and PyTorch.
 
 A kernel with a wrong result is reported instead of timed, and the command then fails at its end. A peer that does not support a shape is
 left out of the row.
@@ -24,9 +24,10 @@ HEADINGS = ("benchmark", "case", "kernel", "value", "", "of limit", "of the peer
 
 
 def run(only: Sequence[str], against: str | None, json_file: Path | None) -> bool:
-    """Measure the stages in `only` (all, if empty), print ceilings, rows and one line of JSON, write the record; returns success.
+    """Measure the stages in `only` (all, if empty), print and write the record; returns success.
 
-    against: "torch" or None. Raises InvalidOptionError for names that do not exist, DeviceError without a GPU.
+    Prints ceilings, rows and one line of JSON. against: "torch" or None. Raises InvalidOptionError for names that do not exist, DeviceError
+    without a GPU.
     """
     unknown = [stage for stage in only if stage not in STAGES]
     if unknown:
@@ -74,7 +75,7 @@ def record_of(device: str, ceilings: dict[str, float | None], rows: Sequence[Row
 
 
 def with_the_peers_ceiling(ceilings: dict[str, float | None], rows: Sequence[Row]) -> tuple[dict[str, float | None], list[Row]]:
-    """Raise the ceiling if cuBLAS was faster in a row than in the measurement of the ceiling; returns (ceilings, adjusted rows).
+    """(ceilings, rows) with the ceiling raised if cuBLAS was faster in a row than in the measurement of it.
 
     This happens because the ceiling is measured with GEMMs without a pause, and a GPU at its power limit lowers its clock.
     """

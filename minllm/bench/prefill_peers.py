@@ -1,4 +1,4 @@
-"""Time of PyTorch's best kernels for the GEMMs and the attention of a whole prefill, with nothing between them; for comparison.
+"""Time of PyTorch's best kernels for the GEMMs and the attention of a whole prefill, with nothing between them.
 
 cuBLAS multiplies by the model's own weights, layer after layer, and cuDNN computes attention on noise of the right shape.
 """

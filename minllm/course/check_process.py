@@ -1,4 +1,4 @@
-"""Runs `minllm check` in a child process, so that a file that ends its process, or writes the report itself, does not pass.
+"""Runs `minllm check` in a child process, so that a file cannot pass by ending it or writing the report.
 
 A reader's file is a program, and may call sys.exit or os._exit, or crash the interpreter. So the check runs in a child process. It shares
 the terminal, so that print and pdb work, and writes its report to a file of the parent at its very end; its exit code proves nothing. The

@@ -1,4 +1,4 @@
-"""An exercise: a marked part of one of the package's files for a reader to rewrite, and the ladder of cases that checks it."""
+"""An exercise: a marked part of a file of the package for a reader to rewrite, and the ladder that checks it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

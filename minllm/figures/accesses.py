@@ -1,4 +1,4 @@
-"""Draws coalescing: the bytes of global memory that each thread of a warp accesses, and the sectors that are moved.
+"""Draws coalescing: the bytes of global memory that each thread of a warp accesses, and the moved sectors.
 
     accesses(trace.example("global", "x"), "Reading x")
 

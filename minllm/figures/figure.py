@@ -1,6 +1,7 @@
-"""A figure as inline SVG for both light and dark pages: text has the page's colour, marks have the site's CSS variables.
+"""A figure as inline SVG for both light and dark pages.
 
-Inline SVG is small (a chart is 2 to 10 kB), sharp at every size, and searchable, and looks the same in a notebook as on the site.
+Text has the page's colour, and marks have the colours of the site's CSS variables. Inline SVG is small (a chart is 2 to 10 kB), sharp at
+every size, and searchable, and looks the same in a notebook as on the site.
 """
 
 import html

@@ -1,4 +1,4 @@
-"""Draws the roofline, the attainable speed of a machine at each arithmetic intensity, with kernels as dots below it.
+"""Draws the roofline, the attainable speed at each arithmetic intensity, with kernels as dots below it.
 
     attainable(I) = min(peak, bandwidth * I)          I in FLOPs per byte
 

@@ -16,7 +16,7 @@ from minllm.models.json_files import Fields
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family: its model_type in config.json, the function that reads the other keys, and the keys that this function reads."""
+    """A family: its model_type in config.json, the function that reads the other keys, and these keys."""
 
     model_type: str
     read: Callable[[Fields], ModelConfig]

@@ -1,4 +1,4 @@
-"""A model's chat template: Jinja source that turns a conversation into a prompt in the format of the model's training.
+"""A model's chat template: Jinja source that turns a conversation into a prompt in the model's format.
 
 A template is an untrusted program, so it runs in Jinja's immutable sandbox, with limits on time and size (template_sandbox.py) and with the
 few functions that templates expect (template_environment.py).
@@ -94,7 +94,10 @@ class ChatTemplate:
             yield piece
 
     def _up_to_the_mark(self, text: str) -> str:
-        """The prompt up to the end of the final message, trimmed if the template trims messages (it then lacks the mark's space)."""
+        """The prompt up to the end of the final message.
+
+        It is trimmed if the template trims messages, which removes the space of the mark.
+        """
         end = text.rfind(FINAL_MARK.rstrip())
         if end < 0:
             raise InvalidRequestError(
@@ -104,9 +107,10 @@ class ChatTemplate:
 
 
 def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """The source of a model directory's template: chat_template.jinja, else chat_template of tokenizer_config.json, else None.
+    """The source of a model directory's chat template, None without one.
 
-    Of several named templates it is the one named "default". Raises CheckpointError if the template cannot be read.
+    It is chat_template.jinja, else chat_template of tokenizer_config.json, of several named ones that named "default". Raises
+    CheckpointError if the template cannot be read.
     """
     path = directory / TEMPLATE_FILE
     if path.exists():

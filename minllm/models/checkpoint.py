@@ -68,7 +68,7 @@ class Checkpoint:
         return values
 
     def array(self, name: str) -> np.ndarray:
-        """The values of any tensor, codes of quantised weights included, as a view of the mapped file; not checked for NaN."""
+        """The values of any tensor, codes included, as a view of the mapped file; not checked for NaN."""
         return self._file_of[name].array(name)
 
     def dtype(self, quantized: bool = False) -> np.dtype:

@@ -65,9 +65,9 @@ HARMLESS_KEYS = frozenset(
 
 
 def refuse_unknown_options(fields: Fields, known: frozenset[str]) -> None:
-    """Raises UnsupportedModelError if a key is set that may change the result and that the family's reader does not read.
+    """Raises UnsupportedModelError if a key that may change the result is set and is not in `known`.
 
-    known: the keys that the reader reads.
+    known: the keys that the family's reader reads.
     """
     for key, value in fields.values.items():
         if key in known or key in HARMLESS_KEYS or value is None:

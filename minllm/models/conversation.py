@@ -78,7 +78,7 @@ def _parsed_arguments(text: str) -> dict[str, Any]:
 
 
 def with_joined_parts(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the text parts of each content joined by newlines, for templates that read only strings as contents."""
+    """The messages with the text parts of contents joined by newlines, for templates that read only strings."""
     joined = []
     for message in messages:
         content = message.get("content")

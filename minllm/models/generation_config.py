@@ -1,4 +1,4 @@
-"""generation_config.json: the sampling parameters that a model's authors suggest, and the tokens that end its texts."""
+"""generation_config.json: sampling parameters suggested by a model's authors, and tokens that end a text."""
 
 from dataclasses import dataclass
 from pathlib import Path

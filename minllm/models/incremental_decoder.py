@@ -25,7 +25,7 @@ LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 @functools.cache
 def byte_of_character() -> dict[str, int]:
-    """{character: byte} of GPT-2: printable Latin-1 characters are their own byte, U+0100 and up are the other bytes in order."""
+    """{character: byte} of GPT-2: printable Latin-1 characters are their own byte, U+0100 and up the others."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -57,10 +57,11 @@ codecs.register_error("minllm_replace_each_byte", _replace_each_byte)  # Sentenc
 
 
 class IncrementalDecoder:
-    """Decodes one sequence. The returned pieces, joined, equal `tokenizer.decode` of all ids as a continuation of the prompt.
+    """Decodes one sequence.
 
-    There is one exception: for invalid UTF-8 a SentencePiece tokenizer's decode replaces a whole run of bytes, valid characters included.
-    Here the valid characters were returned already, and only the invalid bytes become U+FFFD.
+    The returned pieces, joined, equal `tokenizer.decode` of all ids as a continuation of the prompt. One exception: for invalid UTF-8 a
+    SentencePiece tokenizer's decode replaces a whole run of bytes, valid characters included. Here the valid characters were returned
+    already, and only the invalid bytes become U+FFFD.
     """
 
     def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True):
@@ -94,7 +95,7 @@ class IncrementalDecoder:
 
 
 class _ByteStream:
-    """Turns the bytes of tokens into complete characters; strips the space that the tokenizer adds before a text's first word."""
+    """Turns the bytes of tokens into complete characters; strips a space added before the text's first word."""
 
     def __init__(self, id_to_token: Callable[[int], str | None], token_bytes: Callable[[str], bytes], strip: int | None, errors: str):
         self._id_to_token, self._token_bytes = id_to_token, token_bytes

@@ -16,7 +16,7 @@ LARGEST_VALUES = dict.fromkeys(("num_hidden_layers", "n_layer"), 10_000)
 
 
 def refuse_special_file(path: Path) -> None:
-    """Raises CheckpointError for a FIFO, a socket or a device, on which a read may block forever; a missing file passes."""
+    """Raises CheckpointError for a FIFO, socket or device, on which a read may block; a missing file passes."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise CheckpointError(f"{path} is a FIFO, a socket or a device, and a model's files are regular files: give a copy of the file.")
 

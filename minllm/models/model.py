@@ -35,13 +35,14 @@ def load_model(
     config: ModelConfig | None = None,
     make_reader: Callable[..., WeightReader] | None = None,
 ) -> Model:
-    """Load a Hugging Face model directory into the arrays of `ops`; the weights come from `checkpoint` if one is given.
+    """Load a Hugging Face model directory into the arrays of `ops`.
 
-    progress: called as progress(done_bytes, total_bytes) while the weights are read. max_positions: the longest sequence that will be run;
-    a value below the model's limit makes the rotary table shorter. weight_format: the format of the layers' matrices; None leaves them
-    plain. config: the configuration, if the caller has already read it (with models/tied_head.py, as here). make_reader: makes the reader
-    of one rank's part of the weights (parallel/split_weights.py). Raises CheckpointError or UnsupportedModelError before any weight is
-    placed, except for a tensor with NaN or infinity, which is found when it is read.
+    checkpoint: the source of the weights, if not the directory. progress: called as progress(done_bytes, total_bytes) while the weights are
+    read. max_positions: the longest sequence that will be run; a value below the model's limit makes the rotary table shorter.
+    weight_format: the format of the layers' matrices; None leaves them plain. config: the configuration, if the caller has already read it
+    (with models/tied_head.py, as here). make_reader: makes the reader of one rank's part of the weights (parallel/split_weights.py). Raises
+    CheckpointError or UnsupportedModelError before any weight is placed, except for a tensor with NaN or infinity, which is found when it
+    is read.
     """
     stated = config or read_model_config(directory)
     checkpoint = checkpoint or Checkpoint(directory)
@@ -51,7 +52,7 @@ def load_model(
 
 
 def make_rope_table(ops: Ops, config: ModelConfig, max_positions: int | None = None) -> Array | None:
-    """Cosines and sines, float32 [positions, head_dim], of all positions up to `max_positions`; None without a rotary embedding."""
+    """Cosines and sines, float32 [positions, head_dim], up to `max_positions`; None without RoPE."""
     if config.rope is None:
         return None
     positions = min(config.max_position_embeddings, max_positions or config.max_position_embeddings)

@@ -36,7 +36,7 @@ class RandomCheckpoint:
 
     @functools.cached_property
     def _strip(self) -> np.ndarray:
-        """Noise with the length of the largest tensor plus one period; made for the first tensor, as shapes need no memory."""
+        """Noise for the largest tensor plus one period; made when the first tensor is read, as shapes need none."""
         noise = np.random.default_rng(self._seed).standard_normal(self._period, dtype=np.float32)
         period = (STANDARD_DEVIATION * noise).astype(BFLOAT16).view(np.uint16)  # NumPy copies uint16 several times faster than bfloat16
         strip = np.empty(self._largest + len(period), np.uint16)

@@ -37,10 +37,11 @@ class RopeConfig:
 
 
 def read_rope_config(fields: Fields) -> RopeConfig:
-    """The rotary embedding of a config.json, from its old keys (rope_theta, rope_scaling) or its new one (rope_parameters).
+    """The rotary embedding of a config.json.
 
-    If both are present, rope_scaling replaces rope_parameters entirely, including its rope_theta, as in transformers. Raises
-    UnsupportedModelError for an unsupported kind of scaling, and for a partial rotation.
+    Old keys are rope_theta and rope_scaling, the new one is rope_parameters. If both are present, rope_scaling replaces rope_parameters
+    entirely, including its rope_theta, as in transformers. Raises UnsupportedModelError for an unsupported kind of scaling, and for a
+    partial rotation.
     """
     key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"
     scaling = Fields(fields.object(key), f"{key} of {fields.source}")
@@ -84,7 +85,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> np.ndarray:
 
 
 def _stretch_long_wavelengths(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
-    """The llama3 frequencies: f_i for short wavelengths, f_i / factor for long ones, a blend between the bounds of the docstring above."""
+    """The llama3 frequencies: f_i for short wavelengths, f_i / factor for long ones, a blend between them."""
     turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)  # full turns within the trained length
     keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
     return keep * frequencies + (1.0 - keep) * frequencies / rope.factor

@@ -51,9 +51,9 @@ def _strftime_now(format: str) -> str:
 
 
 def loops_over_content(template: nodes.Template) -> bool:
-    """Whether a template loops over a message's content, and so accepts lists of parts; other templates accept only strings.
+    """Whether a template loops over a message's content, and so accepts lists of parts.
 
-    vLLM's chat_template_content_format="auto" decides in the same way.
+    Other templates accept only strings. vLLM's chat_template_content_format="auto" decides in the same way.
     """
     names = {"content"}  # the usual parameter name of macros that write a content
 

@@ -1,4 +1,4 @@
-"""Unties the head if config.json ties it to the embedding but the checkpoint stores another one, as transformers does."""
+"""Unties the head if the checkpoint stores one that differs from the embedding, as transformers does."""
 
 from dataclasses import replace
 

@@ -156,7 +156,7 @@ class Tokenizer:
         return None if text is None else self.backend.token_to_id(text)
 
     def _explicitly_added(self) -> tuple[list[int], list[int]] | None:
-        """Token ids before and after a text if tokenizer_config.json sets add_bos_token or add_eos_token; None if it sets neither.
+        """Token ids before and after a text by add_bos_token and add_eos_token; None if neither is set.
 
         A side that it does not set gets the tokens of tokenizer.json.
         """

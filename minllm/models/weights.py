@@ -75,12 +75,12 @@ def load_weights(
 
 
 def is_prefixed(checkpoint: StoredWeights) -> bool:
-    """Whether tensor names have the prefix of a language model ("model.", "transformer.") before those of the bare decoder."""
+    """Whether tensor names have the prefix of a language model, "model." or "transformer."."""
     return any(name.startswith(("model.", "transformer.")) for name in checkpoint.names())
 
 
 def check_tensors(layout: Layout, checkpoint: StoredWeights) -> None:
-    """Raises CheckpointError if an expected tensor is missing or has another shape, or if there is one that the model does not use."""
+    """Raises CheckpointError if a tensor is missing, has another shape, or is not used by the model."""
     config, expected = layout.config, layout.shapes()
     model = f"a {config.model_type} model of {config.num_hidden_layers} layers"
     missing = [name for name in expected if name not in checkpoint]
@@ -106,7 +106,7 @@ def check_tensors(layout: Layout, checkpoint: StoredWeights) -> None:
 
 
 def check_stored_scales(layout: Layout, checkpoint: StoredWeights) -> None:
-    """Raises CheckpointError if a scale that a quantised checkpoint stores is NaN or infinite, even if such weights are allowed.
+    """Raises CheckpointError if a stored scale is NaN or infinite, even if such weights are allowed.
 
     Scales are the floating-point tensors beside a module's codes. A format that stores one tensor per module checks it while it loads.
     """

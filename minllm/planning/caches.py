@@ -1,4 +1,4 @@
-"""Compares all policies and formats of the KV cache: sequences that fit, unused memory, and the least time of a step."""
+"""Compares all policies and formats of the KV cache: sequences that fit, unused memory, least step time."""
 
 from dataclasses import replace
 

@@ -83,7 +83,10 @@ def run(
 
 
 def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:
-    """The stages of one GPU's part of a decode step and of a prefill; for a pipeline, of one micro-batch in its last stage."""
+    """The stages of one GPU's part of a decode step and of a prefill.
+
+    For a pipeline they are those of one micro-batch in its last stage.
+    """
     sequences = micro_batches(wishes.batch, wishes.pipeline_parallel).sequences
     weights, part = WEIGHT_FORMATS[wishes.dtype], last_stage(costs.shard(config, wishes.tensor_parallel), wishes.pipeline_parallel)
     sizes = dict(itemsize=weights.itemsize, kv_itemsize=kv_itemsize(wishes.kv_dtype, config.head_dim))

@@ -17,7 +17,7 @@ from minllm.models.config import ModelConfig
 
 
 class Passes(NamedTuple):
-    """The cost of one micro-batch for one GPU of a tensor-parallel group: in all stages together, and in the last stage."""
+    """The cost of a micro-batch for one GPU of a tensor-parallel group: in all stages, and in the last stage."""
 
     whole: costs.Cost
     last: costs.Cost
@@ -44,7 +44,7 @@ class Floor:
         return max(self.memory_ms, self.compute_ms) + self.link_ms
 
     def step_ms(self, all_reduces_ms: float) -> float:
-        """The time of the step if all-reduces take `all_reduces_ms` instead of the link's floor, unless the floor is longer."""
+        """The time of the step if all-reduces take `all_reduces_ms`, or the link's floor if that is longer."""
         return max(self.memory_ms, self.compute_ms) + max(self.link_ms, all_reduces_ms)
 
     @property

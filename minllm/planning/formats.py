@@ -1,4 +1,4 @@
-"""The number formats of a plan: their names, bytes per cached number, and the FLOP/s of a GPU with each weight format.
+"""The number formats of a plan: names, bytes per cached number, and FLOP/s with each weight format.
 
 The formats of weights are those of weights/formats.py. The formats of a cache have the names and aliases of LLM(kv_cache_dtype=); plain
 formats have the name of their dtype.

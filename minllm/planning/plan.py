@@ -1,4 +1,4 @@
-"""Computes memory, largest batch, floors, tokens per second and cost from a shape and a GPU, with the counts of minllm.costs.
+"""Computes memory, largest batch, floors, tokens per second and cost of a shape on a GPU, with minllm.costs.
 
 Memory on each GPU: its weights, the activations of one forward (cache/capacity.py), and keys and values in the rest of `memory_share`, as
 the cache's policy allocates them (costs/cache_policies.py).
@@ -156,13 +156,13 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
 
 
 def forward_bytes(config: ModelConfig, batch: int, itemsize: int) -> int:
-    """Bytes of activations and logits of a forward with STEP_TOKENS tokens, or with one per sequence of a larger batch."""
+    """Bytes of activations and logits of a forward with STEP_TOKENS tokens, or `batch` tokens if that is more."""
     widest = costs.widest_activation(config)
     return activation_bytes(max(STEP_TOKENS, batch), batch, config.hidden_size, widest, config.vocab_size, itemsize)
 
 
 def largest_batch(config: ModelConfig, room: int, sequence_bytes: int, itemsize: int) -> int:
-    """The largest number of sequences, each with `sequence_bytes` of keys and values, that fits in `room` with its forward."""
+    """The largest number of sequences with `sequence_bytes` of cache each that fits in `room` bytes."""
     fixed = forward_bytes(config, 0, itemsize)
     logits = forward_bytes(config, 1, itemsize) - fixed
     batch = (room - fixed) // (sequence_bytes + logits)

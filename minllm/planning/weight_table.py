@@ -1,4 +1,4 @@
-"""Compares decode steps with weights in several formats, by batch: predicted times (costs/step_time.py), not floors."""
+"""Compares predicted decode steps (costs/step_time.py, not floors) with weights in several formats, by batch."""
 
 from typing import NamedTuple
 

@@ -21,7 +21,7 @@ DECODE_SIZES = ((1, 1024), (1, 8192), (1, 32768), (1, 131072), (16, 1024), (16, 
 
 
 def prefill_flops(sequences: int, tokens: int, heads: int, head_dim: int) -> int:
-    """FLOPs of causal attention: the i-th query sees i keys, with a multiply and an add per element of a head in q . K and in p . V."""
+    """FLOPs of causal attention: the i-th query sees i keys, with 4 operations per element of a head (q . K and p . V)."""
     return 4 * heads * head_dim * sequences * (tokens * (tokens + 1) // 2)
 
 
@@ -92,7 +92,7 @@ def shared_prefix_case(
     head_dim: int = 128,
     dtype: np.dtype = BFLOAT16,
 ) -> KernelCase:
-    """Attention of one new token per sequence; all share the same `prefix` keys in the same blocks, and each has `own` more.
+    """Attention of one new token per sequence; all share their first `prefix` keys, and each has `own` more.
 
     Work counts the prefix once, the least that must be read. Expected on an H200 with 4.2 TB/s and about 9 us per launch: 64 sequences that
     share 8192 keys and have 512 of their own read 34 + 134 MB in 40 us, or 60 us with two launches; kernels that read the prefix for every
@@ -171,7 +171,7 @@ def attention_case(
 
 
 def sampled_rows(query, key_cache, value_cache, block_tables, tokens, lengths, scale) -> dict[int, np.ndarray]:
-    """The reference for the first and last rows of the first and last sequences: {row of query: float32 [heads, head_dim]}."""
+    """{row of query: the reference's float32 [heads, head_dim]}, for rows at the ends of the first and last sequences."""
     rows, expected = min(tokens, SAMPLE_ROWS), {}
     for sequence in {0, len(block_tables) - 1}:
         for first in {0, tokens - rows}:

@@ -1,4 +1,4 @@
-"""Decode attention over quantised caches, in tokens of context per second, beside minllm's bfloat16 kernel on as many tokens.
+"""Decode attention over quantised caches, in tokens of context per second, beside the bfloat16 kernel.
 
 Codes, scales and zeros are random, such that the numbers have mean 0 and deviation 1. The rival has different keys and values of the same
 shape, as only the speed matters.

@@ -1,6 +1,7 @@
-"""Attention with a residual window: decode steps in tokens of context per second, beside minllm's bfloat16 kernel, and prompts.
+"""Attention with a residual window: decode steps and prompts.
 
-Codes and scales are random, as in quantized_attention.py; recent keys and values are normally distributed.
+Decode steps are measured in tokens of context per second, beside minllm's bfloat16 kernel. Codes and scales are random, as in
+quantized_attention.py; recent keys and values are normally distributed.
 """
 
 from dataclasses import replace

@@ -50,7 +50,7 @@ def chosen_requests(
 
 
 def checked_rates(given: Sequence[float], has_arrivals: bool, compares_policies: bool) -> list[float | None]:
-    """The rates to offer: [inf] by default, [None] for the arrivals of a trace, [] for a comparison of policies, which chooses them.
+    """The rates to offer: [inf] by default, [None] for a trace's arrivals, [] if the comparison chooses them.
 
     Raises InvalidOptionError for a wrong rate, or for rates with a trace that has arrivals.
     """

@@ -1,4 +1,4 @@
-"""Detective cases: real bugs as small kernels or classes, each with its symptom on a GPU, a fixed version, and the simulator's diagnosis.
+"""Detective cases: real bugs as small kernels or classes, with symptom, fixed version and diagnosis.
 
 There is one file per case, named after the symptom, so that the name does not reveal the bug. A lesson shows a case with `show_case(name)`;
 `investigate(name)` runs its code in the simulator and reports what is wrong; `investigate(name, mine)` tries a reader's fix.

@@ -84,7 +84,7 @@ def attend(
     window: int | None = None,
     combine: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Attention in float64, [T, heads, head_dim], one row and head at a time; the optional arguments model mistakes, for suspects.
+    """Attention in float64, [T, heads, head_dim]; the optional arguments model mistakes, for suspects.
 
     last: number of additional keys. kv_head_of, value_head_of, query_head_of: functions from the head to those that are read. dims: the
     components of the head that scores use. combine(scores [keys], values [keys, head_dim]) -> [head_dim]: replaces the softmax.

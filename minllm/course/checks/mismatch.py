@@ -30,9 +30,10 @@ def expect(
     suspects: Iterable[tuple[str, np.ndarray]] = (),
     tolerance: float | None = None,
 ) -> None:
-    """Raise Mismatch at the first element of `got` that differs from `expected` by more than `tolerance` times the largest expected number.
+    """Raise Mismatch at the first element of `got` that differs from `expected`.
 
-    axes: what each axis counts. suspects: (mistake, its result), the likeliest first.
+    tolerance: the allowed difference relative to the largest expected number. axes: what each axis counts. suspects: (mistake, its result),
+    the likeliest first.
     """
     if got is None:
         raise Mismatch(f"{name} is None.\nLikely cause: the function ends without `return`.")

@@ -1,4 +1,4 @@
-"""Readers that several families share: common keys, and the architecture of Llama, which Mistral and Qwen have too."""
+"""Readers that several families share: common keys, and Llama's architecture, which Mistral and Qwen share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ def head_dim_of(fields: Fields, hidden_size: int, heads: int) -> int:
 
 
 def llama_shape(fields: Fields, sliding_windows: Callable[[int], tuple[int, ...]], **options: Any) -> ModelConfig:
-    """A ModelConfig with Llama's architecture: RMS norms, rotary embedding, grouped-query attention, gated feed-forward."""
+    """A ModelConfig with Llama's architecture: RMS norms, RoPE, grouped-query attention, gated feed-forward."""
     heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers")
     head_dim = options.pop("head_dim", None) or head_dim_of(fields, hidden_size, heads)

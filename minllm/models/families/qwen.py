@@ -34,7 +34,10 @@ def read_qwen3(fields: Fields) -> ModelConfig:
 
 
 def _qwen_windows(fields: Fields, layers: int) -> tuple[int, ...]:
-    """Each layer's sliding window: with use_sliding_window, layers from max_window_layers on have one, unless layer_types is given."""
+    """Each layer's sliding window, by layer_types, else for layers from max_window_layers on.
+
+    There are none unless use_sliding_window is set.
+    """
     window = sliding_window(fields) if fields.flag("use_sliding_window", False) else 0
     first = fields.integer("max_window_layers", 28, minimum=0)
     return layer_windows(fields, layers, window, default=lambda layer: layer >= first)

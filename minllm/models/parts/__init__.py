@@ -1,4 +1,4 @@
-"""The parts of a layer, one file each: its fields of config.json, its tensors in a checkpoint, its costs, its forward pass.
+"""The parts of a layer, one file each: fields of config.json, tensors in a checkpoint, costs, forward pass.
 
     grouped_attention   query heads share KV heads; multi-head attention is the case kv_heads = heads
     gated_mlp           down(activation(gate(x)) * up(x)): Llama and similar models

@@ -39,7 +39,10 @@ class GroupedAttention:
         self, ops: Ops, x: Array, residual: Array | None, *, batch: Batch, layer_cache: LayerCache, cos_sin: Array | None,
         next_norm: NormWeights | None = None,
     ) -> tuple[Array, Array | None]:  # fmt: skip
-        """Attention over norm(x + residual): the new (x, residual), both [T, hidden]; keys and values are appended to the cache."""
+        """Attention over norm(x + residual): the new (x, residual), both [T, hidden].
+
+        New keys and values are appended to layer_cache.
+        """
         query, residual = ops.normed_qkv(
             x, residual, self.norm, self.qkv, batch=batch, layer_cache=layer_cache, attention_config=self.config, cos_sin=cos_sin
         )  # [T, heads, head_dim], [T, hidden]

@@ -1,4 +1,4 @@
-"""The terms in which a part states its costs: its matrices, its norms, and the bytes and operations of everything else.
+"""The terms of a part's costs: its matrices, its norms, and the bytes and operations of everything else.
 
 costs/stages.py turns matrices and norms into stages, and adds embedding and head.
 """

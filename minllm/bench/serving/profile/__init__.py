@@ -1,1 +1,1 @@
-"""The GPU's work while requests are served: a trace by torch's profiler, the time of each stage of a step, and idle times."""
+"""The GPU's work while requests are served: a trace by torch's profiler, times of a step's stages, idle times."""

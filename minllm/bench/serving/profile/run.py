@@ -1,4 +1,4 @@
-"""A run of the workload under torch's profiler, which records the kernels of minllm's graphs although torch does not launch them.
+"""A run of the workload under torch's profiler, which also records kernels that torch does not launch.
 
 The profiler records through CUPTI, which makes launches more expensive on the host: a graph of 138 kernels takes about half a millisecond
 more. If the GPU's work does not hide the host's, as with small models, the traced run is slower and idles more than the measured one.
@@ -55,7 +55,7 @@ def profiled(engine: Any, requests: list[BenchRequest], max_concurrency: int | N
 
 @contextmanager
 def noted_sizes(runner: Any) -> Iterator[list[StepSize]]:
-    """A context with a list of the sizes of all forwards that the runner launches: one per step, or several with a residual window."""
+    """A context with a list of the sizes of all forwards: one per step, or several with a residual window."""
     sizes, execute = [], runner.execute
 
     def noting(step: Any) -> Any:
