@@ -1,4 +1,4 @@
-"""The errors that minllm raises on purpose. Each message says what was given, what is allowed and what to do."""
+"""The exceptions of minllm. Each message says what was given, what is allowed and what to do."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ LONGEST_SHOWN = 200  # characters of a wrong value in a message
 
 
 def shown(value: Any) -> str:
-    """repr(value) for a message, shortened; the name of its type if it has no repr (an int of more than 4,300 digits has none)."""
+    """repr(value) for a message, shortened; the name of its type if repr fails, as for an int of more than 4,300 digits."""
     try:
         text = repr(value)
     except Exception:
@@ -35,7 +35,7 @@ class DeviceError(MinLLMError):
 
 
 class CaptureError(MinLLMError):
-    """A CUDA graph cannot be captured yet, because what it launches must be loaded or made before: call the function once."""
+    """A CUDA graph cannot be captured yet, because its kernels or arrays must be loaded or made first: call the function once."""
 
 
 class VirtualMemoryError(DeviceError):
@@ -63,7 +63,7 @@ class InvalidOptionError(MinLLMError, ValueError):
 
 
 class EngineBusyError(MinLLMError):
-    """A generation was started after the LLM was closed, or while another thread was in it."""
+    """A generation was started after the LLM was closed, or while another thread was generating."""
 
 
 class EngineDeadError(MinLLMError):

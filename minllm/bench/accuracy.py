@@ -1,13 +1,13 @@
-"""The quality cost of a quantised KV cache: perplexity, logits and the likeliest token, for every format against the plain cache.
+"""The quality cost of a quantised KV cache: perplexity, logits and likeliest token, compared with the plain cache.
 
-    perplexity      of the model's held-out text, computed as by `bench perplexity`
+    perplexity      of held-out text, computed as by `bench perplexity`
     logit error     the norm of the difference of the logits over the norm of their spread, both after subtracting each row's mean (which
                     softmax cancels)
-    top-1           the share of positions whose likeliest next token is unchanged
+    top-1           the share of positions with an unchanged likeliest next token
 
-One model, one set of weights and activations; only the cache differs, and every format reads the same windows. All keys and values that
-a token sees went through the cache, including those of its own chunk. Two models: the bundled one, which was trained on such text, and one
-with random weights and the heads of Llama 3.1 8B, whose perplexity is meaningless, but whose logits show the formats on heads of 128.
+Weights and activations are the same; only the cache differs, and every format reads the same windows of text. All keys and values that a
+token sees have passed through the cache, including those of its own chunk. There are two models: the bundled one, trained on similar text,
+and one with random weights and the heads of Llama 3.1 8B; its perplexity is meaningless, but its logits show the formats on heads of 128.
 
 A row's variant is the format's name, with a residual window also its number of tokens: "int4, window 128".
 """
@@ -52,7 +52,7 @@ CACHES = (*((name, 0) for name in TOKEN_FORMATS), *((name, window) for name, win
 
 @dataclass
 class Comparison:
-    """Sums over one format's positions so far; `plain` is the same position with a plain cache."""
+    """Sums over the positions so far of one format, compared with the plain cache at the same positions."""
 
     tokens: int = 0
     log_likelihood: float = 0.0
@@ -61,7 +61,10 @@ class Comparison:
     same_first: int = 0
 
     def add(self, logits: np.ndarray, plain: np.ndarray, targets: np.ndarray) -> None:
-        """Add logits [rows, vocab] of both caches, and the tokens that came next."""
+        """Add logits [rows, vocab] of this format and of the plain cache.
+
+        targets: the next token at each position, [rows].
+        """
         likelihoods = np.take_along_axis(log_softmax(logits), targets[:, None], axis=1)
         centred = plain - plain.mean(axis=1, keepdims=True)
         difference = logits - logits.mean(axis=1, keepdims=True) - centred
@@ -73,12 +76,12 @@ class Comparison:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative log-likelihood."""
+        """exp(mean negative log-likelihood)."""
         return float(np.exp(-self.log_likelihood / self.tokens))
 
     @property
     def logit_error(self) -> float:
-        """Relative error of the logits, as the module defines it."""
+        """The relative error of the logits, as defined at the top of this file."""
         return (self.squared_error / self.squared_spread) ** 0.5
 
     @property
@@ -90,7 +93,7 @@ class Comparison:
 def run(options: dict[str, Any], tokens: int | None, json_file: Path | None) -> None:
     """Measure both models and print; if `json_file` is given, write the record.
 
-    options: LLM()'s. tokens: number of text tokens that the bundled model reads, None for all.
+    options: those of LLM(). tokens: number of text tokens that the bundled model reads; None for all.
     """
     out = sys.stderr if str(json_file) == "-" else sys.stdout
     measured = []
@@ -107,7 +110,7 @@ def run(options: dict[str, Any], tokens: int | None, json_file: Path | None) -> 
 
 
 def models() -> Iterator[tuple[str, Path, dict[str, Any], int | None]]:
-    """(name, directory, further options of LLM(), the most tokens to read) of the two models."""
+    """Yields (name, directory, further options of LLM(), maximum number of tokens to read) for the two models."""
     bundled = bundled_model()
     yield "bundled", bundled, {}, None
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +122,7 @@ def models() -> Iterator[tuple[str, Path, dict[str, Any], int | None]]:
 
 
 def compare(llm: LLM, token_ids: list[int], caches: tuple[tuple[str, int], ...] = CACHES) -> dict[str, Comparison]:
-    """The Comparison of each (format, residual window) by its variant, with the plain cache under "auto", on a text read in windows."""
+    """{variant: Comparison} of each (format, residual window), and of the plain cache as "auto", on a text read in windows."""
     scorers = {variant_of(*cache): scorer_of(llm, *cache) for cache in (("auto", 0), *caches)}
     compared = {name: Comparison() for name in scorers}
     window = min(WINDOW, llm.max_model_len)
@@ -133,12 +136,12 @@ def compare(llm: LLM, token_ids: list[int], caches: tuple[tuple[str, int], ...] 
 
 
 def variant_of(kv_cache_dtype: str, residual_window: int) -> str:
-    """The variant name of a cache in rows."""
+    """The variant of a cache in rows of the record."""
     return f"{kv_cache_dtype}, window {residual_window}" if residual_window else kv_cache_dtype
 
 
 def scorer_of(llm: LLM, kv_cache_dtype: str, residual_window: int) -> Scorer:
-    """A scorer with its own cache, for one window of the text."""
+    """A Scorer with its own cache, which holds one window of the text."""
     engine, options = llm.engine, llm.options
     block_size = TOKEN_GROUP if kv_cache_dtype in CHANNEL_FORMATS else options.block_size
     shape = cache_shape(engine.model.config, engine.ops.dtype, block_size, kv_cache_dtype, residual_window)
@@ -152,7 +155,7 @@ def scorer_of(llm: LLM, kv_cache_dtype: str, residual_window: int) -> Scorer:
 
 
 def rows(name: str, tokens: int, dtype: str, compared: dict[str, Comparison]) -> list[Row]:
-    """Four rows per format; the peer of the perplexity is the plain cache."""
+    """Four rows per format; the perplexity has that of the plain cache as peer."""
     case, plain, found = f"{name}, {tokens} tokens", compared["auto"], []
     peer = f"{dtype} cache"
     for variant, one in compared.items():

@@ -1,8 +1,8 @@
-"""`minllm bench all-reduce`: every all-reduce between the GPUs of this machine, by message size, beside NCCL's.
+"""`minllm bench all-reduce`: every all-reduce algorithm on this machine, by message size, beside NCCL's.
 
-One process drives all GPUs (runtime/peer_devices.py), and messages are bfloat16. Each algorithm is checked first: all ranks have the same
-bits, and the sum. Then many all-reduces are captured into one graph per GPU, and the graphs are replayed back to back: the time of one is
-what a step of a model would add. NCCL is PyTorch's, in graphs on the same streams.
+One process drives all GPUs (runtime/peer_devices.py), and messages are bfloat16. Each algorithm is checked first: all ranks must have the
+same bits, and the correct sum. Then many all-reduces are captured into one graph per GPU, and the graphs are replayed back to back: this
+gives the time that one all-reduce would add to a step of a model. NCCL is that of PyTorch, in graphs on the same streams.
 """
 
 import statistics
@@ -25,18 +25,18 @@ from minllm.runtime.peer_devices import PeerDevices
 
 KB, MB = 1 << 10, 1 << 20
 SIZES = (8 * KB, 64 * KB, 256 * KB, 512 * KB, MB, 2 * MB, 4 * MB, 16 * MB, 64 * MB)
-LARGEST_OF_LOW_LATENCY = 2 * MB  # its inbox takes ranks times four messages
-GRAPH_BYTES = 1 << 30  # all messages of a graph: so many all-reduces that the launch of the graph does not count
+LARGEST_OF_LOW_LATENCY = 2 * MB  # its inbox needs memory for ranks * 4 messages
+GRAPH_BYTES = 1 << 30  # total messages of a graph, large enough to make the graph's launch negligible
 FEWEST, MOST = 20, 1000  # all-reduces per graph
 REPLAYS, ROUNDS = 5, 7
 
 
 class Ranks:
-    """The GPUs, the memory of their all-reduces, and one message on each."""
+    """The GPUs of one machine, and the memory for their all-reduces."""
 
     def __init__(self, count: int):
         self.devices = PeerDevices(count)
-        # A ring passes sums as float32: twice the bytes, and two parts of them.
+        # a ring sends sums as float32, twice the bytes, and needs two buffers for them: 4 * the message
         memories = tuple(
             allocate(count, 4 * max(SIZES), lambda size, dtype, rank=rank: self.devices.zeros(rank, size, dtype), LARGEST_OF_LOW_LATENCY)
             for rank in range(count)
@@ -44,9 +44,9 @@ class Ranks:
         self.peers = [Peers(rank, memories) for rank in range(count)]
 
     def launches(self, name: str, nbytes: int) -> tuple[list[RankLaunch], list]:
-        """(what all ranks launch, their results) for messages of this size.
+        """(the launches of all ranks, their results) for messages of this size.
 
-        Raises KernelArgumentError if the ranks' memory is too small for it, and MinLLMError if the sum is wrong.
+        Raises KernelArgumentError if the ranks' memory is too small for the algorithm, and MinLLMError if the sum is wrong.
         """
         rng = np.random.default_rng(0)
         messages = [rng.standard_normal(nbytes // 2).astype(ml_dtypes.bfloat16) for _ in self.peers]
@@ -61,7 +61,7 @@ class Ranks:
 
 
 def check(name: str, messages: list[np.ndarray], results: list[np.ndarray]) -> None:
-    """Raise MinLLMError unless all results are the same, and the sum."""
+    """Raise MinLLMError unless all results are bit-identical and equal the sum within the rounding of bfloat16."""
     if any(result.tobytes() != results[0].tobytes() for result in results):
         raise MinLLMError(f"{name}: the ranks have different results")
     wanted = all_reduce_reference(messages).astype(np.float32)
@@ -71,7 +71,10 @@ def check(name: str, messages: list[np.ndarray], results: list[np.ndarray]) -> N
 
 
 def run(gpus: int, against: str | None, json_file: Path | None) -> None:
-    """Measure and print; if `json_file` is given, write the record. Raises DeviceError without this number of connected GPUs."""
+    """Measure and print; if `json_file` is given, write the record.
+
+    Raises DeviceError without this number of connected GPUs.
+    """
     if against not in (None, "torch"):
         raise InvalidOptionError(f"--against is {against!r}; it may be torch")
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
@@ -95,12 +98,12 @@ def row(gpus: int, nbytes: int, name: str, value: float, nccl: float | None) -> 
 
 
 def size(nbytes: int) -> str:
-    """A number of bytes in KiB or MiB."""
+    """A number of bytes as text, in KiB or MiB."""
     return f"{nbytes >> 20} MiB" if nbytes >= MB else f"{nbytes >> 10} KiB"
 
 
 def microseconds(ranks: Ranks, name: str, nbytes: int) -> float | None:
-    """The time of one all-reduce; None if the ranks' memory is too small for this algorithm."""
+    """Microseconds of one all-reduce; None if the ranks' memory is too small for this algorithm."""
     try:
         launches, _ = ranks.launches(name, nbytes)
     except KernelArgumentError:
@@ -109,7 +112,7 @@ def microseconds(ranks: Ranks, name: str, nbytes: int) -> float | None:
 
 
 def nccl_microseconds(devices: PeerDevices, nbytes: int) -> float:
-    """The same of NCCL, by PyTorch."""
+    """Microseconds of one all-reduce by NCCL, through PyTorch."""
     import torch
 
     streams = [torch.cuda.ExternalStream(int(stream.handle), device=rank) for rank, stream in enumerate(devices.streams)]
@@ -124,7 +127,7 @@ def nccl_microseconds(devices: PeerDevices, nbytes: int) -> float:
 
 
 def replayed(devices: PeerDevices, launch: Callable[[], None], nbytes: int) -> float:
-    """Microseconds of one `launch` out of many in a graph per GPU: the median over several rounds of replays."""
+    """Microseconds per `launch`, many of which form a graph per GPU: the median over several rounds of replays."""
     count, times = min(MOST, max(FEWEST, GRAPH_BYTES // nbytes)), []
     replay = devices.graphs(lambda: [launch() for _ in range(count)])
     for _ in range(ROUNDS):

@@ -1,8 +1,8 @@
-"""Compare cache policies on one traffic: how many sequences fit, and how much memory holds no token. Counted, so no GPU is needed.
+"""Compares cache policies on the same traffic: sequences that fit, and memory that holds no token.
 
-The cache holds CACHE_TOKENS tokens: 16 GiB for the shape of Llama-3.1-8B in bf16 (128 KiB per token). Requests arrive faster than any
-policy can serve them (bench/traffic.py), so that the cache limits the batch; bench/replay.py replays them. A second traffic,
-whose requests begin with one of a few system prompts, shows the gain from prefix sharing. The result is the same on every machine.
+Needs no GPU. The cache holds CACHE_TOKENS tokens: 16 GiB for the shape of Llama-3.1-8B in bf16 (128 KiB per token). Requests arrive faster
+than any policy can serve them (bench/traffic.py), so that the cache limits the batch; bench/replay.py replays them. Requests that begin
+with one of a few system prompts show the gain from prefix sharing. The results are counts, the same on every machine.
 """
 
 import sys
@@ -39,7 +39,7 @@ Cases = dict[str, Callable[[], CachePolicy]]
 
 
 def virtual_policy() -> VirtualPolicy:
-    """The virtual policy over as many tokens, PAGE_TOKENS per page; tokens have minimal size, because only pages are counted."""
+    """The virtual policy for CACHE_TOKENS tokens, PAGE_TOKENS per page; tokens have minimal size, because only pages are counted."""
     shape = CacheShape(num_layers=1, block_size=16, kv_heads=1, head_dim=2, dtype=np.dtype(np.float32))
     backend = HostPages(page_bytes=PAGE_TOKENS * shape.bytes_per_block // shape.block_size // 2)
     cache = VirtualKVCache(backend, shape, MOST_SEQUENCES, CHAT.max_model_len, CACHE_TOKENS // PAGE_TOKENS)
@@ -47,7 +47,7 @@ def virtual_policy() -> VirtualPolicy:
 
 
 def chat_policies() -> Cases:
-    """Every policy without sharing."""
+    """Every policy without prefix sharing."""
     paged = {f"paged, blocks of {size}": lambda size=size: PagedPolicy(CACHE_TOKENS // size, size) for size in BLOCK_SIZES}
     length = CHAT.max_model_len
     return {"contiguous": lambda: ContiguousPolicy(CACHE_TOKENS // length, length), **paged, "virtual": virtual_policy}
@@ -64,13 +64,13 @@ def sharing_policies() -> Cases:
 
 
 def case_name(traffic: Traffic) -> str:
-    """The name of a traffic in records."""
+    """The case of a traffic in rows of the record."""
     prompts = f", {traffic.system_prompts} system prompts of {traffic.system_prompt_tokens}" if traffic.system_prompts else ""
     return f"{traffic.requests} chat requests{prompts}, cache of {CACHE_TOKENS} tokens"
 
 
 def rows(traffic: Traffic, name: str, played: Replay) -> Iterator[Row]:
-    """Four rows for one replay."""
+    """Yields the four rows of one replay."""
     case, total = case_name(traffic), played.usage[0].total
     yield Row("cache sequences", case, name, round(played.mean_batch, 1), "sequences")
     yield Row("cache with tokens", case, name, round(100 * played.mean_holding / total, 2), "%")
@@ -79,7 +79,10 @@ def rows(traffic: Traffic, name: str, played: Replay) -> Iterator[Row]:
 
 
 def run(json_file: Path | None, requests: int) -> None:
-    """Replay, print the tables, and if requested write the record. requests: number per traffic."""
+    """Replay, print the tables, and if `json_file` is given write the record.
+
+    requests: their number per traffic.
+    """
     out = sys.stderr if str(json_file) == "-" else sys.stdout
     found = []
     for base, policies in ((CHAT, chat_policies()), (SYSTEM_PROMPTS, sharing_policies())):

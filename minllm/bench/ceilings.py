@@ -1,7 +1,7 @@
-"""Measured ceilings of this GPU: the rate of a large copy, the yardstick of every memory-bound kernel.
+"""The measured memory ceiling of this GPU: the rate of a large copy, with which memory-bound kernels are compared.
 
-The copy is the driver's own, between two arrays far larger than the L2 cache. Bytes read and bytes written both
-count. Timed by events on the stream: the median of many, after a warm-up that raises the clocks.
+The driver copies between two arrays far larger than the L2 cache. Bytes read and bytes written both count. The time is the median of many
+copies, from events on the stream, after a warm-up that raises the clocks.
 """
 
 import statistics
@@ -13,9 +13,9 @@ REPEATS = 20
 
 
 def copy_tb_s(most_bytes: int = BYTES, repeats: int = REPEATS) -> float:
-    """TB/s of a device-to-device copy of `most_bytes`, or of a quarter of the free memory if that is less; read plus written.
+    """TB/s, read plus written, of a device-to-device copy.
 
-    Raises DeviceError if the driver fails.
+    It copies `most_bytes`, or a quarter of the free memory if that is less. Raises DeviceError if the driver fails.
     """
     from cuda.bindings import driver as cuda
 
@@ -46,7 +46,7 @@ def copy_tb_s(most_bytes: int = BYTES, repeats: int = REPEATS) -> float:
 
 
 def fill_with_noise(allocation, total_bytes: int) -> None:
-    """Fill with random bytes from the host, repeated: memory of zeros is cheaper to move, and would flatter the result."""
+    """Fill device memory with random bytes, repeated; zeros are cheaper to move and would overstate the rate."""
     from cuda.bindings import driver as cuda
 
     from minllm.runtime.device import check_driver

@@ -1,4 +1,4 @@
-"""The record of tools/check_counts.py as Markdown: counts by the simulator and by the GPU's counters for the same launches."""
+"""The record of tools/check_counts.py as Markdown: counts of the simulator and of the GPU's counters for the same launches."""
 
 HEADER = "| | sectors loaded | sectors stored | conflicts of loads | conflicts of stores |\n| --- | ---: | ---: | ---: | ---: |"
 

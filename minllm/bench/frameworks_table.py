@@ -1,7 +1,8 @@
-"""The recorded rows of docs/results/h200.json beside vLLM's figures on the same work, as the table of docs/frameworks.md.
+"""The table of docs/frameworks.md: recorded rows of docs/results/h200.json beside vLLM's figures on the same work.
 
-vLLM was measured by us: versions 0.22.0 and 0.25.1, one NVIDIA H200 (141 GB, driver 580), bfloat16, random weights, greedy, in process,
-November 2026; of 0.25.1 the better of its default mode and of one without prefix caching. A row is shown once ours is recorded.
+vLLM was measured for this project: versions 0.22.0 and 0.25.1, one NVIDIA H200 (141 GB, driver 580), bfloat16, random weights, greedy, in
+process, November 2026; for 0.25.1 the better of its default mode and of one without prefix caching. Rows without a recorded measurement of
+minllm are left out.
 """
 
 from typing import NamedTuple
@@ -14,7 +15,7 @@ MILLISECONDS = {"µs": 1e-3, "ms": 1.0}
 
 
 class Compared(NamedTuple):
-    """One piece of work: vLLM's figures by version, and the row that holds ours: benchmark, beginning of the case, variant (None: any)."""
+    """vLLM's figures by version for some work, and minllm's row: benchmark, prefix of the case, variant (None: any)."""
 
     name: str
     vllm_0_22: float
@@ -25,12 +26,12 @@ class Compared(NamedTuple):
 
     @property
     def is_rate(self) -> bool:
-        """Whether it is tokens per second; otherwise milliseconds."""
+        """Whether the figures are tokens per second; otherwise they are milliseconds."""
         return self.benchmark == "serving throughput"
 
 
 def decode_step(model: str, batch: int, vllm_0_22: float, vllm_0_25: float) -> Compared:
-    """A decode step: vLLM's after prompts of 128 tokens, ours as a graph replay in the shortest context that is recorded."""
+    """A decode step: vLLM's after prompts of 128 tokens, minllm's as a graph replay at the shortest recorded context."""
     size = "8B" if model == LARGE else "1B"
     name, case = f"{size} shape, decode step, batch {batch}", f"{model}, batch {batch}, "
     return Compared(name, vllm_0_22, vllm_0_25, "decode step", case, "graph replay")
@@ -55,13 +56,13 @@ HEADER = "| | vLLM 0.22.0 | vLLM 0.25.1 | minllm | minllm over the faster vLLM |
 
 
 def frameworks_table(record: dict) -> str:
-    """The rows that the record holds, and where ours were measured."""
+    """The table of all work with a row in the record, and the machine, date and commit of minllm's measurements."""
     lines = [line(compared, row, record) for compared in COMPARED if (row := recorded_row(record, compared)) is not None]
     return "\n".join([HEADER, *lines, "", f"minllm: one {record['device']}, {record['date']}, commit {record['commit'][:7]}."])
 
 
 def recorded_row(record: dict, compared: Compared) -> dict | None:
-    """Our row for some work, None if none is recorded: the fastest variant, at the shortest context."""
+    """The fastest row for some work, that of the shortest context; None if none is recorded."""
     found = [
         row
         for row in record["rows"]
@@ -73,7 +74,7 @@ def recorded_row(record: dict, compared: Compared) -> dict | None:
 
 
 def line(compared: Compared, row: dict, record: dict) -> str:
-    """One row of the table; the ratio is one of speeds."""
+    """One row of the table; the ratio compares speeds."""
     unit = "tokens/s" if compared.is_rate else "ms"
     ours = row["value"] if compared.is_rate else row["value"] * MILLISECONDS[row["unit"]]
     theirs = (max if compared.is_rate else min)(compared.vllm_0_22, compared.vllm_0_25)
@@ -84,5 +85,5 @@ def line(compared: Compared, row: dict, record: dict) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits, and integers from 100 on."""
+    """A number as text with three significant figures; from 100 on as an integer."""
     return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"

@@ -1,8 +1,8 @@
 """Generation speed of one sequence: time to first token (TTFT), and decode speed relative to the memory limit.
 
-The prompt is random token ids and decoding is greedy and never ends early, so that every run does the same work. A warm-up run of the same
-lengths compiles the kernels and captures the graphs; the result is the median of the runs after it. Shapes other than the bundled model's
-have random weights (models/random_checkpoint.py): speed depends on the shape alone.
+The prompt consists of random token ids, and decoding is greedy and never ends early, so that every run does the same work. A warm-up run
+with the same lengths compiles the kernels and captures the graphs; the result is the median of the runs after it. Shapes other than the
+bundled model's have random weights (models/random_checkpoint.py), as speed depends on the shape alone.
 """
 
 import json
@@ -34,7 +34,10 @@ BUNDLED = "bundled"
 
 
 def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int, repeats: int, json_file: Path | None) -> None:
-    """Measure; print ceiling and report card; if `json_file` is given, write the record. `options` are those of LLM()."""
+    """Measure; print ceiling and report card; if `json_file` is given, write the record.
+
+    `options` are those of LLM().
+    """
     progress = Console(stderr=True, highlight=False, soft_wrap=True)
     ceilings = {"copy_tb_s": None, "bf16_tflops": None}
     if EngineOptions(device=options["device"]).resolved_device() == "cuda":
@@ -55,10 +58,10 @@ def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int,
 def opened_model(
     model: str, options: dict[str, Any], max_model_len: int | None, write: Callable[[Path, dict[str, Any]], None] | None = None
 ) -> Iterator[LLM]:
-    """The bundled model, a directory, a GGUF file, or random weights in a shape; for one sequence unless options say max_num_seqs.
+    """An LLM of the bundled model, a directory, a GGUF file, or a shape with random weights; max_num_seqs is 1 by default.
 
-    max_model_len: tokens of a sequence to make room for; None for what model and memory allow. write: writes the directory of a shape;
-    None is write_shape.
+    max_model_len: maximum tokens per sequence; None: as many as model and memory allow. write: function that writes the directory of a
+    shape; None: write_shape.
     """
     options = dict(max_num_seqs=1) | options | dict(max_model_len=max_model_len, progress=sys.stderr.isatty())
     check_model(model)
@@ -74,7 +77,10 @@ def opened_model(
 
 
 def shape_of(model: str) -> dict[str, Any] | None:
-    """What a known shape, or a config.json by its path, says; None for a model with weights. Raises CheckpointError for a damaged file."""
+    """The config.json of a known shape, or of a path to one; None for a model with weights.
+
+    Raises CheckpointError if damaged.
+    """
     path = Path(model)
     if model in SHAPES or not (path.is_file() and path.suffix == ".json"):
         return SHAPES.get(model)
@@ -83,7 +89,7 @@ def shape_of(model: str) -> dict[str, Any] | None:
 
 
 def check_model(model: str) -> None:
-    """InvalidOptionError unless `model` is the bundled one, a directory, a GGUF file or a shape."""
+    """Raises InvalidOptionError unless `model` is the bundled one, a directory, a GGUF file or a shape."""
     if shape_of(model) is None and model != BUNDLED and not Path(model).is_dir() and not is_gguf(Path(model)):
         raise InvalidOptionError(
             f"--model {model} is neither a model directory, nor a GGUF file, nor a config.json, nor a known shape: give the path of one, "
@@ -92,7 +98,7 @@ def check_model(model: str) -> None:
 
 
 def write_shape(directory: Path, config: dict[str, Any]) -> None:
-    """Write a model directory without weights: config.json, and a tokenizer in which every id is its own word."""
+    """Write a model directory without weights: config.json, and a tokenizer with one word per token id."""
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     vocabulary = {f"<{token_id}>": token_id for token_id in range(config["vocab_size"])}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<0>")).save(str(directory / "tokenizer.json"))

@@ -1,6 +1,6 @@
-"""Nsight Compute's counters of kernels run on the GPU, compared with the simulator's counts.
+"""Compares Nsight Compute's counters of kernels on the GPU with the simulator's counts.
 
-tools/check_counts.py runs both. COUNTS names the compared counts, and the counters that each is made of.
+tools/check_counts.py runs both. COUNTS lists the compared counts, and the hardware counters that each is made of.
 """
 
 import csv
@@ -20,7 +20,7 @@ SECTORS, CONFLICTS = "l1tex__t_sectors_pipe_lsu_mem_global_op_", "l1tex__data_ba
 
 
 def by_instructions(name):
-    """The names of a count that ncu measures with instrumented instructions: in newer versions, and in older ones."""
+    """The names of a counter that ncu measures by instrumenting instructions: (in newer versions, in older ones)."""
     return tuple(f"{unit}__sass_{name.replace('__', '_', 1)}" for unit in ("smsp", "sm"))
 
 
@@ -56,7 +56,7 @@ class Row:
 
 
 def number(text, unit=""):
-    """A counter's value, or None if it is not a number: "1,024" is 1024, and "1.5" in "Ksector" is 1500."""
+    """The value of a counter: 1024 for "1,024", 1500 for "1.5" with the unit "Ksector"; None if it is not a number."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
@@ -66,9 +66,9 @@ def number(text, unit=""):
 
 
 def parse(output):
-    """(kernel's name, {counter: number or None}) of every launch in ncu's `--csv --page raw`, in order; a missing column is None.
+    """(kernel name, {counter: number or None}) of every launch in ncu's `--csv --page raw`, in order; a missing column is None.
 
-    The table begins at its header, after ncu's own lines, and its second line holds the units.
+    The table begins at its header, after other lines of ncu, and its second line holds the units.
     """
     lines = output.splitlines()
     start = next((at for at, line in enumerate(lines) if line.lstrip("\ufeff").startswith('"ID"')), len(lines))
@@ -84,7 +84,7 @@ def parse(output):
 def least_of_rounds(launches, rounds):
     """One round of launches that ran `rounds` times, with the minimum of each counter over the rounds.
 
-    Shared-memory cycles lost to other warps add to an instruction's own count, and vary from round to round.
+    Shared-memory cycles lost to other warps add to an instruction's count, and vary from round to round.
     """
     count = len(launches) // rounds
     names = [name for name, _ in launches]
@@ -99,13 +99,13 @@ def least_of_rounds(launches, rounds):
 
 
 def measured(count, counters):
-    """(a count of COUNTS from a launch's counters, whether all its terms were measured); the count is None if the first term is missing."""
+    """(one of COUNTS from a launch's counters, whether all its terms were measured); the count is None if its first term is missing."""
     terms = [next((counters[name] for name in term if counters.get(name) is not None), None) for term in COUNTS[count]]
     return None if terms[0] is None else sum(term or 0 for term in terms), None not in terms
 
 
 def compared(launches, hardware):
-    """(rows, the launches' counters by case and kernel): hardware launches are matched by name, in order; others are skipped."""
+    """(rows, the counters of each launch with case and kernel); hardware launches are matched by name, in order, others skipped."""
     rows, by_launch, at = [], [], 0
     for case, name, counts in launches:
         there = next((index for index in range(at, len(hardware)) if name in hardware[index][0]), None)
@@ -114,7 +114,7 @@ def compared(launches, hardware):
         by_launch.append(dict(case=case, kernel=name, counters=counters))
         for count, simulator in counts.items():
             value, whole = measured(count, counters)
-            # A value with a missing term may be too low, so a higher count in the simulator says nothing then.
+            # a value with a missing term may be too low, so a higher count in the simulator is no disagreement
             if value is None or not whole and simulator > value * (1 + ALLOWED):
                 rows.append(Row(case, name, count, simulator))
                 continue
@@ -127,14 +127,14 @@ def compared(launches, hardware):
 
 
 def find_ncu():
-    """The path of Nsight Compute: on the PATH, in the toolkit of CUDA_HOME, or where toolkits are installed; None if not found."""
+    """The path of ncu: from PATH, from the toolkit of CUDA_HOME, or from the usual directories; None if not found."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     in_home = [str(Path(home) / "bin")] if home else []
     return shutil.which("ncu") or shutil.which("ncu", path=os.pathsep.join([*in_home, *PLACES]))
 
 
 def run(command):
-    """(exit code, output and errors) of a command; exit code -1 if it takes too long."""
+    """(exit code, output and errors) of a command; exit code -1 if it exceeds the time limit."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
     try:
         streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -146,12 +146,12 @@ def run(command):
 
 
 def ncu_version(ncu):
-    """ncu's description of its version."""
+    """The line in which ncu states its version."""
     return next((line.strip() for line in run([ncu, "--version"])[1].splitlines() if "Version" in line), "unknown")
 
 
 def profile(ncu, program):
-    """(exit code, output) of ncu over a program's kernels, with all counters that this ncu supports: it names those that it does not."""
+    """(exit code, output) of ncu for a program's kernels, without the counters that this version of ncu reports as unknown."""
     counters, code, output = list(COUNTERS), -1, ""
     while counters:
         options = ["--clock-control", "none", "--target-processes", "all", "--csv", "--page", "raw", "--print-units", "base"]
@@ -161,7 +161,7 @@ def profile(ncu, program):
         unknown = [name for name in counters if name in complaints or name.removesuffix(".sum") in complaints.replace(",", " ").split()]
         if parse(output):
             break
-        unknown = unknown or [name for name in counters if "sass" in name]  # if ncu names none, the likeliest
+        unknown = unknown or [name for name in counters if "sass" in name]  # the likeliest, if ncu names none
         if not unknown:
             break
         print(f"once more without {', '.join(unknown)}, which this ncu does not seem to know", flush=True)

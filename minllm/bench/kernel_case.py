@@ -1,4 +1,4 @@
-"""A kernel benchmark case: its inputs, launches, work, and the check of its result."""
+"""A case of the kernel benchmark: inputs, launches, amount of work, and the check of the result."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from minllm.bench.noise import Noise
 from minllm.bench.record import Row
 
 BFLOAT16, FLOAT32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
-TOLERANCE = {BFLOAT16: 1e-2, FLOAT32: 1e-4}  # allowed relative error: several roundings of the dtype, far below any mistake
+TOLERANCE = {BFLOAT16: 1e-2, FLOAT32: 1e-4}  # allowed relative error: several roundings of the dtype, far below the error of any bug
 
 TB_S, TFLOP_S, MICROSECONDS, TOKENS_US = "TB/s", "TFLOP/s", "µs", "tokens/µs"
 
 
 @dataclass(frozen=True)
 class Rival:
-    """Another kernel of ours for the same work, measured alternately with the case's: its name, and one launch per set of inputs."""
+    """Another minllm kernel for the same work, with one launch per set of inputs, measured alternately."""
 
     name: str
     launches: Sequence[Callable[[], None]]
@@ -26,10 +26,10 @@ class Rival:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A case with its arrays in place."""
+    """A case with its arrays allocated and filled."""
 
     launches: Sequence[Callable[[], None]]  # one per set of inputs
-    inputs: Sequence[Mapping[str, Any]]  # the arrays of each set, which peers compute on
+    inputs: Sequence[Mapping[str, Any]]  # the arrays of each set, which peers use too
     result: Callable[[], np.ndarray]  # the output of the first launch, on the host
     error: Callable[[np.ndarray], float]  # the error of a result, as in `relative_error`
     rival: Rival | None = None
@@ -37,12 +37,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class KernelCase:
-    """One row of the future record.
+    """A case, which becomes one row of the record.
 
-    stage: the folder of minllm/kernels. work: bytes read and written, or FLOPs, per launch, by the formulas in the
-    kernels' docstrings; for times the bytes that a launch has to read at least, or 0 if that is meaningless; for tokens of context per
-    second (`tokens` of them per launch) the bytes of those tokens. set_bytes: memory that one
-    launch touches. prepare(ops, noise, sets): makes the arrays, with the given CudaOps. peers: names from torch_peers.PEERS.
+    stage: a folder of minllm/kernels. work: bytes read and written, or FLOPs, per launch, by the formulas in the kernels' docstrings. For
+    the unit µs it is the least number of bytes that a launch must read, or 0 if that is meaningless; for tokens of context per second
+    (`tokens` per launch) it is the bytes of these tokens. set_bytes: memory that one launch accesses. prepare(ops, noise, sets): makes the
+    arrays with the given CudaOps. peers: names from torch_peers.PEERS.
     """
 
     stage: str
@@ -60,7 +60,7 @@ class KernelCase:
 
     @property
     def allowed_error(self) -> float:
-        """The largest relative error with which a kernel is timed."""
+        """The largest relative error at which a kernel is still timed."""
         return TOLERANCE[self.dtype] if self.tolerance is None else self.tolerance
 
     def value(self, seconds: float) -> float:
@@ -70,7 +70,7 @@ class KernelCase:
         return 1e6 * seconds if self.unit == MICROSECONDS else self.work / seconds / 1e12
 
     def limit(self, ceilings: Mapping[str, float | None]) -> float | None:
-        """The value that the measured ceilings allow, None if they do not apply to this case."""
+        """The best value that the measured ceilings allow; None if they do not apply to this case."""
         copy, tensor_cores = ceilings.get("copy_tb_s"), ceilings.get("bf16_tflops")
         if self.unit == TB_S:
             return copy
@@ -89,7 +89,7 @@ class KernelCase:
         peer_seconds: float | None = None,
         peer_error: float | None = None,
     ) -> Row:
-        """The row of the record; ratio and of_limit compare speeds, so that more is better whatever the unit."""
+        """The row of the record; ratio and of_limit compare speeds, so that higher is better in every unit."""
         value, limit = self.value(seconds), self.limit(ceilings)
         of_limit = None if limit is None else limit / value if self.unit == MICROSECONDS else value / limit
         return Row(
@@ -105,7 +105,7 @@ class KernelCase:
 
 
 def rounded(value: float) -> float:
-    """Round to four significant digits: more is noise."""
+    """Round to four significant digits; further ones are noise."""
     return float(f"{value:.4g}")
 
 

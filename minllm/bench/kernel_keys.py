@@ -1,16 +1,16 @@
-"""The key of the machine code that a row of the record measured, so that it is known, not guessed, whether the kernel has changed since.
+"""Keys of the kernels that a row of the record measured; they tell whether a kernel has changed since.
 
-The disk cache's key (runtime/cache_key.py) names machine code exactly, but it holds the versions of Python and the toolkit, so that two
-machines never agree. This key is made in the same way, by a walk from each kernel through all that the compiler sees of it, with two
-differences. Functions are described by their source without comments, docstrings, module paths and names of variables, not by bytecode,
-and versions are left out: the record has them beside each run. So it needs no GPU. Instructions (minllm/ptx) are described in the same
-way, by the functions that emit them, one by one: a new instruction changes no key. Python 3.11 with Numba 0.68.1 and Python 3.12 with
-0.68.0 were seen to compute different keys all the same, so tools/record.py computes those of a record from another machine anew.
+The key of the disk cache (runtime/cache_key.py) identifies machine code exactly, but includes the versions of Python and the toolkit, so
+that it differs between machines. The key here is made in the same way, by a walk from each kernel through everything that the compiler sees
+of it, with two differences. Functions are represented by their source without comments, docstrings, module paths and names of variables
+instead of by bytecode, and versions are left out: the record lists them with each run. So it needs no GPU. Instructions (minllm/ptx) are
+represented in the same way, each by the functions that emit it: a new instruction changes no key. Even so, Python 3.11 with Numba 0.68.1
+and Python 3.12 with 0.68.0 have computed different keys, so tools/record.py recomputes those of a record from another machine.
 
-A row's key covers the specimens (kernels/specimens.py) of the room of kernels that it measured, `attention/split_tensor_core/...`. A row
-of whole steps covers those of all rooms, except kernels that its engine cannot launch: those of the ladders' first rungs, of speculation,
-of quantised weights, of another dtype, and of another format of the cache. An edit of any covered kernel makes the row "older", even if
-its own shape runs the same instructions: the key never calls a changed kernel unchanged.
+A row's key covers the specimens (kernels/specimens.py) of the room of kernels that it measured, `attention/split_tensor_core/...`. The key
+of a row of whole steps covers those of all rooms, except kernels that its engine cannot launch: those of the ladders' first rungs, of
+speculation, of quantised weights, of another dtype, and of another cache format. An edit of any covered kernel makes the row "older", even
+if its own shape runs the same instructions: the key never treats a changed kernel as unchanged.
 """
 
 import ast
@@ -32,27 +32,27 @@ from minllm.runtime.cache_key import attributes, is_empty, is_instruction, is_in
 
 try:
     from minllm.machine.numba_cuda import HAS_NUMBA_CUDA, types
-except ImportError:  # the package of a commit that has no such module
+except ImportError:  # in commits without this module
     from numba.cuda import types
 
     HAS_NUMBA_CUDA = True
 
-SOURCES = {}  # {(file, line, name): what `numbered` made of the function there}
-# Rungs of the ladders that only lessons launch.
+SOURCES = {}  # {(file, line, name): result of `numbered` for the function there}
+# variants that only lessons launch
 FIRST_RUNGS = ("matmul/naive", "matmul/tiled", "matmul/vectorized", "matmul/warpgroup", "matmul/warp_specialized",
                "matmul/warp_per_row", "matmul/int4_naive",
                "attention/materialized", "attention/flash_attention_1", "attention/split_kv", "attention/split_merge",
                "attention/split_unified_maximum")  # fmt: skip
-# Benchmarks of one variant of a stage, and those of no kernel of a stage: what copies, launches or allocates.
+# {benchmark of a single variant: its stage}, then {benchmark of a whole stage: specimens}
 OF_A_VARIANT = {
     "matmul": "matmul", "prefill attention": "attention", "decode attention": "attention", "decode attention, quantised": "attention",
     "verification attention": "attention", "shared prefix": "attention", "splits": "attention", "all-reduce": "all_reduce",
 }  # fmt: skip
 OF_A_STAGE = {"embedding": "embedding", "normalization": "normalization", "rope": "rope", "activation": "activation", "kv": "kv",
               "sampling": "sampling", "projection": "matmul", "cache": "matmul/gemv"}  # fmt: skip
-# Kernels that only an engine with codes in its cache or its weights launches, beside those with "quantized" in their names or modules.
+# Kernels for a quantised cache or quantised weights, besides those with "quantized" in their names or modules.
 OF_CODES = ("kv/quantize_groups", "kv/move_window", "attention/residual_window")
-# No recorded row is one of an engine that launches these.
+# modules that no engine of a recorded row launches
 NOT_RECORDED = ("minllm.kernels.matmul.quantized", "minllm.kernels.speculation", "minllm.kernels.all_reduce",
                 "minllm.kernels.attention.fixed_split")  # fmt: skip
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
@@ -62,33 +62,39 @@ OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "
 
 
 class Engine(NamedTuple):
-    """What decides which kernels the engine of a row of whole steps can launch. cache_format: "" if the cache is not quantised."""
+    """The options that determine the kernels of a row of whole steps.
+
+    cache_format: "" if the cache is not quantised.
+    """
 
     dtype: str = DEFAULT_DTYPE
     cache_format: str = ""
 
 
 def rooms_of(benchmark: str, variant: str) -> tuple[str, ...]:
-    """The beginnings of the names of the specimens that a row measured: one room, a stage, or () for a row of whole steps."""
+    """Prefixes of the names of the specimens that a row measured: one room, a stage, or () for a row of whole steps."""
     if stage := OF_A_VARIANT.get(benchmark):
         return (f"{stage}/{variant}",)
     return (OF_A_STAGE[benchmark],) if benchmark in OF_A_STAGE else ()
 
 
 def engine_of(variant: str) -> Engine:
-    """The engine of a row of whole steps, whose variant begins with a dtype, a format of the cache, or neither."""
+    """The engine of a row of whole steps: the variant begins with a dtype, with a cache format, or with neither."""
     word = variant.partition(",")[0]
     return Engine(dtype=word) if word in DTYPES else Engine(cache_format=word) if word in CACHE_FORMATS else Engine()
 
 
 def key_of(benchmark: str, variant: str) -> str:
-    """The key of a row of this benchmark and variant for the package's kernels as they are now; "" for a row that measures none."""
+    """The key of a row with this benchmark and variant for the current kernels of the package; "" if it measures none."""
     return "" if benchmark in OF_NO_KERNEL else key_of_specimens(rooms_of(benchmark, variant), engine_of(variant))
 
 
 @functools.cache
 def key_of_specimens(rooms: tuple[str, ...], engine: Engine) -> str:
-    """One hash of all specimens of these rooms, or of an engine's where none is named. Raises LookupError if there are none."""
+    """One hash over all specimens of these rooms, or for no rooms over those of `engine`.
+
+    Raises LookupError if there are none.
+    """
     covered = [name for name in all_specimens() if (within(name, rooms) if rooms else launched_by(engine, name))]
     if not covered:
         raise LookupError(f"no specimens of {', '.join(rooms)}")
@@ -101,7 +107,7 @@ def within(name: str, rooms: Iterable[str]) -> bool:
 
 
 def launched_by(engine: Engine, name: str) -> bool:
-    """Whether an engine may launch a specimen's kernel: unless its name says that it cannot."""
+    """Whether an engine may launch a specimen's kernel, judging by the names of specimen and module."""
     words, others = {*name.split("/")}, {*DTYPES, *CACHE_FORMATS} - {engine.dtype, engine.cache_format}
     if within(name, FIRST_RUNGS) or words & others or all_specimens()[name].kernel.function.__module__.startswith(NOT_RECORDED):
         return False
@@ -118,7 +124,7 @@ def hash_of(name: str) -> str:
 
 
 def meaning(value, seen):
-    """A nested list of texts that differs whenever the source shows the compiler something else."""
+    """A nested list of strings that differs whenever the compiler would see a different value."""
     if value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype, types.Type)):
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, (np.ndarray, np.generic)):
@@ -127,7 +133,7 @@ def meaning(value, seen):
         return [type(value).__name__, *(meaning(item, seen) for item in value)]
     if isinstance(value, frozenset):
         return ["frozenset", *sorted(str(meaning(item, seen)) for item in value)]
-    if is_instruction(value) and hasattr(value, "_defn"):  # what its typing function reaches; its emulation is not among it
+    if is_instruction(value) and hasattr(value, "_defn"):  # covers what its typing function refers to, but not its emulation
         return meaning(value._defn, seen)
     if hasattr(value, "py_func"):  # a device function: Numba's dispatcher
         options = sorted(f"{name}={option!r}" for name, option in getattr(value, "targetoptions", {}).items())
@@ -138,13 +144,13 @@ def meaning(value, seen):
         return "module" if is_module_of_ours(value) else f"module {value.__name__.rpartition('.')[2]}"
     if type(value).__module__ == "llvmlite.ir.types":
         return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # what an instruction is made for
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # the parameters of an instruction
         return [meaning(getattr(value, field.name), seen) for field in dataclasses.fields(value)]
     return getattr(value, "__qualname__", None) or (str(value) if hasattr(value, "return_type") else type(value).__name__)
 
 
 def function_meaning(function, seen):
-    """A function's source with its names numbered, and the meaning of the values behind those that are not its own."""
+    """A function's source with its names numbered, and the meanings of the outside values that it refers to."""
     if id(function) in seen:
         return f"function {seen[id(function)]}"
     seen[id(function)] = len(seen)
@@ -160,17 +166,17 @@ def function_meaning(function, seen):
 
 
 def numbered_source(code) -> tuple[str, Sequence[str]]:
-    """What `numbered` returns for a function's source, made once per place in a file: functions of many kernels come from each."""
+    """`numbered` of a function's source, cached by its location in a file, from which many kernels may come."""
     place = code.co_filename, code.co_firstlineno, code.co_name
     if place not in SOURCES:
-        if code.co_filename == "<string>":  # the typing function of an instruction is generated: it returns two of its names
+        if code.co_filename == "<string>":  # the generated typing function of an instruction, which returns two of its names
             return "generated", code.co_names
         SOURCES[place] = numbered(textwrap.dedent(inspect.getsource(code)))
     return SOURCES[place]
 
 
 def is_module_of_ours(value) -> bool:
-    """Whether a value is a module of this package, but not one of instructions."""
+    """Whether a value is a module of this package other than one of instructions."""
     return isinstance(value, python_types.ModuleType) and value.__name__.startswith("minllm.") and not is_instruction_module(value.__name__)
 
 
@@ -178,7 +184,7 @@ def is_module_of_ours(value) -> bool:
 def numbered(source: str) -> tuple[str, list[str]]:
     """(a function's source with each name replaced by the number of its first appearance, the names in that order).
 
-    So a new name for a variable, a function or a module is no change. Names of attributes and keywords stay.
+    Renaming a variable, a function or a module therefore changes nothing. Names of attributes and keywords are kept.
     """
     tree, names = ast.parse(normalised(source)), []
 
@@ -209,17 +215,17 @@ def normalised(source: str) -> str:
 
 
 def is_older(benchmark: str, variant: str, key: str | None) -> bool:
-    """Whether a row with this key was measured before the last change of its kernel.
+    """Whether a row with this key was measured before the last change of its kernels.
 
-    "": it measures no kernel of this package, so it never is. None: the key of its commit could not be computed, so it counts as older.
-    Without numba-cuda the other keys cannot be compared, because types have other names, and no row counts as older for its key.
+    A row with key "" measures no kernel of this package and is never older. A row with key None counts as older: the key of its commit
+    could not be computed. Without numba-cuda other keys cannot be compared, because types have other names; such rows are not older.
     """
     return key is None or (key != "" and HAS_NUMBA_CUDA and key != current_key(benchmark, variant))
 
 
 @functools.cache
 def current_key(benchmark: str, variant: str) -> str | None:
-    """`key_of`, None for a kernel that is not there any more."""
+    """`key_of`; None for a kernel that no longer exists."""
     try:
         return key_of(benchmark, variant)
     except LookupError:
@@ -232,7 +238,7 @@ def is_first_rung(benchmark: str, variant: str) -> bool:
 
 
 def main() -> None:
-    """Read [[benchmark, variant], ...] as JSON, and print their keys: by tools/record.py, for the package of another commit."""
+    """Read [[benchmark, variant], ...] as JSON and print their keys; tools/record.py runs this in other commits."""
     json.dump([current_key(*pair) for pair in json.load(sys.stdin)], sys.stdout)
 
 

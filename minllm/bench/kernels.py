@@ -1,7 +1,7 @@
-"""`minllm bench kernels`: check and then time every kernel, against hardware limits and PyTorch's kernels.
+"""`minllm bench kernels`: checks and times every kernel, and compares it with hardware limits and PyTorch.
 
-A kernel with a wrong result is not timed: it is reported, and the command fails at its end. A peer that does not support a shape is left
-out of the row.
+A kernel with a wrong result is reported instead of timed, and the command then fails at its end. A peer that does not support a shape is
+left out of the row.
 """
 
 import gc
@@ -24,9 +24,10 @@ HEADINGS = ("benchmark", "case", "kernel", "value", "", "of limit", "of the peer
 
 
 def run(only: Sequence[str], against: str | None, json_file: Path | None) -> bool:
-    """Measure the stages in `only` (all, if empty), print ceilings, rows and one line of JSON, write the record; returns success.
+    """Measure the stages in `only` (all, if empty), print and write the record; returns success.
 
-    against: "torch" or None. Raises InvalidOptionError for names that do not exist, DeviceError without a GPU.
+    Prints ceilings, rows and one line of JSON. against: "torch" or None. Raises InvalidOptionError for names that do not exist, DeviceError
+    without a GPU.
     """
     unknown = [stage for stage in only if stage not in STAGES]
     if unknown:
@@ -39,7 +40,7 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
 
     device = current_device()
     peers = load_peers() if against else None
-    # With "--json -" only the record goes to standard output.
+    # with "--json -" only the record is written to standard output
     out = sys.stderr if str(json_file) == "-" else sys.stdout
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": round(peers.bf16_tflops(), 1) if peers else None}
     for line in ceiling_lines(device.name, ceilings):
@@ -52,9 +53,9 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
         try:
             rows.append(bench.row(case))
             print(as_line(rows[-1]), file=out, flush=True)
-            if json_file is not None and str(json_file) != "-":  # after every row, so that an interrupt loses nothing
+            if json_file is not None and str(json_file) != "-":  # after every row, so that an interrupt loses no measurement
                 write_json(json_file, record_of(device.name, ceilings, rows))
-        except Exception as error:  # any kind: the other rows are still useful
+        except Exception as error:  # of any kind: the other rows are still useful
             failed += 1
             print(f"minllm: {case.benchmark}, {case.case}, {case.variant}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         gc.collect()  # frees the case's arrays and graphs, gigabytes
@@ -69,14 +70,14 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
 
 
 def record_of(device: str, ceilings: dict[str, float | None], rows: Sequence[Row]) -> Record:
-    """The record of the rows so far."""
+    """The record of these rows, with the ceiling of the peers."""
     return new_record(device, *with_the_peers_ceiling(ceilings, rows))
 
 
 def with_the_peers_ceiling(ceilings: dict[str, float | None], rows: Sequence[Row]) -> tuple[dict[str, float | None], list[Row]]:
-    """Raise the ceiling if cuBLAS was faster in a row than in the ceiling's own measurement; returns ceilings and rows relative to them.
+    """(ceilings, rows) with the ceiling raised if cuBLAS was faster in a row than in the measurement of it.
 
-    That happens: the ceiling's measurement multiplies without a pause, and a GPU at its power limit lowers its clock.
+    This happens because the ceiling is measured with GEMMs without a pause, and a GPU at its power limit lowers its clock.
     """
     measured = ceilings["bf16_tflops"]
     fastest = max((row.peer_value for row in rows if row.benchmark == "matmul" and row.unit == TFLOP_S and row.peer_value), default=0.0)
@@ -87,7 +88,7 @@ def with_the_peers_ceiling(ceilings: dict[str, float | None], rows: Sequence[Row
 
 
 def load_peers():
-    """The module of PyTorch's kernels. Raises InvalidOptionError if it is not installed or finds no GPU."""
+    """The module torch_peers. Raises InvalidOptionError if PyTorch is not installed or finds no GPU."""
     try:
         from minllm.bench import torch_peers
     except ImportError as error:
@@ -98,7 +99,7 @@ def load_peers():
 
 
 class KernelBench:
-    """Makes the rows of cases."""
+    """Measures cases and makes their rows."""
 
     def __init__(self, ops: Any, clock: Clock, cache_bytes: int, ceilings: dict[str, float | None], peers: Any = None):
         """ops: CudaOps. cache_bytes: size of the L2 cache. peers: the module torch_peers, or None."""
@@ -106,7 +107,10 @@ class KernelBench:
         self.noise = Noise()
 
     def row(self, case: KernelCase) -> Row:
-        """Check, time, and compare with the fastest of the case's peers. Raises DeviceError for a kernel with a wrong result."""
+        """Check and time a case, compared with its rival or its fastest peer.
+
+        Raises DeviceError if the result is wrong.
+        """
         prepared = case.prepare(self.ops, self.noise, input_sets(case.set_bytes, self.cache_bytes))
         error = checked_error(case, prepared)
         peers = [peer for name in case.peers if (peer := self._peer(name, prepared))] if self.peers else []
@@ -128,13 +132,16 @@ class KernelBench:
             peer, clock = self.peers.PEERS[name](prepared.inputs), self.peers.TorchClock()
             clock.seconds(peer.launches[:1])
             return name, peer, clock
-        except RuntimeError as refusal:  # raised by PyTorch for shapes that a backend does not support
+        except RuntimeError as refusal:  # PyTorch raises it for shapes that a backend does not support
             print(f"({name} does not take this: {str(refusal).splitlines()[0][:120]})", file=sys.stderr, flush=True)
             return None
 
 
 def checked_error(case: KernelCase, prepared: Prepared) -> float:
-    """Launch once and return the error of the result. Raises DeviceError if it is NaN or more than the case allows."""
+    """Launch once and return the error of the result.
+
+    Raises DeviceError if it is NaN or more than the case allows.
+    """
     prepared.launches[0]()
     found = prepared.error(prepared.result())
     if not found <= case.allowed_error:
@@ -143,7 +150,7 @@ def checked_error(case: KernelCase, prepared: Prepared) -> float:
 
 
 def ceiling_lines(device: str, ceilings: dict[str, float | None]) -> list[str]:
-    """The measured ceilings, as lines."""
+    """The measured ceilings as lines of text."""
     lines = [f"ceiling: a copy on {device} moves {ceilings['copy_tb_s']:.2f} TB/s now, read plus written"]
     if ceilings["bf16_tflops"]:
         lines.append(f"ceiling: cuBLAS computes {ceilings['bf16_tflops']:.0f} TFLOP/s now, at 8192x8192x8192 in bfloat16")

@@ -2,14 +2,14 @@
 
     driver                 cuLaunchKernel with a prepared table of parameters: the lower bound
     driver, dependent      cuLaunchKernelEx with programmatic dependent launch, also prepared
-    minllm                 our own launch of a compiled kernel
+    minllm                 minllm's launch of a compiled kernel
     minllm, dependent      the same for a kernel that may start before its predecessor ends
     minllm, with checks    a launcher of the package, rms_norm, which checks shapes and dtypes before it launches
     numba-cuda             Numba's dispatcher
-    in a graph             a node's share of the replay of a graph of GRAPH_NODES such launches
+    in a graph             time per node of the replay of a graph of GRAPH_NODES such launches
 
-The kernel does nothing, so that the GPU keeps up and its queue never fills; only the host's time counts, from before the first launch of a
-series to after the last, without waiting for completion. Median of several series.
+The kernel does nothing, so that the GPU keeps up and its queue never fills. Only host time counts, from before the first launch of a series
+to after the last, without waiting for completion. The result is the median of several series.
 """
 
 import statistics
@@ -28,7 +28,7 @@ from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.runtime.kernel import Launch, driver_configuration, kernel
 from minllm.runtime.parameters import parameter, write_parameters
 
-LAUNCHES, SERIES, WARM_UP = 200, 21, 3  # a queue holds a thousand launches
+LAUNCHES, SERIES, WARM_UP = 200, 21, 3  # the launch queue holds a thousand launches
 GRAPH_NODES = 100
 GRID, BLOCK = 16, 128
 SCALARS = (1, 2, 3, 0.5)
@@ -86,7 +86,7 @@ def row(case: str, way: str, seconds: float) -> Row:
 
 
 def ways(ops: Any, ours: Launch, dependent: Launch, arrays: list[Any], scalars: tuple) -> Iterator[tuple[str, Callable[[], None]]]:
-    """(name of a launch method, call that launches once)."""
+    """Yields (name of a launch method, call that launches once)."""
     from cuda.bindings import driver
 
     for one in (ours, dependent):
@@ -103,7 +103,7 @@ def ways(ops: Any, ours: Launch, dependent: Launch, arrays: list[Any], scalars: 
 
 
 def numbas_own(ops: Any, function: Callable, arrays: list[Any], scalars: tuple) -> Callable[[], None]:
-    """The same launch through Numba, with its own arrays and stream, configured once."""
+    """A call that launches the function through Numba, with Numba's arrays and stream, configured once."""
     own = [cuda.device_array(array.shape, array.dtype) for array in arrays]
     configured = cuda.jit(function)[GRID, BLOCK, cuda.external_stream(ops.stream)]
     return lambda: configured(*own, *scalars)

@@ -1,11 +1,11 @@
-"""Compare memory modes: the cost of an allocation, the speed of copies, and their effect on a model.
+"""Compares memory modes: the cost of an allocation, the speed of copies, and their effect on a model.
 
-Allocation: an array is made, a kernel writes it, it is freed; the host's waiting time, the median of many. Copies: between host and device,
-page-locked ("pinned") and pageable memory, each started and waited for: the median. A model: the 1B shape with random weights, prompt and
-decode, in every mode of allocation, and with results read through pageable memory.
+Allocation: an array is allocated, a kernel writes it, it is freed; the result is the median of the host's time. Copies: between host and
+device, from page-locked ("pinned") and pageable memory, each started and waited for; the result is the median. Model: prefill and decode of
+the 1B shape with random weights, in every mode of allocation, and with results read through pageable memory.
 
-Copies come first. The driver clears memory that is freed with cuMemFree, apparently with the DMA engine for copies to the GPU: on an
-H200 for 2.5 ms per GiB, in slices of 1 ms, and a copy to the GPU waits for the end of a slice, whatever its size. After synchronous
+Copies are measured first. The driver clears memory that is freed with cuMemFree, apparently with the DMA engine for copies to the GPU: on
+an H200 for 2.5 ms per GiB, in slices of 1 ms, and a copy to the GPU waits for the end of a slice, whatever its size. After synchronous
 allocations had freed 100 GB, copies of 64 KiB ran at 0.06 GB/s instead of 6 for a fifth of a second. Copies from the GPU do not wait.
 """
 
@@ -60,12 +60,12 @@ def run(model: str, prompt_tokens: int, tokens: int, json_file: Path | None) -> 
 
 
 def size(nbytes: int) -> str:
-    """A number of bytes in KiB or MiB."""
+    """A number of bytes as text, in KiB or MiB."""
     return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
 
 
 def allocation_microseconds(memory: DeviceMemory, nbytes: int, turns: int = TURNS) -> float:
-    """Host time to allocate `nbytes`, launch a kernel that writes them, and free them: the median."""
+    """Median host time, in microseconds, to allocate `nbytes`, launch a kernel that writes them, and free them."""
     from minllm.runtime.stream import compute_stream, fill_words_later
 
     stream, times = compute_stream(), []
@@ -81,7 +81,7 @@ def allocation_microseconds(memory: DeviceMemory, nbytes: int, turns: int = TURN
 
 
 def copy_gb_s(nbytes: int, way: str, pinned: bool, turns: int = 7) -> float:
-    """GB/s of one copy "to GPU" or "from GPU", started and waited for: the median."""
+    """Median GB/s of a copy "to GPU" or "from GPU", from its start until it has finished."""
     from cuda.bindings import driver
 
     from minllm.runtime.array import address_of

@@ -1,4 +1,4 @@
-"""Random numbers for benchmarks, by the gigabyte.
+"""Gigabytes of random numbers for benchmarks.
 
 A GPU draws less power on zeros and then runs at a higher clock, so every measured array holds normal noise. Drawing billions of
 normal numbers would take minutes; instead a few million are drawn once, and every array is a slice of them, repeated if it is longer.
@@ -8,17 +8,17 @@ import math
 
 import numpy as np
 
-LENGTH = 4_194_301  # a prime near 2**22, so that rows of a matrix do not repeat at a power of two
-STEP = 1_000_003  # offset between the slices of successive arrays; also a prime, so that no two begin alike
+LENGTH = 4_194_301  # a prime near 2**22, so that rows with power-of-two lengths do not repeat
+STEP = 1_000_003  # offset between the slices of successive arrays; also a prime, so that their beginnings differ
 
 
 class Noise:
-    """Normal noise of mean 0; the same seed and the same calls give the same arrays."""
+    """Normal noise with mean 0; the same seed and the same calls give the same arrays."""
 
     def __init__(self, seed: int = 0, length: int = LENGTH):
-        self.random = np.random.default_rng(seed)  # for numbers that are not normal: choices, permutations
+        self.random = np.random.default_rng(seed)  # for other random numbers: choices, permutations
         self._normal = self.random.standard_normal(length, dtype=np.float32)
-        self._strips: dict[tuple, np.ndarray] = {}  # (dtype, deviation) -> the slice as unsigned integers, which NumPy repeats quickly
+        self._strips: dict[tuple, np.ndarray] = {}  # {(dtype, deviation): the noise as unsigned integers, which NumPy copies fast}
         self._start = 0
 
     def array(self, shape: tuple[int, ...], dtype, deviation: float = 1.0) -> np.ndarray:

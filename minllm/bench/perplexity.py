@@ -1,11 +1,12 @@
-"""How well a model predicts unseen text: perplexity, and bits per byte, which is comparable between tokenizers.
+"""Perplexity of a model on unseen text, and bits per byte, which can be compared between tokenizers.
 
 The text is Python source that was held out of the bundled models' training. It is read in windows of 1,024 tokens, of which the last 512
-count: every token outside the first window has at least 512 before it.
+count, so that every token outside the first window has at least 512 before it.
 
     bits per byte = log2(perplexity) * (tokens - 1) / bytes of the text
 
-The last factors undo the mean over tokens; a compressor based on the model would need this many bits per byte of the text.
+The factor (tokens - 1) / bytes turns the mean per token into one per byte. A compressor based on the model would need this many bits per
+byte of the text.
 """
 
 import math
@@ -22,7 +23,7 @@ WINDOW, STRIDE = 1024, 512
 
 
 def directory_of(model: str) -> Path | str:
-    """A model's directory: "bundled" and "draft" come with the package, anything else is a path."""
+    """A model's directory: those of the package for "bundled" and "draft"; any other name is a path."""
     if model not in ("bundled", "draft"):
         return model
     return bundled_model().with_name(model)
@@ -41,7 +42,7 @@ def run(model: str, options: dict[str, Any], json_file: Path | None) -> None:
 
 
 def rows(llm: LLM, model: str, text: str, window: int = WINDOW, stride: int = STRIDE) -> list[Row]:
-    """The two rows for a text."""
+    """The rows of perplexity and of bits per byte for a text."""
     tokens = llm.tokenizer.encode(text)
     perplexity = llm.perplexity(tokens, window, stride)
     bits_a_byte = math.log2(perplexity) * (len(tokens) - 1) / len(text.encode())

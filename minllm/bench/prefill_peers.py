@@ -1,6 +1,6 @@
-"""Time of PyTorch's best kernels for the GEMMs and attentions of a whole prefill, with nothing between them.
+"""Time of PyTorch's best kernels for the GEMMs and the attention of a whole prefill, with nothing between them.
 
-A yardstick only: cuBLAS multiplies the model's own weights, layer after layer, and cuDNN computes attention on noise of the right shape.
+cuBLAS multiplies by the model's own weights, layer after layer, and cuDNN computes attention on noise of the right shape.
 """
 
 import statistics
@@ -15,7 +15,10 @@ REPEATS, WARM_UP = 7, 2
 
 
 def prefill_seconds(random_model: RandomModel, tokens: int, peers: Any) -> float:
-    """The sum over all GEMMs and attentions of one prompt of `tokens`; peers: the module torch_peers."""
+    """Seconds of all GEMMs and the attention of all layers for one prompt of `tokens`.
+
+    peers: the module torch_peers.
+    """
     torch, config, layers = peers.torch, random_model.config, random_model.model.weights.layers
     clock = peers.TorchClock()
 
@@ -45,5 +48,5 @@ def prefill_seconds(random_model: RandomModel, tokens: int, peers: Any) -> float
 
 
 def linears_of(layer: Layer) -> list[Linear]:
-    """The linear layers of a layer, in the order of their fields."""
+    """The Linears of a layer, in the order of the fields of its parts."""
     return [value for part in (layer.attention, layer.mlp) for value in vars(part).values() if isinstance(value, Linear)]

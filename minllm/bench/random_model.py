@@ -1,4 +1,4 @@
-"""A model of a known shape with random weights, a cache full of noise, and the engine's runner for it."""
+"""A model of a known shape with random weights, a cache of noise, and the engine's runner for it."""
 
 import dataclasses
 from typing import Any
@@ -26,9 +26,10 @@ DISTINCT_LAYERS = 4
 
 
 def load_random_weights(ops, config: ModelConfig, weight_format: WeightFormat | None = None) -> ModelWeights:
-    """Random weights; quantised ones are those of DISTINCT_LAYERS layers, one after the other and again, because codes take long to make.
+    """Random weights for a model.
 
-    That changes no time: a layer is read again after gigabytes or hundreds of megabytes of others, when no cache holds it any more.
+    With a weight_format only DISTINCT_LAYERS layers differ and are repeated, because quantising takes long. That does not affect times: a
+    layer is read again only after hundreds of megabytes or gigabytes of other layers have left the caches.
     """
     layers = config.num_hidden_layers
     if weight_format is None:
@@ -39,7 +40,7 @@ def load_random_weights(ops, config: ModelConfig, weight_format: WeightFormat | 
 
 
 class RandomModel:
-    """The shape `name` of shapes.SHAPES, or a ModelConfig, on the device of `ops`, with a cache for `sequences` of up to `tokens`."""
+    """A model of the shape `name`, or of a ModelConfig, with a cache for `sequences` of `tokens` each."""
 
     def __init__(
         self, name: str | ModelConfig, ops, noise: Noise, sequences: int, tokens: int, weight_format: WeightFormat | None = None
@@ -57,7 +58,7 @@ class RandomModel:
                 array.copy_from_host(contents)
 
     def runner(self, machine: Any) -> ModelRunner:
-        """The engine's runner, with graphs, and a slot for every sequence. Blocks come from `block_tables`, not from a cache policy."""
+        """The engine's runner with graphs and a slot per sequence; `block_tables` replaces the cache policy."""
         return ModelRunner(
             self.ops, self.model, self.cache, None, max_num_seqs=self.sequences, max_num_batched_tokens=self.tokens,
             max_model_len=self.tokens, machine=machine, uses_graphs=True,
@@ -69,7 +70,7 @@ class RandomModel:
         return blocks.reshape(self.sequences, self.blocks_each).astype(np.int32)
 
     def slot_words(self, state: SlotState, context: int) -> np.ndarray:
-        """(index, word) for `write_slots`, int32 [n, 2]: slot i gets sequence i, whose next decode step sees `context` keys, greedily."""
+        """(index, word) for `write_slots`, int32 [n, 2]: slot i gets sequence i, greedy, with `context` keys in the next step."""
         greedy = sampling_entries(SamplingParams(temperature=0.0, seed=0), self.config.vocab_size).words
         newest, tables = self.noise.random.integers(0, self.config.vocab_size, self.sequences), self.block_tables()
         slots = [
@@ -79,6 +80,6 @@ class RandomModel:
         return np.concatenate(slots)
 
     def prompt(self, tokens: int) -> Batch:
-        """One prompt of `tokens` random tokens, on the host, with logits for the last."""
+        """The Batch of one prompt of `tokens` random tokens, on the host; logits are computed for the last."""
         token_ids = self.noise.random.integers(0, self.config.vocab_size, tokens)
         return build_batch([NewTokens(token_ids, 0, self.block_tables()[0])], [tokens - 1], BLOCK_SIZE)

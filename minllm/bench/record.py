@@ -4,9 +4,9 @@ The format of `docs/results/*.json` and of `--json`:
 
     {"device", "driver", "date", "commit", "packages": {}, "ceilings": {"copy_tb_s", "bf16_tflops"}, "rows": [...]}
 
-A new measurement replaces the old row; benchmark, case and variant identify a row. Each row names its own run (machine, date, commit) and
-carries the key of the kernels that it measured (kernel_keys.py), by which it is known whether they have changed since. The fields above
-the rows are those of the newest run. docs/results/h200_step.json holds one run alone: a whole step and the kernels that it is made of.
+Benchmark, case and variant identify a row, and a new measurement replaces the old row. Each row names its run (machine, date, commit) and
+holds the key of the kernels that it measured (kernel_keys.py), which shows whether they have changed since. The fields above the rows are
+those of the newest run. docs/results/h200_step.json holds a single run: a whole step and the kernels in it.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ PACKAGES = ("minllm", "numba-cuda", "numba", "numpy", "cuda-core", "cuda-binding
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. `peer` was measured in the same run; `limit` is the value that the hardware allows, in the same unit."""
+    """One measurement. `peer` was measured in the same run; `limit` is the best value that the hardware allows, in the same unit."""
 
     benchmark: str
     case: str
@@ -36,7 +36,7 @@ class Row:
     unit: str
     peer: str | None = None
     peer_value: float | None = None
-    ratio: float | None = None  # our speed / the peer's
+    ratio: float | None = None  # minllm's speed / the peer's
     limit: float | None = None
     of_limit: float | None = None
     error: float | None = None
@@ -44,13 +44,16 @@ class Row:
     machine: str = ""
     date: str = ""
     commit: str = ""
-    key: str | None = None  # None: unknown; "": of no kernel of this package
-    note: str = ""  # on the run, for tables
+    key: str | None = None  # None: unknown; "": measures no kernel of this package
+    note: str = ""  # a remark on the run, for tables
 
 
 @dataclass(frozen=True)
 class Record:
-    """Rows and their circumstances. `ceilings` holds only values measured in the same run, none from a data sheet."""
+    """Rows and their circumstances.
+
+    `ceilings` holds only values measured in the same run, none from a data sheet.
+    """
 
     device: str
     driver: str
@@ -80,7 +83,7 @@ def new_record(device: str, ceilings: dict[str, float | None], rows: list[Row]) 
 
 
 def key_for(row: Row, device: str) -> str | None:
-    """The key of the kernels that a row measured on this machine; "" on a CPU, None for kernels that are no specimens."""
+    """The key of the kernels that a row measured on this machine; "" on a CPU, None for kernels without specimens."""
     if device == "cpu":
         return ""
     from minllm.bench.kernel_keys import current_key
@@ -89,12 +92,12 @@ def key_for(row: Row, device: str) -> str | None:
 
 
 def of_commit(record: dict[str, Any], name: str) -> dict[str, Any]:
-    """A record as one of the commit `name`, where git could not tell it."""
+    """A record with the commit `name` in all its rows, for runs in which git could not tell it."""
     return {**record, "commit": name, "rows": [{**row, "commit": name} for row in record["rows"]]}
 
 
 def installed(packages: tuple[str, ...]) -> dict[str, str]:
-    """Those of `packages` that are installed, with their versions; of several copies on the path, the imported one."""
+    """The versions of those of `packages` that are installed; of several copies on the path, the imported one's."""
     found = {}
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -127,12 +130,12 @@ def merged(old: dict[str, Any] | None, new: Record) -> dict[str, Any]:
 
 
 def identity(row: dict[str, Any]) -> tuple[str, str, str]:
-    """What makes two rows measurements of the same."""
+    """The fields that identify a row."""
     return row["benchmark"], row["case"], row["variant"]
 
 
 def origin(row: dict[str, Any], record: dict[str, Any]) -> str:
-    """Where a row differs from the newest run, as a remark for tables: " (2026-11-21, commit 5f46087, older)"; "" if nowhere."""
+    """The differences of a row's run from the newest run, for tables: " (2026-11-21, commit 5f46087, older)"; "" for none."""
     from minllm.bench.kernel_keys import is_older
 
     same_run = (row["date"], row["commit"]) == (record["date"], record["commit"])

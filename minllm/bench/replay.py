@@ -1,9 +1,9 @@
-"""Replay a traffic on a cache policy: how many sequences run together, and how much of its memory holds tokens.
+"""Replays traffic on a cache policy: how many sequences run together, and how much of the memory holds tokens.
 
-The replay is an engine without a model. Every step admits waiting requests in the order of their arrival as long as the policy has room
-for their prompts, then gives each running sequence a token; a sequence that ends leaves at once, and others enter (in-flight batching, Yu
-et al., "Orca", 2022). Nothing is guaranteed beyond the prompt. When a running sequence finds no room for its next token, the most recently
-admitted one is preempted: its memory is freed, and it waits first in line to be computed again (Kwon et al. 2023, section 4.5). The
+The replay is an engine without a model. Every step admits waiting requests in the order of arrival while the policy has memory for their
+prompts, then gives each running sequence a token; a finished sequence leaves at once, and others enter (in-flight batching, Yu et al.,
+"Orca", 2022). Memory is reserved only for the prompt. If there is none for the next token of a running sequence, the most recently admitted
+sequence is preempted: its memory is freed, and it moves to the front of the queue to be recomputed (Kwon et al. 2023, section 4.5). The
 result depends only on the traffic, the policy and the length of a step.
 """
 
@@ -19,14 +19,14 @@ STEP_SECONDS = 0.025  # duration of a decode step
 
 @dataclass
 class Replay:
-    """Observations, one value per step. Bytes are as the policy counts them."""
+    """The observations of a replay, one value per step in each list. Bytes are as the policy counts them."""
 
     batch: list[int] = field(default_factory=list)  # running sequences
     waiting: list[int] = field(default_factory=list)  # requests that have arrived and are not running
     usage: list[CacheUsage] = field(default_factory=list)
     preemptions: int = 0
-    computed_tokens: int = 0  # tokens computed when a sequence entered: prompts, and everything of preempted sequences
-    cached_tokens: int = 0  # tokens found in the cache when their sequence entered, and not computed
+    computed_tokens: int = 0  # tokens computed at admission: prompts, and all tokens of preempted sequences
+    cached_tokens: int = 0  # tokens found in the cache at admission, and not computed
 
     @property
     def busy_steps(self) -> list[int]:
@@ -46,7 +46,7 @@ class Replay:
 
     @property
     def hit_rate(self) -> float:
-        """The share of tokens found in the cache when a sequence enters, 0 to 1."""
+        """The share of tokens found in the cache at admission, 0 to 1."""
         return self.cached_tokens / (self.cached_tokens + self.computed_tokens)
 
     @property
@@ -57,7 +57,7 @@ class Replay:
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A running request: the tokens to compute when it enters, and the length of its answer so far."""
+    """A waiting or running request: the tokens to compute at admission, and the length of its answer so far."""
 
     name: int
     request: TrafficRequest
@@ -67,7 +67,7 @@ class Running:
 
 
 def replay(policy: CachePolicy, requests: list[TrafficRequest], max_num_seqs: int = 10_000) -> Replay:
-    """Run all requests to their ends. Raises OutOfMemoryError if one of them can never fit."""
+    """Run all requests to completion. Raises OutOfMemoryError if one of them can never fit."""
     found = Replay()
     coming = deque(Running(i, request, request.prompt) for i, request in enumerate(requests))
     waiting, running = deque(), []
@@ -101,12 +101,12 @@ def _admit(policy: CachePolicy, entry: Running, found: Replay, is_alone: bool) -
 
 
 def _step(policy: CachePolicy, running: list[Running], waiting: deque[Running], found: Replay) -> None:
-    """Give every running sequence a token, or end it; the most recently admitted ones are preempted to make room."""
+    """Give every running sequence a token, or end it; preempts the most recently admitted ones if memory runs out."""
     for entry in running:
         if entry.runs and entry.answered == len(entry.request.answer):
             policy.free(entry.name)
             entry.runs = False
-        while entry.runs:  # until it has its token, or is preempted itself
+        while entry.runs:  # until it gets its token or is preempted itself
             try:
                 policy.append(entry.name, entry.request.answer[entry.answered : entry.answered + 1])
                 entry.answered += 1

@@ -1,4 +1,4 @@
-"""The report card of a generation: times, bytes moved, and the share of the memory ceiling that was reached."""
+"""The report card of a generation: times, bytes moved, and the achieved share of the memory ceiling."""
 
 from dataclasses import dataclass, replace
 
@@ -14,9 +14,9 @@ from minllm.models.config import ModelConfig
 class ReportCard:
     """One generation of one sequence. Rates are None if undefined (a single token has no decode time).
 
-    bytes_per_token: bytes that a decode step has to move at the middle of the generation, weights plus keys and values.
+    bytes_per_token: bytes that a decode step must move in the middle of the generation, weights plus keys and values.
     memory_tb_s: those bytes times the decode rate. share_of_ceiling: memory_tb_s over the GPU's ceiling; None on a CPU and on GPUs
-    unknown to hardware.py.
+    that are not in hardware.py.
     """
 
     model: str
@@ -32,14 +32,14 @@ class ReportCard:
     ceiling_tb_s: float | None
     ceiling_source: str | None
     share_of_ceiling: float | None
-    yours: tuple[str, ...] = ()  # stages that a kernel of the user's own computed
+    yours: tuple[str, ...] = ()  # stages that a kernel of the user computed
 
     def named(self, model: str) -> "ReportCard":
         """The same card with another model name."""
         return replace(self, model=model)
 
     def against(self, measured_copy_tb_s: float | None) -> "ReportCard":
-        """The same card relative to a ceiling that was measured in the same run, if there is one."""
+        """The same card relative to a ceiling measured in the same run; unchanged if that is None."""
         if measured_copy_tb_s is None:
             return self
         share = self.memory_tb_s / measured_copy_tb_s if self.memory_tb_s is not None else None
@@ -47,7 +47,7 @@ class ReportCard:
 
 
 def card_of(llm, metrics: RequestMetrics) -> ReportCard:
-    """The card of one finished request: `llm` is the LLM that computed it, `metrics` those of its RequestOutput."""
+    """The card of one finished request. llm: the LLM that computed it. metrics: those of its RequestOutput."""
     engine = llm.engine
     on_gpu = llm.device == "cuda"
     card = report_card(
@@ -78,9 +78,10 @@ def report_card(
     decode_tokens_per_second: float | None,
     kv_itemsize: float | None = None,
 ) -> ReportCard:
-    """Fill in the card. `device` is the GPU's name as its driver reports it, or "cpu"; `itemsize` is that of a weight.
+    """The card of a generation, with the limits of its GPU.
 
-    kv_itemsize: bytes per cached number, including its share of the scales; None for those of a weight.
+    device: the GPU's name by its driver, or "cpu". itemsize: bytes per weight. kv_itemsize: bytes per cached number, including its share of
+    the scales; None: the same as for weights.
     """
     middle = prompt_tokens + (generated_tokens + 1) // 2
     step = costs.decode_step(config, batch=1, context=max(middle, 1), itemsize=itemsize, kv_itemsize=kv_itemsize or itemsize)
@@ -112,7 +113,7 @@ def as_text(card: ReportCard) -> Text:
 
 
 def lines(card: ReportCard) -> list[tuple[str, str]]:
-    """(name, value) of every line of the card, as text."""
+    """(name, value) for every line of the card, as text."""
     on = "NumPy on CPU" if card.device == "cpu" else card.device
     rows = [
         ("model", f"{card.model}, {card.dtype}"),

@@ -1,4 +1,4 @@
-"""The record of measurements as Markdown: the README's short table, and the page that shows it above every row.
+"""The record of measurements as Markdown: the README's short table, and a page with that table and every row.
 
 These functions generate, from docs/results/h200.json, the tables between two marker comments in README.md and docs/results.md;
 `tools/record.py` writes them, and a test compares them with the record.
@@ -13,7 +13,7 @@ from minllm.bench.row_command import commands_of
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
-# The README's rows: (benchmark, the beginning of the case, variant, the label)
+# The rows in the README: (benchmark, prefix of the case, variant, label)
 HEADS = "32/8 heads, d 128, bfloat16, contiguous"
 SHORT = (
     ("decode step", "llama-3.2-1b", "graph replay", "a decode step, Llama 3.2 1B shape, batch 1, context 1,024"),
@@ -44,7 +44,7 @@ def number(value: float | None) -> str:
 
 
 def line(row: dict, name: str) -> str:
-    """One table row: name with its origin, value, share of the limit, peer, ratio."""
+    """One table row: name, value, share of the limit, peer, ratio."""
     share = "" if row["of_limit"] is None else f"{100 * row['of_limit']:.0f} %"
     peer = "" if row["peer_value"] is None else f"{row['peer']} {number(row['peer_value'])}"
     ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
@@ -59,7 +59,7 @@ OLDER = (
 HEADER = "| | measured | of the limit | peer, in the same run | ratio of speeds |\n| --- | --- | --- | --- | --- |"
 
 
-# The place where docs/assets/javascripts/results-filter.js puts its fields.
+# docs/assets/javascripts/results-filter.js puts its fields here
 FILTER = '<div class="interactive" id="results-filter"><noscript>Every table below opens; only filtering needs JavaScript.</noscript></div>'
 
 
@@ -87,7 +87,7 @@ def short_table(record: dict) -> str:
     return "\n".join([HEADER, *lines, "", provenance(record)])
 
 
-# The sections of the page of results: (title, how the names of its benchmarks begin). The first that fits holds a benchmark.
+# The sections of the results page: (title, prefixes of its benchmarks). A benchmark belongs to the first section that matches.
 SECTIONS = (
     ("Serving", ("serving", "pipeline", "start-up")),
     ("Accuracy", ("perplexity", "bits", "KV cache accuracy")),
@@ -95,8 +95,8 @@ SECTIONS = (
     ("Whole models", ("decode step", "whole prefill", "time to first token", "length", "batch")),
     ("Kernels", ("",)),
 )
-MOST_COMMANDS = 4  # below a table; the commands of more stand at the head of the section
-WHOLE_MODELS = ("decode", "prefill")  # names that are also the beginnings of kernels' benchmarks
+MOST_COMMANDS = 4  # shown below a table; if there are more, the head of the section shows them
+WHOLE_MODELS = ("decode", "prefill")  # names that are also prefixes of kernel benchmarks
 
 
 def section_of(benchmark: str) -> str:
@@ -112,7 +112,7 @@ def anchor(benchmark: str) -> str:
 
 
 def folded(benchmark: str, rows: Sequence[dict], record: dict) -> str:
-    """The rows of a benchmark as a table that opens when its name is clicked."""
+    """The rows of a benchmark as a collapsed table."""
     lines = [line(row, f"{row['case']}, {row['variant']}{origin(row, record)}") for row in rows]
     title = f"{benchmark[0].upper()}{benchmark[1:]}: {len(rows)} row{'s' if len(rows) > 1 else ''}"
     head = f'<details class="result-rows" id="{anchor(benchmark)}" markdown="1">\n<summary>{title}</summary>'
@@ -120,7 +120,7 @@ def folded(benchmark: str, rows: Sequence[dict], record: dict) -> str:
 
 
 def measured_by(benchmark: str, rows: Sequence[dict]) -> list[str]:
-    """The lines that give the commands of a table's rows; a link to those of its section if there are many."""
+    """The line with the commands of a table's rows, or with a link to those of the section if there are many."""
     commands = commands_of(rows)
     if len(commands) > MOST_COMMANDS:
         title = section_of(benchmark)
@@ -129,7 +129,7 @@ def measured_by(benchmark: str, rows: Sequence[dict]) -> list[str]:
 
 
 def section_commands(title: str, tables: Mapping[str, Sequence[dict]]) -> list[str]:
-    """The commands of a section, folded, if some table has too many to name them itself."""
+    """The collapsed list of a section's commands, if a table of it has too many to show; else empty."""
     many = [row for rows in tables.values() if len(commands_of(rows)) > MOST_COMMANDS for row in rows]
     commands = commands_of(many)
     if not commands:
@@ -140,7 +140,7 @@ def section_commands(title: str, tables: Mapping[str, Sequence[dict]]) -> list[s
 
 
 def full_table(record: dict) -> str:
-    """The short table, then every row, by section and benchmark, folded."""
+    """The short table, then all rows in collapsed tables, by section and benchmark."""
     rows_of: dict[str, list[dict]] = {}
     for row in record["rows"]:
         rows_of.setdefault(row["benchmark"], []).append(row)
@@ -153,7 +153,7 @@ def full_table(record: dict) -> str:
 
 
 def replace_between_markers(path: Path, table: str) -> None:
-    """Write `table` between the two marker comments of a Markdown file, keeping all else."""
+    """Write `table` between the two marker comments of a Markdown file; the rest is kept."""
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     path.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")

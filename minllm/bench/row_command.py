@@ -1,7 +1,7 @@
-"""The command that measures a row of the record again: captions and tables show it.
+"""The command that measures a row of the record again, for captions and tables.
 
-A row does not store its command, because a command's options change and the row does not. So this page derives today's command from the
-benchmark, the case, the variant and the peer. Rows that differ in an option that may be repeated share one command.
+A row does not store its command, because the options of commands change and the row does not. This module derives the current command from
+benchmark, case, variant and peer. Rows that differ only in options that may be repeated share one command.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 Row = Mapping[str, Any]  # the fields of record.Row
 
-# The benchmarks of `minllm bench kernels`, and the stage that measures each. Variants of "sampling" in SLOTS belong to another stage.
+# {benchmark of `minllm bench kernels`: its stage}. Variants of "sampling" in SLOTS belong to the stage "slots".
 KERNEL_STAGES = {
     "matmul": "matmul", "matmul, quantised": "quantised", "prefill attention": "attention", "decode attention": "attention",
     "decode attention, quantised": "attention", "decode attention of trees": "attention", "verification attention": "attention",
@@ -18,7 +18,7 @@ KERNEL_STAGES = {
     "activation": "activation", "kv": "kv", "sampling": "sampling",
 }  # fmt: skip
 SLOTS = ("advance", "load_rows", "write_slots")
-# Benchmarks of commands that need no option.
+# {benchmark: its subcommand of `minllm bench`}, for those without options
 PLAIN = {
     "KV cache accuracy": "accuracy", "virtual memory": "virtual", "decode attention, virtual cache": "virtual", "host copy": "memory",
     "allocation": "memory", "preemption": "swap", "preemption overlap": "swap", "preemption crossing": "swap", "pipeline": "pipeline",
@@ -26,7 +26,7 @@ PLAIN = {
     "launch": "launch", "start-up": "startup", "sustained GEMM": "sustained", "cache waste": "cache", "cache with tokens": "cache",
     "cache sequences": "cache", "cache hits": "cache",
 }  # fmt: skip
-# The lessons' own measurements: parts of tools/measure_lessons.py.
+# measurements of the lessons: {benchmark: part of tools/measure_lessons.py}
 LESSONS = {"copy": "copy", "cache": "cache", "splits": "splits", "length": "model", "batch": "model"}
 # Options of `minllm bench step`, `speculation` and `serve` that may be repeated.
 REPEATED = {"step": ("model", "batch"), "speculation": ("batch", "acceptance", "num-speculative-tokens"), "serve": ("request-rate",)}
@@ -62,7 +62,10 @@ def command_of(row: Row) -> Command:
 
 
 def commands_of(rows: Iterable[Row]) -> list[str]:
-    """The commands that measure these rows, in their order. Commands that differ only in values of REPEATED options become one."""
+    """The commands that measure these rows, in their order.
+
+    Commands that differ only in REPEATED options are merged.
+    """
     joined: dict[tuple, dict[tuple[str, str], None]] = {}
     for command in dict.fromkeys(map(command_of, rows)):
         repeated = REPEATED.get(command.begin.split()[-1], ())
@@ -74,19 +77,19 @@ def commands_of(rows: Iterable[Row]) -> list[str]:
 
 
 def against(row: Row) -> Iterable[tuple[str, str]]:
-    """The option that measures a row's peer too, if that is another library."""
+    """The option --against if the row's peer is another library, else nothing."""
     library = (row["peer"] or "").split(" ")[0]
     return [("against", library)] if library in ("torch", "transformers") else []
 
 
 def found(row: Row, **patterns: str) -> list[tuple[str, str]]:
-    """(option, value) for each pattern that is found in the case; its group is the value."""
+    """(option, value) for each pattern that matches the case; its group is the value."""
     matches = ((name, re.search(pattern, row["case"])) for name, pattern in patterns.items())
     return [(name.replace("_", "-"), match[1]) for name, match in matches if match]
 
 
 def serve_options(row: Row) -> list[tuple[str, str]]:
-    """A list of requests or their lengths, and what the row varies."""
+    """The options of `minllm bench serve`: the list of requests or their lengths, and the options that the row varies."""
     case = found(row, request_list=r"(mixed-prompts|nano-vllm|tensorrt-llm-\d+-\d+)")
     case = case or found(row, num_prompts=r"(\d+) requests", input_len=r"prompts ([\d,]*\d)", output_len=r"outputs (\d+)")
     case += found(row, request_rate=r"(\d+) requests/s", quantization=r"weights in (\w+)")

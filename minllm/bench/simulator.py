@@ -1,7 +1,7 @@
-"""`minllm bench simulator`: how fast the simulator runs kernels on this machine, without and with detectors. Needs no GPU.
+"""`minllm bench simulator`: the speed of the simulator on this machine, without and with detectors.
 
-The test suite runs kernels in the simulator, so its speed has budgets: seconds of one core, for cases that set one. Each
-case runs once to warm up; the result is the best of the runs after it. The whole suite (simulator_suite.py) has a budget too.
+Needs no GPU. The test suite runs kernels in the simulator, so some cases have a budget, in seconds of one core. Each case runs once to warm
+up; the result is the best of the runs after it. The whole suite (simulator_suite.py) has a budget too.
 
 The wgmma case and the suite use kernels from the tests, which exist in a clone of the repository but not in an installed package.
 """
@@ -37,11 +37,11 @@ class Case:
     run: Callable[[], None]
     budget: float | None = None
     budget_detecting: float | None = None
-    in_tests: bool = False  # its kernel is in the tests of a clone
+    in_tests: bool = False  # whether its kernel is in the tests, which only a clone has
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
-    """bfloat16 noise."""
+    """Normal noise of this shape, bfloat16."""
     return np.random.default_rng(seed).standard_normal(shape).astype(BFLOAT16)
 
 
@@ -90,7 +90,7 @@ def add_vectors_kernel(x, y, out):
 
 
 def vector_sum() -> None:
-    """One thread per element: what a thread costs that does next to nothing."""
+    """One thread per element: the cost of a thread that does almost nothing."""
     x = np.ones(THREADS, np.float32)
     simulate(add_vectors_kernel, THREADS // 256, 256, x, x, np.empty(THREADS, np.float32))
 
@@ -106,7 +106,7 @@ CASES = (
 
 
 def best_seconds(run: Callable[[], None], detect: bool, repeats: int) -> float:
-    """Seconds of this process's CPU time for `run`: the best of `repeats`, after a warm-up."""
+    """CPU seconds of this process for `run`: the best of `repeats` runs after a warm-up."""
     times = []
     with detecting(detect):
         for _ in range(repeats + 1):

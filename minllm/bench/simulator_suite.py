@@ -1,10 +1,10 @@
-"""The suite of simulated kernels, timed: every kernel at odd shapes, under all detectors, and the tests of the simulator itself.
+"""Times the suite of simulated kernels: every kernel at odd shapes, under all detectors, and the tests of the simulator itself.
 
-    pytest --exhaustive tests/kernels tests/sim tests/ptx        over two processes; at most ten minutes
+    pytest --exhaustive tests/kernels tests/sim tests/ptx        in two processes; at most ten minutes
 
-With --exhaustive tests/conftest.py turns the detectors on for every test. The budget is wall-clock time with two cores to itself; CPU
-seconds are recorded too, because other load on the machine stretches only the former. Needs a clone of the repository and what
-`make test` installs.
+With --exhaustive tests/conftest.py turns the detectors on for every test. The budget is wall-clock time on two otherwise idle cores; CPU
+seconds are recorded too, because other load increases only the former. Needs a clone of the repository and the packages that `make test`
+installs.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from minllm.errors import InvalidOptionError
 
 try:
     import resource
-except ImportError:  # only Unix counts the CPU seconds of other processes
+except ImportError:  # only Unix reports the CPU seconds of child processes
     resource = None
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ def has_tests(root: Path = ROOT) -> bool:
 
 @contextlib.contextmanager
 def tests_importable() -> Iterator[None]:
-    """Within this context `import tests...` finds the tests of the clone."""
+    """A context in which `import tests...` finds the tests of the clone."""
     sys.path.insert(0, str(ROOT))
     try:
         yield
@@ -58,17 +58,17 @@ def require_suite(root: Path = ROOT) -> None:
 
 
 def command(folders: tuple[str, ...] = FOLDERS) -> list[str]:
-    """The command, run in the repository's root."""
+    """The command line of the suite, to run in the repository's root."""
     return [sys.executable, "-m", "pytest", "--exhaustive", *folders, "-q", "-n", str(PROCESSES), "--dist=worksteal"]
 
 
 def child_seconds() -> float | None:
-    """User-mode CPU seconds of this process's ended children."""
+    """User-mode CPU seconds of this process's finished children; None except on Unix."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime if resource else None
 
 
 def measure(folders: tuple[str, ...] = FOLDERS) -> tuple[list[Row], bool]:
-    """(rows: wall-clock seconds with their budget, and CPU seconds; whether all tests passed).
+    """Run the suite: (rows of wall-clock seconds with their budget and of CPU seconds, whether all tests passed).
 
     Shows progress on standard error.
     """

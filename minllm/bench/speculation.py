@@ -1,12 +1,12 @@
-"""`minllm bench speculation`: decoding with drafts against decoding without, and against what minllm/costs predicts.
+"""`minllm bench speculation`: compares decoding with drafts, decoding without, and the prediction of minllm/costs.
 
-Weights without training are right about nothing, so for shapes chance accepts drafts at given rates (kernels/speculation/synthetic.py), and
-every line says so. Models with weights of their own continue text that none of them has seen, and their drafts are accepted as they are.
-The number of drafts of a step is the engine's own choice, up to the most that are asked for, unless the schedule is constant.
+With random weights no draft would be right, so for shapes drafts are accepted at random with given rates
+(kernels/speculation/synthetic.py), and every line says so. Models with trained weights continue held-out text, and their drafts are really
+verified. The engine chooses the number of drafts per step, up to num_speculative_tokens, unless the schedule is constant.
 
-    speed      generated tokens per second of the steps in which all sequences decode: no prompt is left, and none has ended
-    step       seconds per step of these
-    predicted  the largest speed-up of costs/speculation.py at the acceptance that was measured
+    speed      generated tokens per second, over the steps in which all sequences decode: no prompt is left, and none has ended
+    step       seconds per step, over the same steps
+    predicted  the largest speed-up of costs/speculation.py at the measured acceptance
 """
 
 import itertools
@@ -42,7 +42,7 @@ STRIDE = 97  # tokens between the beginnings of prompts
 
 @dataclass(frozen=True)
 class Measured:
-    """One batch: seconds per step, new tokens per step and sequence, and the share of drafts that were right (None without drafts)."""
+    """One batch: seconds per step, new tokens per step and sequence, and the share of accepted drafts (None without drafts)."""
 
     num_sequences: int
     step_seconds: float
@@ -51,7 +51,7 @@ class Measured:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all sequences together."""
+        """Generated tokens per second of all sequences together."""
         return self.num_sequences * self.tokens_per_step / self.step_seconds
 
 
@@ -59,7 +59,10 @@ def run(
     model: str, options: dict[str, Any], *, draft: str, num_speculative_tokens: Many[int], acceptance: Many[float], batches: Many[int],
     prompt_tokens: int, tokens: int, repeats: int, json_file: Path | None, schedule: str = "adaptive",
 ) -> None:  # fmt: skip
-    """Measure, print a line per case, write the record after each engine. draft: "ngram", or as `model`. `options` are those of LLM()."""
+    """Measure, print a line per case, write the record after each engine.
+
+    draft: "ngram", or a model as in `model`. options: those of LLM(). Raises InvalidOptionError for acceptance rates with trained weights.
+    """
     check_model(model)
     if acceptance and shape_of(model) is None:
         raise InvalidOptionError(f"--acceptance is for shapes with random weights, and {model} has weights of its own: leave it out.")
@@ -91,7 +94,7 @@ def run(
 
 
 def case_name(model: str, num_sequences: int, rate: float | None, num_drafts: int, schedule: str) -> str:
-    """What was measured, in words."""
+    """The case of the rows: model, sequences, drafts, acceptance."""
     accepted = "" if rate is None else f", {rate:g} of drafts accepted by chance"
     drafts = f"{'up to ' if schedule == 'adaptive' else ''}{num_drafts} {'draft' if num_drafts == 1 else 'drafts'}"
     weights = " (random weights)" if shape_of(model) is not None else ""
@@ -100,7 +103,7 @@ def case_name(model: str, num_sequences: int, rate: float | None, num_drafts: in
 
 @contextmanager
 def draft_directory(draft: str):
-    """The directory of a draft model, None for n-grams; that of a shape has a config.json and no weights."""
+    """A context with the directory of a draft model, None for n-grams; for a shape it has a config.json and no weights."""
     shape = None if draft == NGRAM else shape_of(draft)
     if shape is None:
         yield {NGRAM: None, "draft": str(bundled_draft())}.get(draft, draft)
@@ -111,12 +114,12 @@ def draft_directory(draft: str):
 
 
 def measure(llm: LLM, num_sequences: int, prompt_tokens: int, tokens: int, repeats: int) -> Measured:
-    """Greedy decoding of this many sequences at once; medians of the runs after a warm-up of the same lengths."""
+    """Greedy decoding of this number of sequences at once: medians of the runs after a warm-up with the same lengths."""
     prompts, engine, found = prompts_for(llm, num_sequences, prompt_tokens), llm.llm_engine, []
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     for repeat in range(1 + repeats):
         engine.forget_history()
-        for index, prompt in enumerate(prompts):  # chance accepts by the seeds, so each sequence of each run has its own
+        for index, prompt in enumerate(prompts):  # random acceptance depends on the seed, so each sequence of each run has its own
             engine.add_request(str(index), {"prompt_token_ids": prompt}, replace(params, seed=repeat * num_sequences + index))
         found.append(timed_steps(engine, num_sequences))
     seconds, generated = (statistics.median(values) for values in zip(*found[1:], strict=True))
@@ -127,7 +130,7 @@ def measure(llm: LLM, num_sequences: int, prompt_tokens: int, tokens: int, repea
 
 
 def timed_steps(engine: LLMEngine, num_sequences: int) -> tuple[float, float]:
-    """(seconds, new tokens) per step, from the first step after which each sequence has a token to the last before one ends."""
+    """(seconds, new tokens) per step, from the first step after which all sequences have a token to the last before one ends."""
     sequences: dict[str, Sequence] = {}
     counts, times = [], []
     while engine.has_unfinished_requests():
@@ -141,7 +144,7 @@ def timed_steps(engine: LLMEngine, num_sequences: int) -> tuple[float, float]:
 
 
 def prompts_for(llm: LLM, count: int, length: int) -> list[list[int]]:
-    """Prompts of this many tokens: held-out text, or random tokens for random weights."""
+    """`count` prompts of `length` tokens: held-out text, or random tokens for random weights."""
     if llm.options.load_format == "dummy":
         random = np.random.default_rng(0)
         return random.integers(0, llm.engine.model.config.vocab_size, (count, length)).tolist()
@@ -150,14 +153,17 @@ def prompts_for(llm: LLM, count: int, length: int) -> list[list[int]]:
 
 
 def costs_of(llm: LLM, draft: bool = False) -> StepTimes | None:
-    """The predicted times of a model's steps, or of its draft model's; None on hardware without a data sheet."""
+    """The predicted step times of the model, or of its draft model; None on hardware without a data sheet."""
     gpu = find_gpu(driver.device_name()) if llm.device == "cuda" else None
     model = llm.engine.runner.speculator.source.model if draft else llm.engine.model
     return None if gpu is None else step_times(model.config, gpu)
 
 
 def prediction(costs: StepTimes, acceptance: float | None, count: int, most: int, draft: StepTimes | None, schedule: str) -> float:
-    """The speed-up at the number of drafts that costs/speculation.py finds best, or at `most`; acceptance: None if nothing was drafted."""
+    """The predicted speed-up with the best number of drafts, or with `most` for the constant schedule.
+
+    acceptance: the share of drafts accepted; None if there were no drafts.
+    """
     if acceptance is None:
         return 1.0
     wanted = most if schedule == "constant" else best_num_drafts(costs, acceptance, count, most, draft, most)
@@ -165,7 +171,7 @@ def prediction(costs: StepTimes, acceptance: float | None, count: int, most: int
 
 
 def rows_of(case: str, draft: str, count: int, plain: Measured, found: Measured, predicted: float | None) -> list[Row]:
-    """The speed-up beside its prediction, and tokens per second and the time of a step beside those without drafts."""
+    """Rows of the speed-up, with its prediction, and of tokens per second and step time, with those without drafts as peers."""
     gain = found.tokens_per_second / plain.tokens_per_second
     peer = {}
     if predicted is not None:
@@ -186,7 +192,7 @@ def rows_of(case: str, draft: str, count: int, plain: Measured, found: Measured,
 
 
 def line(case: str, draft: str, count: int, plain: Measured, found: Measured, predicted: float | None) -> str:
-    """What a reader sees of one batch."""
+    """The printed line of one batch."""
     gain = found.tokens_per_second / plain.tokens_per_second
     expected = "" if predicted is None else f" (predicted {predicted:.2f})"
     times = [1e3 * measured.step_seconds for measured in (found, plain)]

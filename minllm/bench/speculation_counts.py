@@ -1,12 +1,12 @@
-"""`minllm bench speculation --counts`: tokens per step of every source of drafts, on real text. Counts, which no machine changes.
+"""`minllm bench speculation --counts`: tokens per step of every source of drafts, on real text; the same on every machine.
 
 Prompts of held-out text are continued greedily one at a time, in float32, so that the number of steps is the number of times that the
 weights are read:
 
     tokens per step = (generated tokens - 1) / steps after the prompt                    1 without drafts
-    rows per step = rows that a step computes on average, the newest token and drafts    what a verification costs
+    rows per step = mean number of rows per step, the newest token and its drafts        the cost of verification
 
-A source that gains much for many rows is for small batches on a GPU that is idle; costs/speculation.py says what a row costs.
+A source that gains much with many rows suits small batches on an otherwise idle GPU; costs/speculation.py gives the cost of a row.
 """
 
 from collections.abc import Iterator
@@ -24,15 +24,15 @@ from minllm.bench.speculation import STRIDE
 from minllm.engine.llm import LLM
 from minllm.engine.requests.sampling_params import SamplingParams
 
-CHARACTERS = 8  # of the text for each token that is needed: a token has three or four
-MOST_DRAFTS = 8  # of chains
+CHARACTERS = 8  # of text to encode per token needed; a token has three or four
+MOST_DRAFTS = 8  # longest chain of drafts
 TREES = ((2,), (4,), (2, 2), (2, 1, 1), (3, 2, 1), (2, 2, 2), (4, 2, 2, 1))  # children of each node, level by level
 LOOKAHEADS = ((4, 3, 4), (8, 4, 8), (15, 5, 15))  # W, N, G
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What a source yields."""
+    """The results of one source of drafts."""
 
     tokens_per_step: float
     rows_per_step: float
@@ -44,7 +44,7 @@ def paths_of(children: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def sources() -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, speculative_config) of all that is counted."""
+    """Yields (name, speculative_config) for every source of drafts."""
     for count in range(1, MOST_DRAFTS + 1):
         yield f"n-grams, {count}", {"method": "ngram", "num_speculative_tokens": count, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     for count in range(1, MOST_DRAFTS + 1):
@@ -59,7 +59,7 @@ def sources() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def run(*, prompts: int, prompt_tokens: int, tokens: int, json_file: Path | None, only: str = "") -> None:
-    """Count, print a table, write the record. only: a part of the names of the sources to count."""
+    """Count, print a table, write the record. only: count only sources with this string in their names."""
     rows, case = [], f"bundled model, {prompts} prompts of {prompt_tokens} tokens, {tokens} new ones"
     table = Table("source", "tokens per step", "rows per step", title=case)
     for name, config in sources():

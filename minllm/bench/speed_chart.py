@@ -1,7 +1,7 @@
-"""The chart of the README and of the site's first page: our speed over that of cuBLAS, cuDNN and vLLM, from docs/results/h200.json.
+"""The chart of the README and of the site's first page: minllm's speed over that of cuBLAS, cuDNN and vLLM, from docs/results/h200.json.
 
-Libraries were measured in the same run as our kernels. vLLM ran on another machine of the same kind (`frameworks_table`), so only whole
-runs of serving are compared with it, which include the host's work on both sides.
+Libraries were measured in the same run as minllm's kernels. vLLM ran on another machine of the same kind (`frameworks_table`), so it is
+compared only in whole serving runs, which include the host's work on both sides.
 """
 
 from minllm.bench.frameworks_table import COMPARED, Compared, recorded_row
@@ -10,7 +10,7 @@ from minllm.bench.results_table import HEADS
 from minllm.figures.bars import Bar, bars
 from minllm.figures.figure import WIDE, Figure
 
-# (benchmark, case, variant, name): kernels beside cuBLAS and cuDNN.
+# (benchmark, case, variant, name) of kernels compared with cuBLAS and cuDNN
 KERNELS = (
     ("matmul", "8192x8192x8192, bfloat16", "wgmma", "GEMM, 8,192 cubed"),
     ("matmul", "2048x28672x4096, bfloat16", "wgmma", "GEMM, 2,048 tokens of 8B"),
@@ -28,7 +28,7 @@ COLOURS = {"cuBLAS": 0, "cuDNN": 2, "vLLM": 1}
 
 
 def speed_chart(record: dict) -> Figure:
-    """Bars of ratios, with a line where both are equally fast."""
+    """Bars of the ratios of speeds, with a line at 1."""
     found = [kernel_bar(record, *wanted) for wanted in KERNELS]
     found += [serving_bar(record, compared) for compared in COMPARED if compared.name in SERVING]
     return bars(
@@ -51,7 +51,7 @@ def kernel_bar(record: dict, benchmark: str, case: str, variant: str, name: str)
 
 
 def serving_bar(record: dict, compared: Compared) -> tuple[Bar, dict]:
-    """(the bar of a whole run of serving, its row)."""
+    """(the bar of a whole serving run, its row)."""
     row = recorded_row(record, compared)
     fastest = max(compared.vllm_0_22, compared.vllm_0_25)
     remark = f"vLLM {fastest:,.0f}, ours {row['value']:,.0f} tokens/s"

@@ -1,7 +1,8 @@
-"""From the command to the first token: with an empty cache of compiled kernels, and with a full one.
+"""Time from the command to the first token, with an empty cache of compiled kernels and with a full one.
 
-Each time is that of a new process, from its start to a token of a prompt of four, so it contains the interpreter's start, imports, random
-weights, compilation, graphs and a first request. The first process gets an empty kernel cache and leaves a full one to the second.
+Each time is that of a new process, from its start to the first token after a prompt of four tokens, so it contains the interpreter's start,
+imports, random weights, compilation, graphs and a first request. The first process starts with an empty kernel cache and fills it for the
+second.
 """
 
 import os
@@ -39,7 +40,10 @@ def run(model: str, device: str, json_file: Path | None) -> None:
 
 
 def seconds_to_first_token(model: str, device: str, cache: str) -> float:
-    """The time of a new process, whose kernel cache is the directory `cache`, until it has said that a token came."""
+    """Seconds from the start of a new process, with the kernel cache in `cache`, until it prints that it has a token.
+
+    Raises MinLLMError if the process fails.
+    """
     environment = os.environ | {"MINLLM_CACHE_DIR": cache}
     start = time.perf_counter()
     with subprocess.Popen([sys.executable, "-c", CHILD, model, device], env=environment, stdout=subprocess.PIPE, text=True) as child:
@@ -51,7 +55,7 @@ def seconds_to_first_token(model: str, device: str, cache: str) -> float:
 
 
 def first_token(model: str, device: str) -> None:
-    """What a process runs: start, compute a token, and say so."""
+    """The code of the process: load the model, compute a token, and print a line."""
     with opened_model(model, dict(device=device, max_num_seqs=MAX_NUM_SEQS), MAX_MODEL_LEN) as llm:
         llm.generate([[1, 2, 3, 4]], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False))
         print("first token", flush=True)

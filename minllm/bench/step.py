@@ -1,10 +1,10 @@
 """`minllm bench step`: a whole decode step and a whole prefill, relative to hardware limits and to the sum of peers' parts.
 
-The step is the engine's own (rows from their slots, forward, sample, advance), as a CUDA graph that is replayed without the host: the cost
-of a token once everything around it is hidden; and the same without programmatic dependent launch, each kernel after the end of its
-predecessor. The limit is the time of reading all weights, keys and values once, at the rate of a copy measured in the same run. The prefill
-runs kernel by kernel, and as the engine's replayed step; it is compared with cuBLAS's time for all of its GEMMs plus cuDNN's for all of its
-attentions, with nothing between them. Weights are random: speed depends on the shape.
+The step is that of the engine (rows from their slots, forward, sample, advance), as a CUDA graph that is replayed without the host: the
+cost of a token when all host work is hidden. It is also measured without programmatic dependent launch, so that each kernel starts after
+the end of its predecessor. The limit is the time to read all weights, keys and values once, at the rate of a copy measured in the same run.
+The prefill is measured kernel by kernel, and as the engine's replayed step; it is compared with cuBLAS's time for all of its GEMMs plus
+cuDNN's time for all of its attention, with nothing between them. Weights are random, as speed depends on the shape.
 """
 
 import contextlib
@@ -51,9 +51,9 @@ def run(
 ) -> None:  # fmt: skip
     """Measure each model's step at each batch size and its prefill of `prompt` tokens (0: none), print rows, write the record.
 
-    parts: also report what each kernel adds to the step. against: "torch" or None. batch_invariant: with that option's kernels, named in
-    every row's variant. quantization: formats of the layers' weights, each measured at all batch sizes; none: as they are. Raises
-    InvalidOptionError for unknown names, DeviceError without a GPU.
+    parts: also report the time that each kernel adds to the step. against: "torch" or None. batch_invariant: use the kernels of that option
+    and name it in every row's variant. quantization: formats of the layers' weights, each measured at all batch sizes; empty: plain
+    weights. Raises InvalidOptionError for unknown names, DeviceError without a GPU.
     """
     unknown = [name for name in models if name not in SHAPES]
     if unknown:
@@ -89,7 +89,7 @@ def run(
             for row in found:
                 print(as_line(row), file=out, flush=True)
             rows += found
-            if json_file is not None and str(json_file) != "-":  # after every batch, so that an interrupt loses nothing
+            if json_file is not None and str(json_file) != "-":  # after every batch, so that an interrupt loses no measurement
                 write_json(json_file, new_record(device.name, ceilings, rows))
             del bench
             gc.collect()  # frees gigabytes
@@ -101,20 +101,23 @@ def run(
 
 
 class StepBench:
-    """Makes the rows of one model and one batch size."""
+    """Measures one model at one batch size and makes its rows."""
 
     def __init__(
         self, name: str, ops: Any, clock: Clock, batch: int, tokens: int, ceilings: dict[str, float | None], machine: Any = None,
         weight_format: WeightFormat | None = None,
     ):  # fmt: skip
-        """tokens: the longest length of a sequence. ceilings: as in a record. weight_format: of the layers' matrices; None: plain."""
+        """tokens: maximum length of a sequence. ceilings: as in a record.
+
+        weight_format: that of the layers' matrices; None: plain.
+        """
         self.name = f"{name} (random weights{'' if weight_format is None else f' in {weight_format.name}'})"
         self.ops, self.clock, self.batch, self.ceilings, self.weight_format = ops, clock, batch, ceilings, weight_format
         self.model = RandomModel(name, ops, Noise(), batch, tokens, weight_format)
         self.runner = self.model.runner(machine or CudaMachine(ops))
 
     def decode_rows(self, context: int, parts: bool) -> list[Row]:
-        """The whole step, whose sequences see `context` keys in the middle of the measurement, and if requested its parts."""
+        """Rows of the whole step, with `context` keys per sequence in the middle of the measurement, and if requested of its parts."""
         graphs, words = self.runner.graphs, self.model.slot_words(self.runner.slots.state, context - REPLAYS // 2)
         key = graphs.key(self.batch, 0, self.batch, context + WARM_UP + REPLAYS, SamplingKind.GREEDY)
         case = f"{self.name}, batch {self.batch}, context {context}"
@@ -135,7 +138,7 @@ class StepBench:
         self.ops.write_slots(self.runner.slots.state, self.ops.array(words))
 
     def step_seconds(self, key: GraphKey, words: np.ndarray) -> float:
-        """Seconds per replay of a decode step of all slots, which begin with `words` in every round."""
+        """Median seconds per replay of a decode step of all slots; every round begins with `words` in the slots."""
         slots, samples = list(range(self.batch)), []
         for _ in range(ROUNDS):
             self.load(words)
@@ -144,12 +147,12 @@ class StepBench:
         return statistics.median(samples)
 
     def part_times(self, launches: Sequence[RecordedLaunch], context: int) -> list[PartTime]:
-        """The time that each kernel adds."""
+        """The time that each kernel adds to the step, from its recorded launches."""
         found = divide(launches, self.model.config.num_hidden_layers)
         return time_parts(found, moved_bytes(self.model.config, found, self.batch, context, self.ops.dtype.itemsize), self.clock)
 
     def part_rows(self, case: str, times: Sequence[PartTime]) -> list[Row]:
-        """Two rows per kernel: what it adds to the step, and its time in a chain of its own kind."""
+        """Two rows per kernel: the time that it adds to the step, and its time in a chain of launches of the same kernel."""
         rows = []
         for part in times:
             limit = self.limit(part.moved)
@@ -160,7 +163,7 @@ class StepBench:
         return rows
 
     def prefill_rows(self, prompt: int, peers: Any) -> list[Row]:
-        """The whole prefill of one prompt, kernel by kernel beside the sum of its peers' parts, and as the engine's step replayed."""
+        """Rows of the prefill of one prompt: kernel by kernel, beside the sum of the peers' parts, and as the engine's replayed step."""
         on_host, layers = self.model.prompt(prompt), self.model.cache.layers
         batch = to_backend(on_host, self.ops)
         seconds = self.prefill_seconds(lambda: forward(self.ops, self.model.model, batch, layers))
@@ -177,11 +180,11 @@ class StepBench:
         return [self.prefill_row(prompt, "bfloat16", seconds, **peer), self.prefill_row(prompt, "bfloat16, graph replay", replayed)]
 
     def prefill_seconds(self, call: Callable[[], Any]) -> float:
-        """Seconds of a call that computes a prompt."""
+        """Median seconds of a call that computes a prompt."""
         return statistics.median(self.clock.seconds([call] * (2 + PREFILLS))[2:])
 
     def prefill_row(self, prompt: int, variant: str, seconds: float, **peer: Any) -> Row:
-        """The row of a whole prefill."""
+        """The row of a whole prefill, in milliseconds."""
         flops, tflops = costs.prefill(self.model.config, prompt, weight_format=self.weight_format).flops, self.ceilings["bf16_tflops"]
         limit = rounded(flops / tflops / 1e9) if tflops else None
         reached = dict(limit=limit, of_limit=rounded(limit / (1e3 * seconds)) if limit else None)
@@ -194,7 +197,7 @@ class StepBench:
 
 @contextlib.contextmanager
 def in_order(launches: Sequence[RecordedLaunch]) -> Iterator[None]:
-    """Within this context none of these kernels starts before its predecessor has ended."""
+    """A context in which none of these kernels starts before its predecessor has ended."""
     loaded = {id(one): one for launch in launches for one in launch.launch.kernel.loaded.values() if one.dependent_launch}.values()
     for one in loaded:
         one.dependent_launch = False
@@ -211,7 +214,7 @@ def step_row(case: str, variant: str, seconds: float, limit: float | None) -> Ro
 
 
 def share(limit: float | None, seconds: float) -> float | None:
-    """Share of the limit, in speed."""
+    """The speed as a share of the limit in microseconds; None without a limit."""
     return None if limit is None or seconds <= 0 else rounded(limit / (1e6 * seconds))
 
 

@@ -1,9 +1,9 @@
-"""The time that each kernel adds to a decode step, found by leaving out what comes after it.
+"""The time that each kernel adds to a decode step, found by leaving out the kernels after it.
 
-A single kernel of a few microseconds cannot be timed by events, and alone it behaves differently from within a step, where its prologue
-overlaps its predecessor, which also leaves data in the caches. So whole steps are replayed: one in which every layer ends after its
-first kernel, one in which it ends after its second, and so on. The difference, divided by the number of layers, is what the kernel adds.
-Two other times are recorded: in a chain of its own kind, those of all layers in sequence, and the time of reading its bytes once.
+Events cannot time a single kernel of a few microseconds, and alone it behaves differently than in a step, where its prologue overlaps its
+predecessor, which also leaves data in the caches. So whole steps are replayed: one in which every layer ends after its first kernel, one in
+which it ends after its second, and so on. The difference of two such times, divided by the number of layers, is the time that the kernel
+adds. Two other times are recorded: its time in a chain, the launches of all layers in sequence, and the time to read its bytes once.
 """
 
 import statistics
@@ -20,7 +20,7 @@ PRODUCTS = ("qkv projection", "output projection", "MLP up projection", "MLP dow
 
 
 class StepParts(NamedTuple):
-    """The launches of a decode step: before the layers, for each layer, after the layers."""
+    """The launches of a decode step: before the layers, in each layer, after the layers."""
 
     head: list[RecordedLaunch]
     layers: list[list[RecordedLaunch]]
@@ -28,19 +28,20 @@ class StepParts(NamedTuple):
 
 
 class PartTime(NamedTuple):
-    """One kernel of every layer, or one before or after the layers. Seconds per launch."""
+    """The times of one kernel, of every layer or before or after the layers, in seconds per launch."""
 
     place: str
     kernel: str
     added: float  # time that it adds to the step
-    in_a_chain: float  # time in a chain of its own kind
-    moved: int  # bytes that it has to read at least; 0 if it is not memory-bound
+    in_a_chain: float  # time in a chain of launches of the same kernel
+    moved: int  # bytes that it must at least read; 0 if it is not memory-bound
 
 
 def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
-    """Find the layers by a kernel that is launched once in each. They begin where launches begin to repeat; the embedding comes before.
+    """Divide the launches of a step into layers, found by a kernel that each layer launches once.
 
-    The last layer may end with another kernel than the others: its residual stream has no next layer.
+    Layers begin where the launches begin to repeat; the embedding comes before. The last layer may end with another kernel than the others,
+    because no next layer adds its residual.
     """
     names = [launch.name for launch in launches]
     once_a_layer = next(name for name in names if names.count(name) == layers)
@@ -53,7 +54,7 @@ def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
 
 
 def moved_bytes(config: ModelConfig, parts: StepParts, batch: int, context: int, itemsize: int) -> tuple[list[int], list[int]]:
-    """Bytes of weights, keys and values that each kernel of a layer, and each after the layers, has to read."""
+    """Bytes of weights, keys and values that each kernel must read: (per kernel of a layer, per kernel after the layers)."""
     stages = {stage.name: stage for stage in costs.decode_stages(config, batch, context, itemsize, itemsize)}
     products = iter(PRODUCTS)
 
@@ -67,7 +68,7 @@ def moved_bytes(config: ModelConfig, parts: StepParts, batch: int, context: int,
 
 
 def time_parts(parts: StepParts, moved: tuple[list[int], list[int]], clock: Clock) -> list[PartTime]:
-    """Every kernel's times, in the order of the step."""
+    """The times of every kernel, in the order of the step."""
 
     def seconds(launches: Sequence[RecordedLaunch]) -> float:
         replay = clock.graph(launches)

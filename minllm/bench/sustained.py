@@ -1,8 +1,8 @@
-"""`minllm bench sustained`: GEMMs for seconds on end, ours and cuBLAS's, with the clock and the power that nvidia-smi reports meanwhile.
+"""`minllm bench sustained`: GEMMs without a pause for seconds, minllm's and cuBLAS's, with nvidia-smi's clock and power.
 
-`minllm bench kernels` times kernels rested, which tells what a kernel can do. A server computes without a pause, and there the power limit
-decides: a large GEMM draws more than the limit allows, and the GPU lowers its clock within a fraction of a second. The speed after that is
-the one that prompts are computed at.
+`minllm bench kernels` times kernels with pauses, which shows what a kernel can do. A server computes without a pause, and is limited by
+power: a large GEMM draws more than the limit allows, and the GPU lowers its clock within a fraction of a second. Prompts are computed at
+the speed after that.
 """
 
 import shutil
@@ -22,21 +22,21 @@ from minllm.bench.record import Row, new_record, write_json
 from minllm.runtime.argument_type import BFLOAT16
 
 SHAPES = ((2048, 28672, 4096), (2048, 4096, 14336), (2048, 6144, 4096), (2048, 4096, 4096))  # rows x a matrix of the 8B shape
-REPLAY_SECONDS = 0.02  # the length of a launch of many products
-SECONDS, SETTLED = 2.0, 1.0  # of each measurement; before that time the clock falls
-REST = 1.0  # seconds before each, so that all start at the same clock
+REPLAY_SECONDS = 0.02  # duration of one graph launch of many GEMMs
+SECONDS, SETTLED = 2.0, 1.0  # duration of a measurement; the clock falls during the first SETTLED seconds
+REST = 1.0  # seconds of pause before each, so that all start at the same clock
 QUERY = ("clocks.sm", "power.draw.instant")
 
 
 @dataclass
 class Samples:
-    """What nvidia-smi reported: MHz and W. Empty where there is no nvidia-smi."""
+    """Samples of nvidia-smi in MHz and W; empty without nvidia-smi."""
 
     clocks: list[float] = field(default_factory=list)
     watts: list[float] = field(default_factory=list)
 
     def text(self) -> str:
-        """Medians, in words."""
+        """The medians as text."""
         if not self.clocks:
             return "clock and power unknown, because nvidia-smi was not found"
         return f"{statistics.median(self.clocks):.0f} MHz, {statistics.median(self.watts):.0f} W"
@@ -44,7 +44,7 @@ class Samples:
 
 @contextmanager
 def sampled() -> Iterator[Samples]:
-    """What nvidia-smi reports within the context, every 20 ms."""
+    """A context in which nvidia-smi takes samples every 20 ms; they are filled in at its end."""
     found, tool = Samples(), shutil.which("nvidia-smi")
     if tool is None:
         yield found
@@ -63,7 +63,7 @@ def sampled() -> Iterator[Samples]:
 
 
 def speeds(launch: Callable[[], None], wait: Callable[[], None], flops: float) -> tuple[float, float, Samples]:
-    """(TFLOP/s of the first launch, median of the launches after the clock has settled, samples of that time)."""
+    """(TFLOP/s of the first launch, median TFLOP/s after the clock has settled, samples taken then)."""
     launch()
     wait()
     time.sleep(REST)
@@ -85,7 +85,10 @@ def _timed(launch: Callable[[], None], wait: Callable[[], None], flops: float) -
 
 
 def run(json_file: Path | None) -> None:
-    """Measure, print two lines per shape, write the record. Raises DeviceError without a GPU; PyTorch is measured if it is installed."""
+    """Measure, print two lines per shape, write the record.
+
+    Raises DeviceError without a GPU; PyTorch is measured if it is installed.
+    """
     from minllm.bench.timing import CudaClock
     from minllm.kernels.matmul.choice import matmul
     from minllm.ops.cuda_ops import CudaOps
@@ -112,13 +115,16 @@ def run(json_file: Path | None) -> None:
 
 
 def row(case: str, variant: str, ours: tuple, theirs: tuple | None, at: int) -> Row:
-    """One speed beside cuBLAS's."""
+    """The row of one speed, with cuBLAS's as peer.
+
+    at: index into `ours` and `theirs`, the results of `speeds`.
+    """
     peer = {} if theirs is None else dict(peer="torch cuBLAS", peer_value=round(theirs[at], 1), ratio=round(ours[at] / theirs[at], 3))
     return Row("sustained GEMM", case, variant, round(ours[at], 1), "TFLOP/s", **peer, note=ours[2].text() if at else "")
 
 
 def torch_speeds(x, weight, count: int) -> tuple[float, float, Samples] | None:
-    """The same of PyTorch's product of these host arrays; None if PyTorch with CUDA is not installed."""
+    """`speeds` of PyTorch's matmul of these host arrays; None if PyTorch with CUDA is not installed."""
     try:
         import torch
     except ImportError:

@@ -1,9 +1,9 @@
-"""Restore a preempted sequence: by swapping it out and in over PCIe, or by recomputing it? Predicted from rates, then measured.
+"""Compares two ways to restore a preempted sequence, swapping over PCIe and recomputation; predicted from rates, then measured.
 
 The prediction (costs/swap.py) uses this machine's rate of large copies and the GPU's memory and tensor-core rates. The measurement takes
-one sequence of a model with random weights: a prefill of its tokens, and cache/offload.py copying the same tokens out and in, with
-page-locked and with pageable host memory. Nothing else runs then, so nothing is hidden; the share that hides behind another sequence's
-prefill is measured last. The rest is mostly the host's time to start the copies, because the prefill is started after them.
+one sequence of a model with random weights: a prefill of its tokens, and copying the same tokens out and in with cache/offload.py, with
+page-locked and with pageable host memory. Nothing else runs at that time, so nothing is hidden; the share that can be hidden behind the
+prefill of another sequence is measured last. The rest is mostly the host's time to start the copies, which precedes the prefill.
 """
 
 import statistics
@@ -80,12 +80,12 @@ def words(tokens: list[int]) -> str:
 
 
 def both_ways_gb_s(pinned: bool) -> float:
-    """GB/s of large copies out and in, one after the other, per direction."""
+    """GB/s per direction of large copies out and in, one after the other."""
     return 2 / sum(1 / copy_gb_s(LARGE_COPY, way, pinned) for way in ("to GPU", "from GPU"))
 
 
 def measured_crossings(counts: list[int], swap: list[float], recompute: list[float]) -> list[int]:
-    """Crossings of the two curves between measured points, by linear interpolation over the logarithm of the count."""
+    """Token counts at which the two curves cross, interpolated linearly in the logarithm of the count."""
     found, gaps = [], np.log(np.array(swap) / np.array(recompute))
     for i in range(len(counts) - 1):
         if gaps[i] * gaps[i + 1] < 0:
@@ -95,7 +95,7 @@ def measured_crossings(counts: list[int], swap: list[float], recompute: list[flo
 
 
 def median_of(call: Callable[[], None], sync: Callable[[], None], turns: int = 5) -> float:
-    """Seconds of a call until the GPU has finished it, the median after a warm-up."""
+    """Median seconds of a call until the GPU has finished it, after a warm-up."""
     times = []
     for _ in range(turns + 1):
         sync()
@@ -114,7 +114,7 @@ def recompute_seconds(engine, tokens: int) -> float:
 
 
 def prefill_of(engine, tokens: int) -> Callable[[], None]:
-    """A call that computes a prompt of this number of tokens, for the cache's sequence "recomputed"."""
+    """A call that computes a prompt of this number of tokens, reserved in the cache as sequence "recomputed"."""
     prompt = np.random.default_rng(0).integers(0, engine.model.config.vocab_size, tokens).tolist()
     engine.cache_policy.reserve("recomputed", prompt)
     table, most, block_size = engine.cache_policy.table("recomputed"), engine.scheduler.max_num_batched_tokens, engine.cache.block_size
@@ -143,7 +143,7 @@ def swap_seconds(engine, space: SwapSpace, tokens: int) -> float:
 
 
 def hidden_shares(engine, space: SwapSpace, tokens: int, turns: int = 9) -> dict[str, float]:
-    """The share of swapping a sequence "out" and "in" that hides behind a prefill of another one, both of `tokens` tokens: 0 to 1."""
+    """The share, 0 to 1, of swapping a sequence "out" and "in" that is hidden by another one's prefill, both of `tokens` tokens."""
     policy, stream, compute = engine.cache_policy, engine.ops.core_stream, prefill_of(engine, tokens)
 
     def finish():
@@ -152,7 +152,7 @@ def hidden_shares(engine, space: SwapSpace, tokens: int, turns: int = 9) -> dict
             one.sync()
 
     def seconds_of(way: str, beside: bool) -> float:
-        """Seconds of one direction, or of "none", and of the computation beside it."""
+        """Seconds of a swap "in" or "out", or of none, with the computation beside it if `beside`."""
         policy.reserve("swapped", [0] * tokens)
         if way == "in":
             space.swap_out("swapped", tokens)
@@ -174,7 +174,7 @@ def hidden_shares(engine, space: SwapSpace, tokens: int, turns: int = 9) -> dict
 
     cases = [("none", True)] + [(way, beside) for way in ("out", "in") for beside in (False, True)]
     times = {case: [] for case in cases}
-    for _ in range(turns + 1):  # alternating, so that a slow moment affects all of them
+    for _ in range(turns + 1):  # alternating, so that a slow period affects all cases
         for case in cases:
             times[case].append(seconds_of(*case))
     policy.free("recomputed")

@@ -1,9 +1,9 @@
-"""GPU time of a launch: medians, over several sets of inputs in turn.
+"""GPU time of a launch: medians over launches that cycle through several sets of inputs.
 
-Time is read from events on the stream. For a short launch they would measure the host, which needs some 15 µs per launch, so a launch
-that is not clearly longer is captured many times into a CUDA graph, and the graph's replays are timed.
-There are enough sets of inputs, used in turn, to fill the L2 cache several times: each launch then finds its inputs in
-HBM, where a model's weights would be.
+Time is read from events on the stream. For short launches events would measure the host, which needs about 15 µs per launch, so a launch
+that is not clearly longer is captured many times into a CUDA graph, and replays of the graph are timed.
+
+The sets of inputs together fill the L2 cache several times: each launch then reads its inputs from HBM, as it would read a model's weights.
 """
 
 import math
@@ -12,20 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-REPLAY_BELOW = 1e-3  # seconds; the first estimate includes the host's time, so this is well above what a host needs
+REPLAY_BELOW = 1e-3  # seconds; well above the host's time per launch, which the first estimate includes
 GRAPH_SECONDS = 2e-3  # approximate duration of one replay
 WARM_UP, REPLAYS = 3, 20
 SECONDS = 0.2  # total time for launches that are not replayed
 FEWEST, MOST = 7, 50
-ROUNDS = 2  # rounds in which contenders are measured in turn
-REST = 0.1  # seconds before each measurement of contenders, so that none inherits the previous one's heat
+ROUNDS = 2  # number of times that each contender is measured, alternating with the others
+REST = 0.1  # seconds of pause before each measurement of contenders, so that the GPU cools down
 CACHES_TO_FILL = 4  # total size of all input sets, relative to the L2 cache
 
 Call = Callable[[], None]
 
 
 class Clock(Protocol):
-    """Runs calls that launch on its stream, and reports how long each took there."""
+    """Runs calls that launch on its stream, and measures the time of each on that stream."""
 
     def seconds(self, calls: Sequence[Call]) -> list[float]:
         """Run the calls one after another, wait for them, and return the seconds of each."""
@@ -35,7 +35,7 @@ class Clock(Protocol):
 
 
 class CudaClock:
-    """The clock of our own launches, on the stream of all kernels."""
+    """The clock for minllm's launches, on the stream of all its kernels."""
 
     def __init__(self):
         from minllm.runtime.stream import compute_stream
@@ -43,7 +43,7 @@ class CudaClock:
         self.stream = compute_stream()
 
     def seconds(self, calls: Sequence[Call]) -> list[float]:
-        """As in `Clock`."""
+        """The GPU seconds of each call, from events on the stream."""
         from cuda.bindings import driver
 
         from minllm.runtime.device import check_driver
@@ -64,7 +64,7 @@ class CudaClock:
                 driver.cuEventDestroy(event)
 
     def graph(self, calls: Sequence[Call]) -> Call:
-        """As in `Clock`."""
+        """A call that replays the launches of `calls` as one CUDA graph."""
         from minllm.runtime.graph import CapturedGraph
         from minllm.runtime.memory import device_memory
 
@@ -81,14 +81,14 @@ def input_sets(set_bytes: int, cache_bytes: int) -> int:
 
 
 def median_seconds(launches: Sequence[Call], clock: Clock) -> float:
-    """Seconds per launch; `launches` has one per set of inputs."""
+    """Median seconds per launch; `launches` has one launch per set of inputs."""
     return statistics.median(sampler(launches, clock)())
 
 
 def medians_in_turn(contenders: Sequence[tuple[Sequence[Call], Clock]]) -> list[float]:
-    """Seconds per launch for each (launches, clock), measured in turn, several rounds.
+    """Median seconds per launch for each (launches, clock), measured alternately in several rounds.
 
-    A GPU at its power limit lowers its clock, which would penalise the last contender. In turn and rested, all run at the same clocks.
+    A GPU at its power limit lowers its clock, which would penalise the last contender. Alternation and pauses give all the same clocks.
     """
     samplers = [sampler(*contender) for contender in contenders]
     found: list[list[float]] = [[] for _ in samplers]
@@ -100,8 +100,8 @@ def medians_in_turn(contenders: Sequence[tuple[Sequence[Call], Clock]]) -> list[
 
 
 def sampler(launches: Sequence[Call], clock: Clock) -> Callable[[], list[float]]:
-    """A function that measures the launches, one per set of inputs, at each call: seconds per launch, several times."""
-    clock.seconds(launches)  # compiles, loads, allocates
+    """A function that times the launches, one per set of inputs; it returns several samples of seconds per launch."""
+    clock.seconds(launches)  # warm-up: compiles, loads, allocates
     estimate = statistics.median(clock.seconds(launches))
     if estimate >= REPLAY_BELOW:
         count = min(MOST, max(FEWEST, int(SECONDS / estimate)))

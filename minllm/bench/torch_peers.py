@@ -1,7 +1,7 @@
-"""Peers: PyTorch's own kernels, on the same arrays that ours read. Yardsticks only; nothing else imports this file.
+"""Peers: PyTorch's kernels on the same arrays as minllm's, only for comparison in benchmarks.
 
-A DeviceArray becomes a tensor without a copy, through the CUDA array interface. (So does a NumPy array: without a GPU the tests run the
-peers on the CPU.)
+A DeviceArray becomes a tensor without a copy, through the CUDA array interface. So does a NumPy array: without a GPU the tests run the
+peers on the CPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-INTEGERS = {1: np.uint8, 2: np.int16, 4: np.int32}  # integers of the same size: the interface has no name for bfloat16
-INT_MM_ROWS, TINYGEMM_TILES = 32, 8  # the rows to which _int_mm's x is padded; tiles of K that tinygemm packs together
-FLOPS_SIZE = 8192  # size of the square GEMM whose rate counts as the tensor cores' ceiling
+INTEGERS = {1: np.uint8, 2: np.int16, 4: np.int32}  # {item size: integer type}, because the interface has no name for bfloat16
+INT_MM_ROWS, TINYGEMM_TILES = 32, 8  # rows to which x is padded for _int_mm; tiles of K that tinygemm packs together
+FLOPS_SIZE = 8192  # size of the square GEMM that measures the ceiling of the tensor cores
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Peer:
     """A peer with its tensors allocated."""
 
     launches: Sequence[Callable[[], None]]  # one per set of inputs
-    result: Callable[[], np.ndarray]  # the output of the first launch, in our layout, float32
+    result: Callable[[], np.ndarray]  # the output of the first launch, float32, in minllm's layout
 
 
 class Interface:
-    """A DeviceArray as the CUDA array interface describes arrays."""
+    """A DeviceArray with the CUDA array interface, as integers of the same size."""
 
     def __init__(self, array):
         integer = np.dtype(INTEGERS[array.dtype.itemsize]).str
@@ -45,7 +45,7 @@ def as_torch(array) -> torch.Tensor:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A float32 copy on the host."""
+    """A float32 copy of a tensor on the host."""
     return tensor.float().cpu().numpy()
 
 
@@ -56,13 +56,13 @@ def matmul_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
 
 
 def contiguous(cache: torch.Tensor, tables: torch.Tensor, context: int) -> torch.Tensor:
-    """A paged cache [blocks, block_size, kv_heads, d] as [sequences, kv_heads, context, d], PyTorch's layout of keys and values."""
+    """A paged cache [blocks, block_size, kv_heads, d] copied to PyTorch's layout, [sequences, kv_heads, context, d]."""
     blocks = cache[tables.long()]  # [sequences, blocks per sequence, block_size, kv_heads, d]
     return blocks.flatten(1, 2)[:, :context].transpose(1, 2).contiguous()
 
 
 def attention_peer(inputs: Sequence[Mapping[str, Any]], backend: SDPBackend) -> Peer:
-    """scaled_dot_product_attention by one backend: causal for prompts, over all keys for one new token."""
+    """scaled_dot_product_attention by one backend: causal for prompts, over all keys for a single new token."""
     sets = []
     for arrays in inputs:
         sequences, context = arrays["block_tables"].shape[0], arrays["context"]
@@ -83,7 +83,10 @@ def attention_peer(inputs: Sequence[Mapping[str, Any]], backend: SDPBackend) -> 
 
 
 def scaled_peer(inputs: Sequence[Mapping[str, Any]], by_row: bool) -> Peer:
-    """fp8 codes by _scaled_mm with fast accumulation; by tensor the scales are 1, and rows and channels are scaled on the host."""
+    """_scaled_mm of fp8 codes with fast accumulation, with scales per row and channel if by_row.
+
+    Otherwise its scales per tensor are 1, and the result is scaled per row and channel on the host.
+    """
     sets, ones = [], None
     for arrays in inputs:
         x, weight = arrays["multiplied"], arrays["weight"]
@@ -108,7 +111,7 @@ def scales_of_outputs(arrays: Mapping[str, Any]) -> np.ndarray:
 
 
 def int8_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
-    """int8 codes by _int_mm, which takes more than 16 rows: others are added."""
+    """_int_mm of int8 codes; it requires more than 16 rows, so x is padded to at least INT_MM_ROWS."""
     rows, sets = inputs[0]["x"].shape[0], []
     for arrays in inputs:
         x, weight = (as_torch(arrays[name].codes).view(torch.int8) for name in ("multiplied", "weight"))
@@ -121,7 +124,7 @@ def int8_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
 
 
 def int4_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
-    """tinygemm: symmetric int4 in groups, whose weights are packed in an order of its own."""
+    """tinygemm's GEMM with symmetric int4 weights in groups, packed in tinygemm's order."""
     from minllm.kernels.quantization.reference import unpack_nibbles
 
     small, n = inputs[0]["small"], inputs[0]["weight"].codes.shape[0]
@@ -151,10 +154,10 @@ PEERS: dict[str, Callable[[Sequence[Mapping[str, Any]]], Peer]] = {
 
 
 class TorchClock:
-    """timing.Clock for PyTorch's launches, on a stream of PyTorch's."""
+    """timing.Clock for PyTorch's launches, on a stream of PyTorch."""
 
     def __init__(self):
-        torch.cuda.synchronize()  # waits for our copies and kernels
+        torch.cuda.synchronize()  # waits for minllm's copies and kernels
         self.stream = torch.cuda.Stream()
 
     def seconds(self, calls: Sequence[Callable[[], None]]) -> list[float]:

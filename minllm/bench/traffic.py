@@ -1,12 +1,12 @@
-"""A synthetic traffic of chat requests: arrival times, prompts and lengths of answers.
+"""Synthetic chat traffic: arrival times, prompts and answers of requests.
 
-Prompts and answers have the mean lengths of the ShareGPT conversations as Kwon et al. measured them (2023, figure 11): 161 and 338 tokens.
+Prompts and answers have the mean lengths of the ShareGPT conversations as measured by Kwon et al. (2023, figure 11): 161 and 338 tokens.
 The figure gives no spread, but shows many short and a few very long ones, modelled here by a log-normal distribution:
-exp(m + s z) with normal z, s = 1 and m = log(mean) - s^2 / 2. Lengths are limited to half of the model's context each, and
-arrivals are a Poisson process, with exponential gaps. The seed is part of the traffic: the same seed gives the same requests.
+exp(m + s z) with normal z, s = 1 and m = log(mean) - s^2 / 2. Prompt and answer are each limited to half of the model's context. Arrivals
+are a Poisson process, with exponential gaps. The same seed gives the same requests.
 
-With system prompts, every request begins with one of a few fixed texts, the first of which is the most frequent (Zipf's law), like many
-users of few applications; prefix sharing exploits this.
+With system prompts, every request begins with one of a few fixed texts, distributed by Zipf's law, like requests of many users of a few
+applications; prefix sharing exploits this.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ VOCABULARY = 50_000
 
 @dataclass(frozen=True)
 class TrafficRequest:
-    """A request: its arrival in seconds, its prompt, and its future answer, which no policy knows in advance."""
+    """A request: its arrival in seconds, its prompt, and its answer, which no policy may use in advance."""
 
     arrival: float
     prompt: list[int]
@@ -31,7 +31,7 @@ class TrafficRequest:
 class Traffic:
     """The parameters of a list of requests.
 
-    rate: arrivals per second. system_prompts, system_prompt_tokens: number and length of texts to begin with; 0 for none.
+    rate: arrivals per second. system_prompts, system_prompt_tokens: number and length of the texts with which prompts begin; 0 for none.
     """
 
     requests: int = 2000
@@ -42,7 +42,7 @@ class Traffic:
     seed: int = 0
 
     def generate(self) -> list[TrafficRequest]:
-        """The requests in the order of their arrival; the same at every call."""
+        """The requests in the order of arrival; every call returns the same."""
         random = np.random.default_rng(self.seed)
         arrivals = np.cumsum(random.exponential(1 / self.rate, self.requests))
         prompts, answers = (self._lengths(random, mean) for mean in (PROMPT_MEAN, ANSWER_MEAN))
@@ -57,6 +57,6 @@ class Traffic:
         return found
 
     def _lengths(self, random: np.random.Generator, mean: float) -> np.ndarray:
-        """Log-normal lengths of about this mean: at least 1, and together with a system prompt at most half of the context."""
+        """Log-normal lengths with about this mean: at least 1, and with a system prompt at most half of the context."""
         drawn = np.exp(np.log(mean) - SPREAD**2 / 2 + SPREAD * random.standard_normal(self.requests))
         return np.clip(np.rint(drawn), 1, self.max_model_len // 2 - self.system_prompt_tokens).astype(int)

@@ -1,6 +1,6 @@
-"""`minllm tune`: measure which GEMM variant is the fastest for how many rows of x, for a model's weight shapes, on this GPU.
+"""`minllm tune`: measures the fastest GEMM variant for each number of rows of x and each of a model's weight shapes, on this GPU.
 
-Every variant is timed at every number of rows as `minllm bench kernels` times it; two points per shape are kept (see
+Variants are timed as in `minllm bench kernels`, at every number of rows in ROWS; two inflection points per shape are kept (see
 kernels/matmul/dataflow.py).
 """
 
@@ -30,7 +30,7 @@ COLUMNS = "{:>14} {:>6} {:>9} {:>9} {:>9}  {}"
 
 
 def run(model: str | None, shapes: Sequence[str], json_file: Path | None) -> None:
-    """Measure, print a table, and store the points in `json_file`, by default where minllm looks for them.
+    """Measure, print a table, and store the points in `json_file`, by default the file that minllm reads.
 
     model: as for `minllm plan`; llama-3.1-8b if neither is given. shapes: weights as "28672x4096", outputs x inputs. Raises
     InvalidOptionError, and DeviceError without a GPU.
@@ -78,12 +78,12 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 
 def model_shapes(config: ModelConfig) -> list[tuple[int, int]]:
-    """[outputs, inputs] of the weights that a decode step multiplies: of a layer, and of the head."""
+    """[outputs, inputs] of the weights of a decode step: the linear layers of one layer, and the head."""
     return list(dict.fromkeys(layout_of(config).matrices()))
 
 
 def tuned(n: int, k: int, measure: Callable[[int, int], Iterable[tuple[float | None, float, float]]], out: Any) -> Inflection:
-    """The points of one shape; prints its times."""
+    """The inflection points of one shape [n, k]; prints its times."""
     times = []
     for m, found in zip(ROWS, measure(n, k), strict=True):
         times.append(found)
@@ -98,7 +98,7 @@ def tuned(n: int, k: int, measure: Callable[[int, int], Iterable[tuple[float | N
 
 
 def measure_shape(ops: Any, clock: Clock, noise: Noise, cache_bytes: int, n: int, k: int) -> Iterator[tuple[float | None, float, float]]:
-    """For each of ROWS the seconds of gemv (None beyond its rows), flat, and many rows, on weights that are not in the cache."""
+    """For each of ROWS, seconds of (gemv, or None beyond its rows; flat; the variant for many rows), with weights in HBM."""
     sets = input_sets(n * k * ops.dtype.itemsize, cache_bytes)
     weights = [ops.array(noise.array((n, k), ops.dtype)) for _ in range(sets)]
     for m in ROWS:
@@ -107,10 +107,10 @@ def measure_shape(ops: Any, clock: Clock, noise: Noise, cache_bytes: int, n: int
         products = (VARIANTS["gemv"] if m <= MOST_ROWS_OF_GEMV else None, VARIANTS["flat"], many_rows)
         yield tuple(product and seconds_of(product, arrays, ops.stream, clock) for product in products)
     del weights, arrays
-    gc.collect()  # frees gigabytes, and graphs that hold more
+    gc.collect()  # frees gigabytes of arrays, and graphs that hold more
     ops.memory.trim()
 
 
 def seconds_of(product: Callable[..., None], arrays: Sequence[tuple], stream: Any, clock: Clock) -> float:
-    """Seconds per launch."""
+    """Median seconds per launch of a GEMM variant; `arrays` has one (x, weight, out) per set of inputs."""
     return median_seconds([lambda a=a: product(*a, stream=stream) for a in arrays], clock)

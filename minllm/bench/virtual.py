@@ -1,11 +1,11 @@
 """The cost of virtual memory: the driver's calls page by page, and decode attention on the virtual cache against a contiguous one.
 
-The calls are timed on the host, one by one, on an idle GPU: medians. Attention reads the same numbers from both caches,
-with the same kernel: from arrays [sequences, context, kv_heads, head_dim], one per layer, and from one address range in which all
-layers of a token lie side by side (cache/virtual/cache.py); launches go through the layers in turn, as a forward does.
+The calls are timed on the host, one by one, on an idle GPU; results are medians. Attention reads the same numbers from both caches with
+the same kernel: from arrays [sequences, context, kv_heads, head_dim], one per layer, and from one address range in which all layers of a
+token are adjacent (cache/virtual/cache.py). Launches cycle through the layers, as a forward does.
 
-A loss may come from the layout or from the pages: one size is measured again with the same layout in ordinary memory, and with fewer
-layers side by side.
+A loss may come from the layout or from the pages, so one size is also measured with the same layout in ordinary memory, and with fewer
+adjacent layers.
 """
 
 import statistics
@@ -38,7 +38,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SIZES = ((1, 8192), (64, 1024), (64, 4096), (256, 1024))  # sequences, context
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 32, 8, 128  # Llama-3.1-8B
 CAUSES = tuple((64, 4096, *layout) for layout in ((LAYERS, False), (8, True), (4, True)))  # sequences, context, layers, mapped
-CONTIGUOUS_LAYERS = 4  # one-layer arrays that are read in turn: far more than the caches hold
+CONTIGUOUS_LAYERS = 4  # number of one-layer arrays that are read in turn, far larger together than the caches
 STEPS = ("create", "map", "set access", "unmap", "release")
 
 
@@ -78,7 +78,7 @@ def page_costs(backend: Any, count: int = PAGES) -> dict[str, float]:
 
 
 def microseconds(call: Callable[[], Any]) -> float:
-    """Host time of a call."""
+    """Host time of a call, in microseconds."""
     start = time.perf_counter()
     call()
     return 1e6 * (time.perf_counter() - start)
@@ -87,8 +87,8 @@ def microseconds(call: Callable[[], Any]) -> float:
 def decode_row(sequences: int, context: int, layers: int = LAYERS, mapped: bool = True) -> Row:
     """Attention of one new token per sequence on both caches, in TB/s of keys and values.
 
-    layers: number of layers side by side in the virtual cache. mapped False puts the same layout into ordinary memory, to separate the
-    cost of the layout from that of the pages.
+    layers: number of adjacent layers in the virtual cache. mapped: False uses ordinary memory with the same layout, to separate the cost of
+    the layout from that of the pages.
     """
     from minllm.ops.cuda_ops import CudaOps
 
@@ -113,7 +113,7 @@ def decode_row(sequences: int, context: int, layers: int = LAYERS, mapped: bool 
 
 
 def make_launch(ops: Any, sequences: int, context: int) -> Callable[[LayerCache, Any], Callable[[], None]]:
-    """launch(layer, block tables) makes a call that launches attention of one new token per sequence."""
+    """A function (layer, block tables) -> call that launches attention of one new token per sequence."""
     query = ops.array(np.random.default_rng(1).standard_normal((sequences, HEADS, HEAD_DIM), np.float32).astype(BFLOAT16))
     batch = [ops.array(np.arange(sequences + 1, dtype=np.int32)), ops.array(np.full(sequences, context, np.int32))]
 
@@ -127,7 +127,7 @@ def make_launch(ops: Any, sequences: int, context: int) -> Callable[[LayerCache,
 
 
 def mapped_policy(ops: Any, sequences: int, context: int, layers: int) -> VirtualPolicy:
-    """A virtual cache with `sequences` sequences of `context` tokens of noise."""
+    """A policy with a virtual cache that holds `sequences` sequences of `context` tokens of noise."""
     shape = CacheShape(layers, context, KV_HEADS, HEAD_DIM, BFLOAT16)
     cache = VirtualKVCache(CudaPages(), shape, sequences, context, num_pairs=1 << 20)
     policy = VirtualPolicy(cache, background=False)
@@ -140,7 +140,7 @@ def mapped_policy(ops: Any, sequences: int, context: int, layers: int) -> Virtua
 
 
 def random_halves(ops: Any, *shape: int) -> tuple[Any, Any]:
-    """Keys and values in ordinary memory, of this shape."""
+    """Random keys and values of this shape in ordinary memory."""
     halves = tuple(ops.empty(shape, BFLOAT16) for _ in range(2))
     for half in halves:
         repeat(noise_of(ops), half.pointer, half.nbytes)
@@ -148,7 +148,7 @@ def random_halves(ops: Any, *shape: int) -> tuple[Any, Any]:
 
 
 def layers_of(keys: Any, values: Any) -> list[LayerCache]:
-    """The layers of keys and values [sequences, context, layers, kv_heads, head_dim]."""
+    """A LayerCache for each layer of keys and values [sequences, context, layers, kv_heads, head_dim]."""
     return [LayerCache(layer_of(keys, i), layer_of(values, i)) for i in range(keys.shape[2])]
 
 

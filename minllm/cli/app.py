@@ -1,7 +1,7 @@
 """The command line: generate, chat, bench, quantize, plan, inspect, tune, doctor, exercise, check.
 
-Exit codes: 0 success, 1 minllm failed (one line on standard error says why), 2 the command line was not understood, 130 Ctrl-C.
-Only generated text goes to standard output, as it is generated, so that it can be piped; cards, bars and errors go to standard error.
+Exit codes: 0 success, 1 minllm failed (one line on standard error gives the reason), 2 invalid command line, 130 Ctrl-C. Only generated
+text goes to standard output, as it is generated, so that it can be piped; cards, bars and errors go to standard error.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ LEVEL_STYLES = {"ok": "green", "note": "cyan", "problem": "bold red"}
 
 
 def main() -> None:
-    """The console script."""
+    """The entry point of the console script."""
     open_missing_streams()
     run_to_the_end(app)
 

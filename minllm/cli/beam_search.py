@@ -17,7 +17,10 @@ BEAM_OPTIONS = (request_option("beam_width", int, of=BeamSearchParams), request_
 
 
 def beam_search_params(options: dict[str, Any], max_tokens: int, lines: Sequence[PromptLine]) -> BeamSearchParams:
-    """The parameters of a command's options. BadParameter for options of sampling, here or in a prompt's line."""
+    """The BeamSearchParams of a command's options.
+
+    Raises BadParameter for sampling options, here or in a prompt's line.
+    """
     names = {field.name for field in dataclasses.fields(BeamSearchParams)}
     given = {name: options[name] for name in ("n", *(one.name for one in REQUEST_OPTIONS)) if options[name] not in (None, False)}
     sampling = [flag(name) for name in given if name not in names] + [line.place for line in lines if line.fields]
@@ -28,7 +31,7 @@ def beam_search_params(options: dict[str, Any], max_tokens: int, lines: Sequence
 
 
 def search_beams(llm, lines: Sequence[PromptLine], params: BeamSearchParams, is_shown: bool) -> list[BeamSearchOutput]:
-    """Search from all prompts at once and print each text, its prompt included, under a heading."""
+    """Search from all prompts at once; prints each text, with its prompt, under a heading if `is_shown`."""
     outputs = llm.beam_search([line.prompt for line in lines], params)
     for number, output in enumerate(outputs, 1):
         for rank, sequence in enumerate(output.sequences if is_shown else (), 1):

@@ -1,4 +1,4 @@
-"""`minllm bench serve`: its options, named as vLLM's `bench serve` names them if it has them."""
+"""The options of `minllm bench serve`, with the names of vLLM's `bench serve` if it has them."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,7 @@
-"""`minllm generate` and `minllm chat`. Only generated text goes to standard output; tables, cards and errors go to standard error."""
+"""`minllm generate` and `minllm chat`.
+
+Only generated text goes to standard output; tables, cards and errors go to standard error.
+"""
 
 import sys
 import time
@@ -70,7 +73,7 @@ def generate(
 
 
 def continue_one(llm, text: str, params, echo: bool, card: bool, is_shown: bool) -> RequestOutput:
-    """Stream one text to standard output and print its report card; the RequestOutput."""
+    """Stream one text to standard output and print its report card; returns the RequestOutput."""
     from minllm.bench.report_card import as_text, card_of
 
     with llm.stream(text, params) as stream:
@@ -81,7 +84,7 @@ def continue_one(llm, text: str, params, echo: bool, card: bool, is_shown: bool)
 
 
 def continue_many(llm, lines: Sequence[PromptLine], params, echo: bool, card: bool, is_shown: bool) -> list[RequestOutput]:
-    """Continue all prompts at once and print each text under a heading; the RequestOutputs."""
+    """Continue all prompts at once and print each text under a heading; returns the RequestOutputs."""
     all_params = [line.params(params) for line in lines]
     start = time.perf_counter()
     outputs = llm.generate([line.prompt for line in lines], all_params)
@@ -127,7 +130,7 @@ def chat(
 
 
 def show_or_skip(before: list[str], pieces: Iterable[str], is_shown: bool) -> None:
-    """Write the pieces to standard output as they come, or only wait for them if standard output is for JSON."""
+    """Write the pieces to standard output as they come, or only consume them if standard output is for JSON."""
     if is_shown:
         show(before, pieces)
     else:
@@ -135,14 +138,14 @@ def show_or_skip(before: list[str], pieces: Iterable[str], is_shown: bool) -> No
 
 
 def write_files(outputs: Sequence[RequestOutput | BeamSearchOutput], json_file: Path | None, jsonl_file: Path | None = None) -> None:
-    """Write the JSON files that were asked for."""
+    """Write the outputs as JSON to `json_file` and as JSON lines to `jsonl_file`, if given."""
     for path, lines in ((json_file, False), (jsonl_file, True)):
         if path is not None:
             write_outputs(path, outputs, lines)
 
 
 def note_simulated(llm) -> bool:
-    """Whether the user's own kernels run in the simulator; if so, says on standard error that it is slow."""
+    """Whether kernels of the user run in the simulator; if so, prints on standard error that this is slow."""
     stages = getattr(llm.engine.ops, "kernels", {})
     if stages:
         print(f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy: some seconds a token.", file=sys.stderr)

@@ -1,6 +1,6 @@
 """The options that `generate` and `chat` share: those of the LLM to load, and those of each request.
 
-A request's options are fields of SamplingParams. Their help is what the docstring of SamplingParams says.
+A request's options are fields of SamplingParams; their help texts come from its docstring.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from minllm.errors import InvalidOptionError
 
 
 def option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
-    """A parameter of a command: an option with its type and help, Annotated[...]."""
+    """The parameter of a command for an option; annotation: type and help, Annotated[...]."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def engine_option(name: str, kind: Any, help: str, metavar: str | None = None, default: Any = None) -> inspect.Parameter:
-    """An option of LLM() under its own name."""
+    """The parameter for an option of LLM() of the same name."""
     return option(name, Annotated[kind, typer.Option(flag(name), metavar=metavar, help=help, show_default=False)], default)
 
 
@@ -37,7 +37,10 @@ def meanings(of: type) -> dict[str, str]:
 def request_option(
     name: str, kind: Any, more: str = "", metavar: str | None = None, of: type = SamplingParams
 ) -> inspect.Parameter:  # fmt: skip
-    """The option of a field of a request's parameters; its name, type and meaning are the field's."""
+    """The parameter for a field of SamplingParams (or `of`), with the field's name and meaning.
+
+    more: added to the help.
+    """
     meaning = meanings(of).get(name, "")
     words = " ".join(filter(None, (meaning[:1].upper() + meaning[1:], more)))
     is_flag = kind is bool
@@ -91,7 +94,7 @@ REQUEST_OPTIONS = (
 
 
 def takes(*groups: Sequence[inspect.Parameter]) -> Callable[[Callable], Callable]:
-    """Decorate a command that ends in **options: its command line also has the options of these groups."""
+    """Decorate a command that ends in **options: adds the options of these groups to its command line."""
 
     def decorate(command: Callable) -> Callable:
         own = [one for one in inspect.signature(command).parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -103,7 +106,7 @@ def takes(*groups: Sequence[inspect.Parameter]) -> Callable[[Callable], Callable
 
 
 def load(options: dict[str, Any]):
-    """The LLM for a command's ENGINE_OPTIONS, with progress bars if standard error is a terminal."""
+    """The LLM with a command's ENGINE_OPTIONS, and progress bars if standard error is a terminal."""
     from minllm import LLM
 
     given = {one.name: options[one.name] for one in ENGINE_OPTIONS}
@@ -115,14 +118,14 @@ def load(options: dict[str, Any]):
 
 
 def request_params(llm, options: dict[str, Any], **more: Any) -> SamplingParams:
-    """The model's own default parameters, overridden by a command's REQUEST_OPTIONS and `more`; None overrides nothing."""
+    """The model's default parameters, overridden by those of REQUEST_OPTIONS and `more` that are not None."""
     given = {one.name: options[one.name] for one in REQUEST_OPTIONS} | more
     given |= dict(logit_bias=parsed_biases(options["logit_bias"]), stop_token_ids=parsed_ids(options["stop_token_ids"]))
     return dataclasses.replace(llm.get_default_sampling_params(), **{name: value for name, value in given.items() if value is not None})
 
 
 def parsed_speculation(text: str | None) -> Any:
-    """The JSON of --speculative-config. InvalidOptionError if it is none."""
+    """The parsed JSON of --speculative-config. Raises InvalidOptionError if it is not valid JSON."""
     try:
         return None if text is None else json.loads(text)
     except ValueError as error:
@@ -133,7 +136,7 @@ def parsed_speculation(text: str | None) -> Any:
 
 
 def parsed_biases(texts: list[str] | None) -> dict[str, float] | None:
-    """["50256=-100"] as {"50256": -100.0}. InvalidOptionError for another form."""
+    """["50256=-100"] as {"50256": -100.0}. Raises InvalidOptionError for any other form."""
     biases: dict[str, float] = {}
     for text in texts or []:
         token_id, equals, bias = text.partition("=")
@@ -148,7 +151,7 @@ def parsed_biases(texts: list[str] | None) -> dict[str, float] | None:
 
 
 def parsed_ids(text: str | None) -> list[int] | None:
-    """ "13,198" as [13, 198]. InvalidOptionError for another form."""
+    """ "13,198" as [13, 198]. Raises InvalidOptionError for any other form."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]

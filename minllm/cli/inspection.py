@@ -1,6 +1,6 @@
 """`minllm inspect`: registers, memory, occupancy, instructions, PTX and SASS of a kernel, on any machine, for any GPU.
 
-The facts of one kernel for one compute capability are an `Inspection`; inspection_report.py prints them.
+An `Inspection` holds the results for one kernel and one compute capability; inspection_report.py prints it.
 """
 
 import difflib
@@ -16,16 +16,17 @@ from minllm.machine.devices import missing_compilers
 from minllm.machine.occupancy import MULTIPROCESSORS, Occupancy, occupancy, round_up
 
 PACKAGE = Path(__file__).resolve().parent.parent
-STACK_UNIT = 8  # a stack frame is a multiple of this many bytes
+STACK_UNIT = 8  # stack frames are multiples of this number of bytes
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """One kernel for one target. Registers, spills and stack are per thread, shared memory per block, all in bytes except registers.
+    """One kernel for one target.
 
-    register_budget, wanted_blocks, accepted_spill_bytes, why_float64: design assumptions (see Specimen). instructions: {opcode: number of
-    occurrences in the code}, None if nvdisasm is missing; float64, local_memory: those that compute in float64 and those that
-    use local memory; missing: patterns of required instructions that are absent.
+    Registers, spills and stack are per thread, shared memory per block, all in bytes except registers. register_budget, wanted_blocks,
+    accepted_spill_bytes, why_float64: design assumptions (see Specimen). instructions: {opcode: number of occurrences in the code}, None if
+    nvdisasm is missing. float64, local_memory: instructions that compute in float64, or use local memory. missing: patterns of required
+    instructions that are absent.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Inspection:
         return {**asdict(self), "occupancy": {**asdict(self.occupancy), "limited_by": self.occupancy.limited_by}}
 
     def faults(self) -> list[str]:
-        """Violations of the design assumptions, in words that follow "it"; empty if there are none."""
+        """Violations of the design assumptions, as phrases that complete a sentence "it ..."; empty if there are none."""
         found = []
         if self.spill_bytes > self.accepted_spill_bytes:
             found.append(f"spills {self.spill_bytes} bytes a thread")
@@ -72,7 +73,10 @@ class Inspection:
 
 
 def parse_compute_capability(text: str) -> tuple[int, int]:
-    """(9, 0) from "9.0", "90" or "sm_90a". Raises InvalidOptionError for other texts, and for GPUs that the kernels do not support."""
+    """(9, 0) for "9.0", "90" or "sm_90a".
+
+    Raises InvalidOptionError for other texts, and for GPUs that the kernels do not support.
+    """
     found = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)a?", text.strip().lower())
     capability = (int(found[1]), int(found[2])) if found else None
     if capability not in MULTIPROCESSORS:
@@ -82,9 +86,9 @@ def parse_compute_capability(text: str) -> tuple[int, int]:
 
 
 def find_specimens(query: str | None) -> list:
-    """The specimens that a name selects.
+    """The specimens that `query` selects: all for None; the one with that name; else all that match.
 
-    The one of exactly that name, else all whose names contain every word of it or match it as a pattern.
+    A name matches if it contains every word of `query`, or fits it as a pattern. Raises InvalidOptionError if there is no match.
     """
     require_compiler_packages()
     from minllm.kernels.specimens import all_specimens
@@ -105,7 +109,10 @@ def find_specimens(query: str | None) -> list:
 
 
 def inspect_specimen(specimen, compute_capability: tuple[int, int]) -> Inspection:
-    """Compile a specimen (or read the cache) and inspect it. Raises KernelCompilationError, also if the toolkit's wheels are missing."""
+    """Compile a specimen (or read it from the cache) and inspect it.
+
+    Raises KernelCompilationError if it cannot be compiled, or if the toolkit's wheels are missing.
+    """
     from minllm.runtime.machine_code import float64_instructions, instruction_mix, local_memory_instructions
 
     require_toolkit()
@@ -127,14 +134,14 @@ def inspect_specimen(specimen, compute_capability: tuple[int, int]) -> Inspectio
 
 
 def source_of(function) -> str:
-    """file:line of a function, relative to the folder that holds the package."""
+    """ "file:line" of a function, relative to the folder that holds the package."""
     path = Path(inspect.getsourcefile(function) or "")
     inside = path.is_relative_to(PACKAGE.parent)
     return f"{path.relative_to(PACKAGE.parent) if inside else path}:{function.__code__.co_firstlineno}"
 
 
 def require_compiler_packages() -> None:
-    """Raise KernelCompilationError if Numba itself cannot be imported."""
+    """Raise KernelCompilationError if numba.cuda cannot be imported."""
     try:
         import numba.cuda  # noqa: F401
     except Exception as error:  # a broken binary may raise anything
@@ -151,7 +158,7 @@ def require_toolkit() -> None:
 
 
 def has_nvdisasm() -> bool:
-    """Whether machine code can be disassembled."""
+    """Whether nvdisasm, which disassembles machine code, is installed."""
     from cuda.pathfinder import find_nvidia_binary_utility
 
     return find_nvidia_binary_utility("nvdisasm") is not None

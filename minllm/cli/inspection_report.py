@@ -1,4 +1,4 @@
-"""The output of `minllm inspect`: the list of kernels, a table of several, or everything about one."""
+"""The output of `minllm inspect`: the list of all kernels, a table of several, or the details of one."""
 
 import json
 import sys
@@ -46,19 +46,19 @@ def run(kernel: str | None, cc: str, *, ptx: bool, sass: bool, json_file: Path |
 
 
 def list_entry(specimen) -> dict:
-    """What is known about a kernel without compiling it."""
+    """The facts about a kernel that are known without compiling it."""
     return {"name": specimen.name, "source": source_of(specimen.kernel.function), "threads": specimen.threads,
             "register_budget": specimen.registers, "dynamic_shared_bytes": specimen.shared_bytes}  # fmt: skip
 
 
 def print_list(out: Console, entries: list[dict]) -> None:
-    """All kernels: name and source."""
+    """Print the name and source of all kernels."""
     print_columns(out, [["kernel", "source"], *([entry["name"], entry["source"]] for entry in entries)])
     out.print(f"\n{len(entries)} kernels. minllm inspect NAME compiles one and shows it; a part of a name, such as matmul/gemv, several.")
 
 
 def print_table(out: Console, inspections: list[Inspection]) -> None:
-    """One line per kernel."""
+    """Print a table with one line per kernel, and violations of the design assumptions."""
     rows = [["kernel", "threads", "registers", "budget", "spills", "shared", "blocks", "wanted", "occupancy", "limited by"]]
     for it in inspections:
         numbers = (it.threads, it.registers, it.register_budget, it.spill_bytes, it.static_shared_bytes + it.dynamic_shared_bytes,
@@ -71,7 +71,7 @@ def print_table(out: Console, inspections: list[Inspection]) -> None:
 
 
 def print_columns(out: Console, rows: list[list[str]]) -> None:
-    """Rows in columns of minimal width, numbers right-aligned; lines are never wrapped, so that they can be searched and piped."""
+    """Print rows in columns of minimal width, numbers right-aligned; lines are not wrapped, so that they can be searched and piped."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     numeric = [all(text[:1].isdigit() for text in column[1:]) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -80,7 +80,7 @@ def print_columns(out: Console, rows: list[list[str]]) -> None:
 
 
 def print_inspection(out: Console, it: Inspection, specimen) -> None:
-    """Everything about one kernel except its code."""
+    """Print all facts about one kernel except its code."""
     signature = ", ".join(str(argument) for argument in specimen.arguments)
     limits = ", ".join(f"{name} {blocks}" for name, blocks in it.occupancy.limits.items())
     shared = f"{it.static_shared_bytes} bytes of static and {it.dynamic_shared_bytes} of dynamic shared memory"
@@ -109,7 +109,7 @@ def print_inspection(out: Console, it: Inspection, specimen) -> None:
 
 
 def print_listings(out: Console, specimen, capability: tuple[int, int], ptx: bool, sass: bool) -> dict:
-    """PTX and SASS, each section under its line of Python; returns the same for JSON."""
+    """Print PTX and SASS, each piece under its line of Python; returns the same for JSON."""
     from minllm.runtime.compiler import compile_listing
     from minllm.runtime.listing import ptx_pieces, sass_pieces
 
@@ -135,7 +135,7 @@ def print_listings(out: Console, specimen, capability: tuple[int, int], ptx: boo
 
 
 def with_status(specimens: list) -> Iterator:
-    """The specimens one by one; on a terminal, standard error shows the name of the current one."""
+    """Iterates over the specimens; on a terminal, standard error shows the name of the current one."""
     if not sys.stderr.isatty():
         yield from specimens
         return

@@ -1,4 +1,4 @@
-"""Options shared by several commands of the command line, and their meaning."""
+"""Options that several commands share, and the parsing of --variant."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -60,7 +60,10 @@ JsonOption = Annotated[
 
 
 def variants(texts: list[str] | None) -> dict[str, Any] | None:
-    """["attention=naive"] as {"attention": "naive"}; if a value is an exercise's file, its kernel instead of a name."""
+    """["attention=naive"] as {"attention": "naive"}; a value that is a Python file is replaced by the kernel in it.
+
+    Raises InvalidOptionError for any other form.
+    """
     pairs = {}
     for text in texts or []:
         stage, equals, name = text.partition("=")

@@ -1,4 +1,4 @@
-"""What `generate` and `chat` report besides the text: tables of log-probabilities, the totals of several requests, and JSON."""
+"""Reports of `generate` and `chat` besides the text: tables of log-probabilities, totals of several requests, and JSON."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def logprobs_table(title: str, token_ids: Sequence[int], logprobs: Sequence[ONE_
     for heading, side in (("id", "right"), ("token", "left"), ("log p", "right"), ("p", "right"), ("rank", "right"), ("likeliest", "left")):
         table.add_column(heading, justify=side)
     for token_id, named in zip(token_ids, logprobs, strict=True):
-        if named is None:  # the first token of a prompt has nothing before it
+        if named is None:  # the first token of a prompt has no context, so no probability
             table.add_row(str(token_id))
             continue
         chosen = named[token_id]
@@ -35,11 +35,11 @@ def logprobs_table(title: str, token_ids: Sequence[int], logprobs: Sequence[ONE_
 
 
 def _quoted(one: Logprob) -> str:
-    return json.dumps(one.decoded_token, ensure_ascii=False)  # control characters become escapes
+    return json.dumps(one.decoded_token, ensure_ascii=False)  # escapes control characters
 
 
 def print_logprobs(output: RequestOutput) -> None:
-    """The tables of a request's log-probabilities on standard error, if it has any."""
+    """Print the tables of a request's log-probabilities, if it has any, to standard error."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if output.prompt_logprobs is not None:
         console.print(logprobs_table("prompt", output.prompt_token_ids, output.prompt_logprobs))
@@ -50,7 +50,7 @@ def print_logprobs(output: RequestOutput) -> None:
 
 
 def totals(outputs: Sequence[RequestOutput], seconds: float) -> str:
-    """One line: how many requests, completions and tokens there were, in what time."""
+    """One line with the numbers of prompts, completions and tokens, and the time."""
     prompts, completions = len(outputs), sum(len(output.outputs) for output in outputs)
     read = sum(output.metrics.prompt_tokens for output in outputs)
     generated = sum(output.metrics.generated_tokens for output in outputs)

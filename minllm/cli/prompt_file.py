@@ -1,4 +1,4 @@
-"""Prompts from a file: one per line, or with .jsonl one JSON object per line, a prompt and perhaps sampling parameters of its own.
+"""Prompts from a file: one per line, or in a .jsonl file one object per line, with a prompt and optional sampling parameters.
 
     {"prompt": "def fibonacci(n):", "temperature": 0.2, "max_tokens": 64}
 """
@@ -17,14 +17,14 @@ FIELDS = [field.name for field in dataclasses.fields(SamplingParams)]
 
 
 class PromptLine(NamedTuple):
-    """A prompt as LLM.generate takes it, its own fields of SamplingParams, and the place that errors name."""
+    """A prompt for LLM.generate, its fields of SamplingParams, and its file and line for errors."""
 
     prompt: str | dict[str, Any]
     fields: dict[str, Any]
     place: str
 
     def params(self, common: SamplingParams) -> SamplingParams:
-        """The parameters of all prompts with this one's own over them. InvalidOptionError for a wrong value."""
+        """The parameters `common`, overridden by this prompt's. Raises InvalidOptionError for a wrong value."""
         try:
             return dataclasses.replace(common, **self.fields)
         except InvalidRequestError as error:
@@ -32,7 +32,7 @@ class PromptLine(NamedTuple):
 
 
 def read_text_file(path: Path) -> str:
-    """The text of a UTF-8 file. InvalidOptionError if it cannot be read."""
+    """The text of a UTF-8 file. Raises InvalidOptionError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -42,7 +42,10 @@ def read_text_file(path: Path) -> str:
 
 
 def read_prompts(path: Path) -> list[PromptLine]:
-    """The prompts of a file; empty lines are skipped. InvalidOptionError names the file and the line of a mistake."""
+    """The prompts of a file; empty lines are skipped.
+
+    Raises InvalidOptionError, which names the file and the line.
+    """
     parse = _parsed_object if path.suffix == ".jsonl" else _plain
     lines = enumerate(read_text_file(path).split("\n"), 1)
     prompts = [parse(line.removesuffix("\r"), f"{path}, line {number}") for number, line in lines if line.strip()]

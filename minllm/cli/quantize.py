@@ -1,4 +1,4 @@
-"""`minllm quantize`: a checkpoint in 16 bits becomes one in 4 or 8, which loads again."""
+"""`minllm quantize`: writes a checkpoint with 4-bit or 8-bit weights from one with 16-bit weights."""
 
 from pathlib import Path
 from typing import Annotated

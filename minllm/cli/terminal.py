@@ -1,4 +1,4 @@
-"""Terminal input and output: prompts typed or piped in, text as it is generated, and errors in one line."""
+"""Terminal input and output: prompts that are typed or piped in, streamed text, and one-line errors."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ CONTROL_C = 130  # 128 + SIGINT, as shells report it
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Convert exceptions to exit codes: our errors to a line and 1, Ctrl-C to 130, a closed pipe to silence and 0."""
+    """Convert exceptions to exit codes: MinLLMError and OSError to a line and 1, Ctrl-C to 130, a closed pipe silently to 0."""
     try:
         yield
     except MinLLMError as error:
@@ -36,7 +36,7 @@ def user_errors() -> Iterator[None]:
 
 
 def drop_output() -> None:
-    """Send what is still buffered nowhere: Python flushes both streams once more at exit, and would report an error then."""
+    """Redirect both streams to the null device: Python flushes them at exit, and would then report an error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
@@ -45,9 +45,9 @@ def drop_output() -> None:
 
 
 def open_missing_streams() -> None:
-    """Give numbers 0 to 2 to the null device if they are closed, so that no other file gets them. Exits if standard output was closed.
+    """Open the null device as file descriptors 0 to 2 if they are closed, so that no other file gets them.
 
-    `minllm ... 2>&-` closes standard error; Python then sets sys.stderr to None.
+    `minllm ... 2>&-` closes standard error; Python then sets sys.stderr to None. Exits with code 1 if standard output was closed.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -60,9 +60,9 @@ def open_missing_streams() -> None:
 
 
 def run_to_the_end(command: Callable[[], None]) -> None:
-    """Run a command that exits, and write what it left in the buffers: exit code 0 if the reader has gone, 1 for a full disk.
+    """Run a command and exit, after flushing the buffers: exit code 0 if the output pipe is closed, 1 for a full disk.
 
-    Click and rich turn a closed pipe into exit code 1; a program whose output nobody reads any more has not failed.
+    Click and rich turn a closed pipe into exit code 1, but a reader that stops early is no failure of the program.
     """
     code = 0
     try:
@@ -82,7 +82,7 @@ def run_to_the_end(command: Callable[[], None]) -> None:
 
 
 def required_input() -> TextIO:
-    """Standard input. InvalidOptionError if it is closed."""
+    """Standard input. Raises InvalidOptionError if it is closed."""
     if sys.stdin is None:
         raise InvalidOptionError("standard input is closed, and the text is read from it: give a file, a pipe or a terminal.")
     return sys.stdin
@@ -91,8 +91,8 @@ def required_input() -> TextIO:
 def read_prompt(prompt: str) -> str:
     """The prompt as given, or the whole of standard input for "-".
 
-    The final newline that shells and editors add is removed, as the shell's own $(...) does: a token often spans the
-    newline and the indentation after it, and a prompt that stops between the two leads a model astray.
+    The final newline that shells and editors add is removed, as by the shell's $(...): a token often spans the newline and the indentation
+    after it, and a prompt that ends between the two misleads a model. Raises InvalidOptionError for text that is not UTF-8.
     """
     if prompt != "-":
         return prompt
@@ -129,7 +129,7 @@ def show(before: Iterable[str], stream: Iterable[str]) -> None:
 
 
 def with_kernel_status(pieces: Iterable[str]) -> Iterator[str]:
-    """`pieces`; until the first one arrives on a terminal, standard error names the kernel that is being compiled."""
+    """Iterates over `pieces`; on a terminal, standard error names the kernel being compiled until the first piece arrives."""
     if not sys.stderr.isatty():
         yield from pieces
         return
@@ -145,7 +145,7 @@ def with_kernel_status(pieces: Iterable[str]) -> Iterator[str]:
     try:
         for piece in pieces:
             if show_kernel in compilation_listeners:
-                compilation_listeners.remove(show_kernel)  # from here on the line belongs to the text
+                compilation_listeners.remove(show_kernel)  # from here on the text is written to this line
                 status.stop()
             yield piece
     finally:

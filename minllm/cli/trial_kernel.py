@@ -2,7 +2,7 @@
 
 
 def try_kernel() -> str:
-    """What went wrong when SiLU was compiled, run on the GPU and compared with its reference; "" if nothing did."""
+    """The error of compiling SiLU, running it on the GPU and comparing it with its reference; "" for none."""
     try:
         import numpy as np
 

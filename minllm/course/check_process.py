@@ -1,9 +1,9 @@
-"""`minllm check` in a process of its own: neither a file that ends its process nor one that writes the report itself has passed.
+"""Runs `minllm check` in a child process, so that a file cannot pass by ending it or writing the report.
 
-A reader's file is a program, and it may call sys.exit, os._exit, or crash the interpreter. So the check runs in a child that shares the
-terminal, so that print and pdb work, and that writes its report to a file of the parent's when it has come to its end; the child's exit
-code says nothing. The report alone says nothing either, because the file's code could have written it. It holds the results that
-the checks saw (`checks/evidence.py`), and the parent, which never runs the file, compares them with those that it expects.
+A reader's file is a program, and may call sys.exit or os._exit, or crash the interpreter. So the check runs in a child process. It shares
+the terminal, so that print and pdb work, and writes its report to a file of the parent at its very end; its exit code proves nothing. The
+report alone proves nothing either, because the file's code could have written it. It contains the results that the checks saw
+(`checks/evidence.py`), and the parent, which never runs the file, compares them with the expected ones.
 """
 
 import json
@@ -32,14 +32,17 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """What the child reported."""
+    """The report of the child: whether the file passed, and the text to print."""
 
     passed: bool
     text: str
 
 
 def check_in_a_process(path: Path, name: str | None) -> CheckedFile:
-    """The report on a reader's file; name: its exercise, overriding its markers. ExerciseError if there is none, or no exercise."""
+    """The report on a reader's file; name: its exercise, which overrides its markers.
+
+    Raises ExerciseError if there is no report, or if the file belongs to no exercise.
+    """
     exercise = exercise_of_file(path, name)
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
@@ -58,7 +61,10 @@ def check_in_a_process(path: Path, name: str | None) -> CheckedFile:
 
 
 def judged(report: Path, path: Path, exercise: Exercise) -> CheckedFile:
-    """The child's report on `path`, believed as far as its results go. Raises ExerciseError for a report of an error, or of no check."""
+    """The child's report on `path`, with a pass accepted only if its results are right.
+
+    Raises ExerciseError for a report of an error, an unreadable report, or wrong results.
+    """
     try:
         values = json.loads(report.read_text(encoding="utf-8"))
         if "error" in values:
@@ -82,7 +88,7 @@ def judged(report: Path, path: Path, exercise: Exercise) -> CheckedFile:
 
 
 def first_doubt(reported: Any, right: list[Note]) -> str | None:
-    """The name of the first result that is missing or wrong among those `reported`, (name, plain value) each; None if all are right."""
+    """The name of the first result that is missing or wrong in `reported`, [(name, plain value)]; None if all are right."""
     reported = reported if isinstance(reported, list) else []
     for number, one in enumerate(right):
         try:
@@ -101,13 +107,13 @@ def first_doubt(reported: Any, right: list[Note]) -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, by which the child finds modules where this process does."""
+    """This process's environment with its sys.path as PYTHONPATH, so that the child finds the same modules."""
     return dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
 
 
 @contextmanager
 def _interrupts_left_to_the_child() -> Iterator[None]:
-    """Ctrl-C reaches both processes of a terminal; the child, which may be in a debugger, decides what it means."""
+    """A context that ignores Ctrl-C, which the child also receives and handles, as it may be in a debugger."""
     try:
         before = signal.signal(signal.SIGINT, lambda number, frame: None)
     except ValueError:  # not the main thread
@@ -120,7 +126,7 @@ def _interrupts_left_to_the_child() -> Iterator[None]:
 
 
 def announce(name: str, done: int, total: int) -> None:
-    """Name the case that runs, in a line that the next one replaces."""
+    """Show the name of the running case, in a line that the next one overwrites."""
     _write_over(f"  case {done + 1} of {total}: {name}")
 
 
@@ -129,7 +135,7 @@ def _write_over(line: str) -> None:
 
 
 def main(report: str, path: str, name: str | None = None) -> None:
-    """The child: check, and report at the very end."""
+    """The code of the child: checks, and writes the report at the very end."""
     try:
         with collecting() as notes:
             checked = check_file(path, name, progress=announce if sys.stderr.isatty() else None)

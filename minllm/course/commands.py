@@ -51,5 +51,5 @@ def check(first: Path, second: Path | None) -> bool:
         print(report.text, flush=True)
     except BrokenPipeError:
         if report.passed:
-            raise  # a reader that goes away is no failure, here as in every command
+            raise  # a closed output pipe is no failure, as in all commands
     return report.passed

@@ -1,4 +1,4 @@
-"""The debugger on a page: the lesson supplies its commands, which appear as if typed by a reader.
+"""A debugger for lesson pages: the lesson supplies its commands, which appear as if typed by a reader.
 
     debugger = typed_debugger("p i", "next", "continue")
     ...
@@ -14,22 +14,22 @@ import sys
 
 
 class Typed(io.StringIO):
-    """Lines for a debugger, which are printed as they are read."""
+    """Input lines for a debugger, printed as they are read."""
 
     def readline(self, *size):
-        """The next line."""
+        """Print and return the next line."""
         line = super().readline(*size)
         sys.stdout.write(line)
         return line
 
 
 def typed_debugger(*commands: str) -> pdb.Pdb:
-    """A debugger that executes these commands. Notebooks replace pdb by a coloured one; this is always Python's own."""
+    """A debugger that executes these commands; always Python's own pdb, although notebooks replace it by a coloured one."""
     plain = next(kind for kind in pdb.Pdb.__mro__ if kind.__module__ == "pdb")
 
     class Debugger(plain):
         def format_stack_entry(self, frame_lineno, lprefix=": "):
-            """Show a notebook's cell under a fixed name: the name of its temporary file changes each time."""
+            """Show a notebook's cell under a fixed name, because the name of its temporary file changes each time."""
             return re.sub(r"^\S*/ipykernel_\d+/\d+\.py", "cell", super().format_stack_entry(frame_lineno, lprefix))
 
     return Debugger(stdin=Typed("".join(f"{command}\n" for command in commands)), stdout=sys.stdout, nosigint=True, readrc=False)

@@ -1,4 +1,4 @@
-"""An exercise: a marked part of one of the package's files, to be rewritten by a reader, and the ladder that checks it."""
+"""An exercise: a marked part of a file of the package for a reader to rewrite, and the ladder that checks it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from typing import Any
 class Rung:
     """One named case of a ladder.
 
-    name: the case. catches: the misconception that fails here, a sentence. run(entry): raises an exception that `checks.ladder` explains
-    (Mismatch, SimulationError, anything else) if the reader's entry is wrong, and may return a remark. needs_gpu: skipped, with a
-    reason, without one. look: the lines to suspect if it fails for an unknown cause.
+    name: the case. catches: a sentence about the misconception that fails here. run(entry): raises an exception (Mismatch, SimulationError,
+    or any other), which `checks.ladder` explains, if the reader's entry is wrong, and may return a remark. needs_gpu: whether the case is
+    skipped, with a reason, without a GPU. look: the lines to suspect if it fails for an unknown cause.
     """
 
     name: str
@@ -27,11 +27,11 @@ class Rung:
 class Exercise:
     """A region between the markers `# exercise: NAME` and `# end exercise` of `module`.
 
-    lesson: its number. title: a line for lists. task: what to write, for the hint that replaces the region. hints: further
-    help, one step after the other. entry: the function that the rungs call, a name in `module` or "other.module:name" if the launcher
-    lives in another file. stage: the engine's stage that a solution can be plugged into, if there is one; own_launcher: its launcher
-    there, as "module:name", if that is not the entry; engine_options: what `minllm generate` needs beside --variant; most_rows: the
-    most rows of x, or new tokens per sequence, that it supports; simulated_options: the launcher's keyword arguments in the simulator.
+    lesson: its number. title: a line for lists. task: what to write, for the hint that replaces the region. hints: further help, step by
+    step. entry: the function that the rungs call, a name in `module`, or "other.module:name" if the launcher is in another file. stage: the
+    stage of the engine that can use a solution, if any. own_launcher: the launcher for that, as "module:name", if it is not the entry.
+    engine_options: options of `minllm generate` that it needs besides --variant. most_rows: the largest number of rows of x, or of new
+    tokens per sequence, that it supports. simulated_options: the launcher's keyword arguments in the simulator.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Exercise:
 
     @property
     def source(self) -> str:
-        """Its text."""
+        """The text of the file with the solution."""
         return self.path.read_text(encoding="utf-8")
 
     @property
@@ -71,5 +71,5 @@ class Exercise:
 
     @property
     def launcher(self) -> str:
-        """"module:name" of what the engine calls."""
+        """"module:name" of the function that the engine calls."""
         return self.own_launcher or ":".join(self.entry_place)

@@ -1,4 +1,4 @@
-"""The reader's working files: for each exercise a Python file, the same as a notebook, and one test file for the folder."""
+"""Writes the reader's working files: for each exercise a Python file and a notebook, and one test file for the folder."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_exercise(path):
 
 
 def skeleton(exercise: Exercise) -> str:
-    """The exercise's module with the solution removed, and with the functions of its other exercises imported."""
+    """The text of the exercise's module without the solution; the functions of its other exercises are imported."""
     return blank(without_siblings(exercise.source, exercise.name, exercise.module), exercise.name, exercise.task)
 
 
@@ -52,19 +52,19 @@ def notebook(exercise: Exercise) -> dict:
 
 
 def markdown(text: str) -> dict:
-    """A cell of text."""
+    """A text cell of a notebook."""
     return {"cell_type": "markdown", "metadata": {}, "source": text.splitlines(keepends=True)}
 
 
 def code(text: str) -> dict:
-    """A cell of code."""
+    """A code cell of a notebook."""
     return {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": [], "source": text.splitlines(keepends=True)}
 
 
 def write(exercises: list[Exercise], directory: Path, force: bool = False) -> list[Path]:
     """Write the files of some exercises into a folder, creating it if needed; returns the paths.
 
-    An existing file is a reader's work: raises ExerciseError and writes nothing, unless `force`.
+    Raises ExerciseError and writes nothing if a file exists, because it may hold a reader's work, unless `force`.
     """
     texts = {}
     for exercise in exercises:

@@ -1,12 +1,12 @@
-"""Exercises inside a source file: a region between two comments, and the file with that region removed.
+"""Exercises in a source file: finds the region between two marker comments, and replaces it.
 
     # exercise: matmul.naive
     ...                                 the solution
     # end exercise
 
-`blank` replaces the solution by a hint and a NotImplementedError and leaves every other character alone; `fill` puts the solution
-back. So a skeleton is made from the package itself on every request, and cannot differ from it. `without_siblings` replaces the functions
-of a file's other exercises by an import of the package's own, so that no skeleton shows another's solution.
+`blank` replaces the solution by a hint and a NotImplementedError and changes nothing else; `fill` restores the solution. Skeletons are made
+from the package itself on every request, so they cannot differ from it. `without_siblings` replaces the functions of a file's other
+exercises by imports from the package, so that no skeleton shows the solution of another exercise.
 """
 
 import ast
@@ -23,7 +23,7 @@ LINE = 110  # characters per line of a hint
 
 @dataclass(frozen=True)
 class Region:
-    """Lines first to stop (counted from 0, without the markers) of a text."""
+    """The lines of an exercise in a text, first to stop - 1, counted from 0, without the markers."""
 
     name: str
     first: int
@@ -32,7 +32,7 @@ class Region:
 
 
 def regions(text: str) -> dict[str, Region]:
-    """All exercises of a source text by name. Raises ExerciseError if markers do not pair."""
+    """{name: Region} of all exercises of a source text. Raises ExerciseError if markers do not pair."""
     found, open_region = {}, None
     for number, line in enumerate(text.splitlines(keepends=True)):
         if start := START.fullmatch(line):
@@ -52,7 +52,7 @@ def regions(text: str) -> dict[str, Region]:
 
 
 def region(text: str, name: str) -> Region:
-    """One exercise of a source text."""
+    """The region of one exercise of a source text. Raises ExerciseError if its markers are missing."""
     found = regions(text)
     if name not in found:
         raise ExerciseError(f"the file has no lines `# exercise: {name}` and `# end exercise`: keep both, and write between them")
@@ -60,7 +60,7 @@ def region(text: str, name: str) -> Region:
 
 
 def solution(text: str, name: str) -> str:
-    """The lines of an exercise."""
+    """The lines of an exercise, as one string."""
     found = region(text, name)
     return "".join(text.splitlines(keepends=True)[found.first : found.stop])
 
@@ -90,12 +90,12 @@ def without_siblings(text: str, name: str, module: str) -> str:
 
 
 def holder(text: str, name: str) -> str:
-    """The top-level function or class that contains an exercise."""
+    """The name of the top-level function or class that contains an exercise."""
     return statement_around(text, name).name
 
 
 def statement_around(text: str, name: str) -> ast.stmt:
-    """Its node in the syntax tree."""
+    """The syntax-tree node of the top-level function or class that contains an exercise."""
     found = region(text, name)
     for statement in ast.parse(text).body:
         if first_line(statement) <= found.first and found.stop <= statement.end_lineno + 1 and hasattr(statement, "name"):
@@ -109,7 +109,7 @@ def first_line(statement: ast.stmt) -> int:
 
 
 def parts(text: str, name: str) -> tuple[str, str, str]:
-    """(text before, the function with the exercise, text after): together, the whole text."""
+    """The whole text in three parts: (text before, the function with the exercise, text after)."""
     statement, lines = statement_around(text, name), text.splitlines(keepends=True)
     first, stop = first_line(statement) - 1, max(statement.end_lineno, region(text, name).stop + 1)
     return "".join(lines[:first]), "".join(lines[first:stop]), "".join(lines[stop:])

@@ -1,6 +1,6 @@
-"""A lesson's exercises on its page: the task, collapsed hints, what the checks try, and the commands.
+"""Shows the exercises of a lesson on its page: task, collapsed hints, cases of the checks, and commands.
 
-All of it is generated from the exercises themselves, so that the page cannot differ from the checker.
+Everything is generated from the exercises themselves, so that the page cannot differ from the checker.
 """
 
 import re
@@ -8,7 +8,7 @@ import re
 from minllm.course.exercise import Exercise
 from minllm.course.exercises import select
 
-# Elements and calls, names with an underscore, and names within names: x[row, k], warp_sum(v), block_size, query.shape.
+# Matches elements, calls, names with an underscore, and dotted names: x[row, k], warp_sum(v), block_size, query.shape.
 CODE = re.compile(r"([A-Za-z_][\w.]*(?:\[[^\]]*\]|\((?:[^()]|\([^()]*\))*\))|[A-Za-z]\w*_\w+(?:\.\w+)*|[A-Za-z]\w*(?:\.[A-Za-z_]\w*)+)")
 
 
@@ -31,7 +31,7 @@ def show_exercises(lesson: int) -> Exercises:
 
 
 def exercise_markdown(exercise: Exercise) -> str:
-    """One exercise: what to write, how to check it, hints."""
+    """One exercise as Markdown: the task, the commands that check it, hints, cases."""
     parts = [
         f"### Exercise: {lowered(exercise.title)} (`{exercise.name}`)",
         literal(exercise.task),
@@ -44,12 +44,12 @@ def exercise_markdown(exercise: Exercise) -> str:
 
 
 def lowered(title: str) -> str:
-    """A title in mid-sentence: its first letter in lower case, unless it is a symbol or an abbreviation."""
+    """A title for use within a sentence: the first letter in lower case, unless it begins with a symbol or an abbreviation."""
     return title[0].lower() + title[1:] if title[1:2].islower() else title
 
 
 def literal(text: str) -> str:
-    """A text for comments and messages as Markdown: code is text between backticks, or text that looks like code; asterisks are escaped."""
+    """A plain text as Markdown: text between backticks, or text that looks like code, becomes code; asterisks are escaped."""
     parts = text.split("`")
     for i, part in enumerate(parts):
         if i % 2:
@@ -63,5 +63,5 @@ def literal(text: str) -> str:
 
 
 def closed(title: str, body: str, kind: str = "tip") -> str:
-    """A block that opens on a click."""
+    """A collapsed block that opens on a click, as Markdown."""
     return f'??? {kind} "{title}"\n\n' + "\n".join(f"    {line}" if line else "" for line in body.splitlines())

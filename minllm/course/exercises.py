@@ -56,7 +56,10 @@ def find(name: str) -> Exercise:
 
 
 def select(lesson_or_name: str) -> list[Exercise]:
-    """The exercises of a lesson, given by its number, or the one of this name. Raises ExerciseError for an unknown one."""
+    """The exercises of a lesson, given by its number, or the one of this name.
+
+    Raises ExerciseError for an unknown one.
+    """
     if not lesson_or_name.isdigit():
         return [find(lesson_or_name)]
     found = [exercise for exercise in EXERCISES if exercise.lesson == int(lesson_or_name)]

@@ -1,6 +1,6 @@
-"""Source code laid out for a page: no line longer than the page shows, the same tokens in the same order.
+"""Wraps source code to the width of a page, with the same tokens in the same order.
 
-A comment behind a long line moves above it; a line that is still too long breaks at its outermost bracket's commas or operators.
+A comment at the end of a long line moves above it; a line that is still too long breaks at commas or operators of its outermost bracket.
 """
 
 import io
@@ -8,7 +8,7 @@ import textwrap
 import tokenize
 from dataclasses import dataclass, field
 
-WIDTH = 88  # characters of a code block beside both columns of navigation, at 1,280 pixels
+WIDTH = 88  # characters that fit in a code block between both columns of navigation, at 1,280 pixels
 INDENT = 4
 OPERATORS = "+ - * / // % | & << >> == != < > <= >= and or if else for in not"
 BEFORE = set(OPERATORS.split())  # a line may break before these
@@ -16,16 +16,16 @@ BEFORE = set(OPERATORS.split())  # a line may break before these
 
 @dataclass
 class Line:
-    """What tokens tell of a line: where its comment begins, whether it lies within a text, and where it may break, [(depth, column)]."""
+    """Facts about a line from its tokens; breaks: where it may break, [(depth, column)]."""
 
-    comment: int | None = None
-    in_text: bool = False
-    depth: int = 0  # the number of brackets that are open where the line begins
+    comment: int | None = None  # column of its comment
+    in_text: bool = False  # whether it is part of a docstring
+    depth: int = 0  # number of open brackets at the beginning of the line
     breaks: list[tuple[int, int]] = field(default_factory=list)
 
 
 def wrapped(text: str, width: int = WIDTH) -> list[list[str]]:
-    """For each line of a function's or class's source, the lines that show it."""
+    """For each line of a function's or class's source, the lines of the page that show it."""
     described = describe(text)
     return [
         [line] if len(line) <= width else prose(line, width) if one.in_text else code(line, one, width)
@@ -34,7 +34,7 @@ def wrapped(text: str, width: int = WIDTH) -> list[list[str]]:
 
 
 def describe(text: str) -> list[Line]:
-    """Each line, by its tokens."""
+    """The Line of each line of a text."""
     lines = [Line() for _ in text.splitlines()]
     depth, last_row = 0, 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -52,21 +52,21 @@ def describe(text: str) -> list[Line]:
             if depth and token.string == ",":
                 lines[row - 1].breaks.append((depth, end_column))
             elif token.string in BEFORE:
-                lines[row - 1].breaks.append((depth or 99, column))  # outside brackets only as a last resort
+                lines[row - 1].breaks.append((depth or 99, column))  # breaks outside of brackets are the last resort
             depth += token.string in ("(", "[", "{")
             if token.string in ("(", "[", "{"):
-                lines[row - 1].breaks.append((depth + 10, end_column))  # behind an opening bracket, if nothing else helps
+                lines[row - 1].breaks.append((depth + 10, end_column))  # after an opening bracket, if no other break fits
     return lines
 
 
 def prose(line: str, width: int) -> list[str]:
-    """A line of a docstring."""
+    """A line of a docstring, wrapped."""
     indent = line[: len(line) - len(line.lstrip())]
     return textwrap.wrap(line, width, subsequent_indent=indent, drop_whitespace=True, break_long_words=False, break_on_hyphens=False)
 
 
 def code(line: str, one: Line, width: int) -> list[str]:
-    """A line of code, its comment above it."""
+    """A line of code, wrapped, with its comment above it."""
     indent = line[: len(line) - len(line.lstrip())]
     if one.comment is None:
         return broken(line, one.breaks, width)
@@ -76,7 +76,7 @@ def code(line: str, one: Line, width: int) -> list[str]:
 
 
 def broken(line: str, breaks: list[tuple[int, int]], width: int) -> list[str]:
-    """A line of code in pieces: cut at the place of least depth that fits, the last of them."""
+    """A line of code in pieces, each cut at the last break of the least depth that fits."""
     indent = len(line) - len(line.lstrip())
     pieces, begin, first = [], 0, True
     while True:

@@ -1,4 +1,4 @@
-"""The machine that a lesson runs on, and timing on it."""
+"""The machine on which a lesson runs, and timing on it."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from minllm.runtime.device import is_available
 
 
 def has_gpu() -> bool:
-    """Whether kernels can run on a GPU here; otherwise a lesson simulates small shapes and shows the record."""
+    """Whether this machine can run kernels on a GPU; if not, lessons simulate small shapes and show recorded measurements."""
     return is_available()
 
 
@@ -25,10 +25,10 @@ def machine_line() -> str:
 
 
 def kernel_seconds(*launches: Callable[[object], object]) -> float:
-    """The median GPU time of a launch, in seconds, by the GPU's own clock, without the host's launch time.
+    """The median GPU time of a launch in seconds, from events, without the host's launch time.
 
-    Each of `launches` is called with a stream and starts kernels on it. Several launches take turns: with their own arrays,
-    `sets_of_arrays` of them, no cache holds what a kernel reads. Raises DeviceError without a GPU.
+    Each of `launches` is called with a stream and starts kernels on it. Several launches alternate: with `sets_of_arrays` launches on
+    different arrays, kernels read from HBM instead of a cache. Raises DeviceError without a GPU.
     """
     from minllm.bench.timing import CudaClock, median_seconds
     from minllm.runtime.device import current_device
@@ -41,7 +41,10 @@ def kernel_seconds(*launches: Callable[[object], object]) -> float:
 
 
 def sets_of_arrays(nbytes: int) -> int:
-    """The number of sets of arrays, `nbytes` each, that exceed the GPU's L2 cache. Raises DeviceError without a GPU."""
+    """The number of sets of arrays, `nbytes` each, that exceed the GPU's L2 cache.
+
+    Raises DeviceError without a GPU.
+    """
     from minllm.bench.timing import input_sets
     from minllm.runtime.device import current_device
 
@@ -49,7 +52,7 @@ def sets_of_arrays(nbytes: int) -> int:
 
 
 def timed(function: Callable[[], object], repeats: int = 5) -> float:
-    """The median seconds of `repeats` calls after a warm-up, including the host's time. On a GPU each call is waited for."""
+    """The median seconds of `repeats` calls after a warm-up, including host time and, with a GPU, until it has finished."""
     wait = _wait_for_gpu if has_gpu() else lambda: None
     function()
     wait()

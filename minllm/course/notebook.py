@@ -1,4 +1,4 @@
-"""Runs a lesson inside a notebook that is already open, such as a hosted one: its text and its cells, one after another."""
+"""Runs the text and the cells of a lesson, one after another, in a notebook that is already open, such as a hosted one."""
 
 from pathlib import Path
 
@@ -6,7 +6,10 @@ from minllm.errors import LessonError
 
 
 def run_lesson(path: str | Path) -> None:
-    """Show a lesson's text and run its cells in this notebook, as if they stood in it. Raises LessonError at the first cell that fails."""
+    """Show a lesson's text and run its cells as if they were in this notebook.
+
+    Raises LessonError at the first cell that fails.
+    """
     import jupytext
     from IPython import get_ipython
     from IPython.display import Markdown, display

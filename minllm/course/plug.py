@@ -1,4 +1,4 @@
-"""Plug a reader's file into a stage of the engine: `minllm generate --variant attention=FILE.py`."""
+"""Uses the kernel of a reader's file in a stage of the engine: `minllm generate --variant attention=FILE.py`."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from minllm.ops.own_kernels import OwnKernel
 
 
 def own_kernel(stage: str, path: Path, name: str | None = None) -> OwnKernel:
-    """The kernel of an exercise's file, for `kernel_variants={stage: own_kernel(stage, path)}`, once it passes its check.
+    """The kernel of an exercise's file that passes its check, for `kernel_variants={stage: own_kernel(stage, path)}`.
 
     name: the exercise, if the file's name and markers do not give it.
     Raises ExerciseError for a file that does not pass, or that belongs to another stage or to none.

@@ -1,4 +1,4 @@
-"""A reader's predictions, held against what is counted and measured.
+"""A reader's predictions, compared with computed and measured values.
 
     guess = Prediction(
         bytes="How many bytes does a decode step read?",
@@ -8,8 +8,8 @@
     ...
     guess.against(bytes=cost.bytes, limit="memory", measured=dict(bytes=counted))
 
-In a notebook the cell asks. On the site it is a form: docs/assets/javascripts/predictions.js locks the guesses, opens the answer only then,
-and keeps them in the browser. Guessing first, and seeing the difference, makes the number stick.
+In a notebook the cell asks the questions. On the site they are a form: docs/assets/javascripts/predictions.js locks the guesses, only then
+shows the answer, and keeps the guesses in the browser. A number is easier to remember after a guess.
 """
 
 import html
@@ -22,7 +22,7 @@ Guess = float | str | None
 
 
 class Prediction:
-    """Questions by name: a text, whose answer is a number, or (a text, choice, choice, ...)."""
+    """Questions by name: a text, for a number as answer, or (text, choice, choice, ...)."""
 
     def __init__(self, **questions: str | tuple[str, ...]):
         self.texts = {name: asked if isinstance(asked, str) else asked[0] for name, asked in questions.items()}
@@ -30,26 +30,26 @@ class Prediction:
         self.guesses: dict[str, Guess] = dict.fromkeys(questions)
 
     def ask(self) -> "Prediction":
-        """Ask the questions in this notebook if it can; press Enter for one that you cannot answer."""
+        """Ask the questions if this is a notebook; an empty input skips one."""
         for name in self.texts if in_notebook() else ():
             try:
                 self.guesses[name] = self.answer(name, input(f"{self.asked(name)} "))
-            except (NotImplementedError, EOFError):  # nobody is there to type
+            except (NotImplementedError, EOFError):  # a notebook that runs without a user
                 break
         return self
 
     def asked(self, name: str) -> str:
-        """A question with its choices."""
+        """The text of a question with its choices."""
         return self.texts[name] + (f" ({' / '.join(self.choices[name])})" if self.choices[name] else "")
 
     def answer(self, name: str, typed: str) -> Guess:
-        """What was typed, as a number or one of the choices; None for anything else."""
+        """The typed answer as a number or as one of the choices; None for anything else."""
         if not self.choices[name]:
             return parse_quantity(typed)
         return next((choice for choice in self.choices[name] if choice.lower() == typed.strip().lower()), None)
 
     def against(self, measured: dict[str, float] | None = None, **computed: float | str) -> "Comparison":
-        """A table of guesses, computed and `measured` values. Raises LessonError for a name that was not asked about."""
+        """A table of guesses, computed and `measured` values. Raises LessonError for a name without a question."""
         if unknown := computed.keys() - self.texts.keys():
             raise LessonError(f"Nothing was asked about {', '.join(sorted(unknown))}; this prediction has {', '.join(self.texts)}.")
         measured = measured or {}
@@ -67,7 +67,7 @@ class Prediction:
         )
 
     def field(self, name: str) -> str:
-        """A question of the form."""
+        """The HTML of a question of the form."""
         if self.choices[name]:
             options = "".join(f"<option>{html.escape(choice)}</option>" for choice in ("", *self.choices[name]))
             entry = f'<select id="predict-{name}" name="{name}">{options}</select>'
@@ -94,7 +94,7 @@ class Comparison:
 
     @staticmethod
     def row(name: str, question: str, guess: Guess, computed: float | str, measured: float | None, some_measured: bool) -> str:
-        """A row of the table; the site's script reads its data."""
+        """The HTML of a row of the table; the site's script reads its data attributes."""
         actual = computed if measured is None else measured
         cells = [html.escape(question, quote=False), shown(guess), shown(computed)]
         cells += ["" if measured is None else shown(measured)] if some_measured else []
@@ -136,5 +136,5 @@ def verdict(guess: Guess, actual: float | str) -> str:
 
 
 def shown(value: float | str | None) -> str:
-    """A value of the table."""
+    """A value as HTML text for the table; "?" for None."""
     return "?" if value is None else html.escape(value) if isinstance(value, str) else short(value)

@@ -1,4 +1,4 @@
-"""Numbers as people type them: 16e9, 1,024, 33 MB, 4.2 TB, 80 %, 3 billion.
+"""Parses numbers as people type them: 16e9, 1,024, 33 MB, 4.2 TB, 80 %, 3 billion.
 
 docs/assets/javascripts/prediction-values.js follows the same rules on the site.
 """
@@ -6,7 +6,7 @@ docs/assets/javascripts/prediction-values.js follows the same rules on the site.
 import re
 
 PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
-# A single letter scales only alone or before B (bytes) or FLOP: "3 tokens" and "12 ms" are 3 and 12.
+# A single letter is a prefix only alone or before B (bytes) or FLOP: "3 tokens" and "12 ms" are 3 and 12.
 QUANTITY = re.compile(
     r"^\s*(?P<number>[+-]?(?:\d[\d, _]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*"
     r"(?P<prefix>thousand|million|billion|trillion|[kKMGT](?=$|\s|B|FLOP))?\s*(?P<unit>[^\d]*)$"
@@ -14,7 +14,7 @@ QUANTITY = re.compile(
 
 
 def parse_quantity(text: str) -> float | None:
-    """The number that `text` means, None if it means none."""
+    """The number in `text`; None if there is none, or if it is too large."""
     found = QUANTITY.match(text)
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""Recorded measurements, shown by lessons without a GPU, always with machine, date, commit and the command that measures them.
+"""Recorded measurements for lessons without a GPU, always with machine, date, commit and the command that measures them.
 
-The records are docs/results/*.json of the repository; an installed package has them in minllm/data/results. A row whose kernel has changed
-since it was measured is *older*: its label says so, and it may not be compared with a newer one (`comparable`, `parts_of`).
+The records are docs/results/*.json of the repository; an installed package has them in minllm/data/results. A row is *older* if its kernel
+has changed since it was measured: its label says so, and it may not be compared with a newer one (`comparable`, `parts_of`).
 """
 
 import functools
@@ -15,14 +15,17 @@ from importlib.resources import files
 from minllm.bench.row_command import commands_of
 from minllm.errors import LessonError
 
-PAGE_WIDTH = 88  # columns of a cell's output that no page has to scroll
-NOTEBOOK = "ipykernel_"  # in the file name of a cell's code
-_taken: dict[str, dict["Measurement", None]] = {}  # the rows that each cell took
+PAGE_WIDTH = 88  # columns of a cell's output that fit on a page without scrolling
+NOTEBOOK = "ipykernel_"  # part of the file name of a notebook cell's code
+_taken: dict[str, dict["Measurement", None]] = {}  # {cell: the rows that it took}
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of a record, and where it was measured. `limit` and `peer_value` are also in `unit`, or None."""
+    """One row of a record, with machine, date and commit.
+
+    `limit` and `peer_value` are also in `unit`, or None.
+    """
 
     benchmark: str
     case: str
@@ -37,11 +40,11 @@ class Measurement:
     date: str
     commit: str
     key: str | None
-    cell: str = field(default="", compare=False)  # the lesson's cell that shows this row beside others
+    cell: str = field(default="", compare=False)  # the cell of a lesson that shows this row beside others
 
     @property
     def is_older(self) -> bool:
-        """Whether its kernel has changed since."""
+        """Whether its kernel has changed since the measurement."""
         from minllm.bench.kernel_keys import is_older  # reads the source of all kernels of a stage
 
         return is_older(self.benchmark, self.variant, self.key)
@@ -50,13 +53,13 @@ class Measurement:
     def label(self) -> str:
         """For captions: "recorded by minllm bench launch on an NVIDIA H200, 2026-11-20, commit 5f46087".
 
-        It covers this row and those that its cell took with it. Where kernels have changed since, it says so, and of which if not of all.
+        It covers this row and the others that its cell took. It lists older rows, if not all are older.
         """
         return label_of(_taken.get(self.cell, [self]))
 
     @property
     def lines(self) -> str:
-        """The label for a cell that prints it: wrapped and indented."""
+        """The label, wrapped and indented for printing in a cell."""
         return wrapped(self.label)
 
     def __str__(self) -> str:
@@ -65,12 +68,12 @@ class Measurement:
 
 
 def digits(value: float) -> str:
-    """Four digits of a value, all of those before its point."""
+    """A value as text with four significant digits, or with all digits of its integer part from 10,000 on."""
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:,.4g}"
 
 
 def label_of(rows: Iterable[Measurement]) -> str:
-    """By which commands, where and when rows were recorded, and which of them before the last change of their kernel."""
+    """The commands, machine, dates and commits of rows, and which of them are older than the last change of their kernel."""
     rows = list(rows)
     commands = " and ".join(commands_of([vars(row) for row in rows]))
     runs = dict.fromkeys(f"{row.date}, commit {row.commit[:7]}" for row in rows)
@@ -81,7 +84,7 @@ def label_of(rows: Iterable[Measurement]) -> str:
 
 
 def listing(rows: Iterable[Measurement]) -> str:
-    """Rows for a cell that prints them: a line for each, or two where pages are too narrow, then the label of all, wrapped."""
+    """Rows as text for printing in a cell: a line per row, or two if too long for a page, then their label, wrapped."""
     rows = list(rows)
     names = [f"{row.case}, {row.variant}" for row in rows]
     shares = ["" if row.of_limit is None else f"  {100 * row.of_limit:.0f} % of the limit" for row in rows]
@@ -100,7 +103,7 @@ def wrapped(label: str) -> str:
 
 @functools.cache
 def load_record(name: str = "h200") -> dict:
-    """The whole record, as minllm.bench.record describes it: device, date, ceilings {"copy_tb_s", "bf16_tflops"}, rows."""
+    """The whole record in the format of minllm.bench.record: device, date, ceilings {"copy_tb_s", "bf16_tflops"}, rows."""
     return json.loads(files("minllm").joinpath(f"data/results/{name}.json").read_text(encoding="utf-8"))
 
 
@@ -109,8 +112,8 @@ def recorded(
 ) -> list[Measurement]:
     """The rows of `benchmark` whose case contains `case`, of one variant or of all, in the record's order.
 
-    Raises LessonError if there are none, so that a lesson cannot lose a figure unnoticed. All rows that a cell of a lesson takes must
-    be `comparable`, because it shows them side by side; listed: it only lists them, each with its label.
+    Raises LessonError if there are none, so that a lesson cannot lose a figure unnoticed. All rows that a cell takes must be `comparable`,
+    because it shows them side by side. listed: True if the cell only lists them, each with its label.
     """
     whole = load_record(record)
     found = [
@@ -133,10 +136,10 @@ def recorded(
 
 
 def comparable(*rows: Measurement) -> tuple[Measurement, ...]:
-    """The same rows, for a figure or a sentence that holds one against another.
+    """The same rows, if a figure or a sentence may compare them.
 
-    Rows of one commit may be, and rows whose kernels have not changed since. Raises LessonError for any others: if an older row is of
-    another commit than the rest, a difference may be that of two states of a kernel.
+    Rows of one commit are comparable, and so are rows that are not older. Raises LessonError for any others: with an older row of another
+    commit, a difference may be one between two states of a kernel.
     """
     if len({row.commit for row in rows}) > 1 and any(row.is_older for row in rows):
         listed = "\n".join(map(str, rows))
@@ -145,10 +148,10 @@ def comparable(*rows: Measurement) -> tuple[Measurement, ...]:
 
 
 def parts_of(whole: Measurement, whole_ms: float, parts: Mapping[str, tuple[Measurement, float]]) -> float:
-    """What is left of a step of `whole_ms` milliseconds beside its parts, {name: (the row it comes from, milliseconds)}.
+    """The rest of a step of `whole_ms` milliseconds without its parts, {name: (its row, milliseconds)}.
 
     Raises LessonError if a part was measured with a kernel that the engine does not launch, if rows are not `comparable`, or if the
-    parts exceed the whole: then they are not its parts.
+    parts exceed the whole.
     """
     from minllm.bench.kernel_keys import is_first_rung
 

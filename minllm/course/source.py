@@ -1,11 +1,11 @@
-"""The package's own source on a lesson's page, never a copy, so that the lesson explains the code that runs.
+"""Shows the package's source on a lesson's page, never a copy, so that the lesson explains the code that runs.
 
     show_source(gemv_kernel)
     show_source(gemv_kernel, notes={"load_128_streaming": "A weight is used once, so it need not stay in L1."})
     show_source(gemv_kernel, folded="The production kernel, gemv")
 
 A note becomes a numbered annotation on the first line that contains its text; if there is no such line, the lesson fails. Long lines are
-laid out anew for the page (layout.py); `folded` closes the block until a reader opens it.
+wrapped for the page (layout.py); `folded` collapses the block until a reader opens it.
 """
 
 import ast
@@ -25,7 +25,7 @@ EXERCISE_MARKER = re.compile(r"^\s*# (?:end )?exercise\b.*\n", re.MULTILINE)
 
 
 class Source:
-    """A piece of a file: displays itself as a highlighted block with its location, and with notes below."""
+    """A part of a file that displays itself as a highlighted block with its location, and with notes below."""
 
     def __init__(self, path: str, first_line: int, last_line: int, text: str, notes: Mapping[str, str], folded: str = ""):
         self.path, self.first_line, self.last_line, self.text, self.folded = path, first_line, last_line, text, folded
@@ -63,7 +63,7 @@ def show_source(subject, notes: Mapping[str, str] | None = None, docstring: bool
 
 
 def lines_of_part(lines: list[str], first_line: int, part: str) -> tuple[list[str], int]:
-    """(the lines of the function called `part` among these, including its decorators, the number of the first)."""
+    """(the lines of the function `part` within these, decorators included; the number of the first)."""
     (whole,) = ast.parse(textwrap.dedent("".join(lines))).body
     for node in ast.walk(whole):
         if node is not whole and isinstance(node, ast.FunctionDef) and node.name == part:
@@ -96,7 +96,7 @@ def without_docstring(text: str) -> str:
 
 
 def annotate(text: str, notes: Mapping[str, str]) -> tuple[str, list[str]]:
-    """(the code, laid out for a page, with `# (1)!` where a line contains a note's text for the first time, the notes in that order)."""
+    """(the code, wrapped for a page, with `# (1)!` on the first line that contains a note's text; the notes in that order)."""
     lines = text.splitlines()
     places = {}
     for wanted, note in notes.items():

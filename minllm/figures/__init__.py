@@ -1,1 +1,1 @@
-"""Figures of lessons and benchmarks: inline SVG that suits a light and a dark page at once."""
+"""Figures of lessons and benchmarks: inline SVG for both light and dark pages."""

@@ -1,9 +1,9 @@
-"""Coalescing as a picture: which thread of a warp accesses which bytes of global memory, and which sectors are moved.
+"""Draws coalescing: the bytes of global memory that each thread of a warp accesses, and the moved sectors.
 
     accesses(trace.example("global", "x"), "Reading x")
 
-The request comes from a trace of the simulator. A row is 128 bytes of the array, a cell 4 of them; a number is the lane that accessed it, a
-frame a moved sector of 32 bytes, and an empty cell in a frame is moved but not used.
+The request comes from a trace of the simulator. A row shows 128 bytes of the array, and a cell 4 bytes. A number in a cell is the lane that
+accesses it, a frame is a moved sector of 32 bytes, and an empty cell in a frame is moved but not used.
 """
 
 from minllm.figures.figure import FONT_SIZE, MUTED, SMALL, Figure, colour, element, label
@@ -17,7 +17,7 @@ CELL = (WIDTH - LEFT) / WORDS
 
 
 def accesses(request: Request, title: str, caption: str = "", series: int = 0) -> Figure:
-    """One request of a warp; at most the first eight of its rows."""
+    """A figure of one request of a warp, with at most the first eight of its rows."""
     words = words_of(request.lanes)
     sectors = sorted({word // WORDS_A_SECTOR for word in words})
     lines = sorted({word // WORDS for word in words})

@@ -23,12 +23,12 @@ from minllm.figures.figure import (
 from minllm.figures.scale import Scale, short
 
 ROW, BAR, REMARK = 26.0, 16.0, 15.0
-LEAST_PLOT = 0.34  # of the figure's width, for the longest bar; remarks that would leave less go below the bars
+LEAST_PLOT = 0.34  # share of the width for the longest bar; remarks that would leave less are put below the bars
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its name, its value, a remark after the value, and the colour (0 to 4)."""
+    """One bar: its name, its value, a remark after the value, and its colour (0 to 4)."""
 
     name: str
     value: float
@@ -40,7 +40,7 @@ def bars(
     items: Sequence[Bar], unit: str, title: str, limit: float | None = None, limit_name: str = "limit", log: bool = False,
     caption: str = "", width: float | None = None,
 ) -> Figure:  # fmt: skip
-    """Bars one below another, with `limit` as a dashed line.
+    """A figure of horizontal bars, with `limit` as a dashed line.
 
     log: a logarithmic axis, for values that differ by orders of magnitude; it begins a little below the smallest value.
     width: NARROW, or WIDE if the names and values leave too little room in that.

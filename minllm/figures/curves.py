@@ -7,7 +7,7 @@ from minllm.figures.plane import LEFT, RIGHT, WIDTH, Plane
 from minllm.figures.scale import short
 
 KEY = 28.0  # width of a line in the legend
-DASHES = (None, "6 3", "2 3", "8 3 2 3", "1 4")  # so that lines differ by more than their colour
+DASHES = (None, "6 3", "2 3", "8 3 2 3", "1 4")  # lines differ in dash as well as in colour
 
 
 def curves(
@@ -50,7 +50,7 @@ def stroke(index: int) -> dict[str, object]:
 
 
 def legend(names: Sequence[str], top: float) -> tuple[list[str], float]:
-    """(a line and a name for each series, in rows below `top`; the y below them)."""
+    """(elements: a line and a name for each series, in rows below `top`; the y coordinate below them)."""
     drawn, x, y = [], LEFT, top + 8
     for index, name in enumerate(names):
         width = KEY + 1.1 * text_width(name)

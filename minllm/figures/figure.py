@@ -1,13 +1,14 @@
-"""A figure as inline SVG, for light and dark pages at once: text takes the page's colour, marks take the site's variables.
+"""A figure as inline SVG for both light and dark pages.
 
-Inline SVG is small (a chart is 2 to 10 kB), sharp at every size, and searchable; a notebook shows it as the site does.
+Text has the page's colour, and marks have the colours of the site's CSS variables. Inline SVG is small (a chart is 2 to 10 kB), sharp at
+every size, and searchable, and looks the same in a notebook as on the site.
 """
 
 import html
 import textwrap
 from collections.abc import Iterable
 
-# The site sets the variables per colour scheme; the fallback colours serve notebooks, and are readable on white and on black.
+# The site sets the variables per colour scheme. Notebooks use the fallback colours, which are readable on white and on black.
 COLOURS = (
     "var(--course-1, #3b8fd4)",
     "var(--course-2, #d9772b)",
@@ -19,7 +20,7 @@ MUTED = "var(--course-muted, #7d8590)"
 GRID = "var(--course-grid, #80808055)"
 PAGE = "var(--course-page, transparent)"  # the page's background
 FONT_SIZE, SMALL = 13, 10  # letters, and numbers in small cells
-NARROW, WIDE = 480.0, 640.0  # a narrow figure fits a phone with letters of 9 pixels; a wide one scrolls there
+NARROW, WIDE = 480.0, 640.0  # on a phone, a narrow figure fits with letters of 9 pixels, and a wide one scrolls
 CHARACTER = 0.56 * FONT_SIZE  # the approximate mean width of a character, to leave room for labels
 
 
@@ -56,18 +57,18 @@ def label(x: float, y: float, text: str, anchor: str = "start", **attributes: ob
 
 
 def over_lines(x: float, y: float, text: str, anchor: str = "start", **attributes: object) -> str:
-    """A line of text that lines of the figure may cross: it is outlined in the page's colour (not in a notebook)."""
+    """A line of text that stays readable over lines of the figure: outlined in the page's colour (not in a notebook)."""
     rim = {"paint_order": "stroke", "stroke": PAGE, "stroke_width": 4, "stroke_linejoin": "round"}
     return label(x, y, text, anchor, **rim, **attributes)
 
 
 def title_lines(title: str, width: float) -> list[str]:
-    """A figure's title in lines of bold letters that fit its width."""
+    """The title of a figure, wrapped so that its bold letters fit the width."""
     return textwrap.wrap(title, int(width / (1.1 * CHARACTER)))
 
 
 def headed(title: str, width: float) -> tuple[list[str], float]:
-    """(the title as elements, the y below it)."""
+    """(the elements of the title, the y coordinate below it)."""
     lines = title_lines(title, width)
     return [label(0, FONT_SIZE * (1 + 1.25 * i), line, font_weight=600) for i, line in enumerate(lines)], FONT_SIZE * 1.25 * len(lines)
 
@@ -78,9 +79,10 @@ def titled(mark: str, tooltip: str) -> str:
 
 
 class Figure:
-    """A picture with a caption. It displays itself as the last expression of a cell; `alternative` describes it in words.
+    """A picture with a caption.
 
-    letters: the size of its smallest ones, by which a phone knows how wide to show it.
+    It displays itself as the last expression of a cell; `alternative` describes it in words. letters: the font size of its smallest text,
+    which determines the width of the figure on a phone.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from minllm.figures.figure import FONT_SIZE, GRID, MUTED, SMALL, Figure, colour,
 from minllm.figures.scale import short
 
 WIDTH, TOP, LARGEST_CELL = 640.0, 30.0, 34.0
-MOST_TOLD = 400  # cells; with more, values are not shown on hovering, which would make a page heavy
+MOST_TOLD = 400  # cells; larger maps have no tooltips, which would make a page heavy
 
 
 def heat_map(
@@ -20,7 +20,10 @@ def heat_map(
     caption: str = "",
     series: int = 0,
 ) -> Figure:
-    """`values` [rows, columns], none negative and at most a few thousand: the largest has the strongest colour, 0 and NaN have none."""
+    """A figure of `values` [rows, columns], at least 0 and at most a few thousand cells.
+
+    The largest value has the strongest colour; 0 and NaN have none.
+    """
     values = np.asarray(values, dtype=np.float64)
     rows, columns = values.shape
     left = max((text_width(name) for name in row_names), default=0.0) + 10 if row_names else 0.0
@@ -31,7 +34,7 @@ def heat_map(
     told = rows * columns <= MOST_TOLD
     for (row, column), value in np.ndenumerate(values):
         x, y = left + column * cell, TOP + row * cell
-        opacity = 0.0 if np.isnan(value) else float(value) / most * (0.5 if show_values else 1)  # numbers stay readable
+        opacity = 0.0 if np.isnan(value) else float(value) / most * (0.5 if show_values else 1)  # weaker colours keep numbers readable
         if told:
             mark = element("rect", x=x, y=y, width=cell, height=cell, fill_opacity=opacity)
             marks.append(titled(mark, f"row {row}, column {column}: {short(value)}"))

@@ -1,4 +1,4 @@
-"""A figure as a file of its own, for pages that show it as an image: it brings the colours that the site's style sheet sets otherwise.
+"""A figure as a separate SVG file with its colours, for pages that show it as an image.
 
 The colours are those of docs/assets/stylesheets/course.css; the reader's system chooses between light and dark.
 """

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from minllm.figures.figure import FONT_SIZE, GRID, MUTED, NARROW, element, headed, label, text_width, title_lines
 from minllm.figures.scale import Scale, short
 
-WIDTH, PLOT = NARROW, 250.0  # of the figure; height between the axes' ends
+WIDTH, PLOT = NARROW, 250.0  # width of the figure, height of the plot area
 LEFT, RIGHT, BOTTOM = 56.0, 14.0, 46.0
-ABOVE = 40.0  # below the title: the name of the y axis, and room for a tick at the axis's upper end
+ABOVE = 40.0  # between title and plot: the name of the y axis, and space for a tick label at the upper end
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Plane:
 
     @property
     def top(self) -> float:
-        """The y of the axes' upper end."""
+        """The y coordinate of the upper end of the plot."""
         return FONT_SIZE * 1.25 * len(title_lines(self.title, WIDTH)) + ABOVE
 
     @property
@@ -41,7 +41,7 @@ class Plane:
         return Scale(*self.y_range, self.top + PLOT, self.top, self.y_log)
 
     def frame(self) -> list[str]:
-        """Title, grid, ticks, names of the axes."""
+        """The elements of the title, grid, ticks and axis names."""
         x, y, top, bottom = self.x, self.y, self.top, self.top + PLOT
         drawn, below = headed(self.title, WIDTH)
         for tick in x.ticks():

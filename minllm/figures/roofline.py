@@ -1,4 +1,4 @@
-"""The roofline: attainable speed of a machine at each arithmetic intensity, and kernels as dots below it.
+"""Draws the roofline, the attainable speed at each arithmetic intensity, with kernels as dots below it.
 
     attainable(I) = min(peak, bandwidth * I)          I in FLOPs per byte
 
@@ -29,7 +29,7 @@ class Dot:
 
     @classmethod
     def of_bandwidth(cls, name: str, intensity: float, tb_s: float, **options) -> "Dot":
-        """From a speed in TB/s: TFLOP/s are TB/s times FLOPs per byte."""
+        """A dot from a speed in TB/s: TFLOP/s = TB/s * FLOP per byte."""
         return cls(name, intensity, tb_s * intensity, **options)
 
 
@@ -69,7 +69,7 @@ def roofline(dots: Sequence[Dot], bandwidth_tb_s: float, peak_tflops: float, tit
 
 
 def dot_names(dots: Sequence[Dot], plane: Plane) -> list[str]:
-    """The names of the dots beside them, each moved down until it does not overlap earlier ones."""
+    """The names beside the dots, each moved down until it does not overlap earlier ones."""
     drawn, taken = [], []
     for dot in sorted((dot for dot in dots if dot.name), key=lambda one: -one.tflops):
         px, py = plane.x(dot.intensity), plane.y(dot.tflops) + 4

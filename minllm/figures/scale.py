@@ -1,4 +1,4 @@
-"""Axes: from values to page coordinates, linear or logarithmic, with ticks at round numbers."""
+"""Axes: map values to page coordinates, linearly or logarithmically, with ticks at round numbers."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,10 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """About five round numbers. A logarithmic axis has powers of ten, fewer if there are many, and 2 and 5 between if there are few."""
+        """About five round numbers.
+
+        A logarithmic axis has powers of ten, some left out if many, or also 2 and 5 times them if few.
+        """
         if self.log:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             step = 1 + max(0, last - first) // 6
@@ -43,7 +46,7 @@ class Scale:
 
 
 def short(value: float) -> str:
-    """A number as short text: 4,096 or 0.31 or 12.5; 1.2M above a hundred thousand."""
+    """A number as short text: 4,096, 0.31 or 12.5; from 100,000 on with a prefix, 1.2M."""
     for size, prefix in PREFIXES:
         if abs(value) >= max(size, 1e5):
             return f"{value / size:.3g}{prefix}"

@@ -1,4 +1,4 @@
-"""Events over time on several lanes: kernels on streams, copies under computation, requests in a batch."""
+"""Events over time on several lanes: kernels on streams, copies behind computation, requests in a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Span:
 
 
 def timeline(spans: Sequence[Span], unit: str, title: str, caption: str = "") -> Figure:
-    """One lane per name in order of appearance, with its spans; time runs to the right from the first start."""
+    """A figure with one lane per name, in order of appearance; time runs to the right from the first start."""
     lanes = list(dict.fromkeys(span.lane for span in spans))
     left = max(text_width(lane) for lane in lanes) + 10
     x = Scale(min(span.start for span in spans), max(span.end for span in spans), left, WIDTH - 36)

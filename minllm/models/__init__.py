@@ -1,1 +1,1 @@
-"""Checkpoint readers, tokenizer, and one decoder forward for all families."""
+"""Checkpoint readers, tokenizers, and one forward pass of the decoder for all model families."""

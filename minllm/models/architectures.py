@@ -1,7 +1,7 @@
-"""The families that minllm runs, and how each says in config.json what it is.
+"""The model families that minllm runs, by their architecture name in config.json.
 
-Defaults for missing keys are those of the family's own configuration class in transformers, because the files that it writes omit keys
-that equal them.
+Defaults for missing keys are those of the family's configuration class in transformers, because the files that it writes omit keys with
+default values.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from minllm.models.json_files import Fields
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family: its model_type in config.json, the function that reads the rest, and the keys that this function understands."""
+    """A family: its model_type in config.json, the function that reads the other keys, and these keys."""
 
     model_type: str
     read: Callable[[Fields], ModelConfig]

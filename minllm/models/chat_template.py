@@ -1,7 +1,7 @@
-"""A model's chat template: Jinja text from the model directory that turns a conversation into the prompt that the model was trained on.
+"""A model's chat template: Jinja source that turns a conversation into a prompt in the model's format.
 
-A template is a program that came with somebody's files, so it runs in Jinja's immutable sandbox, within bounds of time and size
-(template_sandbox.py), with the few functions that templates are written for (template_environment.py).
+A template is an untrusted program, so it runs in Jinja's immutable sandbox, with limits on time and size (template_sandbox.py) and with the
+few functions that templates expect (template_environment.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ from minllm.models.template_environment import loops_over_content, template_envi
 from minllm.models.template_sandbox import LARGEST_VALUE, BudgetError, budget_of
 
 TEMPLATE_FILE = "chat_template.jinja"
-LARGEST_TEMPLATE = 256 << 10  # characters; templates with tools have some 20,000
-LONGEST_MESSAGE = 500  # characters of an error that a template raised
+LARGEST_TEMPLATE = 256 << 10  # characters; templates with tools have about 20,000
+LONGEST_MESSAGE = 500  # characters of a template's error message that are shown
 FINAL_MARK = "<<<the final message ends here>>> "  # the space shows whether a template trims its messages
 RESERVED_NAMES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 
@@ -27,9 +27,9 @@ class ChatTemplate:
     """A compiled chat template."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None, owner: str = "The model's chat template"):
-        """`special_tokens` are names that templates use (bos_token, eos_token, ...); `owner` begins error messages.
+        """special_tokens: names that templates use (bos_token, eos_token, ...). owner: begins error messages.
 
-        Raises CheckpointError if `source` is not Jinja.
+        Raises CheckpointError if `source` is too long or is not valid Jinja.
         """
         self._owner = owner
         if len(source) > LARGEST_TEMPLATE:
@@ -45,7 +45,7 @@ class ChatTemplate:
             self._reads_parts = loops_over_content(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"{owner} is not valid Jinja, line {error.lineno}: {error.message}.") from error
-        except (RecursionError, SyntaxError, MemoryError):  # Python's own limits of the code that Jinja makes
+        except (RecursionError, SyntaxError, MemoryError):  # Python's limits on the code that Jinja generates
             raise CheckpointError(f"{owner} is nested too deeply to compile.") from None
 
     def render(
@@ -56,12 +56,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation: [{"role": "user", "content": "..."}, ...]; `add_generation_prompt` opens the assistant's turn.
+        """The prompt of a conversation, [{"role": "user", "content": "..."}, ...].
 
-        continue_final_message: the prompt ends with the final message's text, which the model continues. tools: descriptions of
-        functions, for the template. template_kwargs: more names for the template, such as enable_thinking.
-
-        Raises InvalidRequestError if the messages have another form, or the template refuses them.
+        add_generation_prompt: begin the assistant's turn. continue_final_message: end the prompt with the final message's text, which the
+        model continues. tools: descriptions of functions, for the template. template_kwargs: more variables for the template, such as
+        enable_thinking. Raises InvalidRequestError if the messages have another form, or if the template refuses them.
         """
         _check_flags(add_generation_prompt, continue_final_message)
         messages, tools = checked_messages(messages), checked_tools(tools)
@@ -80,13 +79,13 @@ class ChatTemplate:
                 return "".join(self._pieces(names))
         except BudgetError as error:
             raise InvalidRequestError(f"{self._owner} was stopped: {error}. Shorten the messages, or mend the template.") from error
-        except Exception as error:  # whatever a template's program does wrong
+        except Exception as error:  # a template can raise anything
             words = str(error)
             words = words if len(words) <= LONGEST_MESSAGE else f"{words[:LONGEST_MESSAGE]}..."
             raise InvalidRequestError(f"{self._owner} does not take these messages: {words}") from error
 
     def _pieces(self, names: dict[str, Any]) -> Iterator[str]:
-        """The prompt, piece by piece. BudgetError if it becomes too long."""
+        """The prompt, piece by piece. Raises BudgetError if it becomes too long."""
         chars = 0
         for piece in self._template.generate(names):
             chars += len(piece)
@@ -95,7 +94,10 @@ class ChatTemplate:
             yield piece
 
     def _up_to_the_mark(self, text: str) -> str:
-        """The prompt up to the end of the final message; a template that trims messages also trims the space before the mark."""
+        """The prompt up to the end of the final message.
+
+        It is trimmed if the template trims messages, which removes the space of the mark.
+        """
         end = text.rfind(FINAL_MARK.rstrip())
         if end < 0:
             raise InvalidRequestError(
@@ -105,8 +107,11 @@ class ChatTemplate:
 
 
 def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """The source of a model directory's template: chat_template.jinja, else chat_template of tokenizer_config.json (its default one where
-    several are named), else None."""
+    """The source of a model directory's chat template, None without one.
+
+    It is chat_template.jinja, else chat_template of tokenizer_config.json, of several named ones that named "default". Raises
+    CheckpointError if the template cannot be read.
+    """
     path = directory / TEMPLATE_FILE
     if path.exists():
         refuse_special_file(path)
@@ -134,7 +139,10 @@ def _check_flags(add_generation_prompt: Any, continue_final_message: Any) -> Non
 
 
 def _checked_names(template_kwargs: Any) -> dict[str, Any]:
-    """chat_template_kwargs: names and values for the template, none of which replaces the conversation."""
+    """A copy of chat_template_kwargs.
+
+    Raises InvalidRequestError unless it is a dictionary without reserved names.
+    """
     names = {} if template_kwargs is None else template_kwargs
     if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
         raise InvalidRequestError(f"chat_template_kwargs={shown(names)} is not allowed: it is a dictionary from names to values.")

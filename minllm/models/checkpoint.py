@@ -1,4 +1,4 @@
-"""The weights of a model directory: one safetensors file, or shards with an index, seen as one table of tensors."""
+"""The weights of a model directory, one safetensors file or shards with an index, as one table of tensors."""
 
 from pathlib import Path
 
@@ -15,14 +15,17 @@ PICKLE_PATTERNS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidate
 
 
 class Checkpoint:
-    """All tensors of a model directory. Opening it reads and checks every header; values are read when asked for."""
+    """All tensors of a model directory.
+
+    The constructor reads and checks every header; `tensor` and `array` read values.
+    """
 
     described_by = "config.json"
 
     def __init__(self, directory: Path | str, allow_nonfinite_weights: bool = False):
         """Raises CheckpointError if the directory, a file or a shard is missing or damaged, or holds pickles only.
 
-        allow_nonfinite_weights: give tensors that hold NaN or infinity instead of refusing them.
+        allow_nonfinite_weights: return tensors that hold NaN or infinity instead of refusing them.
         """
         self.directory = Path(directory)
         self.allow_nonfinite_weights = allow_nonfinite_weights
@@ -44,7 +47,7 @@ class Checkpoint:
         return list(self._file_of)
 
     def stored_name(self, name: str) -> str:
-        """The same name."""
+        """The name itself: the files use Hugging Face's names."""
         return name
 
     def entry(self, name: str) -> TensorEntry:
@@ -52,7 +55,10 @@ class Checkpoint:
         return self._file_of[name].entries[name]
 
     def tensor(self, name: str) -> np.ndarray:
-        """The values of a floating-point tensor, a read-only view of the mapped file. Raises CheckpointError for NaN or infinity."""
+        """The values of a floating-point tensor, a read-only view of the mapped file.
+
+        Raises CheckpointError for NaN or infinity.
+        """
         values = self._file_of[name].tensor(name)
         if not self.allow_nonfinite_weights and not all_finite(values):
             raise CheckpointError(
@@ -62,13 +68,14 @@ class Checkpoint:
         return values
 
     def array(self, name: str) -> np.ndarray:
-        """The same for a tensor that may also hold codes of a quantised weight."""
+        """The values of any tensor, codes included, as a view of the mapped file; not checked for NaN."""
         return self._file_of[name].array(name)
 
     def dtype(self, quantized: bool = False) -> np.dtype:
-        """The floating-point dtype that most of the bytes are stored in, which is the one to compute in; float32 if they are float64.
+        """The dtype to compute in: the floating-point dtype of most of the stored bytes, but float32 for float64.
 
-        quantized: tensors of codes do not count, only what is beside them (scales, norms, embeddings).
+        quantized: ignores tensors of codes and counts only the others (scales, norms, embeddings). Raises CheckpointError if most bytes
+        have another dtype.
         """
         stored: dict[str, int] = {}
         for name in self._file_of:
@@ -82,7 +89,10 @@ class Checkpoint:
 
 
 def _open_shards(directory: Path) -> dict[str, SafetensorsFile]:
-    """The shard that holds each tensor, by the index; every shard is opened, and must hold just what the index says of it."""
+    """{tensor name: its shard}, by the index.
+
+    Raises CheckpointError if a shard does not hold exactly the tensors that the index lists.
+    """
     weight_map = read_json(directory / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointError(f"{directory / INDEX_FILE} must hold a weight_map from tensor names to file names.")

@@ -1,7 +1,7 @@
-"""What a model is, read from its config.json: one dataclass for every family that minllm runs.
+"""The configuration of a model, read from its config.json: one dataclass for every family that minllm runs.
 
-The keys of config.json differ from family to family and from version to version; `architectures.py` and `families/` translate them. The
-result says everything that the forward pass depends on, so that nothing below this file asks which family a model is of.
+The keys of config.json differ from family to family and from version to version; `architectures.py` and `families/` translate them.
+ModelConfig holds everything that the forward pass depends on, so that no other code depends on the family.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from minllm.weights.stored import StoredTensor
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer. Names are those of config.json if it has one."""
+    """The configuration of a decoder-only transformer. Fields that config.json has bear the same names there."""
 
     model_type: str  # "llama", "mistral", "qwen2", "qwen3" or "gpt2"
     vocab_size: int
@@ -27,21 +27,21 @@ class ModelConfig:
     norm: str  # "rms_norm" or "layer_norm"
     norm_epsilon: float
     activation: str  # "silu", "gelu" or "gelu_tanh"
-    gated_mlp: bool  # whether the feed-forward has a gate, as SwiGLU and GeGLU do
+    gated_mlp: bool  # whether the feed-forward has a gate, as in SwiGLU and GeGLU
     rope: RopeConfig | None  # None: positions are learned vectors, added to the embedding
-    sliding_windows: tuple[int, ...]  # for each layer the most keys that a query sees; 0 means the whole context
-    attention_scales: tuple[float, ...]  # for each layer the factor of q . k
+    sliding_windows: tuple[int, ...]  # per layer, the most keys that a query sees; 0 means the whole context
+    attention_scales: tuple[float, ...]  # per layer, the factor of q . k
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # RMS norms over each head of q and k
     tie_word_embeddings: bool = False
-    dtype: str | None = None  # the dtype of the stored weights by config.json: "float32", "float16" or "bfloat16"
+    dtype: str | None = None  # dtype of the stored weights according to config.json: "float32", "float16" or "bfloat16"
     bos_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
 
     def attention(self, layer: int, q_norm: StoredTensor | None = None, k_norm: StoredTensor | None = None) -> AttentionConfig:
-        """The attention of one layer as the operations take it."""
+        """The AttentionConfig of one layer, for the attention operations of Ops."""
         return AttentionConfig(
             heads=self.num_attention_heads,
             kv_heads=self.num_key_value_heads,
@@ -54,7 +54,7 @@ class ModelConfig:
         )
 
     def norm_of(self, name: str) -> NormWeights:
-        """The normalisation of the hidden state that a checkpoint stores under this name, before it is loaded."""
+        """The normalisation that a checkpoint stores under this name; its tensors, [hidden], are not loaded yet."""
         size = (self.hidden_size,)
         bias = StoredTensor(f"{name}.bias", size) if self.norm == "layer_norm" else None
         return NormWeights(self.norm, StoredTensor(f"{name}.weight", size), bias, self.norm_epsilon)

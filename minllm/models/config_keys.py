@@ -1,7 +1,7 @@
-"""Which keys of config.json change a model's results, and which values of them change nothing.
+"""Keys of config.json that change a model's results, and the values of them that change nothing.
 
-Each family lists the keys that its reader understands (families/). Any other key is refused unless it is harmless: known not to touch the
-logits, or set to a value that switches its feature off. A key nobody has heard of may describe another model, so it is never ignored.
+Each family lists the keys that its reader understands (families/). Any other key is refused unless it is harmless: known not to affect the
+logits, or set to a value that switches its feature off. An unknown key may describe a different model, so it is never ignored.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from minllm.errors import UnsupportedModelError
 from minllm.models.json_files import Fields
 
-# Options that change the result, each with the values that do not. null never does.
+# Options that change the result, each with its neutral values; null is always neutral.
 NEUTRAL_OPTIONS: dict[str, tuple[Any, ...]] = {
     "quantization_config": (),
     "mlp_bias": (False,),
@@ -30,10 +30,10 @@ NEUTRAL_OPTIONS: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "is_causal": (True,),
     "use_rope": (True,),
-    "activation": ("silu", "swiglu"),  # Falcon 3 says it beside hidden_act
+    "activation": ("silu", "swiglu"),  # Falcon 3 has this key beside hidden_act
 }
 
-# Keys that real checkpoints carry and that no logit depends on, as transformers computes them.
+# Keys of real checkpoints that do not affect the logits in transformers.
 HARMLESS_KEYS = frozenset(
     key
     for keys in (
@@ -46,7 +46,7 @@ HARMLESS_KEYS = frozenset(
         "task_specific_params output_router_logits router_aux_loss_coef",
         # heads for other tasks: GPT-2's summary
         "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout",
-        # how other programs compute the same
+        # how other programs compute the same results
         "use_cache output_attentions output_hidden_states return_dict use_return_dict attn_implementation _attn_implementation "
         "_attn_implementation_autoset _attn_implementation_internal experts_implementation _experts_implementation "
         "_experts_implementation_internal chunk_size_feed_forward pretraining_tp torchscript tf_legacy_loss use_bfloat16 is_decoder "
@@ -65,9 +65,9 @@ HARMLESS_KEYS = frozenset(
 
 
 def refuse_unknown_options(fields: Fields, known: frozenset[str]) -> None:
-    """Raises UnsupportedModelError if a key is set that may change the result and that the family's reader does not know.
+    """Raises UnsupportedModelError if a key that may change the result is set and is not in `known`.
 
-    known: the keys that the reader understands.
+    known: the keys that the family's reader reads.
     """
     for key, value in fields.values.items():
         if key in known or key in HARMLESS_KEYS or value is None:

@@ -1,4 +1,4 @@
-"""From a model directory's config.json to a ModelConfig: find the architecture, refuse what is not computed, check what is said."""
+"""Reads config.json into a ModelConfig: finds the architecture, refuses unsupported options, checks the values."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ def read_model_config(directory: Path | str, quantized: bool = False) -> ModelCo
     """The ModelConfig of a Hugging Face model directory.
 
     quantized: the caller reads quantization_config (models/quantized/), so it is not refused here. Raises CheckpointError if
-    config.json is missing, damaged or contradicts itself, UnsupportedModelError if minllm would not compute what it asks for.
+    config.json is missing, damaged or contradicts itself, UnsupportedModelError if it describes a model that minllm cannot compute.
     """
     path = Path(directory) / "config.json"
     values = read_json(path)
@@ -24,7 +24,10 @@ def read_model_config(directory: Path | str, quantized: bool = False) -> ModelCo
 
 
 def parse_model_config(values: dict[str, Any], source: str = "config.json") -> ModelConfig:
-    """The ModelConfig of a config.json's content; `source` names it in errors. Raises as read_model_config does."""
+    """The ModelConfig of a config.json's content; `source` names it in errors.
+
+    Raises as read_model_config does.
+    """
     fields = Fields(values, source)
     named = values.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
@@ -46,7 +49,7 @@ def parse_model_config(values: dict[str, Any], source: str = "config.json") -> M
 
 
 def _check(config: ModelConfig, source: str) -> None:
-    """Contradictions between keys that no family allows."""
+    """Raises CheckpointError for combinations of values that no family allows."""
     if config.num_attention_heads % config.num_key_value_heads:
         raise CheckpointError(
             f"{source} has {config.num_attention_heads} query heads and {config.num_key_value_heads} key-value heads; "

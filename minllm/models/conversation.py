@@ -1,4 +1,4 @@
-"""Conversations in OpenAI's form, as users give them: checked, and brought into the form that chat templates read.
+"""Conversations in OpenAI's format: checks them and converts them to the format that chat templates read.
 
     [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": [{"type": "text", "text": "Hi"}]}]
 """
@@ -22,7 +22,7 @@ def is_one_conversation(messages: Any) -> bool:
 def checked_messages(messages: Any) -> list[Message]:
     """Copies of a conversation's messages. Raises InvalidRequestError if they have another form.
 
-    The arguments of tool calls become dictionaries, which templates expect; OpenAI's API has them as JSON texts.
+    The arguments of tool calls are parsed into dictionaries, which templates expect; OpenAI's API has them as JSON strings.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequestError(f"A conversation is a list of at least one message, like {EXAMPLE}.")
@@ -45,7 +45,7 @@ def _checked_message(message: Any) -> Message:
 
 
 def _checked_part(part: Any) -> dict[str, str]:
-    """A part of a message's content, {"type": "text", "text": "..."}."""
+    """A copy of a part of a message's content, {"type": "text", "text": "..."}."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind != "text" or not isinstance(part.get("text"), str):
         raise InvalidRequestError(
@@ -78,7 +78,7 @@ def _parsed_arguments(text: str) -> dict[str, Any]:
 
 
 def with_joined_parts(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the text parts of each content on lines of one text, for templates that know contents as texts only."""
+    """The messages with the text parts of contents joined by newlines, for templates that read only strings."""
     joined = []
     for message in messages:
         content = message.get("content")
@@ -87,7 +87,10 @@ def with_joined_parts(messages: Sequence[Message]) -> list[Message]:
 
 
 def with_mark(messages: Sequence[Message], mark: str) -> list[Message]:
-    """The messages with a mark after the last text of the final one. Raises InvalidRequestError if that has no text."""
+    """The messages with `mark` after the last text of the final one.
+
+    Raises InvalidRequestError if that has no text.
+    """
     *earlier, final = messages
     content = final.get("content")
     if isinstance(content, str):
@@ -99,7 +102,7 @@ def with_mark(messages: Sequence[Message], mark: str) -> list[Message]:
 
 
 def checked_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Copies of the descriptions of tools, dictionaries in OpenAI's form; None for none."""
+    """Copies of the descriptions of tools, dictionaries in OpenAI's format; None if there are none."""
     if tools is None:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):

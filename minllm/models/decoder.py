@@ -1,12 +1,12 @@
-"""The forward pass of a decoder-only transformer, once for every family and every machine.
+"""The forward pass of a decoder-only transformer, the same code for every model family and every device.
 
     hidden = embedding of the tokens
     each layer:  hidden += attention(norm(hidden));  hidden += feed_forward(norm(hidden))
     logits = head(norm(hidden))
 
-(Vaswani et al. 2017, section 3, in the pre-norm order of GPT-2.) `hidden` is carried as a pair (x, residual) whose sum it is, or as x alone
-with None: each normalisation adds the last block's output x to the residual in the same step, which saves a pass over memory. T tokens of
-all sequences lie in one flat batch; only attention separates them. What attention and feed-forward compute is in parts/.
+(Vaswani et al. 2017, section 3, in the pre-norm order of GPT-2.) `hidden` is carried as a pair (x, residual) with hidden = x + residual, or
+as (x, None): each normalisation also adds the previous block's output x to the residual, which saves a pass over memory. The T tokens of
+all sequences form one flat batch; only attention separates the sequences. Attention and feed-forward are in parts/.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,16 @@ from minllm.ops.protocol import Array, Batch, LayerCache, NormWeights, Ops
 
 
 def forward(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCache]) -> Array:
-    """The logits of the batch's wanted rows, float32 [R, vocab]; writes its tokens' keys and values to `cache`, which has one per layer."""
+    """The logits of the batch's wanted rows, float32 [R, vocab].
+
+    Writes the keys and values of the batch's tokens to `cache`, which holds one LayerCache per layer.
+    """
     x, residual = hidden_states(ops, model, batch, cache)
     return ops.logits(x, residual, model.weights.final_norm, model.weights.lm_head, batch.wanted_rows)  # [R, vocab]
 
 
 def hidden_states(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCache]) -> tuple[Array, Array | None]:
-    """The residual stream (x, residual), [T, hidden] both, behind the last layer, before the final norm."""
+    """The residual stream (x, residual), both [T, hidden], after the last layer and before the final norm."""
     weights = model.weights
     x = ops.embed(batch, weights.embedding, weights.position_embedding)  # [T, hidden]
     residual = None
@@ -38,7 +41,10 @@ def decoder_layer(
     ops: Ops, layer: Layer, x: Array, residual: Array | None, *, batch: Batch, layer_cache: LayerCache, cos_sin: Array | None,
     next_norm: NormWeights | None = None,
 ) -> tuple[Array, Array | None]:  # fmt: skip
-    """The residual stream (x, residual), [T, hidden] both, behind one layer; next_norm: the norm of the next layer's attention."""
+    """The residual stream (x, residual), both [T, hidden], after one layer.
+
+    next_norm: the norm of the next layer's attention.
+    """
     cached = dict(batch=batch, layer_cache=layer_cache, cos_sin=cos_sin)
     x, residual = layer.attention.forward(ops, x, residual, next_norm=layer.mlp.norm, **cached)
     return layer.mlp.forward(ops, x, residual, next_norm)

@@ -1,7 +1,7 @@
-"""Whether a tensor of floating-point numbers is free of NaN and infinity, found from the bits alone.
+"""Tests a tensor of floating-point numbers for NaN and infinity, on the bits.
 
 A number is NaN or infinite if all bits of its exponent are set. `word & exponent == exponent` needs no conversion of 16-bit floats, and
-pieces that stay in the L2 cache make it one pass over the tensor. It is the first pass over a tensor of a mapped file, and several threads
+with pieces that fit in the L2 cache memory is read only once. This is the first pass over a tensor of a mapped file, so several threads
 read the file at once.
 """
 
@@ -11,9 +11,9 @@ import numpy as np
 from minllm.runtime.host_threads import THREADS, host_threads
 
 PIECE_BYTES = 1 << 18
-THREADED_BYTES = 1 << 23  # fewer are checked sooner than threads start
-PARTS_PER_THREAD = 4  # a thread that is late leaves its last parts to the others
-EXPONENTS = {  # dtype -> (its words, the bits of the exponent)
+THREADED_BYTES = 1 << 23  # smaller tensors are checked faster than threads start
+PARTS_PER_THREAD = 4  # other threads take over the last parts of a slow one
+EXPONENTS = {  # dtype -> (unsigned integer of its size, mask of the exponent)
     np.dtype(ml_dtypes.bfloat16): (np.uint16, 0x7F80),
     np.dtype(np.float16): (np.uint16, 0x7C00),
     np.dtype(np.float32): (np.uint32, 0x7F80_0000),
@@ -33,7 +33,7 @@ def all_finite(values: np.ndarray) -> bool:
 
 
 def below(words: np.ndarray, exponent: np.unsignedinteger) -> bool:
-    """Whether no word has all bits of the exponent."""
+    """Whether no word has all bits of the exponent set."""
     piece = PIECE_BYTES // words.itemsize
     buffer = np.empty(min(piece, words.size), words.dtype)
     for start in range(0, words.size, piece):

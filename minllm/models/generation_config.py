@@ -1,4 +1,4 @@
-"""generation_config.json: how the makers of a model suggest to sample from it, and which tokens end its texts."""
+"""generation_config.json: sampling parameters suggested by a model's authors, and tokens that end a text."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from minllm.models.json_files import Fields, read_json
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """The suggestions that minllm follows; None where the file says nothing."""
+    """The values of generation_config.json that minllm uses; None if the file lacks them."""
 
     do_sample: bool | None = None
     temperature: float | None = None
@@ -21,7 +21,10 @@ class GenerationConfig:
 
 
 def read_generation_config(directory: Path | str) -> GenerationConfig:
-    """The generation_config.json of a model directory; all None where there is no such file. Raises CheckpointError where it is damaged."""
+    """The generation_config.json of a model directory; all None without the file.
+
+    Raises CheckpointError if it is damaged.
+    """
     path = Path(directory) / "generation_config.json"
     if not path.exists():
         return GenerationConfig()

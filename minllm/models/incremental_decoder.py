@@ -1,12 +1,12 @@
-"""Text from token ids that arrive one at a time, never showing half a character.
+"""Decodes token ids that arrive one at a time, and never returns part of a character.
 
-A token is a piece of a byte sequence, and a character may be spread over up to four tokens, so ids become bytes first and bytes become
-characters only when they are whole. The two ways in which tokenizers keep bytes are both read here, straight from each token's name:
+A token is a piece of a byte sequence, and a character may span up to four tokens. Ids are therefore converted to bytes first, and bytes to
+characters once these are complete. The bytes follow from the token's name, which tokenizers write in one of two ways:
 
-    byte-level BPE   every byte is written as a printable character of its own (GPT-2's table); Llama 3, Qwen, GPT-2
-    SentencePiece    the space is written U+2581, and bytes outside the vocabulary as <0x41>; Llama 2, Mistral
+    byte-level BPE   each byte is written as one printable character (GPT-2's table); Llama 3, Qwen, GPT-2
+    SentencePiece    a space is written as U+2581, and bytes outside the vocabulary as <0x41>; Llama 2, Mistral
 
-Both cost O(1) per token. A tokenizer of any other kind goes through the tokenizers library's own stream.
+Both cost O(1) per token. Any other kind of tokenizer is decoded by the stream of the tokenizers library.
 """
 
 import codecs
@@ -25,14 +25,17 @@ LONGEST_CHARACTER = 4  # bytes of UTF-8
 
 @functools.cache
 def byte_of_character() -> dict[str, int]:
-    """GPT-2's table: printable Latin-1 characters stand for their own byte, the others for U+0100 and up, in order."""
+    """{character: byte} of GPT-2: printable Latin-1 characters are their own byte, U+0100 and up the others."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token; a token with any other character (one that was added by name) stands for itself."""
+    """The bytes of a byte-level token.
+
+    A token with a character outside the table (an added token) is encoded as UTF-8.
+    """
     table = byte_of_character()
     try:
         return bytes([table[character] for character in token])
@@ -54,20 +57,21 @@ codecs.register_error("minllm_replace_each_byte", _replace_each_byte)  # Sentenc
 
 
 class IncrementalDecoder:
-    """Decodes one sequence. The pieces put together are `tokenizer.decode` of all ids, as it continues the prompt.
+    """Decodes one sequence.
 
-    (Of bytes that are no UTF-8 at all, a SentencePiece tokenizer's decode gives up a whole run, valid characters included; here these were
-    shown already, and only the broken bytes become U+FFFD.)
+    The returned pieces, joined, equal `tokenizer.decode` of all ids as a continuation of the prompt. One exception: for invalid UTF-8 a
+    SentencePiece tokenizer's decode replaces a whole run of bytes, valid characters included. Here the valid characters were returned
+    already, and only the invalid bytes become U+FFFD.
     """
 
     def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True):
-        """`prompt_token_ids` are what the text continues: with words before it, a first token's leading space is kept."""
+        """prompt_token_ids: the prompt that the text continues; if it holds words, the first token's leading space is kept."""
         self._tokenizer, self._prompt_token_ids, self._skips = tokenizer, prompt_token_ids, skip_special_tokens
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
 
     @functools.cached_property
     def _stream(self) -> "_ByteStream | _LibraryStream":
-        """Made for the first token, so that a batch of new requests does not wait for the decoders of all."""
+        """The stream, made for the first token so that a batch of new requests does not wait for all decoders."""
         stream = _make_stream(self._tokenizer, self._skips)
         words = (token_id for token_id in reversed(self._prompt_token_ids) if token_id not in self._skipped)
         before = list(itertools.islice(words, LONGEST_CHARACTER))
@@ -78,30 +82,30 @@ class IncrementalDecoder:
         return stream
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this token; empty while a character is incomplete."""
+        """The text that this token completes; empty while a character is incomplete."""
         return "" if token_id in self._skipped else self._stream.push(token_id)
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """The text that became certain with these tokens: what `push` gives for them one by one, put together."""
+        """The text that these tokens complete: the joined results of `push` for each."""
         return self._stream.push_all([token_id for token_id in token_ids if token_id not in self._skipped])
 
     def finish(self) -> str:
-        """What is left when no more tokens come: U+FFFD for a character that was cut off, or nothing."""
+        """The rest of the text after the last token: U+FFFD for an incomplete character, or nothing."""
         return self._stream.finish()
 
 
 class _ByteStream:
-    """Bytes of each token into whole characters. `strip` removes what the tokenizer puts before the first word of a text."""
+    """Turns the bytes of tokens into complete characters; strips a space added before the text's first word."""
 
     def __init__(self, id_to_token: Callable[[int], str | None], token_bytes: Callable[[str], bytes], strip: int | None, errors: str):
         self._id_to_token, self._token_bytes = id_to_token, token_bytes
-        self._strip = strip  # leading spaces of the text that are dropped; None drops every space of the first token
+        self._strip = strip  # number of leading spaces to drop; None drops every space of the first token
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors)
         self.at_start = True
 
     def push(self, token_id: int) -> str:
         token = self._id_to_token(token_id)
-        if token is None:  # a row of the embedding that the tokenizer has no name for
+        if token is None:  # the tokenizer has no token for this row of the embedding
             return ""
         if self.at_start and self._strip is None:
             self.at_start = False
@@ -131,7 +135,7 @@ class _ByteStream:
 
 
 class _LibraryStream:
-    """The stream of the tokenizers library, for decoders of any other kind."""
+    """The stream of the tokenizers library, for all other kinds of decoders."""
 
     def __init__(self, backend: Any, skip_special_tokens: bool):
         self._backend, self._skip = backend, skip_special_tokens

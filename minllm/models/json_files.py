@@ -1,4 +1,4 @@
-"""The small JSON files of a model directory, read with errors that name the file, the key and what is allowed."""
+"""Reads the small JSON files of a model directory; errors name the file, the key and the allowed values."""
 
 import json
 import math
@@ -8,21 +8,24 @@ from typing import Any
 from minllm.errors import CheckpointError
 
 REQUIRED = object()
-LARGEST_JSON_FILE = 64 << 20  # bytes; tokenizers have readers of their own, configurations are a few kilobytes
+LARGEST_JSON_FILE = 64 << 20  # bytes; configurations have a few kilobytes, and tokenizer.json has its own reader
 
 
-# The largest values of keys by which memory is taken before any tensor is compared with them.
+# Limits of keys that determine how much memory is allocated before any tensor is checked against them.
 LARGEST_VALUES = dict.fromkeys(("num_hidden_layers", "n_layer"), 10_000)
 
 
 def refuse_special_file(path: Path) -> None:
-    """Raises CheckpointError for a FIFO, a socket or a device, which reading may wait for without end; a missing file passes."""
+    """Raises CheckpointError for a FIFO, socket or device, on which a read may block; a missing file passes."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise CheckpointError(f"{path} is a FIFO, a socket or a device, and a model's files are regular files: give a copy of the file.")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises CheckpointError where the file is missing, unreadable, not JSON or not an object."""
+    """The JSON object in a file.
+
+    Raises CheckpointError if the file is missing, unreadable, not JSON or not an object.
+    """
     try:
         refuse_special_file(path)
         if path.stat().st_size > LARGEST_JSON_FILE:
@@ -43,7 +46,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """Typed access to the keys of one JSON object; `source` names it in errors. A key that is null counts as missing."""
+    """Typed access to the keys of one JSON object; `source` names it in errors.
+
+    A key with the value null counts as missing. The methods raise CheckpointError if the value has another type, or if a key without
+    default is missing.
+    """
 
     def __init__(self, values: dict[str, Any], source: str):
         self.values = values
@@ -64,7 +71,7 @@ class Fields:
         return CheckpointError(f"{self.source} says {key} = {value!r}, and it must be {allowed}.")
 
     def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> int:
-        """A whole number of at least `minimum`, and at most what LARGEST_VALUES allows."""
+        """A whole number of at least `minimum` and at most the key's limit in LARGEST_VALUES."""
         maximum = LARGEST_VALUES.get(key, 2**31 - 1)
         allowed = f"a whole number from {minimum} to {maximum}" if key in LARGEST_VALUES else f"a whole number of at least {minimum}"
         value = self._get(key, default, allowed)
@@ -88,7 +95,7 @@ class Fields:
         return self.number(key, default, above=0.0, allowed="a number above zero")
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
-        """true or false."""
+        """A boolean."""
         value = self._get(key, default, "true or false")
         if not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")
@@ -102,14 +109,14 @@ class Fields:
         return value
 
     def object(self, key: str) -> dict[str, Any]:
-        """A JSON object; an empty one where the key is missing."""
+        """A JSON object; an empty one if the key is missing."""
         value = self._get(key, {}, "an object")
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """One token id or a list of them, as a tuple; empty where the key is missing."""
+        """One token id or a list of them, as a tuple; empty if the key is missing."""
         value = self._get(key, [], "a token id or a list of them")
         ids = value if isinstance(value, list) else [value]
         if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31 for i in ids):

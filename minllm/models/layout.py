@@ -1,8 +1,8 @@
-"""Which tensors a model is stored in, and how they become the values that the forward pass takes.
+"""Layouts: the stored tensors of a model, and how they form the arrays and Linears that the forward pass takes.
 
-A layout is a ModelWeights whose leaves are not loaded yet: a StoredTensor for each array that is one tensor of the file, a StoredLinear for
-each Linear. Each part of a layer knows its own tensors (parts/); embedding, final norm and head are here. GPT-2 stores its matrices
-[inputs, outputs] (its Conv1D); everyone else stores [outputs, inputs].
+A layout is a ModelWeights with leaves that are not loaded yet: a StoredTensor for each array that is one tensor of the file, a StoredLinear
+for each Linear. Each part of a layer lists its own tensors (parts/); embedding, final norm and head are here. GPT-2 stores its matrices
+as [inputs, outputs] (its Conv1D), all other families as [outputs, inputs].
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,10 @@ class Layer:
 
 @dataclass
 class ModelWeights:
-    """All layers, and what stands before and after them. A tied head multiplies by the embedding itself."""
+    """The layers, and the embedding, final norm and head around them.
+
+    A tied head multiplies by the embedding itself.
+    """
 
     embedding: Array  # [vocab, hidden]
     position_embedding: Array | None  # [max_position_embeddings, hidden]
@@ -43,7 +46,10 @@ class ModelWeights:
 
 @dataclass(frozen=True)
 class Layout:
-    """The tensors of a model whose matrices are held in `weight_format`, except for modules that it does not cover."""
+    """The tensors of a model.
+
+    Its matrices are held in `weight_format`, except for modules that the format does not cover.
+    """
 
     config: ModelConfig
     model: ModelWeights  # before loading
@@ -51,8 +57,8 @@ class Layout:
     plain: WeightFormat
 
     def format_of(self, stored: StoredLinear) -> WeightFormat:
-        """The format of a Linear: the layout's if it covers all of its modules, else plain."""
-        # A tied head has the tensor of the embedding, and is covered by its name as a head.
+        """The layout's format if it covers all modules of the Linear, else the plain format."""
+        # A tied head's tensor bears the name of the embedding, but formats list the module as lm_head.
         names = ["lm_head"] if stored is self.model.lm_head else [one.name for one in stored.projections]
         return self.weight_format.of(names) or self.plain
 
@@ -80,7 +86,7 @@ class Layout:
         return [leaf.shape for leaf in (*leaves(self.model.layers[0]), self.model.lm_head) if isinstance(leaf, StoredLinear)]
 
     def weight_bytes(self, itemsize: int) -> int:
-        """Bytes that the loaded weights take, with `itemsize` bytes per number of all that is plain."""
+        """Bytes of the loaded weights, with `itemsize` bytes per number of every plain tensor."""
         counted, total = set(), 0
         for leaf in leaves(self.model):
             if isinstance(leaf, StoredTensor):
@@ -97,7 +103,7 @@ class Layout:
 
 
 def leaves(value: Any) -> Iterator[StoredTensor | StoredLinear]:
-    """Everything in a layout that the file stores, in the order of loading."""
+    """All StoredTensors and StoredLinears of a layout, in the order of loading."""
     if isinstance(value, StoredTensor | StoredLinear):
         yield value
     elif isinstance(value, list):
@@ -111,8 +117,8 @@ def leaves(value: Any) -> Iterator[StoredTensor | StoredLinear]:
 def layout_of(config: ModelConfig, prefixed: bool = True, weight_format: WeightFormat | None = None) -> Layout:
     """The layout of a model.
 
-    prefixed: False for checkpoints of the bare decoder ("layers.0..." and not "model.layers.0..."). weight_format: of its matrices; None
-    leaves them plain.
+    prefixed: False for checkpoints of the bare decoder ("layers.0..." instead of "model.layers.0..."). weight_format: the format of its
+    matrices; None leaves them plain.
     """
     plain = plain_format("float32")  # every plain format stores the same tensors
     model = (_gpt2_model if config.model_type == "gpt2" else _llama_model)(config, prefixed)

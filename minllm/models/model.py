@@ -1,4 +1,4 @@
-"""A model ready to run: its configuration, its weights, and the table of its rotary embedding."""
+"""A loaded model: its configuration, its weights, and the cosines and sines of its rotary embedding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from minllm.weights.format import WeightFormat
 
 @dataclass
 class Model:
-    """What `decoder.forward` runs."""
+    """A model ready for `decoder.forward`, with its arrays on the device of the ops that loaded it."""
 
     config: ModelConfig
     weights: ModelWeights
-    cos_sin: Array | None  # float32 [positions, head_dim], cosines first; None where positions are learned vectors
+    cos_sin: Array | None  # float32 [positions, head_dim], cosines first; None if positions are learned vectors
 
 
 def load_model(
@@ -35,13 +35,14 @@ def load_model(
     config: ModelConfig | None = None,
     make_reader: Callable[..., WeightReader] | None = None,
 ) -> Model:
-    """Loads a Hugging Face model directory into the arrays of `ops`; the weights come from `checkpoint` if one is given.
+    """Load a Hugging Face model directory into the arrays of `ops`.
 
-    progress: called as progress(done_bytes, total_bytes) while the weights are read. max_positions: the longest sequence that will be run,
-    which may be less than the model allows and then makes the rotary table shorter. weight_format: of the layers' matrices; None leaves
-    them plain. config: the model's, if the caller has read it (as here, with models/tied_head.py). make_reader: what reads one rank's part
-    of the weights (parallel/split_weights.py). Raises CheckpointError or UnsupportedModelError before any weight is placed, except for a
-    tensor with NaN or infinity, which is met when it is read.
+    checkpoint: the source of the weights, if not the directory. progress: called as progress(done_bytes, total_bytes) while the weights are
+    read. max_positions: the longest sequence that will be run; a value below the model's limit makes the rotary table shorter.
+    weight_format: the format of the layers' matrices; None leaves them plain. config: the configuration, if the caller has already read it
+    (with models/tied_head.py, as here). make_reader: makes the reader of one rank's part of the weights (parallel/split_weights.py). Raises
+    CheckpointError or UnsupportedModelError before any weight is placed, except for a tensor with NaN or infinity, which is found when it
+    is read.
     """
     stated = config or read_model_config(directory)
     checkpoint = checkpoint or Checkpoint(directory)
@@ -51,7 +52,7 @@ def load_model(
 
 
 def make_rope_table(ops: Ops, config: ModelConfig, max_positions: int | None = None) -> Array | None:
-    """The cosines and sines of every position that the model allows (at most `max_positions`), or None without a rotary embedding."""
+    """Cosines and sines, float32 [positions, head_dim], up to `max_positions`; None without RoPE."""
     if config.rope is None:
         return None
     positions = min(config.max_position_embeddings, max_positions or config.max_position_embeddings)

@@ -1,8 +1,8 @@
-"""A checkpoint of any shape with random weights and no files: speed depends on the shape, and little on the numbers.
+"""A checkpoint of any shape with random weights and no files, for speed measurements.
 
-It does depend on them a little: a GPU draws less power on zeros and then runs at a higher clock, so the weights are real noise of the size
-of trained weights. Drawing billions of normal numbers would take minutes; instead a few million are drawn, repeated to the length of the
-largest tensor, and every tensor is a view of that strip at an offset of its own.
+Speed depends mainly on the shape, and slightly on the values: a GPU draws less power on zeros and then runs at a higher clock, so the
+weights are noise with the magnitude of trained weights. Drawing billions of normal numbers would take minutes; instead a few million are
+drawn and repeated to the length of the largest tensor, and every tensor is a view of that strip at its own offset.
 """
 
 import functools
@@ -18,12 +18,12 @@ from minllm.models.safetensors_file import TensorEntry
 from minllm.runtime.host_threads import host_threads
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-STANDARD_DEVIATION = 0.02  # what Llama's matrices are initialised with
-NOISE_LENGTH = 4_194_301  # a prime near 2**22, so that no row of a matrix repeats another at a power of two
+STANDARD_DEVIATION = 0.02  # of the initial values of Llama's matrices
+NOISE_LENGTH = 4_194_301  # a prime near 2**22, so that rows with power-of-two lengths do not repeat
 
 
 class RandomCheckpoint:
-    """Looks to `load_weights` like an opened checkpoint in bfloat16 that holds just what `config` asks for."""
+    """StoredWeights in bfloat16 with exactly the tensors that `config` requires."""
 
     directory = "random weights"
     described_by = "config.json"
@@ -36,9 +36,9 @@ class RandomCheckpoint:
 
     @functools.cached_property
     def _strip(self) -> np.ndarray:
-        """Made when the first tensor is read: asking for shapes alone takes no memory."""
+        """Noise for the largest tensor plus one period; made when the first tensor is read, as shapes need none."""
         noise = np.random.default_rng(self._seed).standard_normal(self._period, dtype=np.float32)
-        period = (STANDARD_DEVIATION * noise).astype(BFLOAT16).view(np.uint16)  # NumPy copies its own dtypes several times faster
+        period = (STANDARD_DEVIATION * noise).astype(BFLOAT16).view(np.uint16)  # NumPy copies uint16 several times faster than bfloat16
         strip = np.empty(self._largest + len(period), np.uint16)
         repeats = [strip[start : start + len(period)] for start in range(0, len(strip), len(period))]
         with host_threads() as threads:
@@ -53,16 +53,16 @@ class RandomCheckpoint:
         return list(self._shapes)
 
     def stored_name(self, name: str) -> str:
-        """The same name."""
+        """The name itself."""
         return name
 
     def entry(self, name: str) -> TensorEntry:
-        """Shape and size of a tensor."""
+        """Dtype, shape and bytes of a tensor."""
         shape = self._shapes[name]
         return TensorEntry("BF16", shape, 0, math.prod(shape) * BFLOAT16.itemsize)
 
     def tensor(self, name: str) -> np.ndarray:
-        """Noise for a matrix or a bias, and near one for the weight of a norm, the same for the same name and seed."""
+        """Noise for matrices and biases, one plus noise for weights of norms; the same for the same name and seed."""
         shape = self._shapes[name]
         start = zlib.crc32(name.encode()) % self._period
         values = self._strip[start : start + math.prod(shape)].reshape(shape)

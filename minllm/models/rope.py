@@ -1,15 +1,15 @@
-"""Which frequencies a model rotates its queries and keys with.
+"""The frequencies with which a model rotates its queries and keys.
 
-Rotary position embedding (Su et al. 2021, section 3.4) turns pair i of a head by the angle position * f_i, with
-f_i = theta ** (-2 i / head_dim). Two ways of stretching that to longer contexts are in use among the models that minllm runs:
+Rotary position embedding (Su et al. 2021, section 3.4) rotates pair i of a head by the angle position * f_i, with
+f_i = theta ** (-2 i / head_dim). The models that minllm runs extend it to longer contexts in two ways:
 
-    linear   f_i / factor: every position counts for less (Chen et al. 2023, "Extending context window ... via positional interpolation")
-    llama3   long wavelengths are divided by the factor, short ones stay, those between are blended (the Llama 3 report, section 3.4.2;
+    linear   f_i / factor, which scales positions down (Chen et al. 2023, "Extending context window ... via positional interpolation")
+    llama3   f_i / factor for long wavelengths, f_i for short ones, a blend between them (the Llama 3 report, section 3.4.2;
              wavelength = 2 pi / f_i, bounds original_max_position_embeddings / low_freq_factor and / high_freq_factor)
 
-GGUF files hold the result of the latter as a factor for each frequency, f_i / factor_i.
+GGUF files store the result of llama3 as one factor per frequency, f_i / factor_i.
 
-The table of cosines and sines for these frequencies is made by kernels/rope.
+kernels/rope computes the table of cosines and sines for these frequencies.
 """
 
 import math
@@ -25,7 +25,7 @@ ROPE_TYPES = ("default", "linear", "llama3")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """The rotary embedding of a model, in the words of config.json's rope_scaling."""
+    """The rotary embedding of a model, with the names of config.json's rope_scaling."""
 
     rope_theta: float = 10000.0
     rope_type: str = "default"
@@ -33,14 +33,15 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
-    frequency_factors: tuple[float, ...] = ()  # each frequency is divided by its own, if there are any
+    frequency_factors: tuple[float, ...] = ()  # divisors of the frequencies, one each; empty: none
 
 
 def read_rope_config(fields: Fields) -> RopeConfig:
-    """The rotary embedding that a config.json asks for, in its old keys (rope_theta, rope_scaling) or its new one (rope_parameters).
+    """The rotary embedding of a config.json.
 
-    If both are there, rope_scaling replaces rope_parameters altogether, its rope_theta included, as in transformers. Raises
-    UnsupportedModelError for a kind of scaling, or a partial rotation, that minllm does not compute.
+    Old keys are rope_theta and rope_scaling, the new one is rope_parameters. If both are present, rope_scaling replaces rope_parameters
+    entirely, including its rope_theta, as in transformers. Raises UnsupportedModelError for an unsupported kind of scaling, and for a
+    partial rotation.
     """
     key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"
     scaling = Fields(fields.object(key), f"{key} of {fields.source}")
@@ -64,7 +65,7 @@ def _llama3(fields: Fields, scaling: Fields, rope_theta: float) -> RopeConfig:
     low, high = scaling.positive("low_freq_factor"), scaling.positive("high_freq_factor")
     if high <= low:
         raise UnsupportedModelError(f"{scaling.source} says high_freq_factor {high} <= low_freq_factor {low}; it must be the greater one.")
-    # A few checkpoints keep the trained length beside rope_scaling, which then counts; without either it is the model's own.
+    # A few checkpoints keep the trained length beside rope_scaling; it then overrides that in it. The default is the model's own length.
     inside = scaling.integer("original_max_position_embeddings", fields.integer("max_position_embeddings", 2048))
     original = fields.integer("original_max_position_embeddings", inside)
     return RopeConfig(rope_theta, "llama3", scaling.positive("factor"), low, high, original)
@@ -84,7 +85,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> np.ndarray:
 
 
 def _stretch_long_wavelengths(frequencies: np.ndarray, rope: RopeConfig) -> np.ndarray:
-    """llama3: keep wavelengths under the trained length / high_freq_factor, divide those over it / low_freq_factor, blend between."""
+    """The llama3 frequencies: f_i for short wavelengths, f_i / factor for long ones, a blend between them."""
     turns = rope.original_max_position_embeddings * frequencies / (2 * math.pi)  # full turns within the trained length
     keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
     return keep * frequencies + (1.0 - keep) * frequencies / rope.factor

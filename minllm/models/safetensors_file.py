@@ -1,8 +1,8 @@
-"""One safetensors file: its header checked to the last byte, its data memory-mapped.
+"""A safetensors file: validates the whole header and memory-maps the data.
 
 The format (https://github.com/huggingface/safetensors, "Format"): 8 bytes of little-endian length N, N bytes of JSON that map each tensor's
-name to dtype, shape and data_offsets [begin, end), and then the data, which the tensors cover without gap or overlap. A file is whatever
-somebody uploaded, so nothing in the header is believed before it was compared with the size of the file.
+name to dtype, shape and data_offsets [begin, end), and then the data, which the tensors cover without gap or overlap. Files are untrusted
+input, so nothing in the header is used before it has been checked against the size of the file.
 """
 
 import json
@@ -25,7 +25,7 @@ ITEM_BYTES = {
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
 }
 NUMPY_DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
-CODE_DTYPES = {  # what codes and zeros of quantised weights are stored in
+CODE_DTYPES = {  # dtypes of codes and zero points of quantised weights
     **{name: np.dtype(f"<{name[0].lower()}{ITEM_BYTES[name]}") for name in ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")},
     **{"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)},
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
@@ -34,7 +34,7 @@ CODE_DTYPES = {  # what codes and zeros of quantised weights are stored in
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a header: `begin` and `end` are bytes from the start of the data."""
+    """One tensor of a header; `begin` and `end` are byte offsets from the start of the data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,10 +43,13 @@ class TensorEntry:
 
 
 class SafetensorsFile:
-    """A safetensors file opened for reading. `entries` maps names to TensorEntry; `tensor(name)` gives the values."""
+    """A safetensors file opened for reading.
+
+    `entries` maps names to TensorEntry; `tensor(name)` returns the values.
+    """
 
     def __init__(self, path: Path):
-        """Raises CheckpointError where the file is missing, cut short, or its header is not true of it."""
+        """Raises CheckpointError if the file is missing or truncated, or if its header does not fit it."""
         self.path = path
         try:
             refuse_special_file(path)
@@ -65,7 +68,7 @@ class SafetensorsFile:
     def tensor(self, name: str) -> np.ndarray:
         """The values of a tensor, a read-only view of the mapped file: float64, float32, float16 or bfloat16.
 
-        Raises CheckpointError for a dtype that is not a plain floating-point number.
+        Raises CheckpointError for any other dtype.
         """
         entry = self.entries[name]
         if entry.dtype not in NUMPY_DTYPES:
@@ -73,7 +76,7 @@ class SafetensorsFile:
         return self.array(name)
 
     def array(self, name: str) -> np.ndarray:
-        """The values of a tensor that may also hold codes of a quantised weight: integers or 8-bit floats."""
+        """The same for tensors that may also hold codes of a quantised weight, as integers or 8-bit floats."""
         entry = self.entries[name]
         dtype = (NUMPY_DTYPES | CODE_DTYPES).get(entry.dtype)
         if dtype is None:
@@ -117,7 +120,7 @@ def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
-    """One header entry, with a byte count that fits its dtype and shape."""
+    """One header entry. Raises CheckpointError if its number of bytes does not match its dtype and shape."""
 
     def wrong(what: str) -> CheckpointError:
         return CheckpointError(f"{path}: tensor {name!r} {what}; the header is damaged or lies, copy the file again.")
@@ -142,7 +145,7 @@ def _are_counts(values: Any) -> bool:
 
 
 def _check_coverage(path: Path, entries: dict[str, TensorEntry], data_bytes: int) -> None:
-    """The tensors, in the order of their bytes, must follow one another from the first byte of the data to the last."""
+    """Raises CheckpointError unless the tensors cover the data from the first byte to the last without gap or overlap."""
     at = 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.end > data_bytes:

@@ -1,6 +1,6 @@
-"""Shapes of well-known models by name, and of any config.json or meta.json by path: sizes without weights.
+"""Shapes of well-known models by name, and of any config.json or meta.json by path; no weights are needed.
 
-Each is what the model's config.json says, in its own words, so it passes through the same reader as a real checkpoint's.
+A shape has the keys and values of the model's config.json, so that the reader of real checkpoints reads it too.
 """
 
 from pathlib import Path
@@ -56,7 +56,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def shape_values(name: str) -> dict[str, Any]:
-    """The config.json of a shape, "bundled" included. Raises KeyError for another name."""
+    """The content of config.json for a shape in SHAPES, or for "bundled". Raises KeyError for another name."""
     return read_json(BUNDLED_CONFIG) if name == "bundled" else SHAPES[name]
 
 
@@ -72,7 +72,7 @@ def find_config(model: str) -> tuple[str, ModelConfig]:
     """
     path = Path(model)
     if is_gguf(path):
-        from minllm.models.gguf.gguf_model import GgufModel  # here, so that other plans need no tokenizers
+        from minllm.models.gguf.gguf_model import GgufModel  # imported here, so that other plans do not need tokenizers
 
         return path.stem, GgufModel(path).config()
     if model and path.is_dir():

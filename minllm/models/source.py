@@ -1,4 +1,4 @@
-"""Where a model comes from: a Hugging Face directory or a GGUF file, opened alike."""
+"""Sources of a model, a Hugging Face directory or a GGUF file, behind one interface."""
 
 from pathlib import Path
 from typing import Protocol
@@ -17,24 +17,24 @@ from minllm.weights.format import WeightFormat
 
 
 class ModelSource(Protocol):
-    """What an engine asks of a model's files. The methods raise CheckpointError or UnsupportedModelError."""
+    """A model's files as an engine reads them. The methods raise CheckpointError or UnsupportedModelError."""
 
     path: Path
 
     def config(self) -> ModelConfig:
-        """What the model is."""
+        """The model's configuration."""
 
     def checkpoint(self, config: ModelConfig, allow_nonfinite_weights: bool = False) -> StoredWeights:
-        """Its weights, which are not read yet."""
+        """The stored weights; opening them reads no values yet."""
 
     def weight_format(self, config: ModelConfig, checkpoint: StoredWeights) -> WeightFormat | None:
-        """The format that its matrices are stored in; None if they are plain."""
+        """The format in which the matrices are stored; None if they are plain."""
 
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer, with the chat template if there is one."""
+        """The tokenizer, with the chat template if there is one."""
 
     def generation_config(self) -> GenerationConfig:
-        """How its makers suggest to sample from it."""
+        """The sampling defaults that the model's authors suggest."""
 
 
 class ModelDirectory:
@@ -44,28 +44,28 @@ class ModelDirectory:
         self.path = path
 
     def config(self) -> ModelConfig:
-        """By config.json."""
+        """The configuration in config.json."""
         return read_model_config(self.path, quantized=True)
 
     def checkpoint(self, config: ModelConfig, allow_nonfinite_weights: bool = False) -> Checkpoint:
-        """One safetensors file, or shards."""
+        """The tensors of one safetensors file, or of shards."""
         return Checkpoint(self.path, allow_nonfinite_weights)
 
     def weight_format(self, config: ModelConfig, checkpoint: Checkpoint) -> WeightFormat | None:
-        """By config.json's quantization_config."""
+        """The format that config.json's quantization_config names."""
         return stored_format(self.path, config, checkpoint)
 
     def tokenizer(self) -> Tokenizer:
-        """By tokenizer.json and tokenizer_config.json."""
+        """The tokenizer of tokenizer.json and tokenizer_config.json."""
         return Tokenizer.from_directory(self.path)
 
     def generation_config(self) -> GenerationConfig:
-        """By generation_config.json, if there is one."""
+        """The values of generation_config.json; all None without the file."""
         return read_generation_config(self.path)
 
 
 def open_source(path: Path) -> ModelSource:
-    """The source at a path. Raises CheckpointError if there is neither a directory nor a GGUF file."""
+    """The source at a path. Raises CheckpointError if the path is neither a directory nor a GGUF file."""
     if path.is_dir():
         return ModelDirectory(path)
     if is_gguf(path) or path.suffix == ".gguf":

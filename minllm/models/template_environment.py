@@ -1,6 +1,6 @@
-"""What chat templates are written for: a Jinja environment with the functions of transformers' documentation, "Writing a chat template".
+"""The Jinja environment that chat templates expect, by transformers' documentation, "Writing a chat template".
 
-They are raise_exception, strftime_now, a tojson filter that leaves HTML characters alone, and the generation tag.
+It adds raise_exception, strftime_now, a tojson filter that does not escape HTML characters, and the generation tag.
 """
 
 import json
@@ -15,7 +15,7 @@ from minllm.models.template_sandbox import BoundedEnvironment, current
 
 
 def template_environment() -> BoundedEnvironment:
-    """A sandboxed environment with these functions."""
+    """A sandboxed environment with the functions that chat templates expect."""
     environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag])
     environment.add_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise_exception
@@ -24,7 +24,7 @@ def template_environment() -> BoundedEnvironment:
 
 
 class _GenerationTag(Extension):
-    """{% generation %} marks the assistant's words for training; when a prompt is rendered it is only its body."""
+    """{% generation %} marks the assistant's text for training; in a rendered prompt the tag is replaced by its body."""
 
     tags = {"generation"}
 
@@ -51,11 +51,11 @@ def _strftime_now(format: str) -> str:
 
 
 def loops_over_content(template: nodes.Template) -> bool:
-    """Whether a template loops over the parts of a message's content, and so reads lists of parts; others read texts alone.
+    """Whether a template loops over a message's content, and so accepts lists of parts.
 
-    (vLLM decides in the same way, its chat_template_content_format="auto".)
+    Other templates accept only strings. vLLM's chat_template_content_format="auto" decides in the same way.
     """
-    names = {"content"}  # macros that write a content take it under this name
+    names = {"content"}  # the usual parameter name of macros that write a content
 
     def is_content(node: nodes.Node) -> bool:
         while isinstance(node, nodes.Filter) and node.node is not None:

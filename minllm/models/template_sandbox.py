@@ -1,10 +1,10 @@
-"""A Jinja environment in which a template's program cannot take long, or make large values, whatever it does.
+"""A Jinja environment that limits the time and the memory of an untrusted template.
 
-Jinja's sandbox keeps a template from the machine's files and from Python's internals, and not from its time and memory: it runs
-`'a' * 10**9`, two nested ranges of 100,000, or a variable that doubles in every round of a loop. Here every step that can cost something
-first asks a Budget: a round of a loop, a call, a filter, an operator, a comparison, a new list, and every value that is written. A call
-into Python cannot be interrupted, so the size of its result is bounded before it is made; all others are bounded by the CPU time of their
-thread. That needs no signal and no second process, and works on every platform and in any thread.
+Jinja's sandbox denies a template access to files and to Python's internals, but does not limit its time and memory: it runs `'a' * 10**9`,
+two nested ranges of 100,000, or a variable that doubles in every iteration of a loop. Here every step that can be expensive is first
+charged to a Budget: an iteration of a loop, a call, a filter, an operator, a comparison, a new list, and every value that is written. A
+call into Python cannot be interrupted, so the size of its result is bounded before the call; the CPU time of the thread bounds everything
+else. This needs no signal and no second process, and works on every platform and in any thread.
 """
 
 import functools
@@ -23,30 +23,33 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 LARGEST_VALUE = 8 << 20  # characters and items of one value, and characters of the whole output
-LARGEST_WORK = 512 << 20  # characters and items of all values together
+LARGEST_WORK = 512 << 20  # characters and items of all values in total
 LARGEST_INTEGER = 1024  # bits
 SECONDS = 5.0  # CPU time of one rendering
-REFUSED_FILTERS = ("pprint", "urlize", "wordwrap", "xmlattr")  # slow on long texts, and of no use in a prompt
-NOT_GROWING = frozenset(  # methods of str whose results are together no longer than the text
+REFUSED_FILTERS = ("pprint", "urlize", "wordwrap", "xmlattr")  # slow on long texts, and useless in a prompt
+NOT_GROWING = frozenset(  # methods of str with results no longer than the text, in total
     "count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric isspace istitle isupper lstrip partition "
     "removeprefix removesuffix rfind rindex rpartition rsplit rstrip split splitlines startswith strip".split()
 )
-SMALL_OPTIONS = {"round": 64, "tojson": 64}  # filters, and the largest number that they take as an option
+SMALL_OPTIONS = {"round": 64, "tojson": 64}  # filters, and the largest number that they accept as an option
 
 
 class BudgetError(Exception):
-    """A template wants more than it may have."""
+    """A template exceeded its budget of time or size."""
 
 
 class Budget:
-    """What one rendering may still spend. text_chars: the template's own text, which a macro or a recursive loop writes again."""
+    """The remaining budget of one rendering.
+
+    text_chars: length of the template's text, which a macro or recursive loop may repeat.
+    """
 
     def __init__(self, text_chars: int = 0):
         self.text_chars = text_chars
         self.work, self.end = LARGEST_WORK, time.thread_time() + SECONDS
 
     def spend(self, amount: int) -> None:
-        """Take `amount` characters or items. BudgetError if they, or the time, are used up."""
+        """Charge `amount` characters or items. Raises BudgetError if they, or the time, are used up."""
         self.work -= amount + 1
         if self.work < 0:
             raise BudgetError(f"it makes values of more than {LARGEST_WORK:,} characters and items in all")
@@ -54,7 +57,10 @@ class Budget:
             raise BudgetError(f"it was still running after {SECONDS:g} seconds")
 
     def weigh(self, *values: Any) -> None:
-        """Spend the characters and items of values, nested ones included. BudgetError if they are too many."""
+        """Charge the characters and items of values, nested ones included.
+
+        Raises BudgetError if there are too many.
+        """
         total, stack = 0, [*values]
         while stack:
             value = stack.pop()
@@ -70,7 +76,7 @@ class Budget:
         self.spend(total)
 
     def steps(self, values: Iterable[Any], text_chars: int = 0) -> Iterator[Any]:
-        """`values`, each of which takes a step."""
+        """Iterates over `values` and charges each iteration to the budget."""
         for value in values:
             self.spend(text_chars)
             yield value
@@ -95,20 +101,20 @@ def budget_of(text_chars: int) -> Iterator[Budget]:
 
 
 def check_size(size: int, largest: int = LARGEST_VALUE) -> None:
-    """BudgetError for a value that would have too many characters and items."""
+    """Raises BudgetError if a value would have more than `largest` characters and items."""
     if size > largest:
         raise BudgetError(f"it makes a value of more than {largest:,} characters and items")
 
 
 def size_of(value: Any) -> int:
-    """The factor by which a value can lengthen a result: a text by its length, a whole number by itself."""
+    """The factor by which a value can lengthen a result: the length of a text, the magnitude of an integer."""
     if isinstance(value, bool) or not isinstance(value, int | str | bytes | list | tuple):
         return 1
     return abs(value) if isinstance(value, int) else len(value)
 
 
 def check_product(values: Iterable[Any], largest: int = LARGEST_VALUE) -> None:
-    """Bound a result that grows with each of the values."""
+    """Bound the size of a result that may grow as the product of the values' sizes."""
     product = 1
     for value in values:
         product *= 1 + size_of(value)
@@ -116,7 +122,7 @@ def check_product(values: Iterable[Any], largest: int = LARGEST_VALUE) -> None:
 
 
 def check_format(text: str, mark: str, values: Iterable[Any]) -> None:
-    """Bound text % values (mark "%") and text.format(values) (mark "{")."""
+    """Bound the size of text % values (mark "%") and of text.format(values) (mark "{")."""
     values = [*values]
     lengths = sum(len(str(value)) for value in values)
     computed = re.search(r"%[^a-zA-Z]*\*" if mark == "%" else r"\{[^{}]*\{", text)  # a width that is one of the values
@@ -125,7 +131,7 @@ def check_format(text: str, mark: str, values: Iterable[Any]) -> None:
 
 
 def check_method(name: str, text: str | bytes, values: list[Any]) -> None:
-    """Bound the result of a method of str before it is called."""
+    """Bound the size of the result of a method of str before the call."""
     if name in NOT_GROWING:
         check_product([text, *values], LARGEST_WORK)
     elif name in ("format", "format_map"):
@@ -139,7 +145,7 @@ def check_method(name: str, text: str | bytes, values: list[Any]) -> None:
 
 
 def check_operator(operator: str, left: Any, right: Any) -> None:
-    """Bound the result of left operator right before it is computed."""
+    """Bound the size of the result of `left operator right` before it is computed."""
     long = str | bytes | list | tuple
     if operator == "%" and isinstance(left, str):
         check_format(left, "%", right if isinstance(right, tuple) else [right])
@@ -154,7 +160,7 @@ def check_operator(operator: str, left: Any, right: Any) -> None:
 
 
 def bounded_filter(name: str, function: Any) -> Any:
-    """A filter that asks the budget before it runs, and for what it returns."""
+    """A filter that checks its arguments before it runs, and charges them and its result to the budget."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0  # Jinja passes its context before the value
 
     @functools.wraps(function)
@@ -182,7 +188,7 @@ def bounded_filter(name: str, function: Any) -> Any:
 
 
 def bounded_result(budget: Budget, result: Any) -> Any:
-    """A result of a call, weighed; a generator's values are counted as they come."""
+    """The result of a call, charged to the budget; the values of a generator are charged as they are produced."""
     if isinstance(result, GeneratorType):
         return budget.steps(result)
     if isinstance(result, str | bytes | list | tuple | Mapping):
@@ -191,7 +197,7 @@ def bounded_result(budget: Budget, result: Any) -> Any:
 
 
 class _AskTheBudget(NodeTransformer):
-    """Puts a filter around every node that Jinja computes without asking its environment."""
+    """Wraps every node that Jinja computes without calling its environment in a filter that charges the budget."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         text_chars = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
@@ -235,12 +241,12 @@ def _concat(context: Any, values: list[Any]) -> str:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox, with a budget for time and sizes."""
+    """Jinja's immutable sandbox with a budget for time and size."""
 
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self, **options: Any):
-        super().__init__(finalize=_value, optimized=False, **options)  # an optimised template computes constants when it is compiled
+        super().__init__(finalize=_value, optimized=False, **options)  # optimised templates fold constants at compile time
         for name in REFUSED_FILTERS:
             del self.filters[name]
         self.filters = {name: bounded_filter(name, function) for name, function in self.filters.items()}
@@ -255,13 +261,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _AskTheBudget().visit(super()._parse(source, name, filename))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """An operator between two values."""
+        """Apply a binary operator, with its result bounded and charged."""
         current().spend(0)
         check_operator(operator, left, right)
         return bounded_result(current(), super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, function: Any, /, *arguments: Any, **options: Any) -> Any:
-        """A call of a function, a method or a macro."""
+        """Call a function, method or macro, with its result bounded and charged."""
         budget, arguments = current(), list(arguments)
         if isinstance(function, LoopContext):
             arguments = [budget.steps(iter(one), budget.text_chars) for one in arguments]

@@ -1,4 +1,4 @@
-"""A head of its own in a checkpoint whose config.json ties the head to the embedding: the file counts, as in transformers."""
+"""Unties the head if the checkpoint stores one that differs from the embedding, as transformers does."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ PIECE_BYTES = 1 << 20
 
 
 def untied_if_stored(config: ModelConfig, checkpoint: StoredWeights) -> ModelConfig:
-    """The configuration, untied if the checkpoint stores a head with other values than the embedding's.
+    """The configuration, untied if the checkpoint stores a head that differs from the embedding.
 
-    A head that repeats the embedding leaves the two tied, so that memory holds them once.
+    A stored head that equals the embedding stays tied, so that memory holds the matrix once.
     """
     embedding = layout_of(config, is_prefixed(checkpoint)).model.embedding.name
     if not config.tie_word_embeddings or HEAD not in checkpoint or embedding not in checkpoint:
@@ -26,7 +26,7 @@ def untied_if_stored(config: ModelConfig, checkpoint: StoredWeights) -> ModelCon
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two tensors of one shape hold the same bits; a piece at a time, so that no temporary is large."""
+    """Whether two tensors of the same shape have the same bits; compared in pieces, so that temporaries stay small."""
     if a.dtype != b.dtype:
         return False
     a, b = a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)

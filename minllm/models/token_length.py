@@ -1,7 +1,7 @@
-"""How many characters of a text one token can stand for, so that a text that is too long is refused before it is tokenised.
+"""A bound on the characters per token, so that a text that is too long can be refused before it is tokenised.
 
-A tokenizer may drop characters (a normaliser that strips, a pre-tokeniser that splits at spaces and drops them), or give one id for a long
-unknown word. For those there is no bound. The tokenizers of usual models keep every character: they merge characters, or bytes of UTF-8.
+A tokenizer may drop characters (a normaliser that strips, a pre-tokeniser that drops the spaces at which it splits), or return one id for a
+long unknown word. Such tokenizers have no bound. Those of most models keep every character: they merge characters, or bytes of UTF-8.
 """
 
 import json
@@ -9,13 +9,13 @@ from typing import Any
 
 import tokenizers
 
-COMPOSED = 4  # the most characters that Unicode's normal forms compose to one
+COMPOSED = 4  # the largest number of characters that Unicode's normal forms compose into one
 KEEPING_NORMALIZERS = {"NFC": COMPOSED, "NFKC": COMPOSED, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1}
 KEEPING_PRE_TOKENIZERS = ("ByteLevel", "Metaspace", "Digits", "Punctuation", "Split", "UnicodeScripts")
 
 
 def most_chars_per_token(backend: tokenizers.Tokenizer) -> int | None:
-    """The most characters of a text that become one token; None where there is no bound."""
+    """The largest number of characters of a text that become one token; None if there is no bound."""
     if not isinstance(backend.model, tokenizers.models.BPE):
         return None
     splits = _parts(backend.pre_tokenizer, "pretokenizers")
@@ -28,7 +28,7 @@ def most_chars_per_token(backend: tokenizers.Tokenizer) -> int | None:
     if any(part.get("behavior") == "Removed" for part in splits):
         return None
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
-        return None  # such a token takes all spaces beside it
+        return None  # such a token absorbs all spaces beside it
     factors = [_factor(part) for part in _parts(backend.normalizer, "normalizers")]
     if None in factors:
         return None
@@ -37,7 +37,7 @@ def most_chars_per_token(backend: tokenizers.Tokenizer) -> int | None:
 
 
 def _parts(step: Any, key: str) -> list[dict[str, Any]]:
-    """The steps of a normaliser or a pre-tokeniser, those of sequences one by one."""
+    """The steps of a normaliser or a pre-tokeniser, with sequences flattened."""
     if step is None:
         return []
     parts, stack = [], [json.loads(step.__getstate__())]
@@ -51,7 +51,7 @@ def _parts(step: Any, key: str) -> list[dict[str, Any]]:
 
 
 def _factor(part: dict[str, Any]) -> int | None:
-    """The most characters that a normaliser makes one of; None where there is no bound."""
+    """The largest number of characters that a normaliser turns into one; None if there is no bound."""
     if part["type"] == "Replace":
         pattern = part["pattern"].get("String", "")
         return len(pattern) if pattern and part["content"] else None

@@ -1,7 +1,7 @@
 """A model's tokenizer: text to token ids and back, and conversations to prompts.
 
-The `tokenizers` library does the work, on the model's own tokenizer.json. tokenizer_config.json adds which tokens begin and end a text, and
-the chat template.
+The `tokenizers` library does the work, with the model's own tokenizer.json. tokenizer_config.json adds the tokens that begin and end a
+text, and the chat template.
 """
 
 import functools
@@ -20,12 +20,15 @@ from minllm.models.token_length import most_chars_per_token
 
 
 class Tokenizer:
-    """encode and decode, with the chat template if the model has one."""
+    """Encodes and decodes text, and applies the chat template if the model has one."""
 
     def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, chat_template: str | None = None):
-        """`backend` is the library's tokenizer, `config` the content of tokenizer_config.json, `chat_template` a Jinja text."""
+        """backend: the library's tokenizer. config: the content of tokenizer_config.json.
+
+        chat_template: Jinja source.
+        """
         self.backend = backend
-        self.backend.no_truncation()  # some files carry the limits of the training run
+        self.backend.no_truncation()  # some files contain the limits of the training run
         self.backend.no_padding()
         self.config = dict(config or {})
         self.decoder: dict[str, Any] | None = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
@@ -33,12 +36,15 @@ class Tokenizer:
         self._special_tokens = {key: text for key in self.config if key.endswith("_token") and (text := _token_text(self.config[key]))}
         self._template_source = chat_template
         self._template: ChatTemplate | None = None
-        self._given: tuple[str, ChatTemplate] | None = None  # the last template that a request gave, and its source
+        self._given: tuple[str, ChatTemplate] | None = None  # source and template of the last request with its own
         self._added = self._explicitly_added()
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> "Tokenizer":
-        """The tokenizer of a Hugging Face model directory. Raises CheckpointError if tokenizer.json is missing or damaged."""
+        """The tokenizer of a Hugging Face model directory.
+
+        Raises CheckpointError if tokenizer.json is missing or damaged.
+        """
         directory = Path(directory)
         path = directory / "tokenizer.json"
         if not path.exists():
@@ -57,26 +63,29 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens, added ones included; every id that `encode` gives lies below the largest id plus one."""
+        """The number of tokens, added ones included. Ids may have gaps, so that the largest id can exceed it."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @functools.cached_property
     def most_chars_per_token(self) -> int | None:
-        """The most characters of a text that one token stands for; None if there is no bound."""
+        """The largest number of characters of a text that one token can represent; None if there is no bound."""
         return most_chars_per_token(self.backend)
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text, if tokenizer_config.json names one."""
+        """The id of the token that begins a text; None if tokenizer_config.json names none."""
         return self._id_of("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text, if tokenizer_config.json names one."""
+        """The id of the token that ends a text; None if tokenizer_config.json names none."""
         return self._id_of("eos_token")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text; `add_special_tokens` puts the tokens around it that the model expects at the start of a prompt."""
+        """The token ids of a text. Raises InvalidRequestError if it is not valid Unicode.
+
+        add_special_tokens: add the tokens that the model expects around a prompt, such as BOS.
+        """
         if not isinstance(text, str):
             raise InvalidRequestError(f"A text to encode must be a str, not {type(text).__name__}.")
         try:
@@ -90,14 +99,14 @@ class Tokenizer:
         return before + ids + after
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids; ids without a token are left out."""
+        """The text of token ids; ids without a token are ignored."""
         ids = [int(token_id) for token_id in token_ids]
         if any(not 0 <= token_id < 2**32 for token_id in ids):
             raise InvalidRequestError("Token ids to decode must be whole numbers from 0 to 2**32 - 1.")
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def incremental_decoder(self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> IncrementalDecoder:
-        """A decoder for ids that arrive one at a time, continuing a prompt."""
+        """A decoder for ids that arrive one at a time and continue a prompt."""
         return IncrementalDecoder(self, prompt_token_ids, skip_special_tokens)
 
     @property
@@ -108,15 +117,15 @@ class Tokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, chat_template: str | None = None, **options: Any
     ) -> str:
-        """The prompt of a conversation, as text. `options` are those of ChatTemplate.render; `chat_template` replaces the model's own.
+        """The prompt of a conversation, as text. options: those of ChatTemplate.render.
 
-        Raises InvalidRequestError if there is no template, or it refuses the messages.
+        chat_template: replaces the model's own. Raises InvalidRequestError if there is no template, or if it refuses the messages.
         """
         template = self._own_template() if chat_template is None else self._given_template(chat_template)
         return template.render(messages, add_generation_prompt, **options)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **options: Any) -> list[int]:
-        """The token ids of a conversation's prompt; the template itself writes the tokens that begin a text."""
+        """The token ids of a conversation's prompt, without special tokens added: the template itself writes them."""
         return self.encode(self.apply_chat_template(messages, add_generation_prompt, **options), add_special_tokens=False)
 
     def _own_template(self) -> ChatTemplate:
@@ -129,7 +138,10 @@ class Tokenizer:
         return self._template
 
     def _given_template(self, source: Any) -> ChatTemplate:
-        """The template that a request gives as Jinja text; the last one stays compiled, for the next turn of its conversation."""
+        """The template that a request gives as Jinja source.
+
+        The last one stays compiled for the next turn of the conversation.
+        """
         if not isinstance(source, str) or not source:
             raise InvalidRequestError(f"chat_template={shown(source)} is not allowed: it is the text of a Jinja template.")
         if self._given is None or self._given[0] != source:
@@ -144,9 +156,9 @@ class Tokenizer:
         return None if text is None else self.backend.token_to_id(text)
 
     def _explicitly_added(self) -> tuple[list[int], list[int]] | None:
-        """Tokens before and after a text if tokenizer_config.json settles either; None leaves both to tokenizer.json.
+        """Token ids before and after a text by add_bos_token and add_eos_token; None if neither is set.
 
-        A side on which it is silent keeps what tokenizer.json puts there.
+        A side that it does not set gets the tokens of tokenizer.json.
         """
         wanted = [self.config.get("add_bos_token"), self.config.get("add_eos_token")]
         if not any(isinstance(flag, bool) for flag in wanted):
@@ -158,7 +170,7 @@ class Tokenizer:
         return before, after
 
     def _put_around(self) -> tuple[list[int], list[int]]:
-        """The tokens that tokenizer.json's post-processor puts before and after a text."""
+        """The token ids that tokenizer.json's post-processor adds before and after a text."""
         encoding = self.backend.encode("a", add_special_tokens=True)
         ids, added = encoding.ids, encoding.special_tokens_mask
         first = added.index(0) if 0 in added else len(added)
@@ -167,6 +179,6 @@ class Tokenizer:
 
 
 def _token_text(value: Any) -> str | None:
-    """A special token is written as a text, or as an object with its content."""
+    """The text of a special token, which the file gives as a string or as an object with "content"."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) and content else None

@@ -1,7 +1,8 @@
-"""The parameters of a model, on the machine that multiplies by them.
+"""Loads the parameters of a model onto the device that computes with them.
 
-Loading has two halves. First the headers alone are compared with the configuration: every tensor that the model needs must be there in its
-shape, and none that it would not use. Only then are tensors read, one parameter at a time, so that host memory never holds more than one.
+Loading has two steps. The first compares only the headers with the configuration: every tensor that the model needs must be present with
+the right shape, and there must be no tensor that the model would not use. The second reads the tensors, one parameter at a time, so that
+host memory never holds more than one.
 """
 
 import re
@@ -24,17 +25,17 @@ from minllm.weights.linear import Linear
 from minllm.weights.shard import Shard
 from minllm.weights.stored import StoredLinear, StoredTensor
 
-Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 
-# Tensors that old checkpoints carry and that are recomputed: masks and rotation tables. A tied head repeats the embedding.
+# Tensors of old checkpoints that are recomputed: masks and rotary tables. A tied head repeats the embedding.
 RECOMPUTED = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
 
 
 class StoredWeights(Protocol):
-    """The tensors of a model by Hugging Face's names: of a directory, of a GGUF file, or made up."""
+    """The tensors of a model by Hugging Face's names, from a directory, a GGUF file, or drawn at random."""
 
-    directory: Path | str  # what they are read from, for errors
-    described_by: str  # what says how many there are and of which shapes, for errors
+    directory: Path | str  # the source of the tensors, for error messages
+    described_by: str  # the file that gives their number and shapes, for error messages
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
@@ -43,7 +44,7 @@ class StoredWeights(Protocol):
         """The names of all tensors."""
 
     def stored_name(self, name: str) -> str:
-        """What the file itself calls a tensor."""
+        """The name of a tensor in the file itself."""
 
     def entry(self, name: str) -> TensorEntry:
         """Dtype, shape and bytes of a tensor, known before it is read."""
@@ -52,18 +53,18 @@ class StoredWeights(Protocol):
         """The values of a tensor. Raises CheckpointError for NaN or infinity."""
 
     def dtype(self, quantized: bool = False) -> np.dtype:
-        """The dtype to compute in; quantized: tensors of codes do not count."""
+        """The dtype to compute in; quantized: tensors of codes are ignored."""
 
 
 def load_weights(
     ops: Ops, config: ModelConfig, checkpoint: StoredWeights, progress: Progress | None = None, weight_format: WeightFormat | None = None,
     make_reader: "Callable[..., WeightReader] | None" = None,
 ) -> ModelWeights:  # fmt: skip
-    """Reads a checkpoint into the arrays of `ops`. `progress(done_bytes, total_bytes)` after each parameter.
+    """Read a checkpoint into the arrays of `ops`; calls progress(done_bytes, total_bytes) after each parameter.
 
-    weight_format: the format of the layers' matrices; None rounds them, as all else, to the dtype of `ops`. make_reader: WeightReader, or
-    what reads one rank's part. It raises, before any weight is read, CheckpointError if the tensors contradict the configuration or a
-    stored scale is NaN or infinite, and InvalidOptionError if a matrix does not fit its format.
+    weight_format: the format of the layers' matrices; None rounds them to the dtype of `ops`, like all other tensors. make_reader: makes
+    the reader, WeightReader or one that reads a rank's part. Raises, before any weight is read, CheckpointError if the tensors contradict
+    the configuration or a stored scale is NaN or infinite, and InvalidOptionError if a matrix does not fit its format.
     """
     layout = layout_of(config, is_prefixed(checkpoint), weight_format)
     layout.check_format()
@@ -74,12 +75,12 @@ def load_weights(
 
 
 def is_prefixed(checkpoint: StoredWeights) -> bool:
-    """Whether the decoder's tensors are named as part of a language model ("model.", "transformer."), or stand alone."""
+    """Whether tensor names have the prefix of a language model, "model." or "transformer."."""
     return any(name.startswith(("model.", "transformer.")) for name in checkpoint.names())
 
 
 def check_tensors(layout: Layout, checkpoint: StoredWeights) -> None:
-    """Raises CheckpointError unless every expected tensor is there in its shape, and no other that would have a say."""
+    """Raises CheckpointError if a tensor is missing, has another shape, or is not used by the model."""
     config, expected = layout.config, layout.shapes()
     model = f"a {config.model_type} model of {config.num_hidden_layers} layers"
     missing = [name for name in expected if name not in checkpoint]
@@ -105,7 +106,7 @@ def check_tensors(layout: Layout, checkpoint: StoredWeights) -> None:
 
 
 def check_stored_scales(layout: Layout, checkpoint: StoredWeights) -> None:
-    """Raises CheckpointError if a scale that a quantised checkpoint stores is NaN or infinite, even if such weights are allowed.
+    """Raises CheckpointError if a stored scale is NaN or infinite, even if such weights are allowed.
 
     Scales are the floating-point tensors beside a module's codes. A format that stores one tensor per module checks it while it loads.
     """
@@ -137,7 +138,7 @@ class WeightReader:
         self.done = 0
 
     def read_model(self) -> ModelWeights:
-        """Everything, whole. A tied plain head shares the embedding's array."""
+        """All weights, unsplit. A tied plain head shares the embedding's array."""
         stored, tied = self.layout.model, self.layout.config.tie_word_embeddings
         outside = replace(stored, layers=[], lm_head=None)
         weights = self.read(outside)
@@ -149,11 +150,11 @@ class WeightReader:
         return weights
 
     def tied_head(self, embedding: Array) -> Linear:
-        """The head that multiplies by the embedding."""
+        """The head as a plain Linear on the embedding's array [vocab, hidden]."""
         return Linear(embedding, None, self.plain, self.layout.model.lm_head.shape)
 
     def read(self, value: Any) -> Any:
-        """The value with every leaf loaded."""
+        """A copy of a layout, or of a part of one, with every leaf loaded."""
         if isinstance(value, StoredTensor):
             return self.tensor(value)
         if isinstance(value, StoredLinear):
@@ -165,7 +166,7 @@ class WeightReader:
         return value
 
     def tensor(self, stored: StoredTensor) -> Array:
-        """A plain array of the machine."""
+        """A tensor of the file as a plain array of `ops`."""
         weight = self._plain(self.checkpoint.tensor(stored.name), stored.name)
         self._report([stored.name])
         return weight
@@ -200,7 +201,7 @@ class WeightReader:
         return self.ops.weight(host)
 
     def _report(self, names: list[str]) -> None:
-        """Count these tensors, each once."""
+        """Add the bytes of the tensors that were not counted before, and call `progress`."""
         self.done += sum(map(self._bytes, self.unread.intersection(names)))
         self.unread.difference_update(names)
         if self.progress is not None:
@@ -212,7 +213,7 @@ class WeightReader:
 
 
 def _check_range(host: np.ndarray, dtype: np.dtype, name: str) -> None:
-    """float16 ends at 65504, and what lies beyond would silently become infinite."""
+    """Raises CheckpointError for values beyond 65504, the largest float16, which would silently become infinite."""
     if dtype == np.float16 and host.dtype != np.float16 and host.size:
         magnitude = np.abs(host.astype(np.float32, copy=False))
         largest = float(magnitude.max())

@@ -1,9 +1,9 @@
-"""Planning: what a model needs and can reach on a GPU, before anything is loaded.
+"""Planning: a model's memory use and its limits of speed on a GPU, computed without loading it.
 
-    formats.py     names of the formats of weights and cache, bytes per cached number, and the rate that multiplies weights
-    plan.py        memory, largest batch, floors, tokens a second, cost; all from minllm.costs and minllm.machine.hardware
-    caches.py      all policies and formats of the KV cache beside each other
+    formats.py       names of the formats of weights and cache, bytes per cached number, and the FLOP/s of each weight format
+    plan.py          memory, largest batch, floors, tokens per second, cost; all from minllm.costs and minllm.machine.hardware
+    caches.py        compares all policies and formats of the KV cache
     weight_table.py  predicted decode steps with weights in several formats, by batch
-    measured.py    the same floors held against recorded measurements
-    card.py        both as text
+    measured.py      compares the floors with recorded measurements
+    card.py          plans and comparisons as text and JSON
 """

@@ -1,4 +1,4 @@
-"""All policies and formats of the KV cache beside each other: how many sequences fit, what waits unused, how fast a step can be."""
+"""Compares all policies and formats of the KV cache: sequences that fit, unused memory, least step time."""
 
 from dataclasses import replace
 
@@ -15,9 +15,10 @@ from minllm.planning.plan import Plan, Wishes, make_plan
 
 
 def compare_caches(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> list[Plan]:
-    """A plan for each policy in the wished 16-bit or 32-bit format, and for each quantised format under the wished policy.
+    """Plans for each policy with the wished 16-bit or 32-bit format (else bfloat16), then for each quantised format.
 
-    Each plans its own largest batch, or one sequence if none fits. Formats that do not fit the model's heads are left out.
+    Quantised formats take the wished policy; those that do not support the model's head_dim are left out. Each plan is for its own largest
+    batch, or for one sequence if none fits.
     """
     wished = kv_format_name(wishes.kv_dtype)
     wide = wished if wished in KV_ITEMSIZES else "bfloat16"
@@ -36,7 +37,7 @@ def compare_caches(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> list[Plan]:
 
 
 def cache_table(plans: list[Plan]) -> Table:
-    """One line per plan."""
+    """A table with one line per plan."""
     context = plans[0].wishes.context
     table = Table(title=f"caches for {context:,} tokens a sequence, each at its largest batch", title_justify="left")
     table.box, table.pad_edge = None, False
@@ -50,7 +51,7 @@ def cache_table(plans: list[Plan]) -> Table:
 
 
 def figures(plan: Plan) -> tuple[str, ...]:
-    """What a plan's batch takes and yields; dashes if not one sequence fits."""
+    """Largest batch, cache, unused share, least step and tokens per second of a plan; dashes if not one sequence fits."""
     if not plan.largest_batch:
         return "none", "-", "-", "-", "-"
     share = f"{100 * plan.kv_wasted_share:.1f} %"

@@ -13,7 +13,7 @@ from minllm.planning.plan import Plan
 
 
 def as_text(title: str, rows: list[tuple[str, str]]) -> Text:
-    """One line per fact, under a title."""
+    """A title, and below it one line per row."""
     text = Text(title, style="bold")
     for name, value in rows:
         text.append(f"\n{name:<18}", style="not bold dim").append(value, style="not bold")
@@ -21,7 +21,7 @@ def as_text(title: str, rows: list[tuple[str, str]]) -> Text:
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
-    """(name, value) of every line of the card."""
+    """(name, value) for every line of the card; a line with an empty name continues the one above."""
     wishes = plan.wishes
     each = " a GPU" if wishes.gpus > 1 else ""
     used = plan.weight_bytes + plan.kv_bytes + plan.activation_bytes
@@ -52,7 +52,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def stage_table(title: str, stages: list[Stage]) -> Table:
-    """Every stage with its bytes, operations and arithmetic intensity."""
+    """A table with one line per stage: bytes, operations and arithmetic intensity."""
     table = Table("stage", title=title, title_justify="left", box=None, pad_edge=False)
     for head in ("weights", "keys, values", "activations", "GFLOP", "FLOP per byte"):
         table.add_column(head, justify="right")
@@ -64,7 +64,7 @@ def stage_table(title: str, stages: list[Stage]) -> Table:
 
 
 def policy_words(plan: Plan) -> str:
-    """The cache's policy, and how much of what it sets aside waits unused."""
+    """The cache's policy, and the share of its allocation that is unused."""
     policy = plan.wishes.policy
     sizes = {
         "contiguous": f"contiguous, {policy.max_model_len or 0:,} tokens for each",
@@ -75,12 +75,12 @@ def policy_words(plan: Plan) -> str:
 
 
 def window_words(plan: Plan) -> str:
-    """The part of the cache that residual windows take."""
+    """The size of the residual windows, and their part of the cache."""
     return f"windows of {plan.wishes.residual_window} tokens as they are: {giga(plan.wishes.batch * plan.window_bytes)} of it"
 
 
 def kv_line(plan: Plan) -> str:
-    """Bytes per token, and what the formula that ignores grouping would give."""
+    """KV bytes per token, and for grouped-query attention also the result without shared KV heads."""
     line = size(plan.all_kv_bytes_per_token)
     if plan.ungrouped_kv_bytes_per_token == plan.all_kv_bytes_per_token:
         return line
@@ -94,7 +94,7 @@ def kv_line(plan: Plan) -> str:
 
 
 def largest_batch_line(plan: Plan) -> str:
-    """How many sequences fit, or why none does."""
+    """The number of sequences that fit, or the reason that none does."""
     if plan.largest_batch:
         return f"{counted(plan.largest_batch, 'sequence')} of {plan.wishes.context:,} tokens"
     if plan.weight_bytes > plan.budget_bytes:
@@ -103,21 +103,21 @@ def largest_batch_line(plan: Plan) -> str:
 
 
 def floor_line(floor: Floor) -> str:
-    """The floor with its parts."""
+    """The floor of a step with its parts."""
     link = f" + link {milliseconds(floor.link_ms)}" if floor.link_ms else ""
     parts = f"memory {milliseconds(floor.memory_ms)}, arithmetic {milliseconds(floor.compute_ms)}{link}"
     return f"at least {milliseconds(floor.floor_ms)}: {parts}; {floor.bound} sets it"
 
 
 def stages_line(plan: Plan) -> str:
-    """How a pipeline divides the layers, and how long its stages wait."""
+    """The number of pipeline stages, and the share of a decode step that each is idle."""
     stages = plan.wishes.pipeline_parallel
     parts = counted(min(stages, plan.wishes.batch), "micro-batch", "micro-batches")
     return f"{stages} of equal numbers of layers; in a decode step of {parts} each waits {100 * plan.decode.bubble:.0f} % of the time"
 
 
 def link_lines(floor: Floor) -> list[str]:
-    """What crosses between GPUs, and what measured all-reduces take in place of the floor's; nothing for one GPU."""
+    """Bytes sent between GPUs, and the step with measured all-reduces instead of their floor; empty for one GPU."""
     lines = [f"each GPU sends at most {short_size(floor.sent_bytes)}"] if floor.sent_bytes else []
     for by, taken in (("NCCL", floor.nccl_ms), ("kernels of our own", floor.kernels_ms)):
         if taken is not None:
@@ -127,7 +127,7 @@ def link_lines(floor: Floor) -> list[str]:
 
 
 def comparison_rows(compared: list[Comparison]) -> list[tuple[str, str]]:
-    """Predicted and measured, two lines per run."""
+    """(name, value) lines of predicted and measured times, two per run."""
     rows = []
     for one in compared:
         lengths = f"prompt {one.prompt}, new {one.new}, {one.dtype}"
@@ -140,13 +140,13 @@ def comparison_rows(compared: list[Comparison]) -> list[tuple[str, str]]:
 
 
 def difference(predicted: float, measured: float) -> str:
-    """ "predicted 3.5 ms, measured 3.8 ms, 0.3 ms more"."""
+    """ "predicted 3.5 ms, measured 3.8 ms: 0.3 ms more, 1.09 times the floor"."""
     more = f"{milliseconds(measured - predicted)} more" if measured >= predicted else f"{milliseconds(predicted - measured)} less"
     return f"predicted {milliseconds(predicted)}, measured {milliseconds(measured)}: {more}, {measured / predicted:.2f} times the floor"
 
 
 def as_json(plan: Plan, compared: list[Comparison]) -> dict[str, Any]:
-    """All figures, with what is derived from them."""
+    """All figures of a plan and its comparisons, derived ones included, for JSON."""
     floors = {
         name: {**asdict(floor), "floor_ms": floor.floor_ms, "bound": floor.bound, "tokens_per_s": floor.tokens_per_s}
         | {"cost_per_million": plan.cost_per_million(floor)}
@@ -156,22 +156,22 @@ def as_json(plan: Plan, compared: list[Comparison]) -> dict[str, Any]:
 
 
 def counted(number: int, noun: str, nouns: str = "") -> str:
-    """1 token, 16 tokens."""
+    """A number and its noun: "1 token", "16 tokens"."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def giga(count: float) -> str:
-    """Bytes as GB; small ones as MB."""
+    """Bytes as text in GB, below 0.1 GB in MB."""
     return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
 
 
 def three_figures(value: float) -> str:
-    """0.625, 15.9, 1,790."""
+    """A number as text with three figures: 0.625, 15.9, 1,790."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def short_size(count: float) -> str:
-    """Bytes in the unit that suits; a dash for none."""
+    """Bytes as text in B, kB, MB or GB; "-" for none."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
@@ -179,12 +179,12 @@ def short_size(count: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes of one token: MB or kB."""
+    """Bytes of one token as text, in MB or kB."""
     return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.3g} kB"
 
 
 def milliseconds(value: float) -> str:
-    """Three figures, in µs below a tenth of a millisecond, in seconds above ten thousand."""
+    """Milliseconds as text with three figures, in µs below 0.1 ms and in seconds from 10,000 ms."""
     if value >= 1e4:
         return f"{value / 1e3:,.3g} s"
     return f"{value:.3g} ms" if value >= 0.1 and value < 1000 else f"{value:,.0f} ms" if value >= 1000 else f"{1e3 * value:.3g} µs"

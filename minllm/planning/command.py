@@ -1,4 +1,4 @@
-"""`minllm plan`: from what was typed to the card or the JSON."""
+"""`minllm plan`: from the command's options to the card or the JSON."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ from minllm.planning.measured import Comparison, comparisons
 from minllm.planning.plan import Wishes, make_plan
 from minllm.planning.weight_table import compare_weights, weight_table
 
-BLOCK_SIZE = 16  # tokens, the engine's
+BLOCK_SIZE = 16  # tokens; the engine's default
 
 
 def run(
@@ -40,12 +40,10 @@ def run(
     json_file: Path | None = None,
     **wishes,
 ) -> None:
-    """Print the plan; without a model, what was predicted and measured on that GPU.
+    """Print the plan; without a model, the predictions and measurements for that GPU.
 
-    With `stages` also what each stage moves and computes, with `caches` also all policies and formats of the cache beside each other,
-    with `formats` also the predicted steps with weights in other formats.
-
-    Raises InvalidOptionError and CheckpointError.
+    stages: also the bytes and operations of each stage. caches: also a comparison of all policies and formats of the cache. formats: also
+    the predicted steps with weights in other formats. wishes: further fields of Wishes. Raises InvalidOptionError and CheckpointError.
     """
     gpu_name, limits = gpu_named(gpu)
     console = Console(stderr=str(json_file) == "-", highlight=False, soft_wrap=True)
@@ -85,7 +83,10 @@ def run(
 
 
 def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:
-    """The stages of one GPU's part of a decode step and of a prefill; of a pipeline, one micro-batch in its last stage."""
+    """The stages of one GPU's part of a decode step and of a prefill.
+
+    For a pipeline they are those of one micro-batch in its last stage.
+    """
     sequences = micro_batches(wishes.batch, wishes.pipeline_parallel).sequences
     weights, part = WEIGHT_FORMATS[wishes.dtype], last_stage(costs.shard(config, wishes.tensor_parallel), wishes.pipeline_parallel)
     sizes = dict(itemsize=weights.itemsize, kv_itemsize=kv_itemsize(wishes.kv_dtype, config.head_dim))
@@ -97,7 +98,7 @@ def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:
 
 
 def as_values(by_phase: dict[str, list[Stage]]) -> dict[str, list[dict]]:
-    """For JSON, with what is derived."""
+    """The stages for JSON, with total bytes and arithmetic intensity."""
     return {
         phase: [asdict(stage) | dict(bytes=stage.bytes, arithmetic_intensity=stage.arithmetic_intensity) for stage in listed]
         for phase, listed in by_phase.items()
@@ -105,13 +106,13 @@ def as_values(by_phase: dict[str, list[Stage]]) -> dict[str, list[dict]]:
 
 
 def print_comparisons(console: Console, gpu_name: str, compared: list[Comparison]) -> None:
-    """Predicted beside measured, and where the measurements come from."""
+    """Print predicted and measured times, with the GPU and the date of the measurements."""
     date = read_measurements()[gpu_name]["date"]
     console.print(card.as_text(f"predicted and measured on one {gpu_name}, recorded {date}", card.comparison_rows(compared)))
 
 
 def write(json_file: Path | None, values: dict) -> None:
-    """The JSON to a file, to standard output for "-", or nowhere."""
+    """Write `values` as JSON to a file, to standard output for "-", or nowhere for None."""
     if json_file is None:
         return
     text = json.dumps(values, ensure_ascii=False) + "\n"

@@ -1,7 +1,7 @@
-"""Names of number formats as a plan takes them, bytes of cached numbers, and how fast a GPU multiplies weights.
+"""The number formats of a plan: names, bytes per cached number, and FLOP/s with each weight format.
 
-Weights are the table of weights/formats.py. The formats of a cache are those of LLM(kv_cache_dtype=), by the same names and aliases; plain
-numbers go by the name of their dtype.
+The formats of weights are those of weights/formats.py. The formats of a cache have the names and aliases of LLM(kv_cache_dtype=); plain
+formats have the name of their dtype.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,19 +16,25 @@ from minllm.weights.fp8_block import BLOCK
 from minllm.weights.nf4 import NESTED_BLOCK, TABLE_BYTES
 
 PLAIN_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-WEIGHT_ALIASES = {**PLAIN_ALIASES, "float8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}  # a plan counts both alike
+WEIGHT_ALIASES = {**PLAIN_ALIASES, "float8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}  # a plan counts both 8-bit floats in the same way
 KV_ALIASES = {**PLAIN_ALIASES, **ALIASES, "float8": "fp8_e4m3"}
 KV_ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 KV_NAMES = (*KV_ITEMSIZES, *KV_FORMATS)
 
 
 def weight_format_name(name: str) -> str:
-    """The full name of a weight format that a user typed for --dtype. InvalidOptionError says what is allowed."""
+    """The full name of a weight format given for --dtype.
+
+    Raises InvalidOptionError with the allowed names for any other.
+    """
     return _full_name(name, "--dtype", WEIGHT_FORMATS, WEIGHT_ALIASES)
 
 
 def kv_format_name(name: str, option: str = "--kv-dtype") -> str:
-    """The full name of a cache's format that a user typed for `option`. InvalidOptionError says what is allowed."""
+    """The full name of a cache format given for `option`.
+
+    Raises InvalidOptionError with the allowed names for any other.
+    """
     return _full_name(name, option, KV_NAMES, KV_ALIASES)
 
 
@@ -41,10 +47,10 @@ def _full_name(name: str, option: str, formats: Iterable[str], aliases: Mapping[
 
 
 def kv_itemsize(name: str, head_dim: int) -> int | Fraction:
-    """Bytes per cached number, its part of the scales included: exactly, so that bytes of whole tokens stay whole.
+    """Bytes per cached number with its share of the scales, as an exact fraction so that bytes per token stay whole.
 
-    int8 with a scale and a zero of 2 bytes for each head of 128 takes 132 / 128. Raises KernelArgumentError if the format needs another
-    head_dim.
+    int8 with a scale and a zero of 2 bytes each for a head of 128 takes 132 / 128. Raises KernelArgumentError if the format does not
+    support head_dim.
     """
     name = kv_format_name(name)
     if name in KV_ITEMSIZES:
@@ -53,9 +59,9 @@ def kv_itemsize(name: str, head_dim: int) -> int | Fraction:
 
 
 def kv_window(name: str, given: int | None) -> int:
-    """Tokens of the residual window of a cache in the format of this name: what was given, or the format's own for None.
+    """Tokens of the residual window of a cache in this format: `given`, or the format's default for None.
 
-    Raises InvalidOptionError for a window that is not whole groups, or that the format cannot have or do without.
+    Raises InvalidOptionError unless the window is a multiple of TOKEN_GROUP, 0 for plain formats, and not 0 for keys by channel.
     """
     full = kv_format_name(name)
     window = default_window(full) if given is None else given
@@ -68,8 +74,11 @@ def kv_window(name: str, given: int | None) -> int:
 
 
 def kv_format_tables() -> dict[str, dict]:
-    """What kv_itemsize knows, for code that is not Python: bits of a code, bytes of a group's scale and zero, sizes of groups to try,
-    and what a head's size must be a multiple of. Formats that need a residual window are left out."""
+    """The data of kv_itemsize as plain tables, for code that is not Python.
+
+    Per format: bits of a code, bytes of a group's scale and zero, group sizes to try, and the number that head_dim must be a multiple of.
+    Formats that need a residual window are left out.
+    """
     tables = {name: dict(bits=8 * size, scale_bytes=0, groups=(), multiple=1) for name, size in KV_ITEMSIZES.items()}
     for name in KV_FORMATS:
         if default_window(name):
@@ -81,8 +90,11 @@ def kv_format_tables() -> dict[str, dict]:
 
 
 def weight_format_tables() -> dict[str, dict]:
-    """What a plan knows of weight formats, for code that is not Python: WeightFormat's fields of these names, and with two levels of scales
-    the groups that share one of the second level, and the bytes of tables; with blocks of outputs and inputs the size of both."""
+    """The data of the weight formats as plain tables, for code that is not Python.
+
+    Per format: the fields of WeightFormat listed in `names`; for NF4 also the number of groups that share a second-level scale, and the
+    bytes of its tables; for fp8_block also the size of a block.
+    """
     names = ("matrix_itemsize", "itemsize", "rates", "row_bytes", "group_size", "group_bytes")
     tables = {name: {field: getattr(one, field) for field in names} for name, one in WEIGHT_FORMATS.items()}
     tables["nf4"] |= dict(nested_size=NESTED_BLOCK, table_bytes=TABLE_BYTES)
@@ -91,7 +103,7 @@ def weight_format_tables() -> dict[str, dict]:
 
 
 def best_rate(gpu: Gpu, weights: str) -> tuple[float, str]:
-    """(TFLOP/s, where from) at which `gpu` multiplies weights of this format: measured, or else from the data sheet."""
+    """(TFLOP/s, source) of GEMMs with weights of this format on `gpu`: measured if possible, else from the data sheet."""
     for rate in WEIGHT_FORMATS[weights].rates:
         if getattr(gpu, rate) is not None:
             break

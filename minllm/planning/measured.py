@@ -1,7 +1,7 @@
-"""Floors held against recorded measurements: one sequence, decoded greedily by this engine on a GPU.
+"""Compares floors with recorded measurements of one sequence, decoded greedily by this engine on a GPU.
 
-A measured run has a prompt and a number of new tokens; its decode time per token is compared with the floor in the middle of generation,
-and its time to the first token with the floor of the prompt's prefill. Both floors take the ceilings that were measured on the same GPU.
+A run has a prompt and a number of new tokens. Its decode time per token is compared with the floor in the middle of the generation, and its
+time to the first token with the floor of the prompt's prefill. Both floors use the ceilings measured on the same GPU.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from minllm.planning.formats import WEIGHT_FORMATS, best_rate
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measured run beside its floors, in milliseconds."""
+    """The times of one measured run and its floors, in milliseconds."""
 
     model: str
     dtype: str
@@ -29,9 +29,9 @@ class Comparison:
 
 
 def comparisons(gpu_name: str, config: ModelConfig | None = None) -> list[Comparison]:
-    """All measured runs on the GPU of that driver's name, or those of a model with the shape of `config`.
+    """All measured runs on a GPU, by the driver's name of it; with `config`, only those of models of the same shape.
 
-    InvalidOptionError where nothing was measured on that GPU and no shape was given.
+    Raises InvalidOptionError if nothing was measured on that GPU and no config is given.
     """
     measurements = read_measurements()
     if config is None and gpu_name not in measurements:
@@ -47,10 +47,10 @@ def comparisons(gpu_name: str, config: ModelConfig | None = None) -> list[Compar
 
 
 def compare(gpu_name: str, config: ModelConfig, run: dict) -> Comparison:
-    """One run of measurements.json beside the floors of its shape."""
+    """The Comparison of one run of measurements.json with the floors of its shape."""
     gpu, item = GPUS[gpu_name], WEIGHT_FORMATS[run["dtype"]].itemsize
     tflops, _ = best_rate(gpu, run["dtype"])
-    middle = run["prompt"] + (run["new"] + 1) // 2  # the middle of the generation, where the report card takes it too
+    middle = run["prompt"] + (run["new"] + 1) // 2  # the middle of the generation, as in the report card
     step, prompt = costs.decode_step(config, 1, middle, item, item), costs.prefill(config, run["prompt"], item, item)
     return Comparison(
         model=run["model"],

@@ -1,13 +1,13 @@
-"""From a shape and a GPU to memory, the largest batch, floors, tokens a second and cost. All counts come from minllm.costs.
+"""Computes memory, largest batch, floors, tokens per second and cost of a shape on a GPU, with minllm.costs.
 
-Memory on each GPU: its weights, the room that one forward needs (cache/capacity.py), and what is left of a share of the memory for keys and
-values, as the cache's policy divides it (costs/cache_policies.py).
+Memory on each GPU: its weights, the activations of one forward (cache/capacity.py), and keys and values in the rest of `memory_share`, as
+the cache's policy allocates them (costs/cache_policies.py).
 
-Time: a step takes at least the longer of moving its bytes and doing its operations, and with several GPUs the all-reduces on top, which
-nothing can overlap, because what follows needs their sum. So tokens a second here are what no engine can exceed, not what one will reach.
+Time: a step takes at least the longer of moving its bytes and doing its operations. With several GPUs the all-reduces are added: they
+cannot be overlapped, because the next operation needs their sum. The resulting tokens per second are an upper bound, not a prediction.
 
-Cost: the price per hour of all GPUs over tokens per hour. At the ridge's batch multiplying by the weights takes as long as reading
-them: below it a larger batch is nearly free. Source: Pope et al. 2023, "Efficiently Scaling Transformer Inference", section 2.
+Cost: the price per hour of all GPUs divided by tokens per hour. At the ridge batch, multiplying by the weights takes as long as reading
+them; below it a larger batch is nearly free. Source: Pope et al. 2023, "Efficiently Scaling Transformer Inference", section 2.
 """
 
 import math
@@ -23,12 +23,15 @@ from minllm.models.config import ModelConfig
 from minllm.planning.floor import Floor, Passes, step_floor
 from minllm.planning.formats import WEIGHT_FORMATS, best_rate, kv_itemsize, kv_window
 
-STEP_TOKENS = 2048  # the fewest tokens that a step must have room for: the engine's max_num_batched_tokens
+STEP_TOKENS = 2048  # tokens for which a step must have memory: the engine's max_num_batched_tokens
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What to plan for. context: tokens of a sequence when a step reads them, and of the prompt that a prefill reads."""
+    """What to plan for. context: number of tokens in each sequence of a decode step, and in the prompt of a prefill.
+
+    Raises InvalidOptionError for values out of range.
+    """
 
     context: int = 4096
     batch: int = 1
@@ -36,10 +39,10 @@ class Wishes:
     kv_dtype: str = "bfloat16"
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
-    price_per_hour: float | None = None  # for one GPU, in any currency
+    price_per_hour: float | None = None  # per GPU, in any currency
     memory_share: float = 0.9
     policy: costs.AllocationPolicy = costs.AllocationPolicy()
-    kv_window: int | None = None  # newest tokens that are kept unquantised; None is the format's own
+    kv_window: int | None = None  # newest tokens kept unquantised; None: the format's default
 
     def __post_init__(self) -> None:
         for name in ("context", "batch", "tensor_parallel", "pipeline_parallel"):
@@ -58,13 +61,13 @@ class Wishes:
 
     @property
     def residual_window(self) -> int:
-        """Tokens of the residual window, 0 for none."""
+        """Tokens of the residual window; 0 for none."""
         return kv_window(self.kv_dtype, self.kv_window)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes are those of one GPU, unless `all_` says otherwise."""
+    """The results of a plan. Bytes are per GPU, except in fields that begin with `all_`."""
 
     wishes: Wishes
     parameters: int
@@ -73,9 +76,9 @@ class Plan:
     all_kv_bytes_per_token: int
     ungrouped_kv_bytes_per_token: int
     kv_bytes_per_token: int
-    kv_bytes: int  # set aside for the batch at its context
-    window_bytes: int  # the residual window of one sequence, part of kv_bytes
-    kv_wasted_share: float  # the share of the blocks or pages in kv_bytes that holds no token
+    kv_bytes: int  # allocated for the batch at its context
+    window_bytes: int  # residual window of one sequence, included in kv_bytes
+    kv_wasted_share: float  # share of the allocated blocks or pages that holds no token
     activation_bytes: int
     memory_bytes: int
     budget_bytes: int  # memory times memory_share
@@ -90,19 +93,22 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the batch fits the memory."""
+        """Whether weights, cache and activations of the batch fit in budget_bytes."""
         return self.weight_bytes + self.kv_bytes + self.activation_bytes <= self.budget_bytes
 
     def cost_per_million(self, floor: Floor) -> float | None:
-        """The price of a million tokens at that floor; None if no price was given."""
+        """The price of a million tokens at the speed of `floor`; None if no price was given."""
         if self.wishes.price_per_hour is None:
             return None
         return 1e6 * self.wishes.price_per_hour * self.wishes.gpus / (3600 * floor.tokens_per_s)
 
 
 def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
-    """The plan of `config` on `wishes.gpus` GPUs. InvalidOptionError if they do not divide the model, or the context is longer than learned
-    positions allow, or a GPU's part of a matrix does not fit the weights' format."""
+    """The plan of `config` on `wishes.gpus` GPUs.
+
+    Raises InvalidOptionError if the model cannot be divided among them, if the context is longer than learned positions allow, or if a
+    GPU's part of a matrix does not fit the weights' format.
+    """
     if config.rope is None and wishes.context > config.max_position_embeddings:
         raise InvalidOptionError(
             f"context {wishes.context} is not allowed: this model has learned positions for {config.max_position_embeddings} tokens."
@@ -150,16 +156,16 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
 
 
 def forward_bytes(config: ModelConfig, batch: int, itemsize: int) -> int:
-    """What a forward of STEP_TOKENS tokens, or of one for each of a larger batch, needs beside weights and cache."""
+    """Bytes of activations and logits of a forward with STEP_TOKENS tokens, or `batch` tokens if that is more."""
     widest = costs.widest_activation(config)
     return activation_bytes(max(STEP_TOKENS, batch), batch, config.hidden_size, widest, config.vocab_size, itemsize)
 
 
 def largest_batch(config: ModelConfig, room: int, sequence_bytes: int, itemsize: int) -> int:
-    """The most sequences of `sequence_bytes` keys and values each whose cache and forward fit `room`; 0 if none does."""
+    """The largest number of sequences with `sequence_bytes` of cache each that fits in `room` bytes."""
     fixed = forward_bytes(config, 0, itemsize)
     logits = forward_bytes(config, 1, itemsize) - fixed
     batch = (room - fixed) // (sequence_bytes + logits)
-    if batch > STEP_TOKENS:  # then every sequence also brings a token's activations
+    if batch > STEP_TOKENS:  # every sequence then also needs the activations of one token
         batch = max(STEP_TOKENS, room // (sequence_bytes + logits + fixed // STEP_TOKENS))
     return max(0, batch)

@@ -1,4 +1,4 @@
-"""Decode steps with weights in several formats beside each other, by batch: predicted times (costs/step_time.py), not floors."""
+"""Compares predicted decode steps (costs/step_time.py, not floors) with weights in several formats, by batch."""
 
 from typing import NamedTuple
 
@@ -21,11 +21,14 @@ class StepsByFormat(NamedTuple):
 
     context: int
     milliseconds: dict[int, dict[str, float]]  # {batch: {format: ms}}
-    most_ahead: dict[str, dict[str, int]]  # {format: {other: up to which batch it is faster}}
+    most_ahead: dict[str, dict[str, int]]  # {format: {other: largest batch at which format is faster}}
 
 
 def compare_weights(config: ModelConfig, gpu_name: str, gpu: Gpu, context: int) -> StepsByFormat:
-    """Steps of sequences that see `context` keys. Raises InvalidOptionError for GPUs whose kernels of codes nobody has measured."""
+    """Steps of sequences with `context` tokens.
+
+    Raises InvalidOptionError except for Hopper: other GPUs' kernels were not measured.
+    """
     if not gpu_name.startswith(HOPPERS):
         raise InvalidOptionError(f"--formats knows kernels over codes on Hopper alone, and {gpu_name} has others: leave it out.")
     rates = StepRates.of(gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops)
@@ -40,7 +43,7 @@ def compare_weights(config: ModelConfig, gpu_name: str, gpu: Gpu, context: int) 
 
 
 def weight_table(found: StepsByFormat) -> Group:
-    """One line per batch, then up to which batch one format is faster than another."""
+    """One line per batch, then the largest batch at which one format is faster than another."""
     title = f"decode steps by format of the layers' weights, predicted, in ms: {found.context:,} tokens a sequence, one GPU"
     table = Table("batch", title=title, title_justify="left", box=None, pad_edge=False)
     for name in COMPARED:

@@ -16,7 +16,7 @@ from minllm.bench.kernel_cases import (
     window_attention,
 )
 
-# Folders of minllm/kernels, and "quantised" for the products of quantised weights.
+# folders of minllm/kernels, and "quantised" for GEMMs with quantised weights
 STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activation", "kv", "sampling", "slots", "quantised")
 
 

@@ -1,6 +1,7 @@
-"""Attention's rungs on a paged cache with blocks in random order (or one per sequence): prompts in FLOPs, decode steps in bytes.
+"""The attention variants on a paged cache: prompts in FLOP/s, decode steps in bytes per second.
 
-Peers get the same keys and values, gathered into contiguous memory beforehand as [sequences, KV heads, keys, head_dim].
+Cache blocks are in random order, or there is one per sequence. Peers compute on the same keys and values, gathered beforehand into
+contiguous arrays [sequences, KV heads, keys, head_dim].
 """
 
 import numpy as np
@@ -14,18 +15,18 @@ BLOCK_SIZE = 16
 SAMPLE_ROWS = 32  # queries at each end of a sequence that are recomputed on the host
 PEERS = ("SDPA FlashAttention-2", "SDPA cuDNN")
 LAYOUTS = ("contiguous", "ragged contiguous", "ragged")  # the cost of paging is the ratio of the last two
-# (sequences, keys) of decode steps.
-VERIFICATION_SIZES = ((1, 5, 1024), (1, 16, 1024), (16, 5, 1024), (64, 5, 1024), (1, 5, 32768))  # (sequences, new tokens of each, keys)
+# (sequences, new tokens of each, keys) of verification steps, then (sequences, keys) of decode steps
+VERIFICATION_SIZES = ((1, 5, 1024), (1, 16, 1024), (16, 5, 1024), (64, 5, 1024), (1, 5, 32768))
 DECODE_SIZES = ((1, 1024), (1, 8192), (1, 32768), (1, 131072), (16, 1024), (16, 8192), (64, 1024), (64, 4096), (256, 1024))
 
 
 def prefill_flops(sequences: int, tokens: int, heads: int, head_dim: int) -> int:
-    """Causal: query i sees i keys, with a multiply and an add in q . K and in p . V for each element of a head."""
+    """FLOPs of causal attention: the i-th query sees i keys, with 4 operations per element of a head (q . K and p . V)."""
     return 4 * heads * head_dim * sequences * (tokens * (tokens + 1) // 2)
 
 
 def key_value_bytes(sequences: int, context: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
-    """Keys and values of all sequences, read once."""
+    """Bytes of the keys and values of all sequences."""
     return 2 * sequences * context * kv_heads * head_dim * itemsize
 
 
@@ -39,14 +40,14 @@ def prefill_case(
     dtype: np.dtype = BFLOAT16,
     contiguous: bool = False,
 ) -> KernelCase:
-    """Causal attention of whole prompts; contiguous: each in one block of the cache."""
+    """Causal attention of whole prompts; contiguous: one cache block per prompt."""
     work = prefill_flops(sequences, tokens, heads, head_dim)
     sizes = (sequences, tokens, tokens, heads, kv_heads, head_dim)
     return attention_case("prefill attention", variant, *sizes, dtype, TFLOP_S, work, layout="contiguous" if contiguous else "")
 
 
 def ragged_lengths(sequences: int, context: int) -> np.ndarray:
-    """Lengths from an eighth of `context` to all of it, in random order, the first the longest."""
+    """Lengths from context / 8 to context in pseudo-random order, int [sequences]; the first is the longest."""
     return context - context * 7 * (np.arange(sequences) * 37 % sequences) // (8 * sequences)
 
 
@@ -63,8 +64,8 @@ def decode_case(
 ) -> KernelCase:
     """Attention of one new token per sequence.
 
-    layout: "" for blocks of 16, "contiguous" for one block per sequence; "ragged" and "ragged contiguous" are the same with lengths up to
-    `context`, for which there are no peers.
+    layout: "" for blocks of 16, "contiguous" for one block per sequence; "ragged" and "ragged contiguous" are the same with different
+    lengths up to `context`, and have no peers.
     """
     ragged = layout.startswith("ragged")
     lengths = ragged_lengths(sequences, context) if ragged else np.full(sequences, context)
@@ -74,7 +75,7 @@ def decode_case(
 
 
 def verification_case(variant: str, sequences: int, tokens: int, context: int) -> KernelCase:
-    """Attention of a few new tokens per sequence, the newest and the drafts that are verified with it, with the heads of decode_case."""
+    """Attention of a few new tokens per sequence, the newest and the drafts to verify, with the heads of decode_case."""
     heads, kv_heads, head_dim, dtype = 32, 8, 128, BFLOAT16
     work = key_value_bytes(sequences, context, kv_heads, head_dim, dtype.itemsize)
     sizes = (sequences, tokens, context, heads, kv_heads, head_dim, dtype)
@@ -91,13 +92,14 @@ def shared_prefix_case(
     head_dim: int = 128,
     dtype: np.dtype = BFLOAT16,
 ) -> KernelCase:
-    """Attention of one new token per sequence; all begin with the same `prefix` keys, in the same blocks, and have `own` more each.
+    """Attention of one new token per sequence; all share their first `prefix` keys, and each has `own` more.
 
-    Work is the least that has to be read: the prefix once. To expect on an H200, at 4.2 TB/s and some 9 us per launch: 64 sequences that
-    share 8192 keys and have 512 each read 34 + 134 MB, 40 us, or 60 with two launches; kernels that read the prefix for every sequence load
-    2.3 GB, most of it from the L2 cache, in 350 us or more: six times as long. 16 that share 32768 read 134 + 34 MB in the same 60 us, or
-    2.2 GB that no cache holds in 500 us: eight times as long. The recorded rows ("shared prefix" in docs/results/h200.json) are 2.0 and 3.3
-    times as fast: shares of the prefix compute for twice as long as they read, and sequences in step find its keys in the L2 cache.
+    Work counts the prefix once, the least that must be read. Expected on an H200 with 4.2 TB/s and about 9 us per launch: 64 sequences that
+    share 8192 keys and have 512 of their own read 34 + 134 MB in 40 us, or 60 us with two launches; kernels that read the prefix for every
+    sequence load 2.3 GB, most of it from the L2 cache, in 350 us or more, six times as long. 16 sequences that share 32768 keys read
+    134 + 34 MB in the same 60 us, or 2.2 GB, more than any cache holds, in 500 us, eight times as long. In the recorded rows ("shared
+    prefix" in docs/results/h200.json) the speed-up is only 2.0 and 3.3 times: splits of the prefix compute for twice as long as they read,
+    and without sharing, sequences that run in step find the prefix's keys in the L2 cache.
     """
     work = key_value_bytes(1, prefix + sequences * own, kv_heads, head_dim, dtype.itemsize)
     sizes = (sequences, 1, prefix + own, heads, kv_heads, head_dim, dtype)
@@ -105,9 +107,9 @@ def shared_prefix_case(
 
 
 def block_tables_of(random, sets, sequences, blocks, shared) -> np.ndarray:
-    """Block tables, [sets, sequences, blocks], over all blocks of a cache in random order.
+    """Block tables, int32 [sets, sequences, blocks], with the blocks of a cache in random order.
 
-    The sequences of a set share their first `shared` blocks, and no others.
+    The sequences of a set share only their first `shared` blocks.
     """
     order = random.permutation(sets * (shared + sequences * (blocks - shared))).astype(np.int32).reshape(sets, -1)
     common = np.repeat(order[:, None, :shared], sequences, axis=1)
@@ -118,7 +120,7 @@ def attention_case(
     benchmark, variant, sequences, tokens, context, heads, kv_heads, head_dim, dtype, unit, work, lengths=None, layout="", peers=PEERS,
     prefix=0,
 ) -> KernelCase:  # fmt: skip
-    """`tokens` new tokens for each of `sequences`, which see `context` keys, including the new ones, or as many as in `lengths`.
+    """The case of `tokens` new tokens per sequence, which has `context` keys, the new ones included, or its number in `lengths`.
 
     The first `prefix` keys, a multiple of BLOCK_SIZE, are shared.
     """
@@ -126,7 +128,7 @@ def attention_case(
     block_size = context if layout.endswith("contiguous") else BLOCK_SIZE
 
     def prepare(ops, noise, sets):
-        # One cache for all sets, each with its own blocks.
+        # one cache holds all sets, which have separate blocks
         tables = block_tables_of(noise.random, sets, sequences, -(-context // block_size), prefix // block_size)
         shape = (int(tables.max()) + 1, block_size, kv_heads, head_dim)
         key_cache, value_cache = noise.array(shape, dtype), noise.array(shape, dtype)
@@ -169,7 +171,7 @@ def attention_case(
 
 
 def sampled_rows(query, key_cache, value_cache, block_tables, tokens, lengths, scale) -> dict[int, np.ndarray]:
-    """Row of `query` -> [heads, head_dim] in float32: the first and last rows of the first and last sequences."""
+    """{row of query: the reference's float32 [heads, head_dim]}, for rows at the ends of the first and last sequences."""
     rows, expected = min(tokens, SAMPLE_ROWS), {}
     for sequence in {0, len(block_tables) - 1}:
         for first in {0, tokens - rows}:
@@ -181,7 +183,7 @@ def sampled_rows(query, key_cache, value_cache, block_tables, tokens, lengths, s
 
 
 def cases() -> list[KernelCase]:
-    """Sequences x tokens."""
+    """All cases of attention, named sequences x tokens."""
     prefill = [prefill_case(variant, 1, 512) for variant in ("materialized", "flash_attention_1", "flash_attention_2")]
     prefill += [prefill_case("flash_attention_2", 4, 2048), prefill_case("flash_attention_2_float32", 1, 512, dtype=FLOAT32)]
     for sequences, tokens in ((16, 512), (4, 2048), (4, 4096), (1, 16384)):
@@ -202,7 +204,7 @@ def cases() -> list[KernelCase]:
 
 
 def default_case(variant: str, tokens: int = 512, context: int = 1024, **heads) -> KernelCase:
-    """The case of a variant for which no other is written: a decode step if it takes no prompts, else a prompt."""
+    """The case of a variant without a case of its own: a prompt if it supports prompts, else a decode step."""
     if VARIANTS.entry(variant).takes_rows(tokens):
         return prefill_case(variant, 1, tokens, **heads)
     return decode_case(variant, 1, context, **heads)

@@ -1,6 +1,6 @@
-"""The element-wise kernels, all memory-bound: on arrays of about 128 MB, as a share of the rate of a copy.
+"""The element-wise kernels, which are memory-bound: on arrays of about 128 MB, relative to the rate of a copy.
 
-A case is named tokens x numbers per token. The bytes are those of each kernel's docstring.
+A case is named tokens x numbers per token. Each kernel's docstring gives its bytes.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from minllm.kernels.normalization.rms_norm import rms_norm, rms_norm_reference
 from minllm.kernels.rope.rotate import rope, rope_reference, rope_table
 
 DTYPE, ITEM = BFLOAT16, BFLOAT16.itemsize
-SAMPLE_TOKENS = 64  # tokens that are recomputed on the host
+SAMPLE_TOKENS = 64  # number of tokens that are recomputed on the host
 BLOCK_SIZE = 16
 EPSILON = 1e-5
 
@@ -32,12 +32,15 @@ class Glue:
 
     launch: Callable[[], None]
     out: Any  # the kernel's output
-    expected: Callable[[np.ndarray], np.ndarray]  # the given tokens of `out`, by the reference
-    rows_of: Callable[[np.ndarray], np.ndarray] = lambda tokens: tokens  # rows of `out` for the given tokens
+    expected: Callable[[np.ndarray], np.ndarray]  # token indices -> the reference's values of `out` for them
+    rows_of: Callable[[np.ndarray], np.ndarray] = lambda tokens: tokens  # token indices -> rows of `out`
 
 
 def glue_case(stage, variant, case, tokens, moved, make, tolerance=None) -> KernelCase:
-    """make(ops, noise) -> Glue."""
+    """A case of an element-wise kernel; make(ops, noise) returns a Glue for one set of inputs.
+
+    moved: bytes per launch.
+    """
 
     def prepare(ops, noise, sets):
         glues = [make(ops, noise) for _ in range(sets)]
@@ -65,7 +68,10 @@ def glue_case(stage, variant, case, tokens, moved, make, tolerance=None) -> Kern
 
 
 def embedding_case(tokens=16384, hidden=4096, vocabulary=32768, with_positions=False) -> KernelCase:
-    """All token ids differ, so that no row is in the cache already; positions are GPT-2's."""
+    """The embedding of distinct token ids, so that no row is in the cache already.
+
+    with_positions: GPT-2's learned ones.
+    """
     parts = 3 if with_positions else 2
 
     def make(ops, noise):
@@ -88,7 +94,7 @@ def embedding_case(tokens=16384, hidden=4096, vocabulary=32768, with_positions=F
 
 
 def rms_norm_case(tokens=16384, hidden=4096) -> KernelCase:
-    """With the residual: x, residual and weight read, residual and out written."""
+    """The RMS norm with residual: reads x, residual and weight, writes residual and out."""
 
     def make(ops, noise):
         x, residual, weight = noise.array((tokens, hidden), DTYPE), noise.array((tokens, hidden), DTYPE), noise.array((hidden,), DTYPE)
@@ -105,7 +111,7 @@ def rms_norm_case(tokens=16384, hidden=4096) -> KernelCase:
 
 
 def layer_norm_case(tokens=16384, hidden=4096) -> KernelCase:
-    """With the residual and a bias."""
+    """The layer norm with residual and bias."""
 
     def make(ops, noise):
         x, residual = noise.array((tokens, hidden), DTYPE), noise.array((tokens, hidden), DTYPE)
@@ -123,12 +129,12 @@ def layer_norm_case(tokens=16384, hidden=4096) -> KernelCase:
 
 
 def angles(positions: int, head_dim: int) -> np.ndarray:
-    """The table of Llama 3: float32 [positions, head_dim]."""
+    """Llama 3's table of cosines and sines: float32 [positions, head_dim]."""
     return rope_table(positions, head_dim, 500000.0 ** (-np.arange(0, head_dim, 2) / head_dim))
 
 
 def rope_case(tokens=16384, heads=32, head_dim=128) -> KernelCase:
-    """Every token has its own position: the table is read once, shared by all heads."""
+    """RoPE with a different position for every token: the table is read once, for all heads."""
 
     def make(ops, noise):
         x, positions, table = noise.array((tokens, heads, head_dim), DTYPE), np.arange(tokens, dtype=np.int32), angles(tokens, head_dim)
@@ -140,7 +146,7 @@ def rope_case(tokens=16384, heads=32, head_dim=128) -> KernelCase:
 
 
 def silu_case(tokens=2048, intermediate=14336) -> KernelCase:
-    """Gate and up read, their product written."""
+    """SiLU and multiply: reads gate and up, writes their product."""
 
     def make(ops, noise):
         gate_up = noise.array((tokens, 2 * intermediate), DTYPE)
@@ -152,7 +158,7 @@ def silu_case(tokens=2048, intermediate=14336) -> KernelCase:
 
 
 def gelu_case(approximate: str, tokens=8192, features=8192) -> KernelCase:
-    """approximate: "none" or "tanh"."""
+    """GELU; approximate: "none" or "tanh"."""
 
     def make(ops, noise):
         x = noise.array((tokens, features), DTYPE)
@@ -164,14 +170,14 @@ def gelu_case(approximate: str, tokens=8192, features=8192) -> KernelCase:
 
 
 def slots_of(tokens: int, noise) -> tuple[int, np.ndarray]:
-    """(number of blocks that just hold `tokens`, a slot for each token): whole blocks in random order."""
+    """(number of blocks that `tokens` fill, slots int32 [tokens]), with the blocks in random order."""
     blocks = -(-tokens // BLOCK_SIZE)
     order = noise.random.permutation(blocks)
     return blocks, (order[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)[:tokens].astype(np.int32)
 
 
 def append_case(tokens=65536, kv_heads=8, head_dim=128) -> KernelCase:
-    """Keys and values read, and written to their slots."""
+    """Appending keys and values to the cache: reads them and writes them to their slots."""
 
     def make(ops, noise):
         key, value = (noise.array((tokens, kv_heads, head_dim), DTYPE) for _ in range(2))
@@ -186,7 +192,7 @@ def append_case(tokens=65536, kv_heads=8, head_dim=128) -> KernelCase:
 
 
 def copy_blocks_case(copies=4096, kv_heads=8, head_dim=128) -> KernelCase:
-    """Blocks copied from one half of a cache to the other, in random order."""
+    """Copying blocks of a cache in random order, half of the blocks onto the other half."""
 
     def make(ops, noise):
         cache = noise.array((2 * copies, BLOCK_SIZE, kv_heads, head_dim), DTYPE)
@@ -203,7 +209,10 @@ def copy_blocks_case(copies=4096, kv_heads=8, head_dim=128) -> KernelCase:
 
 
 def qkv_rope_append_case(tokens=10240, heads=32, kv_heads=8, head_dim=128, with_norm=False) -> KernelCase:
-    """Judged by the rotated keys in the cache; with_norm: Qwen3's norms of queries and keys."""
+    """RoPE and append, checked by the rotated keys in the cache.
+
+    with_norm: with Qwen3's norms of queries and keys.
+    """
     width = (heads + 2 * kv_heads) * head_dim
 
     def make(ops, noise):
@@ -234,7 +243,7 @@ def qkv_rope_append_case(tokens=10240, heads=32, kv_heads=8, head_dim=128, with_
 
 
 def cases() -> list[KernelCase]:
-    """Every launcher of the stages, and both forms of those that have two."""
+    """One case per launcher of these stages, two for launchers with two forms."""
     return [
         embedding_case(),
         embedding_case(with_positions=True),

@@ -1,4 +1,4 @@
-"""GEMM's rungs: FLOPs per second for many rows, share of the memory bandwidth for few."""
+"""The GEMM variants: FLOPs per second for many rows, bytes per second for few."""
 
 import numpy as np
 
@@ -8,21 +8,21 @@ from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.matmul.variants import VARIANTS
 
 HOPPER_RUNGS = ("warpgroup", "warp_specialized", "wgmma")
-SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # outputs that are recomputed on the host
+SAMPLE_ROWS, SAMPLE_COLUMNS = 16, 512  # number of outputs that are recomputed on the host
 
 
 def matmul_flops(m: int, n: int, k: int) -> int:
-    """A multiply and an add for each of M N K."""
+    """FLOPs of a GEMM: a multiply and an add for each of M N K terms."""
     return 2 * m * n * k
 
 
 def matmul_bytes(m: int, n: int, k: int, itemsize: int) -> int:
-    """Each operand read once and the result written."""
+    """Bytes to read each operand once and to write the result."""
     return (m * k + n * k + m * n) * itemsize
 
 
 def matmul_case(variant: str, m: int, n: int, k: int, dtype: np.dtype = BFLOAT16) -> KernelCase:
-    """x [m, k] @ weight [n, k].T by one variant."""
+    """The GEMM x [m, k] @ weight [n, k].T by one variant."""
     few_rows = m <= MOST_ROWS_OF_FLAT
 
     def prepare(ops, noise, sets):
@@ -59,7 +59,7 @@ def matmul_case(variant: str, m: int, n: int, k: int, dtype: np.dtype = BFLOAT16
 
 
 def cases() -> list[KernelCase]:
-    """Cases named M x N x K: tokens x output features x input features."""
+    """All cases of GEMM, named M x N x K: tokens x output features x input features."""
     ladder = [matmul_case("naive", 2048, 2048, 2048)]
     for size in (2048, 4096):
         ladder += [matmul_case(variant, size, size, size) for variant in ("tiled", "vectorized", "tensor_core", *HOPPER_RUNGS)]
@@ -77,6 +77,6 @@ def cases() -> list[KernelCase]:
 
 
 def default_case(variant: str, rows: int = 2048, n: int = 2048, k: int = 2048) -> KernelCase:
-    """The case of a variant for which no other is written."""
+    """The case of a variant without a case of its own, with at most the rows that it supports."""
     most_rows = VARIANTS.entry(variant).most_rows
     return matmul_case(variant, rows if most_rows is None else min(rows, most_rows), n, k)

@@ -1,4 +1,4 @@
-"""The two kernels that fill the materialized rung's caches with keys and values and compute its queries."""
+"""The two kernels that compute queries, keys and values for materialized attention and fill its caches."""
 
 import numpy as np
 
@@ -13,18 +13,18 @@ DTYPE = BFLOAT16
 
 
 def fill_flops(tokens: int, hidden: int, key_value_features: int) -> int:
-    """Two GEMMs, for K and V."""
+    """FLOPs of the two GEMMs for K and V."""
     return 2 * 2 * tokens * hidden * key_value_features
 
 
 def project_bytes(hidden: int, query_features: int, key_value_features: int, itemsize: int) -> int:
-    """Bytes of every weight once, the token, and q, k and v."""
+    """Bytes of all weights, read once, of the token, and of q, k and v."""
     features = query_features + 2 * key_value_features
     return (features * hidden + hidden + features) * itemsize
 
 
 def fill_case(tokens: int = 512, hidden: int = 4096, kv_heads: int = 8, head_dim: int = 128) -> KernelCase:
-    """K and V of one new prompt."""
+    """The kernel that computes K and V of one new prompt."""
     features = kv_heads * head_dim
 
     def prepare(ops, noise, sets):
@@ -61,7 +61,7 @@ def fill_case(tokens: int = 512, hidden: int = 4096, kv_heads: int = 8, head_dim
 
 
 def project_case(hidden: int = 4096, heads: int = 32, kv_heads: int = 8, head_dim: int = 128, max_len: int = 64) -> KernelCase:
-    """q, k and v of one sequence's latest token."""
+    """The kernel that computes q, k and v of one sequence's latest token."""
     features = heads * head_dim, kv_heads * head_dim, kv_heads * head_dim
 
     def prepare(ops, noise, sets):
@@ -91,5 +91,5 @@ def project_case(hidden: int = 4096, heads: int = 32, kv_heads: int = 8, head_di
 
 
 def cases() -> list[KernelCase]:
-    """The shapes of an 8B model."""
+    """Both kernels, with the shapes of an 8B model."""
     return [fill_case(), project_case()]

@@ -1,7 +1,7 @@
-"""Decode attention over quantised caches, in tokens of context per second, beside our own bfloat16 kernel over as many tokens.
+"""Decode attention over quantised caches, in tokens of context per second, beside the bfloat16 kernel.
 
-Codes are random, as are scales and zeros, chosen to give numbers of mean 0 and deviation 1. The rival's keys and values are others
-of the same shape: only the speed of reading each cache matters.
+Codes, scales and zeros are random, such that the numbers have mean 0 and deviation 1. The rival has different keys and values of the same
+shape, as only the speed matters.
 """
 
 from dataclasses import replace
@@ -21,14 +21,14 @@ from minllm.kernels.quantization.reference import FLOAT8
 SIZES = ((1, 8192), (64, 4096), (256, 1024))  # sequences x keys
 PAGED = (64, 4096)
 SPREAD = 3.46  # the width of a uniform distribution with deviation 1
-STRIP = 1_000_003  # codes and scales are drawn once and then repeated; a prime, so that no two rows are alike
+STRIP = 1_000_003  # numbers drawn for codes and scales, then repeated; a prime, so that rows differ
 RIVAL = "minllm split_tensor_core, bfloat16"
 
 
 def random_cache(noise, form, num_blocks, block_size, kv_heads, array, of_keys=False):
-    """A QuantizedCache full of random numbers of deviation 1.
+    """A QuantizedCache of random numbers with deviation 1.
 
-    array(host_array) copies arrays to their device. of_keys: quantised by channel if the format does that for keys.
+    array(host_array): copies an array to the device. of_keys: quantise by channel, if the format does so for keys.
     """
     shape = (num_blocks, kv_heads, block_size, form.code_bytes)
     if form.is_float:
@@ -48,8 +48,8 @@ def quantized_decode_case(
 ) -> KernelCase:
     """Attention of one new token per sequence over caches in format `name`.
 
-    layout: "" for blocks of 16 in random order, "contiguous" for one block per sequence, "ragged" for blocks of 16 and lengths up to
-    `context`.
+    layout: "" for blocks of 16 in random order, "contiguous" for one block per sequence, "ragged" for blocks of 16 and different lengths
+    up to `context`.
     """
     form = kv_format(name, head_dim)
     lengths = ragged_lengths(sequences, context) if layout == "ragged" else np.full(sequences, context)
@@ -104,6 +104,6 @@ def quantized_decode_case(
 
 
 def cases() -> list[KernelCase]:
-    """Sequences x keys, in every format; blocks of 16 and ragged lengths for many sequences."""
+    """All sizes in every format, contiguous; one size with blocks of 16 and with ragged lengths."""
     contiguous = [quantized_decode_case(name, *sizes) for sizes in SIZES for name in TOKEN_FORMATS]
     return [*contiguous, *(quantized_decode_case(name, *PAGED, layout=layout) for layout in ("", "ragged") for name in TOKEN_FORMATS[:3])]

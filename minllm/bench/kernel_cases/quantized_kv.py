@@ -1,6 +1,6 @@
-"""Writing a quantised cache, as a share of the rate of a copy; and prompts over one, in FLOPs.
+"""Writing a quantised cache, relative to the rate of a copy, and prompt attention over one, in FLOP/s.
 
-The bytes are those of the kernels' docstrings: 16-bit numbers read, codes and scales written.
+The kernels' docstrings give the bytes: 16-bit numbers are read, codes and scales written.
 """
 
 import numpy as np
@@ -19,12 +19,12 @@ FORMATS = ("int8", "int4", "fp8_e4m3")
 
 
 def empty_cache(ops, name, num_blocks, kv_heads, head_dim, block_size=BLOCK_SIZE):
-    """A cache of zeros on the device; fp8's scales are 1."""
+    """A QuantizedCache of zeros on the device, with scales of 1 for fp8."""
     return allocate(kv_format(name, head_dim), num_blocks, block_size, kv_heads=kv_heads, zeros=ops.zeros, array=ops.array)
 
 
 def written(name, value):
-    """The codes of value [T, kv_heads, head_dim], by the reference: uint8 [T * kv_heads, code_bytes]."""
+    """The reference's codes of value [T, kv_heads, head_dim]: uint8 [T * kv_heads, code_bytes]."""
     tokens, kv_heads, head_dim = value.shape
     caches = [allocate(kv_format(name, head_dim), tokens, 1, kv_heads=kv_heads, zeros=np.zeros, array=np.asarray) for _ in range(2)]
     append_reference(value, value, *caches, np.arange(tokens))
@@ -32,13 +32,13 @@ def written(name, value):
 
 
 def rows_of(slots, kv_heads, block_size=BLOCK_SIZE):
-    """Rows of the heads of these slots in a cache [num_blocks, kv_heads, block_size]: [T * kv_heads]."""
+    """Row indices [T * kv_heads] of all heads of these slots [T] in a cache [num_blocks, kv_heads, block_size]."""
     block, offset = np.divmod(slots[:, None], block_size)
     return ((block * kv_heads + np.arange(kv_heads)) * block_size + offset).reshape(-1)
 
 
 def append_case(name: str, tokens=65536, kv_heads=8, head_dim=128) -> KernelCase:
-    """Keys and values read and written to their slots; judged by the values' codes, which equal the reference's bit for bit."""
+    """Quantising and appending keys and values; the codes of the values must equal the reference's bit for bit."""
 
     def make(ops, noise):
         key, value = (noise.array((tokens, kv_heads, head_dim), BFLOAT16) for _ in range(2))
@@ -55,7 +55,7 @@ def append_case(name: str, tokens=65536, kv_heads=8, head_dim=128) -> KernelCase
 
 
 def qkv_rope_append_case(name: str, tokens=10240, heads=32, kv_heads=8, head_dim=128) -> KernelCase:
-    """The step from the projection to the cache; judged by the values' codes."""
+    """RoPE and append to a quantised cache, from the output of the qkv projection; checked by the codes of the values."""
     width = (heads + 2 * kv_heads) * head_dim
 
     def make(ops, noise):
@@ -123,12 +123,12 @@ def prefill_case(
 
 
 class HostArrays:
-    """Allocates a cache in the host's memory."""
+    """Allocates arrays in host memory, with the interface of CudaOps."""
 
     zeros, array = staticmethod(np.zeros), staticmethod(np.asarray)
 
 
 def cases() -> list[KernelCase]:
-    """Both writers and a prompt, in every format except e5m2, which behaves as e4m3."""
+    """Both kernels that write, and a prompt, in every format except e5m2, which behaves like e4m3."""
     writers = [case(name) for case in (append_case, qkv_rope_append_case) for name in FORMATS]
     return [*writers, *(prefill_case(name, 1, 4096) for name in FORMATS)]

@@ -1,8 +1,8 @@
-"""Times of GEMMs with quantised weights, beside torch's: each format, number of rows and variant.
+"""Times of GEMMs with quantised weights, beside PyTorch's: each format, number of rows and variant.
 
 x is quantised before the measurement, for minllm's kernels and for the peers; only tensor_core_gemv quantises its row of x itself. Launches
-rotate over several weights, so that these come from HBM. Errors are relative to the GEMM of the dequantised numbers. A weight repeats the
-rows of a smaller one, which is faster to quantise.
+cycle through several weights, so that these are read from HBM. Errors are relative to the GEMM of the dequantised numbers. A weight repeats
+the rows of a smaller one, which is faster to quantise.
 """
 
 from types import SimpleNamespace
@@ -56,7 +56,7 @@ VARIANTS = {  # format -> rows of x -> variants to measure
 
 
 def format_named(name: str) -> WeightFormat:
-    """The format `name`: of GGUF's blocks, of WEIGHT_FORMATS, or plain."""
+    """The WeightFormat with this name: a GGUF block format, one of WEIGHT_FORMATS, or a plain one."""
     return GGUF_FORMATS.get(name) or WEIGHT_FORMATS.get(name) or plain_format(name)
 
 
@@ -79,7 +79,7 @@ def repeated(found: WeightFormat, small: Any, n: int, k: int) -> Any:
         return np.resize(small, (n, k))
     shapes = found.without_contents(SimpleNamespace(empty=np.empty), n, k)
     whole = type(small)(*(None if one is None else np.resize(one, like.shape) for one, like in zip(small, shapes, strict=True)))
-    if found.name == "fp8_block":  # the row of scales for each output
+    if found.name == "fp8_block":  # blocks holds the row of scales for each output
         return whole._replace(blocks=np.arange(n, dtype=np.int32) // 128)
     if found.name == "nf4":
         return whole._replace(first_blocks=np.arange(n, dtype=np.int32) * np.int32(whole.absmax.shape[1]))
@@ -87,7 +87,7 @@ def repeated(found: WeightFormat, small: Any, n: int, k: int) -> Any:
 
 
 def multiplied_numbers(found: WeightFormat, x: np.ndarray) -> np.ndarray:
-    """x [rows, k] as the format multiplies it: quantised and dequantised if it is W8A8; float64."""
+    """x [rows, k] as the format's kernels see it, float64: quantised and dequantised if the format is W8A8."""
     if found.name in ("int8", "fp8"):
         return found.dequantize(found.encode(x)).astype(np.float64)
     if found.name == "fp8_block":
@@ -97,7 +97,7 @@ def multiplied_numbers(found: WeightFormat, x: np.ndarray) -> np.ndarray:
 
 
 def quantized_matmul_case(name: str, variant: str, rows: int, n: int, k: int) -> KernelCase:
-    """The case of x [rows, k] times a weight [n, k] in format `name`; variant: one of the format's, or "chosen"."""
+    """The GEMM of x [rows, k] and a weight [n, k] in format `name`; variant: one of the format's, or "chosen"."""
     found = format_named(name)
     distinct = min(n, REPEATED_ROWS)
 

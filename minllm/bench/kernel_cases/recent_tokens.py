@@ -1,4 +1,4 @@
-"""Residual windows: quantising groups of recent tokens, as a share of the rate of a copy, and advancing all windows."""
+"""Residual windows: quantising groups of recent tokens, relative to the rate of a copy, and advancing all windows."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ FORM = "kivi_int4"
 
 
 def quantize_groups_case(groups: int = 2048, kv_heads=8, head_dim=128) -> KernelCase:
-    """One prompt of `groups` whole groups; judged by the keys' codes, which equal the reference's bit for bit."""
+    """Quantising a prompt of `groups` whole groups; the codes of the keys must equal the reference's bit for bit."""
     form, tokens = kv_format(FORM, head_dim), groups * TOKEN_GROUP
 
     def make(ops, noise):
@@ -47,7 +47,7 @@ def quantize_groups_case(groups: int = 2048, kv_heads=8, head_dim=128) -> Kernel
 
 
 def move_window_case(rows: int = 64, window: int = 128) -> KernelCase:
-    """Advance all windows of a batch, a few bytes per row: its time is that of a launch."""
+    """Advancing all windows of a batch: with a few bytes per row, its time is that of a launch."""
 
     def prepare(ops, noise, sets):
         positions, rings = noise.random.integers(0, 9999, rows).astype(np.int32), np.arange(rows, dtype=np.int32)
@@ -61,7 +61,7 @@ def move_window_case(rows: int = 64, window: int = 128) -> KernelCase:
             error=lambda out: mismatches(out, np.concatenate([array.reshape(-1) for array in expected])),
         )
 
-    set_bytes = 2**40  # one set, whatever the cache: there is almost nothing to read
+    set_bytes = 2**40  # makes one set of inputs enough; the kernel reads almost nothing
     return KernelCase(
         "kv",
         "kv",
@@ -77,5 +77,5 @@ def move_window_case(rows: int = 64, window: int = 128) -> KernelCase:
 
 
 def cases() -> list[KernelCase]:
-    """A long prompt's groups, and the windows of 64 rows."""
+    """Quantising the groups of a long prompt, and advancing the windows of 64 rows."""
     return [quantize_groups_case(), move_window_case()]

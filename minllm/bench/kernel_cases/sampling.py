@@ -1,7 +1,7 @@
-"""From logits to tokens, in microseconds: the cost of each rule per decode step over a vocabulary of 128,256.
+"""Sampling, in microseconds: the cost of each rule per decode step for a vocabulary of 128,256.
 
-The limit is the time of reading the logits once. The logits come from HBM, as if computed long ago; in a decode step
-those of a single row would still be in L2.
+The limit is the time to read the logits once. Here the logits are read from HBM; in a decode step those of a single row would still be in
+the L2 cache.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from minllm.kernels.sampling.log_probabilities import (
 from minllm.kernels.sampling.sample import SampleScratch, sample
 
 VOCABULARY = 128256
-SAMPLE_ROWS = 4  # rows that are sampled again on the host
+SAMPLE_ROWS = 4  # number of rows that are also sampled on the host
 RULES = {
     "greedy": dict(temperature=0.0),
     "temperature": dict(temperature=0.8),
@@ -30,12 +30,12 @@ RULES = {
 
 
 def mismatches(found: np.ndarray, expected: np.ndarray) -> float:
-    """The share of rows with a token other than the reference's."""
+    """The share of elements that differ from the reference, 0 to 1."""
     return float((found != expected).mean())
 
 
 def sampling_case(rule: str, rows: int, vocabulary: int = VOCABULARY) -> KernelCase:
-    """All rows follow one rule of RULES, each with its own seed."""
+    """Sampling all rows by one rule of RULES, each row with its own seed."""
     params = [SamplingParams(seed=row, **RULES[rule]) for row in range(rows)]
     logits_bytes = rows * vocabulary * FLOAT32.itemsize
 
@@ -72,7 +72,7 @@ def sampling_case(rule: str, rows: int, vocabulary: int = VOCABULARY) -> KernelC
 
 
 def log_probabilities_case(rows: int, vocabulary: int = VOCABULARY, top: int = 20) -> KernelCase:
-    """The chosen token's log-probability and rank, and the most tokens that a request can have."""
+    """Log-probability and rank of the chosen token, and the `top` most probable tokens, as many as a request may ask for."""
 
     def prepare(ops, noise, sets):
         few = min(rows, SAMPLE_ROWS)
@@ -105,6 +105,6 @@ def log_probabilities_case(rows: int, vocabulary: int = VOCABULARY, top: int = 2
 
 
 def cases() -> list[KernelCase]:
-    """Every rule for one row and for many."""
+    """Every rule and the log-probabilities, for 1 row and for 64."""
     sizes = (1, 64)
     return [*(sampling_case(rule, rows) for rows in sizes for rule in RULES), *map(log_probabilities_case, sizes)]

@@ -1,4 +1,4 @@
-"""The small kernels between two decode steps, a few bytes per row: their time is that of a launch."""
+"""The small kernels between two decode steps; with a few bytes per row, their time is that of a launch."""
 
 from types import SimpleNamespace
 
@@ -11,11 +11,11 @@ from minllm.kernels.slots.load_rows import load_rows, load_rows_reference
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.slots.write_slots import write_slots, write_slots_reference
 
-BLOCK_SIZE, COLUMNS = 16, 512  # block tables for contexts of 8192 tokens
+BLOCK_SIZE, COLUMNS = 16, 512  # tokens, and block-table columns for contexts of 8192 tokens
 
 
 def make_states(ops, random, num_slots: int) -> tuple[SlotState, SlotState]:
-    """Two equal states of greedy slots with contexts of all lengths: on the host, and on the device."""
+    """Equal states of greedy slots with contexts of all lengths: (on the host, on the device)."""
     host = SlotState.make(np.zeros, num_slots, COLUMNS)
     host.lengths[:] = random.integers(1, BLOCK_SIZE * COLUMNS, num_slots)
     host.block_tables[:] = random.permutation(num_slots * COLUMNS).reshape(num_slots, COLUMNS)
@@ -24,7 +24,7 @@ def make_states(ops, random, num_slots: int) -> tuple[SlotState, SlotState]:
 
 
 def write_slots_case(rows: int = 64) -> KernelCase:
-    """Each row's sequence grows into a new cache block."""
+    """write_slots when each row's sequence gets a new cache block."""
 
     def prepare(ops, noise, sets):
         host, state = make_states(ops, noise.random, rows)
@@ -42,7 +42,7 @@ def write_slots_case(rows: int = 64) -> KernelCase:
 
 
 def load_rows_case(rows: int = 64) -> KernelCase:
-    """Contexts of all lengths up to 8192 tokens."""
+    """load_rows for contexts of all lengths up to 8192 tokens."""
 
     def prepare(ops, noise, sets):
         host, state = make_states(ops, noise.random, rows)
@@ -63,7 +63,7 @@ def load_rows_case(rows: int = 64) -> KernelCase:
 
 
 def advance_case(rows: int = 64) -> KernelCase:
-    """Each of thousands of launches makes the sequences longer."""
+    """advance; each of the thousands of launches makes the sequences one token longer."""
 
     def prepare(ops, noise, sets):
         host, state = make_states(ops, noise.random, rows)
@@ -81,8 +81,8 @@ def advance_case(rows: int = 64) -> KernelCase:
 
 
 def slots_case(variant: str, rows: int, prepare) -> KernelCase:
-    """A case whose time is that of a launch."""
-    set_bytes = 2**40  # one set, whatever the cache: there is almost nothing to read
+    """A case with the unit µs and no limit."""
+    set_bytes = 2**40  # makes one set of inputs enough; the kernels read almost nothing
     return KernelCase(
         "slots",
         "sampling",
@@ -98,5 +98,5 @@ def slots_case(variant: str, rows: int, prepare) -> KernelCase:
 
 
 def cases() -> list[KernelCase]:
-    """One of each."""
+    """One case per kernel."""
     return [write_slots_case(), load_rows_case(), advance_case()]

@@ -1,4 +1,4 @@
-"""Attention of the rows that verify draft trees, on a paged cache with blocks in random order: a decode step's bytes, for more rows."""
+"""Attention of the rows that verify draft trees, on a paged cache with blocks in random order, in bytes per second."""
 
 import numpy as np
 
@@ -8,13 +8,13 @@ from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.tree.reference import tree_attention_reference
 from minllm.kernels.speculation.token_tree import TokenTree
 
-TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]"  # in vLLM's notation: seven drafts, three deep
+TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]"  # seven drafts of depth up to three, in vLLM's notation
 
 
 def tree_case(
     sequences: int, context: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128, dtype: np.dtype = BFLOAT16
 ) -> KernelCase:
-    """The nodes of one tree for each sequence, whose `context` keys end with those of the nodes."""
+    """Attention of the nodes of one tree per sequence; their keys are the last of the sequence's `context` keys."""
     tree = TokenTree.parse(TREE)
     rows, scale = len(tree), head_dim**-0.5
 
@@ -54,5 +54,5 @@ def tree_case(
 
 
 def cases() -> list[KernelCase]:
-    """Sequences x keys."""
+    """Cases with 1, 16 and 64 sequences of 1024 keys."""
     return [tree_case(sequences, 1024) for sequences in (1, 16, 64)]

@@ -1,6 +1,7 @@
-"""Attention with a residual window: decode steps in tokens of context per second, beside our own bfloat16 kernel, and whole prompts.
+"""Attention with a residual window: decode steps and prompts.
 
-Codes and their scales are random, as in quantized_attention.py; recent keys and values are normal.
+Decode steps are measured in tokens of context per second, beside minllm's bfloat16 kernel. Codes and scales are random, as in
+quantized_attention.py; recent keys and values are normally distributed.
 """
 
 from dataclasses import replace
@@ -25,7 +26,7 @@ SAMPLE = (0, 127, 159, 160, 1000, -1)  # rows of a prompt that are compared with
 
 
 def window_case(name: str, sequences: int, context: int, new: int, heads=32, kv_heads=8, head_dim=128, window=WINDOW) -> KernelCase:
-    """Attention of the last `new` tokens of each sequence; each sequence is one block."""
+    """Attention of the last `new` tokens of each sequence, with one cache block per sequence."""
     form, scale = kv_format(name, head_dim), head_dim**-0.5
     base = int(window_start(context - new, window))
     recent_len = context - base
@@ -95,7 +96,7 @@ def window_case(name: str, sequences: int, context: int, new: int, heads=32, kv_
 
 
 def bfloat16_steps(ops, noise, tables, inputs, scale, context, kv_heads):
-    """Launches of the rival, over caches of the same shape."""
+    """Launches of the rival, minllm's bfloat16 kernel, on caches of the same shape."""
     sets, sequences, _ = tables.shape
     query = inputs[0]["query"]
     plain = [ops.array(noise.array((sets * sequences, context, kv_heads, query.shape[2]), BFLOAT16)) for _ in range(2)]

@@ -1,1 +1,1 @@
-"""The serving benchmark: many requests that arrive over time, and the latency and throughput that they get."""
+"""The serving benchmark: latency and throughput of many requests that arrive over time."""

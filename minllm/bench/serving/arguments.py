@@ -1,4 +1,4 @@
-"""What the command line of `minllm bench serve` asks for, checked before a model is loaded."""
+"""The options of `minllm bench serve`, checked before a model is loaded."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 100, "128", "128"
 
 @dataclass(frozen=True)
 class Requests:
-    """The requests to serve, described in words. has_arrivals: a trace says when they arrive."""
+    """The requests to serve, and their description. has_arrivals: whether a trace gives their arrivals."""
 
     description: str
     requests: list[BenchRequest]
@@ -30,7 +30,10 @@ class Requests:
 def chosen_requests(
     request_list: str | None, dataset_path: Path | None, num_prompts: int | None, input_len: str | None, output_len: str | None, seed: int
 ) -> Requests:
-    """The requests that the options describe: a named list, a file, or random lengths. Raises InvalidOptionError and OSError."""
+    """The requests that the options describe: a named list, a file, or random lengths.
+
+    Raises InvalidOptionError and OSError.
+    """
     sources = {"--request-list": request_list, "--dataset-path": dataset_path, "--input-len or --output-len": input_len or output_len}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) > 1:
@@ -47,7 +50,10 @@ def chosen_requests(
 
 
 def checked_rates(given: Sequence[float], has_arrivals: bool, compares_policies: bool) -> list[float | None]:
-    """The rates to offer: [inf] by default, [None] for a trace's own, none for a comparison of policies, which then chooses them itself."""
+    """The rates to offer: [inf] by default, [None] for a trace's arrivals, [] if the comparison chooses them.
+
+    Raises InvalidOptionError for a wrong rate, or for rates with a trace that has arrivals.
+    """
     if given and has_arrivals:
         raise InvalidOptionError("--request-rate does not go with a --dataset-path whose lines have an arrival: drop one of the two.")
     for rate in given:
@@ -58,7 +64,7 @@ def checked_rates(given: Sequence[float], has_arrivals: bool, compares_policies:
 
 
 def check_engine_options(options: dict[str, Any], compare: str | None) -> None:
-    """InvalidOptionError unless LLM() takes these options, and every value that the comparison tries."""
+    """Raises InvalidOptionError unless LLM() accepts these options with every value that the comparison tries."""
     name, values = (COMPARISONS[compare].option, COMPARISONS[compare].values) if compare else ("", ())
     if name in options:
         option = "--" + name.replace("_", "-")
@@ -71,14 +77,17 @@ def check_engine_options(options: dict[str, Any], compare: str | None) -> None:
 
 
 def chosen_comparison(names: Sequence[str]) -> str | None:
-    """The one comparison that was asked for, None without any; InvalidOptionError for several."""
+    """The requested comparison, None without one. Raises InvalidOptionError for several."""
     if len(names) > 1:
         raise InvalidOptionError(f"--compare-{names[0]} and --compare-{names[1]} do not go together: give one of them.")
     return names[0] if names else None
 
 
 def load_peer(against: str | None) -> ModuleType | None:
-    """The module of the peer engine; None without one. Raises InvalidOptionError if it is unknown or not installed."""
+    """The module of the peer engine; None without one.
+
+    Raises InvalidOptionError if it is unknown or not installed.
+    """
     if against is None:
         return None
     if against != "transformers":

@@ -1,4 +1,4 @@
-"""`minllm bench serve`: check everything that was asked for, open the model, measure, report."""
+"""`minllm bench serve`: checks all options, opens the model, measures, reports."""
 
 import gc
 import math
@@ -54,10 +54,10 @@ def run(
     plot: Path | None = None,
     json_file: Path | None = None,
 ) -> None:
-    """Measure, print tables and a line of JSON per run, draw into `plot`, write the record. `options` are those of LLM().
+    """Measure, print tables and a line of JSON per run, draw into `plot`, write the record.
 
-    simulate: a GPU whose step times are computed; then no model is loaded. profile: a folder for a trace of what the GPU does. Wrong values
-    are refused before a model is loaded.
+    options: those of LLM(). simulate: a GPU to simulate, without loading a model. profile: a folder for a trace of the GPU's work. Raises
+    InvalidOptionError for wrong values, before a model is loaded.
     """
     check_model(model)
     if compare and against:
@@ -106,14 +106,14 @@ def run(
 
 @contextmanager
 def opened_engine(model: str, options: dict[str, Any], max_model_len: int | None) -> Iterator[tuple[Engine, int]]:
-    """The engine of a model, and the size of its vocabulary, in the memory of any earlier engine."""
+    """A context with the engine of a model and its vocabulary size; frees the memory of earlier engines first."""
     free_memory(options)
     with opened_model(model, dict(max_num_seqs=EngineOptions.max_num_seqs) | options, max_model_len) as llm:
         yield llm.llm_engine, llm.engine.model.config.vocab_size
 
 
 def free_memory(options: dict[str, Any]) -> None:
-    """Give the memory of engines that are no longer used back to the driver."""
+    """Return the memory of engines that are no longer used to the driver."""
     gc.collect()
     if EngineOptions(device=options.get("device", "auto")).resolved_device() == "cuda":
         from minllm.runtime.memory import device_memory
@@ -129,16 +129,16 @@ def measure(bench: ServingBench, compare: str | None, rates: Sequence[float | No
 
 
 class Report:
-    """Prints a line per run as soon as it is measured, so that an interrupt loses nothing; the rest at the end."""
+    """Prints a line per run as soon as it is measured, so that an interrupt loses no measurement; the rest at the end."""
 
     def __init__(self, device: str, json_file: Path | None, machine: str | None = None):
         self.device, self.json_file, self.results = device, json_file, []
-        self.machine = machine  # the simulated machine in words; None is this machine
+        self.machine = machine  # the simulated machine; None: this machine
         is_piped = str(json_file) == "-"  # then only the record goes to standard output
         self.out = Console(highlight=False, soft_wrap=True, stderr=is_piped)
 
     def add(self, result: Result) -> None:
-        """Print a run, and write all so far to the record if that is a file."""
+        """Print a run, and write all runs so far to the record if that is a file."""
         if not self.results:
             self.print(result.case, COLUMNS.format(*HEADINGS))
         self.results.append(result)
@@ -171,7 +171,7 @@ class Report:
 
 
 def beside_peer(report: Report, bench: ServingBench, peer: ModuleType, model: str, options: dict[str, Any]) -> Iterator[Result]:
-    """The report's results, each with the peer's metrics on the same requests at the same rate, printed as they are measured."""
+    """Yields the report's results with the peer's metrics on the same requests at the same rate, printed as they are measured."""
     free_memory(options)
     with peer.opened(model, options.get("dtype", "auto"), report.device, longest(bench.requests)) as engine:
         peer.warm_up(engine, bench.requests_at(math.inf, engine.vocab_size)[: bench.num_warmups])

@@ -1,4 +1,4 @@
-"""One workload on several configurations of the engine: scheduling policies, preemption modes, batch sizes."""
+"""Measures one workload on several configurations of the engine: scheduling policies, preemption modes, batch sizes."""
 
 import math
 from collections import defaultdict
@@ -30,9 +30,9 @@ OpenEngine = Callable[[dict[str, Any]], AbstractContextManager[tuple[Engine, int
 class ServingBench:
     """A workload and how to measure it.
 
-    open_engine: opens an engine with these options of LLM(), and gives it with the size of its vocabulary. case: model and workload in
-    words. limits: those of goodput. A rate of None leaves the arrivals as the requests say. profile: a folder for the traces of a further
-    run after each measured one, under torch's profiler.
+    open_engine: a context (options of LLM()) -> (engine, vocabulary size). case: model and workload in words. limits: those of goodput.
+    A rate of None keeps the arrivals of the requests. profile: a folder for the trace of another run after each measured one, under
+    torch's profiler.
     """
 
     open_engine: OpenEngine
@@ -47,7 +47,10 @@ class ServingBench:
     profile: Path | None = None
 
     def requests_at(self, rate: float | None, vocab_size: int, shift: int = 0) -> list[BenchRequest]:
-        """The requests at this rate. `shift` changes all token ids, so that a run finds nothing of an earlier one in a prefix cache."""
+        """The requests at this rate.
+
+        shift: changes all token ids, so that a prefix cache has nothing of earlier runs.
+        """
         requests = within_vocabulary(self.requests, vocab_size, shift)
         return requests if rate is None else arriving(requests, rate, self.burstiness, self.seed)
 
@@ -59,13 +62,13 @@ class ServingBench:
             yield engine, vocab_size
 
     def serve(self, engine: Engine, variant: str, rate: float | None, vocab_size: int, shift: int) -> ServedRun:
-        """One run, shown while it lasts."""
+        """One run, with a live display."""
         with live_table(f"{variant}, {rate_name(rate)}") as on_step:
             requests = self.requests_at(rate, vocab_size, shift)
             return serve(engine, requests, clock=self.clock, max_concurrency=self.max_concurrency, on_step=on_step)
 
     def result(self, variant: str, rate: float | None, run: ServedRun) -> Result:
-        """A run with its metrics."""
+        """The Result of a run, with its metrics."""
         return Result(self.case, variant, rate, calculate_metrics(run, self.limits), run)
 
     def measure(self, variant: str, rates: Sequence[float | None], **options: Any) -> Iterator[Result]:
@@ -81,8 +84,11 @@ class ServingBench:
 
 
 def compare_policies(bench: ServingBench, rates: Sequence[float | None] = (), policies: Sequence[str] = POLICIES) -> Iterator[Result]:
-    """Each policy twice on the same arrivals at each rate, on one engine; the second time in reverse order, so that none profits from its
-    place. Without rates: at LOADS of the request throughput with all requests at once."""
+    """Measure each policy twice on the same arrivals at each rate, on one engine.
+
+    The second time is in reverse order, so that no policy profits from its position. Without rates: at LOADS times the request throughput
+    that is measured with all requests at once.
+    """
     with bench.warm_engine({}) as (engine, vocab_size):
         if not rates:
             run = bench.serve(engine, "capacity", math.inf, vocab_size, 0)
@@ -98,13 +104,13 @@ def compare_policies(bench: ServingBench, rates: Sequence[float | None] = (), po
 
 
 def compare_preemption(bench: ServingBench, rates: Sequence[float | None]) -> Iterator[Result]:
-    """Each way to preempt, with a cache too small for the batch, which the engine's options have to set."""
+    """Measure each preemption mode; the engine's options must set a cache that is too small for the batch."""
     for mode in PREEMPTIONS:
         yield from bench.measure(mode, rates, preemption=mode)
 
 
 def sweep_max_num_seqs(bench: ServingBench, rates: Sequence[float | None], counts: Sequence[int] = MAX_NUM_SEQS) -> Iterator[Result]:
-    """Each limit on the number of sequences computed together."""
+    """Measure each limit on the number of sequences in a batch."""
     for count in counts:
         yield from bench.measure(f"max_num_seqs {count}", rates, max_num_seqs=count)
 

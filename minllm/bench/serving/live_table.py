@@ -1,4 +1,4 @@
-"""A table of the running benchmark on a terminal: progress, queue lengths, KV cache, throughput of the last second."""
+"""A live table of the running benchmark on a terminal: progress, queue lengths, KV cache, throughput of the last second."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from rich.table import Table
 from minllm.bench.serving.run import Progress
 
 REFRESH_SECONDS = 0.25  # drawing after every step would slow down the engine, which shares the thread
-WINDOW_SECONDS = 1.0  # over which throughput is averaged
+WINDOW_SECONDS = 1.0  # throughput is averaged over this time
 
 
 class LiveTable:
@@ -33,7 +33,7 @@ class LiveTable:
             self.live.update(self.table(progress), refresh=True)
 
     def table(self, progress: Progress) -> Table:
-        """The table of this moment."""
+        """The table for the current progress."""
         sample, (since, tokens) = progress.sample, self.window[0]
         rate = (progress.output_tokens - tokens) / (sample.time - since) if sample.time > since else 0.0
         table = Table("time", "requests", "running", "waiting", "KV cache", "preempted", "output tokens/s", title=self.title)

@@ -1,11 +1,11 @@
-"""The three-stage pipeline against the serial loop, on text prompts that all come at once, with texts as outputs.
+"""Compares the three-stage pipeline with the serial loop, on text prompts that arrive at once, with text outputs.
 
-    serial loop      LLM.generate: tokenise all prompts, compute all steps, make all texts
-    three threads    AsyncLLM, whose stages overlap; each caller waits for its last output
+    serial loop      LLM.generate: tokenise all prompts, compute all steps, detokenise all outputs
+    three threads    AsyncLLM, with overlapping stages; each caller waits for its last output
     streamed         the same, and each caller reads its text as it grows
 
-All three compute the same tokens. The pipeline hides tokenising behind the computation of earlier prompts. Streaming shows what 256 readers
-cost in one Python process.
+All three compute the same tokens. The pipeline hides tokenisation behind the computation of earlier prompts. Streaming shows the cost of
+256 readers in one Python process.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def run(model: str, options: dict[str, Any], *, num_prompts: int, tokens: int, r
 
 
 def measure(llm: LLM, num_prompts: int, tokens: int, repeats: int) -> dict[str, float]:
-    """The median seconds of each variant; the variants take turns, after one round of warm-up."""
+    """The median seconds of each variant; the variants alternate, after one round of warm-up."""
     text = minllm.held_out_text()
     starts = [index * 700 % (len(text) - PROMPT_CHARACTERS) for index in range(num_prompts)]
     prompts = [text[start : start + PROMPT_CHARACTERS] for start in starts]
@@ -73,7 +73,7 @@ def measure(llm: LLM, num_prompts: int, tokens: int, repeats: int) -> dict[str, 
 
 
 async def generate_all(engine: AsyncLLM, prompts: list[str], params: SamplingParams, final_only: bool) -> None:
-    """One task per prompt; each reads its outputs to the end."""
+    """Generate all prompts, with one task per prompt that reads its outputs to the end."""
 
     async def read(prompt: str) -> None:
         async for _ in engine.generate(prompt, params, final_only=final_only):
@@ -83,7 +83,7 @@ async def generate_all(engine: AsyncLLM, prompts: list[str], params: SamplingPar
 
 
 def rows(case: str, found: dict[str, float], tokens: int) -> list[Row]:
-    """The variants as rows of a record, those of the pipeline beside the serial loop."""
+    """The variants as rows of a record; those of the pipeline have the serial loop as peer."""
     serial = round(tokens / found["serial loop"], 1)
     made = []
     for variant, seconds in found.items():
@@ -93,13 +93,13 @@ def rows(case: str, found: dict[str, float], tokens: int) -> list[Row]:
 
 
 def write_shape_with_words(directory: Path, config: dict[str, Any]) -> None:
-    """The directory of a shape, with a tokenizer that has words."""
+    """Write the directory of a shape, with a tokenizer that has words."""
     write_shape(directory, config)
     write_words(directory, config["vocab_size"])
 
 
 def write_words(directory: Path, vocab_size: int) -> None:
-    """The bundled model's tokenizer with made-up words for the ids that it lacks, so that every id has a text to decode."""
+    """Write the bundled model's tokenizer, with artificial words for missing ids, so that every id decodes to text."""
     tokenizer = json.loads((bundled_model() / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary.update({f"Ġword{token_id}": token_id for token_id in range(len(vocabulary), vocab_size)})

@@ -1,6 +1,6 @@
 """Pictures of a serving benchmark as SVG files: the batch over time, latency distributions, throughput against latency.
 
-They are drawn by minllm/figures, as those of the lessons, so that nothing else has to be installed.
+minllm/figures draws them, as in the lessons, so that no other package is needed.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from minllm.errors import InvalidOptionError
 from minllm.figures.curves import curves
 from minllm.figures.figure import Figure
 
-MOST_POINTS = 160  # per line; a picture of a thousand steps would show no more and be large
+MOST_POINTS = 160  # per line; more points would only make the file larger
 
 Points = list[tuple[float, float]]
 
 
 def checked_folder(folder: Path, option: str) -> Path:
-    """The folder of an option, made if it is missing. InvalidOptionError if it is a file."""
+    """The folder of an option, created if it is missing. Raises InvalidOptionError if it is a file."""
     if folder.exists() and not folder.is_dir():
         raise InvalidOptionError(f"{option} {folder} is a file: give a folder, which is made if it is missing.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ def checked_folder(folder: Path, option: str) -> Path:
 
 
 def write_plots(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Draw every run, and if there are several, throughput against latency over them; returns the files."""
+    """Draw every run, and for several runs throughput against latency; returns the files."""
     figures: dict[str, Figure] = {}
     for result in results:
         prefix = file_prefix(result)
@@ -41,13 +41,16 @@ def write_plots(results: Sequence[Result], folder: Path) -> list[Path]:
 
 
 def file_prefix(result: Result) -> str:
-    """The beginning of a run's file names: "split-fuse-4-requests-s"."""
+    """The prefix of a run's file names, such as "split-fuse-4-requests-s"."""
     text = f"{result.variant} {rate_name(result.rate)}"
     return "-".join("".join(letter if letter.isalnum() or letter == "." else " " for letter in text).split())
 
 
 def timelines(result: Result) -> dict[str, Figure]:
-    """Running and waiting requests, cache usage, and tokens per step, over time. Nothing for a run of one moment."""
+    """Running and waiting requests, cache usage, and tokens per step, over time.
+
+    Empty if all steps have the same time.
+    """
     steps = result.run.steps
     if len({step.time for step in steps}) < 2:
         return {}
@@ -66,7 +69,7 @@ def timelines(result: Result) -> dict[str, Figure]:
 
 
 def distributions(result: Result) -> dict[str, Figure]:
-    """The share of requests below a latency, one picture per metric that has at least two different values."""
+    """Cumulative distributions of latencies, one picture per metric with at least two different values."""
     done = [request for request in result.run.requests if request.succeeded]
     values = {
         "ttft": [request.ttft for request in done],
@@ -104,7 +107,7 @@ def cumulative(seconds: Sequence[float]) -> Points:
 
 
 def thinned(points: Points) -> Points:
-    """At most MOST_POINTS of the points, evenly chosen; the first and the last stay."""
+    """At most MOST_POINTS of the points, evenly chosen, with the first and the last."""
     if len(points) <= MOST_POINTS:
         return points
     last = len(points) - 1

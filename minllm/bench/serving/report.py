@@ -19,9 +19,9 @@ STATISTICS = ("mean", "p50", "p95", "p99")
 
 @dataclass(frozen=True)
 class Result:
-    """One measured run. case: model and workload; variant: what was compared, for example a policy; rate: requests per second offered.
+    """One measured run. case: model and workload; variant: the compared option, such as a policy.
 
-    A rate of None stands for the arrivals of a trace.
+    rate: offered requests per second. A rate of None stands for the arrivals of a trace.
     """
 
     case: str
@@ -31,11 +31,11 @@ class Result:
     run: ServedRun
     peer: str | None = None
     peer_metrics: ServingMetrics | None = None
-    traced: list[TracedStep] | None = None  # the steps of a further run under the profiler
+    traced: list[TracedStep] | None = None  # the steps of another run, under the profiler
 
     @property
     def name(self) -> str:
-        """Case and rate, as records name them."""
+        """Case and rate: the case of the rows of a record."""
         return f"{self.case}, {rate_name(self.rate)}"
 
 
@@ -47,7 +47,7 @@ def rate_name(rate: float | None) -> str:
 
 
 def summary_line(name: str, rate: float | None, metrics: ServingMetrics) -> str:
-    """One run on one line, below HEADINGS: throughput, the latencies that users feel in ms, goodput, preemptions."""
+    """One run as a line below HEADINGS: throughput, latencies in ms, goodput, preemptions."""
     latencies = [_statistic(metrics, *which) for which in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("itl", "p99"))]
     return COLUMNS.format(
         name,
@@ -82,7 +82,10 @@ def detail_table(result: Result) -> Table:
 
 
 def rows(result: Result) -> list[Row]:
-    """The run as rows of a record: rates with the peer's, then latencies, then its trace. `ratio` is our speed over the peer's."""
+    """The run as rows of a record: rates and latencies with the peer's, then its trace.
+
+    ratio: minllm's speed over the peer's.
+    """
     metrics, peer = result.metrics, result.peer_metrics
     found = [_row(result, "serving throughput", metrics.output_throughput, "tokens/s", peer.output_throughput if peer else None)]
     found.append(_row(result, "serving requests", metrics.request_throughput, "requests/s", peer.request_throughput if peer else None))
@@ -110,7 +113,7 @@ def _row(result: Result, benchmark: str, value: float, unit: str, of_peer: float
 
 
 def _rounded(value: float) -> float:
-    """Five significant figures."""
+    """The value with five significant figures."""
     return float(f"{value:.5g}")
 
 

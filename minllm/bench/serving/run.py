@@ -1,8 +1,8 @@
-"""The driver: adds requests to an engine when they are due, steps it, and notes when tokens come.
+"""The driver: adds requests to an engine when they are due, runs its steps, and records the times of tokens.
 
-Engine and driver share one thread, so a request that arrives during a step is added after it. Its latency counts from its arrival all the
-same, as a client would measure it. With max_concurrency a request that finds all places taken is held back, and its latency counts from
-the moment when a place becomes free, as in vLLM's `bench serve`, whose clients wait the same way before they send.
+Engine and driver share one thread, so a request that arrives during a step is added after it. Its latency still counts from its arrival, as
+a client would measure it. With max_concurrency a request waits if all slots are taken, and its latency counts from the time at which a slot
+becomes free, as in vLLM's `bench serve`, where clients wait in the same way before they send.
 """
 
 import random
@@ -20,39 +20,39 @@ from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 
 WARM_UP_TOKENS = 16  # output tokens of a warm-up request
-COMPLETE = ("stop", "length")  # finish reasons of a request that was served to its end
+COMPLETE = ("stop", "length")  # finish reasons of a completely served request
 
 
 class Engine(Protocol):
-    """What the driver needs of LLMEngine."""
+    """The interface of LLMEngine that the driver uses."""
 
     def add_request(self, request_id: str, prompt: Any, sampling_params: SamplingParams) -> None:
         """Queue a request."""
 
     def abort_request(self, request_id: str) -> None:
-        """End a request before its time."""
+        """End a request early."""
 
     def advance(self) -> list[Sequence]:
-        """Compute one step; the sequences that got a token or ended in it."""
+        """Compute one step; returns the sequences that got a token or ended in it."""
 
     def has_unfinished_requests(self) -> bool:
         """Whether a request is waiting or running."""
 
     def set_scheduling_policy(self, name: str) -> None:
-        """Plan the steps from now on by another policy."""
+        """Use another scheduling policy from the next step on."""
 
     def stats(self) -> Any:
         """EngineStats: queue lengths, KV cache usage, counters."""
 
 
 class Clock(Protocol):
-    """Seconds that pass; tests pass a virtual clock."""
+    """A clock in seconds; tests use a virtual one."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment."""
+        """Seconds since a fixed time."""
 
     def sleep(self, seconds: float) -> None:
-        """Let this time pass."""
+        """Wait for this time."""
 
 
 class WallClock:
@@ -64,7 +64,7 @@ class WallClock:
 
 @dataclass
 class Progress:
-    """What a live display shows: the newest sample, and how many requests have been added and have ended."""
+    """The state of a run for a live display: the newest sample, and the numbers of requests added and ended."""
 
     num_requests: int
     added: int = 0
@@ -79,7 +79,7 @@ def greedy(output_len: int) -> SamplingParams:
 
 
 class Driver:
-    """One run of `requests`, sorted by arrival. on_step is called after each step."""
+    """One run of `requests`, which are sorted by arrival. on_step is called after each step."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Driver:
         self.before = engine.stats()
 
     def run(self) -> ServedRun:
-        """Serve all requests. If this is interrupted, the engine's remaining requests are aborted."""
+        """Serve all requests. On an interrupt the remaining requests are aborted."""
         try:
             while self.due or self.running:
                 self._add_due()
@@ -132,14 +132,14 @@ class Driver:
             self.progress.added += 1
 
     def _give_up(self) -> None:
-        """Count requests as failed that the engine ended without an output, so that they do not stall the run."""
+        """Count requests that the engine ended without output as failed, so that they do not stall the run."""
         for _ in self.running:
             self.places.give_back(self._now())
             self.progress.ended += 1
         self.running.clear()
 
     def _take(self, moved: list[Sequence]) -> None:
-        """Note the tokens of a step and the engine's state after it."""
+        """Record the tokens of a step and the engine's state after it."""
         now, tokens = self._now(), 0
         for sequence in moved:
             index = int(sequence.request_id)
@@ -177,9 +177,9 @@ def serve(
 
 
 def warm_up(engine: Engine, requests: Many[BenchRequest], num_warmups: int, vocab_size: int, clock: Clock | None = None) -> None:
-    """Serve num_warmups requests that are not measured: prompts as long as the first ones, all at once, with a few tokens of output.
+    """Serve num_warmups unmeasured requests all at once: prompts with the lengths of the first ones, a few tokens of output.
 
-    Their token ids are others, so that they leave nothing in a prefix cache that a measured prompt would find.
+    Their token ids differ from those of measured prompts, which therefore find nothing in a prefix cache.
     """
     generator = random.Random("warm-up")
     lengths = [len(request.prompt) for request in requests[:num_warmups] if isinstance(request.prompt, list)] or [WARM_UP_TOKENS]

@@ -1,8 +1,8 @@
-"""A simulated server: the package's own scheduler and engine loop on a virtual clock, where a step takes what costs/serving.py says.
+"""A simulated server: the package's scheduler and engine loop on a virtual clock; costs/serving.py gives the time of a step.
 
-Nothing is computed and nobody sleeps, so a minute of a GPU takes seconds, on any machine, and comes out the same every time. What is
-simulated is the order of things: who waits, who is computed with whom, who is preempted. Times are floors: bytes over bandwidth, FLOPs over
-peak, without launches and without the host. `minllm bench serve` measures the same workloads on a real engine, with the same driver.
+Nothing is computed and no thread sleeps, so a minute of GPU time takes seconds on any machine, with the same result every time. The
+simulation shows which requests wait, which are computed together, and which are preempted. Times are floors: bytes over bandwidth, FLOPs
+over peak, without launches and without the host. `minllm bench serve` measures the same workloads on a real engine, with the same driver.
 """
 
 from collections.abc import Sequence as Many
@@ -28,13 +28,13 @@ from minllm.engine.scheduling.preemption import Preemption
 from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.engine.scheduling.step import Step
 
-TOKEN = 7  # every sampled token; nobody reads it
+TOKEN = 7  # the token that every request samples; its value is not used
 BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
 class TimedSpan:
-    """A span of a step that was simulated: tokens `start` to `start + length` of a request."""
+    """A span of a simulated step: tokens `start` to `start + length` of a request."""
 
     request_id: str
     start: int
@@ -44,7 +44,7 @@ class TimedSpan:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step that was simulated, in seconds of the virtual clock."""
+    """A simulated step, in seconds of the virtual clock."""
 
     begin: float
     end: float
@@ -53,7 +53,10 @@ class TimedStep:
 
 @dataclass
 class SimulatedRunner:
-    """Executes steps by letting time pass. steps_ahead: 1 as on a GPU, where a step is planned while the one before it is computed."""
+    """Executes steps by advancing the clock.
+
+    steps_ahead: 1 as on a GPU, where a step is planned while the previous one runs.
+    """
 
     costs: StepCosts
     clock: VirtualClock
@@ -61,7 +64,7 @@ class SimulatedRunner:
     steps: list[TimedStep] = field(default_factory=list)
 
     def execute(self, step: Step) -> list["PendingStep"]:
-        """See ModelRunner."""
+        """The same as in ModelRunner, with the results TOKEN."""
         contexts = [span.start + 1 for span in step.spans if span.decodes]
         chunks = [(span.start, span.length) for span in step.spans if not span.decodes]
         begin, end = self.clock.launch(self.costs.seconds(contexts, chunks, len(step.sampled)))
@@ -72,23 +75,23 @@ class SimulatedRunner:
 
 @dataclass
 class PendingStep:
-    """Results of a step that ends at a second of the virtual clock."""
+    """The results of a step that ends at `end`, in seconds of the virtual clock."""
 
     clock: VirtualClock
     end: float
     sampled: list[Sequence]
 
     def wait(self) -> ForwardResult:
-        """See PendingForward: waiting lets the time pass."""
+        """The same as in PendingForward: advances the clock to the end of the step."""
         self.clock.wait(self.end)
         return ForwardResult(self.sampled, [TOKEN] * len(self.sampled), None, [])
 
 
 class SimulatedEngine:
-    """What the driver (run.py) needs of an engine, around the real scheduler.
+    """The interface of an engine that the driver (run.py) uses, around the real scheduler.
 
     policy: a name of POLICIES, or a SchedulingPolicy. kv_cache_tokens: the size of the cache. preemption: "recompute" or "drop"; a swap
-    copies real memory and is measured by `minllm bench serve --compare-preemption`.
+    copies real memory, and `minllm bench serve --compare-preemption` measures it.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class SimulatedEngine:
         policy = POLICIES[policy]() if isinstance(policy, str) else policy
         self.scheduler = make_scheduler(policy, memory, Preemption(preemption), max_num_seqs, max_num_batched_tokens)
         self.core = EngineCore(self.scheduler, self.runner, tokenizer=None)
-        self.sequences: dict[str, Sequence] = {}  # the unfinished ones, by request
+        self.sequences: dict[str, Sequence] = {}  # unfinished sequences by request id
 
     def add_request(self, request_id: str, prompt: list[int], sampling_params: SamplingParams) -> None:
         """Queue a request that generates max_tokens tokens."""
@@ -111,12 +114,12 @@ class SimulatedEngine:
         self.sequences[request_id] = sequence
 
     def abort_request(self, request_id: str) -> None:
-        """End a request; its memory is free for the next step."""
+        """End a request; its memory is free from the next step on."""
         if request_id in self.sequences:
             self.core.abort([self.sequences.pop(request_id)])
 
     def advance(self) -> list[Sequence]:
-        """Let the time of one step pass; the sequences that got a token or ended."""
+        """Simulate one step; returns the sequences that got a token or ended."""
         moved = self.core.step()
         for sequence in moved:
             if sequence.is_finished:
@@ -124,21 +127,21 @@ class SimulatedEngine:
         return moved
 
     def has_unfinished_requests(self) -> bool:
-        """Whether a request has not ended."""
+        """Whether a request is waiting or running."""
         return bool(self.sequences)
 
     def set_scheduling_policy(self, name: str) -> None:
-        """See LLMEngine."""
+        """The same as in LLMEngine."""
         self.scheduler.policy = POLICIES[name]()
 
     def stats(self) -> EngineStats:
-        """What the engine is doing now."""
+        """Queue lengths, KV cache usage and counters."""
         return engine_stats(self.scheduler, self.core.num_steps)
 
 
 def simulate(
     costs: StepCosts, requests: Many[BenchRequest], policy: str | SchedulingPolicy = "split_fuse", **options
 ) -> tuple[ServedRun, list[TimedStep]]:
-    """Serve requests, sorted by arrival, on a simulated engine with these options: what clients saw, and every step."""
+    """Serve requests, sorted by arrival, on a simulated engine with these options; returns (what clients observed, every step)."""
     engine = SimulatedEngine(costs, policy, **options)
     return serve(engine, requests, clock=engine.clock), engine.runner.steps

@@ -1,4 +1,4 @@
-"""`minllm bench serve --simulate GPU`: the simulated server for a model and a GPU of the tables, behind the options of a real one."""
+"""`minllm bench serve --simulate GPU`: the simulated server for a model and a known GPU, with the options of a real one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +20,7 @@ DEFAULTS = dict(dtype="auto", kv_cache_dtype="auto", enable_prefix_caching=False
 
 
 def check_simulation(options: dict[str, Any], requests: list[BenchRequest], compare: str | None, against: str | None) -> None:
-    """InvalidOptionError for anything that the simulation leaves out."""
+    """Raises InvalidOptionError for options that the simulation does not support."""
     others = [name for name, value in options.items() if name not in SIMULATED and value != DEFAULTS.get(name)]
     others += ["against"] if against else []
     others += ["preemption swap"] if options.get("preemption", "recompute") not in ("recompute", "drop") else []
@@ -35,7 +35,10 @@ def check_simulation(options: dict[str, Any], requests: list[BenchRequest], comp
 def simulated_gpu(
     model: str, gpu_name: str, clock: VirtualClock
 ) -> tuple[str, Callable[[dict[str, Any]], AbstractContextManager[tuple[SimulatedEngine, int]]]]:
-    """(the machine in words, what opens an engine with some options). Raises InvalidOptionError for an unknown GPU or model."""
+    """(the name of the machine, a function that opens an engine).
+
+    Raises InvalidOptionError for an unknown GPU or model.
+    """
     name, gpu = gpu_named(gpu_name)
     _, config = find_config(model)
     costs = StepCosts.of(config, gpu.ceiling_tb_s, best_rate(gpu, "bfloat16")[0])

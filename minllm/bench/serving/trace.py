@@ -4,7 +4,7 @@
     {"prompt": "def fibonacci(n):", "output_tokens": 64, "arrival": 0.5}
 
 `prompt` is text; `prompt_tokens` is a number of random tokens. `arrival` is in seconds after the start, on all lines or on none; without
-it, --request-rate says when requests arrive. Other keys are ignored.
+it, --request-rate determines the arrivals. Other keys are ignored.
 """
 
 import json
@@ -35,7 +35,10 @@ class Line:
         return InvalidOptionError(f"{self.place}: {reason}.")
 
     def count(self, name: str) -> int:
-        """A number of tokens."""
+        """The value of a key that is a number of tokens.
+
+        Raises InvalidOptionError if it is not from 1 to MOST_TOKENS.
+        """
         value = self.values.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TOKENS:
             raise self.error(f"{name}={as_json(value)} is not allowed: it is a whole number from 1 to {MOST_TOKENS}")
@@ -62,12 +65,12 @@ class Line:
 
 
 def as_json(value: Any) -> str:
-    """The value as a trace file writes it."""
+    """The value as JSON, as in a trace file."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def read_trace(path: Path, seed: int = 0, num_prompts: int | None = None) -> tuple[list[BenchRequest], bool]:
-    """The requests of a file, at most `num_prompts` of them, in the order of their arrival; and whether the file says when they arrive.
+    """(the first `num_prompts` requests of a file, sorted by arrival; whether the file gives arrivals).
 
     Raises InvalidOptionError, which names the line, and OSError.
     """

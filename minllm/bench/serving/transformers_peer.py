@@ -1,10 +1,10 @@
 """The peer of the serving benchmark: continuous batching of Hugging Face transformers 5, in the same process, on the same requests.
 
-`generate_batch` gives all prompts one max_new_tokens and starts them together; here requests differ in length and arrive over time, so this
-drives the manager below it, with the same settings: its generation thread runs, requests are added when they are due, and the
-times of tokens are those that it records itself.
+`generate_batch` uses one max_new_tokens for all prompts and starts them together. Here requests differ in length and arrive over time, so
+the code below drives its manager, with the same settings: the manager's generation thread runs, requests are added when they are due, and
+the times of tokens are those that the manager records.
 
-Shapes with random weights get transformers' own random initialisation: speed depends on the shape alone.
+Shapes with random weights use transformers' random initialisation, as speed depends on the shape alone.
 """
 
 import json
@@ -29,7 +29,7 @@ from minllm.errors import DeviceError, InvalidOptionError
 from minllm.models.shapes import BUNDLED_CONFIG, SHAPES
 
 NAME = f"transformers {transformers.__version__}"
-POLL_SECONDS = 0.1  # the longest wait for a result before looking whether the generation thread still runs
+POLL_SECONDS = 0.1  # longest wait for a result before checking that the generation thread still runs
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,10 @@ class TransformersEngine:
 
 @contextmanager
 def opened(model: str, dtype: str, device: str, max_tokens: int | None) -> Iterator[TransformersEngine]:
-    """A running engine for the model: the bundled one, a directory, or a shape of SHAPES. max_tokens: the longest request, if known."""
+    """A running engine for the bundled model, a directory, or a shape of SHAPES.
+
+    max_tokens: length of the longest request, if known.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise InvalidOptionError("--against transformers: this PyTorch sees no GPU. Install one with CUDA, or leave the option out.")
     with tempfile.TemporaryDirectory() as temporary:
@@ -80,11 +83,14 @@ def warm_up(engine: TransformersEngine, requests: Sequence[BenchRequest]) -> Non
 
 
 def serve(engine: TransformersEngine, requests: Sequence[BenchRequest], max_concurrency: int | None = None) -> ServedRun:
-    """Serve `requests`, sorted by arrival, at most max_concurrency of them at a time. Raises DeviceError if its thread ends."""
+    """Serve `requests`, sorted by arrival, at most max_concurrency at a time.
+
+    Raises DeviceError if the generation thread ends.
+    """
     manager, prompts = engine.manager, [engine.token_ids(request.prompt) for request in requests]
     places = Places(max_concurrency, len(requests))
     times = [RequestTimes(len(prompt), 0.0) for prompt in prompts]
-    numbers: dict[str, int] = {}  # the manager's id of a request -> its index
+    numbers: dict[str, int] = {}  # the manager's request id -> index
     due, start = 0, time.perf_counter()
     while due < len(requests) or numbers:
         now = time.perf_counter() - start

@@ -1,6 +1,6 @@
-"""A virtual clock: the time of a host, and of a device that computes what was launched, in order, while the host goes on.
+"""A virtual clock for a host and a device that executes launches in order while the host continues.
 
-Nothing is computed and nobody sleeps. The unit of time is the caller's.
+Nothing is computed and no thread sleeps. The caller chooses the unit of time.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from math import inf, nextafter
 
 @dataclass
 class VirtualClock:
-    """Time that passes when the simulation says so. time: the host's. device_ends: when all that was launched will be computed."""
+    """Time that the simulation advances. time: the host's. device_ends: the end of all work launched so far."""
 
     time: float = 0.0
     device_ends: float = 0.0
@@ -19,15 +19,15 @@ class VirtualClock:
         return self.time
 
     def sleep(self, duration: float) -> None:
-        """Let this time pass; a little always passes, so that waiting for a moment ends even if the sum is rounded."""
+        """Advance the host's time; always by at least one float step, so that waiting loops end even if the sum is rounded."""
         self.time = max(self.time + duration, nextafter(self.time, inf))
 
     def launch(self, duration: float) -> tuple[float, float]:
-        """(begin, end) of work of the device, which begins now, or when the work before it ends. The host goes on at once."""
+        """(begin, end) of work on the device, which begins now or after earlier work. The host does not wait."""
         begin = max(self.time, self.device_ends)
         self.device_ends = begin + duration
         return begin, self.device_ends
 
     def wait(self, until: float) -> None:
-        """Let the host wait until then, unless that time has passed."""
+        """Advance the host's time to `until`, unless that is in the past."""
         self.time = max(self.time, until)

@@ -1,6 +1,6 @@
-"""Requests of a serving benchmark: prompts and output lengths, drawn with random.Random(seed) so that every engine gets the same ones.
+"""Requests of a serving benchmark: prompts and output lengths, drawn with random.Random(seed), so that every engine gets the same.
 
-The named lists are those that other engines publish figures for. Two of them follow the original script draw by draw, so that with seed 0
+The named lists are those for which other engines publish figures. Two of them repeat the draws of the original script, so that with seed 0
 even the token ids are the same: nano-vllm's bench.py (133,966 output tokens), and `mixed-prompts`.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from minllm.errors import InvalidOptionError
 
 TOKEN_IDS = (0, 10_000)  # ids of random prompts, as in nano-vllm's bench.py
-MOST_TOKENS = 10_000_000  # the longest prompt or output; more is a mistake, and would fill the host's memory
+MOST_TOKENS = 10_000_000  # longest prompt or output; a larger value is a mistake, and would fill the host's memory
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,10 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str, option: str) -> "Lengths":
-        """ "512" is fixed, "100:1024" uniform with both ends, "64,256,512" a choice. InvalidOptionError names `option`."""
+        """The Lengths of "512" (fixed), "100:1024" (uniform, ends included) or "64,256,512" (a choice).
+
+        Raises InvalidOptionError, which names `option`.
+        """
         is_range = ":" in text
         try:
             values = tuple(int(part) for part in text.split(":" if is_range else ","))
@@ -46,7 +49,7 @@ class Lengths:
         return cls(values, is_range)
 
     def draw(self, generator: random.Random) -> int:
-        """One length."""
+        """One random length."""
         if self.is_range:
             return generator.randint(*self.values)
         return generator.choice(self.values)
@@ -57,7 +60,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Workload:
-    """The lengths of a list of requests. token_ids: the smallest and the largest id of a prompt."""
+    """The number and the lengths of requests. token_ids: the smallest and the largest id in prompts."""
 
     num_prompts: int
     input_len: Lengths
@@ -65,7 +68,10 @@ class Workload:
     token_ids: tuple[int, int] = TOKEN_IDS
 
     def requests(self, seed: int = 0) -> list[BenchRequest]:
-        """The requests, all at second 0; the same seed gives the same list. All prompts are drawn before the first output length."""
+        """The requests, all at second 0; the same seed gives the same list.
+
+        All prompts are drawn before the first output length.
+        """
         generator = random.Random(seed)
         prompts = [random_prompt(generator, self.input_len.draw(generator), self.token_ids) for _ in range(self.num_prompts)]
         return [BenchRequest(prompt, self.output_len.draw(generator)) for prompt in prompts]
@@ -75,12 +81,12 @@ class Workload:
 
 
 def random_prompt(generator: random.Random, length: int, token_ids: tuple[int, int] = TOKEN_IDS) -> list[int]:
-    """`length` random token ids between the two given ones."""
+    """`length` random token ids between the two given ones, ends included."""
     return [generator.randint(*token_ids) for _ in range(length)]
 
 
 def fixed(length: int) -> Lengths:
-    """Always this length."""
+    """The distribution with this length only."""
     return Lengths((length,))
 
 
@@ -95,7 +101,10 @@ REQUEST_LISTS: dict[str, Workload] = {
 
 
 def named_list(name: str, num_prompts: int | None = None) -> Workload:
-    """The list `name` of REQUEST_LISTS, with another number of requests if `num_prompts` is given. InvalidOptionError if unknown."""
+    """The list `name` of REQUEST_LISTS, with `num_prompts` requests if given.
+
+    Raises InvalidOptionError if the name is unknown.
+    """
     if name not in REQUEST_LISTS:
         raise InvalidOptionError(f"--request-list {name} is not allowed: the lists are {', '.join(REQUEST_LISTS)}.")
     workload = REQUEST_LISTS[name]
@@ -103,7 +112,7 @@ def named_list(name: str, num_prompts: int | None = None) -> Workload:
 
 
 def within_vocabulary(requests: list[BenchRequest], vocab_size: int, shift: int = 0) -> list[BenchRequest]:
-    """The requests, with `shift` added to every token id, modulo the size of the model's vocabulary. Prompts of text stay."""
+    """The requests with `shift` added to every token id, modulo vocab_size. Text prompts are unchanged."""
 
     def prompt_of(request: BenchRequest) -> list[int] | str:
         prompt = request.prompt
@@ -113,7 +122,7 @@ def within_vocabulary(requests: list[BenchRequest], vocab_size: int, shift: int 
 
 
 def longest(requests: list[BenchRequest]) -> int | None:
-    """The most tokens of prompt and output together; None if a prompt is text, whose tokens are not counted yet."""
+    """The maximum of prompt plus output tokens; None if a prompt is text, as its tokens are not known yet."""
     if any(isinstance(request.prompt, str) for request in requests):
         return None
     return max(len(request.prompt) + request.output_len for request in requests)

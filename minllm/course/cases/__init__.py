@@ -1,10 +1,10 @@
-"""Detective cases: real bugs as small kernels or classes, each with its symptom on a GPU, a fixed twin, and the simulator's diagnosis.
+"""Detective cases: real bugs as small kernels or classes, with symptom, fixed version and diagnosis.
 
-One file per case, named for the symptom, so that the name gives nothing away. A lesson shows one with `show_case(name)`;
+There is one file per case, named after the symptom, so that the name does not reveal the bug. A lesson shows a case with `show_case(name)`;
 `investigate(name)` runs its code in the simulator and reports what is wrong; `investigate(name, mine)` tries a reader's fix.
 
-To add one: a module here with the broken code, the fixed one and `CASE`, and its name in NAMES. The tests prove that the bug is found
-in the line that the case names, and that nothing is found in the twin.
+To add a case, write a module here with the broken code, the fixed code and `CASE`, and add its name to NAMES. The tests prove that the bug
+is found in the line that the case names, and that nothing is found in the fixed version.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""A detective case, and how it is investigated."""
+"""A detective case, and its investigation in the simulator."""
 
 import inspect
 import sys
@@ -21,9 +21,9 @@ class Case:
     """A bug.
 
     lesson: the lesson that shows it. title: its heading. story: the symptom on a GPU. hint: where to look, without the answer. broken,
-    mended: kernels of one signature, or functions or classes of the host's. examine(broken): runs it in the simulator, or on a simulated
-    clock, and raises SimulationError or Mismatch if it is wrong. guilty: part of the line to blame, or of the line beside which something
-    is missing. solution: the cause, why it shows this symptom, and the fix.
+    mended: kernels with the same signature, or functions or classes of the host. examine(broken): runs it in the simulator, or on a
+    simulated clock, and raises SimulationError or Mismatch if it is wrong. guilty: part of the line with the bug, or of the line next to
+    which something is missing. solution: the cause, the reason for the symptom, and the fix.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """What is broken, in a word: "kernel", "function" or "class"."""
+        """The kind of the broken code: "kernel", "function" or "class"."""
         return "kernel" if isinstance(self.broken, Kernel) else "class" if inspect.isclass(self.broken) else "function"
 
     @property
     def guilty_line(self) -> int:
-        """The number of the line to blame, in the case's file."""
+        """The number of the line with the bug, in the case's file."""
         lines, first = inspect.getsourcelines(self._code)
         return next(first + number for number, line in enumerate(lines) if self.guilty in line)
 
@@ -70,7 +70,7 @@ class Finding:
 
 
 def finding(case: Case, suspect: Any) -> Finding:
-    """Run a kernel, function or class as the case does, with all detectors on."""
+    """Run a kernel, function or class with the case's `examine`, with all detectors on."""
     try:
         with detecting():
             case.examine(suspect)

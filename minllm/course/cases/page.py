@@ -1,4 +1,4 @@
-"""A detective case on a page: the story and the broken code; hint, finding and solution are collapsed."""
+"""Shows a detective case on a page: the story and the broken code; hint, finding and solution are collapsed."""
 
 from typing import Any
 
@@ -39,6 +39,9 @@ def show_case(name: str) -> CasePage:
 
 
 def investigate(name: str, mine: Any = None) -> Finding:
-    """The simulator's finding for the case's code, or for a reader's. Raises ExerciseError for an unknown name."""
+    """The simulator's finding for the case's code, or for a reader's.
+
+    Raises ExerciseError for an unknown name.
+    """
     case = find(name)
     return finding(case, case.broken if mine is None else mine)

@@ -1,4 +1,4 @@
-"""Checks of the exercises: `check(my_kernel)` or `check("matmul.naive", my_kernel)`, and ladders, one module per part of the engine."""
+"""Checks of the exercises, `check(my_kernel)` or `check("matmul.naive", my_kernel)`, with a module per ladder."""
 
 from minllm.course.checks.doors import check, check_file
 from minllm.course.checks.ladder import Report

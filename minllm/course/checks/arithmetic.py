@@ -1,4 +1,4 @@
-"""Ladders of cost formulas, checked against hand-computed numbers and the simulator's counts."""
+"""Ladders for cost formulas, checked against hand-computed numbers and the simulator's counts."""
 
 from dataclasses import dataclass, field
 
@@ -97,7 +97,7 @@ def projected(decode_stages, batch=1, itemsize=4, matrix_itemsize=None, bias=Fal
 
 
 def against_the_trace(decode_stages):
-    """Check a stage's bytes against those that a GEMM touches in the simulator, over all layers."""
+    """Check a stage's bytes, over all layers, against the bytes that a GEMM accesses in the simulator."""
     from minllm.kernels.matmul.naive import matmul_naive
     from minllm.sim import detecting, tracing
 

@@ -1,4 +1,4 @@
-"""Batches for the attention ladders: a paged cache with shuffled pages, and poison in everything that must not be read."""
+"""Batches for the attention ladders: a paged cache with shuffled pages, and poison in all memory that must not be read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ class AttentionCase:
     block_size: int = 4
     dtype: object = np.float32
     magnitude: float = 1.0  # magnitude of queries and keys
-    window: int = 0  # the most keys that a row sees, or 0 for all
+    window: int = 0  # largest number of keys that a row sees; 0 for all
 
 
 @dataclass
 class AttentionArrays:
-    """The arrays of a case, as kernels take them, and the keys and values of each sequence."""
+    """The arguments of attention kernels for a case, and the keys and values of each sequence."""
 
     query: np.ndarray  # [T, heads, head_dim]
     key_cache: np.ndarray  # [pages, block_size, kv_heads, head_dim]
@@ -49,7 +49,7 @@ class AttentionArrays:
 
 
 def make(case: AttentionCase, seed: int = 0) -> AttentionArrays:
-    """Random arrays; unowned pages, and slots beyond a context, count as unwritten."""
+    """Random arrays for a case; free pages, and slots beyond a context, are poisoned as unwritten."""
     random, dtype = np.random.default_rng(seed), np.dtype(case.dtype)
     pages = [-(-context // case.block_size) for context in case.context_lens]
     order = random.permutation(sum(pages) + SPARE_PAGES).astype(np.int32)
@@ -84,10 +84,10 @@ def attend(
     window: int | None = None,
     combine: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Attention in float64, one row and head at a time; for suspects with another scale, `last` more keys, other heads, or softmax.
+    """Attention in float64, [T, heads, head_dim]; the optional arguments model mistakes, for suspects.
 
-    value_head_of, query_head_of: take these from other heads. dims: the components of the head that scores use.
-    combine(scores [keys], values [keys, head_dim]) -> [head_dim].
+    last: number of additional keys. kv_head_of, value_head_of, query_head_of: functions from the head to those that are read. dims: the
+    components of the head that scores use. combine(scores [keys], values [keys, head_dim]) -> [head_dim]: replaces the softmax.
     """
     scale = arrays.scale if scale is None else scale
     kv_head_of = kv_head_of or (lambda head: head // (case.heads // case.kv_heads))
@@ -113,7 +113,7 @@ def softmax_times(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def without_rescale(tile: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """The result of online softmax over tiles if nothing is rescaled after a new maximum."""
+    """A `combine` for `attend`: online softmax over tiles without rescaling after a new maximum."""
 
     def combine(scores, values):
         maximum, total, out = -np.inf, 0.0, np.zeros(values.shape[1])
@@ -127,7 +127,7 @@ def without_rescale(tile: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def common_suspects(case: AttentionCase, arrays: AttentionArrays) -> list[tuple[str, np.ndarray]]:
-    """Mistakes that are possible in any attention kernel."""
+    """(mistake, its result) for mistakes that are possible in any attention kernel."""
     found = [
         ("the scores were not multiplied by scale, 1 / sqrt(head_dim).", attend(case, arrays, scale=1.0)),
         ("the scores were multiplied by scale twice: the softmax does it.", attend(case, arrays, scale=arrays.scale**2)),
@@ -159,11 +159,11 @@ def common_suspects(case: AttentionCase, arrays: AttentionArrays) -> list[tuple[
 
 
 def undivided(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Softmax without the division."""
+    """A `combine` for `attend`: softmax without the division."""
     return np.exp(scores - scores.max()) @ values
 
 
 def judge(case: AttentionCase, arrays: AttentionArrays, suspects: list[tuple[str, np.ndarray]] | None = None) -> None:
-    """Check what a kernel wrote into `arrays.out`."""
+    """Raise Mismatch unless `arrays.out` is right; `suspects` are added to the common ones."""
     suspects = [*(suspects or []), *common_suspects(case, arrays)]
     expect("out", arrays.out, attend(case, arrays), ("token", "head", "dim"), suspects, tolerance=1e-4)

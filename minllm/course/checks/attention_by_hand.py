@@ -1,4 +1,4 @@
-"""Ladders of attention as one would first write it: scores, softmax, weighted values; and of online softmax."""
+"""Ladders for attention in its simplest form, scores, softmax and weighted values, and for online softmax."""
 
 import numpy as np
 
@@ -19,7 +19,10 @@ def run(attention, case, suspects=None, **options):
 
 
 def ladder(small, long, suspects=None, **options):
-    """The rungs common to every attention kernel; small and long: cases with few keys, and with more than a tile."""
+    """The rungs common to every attention kernel.
+
+    small and long: cases with few keys, and with more than a tile.
+    """
 
     def rung(**sizes):
         return lambda attention: [run(attention, AttentionCase(**case), suspects, **options) for case in cases_of(sizes)]
@@ -44,7 +47,7 @@ def ladder(small, long, suspects=None, **options):
 
 
 def plain_rungs():
-    """Rungs for the three kernels of the first rung."""
+    """Rungs for the kernels of materialized attention."""
 
     def suspects(case, arrays):
         def slots_by_division(scores, values):
@@ -92,7 +95,7 @@ def flash_rungs():
 
 
 def divided_by_a_lane(scores, values):
-    """One tile of keys, with lane i holding element i of the output and dividing it by the weight of key i."""
+    """A `combine` for `attend`: one tile of keys; lane i holds element i of the output and divides it by the weight of key i only."""
     weights = np.exp(scores - scores.max())
     mine = np.zeros(max(len(weights), values.shape[1]))
     mine[: len(weights)] = weights
@@ -100,7 +103,7 @@ def divided_by_a_lane(scores, values):
 
 
 def without_kept_sum(scores, values):
-    """Tiles whose new sum omits the old one, while the row is kept divided by the sum."""
+    """A `combine` for `attend`: online softmax with a new sum that omits the old one; the row is kept divided by the sum."""
     maximum, total, out = -np.inf, 0.0, np.zeros(values.shape[1])
     for first in range(0, len(scores), TILE):
         new = max(maximum, scores[first : first + TILE].max())
@@ -111,7 +114,7 @@ def without_kept_sum(scores, values):
 
 
 def softmax(softmax_in_place, scores):
-    """Compare in-place softmax with float64."""
+    """Compare an in-place softmax with the result in float64."""
     scores = np.asarray(scores, np.float32)
     exact = scores.astype(np.float64)
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Ladders of the steps between projection and attention: RoPE, and the append to the cache."""
+"""Ladders for the steps between projection and attention: RoPE, and the append to the cache."""
 
 import functools
 
@@ -17,7 +17,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def turned(x, positions, cos_sin, interleaved, sign=1):
-    """x with its pairs rotated, in float64; sign -1 rotates the other way."""
+    """x with its pairs rotated, in float64; sign -1 rotates in the opposite direction."""
     x, half = x.astype(np.float64), cos_sin.shape[1] // 2
     rows = cos_sin.astype(np.float64)[positions][:, None]
     cosine, sine = rows[..., :half], sign * rows[..., half:]
@@ -29,7 +29,7 @@ def turned(x, positions, cos_sin, interleaved, sign=1):
 
 
 def turn(rope, tokens=1, heads=1, head_dim=4, rotary_dim=None, positions=None, interleaved=False, in_place=False, dtype=np.float32):
-    """Rotate random heads; sizes of half-split ones select the kernel for any size, not the one for whole vectors."""
+    """Rotate random heads and compare; half-split sizes are chosen to select the kernel for any size, not the vector kernel."""
     random = np.random.default_rng(0)
     rotary_dim = rotary_dim or head_dim
     table = rope_table(32, rotary_dim, 10000.0 ** -(np.arange(0, rotary_dim, 2) / rotary_dim))
@@ -65,7 +65,7 @@ def turn(rope, tokens=1, heads=1, head_dim=4, rotary_dim=None, positions=None, i
         ("nothing was turned.", x.astype(np.float64)),
     ]  # fmt: skip
     if rotary_dim < head_dim and not interleaved:
-        behind = np.full(x.shape, np.nan)  # the gap between the two halves is never written; beyond rotary_dim all is copied
+        behind = np.full(x.shape, np.nan)  # the gap between the two halves is never written; elements beyond rotary_dim are copied
         behind[..., rotary_dim:] = x[..., rotary_dim:]
         a, b = x[..., :half], x[..., head_dim // 2 : head_dim // 2 + half]
         behind[..., :half] = a * cosine - b * sine
@@ -107,7 +107,7 @@ def appended(append, slots, block_size=4, row=3, tokens=None, pages=4, dtype=np.
 
 
 def append_budget(append):
-    """The budget of a copy."""
+    """Check that the append moves no more bytes than a copy."""
     key, value = np.ones((2, 1, 131), np.float32), np.ones((2, 1, 131), np.float32)
     caches = [np.zeros((2, 4, 1, 131), np.float32) for _ in range(2)]
     run = functools.partial(append, key, value, *caches, np.int32([5, 2]))

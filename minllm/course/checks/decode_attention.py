@@ -1,4 +1,4 @@
-"""Ladders of Flash-Decoding: a context split over blocks, and the merge of the splits' states."""
+"""Ladders for Flash-Decoding: a context split over blocks, and the merge of the splits' states."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ SHARE = 8  # keys per split in the cases below
 
 
 def states(splits, head_dim=4, maxima=None, seed=0):
-    """(m, l, o) of `splits` splits of one sequence and head, as the first kernel leaves them: [1, 1, splits], [1, 1, splits, head_dim]."""
+    """(m, l, o) of the splits of one sequence and head, as written by the first kernel: m, l [1, 1, splits], o [..., head_dim]."""
     random = np.random.default_rng(seed)
     m = np.float32(random.standard_normal(splits) if maxima is None else maxima)
     l, o = np.float32(random.uniform(1, 2, splits)), random.standard_normal((splits, head_dim)).astype(np.float32)  # noqa: E741
@@ -94,7 +94,7 @@ def budget(make_merge_kernel):
 
 
 def decode(attention, case, splits=2):
-    """A decode step with one warp per block, two keys of each subgroup at a time."""
+    """Run a decode step with one warp per block and two keys per subgroup at a time, and compare."""
     arrays = make(case)
     attention(*arrays.arguments(), splits=splits, warps=1, keys_each=2)
     mistakes = (
@@ -109,10 +109,10 @@ def decode(attention, case, splits=2):
 
 
 def by_subgroups(sums=True, outputs=True, relative=True):
-    """Softmax as the kernel computes it, for the sizes of `decode`; arguments that are False leave a step out.
+    """A `combine` for `attend`: softmax as the kernel computes it, for the sizes of `decode`; False arguments leave a step out.
 
     With 8 float32 per head, a key takes 2 lanes, so that a warp has 16 subgroups: each takes every sixteenth key, two per step, and holds
-    a state. sums, outputs: rescaled to each new maximum. relative: weights are 2^(score - maximum).
+    a state. sums, outputs: whether they are rescaled to each new maximum. relative: whether weights are 2^(score - maximum).
     """
 
     def combine(scores, values):

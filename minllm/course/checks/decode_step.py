@@ -1,4 +1,4 @@
-"""Ladders of the decode step that a graph replays: advancing slots by one token, and choosing the graph's size."""
+"""Ladders for the decode step that a graph replays: advancing slots by one token, and choosing the graph's size."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from minllm.kernels.slots.state import SlotState
 
 
 def added(before, where):
-    """A copy in which 1 is added at each of these indices."""
+    """A copy with 1 added at each of these indices."""
     after = before.copy()
     np.add.at(after, where, 1)
     return after
@@ -25,7 +25,7 @@ def stored(before, where, values):
 
 
 def advanced(advance, slots, num_slots=None, penalties=()):
-    """Advance the slots of a batch's rows by one token; penalties: the slots that have some."""
+    """Advance the slots of a batch's rows by one token, and compare; penalties: the slots with penalties."""
     slots, vocabulary = np.array(slots, np.int32), 40
     num_slots = len(slots) if num_slots is None else num_slots
     state = SlotState.make(np.zeros, num_slots, 1)
@@ -38,8 +38,8 @@ def advanced(advance, slots, num_slots=None, penalties=()):
     tokens = 10 + np.arange(len(slots), dtype=np.int32) % 30
     advance(tokens, slots, state)
 
-    used, at = slots[slots >= 0], np.flatnonzero(slots >= 0)  # slots of rows, and their rows
-    rows = at[at < num_slots]  # those that a mistake may take for slots
+    used, at = slots[slots >= 0], np.flatnonzero(slots >= 0)  # slots in use, and the rows that use them
+    rows = at[at < num_slots]  # rows that a mistake may use as slots
     old = np.full(num_slots, 7, np.int32)
     expect("newest_tokens", state.newest_tokens, stored(old, used, tokens[at]), ("slot",), [
         ("the new token was not stored.", old),
@@ -65,7 +65,7 @@ def advanced(advance, slots, num_slots=None, penalties=()):
 
 
 def smallest(next_size, count, sizes):
-    """The size for `count` rows is the smallest of `sizes` that has room for them, or None."""
+    """Raise Mismatch unless next_size(count, sizes) is the smallest of `sizes` that is at least `count`, or None."""
     found = next_size(count, sizes)
     note("next_size", found)
     wanted = min((size for size in sizes if size >= count), default=None)

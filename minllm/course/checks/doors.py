@@ -1,4 +1,4 @@
-"""Two of the checker's three entry points: a file (`minllm check`, and the test beside a skeleton), and a kernel in a notebook's cell."""
+"""Entry points of the checker: a file (`minllm check`, and the test next to skeletons), and a kernel in a notebook's cell."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +14,10 @@ from minllm.errors import ExerciseError
 
 
 def check_file(path: str | Path, name: str | None = None, seconds: float = SECONDS, progress: Progress | None = None) -> Report:
-    """Check a reader's file. name: the exercise, overriding the file's markers. progress: as in `climb`. Raises ExerciseError for a file
-    without an exercise."""
+    """Check a reader's file. name: the exercise, which overrides the file's markers. progress: as in `climb`.
+
+    Raises ExerciseError for a file without an exercise.
+    """
     path = Path(path)
     exercise, text = exercise_of_file(path, name), read(path)
     with guarded(exercise, str(path)):
@@ -31,7 +33,10 @@ def own_module(exercise: Exercise, text: str, path: Path) -> ModuleType:
 
 
 def exercise_of_file(path: Path, name: str | None = None) -> Exercise:
-    """The exercise called `name`, or the one that a file's markers name. Raises ExerciseError for a file without one."""
+    """The exercise called `name`, or the one that a file's markers name.
+
+    Raises ExerciseError for a file without one.
+    """
     from minllm.course.exercises import EXERCISES, find
 
     text = read(path)
@@ -62,14 +67,14 @@ def check(exercise_or_kernel: str | Callable, kernel: Callable | None = None, se
 
 
 def entry_with(exercise: Exercise, thing: Callable) -> Callable:
-    """The entry of an exercise with a reader's function in it; the function itself if it has the entry's signature."""
+    """The entry of an exercise with a reader's function in it; the function itself if it has the entry's name."""
     if name_of(thing) == exercise.entry_place[1]:
         return thing
     return entry_of(exercise, with_replacement(exercise, thing))
 
 
 def exercise_with(name: str) -> Exercise:
-    """The one exercise inside a function of this name."""
+    """The exercise in a function of this name. Raises ExerciseError if there is none or more than one."""
     from minllm.course.exercises import EXERCISES
 
     found = [exercise for exercise in EXERCISES if name in (holder(exercise.source, exercise.name), exercise.entry_place[1])]
@@ -80,7 +85,7 @@ def exercise_with(name: str) -> Exercise:
 
 
 def source_file(thing: Callable) -> str:
-    """The file that defines a function."""
+    """The path of the file that defines a function; "" if unknown."""
     plain = getattr(thing, "function", thing)
     plain = getattr(plain, "py_func", plain)
     plain = getattr(plain, "__wrapped__", plain)

@@ -1,4 +1,4 @@
-"""The ladder of the engine's loop: which steps are launched before the results of earlier ones are read."""
+"""The ladder for the engine's loop: which steps are launched before the results of earlier ones are read."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def looped(core_class: Callable, engine: LoggingEngine) -> tuple[object, list[st
 
 
 def in_order(core_class: Callable, steps: int, ahead: int, blocked: int = 0) -> None:
-    """Run a loop, and compare what it launched before it read with what it may launch."""
+    """Run a loop, and compare its order of launches and reads with that of ReferenceLoop."""
     engine = LoggingEngine(steps, ahead, blocked)
     looped(core_class, engine)
     right = LoggingEngine(steps, ahead, blocked)
@@ -42,7 +42,7 @@ def in_order(core_class: Callable, steps: int, ahead: int, blocked: int = 0) -> 
 
 
 def cause(engine: LoggingEngine, ahead: int) -> str:
-    """The mistake behind a wrong order."""
+    """The mistake that explains a wrong order."""
     launched, read = engine.numbers("launch"), engine.numbers("read")
     first_read = engine.log.index(("read", read[0])) if read else len(engine.log)
     before = sum(verb == "launch" for verb, _ in engine.log[:first_read])
@@ -60,12 +60,12 @@ def cause(engine: LoggingEngine, ahead: int) -> str:
 
 
 def spoken(log: list[tuple[str, int]]) -> str:
-    """The first events in words."""
+    """The first events of a log as text."""
     return ", ".join(f"{verb} {number}" for verb, number in log[:10]) + (", ..." if len(log) > 10 else "") if log else "nothing"
 
 
 def counted(core_class: Callable) -> None:
-    """`num_steps` after five steps."""
+    """Check `num_steps` after five steps."""
     core, _ = looped(core_class, LoggingEngine(5, 1))
     note("num_steps", core.num_steps)
     if core.num_steps != 5:
@@ -73,7 +73,7 @@ def counted(core_class: Callable) -> None:
 
 
 def one_fails(core_class: Callable) -> None:
-    """The second of four steps cannot be launched."""
+    """Check a loop in which the second of four steps cannot be launched."""
     engine = LoggingEngine(4, 1, broken=2)
     _, moved = looped(core_class, engine)
     note("events", engine.log)
@@ -92,7 +92,7 @@ def one_fails(core_class: Callable) -> None:
 
 
 def without_bubbles(core_class: Callable) -> str:
-    """Host and GPU on a simulated clock: the host needs less time than the GPU."""
+    """Check that the GPU is never idle, on a simulated clock on which the host needs less time than the GPU."""
     machine, engine = HostAndGpu(), LoggingEngine(6, 1)
     times = StepTimes(gpu=lambda step: 880, take=300)
     core = core_class(TimedScheduler(engine, machine, times), TimedRunner(engine, machine, times, 1), None)
@@ -106,7 +106,7 @@ def without_bubbles(core_class: Callable) -> str:
 
 
 def generates(core_class: Callable) -> str:
-    """The bundled model, planned one step ahead, generates the tokens that it generates step by step."""
+    """Check that the bundled model, planned one step ahead, generates the same tokens as without."""
     from minllm.engine.llm import LLM
     from minllm.engine.requests.sampling_params import SamplingParams
 

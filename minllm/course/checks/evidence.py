@@ -1,10 +1,10 @@
-"""What a check saw of a reader's functions, so that another process can judge it again.
+"""The results of a reader's functions that a check saw, so that another process can judge them again.
 
-`minllm check` runs a reader's file in a process of its own, and code in that process can say anything: it can write the report itself,
-or replace the functions that compare. So its word is not taken. Every check notes the results that it compares; the process hands
-them over as plain bytes; and the parent, in which no code of the file ever ran, runs the same checks on the package's own solution
-and holds the results against the values that it expects itself (`check_process`). To pass, a file has to deliver right results. It can
-deliver those of the package's own functions, which no comparison of results can tell.
+`minllm check` runs a reader's file in a child process, in which the file's code could write the report itself, or replace the functions
+that compare. So the child's verdict is not trusted. Every check notes the results that it compares; the child reports them as plain bytes;
+and the parent, in which no code of the file runs, runs the same checks on the package's solution and compares the results with the values
+that it expects itself (`check_process`). To pass, a file must deliver right results. If these come from the package's own functions, no
+comparison of results can detect it.
 """
 
 import base64
@@ -18,7 +18,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Note:
-    """A result, what was expected (None: exactly the solution's result), and the tolerance of `mismatch.differing`."""
+    """A result, the expected value (None: exactly the solution's result), and the tolerance for `mismatch.differing`."""
 
     name: str
     got: Any
@@ -27,13 +27,13 @@ class Note:
 
 
 class _Notes:
-    """The list that is being filled, if any."""
+    """The list to which results are added; None if they are not collected."""
 
     current: list[Note] | None = None
 
 
 def note(name: str, got: Any, expected: Any = None, tolerance: float | None = None) -> None:
-    """Keep a result, if somebody collects them."""
+    """Record a result, if results are being collected."""
     if _Notes.current is not None:
         got = np.array(got) if isinstance(got, np.ndarray) else got  # the caller may write into it later
         _Notes.current.append(Note(name, got, expected, tolerance))
@@ -41,7 +41,7 @@ def note(name: str, got: Any, expected: Any = None, tolerance: float | None = No
 
 @contextmanager
 def collecting(wanted: bool = True) -> Iterator[list[Note]]:
-    """The results noted inside; none of them if not `wanted`."""
+    """A context with the list of results noted in it, which stays empty if not `wanted`."""
     before, found = _Notes.current, []
     _Notes.current = found if wanted else None
     try:
@@ -51,7 +51,7 @@ def collecting(wanted: bool = True) -> Iterator[list[Note]]:
 
 
 def plain(value: Any) -> Any:
-    """A result as JSON holds it: numbers as bytes, anything else as its repr."""
+    """A result as a value for JSON: numbers as bytes, anything else as its repr."""
     if isinstance(value, (np.ndarray, np.generic, int, float)) and not isinstance(value, bool):
         array = np.asarray(value)
         if array.dtype != object:
@@ -60,7 +60,10 @@ def plain(value: Any) -> Any:
 
 
 def restored(value: Any) -> Any:
-    """What `plain` made, as an array or a text. Raises ValueError, TypeError or KeyError for anything else."""
+    """The inverse of `plain`: an array, or a string.
+
+    Raises ValueError, TypeError or KeyError for any other value.
+    """
     if isinstance(value, str):
         return value
     return np.frombuffer(base64.b64decode(value["bytes"]), np.dtype(value["dtype"])).reshape(value["shape"])

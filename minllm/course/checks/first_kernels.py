@@ -1,4 +1,4 @@
-"""Ladders of a first kernel: one thread per element, and a block that walks a row."""
+"""Ladders for first kernels: one thread per element, and a block that loops over a row."""
 
 import functools
 
@@ -15,7 +15,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def gate(silu, gate_up):
-    """silu(gate) * up, where gate_up holds both halves; an odd number of elements selects the kernel for any size."""
+    """Check silu(gate) * up for gate_up [tokens, 2 * intermediate]; odd sizes select the kernel for any size."""
     out = unwritten((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
     silu(gate_up, out)
     wide = gate_up.astype(np.float64)
@@ -37,7 +37,7 @@ def gate(silu, gate_up):
 
 
 def gates(tokens, intermediate, dtype=np.float32):
-    """Random gate and up."""
+    """Random gate and up, [tokens, 2 * intermediate]."""
     return np.random.default_rng(0).standard_normal((tokens, 2 * intermediate)).astype(dtype)
 
 
@@ -48,14 +48,14 @@ def gate_sizes(silu):
 
 
 def gate_budget(silu):
-    """Two reads and one write per element."""
+    """Check for two reads and one write per element."""
     gate_up, out = gates(2, 67), unwritten((2, 67), np.float32)
     run = functools.partial(silu, gate_up, out)
     expect_bytes(run, {"gate_up": gate_up.nbytes}, {"out": out.nbytes}, "the gate is read twice; keep it in a variable.")
 
 
 def rows_of(embedding, token_ids, vocabulary, hidden, with_positions=False, dtype=np.float32):
-    """Look rows up; an odd number of elements selects the kernel for any size."""
+    """Check the lookup of rows; odd sizes select the kernel for any size."""
     random = np.random.default_rng(0)
     table, places = (random.standard_normal((vocabulary, hidden)).astype(dtype) for _ in range(2))
     token_ids = np.int32(token_ids)
@@ -80,7 +80,7 @@ def row_sizes(embedding):
 
 
 def row_budget(embedding):
-    """Each element of the requested rows is read once."""
+    """Check that each element of the requested rows is read once."""
     table, out = np.ones((9, 67), np.float32), unwritten((2, 67), np.float32)
     run = functools.partial(embedding, np.int32([4, 8]), table, out)
     expect_bytes(run, {"embedding": out.nbytes}, {"out": out.nbytes}, "each thread copies every 256th element, and no other.")

@@ -1,4 +1,4 @@
-"""The ladder of the dequantising GEMV: x [M, K] times a weight of 4-bit codes in groups of inputs."""
+"""The ladder for the dequantising GEMV: x [M, K] times a weight of 4-bit codes in groups of inputs."""
 
 import functools
 
@@ -17,7 +17,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def random_weight(n, k, group_size=32, zeros=False, minimums=False):
-    """An Int4Weight [n, k] of random codes and scales, with random zero points or minimums if asked for."""
+    """An Int4Weight [n, k] with random codes and scales, and if requested random zero points or minimums."""
     random = np.random.default_rng(k)
     groups = (n, k // group_size)
     scales = random.uniform(0.5, 4, groups).astype(np.float16)

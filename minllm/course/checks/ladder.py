@@ -1,4 +1,4 @@
-"""Climb a ladder: run its rungs one after the other until one fails, and report in words.
+"""Runs the rungs of a ladder one after the other until one fails, and writes the report.
 
 Rungs run with all of the simulator's detectors on. Any exception of a reader's code becomes a message: where in the file, and
 what that usually means.
@@ -23,7 +23,7 @@ from minllm.engine.progress import Progress
 from minllm.errors import ExerciseError, SimulationError
 from minllm.sim import detecting
 
-EXPLAINED = ("Likely cause:", "What stands out:", "FILL IN", "keep their parameters", "enough")  # in messages that explain themselves
+EXPLAINED = ("Likely cause:", "What stands out:", "FILL IN", "keep their parameters", "enough")  # in self-explanatory messages
 FIRST = "this is the smallest case: go through your lines with its numbers, by hand."
 NEW_HERE = "all cases above passed, so suspect what this one adds to them."
 SECONDS = 30  # CPU-time limit per rung; the reference solutions take less than one second
@@ -74,7 +74,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all rungs of an exercise; str() gives the full text. file: the reader's, "" in a notebook."""
+    """The results of all rungs of an exercise; str() gives the full text.
+
+    file: the reader's, "" in a notebook.
+    """
 
     exercise: Exercise
     results: tuple[Result, ...]
@@ -87,7 +90,7 @@ class Report:
 
     @property
     def failed(self) -> Result | None:
-        """The rung that failed."""
+        """The result of the rung that failed; None if none did."""
         return next((result for result in self.results if result.status == "FAILED"), None)
 
     def __repr__(self) -> str:
@@ -110,7 +113,7 @@ class Report:
         return "\n".join(lines)
 
     def how_to_generate(self) -> str:
-        """The command by which the engine runs the reader's kernel."""
+        """The command that runs the engine with the reader's kernel."""
         stage, path = self.exercise.stage, Path(self.file)
         more = f" {self.exercise.engine_options}" if self.exercise.engine_options else ""
         if path.suffix == ".py" and path.is_file():
@@ -127,9 +130,9 @@ LOADS = Rung("your code loads", "Python reads the file, and finds in it what the
 def climb(
     exercise: Exercise, make_entry: Callable[[], Callable], file: str = "", seconds: float = SECONDS, progress: Progress | None = None
 ) -> Report:  # fmt: skip
-    """Run the exercise's rungs on the entry from `make_entry`, until one fails. file: the reader's, for messages.
+    """Run the exercise's rungs on the entry from `make_entry`, until one fails.
 
-    progress: told the name of each rung before it runs, how many have run, and how many there are.
+    file: the reader's, for messages. progress: called before each rung with its name, the number of rungs that have run, and their total.
     """
     made = []
     results = [tried(LOADS, lambda: made.append(make_entry()), file, seconds)]
@@ -148,7 +151,7 @@ def climb(
 
 
 def tried(rung: Rung, run: Callable[[], None], file: str, seconds: float, look: str = "") -> Result:
-    """The result of one rung. look: where to look if no message knows the cause."""
+    """The result of one rung. look: the lines to suspect if no message explains the cause."""
     remarks = []
     message = complaint(lambda: remarks.append(run()), file, seconds, detect=not rung.needs_gpu)
     if message is not None:
@@ -158,10 +161,10 @@ def tried(rung: Rung, run: Callable[[], None], file: str, seconds: float, look: 
 
 
 def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool = True) -> str | None:
-    """None if `run` completes, else what stopped it, in words."""
+    """None if `run` completes, else a text about the error that stopped it."""
     try:
         with detecting(detect), warnings.catch_warnings(), limited(seconds):
-            warnings.simplefilter("ignore", RuntimeWarning)  # a wrong kernel may overflow; its numbers are judged below
+            warnings.simplefilter("ignore", RuntimeWarning)  # a wrong kernel may overflow; the checks compare its numbers
             run()
     except Mismatch as error:
         return str(error)
@@ -181,7 +184,7 @@ def complaint(run: Callable[[], None], file: str, seconds: float, detect: bool =
         raise
     except SystemExit as error:
         return f"The file ends the program{place(error, file)}.\nLikely cause: a call of sys.exit() or exit(): remove it."
-    except BaseException as error:  # whatever a file raises, it has not passed
+    except BaseException as error:  # a file that raises anything has not passed
         return f"{type(error).__name__}: {error}{place(error, file)}{advice(error, file)}"
     return None
 
@@ -196,7 +199,7 @@ def meaning_of(finding: str) -> str:
 
 
 def advice(error: BaseException, file: str) -> str:
-    """The usual meaning of a Python or NumPy error here, on its own line; "" if unknown."""
+    """The usual meaning of a Python or NumPy error in an exercise, on its own line; "" if unknown."""
     text = str(error)
     if isinstance(error, TypeError) and ("positional argument" in text or "unexpected keyword" in text):
         return f"\nThe check calls functions of {file} as the package does: keep their parameters."
@@ -207,7 +210,7 @@ def advice(error: BaseException, file: str) -> str:
 
 
 def place(error: BaseException, file: str) -> str:
-    """The place of an error in the reader's file: " (FILE:line in function: `source line`)"; in another file if it is not there."""
+    """The innermost location of an error in the reader's file or cell: " (FILE:line in function: `source line`)"; "" if none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == file] or [frame for frame in frames if "ipykernel" in frame.filename]
     if not own:

@@ -1,4 +1,4 @@
-"""Ladders of a language model's numbers: log-probabilities, and perplexity."""
+"""Ladders for the numbers of a language model: log-probabilities and perplexity."""
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def log_probabilities(log_softmax, logits):
 
 
 def perplexity(scorer_class, log_likelihoods, window=None, stride=None):
-    """Score a text whose tokens after the first have these log-likelihoods, in windows; compare with exp(-mean)."""
+    """Score a text in windows, with these log-likelihoods of its tokens after the first; compare with exp(-mean)."""
     log_likelihoods = np.asarray(log_likelihoods, np.float32)
     tokens = list(range(len(log_likelihoods) + 1))
 

@@ -1,7 +1,7 @@
-"""Substitute a reader's file, or a kernel from a notebook, for the package's own.
+"""Substitutes a reader's file, or a kernel from a notebook, for the package's own.
 
-A reader's file is the package's file with one region rewritten, so its imports are the package's. If the launcher lives in
-another file, a fresh copy of that file is made whose imports find the reader's module instead of the package's.
+A reader's file is the package's file with one region rewritten, so it has the package's imports. If the launcher is in another file, a new
+copy of that file is made that imports the reader's module instead of the package's.
 """
 
 import functools
@@ -43,7 +43,7 @@ def read(path: Path) -> str:
 
 
 def exercise_of(path: Path, text: str, exercises) -> Exercise:
-    """The exercise that a file solves, by its markers; if they name several, by the file's name."""
+    """The exercise that a file solves, by its markers; if these name several, by the file's name."""
     try:
         marked = set(regions(text))
     except ExerciseError as error:
@@ -58,7 +58,7 @@ def exercise_of(path: Path, text: str, exercises) -> Exercise:
 
 
 def with_replacement(exercise: Exercise, replacement: Callable) -> types.ModuleType:
-    """A fresh copy of the exercise's module with `replacement` for the function that contains the exercise."""
+    """A new copy of the exercise's module with `replacement` for the function that contains the exercise."""
     module = run_source(exercise.source, exercise.path, exercise.name.replace(".", "_"))
     setattr(module, holder(exercise.source, exercise.name), replacement)
     return module
@@ -70,7 +70,7 @@ def entry_of(exercise: Exercise, module: types.ModuleType) -> Callable:
 
 
 def entry_module(exercise: Exercise, module: types.ModuleType) -> types.ModuleType:
-    """The module that holds the entry: the reader's, or a fresh copy of another that imports the reader's."""
+    """The module with the entry: the reader's, or a new copy of another module that imports the reader's."""
     place, name = exercise.entry_place
     module = copy_with(place, exercise.module, module)
     if name not in module.__dict__:
@@ -79,12 +79,12 @@ def entry_module(exercise: Exercise, module: types.ModuleType) -> types.ModuleTy
 
 
 def copy_with(place: str, name: str, replacement: types.ModuleType) -> types.ModuleType:
-    """A fresh copy of module `place` for which `import name` gives `replacement`; the replacement itself if `place` is `name`."""
+    """A new copy of module `place` in which `import name` returns `replacement`; the replacement itself if `place` is `name`."""
     if place == name:
         return replacement
     own = importlib.import_module(name)
     path = Path(importlib.import_module(place).__file__)
-    # The reader's definitions, and everything else from the package's own module.
+    # the reader's definitions, and everything else from the package's module
     stand_in = types.ModuleType(name)
     stand_in.__dict__.update({**own.__dict__, **replacement.__dict__})
     sys.modules[name] = stand_in

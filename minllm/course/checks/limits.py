@@ -1,4 +1,4 @@
-"""A time limit for code that may not end: after a number of CPU seconds, an exception is raised wherever the code is."""
+"""A time limit for code that may not terminate: after a number of CPU seconds, an exception is raised in it."""
 
 import ctypes
 import threading
@@ -6,16 +6,16 @@ import time
 from contextlib import contextmanager
 
 LOOK_EVERY = 0.05  # seconds
-WAITING_FACTOR = 10  # wall-clock seconds per CPU second: a loop may sleep, and the machine may be busy
+WAITING_FACTOR = 10  # wall-clock seconds allowed per CPU second, as a loop may sleep and the machine may be busy
 
 
 class StillRunning(BaseException):
-    """Raised inside code whose time is up; a reader's `except Exception` does not stop it."""
+    """Raised in code that exceeds its time limit; a reader's `except Exception` does not catch it."""
 
 
 @contextmanager
 def limited(seconds: float):
-    """Limit the code inside to `seconds` of CPU time, and ten times as much wall-clock time; then StillRunning is raised in it."""
+    """A context limited to `seconds` of CPU time, and ten times as much wall-clock time; beyond, StillRunning is raised in it."""
     ended, target, lock = threading.Event(), threading.get_ident(), threading.Lock()
     computing, clock = time.process_time(), time.monotonic()
 

@@ -1,11 +1,11 @@
-"""An engine that computes nothing and logs what its loop does, for the checks of the loop."""
+"""An engine that computes nothing and logs the calls of its loop, for the checks of the loop."""
 
 from minllm.engine.running.forward_result import ForwardResult
 from minllm.engine.scheduling.step import Step
 
 
 class LaunchError(Exception):
-    """What execute raises for a broken step."""
+    """The error that execute raises for a broken step."""
 
 
 class NumberedStep(Step):
@@ -20,10 +20,10 @@ class NumberedStep(Step):
 
 
 class LoggingEngine:
-    """A scheduler and a runner in one. It computes nothing and logs every call of the loop as (verb, number of the step).
+    """A scheduler and a runner in one, which computes nothing and logs every call of the loop as (verb, number of the step).
 
-    steps: the number of steps to plan. blocked: a step that cannot be planned before all launched ones are read. broken: a step that
-    cannot be launched.
+    steps: the number of steps to plan. blocked: the number of a step that cannot be planned before all launched ones are read. broken: the
+    number of a step that cannot be launched.
     """
 
     def __init__(self, steps: int, steps_ahead: int, blocked: int = 0, broken: int = 0):
@@ -32,7 +32,7 @@ class LoggingEngine:
         self.log: list[tuple[str, int]] = []
 
     def schedule(self) -> NumberedStep | None:
-        """Plan the next step."""
+        """Plan and return the next step; None if there is none, or if it is blocked."""
         following, unread = self.planned + 1, len(self.numbers("launch")) - len(self.numbers("read"))
         if following > self.steps or (following == self.blocked and unread):
             return None
@@ -48,53 +48,53 @@ class LoggingEngine:
         return [LoggedResult(self, step.number)]
 
     def take(self, step: NumberedStep, token_ids: list[int], logprobs: None) -> list[str]:
-        """The sequences that got a token, by names."""
+        """The names of the sequences that got a token."""
         return [f"sequence of {step}"]
 
     def fail(self, step: NumberedStep, error: Exception) -> list[str]:
-        """The sequences that end with a step."""
+        """The names of the sequences that end with a failed step."""
         self.log.append(("fail", step.number))
         return [f"sequence of {step}"]
 
     def take_ended(self) -> list[str]:
-        """None."""
+        """An empty list: no sequence ends outside of a step."""
         return []
 
     @property
     def num_unfinished(self) -> int:
-        """Steps that are left."""
+        """The number of steps that are left."""
         return self.steps - self.planned
 
     def numbers(self, verb: str) -> list[int]:
-        """The steps that were planned, launched, read or failed."""
+        """The numbers of the steps that were planned, launched, read or failed."""
         return [number for what, number in self.log if what == verb]
 
 
 class LoggedResult:
-    """A result that logs when it is waited for."""
+    """A result that logs the call of `wait`."""
 
     def __init__(self, engine: LoggingEngine, number: int):
         self.engine, self.number = engine, number
 
     def wait(self) -> ForwardResult:
-        """Log it."""
+        """Log the read; returns the result."""
         self.engine.log.append(("read", self.number))
         return ForwardResult([], [self.number], None, [])
 
 
 class ReferenceLoop:
-    """The engine's loop in other words: plan and launch until the queue is full, then read the oldest."""
+    """Another implementation of the engine's loop: plans and launches until the queue is full, then reads the oldest step."""
 
     def __init__(self, engine: LoggingEngine, _runner: object, _tokenizer: None):
         self.engine, self.unread = engine, []
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is left."""
+        """Whether any step is left to plan or to read."""
         return bool(self.engine.num_unfinished or self.unread)
 
     def step(self) -> list[str]:
-        """Fill the queue, read one."""
+        """Fill the queue, then read the oldest step."""
         for _ in range(self.engine.steps_ahead + 1 - len(self.unread)):
             step = self.engine.schedule()
             if step is None:

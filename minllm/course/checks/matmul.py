@@ -1,4 +1,4 @@
-"""Ladders of GEMM: each kernel computes out [M, N] = x [M, K] @ weight [N, K].T + bias [N]."""
+"""Ladders for GEMM: each kernel computes out [M, N] = x [M, K] @ weight [N, K].T + bias [N]."""
 
 import functools
 
@@ -31,7 +31,7 @@ def operands(m, n, k, dtype=np.float32, seed=0):
 
 
 def multiply(matmul, x, weight, bias=None, **options):
-    """Run the reader's GEMM into an array of poison, and compare."""
+    """Run the reader's GEMM into a poisoned array, and compare."""
     out = unwritten((len(x), len(weight)), x.dtype)
     matmul(x, weight, out, bias, **options)
     wide_x, wide_weight = x.astype(np.float64), weight.astype(np.float64)
@@ -52,7 +52,7 @@ def multiply(matmul, x, weight, bias=None, **options):
 
 
 def tile_suspects(x, weight, tile, tile_k, per_thread):
-    """Results of mistakes in a tiled GEMM: (mistake, [M, N])."""
+    """(mistake, its result [M, N]) for mistakes in a tiled GEMM."""
     across, (rows, columns) = tile // per_thread, np.indices((len(x), len(weight)))
     row_tile, column_tile = rows // tile * tile, columns // tile * tile
     ty, i, tx, j = rows % across, rows % tile // across, columns % across, columns % tile // across
@@ -87,36 +87,36 @@ def tile_suspects(x, weight, tile, tile_k, per_thread):
 
 
 def picked(x, weight, rows, columns):
-    """[M, N]: the product of row rows[m, n] of x and row columns[m, n] of weight, zero if either is beyond the edge."""
+    """[M, N]: the dot product of row rows[m, n] of x and row columns[m, n] of weight; zero if either is beyond the edge."""
     inside = (rows < len(x)) & (columns < len(weight))
     return np.where(inside, (x @ weight.T)[np.minimum(rows, len(x) - 1), np.minimum(columns, len(weight) - 1)], 0)
 
 
 def one_element(matmul, **options):
-    """3 * 4 = 12, computed by one thread; all others of the block have nothing to do."""
+    """Check 3 * 4 = 12, computed by one thread; all others of the block are idle."""
     multiply(matmul, np.float32([[3]]), np.float32([[4]]), **options)
 
 
 def square(matmul, **options):
-    """K = N, so that a transposed weight fits too."""
+    """Check a square weight, K = N, for which a transposed weight also has a valid shape."""
     x, weight, _ = operands(3, 5, 5)
     multiply(matmul, x, weight, **options)
 
 
 def around(matmul, sizes, **options):
-    """Ragged sizes."""
+    """Check sizes around those of a tile."""
     for m, n, k in sizes:
         x, weight, _ = operands(m, n, k)
         multiply(matmul, x, weight, **options)
 
 
 def with_bias(matmul, **options):
-    """out + bias."""
+    """Check a GEMM with bias."""
     multiply(matmul, *operands(2, 7, 3), **options)
 
 
 def long_sum(matmul, terms, **options):
-    """A sum of many ones in bfloat16, which cannot count beyond 256 in steps of 1."""
+    """Check a sum of many ones in bfloat16, a type that cannot count beyond 256 in steps of 1."""
     x, weight = np.ones((1, terms), BFLOAT16), np.ones((1, terms), BFLOAT16)
     out = unwritten((1, 1), np.float32)
     matmul(x, weight, out, **options)
@@ -125,7 +125,7 @@ def long_sum(matmul, terms, **options):
 
 
 def budget(matmul, m, n, k, times, advice, **options):
-    """Each operand is read `times` (x, weight) times, the output written once."""
+    """Check that operands are read at most `times` (x, weight) times, and that the output is written once."""
     x, weight, _ = operands(m, n, k)
     out = unwritten((m, n), np.float32)
     read = {"x": times[0] * x.nbytes, "weight": times[1] * weight.nbytes}
@@ -133,7 +133,7 @@ def budget(matmul, m, n, k, times, advice, **options):
 
 
 def coalesced(matmul):
-    """Rows of 64 numbers: two loads of 128 bytes per operand and warp."""
+    """Check the loads of rows of 64 numbers: two of 128 bytes per operand and warp."""
     x, weight, _ = operands(1, 4, 64)
     out = unwritten((1, 4), np.float32)
     with detecting(False), tracing() as traces:

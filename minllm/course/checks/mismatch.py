@@ -1,7 +1,7 @@
-"""The first wrong element of an array, in words: where it is, what was expected, what was found, and the likely cause.
+"""Describes the first wrong element of an array: its position, the expected and the actual value, and the likely cause.
 
-A suspect is the array that a certain mistake would give. If the result equals it, the mistake is named; otherwise pattern.py
-describes what stands out in the numbers.
+A suspect is the result of a certain mistake. If the array equals it, the message names the mistake; otherwise pattern.py describes what
+stands out in the numbers.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ NOT_A_NUMBER = (
 
 
 class Mismatch(Exception):
-    """A wrong result; the text says where it is wrong, and the likely cause."""
+    """A wrong result; the message gives the position and the likely cause."""
 
 
 def expect(
@@ -30,9 +30,10 @@ def expect(
     suspects: Iterable[tuple[str, np.ndarray]] = (),
     tolerance: float | None = None,
 ) -> None:
-    """Raise Mismatch at the first element of `got` that differs from `expected` by more than `tolerance` times the largest expected number.
+    """Raise Mismatch at the first element of `got` that differs from `expected`.
 
-    axes: what each axis counts. suspects: (mistake, its result), the likeliest first.
+    tolerance: the allowed difference relative to the largest expected number. axes: what each axis counts. suspects: (mistake, its result),
+    the likeliest first.
     """
     if got is None:
         raise Mismatch(f"{name} is None.\nLikely cause: the function ends without `return`.")
@@ -68,7 +69,7 @@ def differing(got: np.ndarray, expected: np.ndarray, tolerance: float | None = N
 
 
 def likely_cause(got: np.ndarray, at: tuple, suspects, tolerance: float | None) -> str:
-    """The suspect whose numbers were found (NaN if it predicts that), or a remark about the element itself; "" if none."""
+    """The mistake of the suspect that equals the result, NaN included, or a remark about the element itself; "" if none."""
     for mistake, array in suspects:
         array = np.asarray(array)
         if array.shape == got.shape and not (differing(got, array, tolerance) & ~both_nan(got, array)).any():
@@ -91,7 +92,7 @@ def untouched(got: np.ndarray) -> int:
 
 
 def seen_in(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray, axes: list[str], tolerance: float | None) -> str:
-    """What stands out in a wrong array, as a sentence, or ""."""
+    """A sentence about what stands out in a wrong array, or ""."""
     tolerance = TOLERANCE.get(got.dtype.name, 1e-6) if tolerance is None else tolerance
     numbers = got.astype(np.float64), expected.astype(np.float64)
     return what_stands_out(*numbers, wrong, axes[: got.ndim], lambda a, b: not differing(a, b, tolerance).any())

@@ -1,4 +1,4 @@
-"""Ladders of the norms."""
+"""Ladders for the normalisation kernels."""
 
 import functools
 
@@ -54,59 +54,59 @@ def normalise(rms_norm, x, weight, residual=None, epsilon=EPSILON):
 
 
 def squares_of_a_vector(wide, dtype):
-    """For each element the sum of squares of its 16-byte vector, which is what one thread of a short row holds."""
+    """For each element, the sum of squares of its 16-byte vector, the partial sum of one thread for a short row."""
     width = 16 // np.dtype(dtype).itemsize
     return np.repeat((wide**2).reshape(len(wide), -1, width).sum(2), width, axis=1)
 
 
 def rows(tokens, hidden, dtype=np.float32, seed=0):
-    """x, weight, residual."""
+    """Random x, weight and residual."""
     random = np.random.default_rng(seed)
     return [random.standard_normal(shape).astype(dtype) for shape in ((tokens, hidden), hidden, (tokens, hidden))]
 
 
 def by_hand(rms_norm):
-    """A row of threes has root mean square 3."""
+    """Check a row of threes, with root mean square 3."""
     normalise(rms_norm, np.full((1, 4), 3, np.float32), np.ones(4, np.float32))
 
 
 def ragged(rms_norm):
-    """Rows shorter and longer than the threads of a block."""
+    """Check rows shorter and longer than the threads of a block."""
     for hidden in (4, 124, 128, 132, 1028):
         normalise(rms_norm, *rows(1, hidden)[:2])
 
 
 def several_pieces(rms_norm):
-    """A row for which a thread holds more than one vector."""
+    """Check a row for which a thread holds more than one vector."""
     normalise(rms_norm, *rows(1, 4 * (THREADS + 1))[:2])
 
 
 def with_epsilon(rms_norm):
-    """Numbers so small that epsilon matters."""
+    """Check numbers so small that epsilon matters."""
     x, weight, _ = rows(1, 8)
     normalise(rms_norm, x * np.float32(0.1), weight, epsilon=0.5)
 
 
 def with_residual(rms_norm):
-    """The sum is stored and normalised."""
+    """Check that the sum with the residual is stored and normalised."""
     x, weight, residual = rows(2, 36)
     normalise(rms_norm, x, weight, residual)
 
 
 def as_rounded(rms_norm):
-    """bfloat16: the stored, rounded sum is normalised; squares are added in float32."""
+    """Check bfloat16: the stored, rounded sum is normalised, and squares are added in float32."""
     x, weight, residual = rows(2, 264, BFLOAT16)
     normalise(rms_norm, (x.astype(np.float32) * 100).astype(BFLOAT16), weight, residual)
 
 
 def several_tokens(rms_norm):
-    """Each row has its own root mean square."""
+    """Check several rows, which have different root mean squares."""
     x, weight, _ = rows(3, 128)
     normalise(rms_norm, x * np.float32([[1], [10], [100]]), weight)
 
 
 def budget(rms_norm):
-    """Every element is read once and written once."""
+    """Check that every element is read once and written once."""
     x, weight, residual = rows(2, 256)
     out = unwritten(x.shape, x.dtype)
     advice = "the row is read a second time to scale it; keep it in the thread's local array `values`."

@@ -1,9 +1,9 @@
-"""Refuse a reader's file that calls the package's own solution instead of computing the result itself.
+"""Refuses a reader's file that calls the package's own solution instead of computing the result itself.
 
-While the file runs, the package's function that the exercise asks for, its launcher, the NumPy references of the same module or stage, and
-the other variants of the stage are replaced by guards: a guard passes every use on, except one with the reader's file on the call stack,
-however the file came by the function. Importing the exercise's module anew is refused in the same way, and so is a file in which the
-name of the exercise's function stands for one from another file.
+While the file runs, the package's function of the exercise, its launcher, the NumPy references of the same module or stage, and the other
+variants of the stage are replaced by guards. A guard forwards every use, except one with the reader's file on the call stack, no matter how
+the file obtained the function. Importing the exercise's module again is refused in the same way, and so is a file in which the name of the
+exercise's function refers to one from another file.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from minllm.kernels.specimens import TABLES
 
 
 def refusal(exercise: Exercise, name: str) -> ExerciseError:
-    """The error that names the function."""
+    """The ExerciseError for a use of the package's function `name`."""
     return ExerciseError(f"The file calls the package's own {name}: the lines of {exercise.name} are to be yours. Write them without it.")
 
 
@@ -35,13 +35,13 @@ def called_by(file: str) -> bool:
 
 
 class Guard:
-    """Stands for a function or kernel of the package; refuses to be used by the reader's file."""
+    """Replaces a function or kernel of the package; raises ExerciseError if the reader's file uses it."""
 
     def __init__(self, guarded: Any, exercise: Exercise, name: str, file: str):
         vars(self).update(guarded=guarded, exercise=exercise, name=name, file=file)
 
     def use(self) -> Any:
-        """What is guarded, for whoever may use it."""
+        """The guarded function; raises ExerciseError if the reader's file is on the call stack."""
         if called_by(self.file):
             raise refusal(self.exercise, self.name)
         return self.guarded
@@ -57,13 +57,13 @@ class Guard:
 
 
 class NoSecondImport:
-    """A finder that lets the reader's file not import the exercise's module anew."""
+    """An import finder that stops the reader's file from importing the exercise's module again."""
 
     def __init__(self, exercise: Exercise, file: str):
         self.exercise, self.file = exercise, file
 
     def find_spec(self, name, path=None, target=None):
-        """None, so that the next finder looks; ExerciseError for the reader's file."""
+        """None, so that the next finder is tried; raises ExerciseError for the reader's file."""
         if name == self.exercise.module and called_by(self.file):
             raise refusal(self.exercise, name)
 
@@ -84,7 +84,7 @@ def names_in(module: str) -> list[str]:
 
 
 def variants_beside(exercise: Exercise) -> Iterator[tuple[str, str]]:
-    """The launchers of the stage's other variants, except those that the exercise's own launcher hands work to."""
+    """The launchers of the stage's other variants, except those that the exercise's own launcher calls."""
     table = TABLES.get(exercise.stage, {})
     handed_work = {table.entry(name).stand_in for name in table if table.module(name).__name__ == exercise.module}
     for name in table:
@@ -95,7 +95,7 @@ def variants_beside(exercise: Exercise) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def guarded(exercise: Exercise, file: str) -> Iterator[None]:
-    """Inside, the file cannot use the package's own functions; the package's own file can, because there they are its own."""
+    """A context in which the file cannot use the package's own functions; the package's own file is not guarded."""
     if not file or Path(file).resolve() == exercise.path.resolve():
         yield
         return

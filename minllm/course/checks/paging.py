@@ -1,4 +1,4 @@
-"""Ladders of the paged cache: memory of blocks, prefix lookup, and the copy in copy on write."""
+"""Ladders for the paged cache: memory of blocks, prefix lookup, and the copy in copy-on-write."""
 
 import functools
 
@@ -17,7 +17,7 @@ TEXT = [5, 6, 7, 8, 1, 2, 3, 4, 9, 9]  # two full blocks of 4, and half a block
 
 
 def set_aside(batch_bytes, lengths, shared=0, block_size=16, token_bytes=10):
-    """Bytes of a paged cache for sequences of those lengths."""
+    """Check the bytes of a paged cache for sequences of these lengths."""
     policy = AllocationPolicy("paged", block_size)
     blocks = [-(-length // block_size) for length in lengths]
     common = min(shared, *lengths) // block_size if len(lengths) > 1 else 0
@@ -38,21 +38,21 @@ def set_aside(batch_bytes, lengths, shared=0, block_size=16, token_bytes=10):
 
 
 def other_policy(batch_bytes):
-    """A contiguous cache shares nothing."""
+    """Check a contiguous cache, which shares nothing."""
     policy = AllocationPolicy("contiguous", max_model_len=100)
     suspects = [("only paged caches share; a contiguous one keeps each sequence apart.", 3000 - 2 * 48 * 10)]
     expect_number("bytes set aside", batch_bytes(policy, [50, 60, 70], 10, 48), 3000, suspects, " bytes")
 
 
 def known(chain_class):
-    """An index with the two full blocks of TEXT, in blocks 7 and 3."""
+    """An index that holds the two full blocks of TEXT as blocks 7 and 3."""
     chain = chain_class(BLOCK_SIZE)
     chain.insert(TEXT[:8], "", [7, 3])
     return chain
 
 
 def found(chain_class, asked, right, tenant="", suspects=(), prepare=lambda chain: None):
-    """The result of `find` for these tokens."""
+    """Check the result of `find` for these tokens."""
     chain = known(chain_class)
     prepare(chain)
     got = chain.find(asked, tenant)
@@ -67,19 +67,19 @@ def found(chain_class, asked, right, tenant="", suspects=(), prepare=lambda chai
 
 
 def a_hole(chain_class):
-    """The first block is gone from the index; the second one, after it, is still there."""
+    """Check an index without the first block that still holds the second."""
     suspects = [("a block is of use only if all before it are there: stop at the first that is unknown.", [3])]
     found(chain_class, TEXT, [], suspects=suspects, prepare=lambda chain: chain.remove(7))
 
 
 def same_block_later(chain_class):
-    """The tokens of the second block at the beginning of another text."""
+    """Check a text that begins with the tokens of the second block."""
     suspects = [("a block is found by its own tokens alone; its hash must stand for all before it too.", [3])]
     found(chain_class, [1, 2, 3, 4, 9], [], suspects=suspects)
 
 
 def copied(copy_blocks, copies, shape=(1, 6, 3, 5)):
-    """Copy blocks [layers, blocks, ...] whose size is not a whole number of vectors, which selects the exercise's kernel."""
+    """Copy blocks [layers, blocks, ...] and compare; their size is not a whole number of vectors, to select the exercise's kernel."""
     cache = np.random.default_rng(0).integers(0, 200, shape).astype(np.uint8).reshape(*shape[:2], -1)
     before, expected, backwards, shifted, only_first, first_layer = (cache.copy() for _ in range(6))
     copy_blocks(cache, np.int32(copies))
@@ -102,7 +102,7 @@ def copied(copy_blocks, copies, shape=(1, 6, 3, 5)):
 
 
 def copy_budget(copy_blocks):
-    """The budget of a copy."""
+    """Check that each byte is read once and written once."""
     cache = np.ones((2, 4, 1029), np.uint8)
     run = functools.partial(copy_blocks, cache, np.int32([(0, 2), (1, 3)]))
     expect_bytes(run, {"cache": 2 * 2 * 1029}, {"to": 2 * 2 * 1029}, "each byte of a block is copied by one thread.")

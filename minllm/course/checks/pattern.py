@@ -1,6 +1,6 @@
-"""Compare a wrong array with the right one: what stands out in the numbers, for mistakes that no suspect predicts.
+"""Describes what stands out in a wrong array compared with the right one, for mistakes that no suspect predicts.
 
-A missing factor, a wrong sign, an offset of one, an unused index and a wrong edge each leave a mark that is visible without
+A missing factor, a wrong sign, an offset of one, an unused index and a wrong edge each leave a pattern that is visible without
 knowing the kernel.
 """
 
@@ -12,7 +12,10 @@ Same = Callable[[np.ndarray, np.ndarray], bool]
 
 
 def what_stands_out(got: np.ndarray, expected: np.ndarray, wrong: np.ndarray, axes: Sequence[str], same: Same) -> str:
-    """A sentence about `got` where it differs from `expected`, or "". wrong: mask of differences; same(a, b): whether all of a equals b."""
+    """A sentence about `got` where it differs from `expected`, or "".
+
+    wrong: mask of differences; same(a, b): whether all of a equals b.
+    """
     if got.ndim == 0 or wrong.sum() < 2 or not (np.isfinite(got[wrong]).all() and np.isfinite(expected[wrong]).all()):
         return ""
     for find in (_constant, _factor, _moved, _unused_index, _region):

@@ -1,4 +1,4 @@
-"""The ladder of quantisation: from numbers to codes, scales and zeros."""
+"""The ladder for quantisation: from numbers to codes, scales and zeros."""
 
 import numpy as np
 
@@ -68,7 +68,7 @@ def check_codes(got, pairs, groups, form, shape):
 
 
 def random_heads(*shape):
-    """Realistic heads: some components are much larger than others, and none is centred on 0."""
+    """Random heads with realistic components: some are much larger than others, and none is centred on 0."""
     random = np.random.default_rng(0)
     return random.standard_normal(shape) * random.uniform(0.2, 5, shape[-1]) + random.uniform(-3, 3, shape[-1])
 

@@ -1,4 +1,4 @@
-"""Ladders of choosing the next token: the largest logit, and penalties."""
+"""Ladders for choosing the next token: the largest logit, and penalties."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from minllm.sim import unwritten
 
 
 def greedy(argmax, logits):
-    """The lowest id among the largest logits of each row."""
+    """Check for the lowest id among the largest logits of each row."""
     logits = np.asarray(logits, np.float32)
     out = unwritten((len(logits),), np.int32)
     parts = (len(logits), parts_of(logits.shape[1]))
@@ -32,7 +32,7 @@ def greedy(argmax, logits):
 
 
 def places(argmax):
-    """The largest logit first, last, and in other threads and warps."""
+    """Check rows with the largest logit first, last, and in other threads and warps."""
     for vocabulary, place in ((5, 4), (130, 129), (1000, 997), (1000, 31), (4100, 4099)):
         logits = np.random.default_rng(vocabulary).uniform(0, 1, (1, vocabulary)).astype(np.float32)
         logits[0, place], logits[0, place // 2] = 2, -1
@@ -40,7 +40,7 @@ def places(argmax):
 
 
 def ties(argmax):
-    """Equal logits in different lanes and warps."""
+    """Check rows with equal logits in different lanes and warps."""
     for pair in ((1, 2), (4, 9), (3, 700), (130, 4097)):
         logits = np.zeros((1, 4100), np.float32)
         logits[0, list(pair)] = 1
@@ -48,7 +48,7 @@ def ties(argmax):
 
 
 def penalised(penalize, logits, prompts, outputs, *of_rows, **penalties):
-    """Logits after penalties, by the definition; of_rows: the penalties of each row, if they differ."""
+    """Check logits after penalties against the definition; of_rows: the penalties of each row, if they differ."""
     logits = np.asarray(logits, np.float32)
     vocabulary, rows = logits.shape[1], len(logits)
     of_rows = of_rows or [penalties] * rows
@@ -57,7 +57,7 @@ def penalised(penalize, logits, prompts, outputs, *of_rows, **penalties):
     penalize(logits, sampling, np.arange(rows, dtype=np.int32), out)
 
     def by_definition(divide_all=False, repeats=None, times=None, present=None):
-        """With one rule changed if given: which logits are divided, what is a repetition, how often one counts, what is present."""
+        """The penalised logits, with given rules changed: which are divided, what counts as a repetition, how often, what is present."""
         repeats, times, present = repeats or (lambda n, prompt: n or prompt), times or (lambda n: n), present or (lambda n, prompt: n > 0)
         expected = logits.astype(np.float64)
         for row, own in enumerate(of_rows):

@@ -1,7 +1,7 @@
-"""Ladders of the scheduler: a policy, and the loop that fills a step with prompts. Both are checked by the steps that they plan.
+"""Ladders for the scheduler: a policy, and the loop that fills a step with prompts.
 
-Steps are planned for a simulated server without a model (bench/serving/simulated.py) and written as texts: "a1 b7" is a token of request a
-and 7 of b. The last rung of the policy lets it drive the engine on the CPU.
+Both are checked by the steps that they plan. Steps are planned for a simulated server without a model (bench/serving/simulated.py) and
+written as strings: "a1 b7" is one token of request a and seven of b. The last rung of the policy uses it in the engine on the CPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ from minllm.engine.scheduling.split_fuse import SplitFuse
 from minllm.models.shapes import named_config
 
 H200_TB_S, H200_TFLOPS = 4.273, 818.6
-MOST_STEPS = 60  # a case ends here; right solutions take at most 20
+MOST_STEPS = 60  # limit per case; right solutions take at most 20
 NOTHING = "nothing"  # a step without spans, although requests have not ended
 
 
 def steps_of(policy, requests: Mapping[str, tuple[int, int]], budget: int = 8, make_scheduler=Scheduler, **sizes) -> list[str]:
-    """The steps that serve requests, {name: (prompt, tokens to generate)}; the first is a step ahead of the others."""
+    """The steps that serve requests, {name: (prompt, tokens to generate)}; the first request arrives a step before the others."""
     costs = StepCosts.of(named_config("llama-3.2-1b"), H200_TB_S, H200_TFLOPS)
     sizes = dict(max_num_seqs=8, max_num_batched_tokens=budget, steps_ahead=0, make_scheduler=make_scheduler) | sizes
     engine = SimulatedEngine(costs, policy, **sizes)
@@ -46,7 +46,7 @@ def steps_of(policy, requests: Mapping[str, tuple[int, int]], budget: int = 8, m
 
 
 def expect_steps(got: Sequence[str], expected: Sequence[str], suspects: Mapping[str, Sequence[str]]) -> None:
-    """Raise Mismatch at the first step that differs; suspects: {mistake: the steps that it plans}, as many as tell it from others."""
+    """Raise Mismatch at the first step that differs; suspects: {mistake: enough of its steps to identify it}."""
     note("steps", list(got))
     if list(got) == list(expected):
         return
@@ -70,14 +70,14 @@ PROMPTS_FIRST = "prompts were added before decodes, so a decodes a token that th
 
 
 def one_request(policy):
-    """Its prompt, then its tokens."""
+    """Check a single request: its prompt, then its tokens."""
     expect_steps(steps_of(policy(), ALONE), ["a3", "a1", "a1"], {
         NOBODY_ENTERS: [NOTHING], WITHOUT_DECODES: ["a3", NOTHING], PROMPTS_FIRST: ["a3 a1"],
     })  # fmt: skip
 
 
 def beside(policy):
-    """A prompt comes while another request decodes."""
+    """Check a prompt that arrives while another request decodes."""
     expect_steps(steps_of(policy(), BESIDE), ["a3", "a1 b5", "a1 b1", "a1"], {
         WITHOUT_PROMPTS: ["a3", "a1", "a1", "a1", "b5"],
         "a's token had to wait for b's prompt: decodes do not wait, whatever else is in the step.": ["a3", "b5"],
@@ -85,19 +85,19 @@ def beside(policy):
 
 
 def split(policy):
-    """A prompt of more tokens than the budget."""
+    """Check a prompt of more tokens than the budget."""
     expect_steps(steps_of(policy(), LONG), ["a3", "a1 b7", "a1 b7", "a1 b4", "a1 b1"], {})
 
 
 def fused(policy):
-    """Prompts that fit a step together, except for one token."""
+    """Check prompts that together exceed a step by one token."""
     expect_steps(steps_of(policy(), SHORT), ["a3", "a1 b2 c3 d2", "a1 b1 c1 d2", "d1"], {
         "d's prompt was not split: whole=True is in-flight batching; SplitFuse takes what fits.": ["a3", "a1 b2 c3", "a1 b1 c1 d4"],
     })  # fmt: skip
 
 
 def under_load(policy):
-    """The 8B shape on an H200 under load, simulated: the longest gap is a step of the budget."""
+    """Check a simulation of the 8B shape on an H200 under load: the longest gap is a step of the budget."""
     costs = StepCosts.of(named_config("llama-3.1-8b"), H200_TB_S, H200_TFLOPS)
     requests = arriving(Workload(60, Lengths((64, 256, 4096)), Lengths((16, 120), is_range=True)).requests(), 20.0)
     gaps = []
@@ -114,7 +114,7 @@ def under_load(policy):
 
 
 def on_the_cpu(policy):
-    """The bundled model, once with the package's policy and once with this one: the texts are the same, whatever the order."""
+    """Check that the bundled model generates the same texts with this policy as with the package's."""
     from minllm import LLM, SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=6)
@@ -134,12 +134,12 @@ def on_the_cpu(policy):
 
 
 def planned(make_scheduler, requests, policy=SplitFuse, **sizes):
-    """The steps with a reader's Scheduler."""
+    """The steps that a reader's Scheduler plans."""
     return steps_of(policy(), requests, make_scheduler=make_scheduler, **sizes)
 
 
 def within_the_budget(make_scheduler):
-    """Prompts of a step share its budget."""
+    """Check that the prompts of a step share its budget."""
     expect_steps(planned(make_scheduler, {"a": (3, 1), "b": (6, 1), "c": (6, 1)}), ["a3", "b6 c2", "c4"], {
         "the budget does not shrink: _add_chunk returns the tokens that it added.": ["a3", "b6 c6"],
         "c has begun, and its prompt was not continued: running sequences that are not prefilled go first.": ["a3", "b6 c2", NOTHING],
@@ -150,14 +150,14 @@ def within_the_budget(make_scheduler):
 
 
 def decodes_count(make_scheduler):
-    """Decodes are in the step already; they leave less for prompts."""
+    """Check that the decodes of a step reduce the budget for prompts."""
     expect_steps(planned(make_scheduler, {"a": (3, 4), "b": (17, 1)}), ["a3", "a1 b7", "a1 b7", "a1 b3"], {
         "the step's tokens so far, step.num_tokens, count against the budget.": ["a3", "a1 b8"],
     })  # fmt: skip
 
 
 def begun_first(make_scheduler):
-    """A prompt that has begun is finished before others begin."""
+    """Check that a partly computed prompt is finished before others begin."""
     expect_steps(planned(make_scheduler, {"a": (3, 1), "b": (18, 1), "c": (2, 1)}), ["a3", "b8", "b8", "b2 c2"], {
         "c overtook b, whose prompt has begun: continue those that run first.": ["a3", "b8", "c2 b6"],
         "b, which has begun, is not continued: loop over the running sequences that are not prefilled.": ["a3", "b8", "c2"],
@@ -165,13 +165,13 @@ def begun_first(make_scheduler):
 
 
 def slots(make_scheduler):
-    """No more sequences than slots."""
+    """Check that no more sequences run than there are slots."""
     requests = {"a": (3, 3), "b": (2, 2), "c": (2, 1)}
     expect_steps(planned(make_scheduler, requests, max_num_seqs=2), ["a3", "a1 b2", "a1 b1", "c2"], {})
 
 
 def full_of_decodes(make_scheduler):
-    """A step whose decodes fill the budget."""
+    """Check a step with decodes that fill the budget."""
     requests = {"a": (1, 6), "b": (1, 5), "c": (3, 1)}
     expect_steps(planned(make_scheduler, requests, budget=2), ["a1", "a1 b1", "a1 b1 c1", "a1 b1 c1", "a1 b1 c1", "a1 b1"], {
         "c starves as long as decodes fill the budget: at least one token of a prompt is computed, max(1, ...).": ["a1", "a1 b1", "a1 b1"],
@@ -179,7 +179,7 @@ def full_of_decodes(make_scheduler):
 
 
 def whole_prompts(make_scheduler):
-    """With whole=True a prompt that does not fit waits, and so do all behind it."""
+    """Check that with whole=True a prompt that does not fit waits, and so do all after it."""
     requests = {"a": (3, 3), "b": (5, 1), "c": (4, 1), "d": (1, 1)}
     expect_steps(planned(make_scheduler, requests, InFlightBatching), ["a3", "a1 b5", "a1 c4 d1"], {
         "whole=True was ignored: c was split.": ["a3", "a1 b5 c2"],
@@ -191,7 +191,7 @@ def whole_prompts(make_scheduler):
 
 
 def without_room(make_scheduler):
-    """A cache of three blocks of 16 tokens: c, then b, are preempted, and wait until a has ended."""
+    """Check a cache of three blocks of 16 tokens: c, then b, are preempted, and wait until a has ended."""
     requests = {"a": (15, 4), "b": (15, 4), "c": (15, 2)}
     found = planned(make_scheduler, requests, budget=64, kv_cache_tokens=48)
     expect_steps(found, ["a15", "a1 b15 c15", "a1 b1", "a1", "b17 c16", "b1"], {})

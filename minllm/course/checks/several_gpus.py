@@ -1,4 +1,4 @@
-"""The ladder of the all-reduce in one shot: two and three ranks in the simulator."""
+"""The ladder for the one-shot all-reduce, with two and three ranks in the simulator."""
 
 import functools
 
@@ -17,7 +17,7 @@ MOST_BYTES = 1 << 14
 
 
 def summed(one_shot, messages, peers=None):
-    """All ranks' results."""
+    """The results of all ranks for one all-reduce of `messages`."""
     outs = [unwritten(message.shape, message.dtype) for message in messages]
     peers = peers or simulated_peers(len(messages), MOST_BYTES)
     launch_together([one_shot(message, out, own) for message, out, own in zip(messages, outs, peers)])
@@ -47,7 +47,7 @@ def sums(ranks, size, dtype=np.float32):
 
 
 def same_bits(one_shot):
-    """Numbers whose sum depends on the order of its terms."""
+    """Check that all ranks get the same bits, for numbers with a sum that depends on the order of its terms."""
     messages = [np.full(16, value, np.float32) for value in (3e7, 1.0, -3e7)]
     outs = summed(one_shot, messages)
     right = all_reduce_reference(messages)
@@ -61,7 +61,7 @@ def same_bits(one_shot):
 
 
 def two_halves(one_shot):
-    """The second all-reduce leaves the first one's copy alone: a peer may still be reading it."""
+    """Check that the second all-reduce does not overwrite the copy of the first, which a peer may still read."""
     peers = simulated_peers(2, MOST_BYTES)
     first, second = random_messages(2, 64), random_messages(2, 72)
     for messages in (first, second):
@@ -78,7 +78,7 @@ def two_halves(one_shot):
 
 
 def moves(one_shot):
-    """Each rank copies its message once, and reads each copy once."""
+    """Check that each rank copies its message once, and reads each copy once."""
     messages = random_messages(2, 64)
     peers, outs, size = simulated_peers(2, MOST_BYTES), [unwritten((64,), np.float32) for _ in range(2)], 256
     launches = [one_shot(message, out, own) for message, out, own in zip(messages, outs, peers)]

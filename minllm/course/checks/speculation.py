@@ -1,4 +1,4 @@
-"""The ladder of speculative decoding's acceptance: how many tokens of a run are new."""
+"""The ladder for the acceptance of speculative decoding: the number of new tokens of a run."""
 
 import functools
 
@@ -15,7 +15,7 @@ PROMPTS = [
     "    self.first = first\n    self.second = second\n    self.third = third\n    self.first = first\n    self.second",
     "import os\nimport sys\nimport os\nimport sys\nimport",
 ]
-UNWRITTEN_COUNT = -7  # an int32 has no NaN: a count that nobody computes
+UNWRITTEN_COUNT = -7  # poison for counts, as int32 has no NaN
 
 
 def leading(matches):
@@ -24,7 +24,7 @@ def leading(matches):
 
 
 def accepted(accept, runs, chosen, computed):
-    """Compare the counts of runs, (slot, number of rows) each; a run of slot -1 is padding."""
+    """Check the counts of runs, (slot, number of rows) each; a run of slot -1 is padding."""
     slots = np.repeat(*np.int32(list(zip(*runs)))).astype(np.int32)
     chosen, computed = np.int32(chosen), np.int32(computed)
     counts = np.full(len(slots), UNWRITTEN_COUNT, np.int32)
@@ -54,23 +54,23 @@ def accepted(accept, runs, chosen, computed):
 
 
 def run_of(*chosen_and_computed):
-    """The rung for one run of slot 0."""
+    """The check of a rung with one run of slot 0."""
     chosen, computed = chosen_and_computed
     return lambda accept: accepted(accept, [(0, len(chosen))], chosen, computed)
 
 
 def several(accept):
-    """Three runs: all right, wrong at once, and a single row; the next run goes on with what the first would match."""
+    """Check three runs: all drafts right, the first wrong, and a single row; the second run begins with a match for the first."""
     accepted(accept, [(4, 3), (1, 3), (7, 1)], [11, 12, 21, 22, 23, 24, 31], [10, 11, 12, 21, 90, 23, 24])
 
 
 def padding(accept):
-    """Rows of slot -1 behind the last run."""
+    """Check rows of slot -1 after the last run."""
     accepted(accept, [(2, 2), (-1, 3)], [5, 6, 0, 0, 0], [4, 5, 0, 0, 0])
 
 
 def many(accept):
-    """More rows than a block has threads."""
+    """Check more rows than a block has threads."""
     random = np.random.default_rng(0)
     lengths = random.integers(1, 6, 60)
     chosen, computed = random.integers(0, 2, (2, lengths.sum()))
@@ -78,14 +78,14 @@ def many(accept):
 
 
 def writes(accept):
-    """Every count is written once."""
+    """Check that every count is written once."""
     slots, out = np.int32([0, 0, 0, 1]), unwritten((4,), np.int32)
     arrays = np.int32([5, 6, 7, 8]), np.int32([4, 5, 6, 7]), slots
     expect_bytes(functools.partial(accept, *arrays, out), {}, {"counts": out.nbytes}, "a row's thread writes its count, and no other.")
 
 
 def generates(accept):
-    """The bundled model with n-gram drafts, of which the reader's kernel decides, writes what it writes without drafts."""
+    """Check that the bundled model, with n-gram drafts accepted by the reader's kernel, generates the same text as without."""
     from minllm.engine.llm import LLM
     from minllm.engine.requests.sampling_params import SamplingParams
 

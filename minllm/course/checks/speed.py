@@ -1,6 +1,6 @@
-"""The last rung: the speed of a reader's kernel on the reader's own GPU, relative to the package's kernel and the machine's ceiling.
+"""The last rung: the speed of a reader's kernel on the reader's GPU, relative to the package's kernel and the machine's ceiling.
 
-Both run on the same arrays, one after the other, and are timed as `minllm bench kernels` times. The share of the machine's ceiling is
+Both run on the same arrays, one after the other, and are timed as in `minllm bench kernels`. The share of the machine's ceiling is
 reported; the rung requires half of the package's speed in the same run, so that it means the same on every GPU.
 """
 
@@ -18,15 +18,15 @@ from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Rung
 from minllm.weights.formats import plain_linear
 
-ASKED = 0.5  # relative to the package's own speed
-ROWS = 16  # rows of the result that are compared
+ASKED = 0.5  # required speed relative to the package's
+ROWS = 16  # number of rows of the result that are compared
 TOLERANCE = 3e-2  # relative to the largest number: two orders of summation in bfloat16
 PRODUCT = 4096  # rows, columns and depth of the GEMM that measures the tensor cores
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Arrays in place: launcher(*arguments, **options) writes `out`. Its work is bytes, or FLOPs if `counts_flops`."""
+    """Allocated arrays; launcher(*arguments, **options) writes `out`. work: bytes, or FLOPs if `counts_flops`."""
 
     arguments: tuple
     out: Any
@@ -36,7 +36,7 @@ class Problem:
 
 
 class Machine:
-    """This GPU: memory for arrays, the clock, and the ceilings."""
+    """The GPU of this machine: memory for arrays, the clock, and the ceilings."""
 
     def __init__(self):
         from minllm.ops.cuda_ops import CudaOps
@@ -44,7 +44,7 @@ class Machine:
         self.ops, self.clock = CudaOps(), CudaClock()
 
     def poison(self, array) -> None:
-        """Fill with NaN, which remains in every element that the next kernel does not write."""
+        """Fill an array with NaN, which remains in every element that the next kernel does not write."""
         array.fill_bytes(0xFF)
 
     @functools.cached_property
@@ -62,7 +62,7 @@ class Machine:
         return 2 * PRODUCT**3 / median_seconds([lambda: self.ops.linear(x, plain_linear(weight))], self.clock) / 1e12
 
     def speed_in_words(self, problem: Problem, seconds: float) -> str:
-        """A speed as a rate and a share of the ceiling."""
+        """The speed of a launch as text: a rate and a share of the ceiling."""
         rate = problem.work / seconds / 1e12
         if problem.counts_flops:
             return f"{rate:.3g} TFLOP/s, {100 * rate / self.tensor_core_tflops:.2g} % of the package's tensor-core product"
@@ -76,7 +76,10 @@ def this_machine() -> Machine:
 
 
 def rung(place: str, prepare: Callable[[Any, Noise], Problem], advice: str) -> Rung:
-    """The rung for a launcher. place: the package's own, as "module:name". prepare(ops, noise) -> Problem. advice: the usual cost."""
+    """The rung for a launcher. place: the package's, as "module:name". prepare(ops, noise) -> Problem.
+
+    advice: the usual cause.
+    """
     return Rung(
         "share of the roofline",
         "right is not yet fast: on your GPU, at least half of the speed of the package's own kernel in the same run.",
@@ -86,7 +89,7 @@ def rung(place: str, prepare: Callable[[Any, Noise], Problem], advice: str) -> R
 
 
 def fast_enough(entry: Callable, place: str, prepare: Callable[[Any, Noise], Problem], advice: str) -> str:
-    """The speed reached, in words. Raises Mismatch for a wrong result, or for less than half of the package's own speed."""
+    """The speed as text. Raises Mismatch for a wrong result, or for less than half of the package's speed."""
     machine, (module, name) = this_machine(), place.split(":")
     problem = prepare(machine.ops, Noise())
     own_result, own_seconds = run(machine, getattr(import_module(module), name), problem)

@@ -1,7 +1,7 @@
-"""Problems for timing the exercises' kernels: arrays far larger than a cache, in shapes that select the exercise's own kernel.
+"""Problems for timing the exercises' kernels: arrays far larger than a cache, in shapes that select the exercise's kernel.
 
 If the package has a faster kernel for rows of whole vectors, rows here are not whole vectors, so that both sides run the exercise's
-kernel. Bytes are those of the kernels' docstrings; all arrays are bfloat16 unless a kernel needs another dtype.
+kernel. The kernels' docstrings give the bytes; arrays are bfloat16 unless a kernel needs another dtype.
 """
 
 import math
@@ -21,47 +21,47 @@ EPSILON = 1e-5
 
 
 def silu(ops, noise, tokens=2048, intermediate=14337):
-    """silu(gate) * up."""
+    """SiLU and multiply: silu(gate) * up."""
     gate_up, out = ops.array(noise.array((tokens, 2 * intermediate), BFLOAT16)), ops.empty((tokens, intermediate), BFLOAT16)
     return Problem((gate_up, out), out, gate_up.nbytes + out.nbytes)
 
 
 def gemv(ops, noise, outputs=14336, inputs=4096):
-    """One row of x."""
+    """A GEMV: one row of x."""
     x, weight = (ops.array(noise.array(shape, BFLOAT16)) for shape in ((1, inputs), (outputs, inputs)))
     return Problem((x, weight, out := ops.empty((1, outputs), BFLOAT16)), out, weight.nbytes)
 
 
 def int4(ops, noise, outputs=14336, inputs=4096):
-    """One row of x; codes in groups of 32."""
+    """A GEMV with int4 codes in groups of 32: one row of x."""
     weight = WEIGHT_FORMATS["int4"].encode(noise.array((outputs, inputs), np.float32))
     x, out = ops.array(noise.array((1, inputs), BFLOAT16)), ops.empty((1, outputs), BFLOAT16)
     return Problem((x, WEIGHT_FORMATS["int4"].place(ops, weight), out), out, weight.codes.nbytes + weight.scales.nbytes)
 
 
 def embedding(ops, noise, tokens=8192, hidden=4097):
-    """A different row for each token."""
+    """The lookup of a different row for each token."""
     ids = noise.random.permutation(2 * tokens)[:tokens].astype(np.int32)
     table, out = ops.array(noise.array((2 * tokens, hidden), BFLOAT16)), ops.empty((tokens, hidden), BFLOAT16)
     return Problem((ops.array(ids), table, out), out, 2 * out.nbytes)
 
 
 def rms_norm(ops, noise, tokens=8192, hidden=4096):
-    """Without a residual."""
+    """The RMS norm without a residual."""
     x, weight = (ops.array(noise.array(shape, BFLOAT16)) for shape in ((tokens, hidden), (hidden,)))
     out = ops.empty((tokens, hidden), BFLOAT16)
     return Problem((x, weight, out, EPSILON), out, 2 * out.nbytes)
 
 
 def rope(ops, noise, tokens=8192, heads=32, head_dim=128):
-    """Interleaved pairs; each token has its own position."""
+    """RoPE with interleaved pairs and a different position for each token."""
     table = rope_table(tokens, head_dim, 10000.0 ** (-np.arange(0, head_dim, 2) / head_dim))
     x, out = ops.array(noise.array((tokens, heads, head_dim), BFLOAT16)), ops.empty((tokens, heads, head_dim), BFLOAT16)
     return Problem((x, ops.array(np.arange(tokens, dtype=np.int32)), ops.array(table), out, True), out, 2 * out.nbytes + table.nbytes)
 
 
 def append(ops, noise, tokens=16384, row=1027):
-    """Every slot of a cache is written."""
+    """The append of keys and values to every slot of a cache."""
     slots = noise.random.permutation(tokens).astype(np.int32)
     key, value = (ops.array(noise.array((tokens, 1, row), BFLOAT16)) for _ in range(2))
     key_cache, value_cache = (ops.empty((tokens // BLOCK_SIZE, BLOCK_SIZE, 1, row), BFLOAT16) for _ in range(2))
@@ -69,7 +69,7 @@ def append(ops, noise, tokens=16384, row=1027):
 
 
 def argmax(ops, noise, rows=256, vocabulary=151936):
-    """Logits of a batch."""
+    """The argmax over the logits of a batch."""
     logits, out = ops.array(noise.array((rows, vocabulary), np.float32)), ops.empty((rows,), np.int32)
     parts, slots = (rows, parts_of(vocabulary)), ops.array(np.arange(rows, dtype=np.int32))
     return Problem((logits, slots, out, ops.empty(parts, np.float32), ops.empty(parts, np.int32)), out, logits.nbytes)
@@ -87,7 +87,7 @@ def product(size):
 
 
 def attention(variant, sequences, query_len, context, heads=32, kv_heads=8, head_dim=128):
-    """New tokens at the end of a context, over a cache with blocks in random order; a decode step counts the cache's bytes."""
+    """Attention of new tokens at the end of a context, over a cache with blocks in random order; decode steps count its bytes."""
 
     def prepare(ops, noise):
         blocks = math.ceil(context / BLOCK_SIZE)  # blocks per sequence

@@ -1,4 +1,4 @@
-"""Byte budgets: bytes that the threads of a launch load and store, counted by the simulator's trace, against what the kernel needs."""
+"""Byte budgets: compares the bytes that a launch loads and stores, by the simulator's trace, with those that the kernel needs."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from minllm.sim import detecting, tracing
 
 
 def counted(run: Callable[[], None]) -> dict[str, dict[str, int]]:
-    """{"read": {array: bytes}, "write": ...} of all launches of `run`; arrays are named by the kernel's parameters."""
+    """{"read": {array: bytes}, "write": ...} of all launches of `run`; arrays have the names of the kernel's parameters."""
     with detecting(False), tracing() as traces:
         run()
     totals = {"read": {}, "write": {}}
@@ -20,7 +20,7 @@ def counted(run: Callable[[], None]) -> dict[str, dict[str, int]]:
 
 
 def expect_bytes(run: Callable[[], None], read: dict[str, int], write: dict[str, int], advice: str = "") -> None:
-    """Raise Mismatch if a launch loads or stores more bytes of an array than the budget, or leaves some unread or unwritten."""
+    """Raise Mismatch if a launch loads or stores more bytes of an array than its budget, or stores fewer."""
     totals = counted(run)
     for kind, budget in (("read", read), ("write", write)):
         for name, allowed in budget.items():

@@ -1,6 +1,6 @@
-"""The certificate of the final project: one HTML file that needs no other, made from a run that passed.
+"""The certificate of the final project: a self-contained HTML file, made from a run that passed.
 
-It states the lines' SHA-256, so that whoever has the files can see that they are those that were checked, and check them again.
+It contains the SHA-256 of the learner's lines, so that anyone with the files can verify that they are those that were checked.
 """
 
 import html
@@ -25,7 +25,10 @@ td:last-child { font-family: monospace; overflow-wrap: anywhere; } footer { marg
 
 
 def certificate(files: Mapping[Part, Path], passed: Run, calls: Mapping[str, int], today: date | None = None) -> str:
-    """The page. files: the learner's; passed: the run that the learner's equals; calls: how often the engine called each exercise."""
+    """The HTML page. files: the learner's. passed: the run that the learner's equals.
+
+    calls: {exercise: number of calls}.
+    """
     rows = "".join(
         f"<tr><th scope=row>{html.escape(part.task)}</th>"
         f"<td>{html.escape(part.exercise_name)}: passed, {sum(not rung.needs_gpu for rung in part.exercise.rungs)} cases</td>"

@@ -1,8 +1,8 @@
-"""`minllm check project FOLDER`: the five parts' own checks, then the learner's engine, and a certificate if all is right.
+"""`minllm check project FOLDER`: the checks of the five parts, then of the learner's engine, and a certificate if all pass.
 
-Like `check_process`, the engine runs in a process of its own, whose word is not taken: it hands over tokens, keys and the number of calls,
-and this process, in which no code of the folder runs, compares them with those of the package's NumPy engine. While the engine runs, the
-package's own functions refuse to be called from the folder's files.
+As in `check_process`, the engine runs in a child process that is not trusted: it reports tokens, keys and the numbers of calls, and the
+parent, in which no code of the folder runs, compares them with those of the package's NumPy engine. While the engine runs, the package's
+own functions refuse to be called from the folder's files.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from minllm.errors import ExerciseError
 
 SECONDS = 120  # CPU time for the engine; the reference solutions take 10
 CERTIFICATE = "certificate.html"
-LIKELY = {  # what to suspect first if this part of a run is wrong
+LIKELY = {  # {wrong part of a run: what to suspect first}
     "keys": f"{APPEND.exercise_name}: keys of a step do not lie in their slots once other requests' tokens are in the same step.",
     "first tokens": f"{SAMPLE.exercise_name}, or {SCHEDULE.exercise_name}: a request's first token follows from its prompt alone.",
     "later tokens": f"{SPLIT.exercise_name} or {MERGE.exercise_name}: decode steps differ, and prompts do not.",
@@ -39,19 +39,19 @@ LIKELY = {  # what to suspect first if this part of a run is wrong
 
 @dataclass(frozen=True)
 class ProjectReport:
-    """The result as text, and where the certificate lies, None if the project has not passed."""
+    """The result as text, and the path of the certificate, None if the project has not passed."""
 
     text: str
     certificate: Path | None = None
 
     @property
     def passed(self) -> bool:
-        """Whether all five parts passed and the engine answers right."""
+        """Whether all five parts and the engine passed."""
         return self.certificate is not None
 
 
 def check_project(folder: Path) -> ProjectReport:
-    """Check a folder. A certificate that lies there is removed unless the check passes, so that one in the folder is of its present files.
+    """Check a folder. An old certificate is removed unless the check passes, so that a certificate belongs to the present files.
 
     Raises ExerciseError for files that are missing, end their process, or change while they are checked.
     """
@@ -60,7 +60,7 @@ def check_project(folder: Path) -> ProjectReport:
         report = _checked(folder)
         return report
     finally:
-        if report is None or not report.passed:  # also one that the files' own code has written
+        if report is None or not report.passed:  # even one that the files' code has written
             (folder / CERTIFICATE).unlink(missing_ok=True)
 
 
@@ -84,7 +84,7 @@ def _checked(folder: Path) -> ProjectReport:
 
 
 def engine_in_a_process(folder: Path) -> Run:
-    """What the folder's engine does in a process of its own. Raises ExerciseError if it fails there."""
+    """The Run of the folder's engine in a child process. Raises ExerciseError if it fails there."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         command = [sys.executable, "-P", "-m", "minllm.course.project.check", str(report), str(folder)]
@@ -104,7 +104,7 @@ def engine_in_a_process(folder: Path) -> Run:
 
 
 def disagreement(found: Run, expected: Run) -> str | None:
-    """What is wrong with a run, in words, and the part to suspect; None if nothing is."""
+    """The first error of a run as text, with the part to suspect; None if there is none."""
     if unused := [part.exercise_name for part in PARTS if not found.calls.get(part.exercise_name)]:
         return f"The engine never called {', '.join(unused)}: the parts are called by the names that they have in the skeletons."
     for number, (tokens, wanted) in enumerate(zip(found.tokens, expected.tokens, strict=False)):
@@ -121,7 +121,7 @@ def disagreement(found: Run, expected: Run) -> str | None:
 
 
 def main(report: str, folder: str) -> None:
-    """The child: run the folder's engine, and report at the very end."""
+    """The code of the child: runs the folder's engine, and writes the report at the very end."""
     made: list[Run] = []
 
     def engine() -> None:

@@ -1,6 +1,6 @@
-"""The package's engine with a learner's five parts in it: kernels in the simulator, all else in NumPy.
+"""The package's engine with a learner's five parts: kernels run in the simulator, everything else in NumPy.
 
-Each part counts how often the engine called it. A run without modules is the package's NumPy engine: what the learner's must agree with.
+The engine counts its calls of each part. A run without modules is that of the package's NumPy engine, the reference for the learner's.
 """
 
 import types
@@ -18,7 +18,7 @@ from minllm.ops.protocol import LayerCache
 from minllm.runtime.kernel import launch
 
 PROMPTS = ("def add(a, b):\n    return", "for i in range(10):\n    print(", "import os\n")
-MAX_TOKENS = (3, 5, 2)  # requests end one after the other, so that the third enters while others decode
+MAX_TOKENS = (3, 5, 2)  # different, so that the third request enters while another one decodes
 MAX_NUM_SEQS = 2
 BLOCK_SIZE = 16
 SPLITS = 2
@@ -26,8 +26,11 @@ SPLITS = 2
 
 @dataclass(frozen=True)
 class Run:
-    """What an engine did. tokens: of each request. texts: the same as text. keys: of the last layer's cache, float32. calls: how
-    often the engine called a part, by exercise."""
+    """The results of a run.
+
+    tokens: output token ids of each request. texts: the same as text. keys: the last layer's key cache, float32. calls: number of calls of
+    each part, by exercise.
+    """
 
     tokens: list[list[int]]
     texts: list[str]
@@ -36,19 +39,19 @@ class Run:
 
 
 class ProjectOps(NumpyOps):
-    """NumpyOps in which append, attention and sampling are a learner's kernels."""
+    """NumpyOps with a learner's kernels for append, attention and sampling."""
 
     def __init__(self, modules: Mapping[Part, types.ModuleType]):
         super().__init__("float32")
         self.modules, self.calls = modules, Counter()
 
     def count(self, part: Part) -> types.ModuleType:
-        """The part's module; counts the call."""
+        """Count a call of a part; returns its module."""
         self.calls[part.exercise_name] += 1
         return self.modules[part]
 
     def qkv_rope_append(self, qkv, batch, layer_cache, attention_config, cos_sin=None) -> np.ndarray:
-        """Queries by NumPy; new keys and values reach the cache by the learner's kernel."""
+        """NumPy computes queries, keys and values; the learner's kernel writes new keys and values to the cache."""
         tokens = len(batch.positions)
         scratch = LayerCache(*(np.zeros((tokens, 1, *layer_cache.key.shape[2:]), np.float32) for _ in range(2)))
         in_order = replace(batch, slot_mapping=np.arange(tokens, dtype=np.int32))
@@ -59,7 +62,7 @@ class ProjectOps(NumpyOps):
         return query
 
     def attention(self, query, layer_cache, batch, attention_config) -> np.ndarray:
-        """Decode steps by the learner's splits and merge; steps with prompts by NumPy."""
+        """The learner's split and merge kernels compute decode steps; NumPy computes steps with prompts."""
         if batch.max_query_len > 1:
             return super().attention(query, layer_cache, batch, attention_config)
         out = np.empty_like(query)
@@ -71,7 +74,7 @@ class ProjectOps(NumpyOps):
         return out.reshape(len(query), -1)
 
     def sample(self, logits, sampling, slots) -> np.ndarray:
-        """The likeliest tokens: all requests of the project are greedy."""
+        """The likeliest tokens by the learner's argmax; all requests of the project are greedy."""
         rows, parts = len(logits), parts_of(logits.shape[1])
         out, values, tokens = np.empty(rows, np.int32), np.empty((rows, parts), np.float32), np.empty((rows, parts), np.int32)
         self.count(SAMPLE).argmax(np.ascontiguousarray(logits), slots, out, values, tokens)
@@ -79,7 +82,7 @@ class ProjectOps(NumpyOps):
 
 
 def scheduling(module: types.ModuleType, scheduler: Any, ops: ProjectOps) -> None:
-    """Give a scheduler the learner's `prefill`."""
+    """Replace a scheduler's `prefill` by the learner's, and count its calls."""
 
     def prefill(*arguments, **options):
         ops.calls[SCHEDULE.exercise_name] += 1
@@ -89,7 +92,10 @@ def scheduling(module: types.ModuleType, scheduler: Any, ops: ProjectOps) -> Non
 
 
 def run(modules: Mapping[Part, types.ModuleType] | None = None) -> Run:
-    """Answer the project's prompts, greedily; modules: a learner's parts, or None for the package's NumPy engine."""
+    """Answer the project's prompts, greedily.
+
+    modules: a learner's parts, or None for the package's NumPy engine.
+    """
     from minllm.engine.llm import LLM
     from minllm.engine.requests.sampling_params import SamplingParams
 

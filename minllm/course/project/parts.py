@@ -1,4 +1,4 @@
-"""The five parts of the final project: exercises in the order in which a decode step needs them, and a learner's folder as modules."""
+"""The five parts of the final project, exercises in the order of their use in a step, and a learner's folder as modules."""
 
 import hashlib
 import importlib
@@ -18,18 +18,18 @@ NAME = "project"
 
 @dataclass(frozen=True)
 class Part:
-    """A part: its exercise's name, and what it does in a step."""
+    """A part: the name of its exercise, and its task in a step."""
 
     exercise_name: str
     task: str
 
     @property
     def exercise(self) -> Exercise:
-        """Its exercise."""
+        """The exercise of this part."""
         return find(self.exercise_name)
 
     def file(self, folder: Path) -> Path:
-        """The learner's file."""
+        """The path of the learner's file in a folder."""
         return folder / self.exercise.file_name
 
 
@@ -57,7 +57,7 @@ def source_hash(part: Part, path: Path) -> str:
 
 
 def modules_of(folder: Path) -> dict[Part, types.ModuleType]:
-    """The folder's files as modules; the attention launcher finds the folder's merge kernel."""
+    """The folder's files as modules; the split module's launcher imports the folder's merge kernel."""
     files = files_of(folder)
     modules = {part: run_source(read(path), path, path.stem) for part, path in files.items() if part is not SPLIT}
     merge = MERGE.exercise.module

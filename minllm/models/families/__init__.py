@@ -1,1 +1,1 @@
-"""One file per family of models: from the keys of its config.json to a ModelConfig."""
+"""One file per model family: reads the keys of its config.json into a ModelConfig."""

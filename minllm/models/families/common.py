@@ -1,4 +1,4 @@
-"""What families have in common: keys of the same name, and the shape of Llama, which Mistral and Qwen share."""
+"""Readers that several families share: common keys, and Llama's architecture, which Mistral and Qwen share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +14,13 @@ LLAMA_SHAPE_KEYS = COMMON_KEYS | {
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
     "rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
     "original_max_position_embeddings", "layer_types",
-    # Where a family's reader does not read it, transformers does not either: a surplus bias among the tensors is refused.
+    # Readers that ignore it do so because transformers does; a bias among the tensors is then refused as unused.
     "attention_bias",
 }  # fmt: skip
 
 
 def common_fields(fields: Fields) -> dict[str, Any]:
-    """The fields that every family has under the same keys."""
+    """Values of ModelConfig that every family has under the same keys."""
     dtype = fields.text("dtype", fields.text("torch_dtype", "")).removeprefix("torch.")
     return dict(
         vocab_size=fields.integer("vocab_size"),
@@ -31,7 +31,7 @@ def common_fields(fields: Fields) -> dict[str, Any]:
 
 
 def head_dim_of(fields: Fields, hidden_size: int, heads: int) -> int:
-    """The width of a head: given, or the hidden size divided by the heads."""
+    """head_dim if it is given, else the hidden size divided by the number of heads."""
     if "head_dim" in fields:
         return fields.integer("head_dim")
     if hidden_size % heads:
@@ -40,7 +40,7 @@ def head_dim_of(fields: Fields, hidden_size: int, heads: int) -> int:
 
 
 def llama_shape(fields: Fields, sliding_windows: Callable[[int], tuple[int, ...]], **options: Any) -> ModelConfig:
-    """Llama's layout, which Mistral and Qwen share: RMS norms, a rotary embedding, grouped queries and a gated feed-forward."""
+    """A ModelConfig with Llama's architecture: RMS norms, RoPE, grouped-query attention, gated feed-forward."""
     heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     layers = fields.integer("num_hidden_layers")
     head_dim = options.pop("head_dim", None) or head_dim_of(fields, hidden_size, heads)
@@ -65,12 +65,12 @@ def llama_shape(fields: Fields, sliding_windows: Callable[[int], tuple[int, ...]
 
 
 def full_attention(layers: int) -> tuple[int, ...]:
-    """The sliding windows of layers that have none."""
+    """The sliding_windows of a model without any: 0 for each layer."""
     return (0,) * layers
 
 
 def _silu(fields: Fields) -> str:
-    """The activation of the gated feed-forward, which is SiLU in all these families."""
+    """The activation of the gated feed-forward: SiLU in all these families, else UnsupportedModelError."""
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModelError(f"{fields.source} says hidden_act = {activation!r}; minllm gates with silu.")
@@ -78,9 +78,9 @@ def _silu(fields: Fields) -> str:
 
 
 def layer_windows(fields: Fields, layers: int, window: int, default: Callable[[int], bool]) -> tuple[int, ...]:
-    """Each layer's sliding window by layer_types, or if that is missing by `default(layer)`: whether the layer has one.
+    """Each layer's sliding window: layer_types decides which layers have one, and if it is missing `default(layer)`.
 
-    window: the size of all windows; 0 means that there are none, and then no layer may ask for one.
+    window: the size of all windows; 0 means that there are none, and then layer_types must not list any.
     """
     kinds = fields.values.get("layer_types")
     if kinds is None:

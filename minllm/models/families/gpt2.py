@@ -12,7 +12,7 @@ GPT2_KEYS = COMMON_KEYS | {
 
 
 def read_gpt2(fields: Fields) -> ModelConfig:
-    """GPT-2: layer norms, learned positions, biases everywhere, as many key-value heads as query heads."""
+    """GPT-2: layer norms, learned positions, biases in every linear layer, multi-head attention."""
     heads, hidden_size, layers = fields.integer("n_head", 12), fields.integer("n_embd", 768), fields.integer("n_layer", 12)
     activations = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
     activation = fields.text("activation_function", "gelu_new")

@@ -1,4 +1,4 @@
-"""Llama 2, 3 and their like (SmolLM), and Mistral."""
+"""Llama 2 and 3 and similar models (SmolLM), and Mistral."""
 
 from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.config import ModelConfig
@@ -10,7 +10,7 @@ MISTRAL_KEYS = LLAMA_SHAPE_KEYS | {"sliding_window"}
 
 
 def read_llama(fields: Fields) -> ModelConfig:
-    """Llama 2, 3 and their like (SmolLM): attention_bias puts a bias on all four projections of the attention."""
+    """Llama 2 and 3 and similar models (SmolLM): attention_bias gives all four projections of the attention a bias."""
     bias = fields.flag("attention_bias", False)
     _refuse_layer_types(fields)
     return llama_shape(
@@ -35,7 +35,7 @@ def read_mistral(fields: Fields) -> ModelConfig:
 
 
 def _refuse_layer_types(fields: Fields) -> None:
-    """Llama attends to the whole context in every layer; a file that lists another kind of attention is another model."""
+    """Raises UnsupportedModelError if layer_types lists anything but full_attention, which Llama uses in every layer."""
     kinds = fields.values.get("layer_types") or []
     if not isinstance(kinds, list):
         raise CheckpointError(f"{fields.source} says layer_types = {kinds!r}, and it must be a list with a name for each layer.")

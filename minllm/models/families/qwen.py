@@ -19,7 +19,7 @@ def read_qwen2(fields: Fields) -> ModelConfig:
 
 
 def read_qwen3(fields: Fields) -> ModelConfig:
-    """Qwen3: an RMS norm over each head of q and k, and no bias unless asked for."""
+    """Qwen3: an RMS norm over each head of q and k, and no bias unless attention_bias is set."""
     bias = fields.flag("attention_bias", False)
     return llama_shape(
         fields,
@@ -34,7 +34,10 @@ def read_qwen3(fields: Fields) -> ModelConfig:
 
 
 def _qwen_windows(fields: Fields, layers: int) -> tuple[int, ...]:
-    """Each layer's window: with use_sliding_window the layers from max_window_layers on, unless layer_types lists them."""
+    """Each layer's sliding window, by layer_types, else for layers from max_window_layers on.
+
+    There are none unless use_sliding_window is set.
+    """
     window = sliding_window(fields) if fields.flag("use_sliding_window", False) else 0
     first = fields.integer("max_window_layers", 28, minimum=0)
     return layer_windows(fields, layers, window, default=lambda layer: layer >= first)

@@ -1,10 +1,10 @@
-"""What a layer is made of. Each part is a file: its fields of config.json, its tensors in a file, its costs, its forward over the ops.
+"""The parts of a layer, one file each: fields of config.json, tensors in a checkpoint, costs, forward pass.
 
-    grouped_attention   query heads that share KV heads; multi-head attention is the case of as many KV heads as query heads
-    gated_mlp           down(activation(gate(x)) * up(x)): Llama and its like
+    grouped_attention   query heads share KV heads; multi-head attention is the case kv_heads = heads
+    gated_mlp           down(activation(gate(x)) * up(x)): Llama and similar models
     plain_mlp           down(activation(up(x))): GPT-2
 
-Another part is another module with the same functions, and its line in `parts_of`.
+To add a part, write a module with the same functions and add it to `parts_of`.
 """
 
 from types import ModuleType
@@ -13,5 +13,5 @@ from minllm.models.parts import gated_mlp, grouped_attention, plain_mlp
 
 
 def parts_of(config) -> tuple[ModuleType, ModuleType]:
-    """The modules of a layer's attention and of its feed-forward."""
+    """The modules of this package that implement a layer's attention and its feed-forward."""
     return grouped_attention, gated_mlp if config.gated_mlp else plain_mlp

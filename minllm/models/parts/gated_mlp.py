@@ -1,7 +1,7 @@
-"""The gated feed-forward: down(activation(gate(x)) * up(x)). With SiLU it is SwiGLU (Llama and its like), with GELU GeGLU.
+"""The gated feed-forward: down(activation(gate(x)) * up(x)).
 
-Gate and up are one matrix [2 * intermediate, hidden]. The activation reads both of its halves and writes their product, some 6 operations
-per element.
+With SiLU it is SwiGLU (Llama and similar models), with GELU GeGLU. Gate and up form one matrix [2 * intermediate, hidden]. The activation
+reads both halves of its output and writes their product, about 6 operations per element.
 
 Source: Shazeer 2020, "GLU Variants Improve Transformer", section 2.
 """
@@ -21,7 +21,10 @@ ACTIVATION_OPERATIONS = 6  # per element
 
 @dataclass
 class GatedMlp:
-    """A layer's feed-forward. Before loading the fields hold what the file stores for them (weights/stored.py)."""
+    """A layer's feed-forward.
+
+    Before loading, the fields are the StoredTensors and StoredLinears of weights/stored.py.
+    """
 
     norm: NormWeights
     gate_up: Linear  # [2 * intermediate, hidden], gate first
@@ -29,13 +32,13 @@ class GatedMlp:
     activation: str
 
     def forward(self, ops: Ops, x: Array, residual: Array | None, next_norm: NormWeights | None = None) -> tuple[Array, Array | None]:
-        """The feed-forward of the normalised x + residual [T, hidden]."""
+        """The feed-forward of norm(x + residual): the new (x, residual), both [T, hidden]."""
         names = dict(activation=self.activation, next_norm=next_norm)
-        return ops.normed_gated_mlp(x, residual, self.norm, self.gate_up, self.down, **names)  # [T, hidden] both
+        return ops.normed_gated_mlp(x, residual, self.norm, self.gate_up, self.down, **names)  # both [T, hidden]
 
 
 def llama_tensors(config: ModelConfig, prefix: str) -> GatedMlp:
-    """The part in files of Llama and its like; prefix: "model.layers.3."."""
+    """The stored tensors in Llama's naming; prefix: "model.layers.3."."""
     hidden, inner = config.hidden_size, config.intermediate_size
     halves = tuple(Projection(f"{prefix}mlp.{name}", inner, hidden, config.mlp_bias) for name in ("gate_proj", "up_proj"))
     return GatedMlp(
@@ -47,7 +50,7 @@ def llama_tensors(config: ModelConfig, prefix: str) -> GatedMlp:
 
 
 def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
-    """The linear layers, in order."""
+    """The linear layers as one GEMM each, in order."""
     return (
         Matrix("MLP up projection", 2 * config.intermediate_size, config.hidden_size, config.mlp_bias),
         Matrix("MLP down projection", config.hidden_size, config.intermediate_size, config.mlp_bias),
@@ -55,12 +58,15 @@ def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
 
 
 def vector_parameters(config: ModelConfig) -> int:
-    """The norm of the hidden state and the biases of the matrices are all there is."""
+    """Number of parameters besides matrices, their biases and the norm of the hidden state: none."""
     return 0
 
 
 def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
-    """What the part does, in order; the bytes and operations of all but matrices and norms, over all layers."""
+    """The stages of the part, in order.
+
+    A Stage counts bytes and operations over all layers; matrices and norms are left to costs/.
+    """
     up, down = matrices(config)
     elements = config.num_hidden_layers * s.tokens * config.intermediate_size
     activation = Stage("MLP activation", activation_bytes=3 * elements * s.item, other_flops=ACTIVATION_OPERATIONS * elements)

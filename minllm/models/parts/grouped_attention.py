@@ -1,9 +1,11 @@
-"""Grouped-query attention: query head h reads KV head h // (heads // kv_heads). Multi-head attention has as many KV heads as query heads.
+"""Grouped-query attention: query head h reads KV head h // (heads // kv_heads).
+
+Multi-head attention has as many KV heads as query heads.
 
     q, k, v = norm(x) Wq, norm(x) Wk, norm(x) Wv      one matrix [(heads + 2 * kv_heads) * head_dim, hidden]
     out     = softmax(scale * q . K) V Wo             K, V: the cached context; q and k rotated, and normalised if the model has q_norm
 
-A token's keys and values are 2 * kv_heads * head_dim numbers in each layer's cache. The softmax takes some 5 operations per score.
+A token's keys and values are 2 * kv_heads * head_dim numbers in each layer's cache. The softmax takes about 5 operations per score.
 
 Sources: Vaswani et al. 2017, "Attention is all you need", section 3.2; Ainslie et al. 2023, "GQA: Training Generalized Multi-Query
 Transformer Models from Multi-Head Checkpoints", section 2.2.
@@ -26,7 +28,7 @@ ANGLE_BYTES = 4  # cosines and sines are float32
 
 @dataclass
 class GroupedAttention:
-    """A layer's attention. Before loading the fields hold what the file stores for them (weights/stored.py)."""
+    """A layer's attention. Before loading, the arrays are the StoredTensors and StoredLinears of weights/stored.py."""
 
     norm: NormWeights
     qkv: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
@@ -37,19 +39,22 @@ class GroupedAttention:
         self, ops: Ops, x: Array, residual: Array | None, *, batch: Batch, layer_cache: LayerCache, cos_sin: Array | None,
         next_norm: NormWeights | None = None,
     ) -> tuple[Array, Array | None]:  # fmt: skip
-        """Queries, keys and values of the normalised x + residual [T, hidden]; keys and values to the cache; attention; output."""
+        """Attention over norm(x + residual): the new (x, residual), both [T, hidden].
+
+        New keys and values are appended to layer_cache.
+        """
         query, residual = ops.normed_qkv(
             x, residual, self.norm, self.qkv, batch=batch, layer_cache=layer_cache, attention_config=self.config, cos_sin=cos_sin
         )  # [T, heads, head_dim], [T, hidden]
         mixed = ops.attention(query, layer_cache, batch, self.config)  # [T, heads * head_dim]
-        return ops.linear_add(mixed, self.output, residual, next_norm)  # [T, hidden] both
+        return ops.linear_add(mixed, self.output, residual, next_norm)  # both [T, hidden]
 
 
 # Tensors
 
 
 def llama_tensors(config: ModelConfig, layer: int, prefix: str) -> GroupedAttention:
-    """The part in files of Llama and its like; prefix: "model.layers.3."."""
+    """The stored tensors in Llama's naming; prefix: "model.layers.3."."""
     hidden, head_dim = config.hidden_size, config.head_dim
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     attention = f"{prefix}self_attn."
@@ -65,7 +70,7 @@ def llama_tensors(config: ModelConfig, layer: int, prefix: str) -> GroupedAttent
 
 
 def gpt2_tensors(config: ModelConfig, layer: int, prefix: str) -> GroupedAttention:
-    """The part in GPT-2's files, where q, k and v are one module; prefix: "transformer.h.3."."""
+    """The stored tensors in GPT-2's naming, with q, k and v as one module; prefix: "transformer.h.3."."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     return GroupedAttention(
         norm=config.norm_of(f"{prefix}ln_1"),
@@ -93,7 +98,7 @@ def key_value_width(config: ModelConfig) -> int:
 
 
 def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
-    """The linear layers, in order."""
+    """The linear layers as one GEMM each, in order."""
     query, key_value, hidden = query_width(config), key_value_width(config), config.hidden_size
     return (
         Matrix("qkv projection", query + key_value, hidden, config.qkv_bias),
@@ -102,12 +107,15 @@ def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
 
 
 def vector_parameters(config: ModelConfig) -> int:
-    """Numbers in the norms of heads; the norm of the hidden state and the biases of the matrices come on top."""
+    """Number of parameters of q_norm and k_norm; the norm of the hidden state and the biases are counted elsewhere."""
     return 2 * config.head_dim * config.qk_norm
 
 
 def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
-    """What the part does, in order; the bytes and operations of all but matrices and norms, over all layers."""
+    """The stages of the part, in order.
+
+    A Stage counts bytes and operations over all layers; matrices and norms are left to costs/.
+    """
     layers, query, key_value = config.num_hidden_layers, query_width(config), key_value_width(config)
     turned = 0 if config.rope is None else layers * s.tokens * (query + key_value // 2)  # elements of q and k
     angles = 0 if config.rope is None else config.head_dim * ANGLE_BYTES

@@ -1,6 +1,6 @@
 """The feed-forward without a gate: down(activation(up(x))), as in GPT-2.
 
-The activation reads and writes one element per output of `up`, with some 10 operations (GELU).
+The activation reads and writes one element per output of `up`, with about 10 operations (GELU).
 
 Source: Vaswani et al. 2017, "Attention is all you need", section 3.3.
 """
@@ -20,7 +20,10 @@ ACTIVATION_OPERATIONS = 10  # per element
 
 @dataclass
 class PlainMlp:
-    """A layer's feed-forward. Before loading the fields hold what the file stores for them (weights/stored.py)."""
+    """A layer's feed-forward.
+
+    Before loading, the fields are the StoredTensors and StoredLinears of weights/stored.py.
+    """
 
     norm: NormWeights
     up: Linear  # [intermediate, hidden]
@@ -28,13 +31,13 @@ class PlainMlp:
     activation: str
 
     def forward(self, ops: Ops, x: Array, residual: Array | None, next_norm: NormWeights | None = None) -> tuple[Array, Array | None]:
-        """The feed-forward of the normalised x + residual [T, hidden]."""
-        normalised, residual = ops.add_norm(x, residual, self.norm)  # [T, hidden] both
-        return ops.mlp(normalised, self.up, self.down, self.activation), residual  # [T, hidden] both
+        """The feed-forward of norm(x + residual): the new (x, residual), both [T, hidden]."""
+        normalised, residual = ops.add_norm(x, residual, self.norm)  # both [T, hidden]
+        return ops.mlp(normalised, self.up, self.down, self.activation), residual  # both [T, hidden]
 
 
 def gpt2_tensors(config: ModelConfig, prefix: str) -> PlainMlp:
-    """The part in GPT-2's files; prefix: "transformer.h.3."."""
+    """The stored tensors in GPT-2's naming; prefix: "transformer.h.3."."""
     hidden, inner = config.hidden_size, config.intermediate_size
     return PlainMlp(
         norm=config.norm_of(f"{prefix}ln_2"),
@@ -45,7 +48,7 @@ def gpt2_tensors(config: ModelConfig, prefix: str) -> PlainMlp:
 
 
 def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
-    """The linear layers, in order."""
+    """The linear layers as one GEMM each, in order."""
     return (
         Matrix("MLP up projection", config.intermediate_size, config.hidden_size, config.mlp_bias),
         Matrix("MLP down projection", config.hidden_size, config.intermediate_size, config.mlp_bias),
@@ -53,12 +56,15 @@ def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
 
 
 def vector_parameters(config: ModelConfig) -> int:
-    """The norm of the hidden state and the biases of the matrices are all there is."""
+    """Number of parameters besides matrices, their biases and the norm of the hidden state: none."""
     return 0
 
 
 def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
-    """What the part does, in order; the bytes and operations of all but matrices and norms, over all layers."""
+    """The stages of the part, in order.
+
+    A Stage counts bytes and operations over all layers; matrices and norms are left to costs/.
+    """
     up, down = matrices(config)
     elements = config.num_hidden_layers * s.tokens * config.intermediate_size
     activation = Stage("MLP activation", activation_bytes=2 * elements * s.item, other_flops=ACTIVATION_OPERATIONS * elements)

@@ -1,6 +1,6 @@
-"""What a part says of its costs: its matrices, its norms, and the bytes and operations of everything else.
+"""The terms of a part's costs: its matrices, its norms, and the bytes and operations of everything else.
 
-costs/stages.py makes stages of the matrices and norms, and adds embedding and head.
+costs/stages.py turns matrices and norms into stages, and adds embedding and head.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +12,10 @@ from minllm.weights.format import WeightFormat
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, over all layers. flops: of matrix products. other_flops: of everything else, roughly."""
+    """One stage, over all layers. flops: those of matrix multiplications.
+
+    other_flops: an estimate of all other operations.
+    """
 
     name: str
     weight_bytes: int = 0
@@ -23,7 +26,7 @@ class Stage:
 
     @property
     def bytes(self) -> int:
-        """All memory traffic."""
+        """All memory traffic, in bytes."""
         return self.weight_bytes + self.kv_bytes + self.activation_bytes
 
     @property
@@ -33,7 +36,7 @@ class Stage:
 
 
 class Matrix(NamedTuple):
-    """A linear layer that every token passes: the stage's name, its shape, and whether it has a bias."""
+    """A linear layer that processes every token: the stage's name, its shape, and whether it has a bias."""
 
     name: str
     outputs: int
@@ -42,12 +45,15 @@ class Matrix(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """Numbers in the matrix; those of the bias come on top."""
+        """Number of parameters of the matrix, without its bias."""
         return self.outputs * self.inputs
 
 
 class Norm(NamedTuple):
-    """The normalisation of the hidden state in front of a part. without_residual: layers whose norm has no residual to add."""
+    """The normalisation of the hidden state before a part.
+
+    without_residual: number of layers without a residual to add there.
+    """
 
     name: str
     without_residual: int = 0
@@ -55,20 +61,20 @@ class Norm(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a step works on, and the bytes of a number: `item` for activations, embeddings, head, norms and biases."""
+    """The sizes of a step, and bytes per number: `item` for activations, embeddings, head, norms and biases."""
 
     tokens: int  # T
     rows: int  # R
     visible: int  # pairs of a query and a key that it sees, over all layers
     read: int  # tokens whose keys and values are read in the cache's format, over all layers
     item: int = 2
-    matrix_item: float = 2  # in the layers' matrices
-    kv_item: float = 2
-    exact: int = 0  # tokens of a residual window that are read as they are, over all layers
-    weight_format: WeightFormat | None = None  # sets matrix_item for each matrix, its part of the scales included
+    matrix_item: float = 2  # bytes per number in the layers' matrices
+    kv_item: float = 2  # bytes per number in the KV cache
+    exact: int = 0  # tokens of a residual window, read unquantised, over all layers
+    weight_format: WeightFormat | None = None  # sets matrix_item for each matrix, with its share of the scales
 
     def of_matrix(self, matrix: Matrix) -> "Sizes":
-        """These sizes with the bytes per number of one matrix, exactly."""
+        """These sizes with matrix_item set to the exact bytes per number of one matrix."""
         if self.weight_format is None:
             return self
         found = self.weight_format.matrix_bytes(matrix.outputs, matrix.inputs)

@@ -1,1 +1,1 @@
-"""What the GPU does while requests are served: a trace by torch's profiler, the time of each stage of a step, and where no kernel runs."""
+"""The GPU's work while requests are served: a trace by torch's profiler, times of a step's stages, idle times."""

@@ -12,13 +12,13 @@ from minllm.figures.bars import Bar, bars
 from minllm.figures.figure import Figure
 from minllm.figures.timeline import Span, timeline
 
-COPIES, NUM_STEPS = "copies", 3  # a lane, and the steps in a picture
-BEFORE_US, AFTER_US = 100.0, 400.0  # around the end of a step, in the picture of the gap
-RESOLUTION = 1 / 400  # share of a picture's time; kernels that are shorter become one bar with their neighbour, so that files stay small
+COPIES, NUM_STEPS = "copies", 3  # name of the lane of copies; number of steps in a picture
+BEFORE_US, AFTER_US = 100.0, 400.0  # time shown before and after the end of a step, in the picture of the gap
+RESOLUTION = 1 / 400  # share of a picture's time; shorter kernels are merged with their neighbour, so that files stay small
 
 
 def table(steps: Sequence[TracedStep], title: str) -> Table:
-    """A line per stage, a column per kind of step: microseconds and share of the time in which kernels run; then the idle time."""
+    """A table with a line per stage and a column per kind of step: microseconds and share of kernel time; then the idle time."""
     summaries = {kind: StepSummary.of(found) for kind, found in steps_by_kind(steps).items()}
     shown = Table(title=title, title_justify="left")
     shown.add_column("µs per step")
@@ -38,7 +38,7 @@ def table(steps: Sequence[TracedStep], title: str) -> Table:
 
 
 def rows(steps: Sequence[TracedStep], case: str, variant: str) -> list[Row]:
-    """For each kind of step: the share of its time without a kernel, its time, and the shares of its stages while kernels run."""
+    """Rows for each kind of step: the share of time without a kernel, the time of kernels, and the shares of the stages in it."""
     found = []
     for kind, steps_of_kind in steps_by_kind(steps).items():
         summary = StepSummary.of(steps_of_kind)
@@ -52,12 +52,12 @@ def rows(steps: Sequence[TracedStep], case: str, variant: str) -> list[Row]:
 
 
 def rounded(value: float) -> float:
-    """Three significant figures."""
+    """The value with three significant figures."""
     return float(f"{value:.3g}")
 
 
 def write_pictures(steps: Sequence[TracedStep], title: str, prefix: Path) -> list[Path]:
-    """The shares of each kind of step, a few consecutive decode steps, and the gap between two of them; returns the files."""
+    """Draw the stages of each kind of step, a few consecutive decode steps, and the gap between two; returns the files."""
     kinds = steps_by_kind(steps)
     figures = {f"{kind}-stages": shares(StepSummary.of(found), f"{title}: {kind} step") for kind, found in kinds.items()}
     if len(decodes := kinds.get("decode", [])) > NUM_STEPS:
@@ -80,7 +80,7 @@ def shares(summary: StepSummary, title: str) -> Figure:
 
 
 def lanes(steps: Sequence[TracedStep], begin: float, end: float, title: str, zero: float | None = None) -> Figure:
-    """Kernels and copies between two moments, a lane per stage; time counts from `zero`, by default from `begin`."""
+    """Kernels and copies from `begin` to `end` in microseconds, a lane per stage; time counts from `zero`, by default `begin`."""
     zero = begin if zero is None else zero
     shown = [event for step in steps for event in step.events if event.end > begin and event.begin < end]
     spans = []
@@ -92,7 +92,7 @@ def lanes(steps: Sequence[TracedStep], begin: float, end: float, title: str, zer
 
 
 def joined(events: Sequence[Event], shortest: float) -> list[Event]:
-    """The events by their begin; one that is shorter than `shortest` becomes one with an event that is as close before it."""
+    """The events sorted by begin; one shorter than `shortest` is merged with the previous if the gap is also shorter."""
     found: list[Event] = []
     for event in sorted(events, key=lambda event: event.begin):
         if found and event.end - event.begin < shortest and event.begin - found[-1].end < shortest:
@@ -103,5 +103,5 @@ def joined(events: Sequence[Event], shortest: float) -> list[Event]:
 
 
 def colour_of(lane: str) -> int:
-    """The colour of a lane: neighbours differ."""
+    """The index of a lane's colour; neighbours differ."""
     return (*ORDER, COPIES).index(lane) if lane in (*ORDER, COPIES) else 4

@@ -1,7 +1,7 @@
-"""A run of the workload under torch's profiler, which sees the kernels of our graphs although torch launches none of them.
+"""A run of the workload under torch's profiler, which also records kernels that torch does not launch.
 
-The profiler records through CUPTI, which makes launches dearer for the host: a graph of 138 kernels takes about half a millisecond more.
-Where the host is not hidden by the GPU's work, as with small models, the traced run is slower and has more idle time than the measured one.
+The profiler records through CUPTI, which makes launches more expensive on the host: a graph of 138 kernels takes about half a millisecond
+more. If the GPU's work does not hide the host's, as with small models, the traced run is slower and idles more than the measured one.
 """
 
 import gzip
@@ -17,13 +17,13 @@ from minllm.bench.serving.run import serve
 from minllm.bench.serving.workload import BenchRequest
 from minllm.errors import InvalidOptionError
 
-COPIES = ("gpu_memcpy", "gpu_memset")  # categories of events
+COPIES = ("gpu_memcpy", "gpu_memset")  # categories of events in the trace
 SUFFIX = ".pt.trace.json.gz"  # the suffix of torch's and vLLM's traces
-SIZES = "minllm_steps"  # the entry of our traces that holds [decodes, prompts, tokens] of every step
+SIZES = "minllm_steps"  # the entry of minllm's traces with [decodes, prompts, tokens] of every step
 
 
 def check_profiler(device: str) -> None:
-    """InvalidOptionError unless torch can trace this device."""
+    """Raises InvalidOptionError unless torch can trace this device."""
     if device != "cuda":
         raise InvalidOptionError("--profile traces the kernels of a GPU, and this run computes on the CPU: leave the option out.")
     try:
@@ -35,7 +35,7 @@ def check_profiler(device: str) -> None:
 
 
 def profiled(engine: Any, requests: list[BenchRequest], max_concurrency: int | None, path: Path) -> list[TracedStep]:
-    """Serve the requests under the profiler, and write the trace, which Perfetto (ui.perfetto.dev) opens, to `path`."""
+    """Serve the requests under the profiler, write the trace for Perfetto (ui.perfetto.dev) to `path`, return its steps."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -55,7 +55,7 @@ def profiled(engine: Any, requests: list[BenchRequest], max_concurrency: int | N
 
 @contextmanager
 def noted_sizes(runner: Any) -> Iterator[list[StepSize]]:
-    """A list that gets the size of every forward that the runner launches: one per step, or several with a residual window."""
+    """A context with a list of the sizes of all forwards: one per step, or several with a residual window."""
     sizes, execute = [], runner.execute
 
     def noting(step: Any) -> Any:
@@ -72,7 +72,7 @@ def noted_sizes(runner: Any) -> Iterator[list[StepSize]]:
 
 
 def steps_of(trace: dict[str, Any]) -> list[TracedStep]:
-    """The steps of a trace that `profiled` wrote, or of any chrome trace with an entry minllm_steps."""
+    """The steps of a trace written by `profiled`, or of any Chrome trace with an entry minllm_steps."""
     found = [event for event in trace["traceEvents"] if event.get("cat") in ("kernel", *COPIES)]
     first = min((event["ts"] for event in found), default=0.0)
     events = [Event(event["name"], event["ts"] - first, event["ts"] - first + event["dur"], event["cat"] in COPIES) for event in found]

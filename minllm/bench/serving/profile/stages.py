@@ -1,14 +1,14 @@
-"""Which stage of a step a kernel computes, found by its name in a trace.
+"""The stage of a step to which a kernel belongs, by the kernel's name in a trace.
 
-Numba names a kernel after its module, "minllm::kernels::slots::advance::advance_kernel[...", so the folder of a kernel says its stage.
-A fused kernel counts as the stage that takes most of its time: a GEMM that also normalises or rotates is a GEMM.
+Numba names a kernel after its module, "minllm::kernels::slots::advance::advance_kernel[...", so the folder gives the stage. A fused kernel
+counts as the stage that takes most of its time: a GEMM that also normalises or rotates is a GEMM.
 """
 
 PREFIX = "minllm::kernels::"
 GEMM, PROMPTS, DECODES, OTHER = "GEMM", "attention of prompts", "attention of decodes", "other kernels"
 NORM, APPEND, SAMPLING, SLOTS = "normalization", "RoPE and append", "sampling", "batch arrays"
 
-# {beginning of a kernel's name after PREFIX: stage}; the longest that fits counts
+# {prefix of a kernel's name after PREFIX: stage}; the longest match counts
 STAGES = {
     "matmul::": GEMM,
     "attention::": PROMPTS,
@@ -27,11 +27,11 @@ STAGES = {
     "all_reduce::": "all-reduce",
 }
 ORDER = (*dict.fromkeys(STAGES.values()), OTHER)
-WRITE_SLOTS = PREFIX + "slots::write_slots::"  # stores what the host has changed; a step's forward begins after it
+WRITE_SLOTS = PREFIX + "slots::write_slots::"  # writes changes by the host into the slots; a step's forward begins after it
 ADVANCE = PREFIX + "slots::advance::"  # the last kernel of every step
 
 
 def stage_of(kernel: str) -> str:
-    """The stage of a kernel, OTHER for a kernel that is not in the table."""
+    """The stage of a kernel; OTHER for a kernel that is not in the table."""
     name = kernel.removeprefix(PREFIX) if kernel.startswith(PREFIX) else ""
     return STAGES[max(found, key=len)] if (found := [prefix for prefix in STAGES if name.startswith(prefix)]) else OTHER

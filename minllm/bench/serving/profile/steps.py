@@ -1,8 +1,8 @@
-"""The steps of a traced run: how long each takes, what its stages take, and when no kernel runs.
+"""The steps of a traced run: the time of each step and of its stages, and the time in which no kernel runs.
 
-Kernels overlap: with programmatic dependent launch a kernel starts before the one before it has ended, and waits. So a kernel's time is
-what it adds: from the end of the kernel that ended before it to its own end, without the time in which no kernel runs. These times
-and the idle time add up to the time of the step, which lasts from the end of the step before it to its own end.
+Kernels overlap: with programmatic dependent launch a kernel starts before its predecessor has ended, and waits. So the time of a kernel
+counts from the end of the kernel that ended before it to its own end, without the time in which no kernel runs. These times and the idle
+time add up to the time of the step, which lasts from the end of the previous step to its own end.
 """
 
 from collections import defaultdict
@@ -14,11 +14,11 @@ from typing import NamedTuple
 from minllm.bench.serving.profile.stages import ADVANCE, WRITE_SLOTS, stage_of
 from minllm.errors import DeviceError
 
-FULL = 7 / 8  # decode steps of at least this share of the largest batch are summed up; smaller ones come as requests end
+FULL = 7 / 8  # decode steps with at least this share of the largest batch are averaged; smaller ones occur as requests end
 
 
 class Event(NamedTuple):
-    """A kernel or a copy on the GPU; microseconds."""
+    """A kernel or a copy on the GPU, in microseconds."""
 
     name: str
     begin: float
@@ -27,7 +27,7 @@ class Event(NamedTuple):
 
 
 class StepSize(NamedTuple):
-    """Sequences that a step decodes, prompts of which it computes a part, and all its tokens."""
+    """The numbers of sequences that a step decodes, of prompts that it computes in part, and of all its tokens."""
 
     decodes: int
     prompts: int
@@ -36,7 +36,10 @@ class StepSize(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step on the GPU, in microseconds. begin: the end of the step before it; forward: the start of its forward pass."""
+    """A step on the GPU, in microseconds.
+
+    begin: the end of the previous step; forward: the start of the forward pass.
+    """
 
     size: StepSize
     begin: float
@@ -44,17 +47,20 @@ class TracedStep:
     end: float
     events: list[Event]
     stages: dict[str, float]  # time of kernels by stage
-    idle_between: float  # without a kernel, before the forward pass
-    idle_within: float  # without a kernel, after that
+    idle_between: float  # time without a kernel before the forward pass
+    idle_within: float  # time without a kernel after its start
 
     @property
     def time(self) -> float:
-        """From the end of the step before to the end of this one."""
+        """Microseconds from the end of the previous step to the end of this one."""
         return self.end - self.begin
 
 
 def traced_steps(events: Sequence[Event], sizes: Sequence[StepSize]) -> list[TracedStep]:
-    """The steps of a run, whose sizes the engine has noted. Raises DeviceError if the trace has more or fewer steps."""
+    """The steps of a run, with the sizes that the engine recorded.
+
+    Raises DeviceError if the trace has more or fewer steps.
+    """
     groups = list(split_into_steps(sorted(events, key=lambda event: event.end)))
     if len(groups) != len(sizes):
         raise DeviceError(f"The trace has {len(groups)} steps and the engine computed {len(sizes)}: kernels were lost. Trace fewer.")
@@ -66,7 +72,10 @@ def traced_steps(events: Sequence[Event], sizes: Sequence[StepSize]) -> list[Tra
 
 
 def split_into_steps(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """Events by step; a step ends with its ADVANCE. What follows the last one belongs to no step."""
+    """Yields the events of each step, which ends with an ADVANCE kernel.
+
+    Events after the last one belong to no step.
+    """
     group: list[Event] = []
     for event in events:
         group.append(event)
@@ -76,10 +85,10 @@ def split_into_steps(events: Sequence[Event]) -> Iterator[list[Event]]:
 
 
 def traced_step(events: list[Event], size: StepSize, begin: float) -> TracedStep:
-    """One step, whose events are sorted by their end; begin: the end of the step before."""
+    """One step, from its events sorted by end; begin: the end of the previous step."""
     kernels = [event for event in events if not event.is_copy]
     forward = min(event.begin for event in kernels if not event.name.startswith(WRITE_SLOTS))
-    # When the first of a kernel and all that end later begins.
+    # for each kernel, the first begin of it and all that end later
     first_begins = [*accumulate((event.begin for event in reversed(kernels)), min)][::-1]
     stages, idle, before = defaultdict(float), {True: 0.0, False: 0.0}, begin
     for kernel, first_begin in zip(kernels, first_begins, strict=True):
@@ -91,9 +100,9 @@ def traced_step(events: list[Event], size: StepSize, begin: float) -> TracedStep
 
 
 def steps_by_kind(steps: Sequence[TracedStep]) -> dict[str, list[TracedStep]]:
-    """Steps of prompts and decodes ("mixed"), and of decodes alone with a full batch ("decode"); a kind without steps is left out.
+    """Steps with prompts ("mixed"), and steps of decodes only with a full batch ("decode"); a kind without steps is left out.
 
-    The run's first step is left out, because no step before it says when it begins.
+    The first step of the run is left out, because no previous step defines its begin.
     """
     decodes = [step for step in steps[1:] if not step.size.prompts]
     full = FULL * max((step.size.decodes for step in decodes), default=0)
@@ -126,5 +135,5 @@ class StepSummary:
 
     @property
     def kernels(self) -> float:
-        """Microseconds in which a kernel runs."""
+        """Microseconds per step in which a kernel runs."""
         return sum(self.stages.values())
