@@ -695,7 +695,7 @@ show_source(
     part="arrive",
     folded="Merging in the last block to arrive",
     notes={
-        "cuda.threadfence()  # what this": "First the state, then the count: whoever sees the count sees the state.",
+        "cuda.threadfence()  # this block": "First the state, then the count: whoever sees the count sees the state.",
         "cuda.atomic.add": "How many blocks arrived before this one?",
         "return arrived[0]": "The one that gets parts - 1 merges all, in the order of the keys: the same bits every time.",
     },
