@@ -15,6 +15,7 @@ from minllm.machine.driver import LIBRARY
 from minllm.machine.occupancy import MULTIPROCESSORS
 
 AMPERE, ADA, HOPPER, CONSUMER_BLACKWELL = (8, 0), (8, 9), (9, 0), (12, 0)  # compute capabilities
+SHARED_BYTES_PER_BLOCK = 227 * 1024  # the most shared memory of a block on Hopper
 SIMULATED_CAPABILITY, SIMULATED_SMS = HOPPER, 132  # an H200's, assumed without a GPU
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul.flat.wgmma_tiling import SHARED_BYTES_OF_A_BLOCK
 from minllm.kernels.matmul.quantized.batched_gemv import gemv
 from minllm.machine.occupancy import WARP
+from minllm.runtime.device import SHARED_BYTES_PER_BLOCK
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.int4 import Int4Weight
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, bits, random
@@ -85,7 +85,7 @@ def test_rows_of_which_a_block_s_part_is_too_long_are_refused(name):
         x, weight, out = arrays_of(name, m, k=k)
         with pytest.raises(KernelArgumentError, match=rf"x is bfloat16 \[{m}, {k}\].*take gemv, or widen the weight"):
             LAUNCHERS[name][0](x, weight, out)
-        assert gemv.choose_tiling(m, 4, k).shared_bytes(k // 128) > SHARED_BYTES_OF_A_BLOCK
+        assert gemv.choose_tiling(m, 4, k).shared_bytes(k // 128) > SHARED_BYTES_PER_BLOCK
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -157,7 +157,7 @@ def test_chosen_tilings_fit_an_sm_and_pad_little(k):
             padded = tiling.steps_of_block(steps) * tiling.cluster
             assert tiling.tokens >= m and tiling.threads * tiling.blocks <= 16 * WARP
             assert steps <= padded < max(2 * steps, 2)
-            assert tiling.blocks * (tiling.shared_bytes(steps) + 1024) <= SHARED_BYTES_OF_A_BLOCK + 1024
+            assert tiling.blocks * (tiling.shared_bytes(steps) + 1024) <= SHARED_BYTES_PER_BLOCK + 1024
 
 
 @pytest.mark.parametrize("k", [2048, 4096, 8192])

@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 from minllm.kernels.matmul.flat.output import PADDING
 from minllm.kernels.matmul.flat.tiles import FlatTiling
+from minllm.runtime.device import SHARED_BYTES_PER_BLOCK
 from minllm.runtime.kernel import check
 from minllm.tiles.warp import WARP
 from minllm.tiles.warpgroup import ROWS, THREADS
 
 TILE_K, LINE_BYTES = 64, 128  # elements of a step, and their bytes: the swizzle's span
-SHARED_BYTES_OF_A_BLOCK = 227 * 1024
 
 
 class FlatWgmmaTiling(NamedTuple):
@@ -50,14 +50,14 @@ class FlatWgmmaTiling(NamedTuple):
         """Raise KernelArgumentError unless it can be launched for `tokens` padded rows of x."""
         shared_bytes = self.shared_bytes(tokens, x_panels)
         check(self.warpgroups in (1, 2, 4) and self.splits in (1, 2, 3, 4, 8), f"{self}: 1, 2 or 4 warpgroups, and 1, 2, 3, 4 or 8 splits")
-        room = f"{self}, {tokens} rows: {shared_bytes} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}"
+        room = f"{self}, {tokens} rows: {shared_bytes} bytes of shared memory; a block has {SHARED_BYTES_PER_BLOCK}"
         check(self.sharers in (1, 2, 4) and tokens % (8 * self.sharers) == 0, f"{self}: {tokens} tokens are not shared in whole eights")
-        check(self.stages >= 2 and shared_bytes <= SHARED_BYTES_OF_A_BLOCK, room)
+        check(self.stages >= 2 and shared_bytes <= SHARED_BYTES_PER_BLOCK, room)
 
 
 def deepest(warpgroups: int, tokens: int, splits: int, blocks: int = 1, x_panels: int = 1) -> FlatWgmmaTiling:
     """The tiling with as many stages as shared memory allows for `blocks` blocks per SM, but no more than 16."""
-    bytes_of_a_block = SHARED_BYTES_OF_A_BLOCK // blocks - 2048  # alignment, barriers, and what CUDA reserves
+    bytes_of_a_block = SHARED_BYTES_PER_BLOCK // blocks - 2048  # alignment, barriers, and what CUDA reserves
     stage_bytes = FlatWgmmaTiling(warpgroups, 1).stage_bytes(tokens, x_panels)
     return FlatWgmmaTiling(warpgroups, min(16, bytes_of_a_block // stage_bytes), splits)
 

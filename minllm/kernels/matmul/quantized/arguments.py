@@ -6,7 +6,8 @@ from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.matmul.arguments import FLOAT32, MOST_ROWS_OF_GEMV
 from minllm.runtime.kernel import check
 
-CODES = np.dtype(np.uint8), np.dtype(np.int8)
+CODE_DTYPES = np.dtype(np.uint8), np.dtype(np.int8)
+MOST_CODE_BYTES = 1 << 32  # limit of 32-bit offsets of codes
 WARPS = 4  # warps per block, one per output feature
 
 
@@ -18,7 +19,7 @@ def check_rows(x, codes, out, bias, each: int, per_byte: int = 1) -> tuple[int, 
     (m, k), n = x.shape, codes.shape[0]
     check(m <= MOST_ROWS_OF_GEMV, f"a GEMV over quantised weights multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: widen them")
     check(k % each == 0, f"x has rows of {k}; a GEMV over these codes takes multiples of {each}: widen them")
-    check_array("codes", codes, CODES, N=None, bytes=k // per_byte)
+    check_array("codes", codes, CODE_DTYPES, N=None, bytes=k // per_byte)
     check_array("out", out, FLOAT_DTYPES, M=m, N=n)
     if bias is not None:
         check_array("bias", bias, FLOAT_DTYPES, N=n)

@@ -25,7 +25,7 @@ from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma, mainloop_of
 from minllm.kernels.matmul.flat.output import make_keep_sums, make_write, stored_together
 from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES, FlatWgmmaTiling, deepest
-from minllm.kernels.matmul.quantized.arguments import CODES, check_out
+from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, check_out
 from minllm.kernels.vector import load_words
 from minllm.runtime.kernel import check, kernel
 from minllm.tiles.pipeline import Pipeline, make_pipeline
@@ -213,7 +213,7 @@ def check_product(x, weight, out, bias, gated: bool, most_rows: int) -> None:
         "float16 or bfloat16, groups of 32, 64 or multiples of 128 without minimums, and rows of whole 16 bytes: take the GEMV, or widen "
         "the weight",
     )
-    check_array("codes", weight.codes, CODES, N=None, bytes=k // 2)
+    check_array("codes", weight.codes, CODE_DTYPES, N=None, bytes=k // 2)
     check(has_wgmma(x), "this product of int4 needs a GPU of compute capability 9.0: take gemv, or widen the weight")
     check_out(x, out, bias, n, gated)
 

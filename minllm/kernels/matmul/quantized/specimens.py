@@ -22,6 +22,7 @@ from minllm.kernels.matmul.quantized import (
 )
 from minllm.kernels.matmul.quantized.arguments import WARPS
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
+from minllm.kernels.matmul.quantized.int4_codes import Int4Arrays
 from minllm.kernels.matmul.quantized.mixed_input.int4_decoder import make_int4_decoder
 from minllm.kernels.matmul.quantized.mixed_input.int8_decoder import make_int8_decoder
 from minllm.kernels.matmul.quantized.mixed_input.kernel import mixed_input_kernel
@@ -253,7 +254,7 @@ def tensor_core_gemv_weights():
         (128, "", False, False), (128, "_zeros", True, False), (64, "", False, False), (32, "", False, False),
         (32, "_zeros", True, False), (32, "_minimums", False, True),
     ):  # fmt: skip
-        arrays = tensor_core_gemv.int4.Int4Arrays(zeros, bits, zeros if has_zeros else none, bits if has_minimums else none)
+        arrays = Int4Arrays(zeros, bits, zeros if has_zeros else none, bits if has_minimums else none)
         kind = dict(group_size=group_size, scale_dtype="float16", has_zeros=has_zeros, has_minimums=has_minimums)
         make_operand = functools.partial(tensor_core_gemv.int4.make_int4_operand, **kind)
         found[f"int4/{group_size}{suffix}"] = tensor_core_gemv.INT4, make_operand, arrays
@@ -318,7 +319,7 @@ def batched_gemv_weights():
     for group_size, suffix, has_zeros, has_minimums in (
         (128, "", False, False), (128, "_zeros", True, False), (64, "", False, False), (32, "_minimums", False, True),
     ):  # fmt: skip
-        arrays = tensor_core_gemv.int4.Int4Arrays(codes, bits, codes if has_zeros else none, bits if has_minimums else none)
+        arrays = Int4Arrays(codes, bits, codes if has_zeros else none, bits if has_minimums else none)
         kind = (group_size, "float16", has_zeros, has_minimums)
         found[f"int4/{group_size}{suffix}"] = lambda dtype, k, tiling, kind=kind: batched_gemv.make_int4_decoder(dtype, k, *kind), arrays
     for kind, absmax, nested in (("nested", codes, ONE_VECTOR), ("not_nested", ONE_VECTOR, none)):

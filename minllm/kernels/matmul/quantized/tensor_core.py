@@ -22,12 +22,12 @@ from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
 from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
 from minllm.kernels.matmul.flat.output import stored_together
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
+from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.runtime.kernel import check
 
 PAIR = np.dtype(np.uint16)
-BITS = (np.dtype(np.uint8), np.dtype(np.int8))
 FLOAT32 = np.dtype(np.float32)
 
 
@@ -38,10 +38,10 @@ def fits(x, weight) -> bool:
 
 def check_codes(x, weight, out, bias, gated: bool) -> None:
     """Raise KernelArgumentError unless QuantizedRows x [M, K], codes [N, K], out [M, N], or gated [M, N / 2], and bias fit."""
-    check_array("codes of x", x.codes, BITS, M=None, K=None)
+    check_array("codes of x", x.codes, CODE_DTYPES, M=None, K=None)
     (m, k), n = x.codes.shape, (2 if gated else 1) * out.shape[-1]
     check_array("x_scales", x.scales, (FLOAT32,), M=m)
-    check_array("codes", weight.codes, BITS, N=n, K=k)
+    check_array("codes", weight.codes, CODE_DTYPES, N=n, K=k)
     check_array("scales", weight.scales, (FLOAT32,), N=n)
     check_array("out", out, HALF_DTYPES if gated else FLOAT_DTYPES, M=m, N=out.shape[-1])
     if bias is not None:

@@ -4,12 +4,12 @@ import functools
 from typing import NamedTuple
 
 from minllm.kernels.arguments import ceil_div
+from minllm.runtime.device import SHARED_BYTES_PER_BLOCK
 from minllm.runtime.kernel import check
 from minllm.tiles.shared import ALIGNMENT, SharedTile
 from minllm.tiles.warpgroup import ROWS, THREADS
 
 TILE_K = 64  # 128 bytes: the swizzle's span
-SHARED_BYTES_PER_BLOCK = 227 * 1024
 FEW_ROWS = 256  # rows of x up to which reading weight takes as long as multiplying: then blocks may start early
 
 

@@ -23,17 +23,17 @@ import numpy as np
 
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
-from minllm.kernels.matmul.flat.wgmma_tiling import SHARED_BYTES_OF_A_BLOCK
-from minllm.kernels.matmul.quantized.arguments import check_out
+from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, MOST_CODE_BYTES, check_out
 from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.int4 import make_int4_decoder
 from minllm.kernels.matmul.quantized.batched_gemv.kernel import batched_gemv_kernel, dynamic_bytes
 from minllm.kernels.matmul.quantized.batched_gemv.nf4 import make_nf4_decoder
 from minllm.kernels.matmul.quantized.batched_gemv.outputs import GATED, PLAIN
-from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, PAIRS, BatchedGemvTiling
+from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, BatchedGemvTiling
+from minllm.kernels.matmul.quantized.int4_codes import int4_arrays, takes_int4
 from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
-from minllm.kernels.matmul.quantized.tensor_core_gemv.gemv import MOST_CODE_BYTES, int4_arrays, takes_int4
-from minllm.runtime.device import is_assumed, sms_here
+from minllm.kernels.matmul.quantized.row_pairs import PAIRS
+from minllm.runtime.device import SHARED_BYTES_PER_BLOCK, is_assumed, sms_here
 from minllm.runtime.kernel import check, launch
 
 MOST_ROWS = 16
@@ -72,7 +72,7 @@ def fits(found: Format, x, weight) -> bool:
     aligned = 1 <= m <= MOST_ROWS and x.dtype in HALF_DTYPES and k % INPUTS == 0 and rows_begin_on(16, x, weight.codes)
     if not aligned or not has_wgmma(weight.codes) or not found.takes(k, weight) or math.prod(weight.codes.shape) >= MOST_CODE_BYTES:
         return False
-    return choose_tiling(m, weight.codes.shape[0], k).shared_bytes(k // INPUTS) <= SHARED_BYTES_OF_A_BLOCK
+    return choose_tiling(m, weight.codes.shape[0], k).shared_bytes(k // INPUTS) <= SHARED_BYTES_PER_BLOCK
 
 
 def check_fits(found: Format, x, weight) -> None:
@@ -85,7 +85,7 @@ def check_fits(found: Format, x, weight) -> None:
         f"rows of float16 or bfloat16 of a multiple of {INPUTS} inputs, rows that begin on multiples of 16 bytes{groups}, and compute "
         "capability 9.0: take gemv, or widen the weight",
     )
-    check_array("codes", weight.codes, (np.dtype(np.uint8),), N=None, bytes=x.shape[1] // 2)
+    check_array("codes", weight.codes, CODE_DTYPES, N=None, bytes=x.shape[1] // 2)
 
 
 def choose_tiling(m: int, n: int, k: int) -> BatchedGemvTiling:
@@ -110,7 +110,7 @@ def run(found: Format, x, weight, bias, out, outputs, pairs: int, stream, tiling
     tiling.check()
     check(m <= tiling.tokens, f"{tiling} for {m} rows of x")
     needed = tiling.shared_bytes(k // INPUTS)
-    check(needed <= SHARED_BYTES_OF_A_BLOCK, f"{tiling}: {needed} bytes of shared memory; a block has {SHARED_BYTES_OF_A_BLOCK}")
+    check(needed <= SHARED_BYTES_PER_BLOCK, f"{tiling}: {needed} bytes of shared memory; a block has {SHARED_BYTES_PER_BLOCK}")
     decoder, arrays = found.decoder(weight, k, tiling, x.dtype.name)
     kernel = batched_gemv_kernel(tiling, decoder, outputs, x.dtype.name, k)
     shared_bytes, arguments = dynamic_bytes(tiling, k // INPUTS, decoder.groups), (x, arrays, bias, out, n, pairs)

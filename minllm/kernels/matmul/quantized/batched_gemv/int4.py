@@ -18,10 +18,9 @@ from numba import cuda, float32, uint32
 from minllm import ptx
 from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder, Scale, x_as_it_is
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS
-from minllm.kernels.matmul.quantized.mixed_input.decoder import MINUS_ZEROS
-from minllm.kernels.matmul.quantized.tensor_core_gemv.int4 import MIDDLE, UNITS, Unit
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import FLOAT_OF
+from minllm.kernels.matmul.quantized.int4_codes import FLOAT_OF, MIDDLE, UNITS, Unit
 
+MINUS_ZEROS = 0x80008000  # a pair of -0: an fma that adds it only multiplies, and keeps the sign of zero
 EVEN, ODD = 0x5F805F80, 0x5D805D80  # pairs of the bfloat16 2**64 and 2**60
 
 

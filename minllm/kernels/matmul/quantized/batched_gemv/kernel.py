@@ -21,8 +21,9 @@ from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.loads import CODE_WORDS, make_loads
 from minllm.kernels.matmul.quantized.batched_gemv.multiply_step import make_multiply_step
 from minllm.kernels.matmul.quantized.batched_gemv.sums import BUFFERS, Outputs, make_begin, make_finish, make_send
-from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, PAIRS, BatchedGemvTiling
+from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, BatchedGemvTiling
 from minllm.kernels.matmul.quantized.batched_gemv.x import make_load_x, make_sum_x, x_bytes
+from minllm.kernels.matmul.quantized.row_pairs import PAIRS
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
 

@@ -10,15 +10,7 @@ from numba import cuda, float32, int32
 
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.matmul.quantized.batched_gemv.sums import Outputs
-from minllm.kernels.matmul.quantized.batched_gemv.tiling import PAIRS
-from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import gated_rows, plain_column
-
-
-@cuda.jit(device=True, forceinline=True)
-def plain_rows(pair, rows):
-    """Return the two rows of a pair, eight apart, at most the last row."""
-    low = plain_column(pair)
-    return min(low, int32(rows - 1)), min(int32(low + PAIRS), int32(rows - 1))
+from minllm.kernels.matmul.quantized.row_pairs import PAIRS, gated_rows, plain_column, plain_rows
 
 
 @cuda.jit(device=True, forceinline=True)

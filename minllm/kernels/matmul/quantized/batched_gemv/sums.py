@@ -16,7 +16,8 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.batched_gemv.tiling import PAIRS, BatchedGemvTiling
+from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
+from minllm.kernels.matmul.quantized.row_pairs import PAIRS
 from minllm.tiles.pipeline import BARRIER_BYTES
 from minllm.tiles.warp import WARP
 

@@ -3,12 +3,12 @@
 from typing import NamedTuple
 
 from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.quantized.row_pairs import PAIRS
 from minllm.runtime.kernel import check
 from minllm.tiles.warp import WARP
 
 INPUTS = 128  # inputs per step: 64 bytes of codes per row
 MOST_GROUPS, MOST_TABLE_BYTES = 4, 35 * 1024  # groups per step; bytes of NF4's tables and the barriers
-PAIRS = 8  # row pairs per tile: mma.sync's operand A has 16 rows of weight, eight low ones and eight high ones
 
 
 class BatchedGemvTiling(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.flat.output import stored_together
-from minllm.kernels.matmul.quantized.arguments import CODES, check_out
+from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, check_out
 from minllm.kernels.matmul.quantized.mixed_input.decoder import Decoder
 from minllm.kernels.matmul.quantized.mixed_input.int4_decoder import make_int4_decoder
 from minllm.kernels.matmul.quantized.mixed_input.int8_decoder import make_int8_decoder
@@ -57,7 +57,7 @@ def check_arrays(x, weight, out, bias, gated: bool) -> None:
         f"x is {x.dtype} {[m, k]} and the weight has codes {weight.codes.dtype} {list(weight.codes.shape)}; mixed-input GEMM takes float16 "
         "or bfloat16, groups of 32 or multiples of 64, and rows of whole 16 bytes: take the GEMV, or widen the weight",
     )
-    check_array("codes", weight.codes, CODES, N=None, bytes=k if weight.codes.dtype == np.int8 else k // 2)
+    check_array("codes", weight.codes, CODE_DTYPES, N=None, bytes=k if weight.codes.dtype == np.int8 else k // 2)
     check(has_wgmma(x), "mixed-input GEMM needs a GPU of compute capability 9.0: take the GEMV, or widen the weight")
     check_out(x, out, bias, n, gated)
 

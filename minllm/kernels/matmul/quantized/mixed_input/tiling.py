@@ -5,8 +5,7 @@ from typing import NamedTuple
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.output import PADDING
-from minllm.kernels.matmul.flat.wgmma_tiling import SHARED_BYTES_OF_A_BLOCK
-from minllm.runtime.device import sms_here
+from minllm.runtime.device import SHARED_BYTES_PER_BLOCK, sms_here
 from minllm.runtime.kernel import check
 from minllm.tiles.shared import SharedTile
 from minllm.tiles.warpgroup import ROWS, THREADS
@@ -71,7 +70,7 @@ class MixedInputTiling(NamedTuple):
         own = f"{self}: {self.k_groups} k_groups need a multiple of {self.k_groups} stages, and at least two stages each"
         check(self.stages % self.k_groups == 0 and self.stages >= 2 * self.k_groups, own)
         check(self.tokens in range(8, MOST_TOKENS + 1, 8), f"{self}: 8, 16, ... or 256 tokens")
-        needed, room = self.shared_bytes + table_bytes, SHARED_BYTES_OF_A_BLOCK // self.blocks
+        needed, room = self.shared_bytes + table_bytes, SHARED_BYTES_PER_BLOCK // self.blocks
         check(needed <= room, f"{self}: {needed} bytes of shared memory; a block has {room}")
 
 
@@ -96,7 +95,7 @@ def largest_tiling(
     splits = parts_of_k(tiles, steps // k_groups)
     if tokens <= TWO_BLOCKS_UP_TO and tiles > sms_here():
         tile = tile._replace(blocks=2)
-    stages = min(8, (SHARED_BYTES_OF_A_BLOCK // tile.blocks - 2048 - table_bytes) // tile.stage_bytes)
+    stages = min(8, (SHARED_BYTES_PER_BLOCK // tile.blocks - 2048 - table_bytes) // tile.stage_bytes)
     return tile._replace(stages=stages // k_groups * k_groups, splits=splits)
 
 

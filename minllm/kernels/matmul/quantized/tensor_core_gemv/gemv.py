@@ -31,14 +31,15 @@ from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_b
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.gemv.gemv import check_norm
 from minllm.kernels.matmul.gemv.gemv_qkv import caches_by_slot, check_qkv
-from minllm.kernels.matmul.quantized.arguments import check_out
+from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, MOST_CODE_BYTES, check_out
+from minllm.kernels.matmul.quantized.int4_codes import int4_arrays, takes_int4
 from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
+from minllm.kernels.matmul.quantized.row_pairs import PAIRS
 from minllm.kernels.matmul.quantized.tensor_core_gemv import codes, int4, nf4
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling, tensor_core_gemv_kernel
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import BITS, Operand
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import Operand
 from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import (
     GATED,
-    PAIRS,
     Attention,
     Gated,
     Outputs,
@@ -49,9 +50,6 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import (
 from minllm.kernels.vector import VECTOR_BYTES, address
 from minllm.runtime.device import ADA, AMPERE, capability_here, sms_here
 from minllm.runtime.kernel import check, launch
-
-MOST_CODE_BYTES = 1 << 32  # limit of 32-bit offsets of codes
-CODE_DTYPES = (np.dtype(np.uint8), np.dtype(np.int8))
 
 
 class Format(NamedTuple):
@@ -66,30 +64,10 @@ class Format(NamedTuple):
     multiplies_codes: bool = False  # whether tensor cores multiply codes of weight by codes of x (W8A8)
 
 
-def int4_arrays(weight, k: int) -> tuple[tuple, int4.Int4Arrays]:
-    """Return (kind, arrays) of an Int4Weight.
-
-    kind: group size, dtype of scales, whether there are zeros, whether there are minimums. arrays: flat, scales and minimums as unsigned
-    integers of their bits.
-    """
-    scales = weight.scales.dtype.name
-    zeros, minimums = (None if one is None else one.reshape(-1) for one in (weight.zeros, weight.minimums))
-    minimums = None if minimums is None else minimums.view(BITS[scales])
-    kind = (k // weight.scales.shape[1], scales, weight.zeros is not None, minimums is not None)
-    return kind, int4.Int4Arrays(weight.codes.reshape(-1), weight.scales.reshape(-1).view(BITS[scales]), zeros, minimums)
-
-
 def int4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """Return the Operand of an Int4Weight, and its arrays."""
     kind, arrays = int4_arrays(weight, k)
     return int4.make_int4_operand(k, tiling, dtype, *kind), arrays
-
-
-def takes_int4(k: int, weight) -> bool:
-    """Whether groups are of 32, 64 or a multiple of 128 inputs, and minimums, if any, of the scales' dtype."""
-    group_size = k // weight.scales.shape[1]
-    known = weight.scales.dtype.name in BITS and (weight.minimums is None or weight.minimums.dtype == weight.scales.dtype)
-    return known and (group_size in (32, 64) or group_size % int4.INPUTS == 0)
 
 
 def nf4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:

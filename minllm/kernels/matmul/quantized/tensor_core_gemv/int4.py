@@ -17,37 +17,14 @@ Source: Frantar et al. 2024, "MARLIN", section 3.4 (pairs of codes by shifts and
 """
 
 import functools
-from typing import Any, NamedTuple
 
 from numba import cuda, float32, uint32
 
 from minllm import ptx
+from minllm.kernels.matmul.quantized.int4_codes import FLOAT_OF, MIDDLE, UNITS
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_numbers
 from minllm.kernels.matmul.quantized.tensor_core_gemv.numbers import INPUTS, make_multiply, make_shares
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import FLOAT_OF, Operand, fill_nothing, keep_nothing, no_decoder
-
-MIDDLE = 8  # zero point of symmetric groups, which store none
-
-
-class Unit(NamedTuple):
-    """How codes become 16-bit floats without arithmetic: as bits of a subnormal number, from bit `place` on."""
-
-    place: int
-    of_x: float  # factor of x
-    value: float  # product of code 1 and x = 1
-
-
-UNITS = {"bfloat16": Unit(0, 2.0**64, 2.0**-69), "float16": Unit(3, 1.0, 2.0**-21)}
-
-
-class Int4Arrays(NamedTuple):
-    """An int4 weight [N, K]: codes [N * K / 2], scales [N * groups] as unsigned integers of their bits, zeros [N * groups] or None,
-    minimums like scales or None."""
-
-    codes: Any
-    scales: Any
-    zeros: Any
-    minimums: Any
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import Operand, fill_nothing, keep_nothing, no_decoder
 
 
 @functools.cache

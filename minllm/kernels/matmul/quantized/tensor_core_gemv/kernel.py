@@ -16,8 +16,9 @@ from numba import cuda, float32, int32, int64, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.quantized.row_pairs import PAIRS
 from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, LANE_BYTES, ROW_BYTES, Held, Operand, Rows, Sums
-from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import PAIRS, Outputs
+from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import Outputs
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
 from minllm.tiles.warp import ALL_LANES, WARP

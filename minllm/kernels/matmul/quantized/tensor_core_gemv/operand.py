@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32
 
-from minllm import ptx
-
 ROW_BYTES, LANE_BYTES = 64, 16  # bytes of codes per row and step; a lane's share of them
 CODE_WORDS = 8  # registers for a lane's codes of a step
 
@@ -84,30 +82,6 @@ def load_nothing(weight, rows, kept, step, words, at):
 def keep_nothing(weight, rows):
     """Operand.begin for a format without data per row."""
     return rows.low
-
-
-BITS = {"float16": "uint16", "bfloat16": "uint16", "float32": "uint32"}  # integers of the same size; scales are loaded as these
-
-
-@cuda.jit(device=True, forceinline=True)
-def float_of_float16(word):
-    """Return the float16 with the bits of a word, as float32."""
-    return ptx.unpack_f16x2(word)[0]
-
-
-@cuda.jit(device=True, forceinline=True)
-def float_of_bfloat16(word):
-    """Return the bfloat16 with the bits of a word, as float32."""
-    return ptx.uint_as_float(word << uint32(16))
-
-
-@cuda.jit(device=True, forceinline=True)
-def float_of_float32(word):
-    """Return the float32 with the bits of a word."""
-    return ptx.uint_as_float(word)
-
-
-FLOAT_OF = {"float16": float_of_float16, "bfloat16": float_of_bfloat16, "float32": float_of_float32}
 
 
 @cuda.jit(device=True, forceinline=True)

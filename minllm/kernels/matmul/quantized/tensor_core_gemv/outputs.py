@@ -16,8 +16,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
-
-PAIRS = 8  # row pairs per tile of 16 rows
+from minllm.kernels.matmul.quantized.row_pairs import PAIRS, gated_rows, plain_column, plain_rows
 
 
 class Outputs(NamedTuple):
@@ -41,12 +40,6 @@ class Plain(NamedTuple):
     bias: Any
     residual: Any
     out: Any
-
-
-@cuda.jit(device=True, forceinline=True)
-def plain_column(pair):
-    """Return the column of out that belongs to the first row of a pair."""
-    return int32((pair >> 3) * 16 + (pair & 7))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -76,13 +69,8 @@ def make_plain(has_bias: bool, has_residual: bool) -> Outputs:
     bias_at, residual_at = element if has_bias else no_element, element if has_residual else no_element
 
     @cuda.jit(device=True, forceinline=True)
-    def rows_of(pair, rows):
-        low = plain_column(pair)
-        return min(low, int32(rows - 1)), min(int32(low + PAIRS), int32(rows - 1))
-
-    @cuda.jit(device=True, forceinline=True)
     def prepare(arrays, token, pair):
-        low, high = rows_of(pair, int32(arrays.out.shape[0]))
+        low, high = plain_rows(pair, int32(arrays.out.shape[0]))
         biases = bias_at(arrays.bias, low), bias_at(arrays.bias, high)
         return Addends(biases[0], biases[1], residual_at(arrays.residual, low), residual_at(arrays.residual, high))
 
@@ -94,20 +82,13 @@ def make_plain(has_bias: bool, has_residual: bool) -> Outputs:
         if int32(column + PAIRS) < columns:
             arrays.out[uint32(column + PAIRS)] = high + float32(addends.high_bias) + float32(addends.high_residual)
 
-    return Outputs(rows_of, begin_nothing, prepare, write)
+    return Outputs(plain_rows, begin_nothing, prepare, write)
 
 
 class Gated(NamedTuple):
     """Array of gated outputs: out [I]."""
 
     out: Any
-
-
-@cuda.jit(device=True, forceinline=True)
-def gated_rows(pair, rows):
-    """Return a row of the gate, in the first half of weight, and the matching row of up."""
-    low = min(int32(pair), int32((rows >> 1) - 1))
-    return low, int32(low + (rows >> 1))
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -1,0 +1,69 @@
+"""int4 for the GEMVs on tensor cores: which weights they support, their flat arrays, and codes and scales as floats."""
+
+from typing import Any, NamedTuple
+
+from numba import cuda, uint32
+
+from minllm import ptx
+
+BITS = {"float16": "uint16", "bfloat16": "uint16", "float32": "uint32"}  # integers of the same size; scales are loaded as these
+LONG_GROUP = 128  # inputs per step of these GEMVs: longer groups are multiples of it
+MIDDLE = 8  # zero point of symmetric groups, which store none
+
+
+class Unit(NamedTuple):
+    """How codes become 16-bit floats without arithmetic: as bits of a subnormal number, from bit `place` on."""
+
+    place: int
+    of_x: float  # factor of x
+    value: float  # product of code 1 and x = 1
+
+
+UNITS = {"bfloat16": Unit(0, 2.0**64, 2.0**-69), "float16": Unit(3, 1.0, 2.0**-21)}
+
+
+class Int4Arrays(NamedTuple):
+    """An int4 weight [N, K]: codes [N * K / 2], scales [N * groups] as unsigned integers of their bits, zeros [N * groups] or None,
+    minimums like scales or None."""
+
+    codes: Any
+    scales: Any
+    zeros: Any
+    minimums: Any
+
+
+def takes_int4(k: int, weight) -> bool:
+    """Whether groups are of 32, 64 or a multiple of 128 inputs, and minimums, if any, of the scales' dtype."""
+    group_size = k // weight.scales.shape[1]
+    known = weight.scales.dtype.name in BITS and (weight.minimums is None or weight.minimums.dtype == weight.scales.dtype)
+    return known and (group_size in (32, 64) or group_size % LONG_GROUP == 0)
+
+
+def int4_arrays(weight, k: int) -> tuple[tuple, Int4Arrays]:
+    """Return (kind, arrays) of an Int4Weight; kind: group size, dtype of scales, whether there are zeros, whether there are minimums."""
+    scales = weight.scales.dtype.name
+    zeros, minimums = (None if one is None else one.reshape(-1) for one in (weight.zeros, weight.minimums))
+    minimums = None if minimums is None else minimums.view(BITS[scales])
+    kind = (k // weight.scales.shape[1], scales, weight.zeros is not None, minimums is not None)
+    return kind, Int4Arrays(weight.codes.reshape(-1), weight.scales.reshape(-1).view(BITS[scales]), zeros, minimums)
+
+
+@cuda.jit(device=True, forceinline=True)
+def float_of_float16(word):
+    """Return the float16 with the bits of a word, as float32."""
+    return ptx.unpack_f16x2(word)[0]
+
+
+@cuda.jit(device=True, forceinline=True)
+def float_of_bfloat16(word):
+    """Return the bfloat16 with the bits of a word, as float32."""
+    return ptx.uint_as_float(word << uint32(16))
+
+
+@cuda.jit(device=True, forceinline=True)
+def float_of_float32(word):
+    """Return the float32 with the bits of a word."""
+    return ptx.uint_as_float(word)
+
+
+FLOAT_OF = {"float16": float_of_float16, "bfloat16": float_of_bfloat16, "float32": float_of_float32}
