@@ -14,13 +14,13 @@ Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model 
 import numpy as np
 from numba import cuda
 
-from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array, check_layout
+from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.kv.append_quantized import append_quantized
-from minllm.kernels.kv.layout import slot_stride
+from minllm.kernels.kv.layout import check_caches
 from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.vector import vectors_per_row
 from minllm.ptx import load_128, store_128, token_stride
-from minllm.runtime.kernel import check, kernel, launch
+from minllm.runtime.kernel import kernel, launch
 
 BLOCK = 128
 
@@ -71,17 +71,6 @@ def append_vector_kernel(key, value, key_cache, value_cache, slot_mapping, width
         store_128(key_cache, slot * stride + i, key0, key1, key2, key3)
         store_128(value_cache, slot * stride + i, value0, value1, value2, value3)
         i += BLOCK * width
-
-
-def check_caches(key_cache, value_cache, dtype, kv_heads, head_dim):
-    """Raise KernelArgumentError unless both caches are [num_blocks, block_size, kv_heads, head_dim] of `dtype`."""
-    row = dict(kv_heads=kv_heads, head_dim=head_dim, gaps=True)
-    check_array("key_cache", key_cache, (dtype,), num_blocks=None, block_size=None, **row)
-    num_blocks, block_size = key_cache.shape[:2]
-    check_array("value_cache", value_cache, (dtype,), num_blocks=num_blocks, block_size=block_size, **row)
-    check_layout("key_cache", key_cache)
-    check_layout("value_cache", value_cache)
-    check(slot_stride(key_cache) == slot_stride(value_cache), "key_cache and value_cache must have the same strides")
 
 
 def append(key, value, key_cache, value_cache, slot_mapping, stream=None):

@@ -25,7 +25,8 @@ from numba.cuda import libdevice
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.kv.append import append_reference, check_caches
+from minllm.kernels.kv.append import append_reference
+from minllm.kernels.kv.layout import by_slot, check_caches
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized
 from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel, share_heads
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
@@ -185,7 +186,7 @@ def qkv_rope_append(
     quantized = is_quantized(key_cache) or is_quantized(value_cache)
     if not quantized:
         check_caches(key_cache, value_cache, dtype, None, head_dim)
-    num_blocks, block_size, kv_heads, _ = key_cache.shape
+    kv_heads = key_cache.shape[2]
     check_array("qkv", qkv, (dtype,), tokens=tokens, columns=(heads + 2 * kv_heads) * head_dim)
     check_array("positions", positions, INDEX_DTYPES, tokens=tokens)
     check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=tokens)
@@ -208,8 +209,7 @@ def qkv_rope_append(
         rotary_dim = cos_sin.shape[1]
     else:
         cos_sin = qkv
-    by_slot = (num_blocks * block_size, kv_heads, head_dim)
-    arrays = (qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, query, key_cache.reshape(by_slot), value_cache.reshape(by_slot))
+    arrays = (qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, query, by_slot(key_cache), by_slot(value_cache))
     operands = (qkv, query, key_cache, value_cache, q_norm, k_norm)
     turned = rotary_dim or head_dim  # without rotation, pairs half a head apart serve as well
     vectors = vectors_of_half_a_head(head_dim, turned, interleaved, cos_sin, *operands)

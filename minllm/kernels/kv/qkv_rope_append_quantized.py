@@ -21,6 +21,7 @@ from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.attention.common.paged_cache import kv_head_of
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.append_quantized import check_aligned, check_by_token, check_quantized_caches, make_load_components, smooth
+from minllm.kernels.kv.layout import by_slot
 from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
 from minllm.kernels.vector import load_4_float32, vector_access
 from minllm.runtime.kernel import check, kernel, launch
@@ -184,5 +185,4 @@ def checked_recent(recent, query, kv_heads):
         check_array(name, array, (query.dtype,), blocks=key.shape[0], block_size=key.shape[1], kv_heads=kv_heads, head_dim=head_dim)
     check_array("recent slots", slots, INDEX_DTYPES, tokens=tokens)
     check_aligned(recent_key=key, recent_value=value)
-    by_slot = (key.shape[0] * key.shape[1], kv_heads, head_dim)
-    return key.reshape(by_slot), value.reshape(by_slot), slots
+    return by_slot(key), by_slot(value), slots

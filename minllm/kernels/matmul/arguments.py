@@ -35,6 +35,12 @@ def check_gated_arguments(x, gate_up, out, dtypes: tuple[np.dtype, ...] = FLOAT_
     check_array("gate_up", gate_up, (out.dtype,), gate_and_up=2 * out.shape[1], K=x.shape[1])
 
 
+def check_norm(norm, x) -> None:
+    """Raise KernelArgumentError unless the weights of a norm are None, or [K] in the dtype of x [M, K]."""
+    if norm is not None:
+        check_array("norm", norm, (x.dtype,), K=x.shape[1])
+
+
 def has_wgmma(array) -> bool:
     """Whether the device of the array runs wgmma: a GPU of compute capability 9.0, or, slowly, the simulator."""
     return isinstance(array, np.ndarray) or current_device().compute_capability == HOPPER

@@ -10,16 +10,15 @@ memory is idle except for loads of the next weights. `minllm bench step --parts`
 
 from collections.abc import Callable
 
-import numpy as np
-
-from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
-from minllm.kernels.kv.append import check_caches
-from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_gated_arguments, has_wgmma
+from minllm.kernels.arguments import ceil_div, check_array
+from minllm.kernels.kv.layout import by_slot
+from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, check_arguments, check_gated_arguments, has_wgmma
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm, deferred_norm_kernel
 from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
 from minllm.kernels.matmul.flat.rope_append import rope_append_kernel
 from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling, choose_tiling, deepest
+from minllm.kernels.matmul.qkv_arguments import check_qkv
 from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check
@@ -68,7 +67,7 @@ def linear_add(
     check(n % tiling.rows == 0, f"weight has {n} rows; {tiling} takes multiples of {tiling.rows}")
     tokens, tiles = padded_rows(m, tiling.sharers), n // tiling.rows
     out, scaled = empty((m, n), x.dtype), empty((m, n), x.dtype)
-    squares = empty((tiles, m), np.dtype(np.float32))
+    squares = empty((tiles, m), FLOAT32)
     chosen = deferred_norm_kernel(tokens, tiling, x.dtype.name, False, 0)
     arguments = (bias, None, residual, norm, out, scaled, squares, ceil_div(k, TILE_K), n, float(epsilon))
     launch_flat_wgmma(chosen, x, weight, arguments, tokens, tiling, tiles, False, stream)
@@ -102,24 +101,14 @@ def qkv_rope_append(
     x = x.scaled if isinstance(x, DeferredNorm) else x
     check_array("x", x, HALF_DTYPES, tokens=None, hidden=None)
     (m, k), dtype = x.shape, x.dtype
-    check_array("query", query, (dtype,), tokens=m, heads=None, head_dim=None)
-    _, heads, head_dim = query.shape
-    check_caches(key_cache, value_cache, dtype, None, head_dim)
-    num_blocks, block_size, kv_heads, _ = key_cache.shape
-    n = (heads + 2 * kv_heads) * head_dim
+    n, head_dim = check_qkv(x, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache), query.shape[2]
     check_array("weight", weight, (dtype,), rows=n, hidden=k)
-    if bias is not None:
-        check_array("bias", bias, (dtype,), rows=n)
-    check_array("positions", positions, INDEX_DTYPES, tokens=m)
-    check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=m)
-    check_array("cos_sin", cos_sin, (np.dtype(np.float32),), positions=None, head_dim=head_dim)
     check_fused(m, x, weight, query, cos_sin)
     check(head_dim % 64 == 0, f"query has heads of {head_dim} components; a block takes 32 pairs, so head_dim is a multiple of 64")
     tiling = tiling or choose_fused_tiling(m, n, k, most_rows=head_dim)
     columns = tiling.rows // 2
     check(head_dim // 2 % columns == 0, f"{tiling} takes {columns} pairs of a head, which has {head_dim // 2}")
-    tokens, by_slot = padded_rows(m, tiling.sharers), (num_blocks * block_size, kv_heads, head_dim)
-    caches = key_cache.reshape(by_slot), value_cache.reshape(by_slot)
+    tokens, caches = padded_rows(m, tiling.sharers), (by_slot(key_cache), by_slot(value_cache))
     chosen = rope_append_kernel(tokens, tiling, dtype.name, head_dim, 0 if squares is None else squares.shape[0])
     arguments = (bias, squares, positions, slot_mapping, cos_sin, query, *caches, ceil_div(k, TILE_K), k, float(epsilon))
     launch_flat_wgmma(chosen, x, weight, arguments, tokens, tiling, n // (2 * columns), True, stream)

@@ -40,7 +40,7 @@ from numba import cuda, float32, int32, int64
 
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import ceil_div, check_array
-from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV, check_arguments, check_gated_arguments
+from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV, check_arguments, check_gated_arguments, check_norm
 from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
 from minllm.kernels.vector import vectors_per_row
 from minllm.ptx import griddepcontrol_launch_dependents
@@ -165,12 +165,6 @@ def gated_gemv(x, gate_up, out, stream=None, tiling: GemvTiling | None = None, n
     tiling = tiling or choose_gated_tiling(x.shape[0], *gate_up.shape, norm is not None, is_short_of_registers(x.dtype))
     check(tiling[0] % 2 == 0, f"{tiling}: a warp computes pairs of a gate and what it gates, so its rows are even")
     launch_gemv(x, norm, gate_up, None, None, out, epsilon, stream, tiling, gated=True)
-
-
-def check_norm(norm, x) -> None:
-    """Raise KernelArgumentError unless the weights of a norm are None, or [K] in the dtype of x [M, K]."""
-    if norm is not None:
-        check_array("norm", norm, (x.dtype,), K=x.shape[1])
 
 
 def launch_gemv(x, norm, weight, bias, residual, out, epsilon, stream, tiling, gated):

@@ -17,11 +17,12 @@ import functools
 import numpy as np
 from numba import cuda, float32, int32, int64
 
-from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
-from minllm.kernels.kv.append import check_caches
-from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV
-from minllm.kernels.matmul.gemv.gemv import WARP_SHIFT, check_norm
+from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
+from minllm.kernels.kv.layout import by_slot
+from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV, check_norm
+from minllm.kernels.matmul.gemv.gemv import WARP_SHIFT
 from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
+from minllm.kernels.matmul.qkv_arguments import check_qkv
 from minllm.kernels.vector import vectors_per_row
 from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.device import ADA, HOPPER, capability_here
@@ -106,32 +107,6 @@ def choose_qkv_tiling(m: int, k: int, dtype, capability: tuple[int, int]) -> Gem
     return GemvTiling(rows=4 if capability >= (HOPPER if dtype == np.float32 else ADA) else 2, warps=8, unroll=2, splits=2)
 
 
-def check_qkv(x, norm, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache) -> int:
-    """The number of rows that weight must have.
-
-    Raises KernelArgumentError unless the arrays fit gemv_qkv_rope_append.
-    """
-    m, dtype = x.shape[0], x.dtype
-    check_array("query", query, (dtype,), tokens=m, heads=None, head_dim=None)
-    _, heads, head_dim = query.shape
-    check_caches(key_cache, value_cache, dtype, None, head_dim)
-    n = (heads + 2 * key_cache.shape[2]) * head_dim
-    check_norm(norm, x)
-    if bias is not None:
-        check_array("bias", bias, (dtype,), rows=n)
-    check_array("positions", positions, INDEX_DTYPES, tokens=m)
-    check_array("slot_mapping", slot_mapping, INDEX_DTYPES, tokens=m)
-    check_array("cos_sin", cos_sin, (np.dtype(np.float32),), positions=None, head_dim=head_dim)
-    check(head_dim % 2 == 0, f"query has heads of {head_dim} components; they turn in pairs, so head_dim is even")
-    return n
-
-
-def caches_by_slot(key_cache, value_cache):
-    """Caches [num_blocks, block_size, kv_heads, head_dim] as [slots, kv_heads, head_dim]."""
-    by_slot = (key_cache.shape[0] * key_cache.shape[1], *key_cache.shape[2:])
-    return key_cache.reshape(by_slot), value_cache.reshape(by_slot)
-
-
 def gemv_qkv_rope_append(
     x, norm, epsilon, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, stream=None, tiling=None
 ) -> None:
@@ -145,7 +120,8 @@ def gemv_qkv_rope_append(
     check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
     m, k = x.shape
     check(m <= MOST_ROWS_OF_GEMV, f"gemv multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: project, turn and append apart")
-    n = check_qkv(x, norm, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
+    check_norm(norm, x)
+    n = check_qkv(x, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
     check_array("weight", weight, (x.dtype,), rows=n, hidden=k)
     head_dim = query.shape[2]
     tiling = GemvTiling(*(tiling or choose_qkv_tiling(m, k, x.dtype, capability_here())))
@@ -154,8 +130,7 @@ def gemv_qkv_rope_append(
     if m == 0 or n == 0:
         return
     vectorized = vectors_per_row(k, x, weight, norm) > 0
-    caches = caches_by_slot(key_cache, value_cache)
     chosen = gemv_qkv_kernel(m, k, head_dim, x.dtype.name, tiling, vectorized)
     grid = ceil_div(n // 2, tiling.rows // 2 * (tiling.warps // tiling.splits))
-    arguments = (x, norm, weight, bias, positions, slot_mapping, cos_sin, query, *caches, float(epsilon))
+    arguments = (x, norm, weight, bias, positions, slot_mapping, cos_sin, query, by_slot(key_cache), by_slot(value_cache), float(epsilon))
     launch(chosen, grid, tiling.warps * WARP, arguments, stream)

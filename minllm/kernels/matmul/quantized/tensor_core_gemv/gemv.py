@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
-from minllm.kernels.matmul.arguments import HALF_DTYPES
-from minllm.kernels.matmul.gemv.gemv import check_norm
-from minllm.kernels.matmul.gemv.gemv_qkv import caches_by_slot, check_qkv
+from minllm.kernels.kv.layout import by_slot
+from minllm.kernels.matmul.arguments import HALF_DTYPES, check_norm
+from minllm.kernels.matmul.qkv_arguments import check_qkv
 from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, MOST_CODE_BYTES, check_out
 from minllm.kernels.matmul.quantized.int4_codes import int4_arrays, takes_int4
 from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
@@ -196,9 +196,9 @@ def make_qkv_gemv(found: Format):
         Arguments as in gemv_qkv_rope_append (matmul/gemv/gemv_qkv.py); weight: in the launcher's format. Raises as tensor_core_gemv does.
         """
         check_fits(found, x, weight, norm)
-        n = check_qkv(x, norm, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
+        n = check_qkv(x, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
         check_array("codes", weight.codes, CODE_DTYPES, rows=n, bytes=x.shape[1] // found.per_byte)
-        arrays = Attention(bias, positions, slot_mapping, cos_sin, query, *caches_by_slot(key_cache, value_cache))
+        arrays = Attention(bias, positions, slot_mapping, cos_sin, query, by_slot(key_cache), by_slot(value_cache))
         outputs, pairs = make_attention(query.shape[2], bias is not None), n // 2
         if pairs:
             run(found, x, norm, weight, outputs, arrays, pairs, epsilon, stream, tiling)
