@@ -15,7 +15,7 @@
 #
 # A language model is a function. Token ids go in; at every position, one score for each token of the vocabulary comes
 # out. Text is written by calling this function again and again. In this lesson you call it, look at what goes in and
-# out, and see why reading a prompt and writing an answer are two different kinds of work for a machine.
+# out, and see why reading a prompt and writing an answer load a machine in two different ways.
 #
 # ```mermaid
 # flowchart LR
@@ -27,7 +27,7 @@
 #
 # $$h_t = E_{\mathrm{token}(t)} \qquad x = \mathrm{head}(\mathrm{layers}(h)) \qquad p_v = \frac{e^{x_v}}{\sum_w e^{x_w}}$$
 #
-# The first arrow is the engine's simplest kernel: each token id picks a row of a table. Lesson 2 explains how a
+# The first arrow is the engine's simplest kernel: each token id selects a row of a table. Lesson 2 explains how a
 # kernel works. For now, find the line that does what the equation says.
 
 # %% tags=["hide-input"]
@@ -50,15 +50,15 @@ show_source(
 # **What you will be able to do**
 #
 # - say what tokens, embeddings, hidden states and logits are, and give the shape of each;
-# - turn logits into probabilities, and probabilities into the one number by which models are compared;
+# - turn logits into probabilities, and probabilities into bits per byte, the figure by which models are compared;
 # - tell prefill from decode, and predict which of them is limited by memory and which by arithmetic.
 #
-# You need Python and a little linear algebra: vectors, matrices, the product of two matrices. You need no GPU.
+# You need Python and a little linear algebra: vectors, matrices, and how to multiply two matrices. You need no GPU.
 #
 # ## Predict
 #
-# minllm comes with a small model of Python code: 6 layers, hidden size 320, a vocabulary of 4,096 tokens, 7.95
-# million weights of 2 bytes each. A wrong guess teaches more than none.
+# minllm comes with a small model of Python code: 6 layers, hidden size 320, a vocabulary of 4,096 tokens, 7.95 million
+# weights of 2 bytes each. A wrong guess teaches more than no guess.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -75,12 +75,12 @@ guess.ask()
 # ## From text to tokens
 #
 # A model does not see letters. A tokenizer cuts text into pieces from a fixed vocabulary and gives the id of each.
-# Frequent pieces are long, rare ones short.
+# Frequent text becomes long pieces, rare text short ones.
 
 # %%
 from minllm import LLM
 
-llm = LLM()  # the bundled model; on a GPU where there is one, else with NumPy
+llm = LLM()  # the bundled model; on a GPU if there is one, else with NumPy
 text = "def read_lines(path):\n    with open(path"
 token_ids = llm.tokenizer.encode(text)  # T integers
 pieces = [llm.tokenizer.decode([token]) for token in token_ids]
@@ -92,7 +92,7 @@ for token, piece in zip(token_ids, pieces):
 # %% [markdown]
 # ## From tokens to vectors
 #
-# Each token id picks one row of a table, the embedding. That row, 320 numbers, is where the token's journey begins.
+# Each token id selects one row of a table, the embedding. That row of 320 numbers is the token's first vector.
 
 # %%
 embedding = llm.engine.model.weights.embedding  # [vocabulary, hidden]
@@ -100,8 +100,8 @@ print("embedding table [vocabulary, hidden] =", embedding.shape)
 print("the tokens become [T, hidden] =", (len(token_ids), embedding.shape[1]))
 
 # %% [markdown]
-# Every kernel of this package also runs in a simulator, without a GPU, which counts what the kernel does. Here it
-# gets a small table:
+# Every kernel of this package also runs in a simulator, without a GPU. The simulator counts what the kernel does. This
+# example uses a small table:
 
 # %%
 import numpy as np
@@ -121,14 +121,14 @@ assert np.array_equal(out, lookup.embedding_reference(ids, table))
 # (The launcher chose `embedding_vector_kernel`, a variant of the kernel above that moves 16 bytes per thread instead
 # of one number.)
 #
-# It read 3 rows and wrote 3 rows, and did no arithmetic at all. An operation that only moves bytes is as fast as
-# memory, whatever else a machine can do.
+# It read 3 rows and wrote 3 rows, and did no arithmetic at all. An operation that only moves bytes is limited by memory
+# alone, however fast the arithmetic is.
 #
 # ## From vectors to logits
 #
-# Between the embedding and the result stand the layers. In each, every token looks at the tokens before it
-# (attention), then works on its own vector (the feed-forward), and adds the results to that vector. The vector keeps
-# its 320 numbers throughout; it is called the hidden state.
+# Between the embedding and the logits are the layers. In each layer, attention lets every token look at the tokens
+# before it. Then the feed-forward processes each token's vector by itself. Both results are added to that vector. It
+# has 320 numbers throughout, and is called the hidden state.
 #
 # The forward pass of every model that minllm runs fits on one page of code. Read it once now, and again at the end
 # of the course:
@@ -151,7 +151,7 @@ print("logits", logits.shape)
 #
 # $$p_v = \frac{e^{x_v - m}}{\sum_w e^{x_w - m}}, \qquad m = \max_w x_w$$
 #
-# Subtracting $m$ changes nothing in the result and keeps the exponentials from overflowing. It returns in lesson 3.
+# Subtracting $m$ does not change the result, and keeps the exponentials from overflowing. Lesson 3 comes back to it.
 
 
 # %%
@@ -182,9 +182,9 @@ bars(
 # %% [markdown]
 # ## How good is a model? Bits
 #
-# Show the model real text and ask at every position how probable it found the token that came. A token of probability
-# $p$ costs $-\log_2 p$ bits: 0 if it was certain, 12 for a blind guess among 4,096. The sum over a text, divided by
-# its bytes, is its bits per byte, and unlike figures per token it can be compared between models with different
+# Give the model real text. At every position, look up the probability that it gave to the token that came next. A token
+# of probability $p$ costs $-\log_2 p$ bits: 0 if it was certain, 12 for a blind guess among 4,096. The sum over a text,
+# divided by its bytes, is its bits per byte. Unlike figures per token, it can be compared between models with different
 # tokenizers.
 
 # %%
@@ -227,8 +227,9 @@ print(listing(recorded("bits a byte")))
 # %% [markdown]
 # ## Two phases
 #
-# A model writes by choosing a token from the last row of the logits, appending it, and calling itself again. What
-# earlier tokens contribute to attention never changes, so it is kept in the KV cache. This divides the work in two.
+# An engine writes text by choosing a token from the last row of the logits, appending it, and calling the model again.
+# What earlier tokens contribute to attention never changes, so it is kept in the KV cache. The work therefore has two
+# phases.
 #
 # | | prefill | decode |
 # | --- | --- | --- |
@@ -238,8 +239,8 @@ print(listing(recorded("bits a byte")))
 # | happens | once | once per token written |
 # | you notice it as | time to first token (TTFT) | time per output token (TPOT) |
 #
-# Both read every weight once. Prefill does T times as much with each weight as decode does. So the arithmetic
-# intensity, the operations per byte moved, is about T in prefill and about 1 in decode.
+# Both read every weight once. Prefill does T times as much arithmetic with each weight as decode does. So the
+# arithmetic intensity, the operations per byte moved, is about T in prefill and about 1 in decode.
 
 # %%
 from minllm.costs import decode_step, parameter_count, prefill
@@ -266,8 +267,8 @@ guess.against(
 )
 
 # %% [markdown]
-# A GPU can do hundreds of operations in the time that a byte takes to arrive. Decode asks for one. That is
-# why a single sequence leaves a GPU nearly idle, and why so much of this course is about bytes.
+# A GPU can do hundreds of operations in the time that a byte takes to arrive. Decode needs one. That is why a single
+# sequence leaves a GPU nearly idle, and why so much of this course is about bytes.
 #
 # ## Run it
 
@@ -303,9 +304,9 @@ timeline(
 # %% [markdown]
 # ## Measured against predicted
 #
-# On a roofline, the slope is the limit set by memory, and the flat part is the limit set by arithmetic. The rings are
-# what the roof allows at the intensity that you have just computed; the dots are what minllm reached on an H200 with
-# the shape of a model of 8 billion parameters. The figure comes from the record, not from your machine.
+# On a roofline, the slope is the limit set by memory, and the flat part is the limit set by arithmetic. The rings show
+# what the roof allows at the intensity of each phase. The dots show what minllm reached on an H200 with the shape of a
+# model of 8 billion parameters. The figures come from the record, not from your machine.
 
 # %% tags=["fold"]
 from minllm.course import Dot, load_record, roofline
@@ -339,8 +340,8 @@ roofline(
 )
 
 # %% [markdown]
-# Decode stands on the slope, at about 1 FLOP per byte: faster arithmetic would not help it. Prefill has left the
-# slope, and arithmetic is its limit.
+# Decode is on the slope, at about 1 FLOP per byte: faster arithmetic would not help it. Prefill is right of the slope,
+# and arithmetic is its limit.
 #
 # ## Exercises
 
@@ -352,7 +353,7 @@ show_exercises(1)
 # %% [markdown]
 # ## A detective case: worse than chance
 #
-# A colleague measures the model in a hurry, and reports that it is useless. Here is the measurement:
+# A colleague measures the model in a hurry, and reports that it is useless. This is the measurement:
 
 # %%
 suspicious = -np.log2(p[np.arange(len(sample_ids) - 1) + 1, sample_ids[1:]])
@@ -361,14 +362,14 @@ assert suspicious.mean() > 12
 
 # %% [markdown]
 # A blind guess among 4,096 tokens costs 12 bits. How can a model know *less* than nothing? Compare the line with ours
-# above, and say which question it asks the model.
+# above, and say what it measures.
 #
 # ??? question "What happened?"
 #
 #     It takes row $i + 1$ for token $i + 1$. That row was computed *after* the model saw token $i + 1$, and scores
-#     token $i + 2$. So it asks how probable it is that a token repeats itself. That is rare, and the model knows it:
-#     its answers are worse than a blind guess because it knows something, and is asked something else. A figure above
-#     12 bits is never a model that is too weak. It says that two arrays are out of step.
+#     token $i + 2$. So the measurement uses the probability that a token repeats itself. Repeats are rare, and the
+#     model has learned that, so it gives them less than a blind guess would. A figure above 12 bits never means that a
+#     model is too weak. It means that two arrays are out of step.
 
 # %% [markdown]
 # ## Problems
@@ -376,7 +377,7 @@ assert suspicious.mean() > 12
 # ??? question "1. A model has 70 billion weights in bfloat16. How many bytes does a decode step read, and how long does that take at 4 TB/s?"
 #     140 GB, and 140 / 4,000 s = 35 ms per token: 29 tokens per second at most, however fast the arithmetic.
 #
-# ??? question "2. A token had probability 1/8 in one model and 1/2 in another. How many bits did each pay?"
+# ??? question "2. A token had probability 1/8 in one model and 1/2 in another. How many bits did it cost in each?"
 #     3 bits and 1 bit. A text of 100 such tokens costs 300 bits in one model and 100 in the other.
 #
 # ??? question "3. Model A has 2.9 bits per token and 4 bytes per token on average, model B 2.4 bits per token and 3 bytes. Which is better?"
@@ -393,9 +394,9 @@ assert suspicious.mean() > 12
 #
 # ## What next, and which measurement says so
 #
-# The timeline says that a request is mostly decode, and the roofline says that decode is bound by memory: a token
-# cannot come sooner than the weights can be read. To see what a GPU does with a byte, you have to write a program for
-# it. That is the next lesson: your first kernel.
+# The timeline shows that a request is mostly decode, and the roofline shows that decode is bound by memory: a token
+# takes at least as long as reading the weights. To see what a GPU does with a byte, you have to write a program for it.
+# That is the next lesson: your first kernel.
 #
 # ## Sources
 #

@@ -13,10 +13,9 @@
 # %% [markdown]
 # # 2. Your first kernel
 #
-# A kernel is a function that a GPU runs many times at once, each time on another piece of the work. Each of these
-# runs is a *thread*. In this lesson
-# you write one, run it, stop one of its threads to look inside, break it in the two usual ways, and
-# see why two kernels that move the same bytes can differ in speed by a factor of five.
+# A kernel is a function that a GPU runs many times at once, each time on other data. Each of these runs is a *thread*.
+# In this lesson you write a kernel, run it, stop one of its threads to look inside, break it in the two usual ways, and
+# see why two kernels that copy the same bytes can differ in speed by a factor of five.
 
 # %% tags=["fold"]
 import numpy as np
@@ -36,9 +35,9 @@ heat_map(
 # %% [markdown]
 # $$\mathrm{out}_i = x_i + r_i \qquad i = \mathrm{block} \cdot \mathrm{threads\ per\ block} + \mathrm{thread}$$
 #
-# In NumPy this is `x + residual`; a model does it after each part of a layer. Written out, it is a loop over `i`. No
-# iteration needs another, so on a GPU every iteration becomes a thread. The loop disappears and its body stays.
-# Threads come in blocks, the blocks form the grid, and each thread computes its own `i`:
+# In NumPy this is `x + residual`; a model does it after each half of a layer. Written out, it is a loop over `i`. The
+# iterations are independent, so on a GPU every iteration becomes a thread. The loop disappears and its body stays.
+# Threads are grouped in blocks, the blocks form the grid, and each thread computes its own `i`:
 
 # %%
 from numba import cuda
@@ -54,18 +53,18 @@ def add_kernel(x, residual, out):  # all [n]
 
 
 # %% [markdown]
-# 1. Every thread runs this line and gets another number: `blockIdx` is its block's number, `blockDim` the number of
+# 1. Every thread runs this line and gets a different number: `blockIdx` is its block's number, `blockDim` the number of
 #    threads per block, `threadIdx` its own number within the block.
-# 2. Blocks are always full. If the elements do not fill the last one, its last threads must do nothing.
+# 2. Blocks are always full. If the elements do not fill the last block, its last threads must do nothing.
 #
 # `@kernel` is Numba's `@cuda.jit` with this package's compiler settings and its simulator: the Python function is
-# compiled to machine code for a GPU, or run as it is without one.
+# compiled to machine code for a GPU, or runs as plain Python if there is none.
 #
 # **What you will be able to do**
 #
 # - turn a line of NumPy into a kernel, and choose a grid and a block for it;
 # - run it without a GPU, step through a thread, and let the simulator find an access out of bounds and a race;
-# - tell from a kernel's indices whether its accesses coalesce, and count the cost if they do not.
+# - tell from a kernel's indices whether its accesses coalesce, and count the wasted bytes if they do not.
 #
 # You need [lesson 1](01_what_a_language_model_computes.py), Python and a little NumPy. You need no GPU.
 #
@@ -86,10 +85,9 @@ guess.ask()
 # %% [markdown]
 # ## Run it
 #
-# The arrays decide where the kernel runs: on the GPU if they lie there, in the simulator if they are NumPy arrays.
-# One of the two classes below makes arrays on the GPU, the other in NumPy. They have the same functions, so the rest
-# of the lesson works with either. `launch` runs a kernel with a number of blocks, a number of threads per block, and
-# the arguments.
+# A kernel runs on the GPU if its arrays are there, and in the simulator if they are NumPy arrays. One of the two
+# classes below makes arrays on the GPU, the other in NumPy. They have the same functions, so the rest of the lesson
+# works with either. `launch` takes a kernel, the number of blocks, the number of threads per block, and the arguments.
 
 # %%
 from minllm.course import has_gpu
@@ -118,9 +116,8 @@ guess.against(blocks=grid, idle_threads=grid * block - n)
 # ## Stop a thread
 #
 # A thread in the simulator is plain Python, so Python's debugger works in it. Write `breakpoint()` into a kernel, and
-# one
-# thread stops while all others stay where they are. A page cannot type, so here the commands are typed for it; in
-# a notebook, put `breakpoint()` in that place and type them yourself.
+# one thread stops while all others stay where they are. On this page a script types the debugger's commands. In a
+# notebook, put `breakpoint()` there and type them yourself.
 
 # %%
 from minllm.course import typed_debugger
@@ -146,24 +143,24 @@ def add_and_stop_kernel(x, residual, out):  # all [n]
 add_and_stop_kernel.simulate[grid, block](x, residual, np.zeros(n, np.float32))
 
 # %% [markdown]
-# `p` prints, `next` runs a line, `continue` lets the thread run on. Thread 2 of block 3 is number 98. Threads 0 and 1
-# of its
-# block have already written theirs, and its own element is still 0.
+# `p` prints, `next` runs a line, `continue` lets the thread run on. Thread 2 of block 3 has `i` = 98. Threads 0 and 1
+# of its block have already written their elements, and its own element is still 0.
 #
 # ## Count what it did
 #
-# A trace counts while the kernel runs. It does not measure time: it says how many bytes the threads requested, and how many bytes had to move, in sectors of 32 bytes (explained below).
+# A trace counts while the kernel runs. It does not measure time. It gives the bytes that the threads requested, and the
+# bytes that had to move, in sectors of 32 bytes (explained below).
 
 # %%
 trace = add_kernel.trace[grid, block](x, residual, np.empty(n, np.float32))
 print(trace)
-assert trace.total.bytes == 3 * n * 4  # two reads and a write of 4 bytes an element
+assert trace.total.bytes == 3 * n * 4  # two reads and a write, 4 bytes per element
 
 # %% [markdown]
 # ## Break it: out of bounds
 #
-# Leave the guard out. Threads 100 to 127 then access memory beyond the arrays. A GPU does not check: it reads what
-# happens to lie there, and overwrites whatever belongs to others. The simulator checks every access.
+# Leave the guard out. Threads 100 to 127 then access memory beyond the arrays. A GPU does not check: it reads whatever
+# is there, and overwrites data of other arrays. The simulator checks every access.
 
 # %%
 import textwrap
@@ -193,13 +190,12 @@ def add_without_guard_kernel(x, residual, out):  # all [n]
 finding(add_without_guard_kernel, grid, block, x, residual, np.empty(n, np.float32))
 
 # %% [markdown]
-# Read such a report from its end: first the place in the code, then the thread, then the wrong index.
+# Read such a report from its end: first the line of code, then the thread, then the wrong index.
 #
 # ## Threads that work together, and the race between them
 #
-# Threads of one block can help each other: they share a small, fast memory, and they
-# can wait for each other at a barrier. This kernel adds to each number its right neighbour, and to the last number
-# the first:
+# Threads of one block can work together: they share a small, fast memory, and they can wait for each other at a
+# barrier. This kernel adds to each number its right neighbour, and to the last number the first:
 
 # %%
 from numba import float32
@@ -209,7 +205,7 @@ from numba import float32
 def add_next_kernel(x, out):  # both [64]
     tile = cuda.shared.array(
         64, float32
-    )  # one for each block, seen by its threads only
+    )  # one per block, visible only to its threads
     i = cuda.threadIdx.x
     tile[i] = x[i]
     cuda.syncthreads()  # (1)!
@@ -226,8 +222,8 @@ print(place.to_host(sums)[[0, 1, 62, 63]])
 # 1. A barrier: no thread goes on until all 64 have arrived. Without it a thread could read an element that another
 #    has not yet written.
 #
-# Suppose that a colleague keeps the sum in the tile (the shared array), for a later step to use. The kernel still
-# looks right, line by line.
+# Suppose that a colleague keeps the sum in the tile (the shared array), for use in a later step. Line by line, the
+# kernel still looks right.
 
 
 # %%
@@ -250,14 +246,14 @@ print(
 finding(add_next_in_place_kernel, 1, 64, numbers, wrong)
 
 # %% [markdown]
-# A race is two threads that access one place, at least one of them writing, with nothing that orders them. Thread 0
-# changes its number while the last thread still needs the old one. On a GPU the result depends on who comes first: it
-# may be right a thousand times. The detector does not wait for the bad order to happen. It asks whether anything
-# forbids it.
+# In a race two threads access one address, at least one of them writes, and nothing orders the two accesses. Here
+# thread 0 changes its number while the last thread still needs the old one. On a GPU the result depends on which thread
+# comes first: it may be right a thousand times. The detector does not wait for the bad order to happen. It checks
+# whether anything rules it out.
 #
 # ## Read a kernel of the package
 #
-# GELU is the activation of GPT-2's feed-forward. Its formula works on each number by itself, like our addition:
+# GELU is the activation in GPT-2's feed-forward. It is applied to each number by itself, like our addition:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -281,11 +277,11 @@ show_source(gelu.gelu_tanh, folded="The formula that it is made with")
 # %% [markdown]
 # ## Neighbouring threads should read neighbouring bytes
 #
-# The hardware runs threads in groups of 32, the warps, one instruction for all. When a warp reads, its 32 requests
-# go to memory together, and memory answers in sectors of 32 bytes. If the 32 threads read 32 consecutive float32,
-# those are 128 bytes: 4 sectors, and every byte of them is used. This is coalescing.
+# The hardware runs threads in groups of 32, called warps, with one instruction for all. When a warp reads, its 32
+# requests go to memory together, and memory answers in sectors of 32 bytes. If the 32 threads read 32 consecutive
+# float32, those are 128 bytes: 4 sectors, and every byte of them is used. This is coalescing.
 #
-# Here is one copy, written twice. Only the indices differ.
+# Here are two versions of a copy. Only the indices differ.
 
 # %% tags=["hide-input"]
 from minllm.course import copies
@@ -318,7 +314,7 @@ for name, copy_kernel in (
     )
 
 # %% [markdown]
-# Both results are right, and both request the same bytes. Here is the first read of a warp in each:
+# Both results are right, and both versions request the same number of bytes. This is the first read of a warp in each:
 
 # %% tags=["fold"]
 from minllm.course import accesses
@@ -347,15 +343,15 @@ assert by_columns == 8 * by_rows
 guess.against(copied_by_rows=by_rows, copied_by_columns=by_columns)
 
 # %% [markdown]
-# Edit an index and count the sectors ([on a page of its own](../docs/warp-accesses.md)):
+# Edit an index and count the sectors ([on its own page](../docs/warp-accesses.md)):
 #
 # <!-- interactive: warp-accesses -->
 #
 # ## Measured against predicted
 #
-# Eight times the bytes should take eight times as long, unless a cache helps. Caches do help: neighbouring blocks
-# need other parts of the same sectors, and find some of them still there. Here is what an H200 does with the two
-# kernels, and with a third from the engine, which copies longer rows:
+# Eight times the bytes should take eight times as long, unless a cache helps. Caches do help: neighbouring blocks need
+# other parts of the same sectors, and find some of them in a cache. The chart shows both kernels on an H200. The line
+# below it is a third kernel, from the engine, which copies longer rows:
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars, load_record, recorded
@@ -382,11 +378,10 @@ print(f"by rows, 16 bytes per thread:\n{wide}")
 assert wide.value > fast.value and 4 < fast.value / slow.value < 6
 
 # %% [markdown]
-# Rows against columns is a factor of about five, less than eight. But even the copy by rows stays below the limit,
-# although every byte that moves is used. The reason is another one. A byte is *in flight* from the moment a thread
-# requests it until it arrives. Threads that read 4 bytes each and end keep too few bytes in flight to keep such a
-# memory busy. The third kernel moves 16 bytes per thread; it returns in [lesson
-# 8](08_the_kv_cache.py).
+# The copy by rows is about five times as fast, not eight. But even this copy stays below the limit, although every byte
+# that moves is used. It has too few bytes in flight. A byte is *in flight* from the moment a thread requests it until
+# it arrives. Threads that read 4 bytes each and then end do not keep such a memory busy. The third kernel moves 16
+# bytes per thread; it comes back in [lesson 8](08_the_kv_cache.py).
 
 # %%
 if has_gpu():
@@ -408,9 +403,9 @@ else:
     print("No GPU here: nothing was timed on this machine.")
 
 # %% [markdown]
-# The kernels of this package are written so that warps walk along rows. Kernels that compute little are then as fast
-# as memory, and stand close to the slope of the roofline. You will learn to read this picture in
-# [lesson 4](04_arithmetic_intensity_and_the_roofline.py); for now, the slope is the limit set by memory.
+# In the kernels of this package, the lanes of a warp read neighbouring elements of a row. Kernels that compute little
+# are then as fast as memory, and are close to the slope of the roofline. [Lesson
+# 4](04_arithmetic_intensity_and_the_roofline.py) explains this chart; for now, the slope is the limit set by memory.
 
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
@@ -438,8 +433,8 @@ roofline(
 # %% [markdown]
 # ## Exercises
 #
-# `minllm exercise` writes a file of the package with a part left out. Fill it in, and `minllm check` runs a series
-# of cases. When one fails it names the wrong element and the likely cause. Neither needs a GPU.
+# `minllm exercise` writes a file of the package with a part left out. Fill it in. `minllm check` then runs a series of
+# cases, and when one fails it names the wrong element and the likely cause. Neither command needs a GPU.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -449,8 +444,8 @@ show_exercises(2)
 # %% [markdown]
 # ## A detective case
 #
-# Adding up a row is work for a whole block: half of the threads add the other half's numbers to theirs, then a
-# quarter, and so on. This kernel was in use for months.
+# A whole block adds up a row: half of the threads add the other half's numbers to theirs, then a quarter, and so on.
+# This kernel was in use for months.
 
 # %% tags=["hide-input"]
 from minllm.course import show_case
@@ -470,19 +465,19 @@ show_case("restless_sum")
 #     Two reads and one write of 400 MB: 1.2 GB, so 0.29 ms. The 100 million additions would take 1.5 µs at 67
 #     TFLOP/s.
 #
-# ??? question "4. What does the uncoalesced copy cost in money, if a job of 10 GPU hours at 4 dollars is nothing but such copies?"
-#     It takes about five times as long as the coalesced one: of the 40 dollars, 32 pay for unused bytes.
+# ??? question "4. A job of 10 GPU hours at 4 dollars does nothing but uncoalesced copies. How much of the money is wasted?"
+#     Such a copy takes about five times as long as the coalesced one: of the 40 dollars, 32 are wasted.
 #
 # ??? question "5. 256 threads add up 256 numbers as a tree in shared memory. How many steps, barriers and additions?"
 #     8 steps, because 2^8 = 256, with a barrier after each; 128 + 64 + ... + 1 = 255 additions. In the last step one
-#     thread works and 255 wait: the tree is short, not cheap.
+#     thread works and 255 wait: the tree has few steps, but most threads are idle.
 #
 # ## What next, and which measurement says so
 #
-# The traces on this page show kernels that read several bytes per operation, and the recorded dots stand on
-# the slope: memory is their limit. A language model spends its operations on attention and on GEMMs (general matrix
-# multiplications). [Lesson 3](03_scaled_dot_product_attention.py) computes attention by hand, writes it as
-# kernels, and meets a case where far more bytes move than are needed.
+# The traces on this page show kernels that read several bytes per operation, and the recorded dots are on the slope:
+# memory is their limit. Nearly all operations of a language model are in attention and in GEMMs (general matrix
+# multiplications). [Lesson 3](03_scaled_dot_product_attention.py) computes attention by hand, writes it as kernels, and
+# shows a case in which far more bytes move than are needed.
 #
 # ## Sources
 #

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 3. Scaled dot-product attention
 #
-# Attention is the step in which tokens look at each other; everything else in a model works on one token at a time.
-# Its cost grows with the square of the text. In this lesson you compute it with pen and paper,
-# then with kernels, and find out what is wrong with the obvious way to write it.
+# Attention is the step in which tokens look at each other; everything else in a model works on one token at a time. Its
+# cost grows with the square of the text's length. In this lesson you compute it with pen and paper, then with kernels,
+# and find out what is wrong with the obvious way to write it.
 #
 # ```mermaid
 # flowchart LR
@@ -28,7 +28,7 @@
 #
 # $$S = Q K^T \qquad P = \mathrm{softmax}\!\left(\frac{S}{\sqrt{d}}\right) \qquad \mathrm{out} = P V$$
 #
-# Here it is as one kernel, one thread per query. It is slow, and it is all of attention:
+# This kernel has one thread per query. It is slow, but it is all of attention:
 
 # %%
 import math
@@ -62,9 +62,9 @@ def attention_kernel(Q, K, V, out, scale):  # Q, K, V, out: [T, d]
 
 # %% [markdown]
 # 1. The causal mask: a token sees itself and the tokens before it.
-# 2. Computed a second time, because a thread has no room for a row of scores. Where to keep them is the question of
-#    this lesson.
-# 3. The weights sum to 1 only now.
+# 2. The score is computed a second time, because a thread has no room for a row of scores. This lesson is about where
+#    to keep them.
+# 3. Only this division makes the weights sum to 1.
 #
 # **What you will be able to do**
 #
@@ -78,7 +78,7 @@ def attention_kernel(Q, K, V, out, scale):  # Q, K, V, out: [T, d]
 # ## Predict
 #
 # A model of 8 billion parameters has 32 attention heads in each layer, each 128 numbers wide. It reads a prompt of
-# 8,192 tokens. In every head, attention compares each token with all tokens before it.
+# 8,192 tokens. In every head, attention compares each token with itself and all tokens before it.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -94,7 +94,7 @@ guess.ask()
 # %% [markdown]
 # ## What a token asks, and what it finds
 #
-# Each token makes three vectors from its hidden state, by three matrix products:
+# Three weight matrices turn each token's hidden state into three vectors:
 #
 # - a **query** $q$: what it is looking for;
 # - a **key** $k$: what it can be found by;
@@ -106,8 +106,8 @@ guess.ask()
 #
 # ## By hand, on four tokens
 #
-# Take $T = 4$ tokens and heads of $d = 4$ numbers, so that $\sqrt{d} = 2$. Take a sheet of
-# paper, and compute the last row before you run the cell.
+# Take $T = 4$ tokens and heads of $d = 4$ numbers, so that $\sqrt{d} = 2$. Compute the last row on paper before you run
+# the cell.
 
 # %%
 import numpy as np
@@ -116,15 +116,15 @@ Q = np.float32([[2, 0, 0, 0], [0, 2, 0, 0], [2, 2, 0, 0], [0, 2, 2, 0]])  # [T, 
 K = np.float32([[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0]])  # [T, d]
 V = np.float32([[4, 0, 0, 1], [0, 4, 0, 1], [0, 0, 4, 1], [4, 4, 4, 1]])  # [T, d]
 
-S = Q @ K.T  # [T, T]: row i holds what token i thinks of every token
+S = Q @ K.T  # [T, T]: row i holds the scores of query i with every key
 print(S)
 
 # %% [markdown]
-# Row 3, for example: $q_3 = (0, 2, 2, 0)$ has the product 0 with $k_0$, and 2 with each of $k_1$, $k_2$ and $k_3$.
+# Row 3, for example: the dot product of $q_3 = (0, 2, 2, 0)$ is 0 with $k_0$, and 2 with each of $k_1$, $k_2$ and
+# $k_3$.
 #
-# **The mask.** A model writes from left to right: when token 1 is computed for real, token 2 does not exist yet. So
-# the scores of later tokens are set to $-\infty$, and $e^{-\infty} = 0$ gives them no weight. What is left is a
-# triangle.
+# **The mask.** A model writes from left to right: when it generates token 1, token 2 does not exist yet. So the scores
+# of later tokens are set to $-\infty$, and $e^{-\infty} = 0$ gives them no weight. A triangle is left.
 
 # %% tags=["fold"]
 from minllm.course import heat_map
@@ -166,10 +166,10 @@ assert np.allclose(out[2], [0.85, 0.85, 2.30, 1], atol=0.01)
 #
 # ## Why divide by the square root of d?
 #
-# A dot product of two vectors of $d$ random numbers is a sum of $d$ random terms, and grows like $\sqrt{d}$.
-# The softmax looks at differences: of the scores 30 and 20 the first gets $e^{10}$ times the weight of the
-# second. So with wide heads one key would take everything, whatever it says. Dividing by $\sqrt{d}$ brings the
-# scores back to a spread of about 1, for any $d$.
+# A dot product of two vectors of $d$ random numbers is a sum of $d$ random terms, and grows like $\sqrt{d}$. The
+# softmax depends on differences: of the scores 30 and 20 the first gets $e^{10}$ times the weight of the second. So
+# with wide heads one key would get nearly all the weight, by chance. Dividing by $\sqrt{d}$ brings the scores back to a
+# spread of about 1, for any $d$.
 
 # %% tags=["fold"]
 from minllm.course import curves
@@ -205,7 +205,7 @@ curves(
 # %% [markdown]
 # ## Why subtract the maximum?
 #
-# float32 ends at $3.4 \cdot 10^{38}$, and $e^{89}$ is more than that. A score of 100 is nothing unusual:
+# float32 ends at $3.4 \cdot 10^{38}$, and $e^{89}$ is more than that. A score of 100 is not unusual:
 
 # %%
 scores = np.float32([100, 99, 0])
@@ -219,10 +219,10 @@ assert np.isnan(naive).any() and np.isclose(
 )
 
 # %% [markdown]
-# Multiplying numerator and denominator by $e^{-m}$ changes nothing, and moves the largest exponent to 0. The largest
-# term is then exactly 1, so nothing overflows and the sum cannot be 0. (In a row that sees no key at all, $m$ is
-# $-\infty$, and $-\infty - (-\infty)$ is not a number. The package's softmax handles that row too; writing it is your
-# first exercise.) This is attention in NumPy, the reference for the tests of all kernels:
+# Multiplying numerator and denominator by $e^{-m}$ does not change the result, and moves the largest exponent to 0. The
+# largest term is then exactly 1, so nothing overflows and the sum cannot be 0. (In a row that sees no key at all, $m$
+# is $-\infty$, and $-\infty - (-\infty)$ is not a number. The package's softmax handles that row too; writing it is
+# your first exercise.) This is attention in NumPy, the reference for the tests of all kernels:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -242,7 +242,7 @@ show_source(
 # %% [markdown]
 # ## Heads, and groups of heads
 #
-# One attention can look for one thing. So a layer has several side by side, its heads, each with its own queries,
+# One attention can look for one thing. So a layer has several in parallel, called heads, each with its own queries,
 # keys and values, and joins their results. Queries are then `[T, heads, head_dim]`, and there is one matrix of scores
 # per head.
 #
@@ -258,8 +258,8 @@ show_source(
 #
 # ## A look into a real model
 #
-# What do heads look for? The bundled model reads a few lines of Python, and this code keeps the weights of every
-# layer and head. The wrapper changes nothing in what the model computes.
+# What do heads look for? The bundled model reads a few lines of Python, and this code keeps the attention weights of
+# every layer and head. The wrapper does not change what the model computes.
 
 # %% tags=["fold"]
 from minllm import LLM
@@ -334,15 +334,15 @@ print(f"layer 4, head 0 gives {first:.0%} to the very first one")
 assert before > 0.5 and first > 0.8
 
 # %% [markdown]
-# Nobody programmed these patterns. The first two together can do something useful: find where the same token stood
-# before, and see what came after it. The third is known as an attention sink: weights must sum to 1, so a head that
-# finds nothing puts its weight on the first token.
+# Nobody programmed these patterns. The first two together can find an earlier copy of the same token, and see what came
+# after it. The third is known as an attention sink: weights must sum to 1, so a head that finds nothing puts its weight
+# on the first token.
 #
 # ## Three kernels, with the scores in memory
 #
-# The kernel at the top computes every score twice. The usual first version keeps them instead: one kernel per
-# formula, and the scores in memory between them. It gains more threads (one per score, not one per query) and pays
-# with bytes.
+# The kernel at the top computes every score twice. The usual first version keeps the scores instead: it has one kernel
+# per formula, and the scores are in memory between kernels. It has more threads (one per score, not one per query), but
+# it moves more bytes.
 
 # %% tags=["hide-input"]
 from minllm.kernels.attention.first_rungs import materialized
@@ -392,9 +392,9 @@ show_source(
 # %% [markdown]
 # ## Run it
 #
-# First our four tokens: the kernel from the top in the simulator, then the three kernels, on a GPU if there is one.
-# These take heads of 8, 16, 24, ... numbers, so each vector gets four zeros, which change no product. The scale stays
-# $1/2$.
+# First our four tokens: the kernel from the top in the simulator, then the three kernels, on a GPU if there is one. The
+# three kernels take heads of 8, 16, 24, ... numbers, so each vector gets four zeros, which do not change the dot
+# products. The scale stays $1/2$.
 
 # %%
 from minllm.course import has_gpu
@@ -456,8 +456,8 @@ print(np.round(result, 2))
 assert np.allclose(result, out, atol=1e-4)
 
 # %% [markdown]
-# The same numbers as on paper. Now a larger case in the simulator, to count what it moves: 8 tokens, 4 query
-# heads, 2 KV heads, 16 numbers per head.
+# The numbers are those on paper. Now a larger case in the simulator, to count the bytes that it moves: 8 tokens, 4
+# query heads, 2 KV heads, 16 numbers per head.
 
 # %%
 from minllm.sim import tracing
@@ -496,10 +496,10 @@ assert (
 )
 
 # %% [markdown]
-# Each score is written once by the first kernel, read three times and written twice by the softmax, and then read by
-# the third kernel, where the 16 threads of a result all read the same score in one trip to memory.
-# That makes seven trips of 4 bytes: 28 bytes per pair of a query and a key. The arithmetic of a pair is
-# $4d$ operations, $2d$ for $q \cdot k$ and $2d$ for $p v$.
+# Each score is written once by the first kernel, then read three times and written twice by the softmax, and then read
+# by the third kernel, whose 16 threads per output row all read the same score in one trip to memory. That makes seven
+# trips of 4 bytes: 28 bytes per pair of a query and a key. A pair takes $4d$ operations, $2d$ for $q \cdot k$ and $2d$
+# for $p v$.
 #
 # ## The problem: a square
 #
@@ -542,8 +542,8 @@ curves(
 # ## Measured against predicted
 #
 # If all seven trips go to memory, the arithmetic intensity is $4 \cdot 128 / 28 = 18$ FLOP per byte, at every length:
-# far left of the ridge, so memory would be the limit. If the scores never went to memory, a prompt
-# of 512 tokens would have more than 200. Both are drawn as rings. The dots are what an H200 did.
+# far left of the ridge, so memory would be the limit. If the scores never went to memory, a prompt of 512 tokens would
+# have more than 200. Both are drawn as rings. The dots were measured on an H200.
 
 # %% tags=["fold"]
 from minllm.course import Dot, load_record, recorded, roofline
@@ -579,9 +579,9 @@ roofline(
 
 # %% [markdown]
 # The roof allows these three kernels dozens of times more than they reach. So the score matrix cannot be the only
-# fault. At 512 tokens it is 34 MB, and fits the 50 MB of an H200's L2 cache. Something else costs
-# more here: a thread fetches both factors of every product from memory or cache, and uses each of them once. There is
-# no reuse, and no tensor core. Beware of explaining a measurement by the first good reason that you find.
+# fault. At 512 tokens it is 34 MB, and fits in the 50 MB of an H200's L2 cache. Something else costs more here: for
+# every multiplication a thread loads both factors from memory or cache, and it uses each of them once. There is no
+# reuse, and no tensor core. Beware of explaining a measurement by the first good reason that you find.
 #
 # On a machine with a GPU, this cell measures yours:
 
@@ -623,8 +623,8 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# Write the three steps yourself. The checker runs your code in the simulator and says what is wrong, and where. The
-# last two can generate text with the bundled model when they pass.
+# Write the three steps yourself. The checker runs your code in the simulator and says what is wrong, and where. When
+# they pass, the last two can generate text with the bundled model.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -643,29 +643,30 @@ show_case("clairvoyant")
 # ## Problems
 #
 # ??? question "1. Four tokens, head 64 wide. How many dot products does causal attention need in one head, and how many operations in all?"
-#     1 + 2 + 3 + 4 = 10 pairs, 4 · 64 = 256 operations each: 2,560. Without the mask it would be 16 pairs.
+#     1 + 2 + 3 + 4 = 10 pairs, with 4 · 64 = 256 operations each: 2,560. Without the mask it would be 16 pairs.
 #
 # ??? question "2. Scores of a row are 2, 2 and 2 after scaling. What are the weights? And for 1,000, 1,000 and 1,000?"
 #     One third each, in both cases: the softmax subtracts the maximum. Without the subtraction the second row
 #     overflows.
 #
-# ??? question "3. A model has 64 query heads and 8 KV heads of 128. How many bytes do keys and values of 1,000 tokens take in one layer, in bfloat16? And with multi-head attention?"
+# ??? question "3. A model has 64 query heads and 8 KV heads of 128. How many bytes do the keys and values of 1,000 tokens take in one layer, in bfloat16? And with multi-head attention?"
 #     2 · 8 · 128 · 2 bytes · 1,000 = 4.1 MB, and 8 times as much, 32.8 MB.
 #
 # ??? question "4. From which prompt length on do the float32 scores of one head no longer fit an L2 cache of 50 MB?"
-#     T² · 4 bytes = 50 MB gives T = 3,535 tokens. With 32 heads at once it is 625 tokens: the 512 of this page just
-#     fit.
+#     T² · 4 bytes = 50 MB gives T = 3,535 tokens. With 32 heads at once it is 625 tokens, so the 512 tokens of this
+#     page still fit.
 #
-# ??? question "5. The three kernels move 28 bytes per pair. At 4.2 TB/s, how long would one layer's 32 heads take for 8,192 tokens, and the arithmetic at 800 TFLOP/s?"
+# ??? question "5. The three kernels move 28 bytes per pair. For one layer's 32 heads and 8,192 tokens, how long would the bytes take at 4.2 TB/s, and the arithmetic at 800 TFLOP/s?"
 #     32 · 8,192² / 2 pairs = 1.07 billion: 30 GB take 7.2 ms. The arithmetic, 512 operations each, is 0.55 TFLOP: 0.7
-#     ms. Not writing the scores is worth a factor of ten, if the arithmetic runs on tensor cores.
+#     ms. If the scores are not written, attention can be ten times as fast, provided that the arithmetic runs on tensor
+#     cores.
 #
 # ## What next, and which measurement says so
 #
-# Two things stood between these kernels and the roof. The bytes say that the score matrix has to go: [lesson
-# 7](07_prefill_and_flash_attention.py) never writes it. The roofline says that something else is worse: products
-# whose factors are fetched for a single use. To tell which of two limits binds a kernel, you need the roofline as a
-# tool rather than a picture. That is [lesson 4](04_arithmetic_intensity_and_the_roofline.py).
+# Two things keep these kernels below the roof. The bytes show that the score matrix must not go to memory: [lesson
+# 7](07_prefill_and_flash_attention.py) never writes it. The roofline shows that something else is worse: every
+# multiplication loads both its factors, for a single use. To tell which of two limits binds a kernel, you need the
+# roofline as a tool rather than a picture. That is [lesson 4](04_arithmetic_intensity_and_the_roofline.py).
 #
 # ## Sources
 #

@@ -13,12 +13,12 @@
 # %% [markdown]
 # # 4. Arithmetic intensity and the roofline
 #
-# How fast can a model write on this machine? The answer takes two numbers of the model, two of the machine,
-# and a division. In this lesson you learn the division, check it
-# against the simulator and against an H200, and see what is left to explain.
+# How fast can a model write on this machine? You need two numbers of the model, two of the machine, and a division. In
+# this lesson you learn the division, check it against the simulator and against an H200, and see what it does not
+# explain.
 #
-# Each dot below is a GEMM. Its place from left to right is counted, its height was measured on an H200, and the line
-# is the roof that no kernel can pass:
+# Each dot below is a GEMM. Its horizontal position is counted, its height was measured on an H200, and the line is the
+# roof that no kernel can pass:
 
 # %% tags=["fold"]
 from minllm.course import Dot, load_record, recorded, roofline
@@ -62,11 +62,11 @@ roofline(
 # \mathrm{attainable}(I) = \min(\pi,\ \beta I) \qquad \mathrm{ridge} = \pi / \beta$$
 #
 # A machine has two speeds: $\beta$ bytes per second from its memory, which is called HBM on an H200, and $\pi$
-# operations per second. A kernel does $I$ operations with each byte. Left of the ridge memory limits it, right of it
+# operations per second. A kernel does $I$ operations with each byte. Left of the ridge memory is the limit, right of it
 # arithmetic.
 #
-# A dot on the slope has done all that it can: only fewer bytes would help it. A dot far below the roof has a fault of
-# its own. The lowest dot is this kernel, the one that anybody would write first:
+# A kernel whose dot is on the slope is as fast as memory allows: only fewer bytes would help. A kernel far below the
+# roof has some other fault. The lowest dot is this kernel, the one that anybody would write first:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -84,14 +84,15 @@ show_source(
 #
 # - count the bytes and operations of a GEMM by hand, and say whether memory or arithmetic is its limit;
 # - read a roofline, and say where a dot moves when the batch grows;
-# - predict latency, throughput and cost of a model on a GPU from two data sheets, and say how far to trust that.
+# - predict latency, throughput and cost of a model on a GPU from two data sheets, and say how far to trust the
+#   prediction.
 #
 # You need [lesson 1](01_what_a_language_model_computes.py). You need no GPU.
 #
 # ## Predict
 #
 # A model has 8 billion weights of 2 bytes. An H200 moves about 4.2 TB per second and does about 800 TFLOP per second:
-# both were measured, with a large copy and with a large GEMM. One sequence is being written.
+# both were measured, with a large copy and with a large GEMM. The batch is one sequence.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -109,13 +110,13 @@ guess.ask()
 # %% [markdown]
 # ## By hand: one GEMM
 #
-# Nearly all work of a language model is one operation: rows of activations times a matrix of weights. With many rows
-# it is called GEMM (general matrix multiply), with one row GEMV (matrix times vector).
+# Nearly all work of a language model is one operation: rows of activations times a matrix of weights. With many rows it
+# is called a GEMM (general matrix multiply), with one row a GEMV (matrix times vector).
 #
 # $$\mathrm{out}_{t,n} = \sum_{k} x_{t,k} \, w_{n,k} \qquad
 # x: [T, K], \quad w: [N, K], \quad \mathrm{out}: [T, N]$$
 #
-# Each of the $T N$ results takes $K$ multiplications and $K$ additions. Everything has to be read once, and the
+# Each of the $T N$ results takes $K$ multiplications and $K$ additions. Both inputs have to be read once, and the
 # result written once, at $b$ bytes per number:
 #
 # $$\mathrm{FLOP} = 2\,T N K \qquad \mathrm{bytes} = b\,(N K + T K + T N)$$
@@ -169,13 +170,13 @@ for launcher in (matmul_naive, matmul_gemv):
     assert total.unique_bytes == moved and multiplied == flop
 
 # %% [markdown]
-# Both touch exactly the bytes of the formula. They *request* more, because threads request the same numbers again and again; caches answer most of
-# that. So the formula is a lower bound, the floor.
+# Both touch exactly the bytes of the formula. They *request* more, because threads request the same numbers again and
+# again; caches serve most of these requests. So the formula is a lower bound, the floor.
 #
 # ## A whole step
 #
-# [minllm/costs](../minllm/costs/stages.py) holds that formula for every stage of a model. Here is a decode step of
-# the 8B shape with 576 tokens in its cache:
+# [minllm/costs](../minllm/costs/stages.py) has this formula for every stage of a model. This is a decode step of the 8B
+# shape with 576 tokens in its cache:
 
 # %%
 from minllm import costs
@@ -197,9 +198,8 @@ print(
 assert step.arithmetic_intensity < 2
 
 # %% [markdown]
-# The GEMVs carry nearly all bytes and nearly all operations, at one operation per byte. The embedding
-# table does not count with its full size, because a step looks up one row of it: hence the sum below the 16 GB
-# of all weights.
+# The GEMVs have nearly all bytes and nearly all operations, at one operation per byte. The sum is below the 16 GB of
+# all weights, because a step reads only one row of the embedding table.
 
 # %%
 memory_ms, arithmetic_ms = step.memory_ms(beta), step.compute_ms(pi)
@@ -215,7 +215,7 @@ guess.against(
 )
 
 # %% [markdown]
-# The batch at the ridge is the ridge itself, for weights of 2 bytes: with $T$ rows each weight is used for $2T$
+# For weights of 2 bytes, the batch at the ridge equals the ridge: with $T$ rows each weight is used for $2T$
 # operations, so the intensity is about $T$. The measured figure is a whole recorded step.
 #
 # ## The batch moves the dot
@@ -244,8 +244,8 @@ group = config.num_attention_heads // config.num_key_value_heads
 assert abs(intensities[1] - group) < 0.1 * group
 
 # %% [markdown]
-# Attention stays where it is, at about 4 operations per byte for every batch, because 4 query heads share each key
-# and value that is read, and no other sequence does. Here are measured steps beside the roof:
+# Attention stays at about 4 operations per byte for every batch, because 4 query heads share each key and value that is
+# read, and sequences share none. These are measured steps beside the floor:
 
 # %% tags=["fold"]
 import re
@@ -278,13 +278,13 @@ roofline(
 # %% [markdown]
 # ## Latency, throughput, cost
 #
-# The same two numbers, seen by three people:
+# Three people look at the same step:
 #
-# | who asks | what | how |
+# | who | what | how |
 # | --- | --- | --- |
-# | the reader of the answer | latency: milliseconds per token | time of a step |
+# | the user | latency: milliseconds per token | time of a step |
 # | the operator | throughput: tokens per second | batch / time of a step |
-# | the payer | cost of a million tokens | price per hour / (3,600 · tokens per second) · 1,000,000 |
+# | whoever pays | cost of a million tokens | price per hour / (3,600 · tokens per second) · 1,000,000 |
 
 # %% tags=["fold"]
 from minllm.course import curves
@@ -316,7 +316,7 @@ curves(
 )
 
 # %%
-price = 4.0  # per GPU and hour, in any currency: put your own here
+price = 4.0  # per GPU per hour, in any currency: put your own here
 for batch, floor, ms, _ in steps:
     cost_floor, cost = (
         price / (3600 * 1e3 * batch / time) * 1e6 for time in (floor, ms)
@@ -329,13 +329,14 @@ floors = {batch: floor for batch, floor, _, _ in steps}
 assert floors[64] < 1.4 * floors[1]
 
 # %% [markdown]
-# At the floor, 64 sequences take hardly longer than one, and each token costs a small part. This is why every serving
-# engine batches: lesson 16. These steps are replays of a CUDA graph, timed on the GPU. A served step also pays for the host's time, unless that is hidden ([lesson 15](15_launch_overhead_and_cuda_graphs.py)).
+# At the floor, 64 sequences take hardly longer than one, so each token costs a small fraction. This is why every
+# serving engine batches: lesson 16. These steps are replays of a CUDA graph, timed on the GPU. A served step also
+# includes the host's time, unless that is hidden ([lesson 15](15_launch_overhead_and_cuda_graphs.py)).
 #
 # ## Prefill against decode
 #
-# A prompt is a batch, too: its tokens share each weight. So prefill starts at an intensity that decode reaches only
-# with hundreds of users.
+# A prompt is a batch, too: its tokens share each weight. So prefill has an intensity that decode reaches only with
+# hundreds of users.
 
 # %%
 for tokens in (1, 16, 128, 512, 2048):
@@ -349,9 +350,9 @@ for tokens in (1, 16, 128, 512, 2048):
 assert costs.prefill(config, 2048).arithmetic_intensity > ridge
 
 # %% [markdown]
-# `minllm plan llama-3.1-8b --gpu h100 --context 2048 --batch 32` does these sums for any `config.json` and any GPU
-# whose data sheet it has; in the browser there are [the calculator](../docs/calculator.md) and [a roofline whose dots
-# you move](../docs/roofline.md).
+# `minllm plan llama-3.1-8b --gpu h100 --context 2048 --batch 32` does these sums for any `config.json` and any GPU that
+# `minllm/machine/hardware.py` lists. In the browser there are [the calculator](../docs/calculator.md) and [a roofline
+# whose dots you can move](../docs/roofline.md).
 #
 # <!-- aside: Choosing a GPU, from an old page of notes -->
 #
@@ -360,12 +361,12 @@ assert costs.prefill(config, 2048).arithmetic_intensity > ridge
 #
 # > memory: 16/900 = 22.22; compute: operations/112 = 3.3; take the larger; throughput: 16 · 1000/22.22 = 720
 #
-# The method is this lesson's. But 16/900 is 17.8 thousandths, not 22.22: 22.22 ms at
-# 900 GB/s are 20 GB; and 16 is the batch, which appears in the last term. So here are both readings:
+# The method is this lesson's. But 16/900 is 17.8 thousandths, not 22.22. At 900 GB/s, 22.22 ms is 20 GB. And 16 is the
+# batch, which appears in the last term. The next cell computes both readings:
 
 # %%
 v100_tb_s, v100_tflops, batch = 0.9, 112, 16
-flops = 3.3e-3 * v100_tflops * 1e12  # what the notes' 3.3 ms amount to
+flops = 3.3e-3 * v100_tflops * 1e12  # operations in the notes' 3.3 ms
 for gigabytes in (20, 16):
     cost = costs.Cost(bytes=gigabytes * 10**9, flops=round(flops))
     floor = cost.floor_ms(v100_tb_s, v100_tflops)
@@ -382,17 +383,17 @@ print(
 )
 
 # %% [markdown]
-# 22.2 ms and 720 tokens per second belong to 20 GB; with 16 GB the same card would promise 900 tokens per second. One
-# wrong number in a division moves a purchase by a quarter, and writing the unit behind every number finds it. Even
-# then 11.6 billion weights would be 23 GB in 16 bits: the bytes and the operations of the notes are not of one model.
-# Either way memory takes 5 to 7 times as long as arithmetic.
+# 22.2 ms and 720 tokens per second belong to 20 GB; with 16 GB the prediction for the same card would be 900 tokens per
+# second. One wrong number in a division changes the prediction by a quarter. Writing the unit after every number would
+# have shown it. Even then 11.6 billion weights would be 23 GB in 16 bits, so the bytes and the operations of the notes
+# do not belong to the same model. Either way memory takes 5 to 7 times as long as arithmetic.
 #
 # <!-- end aside -->
 #
 # ## Measured against predicted
 #
-# Whole models were measured on an H200. TPOT is the time per output token of one sequence, TTFT the time
-# to first token. Here is what the division promised and what was measured:
+# Whole models were measured on an H200. TPOT is the time per output token of one sequence, TTFT the time to first
+# token. The output below compares the division with the measurement:
 
 # %%
 from minllm.planning.measured import comparisons
@@ -410,10 +411,9 @@ for one in comparisons("NVIDIA H200"):
     )
 
 # %% [markdown]
-# Decode of the 8B shape is close to its floor, and the bundled model is far
-# from it. Where does the time go? The floor assumes that every byte moves at the speed of a copy, and that nothing
-# waits. The record knows better: GEMVs at their own measured speed, attention
-# at its own; what remains is small kernels and the gaps between them.
+# Decode of the 8B shape is close to its floor, and the bundled model is far from it. Where does the time go? The floor
+# assumes that every byte moves at the speed of a copy, and that nothing waits. The next chart uses recorded speeds
+# instead: the GEMVs at their own, and attention at its own. The rest is small kernels and the gaps between them.
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars, parts_of
@@ -461,7 +461,7 @@ parts = {
         context * costs.kv_bytes_per_token(config) / attention_row.value / 1e9,
     ),
 }
-rest = parts_of(decode, total, parts)  # fails where the parts exceed the whole
+rest = parts_of(decode, total, parts)  # fails if the parts exceed the whole
 attention_ms = parts["attention"][1]
 products = total - rest - attention_ms
 bars(
@@ -489,14 +489,14 @@ print(
 )
 
 # %% [markdown]
-# TTFT misses its floor by more: its GEMMs are bound by arithmetic, and stand below the roof in the first roofline.
+# TTFT is further from its floor: its GEMMs are bound by arithmetic, and are below the roof in the first roofline.
 #
-# A floor that is not reached does not refute the method. The difference is a list of what to look at next:
-# GEMVs below the speed of a copy, attention over a short context, and time between kernels. The
-# smaller the model, the more the last one weighs: the bundled model's 16 MB take 4 µs at this bandwidth, less than
-# two kernels take to start.
+# A floor that is not reached does not refute the method. The difference is a list of what to look at next: GEMVs below
+# the speed of a copy, attention over a short context, and time between kernels. The smaller the model, the larger the
+# share of the last one: the bundled model's 16 MB take 4 µs at this bandwidth, less time than two kernels take to
+# start.
 #
-# On a GPU, this cell puts your own machine beside its data sheet.
+# On a GPU, this cell compares your own machine with its data sheet.
 
 # %%
 from minllm.course import has_gpu, machine_line
@@ -529,7 +529,7 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# Both are lines of `minllm.costs`, checked against numbers worked out by hand; one also against the
+# Both are lines of `minllm.costs`. They are checked against numbers worked out by hand, and one also against the
 # simulator's count.
 
 # %% tags=["hide-input"]
@@ -540,7 +540,7 @@ show_exercises(4)
 # %% [markdown]
 # ## A detective case
 #
-# This one stands below the roof, where the roofline says that something is wrong but not what.
+# This kernel is below the roof. The roofline says that something is wrong, but not what.
 
 # %% tags=["hide-input"]
 from minllm.course import show_case
@@ -550,8 +550,8 @@ show_case("idle_bytes")
 # %% [markdown]
 # <!-- aside: A second case: faster for nothing -->
 #
-# A colleague tidies up a benchmark of a GEMV, 4,096 by 4,096 weights in bfloat16. It used to make
-# several matrices and take them in turn. Now it makes one, and the kernel is faster than before:
+# A colleague tidies up a benchmark of a GEMV, 4,096 by 4,096 weights in bfloat16. It used to make several matrices and
+# use them in turn. Now it makes one, and the kernel is faster than before:
 
 # %% tags=["fold"]
 cache = recorded("cache")
@@ -568,10 +568,10 @@ bars(
 )
 
 # %% [markdown]
-# Same kernel, same clock. Which of the two figures is that of decode? The weights are 33.5 MB, and the H200's L2
-# cache has 50 MB: from the second iteration on, part of the matrix comes out of the cache. A model has hundreds of
-# such matrices, so decode sees the lower figure. A speed above the roof is never a success; it says that the bytes
-# are not what you think. `minllm bench kernels` takes as many matrices as fill the cache several times over.
+# The kernel and the timer are the same. Which of the two figures applies to decode? The weights are 33.5 MB, and the
+# H200's L2 cache has 50 MB: from the second iteration on, part of the matrix comes from the cache. A model has hundreds
+# of such matrices, so decode gets the lower figure. A speed above the roof is never a success; it means that the bytes
+# are not what you think. `minllm bench kernels` uses enough matrices to fill the cache several times over.
 #
 # <!-- end aside -->
 
@@ -585,19 +585,19 @@ assert cache[0].value > cache[1].value
 #
 # ??? question "1. x has 32 rows, the weight is 4,096 x 11,008, all in 16 bits. FLOP, bytes, intensity?"
 #     2 · 32 · 4,096 · 11,008 = 2.89 GFLOP; 2 · (45.1 M + 0.13 M + 0.35 M) = 91.1 MB; 31.7 FLOP per byte: memory-bound
-#     on any GPU of today.
+#     on any current GPU.
 #
 # ??? question "2. An H100 has 3.35 TB/s and 989 TFLOP/s, a consumer card 1.0 TB/s and 165 TFLOP/s. Which has its ridge further left, and what does that mean?"
 #     295 and 165 FLOP per byte. The consumer card becomes compute-bound at a smaller batch; below both ridges only
-#     bandwidth counts.
+#     bandwidth matters.
 #
 # ??? question "3. Weights go from 16 to 4 bits, arithmetic stays in bfloat16. What happens to the floor of a decode step and to the ridge batch?"
-#     A quarter of the bytes, so a quarter of the time at batch 1. The ridge batch is a quarter too: arithmetic
-#     becomes the limit earlier.
+#     A quarter of the bytes, so a quarter of the time at batch 1. The ridge batch is a quarter too: arithmetic becomes
+#     the limit at a smaller batch.
 #
 # ??? question "4. At 3 dollars per hour, a GPU serves an 8B model at 2,500 tokens per second. Another costs 6 dollars and has twice the bandwidth. Which is cheaper per token?"
-#     Equal, if both are memory-bound: 0.33 dollars per million tokens. The second halves the latency for the same
-#     price.
+#     They cost the same if both are memory-bound: 0.33 dollars per million tokens. The second halves the latency for
+#     the same price.
 #
 # ??? question "5. A kernel reaches 30 TFLOP/s at 4 FLOP per byte on an H200 with a copy speed of 4.2 TB/s. What do you conclude?"
 #     The slope allows 16.8 TFLOP/s, so its bytes cannot all have come from HBM. Either a cache served them or the
@@ -605,9 +605,9 @@ assert cache[0].value > cache[1].value
 #
 # ## What next, and which measurement says so
 #
-# The first roofline has one dot far below its roof: the naive GEMM of 2,048 rows is three orders of magnitude too
-# low. It is bound by neither limit of this lesson, but by how it goes about its work. Prefill consists of such GEMMs.
-# [Lesson 5](05_the_ladder_of_matrix_products.py) takes the same equation up the ladder, from that dot to the roof.
+# The first roofline has one dot far below its roof: the naive GEMM of 2,048 rows is three orders of magnitude too low.
+# Neither limit of this lesson explains that: the fault is in how the kernel does its work. Prefill consists of such
+# GEMMs. [Lesson 5](05_the_ladder_of_matrix_products.py) climbs from that dot to the roof, with the same equation.
 #
 # ## Sources
 #

@@ -13,18 +13,18 @@
 # %% [markdown]
 # # 5. The ladder of matrix products
 #
-# Nearly all arithmetic of a language model is GEMM, general matrix multiply. The obvious way
-# to write one reaches about a thousandth of what the machine can do. In this lesson you climb from
-# there, one idea per rung: reuse, wide loads, tensor cores, TMA, and warps with different roles.
+# Nearly all arithmetic of a language model is GEMM, general matrix multiply. The obvious way to write one reaches about
+# a thousandth of the machine's speed. In this lesson you climb from there, one idea per rung: reuse, wide loads, tensor
+# cores, TMA, and warps with different roles.
 #
-# This is the whole ladder, as an H200 measured it:
+# This is the whole ladder, measured on an H200:
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars, comparable, load_record, recorded
 
 ceilings = load_record()[
     "ceilings"
-]  # of one H200, measured with the driver's copy and with cuBLAS
+]  # one H200, measured with the driver's copy and with cuBLAS
 tb_s, tflops = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
 every_rung = recorded("matmul", "2048x2048x2048, bfloat16", listed=True)
 rows = list(
@@ -68,10 +68,10 @@ bars(
 # %% [markdown]
 # $$\mathrm{out}_{m,n} = \sum_k x_{m,k}\, w_{n,k} \qquad x\ [M, K], \quad w\ [N, K], \quad \mathrm{out}\ [M, N]$$
 #
-# $M$ is the number of tokens, $K$ the features that go in, $N$ the features that come out: $2MNK$ operations.
+# $M$ is the number of tokens, $K$ the number of input features, $N$ the number of output features: $2MNK$ operations.
 #
-# Rungs of one recording are drawn; rungs of another commit are listed further down. The lowest bar is this kernel,
-# one thread per number of the result:
+# The chart shows the rungs of one recording; rungs of another commit are listed further down. The lowest bar is this
+# kernel, one thread per number of the result:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -91,17 +91,17 @@ show_source(
 # %% [markdown]
 # **What you will be able to do**
 #
-# - say how many bytes a tile saves, and which tile a machine needs;
+# - say how many bytes a tile saves, and how large a tile a machine needs;
 # - read the counts of the simulator: sectors, bank conflicts, operations per byte;
-# - explain each rung by the limit that it removes, and find the limit of the next.
+# - explain each rung by the limit that it removes, and name the next limit.
 #
 # You need [lesson 2](02_your_first_kernel.py) for kernels, shared memory and coalescing, and [lesson
 # 4](04_arithmetic_intensity_and_the_roofline.py) for the roofline.
 #
 # ## Predict
 #
-# The product of two matrices of 2,048 by 2,048 numbers in bfloat16 (2 bytes each), on an H200. In rungs 5 and 6 a
-# block computes a tile of 64 by 256 outputs.
+# Two matrices of 2,048 by 2,048 numbers in bfloat16 (2 bytes each) are multiplied on an H200. In rungs 5 and 6 a block
+# computes a tile of 64 by 256 outputs.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -136,12 +136,13 @@ print(
 assert arithmetic_us > 3 * memory_us
 
 # %% [markdown]
-# So arithmetic is the limit, if each number is fetched once from HBM, the GPU's memory. That "if" is the whole
-# lesson. Every number of $x$ is needed $N$ times, every weight $M$ times. The question on each rung is: from where?
+# So arithmetic is the limit, if each number is loaded only once from HBM, the GPU's memory. This lesson is about that
+# "if". Every number of $x$ is needed $N$ times, every weight $M$ times. The rungs differ in where these repeated loads
+# come from.
 #
 # ## Rung 1: naive
 #
-# Every rung runs in the simulator, for 64 tokens, 64 features out and 32 in:
+# Every rung runs in the simulator, with 64 tokens, 64 output features and 32 input features:
 
 # %%
 import ml_dtypes
@@ -196,15 +197,16 @@ assert (
 assert trace.arrays["weight"].read.sectors_per_request == 16
 
 # %% [markdown]
-# Half an operation per byte: two numbers of 2 bytes are fetched for a multiplication and an addition. And a warp's
-# request for weights touches 16 sectors of 32 bytes, to get 2 bytes from each. The rest of each sector is needed in
-# the next steps, so caches help a lot. But the caches have to deliver $2MNK$ numbers, which is too much for them as well.
+# The naive kernel does half an operation per byte: it loads two numbers of 2 bytes for a multiplication and an
+# addition. And a warp's request for weights touches 16 sectors of 32 bytes, to get 2 bytes from each. The rest of each
+# sector is needed in the next steps, so caches help a lot. But the caches have to deliver $2MNK$ numbers, which is too
+# much for them as well.
 #
 # ## Rung 2: tiled
 #
-# **Idea: fetch once, use often.** A block of threads takes a tile of the result, say $64 \times 64$. It needs
-# 64 rows of $x$ and 64 rows of weight. All its threads together copy a piece of these rows into shared memory, wait
-# until it is complete, and multiply from there. Each number fetched is used 64 times.
+# **Idea: load once, use often.** A block of threads computes a tile of the result, say $64 \times 64$. It needs 64 rows
+# of $x$ and 64 rows of weight. All its threads together copy some columns of these rows into shared memory, wait until
+# the copy is complete, and multiply from there. Each number loaded is used 64 times.
 #
 # ```mermaid
 # flowchart LR
@@ -212,9 +214,9 @@ assert trace.arrays["weight"].read.sectors_per_request == 16
 #     B -- "16 numbers,<br/>64 products" --> C["8 × 8 sums<br/>registers"]
 # ```
 #
-# A tile of $t \times t$ results moves $2t$ numbers for $2t^2$ operations: $t / \mathrm{itemsize}$ operations per
-# byte. Registers repeat the trick: each thread owns a small block of results, so a number from shared memory serves
-# several products.
+# A tile of $t \times t$ results moves $2t$ numbers for $2t^2$ operations: $t / \mathrm{itemsize}$ operations per byte.
+# The same idea works with registers: each thread computes a small block of results, so it uses each number from shared
+# memory several times.
 
 # %% tags=["hide-input"]
 from minllm.kernels.matmul import tiled
@@ -243,15 +245,14 @@ assert (
 assert int(trace.total_flops / (2 * trace.arrays["x"].read.bytes)) == 64 // 2
 
 # %% [markdown]
-# 64 times fewer bytes, and full sectors. The engine's large tile has $t = 128$: 64 operations per byte.
+# It loads 64 times fewer bytes, and full sectors. The engine's large tile has $t = 128$: 64 operations per byte.
 #
 # <!-- aside: Bank conflicts -->
 #
-# Shared memory has 32 banks, word $w$ lies in bank $w \bmod 32$, and a bank
-# serves one word at a time. The tile lies with $k$ as its slow axis, so a thread that copies along $k$ goes down a
-# column. If a row of the tile had 64 words, a whole column would lie in one bank. The row has 65, so the column
-# spreads over the banks. Here is what a warp's 32 lanes store, 16 along one row of $x$ and 16 along the
-# next:
+# Shared memory has 32 banks, word $w$ is in bank $w \bmod 32$, and a bank serves one word at a time. The tile's slow
+# axis is $k$, so a thread that copies along $k$ goes down a column. If a row of the tile had 64 words, a whole column
+# would be in one bank. The row has 65, so the column is spread over the banks. The charts show the stores of a warp's
+# 32 lanes, 16 along one row of $x$ and 16 along the next:
 
 # %% tags=["fold"]
 from minllm.course import heat_map
@@ -299,7 +300,7 @@ for line in stores:
 assert all(line.worst == len(turns(65)) for line in stores)
 
 # %% [markdown]
-# The simulator counts the same. With steps of 32 along $k$ a warp stores a single row, and the conflicts are gone:
+# The simulator counts the same. With steps of 32 along $k$ a warp stores a single row, without conflicts:
 
 # %%
 count("tiled, steps of 32", tiled.matmul_tiled, tile=(64, 32, 4))
@@ -310,9 +311,9 @@ assert counted["tiled, steps of 32"].bank_conflicts == 0
 #
 # ## Rung 3: vectorized
 #
-# **Idea: fewer, wider instructions.** The tiled kernel issues one load per number. A thread can
-# load 16 bytes at once, 8 numbers in bfloat16, and read 4 words of shared memory at once. It can also load the next
-# tile *before* it multiplies this one, so that the wait for memory passes while it works.
+# **Idea: fewer, wider instructions.** The tiled kernel issues one load per number. A thread can load 16 bytes at once,
+# 8 numbers in bfloat16, and read 4 words of shared memory at once. It can also load the next tile *before* it
+# multiplies this one, so that it computes during the wait for memory.
 
 # %% tags=["hide-input"]
 from minllm.kernels.matmul import vectorized
@@ -355,20 +356,19 @@ assert (
 )
 
 # %% [markdown]
-# The bytes are the same, the requests an eighth and a quarter.
+# The bytes are the same. The requests fall to an eighth and a quarter.
 #
 # ## Rung 4: tensor cores
 #
-# Look at the limit now. A streaming multiprocessor (SM) does 128 multiply-adds per cycle in its ordinary
-# units: 67 TFLOP/s for a whole H200, by its data sheet, less than a tenth of what its tensor cores
-# do. No kernel that multiplies number by number gets beyond that.
+# The limit is now arithmetic. A streaming multiprocessor (SM) does 128 multiply-adds per cycle in its ordinary units:
+# 67 TFLOP/s for a whole H200, by its data sheet, less than a tenth of what its tensor cores do. No kernel that
+# multiplies number by number is faster than that.
 #
-# **Idea: one instruction for a whole small product.** A tensor core multiplies a $16 \times 16$ by a $16 \times 8$
-# matrix in one instruction of a warp: 4,096 operations, where the warp's ordinary instruction does 64. The three
-# matrices are spread over the registers of the 32 lanes, in an order that the hardware dictates; `ldmatrix`, a
-# special load, puts them there. Such an instruction consumes its operands so fast that copies must be asynchronous:
-# `cp.async` starts a copy from global to shared memory, and the warp goes on. A ring of tiles keeps the next ones in
-# flight:
+# **Idea: one instruction for a whole small GEMM.** A tensor core multiplies a $16 \times 16$ by a $16 \times 8$ matrix
+# in one instruction of a warp: 4,096 operations, while the warp's ordinary instruction does 64. The three matrices are
+# spread over the registers of the 32 lanes, in an order that the hardware dictates; `ldmatrix`, a special load, puts
+# the operands there. Such an instruction consumes its operands so fast that copies must be asynchronous: `cp.async`
+# starts a copy from global to shared memory, and the warp continues. A ring of tiles keeps the next ones in flight:
 
 # %% tags=["hide-input"]
 from minllm.kernels.matmul import fragments
@@ -424,10 +424,10 @@ timeline(
 # **Idea: one instruction for a whole tile.** On rung 4 the threads still compute addresses, start copies, and load
 # operands into registers. Hopper has two units that make this unnecessary:
 #
-# - **TMA**, the tensor memory accelerator: one thread names a tile by its coordinates, and TMA copies it to
-#   shared memory, in swizzled order, and reports to an mbarrier when the bytes are there;
-# - **wgmma**: a *warpgroup*, four warps, multiplies a tile of 64 rows. The tensor cores read both operands from
-#   shared memory themselves.
+# - **TMA**, the tensor memory accelerator: one thread gives the coordinates of a tile. TMA copies the tile to shared
+#   memory, in swizzled order, and signals an mbarrier when the bytes have arrived;
+# - **wgmma**: a *warpgroup* of four warps multiplies a tile of 64 rows. The tensor cores read both operands directly
+#   from shared memory.
 #
 # The smallest GEMM with both is a loop of three steps: load a tile of each operand, wait for it, multiply.
 
@@ -490,14 +490,14 @@ show_rounds(
 )
 
 # %% [markdown]
-# While the tile is copied, this block's tensor cores are idle, and the other way round. Only other blocks on the same
-# SM can fill the gaps; registers leave room for three.
+# While a tile is copied, this block uses no tensor cores, and while they work, nothing is copied. Only other blocks on
+# the same SM can fill the gaps; the registers suffice for three.
 #
 # ## Rung 6: warp specialisation
 #
 # **Idea: give the two halves of the step to different warps.** A **producer** warp only starts TMA loads. A
-# **consumer** warpgroup only multiplies. Between them lies a ring of four stages with two mbarriers each: *full*, for
-# which the consumer waits, and *empty*, for which the producer waits. Neither has to keep step with the other.
+# **consumer** warpgroup only multiplies. Between them is a ring of four stages with two mbarriers each: *full*, for
+# which the consumer waits, and *empty*, for which the producer waits. The two need not run in step.
 
 # %% tags=["hide-input"]
 from minllm.kernels.matmul import warp_specialized
@@ -538,7 +538,7 @@ assert ahead == warp_specialized.STAGES
 show_rounds(ring, "A ring of four stages: copied, full, in use, and copied again")
 
 # %% [markdown]
-# The same kernel, event by event, with its barriers ([on a page of its own](../docs/pipeline.md)):
+# The same kernel, event by event, with its barriers ([on its own page](../docs/pipeline.md)):
 #
 # <!-- interactive: pipeline -->
 #
@@ -546,14 +546,14 @@ show_rounds(ring, "A ring of four stages: copied, full, in use, and copied again
 #
 # **Idea: fewer bytes, and no pauses between tiles.** The engine's kernel adds four things:
 #
-# - **more reuse**: two consumers share a tile of weight, 128 rows of $x$ per block; two blocks form a *cluster* and
-#   load half of that tile each, for both (multicast);
-# - **one wgmma in flight**: a consumer starts a step's wgmma *before* it waits for the one before, so the
-#   tensor cores have work while a stage is released;
+# - **more reuse**: two consumers share a tile of weight, so a block has 128 rows of $x$; two blocks form a *cluster*,
+#   and each loads half of that tile for both (multicast);
+# - **one wgmma in flight**: a consumer starts a step's wgmma *before* it waits for the previous one, so the tensor
+#   cores have work while a stage is released;
 # - **a persistent kernel**: one block per SM, which computes one tile of outputs after another. The producer loads
 #   the next tile's first steps while the consumers still store this one;
-# - **an epilogue by TMA**: sums go through shared memory, and leave in whole rows while the next tile is multiplied.
-#   Bias, residual or SwiGLU's gate are applied on the way.
+# - **an epilogue by TMA**: sums go through shared memory, and are stored in whole rows while the next tile is
+#   multiplied. Bias, residual or SwiGLU's gate are applied on the way.
 
 # %% tags=["hide-input"]
 from minllm.kernels.matmul.wgmma import wgmma
@@ -614,20 +614,20 @@ shown = [
 print(listing(shown))
 
 # %% [markdown]
-# Rung 5 would load nearly four times what HBM delivers. Blocks that run at the same time share tiles, so most of it
-# comes from L2, the cache between the SMs and HBM; but L2 has a limit, too.
+# At that speed rung 5 would load nearly four times what HBM delivers. Blocks that run at the same time share tiles, so
+# most of the bytes come from L2, the cache between the SMs and HBM; but L2 has a limit, too.
 #
-# The producer alone is not the gain, either. It hides the latency of loads, but its ring of four stages takes 160 KB, so an
-# SM holds one such block. It holds three of rung 5: while one waits or stores, another multiplies. Warp
-# specialisation makes rung 7's gains possible: with the producer ahead, a block needs no neighbour to fill its
-# pauses, and its shared memory can go to larger tiles. (This explains the figures; it has not been profiled.)
+# A producer alone makes the kernel no faster, either. It hides the latency of loads, but its ring of four stages takes
+# 160 KB, so an SM holds one such block. It holds three blocks of rung 5: while one waits or stores, another multiplies.
+# Warp specialisation makes rung 7's gains possible: with the producer ahead, a block needs no other block to fill its
+# gaps, and can use its shared memory for larger tiles. (This explains the figures; it has not been profiled.)
 #
-# The next chart shows the operations per byte that a rung's blocks request, and what it reached.
+# The next chart shows each rung's operations per byte that its blocks request, and its speed.
 
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
 
-# Operations per byte that a block asks for: tile_m tile_n / (tile_m + tile_n) with
+# Operations per byte that a block requests: tile_m tile_n / (tile_m + tile_n) with
 # 2-byte numbers.
 small = 64 * 256 / (64 + 256)
 intensities = {
@@ -655,16 +655,16 @@ roofline(
 )
 
 # %% [markdown]
-# - **naive** requests two bytes per operation. Counted in sectors, it moves more per second than memory can
-#   deliver: caches answer most of it, and even they do not keep up.
-# - **tiled** has moved to the right, where memory would allow far more than it reaches. It runs on ordinary
-#   arithmetic units, and spends many of its instructions on moving numbers.
-# - **tensor cores** make the roof so high. A block
-#   of `tensor_core` or `wgmma` requests one byte per 85 operations. If HBM had to answer all of it, some 360 TFLOP/s
-#   would be the limit; L2 answers most, so dots of these rungs may stand above the slope.
+# - **naive** requests two bytes per operation. Counted in sectors, it moves more bytes per second than memory can
+#   deliver: caches serve most of them, and even they are too slow.
+# - **tiled** is further right, where memory would allow far more than the kernel reaches. It runs on ordinary
+#   arithmetic units, and many of its instructions only move numbers.
+# - **tensor cores** are the reason why the roof is so high. A block of `tensor_core` or `wgmma` requests one byte per
+#   85 operations. If every byte came from HBM, the limit would be some 360 TFLOP/s; most come from L2, so dots of these
+#   rungs may be above the slope.
 #
-# [The simulator's counts are those of the hardware](../docs/simulator.md), but it does not know which of them cost
-# time. For that you need a measurement. On a machine with a GPU, this cell makes one:
+# [The simulator's counts are those of the hardware](../docs/simulator.md), but they do not say where the time goes. For
+# that you need a measurement. On a machine with a GPU, this cell makes one:
 
 # %% tags=["fold"]
 from minllm.course import has_gpu
@@ -676,7 +676,7 @@ if has_gpu():
     from minllm.ops.cuda_ops import CudaOps
 
     place = CudaOps()
-    sets = [  # more than a cache holds
+    sets = [  # enough arrays to overflow the cache
         [
             place.array(rng.standard_normal((M, K)).astype(ml_dtypes.bfloat16))
             for _ in range(2)
@@ -721,7 +721,7 @@ show_case("last_tile")
 # %% [markdown]
 # ## Problems
 #
-# ??? question "1. A tile of 128 x 256 outputs in bfloat16. How many operations per byte does a block ask for?"
+# ??? question "1. A tile of 128 x 256 outputs in bfloat16. How many operations per byte does a block request?"
 #     2 · 128 · 256 / (2 · (128 + 256)) = 85.3 FLOP per byte.
 #
 # ??? question "2. At 800 TFLOP/s, how many TB/s do such tiles need? HBM has 4.2. Where does the rest come from?"
@@ -730,17 +730,17 @@ show_case("last_tile")
 # ??? question "3. A stage of a ring holds 64 x 64 of x and 256 x 64 of weight in bfloat16. How many stages fit in 227 KB?"
 #     (64 + 256) · 64 · 2 = 40 KB per stage: five, of which this lesson's kernel uses four, 160 KB.
 #
-# ??? question "4. 132 SMs, tiles of 128 x 256, a result of 2,048 x 2,048. How many tiles, and what share of the machine idles?"
+# ??? question "4. 132 SMs, tiles of 128 x 256, a result of 2,048 x 2,048. How many tiles, and what share of the machine is idle?"
 #     16 · 8 = 128 tiles for 132 SMs: 3 % idle. A result of 2,304 x 2,048 has 144 tiles and needs two waves: 45 % idle
-#     in all. Persistent kernels with smaller tiles soften that.
+#     in all. With smaller tiles and a persistent kernel less is idle.
 #
-# ??? question "5. Prefill of an 8B model at 2,048 tokens takes 45 ms at 4 dollars per hour. What does a million prompt tokens cost, and what would the naive kernel charge?"
+# ??? question "5. Prefill of an 8B model at 2,048 tokens takes 45 ms at 4 dollars per hour. What does a million prompt tokens cost, and what would it cost with the naive kernel?"
 #     2,048 tokens per 45 ms are 45,500 tokens per second: 2.4 cents per million. The naive kernel is some 700 times
 #     slower: 17 dollars.
 #
 # ## What next, and which measurement says so
 #
-# Everything above had 2,048 tokens. When a model writes, it has one. Then every weight is used once, no tile can
+# Everything above had 2,048 tokens. A decode step of one sequence has one. Then every weight is used once, no tile can
 # help, and the limit is the speed of memory:
 
 # %%
@@ -750,13 +750,13 @@ print(listing(row for one in shapes for row in recorded("matmul", one, listed=Tr
 # %% [markdown]
 # That is the subject of [lesson 9](09_flash_decoding.py) and [lesson 10](10_flash_decoding_plus_plus.py).
 #
-# Before it, look at what stands between the GEMMs. Norms, rotations and activations do next to no arithmetic. But the
+# Before that, look at the kernels between the GEMMs. Norms, rotations and activations do almost no arithmetic. But the
 # faster the GEMMs become, the larger is the share of these small kernels: [lesson 6](06_norms_rope_swiglu_fusion.py).
 #
 # ## Sources
 #
 # - NVIDIA, "CUDA C++ Programming Guide", section "Shared Memory": tiles.
 # - V. Volkov, "Better Performance at Lower Occupancy", GTC 2010: many results per thread.
-# - NVIDIA, "CUTLASS: Fast Linear Algebra in CUDA C++", 2017: the hierarchy of tiles.
+# - NVIDIA, "CUTLASS: Fast Linear Algebra in CUDA C++", 2017: the tile hierarchy.
 # - NVIDIA, "PTX ISA", sections "mma", "ldmatrix", "cp.async", "wgmma", "cp.async.bulk.tensor", "mbarrier".
 # - S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009).

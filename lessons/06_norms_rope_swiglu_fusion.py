@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 6. Norms, RoPE, SwiGLU, and fusion
 #
-# Between its GEMMs a layer does small things: it rescales vectors, rotates them by their position, lets the result of one GEMM gate that
-# of another. There is hardly any arithmetic in that, and yet it takes time, because every byte must come
-# and go. This lesson explains these element-wise steps, and the one way to make them cheap: do them together.
+# Between its GEMMs a layer has small steps: it rescales vectors, rotates them by their position, and lets the result of
+# one GEMM gate that of another. They do hardly any arithmetic, and yet take time, because every byte must be read and
+# written. This lesson explains these element-wise steps, and the one way to make them cheap: do them together.
 #
 # ```mermaid
 # flowchart LR
@@ -29,8 +29,8 @@
 #
 # $$r = x + \mathrm{residual} \qquad \mathrm{out} = \frac{r}{\sqrt{\frac{1}{H}\sum_i r_i^2 + \epsilon}} \cdot w$$
 #
-# Both as one kernel, a block per token. Each thread keeps its numbers of the row in registers between the sum and the
-# scaling:
+# This kernel does both, with one block per token. Each thread keeps its numbers of the row in registers between the sum
+# and the scaling:
 
 # %%
 import math
@@ -51,7 +51,7 @@ def add_norm_kernel(x, residual, weight, out):  # x, residual, out: [tokens, 256
     for j in range(HELD):
         i = thread + j * THREADS
         held[j] = x[token, i] + residual[token, i]
-        residual[token, i] = held[j]  # kept: the next layer adds to it
+        residual[token, i] = held[j]  # the next layer adds to it
         squares[thread] += held[j] * held[j]
     step = THREADS // 2
     while step > 0:  # a tree: squares[0] becomes the sum
@@ -70,7 +70,8 @@ def add_norm_kernel(x, residual, weight, out):  # x, residual, out: [tokens, 256
 # **What you will be able to do**
 #
 # - compute RMSNorm, LayerNorm, a rotary position and SwiGLU by hand, and say what each is for;
-# - show that rotated queries and keys know their distance, and notice when a model was loaded with the wrong layout;
+# - show that the score of a rotated query and key depends on their distance, and notice when a model was loaded with
+#   the wrong layout;
 # - count the bytes and launches that fusion saves, and say when it pays.
 #
 # You need [lesson 2](02_your_first_kernel.py) for kernels, [lesson 3](03_scaled_dot_product_attention.py) for queries
@@ -100,9 +101,9 @@ guess.ask()
 # ## Norms: why and how
 #
 # Each layer *adds* to the hidden state, so it grows from layer to layer. A matrix that was trained on small numbers
-# would do badly with large ones. So each half of a layer first brings its input to a standard size. RMSNorm, the
-# equation above, divides by the root of the mean square. LayerNorm, which is older, first subtracts the mean $\mu$,
-# and adds a learned bias:
+# would work badly with large ones. So each half of a layer first brings its input to a standard size. RMSNorm, the
+# equation above, divides by the root of the mean square. LayerNorm, which is older, first subtracts the mean $\mu$, and
+# adds a learned bias:
 #
 # $$\mathrm{LayerNorm}(x) = \frac{x - \mu}{\sqrt{\frac{1}{H}\sum_i (x_i - \mu)^2 + \epsilon}} \cdot w + b$$
 #
@@ -138,8 +139,8 @@ assert np.allclose(
 )
 
 # %% [markdown]
-# All of these kernels ran in the simulator. Now a real model: the bundled one reads some code, while we note the size
-# of the hidden state before and after each of its norms.
+# All of these kernels ran in the simulator. Now a real model: the bundled one reads some code, while the cell records
+# the size of the hidden state before and after each norm.
 
 # %%
 import minllm
@@ -189,7 +190,7 @@ curves(
 )
 
 # %% [markdown]
-# The learned weight $w$ then says how large the model wants each number to be.
+# The learned weight $w$ then sets the size of each number.
 #
 # The engine's kernel is the one at the top with loads of 16 bytes, sums over a warp by exchanging registers, and any
 # row length.
@@ -215,8 +216,8 @@ show_source(
 # %% [markdown]
 # ## Positions: RoPE
 #
-# Attention compares a query with keys, and does not care in which order the keys lie. "Dog bites man" and "man bites
-# dog" would be one text to it. RoPE puts the order into the vectors by rotating them.
+# Attention compares a query with keys, and its result does not depend on their order. "Dog bites man" and "man bites
+# dog" would be the same text. RoPE encodes the order by rotating the vectors.
 #
 # Take the numbers of a query in pairs, and think of each pair as an arrow in a plane. At position $p$ the arrow of
 # pair $i$ is rotated by the angle $p\,\theta_i$:
@@ -224,9 +225,9 @@ show_source(
 # $$(a, b) \to (a \cos p\theta_i - b \sin p\theta_i,\;\; b \cos p\theta_i + a \sin p\theta_i)
 # \qquad \theta_i = 10000^{-2i/d}$$
 #
-# Pair 0 turns fast, one radian per position. The last of 32 pairs turns 7,499 times more slowly, by $10000^{-62/64}$
-# radians. It is like a clock with many hands. By hand: the arrow $(1, 0)$, rotated by a quarter of a circle, is $(0,
-# 1)$.
+# Pair 0 rotates fast, one radian per position. The last of 32 pairs rotates 7,499 times more slowly, by
+# $10000^{-62/64}$ radians. It is like a clock with many hands. By hand: the arrow $(1, 0)$, rotated by a quarter of a
+# circle, is $(0, 1)$.
 
 # %%
 from minllm.kernels.rope.rotate import rope_reference, rope_table
@@ -244,7 +245,7 @@ frequencies = 10000.0 ** (
 cos_sin = rope_table(
     2048, head_dim, frequencies
 )  # [positions, head_dim]: first half cosines, second half sines
-full_circle = 2 * np.pi / frequencies  # positions until a pair is back where it began
+full_circle = 2 * np.pi / frequencies  # positions per full turn of a pair
 print(
     f"pair 0 is around after {full_circle[0]:.1f} positions, pair 31 after "
     f"{full_circle[31]:,.0f}"
@@ -265,9 +266,8 @@ heat_map(
 )
 
 # %% [markdown]
-# **Why rotate?** The dot product of two rotated arrows depends only on the difference of their angles. So the score of a
-# query at position $m$ and a key at position $n$ depends on $m - n$: not on where the two are, but on how far apart
-# they are.
+# **Why rotate?** The dot product of two rotated arrows depends only on the difference of their angles. So the score of
+# a query at position $m$ and a key at position $n$ depends only on their distance, $m - n$.
 
 # %%
 query, key = rng.standard_normal((2, head_dim)).astype(np.float32)
@@ -316,10 +316,10 @@ show_source(
 )
 
 # %% [markdown]
-# **A famous mistake.** Which numbers make a pair? The paper takes neighbours, $(2i, 2i+1)$. The checkpoints of
-# Hugging Face pair the first half with the second, $(i, i + d/2)$. Both are right, if the weights were stored for it.
-# With the wrong one nothing crashes, and no test of the kernel fails: the score still depends on the distance only.
-# Only the model notices:
+# **A famous mistake.** Which numbers make a pair? The paper takes neighbours, $(2i, 2i+1)$. Hugging Face checkpoints
+# pair the first half with the second, $(i, i + d/2)$. Either layout is right if the weights were stored for it. With
+# the wrong one nothing crashes, and no test of the kernel fails: the score still depends only on the distance. But the
+# model gets worse:
 
 # %%
 import dataclasses
@@ -353,13 +353,13 @@ print(f"right layout {right:.2f} bits per byte, wrong layout {wrong:.2f}")
 assert wrong > 1.5 * right
 
 # %% [markdown]
-# The model still knows which words are frequent, and even writes something that looks
-# like code from afar. So such a mistake can live for weeks. Measure bits per byte when you load a model.
+# The model still knows which words are frequent, and its output looks a little like code. So such a mistake can go
+# unnoticed for weeks. Measure bits per byte when you load a model.
 #
 # ## SwiGLU: one GEMM gates another
 #
-# The other half of a layer is the feed-forward. In Llama it has three matrices. Two GEMMs read the same
-# input; the result of one, sent through SiLU, decides how much of the other passes:
+# The other half of a layer is the feed-forward. In Llama it has three matrices. Two GEMMs read the same input. The
+# result of one goes through SiLU and then scales the result of the other:
 #
 # ```mermaid
 # flowchart LR
@@ -372,8 +372,8 @@ assert wrong > 1.5 * right
 #
 # $$\mathrm{silu}(g) = \frac{g}{1 + e^{-g}}$$
 #
-# For a large positive $g$ that is $g$ itself: open. For a large negative one it is 0: shut. By hand,
-# $\mathrm{silu}(0) = 0$ and $\mathrm{silu}(1) = 1 / 1.37 = 0.73$.
+# For a large positive $g$ this is nearly $g$ itself: the gate is open. For a large negative one it is nearly 0: the
+# gate is shut. By hand, $\mathrm{silu}(0) = 0$ and $\mathrm{silu}(1) = 1 / 1.37 = 0.73$.
 
 # %% tags=["fold"]
 gates = np.linspace(-6, 6, 25)
@@ -404,8 +404,8 @@ show_source(
 # %% [markdown]
 # ## What do they cost?
 #
-# All of these read some bytes, do a few operations with each number, and write some bytes. From the docstrings of
-# their kernels, in bfloat16:
+# All of these steps read some bytes, do a few operations with each number, and write some bytes. The figures are from
+# the docstrings of their kernels, in bfloat16:
 #
 # | step | reads | writes | FLOP per byte |
 # | --- | --- | --- | ---: |
@@ -413,14 +413,14 @@ show_source(
 # | RoPE | x | out | 0.75 |
 # | SwiGLU's gate | gate, up | out | 1 |
 #
-# An H200 wants hundreds of operations per byte. So arithmetic is free here, and only bytes count.
+# The ridge of an H200 is at hundreds of operations per byte. So arithmetic is free here, and only bytes matter.
 #
 # ## Together, not apart
 #
-# If two steps follow each other, the first writes a result that the second reads again. In one kernel the number
-# stays in a register, and two trips to memory are saved. That is fusion. To count it, here are the steps apart, one
-# small kernel per line of the formula, and the engine's fused kernels. The third pair rotates queries and keys and
-# puts keys and values into the cache: apart three launches, together one, `qkv_rope_append`.
+# If two steps follow each other, the first writes a result that the second reads again. In one kernel the number stays
+# in a register, which saves two trips to memory. That is fusion. The next cells count it: the steps apart, with one
+# small kernel per operation, and the engine's fused kernels. The third pair rotates queries and keys and puts keys and
+# values into the cache: apart this takes three launches, fused one, `qkv_rope_append`.
 
 # %% tags=["fold"]
 
@@ -452,7 +452,7 @@ def multiply_kernel(activated, up, out):  # [n] each
         out[i] = float32(activated[i]) * float32(up[i])
 
 
-def over(array):  # a grid that covers all of an array
+def over(array):  # number of blocks that cover the array
     return -(-array.size // BLOCK)
 
 
@@ -470,7 +470,7 @@ gate_up = rng.standard_normal((tokens, 2 * hidden)).astype(
     np.float32
 )  # [tokens, 2 * intermediate]
 qkv = rng.standard_normal((tokens, heads + 2 * kv_heads, head_dim)).astype(np.float32)
-places, slots = np.int32([5, 6]), np.int32([1, 2])  # positions; where in the cache
+places, slots = np.int32([5, 6]), np.int32([1, 2])  # positions; slots of the cache
 query, key, value = (
     np.ascontiguousarray(part)
     for part in np.split(qkv, [heads, heads + kv_heads], axis=1)
@@ -482,7 +482,7 @@ key_cache, value_cache = np.zeros(
     (2, 1, 16, kv_heads, head_dim), np.float32
 )  # [blocks, slots, kv_heads, head_dim]
 
-# Where results go: [0] of the steps apart, [1] of the steps together.
+# Results: [0] of the steps apart, [1] of the fused kernels.
 summed = [residual.copy(), residual.copy()]
 normalized, gated, turned = (
     np.empty((2, *shape), np.float32) for shape in (x.shape, x.shape, query.shape)
@@ -576,7 +576,7 @@ bars(
 )
 
 # %% [markdown]
-# The bytes of the prediction have the same ratios:
+# The bytes of the prediction are in the same ratio:
 
 # %%
 one = 16384 * 4096 * 2  # bytes of one [tokens, hidden] array
@@ -588,8 +588,8 @@ guess.against(
 # %% [markdown]
 # ## Launches
 #
-# In a decode step there is one token. Moving its kilobytes takes nanoseconds. But a kernel, even one that does almost
-# nothing, takes microseconds to start, run and end. The smallest in the record prepares the next step:
+# A decode step has one token. Moving its kilobytes takes nanoseconds. But a kernel, even one that does almost nothing,
+# takes microseconds to start, run and end. The smallest in the record prepares the next step:
 
 # %%
 from minllm.course import load_record, recorded
@@ -621,8 +621,8 @@ assert norm_us < smallest.value / 50
 guess.against(longer="a kernel that does nothing")
 
 # %% [markdown]
-# So fusion pays twice. For many tokens it saves bytes, for one token it saves launches. The last line is an estimate:
-# it takes every launch to cost as much as the smallest kernel. Lesson 15 makes launches themselves cheaper.
+# So fusion helps twice. For many tokens it saves bytes, for one token it saves launches. The last line is an estimate:
+# it assumes that every launch costs as much as the smallest kernel. Lesson 15 makes the launches themselves cheaper.
 #
 # ## Measured against predicted
 #
@@ -683,14 +683,14 @@ speeds = {row.variant: row for _, row in rows}
 assert speeds["rms_norm"].of_limit > 0.8 and speeds["silu_and_multiply"].of_limit > 0.8
 
 # %% [markdown]
-# The norm and the gate are about as fast as a copy. The only gain left is to have fewer of them. Where a bar is far
-# below a copy, too few bytes are in flight: the RoPE kernel above loads 2 bytes at a time. [The same
-# file](../minllm/kernels/rope/rotate.py) has a second one for heads of the usual sizes, which loads 16. The engine
-# launches neither: in the fused kernel the rotation comes along with bytes that have to move anyway. Where a GEMM
-# computes those bytes, such a last step is called its epilogue: bias and SwiGLU's gate can be part of it.
+# The norm and the gate are about as fast as a copy. The only gain left is to have fewer of them. If a bar is far below
+# a copy, too few bytes are in flight: the RoPE kernel above loads 2 bytes at a time. [The same
+# file](../minllm/kernels/rope/rotate.py) has a second kernel for heads of the usual sizes, which loads 16. The engine
+# launches neither: its fused kernel rotates numbers that it has to move anyway. If a GEMM computes those numbers, such
+# a last step is called its epilogue: bias and SwiGLU's gate can be part of it.
 #
-# On a machine with a GPU, this cell measures yours. The addition is the plain kernel, one number per thread, so
-# apart loses more than bytes:
+# On a machine with a GPU, this cell measures yours. The separate addition is the plain kernel, one number per thread,
+# so it loses time for other reasons than bytes, too:
 
 # %% tags=["fold"]
 from minllm.course import has_gpu
@@ -749,15 +749,15 @@ show_case("hanging_norm")
 #     Both are (1, 1, 1, 1): the norm removes the size and keeps the direction.
 #
 # ??? question "2. Query and key have their only nonzero pair at index 0, both (1, 0). What is their score at distance 0, and at distance 3?"
-#     cos(0) = 1 and cos(3) = -0.99. At distance 3 this pair votes against, and slower pairs hardly notice the
-#     distance.
+#     cos(0) = 1 and cos(3) = -0.99. At distance 3 this pair makes the score negative. Slower pairs change little over
+#     that distance.
 #
 # ??? question "3. Three element-wise kernels on [2,048, 4,096] in bfloat16, each reading one array and writing one. What does fusing them save on an H200 at 4.2 TB/s?"
-#     An array is 16.8 MB. Apart 6 trips, 100.7 MB, 24 µs; fused 2 trips, 33.6 MB, 8 µs. Per layer 16 µs; over 32
-#     layers half a millisecond.
+#     An array is 16.8 MB. Apart there are 6 trips, 100.7 MB, 24 µs; fused 2 trips, 33.6 MB, 8 µs. That saves 16 µs per
+#     layer, and half a millisecond over 32 layers.
 #
 # ??? question "4. At batch 1 the same three kernels have 8 KB arrays. What does fusing save now?"
-#     6 trips of 8 KB are 12 ns: nothing. Two launches less are about 2 to 5 µs: everything.
+#     6 trips of 8 KB take 12 ns, which is negligible. Two launches fewer save about 2 to 5 µs.
 #
 # ??? question "5. A feed-forward writes gate and up, [T, 2 I], and a second kernel writes silu(gate) * up, [T, I]. If the GEMM's epilogue applies the gate, how many bytes per token are saved for I = 14,336 in bfloat16?"
 #     The write and the read of gate and up: 2 · 28,672 · 2 bytes = 115 KB per token and layer. For 2,048 tokens and
@@ -765,8 +765,8 @@ show_case("hanging_norm")
 #
 # ## What next, and which measurement says so
 #
-# The small kernels are at the speed of a copy. The GEMMs are on their ladder, [lesson
-# 5](05_the_ladder_of_matrix_products.py). One stage of a layer is still as it was in lesson 3:
+# The small kernels are as fast as a copy. [Lesson 5](05_the_ladder_of_matrix_products.py) made the GEMMs fast. One
+# stage of a layer is still as it was in lesson 3:
 
 # %%
 for variant in ("materialized", "flash_attention_2"):
@@ -775,9 +775,9 @@ for variant in ("materialized", "flash_attention_2"):
     )
 
 # %% [markdown]
-# Attention wrote its scores to memory in one kernel, to read them in the next. The cure is fusion.
-# But a softmax needs the whole row before it can write its first number. [Lesson 7](07_prefill_and_flash_attention.py)
-# fuses it nevertheless.
+# One attention kernel writes the scores to memory, and the next one reads them. The remedy is fusion. But a softmax
+# needs the whole row before it can write its first number. [Lesson 7](07_prefill_and_flash_attention.py) fuses it
+# nevertheless.
 #
 # ## Sources
 #

@@ -14,8 +14,8 @@
 # # 7. Prefill: online softmax and FlashAttention
 #
 # [Lesson 3](03_scaled_dot_product_attention.py) ended with a square: a prompt of $T$ tokens has $T^2$ scores, and
-# writing them to memory takes longer than computing them. FlashAttention never writes them. It rests on one idea of
-# mathematics, a softmax that need not see all its numbers at once.
+# writing them to memory takes longer than computing them. FlashAttention never writes them. It rests on one
+# mathematical idea: a softmax can be computed without having all its numbers at once.
 #
 # ```mermaid
 # flowchart LR
@@ -27,8 +27,8 @@
 #
 # $$m = \max_j s_j \qquad l = \sum_j e^{s_j - m} \qquad o = \sum_j e^{s_j - m}\, v_j \qquad \mathrm{out} = o / l$$
 #
-# These three numbers are all that a row must remember. As a kernel, one thread per query, this is lesson 3's
-# attention without its second pass:
+# The state of a row is only $m$, $l$ and $o$. As a kernel with one thread per query, this is lesson 3's attention
+# without the second pass:
 
 # %%
 import math
@@ -59,22 +59,22 @@ def online_attention_kernel(Q, K, V, out, scale):  # Q, K, V, out: [T, d]
 
 
 # %% [markdown]
-# 1. If the maximum rises, all weights so far are too large, by the same factor. 0 for the first key, 1 while the
-#    maximum stays.
-# 2. The sum and the output are both rescaled. Forgetting one of them is this lesson's detective case.
+# 1. If the maximum rises, all weights so far are too large, by the same factor. The correction is 0 for the first key,
+#    and 1 while the maximum stays.
+# 2. The sum and the output are both rescaled. In this lesson's detective case one of them is not.
 #
 # **What you will be able to do**
 #
-# - compute a softmax piece by piece, with a running maximum, and say what has to be rescaled, when, and why;
-# - tell FlashAttention-1 from 2 by the order of their loops, and count what that order costs;
+# - compute a softmax tile by tile, with a running maximum, and say what has to be rescaled, when, and why;
+# - tell FlashAttention-1 from 2 by the order of their loops, and count the bytes that each order moves;
 # - explain what a Hopper GPU adds, and why exponentials became the bottleneck.
 #
 # You need lesson 3 for attention, and [lesson 5](05_the_ladder_of_matrix_products.py) for tiles and tensor cores.
 #
 # ## Predict
 #
-# A model of 8 billion parameters (32 query heads, 8 KV heads, 128 numbers per head) reads a prompt of 8,192 tokens.
-# Think of **one layer's** attention.
+# A model of 8 billion parameters (32 query heads, 8 KV heads, 128 numbers per head) reads a prompt of 8,192 tokens. All
+# questions are about the attention of **one layer**.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -138,8 +138,8 @@ assert (m, total, o) == (5, 1.4375, 2.75) and np.isclose(
 )
 
 # %% [markdown]
-# Nothing is approximate here: the result is the softmax, whatever the tiles and the order of the keys. The kernel
-# from the top, in the simulator:
+# Nothing is approximate here: the result is the softmax, whatever the tiles and the order of the keys. This cell runs
+# the kernel from the top in the simulator:
 
 # %%
 rng = np.random.default_rng(2)
@@ -151,17 +151,17 @@ assert np.allclose(out, weights @ V / weights.sum(axis=1, keepdims=True), atol=1
 print("16 queries, one pass over the keys: the same as a softmax over whole rows")
 
 # %% [markdown]
-# The state of any set of keys is such a triple, and two states merge by the same rule, in any order: tiles here,
-# blocks of the GPU in [lesson 9](09_flash_decoding.py). Merging is your first exercise.
+# The state of any set of keys is such a triple, and two states merge by the same rule, in any order. Here the sets are
+# tiles; in [lesson 9](09_flash_decoding.py) each belongs to a block of the GPU. Merging is your first exercise.
 #
 # ## Tiles that nobody needs
 #
-# Keys come in tiles, and so do queries: 64 rows of $Q$ against 64 rows of $K$ make
-# a $64 \times 64$ tile of scores, by one small GEMM on tensor cores. The tile lives in
-# registers, becomes weights there, is multiplied with 64 rows of $V$, and is forgotten.
+# Keys are grouped in tiles, and so are queries: a small GEMM of 64 rows of $Q$ and 64 rows of $K$ on tensor cores gives
+# a $64 \times 64$ tile of scores. The tile stays in registers. There it becomes weights, is multiplied by 64 rows of
+# $V$, and is discarded.
 #
-# A causal model looks back only. Tiles above the diagonal are never computed, tiles below it need no mask, and only
-# those on it are masked, score by score:
+# A causal model only looks back. Tiles above the diagonal are never computed, tiles below it need no mask, and only
+# tiles on it are masked, score by score:
 
 # %% tags=["fold"]
 from minllm.course import heat_map
@@ -210,9 +210,9 @@ print(
 #
 # ## FlashAttention-1: keys outside
 #
-# Which loop is outside, the one over tiles of keys or the one over tiles of queries? FlashAttention-1 (2022) put the
-# keys there. It loads a tile of K and V into shared memory once, then all rows of queries pass by: each loads its
-# state $(m, l, o)$ from memory, folds the tile in, and writes it back.
+# Which loop is outside, the one over tiles of keys or the one over tiles of queries? In FlashAttention-1 (2022) it is
+# the loop over keys. It loads a tile of K and V into shared memory once, then loops over all rows of queries: each
+# row's state $(m, l, o)$ is loaded from memory, updated with the tile, and written back.
 
 # %% tags=["fold"]
 
@@ -256,11 +256,11 @@ heat_map(
 # %% [markdown]
 # ## FlashAttention-2: queries outside
 #
-# FlashAttention-2 (2023) swapped the loops. A block owns a tile of queries and walks over its keys. The rows' states
-# stay in registers from beginning to end, and there is one block per tile of queries instead of one per head. Two
-# more changes keep the tensor cores busy:
+# FlashAttention-2 (2023) swapped the loops. A block has one tile of queries and loops over the tiles of keys. The rows'
+# states stay in registers from beginning to end, and there is one block per tile of queries instead of one per head.
+# Two more changes keep the tensor cores busy:
 #
-# - it divides by $l$ once, at the end, where FlashAttention-1 keeps $o$ divided all the time;
+# - it divides by $l$ once, at the end, while FlashAttention-1 keeps $o$ divided all the time;
 # - each warp has rows of its own, so warps exchange nothing.
 
 # %% tags=["hide-input"]
@@ -349,19 +349,19 @@ for name, options in (
 # %% tags=["hide"]
 steps = sum(
     -(-(row + 1) // 32) for row in range(tokens)
-)  # (row, tile of 32 keys) that see each other
+)  # pairs of a row and a tile of 32 keys that it sees
 assert (
     counted["flash_attention_1"]["row_out"] == (2 * steps + tokens) * head_dim * 4
-)  # read, written; zeros first
+)  # read and written per step; zeroed first
 assert (
     counted["flash_attention_2"]["key_cache"]
     == sum(16 * (i + 1) for i in range(4)) * head_dim * 2
 )
 
 # %% [markdown]
-# The square is gone from memory. In its place FlashAttention-1 moves the states, once per
-# row *and tile of keys*, and FlashAttention-2 the keys and values, once per *tile of queries*. How large
-# that is depends on the tile. For the prompt of the prediction, in one layer of the 8B model:
+# The square is gone from memory. Instead FlashAttention-1 moves the states, once per row *and tile of keys*, and
+# FlashAttention-2 the keys and values, once per *tile of queries*. The number of bytes depends on the tile. For the
+# prompt of the prediction, in one layer of the 8B model:
 
 # %%
 from minllm.course import Bar, bars
@@ -399,15 +399,14 @@ bars(
 )
 
 # %% [markdown]
-# Look at the second bar. With tiles of 32 keys, FlashAttention-1's states make *more* traffic than the scores did.
-# Not writing scores is no gain by itself. The paper's kernel has larger tiles, and its author's next paper swapped
-# the loops.
+# Look at the second bar. With tiles of 32 keys, FlashAttention-1's states cause *more* traffic than the scores did. It
+# is not enough to write no scores. The paper's kernel has larger tiles, and its author's next paper swapped the loops.
 #
 # ## What Hopper adds
 #
-# What keeps FlashAttention-2 from the roof? Count cycles. Per cycle, an SM of an H100 or H200 does 4,096 operations
-# in its tensor cores (bfloat16), and 16 exponentials in its special function units. For a tile of 64 queries
-# and 128 keys, head_dim 128:
+# What keeps FlashAttention-2 below the roof? Count cycles. Per cycle, an SM of an H100 or H200 does 4,096 operations in
+# its tensor cores (bfloat16), and 16 exponentials in its special function units. For a tile of 64 queries and 128 keys,
+# head_dim 128:
 
 # %%
 pairs = 64 * 128
@@ -427,12 +426,12 @@ guess.against(
 )
 
 # %% [markdown]
-# The exponentials take as long as either product, though they are a 512th of the operations. Tensor cores became
-# faster from one generation to the next, and special function units did not. If a warp multiplies, exponentiates, and
+# The exponentials take as long as either GEMM, though they are a 512th of the operations. Tensor cores became faster
+# from one generation to the next, and special function units did not. If a warp multiplies, computes exponentials, and
 # multiplies again, the tensor cores are idle for a third of the time.
 #
 # FlashAttention-3 (2024) uses TMA, wgmma and warp specialisation as rungs 5 to 7 of lesson 5 do, and adds
-# **ping-pong**: two consumers take turns. While one multiplies, the other exponentiates.
+# **ping-pong**: two consumers alternate. While one multiplies, the other computes exponentials.
 #
 # ```mermaid
 # flowchart TD
@@ -444,7 +443,7 @@ guess.against(
 #     A <-. "hand-off" .-> B
 # ```
 #
-# The cycles counted above, laid out in time:
+# The charts show these cycles on a time axis:
 
 # %% tags=["fold"]
 from minllm.course import Span, timeline
@@ -459,7 +458,7 @@ def schedule(consumers, tiles=3):
         for consumer in range(consumers):
             begin = max(
                 tensor_free, ready[consumer]
-            )  # P V of the last tile, and Q K of this one
+            )  # P V of the previous tile, and Q K of this one
             products = 512.0 if step == 0 else 1024.0
             spans.append(
                 Span(
@@ -517,8 +516,8 @@ print(f"tensor cores busy: {one:.0%} with one consumer, {two:.0%} with two")
 assert 0.6 < one < 0.7 and two > 0.95
 
 # %% [markdown]
-# Two consumers that take turns can be half as fast again. The maxima, the sums, the rescaling of $o$ and the masked
-# tiles cost time, too, and are not in the picture.
+# With two consumers, attention can be 1.5 times as fast. The maxima, the sums, the rescaling of $o$ and the masked
+# tiles take time, too, and are not in the charts.
 
 # %% tags=["hide-input"]
 from minllm.kernels.attention.flash_attention_3 import consumer as hopper_consumer
@@ -649,13 +648,13 @@ assert {row.variant: row.value for row in long}["flash_attention_2"] > 2 * speed
 ]
 
 # %% [markdown]
-# - **FlashAttention-1** is slower than the three kernels that it was to replace, as the bytes said. It has one block
-#   per head, 32 of them, on a machine of 132 SMs, and it multiplies on ordinary units.
-# - **FlashAttention-2** is where the idea pays: states in registers, blocks enough, tensor cores.
-# - A short prompt has too few tiles to fill the machine. The longer prompts reach more than twice as much.
-# - **FlashAttention-3** comes closest to the roof: the exponentials are hidden.
+# - **FlashAttention-1** is slower than the three kernels that it was to replace, as the bytes predicted. It has only
+#   one block per head, 32 on a machine of 132 SMs, and it multiplies on ordinary units.
+# - **FlashAttention-2** is the first fast version: it has states in registers, enough blocks, and tensor cores.
+# - A short prompt has too few tiles to fill the machine. The longer prompts run more than twice as fast.
+# - **FlashAttention-3** comes closest to the roof, because the exponentials are hidden.
 #
-# On a roofline, attention of a prompt stands far to the right: memory is not the limit.
+# On a roofline, attention of a prompt is far to the right: memory is not the limit.
 
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
@@ -758,24 +757,24 @@ show_case("rising_scores")
 #     (2, 1, 1); (2, 1.25, 1.25); the maximum rises by 2, factor 1/4: (4, 1.3125, 5.3125). Output 4.05.
 #
 # ??? question "2. Two halves of a row gave (m, l, o) = (3, 2, 6) and (1, 4, 8), powers of 2. Merge them."
-#     M = 3. The second is scaled by 1/4: l = 2 + 1 = 3, o = 6 + 2 = 8, output 2.67.
+#     m = 3. The second state is scaled by 1/4: l = 2 + 1 = 3, o = 6 + 2 = 8, output 2.67.
 #
 # ??? question "3. How many bytes of K and V does FlashAttention-2 load for one head of 128, 8,192 tokens, with 128 queries per tile? And with 64?"
 #     Tile i loads 128 (i + 1) keys: 64 · 65 / 2 · 128 · 512 bytes = 136 MB per query head. With 64 queries per tile
 #     it is nearly twice that, 271 MB. Most of it comes from L2.
 #
-# ??? question "4. A chip doubles tensor core throughput and keeps 16 exponentials per cycle and SM. What becomes of the tile of this page?"
-#     Each product takes 256 cycles instead of 512, the exponentials still 512: as long as both products together. Even
-#     ping-pong can only just hide them, and the special function unit becomes the bottleneck. This is why newer
-#     kernels compute some exponentials with polynomials.
+# ??? question "4. A chip doubles tensor core throughput and keeps 16 exponentials per cycle per SM. What happens to the cycle counts of this page?"
+#     Each GEMM takes 256 cycles instead of 512, the exponentials still 512: as long as both GEMMs together. Even
+#     ping-pong can only just hide them, and the special function unit becomes the bottleneck. This is why newer kernels
+#     compute some exponentials with polynomials.
 #
-# ??? question "5. Prefill attention of 16,384 tokens in the 8B shape takes 4 · 32 · 128 · T²/2 operations per layer. How long at 600 TFLOP/s, and what share of a prefill whose GEMMs take 360 ms?"
-#     2.2 TFLOP per layer, 3.7 ms; 117 ms for 32 layers: a quarter of the whole. At 2,048 tokens it is 1.8 ms of 45:
-#     quadratic growth against linear.
+# ??? question "5. Prefill attention of 16,384 tokens in the 8B shape takes 4 · 32 · 128 · T²/2 operations per layer. How long does it take at 600 TFLOP/s, and what share is it of a prefill whose GEMMs take 360 ms?"
+#     2.2 TFLOP per layer, 3.7 ms; 117 ms for 32 layers: a quarter of the whole. At 2,048 tokens it is 1.8 ms of 45,
+#     because attention grows quadratically and the GEMMs linearly.
 #
 # ## What next, and which measurement says so
 #
-# All this was for a prompt. When the model writes, there is one query, and the same kernel has one row in its tile:
+# All this was for a prompt. In a decode step there is one query, and the same kernel has one row in its tile:
 
 # %%
 from minllm.course import listing
@@ -783,9 +782,9 @@ from minllm.course import listing
 print(listing(recorded("decode attention", "1x8192, 32/8", listed=True)))
 
 # %% [markdown]
-# No GEMM is left, every key and value is used once, and the roofline's slope is the limit again. Two
-# lessons deal with that: [the next](08_the_kv_cache.py) says where keys and values are kept, and what they cost;
-# [lesson 9](09_flash_decoding.py) splits them over blocks, and merges the states by the algebra of this page.
+# No GEMM is left, every key and value is used once, and the slope of the roofline is the limit again. Two lessons deal
+# with that: [the next](08_the_kv_cache.py) explains where keys and values are kept, and how many bytes they take;
+# [lesson 9](09_flash_decoding.py) splits them over blocks, and merges the states by the rule of this page.
 #
 # ## Sources
 #
