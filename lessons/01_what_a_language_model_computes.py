@@ -42,7 +42,7 @@ show_source(
         "row = token_ids[token]": "The token's id chooses the row of the table.",
         "i = cuda.threadIdx.x": "The threads of a block share the row's elements: each begins at its own number.",
         "out[token, i] = embedding[row, i]": "The whole computation: a copy.",
-        "i += BLOCK": "A row longer than the block is walked in steps.",
+        "i += BLOCK": "A row longer than the block takes several steps.",
     },
 )
 

@@ -203,9 +203,7 @@ from numba import float32
 
 @kernel
 def add_next_kernel(x, out):  # both [64]
-    tile = cuda.shared.array(
-        64, float32
-    )  # one per block, visible only to its threads
+    tile = cuda.shared.array(64, float32)  # one per block, visible only to its threads
     i = cuda.threadIdx.x
     tile[i] = x[i]
     cuda.syncthreads()  # (1)!
@@ -365,7 +363,7 @@ bars(
         for colour, (name, row) in enumerate((("by columns", slow), ("by rows", fast)))
     ],
     unit="TB/s",
-    title="Two copies: useful bytes a second, read plus written",
+    title="Two copies: useful bytes per second, read plus written",
     limit=limit,
     limit_name="the driver's own copy:",
     caption=f"16,384 by 16,384 float32; {fast.label}.",

@@ -84,7 +84,7 @@ def attention_kernel(Q, K, V, out, scale):  # Q, K, V, out: [T, d]
 from minllm.course import Prediction
 
 guess = Prediction(
-    score_bytes="All these scores, stored as 4-byte numbers: how many bytes in one layer?",
+    score_bytes="All these scores, stored as a full T x T square of 4-byte numbers: how many bytes in one layer?",
     input_bytes="How many bytes do queries, keys and values of the layer take? "
     "(2-byte numbers, 8 heads of keys and values)",
     flops_per_byte="How many floating-point operations per byte of scores that moves?",
@@ -367,13 +367,13 @@ show_source(
     folded="P = softmax(S): one block per row",
     notes={
         "partial = cuda.shared.array": "One number a thread, for the block's maximum and then for its sum.",
-        "maximum = max(maximum, scores": "First walk through the row: every thread the maximum of its keys.",
+        "maximum = max(maximum, scores": "First pass over the row: every thread finds the maximum of its keys.",
         "while active > 0": "Half of the threads add the other half's numbers, then half of those: a tree.",
         "all threads have read it": "A barrier that is easy to forget. Without it, a quick thread would store its sum in "
         "partial[0] before a slow one has read the maximum there.",
-        "weight = ex2": "Second walk: exponentials, as powers of 2, which the hardware has an instruction for. The scale is "
+        "weight = ex2": "Second pass: exponentials, as powers of 2, which the hardware has an instruction for. The scale is "
         "multiplied by log₂ e beforehand, so the result is the same.",
-        "scores[token, head, key] *= inverse": "Third walk: the division.",
+        "scores[token, head, key] *= inverse": "Third pass: the division.",
     },
     docstring=False,
 )

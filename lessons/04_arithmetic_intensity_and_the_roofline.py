@@ -309,7 +309,7 @@ curves(
     },
     "batch",
     "tokens/s",
-    "Throughput: what all sequences get together",
+    "Throughput: tokens per second of the whole batch",
     log_x=True,
     log_y=True,
     caption=f"The same steps; {measured[0].label}.",
@@ -373,7 +373,7 @@ for gigabytes in (20, 16):
     print(
         f"{gigabytes} GB: memory {cost.memory_ms(v100_tb_s):.1f} ms, arithmetic "
         f"{cost.compute_ms(v100_tflops):.1f} ms, "
-        f"so {floor:.1f} ms a step and {1e3 * batch / floor:.0f} tokens per second"
+        f"so {floor:.1f} ms per step and {1e3 * batch / floor:.0f} tokens per second"
     )
     if gigabytes == 20:
         assert round(floor, 1) == 22.2 and round(1e3 * batch / floor) == 720

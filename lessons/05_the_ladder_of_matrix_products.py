@@ -229,8 +229,8 @@ show_source(
         "copy_tile(x_tile, x": "All threads together copy a piece of both matrices.",
         "cuda.syncthreads()": "Wait: the tile is complete only when all have copied.",
         "x_values[i] = x_tile": "From shared memory into registers, once.",
-        "total[i, j] +=": "per_thread × per_thread products from 2 × per_thread numbers.",
-        "no thread may overwrite": "And wait again. Forget this one, and a quick thread spoils the tile of a slow one.",
+        "total[i, j] +=": "per_thread × per_thread multiply-adds from 2 × per_thread numbers.",
+        "no thread may overwrite": "Wait again: without this barrier a fast thread overwrites the tile that a slow one still reads.",
     },
 )
 
@@ -414,7 +414,7 @@ timeline(
     ],
     "",
     "A ring of three tiles: two are under way while one is multiplied",
-    caption="Steps along K of one warp, from the simulator, which knows an order but "
+    caption="Steps along K of one warp, from the simulator, which gives the order, but "
     "no times.",
 )
 
@@ -650,7 +650,7 @@ roofline(
     tb_s,
     tflops,
     "The ladder under the roof",
-    caption="Operations per byte as blocks ask for them, before caches. TFLOP/s "
+    caption="Operations per byte that blocks request, before caches. TFLOP/s "
     f"{rows[0].label}.",
 )
 

@@ -309,8 +309,8 @@ show_source(
     rotate.rope_kernel,
     folded="The kernel: a lane of a warp rotates a pair",
     notes={
-        "position = positions[token]": "Where the token stands in its text, not in the batch.",
-        "if interleaved else": "Which two numbers make a pair: next.",
+        "position = positions[token]": "The token's position in its text, not in the batch.",
+        "if interleaved else": "The two layouts of pairs, explained below.",
         "cosine, sine =": "From a table, made once. All heads of a token use the same.",
     },
 )
@@ -644,7 +644,7 @@ rows = [
 bars(
     [Bar(name, row.value, f"{100 * row.of_limit:.0f} %") for name, row in rows],
     unit="TB/s",
-    title="Bytes a second of the small kernels",
+    title="Bandwidth of the small kernels",
     limit=tb_s,
     limit_name="a copy:",
     caption=f"bfloat16, on arrays of about 128 MB; {rows[0][1].label}.",
@@ -674,7 +674,7 @@ roofline(
     dots,
     tb_s,
     tflops,
-    "All of them stand on the slope",
+    "All of them are on the slope",
     caption=f"FLOP per byte from the formulas, bfloat16. TB/s {rows[0][1].label}.",
 )
 

@@ -392,7 +392,7 @@ assert (
 bars(
     [Bar(name, amount / 1e9) for name, amount in asked.items()],
     unit="GB",
-    title="Bytes that one layer's attention asks memory for, 8,192 tokens",
+    title="Bytes that one layer's attention requests, 8,192 tokens",
     log=True,
     caption="From the formulas in the kernels' docstrings, before caches: a "
     "logarithmic axis.",
@@ -505,7 +505,7 @@ timeline(
 timeline(
     schedule(2),
     "cycles",
-    "Two consumers in turns: the exponentials of one hide behind the products of the "
+    "Two consumers alternate: the exponentials of one overlap with the GEMMs of the "
     "other",
     caption="The same, with two groups of warps. Colours are the groups.",
 )
@@ -527,12 +527,12 @@ show_source(
     part="consume",
     folded="A consumer of FlashAttention-3",
     notes={
-        "while True": "The walk over tiles of keys. Those of a tile of queries come from the last to the first.",
+        "while True": "The loop over tiles of keys: a tile of queries takes its keys from last to first.",
         "begins = left == 0": "The first scores of another tile of queries come beside the last output of the one before.",
         "wait_for_turn(consumer)": "Ping-pong: only one consumer at a time starts wgmma.",
         "start_output(acc, weights": "o += P V of the tile before, behind S = Q Kᵀ of this one. Both are in flight now.",
         "pass_turn(consumer)": "The other consumer may start its own.",
-        "wgmma_wait_group_1": "All products but the newest are done: the scores are here, and P V is still being computed ...",
+        "wgmma_wait_group_1": "All wgmmas but the newest are done: the scores are here, and P V is still being computed ...",
         "weigh_tile(scores, rows, from_origins": "... while the softmax goes on.",
         "rescale(acc, rows)": "o is rescaled when P V is done. The kernel leaves that out where no maximum has risen by much.",
     },
@@ -573,8 +573,8 @@ timeline(
         if flops and step <= max(copy.arrived for copy in copies[:12])
     ],
     "",
-    "Copies of tiles, started by the producer, and products of the consumers",
-    caption="Steps of one block, from the simulator, which knows an order but no "
+    "Copies of tiles, started by the producer, and GEMMs of the consumers",
+    caption="Steps of one block, from the simulator, which gives the order, but no "
     "times.",
 )
 
@@ -610,7 +610,7 @@ bars(
     unit="TFLOP/s",
     title="A prompt of 512 tokens",
     limit=peak,
-    limit_name="best product measured:",
+    limit_name="best GEMM measured:",
     log=True,
     caption=f"32 query heads, 8 KV heads of 128; a logarithmic axis; {short[0].label}.",
 )
@@ -632,7 +632,7 @@ bars(
     unit="TFLOP/s",
     title="Four prompts of 2,048 tokens",
     limit=peak,
-    limit_name="best product measured:",
+    limit_name="best GEMM measured:",
     caption=f"32 query heads, 8 KV heads of 128; {long[0].label}.",
 )
 
@@ -782,9 +782,10 @@ from minllm.course import listing
 print(listing(recorded("decode attention", "1x8192, 32/8", listed=True)))
 
 # %% [markdown]
-# No GEMM is left, every key and value is used once, and the slope of the roofline is the limit again. Two lessons deal
-# with that: [the next](08_the_kv_cache.py) explains where keys and values are kept, and how many bytes they take;
-# [lesson 9](09_flash_decoding.py) splits them over blocks, and merges the states by the rule of this page.
+# No GEMM is left, every key and value is used by one token only, and the slope of the roofline is the limit again.
+# Two lessons deal with that: [the next](08_the_kv_cache.py) explains where keys and values are kept, and how many
+# bytes they take; [lesson 9](09_flash_decoding.py) splits them over blocks, and merges the states by the rule of this
+# page.
 #
 # ## Sources
 #
