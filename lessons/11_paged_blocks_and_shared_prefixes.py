@@ -251,7 +251,7 @@ policy.check()
 from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_reference
 from minllm.kernels.kv.copy_rounds import in_rounds
 
-copies = [(0, 3), (1, 4), (3, 5), (0, 2)]  # block 0 reaches 5 through 3
+copies = [(0, 3), (1, 4), (3, 5), (0, 2)]  # (3, 5) reads what (0, 3) wrote
 print(in_rounds(copies))
 cache = (
     np.random.default_rng(0).standard_normal((6, 4, 2, 8)).astype(np.float32)
