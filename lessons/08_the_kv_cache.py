@@ -30,7 +30,7 @@
 #
 # $$\text{bytes per token} = 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot \text{bytes per number}$$
 #
-# The cache lies in blocks of 16 slots. A sequence's block table lists its blocks in the order of its tokens, so the
+# The cache consists of blocks of 16 slots. A sequence's block table lists its blocks in the order of its tokens, so the
 # first equation gives the slot of position $p$. Given the slots, writing is a copy:
 
 # %% tags=["hide-input"]
@@ -73,7 +73,7 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
-# ## What stays true of the past
+# ## Past keys and values do not change
 #
 # A token attends to itself and to the tokens before it, never to those after it. So its hidden states stay the same
 # whatever follows, and so do its keys and values. The model confirms it: the logits of a text's first tokens do not
@@ -104,8 +104,8 @@ print(f"logits are as large as {np.abs(long).max():.0f}")
 # ## Count what it saves
 #
 # Without a cache, the step for token $n$ computes $n$ tokens, and its attention $n^2 / 2$ pairs of a query and a key.
-# With a cache it computes one token and $n$ pairs, so $n$ times less. Over a whole text, attention grows with the
-# square of the length instead of the cube, and all other work grows linearly instead of with the square.
+# With a cache it computes one token and $n$ pairs. Over a whole text, attention grows with the square of the length
+# instead of the cube, and all other work grows linearly instead of with the square.
 
 # %%
 from minllm import costs
@@ -186,9 +186,9 @@ print(f"32 steps, largest difference of any logit: {max(differences):.1e}")
 assert max(differences) < 1e-2
 
 # %% [markdown]
-# Only the last bits differ, because sums are formed in another order. The next chart shows the time on this machine,
-# and the one below it the recorded time for a model of common size. (On a GPU the bundled model may show two flat
-# lines: it is so small that launching its kernels takes longer than running them. See lesson 15.)
+# Only the last bits differ, because sums are formed in another order. The first chart shows the time on this machine,
+# the second the recorded time for a model of common size. (On a GPU the bundled model may show two flat lines: it is so
+# small that launching its kernels takes longer than running them. See lesson 15.)
 
 # %% tags=["fold"]
 from minllm.course import machine_line, timed
@@ -569,7 +569,7 @@ curves(
 # ## Measured against predicted
 #
 # Attention does 4 operations per byte of the cache in this shape: 4 query heads share each KV head. The fused kernel
-# does less than one. Both are on the left of the roofline, so memory is their limit. The rings on the slope are the
+# does less than one per byte. Both are left of the ridge, so memory is their limit. The rings on the slope are the
 # predictions.
 
 # %% tags=["fold"]
@@ -692,9 +692,9 @@ curves(
 )
 
 # %% [markdown]
-# The first fifteen tokens are exact. Then the newest token no longer attends to itself, and later ones miss one token
-# in sixteen. The model's text is still plausible most of the time. Tests with texts shorter than a block find nothing.
-# Test with one token less than a block, with a full block, and with one token more.
+# Fifteen tokens are exact. Then the newest token no longer attends to itself, and later ones miss one token in sixteen.
+# The model's text is still plausible most of the time. Tests with texts shorter than a block find nothing. Test with
+# one token less than a block, with a full block, and with one token more.
 #
 # <!-- end aside -->
 

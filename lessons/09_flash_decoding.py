@@ -76,12 +76,12 @@ def merge_kernel(maxima, sums, parts, out):  # [splits] twice, [splits, d], [d]
 # - split a context over blocks, merge their states, and say why any order of merging gives the same result;
 # - choose the number of splits, and say what limits a short context.
 #
-# You need the softmax in pieces of [lesson 7](07_prefill_and_flash_attention.py) and [lesson 8](08_the_kv_cache.py).
-# You need no GPU.
+# You need online softmax from [lesson 7](07_prefill_and_flash_attention.py), and [lesson 8](08_the_kv_cache.py). You
+# need no GPU.
 #
 # ## Predict
 #
-# A model of the shape of Llama-3.1-8B (32 layers, 32 query heads, 8 KV heads, 128 numbers per head, 16 bits) writes
+# A model with the shape of Llama-3.1-8B (32 layers, 32 query heads, 8 KV heads, 128 numbers per head, 16 bits) writes
 # one token, with 8,192 tokens in its cache.
 
 # %% tags=["hide-input"]
@@ -202,8 +202,7 @@ assert reachable(8 * block_bytes) < 0.05 * tb_s < tb_s == reachable(slots * bloc
 # (A GEMM that divides its inner dimension among blocks does the same; this is called split-K.) Is the result exact? The
 # states of two sets of keys merge into the state of their union. Merging is associative and commutative, and the state
 # of no keys, $(-\infty, 0, 0)$, changes nothing. The next cell tests it 200 times: it cuts 300 keys at random into
-# shares, some of them empty, shuffles them, and merges random pairs until one state is left. It runs the two kernels as
-# well.
+# shares, some of them empty, and merges random pairs until one state is left. It also runs the two kernels.
 
 # %%
 import numpy as np
@@ -831,8 +830,8 @@ assert (
 )
 
 # %% [markdown]
-# - **Splits pay.** The three kernels of lesson 3 stay below what eight blocks could reach. With splits over all SMs,
-#   the same attention exceeds that limit.
+# - **Splitting pays.** The three kernels of lesson 3 stay below what eight blocks could reach. With splits over all
+#   SMs, the same attention exceeds that limit.
 # - **One short sequence stays far below the roofline** with every kernel, the library's included: 1,024 keys are 4 MB,
 #   which memory delivers in a microsecond, less than the prologue and epilogue of a kernel take.
 # - **With enough keys** in total, in one long context or in many, memory bandwidth is the limit: compare the library's

@@ -14,9 +14,9 @@
 # # 10. GEMV, flat GEMMs and FlashDecoding++
 #
 # A decode step multiplies every weight by the vectors of a few tokens. One token is a GEMV, a batch of 8 or 64 is a
-# flat GEMM, and thousands of tokens are the large GEMMs of lesson 5. The choice of kernel for each size decides the
-# speed of a server. FlashDecoding++ (2023) has three ideas for this regime: flat GEMMs, one maximum for all of softmax,
-# and a choice by measurement.
+# flat GEMM, and thousands of tokens are the large GEMMs of lesson 5. The choice between these kernels decides the speed
+# of a server. FlashDecoding++ (2023) has three ideas for this regime: flat GEMMs, one maximum for all of softmax, and a
+# choice by measurement.
 
 # %% tags=["fold"]
 from minllm.course import listing, load_record, recorded
@@ -54,8 +54,8 @@ curves(
 # %% [markdown]
 # $$\mathrm{out} = W x \qquad \text{intensity} = \frac{2 M N K}{2\,(N K + M K + M N)} \approx M \text{ FLOP per byte (16 bits)}$$
 #
-# To the left of the ridge, which is near 200 tokens, the time is that of reading the weight once, so the line should be
-# flat. This is the GEMV that a beginner would write, one warp per row:
+# Left of the ridge, near 200 tokens, the time is that of reading the weight once, so the line should be flat. This is
+# the GEMV that a beginner would write, one warp per row:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -84,7 +84,7 @@ show_source(
 #
 # ## Predict
 #
-# Figures of an H200; weights in bfloat16.
+# All figures are for an H200, with weights in bfloat16.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -182,14 +182,14 @@ bars(
 
 # %% [markdown]
 # The large GEMVs are near the speed of a copy. The smallest matrix is the furthest from it, because a kernel's prologue
-# (the time before its first load) and epilogue (the time after its last load) are the largest part of its time there.
+# and epilogue, before its first and after its last load, weigh most there.
 #
 # ## Flat GEMMs
 #
 # The GEMV kernel multiplies number by number, and with 8 rows of $x$ that is too slow to keep up with memory. Tensor
 # cores are fast enough, but libraries put the tokens on the large side of the tile and multiplied padding. In the
-# transposed form, $\mathrm{out}^\top = W x^\top$, the weight is on the large side, and the tokens are on the side whose
-# size is a multiple of 8.
+# transposed form, $\mathrm{out}^\top = W x^\top$, the weight is on the large side, and the tokens on the side that is a
+# multiple of 8.
 
 # %% tags=["fold"]
 tokens = 8
@@ -214,15 +214,14 @@ assert slower > 1.05
 
 # %% [markdown]
 # So [flat.py](../minllm/kernels/matmul/flat/flat.py) multiplies up to 256 rows with tensor cores, and its line in the
-# first chart stays flat up to 64 tokens. Measurement decides where to switch from GEMV to flat GEMM and from there to
-# large tiles. This is the paper's third idea, heuristic dataflow. [dataflow.py](../minllm/kernels/matmul/dataflow.py)
-# chooses from a table that was measured on the same GPU.
+# first chart stays flat up to 64 tokens. Measurement decides where to switch from GEMV to flat GEMM to large tiles: the
+# paper's third idea, heuristic dataflow. [dataflow.py](../minllm/kernels/matmul/dataflow.py) chooses from a table that
+# was measured on the same GPU.
 #
 # ## One maximum for all
 #
-# Back to attention. The running maximum is a chain of dependent steps: a tile's exponentials wait for its largest
-# score, which is a reduction over all lanes, and then the sums are rescaled. But the softmax is the same for *any*
-# number that is subtracted:
+# Back to attention. The running maximum is a chain: a tile's exponentials wait for its largest score, a reduction over
+# all lanes, and the sums are rescaled. But the softmax is the same for *any* number that is subtracted:
 #
 # $$\mathrm{softmax}(s)_j = \frac{e^{s_j - \varphi}}{\sum_i e^{s_i - \varphi}} \qquad \text{for any } \varphi$$
 #
@@ -280,7 +279,7 @@ curves(
 # In float16 the band of $\varphi$ that works is narrow. bfloat16 has fewer digits, but almost the range of float32, and
 # works everywhere in the chart. So the kernel needs a guard that checks the scores.
 #
-# Here are the softmax with the running maximum, the softmax with the unified maximum, and the guard:
+# Here are the running maximum, the unified maximum, and the guard:
 
 # %% tags=["hide-input"]
 from minllm.kernels.attention.split_tensor_core import tile as split_tile
@@ -446,7 +445,7 @@ show_case("rare_nan")
 #
 # ??? question "4. A server decodes 8 sequences. Its GEMMs run as 8 GEMVs one after another. What does that cost against a flat GEMM?"
 #     The weights are read 8 times. It takes nearly 8 times as long, and the price per token stays that of batch 1.
-#     Batching gains nothing if the sequences do not share one reading of the weights.
+#     Batching gains nothing without shared reads.
 #
 # ??? question "5. Weights go to 4 bits (0.5 bytes). At which batch does the flat GEMM reach the ridge of an H200 (about 190 FLOP per byte), and what does that mean for hardware?"
 #     Intensity is 4 M: the ridge is at 48 tokens instead of 190. Quantised weights make a server compute-bound at
@@ -454,10 +453,10 @@ show_case("rare_nan")
 #
 # ## What next, and which measurement says so
 #
-# The bars of the GEMV and the roofline show that the kernels are close to the limit for the bytes of a step. The next
-# gains come from reading fewer bytes and wasting less memory. Sequences with the same beginning can share its keys, and
-# memory need not be reserved before it is used: [lesson 11](11_paged_blocks_and_shared_prefixes.py). In 8 bits, keys
-# and values take half the bytes: lesson 13.
+# The bars of the GEMV and the roofline show kernels close to the limit that the bytes set. The next gains come from
+# reading fewer bytes and wasting less memory. Sequences with the same beginning can share its keys, and memory need not
+# be reserved before it is used: [lesson 11](11_paged_blocks_and_shared_prefixes.py). In 8 bits, keys and values take
+# half the bytes: lesson 13.
 #
 # ## Sources
 #

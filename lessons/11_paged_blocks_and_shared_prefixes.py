@@ -73,13 +73,13 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
-# ## Room that waits
+# ## Reserved but unused
 #
 # Before paging, a cache was a tensor `[sequences, longest text, kv_heads, head_dim]`. A sequence had one row of it from
 # its first token to its last. A short answer took as much room as a long one, and no other sequence could use the rest.
 #
-# The next cell replays synthetic chat traffic of known lengths with the policy that the engine uses. A policy only
-# keeps track of which sequence has which slots, so it can be replayed without a model.
+# The next cell replays synthetic chat traffic of known lengths with the engine's own policies. A policy only tracks
+# which sequence has which slots, so it can be replayed without a model.
 
 # %%
 import numpy as np
@@ -167,9 +167,9 @@ assert policy.table("A") == [0, 1, 3] and usage.wasted == 5
 policy.check()  # every invariant: no block with two writers, free and used add up, ...
 
 # %% [markdown]
-# Small blocks waste less and can be shared sooner. But a kernel has to look up every block that it reads in the table,
-# and TMA ([lesson 5](05_the_ladder_of_matrix_products.py)) loads one block at a time. The waste is easy to compute; the
-# cost of lookups has to be measured.
+# Small blocks waste less and can be shared sooner. But a kernel has to look up every block in the table, and TMA
+# ([lesson 5](05_the_ladder_of_matrix_products.py)) loads one block at a time. The waste is easy to compute; the cost of
+# lookups has to be measured.
 
 # %% tags=["fold"]
 from minllm.costs import AllocationPolicy, wasted_share
@@ -263,10 +263,11 @@ for together in in_rounds(copies):
 assert np.array_equal(cache, expected) and len(in_rounds(copies)) == 2
 
 # %% [markdown]
-# ## All policies on one traffic
+# ## All policies on the same traffic
 #
-# The record has two thousand requests and a 16 GiB cache of the 8B shape, under every policy, including virtual memory,
-# the subject of [lesson 12](12_virtual_memory_and_swapping.py). PagedAttention became known for this comparison.
+# The recorded run has two thousand requests and a 16 GiB cache of the 8B shape, under every policy, including virtual
+# memory, the subject of [lesson 12](12_virtual_memory_and_swapping.py). PagedAttention became known for this
+# comparison.
 
 # %% tags=["fold"]
 holds = recorded("cache with tokens", record="cache_traffic")

@@ -15,7 +15,7 @@
 #
 # With block tables, every kernel has to look up addresses. But a GPU's page tables translate every address anyway. In
 # this lesson each sequence gets *addresses* for the longest text, and memory is mapped to them page by page
-# (vAttention). The lesson also answers a question that every policy has to answer: what to do when memory is full.
+# (vAttention). The lesson also answers a question that every policy faces: what to do when memory is full.
 #
 # ```mermaid
 # flowchart LR
@@ -69,13 +69,13 @@ def scores_virtual(query, keys, scores):  # keys: [longest text, d]
 #
 # - say why a page of 2 MB is large for a cache, and how layers side by side make it small;
 # - decide between blocks and virtual memory;
-# - decide between swapping a sequence out and computing it again, from three rates.
+# - decide between swapping a sequence out and recomputing it, from three rates.
 #
 # You need [lesson 11](11_paged_blocks_and_shared_prefixes.py). You need no GPU.
 #
 # ## Predict
 #
-# The 8B shape on an H200 (bandwidth 4.2 TB/s, 800 TFLOP/s). A sequence that was preempted comes back.
+# The 8B shape on an H200 (bandwidth 4.2 TB/s, 800 TFLOP/s). A preempted sequence is resumed.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction

@@ -15,7 +15,7 @@
 #
 # A key of 128 numbers in bfloat16 takes 256 bytes. Attention needs fewer. In this lesson keys and values are stored in
 # eight bits and in four. Twice and three times as many tokens fit, and every decode step reads half or a third of the
-# bytes. You see what accuracy is lost, where, and how to lose less.
+# bytes. You see how much accuracy is lost, where, and how to lose less.
 #
 # ```mermaid
 # flowchart LR
@@ -540,10 +540,10 @@ bars(
 
 # %% [markdown]
 # Eight bits give nearly the speed that their bytes predict, four bits a little less. The rest is time that does not
-# depend on bytes: planning, first loads, merging. It is about 10 µs in every format, a larger part of the total when
-# there are fewer bytes.
+# depend on bytes: planning, first loads, merging. It is about 10 µs in every format, so it matters more with fewer
+# bytes.
 #
-# The other gain is room, which follows exactly from the bytes:
+# The other gain is room, and it is exact:
 
 # %%
 from minllm.machine.hardware import gpu_named

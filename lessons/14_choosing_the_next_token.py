@@ -24,7 +24,7 @@
 #
 # $$\mathrm{token} = \operatorname{argmax}_v\; x_v + T\, g_v \qquad g_v = -\log(-\log u_v), \qquad \text{greedy: } T = 0$$
 #
-# Every rule ends in an argmax. Here it is as one kernel, one block per row:
+# Every choice ends in an argmax. Here it is as one kernel, one block per row:
 
 # %%
 import math
@@ -247,7 +247,7 @@ curves(
 )
 
 # %% [markdown]
-# Here is the effect on a text, from repetition at low temperature to incoherence at high temperature:
+# The next cell shows the effect on a text, from repetition to incoherence:
 
 # %%
 start = "class Stack:\n    def __init__(self):\n"
@@ -317,7 +317,7 @@ print(
 
 # %% [markdown]
 # The kept probabilities are divided by their sum. The next chart shows the rules on the model's own logits. `os` is
-# already a token of the prompt, and the last row is a penalty, the subject of the next section:
+# already in the prompt, and the last row is a penalty (next section):
 
 # %% tags=["fold"]
 from minllm.course import heat_map
@@ -595,9 +595,9 @@ assert same or llm.device == "cuda"
 
 # %% [markdown]
 # !!! note "What a seed cannot promise"
-#     The noise is the same for every batch. The logits need not be, to the last bit: a GEMM of another size may
-#     add up in another order. If two tokens are so close that the last bit decides, a text can part
-#     from its twin there.
+#     The noise is the same for every batch. The logits may differ in the last bit, because a GEMM of another size may
+#     sum in another order. If two tokens are so close that the last bit decides, two runs of a request can diverge
+#     there.
 #
 # ## Without sorting
 #
@@ -636,7 +636,7 @@ for shift, width in ((21, 11), (10, 11), (0, 10)):
     counts = np.bincount(digits, minlength=2**width)
     above = (
         np.cumsum(counts[::-1])[::-1] - counts
-    )  # [bins]: how many lie in higher bins
+    )  # [bins]: number of tokens in higher bins
     chosen = int(np.flatnonzero(above + counts >= wanted)[-1])
     candidates, wanted = candidates[digits == chosen], wanted - int(above[chosen])
     left.append(len(candidates))
@@ -862,8 +862,8 @@ for model in ("llama-3.1-8b", "llama-3.2-1b"):
     print(f"{model}: a greedy step takes {step_us:,.0f} µs; {shares} of it")
 
 # %% [markdown]
-# For the large model it is little; for the small one top-p takes a noticeable part of a step. On a machine with a GPU,
-# this cell measures yours:
+# For the large model it is little; for the small one it begins to matter. On a machine with a GPU, this cell measures
+# yours:
 
 # %% tags=["fold"]
 from minllm.course import has_gpu
