@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 8. The KV cache
 #
-# Does a model that writes its thousandth token read the other 999 again? It could, and the result would be the same.
-# In this lesson you count the cost, see why none of it is needed, follow a key to its place in memory, and pay the
-# price: the cache decides how many users a GPU can serve.
+# A model writes its thousandth token. Does it have to read the other 999 again? It could, and the result would be the
+# same. In this lesson you count the cost of that, see why it is not needed, and follow a key to its slot in memory. The
+# cache has a price: its size decides how many users a GPU can serve.
 #
 # ```mermaid
 # flowchart LR
@@ -30,8 +30,8 @@
 #
 # $$\text{bytes per token} = 2 \cdot \text{layers} \cdot \text{KV heads} \cdot \text{head dim} \cdot \text{bytes per number}$$
 #
-# The cache lies in blocks of 16 slots. A sequence's block table lists its blocks in the order of its tokens, so
-# position $p$ has a slot. Given the slots, writing is a copy:
+# The cache consists of blocks of 16 slots. A sequence's block table lists its blocks in the order of its tokens, so the
+# first equation gives the slot of position $p$. Given the slots, writing is a copy:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -50,7 +50,7 @@ show_source(
 # %% [markdown]
 # **What you will be able to do**
 #
-# - say which work the cache saves and why it may, and count it;
+# - say which work the cache saves and why the result stays the same, and count it;
 # - compute the bytes per token in the cache for any model, and the largest batch for any context;
 # - find the slot of a token from its position and a block table, and read the kernels that write it there.
 #
@@ -59,8 +59,7 @@ show_source(
 #
 # ## Predict
 #
-# The bundled model has read 256 tokens and writes 256 more. It takes about 16 million operations per token that it
-# computes.
+# The bundled model has read 256 tokens and writes 256 more. It takes about 16 million operations to compute one token.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -74,11 +73,11 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
-# ## What stays true of the past
+# ## Past keys and values do not change
 #
-# A token sees itself and those before it, never those after it. So whatever follows, its hidden states stay the same,
-# and with them its keys and values. The model confirms it: the logits of a text's first tokens do not change
-# when the text goes on.
+# A token attends to itself and to the tokens before it, never to those after it. So its hidden states stay the same
+# whatever follows, and so do its keys and values. The model confirms it: the logits of a text's first tokens do not
+# change when the text continues.
 
 # %%
 import numpy as np
@@ -88,7 +87,7 @@ from minllm import LLM
 
 llm = LLM(
     dtype="float32"
-)  # as in training; bfloat16 would round away what we want to see
+)  # as in training; rounding to bfloat16 would hide the difference
 tokens = llm.tokenizer.encode(minllm.held_out_text()[:3000])  # token ids
 assert len(tokens) > 600
 short, long = (
@@ -99,15 +98,14 @@ print(f"largest difference in the first 40 rows: {np.abs(short - long[:40]).max(
 print(f"logits are as large as {np.abs(long).max():.0f}")
 
 # %% [markdown]
-# A new token needs only this of the old ones: in each layer its query is compared with their keys, and reads
-# their values. Their queries, feed-forwards and logits are not needed. Keep keys and values,
-# and a step computes one token.
+# A new token needs only the keys and values of the old ones, in each layer. Their queries, feed-forward outputs and
+# logits are not needed. If keys and values are kept, a step computes one token.
 #
 # ## Count what it saves
 #
 # Without a cache, the step for token $n$ computes $n$ tokens, and its attention $n^2 / 2$ pairs of a query and a key.
-# With it, one token and $n$ pairs: a factor of $n$ less. Over a whole text, work that grew with the
-# square of its length grows in proportion to it, and attention, which grew with the cube, grows with the square.
+# With a cache it computes one token and $n$ pairs. Over a whole text, attention grows with the square of the length
+# instead of the cube, and all other work grows linearly instead of with the square.
 
 # %%
 from minllm import costs
@@ -144,8 +142,8 @@ curves(
 # %% [markdown]
 # ## See that nothing changes
 #
-# Here is the engine's own forward pass with a cache that we hold in our hands. `logits_of` computes tokens that begin
-# at position `start`. Without a cache it gets the whole text each time; with it, one token. The block table is
+# Here is the engine's own forward pass with a cache that we allocate ourselves. `logits_of` computes tokens that begin
+# at position `start`. Without a cache we pass the whole text each time; with a cache, one token. The block table is
 # shuffled on purpose: blocks may lie anywhere.
 
 # %%
@@ -176,21 +174,21 @@ def logits_of(token_ids, start, cache):
 
 
 cache = KVCache(ops, shape, num_blocks=40)
-logits_of(tokens[:64], 0, cache)  # the prompt: fills 64 slots of each layer
+logits_of(tokens[:64], 0, cache)  # the prompt fills 64 slots per layer
 differences = []
 for n in range(65, 97):
     one_token = logits_of(tokens[n - 1 : n], n - 1, cache)  # a step with the cache
     whole_text = logits_of(
         tokens[:n], 0, KVCache(ops, shape, num_blocks=40)
-    )  # and without
+    )  # the same step without a cache
     differences.append(np.abs(one_token - whole_text).max())
 print(f"32 steps, largest difference of any logit: {max(differences):.1e}")
 assert max(differences) < 1e-2
 
 # %% [markdown]
-# Sums are formed in another order, so the last bits differ. Nothing else does. And the time, here and, below it, as
-# recorded for a model of common size. (On a GPU the bundled model may show two flat lines: it is so small
-# that starting its kernels takes longer than running them. Lesson 15.)
+# Only the last bits differ, because sums are formed in another order. The first chart shows the time on this machine,
+# the second the recorded time for a model of common size. (On a GPU the bundled model may show two flat lines: it is so
+# small that launching its kernels takes longer than running them. See lesson 15.)
 
 # %% tags=["fold"]
 from minllm.course import machine_line, timed
@@ -311,9 +309,8 @@ heat_map(
 )
 
 # %% [markdown]
-# In the last block 11 slots are empty, and that is all that is ever lost: less than one block per sequence. Attention
-# finds its keys through the same table. Lesson 11 explains what blocks make possible. The kernel from the top, on
-# three new tokens:
+# In the last block 11 slots are empty. No sequence ever wastes a whole block. Attention finds its keys through the same
+# table. Lesson 11 explains what blocks make possible. Here is the kernel from the top, on three new tokens:
 
 # %%
 from minllm.kernels.kv.append import append, append_reference
@@ -337,11 +334,12 @@ for name, array in traces[0].arrays.items():
     )
 assert (
     traces[0].arrays["key_cache"].write.bytes == 2 * kv_heads * head_dim * 4
-)  # two of three tokens
+)  # two of the three tokens are stored
 
 # %% [markdown]
-# Before keys are stored they are rotated by their position, and before that they are cut out of the one array that
-# the projection wrote. The engine fuses all of it: load once, rotate in registers, write each part where it belongs.
+# The projection writes queries, keys and values into one array. Keys have to be split off and rotated by their position
+# before they are stored. The engine fuses these steps: load once, rotate in registers, write each part to its
+# destination.
 
 # %% tags=["hide-input"]
 from minllm.kernels.kv import qkv_rope_append as fused_module
@@ -377,7 +375,7 @@ by_head = qkv.reshape(new, heads + 2 * kv_heads, head_dim)
 parts = np.split(by_head, [heads, heads + kv_heads], axis=1)
 q, k, v = (
     np.ascontiguousarray(part) for part in parts
-)  # the copy that splits: every byte read and written
+)  # splitting is a copy: every byte is read and written once
 turned_q, turned_k = np.empty_like(q), np.empty_like(k)
 separate_caches = [np.zeros_like(one) for one in caches]
 with tracing() as separate:
@@ -411,10 +409,10 @@ assert apart > 1.9 * together
 #
 # Each token leaves a key and a value, in each layer, for each KV head: the formula at the top.
 #
-# The notes that this project grew out of have another formula, `2*hidden_size*num_hidden_layers*dtype_size`, and with
-# it "2.6MB per token" for Llama-2-70B and "42.5GB" for 16 sequences of 1,024 tokens. That formula is right for a
-# model in which every query head has its own key and value: then KV heads times head dim is the hidden size. In
-# Llama-2-70B, 8 query heads share one KV head.
+# The notes that this project grew out of have another formula, `2*hidden_size*num_hidden_layers*dtype_size`. It gives
+# "2.6MB per token" for Llama-2-70B and "42.5GB" for 16 sequences of 1,024 tokens. That formula is right for a model in
+# which every query head has its own key and value: then KV heads times head dim equals the hidden size. In Llama-2-70B,
+# 8 query heads share one KV head.
 
 # %%
 from minllm.models.shapes import find_config
@@ -445,9 +443,9 @@ guess.against(
 )
 
 # %% [markdown]
-# If your guess with the cache is too low, it forgot attention, which looks at every earlier token. The
-# notes' 42.5 GB are 42.9 without rounding on the way. The model needs 5.4: an eighth. The difference decides
-# whether that batch fits beside the weights on one GPU. Other models differ:
+# If your guess with the cache is too low, it left out attention, which reads every earlier token. Without intermediate
+# rounding, the notes' 42.5 GB are 42.9 GB. The model needs 5.4 GB, an eighth. The difference decides whether that batch
+# fits on one GPU beside the weights. Other models differ:
 
 # %% tags=["fold"]
 names = (
@@ -485,7 +483,7 @@ assert costs.kv_bytes_per_token(listed["llama-2-7b"]) > costs.kv_bytes_per_token
 # ## The largest batch for a context
 #
 # The memory left beside weights and activations, divided by the bytes of one sequence, is the largest batch. `minllm
-# plan` prints it; here it is for every context.
+# plan` prints it; this chart shows it for many contexts.
 
 # %% tags=["fold"]
 from dataclasses import replace
@@ -534,8 +532,8 @@ print(f"sequences of 8,192 tokens: {plan.largest_batch}")
 # %% [markdown]
 # ## What it costs: time
 #
-# Every step reads the whole cache. For one sequence that is little, but the
-# weights are read once for all sequences, and each cache only for its own.
+# Every step reads the whole cache. For one sequence that is little. In a batch, the weights are read once for all
+# sequences, but each sequence has its own cache to read.
 
 # %% tags=["fold"]
 batch, limit_tb_s = 64, h200.ceiling_tb_s
@@ -570,9 +568,9 @@ curves(
 # %% [markdown]
 # ## Measured against predicted
 #
-# Attention does 4 operations per byte of the cache in this shape: 4 query heads share each KV head. The fused
-# kernel does less than one. Both stand left on the roofline, so memory is their limit, and a ring on the slope is the
-# prediction.
+# Attention does 4 operations per byte of the cache in this shape: 4 query heads share each KV head. The fused kernel
+# does less than one per byte. Both are left of the ridge, so memory is their limit. The rings on the slope are the
+# predictions.
 
 # %% tags=["fold"]
 from minllm.course import Dot, load_record, roofline
@@ -622,14 +620,14 @@ for (n, floor), (_, ms) in zip(floors, decode_step):
     )
 
 # %% [markdown]
-# Nearly all of the difference is there at every length: it is the GEMVs and the gaps that [lesson
-# 4](04_arithmetic_intensity_and_the_roofline.py) took apart. But it grows a little, because attention over a single
-# sequence reads its cache far below full speed: the lowest dot above. There is too little to read to fill the
-# machine: [lesson 9](09_flash_decoding.py).
+# Nearly all of the difference is the same at every length: the GEMVs and the gaps that [lesson
+# 4](04_arithmetic_intensity_and_the_roofline.py) took apart. It grows a little, because attention over a single
+# sequence reads its cache far below full speed (the lowest dot above). One sequence has too few bytes to keep the whole
+# GPU busy: [lesson 9](09_flash_decoding.py).
 #
 # ## Exercises
 #
-# A formula and a kernel: the bytes per token, and how they get there.
+# A formula and a kernel: the bytes per token, and the copy into the cache.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -647,9 +645,8 @@ show_case("every_fourth_token")
 # %% [markdown]
 # <!-- aside: Why does nobody notice at once? -->
 #
-# Here is the same mistake in the bundled model, whose blocks hold 16 tokens. A text is
-# computed token by token, once with the right slots and once with those of the case. The curve shows how far the
-# logits are apart.
+# Here is the same bug in the bundled model, whose blocks hold 16 tokens. A text is computed token by token, once with
+# the right slots and once with those of the case. The curve shows how far apart the logits are.
 
 
 # %%
@@ -695,38 +692,39 @@ curves(
 )
 
 # %% [markdown]
-# Fifteen tokens are exact. Then the newest token no longer sees itself, and later ones miss one token in sixteen: a
-# model copes with that, most of the time. Tests with texts shorter than a block find nothing. Test with one token
-# less than a block, with a block, and with one more.
+# Fifteen tokens are exact. Then the newest token no longer attends to itself, and later ones miss one token in sixteen.
+# The model's text is still plausible most of the time. Tests with texts shorter than a block find nothing. Test with
+# one token less than a block, with a full block, and with one token more.
 #
 # <!-- end aside -->
 
 # %% [markdown]
 # ## Problems
 #
-# ??? question "1. A block table is [7, 2, 9], blocks hold 16 tokens. Which slot has position 20? Position 40?"
+# ??? question "1. A block table is [7, 2, 9], blocks hold 16 tokens. Which slot does position 20 have? And position 40?"
 #     20 = 1 · 16 + 4: block 2, slot 36. 40 = 2 · 16 + 8: block 9, slot 152.
 #
 # ??? question "2. Qwen3-8B has 36 layers, 8 KV heads of 128. How many bytes per token in bfloat16, and how many tokens fit in 40 GB?"
 #     2 · 36 · 8 · 128 · 2 = 147,456 bytes; 271,000 tokens.
 #
-# ??? question "3. An H200 (141 GB, 90 % usable) serves Llama-3.1-8B (16 GB of weights, 131 KB per token) with contexts of 4,096. How many sequences fit, and how long does reading their caches take at 4.2 TB/s?"
+# ??? question "3. An H200 (141 GB, 90 % usable) serves Llama-3.1-8B (16 GB of weights, 131 KB per token) with contexts of 4,096. How many sequences fit, and how long does it take to read their caches at 4.2 TB/s?"
 #     111 GB / 0.537 GB = 206 sequences. 111 GB take 26 ms per step: seven times as long as the weights. The cache,
 #     not the model, is now the bottleneck.
 #
 # ??? question "4. Someone proposes to recompute keys and values of old tokens instead of storing them, to save memory. What does a token at position 1,000 of an 8B model then cost?"
-#     A prefill of 1,000 tokens: 16 TFLOP, 20 ms at 800 TFLOP/s, against 0.03 ms of reading 131 MB. 600 times as much
-#     for one sequence.
+#     A prefill of 1,000 tokens: 16 TFLOP, 20 ms at 800 TFLOP/s. Reading 131 MB takes 0.03 ms. Recomputing takes 600
+#     times as long for one sequence.
 #
-# ??? question "5. At 4 dollars per hour a GPU holds 200 sequences and makes 6,000 tokens per second. With a cache of half the bytes it holds 400 and makes 10,000. What is a token's price?"
-#     4 / 3,600 / 6,000 = 18.5 cents per million tokens, then 11.1. Memory is throughput, and throughput is price.
+# ??? question "5. A GPU at 4 dollars per hour holds 200 sequences and generates 6,000 tokens per second. With a cache of half the bytes it holds 400 and generates 10,000. What does a token cost?"
+#     4 / 3,600 / 6,000 = 18.5 cents per million tokens, then 11.1. More memory for the cache is more throughput, and
+#     more throughput is a lower price.
 #
 # ## What next, and which measurement says so
 #
-# The recorded curves rule out decoding without a cache. The bars show its price in memory, and the batch curve the
-# consequence: at long contexts a GPU serves as many users as it has room for their keys. Blocks that are handed out
-# on demand and shared are lesson 11. Keys and values in 8 bits double the batch: lesson 13. Before that, lesson 9
-# makes reading the cache as fast as the roofline allows.
+# The recorded curves rule out decoding without a cache. The bars show what the cache costs in memory, and the batch
+# curve the consequence: at long contexts, the room for keys and values limits how many users a GPU serves. Lesson 11
+# allocates blocks on demand and shares them. Lesson 13 stores keys and values in 8 bits, which doubles the batch.
+# Before that, lesson 9 makes reading the cache as fast as the roofline allows.
 #
 # ## Sources
 #

@@ -13,9 +13,8 @@
 # %% [markdown]
 # # 9. Decode attention and Flash-Decoding
 #
-# A model writes one token at a time, so attention's one query meets all keys of the past. Every byte
-# is used once, so no tile helps. What remains is to read fast: a question of how many bytes are in flight at one
-# moment.
+# A model writes one token at a time, so attention has one query and all keys of the past. Every byte is used once, so
+# tiling does not help. Speed depends on reading fast, and that depends on how many bytes are in flight at any moment.
 #
 # ```mermaid
 # flowchart LR
@@ -29,8 +28,8 @@
 # $$M = \max_s m_s \qquad
 # \mathrm{out} = \frac{\sum_s e^{m_s - M}\, o_s}{\sum_s e^{m_s - M}\, l_s}$$
 #
-# Flash-Decoding splits the keys over blocks. Each leaves the state of lesson 7, the largest score $m$, the sum $l$
-# and the undivided output $o$, and a merge follows:
+# Flash-Decoding splits the keys over blocks. Each block stores the state of lesson 7: the largest score $m$, the sum
+# $l$ and the undivided output $o$. Then the states are merged:
 
 # %%
 import math
@@ -49,7 +48,7 @@ def split_kernel(query, keys, values, maxima, sums, parts):  # [d], [T, d] twice
     m, total, o = float32(-math.inf), float32(0), float32(0)
     for key in range(split * share, min((split + 1) * share, keys.shape[0])):
         score = float32(0)
-        for j in range(query.shape[0]):  # every thread repeats the sum: it is short
+        for j in range(query.shape[0]):  # every thread repeats this short sum
             score += query[j] * keys[key, j]
         new_m = max(m, score)
         correction, weight = math.exp(m - new_m), math.exp(score - new_m)
@@ -74,15 +73,15 @@ def merge_kernel(maxima, sums, parts, out):  # [splits] twice, [splits, d], [d]
 # **What you will be able to do**
 #
 # - predict the bytes of a step, and say how many of them must be in flight at any moment, by Little's law;
-# - split a context over blocks, merge their states, and say why any order of merging gives the same;
+# - split a context over blocks, merge their states, and say why any order of merging gives the same result;
 # - choose the number of splits, and say what limits a short context.
 #
-# You need the softmax in pieces of [lesson 7](07_prefill_and_flash_attention.py) and [lesson 8](08_the_kv_cache.py).
-# You need no GPU.
+# You need online softmax from [lesson 7](07_prefill_and_flash_attention.py), and [lesson 8](08_the_kv_cache.py). You
+# need no GPU.
 #
 # ## Predict
 #
-# A model of the shape of Llama-3.1-8B (32 layers, 32 query heads, 8 KV heads, 128 numbers per head, 16 bits) writes
+# A model with the shape of Llama-3.1-8B (32 layers, 32 query heads, 8 KV heads, 128 numbers per head, 16 bits) writes
 # one token, with 8,192 tokens in its cache.
 
 # %% tags=["hide-input"]
@@ -104,10 +103,9 @@ guess.ask()
 #
 # $$s = K q \qquad p = \mathrm{softmax}(s) \qquad \mathrm{out} = V^\top p$$
 #
-# These are two products of a matrix and a vector (GEMV, general matrix-vector multiplication), with a softmax in
-# between. Grouped query heads share a cache, so
-# each byte serves the whole group: 4 operations per byte here. A cache belongs to one sequence: a larger batch raises
-# the intensity of the weights, but not that of attention.
+# These are two GEMVs (general matrix-vector multiplications) with a softmax in between. Grouped query heads share a
+# cache, so each byte is used by the whole group: 4 operations per byte here. A cache belongs to one sequence, so a
+# larger batch raises the intensity of the weights, but not that of attention.
 
 # %%
 from minllm import costs
@@ -133,15 +131,13 @@ assert intensity["qkv projection"] > 10 * intensity["attention"]
 assert attention.flops / attention.kv_bytes == 4
 
 # %% [markdown]
-# The GPU can do close to 200 operations in the time that memory needs for a byte. So the time of a step is the time
-# of its bytes, and a kernel
-# is good if HBM, the GPU's memory, is never idle.
+# The GPU can do close to 200 operations in the time that it takes to read one byte. So the time of a step is the time
+# to read its bytes, and a kernel is good if HBM, the GPU's memory, is never idle.
 #
 # ## Bytes in flight
 #
-# A load from HBM takes about 0.8 µs (a round figure for an H200), whatever the kernel does. A kernel that loads,
-# waits, and loads again gets its
-# bytes every 0.8 µs. **Little's law** says it in general:
+# A load from HBM takes about 0.8 µs (a round figure for an H200), whatever the kernel does. A kernel that loads, waits,
+# and loads again receives data only every 0.8 µs. **Little's law** is the general rule:
 #
 # $$\text{bytes in flight} = \text{bandwidth} \times \text{latency}$$
 
@@ -150,7 +146,7 @@ from minllm.course import load_record
 
 ceilings = load_record()["ceilings"]
 tb_s, tflops = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
-SMS, LATENCY = 132, 0.8e-6  # of an H200; seconds, a round figure
+SMS, LATENCY = 132, 0.8e-6  # of an H200; latency in seconds, rounded
 needed = tb_s * 1e12 * LATENCY
 print(f"{needed / 1e6:.1f} MB in flight, {needed / SMS / 1e3:.0f} KB for each SM")
 
@@ -178,10 +174,10 @@ curves(
 # %% [markdown]
 # ## One block per head leaves the machine idle
 #
-# An SM, streaming multiprocessor, is one of the processors of a GPU: an H200 has 132, and each holds a few blocks at
-# a time. A *slot* is the room for one block. FlashAttention-2 gives one block to each head and tile of queries. One
-# query is one tile. If all query
-# heads of a group go into one block, so that keys are read once, there is one block per KV head and sequence:
+# An SM, streaming multiprocessor, is one of the processors of a GPU: an H200 has 132, and each holds a few blocks at a
+# time. A *slot* is the room for one block. FlashAttention-2 launches one block per head and tile of queries, and one
+# query is one tile. If one block takes all query heads of a group, so that keys are read once, there is one block per
+# KV head and sequence:
 
 # %%
 from minllm.kernels.attention.split_kv import choice as split_choice
@@ -202,11 +198,11 @@ assert reachable(8 * block_bytes) < 0.05 * tb_s < tb_s == reachable(slots * bloc
 #
 # ## Flash-Decoding: split the context
 #
-# The way out is to give the keys of a head to many blocks and merge their states, as in the kernels at the top. (A
-# GEMM that divides its inner dimension among blocks does the same, and is called split-K.) Is that exact? The states
-# of two sets of keys merge into the state of their union; merging is associative and commutative, and the state of no
-# keys, $(-\infty, 0, 0)$, changes nothing. Try it: cut 300 keys 200 times at random places, some shares empty,
-# shuffle them, merge random pairs until one state is left, and run the two kernels as well.
+# The solution is to divide the keys of a head among many blocks and merge their states, as in the kernels at the top.
+# (A GEMM that divides its inner dimension among blocks does the same; this is called split-K.) Is the result exact? The
+# states of two sets of keys merge into the state of their union. Merging is associative and commutative, and the state
+# of no keys, $(-\infty, 0, 0)$, changes nothing. The next cell tests it 200 times: it cuts 300 keys at random into
+# shares, some of them empty, and merges random pairs until one state is left. It also runs the two kernels.
 
 # %%
 import numpy as np
@@ -264,9 +260,8 @@ print(
 )
 
 # %% [markdown]
-# The difference is rounding. Two other ways are *not* the same: averaging the shares' outputs, or adding them without
-# their weights.
-# Both look reasonable, and both are right as long as there is one split.
+# The difference is rounding. Two other ways of merging give *different* results: averaging the outputs of the shares,
+# or adding them without their weights. Both look reasonable, and both are right as long as there is one split.
 #
 # <!-- aside: How wrong those two are -->
 
@@ -306,8 +301,8 @@ curves(
 # ## The engine's first rung: split_kv
 #
 # The grid has one block per split, KV head and sequence. A few lanes of a warp read one key's row, and a warp has
-# several rows in flight. The number of splits is fixed by the grid; how many keys a share has, each block computes
-# from the context's length:
+# several rows in flight. The grid fixes the number of splits. Each block computes the size of its share from the
+# context's length:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -344,7 +339,7 @@ show_source(
 )
 
 # %% [markdown]
-# A second kernel merges. Run both with more and more splits, on 256 keys in blocks of 16 in a random order:
+# A second kernel merges. Run both kernels with more and more splits, on 256 keys in blocks of 16 in a random order:
 
 # %%
 import ml_dtypes
@@ -412,7 +407,7 @@ curves(
 )
 
 # %% [markdown]
-# Each key is read once, however many splits there are. What grows is the traffic of the states:
+# Each key is read once, whatever the number of splits. The traffic of the states grows:
 
 # %%
 state_bytes = counted[1][1]  # of one split, written and read
@@ -425,8 +420,8 @@ assert state_bytes == 8 * key_bytes
 #
 # ## How many splits?
 #
-# Too few splits leave SMs empty. If there are a few more blocks than slots, those run in a second wave, and most of
-# the machine waits for them. The number of waves is blocks / slots, rounded up:
+# Too few splits leave SMs empty. If there are a few more blocks than slots, these blocks run in a second wave while
+# most of the machine is idle. The number of waves is blocks / slots, rounded up:
 
 # %% tags=["fold"]
 
@@ -449,8 +444,8 @@ curves(
 )
 
 # %% [markdown]
-# One sequence of 8,192 keys, measured for many numbers of splits, beside what the
-# rules allow: Little's law until the machine is full, whole waves beyond it.
+# The next chart shows one sequence of 8,192 keys, measured for many numbers of splits, beside an upper bound: Little's
+# law until the machine is full, whole waves beyond that.
 
 # %% tags=["fold"]
 from minllm.course import recorded
@@ -496,7 +491,7 @@ assert max(value for splits, value in measured.items() if splits > 50) < min(
 )
 read_us = (
     8192 * 2 * 8 * 128 * 2 / tb_s / 1e6
-)  # keys and values of 8 heads of 128 numbers of 2 bytes
+)  # 8,192 keys and values, 8 heads of 128 numbers, 2 bytes each
 besides_us = read_us * (tb_s / measured[best] - 1)
 print(
     f"a copy would take {read_us:.1f} µs for these bytes; the best number of splits "
@@ -515,16 +510,16 @@ guess.against(
 # %% [markdown]
 # <!-- interactive: split-waves -->
 #
-# Watch the waves above, or [on a page of their own](../docs/split-waves.md).
-# Both rules show: the line rises as long as blocks are added, and falls where a second wave begins.
-# They do not say why it stays so far below. The bytes need only the first of the two times printed last. The
-# rest is the fixed cost of every launch: a prologue, first loads that nothing hides, a second launch that
-# merges. No number of splits helps against that; a better kernel does.
+# Watch the waves above, or [on a page of their own](../docs/split-waves.md). Both rules are visible in the measured
+# line: it rises as long as blocks are added, and falls where a second wave begins. They do not explain why it stays so
+# far below the bound. Reading the bytes takes only the first of the two times printed last. The rest is fixed cost: a
+# prologue, first loads that overlap with nothing, and a second launch that merges. No number of splits reduces it; a
+# better kernel does.
 #
 # <!-- aside: Batches, and the kernel's own choice -->
 #
-# More sequences bring their own blocks, so they need fewer splits, and the steps to a new wave (the teeth of the
-# curve) come sooner:
+# More sequences have more blocks, so they need fewer splits, and a new wave (a tooth of the curve) begins after fewer
+# splits:
 
 # %% tags=["fold"]
 curves(
@@ -552,13 +547,13 @@ chosen = split_choice.choose_splits(16, 8, 4, 1024, SMS)
 assert chosen == 3 and times_the_ideal(128, 4) > 1.4 * times_the_ideal(128, 3)
 
 # %% [markdown]
-# The rule: the fewest splits that come within 15 % of the best use of the slots, and no more than fill them about
-# once. 64 sequences have more heads than there are slots, so they are not split, and their second wave is mostly
-# empty. The measurements below show it.
+# The kernel chooses the fewest splits that come within 15 % of the best use of the slots, and no more than fill them
+# about once. 64 sequences have more KV heads than there are slots, so they are not split, and their second wave is
+# mostly empty. The measurements below show it.
 #
 # <!-- end aside -->
 #
-# On a machine with a GPU, this cell measures the teeth there:
+# On a machine with a GPU, this cell measures your GPU:
 
 # %% tags=["fold"]
 from minllm.course import has_gpu
@@ -582,7 +577,7 @@ if has_gpu():
     lens = [
         place.array(array) for array in (np.int32([0, 1]), np.int32([length]), tables)
     ]
-    sets = [  # of query, keys and values: more than a cache holds
+    sets = [  # copies of all arrays, together larger than the L2 cache
         [place.array(array) for array in (one_query, *noise)] + [result, *lens]
         for _ in range(sets_of_arrays(noise.nbytes))
     ]
@@ -621,10 +616,9 @@ else:
 # ## What the engine adds: split_tensor_core
 #
 # **Grouped heads on tensor cores.** A matrix instruction multiplies 16 rows by 8 columns. The transposed product
-# $S^\top = K Q^\top$ puts keys on the 16 rows and the heads of a group on the 8 columns. Half of the columns stay
-# empty with a
-# group of 4; few instructions between two loads matter more. Each warp has a ring of tiles in shared memory; 100 KB
-# and more are in flight on each SM; Little's law requires 26 KB.
+# $S^\top = K Q^\top$ puts keys on the 16 rows and the heads of a group on the 8 columns. With a group of 4, half of the
+# columns stay empty, but it matters more that there are few instructions between two loads. Each warp has a ring of
+# tiles in shared memory. 100 KB and more are in flight on each SM; Little's law requires 26 KB.
 
 # %% tags=["hide-input"]
 from minllm.kernels.attention.split_tensor_core import merge_parts as split_merge_parts
@@ -642,7 +636,7 @@ show_source(
 )
 
 # %% [markdown]
-# **Fair shares.** The tiles of all sequences and heads are laid on one line, and the line is cut into equal runs, one
+# **Fair shares.** The tiles of all sequences and heads are put in one line, and the line is cut into equal runs, one
 # per block. Here are four contexts of very different lengths, two KV heads, and eight blocks:
 
 # %% tags=["fold"]
@@ -686,8 +680,8 @@ timeline(
 )
 
 # %% [markdown]
-# **One launch.** A block that shares a head leaves its state in memory and counts itself in. The last block to arrive
-# merges:
+# **One launch.** A block that has only part of a head writes its state to memory and increments a counter. The last
+# block to arrive merges:
 
 # %% tags=["hide-input"]
 show_source(
@@ -702,7 +696,7 @@ show_source(
 )
 
 # %% [markdown]
-# In the simulator, on a machine of four slots:
+# In the simulator, on a GPU with four slots:
 
 # %%
 from minllm.kernels.attention import VARIANTS
@@ -710,7 +704,7 @@ from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 
 small = dict(
     sm_count=4, shape=SplitShape(warps=1, keys=16, stages=2, blocks=1)
-)  # a machine of four slots
+)  # a GPU with four slots
 out = np.empty_like(query)
 with tracing() as traces:
     VARIANTS["split_tensor_core"].attention(
@@ -726,7 +720,8 @@ assert cached == cache.nbytes and trace.grid[0] == 4
 # %% [markdown]
 # ## Measured against predicted
 #
-# One sequence, longer and longer. The bytes grow, and the fixed cost of a launch, a first load and a merge does not:
+# The chart shows one sequence of growing length. The bytes grow; the fixed cost of a launch, a first load and a merge
+# does not:
 
 # %% tags=["fold"]
 rows = recorded("decode attention", "32/8 heads, d 128, bfloat16")
@@ -835,11 +830,11 @@ assert (
 )
 
 # %% [markdown]
-# - **Splits pay.** The three kernels of lesson 3 stay below what eight blocks could reach. Split
-#   over the machine, the same attention passes that limit.
-# - **One short sequence stays far from the roof**, whatever the kernel, the library's included: 1,024 keys are 4 MB,
-#   which memory delivers in a microsecond, less than a kernel takes to start and end.
-# - **With enough keys** in all, in one long context or in many, memory's speed is the limit: compare the library's
+# - **Splitting pays.** The three kernels of lesson 3 stay below what eight blocks could reach. With splits over all
+#   SMs, the same attention exceeds that limit.
+# - **One short sequence stays far below the roofline** with every kernel, the library's included: 1,024 keys are 4 MB,
+#   which memory delivers in a microsecond, less than the prologue and epilogue of a kernel take.
+# - **With enough keys** in total, in one long context or in many, memory bandwidth is the limit: compare the library's
 #   figure for the largest batch with ours.
 
 # %% [markdown]
@@ -862,10 +857,10 @@ show_case("short_neighbour")
 # ## Problems
 #
 # ??? question "1. Two splits leave (m, l, o) = (2, 3, 6) and (4, 1, 5), powers of 2. What is the output?"
-#     M = 4: the first is scaled by 1/4. l = 0.75 + 1, o = 1.5 + 5, output 6.5 / 1.75 = 3.71. The mean of 2 and 5
-#     would be 3.5, and wrong.
+#     M = 4: the first is scaled by 1/4. l = 0.75 + 1, o = 1.5 + 5, output 6.5 / 1.75 = 3.71. The mean of 2 and 5, 3.5,
+#     is wrong.
 #
-# ??? question "2. A chip has 8 TB/s and a latency of 1 µs, 160 SMs. How many bytes must each have in flight?"
+# ??? question "2. A chip has 8 TB/s, a latency of 1 µs and 160 SMs. How many bytes must each SM have in flight?"
 #     8 MB in all, 50 KB per SM: twice as many as on an H200. Faster memory needs deeper pipelines.
 #
 # ??? question "3. Batch 16, 8 KV heads, 132 SMs with 3 slots each. How many splits fill the machine once, and how many waves do 4 splits take?"
@@ -873,18 +868,17 @@ show_case("short_neighbour")
 #     times the ideal.
 #
 # ??? question "4. One sequence of 131,072 tokens, 8B shape, at 4.2 TB/s. How long does attention take per token, and per step beside 15 GB of weights?"
-#     131,072 · 131 KB = 17.2 GB: 4.1 ms for attention, 3.6 ms for weights. One long chat costs as much as the whole
-#     model.
+#     131,072 · 131 KB = 17.2 GB: 4.1 ms for attention, 3.6 ms for weights. Reading the cache of one long chat costs as
+#     much as reading the whole model.
 #
 # ??? question "5. Without splits, 8 of 132 SMs work. What would a million tokens at 8,192 tokens of context cost at 4 dollars per hour, if eight blocks reach 0.16 TB/s for attention?"
 #     Attention reads 1.07 GB per token: 6.7 ms instead of 0.26, on top of 3.6 ms of weights. 10.3 ms against 3.8 ms per token: 11.4 dollars against 4.3.
 #
 # ## What next, and which measurement says so
 #
-# The curve of one sequence shows what is left: a time at short contexts that the bytes do not explain. Launches,
-# prologues and
-# epilogues of kernels are the subject of lesson 15. The weights are read by the same rules, and there is one more
-# idea for the softmax: [lesson 10](10_flash_decoding_plus_plus.py).
+# The curve of one sequence shows what is left: at short contexts, time that the bytes do not explain. Launches,
+# prologues and epilogues of kernels are the subject of lesson 15. Reading the weights follows the same rules, and there
+# is one more idea for the softmax: [lesson 10](10_flash_decoding_plus_plus.py).
 #
 # ## Sources
 #

@@ -13,10 +13,10 @@
 # %% [markdown]
 # # 10. GEMV, flat GEMMs and FlashDecoding++
 #
-# A decode step multiplies every weight with the vectors of a few tokens. One token is a GEMV, a batch of 8 or 64 is a
-# flat GEMM, and thousands are lesson 5. Where one ends and the next begins decides the speed of a server.
-# FlashDecoding++ (2023) has three ideas for this regime: flat GEMMs, one maximum for all of softmax, and a choice by
-# measurement.
+# A decode step multiplies every weight by the vectors of a few tokens. One token is a GEMV, a batch of 8 or 64 is a
+# flat GEMM, and thousands of tokens are the large GEMMs of lesson 5. The choice between these kernels decides the speed
+# of a server. FlashDecoding++ (2023) has three ideas for this regime: flat GEMMs, one maximum for all of softmax, and a
+# choice by measurement.
 
 # %% tags=["fold"]
 from minllm.course import listing, load_record, recorded
@@ -54,7 +54,7 @@ curves(
 # %% [markdown]
 # $$\mathrm{out} = W x \qquad \text{intensity} = \frac{2 M N K}{2\,(N K + M K + M N)} \approx M \text{ FLOP per byte (16 bits)}$$
 #
-# Left of the ridge, near 200 tokens, the time is that of reading the weight once: the line should be flat. This is
+# Left of the ridge, near 200 tokens, the time is that of reading the weight once, so the line should be flat. This is
 # the GEMV that a beginner would write, one warp per row:
 
 # %% tags=["hide-input"]
@@ -70,8 +70,8 @@ show_source(
 )
 
 # %% [markdown]
-# Its loads coalesce, and it reads each weight once. It lacks bytes in flight: a lane loads one number, and its
-# multiplication waits for that.
+# Its loads coalesce, and it reads each weight once. But it has too few bytes in flight: a lane loads one number, and
+# waits for it before it multiplies.
 #
 # **What you will be able to do**
 #
@@ -84,7 +84,7 @@ show_source(
 #
 # ## Predict
 #
-# Figures of an H200; weights in bfloat16.
+# All figures are for an H200, with weights in bfloat16.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -103,9 +103,8 @@ guess.ask()
 # %% [markdown]
 # ## GEMV
 #
-# The engine's kernel adds one thing to the kernel above: bytes in flight. A warp owns a
-# few rows of the weight. Its lanes load 16 bytes each, and it issues *all* loads of a step before it
-# uses the first:
+# The engine's kernel adds one thing to the kernel above: bytes in flight. A warp owns a few rows of the weight. Its
+# lanes load 16 bytes each, and it issues *all* loads of a step before it uses the first value:
 
 # %% tags=["hide-input"]
 from minllm.kernels.matmul.gemv import gemv
@@ -131,7 +130,7 @@ import numpy as np
 
 from minllm.sim import tracing
 
-SMS, LATENCY = 132, 0.8e-6  # of an H200; seconds, a round figure
+SMS, LATENCY = 132, 0.8e-6  # of an H200; latency in seconds, rounded
 needed = tb_s * 1e12 * LATENCY  # bytes in flight, by Little's law
 
 rng = np.random.default_rng(0)
@@ -182,15 +181,15 @@ bars(
 )
 
 # %% [markdown]
-# The large GEMVs are near the speed of a copy; the smallest matrix is the furthest from it, because what a kernel
-# does before its first load and after its last one, its prologue and epilogue, weighs most there.
+# The large GEMVs are near the speed of a copy. The smallest matrix is the furthest from it, because a kernel's prologue
+# and epilogue, before its first and after its last load, weigh most there.
 #
 # ## Flat GEMMs
 #
-# GEMV multiplies number by number,
-# and with 8 rows of $x$ that is too slow to keep up with memory. Tensor cores are fast enough, but libraries gave the
-# tokens the large side of the tile and multiplied padding. Transposed, $\mathrm{out}^\top = W x^\top$, the weight
-# takes the large side, and the tokens the one that is a multiple of 8.
+# The GEMV kernel multiplies number by number, and with 8 rows of $x$ that is too slow to keep up with memory. Tensor
+# cores are fast enough, but libraries put the tokens on the large side of the tile and multiplied padding. In the
+# transposed form, $\mathrm{out}^\top = W x^\top$, the weight is on the large side, and the tokens on the side that is a
+# multiple of 8.
 
 # %% tags=["fold"]
 tokens = 8
@@ -215,20 +214,20 @@ assert slower > 1.05
 
 # %% [markdown]
 # So [flat.py](../minllm/kernels/matmul/flat/flat.py) multiplies up to 256 rows with tensor cores, and its line in the
-# first chart stays flat up to 64 tokens. Measurement decides where GEMV ends, flat begins, and large tiles take
-# over: the paper's third idea, heuristic dataflow. [dataflow.py](../minllm/kernels/matmul/dataflow.py) chooses
-# from a table that was measured on the GPU in question.
+# first chart stays flat up to 64 tokens. Measurement decides where to switch from GEMV to flat GEMM to large tiles: the
+# paper's third idea, heuristic dataflow. [dataflow.py](../minllm/kernels/matmul/dataflow.py) chooses from a table that
+# was measured on the same GPU.
 #
 # ## One maximum for all
 #
-# Back to attention. The running maximum is a chain: a tile's exponentials wait for its largest score, which all lanes find
-# together, and the sums are rescaled. But the softmax is the same *whatever* is subtracted:
+# Back to attention. The running maximum is a chain: a tile's exponentials wait for its largest score, a reduction over
+# all lanes, and the sums are rescaled. But the softmax is the same for *any* number that is subtracted:
 #
 # $$\mathrm{softmax}(s)_j = \frac{e^{s_j - \varphi}}{\sum_i e^{s_i - \varphi}} \qquad \text{for any } \varphi$$
 #
 # So fix $\varphi$ beforehand, from a model's statistics. Shares then need no maximum, and their sums simply add up.
-# What is the catch? The exponentials are rounded to 16 bits for the tensor cores. Of scores far above $\varphi$ they overflow,
-# of scores far below they vanish:
+# What is the catch? The exponentials are rounded to 16 bits for the tensor cores. They overflow if a score is far above
+# $\varphi$, and become 0 if it is far below:
 
 # %%
 
@@ -277,10 +276,10 @@ curves(
 )
 
 # %% [markdown]
-# In float16 the band of $\varphi$ that works is narrow. bfloat16 has fewer digits, but almost the range of float32, and works everywhere
-# in the picture. So a guard has to watch.
+# In float16 the band of $\varphi$ that works is narrow. bfloat16 has fewer digits, but almost the range of float32, and
+# works everywhere in the chart. So the kernel needs a guard that checks the scores.
 #
-# With the running maximum, with the unified one, and the guard:
+# Here are the running maximum, the unified maximum, and the guard:
 
 # %% tags=["hide-input"]
 from minllm.kernels.attention.split_tensor_core import tile as split_tile
@@ -320,9 +319,9 @@ show_source(
 )
 
 # %% [markdown]
-# If the scores of a share (the keys of one block, as in lesson 9) leave the band, its block takes its tiles again with the running maximum, in the same
-# launch. A state says which maximum it was made with, so both kinds merge. Here one key out of 256 fits the query so
-# well that its score leaves the band.
+# If the scores of a share (the keys of one block, as in lesson 9) leave the band, its block computes its tiles again
+# with the running maximum, in the same launch. A state contains the maximum that it was computed with, so both kinds
+# can be merged. Here one key out of 256 is so similar to the query that its score leaves the band.
 
 # %%
 from minllm.kernels.attention import VARIANTS
@@ -362,12 +361,12 @@ for name, factor in (("ordinary keys", 0), ("one huge score", 30)):
     print(f"{name:15} {moved[name]:,} bytes of keys, result right")
 assert (
     moved["one huge score"] == moved["ordinary keys"] * 5 / 4
-)  # one share of four, taken again
+)  # one of four shares is computed again
 
 # %% [markdown]
-# Does it pay? The paper reports 1.14 times the speed of decode attention, on GPUs and against kernels of its time.
-# But a step waits for memory. The unified maximum saves arithmetic and exchanges, and if these hide behind the loads
-# already, there is nothing to win.
+# Does it pay? The paper reports 1.14 times the speed of decode attention, on GPUs and against kernels of its time. But
+# a step waits for memory. The unified maximum saves arithmetic and exchanges between lanes. If these overlap with the
+# loads already, there is nothing to gain.
 
 # %%
 slower = microseconds["gemv"][8] / microseconds["gemv"][1]
@@ -385,12 +384,12 @@ guess.against(
 
 # %% [markdown]
 # No gain: the engine chooses [split_tensor_core](../minllm/kernels/attention/split_tensor_core/split_tensor_core.py).
-# Where two kernels are level, the one that needs no statistics and no guard is the better one. (The two rows are of
+# If two kernels are equally fast, the one that needs no statistics and no guard is better. (The two rows are from
 # different commits if their labels say so.)
 #
 # ## Measured against predicted
 #
-# One token stands at 1 FLOP per byte on the roofline, and a batch moves right along the slope:
+# One token is at 1 FLOP per byte on the roofline, and a larger batch moves right along the slope:
 
 # %% tags=["fold"]
 from minllm.course import Dot, comparable, roofline
@@ -414,7 +413,8 @@ roofline(
 # %% [markdown]
 # ## Exercises
 #
-# The GEMV from the top, without its lines. Once it passes, it generates text, and the report card says `matmul yours`.
+# Write the body of the GEMV from the top. When your kernel passes, it can generate text, and the report card says
+# `matmul yours`.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -433,29 +433,30 @@ show_case("rare_nan")
 # ## Problems
 #
 # ??? question "1. A GEMV with 4,096 x 4,096 weights in bfloat16, launched on an H200. What is its floor at 4.2 TB/s, and why does it not reach it?"
-#     33.5 MB take 8 µs. A launch with prologue and epilogue costs 1 to 2 µs in which nothing is read, so 80 to 90 %
-#     is the most.
+#     33.5 MB take 8 µs. A launch with prologue and epilogue costs 1 to 2 µs in which nothing is read, so it reaches 80
+#     to 90 % at most.
 #
-# ??? question "2. The tiles of lesson 5 have 128 rows. What share of their products is wanted for 8 and for 96 tokens?"
-#     6 % and 75 %. At 96 tokens the padding no longer matters: the machine has operations to spare.
+# ??? question "2. The tiles of lesson 5 have 128 rows. What share of their multiplications is useful for 8 and for 96 tokens?"
+#     6 % and 75 %. At 96 tokens the padding no longer matters, because the GPU is still limited by memory.
 #
 # ??? question "3. float16 ends at 65,504 = 2^16. Exponentials are 2^(s - φ). How far may a score be above φ, and how far below, if sums of 4,096 of them must not overflow and each must keep 3 digits?"
 #     Above: the exponential itself must stay below 2^16, a sum in float32 is safe. Below: normal float16 ends at 2^-14. So
 #     the band is 30 powers of 2.
 #
 # ??? question "4. A server decodes 8 sequences. Its GEMMs run as 8 GEMVs one after another. What does that cost against a flat GEMM?"
-#     The weights are read 8 times: nearly 8 times the time, and the price per token stays that of batch 1. Batching
-#     is worth nothing if the GEMM does not share its weights.
+#     The weights are read 8 times. It takes nearly 8 times as long, and the price per token stays that of batch 1.
+#     Batching gains nothing without shared reads.
 #
 # ??? question "5. Weights go to 4 bits (0.5 bytes). At which batch does the flat GEMM reach the ridge of an H200 (about 190 FLOP per byte), and what does that mean for hardware?"
-#     Intensity is 4 M: the ridge is at 48 tokens instead of 190. Quantised weights make a server compute-bound
-#     earlier; more bandwidth then buys nothing.
+#     Intensity is 4 M: the ridge is at 48 tokens instead of 190. Quantised weights make a server compute-bound at
+#     smaller batches. More bandwidth then gains nothing.
 #
 # ## What next, and which measurement says so
 #
-# The bars of GEMV and the roofline say that the kernels are at their limit: a step reads what it reads. The next
-# gains come from reading less and wasting less. Sequences that share a beginning can share its keys, and no memory has to wait unused: [lesson 11](11_paged_blocks_and_shared_prefixes.py). Keys and values in 8 bits are half as many
-# bytes: lesson 13.
+# The bars of the GEMV and the roofline show kernels close to the limit that the bytes set. The next gains come from
+# reading fewer bytes and wasting less memory. Sequences with the same beginning can share its keys, and memory need not
+# be reserved before it is used: [lesson 11](11_paged_blocks_and_shared_prefixes.py). In 8 bits, keys and values take
+# half the bytes: lesson 13.
 #
 # ## Sources
 #

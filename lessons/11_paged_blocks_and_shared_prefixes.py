@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 11. Paged blocks and shared prefixes
 #
-# The cache decides how many users a GPU serves ([lesson 8](08_the_kv_cache.py)), and most of it used to hold nothing
-# at all. Paging gives out memory in blocks of 16 tokens, as an operating system does, and lets sequences with the
-# same beginning share them.
+# The cache decides how many users a GPU serves ([lesson 8](08_the_kv_cache.py)), but before paging, most of it was
+# reserved and empty. Paging allocates memory in blocks of 16 tokens, as an operating system allocates pages, and lets
+# sequences with the same beginning share blocks.
 #
 # ```mermaid
 # flowchart LR
@@ -29,8 +29,8 @@
 #
 # $$\text{waste} \le 15 \text{ tokens per sequence} \qquad h_i = \text{SHA-256}(h_{i-1}, \text{tokens of block } i)$$
 #
-# Two sequences share a block until one of them writes to it. Then it is copied first (copy on write), by the simplest
-# kernel of this course:
+# Two sequences share a block until one of them has to write to it. The block is copied before the write (copy on
+# write), by the simplest kernel of this course:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -47,7 +47,7 @@ show_source(
 # %% [markdown]
 # **What you will be able to do**
 #
-# - say how much of a cache waits unused under each policy, and measure it on traffic of your own;
+# - say how much of a cache is unused under each policy, and measure it on traffic of your own;
 # - follow a block through its life: allocated, filled, shared, copied, kept, found again, evicted;
 # - say why a block's hash covers all tokens before it, and what tenants have to do with that.
 #
@@ -55,8 +55,8 @@ show_source(
 #
 # ## Predict
 #
-# A model takes texts of up to 2,048 tokens. Prompts and answers have about 500 tokens together, some few, some very
-# many.
+# A model takes texts of up to 2,048 tokens. A prompt and its answer have about 500 tokens together; some requests are
+# short, some very long.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -73,14 +73,13 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
-# ## Room that waits
+# ## Reserved but unused
 #
-# Before blocks, a cache was a tensor `[sequences, longest text, kv_heads, head_dim]`. A sequence had one
-# row of it from its first token to its last. A short answer cost as much as a long one, and nobody else could
-# use the rest.
+# Before paging, a cache was a tensor `[sequences, longest text, kv_heads, head_dim]`. A sequence had one row of it from
+# its first token to its last. A short answer took as much room as a long one, and no other sequence could use the rest.
 #
-# Here is chat traffic, made up but of known lengths, and the same policy that the engine uses. A policy
-# only counts who may keep how many tokens where, so it can be replayed without a model.
+# The next cell replays synthetic chat traffic of known lengths with the engine's own policies. A policy only tracks
+# which sequence has which slots, so it can be replayed without a model.
 
 # %%
 import numpy as np
@@ -110,8 +109,8 @@ assert (
 )
 
 # %% [markdown]
-# The two lines differ in nothing but the policy. More sequences at a time mean more tokens per second, because a
-# decode step reads the weights once for all of them ([lesson 4](04_arithmetic_intensity_and_the_roofline.py)).
+# The two lines differ only in the policy. More sequences at a time mean more tokens per second, because a decode step
+# reads the weights once for all of them ([lesson 4](04_arithmetic_intensity_and_the_roofline.py)).
 
 # %% tags=["fold"]
 from minllm.course import curves
@@ -139,9 +138,8 @@ curves(
 # %% [markdown]
 # ## Blocks
 #
-# A sequence gets another block when its last one is full, wherever it lies, and its
-# block table remembers where. Only the rest of its last block is unused: 15 tokens at most, seven or eight on
-# average, however long the text becomes.
+# When a sequence's last block is full, it gets any free block, and its block table stores the number. Only the rest of
+# its last block is unused: 15 tokens at most, seven or eight on average, whatever the length of the text.
 
 # %% tags=["hide-input"]
 
@@ -157,21 +155,21 @@ show_source(
 )
 
 # %%
-policy = PagedPolicy(num_blocks=8, block_size=4)  # small, so that we can see it whole
+policy = PagedPolicy(num_blocks=8, block_size=4)  # small enough to show it whole
 policy.reserve("A", [1, 2, 3, 4, 5])  # a prompt of five tokens
 policy.reserve("B", [9, 9])
 for token in (6, 7, 8, 9):
     policy.append("A", [token])
 print("A", policy.table("A"), "B", policy.table("B"))
-usage = policy.usage()  # in bytes; here a token counts as one
+usage = policy.usage()  # in bytes; here one token counts as one byte
 print(f"allocated {usage.allocated}, holding {usage.holding}, wasted {usage.wasted}")
 assert policy.table("A") == [0, 1, 3] and usage.wasted == 5
 policy.check()  # every invariant: no block with two writers, free and used add up, ...
 
 # %% [markdown]
-# Small blocks waste less and can be shared sooner. But a kernel looks up the table for every block that it reads, and
-# TMA ([lesson 5](05_the_ladder_of_matrix_products.py)) loads one block at a time. The waste is easily computed; the
-# cost of lookups has to be measured.
+# Small blocks waste less and can be shared sooner. But a kernel has to look up every block in the table, and TMA
+# ([lesson 5](05_the_ladder_of_matrix_products.py)) loads one block at a time. The waste is easy to compute; the cost of
+# lookups has to be measured.
 
 # %% tags=["fold"]
 from minllm.costs import AllocationPolicy, wasted_share
@@ -215,12 +213,12 @@ bars(
 )
 
 # %% [markdown]
-# Looking up blocks costs the kernel little, because it loads the table's entries while it waits for keys anyway.
+# Looking up blocks costs the kernel little, because it loads the table's entries while it is waiting for keys.
 #
 # ## One block, two sequences
 #
-# Ask for two answers to one question. Both continue the same text, whose keys and values never change, so both hold
-# the same blocks. That is called a fork, and it copies nothing.
+# A client requests two answers to one prompt. Both answers continue the same text. Its keys and values never change, so
+# both sequences hold the same blocks. This is called a fork, and it copies nothing.
 
 # %%
 policy = PagedPolicy(num_blocks=8, block_size=4)
@@ -242,18 +240,18 @@ state("A has written")
 policy.check()
 
 # %% [markdown]
-# The full block stays shared. The second one is half full, and both want to write to it; the first to do so gets a
-# copy. Then the other one is alone with the old block, and writes to it. The rule: *a block with two holders is never
-# written*.
+# The full block stays shared. The second block is half full, and both sequences have to write to it. The first to write
+# gets a copy. The other one is then the only holder of the old block, and writes to it. The rule: *a block with two
+# holders is never written*.
 #
-# All pairs of a launch are copied at the same time. If one copy reads what another writes, the order matters, and the
-# list has to be cut into launches: `in_rounds` does it.
+# All pairs of a launch are copied at the same time. If one copy reads a block that another copy writes, the order
+# matters, and the list has to be divided into several launches. `in_rounds` does this.
 
 # %%
 from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_reference
 from minllm.kernels.kv.copy_rounds import in_rounds
 
-copies = [(0, 3), (1, 4), (3, 5), (0, 2)]  # block 5 gets what block 3 got from block 0
+copies = [(0, 3), (1, 4), (3, 5), (0, 2)]  # (3, 5) reads what (0, 3) wrote
 print(in_rounds(copies))
 cache = (
     np.random.default_rng(0).standard_normal((6, 4, 2, 8)).astype(np.float32)
@@ -265,10 +263,11 @@ for together in in_rounds(copies):
 assert np.array_equal(cache, expected) and len(in_rounds(copies)) == 2
 
 # %% [markdown]
-# ## All policies on one traffic
+# ## All policies on the same traffic
 #
-# The record has two thousand requests and the cache of the 8B shape in 16 GiB, under every policy, including virtual
-# memory, the subject of [lesson 12](12_virtual_memory_and_swapping.py). PagedAttention became known for this figure.
+# The recorded run has two thousand requests and a 16 GiB cache of the 8B shape, under every policy, including virtual
+# memory, the subject of [lesson 12](12_virtual_memory_and_swapping.py). PagedAttention became known for this
+# comparison.
 
 # %% tags=["fold"]
 holds = recorded("cache with tokens", record="cache_traffic")
@@ -302,13 +301,13 @@ assert wasted["paged, blocks of 16"] < 4 and wasted["contiguous"] > 60
 # %% [markdown]
 # ## Prompts that begin alike
 #
-# Thousands of requests begin with the same instructions, and a conversation sends all of its past with every
-# question. Their first blocks hold the same keys and values, if they are kept when a sequence ends, and found again
-# when the next one comes.
+# Thousands of requests begin with the same instructions, and a conversation sends its whole history with every
+# question. Their first blocks hold the same keys and values. They can be used again if they are kept when a sequence
+# ends, and found when the next one arrives.
 #
-# To be found, a block needs a name for *its content*. Its own tokens do not suffice: a key depends on all tokens
-# before it. So the name is a hash of the block's tokens and of the previous block's name; the first one is the hash
-# of the tenant:
+# To be found, a block needs a name for *its content*. Its own tokens are not enough, because a key depends on all
+# tokens before it. So the name is a hash of the block's tokens and of the previous block's name. The first name is a
+# hash of the tenant:
 #
 # ```mermaid
 # flowchart LR
@@ -319,7 +318,7 @@ assert wasted["paged, blocks of 16"] < 4 and wasted["contiguous"] > 60
 #     h2 --> h4["h3': another question"]
 # ```
 #
-# A table from hash to block is the whole index. vLLM works this way. SGLang keeps a radix tree of the texts instead.
+# The index is a table from hash to block, as in vLLM. SGLang keeps a radix tree of the texts instead.
 
 # %% tags=["hide-input"]
 from minllm.cache.hash_chain import HashChain
@@ -342,8 +341,8 @@ instructions = rng.integers(0, 1000, 40).tolist()  # 40 tokens common to all req
 first, second = (instructions + rng.integers(0, 1000, 24).tolist() for _ in range(2))
 policy = PrefixSharingPolicy(HashChain(16), num_blocks=12, block_size=16)
 policy.reserve("first", first)
-policy.commit("first", len(first))  # computed: from now on others may find its blocks
-policy.free("first")  # and even though it has ended
+policy.commit("first", len(first))  # computed: others can now find its blocks
+policy.free("first")  # its blocks can be found even after it has ended
 found = policy.reserve("second", second)
 print(
     f"{found} of {len(second)} tokens need no computation; table "
@@ -360,16 +359,16 @@ guess.against(
 )
 
 # %% [markdown]
-# The block in which the two texts part cannot be shared, so 32 tokens are found and not 40.
+# The block in which the two texts diverge cannot be shared, so 32 tokens are found and not 40.
 #
-# No sequence holds the blocks of `first` now; they are *idle*, and count as free: when memory is needed, the block
-# that has been idle the longest is evicted, and the end of a text goes before its beginning. On [this
-# page](../docs/paged-cache.md) you can fill, fork and evict blocks by hand; it plays the same rules.
+# No sequence holds the blocks of `first` now. They are *idle* and count as free. When memory is needed, the block that
+# has been idle the longest is evicted, and the end of a text before its beginning. On [this
+# page](../docs/paged-cache.md) you can fill, fork and evict blocks by hand, with the same rules.
 #
 # <!-- interactive: paged-cache -->
 #
-# **The whole prompt is known.** What if a prompt is found from its first token to its last? Its logits are not: the
-# cache holds keys and values only. So at least one token is always computed.
+# **The whole prompt is in the cache.** What happens if a prompt is found from its first token to its last? The cache
+# holds only keys and values, not logits. So at least one token is always computed.
 
 # %%
 policy.commit("second", len(second))
@@ -379,7 +378,7 @@ print(f"{again} of {len(second)} tokens need no computation")
 assert len(second) % 16 == 0 and again == len(second) - 16
 
 # %% [markdown]
-# **In the engine.** The bundled model is asked twice with the same beginning. The second answer is the same as
+# **In the engine.** The bundled model gets two prompts with the same beginning. The second answer is the same as
 # without a prefix cache, and most of its prompt was not computed.
 
 # %%
@@ -411,11 +410,11 @@ assert output.num_cached_tokens == 592  # 37 blocks of 16, of the 600 that both 
 assert salted.num_cached_tokens == 0 and salted.outputs[0].token_ids == answer
 
 # %% [markdown]
-# The last request found nothing, although all of its prompt is there. Its `cache_salt` is the tenant of the chain:
-# only prompts of one salt share blocks. Otherwise anyone who sends a guess and measures the time could learn whether
-# somebody else has sent the same, because a cached prompt answers sooner.
+# The last request found nothing, although the cache contains all of its prompt. Its `cache_salt` is the tenant of the
+# chain: only prompts with the same salt share blocks. Otherwise anyone could send a guess, measure the time, and learn
+# whether somebody else has sent the same text, because a cached prompt is answered sooner.
 #
-# How often prompts begin alike is up to the traffic. With eight system prompts of 512 tokens, some more popular than
+# The traffic decides how often prompts begin alike. Here are eight system prompts of 512 tokens, some more popular than
 # others:
 
 # %%
@@ -439,9 +438,9 @@ assert hits["paged"] == 0 and hits["hash chain"] > 0.5
 # %% [markdown]
 # ## Measured against predicted
 #
-# A shared block counts once, so the batch grows too. Hash chain and radix tree find the same, unless memory is so
-# short that the order of eviction makes a difference. The figure of all policies is that of PagedAttention's paper of 2023, found again by this
-# replay.
+# A shared block counts once, so the batch grows too. Hash chain and radix tree find the same blocks, unless memory is
+# so short that the order of eviction makes a difference. The chart of all policies above reproduces the comparison in
+# the PagedAttention paper of 2023.
 #
 # ## Exercises
 
@@ -471,21 +470,22 @@ show_case("someone_elses_answer")
 #     62 whole blocks, 992 tokens, stored once instead of 64 times: 63 · 992 · 131 KB = 8.2 GB.
 #
 # ??? question "3. At 45 ms per 2,048 tokens of prefill and 4 dollars per hour, what is a prefix hit of 2,000 tokens worth?"
-#     44 ms of the GPU, 0.005 cents. A million such requests save 12 GPU hours, 49 dollars, and every user 44 ms of
-#     TTFT.
+#     44 ms of GPU time, 0.005 cents. A million such requests save 12 GPU hours, or 49 dollars, and every user waits 44
+#     ms less for the first token.
 #
-# ??? question "4. A fork of a sequence of 1,000 tokens continues with its own text. How many blocks are copied, at which cost in bytes of the 8B shape?"
-#     At most one, the last: 16 · 131 KB = 2.1 MB, read and written: 1 µs on an H200. A contiguous cache copies all
+# ??? question "4. A fork of a sequence of 1,000 tokens continues with its own text. How many blocks are copied, and how many bytes in the 8B shape?"
+#     At most one, the last: 16 · 131 KB = 2.1 MB, read and written, 1 µs on an H200. A contiguous cache would copy all
 #     131 MB.
 #
-# ??? question "5. Blocks grow from 16 to 256 tokens. What becomes of the waste for chats of 500 tokens, and what might still speak for it?"
-#     Half a block is 128 tokens: 20 % instead of 1.5 %. Fewer lookups and longer TMA boxes speak for it; measured,
-#     lookups cost only a few percent at 16.
+# ??? question "5. Blocks grow from 16 to 256 tokens. How does the waste change for chats of 500 tokens, and what might still be a reason for large blocks?"
+#     Half a block is 128 tokens: 20 % instead of 1.5 %. Large blocks need fewer lookups and allow longer TMA boxes. But
+#     lookups, as measured, cost only a few percent with blocks of 16.
 #
 # ## What next, and which measurement says so
 #
-# The replay says that blocks leave next to nothing unused. But every kernel has to look them up. Could the GPU's own
-# page tables do that? And what happens when memory is full? That is [lesson 12](12_virtual_memory_and_swapping.py).
+# The replay shows that blocks leave almost no memory unused. But every kernel has to look them up. Could the GPU's own
+# page tables do that? And what happens when memory is full? Both questions are the subject of [lesson
+# 12](12_virtual_memory_and_swapping.py).
 #
 # ## Sources
 #

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 12. Virtual memory and swapping
 #
-# Block tables make every kernel look up addresses. A GPU's page tables look up addresses anyway. This lesson gives
-# each sequence *addresses* for the longest text, and puts memory behind them page by page (vAttention). And it
-# answers the question that every policy meets: what to do when memory is full.
+# With block tables, every kernel has to look up addresses. But a GPU's page tables translate every address anyway. In
+# this lesson each sequence gets *addresses* for the longest text, and memory is mapped to them page by page
+# (vAttention). The lesson also answers a question that every policy faces: what to do when memory is full.
 #
 # ```mermaid
 # flowchart LR
@@ -33,7 +33,7 @@
 # $$t_\text{swap} = \frac{2 \cdot \text{bytes}}{\text{link}} \qquad
 # t_\text{recompute} = \max\left(\frac{\text{weights}}{\text{bandwidth}}, \frac{\text{FLOP}}{\text{peak}}\right)$$
 #
-# A kernel for such a cache does not know of pages at all. Compare the index of a key in both layouts:
+# A kernel for such a cache contains no code for pages. Compare the index of a key in both layouts:
 
 # %%
 from numba import cuda, float32
@@ -69,13 +69,13 @@ def scores_virtual(query, keys, scores):  # keys: [longest text, d]
 #
 # - say why a page of 2 MB is large for a cache, and how layers side by side make it small;
 # - decide between blocks and virtual memory;
-# - decide between swapping a sequence out and computing it again, from three rates.
+# - decide between swapping a sequence out and recomputing it, from three rates.
 #
 # You need [lesson 11](11_paged_blocks_and_shared_prefixes.py). You need no GPU.
 #
 # ## Predict
 #
-# The 8B shape on an H200 (bandwidth 4.2 TB/s, 800 TFLOP/s). A sequence that was preempted comes back.
+# The 8B shape on an H200 (bandwidth 4.2 TB/s, 800 TFLOP/s). A preempted sequence is resumed.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -109,8 +109,8 @@ print("both kernels give the same scores")
 # %% [markdown]
 # ## Virtual memory instead of blocks
 #
-# A page is 2 MB, and that is large. Keys of one token in one layer of an 8B model take 2 KB: with one page per array
-# it would hold 1,024 tokens, far worse than blocks of 16. The way out is to lay the layers of a token side by side:
+# A page of 2 MB is large. Keys of one token in one layer of an 8B model take 2 KB. If each layer had its own array, a
+# page would hold 1,024 tokens, far worse than blocks of 16. The solution is to put the layers of a token side by side:
 
 # %%
 from minllm import costs
@@ -127,10 +127,10 @@ print(f"all layers side by side: {page // keys_of_a_token} tokens per page")
 assert page // keys_of_a_token == 32
 
 # %% [markdown]
-# Mapping a page takes the driver tens of microseconds, longer than a kernel, so no step may wait for it. The
-# policy maps ahead in a thread of its own, for an answer of the mean length so far; it leaves
-# the pages of a finished sequence in place for the next one in that slot; and it unmaps pages only
-# when no running kernel may touch them. On a CPU, the host's virtual memory plays the GPU's:
+# Mapping a page takes the driver tens of microseconds, longer than a kernel, so no step may wait for it. The policy
+# maps pages ahead in a separate thread, for an answer of the mean length so far. It leaves the pages of a finished
+# sequence mapped for the next one in that slot, and it unmaps pages only when no running kernel can access them. On a
+# CPU, the host's virtual memory takes the place of the GPU's:
 
 # %%
 from minllm.cache.kv_cache import CacheShape
@@ -167,15 +167,15 @@ from minllm.course import show_source
 show_source(VirtualPolicy.make_room, folded="The policy makes room for a token")
 
 # %% [markdown]
-# More is mapped than filled from the start: room for the answer that is expected. The next sequence found most of its
-# pages in the slot (`reused`), and `mapped_late` counts the pages that had to be waited for.
+# From the start, more is mapped than filled: room for the expected answer. The next sequence found most of its pages in
+# the slot (`reused`). `mapped_late` counts the pages that a sequence had to wait for.
 #
 # | | contiguous | blocks | virtual |
 # | --- | --- | --- | --- |
-# | unused | the rest of the longest text | half a block | half a page of keys, half a page of values, what is mapped ahead |
-# | kernels | simple | look up every block | simple; tokens lie further apart |
+# | unused | the room up to the longest text | half a block | half a page of keys, half a page of values, pages mapped ahead |
+# | kernels | simple | look up every block | simple; tokens are further apart |
 # | sharing a beginning | no | yes, copy on write | no: a fork copies |
-# | costs beside the kernels | none | tables to keep | calls of the driver, hidden in a thread |
+# | costs outside the kernels | none | block tables | driver calls, in a separate thread |
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars, recorded
@@ -201,14 +201,14 @@ bars(
 )
 
 # %% [markdown]
-# Blocks of 16 leave less unused, and share prefixes. So the engine's default is paged; virtual memory is for kernels
-# that cannot look up tables.
+# Blocks of 16 leave less unused, and share prefixes. So the engine's default is the paged cache. Virtual memory is for
+# kernels that cannot look up tables.
 #
 # ## Out of room
 #
-# The sequences of a batch grow, until no block is free and none of them has ended. Then a sequence has to go, and
-# come back later. Either its keys and values are swapped to the host's memory and back, or they are dropped and
-# recomputed. Which is faster? That is a question of rates:
+# The sequences of a batch can grow until no block is free although none of them has ended. Then a sequence has to be
+# preempted and resumed later. Either its keys and values are swapped to host memory and back, or they are dropped and
+# recomputed. The rates of the link and of the GPU decide which is faster:
 
 # %%
 from minllm.costs.swap import SwapRates, recompute_ms, swap_ms, swap_wins
@@ -217,7 +217,7 @@ from minllm.course import load_record
 ceilings = load_record()["ceilings"]
 rates = SwapRates(
     55, ceilings["copy_tb_s"], ceilings["bf16_tflops"]
-)  # GB/s of PCIe 5 with page-locked memory
+)  # PCIe 5 with page-locked memory: 55 GB/s
 slow = SwapRates(12, ceilings["copy_tb_s"], ceilings["bf16_tflops"])  # PCIe 3
 for tokens in (128, 1024, 8192):
     words = "swap" if swap_wins(llama8, tokens, rates) else "recompute"
@@ -259,13 +259,13 @@ guess.against(
 )
 
 # %% [markdown]
-# Short sequences should be swapped: computing even one token again reads all weights. Grouped heads make the cache
-# small and swapping cheap, and a slow link turns the answer around.
+# Short sequences should be swapped, because recomputing even one token reads all weights. Grouped heads make the cache
+# small and swapping cheap. A slow link reverses the answer.
 #
 # ## Measured against predicted
 #
-# `minllm bench swap` measures both ways, for a 1B shape, with page-locked ("pinned") host
-# memory and with ordinary ("pageable") memory:
+# `minllm bench swap` measures both for a 1B shape, with page-locked ("pinned") and with ordinary ("pageable") host
+# memory:
 
 # %%
 print(
@@ -281,10 +281,10 @@ for tokens in (16, 256, 4096, 16384):
 print(rows[0].lines)
 
 # %% [markdown]
-# Swapping takes as long as its bytes. Recomputing takes longer than predicted: below 4,096 tokens the GPU waits for
-# the host, which launches a forward kernel by kernel, and above, attention of a prompt does not reach the rate of the
-# largest GEMMs. So measurement favours swapping more than the prediction did. And most of a copy hides behind the
-# prefill of another sequence. Under load the two are close: [serving
+# Swapping takes the time that its bytes predict. Recomputing takes longer than predicted. Below 4,096 tokens the GPU
+# waits for the host, which launches a forward pass kernel by kernel. Above, the attention of a prompt does not reach
+# the rate of the largest GEMMs. So the measurement favours swapping more than the prediction did. Most of a copy also
+# overlaps with the prefill of another sequence. Under load the two are close: [serving
 # metrics](../docs/serving-metrics.md#policies-and-preemption-measured) has a run in which recomputing wins by 3 %.
 #
 # ## Exercises
@@ -308,26 +308,27 @@ show_case("long_silence")
 # ??? question "1. A model has 80 layers and 8 KV heads of 128 in 16 bits. How many tokens of keys fill a page of 2 MiB, with all layers side by side?"
 #     Keys take 80 · 8 · 128 · 2 = 164 KB per token: 12.8 tokens. A tensor-parallel half of the model: 25.
 #
-# ??? question "2. Mapping a page takes 40 µs, a decode step 4 ms, and 64 sequences fill a page of 32 tokens each every 32 steps. Which share of the time would mapping take, if steps waited for it?"
-#     Pages of keys and of values: 2 · 64 / 32 = 4 maps per step, 160 µs: 4 %. In a thread beside the step: nothing.
+# ??? question "2. Mapping a page takes 40 µs, a decode step 4 ms, and 64 sequences fill a page of 32 tokens each every 32 steps. What share of the time would mapping take if steps waited for it?"
+#     Pages of keys and of values: 2 · 64 / 32 = 4 maps per step, 160 µs: 4 %. In a separate thread, it takes nothing
+#     from the step.
 #
-# ??? question "3. PCIe 5 moves 55 GB/s, NVLink to a Grace CPU 450 GB/s. What does swapping 8,192 tokens of the 8B shape (131 KB each) take, out and in?"
-#     1.07 GB each way: 39 ms and 4.8 ms. Recomputing takes 150 ms or more: the link decides how often preemption is
+# ??? question "3. PCIe 5 moves 55 GB/s, NVLink to a Grace CPU 450 GB/s. How long does it take to swap 8,192 tokens of the 8B shape (131 KB each) out and in?"
+#     1.07 GB each way: 39 ms and 4.8 ms. Recomputing takes 150 ms or more. The link decides how often preemption is
 #     worth it.
 #
 # ??? question "4. A server preempts 10 sequences of 500 tokens per second. What share of the GPU does recomputing take at 45,000 tokens per second of prefill?"
-#     5,000 tokens: 11 %. Buying 11 % more GPU or 10 % more cache are the alternatives; at 4 dollars per hour it is 44
-#     cents per hour.
+#     5,000 tokens: 11 %. The alternatives are 11 % more GPU or 10 % more cache; at 4 dollars per hour, 11 % is 44 cents
+#     per hour.
 #
-# ??? question "5. Why must a page of a finished sequence not be unmapped at once?"
-#     A step that was launched before the end may still read or write it. An access without memory behind it is an
-#     error that stops the whole context. So it waits for an event.
+# ??? question "5. Why must the pages of a finished sequence not be unmapped at once?"
+#     A step that was launched before the sequence ended may still read or write them. An access to an unmapped address
+#     is an error that ends the whole CUDA context. So unmapping waits for an event.
 #
 # ## What next, and which measurement says so
 #
-# The figure says that paged and virtual caches both hold tokens nearly everywhere. The bytes per token are the only
-# thing left to cut, and with them the bytes that every decode step reads. [Lesson 13](13_quantised_kv_cache.py) keeps
-# keys and values in eight bits and in four.
+# The chart shows that nearly all of a paged or virtual cache holds tokens. Only the bytes per token are left to reduce,
+# and with them the bytes that every decode step reads. [Lesson 13](13_quantised_kv_cache.py) keeps keys and values in
+# eight bits and in four.
 #
 # ## Sources
 #

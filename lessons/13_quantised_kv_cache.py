@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 13. A quantised KV cache
 #
-# A key of 128 numbers in bfloat16 takes 256 bytes. Attention needs fewer. In this lesson keys and values are kept in
-# eight bits and in four: twice and three times as many tokens fit, and every decode step reads that much less. You
-# see what is lost, where it is lost, and how to lose less.
+# A key of 128 numbers in bfloat16 takes 256 bytes. Attention needs fewer. In this lesson keys and values are stored in
+# eight bits and in four. Twice and three times as many tokens fit, and every decode step reads half or a third of the
+# bytes. You see how much accuracy is lost, where, and how to lose less.
 #
 # ```mermaid
 # flowchart LR
@@ -29,8 +29,8 @@
 # $$\text{scale} = \frac{\max - \min}{2^b - 1}, \qquad \text{code} = \text{round}\frac{x - \min}{\text{scale}}, \qquad
 # x' = \text{code} \cdot \text{scale} + \min$$
 #
-# Think of a ruler from the smallest to the largest number, with $2^b$ marks: each number keeps the mark next to it,
-# and comes back at most half a mark away. A kernel never writes $x'$ to memory. It multiplies the codes as they are,
+# Think of a ruler from the smallest to the largest number, with $2^b$ marks. Each number is rounded to the nearest
+# mark, so its error is at most half a step. A kernel never writes $x'$ to memory. It multiplies the codes themselves,
 # and applies scale and zero once per key:
 
 # %%
@@ -54,17 +54,17 @@ def scores_of_codes(query, codes, scales, zeros, scores):
 # %% [markdown]
 # **What you will be able to do**
 #
-# - turn numbers into codes with a scale and a zero, and say how far off they come back;
+# - turn numbers into codes with a scale and a zero, and say how large the error is;
 # - choose which numbers share a scale, and see in a model's own keys why it matters;
-# - read a kernel that computes with codes as they are, and predict its speed from its bytes.
+# - read a kernel that computes with codes directly, and predict its speed from its bytes.
 #
 # You need [lesson 8](08_the_kv_cache.py), and for the kernels at the end [lesson 9](09_flash_decoding.py). You need
 # no GPU.
 #
 # ## Predict
 #
-# A head has 128 numbers. In int8, each head of each token has a scale and a zero of two bytes each; in int4, every 32
-# numbers have them.
+# A head has 128 numbers. In int8, each head of each token has a scale and a zero of two bytes each. In int4, each group
+# of 32 numbers has them.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -118,7 +118,7 @@ for name in ("int8", "int4"):
     )
     assert (
         np.abs(back - x).max() < 0.51 * step + 2e-3
-    )  # half a step, and the rounding of the zero
+    )  # half a step, plus the rounding of the zero
 
 # %%
 keys = np.random.default_rng(3).standard_normal((4, 1, 128)).astype(np.float32)
@@ -147,8 +147,8 @@ print(
 # %% [markdown]
 # ## Which numbers share a scale
 #
-# One large number makes the scale large and the marks far apart, for all that share it. So it matters which numbers
-# do. Look at the keys of the bundled model, as they lie in its cache after 256 tokens of text.
+# One large number makes the scale large and the marks far apart for all numbers that share the scale. So it matters
+# which numbers share it. Here are the keys of the bundled model, as its cache holds them after 256 tokens of text.
 
 # %% tags=["fold"]
 import minllm
@@ -195,7 +195,7 @@ heat_map(
 )
 
 # %% [markdown]
-# The columns stand out. Some components of the keys are large in *every* token, and some small in every one. (The
+# Some columns stand out: some components of the keys are large in *every* token, and others small in every one. (The
 # rotation of [lesson 6](06_norms_rope_swiglu_fusion.py) turns some components so slowly that they hardly change over
 # 256 positions.) Values have no such columns. How much of a key is the same in all tokens?
 
@@ -214,8 +214,8 @@ print(
 assert share_of_mean(keys) > 2 * share_of_mean(values)
 
 # %% [markdown]
-# **Smaller groups.** Give every 64 numbers, or every 32, their own scale: large numbers spoil fewer neighbours, and
-# each scale and zero cost four bytes more.
+# **Smaller groups.** Give every 64 numbers, or every 32, their own scale. Then a large number affects fewer neighbours,
+# but each group needs four bytes for its scale and zero.
 
 # %% tags=["fold"]
 from minllm.course import curves
@@ -249,10 +249,10 @@ curves(
 )
 
 # %% [markdown]
-# **Subtract the mean.** For keys there is a better way, and it costs no byte. The part that is the same in every
-# token adds the same number to every score of a query: $q \cdot (k - \bar{k}) = q \cdot k - q \cdot \bar{k}$. And
-# softmax ignores what is added to all scores. So subtract the mean before the codes are made, and never add it again.
-# The engine measures the mean on a fixed text while it loads.
+# **Subtract the mean.** For keys there is a better way, which needs no extra bytes. The part that is the same in every
+# token adds the same number to every score of a query: $q \cdot (k - \bar{k}) = q \cdot k - q \cdot \bar{k}$. Softmax
+# does not change if the same number is added to all scores. So the engine subtracts the mean before quantising, and
+# never adds it again. It measures the mean on a fixed text while it loads.
 
 # %%
 mean = keys.mean(axis=1, keepdims=True)  # [layers, 1, kv_heads, head_dim]
@@ -280,8 +280,8 @@ print(
 assert errors[1] < 0.8 * errors[0]
 
 # %% [markdown]
-# **Keys by channel.** A component of a head, a *channel*, has its own size in all tokens. So let
-# the numbers of one channel share a scale, over 32 tokens in a row, and no channel spoils another:
+# **Keys by channel.** A component of a head, a *channel*, has a similar size in all tokens. If the numbers of one
+# channel share a scale, over 32 consecutive tokens, a large channel does not affect the others:
 
 # %% tags=["fold"]
 one_head = {
@@ -327,13 +327,14 @@ for name, x in (("keys", keys), ("values", values)):
 assert error_by_channel(keys) < 0.8 * error(keys, form)
 
 # %% [markdown]
-# This is KIVI's form, `kivi_int4` here: keys by channel, values by token. It takes as many bytes, and no mean has to
-# be known beforehand. Its price: a scale for 32 tokens can be made only when the last of them has come.
+# This is the layout of KIVI, `kivi_int4` here: keys by channel, values by token. It takes the same number of bytes, and
+# no mean has to be measured beforehand. But a scale for 32 tokens can only be computed when the last of them has
+# arrived.
 #
-# **A window for the newest tokens.** So KIVI keeps the newest 128 tokens, the *residual window*, in full precision.
-# The window does not grow with the context, and it helps any format, because the next token depends most on the
-# newest ones. Attention then has two parts, codes and recent tokens, computed by two kernels and merged as [lesson
-# 9](09_flash_decoding.py) merges splits: each part comes with the logarithm of its sum of exponentials.
+# **A window for the newest tokens.** So KIVI keeps the newest 128 tokens, the *residual window*, in full precision. The
+# window does not grow with the context, and it helps any format, because the next token depends most on the newest
+# ones. Attention then has two parts, codes and recent tokens. Two kernels compute them, and they are merged like the
+# splits of [lesson 9](09_flash_decoding.py): each part comes with the logarithm of its sum of exponentials.
 
 
 # %% tags=["fold"]
@@ -350,12 +351,12 @@ scores, rows = keys[layer, :, 0] @ query / config.head_dim**0.5, values[layer, :
     part(scores[:128], rows[:128]),
     part(scores[128:], rows[128:]),
 )
-share = 1 / (1 + np.exp(new_size - old_size))  # of the old part
+share = 1 / (1 + np.exp(new_size - old_size))  # weight of the old part
 assert np.allclose(share * old + (1 - share) * new, softmax(scores) @ rows, atol=1e-5)
 
 # %% [markdown]
-# **Floats with eight bits.** Codes have equal steps; a float has steps in proportion to the number. fp8 e4m3 has 3
-# bits of fraction: a number comes back within a sixteenth of itself, large or small, down to its smallest. So it
+# **Floats with eight bits.** Integer codes have equal steps; the steps of a float are proportional to the number. fp8
+# e4m3 has 3 fraction bits, so the error is at most a sixteenth of the number, down to the smallest normal number. So it
 # needs only one scale that keeps everything in range.
 
 # %% tags=["fold"]
@@ -366,7 +367,7 @@ for name in ("int8", "fp8_e4m3", "fp8_e5m2"):
     form = kv_format(name, 64)
     scales = (
         np.full(1, 4 / 448, np.float32) if form.is_float else None
-    )  # numbers up to 4
+    )  # for numbers up to 4
     line = []
     for size in sizes[::4]:
         mixed = (
@@ -393,8 +394,8 @@ curves(
 )
 
 # %% [markdown]
-# If all numbers are of one size, int8 is far better: all its bits are significant. If they are not, the float is
-# safer.
+# If all numbers have about the same size, int8 is far better, because all its bits are significant. If they do not, the
+# float is safer.
 #
 # ## Bytes
 
@@ -414,14 +415,14 @@ assert round(int8_times, 2) == 1.94 and round(int4_times, 2) == 3.2
 # %% [markdown]
 # ## Perplexity
 #
-# The model itself says what matters. This is its perplexity on a text, with everything that a token sees read back
-# from the cache:
+# The effect on the model matters most. This cell computes its perplexity on a text, with all keys and values read from
+# the cache:
 
 # %%
 passage = llm.tokenizer.encode(minllm.held_out_text()[50000:54000])[:700]
 plain = llm.perplexity(passage)
 print(f"float32   {plain:.4f}")
-assert abs(plain - 6.5) < 0.3  # near that of the whole held-out text
+assert abs(plain - 6.5) < 0.3  # close to that of the whole held-out text
 for name in ("int8", "fp8_e4m3", "int4"):
     with LLM(dtype="float32", max_num_seqs=1, kv_cache_dtype=name) as other:
         perplexity = other.perplexity(passage)
@@ -429,7 +430,7 @@ for name in ("int8", "fp8_e4m3", "int4"):
     assert abs(perplexity / plain - 1) < 0.06
 
 # %% [markdown]
-# And with the newest 128 tokens in full precision:
+# The same with the newest 128 tokens in full precision:
 
 # %%
 for name in ("fp8_e4m3", "int4", "kivi_int4"):
@@ -444,7 +445,7 @@ for name in ("fp8_e4m3", "int4", "kivi_int4"):
     assert abs(perplexity / plain - 1) < 0.02
 
 # %% [markdown]
-# One page is a small sample. The record has all of the held-out text:
+# One page is a small sample. The recorded run covers all of the held-out text:
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars, comparable, recorded
@@ -484,15 +485,15 @@ guess.against(
 # %% [markdown]
 # ## Codes are never unpacked in memory
 #
-# A kernel that wrote the numbers back in 16 bits, to read them again, would move more bytes than before. So codes are
-# made by the kernel that writes the cache, and become numbers in the registers of the
-# kernel that reads it.
+# A kernel that wrote the numbers to memory in 16 bits, to read them again, would move more bytes than before. So the
+# kernel that writes the cache makes the codes, and the kernel that reads the cache converts them in its registers.
 #
-# How does one turn bytes into numbers quickly? Keys stay bytes: tensor cores multiply bytes by bytes, so the one
-# query is split into two bytes per number. The weights of values are fractions, so their codes must become float16.
-# There is no time for one conversion per code. Instead, put a zero byte above a code. Read as a float16, that is the
-# code times $2^{-24}$, *exactly*. Tensor cores take it like any other number, and the factor $2^{24}$ goes into the
-# scale of the whole product. One instruction (`prmt`, which picks bytes) makes two numbers:
+# How can bytes become numbers quickly? Keys stay bytes: tensor cores multiply bytes by bytes, so the query is split
+# into two bytes per number. Values are multiplied by softmax weights, which are fractions, so their codes must become
+# float16. One conversion instruction per code would take too long. Instead, the kernel puts a zero byte above each
+# code. Read as a float16, this is *exactly* the code times $2^{-24}$. Tensor cores take it like any other number, and
+# the factor $2^{24}$ goes into the scale of the result. One instruction (`prmt`, which selects bytes) makes two
+# numbers:
 
 # %%
 codes = np.array([0, 1, 2, 128, 255], np.uint8)
@@ -514,8 +515,8 @@ show_source(
 # %% [markdown]
 # ## Measured against predicted
 #
-# A decode step reads each byte of the cache once. If memory is the limit, tokens of context per second go up as much
-# as the bytes went down.
+# A decode step reads each byte of the cache once. If memory is the limit, the tokens of context per second increase by
+# the factor by which the bytes decrease.
 
 # %% tags=["fold"]
 rows = recorded(
@@ -538,11 +539,11 @@ bars(
 )
 
 # %% [markdown]
-# Eight bits give nearly what their bytes promise, four bits a little less. What is missing is time that belongs to no
-# byte: planning, first loads, merging. It takes about 10 µs in every format, and the fewer the bytes, the more it
-# counts.
+# Eight bits give nearly the speed that their bytes predict, four bits a little less. The rest is time that does not
+# depend on bytes: planning, first loads, merging. It is about 10 µs in every format, so it matters more with fewer
+# bytes.
 #
-# Room is the other gain, and it is exact:
+# The other gain is room, and it is exact:
 
 # %%
 from minllm.machine.hardware import gpu_named
@@ -556,8 +557,8 @@ for name in ("bfloat16", "int8", "int4"):
     print(f"{name:9} {plan.largest_batch:4} sequences of 8,192 tokens")
 
 # %% [markdown]
-# Policy and format multiply: how many tokens fit in 100 GB, if each policy wastes what it wasted on the traffic
-# of [lesson 11](11_paged_blocks_and_shared_prefixes.py)?
+# The gains of policy and format multiply. How many tokens fit in 100 GB if each policy wastes the same share as on the
+# traffic of [lesson 11](11_paged_blocks_and_shared_prefixes.py)?
 
 # %%
 from minllm import costs
@@ -594,29 +595,29 @@ show_case("louder_and_louder")
 # %% [markdown]
 # ## Problems
 #
-# ??? question "1. Numbers from -1 to 3 in 4 bits. Scale, zero, the code of 0.5, and its error?"
-#     Scale 4 / 15 = 0.267, zero -1; 1.5 / 0.267 = 5.6, code 6, which comes back as 0.6: off by 0.1, less than half a
-#     step.
+# ??? question "1. Numbers from -1 to 3 in 4 bits. What are the scale, the zero, the code of 0.5, and its error?"
+#     Scale 4 / 15 = 0.267, zero -1; 1.5 / 0.267 = 5.6, so the code is 6, which stands for 0.6: an error of 0.1, less
+#     than half a step.
 #
 # ??? question "2. One component of a key is 50, the other 127 lie within 1. What is the error of the small ones in int8, and what helps?"
-#     A step is 51 / 255 = 0.2, so errors up to 0.1 of numbers below 1. Smaller groups confine the damage, scales by
-#     channel remove it.
+#     A step is 51 / 255 = 0.2, so numbers below 1 have errors of up to 0.1. Smaller groups confine the damage; scales
+#     by channel remove it.
 #
-# ??? question "3. How many bytes per head take 128 numbers in int4 with groups of 32? How many times the tokens of bfloat16?"
+# ??? question "3. How many bytes do the 128 numbers of a head take in int4 with groups of 32? How many times as many tokens fit as in bfloat16?"
 #     64 + 4 · 4 = 80 bytes: 3.2 times.
 #
-# ??? question "4. 8B shape, 64 sequences of 4,096 tokens at 4.2 TB/s: 34 GB of keys and values and 15 GB of weights per step. What does int8 save per step, and at 4 dollars per hour per million tokens?"
+# ??? question "4. 8B shape, 64 sequences of 4,096 tokens at 4.2 TB/s: 34 GB of keys and values and 15 GB of weights per step. What does int8 save per step, and per million tokens at 4 dollars per hour?"
 #     16.7 GB, 4.0 of 11.8 ms. 64 tokens per step: 20.5 cents per million tokens before, 13.5 after.
 #
 # ??? question "5. When does int4 for the cache gain nothing on a server?"
-#     If its steps are bound by something else: at short contexts by the weights, at large batches of short texts by
-#     arithmetic. 64 sequences of 128 tokens read 1 GB of cache beside 15 GB of weights.
+#     If its steps are limited by something else: by the weights at short contexts, by arithmetic at large batches of
+#     short texts. 64 sequences of 128 tokens read 1 GB of cache beside 15 GB of weights.
 #
 # ## What next, and which measurement says so
 #
-# The bars say that the cache can be made so small that reading it no longer limits a step. What remains
-# are the weights, which are read once for all sequences of a batch. So the batch has to stay full while sequences
-# come and go: lesson 16. Before that, [lesson 14](14_choosing_the_next_token.py) chooses the next token.
+# The bars show that the cache can be made so small that reading it no longer limits a step. The weights remain, and
+# they are read once for all sequences of a batch. So lesson 16 keeps the batch full while sequences start and end.
+# Before that, [lesson 14](14_choosing_the_next_token.py) chooses the next token.
 #
 # ## Sources
 #

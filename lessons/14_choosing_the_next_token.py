@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 14. Choosing the next token
 #
-# A forward pass ends in one score per token of the vocabulary. Always take the best, and the
-# model repeats itself; draw at random, and it writes nonsense. Between the two lie a few rules, and for each of them
-# a GPU has to look at a hundred thousand numbers, for every token of every user.
+# A forward pass ends in one score per token of the vocabulary. If the engine always takes the best token, the text
+# repeats itself. If it draws from all tokens at random, the text is nonsense. A few rules lie between the two, and for
+# each of them a GPU has to read a hundred thousand numbers, for every token of every user.
 #
 # ```mermaid
 # flowchart LR
@@ -24,7 +24,7 @@
 #
 # $$\mathrm{token} = \operatorname{argmax}_v\; x_v + T\, g_v \qquad g_v = -\log(-\log u_v), \qquad \text{greedy: } T = 0$$
 #
-# All of it ends in an argmax. Here it is as one kernel, one block per row:
+# Every choice ends in an argmax. Here it is as one kernel, one block per row:
 
 # %%
 import math
@@ -42,7 +42,7 @@ def argmax_kernel(logits, out):  # [rows, vocabulary], [rows]
     values = cuda.shared.array(THREADS, float32)
     tokens = cuda.shared.array(THREADS, int32)
     best, best_token = float32(-math.inf), int32(0)
-    for token in range(thread, logits.shape[1], THREADS):  # the best of its own
+    for token in range(thread, logits.shape[1], THREADS):  # best token of this thread
         if logits[row, token] > best:
             best, best_token = logits[row, token], int32(token)
     values[thread], tokens[thread] = best, best_token
@@ -59,12 +59,12 @@ def argmax_kernel(logits, out):  # [rows, vocabulary], [rows]
 
 
 # %% [markdown]
-# 1. The tie rule: among equals the lowest id wins.
+# 1. The tie rule: of equal logits, the one with the lowest id wins.
 #
 # **What you will be able to do**
 #
 # - say what temperature, top-k, top-p, min-p and the penalties do to a distribution, and compute each by hand;
-# - draw a token without a sum or a state, and find the tokens that a rule keeps without sorting;
+# - draw a token without a sum or a state, and find, without sorting, the tokens that a rule keeps;
 # - count the bytes of each rule, and explain why a rule can take far longer than its bytes.
 #
 # You need [lesson 1](01_what_a_language_model_computes.py) for logits, [lesson 2](02_your_first_kernel.py) for
@@ -72,7 +72,7 @@ def argmax_kernel(logits, out):  # [rows, vocabulary], [rows]
 #
 # ## Predict
 #
-# Llama-3 has a vocabulary of 128,256 tokens, and logits are float32. There is one row of them.
+# Llama-3 has a vocabulary of 128,256 tokens. The logits are float32, and there is one row of them.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -88,7 +88,8 @@ guess.ask()
 # %% [markdown]
 # ## What the model offers
 #
-# After the first of these beginnings the bundled model is rather sure of the next token, after the second it is not.
+# For the bundled model, the next token is rather certain after the first of these prompts, and uncertain after the
+# second.
 
 # %%
 import numpy as np
@@ -146,8 +147,8 @@ bars(
 )
 
 # %% [markdown]
-# The **entropy** says in one number how open a choice is. It is $-\sum_v p_v \log_2 p_v$ bits: 1 bit is the toss of a
-# coin, 3 bits are a die with eight sides, 12 bits would be any of 4,096 tokens with equal chance.
+# The **entropy** measures how open a choice is: $-\sum_v p_v \log_2 p_v$ bits. 1 bit is the toss of a coin, 3 bits are
+# a die with eight sides, and 12 bits would be any of 4,096 tokens with equal probability.
 
 
 # %% tags=["fold"]
@@ -163,12 +164,12 @@ assert entropy(softmax(logits["sure"])) + 4 < entropy(softmax(logits["open"]))
 # %% [markdown]
 # ## Greedy: the largest
 #
-# The probabilities need not be computed: the largest logit has the largest probability. On a
-# GPU argmax is a reduction in the shape of a tree, as in the kernel at the top.
+# Greedy decoding does not compute probabilities, because the largest logit has the largest probability. On a GPU,
+# argmax is a tree reduction, as in the kernel at the top.
 #
-# Why the tie rule? Two logits can be equal; rounded to 16 bits they often are. If
-# only "larger wins", the winner among equals is whoever comes first, and that differs between a tree and
-# a loop, and between one split into blocks and another. With the rule any order gives the same token:
+# Why the tie rule? Two logits can be equal, and after rounding to 16 bits they often are. If the only rule is "larger
+# wins", the first of the equal logits wins, and which one is first differs between a tree and a loop, and between
+# different splits into blocks. With the tie rule, any order gives the same token:
 
 
 # %%
@@ -218,8 +219,8 @@ show_source(
 # %% [markdown]
 # ## Temperature
 #
-# Divide the logits by $T$ before the softmax. Differences grow if $T < 1$, and shrink if $T > 1$.
-# By hand: five tokens with the probabilities 8, 4, 2, 1, 1 sixteenths. At $T = 1/2$ each is squared: 64, 16, 4, 1, 1,
+# The logits are divided by $T$ before the softmax. Differences grow if $T < 1$, and shrink if $T > 1$. An example by
+# hand: five tokens have the probabilities 8, 4, 2, 1, 1 sixteenths. At $T = 1/2$ each is squared: 64, 16, 4, 1, 1,
 # divided by their sum 86. So the first goes from 50 % to 74 %. As $T$ goes to 0, the draw becomes greedy.
 
 # %%
@@ -246,7 +247,7 @@ curves(
 )
 
 # %% [markdown]
-# And in a text, from repeating itself to losing the thread:
+# The next cell shows the effect on a text, from repetition to incoherence:
 
 # %%
 start = "class Stack:\n    def __init__(self):\n"
@@ -261,8 +262,8 @@ for temperature in (0.0, 0.5, 1.0, 1.5):
 # %% [markdown]
 # ## Keep only the likely: top-k, top-p, min-p
 #
-# At $T = 1$ each of thousands of bad tokens has a tiny probability, but together they have a lot, and one bad token
-# spoils the text after it. So the tail is cut off. There are three rules for where to cut:
+# At $T = 1$ each of thousands of bad tokens has a tiny probability, but the sum is large, and one bad token spoils the
+# text after it. So the tail is cut off. Three rules say where to cut:
 #
 # | rule | keeps | 8, 4, 2, 1, 1 sixteenths |
 # | --- | --- | --- |
@@ -270,7 +271,8 @@ for temperature in (0.0, 0.5, 1.0, 1.5):
 # | top-p = 0.7 | the likeliest, until their sum reaches p | 8, 4: 8 alone is 0.5, and 12/16 is enough |
 # | min-p = 0.2 | all with at least p times the largest probability | 8, 4, 2: 0.2 · 8 is 1.6 |
 #
-# Each rule keeps the likeliest tokens down to some limit. So each is one number, a threshold on the logit:
+# Each rule keeps the likeliest tokens down to some limit. So each rule comes down to one number, a threshold on the
+# logit:
 
 # %% tags=["hide-input"]
 from minllm.kernels.sampling import thresholds as thresholds_file
@@ -314,8 +316,8 @@ print(
 )
 
 # %% [markdown]
-# The kept probabilities are divided by their sum. On the model's own logits, where `os` is a
-# token of the prompt already (the last row is a penalty, which comes next):
+# The kept probabilities are divided by their sum. The next chart shows the rules on the model's own logits. `os` is
+# already in the prompt, and the last row is a penalty (next section):
 
 # %% tags=["fold"]
 from minllm.course import heat_map
@@ -379,9 +381,9 @@ assert (
 )
 
 # %% [markdown]
-# Top-k does not look at the distribution: it keeps 50 where five would do, and 50 where hundreds are reasonable.
-# Top-p does, but an open choice makes it keep a very long tail. Min-p asks how much worse a token is than the best
-# one. A high temperature lifts the whole tail:
+# Top-k does not depend on the distribution: it keeps 50 tokens if five would be enough, and 50 if hundreds are
+# reasonable. Top-p does, but if the choice is open, it keeps a very long tail. Min-p compares each token with the best
+# one. A high temperature raises the whole tail:
 
 # %% tags=["fold"]
 kept_at = {
@@ -407,9 +409,9 @@ assert kept_at["top-p 0.9"][-1][1] > 20 * kept_at["min-p 0.05"][-1][1]
 # %% [markdown]
 # ## Penalties: say something else
 #
-# Greedy text of a small model runs in circles. Penalties work
-# on the logits before all else. Let $c(v)$ be how often token $v$ was generated, and let a token be *seen* if it was
-# generated or stands in the prompt. In this order:
+# Greedy decoding with a small model repeats itself. Penalties change the logits before all other rules. Let $c(v)$ be
+# how often token $v$ was generated, and let a token be *seen* if it was generated or is in the prompt. The penalties
+# apply in this order:
 #
 # $$\begin{aligned}
 # x_v &\leftarrow \begin{cases} x_v / \rho & x_v > 0 \\ x_v \cdot \rho & x_v \le 0 \end{cases}
@@ -418,8 +420,8 @@ assert kept_at["top-p 0.9"][-1][1] > 20 * kept_at["min-p 0.05"][-1][1]
 # x_v &\leftarrow x_v - \pi && \text{if } c(v) > 0 && \text{presence penalty } \pi
 # \end{aligned}$$
 #
-# A negative logit is multiplied, because dividing $-4$ by 2 gives $-2$, which is *likelier*. By hand, with $\rho =
-# 2$, $\varphi = 0.5$, $\pi = 0.25$: the logits are $(4, -4, 3)$, token 0 was generated twice, token 1 stands in the
+# A negative logit is multiplied, because dividing $-4$ by 2 gives $-2$, which is *likelier*. An example by hand, with
+# $\rho = 2$, $\varphi = 0.5$, $\pi = 0.25$: the logits are $(4, -4, 3)$, token 0 was generated twice, token 1 is in the
 # prompt, token 2 is new. Token 0: $4 / 2 - 0.5 \cdot 2 - 0.25 = 0.75$. Token 1: $-4 \cdot 2 = -8$. Token 2 stays 3.
 
 # %%
@@ -438,7 +440,7 @@ assert np.allclose(penalised, [[0.75, -8, 3]]) and np.array_equal(
 )
 
 # %% [markdown]
-# On the model, greedy, 100 tokens:
+# With the bundled model, greedy, 100 tokens:
 
 # %%
 ways = {
@@ -464,13 +466,12 @@ assert len(set(written["none"].token_ids)) < len(
 # %% [markdown]
 # ## A draw without a state
 #
-# Most random generators keep a state, and each number changes it. Then a user's text
-# would depend on who else is in the batch.
+# Most random generators keep a state, and each draw changes it. Then a user's text would depend on the other requests
+# in the batch.
 #
-# Philox is a generator without a state. It is a function: a *counter* of 128 bits and a *key* of 64 bits go in, and
-# 128 random bits come out. The key is the request's seed, and the counter is (token id / 4, number of the step). So
-# the noise of a token depends on the seed, the position, and the token: not on the batch, the GPU or the order of
-# threads.
+# Philox is a generator without a state. It is a function from a *counter* of 128 bits and a *key* of 64 bits to 128
+# random bits. The key is the request's seed, and the counter is (token id / 4, number of the step). So the noise of a
+# token depends on the seed, the position and the token, but not on the batch, the GPU or the order of threads.
 
 # %% tags=["hide-input"]
 from minllm.kernels.sampling import philox as philox_file
@@ -489,7 +490,7 @@ show_source(
 # %% tags=["fold"]
 from minllm.kernels.sampling.philox import gumbel_reference, philox_reference
 
-counters = np.uint32([[0, 0, 0, 0], [1, 0, 0, 0]])  # they differ in one bit
+counters = np.uint32([[0, 0, 0, 0], [1, 0, 0, 0]])  # these differ in one bit
 words = philox_reference(counters, np.uint32([0, 0]))  # [2, 4] of 32 bits
 print(" ".join(f"{word:08x}" for word in words[0]))
 print(" ".join(f"{word:08x}" for word in words[1]))
@@ -506,12 +507,12 @@ assert [hex(int(word)) for word in words[0]] == [
 assert 40 < flipped < 88
 
 # %% [markdown]
-# **How to draw with it.** The textbook way sums all weights, takes a random share of the sum, and walks along the
-# tokens until it is used up: a scan over 128,256 numbers whose rounding depends on the order. A contest is better.
-# Let every token wait for a random time, $-\log u_v / w_v$ with $u_v$ uniform and $w_v = e^{x_v / T}$. It is a fact
-# about such times that $v$ comes first with probability $w_v / \sum w$. The negative logarithm of the times turns the
-# earliest into the largest, and gives the formula at the top: the Gumbel-max trick. A draw is greedy decoding with
-# noise on the logits. It needs no sum and no softmax, only the same reduction as before.
+# **How to draw with it.** The textbook way sums all weights, takes a random fraction of the sum, and adds up the
+# tokens' weights until they reach it. This is a scan over 128,256 numbers whose rounding depends on the order. A race
+# is better. Give every token a random time, $-\log u_v / w_v$ with $u_v$ uniform and $w_v = e^{x_v / T}$. Token $v$ has
+# the earliest of these times with probability $w_v / \sum w$. The negative logarithm of the times turns the earliest
+# into the largest, and gives the formula at the top: the Gumbel-max trick. A draw is greedy decoding with noise on the
+# logits. It needs no sum and no softmax, only the same reduction as before.
 
 # %% tags=["fold"]
 token_ids, steps, seed = np.arange(4), 4000, np.uint32([7, 0])
@@ -549,8 +550,8 @@ show_source(
 )
 
 # %% [markdown]
-# Three rows drawn together and each of them alone, with the kernel and with NumPy; each row has its own seed and its
-# own rule:
+# This cell draws three rows together and each of them alone, with the kernel and with NumPy. Each row has its own seed
+# and its own rule:
 
 # %%
 from minllm.kernels.sampling import sample_reference
@@ -594,17 +595,17 @@ assert same or llm.device == "cuda"
 
 # %% [markdown]
 # !!! note "What a seed cannot promise"
-#     The noise is the same for every batch. The logits need not be, to the last bit: a GEMM of another size may
-#     add up in another order. If two tokens are so close that the last bit decides, a text can part
-#     from its twin there.
+#     The noise is the same for every batch. The logits may differ in the last bit, because a GEMM of another size may
+#     sum in another order. If two tokens are so close that the last bit decides, two runs of a request can diverge
+#     there.
 #
 # ## Without sorting
 #
-# Top-k asks for the k-th largest of 128,256 numbers, and sorting would answer a thousand other questions too. **Radix
-# selection** finds only that one: turn the floats into integers of the same order, count how many fall into each of
-# 2,048 bins by their first 11 bits, find the bin of the k-th largest from above, and repeat in that bin with the next
-# 11 bits and the last 10. Top-p is the same search with probabilities in place of counts: integers, because their
-# sums do not depend on the order of threads.
+# Top-k needs only the k-th largest of 128,256 numbers, so sorting them all is wasted work. **Radix selection** finds
+# only that one. It turns the floats into integers of the same order, counts how many fall into each of 2,048 bins by
+# their first 11 bits, and finds the bin of the k-th largest, counting from above. It repeats this in that bin with the
+# next 11 bits and then the last 10. Top-p is the same search with probabilities instead of counts. They are integers,
+# because sums of integers do not depend on the order of threads.
 #
 # <!-- aside: Radix selection, step by step -->
 
@@ -635,7 +636,7 @@ for shift, width in ((21, 11), (10, 11), (0, 10)):
     counts = np.bincount(digits, minlength=2**width)
     above = (
         np.cumsum(counts[::-1])[::-1] - counts
-    )  # [bins]: how many lie in higher bins
+    )  # [bins]: number of tokens in higher bins
     chosen = int(np.flatnonzero(above + counts >= wanted)[-1])
     candidates, wanted = candidates[digits == chosen], wanted - int(above[chosen])
     left.append(len(candidates))
@@ -688,7 +689,7 @@ show_source(
 #
 # ## Count the passes
 #
-# The bundled model's logits, each rule, in the simulator. How often is the row of logits read?
+# The simulator runs each rule on the bundled model's logits. How often is the row of logits read?
 
 # %% tags=["fold"]
 benched = {  # as in the recorded benchmark
@@ -710,7 +711,7 @@ of_the_vocabulary = (
     "token_flags",
     "output_counts",
     "out",
-)  # the others are one number per row
+)  # the other arrays have one number per row
 for name, rule in benched.items():
     with tracing() as traces:
         draw(row, [SamplingParams(seed=1, **rule)])
@@ -737,12 +738,12 @@ assert all(
 assert abs(passes["penalties"] - 4.25) < 0.01
 
 # %% [markdown]
-# Top-k is three passes for the selection and one for the draw. Top-p reads once more, for the maximum. Penalties read
-# the logits, the counts and a byte of flags, write the logits anew, and the last kernel reads them.
+# Top-k takes three passes for the selection and one for the draw. Top-p takes one more, for the maximum. Penalties read
+# the logits, the counts and a byte of flags, and write new logits, which the last kernel reads.
 #
 # ## Measured against predicted
 #
-# A copy on an H200 moves half a megabyte in a tenth of a microsecond. And this is how long choosing takes:
+# A copy on an H200 moves half a megabyte in a tenth of a microsecond. Choosing a token takes longer:
 
 # %%
 from minllm.course import load_record, recorded
@@ -792,12 +793,12 @@ guess.against(
 )
 
 # %% [markdown]
-# **Greedy, one row.** The floor is far below what a kernel takes to start and end, and greedy is two kernels:
-# launches limit it, not memory. With 64 rows bytes begin to count.
+# **Greedy, one row.** The lower bound is far below the fixed cost of a kernel, and greedy takes two kernels. Launches
+# limit it, not memory. With 64 rows the bytes begin to matter.
 #
-# **Top-p, one row.** The draw is spread over 32 blocks, but the selection is done by *one block per row*, because
-# its threads share a histogram. One block runs on one SM, and all others are idle. So
-# 64 rows, on 64 SMs, take hardly longer than one:
+# **Top-p, one row.** The draw is spread over 32 blocks, but *one block per row* does the selection, because its threads
+# share a histogram. One block runs on one SM, and all other SMs are idle. So 64 rows, on 64 SMs, take hardly longer
+# than one:
 
 # %% tags=["fold"]
 from minllm.machine.hardware import gpu_named
@@ -843,11 +844,11 @@ roofline(
 assert many_rows["greedy"].of_limit > 0.5 > 2 * many_rows["temperature"].of_limit
 
 # %% [markdown]
-# Greedy stands near the slope. The draw is well below it, though it reads the same bytes: the noise has also about
-# 200 *integer* operations per four tokens, which a roofline of tensor cores does not show. When a kernel is far from
-# both limits, ask which work the picture leaves out.
+# Greedy is near the slope. The draw is well below it, although it reads the same bytes: the noise also takes about 200
+# *integer* operations per four tokens, which a roofline of tensor cores does not show. If a kernel is far from both
+# limits, look for work that the roofline leaves out.
 #
-# **Does it matter?** Beside a decode step of a model with this vocabulary:
+# **Does it matter?** Compare it with a decode step of two models with this vocabulary:
 
 # %% tags=["fold"]
 for model in ("llama-3.1-8b", "llama-3.2-1b"):
@@ -861,7 +862,7 @@ for model in ("llama-3.1-8b", "llama-3.2-1b"):
     print(f"{model}: a greedy step takes {step_us:,.0f} µs; {shares} of it")
 
 # %% [markdown]
-# For the large model it is little, for the small one it begins to hurt. On a machine with a GPU, this cell measures
+# For the large model it is little; for the small one it begins to matter. On a machine with a GPU, this cell measures
 # yours:
 
 # %% tags=["fold"]
@@ -893,7 +894,7 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# The tie rule inside a warp, and the penalties.
+# Write the tie rule inside a warp, and the penalties.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -914,18 +915,19 @@ show_case("long_batch")
 # ??? question "1. Probabilities 50, 30, 15 and 5 %. What do top-k 2, top-p 0.9 and min-p 0.2 keep?"
 #     The first two; the first three (50 + 30 = 80 is not enough); the first three (at least 10 %).
 #
-# ??? question "2. Logits 2, 1 and -1 with a repetition penalty of 2; tokens 0 and 2 are seen. New logits? What if the penalty divided all?"
-#     1, 1 and -2. Dividing would give -0.5 for the last: likelier than before.
+# ??? question "2. Logits 2, 1 and -1 with a repetition penalty of 2; tokens 0 and 2 are seen. What are the new logits? And if the penalty divided all of them?"
+#     1, 1 and -2. Dividing would give -0.5 for the last, which is likelier than before.
 #
 # ??? question "3. A step of the 1B shape takes 0.78 ms; top-p takes 60 µs for one row, greedy 7. How much more does a million tokens cost with top-p, at 4 dollars per hour and batch 1?"
 #     53 µs of 0.78 ms, 7 %: at 0.87 dollars per million tokens, about 6 cents. At batch 64 the selection runs on 64
 #     SMs and costs next to nothing per token.
 #
-# ??? question "4. How many bytes does penalising read and write per token of a batch of 64 at 128,256 tokens, and how long at 4.2 TB/s?"
-#     Logits 4, counts 4, flags 1 byte read and 4 written per entry, then 4 read: 17 bytes · 128,256 · 64 = 140 MB, 33 µs: about 3 % of a step of the 1B shape.
+# ??? question "4. A batch of 64 with 128,256 tokens: how many bytes do penalties read and write per step, and how long does that take at 4.2 TB/s?"
+#     Per entry, 4 bytes of logits, 4 of counts and 1 of flags are read, 4 are written, then 4 are read: 17 bytes ·
+#     128,256 · 64 = 140 MB, 33 µs: about 3 % of a step of the 1B shape.
 #
-# ??? question "5. Why is a draw with a running sum (a scan) worse hardware-wise than noise and argmax?"
-#     A scan over blocks needs two passes or a chain of blocks that wait for each other; argmax merges in any order,
+# ??? question "5. Why is a draw with a running sum (a scan) worse for a GPU than noise and argmax?"
+#     A scan over blocks needs two passes or a chain of blocks that wait for each other. An argmax merges in any order,
 #     in one pass, and its result does not depend on rounding.
 #
 # ## What next, and which measurement says so
@@ -937,10 +939,10 @@ print(smallest)
 assert one_row["greedy"].of_limit < 0.1
 
 # %% [markdown]
-# Greedy for one row reaches a few hundredths of what memory allows, and the kernel that merely advances positions
-# takes half as long. These microseconds are starting and ending. A decode step has dozens of such kernels, one after
-# another. [Lesson 15](15_launch_overhead_and_cuda_graphs.py) starts them all at once, and lets one begin before the other has
-# ended.
+# Greedy decoding of one row reaches a few percent of what memory allows, and the kernel that only advances positions
+# takes half as long. These microseconds are prologues and epilogues. A decode step has dozens of such kernels, one
+# after another. [Lesson 15](15_launch_overhead_and_cuda_graphs.py) launches them all at once, and lets one begin before
+# the previous one has ended.
 #
 # ## Sources
 #
