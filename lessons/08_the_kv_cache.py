@@ -43,7 +43,7 @@ show_source(
         "token, row = cuda.blockIdx.x": "One block of threads per new token. A row is kv_heads * head_dim numbers.",
         "if slot < 0": "Padding: a row without a token writes nothing.",
         "key0, key1": "16 bytes, as four words of 32 bits: a copy does not depend on the dtype.",
-        "store_128(key_cache": "The only place where paging is felt: the row of the slot, not of the token.",
+        "store_128(key_cache": "The only line that depends on paging: it uses the slot's row, not the token's.",
     },
 )
 
@@ -274,7 +274,7 @@ from minllm.engine.running import batch_arrays
 show_source(
     batch_arrays.slots_of,
     notes={
-        "return block_table": "Which of my blocks, where that block begins, and how far into it."
+        "return block_table": "The block's number, times the block size, plus the offset in the block."
     },
 )
 
@@ -470,7 +470,7 @@ bars(
     ],
     unit="kB",
     title="Keys and values of one token, 16 bits",
-    caption="From each model's configuration. Llama-2-7B pays more than models ten "
+    caption="From each model's configuration. Llama-2-7B needs more than models ten "
     "times its size.",
 )
 

@@ -92,7 +92,7 @@ guess = Prediction(
     attention_bytes_per_layer="How many bytes does attention read in one layer?",
     flops_per_byte="How many operations does attention do per byte?",
     busy_sms="One block of threads takes a KV head with all its keys. How many of the H200's 132 SMs work?",
-    best_over_one="How many times as fast as one split is the best number of splits?",
+    best_over_one="How many times as fast is the best number of splits as one split?",
 )
 guess.ask()
 
@@ -313,7 +313,7 @@ show_source(
     split_merge.share_of_split,
     folded="Which keys a split takes",
     notes={
-        "share = (share + step - 1)": "Whole steps, so that only the last share is ragged; the last ones may be empty.",
+        "share = (share + step - 1)": "A share is a whole number of steps: only the last one is partial, and some may be empty.",
     },
 )
 
@@ -689,7 +689,7 @@ show_source(
     part="arrive",
     folded="Merging in the last block to arrive",
     notes={
-        "cuda.threadfence()  # this block": "First the state, then the count: whoever sees the count sees the state.",
+        "cuda.threadfence()  # this block": "First the state, then the count: a block that reads the count also reads the state.",
         "cuda.atomic.add": "How many blocks arrived before this one?",
         "return arrived[0]": "The one that gets parts - 1 merges all, in the order of the keys: the same bits every time.",
     },

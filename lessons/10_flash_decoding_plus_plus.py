@@ -94,7 +94,7 @@ guess = Prediction(
     "of 64 that fit?",
     eight_over_one="How many times as long does the engine's GEMV take for 8 tokens as for one? "
     "(The weight's bytes are the same.)",
-    products_per_wanted="Tokens on the 128 rows of a tile: how many products per wanted one, for 8 tokens?",
+    products_per_wanted="Tokens on the 128 rows of a tile: how many multiplications per useful one, for 8 tokens?",
     unified_gain="The paper reports decode attention 1.14 times as fast with one maximum for all. "
     "How many times as fast is it here?",
 )
@@ -116,11 +116,11 @@ show_source(
     folded="A step of the engine's GEMV",
     notes={
         "words = cuda.local.array": "Registers for everything in flight.",
-        "w = load_128_streaming": "rows × unroll loads of 16 bytes, one behind another. None is waited for here, and "
+        "w = load_128_streaming": "rows × unroll loads of 16 bytes, one after another. None is waited for here, and "
         "none displaces x in the L1 cache.",
         "cuda.syncwarp()": "Keeps the compiler from moving a load down to its use, to save registers.",
         "x_words = load_128(x": "x comes out of L1: every warp reads all of it.",
-        "total[i, r] = dot": "Only here is a weight needed.",
+        "total[i, r] = dot": "The first use of a weight.",
     },
 )
 
@@ -200,7 +200,7 @@ bars(
         Bar("tokens on 8 columns", -(-tokens // 8) * 8 / tokens, "flat"),
     ],
     unit="times",
-    title="Products computed per wanted one, 8 tokens",
+    title="Multiplications per useful one, 8 tokens",
     caption="Computed from the sizes of tiles.",
 )
 
@@ -358,7 +358,7 @@ for name, factor in (("ordinary keys", 0), ("one huge score", 30)):
     assert np.allclose(out.astype(np.float32), right, atol=0.01)
     (trace,) = traces
     moved[name] = trace.arrays["key_cache"].total.bytes
-    print(f"{name:15} {moved[name]:,} bytes of keys, result right")
+    print(f"{name:15} {moved[name]:,} bytes of keys, result correct")
 assert (
     moved["one huge score"] == moved["ordinary keys"] * 5 / 4
 )  # one of four shares is computed again

@@ -63,12 +63,12 @@ from minllm.course import Prediction
 
 guess = Prediction(
     contiguous_holds_percent="Every sequence gets room for 2,048 tokens. "
-    "Which percentage of this room holds tokens?",
+    "What percentage of this room holds tokens?",
     paged_waste_percent="Sequences get blocks of 16 tokens as they grow. "
-    "Which percentage of their memory is unused?",
+    "What percentage of their memory is unused?",
     tokens_found="Two prompts of 64 tokens agree up to token 40. How many tokens of the second "
     "need no computation, with blocks of 16?",
-    batch_ratio="How many times as many sequences run at a time with blocks?",
+    batch_ratio="With blocks, how many times as many sequences run at once?",
 )
 guess.ask()
 
@@ -130,7 +130,7 @@ def course_of(played):
 curves(
     {"contiguous": course_of(contiguous), "paged, blocks of 16": course_of(paged)},
     "decode step",
-    "% of the cache that hold tokens",
+    "% of the cache that holds tokens",
     "One cache, one traffic, two policies",
     caption="Replayed in the cell above, without a model: counts, not times.",
 )

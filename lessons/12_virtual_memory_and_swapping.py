@@ -243,7 +243,7 @@ curves(
     },
     "tokens of the sequence",
     "ms",
-    "A preempted sequence of the 8B shape comes back",
+    "Resuming a preempted sequence of the 8B shape",
     log_x=True,
     log_y=True,
     caption="Computed by minllm.costs.swap with the recorded ceilings of an H200; "

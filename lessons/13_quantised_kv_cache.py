@@ -90,7 +90,7 @@ show_source(
     folded="The reference, quantize_groups",
     notes={
         "by_group = x.reshape": "Numbers that share a scale: neighbours in a head.",
-        "pairs = np.stack": "Scale and zero are kept in float16, and codes are made with what is kept.",
+        "pairs = np.stack": "Scale and zero are kept in float16, and codes are computed from the stored values.",
         "inverse = np.divide": "If all numbers are equal, the scale is 0, and nothing is divided by it.",
     },
 )

@@ -81,7 +81,7 @@ guess = Prediction(
     greedy_bytes="How many bytes must be read to find the largest?",
     top_p_bytes="Top-p keeps the likeliest tokens until their probabilities reach 90 %, and draws one. "
     "How many bytes now?",
-    top_p_over_greedy="How many times as long does top-p take as the largest alone, on an H200?",
+    top_p_over_greedy="How many times as long does top-p take as greedy, on an H200?",
 )
 guess.ask()
 
@@ -282,7 +282,7 @@ show_source(
     folded="The three thresholds in NumPy",
     notes={
         "np.partition": "The k-th largest, without sorting the others.",
-        "np.cumsum": "Here NumPy does sort, what top-k kept. The GPU will not.",
+        "np.cumsum": "NumPy sorts the tokens that top-k kept; the GPU does not.",
         "np.searchsorted": "The first place where the sum reaches p.",
         "np.log(min_p)": "A share of the probability is a difference of logits: no softmax is needed.",
     },
@@ -480,9 +480,9 @@ show_source(
     philox_file.philox_4x32,
     folded="Philox: ten rounds of mixing",
     notes={
-        "for _ in range(ROUNDS)": "Ten rounds of mixing. Each alone would not do.",
+        "for _ in range(ROUNDS)": "Ten rounds of mixing: one is not enough.",
         "product_0 = uint64": "A product of two 32-bit numbers has 64 bits. The high half depends on all bits of both.",
-        "c0 = uint32((product_1": "Halves change places and are mixed with the key by exclusive or.",
+        "c0 = uint32((product_1": "Halves are swapped and mixed with the key by exclusive or.",
         "k0 = uint32(": "The key moves on, by the golden ratio in units of 2 to the power of -32.",
     },
 )
@@ -615,7 +615,7 @@ from minllm.kernels.sampling import radix_select
 show_source(
     radix_select.ordered,
     notes={
-        "0xFFFFFFFF": "A negative number: the larger its bits, the smaller it is. Turn them all around.",
+        "0xFFFFFFFF": "A negative number: the larger its bits, the smaller it is. Invert all bits.",
         "0x80000000": "A positive one: above all negative ones.",
     },
 )
@@ -677,10 +677,10 @@ show_source(
     radix_select.fill_histogram,
     notes={
         "low[thread] = uint32(0)": "Bins are two words of 32 bits, for shared memory adds 32 bits at a time.",
-        "load_batch": "16 logits a thread, all loads in flight together.",
+        "load_batch": "16 logits per thread, all loads in flight together.",
         "digits >> bits == prefix": "Only members of the bin that was chosen before.",
-        "before = cuda.atomic.add": "Threads that hit one bin take turns.",
-        "int64(before) + int64(weight)": "Who makes the low word overflow carries one to the high word.",
+        "before = cuda.atomic.add": "Threads that hit the same bin are serialised.",
+        "int64(before) + int64(weight)": "The thread whose add overflows the low word carries one to the high word.",
     },
 )
 
@@ -781,7 +781,7 @@ bars(
         for colour, found in enumerate((one_row, many_rows))
     ],
     unit="µs",
-    title="To choose tokens out of 128,256",
+    title="Time to choose a token, vocabulary of 128,256",
     caption=f"float32 logits; {one_row['greedy'].label}.",
 )
 

@@ -364,9 +364,7 @@ def plan_on(chip, config, batch, gpus):
     _, gpu = gpu_named(chip)
     sheet = replace(gpu, measured_copy_tb_s=None, measured_bf16_tflops=None)
     dtype = "bfloat16" if gpu.bf16_tflops else "float16"  # a V100 has no bfloat16
-    wishes = Wishes(
-        CONTEXT, batch, dtype, dtype, gpus, price_per_hour=PRICES[chip]
-    )
+    wishes = Wishes(CONTEXT, batch, dtype, dtype, gpus, price_per_hour=PRICES[chip])
     return make_plan(config, sheet, wishes)
 
 
