@@ -14,10 +14,12 @@ from minllm.bench.row_command import commands_of
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 # The rows in the README: (benchmark, prefix of the case, variant, label)
+GATE_AND_UP, INT4 = "28672x4096", "int4 in groups of 128"
 HEADS = "32/8 heads, d 128, bfloat16, contiguous"
 SHORT = (
     ("decode step", "llama-3.2-1b", "graph replay", "a decode step, Llama 3.2 1B shape, batch 1, context 1,024"),
     ("decode step", "llama-3.1-8b", "graph replay", "a decode step, Llama 3.1 8B shape, batch 1, context 1,024"),
+    ("decode step", "llama-3.1-8b (random weights in int4_g128), batch 1,", "graph replay", "the same with weights in int4, groups of 128"),
     ("serving throughput", "llama-3.2-1b (random weights), mixed-prompts", "split_fuse", "256 requests at once, 128 tokens each, 1B shape"),
     ("serving throughput", "llama-3.1-8b (random weights), mixed-prompts", "split_fuse", "the same, 8B shape"),
     ("whole prefill", "llama-3.1-8b", "bfloat16", "a whole prefill, Llama 3.1 8B shape, 2,048 tokens"),
@@ -26,6 +28,9 @@ SHORT = (
     ("matmul", "64x4096x14336", "flat", "64 rows x 4096x14336 (`flat`)"),
     ("matmul", "8x6144x4096", "flat", "8 rows x 6144x4096 (`flat`)"),
     ("matmul", "1x4096x14336", "gemv", "one row x 4096x14336 (`gemv`)"),
+    ("matmul, quantised", f"2048 rows x {GATE_AND_UP}, fp8", "wgmma", "2048 rows x 28672x4096 in fp8 (`wgmma`)"),
+    ("matmul, quantised", f"16 rows x {GATE_AND_UP}, {INT4}", "batched_gemv", "16 rows x 28672x4096 in int4 (`batched_gemv`)"),
+    ("matmul, quantised", f"1 row x {GATE_AND_UP}, {INT4}", "tensor_core_gemv", "one row x 28672x4096 in int4 (`tensor_core_gemv`)"),
     ("prefill attention", f"16x512, {HEADS}", "flash_attention_3", "prefill attention 16x512 (`flash_attention_3`)"),
     ("prefill attention", f"4x4096, {HEADS}", "flash_attention_3", "prefill attention 4x4096 (`flash_attention_3`)"),
     ("prefill attention", f"1x16384, {HEADS}", "flash_attention_3", "prefill attention 1x16384 (`flash_attention_3`)"),
@@ -52,9 +57,9 @@ def line(row: dict, name: str) -> str:
 
 
 OLDER = (
-    'A row marked "older" was measured before the last change of its kernel: its key, a hash of the kernels that it launched, is not '
-    "that of today's source. Rows recorded before there were keys got that of their commit's source; where it could not be computed, "
-    "a row counts as older."
+    'A row marked "older" was measured before its kernel last changed: its key, a hash of the kernels that it launched, is not that of '
+    "today's source. Rows recorded before keys existed have the key of their commit's source; if it could not be computed, the row counts "
+    "as older."
 )
 HEADER = "| | measured | of the limit | peer, in the same run | ratio of speeds |\n| --- | --- | --- | --- | --- |"
 

@@ -62,7 +62,10 @@ def plan(
         int, typer.Option("--tensor-parallel", "--tensor-parallel-size", min=1, help="GPUs that share the model.")
     ] = 1,
     pipeline_parallel: Annotated[
-        int, typer.Option("--pipeline-parallel", "--pipeline-parallel-size", min=1, help="Stages that share the layers, each on that many.")
+        int,
+        typer.Option(
+            "--pipeline-parallel", "--pipeline-parallel-size", min=1, help="Stages that share the layers, each on --tensor-parallel GPUs."
+        ),
     ] = 1,
     kv_dtype: Annotated[
         str | None, typer.Option(help="Format of cached keys and values, also kivi_int4; default the weights' type.", show_default=False)
@@ -81,7 +84,7 @@ def plan(
     ] = None,
     caches: Annotated[bool, typer.Option("--caches", help="Also compare all policies and formats of the cache.")] = False,
     formats: Annotated[bool, typer.Option("--formats", help="Also predict steps with the weights in other formats, by batch.")] = False,
-    stages: Annotated[bool, typer.Option("--stages", help="Also print what each stage of a forward moves and computes.")] = False,
+    stages: Annotated[bool, typer.Option("--stages", help="Also print what each stage of a forward pass moves and computes.")] = False,
     json_file: JsonOption = None,
 ) -> None:
     """Memory, largest batch, the least time a step can take, and cost of any model on any GPU. Needs neither weights nor GPU."""

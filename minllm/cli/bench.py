@@ -20,7 +20,7 @@ def bench_generate(
             "--model",
             "-m",
             metavar="NAME|PATH",
-            help="bundled, a directory, a GGUF file; or a config.json or a shape that plan knows, with random weights.",
+            help="bundled, a directory, a GGUF file; or a config.json or a shape known to minllm plan, with random weights.",
         ),
     ] = "bundled",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt.")] = 512,
@@ -226,7 +226,7 @@ def bench_speculation(
         list[int] | None, typer.Option(min=1, help="The most drafts per step and sequence (4). May be repeated.", show_default=False)
     ] = None,
     schedule: Annotated[
-        str, typer.Option(metavar="adaptive|constant", help="Verify as many drafts as are worth it, or all there are.")
+        str, typer.Option(metavar="adaptive|constant", help="Verify only drafts that pay, or all of them.")
     ] = "adaptive",
     acceptance: Annotated[
         list[float] | None,

@@ -12,7 +12,7 @@ from minllm.cli.terminal import user_errors
 def bench_serve(
     model: Annotated[
         str,
-        typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a directory, or a shape that plan knows, with random weights."),
+        typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a directory, or a shape that plan has, with random weights."),
     ] = "bundled",
     dataset_path: Annotated[
         Path | None,

@@ -30,7 +30,7 @@ def compare_weights(config: ModelConfig, gpu_name: str, gpu: Gpu, context: int) 
     Raises InvalidOptionError except for Hopper: other GPUs' kernels were not measured.
     """
     if not gpu_name.startswith(HOPPERS):
-        raise InvalidOptionError(f"--formats knows kernels over codes on Hopper alone, and {gpu_name} has others: leave it out.")
+        raise InvalidOptionError(f"--formats supports only Hopper's kernels for quantised weights; {gpu_name} uses others: omit it.")
     rates = StepRates.of(gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops)
     steps = {
         batch: {name: 1e3 * decode_step_seconds(config, batch, context, rates, WEIGHT_FORMATS[name]) for name in COMPARED}

@@ -5,7 +5,7 @@ export function readAddress(query, fields) {
   const wanted = {}, refused = [];
   for (const [name, value] of new URLSearchParams(query)) {
     if (!(name in fields)) refused.push(`The address names a field “${name}”, which this page does not have.`);
-    else if (!fields[name].takes(value)) refused.push(`The address asks for ${name} = “${value.slice(0, 40)}”, which cannot be: the page shows ${fields[name].raw() || "none"}.`);
+    else if (!fields[name].takes(value)) refused.push(`The address has ${name} = “${value.slice(0, 40)}”, which is not valid: the page shows ${fields[name].raw() || "none"}.`);
     else wanted[name] = value;
   }
   return { wanted, refused };

@@ -66,7 +66,7 @@ class Play {
     const table = this.cache.sequences.get(name).table, before = table.map((block) => this.cache.state(block));
     this.cache.end(name);
     const kept = table.filter((block, i) => before[i] === "held" && this.cache.state(block) === "idle");
-    return `${name} has ended. ${kept.length ? `${list(kept)[0].toUpperCase()}${list(kept).slice(1)} ${kept.length === 1 ? "is" : "are"} full, and kept while nobody else needs the room.` : "Its blocks are free, or others hold them."}`;
+    return `${name} has ended. ${kept.length ? `${list(kept)[0].toUpperCase()}${list(kept).slice(1)} ${kept.length === 1 ? "is" : "are"} full, and kept until the memory is needed.` : "Its blocks are free, or others hold them."}`;
   }
 
   fill(name) {

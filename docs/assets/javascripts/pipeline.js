@@ -15,7 +15,7 @@ function tell(run, place) {
   const [kind, warp, barrier, phase, bytes, barriers] = run.events[place - 1], [name, stage] = barrierName(run, barrier), who = capital(role(run, warp)), completes = barriers[barrier][0] > phase;
   const told = {
     wait: () => `${who} waits for “${name}” of stage ${stage}: its phase ${phase} has not completed.`,
-    pass: () => (phase < 0 ? `${who} need not wait for “empty” of stage ${stage}: nobody has filled the stage yet.` : `${who} goes on: phase ${phase} of “${name}” of stage ${stage} has completed.`),
+    pass: () => (phase < 0 ? `${who} need not wait for “empty” of stage ${stage}: the stage has not been filled yet.` : `${who} goes on: phase ${phase} of “${name}” of stage ${stage} has completed.`),
     arrive: () => (name === "full" ? `${who} arrives at “full” of stage ${stage} and tells it to expect ${sizes(barriers[barrier][2])}.`
       : `The consumers release stage ${stage}: an arrival at its “empty”${completes ? `, whose phase ${phase} completes` : ""}.`),
     copy: () => `${who} starts a TMA copy of ${sizes(bytes)} to stage ${stage}, and does not wait for it.`,

@@ -81,13 +81,13 @@ function sharedPicture(accesses) {
 function globalFacts(accesses, width) {
   const moved = SECTOR_BYTES * sectors(accesses).length, different = new Set(accesses.flatMap(({ start }) => Array.from({ length: width }, (_, step) => start + step))).size;
   const said = `${plural(moved / SECTOR_BYTES, "sector")} of 32 bytes: ${moved.toLocaleString("en")} bytes move for ${plural(different, "different byte")}, ${Math.round((100 * different) / moved)} % of them used.`;
-  return [said, [["bytes that the lanes ask for", LANES * width], ["different bytes among them", different], ["sectors", moved / SECTOR_BYTES], ["fewest for so many bytes", Math.ceil(different / SECTOR_BYTES)], ["bytes moved", moved]]];
+  return [said, [["bytes requested by the lanes", LANES * width], ["different bytes among them", different], ["sectors", moved / SECTOR_BYTES], ["minimum for these bytes", Math.ceil(different / SECTOR_BYTES)], ["bytes moved", moved]]];
 }
 
 function sharedFacts(accesses, width) {
   const counts = turns(accesses), all = counts.reduce((sum, count) => sum + count, 0), worst = Math.max(...counts), conflicts = all - counts.length;
   const said = conflicts ? `${plural(all, "turn")} instead of ${counts.length}: a ${worst}-way bank conflict, ${plural(conflicts, "turn")} lost.` : `${plural(all, "turn")}: no bank conflict.`;
-  return [said, [["bytes that the lanes ask for", LANES * width], ["lanes served at once", LANES / counts.length], ["turns", all], ["turns without a conflict", counts.length], ["turns lost to conflicts", conflicts]]];
+  return [said, [["bytes requested by the lanes", LANES * width], ["lanes served at once", LANES / counts.length], ["turns", all], ["turns without a conflict", counts.length], ["turns lost to conflicts", conflicts]]];
 }
 
 function start(place) {
