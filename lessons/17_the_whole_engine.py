@@ -487,9 +487,9 @@ show_case("slow_company")
 #     11.6 billion parameters.
 #
 # ??? question "2. The host needs 0.4 ms per step and 2 µs per row for text. From which batch on does it hold up the 1B shape on an H200, with steps of about 1.1 ms at 64 rows and 2.0 ms at 256?"
-#     0.4 + 0.002 x 64 = 0.53 ms, and 0.4 + 0.002 x 256 = 0.91 ms: never up to 256 rows, if
-#     it overlaps. In turns the step would take 2.9 ms in place of 2.0, 46 % more. At 8 µs
-#     per row the overlapped host would need 2.4 ms: then it is the bottleneck.
+#     0.4 + 0.002 x 64 = 0.53 ms, and 0.4 + 0.002 x 256 = 0.91 ms: never up to 256 rows, if it overlaps. If they take
+#     turns, the step takes 2.9 ms instead of 2.0, 46 % more. At 8 µs per row the overlapped host would need 2.4 ms:
+#     then it is the bottleneck.
 #
 # ??? question "3. A provider pays 3.99 dollars per hour for an H200 and sells a million tokens of the 8B shape for 20 cents. At 10,800 tokens per second, how idle may it be?"
 #     At full load a million tokens cost 1e6 x 3.99 / (3600 x 10,800) = 0.103 dollars. The price covers the cost at u =
