@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 15. Launch overhead, CUDA graphs, programmatic dependent launch
 #
-# One token of a small model takes some ninety kernels, most of them a few microseconds long. A launch takes
-# the host some microseconds, too, and between two kernels the GPU is idle. In this lesson you count the launches of a
-# step and their cost, take the host out of the loop, and then shrink the gaps between kernels.
+# One token of a small model takes some ninety kernels, most of them a few microseconds long. Each launch takes the host
+# a few microseconds too, and between two kernels the GPU is idle. In this lesson you count the launches of a step and
+# their cost, take the host out of the loop, and then shrink the gaps between kernels.
 
 # %% tags=["fold"]
 from minllm.course import Bar, Span, bars, comparable, recorded, timeline
@@ -67,8 +67,9 @@ timeline(
 # %% [markdown]
 # $$t_\text{step} \approx \max(\text{launches} \times t_\text{host},\ \text{launches} \times t_\text{gap} + \text{bytes} / \text{bandwidth})$$
 #
-# Three cures: replay a recorded list of launches (a CUDA graph), let a kernel start before its predecessor has ended
-# (programmatic dependent launch), and launch fewer kernels (fusion). The second is two instructions inside a kernel:
+# There are three remedies: replay a recorded list of launches (a CUDA graph), let a kernel start before its predecessor
+# has ended (programmatic dependent launch), and launch fewer kernels (fusion). The second needs two instructions inside
+# a kernel:
 
 # %%
 from numba import cuda, float32
@@ -95,15 +96,15 @@ def scaled_sum_kernel(
 # **What you will be able to do**
 #
 # - say what happens in a launch, what it costs, and when a program is bound by its host;
-# - say what a CUDA graph records, what must stay where it is, and which steps may share one;
-# - let a kernel begin before its predecessor has ended, and say what it may read until then.
+# - say what a CUDA graph records, which data must keep their addresses, and which steps can share one;
+# - let a kernel begin before its predecessor has ended, and say what it may read before then.
 #
 # You need [lesson 4](04_arithmetic_intensity_and_the_roofline.py) for floors and [lesson 8](08_the_kv_cache.py) for
 # slots and block tables. You need no GPU.
 #
 # ## Predict
 #
-# A model with the shape of Llama-3.2-1B has 16 layers and 2.5 GB of weights in bfloat16. An H200 copies 4.3 TB/s.
+# A model with the shape of Llama-3.2-1B has 16 layers and 2.5 GB of weights in bfloat16. An H200 copies at 4.3 TB/s.
 
 # %% tags=["hide-input"]
 from minllm.course import Prediction
@@ -122,13 +123,13 @@ guess.ask()
 # %% [markdown]
 # ## What happens in a launch
 #
-# `kernel[grid, block](x, out, 2.0)` is a line of Python. The driver gets a function that was compiled for these
-# types, six sizes, a stream, and a table of addresses, one per parameter. Each launch converts the first into the
-# second. An array is not just a pointer, because `x[i, j]` needs strides and `x.shape` needs sizes: Numba's layout
-# has 5 numbers and 2 per axis.
+# `kernel[grid, block](x, out, 2.0)` is one line of Python. The driver needs a function compiled for these types, six
+# sizes, a stream, and a table of addresses, one per parameter. Each launch converts the Python call into these
+# arguments. An array is more than a pointer, because `x[i, j]` needs strides and `x.shape` needs sizes: Numba's layout
+# has 5 numbers plus 2 per axis.
 #
-# Numba's dispatcher repeats this for every array at every launch. minllm uses Numba to compile, and launches by
-# itself: an array is packed once, and the table of addresses is made once per program.
+# Numba's dispatcher repeats this for every array at every launch. minllm compiles with Numba and launches kernels
+# itself: it packs an array once, and makes the table of addresses once per program.
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -147,8 +148,8 @@ show_source(
 )
 
 # %% [markdown]
-# `minllm bench launch` measured launches with the driver, on a machine with an H200. The last bar is a launch's share
-# of a graph's replay, explained below.
+# `minllm bench launch` measured these times on a machine with an H200. The last bar is one launch's share of a graph's
+# replay, explained below.
 
 # %% tags=["fold"]
 bars(
@@ -175,8 +176,8 @@ bars(
 # %% [markdown]
 # ## Count the launches of a step
 #
-# The engine can count them without a GPU, by a dry run: arrays have
-# addresses and no contents, and a launch is noted in a list instead of executed. Everything else is as on a GPU.
+# The engine can count them without a GPU, in a dry run: arrays have addresses but no contents, and a launch is added to
+# a list instead of being executed. Everything else is as on a GPU.
 
 # %% tags=["fold"]
 import numpy as np
@@ -215,7 +216,7 @@ def dry_step(config):
         )
         key = runner.graphs.key(1, 0, 1, context=576, kind=SamplingKind.GREEDY)
         slots, batch = runner.graphs.batch(key)
-        launches.clear()  # those of the table of rotary positions
+        launches.clear()  # drop the launches that make the RoPE table
         runner.compute(slots, batch, key.kind)
     return launches, batch, runner.slots.state
 
@@ -229,8 +230,8 @@ for name in dict.fromkeys(names):
     print(f"{names.count(name):4} {name}")
 
 # %% [markdown]
-# Now compare the host with the GPU. The floor of a decode step is all weights and the cache, read once, at the speed
-# of a copy. For the host, assume that every launch costs as much as that of `rms_norm`.
+# Now compare the host with the GPU. The floor of a decode step is the time to read all weights and the cache once, at
+# the speed of a copy. For the host, assume that every launch costs as much as a launch of `rms_norm`.
 
 # %%
 from minllm import costs
@@ -257,15 +258,16 @@ print(
 assert len(launches) * OURS[1] > floor_us
 
 # %% [markdown]
-# The host needs more time to launch the work than the GPU to do it. Such a program is host-bound: a faster GPU would
-# change nothing. In a prompt of a thousand tokens a kernel runs much longer than a launch takes, so the host runs
-# ahead and launch overhead is hidden. It shows where work is small: small models, small batches, and decoding.
+# The host needs more time to launch the work than the GPU needs to do it. Such a program is host-bound: a faster GPU
+# would change nothing. For a prompt of a thousand tokens a kernel runs much longer than a launch takes, so the host
+# runs ahead and launch overhead is hidden. The overhead matters when kernels are short: small models, small batches,
+# and decoding.
 #
 # ## CUDA graphs: record once, replay
 #
-# A decode step is the same list of launches again and again, so let the driver keep the list. The stream is told to
-# record; the step's launches are made as always, but nothing runs; the recording becomes an executable graph. From
-# then on one call replays all of it.
+# Every decode step makes the same list of launches, so let the driver keep the list. Switch the stream to recording and
+# make the step's launches as usual: nothing runs, and the recording becomes an executable graph. From then on one call
+# replays all of it.
 
 # %% tags=["hide-input"]
 from minllm.runtime import graph as graph_module
@@ -308,12 +310,12 @@ assert end_of_replay < 0.7 * end_of_one_by_one
 
 # %% [markdown]
 # **What must stay where it is.** A graph holds, for every launch, the kernel, its grid, and the bytes of its
-# parameters: addresses and scalars, all fixed. Whatever changes from step to step has to lie in memory, at an address
-# that does not change.
+# parameters: addresses and scalars, all fixed. Anything that changes from step to step must lie in memory, at an
+# address that does not change.
 #
-# The engine splits it in two. The state of a *sequence*, its newest token, its length, its block table and its
-# sampling parameters, lies in a **slot** that the sequence owns as long as it runs. The arrays of a *step* have one
-# entry per row; the first kernel makes them from the slots, the last one writes the new tokens back:
+# The engine splits this data in two. The state of a *sequence* (newest token, length, block table and sampling
+# parameters) lies in a **slot** that the sequence owns as long as it runs. The arrays of a *step* have one entry per
+# row; the first kernel makes them from the slots, and the last one writes the new tokens back:
 #
 # ```mermaid
 # flowchart LR
@@ -323,13 +325,13 @@ assert end_of_replay < 0.7 * end_of_one_by_one
 #     advance --> state
 # ```
 #
-# A replay of the same rows needs nothing from the host. When rows change, it sends their slots' numbers; when a
-# sequence takes another cache block, one word. The last kernel, `advance`, is your first exercise.
+# A replay of the same rows needs nothing from the host. When rows change, the host sends their slot numbers; when a
+# sequence takes another cache block, it sends one word. The last kernel, `advance`, is your first exercise.
 #
 # <!-- aside: What happens if one forgets the rule -->
 #
-# A recording holds arrays, not the names that a program has for them. Here three launches are recorded and replayed;
-# then the program makes a new array under the old name, instead of writing into the old one.
+# A recording holds arrays, not a program's names for them. Here three launches are recorded and replayed. Then the
+# program assigns a new array to the old name, instead of writing into the old array.
 
 # %%
 import functools
@@ -354,14 +356,14 @@ print(f"the program reads {numbers[0]:.0f}, the replay wrote {recorded_numbers[0
 assert numbers[0] == 100 and recorded_numbers[0] == 6
 
 # %% [markdown]
-# No error, no warning: an old input is read, a new one is not. The engine therefore writes the slots of new rows into
-# the array of the old ones.
+# There is no error and no warning: the replay reads the old array and ignores the new one. The engine therefore writes
+# the slots of new rows into the existing array.
 #
 # <!-- end aside -->
 #
-# **Which steps share a graph.** Grids are made from shapes, so a graph serves steps of one shape, and a graph for
-# each of 1 to 256 rows takes long to record. So the engine records some sizes, and pads a step to the next one: a
-# padding row has slot -1, which writes no key and value, and context length 0, which leaves attention nothing to do.
+# **Which steps share a graph.** Grids depend on shapes, so a graph serves steps of one shape only, and recording a
+# graph for each of 1 to 256 rows takes long. The engine therefore records some sizes, and pads a step to the next one.
+# A padding row has slot -1, so no key and value is written, and context length 0, so attention has nothing to do.
 # Choosing the size is your second exercise.
 
 # %% tags=["hide-input"]
@@ -385,13 +387,13 @@ print(
 )
 
 # %% [markdown]
-# One graph runs at a time, so all graphs share the memory of the largest. The price: the next replay overwrites the
-# results of this one, so they are copied first, in stream order.
+# Only one graph runs at a time, so all graphs share the memory of the largest. The price is a copy: the next replay
+# overwrites the results of this one, so they are copied first, in stream order.
 #
 # ## Run it
 #
-# The machine below has no GPU: a replay runs the recorded function again, and stores the results where the first run
-# stored them. It serves the bundled model on NumPy; the three requests want 16, 9 and 4 tokens.
+# The machine class below needs no GPU: a replay runs the recorded function again, and stores the results where the
+# first run stored them. It serves the bundled model on NumPy. The three requests generate 16, 9 and 4 tokens.
 
 # %% tags=["fold"]
 from minllm import LLM, SamplingParams
@@ -476,13 +478,14 @@ guess.against(
 )
 
 # %% [markdown]
-# One graph for the prompts, which all fit in one step, and one each for 4, 2 and 1 rows. The text is that of the
-# runner without graphs. A recording does not wait for a compiler: if a kernel is not loaded yet, the step is first
-# launched kernel by kernel, on padding alone.
+# The runner recorded one graph for the prompts, which all fit in one step, and one each for 4, 2 and 1 rows. The text
+# is the same as without graphs. Nothing is compiled during a recording: if a kernel is not loaded yet, the step is
+# first launched kernel by kernel, on padding rows only.
 #
-# **One step ahead of the host.** The host still has work for each token: it looks for the end of the text, decodes,
-# and streams. None of that is needed to launch the next step, which finds its tokens in the slots. So the engine
-# launches step 2 before it reads the tokens of step 1, which come by an asynchronous copy into page-locked memory:
+# **One step ahead of the host.** The host still has work for each token: it checks for the end of the text, converts
+# the token to text, and streams it. The next step needs none of that, because it finds its tokens in the slots. So the
+# engine launches step 2 before it reads the tokens of step 1, which arrive by an asynchronous copy into page-locked
+# memory:
 
 # %% tags=["hide-input"]
 from minllm.engine.core import EngineCore
@@ -529,18 +532,18 @@ timeline(
 )
 
 # %% [markdown]
-# The price: when a sequence turns out to have ended, its next token is already being computed, and is dropped.
+# The price is a wasted row: when the host finds that a sequence has ended, the GPU is already computing its next token,
+# which is dropped.
 #
 # ## The gap between two kernels
 #
-# In a stream a kernel begins when its predecessor has ended completely: the last block's
-# stores are visible, then the next grid's blocks are set up, load their instructions and parameters, and issue their
-# first loads. Tiny kernels that were replayed
-# from a graph on an H200 took 1.2 µs each.
+# In a stream a kernel begins only when its predecessor has ended completely: the last block's stores become visible,
+# then the next grid's blocks are set up, load their instructions and parameters, and issue their first loads. Tiny
+# kernels replayed from a graph on an H200 took 1.2 µs each.
 #
-# Programmatic dependent launch, from compute capability 9.0 on, lets the two overlap, with the two instructions of
-# the kernel at the top. Launch early, wait late. A small kernel has nothing to do before the wait, and gains only its
-# set-up. A GEMV loads its first weights, which no kernel writes, and only then waits for its activations:
+# Programmatic dependent launch, from compute capability 9.0 on, lets the two overlap. It needs the two instructions of
+# the kernel at the top: launch early, wait late. A small kernel has nothing to do before the wait, so only its set-up
+# overlaps. A GEMV first loads weights, which no kernel writes, and only then waits for its activations:
 
 # %% tags=["hide-input"]
 from minllm.kernels.matmul.gemv import sums as gemv_sums
@@ -578,9 +581,9 @@ timeline(
 )
 
 # %% [markdown]
-# Two rules go with it. Every thread has to wait, even if it needs nothing, because its successor waits for its end,
-# which must mean that all kernels before it have ended, too. And before the wait, a kernel may not read what another
-# one writes, nor write what an earlier one may still read. The simulator checks: inside `detecting()` it remembers
+# There are two rules. First, every thread has to wait, even if it needs nothing: the next kernel waits for this one to
+# end, and this must imply that all earlier kernels have ended too. Second, before the wait a kernel may not read what
+# an earlier one writes, nor write what it may still read. The simulator checks this: inside `detecting()` it records
 # which arrays earlier launches wrote.
 
 # %%
@@ -632,10 +635,11 @@ assert 0.3 < saved / overlapping < 3
 #
 # ## Fewer kernels have fewer gaps
 #
-# In a decode step the bytes of activations are negligible, and fusion saves gaps. Where a sequence decodes alone, the
-# engine fuses all element-wise kernels into the GEMV beside them: `gated_gemv` computes `silu(gate) * up`, a residual
-# is added where a GEMV writes its sums, RoPE and the append follow in its epilogue. Even RMSNorm, which needs a whole
-# row before its first result, can go into the GEMV behind it, because its divisor is the same for every element:
+# In a decode step the bytes of activations are negligible, so fusion saves gaps rather than bytes. When a sequence
+# decodes alone, the engine fuses all element-wise kernels into the neighbouring GEMV: `gated_gemv` computes
+# `silu(gate) * up`, and the epilogue of a GEMV adds the residual, or applies RoPE and appends to the cache. Even
+# RMSNorm, which needs a whole row before its first result, can be fused into the next GEMV, because its divisor is the
+# same for every element:
 #
 # $$\sum_k \frac{x_k}{\mathrm{rms}(x)} g_k w_{nk} = \frac{1}{\mathrm{rms}(x)} \sum_k x_k g_k w_{nk}$$
 
@@ -658,8 +662,8 @@ assert len(apart_launches) - len(launches) == 3 * config_1b.num_hidden_layers + 
 # %% [markdown]
 # ## Measured against predicted
 #
-# The engine's recorded decode rates at batch 1, against the floor of each model's step. The time beyond the
-# floor, divided by the launches, is the cost of a kernel beyond its bytes:
+# This cell compares the engine's recorded decode rates at batch 1 with the floor of each model's step. The time beyond
+# the floor, divided by the launches, is the cost of a kernel beyond its bytes:
 
 # %%
 rows = []
@@ -698,11 +702,11 @@ bars(
 )
 
 # %% [markdown]
-# The largest of the three models reads hundreds of times as many bytes as the smallest, and each pays about the same
-# per launch beyond them. Not all of it is a gap: attention over one short context, and GEMVs too small to fill the
-# machine, are part of it.
+# The largest of the three models reads hundreds of times as many bytes as the smallest, yet the time per launch beyond
+# the floor is about the same. Not all of it is gaps: attention over one short context and GEMVs too small to fill the
+# GPU are part of it.
 #
-# On a machine with a GPU this cell measures yours: as many launches of a tiny kernel as the step has, one by one and
+# On a machine with a GPU this cell measures your own launches: as many of a tiny kernel as the step has, one by one and
 # replayed.
 
 # %% tags=["fold"]
@@ -735,7 +739,7 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# The kernel that makes a replay possible, and the choice of the graph.
+# You write the kernel that makes a replay possible, and the choice of the graph.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -756,26 +760,27 @@ show_case("too_early")
 # ??? question "1. A step has 90 launches of 6 µs host time each; its kernels and the gaps between them take 400 µs. How long is the step without graphs, and with one?"
 #     540 µs: host-bound. Replayed from a graph it takes the GPU's 400 µs, and the host is free meanwhile.
 #
-# ??? question "2. The same with kernels ten times as long. What does the graph gain?"
-#     Nothing: the host runs ahead, and the step takes 4,000 µs either way. Graphs matter for small work.
+# ??? question "2. The kernels and gaps of problem 1 take ten times as long. What does the graph gain?"
+#     Nothing: the host runs ahead, and the step takes 4,000 µs either way. Graphs matter for short kernels.
 #
 # ??? question "3. A graph was captured with a block table of 64 columns. A sequence grows beyond 1,024 tokens (blocks of 16). What happens?"
 #     Its 65th block has no column. The engine takes a graph with more columns; a replay of the old one would not see
 #     the new keys.
 #
 # ??? question "4. GPU A costs 4 dollars per hour, GPU B 2 dollars with half the bandwidth. A host-bound 1B model at batch 1 takes 0.8 ms on both. Which is cheaper, and what would a graph change?"
-#     B, by half: the host sets the time. With graphs A takes about 0.7 ms and B 1.3: nearly equal per token, and A is
-#     twice as fast.
+#     B, at half the price, because the host sets the time. With graphs A takes about 0.7 ms and B 1.3: nearly the same
+#     price per token, but A is twice as fast.
 #
-# ??? question "5. Dependent launch saves 0.5 µs per kernel. What is that per day for a 1B model with 90 kernels per step that always runs?"
+# ??? question "5. Dependent launch saves 0.5 µs per kernel. How much is that per day for a 1B model with 90 kernels per step that always runs?"
 #     45 µs of 0.8 ms, 6 %: 1.35 hours of GPU time per day, about 5 dollars.
 #
 # ## What next, and which measurement says so
 #
-# The list of launches is short now, the host is out of the loop, and gaps overlap. The last bars show the rest: a
-# step is still longer than its floor, most of all for the smallest model. The cheap way out is to give each launch
-# more to do. A batch of 8 sequences has about as many launches as one, and reads the weights once, too: the floor
-# barely moves, and eight tokens come out. [Lesson 16](16_batching_many_requests.py) keeps a batch full while sequences come and go.
+# The step has few launches now, the host is out of the loop, and kernels overlap. The last bars show what remains: a
+# step still takes longer than its floor, most of all for the smallest model. The cheap remedy is to give each launch
+# more work. A batch of 8 sequences has about as many launches as one sequence, and also reads the weights once: the
+# floor barely moves, and the step yields eight tokens. [Lesson 16](16_batching_many_requests.py) keeps a batch full
+# while sequences come and go.
 #
 # ## Sources
 #

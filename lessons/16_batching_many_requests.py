@@ -13,10 +13,10 @@
 # %% [markdown]
 # # 16. Batching many requests
 #
-# A decode step reads all weights, for one sequence or for a hundred, so a server computes many
-# requests together. But requests arrive at any time, and their answers end at any time. Before every step, the
-# *scheduler* decides whose tokens are computed next, and that decides who waits.
-# Here requests A and B arrive together. While they decode, C brings a prompt of 3,000 tokens, and D a short one:
+# A decode step reads all weights, whether for one sequence or for a hundred, so a server computes many requests
+# together. But requests arrive at any time, and their answers end at any time. Before every step, the *scheduler*
+# decides which requests are computed next, and which wait. Here requests A and B arrive together. While they decode, C
+# arrives with a prompt of 3,000 tokens, and D with a short one:
 
 # %% tags=["fold"]
 from minllm.bench.serving.simulated import simulate
@@ -68,15 +68,15 @@ from minllm.engine.scheduling.split_fuse import SplitFuse
 show_source(SplitFuse)
 
 # %% [markdown]
-# - **Static batching** starts and ends a batch as a whole. C and D wait for A's last
-#   token. B's slot stays empty after it has ended.
-# - **In-flight batching** (Orca's *iteration-level scheduling*) lets requests in and out between two
-#   steps. C's prompt makes one long step, in which A and B wait for their next token.
-# - **Prefill first** computes prompts by themselves. D's first token comes early; A pays.
-# - **Dynamic SplitFuse** (*chunked prefill*) gives every step the same budget of tokens: all decodes,
-#   and then as much of the prompts as fits. No gap is longer than a full step.
+# - **Static batching** starts and ends a batch as a whole. C and D wait for A's last token. B's slot stays empty after
+#   B has ended.
+# - **In-flight batching** (Orca's *iteration-level scheduling*) lets requests join and leave between two steps. C's
+#   prompt makes one long step, during which A and B wait for their next token.
+# - **Prefill first** computes prompts in steps of their own. D's first token comes early, but A's tokens come later.
+# - **Dynamic SplitFuse** (*chunked prefill*) gives every step the same budget of tokens: all decodes, and then as much
+#   of the prompts as fits. No gap between tokens is longer than a full step.
 #
-# On [this page](../docs/batching.md) you can change policy, load and budget and watch.
+# On [this page](../docs/batching.md) you can change policy, load and budget, and watch the result.
 #
 # <!-- interactive: batching -->
 #
@@ -129,16 +129,16 @@ guess.ask()
 #
 # $$\rho = \lambda\,(S + o\,\beta), \qquad \text{TPOT} = \frac{\alpha}{1 - \rho}$$
 #
-# This is the law of *processor sharing* (Kleinrock): everyone is served at once, and everyone slows
-# down. $\rho$ is the utilisation; reading the weights is not in it, because all share that. Prompts,
-# in contrast, stand in line. Their mean wait is the Pollaczek-Khinchine formula:
+# This is the law of *processor sharing* (Kleinrock): all requests are served at once, and all slow down. $\rho$ is the
+# utilisation; it does not include reading the weights, because all requests share that. Prompts, in contrast, queue.
+# Their mean wait is the Pollaczek-Khinchine formula:
 #
 # $$w = \frac{\lambda\, E[S^2]}{2\,(1 - \lambda S)}$$
 #
-# Long prompts enter squared: one of 4,000 tokens delays the others more than four of 1,000.
+# The time of a prompt enters squared: one prompt of 4,000 tokens delays the others more than four of 1,000.
 #
-# Sharing ends when $n$ reaches $N$, the smallest of three: the slots, the sequences that fit in the cache, and the
-# ridge. This load is the **knee**, $\lambda = 1 / (S + o\,(\beta + \alpha / N))$.
+# Sharing ends when $n$ reaches $N$, the smallest of three numbers: the slots, the sequences that fit in the cache, and
+# the ridge. This load is the **knee**, $\lambda = 1 / (S + o\,(\beta + \alpha / N))$.
 
 # %%
 from minllm.bench.serving.arrivals import arriving
@@ -158,8 +158,8 @@ print(
 # %% [markdown]
 # ## The scheduler
 #
-# The scheduler needs two methods. `decode` gives each running sequence its next token; `prefill` spends the rest of
-# the budget on prompts. A policy is the order in which it calls them. This is `prefill`:
+# The scheduler needs two methods. `decode` gives each running sequence its next token; `prefill` spends the rest of the
+# budget on prompts. A policy is the order in which they are called. This is `prefill`:
 
 # %% tags=["hide-input"]
 from minllm.engine.scheduling.scheduler import Scheduler
@@ -183,7 +183,7 @@ show_source(
 #
 # ## The knee
 #
-# 300 requests arrive at random times, for each rate and each policy. The law is computed without the simulation.
+# For each rate and each policy, 300 requests arrive at random times. The law is computed without the simulation.
 
 
 # %%
@@ -230,12 +230,12 @@ for first, fused in zip(found["prefill_first"][:5], found["split_fuse"]):
 assert all(one.tpot.mean < 14 for one in found["static"][:5])
 
 # %% [markdown]
-# Half load costs little, because most of a step is shared. Static batching has short gaps, and a first
-# token that takes 0.4 s even when the server is nearly idle.
+# Half load costs little, because sequences share most of a step. Static batching has short gaps between tokens, but its
+# first token takes 0.4 s even when the server is nearly idle.
 #
-# SplitFuse is faster than the law: its prompts share steps that read the weights anyway, so each costs up to $\alpha$
-# less. But its *throughput* below the knee is the same as with prompts first, because both serve all that arrives. A
-# policy mostly moves waiting from one user to another.
+# SplitFuse is faster than the law: its prompts share steps that read the weights anyway, so each prompt costs up to
+# $\alpha$ less. But its *throughput* below the knee is the same as that of prefill first, because both serve all
+# requests that arrive. A policy mostly moves waiting from one user to another.
 #
 # ## The budget is a dial
 #
@@ -259,12 +259,12 @@ assert dial[1].output_throughput > 0.98 * dial[-1].output_throughput
 assert blocked.output_throughput < 0.6 * dial[-1].output_throughput
 
 # %% [markdown]
-# A budget of 256, just above the ridge, already fills the tensor cores: the gaps shrink to a tenth at hardly any
-# cost. Smaller chunks do not pay for reading the weights. (Launches, which the simulation leaves out, favour somewhat
-# larger budgets.)
+# A budget of 256, just above the ridge, already fills the tensor cores: the gaps shrink to a tenth at almost no cost.
+# With smaller chunks, reading the weights takes longer than the arithmetic. (Launches, which the simulation leaves out,
+# favour somewhat larger budgets.)
 #
-# The last line is *head-of-line blocking*. A whole prompt of 4,096 tokens fits a budget of 4,096 only
-# if nothing else is in the step. It waits until no sequence decodes, and all requests behind it wait too.
+# The last line shows *head-of-line blocking*. A whole prompt of 4,096 tokens fits a budget of 4,096 only if nothing
+# else is in the step. It waits until no sequence decodes, and all requests behind it wait too.
 #
 # ## When the cache is full
 #
@@ -314,9 +314,8 @@ guess.against(
 )
 
 # %% [markdown]
-# Never preempting is *slower*. Room that is kept for answers which end early makes the batch smaller in every step; a
-# preemption costs one prefill, now and then. On an engine with a GPU,
-# `minllm bench serve --compare-preemption` measures all three.
+# Never preempting is *slower*. Reserving room for answers that end early makes the batch smaller in every step; a
+# preemption costs one prefill, now and then. On a GPU, `minllm bench serve --compare-preemption` measures all three.
 #
 # ## Measured against predicted
 
@@ -335,7 +334,7 @@ def measured(benchmark, case, variant=None):
 
 
 for model in ("llama-3.1-8b", "llama-3.2-1b"):
-    wanted = REQUEST_LISTS["mixed-prompts"].requests()  # 256 at once, 128 new each
+    wanted = REQUEST_LISTS["mixed-prompts"].requests()  # 256 at once, 128 tokens each
     run, _ = simulate(StepCosts.of(named_config(model), *rates), wanted)
     floor = calculate_metrics(run).output_throughput
     case = f"{model} (random weights), mixed-prompts, 256 requests, all at once"
@@ -350,10 +349,9 @@ for policy in shown:
     print(f"ITL p99, {policy}: {at_half}; {row or 'not recorded'}")
 
 # %% [markdown]
-# "Not recorded" means that the record of the GPU has no such row yet. A simulated rate is an upper
-# bound: launches, activations and the host take no time in it. The smaller the model, the more they
-# weigh. `minllm bench serve --model MODEL --compare-policies` measures your machine, and simulates
-# one with `--simulate h200`.
+# "Not recorded" means that the record of the GPU has no such row yet. A simulated rate is an upper bound, because it
+# leaves out the time of launches, activations and the host. The smaller the model, the more these matter.
+# `minllm bench serve --model MODEL --compare-policies` measures your machine, and simulates one with `--simulate h200`.
 #
 # ## Exercises
 
@@ -365,7 +363,7 @@ show_exercises(16)
 # %% [markdown]
 # ## Detective cases
 #
-# Neither of these is a kernel.
+# Neither of these faults is in a kernel.
 
 # %% tags=["hide-input"]
 from minllm.course import show_case
@@ -378,7 +376,7 @@ show_case("echo")
 # %% [markdown]
 # ## Problems
 #
-# All for the 8B shape on an H200, with $\alpha$, $\beta$ and $S$ from above.
+# All problems are about the 8B shape on an H200, with $\alpha$, $\beta$ and $S$ from above.
 #
 # ??? question "1. Answers have 128 tokens, TPOT is 6 ms, and 40 requests arrive per second. How many decode at a time?"
 #     Little's law: 40 · 128 · 0.006 = 31. The policy does not matter.
@@ -387,11 +385,11 @@ show_case("echo")
 #     Their keys and values take 100 β = 1.6 ms. The rest, 18.4 ms, is linear layers at 17 µs per token
 #     (14 GFLOP at 819 TFLOP/s): about 1,080 tokens. So 1,024, of which 924 are for prompts.
 #
-# ??? question "3. Weights in 4 bits, arithmetic still in bfloat16. Where is the ridge, and what becomes of TPOT on a nearly idle server?"
-#     A quarter of the bytes: α falls from 3.5 ms to about 0.9 ms, and TPOT with it. The ridge falls from
-#     192 sequences to about 48, so the knee hardly moves: arithmetic sets it, and has not changed.
+# ??? question "3. Weights in 4 bits, arithmetic still in bfloat16. Where is the ridge, and how does TPOT change on a nearly idle server?"
+#     A quarter of the bytes: α falls from 3.5 ms to about 0.9 ms, and TPOT with it. The ridge falls from 192 sequences
+#     to about 48, but the knee hardly moves: arithmetic sets it, and arithmetic has not changed.
 #
-# ??? question "4. Half of all prompts take twice as long as before, the other half next to nothing. What becomes of their wait?"
+# ??? question "4. Half of all prompts take twice as long as before, the other half next to none. How does their wait change?"
 #     E[S] is the same, E[S²] is twice as large, and so is the wait.
 #
 # ??? question "5. A sequence of 1,000 tokens is preempted. Over PCIe at 50 GB/s, should it be swapped?"
@@ -409,9 +407,10 @@ assert 16 < recompute_ms(config, 1000, host_rates) < 18
 # %% [markdown]
 # ## What next, and which measurement says so
 #
-# The knee is where linear layers stop being shared: at $N$ = 192 sequences it is arithmetic, and no
-# policy moves it. Beyond it each token must cost less: fewer bits per weight, tokens that a small model proposes,
-# experts of which few are used, or [more GPUs](20_several_gpus.py). [Lesson 17](17_the_whole_engine.py) puts the whole engine together.
+# The knee is the load at which linear layers stop being shared. At $N$ = 192 sequences arithmetic sets it, and no
+# policy can move it. To go beyond it, each token must cost less: fewer bits per weight, tokens that a small model
+# proposes, experts of which few are used, or [more GPUs](20_several_gpus.py). [Lesson 17](17_the_whole_engine.py) puts
+# the whole engine together.
 #
 # ## Sources
 #

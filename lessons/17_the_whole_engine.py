@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 17. The whole engine, and which hardware for it
 #
-# Every part of the engine has had its lesson. Here they run together: one request goes from
-# text to text, a timeline shows who waits for whom, and the cost of a token follows from
-# bytes, FLOPs and a price per hour. At the end you choose a chip.
+# Every part of the engine has had its lesson. Here they run together: one request goes from text to text, a timeline
+# shows when host and GPU wait for each other, and the cost of a token follows from bytes, FLOPs and a price per hour.
+# At the end you choose a chip.
 #
 # ```mermaid
 # flowchart LR
@@ -26,7 +26,7 @@
 #
 # $$\text{dollars per million tokens} = \frac{10^6 \cdot \text{price per hour}}{3600 \cdot \text{tokens per second} \cdot \text{utilisation}}$$
 #
-# The loop that keeps this going is short:
+# The loop that drives this is short:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -46,7 +46,7 @@ show_source(
 #
 # - read the timeline of an engine, and remove a bubble from it;
 # - say where the time of a step goes, and what changes with batch and context;
-# - compute the price of a million tokens, and compare chips for a model by it.
+# - compute the price of a million tokens, and use it to compare chips for a model.
 #
 # You need [lesson 4](04_arithmetic_intensity_and_the_roofline.py) for floors,
 # [lesson 15](15_launch_overhead_and_cuda_graphs.py) for replays and
@@ -70,7 +70,8 @@ guess.ask()
 # %% [markdown]
 # ## One token, through every part
 #
-# A request passes through these parts of the engine and comes back as text. The number names the lesson of each part:
+# A request passes through these parts of the engine and comes back as text. The number in brackets is the lesson of
+# each part:
 #
 # - text and tokens ([1](01_what_a_language_model_computes.py)):
 #   [prompts.py](../minllm/engine/requests/prompts.py),
@@ -162,7 +163,7 @@ ONE_USER = "(random weights), batch 1, "
 STEP_US, PROMPT_US = (
     step_row.value,
     3,
-)  # per step, and more per token of a prompt (assumed)
+)  # per step; extra per prompt token (assumed)
 HOST = dict(schedule=60, upload=30, replay=40, take=50)  # µs, assumed
 DETOKENISE_US = 170  # assumed
 
@@ -216,14 +217,14 @@ timeline(
 )
 
 # %% [markdown]
-# The texts are equal and the bubbles are gone (four steps had three). Now the host waits: its work is hidden as long
-# as it takes less time than the step. A faster GPU, a smaller
-# model or a larger batch, whose rows all need text, brings the host back into view.
+# The texts are equal and the bubbles are gone (four steps had three). Now the host waits: its work is hidden as long as
+# it takes less time than the step. A faster GPU, a smaller model or a larger batch, whose rows all need text, can make
+# the host the bottleneck again.
 #
 # ## Where the time of a step goes
 #
-# A stage takes at least as long as its bytes, at the bandwidth of a copy. Here is a decode
-# step of the 8B shape, kernel by kernel:
+# A stage takes at least the time to move its bytes, at the bandwidth of a copy. Here is a decode step of the 8B shape,
+# stage by stage:
 
 # %%
 from minllm import costs
@@ -270,8 +271,8 @@ bars(
 
 # %% [markdown]
 # Keys and values are two thirds of the bytes at 256 sequences. Quantising only the weights gains little there;
-# quantising keys and values ([lesson 13](13_quantised_kv_cache.py)) gains more.
-# `minllm bench step --parts` measures what each kernel adds. Whole steps, as recorded:
+# quantising keys and values ([lesson 13](13_quantised_kv_cache.py)) gains more. `minllm bench step --parts` measures
+# how much time each kernel adds. These are whole steps, as recorded:
 
 # %%
 from minllm.course import listing
@@ -282,8 +283,8 @@ print(listing(recorded("decode step", "", "graph replay", listed=True)))
 # ## What a million tokens cost
 #
 # The formula at the top needs a price, a measured rate, and the share of the paid time in which the GPU is loaded.
-# Prices are inputs. Below are list prices of two providers, without commitment. **They are
-# assumptions**: other providers ask half or three times as much. Put in your own.
+# Prices are inputs. Below are list prices of two providers, without commitment. **They are assumptions**: other
+# providers charge half or three times as much. Put in your own prices.
 
 # %%
 # dollars per GPU and hour; Lambda, 8 GPUs, on demand, lambda.ai/instances, read
@@ -334,13 +335,12 @@ print(f"an H200 at {PRICES['h200']} $/h")
 assert 30 < rates[2][1] / rates[0][1] < 60 and 30 < rates[3][1] / rates[1][1] < 60
 
 # %% [markdown]
-# A full batch makes a token some forty times cheaper, though these requests bring prompts to
-# compute as well. The last tenth of a kernel's speed is worth a tenth; idle nights cost a
-# factor of three.
+# A full batch makes a token some forty times cheaper, although the prompts of these requests are computed as well. The
+# last tenth of a kernel's speed saves a tenth of the price; idle nights cost a factor of three.
 #
 # ## Which chip?
 #
-# Three numbers of a data sheet decide, and each sets a limit of its own:
+# Three numbers of a data sheet decide, and each sets one limit:
 #
 # | number | sets |
 # | --- | --- |
@@ -348,9 +348,9 @@ assert 30 < rates[2][1] / rates[0][1] < 60 and 30 < rates[3][1] / rates[1][1] < 
 # | memory | the batch: what the weights leave, divided by the bytes of a sequence |
 # | FLOP/s | prefill, and decode beyond the ridge, if memory allows so large a batch |
 #
-# [`make_plan`](../minllm/planning/plan.py), which `minllm plan` prints, knows all three. Only the H200 was measured
-# here, so all chips are compared at the rates of their data sheets. A model
-# is spread over the number of chips, up to 16, that makes its tokens cheapest.
+# [`make_plan`](../minllm/planning/plan.py), which `minllm plan` prints, uses all three. Only the H200 was measured
+# here, so all chips are compared at the rates of their data sheets. A model is spread over the number of chips, up to
+# 16, that makes its tokens cheapest.
 
 # %%
 from minllm.machine.hardware import gpu_named
@@ -428,15 +428,14 @@ assert max(byte_price[c] for c in ("v100-16gb", "h200", "b200")) < 1.1 * min(
 )
 
 # %% [markdown]
-# A V100, an H200 and a B200 read a byte for nearly the same money. New chips offer more
-# memory beside that bandwidth, and more FLOPs. The 1B shape leaves room everywhere, and an
-# old chip is as cheap as any. For the 8B shape eight V100s keep the weights once and come
-# within a third of the H200's price. For the 70B shape sixteen of them are nearly full of
-# weights: 61 sequences fit, and their tokens cost four times as much.
+# A V100, an H200 and a B200 read a byte for nearly the same price. New chips offer more memory with that bandwidth, and
+# more FLOP/s. The 1B shape leaves room on every chip, so an old chip is as cheap as any. For the 8B shape eight V100s
+# together store the weights once and come within a third of the H200's price. For the 70B shape sixteen V100s are
+# nearly full of weights: 61 sequences fit, and their tokens cost four times as much.
 #
-# All of these steps are bound by memory: at 2,048 tokens of context the cache is full long
-# before the ridge. FLOPs show in the last column, the price of prompts. And several chips
-# cost more than their link's bytes: synchronisation, which floors leave out.
+# All of these steps are bound by memory: at 2,048 tokens of context the cache is full long before the batch reaches the
+# ridge. FLOP/s matter in the last column, the price of prompts. Several chips also cost more than the bytes on their
+# link: they have to synchronise, and the floors leave that out.
 
 # %%
 guess.against(
@@ -446,12 +445,12 @@ guess.against(
 )
 
 # %% [markdown]
-# [Another page](../docs/frameworks.md) compares what frameworks reach on the same chip. Plan
-# your own model with [the calculator](../docs/calculator.md).
+# [Another page](../docs/frameworks.md) compares the speed of frameworks on the same chip. Plan your own model with [the
+# calculator](../docs/calculator.md).
 #
 # ## Measured against predicted
 #
-# The table above holds your guesses against computed values; the record has the rates of whole runs:
+# The table above compares your guesses with computed values. The record has the rates of whole runs:
 
 # %%
 for model in ("llama-3.1-8b", "llama-3.2-1b"):
@@ -461,8 +460,8 @@ for model in ("llama-3.1-8b", "llama-3.2-1b"):
 # %% [markdown]
 # ## Exercises
 #
-# Write the loop of the engine. Yours generates text at the end of the check. [The final project](../docs/project.md)
-# puts five parts of yours into one engine.
+# Write the engine's loop. At the end of the check your loop generates text. In [the final project](../docs/project.md)
+# five of your own parts run in one engine.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -481,25 +480,23 @@ show_case("slow_company")
 # ## Problems
 #
 # ??? question "1. An old note says of a V100, with 900 GB/s and 112 TFLOP/s: 'memory 22.2 ms, compute 3.3 ms, take the larger; 720 tokens per second'. Which model, at which batch?"
-#     22.2 ms at 900 GB/s are 20 GB of weights: 10 billion parameters in float16. 720 tokens
-#     per second at 22.2 ms per step are 16 tokens per step: batch 16. Its multiplications
-#     take 2 x 10e9 x 16 / 112e12 = 2.9 ms; 3.3 ms would be 11.6 billion parameters.
+#     22.2 ms at 900 GB/s is 20 GB of weights: 10 billion parameters in float16. 720 tokens per second at 22.2 ms per
+#     step is 16 tokens per step: batch 16. Its multiplications take 2 x 10e9 x 16 / 112e12 = 2.9 ms; 3.3 ms would be
+#     11.6 billion parameters.
 #
 # ??? question "2. The host needs 0.4 ms per step and 2 µs per row for text. From which batch on does it hold up the 1B shape on an H200, with steps of about 1.1 ms at 64 rows and 2.0 ms at 256?"
-#     0.4 + 0.002 x 64 = 0.53 ms, and 0.4 + 0.002 x 256 = 0.91 ms: never up to 256 rows, if
-#     it overlaps. In turns the step would take 2.9 ms in place of 2.0, 46 % more. At 8 µs
-#     per row the overlapped host would need 2.4 ms: then it is the bottleneck.
+#     0.4 + 0.002 x 64 = 0.53 ms, and 0.4 + 0.002 x 256 = 0.91 ms: never up to 256 rows, if it overlaps. If they take
+#     turns, the step takes 2.9 ms instead of 2.0, 46 % more. At 8 µs per row the overlapped host would need 2.4 ms:
+#     then it is the bottleneck.
 #
-# ??? question "3. Somebody pays 3.99 dollars per hour for an H200 and sells a million tokens of the 8B shape for 20 cents. At 10,800 tokens per second, how idle may it be?"
-#     At full load a million tokens cost 1e6 x 3.99 / (3600 x 10,800) = 0.103 dollars. The
-#     price is met at u = 0.103 / 0.20 = 51 %: it may be idle for half of the time, without
-#     a cent of profit.
+# ??? question "3. A provider pays 3.99 dollars per hour for an H200 and sells a million tokens of the 8B shape for 20 cents. At 10,800 tokens per second, how idle may it be?"
+#     At full load a million tokens cost 1e6 x 3.99 / (3600 x 10,800) = 0.103 dollars. The price covers the cost at u =
+#     0.103 / 0.20 = 51 %: it may be idle for half of the time, and then makes no profit.
 #
 # ??? question "4. A Groq LPU has 230 MB of SRAM at 80 TB/s (published). How many hold Llama 2 70B in float16, 138 GB? What is the floor of a token, if the chips work one after another?"
-#     138 GB / 0.23 GB = 600 chips. Each reads its 230 MB in 2.9 µs, and as layers follow
-#     each other, so do their chips: 600 x 2.9 µs = 1.7 ms, 580 tokens per second. 300 were
-#     published, 52 % of that. An H200 could not hold the model; two need 14.4 ms. Bandwidth
-#     without capacity is bought in racks.
+#     138 GB / 0.23 GB = 600 chips. Each reads its 230 MB in 2.9 µs, and the chips work one after another, as their
+#     layers do: 600 x 2.9 µs = 1.7 ms, 580 tokens per second. 300 were published, 52 % of that. An H200 could not hold
+#     the model; two need 14.4 ms. Bandwidth without capacity takes racks of chips.
 #
 # ??? question "5. Fp8 weights halve the bytes of the 8B shape's weights. What does that do to the floor of a step at batch 1, and at batch 256 with a context of 1,024?"
 #     The layers' matrices are 7.0 of the 7.5 billion numbers that a step reads. At batch 1
@@ -525,12 +522,11 @@ llm.close()
 # %% [markdown]
 # ## What next, and which measurement says so
 #
-# The stages show where the bytes are: nearly all are weights at batch 1, and two thirds are keys and values at batch
-# 256.
-# [Weights in four bits](18_quantised_weights.py) shorten the first bar, quantised keys and values the second, and
-# [drafts that one step verifies](19_speculative_decoding.py) divide both by the
-# tokens that are accepted; [several GPUs](20_several_gpus.py) divide every bar and add the time of their sums. Take
-# the largest bar, predict, measure.
+# The stages show where the bytes are: nearly all are weights at batch 1, and two thirds are keys and values at
+# batch 256. [Weights in four bits](18_quantised_weights.py) shorten the first bar, quantised keys and values the
+# second, and [drafts that one step verifies](19_speculative_decoding.py) divide both by the number of accepted
+# tokens; [several GPUs](20_several_gpus.py) divide every bar and add the time of their all-reduces. Take the
+# largest bar, predict, measure.
 #
 # ## Sources
 #

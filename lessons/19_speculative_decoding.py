@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 19. Speculative decoding
 #
-# A decode step reads all weights to compute one row per sequence, and could compute a hundred rows in the same time.
-# So a cheap method guesses the next tokens, and one step of the model checks them all. The engine keeps the right
-# guesses, and the text is the one that decoding token by token gives.
+# A decode step reads all weights to compute one row per sequence, and could compute a hundred rows in the same time. In
+# speculative decoding a cheap method guesses the next tokens, and one step of the model checks them all. The engine
+# keeps the right guesses, and the text is the one that decoding token by token gives.
 #
 # ```mermaid
 # flowchart LR
@@ -29,8 +29,9 @@
 # E(a, k) = 1 + a + a^2 + \dots + a^k$$
 #
 # $p$ is the model's distribution after the tokens before $f$, and $q$ is the one that the draft was drawn from. $E$ is
-# the mean number of tokens of a step that verifies $k$ drafts, each right with probability $a$. For greedy decoding
-# the rule is *compare*: a draft is right if it is the token that the model chooses. A warp does that without a loop:
+# the mean number of tokens of a step that verifies $k$ drafts, each right with probability $a$. For greedy decoding the
+# rule is a comparison: a draft is right if it is the token that the model chooses. A warp compares all drafts without a
+# loop:
 
 # %%
 from numba import cuda
@@ -43,12 +44,12 @@ def keep_right_drafts(drafts, chosen, text, lengths):  # [B, k], [B, k + 1], [B,
     """A warp per sequence: append the right drafts, and one token more, to its text."""
     sequence, lane = cuda.blockIdx.x, cuda.threadIdx.x
     k, length = drafts.shape[1], lengths[sequence]
-    is_wrong = True  # lanes without a draft end the comparison
+    is_wrong = True  # for lanes without a draft
     if lane < k:
         is_wrong = drafts[sequence, lane] != chosen[sequence, lane]
     wrong = cuda.ballot_sync(0xFFFFFFFF, is_wrong)  # bit i: draft i is wrong
     right = cuda.ffs(wrong) - 1  # the lowest bit that is set; ffs counts from 1
-    if lane <= right:  # chosen[right] follows the last right draft: it is new, too
+    if lane <= right:  # chosen[right] follows the last right draft, so it is new too
         text[sequence, length + lane] = chosen[sequence, lane]
     cuda.syncwarp()  # every lane has read the length
     if lane == 0:
@@ -58,7 +59,7 @@ def keep_right_drafts(drafts, chosen, text, lengths):  # [B, k], [B, k + 1], [B,
 # %% [markdown]
 # **What you will be able to do**
 #
-# - say from which batch on a guess costs time, on any GPU;
+# - say from which batch size on a guess costs time, on any GPU;
 # - prove that drafts do not change the distribution of the text, and test it by counting;
 # - choose the number of drafts from an acceptance rate, and predict when speculation loses.
 #
@@ -108,17 +109,17 @@ five_rows_percent = 100 * (step.linear_seconds(5, 5) / one_row - 1)
 assert five_rows_percent < 0.01 and 180 < step.ridge < 200
 
 # %% [markdown]
-# Arithmetic is hidden behind the weights up to 190 rows. A step for one sequence uses one of these rows. Guesses may
-# use the other 189, and so may a larger batch: the two compete for the same rows.
+# Up to 190 rows, reading the weights hides the arithmetic. A step for one sequence uses one of these rows. Guesses can
+# use the other 189, and so can a larger batch: the two compete for the same rows.
 #
 # Attention gains in the same way: the 5 rows of a verification read the sequence's keys once, as a chunk of a prompt
-# does. A verification is *the same
-# forward* as a prefill of 5 tokens behind the cached ones.
+# does. A verification is *the same forward* as a prefill of 5 tokens after the cached ones.
 #
 # ## One verification
 #
-# The kernel from the top, for up to 31 drafts, with three sequences. All drafts of the first are right. The second has one
-# wrong draft, the third a wrong first one, and *behind* these the drafts are right again:
+# This cell runs the kernel from the top, which takes up to 31 drafts, on three sequences. All drafts of the first are
+# right. The second has one wrong draft, and the third has a wrong first draft. *After* these the drafts are right
+# again:
 
 # %%
 import numpy as np
@@ -136,9 +137,9 @@ assert text[0, 2:7].tolist() == [11, 12, 13, 14, 15]
 assert text[2, 1:3].tolist() == [31, 0]
 
 # %% [markdown]
-# A right draft behind a wrong one is worth nothing: the model computed it after a text that does not exist. And even the
-# third sequence gained a token: **a step never yields less than plain decoding**. The keys and values of wrong drafts stay in the
-# cache. The length excludes them, and the next step writes over them.
+# A right draft after a wrong one is worth nothing: the model computed it after a text that does not exist. Even the
+# third sequence gained a token: **a step never yields less than plain decoding**. The keys and values of wrong drafts
+# stay in the cache. The length excludes them, and the next step overwrites them.
 #
 # ## The rule, proved
 #
@@ -152,8 +153,8 @@ assert text[2, 1:3].tolist() == [31, 0]
 # 4. The draft is rejected and the residual gives $v$: $(1 - a) \cdot \max(p(v) - q(v), 0) / (1 - a)$.
 # 5. Together $\min(p(v), q(v)) + \max(p(v) - q(v), 0) = p(v)$. ∎
 #
-# The proof assumes nothing of $q$. A bad draft costs speed, never quality. Line 2 says how much: $a$ is one minus the
-# total variation distance of $p$ and $q$. Now by counting, with 8 tokens:
+# The proof assumes nothing about $q$. A bad draft costs speed, never quality. Line 2 says how much: $a$ is one minus
+# the total variation distance between $p$ and $q$. This cell tests the rule by counting, with 8 tokens:
 
 # %%
 rng = np.random.default_rng(0)
@@ -177,14 +178,14 @@ for name, q in {
 }.items():
     tokens, accepted = speculative_draws(p, q)
     share = np.bincount(tokens, minlength=8) / COUNT
-    chi_square = COUNT * np.sum((share - p) ** 2 / p)  # of 7 degrees of freedom
+    chi_square = COUNT * np.sum((share - p) ** 2 / p)  # 7 degrees of freedom
     print(f"{name:7} accepted {accepted.mean():.3f}, chi-square {chi_square:5.1f}")
     assert chi_square < 24.3  # 999 of 1,000 fair samples are below
     assert abs(accepted.mean() - np.minimum(p, q).sum()) < 0.005
 
 # %% [markdown]
-# With 7 degrees of freedom chi-square is 7 on average: even the uniform draft gives the model's own distribution. The rule holds at
-# each place, given the tokens before it, and so for the whole text.
+# With 7 degrees of freedom chi-square is 7 on average: even the uniform draft gives the model's own distribution. The
+# rule holds at each position, given the tokens before it, and therefore for the whole text.
 #
 # ## Tokens per step
 
@@ -212,7 +213,8 @@ tokens_of_4, tokens_of_64 = expected_tokens(0.8, 4), expected_tokens(0.8, 64)
 
 # %% [markdown]
 # The number of tokens stays below $1 / (1 - a)$ for every $k$: sixteen times as many drafts give one and a half times
-# the tokens. The engine agrees if chance decides in place of the model (the option `synthetic_acceptance_rate`):
+# the tokens. The engine gives the same numbers if chance decides instead of the model (the option
+# `synthetic_acceptance_rate`):
 
 # %%
 import minllm
@@ -264,20 +266,21 @@ assert 1 < speed_up_at_64 < 1.1 and speed_up(step, 0.7, 256, 2) < 0.8
 assert best_num_drafts(step, 0.7, 256, 16) == 0
 
 # %% [markdown]
-# Three ways to lose:
+# There are three ways to lose:
 #
-# - **A large batch.** $n(1 + k)$ rows beyond the ridge take time in proportion, and wrong rows take as much as right ones.
-# - **A long draft.** Row 8 is useful with probability $0.7^8 = 6\,\%$, and costs what row 1 costs.
-# - **An expensive draft.** $k$ drafts, one after another, from a model with a sixth of the bytes take $k/6$ of a step. N-grams are free,
-#   and right less often.
+# - **A large batch.** Beyond the ridge a step takes time in proportion to its $n(1 + k)$ rows, and wrong rows take as
+#   long as right ones.
+# - **A long draft.** Row 8 is useful with probability $0.7^8 = 6\,\%$, and costs as much as row 1.
+# - **An expensive draft.** $k$ drafts, one after another, from a model with a sixth of the bytes take $k/6$ of a step.
+#   N-grams are free, but right less often.
 #
 # The engine therefore counts how often each sequence's drafts were right, and calls `best_num_drafts` before every
-# step, on a GPU whose data sheet it has. The answer may be 0.
+# step, if it has the GPU's data sheet. The result may be 0.
 #
 # ## The bundled model guesses
 #
-# Two sources of drafts: a model a tenth of the size, and the text itself. N-gram drafts look for the last earlier
-# place with the same newest tokens, and propose what followed there.
+# There are two sources of drafts: a model a tenth of the size, and the text itself. The n-gram method looks for the
+# last earlier occurrence of the newest tokens, and proposes what followed it.
 
 # %%
 SOURCES = {
@@ -300,7 +303,7 @@ for name, config in SOURCES.items():
         texts[name] = [one.outputs[0].text for one in llm.generate(prompts, params)]
         stats = llm.llm_engine.stats()
         draws[name] = [one.outputs[0].text for one in llm.generate(prompts, drawn)]
-    decoded = 3 * (64 - 1)  # the first token of each is the prefill's
+    decoded = 3 * (64 - 1)  # the prefill gives the first token of each
     per_step[name] = decoded / (decoded - stats.spec_decode_num_accepted_tokens)
     right = stats.spec_decode_num_accepted_tokens_per_pos
     print(f"{name:9} {per_step[name]:.2f} tokens per step, {right}")
@@ -309,19 +312,19 @@ assert draws["n-grams"] == draws["plain"] != draws["its draft"]
 assert 1.5 < per_step["its draft"] < 4 and 1 < per_step["n-grams"]
 
 # %% [markdown]
-# Greedy text is the same three times. The lists count the steps in which more than 0, 1, 2 and 3 drafts were right:
-# the first draft is right in most steps, and the n-grams make no draft if the text does not repeat.
+# The greedy text is the same in all three runs. The lists count the steps in which more than 0, 1, 2 and 3 drafts were
+# right: the first draft is right in most steps, and n-grams give no draft if the text does not repeat.
 #
-# N-grams leave the text as it is at temperature 0.8 too, seed for seed. They are certain of their guess, so $q = 1$;
-# accepting with
-# probability $p(f)$ and drawing from the rest is one draw from $p$, and the engine takes the very draw of plain decoding. With the
-# draft model the text is another one of the same distribution. One caveat: other numbers of rows may take another kernel, whose sums
-# round differently. Greedy text can then differ at a token whose two best logits are equal but for rounding, with or
-# without drafts.
+# With n-grams the text does not change at temperature 0.8 either, for the same seed. The n-gram method proposes its
+# token with certainty, so $q = 1$. Accepting it with probability $p(f)$, and otherwise drawing from the rest, is one
+# draw from $p$, and the engine makes the same draw as plain decoding. With the draft model the text is a different one
+# from the same distribution. One caveat: a different number of rows may use a different kernel, whose sums round
+# differently. Greedy text can then differ at a token whose two best logits are equal up to rounding, with or without
+# drafts.
 #
 # ## From one warp to the engine
 #
-# The engine stores the rows of all sequences one behind another, and each sequence has its own number of drafts. A
+# The engine stores the rows of all sequences one after another, and each sequence has its own number of drafts. A
 # thread finds where its run of rows begins:
 
 # %% tags=["hide-input"]
@@ -347,8 +350,8 @@ show_source(
 )
 
 # %% [markdown]
-# The device knows first how many drafts were right. It also makes the rows of the next step, from lengths that the
-# last step wrote, so the GPU does not wait for the host.
+# The number of right drafts is computed on the GPU. The GPU also makes the rows of the next step, from lengths that the
+# last step wrote, so it does not wait for the host.
 #
 # ## Measured against predicted
 
@@ -358,7 +361,7 @@ from minllm.course import listing, recorded
 
 for benchmark in ("speculation", "speculation step"):  # names in the record
     print(listing(recorded(benchmark, "0.8 of drafts", "ngram")))
-near = StepTimes(llama8, StepRates.of(TB_S, TFLOPS))  # near the truth
+near = StepTimes(llama8, StepRates.of(TB_S, TFLOPS))  # closer to measured steps
 for n in (1, 4, 16, 64):
     best = best_num_drafts(near, 0.8, n, 4)
     gain = speed_up(near, 0.8, n, best)
@@ -373,17 +376,19 @@ guess.against(
 )
 
 # %% [markdown]
-# Your curves are floors: all arithmetic hides behind reading. The engine chooses its drafts by `StepTimes`, in which the
-# two overlap in part, kernels start, and rows beyond 256 come in whole tiles. Of twelve measured gains eleven lie within
-# a tenth of its predictions ([table](../docs/speculation.md#what-it-gains)). Published gains at batch 1: 2 to 3
-# times with a draft model (Leviathan et al. 2023), up to 6.5 times with drafts from the model's own hidden states (Li et al. 2025).
-# They shrink with the batch, as your curves do.
+# The curves above are floors: they assume that reading and arithmetic overlap completely. The engine chooses the number
+# of drafts with `StepTimes`, in which the two overlap in part, starting a kernel takes time, and rows beyond 256 come
+# in whole tiles. Eleven of twelve measured gains lie within a tenth of its predictions
+# ([table](../docs/speculation.md#what-it-gains)). Published gains at batch 1: 2 to 3 times with a draft model
+# (Leviathan et al. 2023), up to 6.5 times with drafts from the model's own hidden states (Li et al. 2025). They shrink
+# as the batch grows, like the curves above.
 #
-# Move acceptance, drafts, batch and GPU yourself: [speculation, row by row](../docs/speculative-decoding.md).
+# Vary acceptance, drafts, batch and GPU yourself: [speculation, row by row](../docs/speculative-decoding.md).
 #
 # ## Exercises
 #
-# Once your kernel passes, it decides in the engine. Its last case generates text with n-gram drafts, and so does
+# When your kernel passes, it can run in the engine. The last case of its check generates text with n-gram drafts, and
+# so does this command:
 #
 # ```
 # minllm generate --variant accept=FILE --speculative-config \
@@ -412,25 +417,26 @@ show_case("too_agreeable")
 # %% [markdown]
 # ## Problems
 #
-# ??? question "1. A GPU has 2.0 TB/s and 312 TFLOP/s (an A100, 80 GB). Up to how many rows are free for 16-bit weights? For 4-bit weights of 4.5 bits?"
-#     A weight takes 2 bytes and 2 FLOPs per row: 312 / 2.0 = 156 rows. At 4.5 bits it takes 0.56 bytes: 44 rows. Quantised
-#     weights shorten the step that drafts hide in.
+# ??? question "1. A GPU has 2.0 TB/s and 312 TFLOP/s (an A100, 80 GB). How many rows are free with 16-bit weights? With 4-bit weights of 4.5 bits?"
+#     A weight takes 2 bytes and 2 FLOPs per row: 312 / 2.0 = 156 rows. At 4.5 bits it takes 0.56 bytes: 44 rows.
+#     Quantised weights leave fewer free rows for drafts.
 #
 # ??? question "2. One H200 at 4 dollars per hour decodes one sequence of the 8B shape in 3.6 ms per token. Drafts are right with probability 0.7, k is 4 and n-grams find them. What does a million tokens cost before and after? And at 128 sequences?"
-#     1e6 x 3.6 ms is 1 hour: 4 dollars; with E = 2.77 tokens per step 1.44. At 128 sequences plain decoding costs 3.1 cents, and
-#     128 x 5 rows take 3.4 times as long for 2.77 times the tokens: 3.8 cents. Speculation sells idle arithmetic, and here none is left.
+#     1e6 x 3.6 ms is 1 hour: 4 dollars. With E = 2.77 tokens per step it is 1.44. At 128 sequences plain decoding costs
+#     3.1 cents, and 128 x 5 rows take 3.4 times as long for 2.77 times the tokens: 3.8 cents. Speculation uses idle
+#     arithmetic, and here none is left.
 #
 # ??? question "3. p = (0.5, 0.3, 0.2) and q = (0.2, 0.2, 0.6). How often is a draft accepted, and what is the residual?"
 #     a = 0.2 + 0.2 + 0.2 = 0.6. The residual is (0.3, 0.1, 0) / 0.4 = (0.75, 0.25, 0). Check: 0.2 + 0.4 x 0.75 = 0.5.
 #
-# ??? question "4. A draft takes its likeliest token always, and the request has temperature 1. The rule takes q = 1 for that token. How often is it accepted, and is drawing the draft better?"
-#     With probability p(f), at most the largest p. For p = q = (0.4, 0.3, 0.3) that is 0.4; a draft drawn from q is accepted
-#     always. With temperature, draw.
+# ??? question "4. A draft model always takes its likeliest token, and the request has temperature 1. The rule uses q = 1 for that token. How often is it accepted, and would a drawn draft be better?"
+#     With probability p(f), at most the largest p. For p = q = (0.4, 0.3, 0.3) that is 0.4; a draft drawn from q is
+#     always accepted. With a temperature, draw the draft.
 #
 # ??? question "5. Drafts are free, and 32 sequences of the 8B shape decode on an H200, where 190 rows are free. How many drafts fit, and what do they yield at a = 0.9?"
 #     190 / 32 - 1 = 4.9, so 4: E = 4.1 tokens per step in about the same time. With 5 the step is 192 rows, 1 % beyond
-#     the ridge, and E = 4.7: still better. The ridge is a bend and no wall: a further draft pays while it adds more to the
-#     tokens, in percent, than to the time.
+#     the ridge, and E = 4.7: still better. The ridge is a bend, not a wall: another draft pays as long as it adds a
+#     larger percentage to the tokens than to the time.
 
 # %% tags=["hide"]
 assert 312 / 2.0 == 156 and round(312 / 2.0 * 4.5 / 16) == 44
@@ -449,11 +455,12 @@ assert 6 < sizes[1] / sizes[0] < 7
 # %% [markdown]
 # ## What next, and which measurement says so
 #
-# The tokens per step show the limit: acceptance bounds them at $1 / (1 - a)$, and no kernel moves that. Better drafts
-# do: heads on the model's hidden states (Medusa, EAGLE), trees that try several continuations at once, and guesses that
-# the model computes for itself (lookahead decoding). [The engine has both of the latter](../docs/speculation.md#several-guesses-for-one-place):
-# a row then sees its ancestors in place of all rows before it. When one GPU is full, no rows are left for drafts, and the
-# way on is [a second GPU](20_several_gpus.py).
+# Acceptance limits the tokens per step to $1 / (1 - a)$, and no kernel changes that. Better drafts do: heads on the
+# model's hidden states (Medusa, EAGLE), trees that try several continuations at once, and guesses that the model
+# computes for itself (lookahead decoding). [The engine has the last
+# two](../docs/speculation.md#several-guesses-for-one-place): a row then attends to its ancestors instead of all rows
+# before it. When the batch fills one GPU, no rows are left for drafts, and the next remedy is [a second
+# GPU](20_several_gpus.py).
 #
 # ## Sources
 #

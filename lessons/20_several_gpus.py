@@ -13,8 +13,8 @@
 # %% [markdown]
 # # 20. Several GPUs
 #
-# The weights of a 70B model take 141 GB in bf16, and an H200 has 141 GB. So cut every matrix: each GPU keeps a part and
-# computes with it, and what is left to do together is one sum. This lesson is about that sum.
+# The weights of a 70B model take 141 GB in bf16, and an H200 has 141 GB. So split every matrix: each GPU stores one
+# part and computes with it. The GPUs then only have to add their results. This lesson is about that sum.
 #
 # ```mermaid
 # flowchart LR
@@ -28,8 +28,9 @@
 # $$y = \phi(x A)\, B = \sum_{r=0}^{N-1} \phi(x A_r)\, B_r, \qquad
 # t = s\,\alpha + m\,\frac{b}{\beta}$$
 #
-# $A_r$ are columns of $A$, and $B_r$ the rows of $B$ that belong to them. An all-reduce of $b$ bytes takes $s$ steps of latency $\alpha$
-# and moves $m b$ bytes to each GPU at $\beta$ bytes per second. In the shortest form, one *shot*, every GPU reads the parts of all:
+# $A_r$ are columns of $A$, and $B_r$ the rows of $B$ that belong to them. An all-reduce of $b$ bytes takes $s$ steps of
+# latency $\alpha$ and moves $m b$ bytes to each GPU at $\beta$ bytes per second. In the simplest form, one *shot*,
+# every GPU reads the parts of all GPUs:
 
 # %%
 from numba import cuda, float32
@@ -43,13 +44,13 @@ def add_ranks(x, out, rank, copies, flags, epoch):  # copies, flags: one array p
     """One block per rank: out = the sum of all ranks' x, on each of them."""
     ranks, i = len(copies), cuda.threadIdx.x
     while i < x.shape[0]:
-        copies[rank][i] = x[i]  # to where the peers can read it
+        copies[rank][i] = x[i]  # into memory that peers can read
         i += cuda.blockDim.x
     cuda.syncthreads()  # all threads have written
     peer = cuda.threadIdx.x
     if peer < ranks:  # one thread per peer
-        st_release_sys_u32(flags[peer], rank, epoch)  # mine is there
-        while ld_acquire_sys_u32(flags[rank], peer) < epoch:  # is yours?
+        st_release_sys_u32(flags[peer], rank, epoch)  # my copy is ready
+        while ld_acquire_sys_u32(flags[rank], peer) < epoch:  # until the peer's is, too
             pass
     cuda.syncthreads()  # all peers have written
     i = cuda.threadIdx.x
@@ -62,12 +63,12 @@ def add_ranks(x, out, rank, copies, flags, epoch):  # copies, flags: one array p
 
 
 # %% [markdown]
-# `copies[peer]` is memory of another GPU. A kernel reads it as its own; the loads cross NVLink.
+# `copies[peer]` is memory of another GPU. A kernel reads it like its own memory; the loads cross NVLink.
 #
 # **What you will be able to do**
 #
-# - cut a layer so that it needs one all-reduce, and say what each GPU holds;
-# - write an all-reduce, and say what orders two GPUs;
+# - split an MLP so that it needs one all-reduce, and say what each GPU holds;
+# - write an all-reduce, and say which loads and stores order two GPUs;
 # - predict from latency and bandwidth which algorithm wins, and what a step gains.
 #
 # You need [lesson 2](02_your_first_kernel.py) and [lesson 4](04_arithmetic_intensity_and_the_roofline.py). You need no GPU.
@@ -100,13 +101,14 @@ guess.ask()
 # %% [markdown]
 # ## What one GPU cannot hold
 #
-# Cut heads, inner width and vocabulary by $N$, and what one GPU holds is a smaller model of the same kind (`minllm/costs/parallel.py`):
+# Divide the heads, the inner width and the vocabulary by $N$, and each GPU holds a smaller model of the same kind
+# (`minllm/costs/parallel.py`):
 
 # %%
 from minllm import costs
 from minllm.models.shapes import find_config
 
-CAPACITY, CACHE = 141e9, 20e9  # bytes of an H200, and what to leave for keys and values
+CAPACITY, CACHE = 141e9, 20e9  # bytes of an H200; bytes left for keys and values
 _, llama70 = find_config("llama-3.1-70b")
 _, llama8 = find_config("llama-3.1-8b")
 fits = []
@@ -120,12 +122,13 @@ reductions = 2 * llama70.num_hidden_layers + 1
 message_kib = llama70.hidden_size * 2 / 1024
 
 # %% [markdown]
-# Room for tokens grows faster than the number of GPUs, since the weights are shared.
+# Room for tokens grows faster than the number of GPUs, because the GPUs together store the weights only once.
 #
 # ## Column, then row
 #
-# Cut the first matrix by columns. Each GPU then has whole elements of the inner layer, so $\phi$ needs nobody else. Cut the second by
-# rows, and each GPU has what its rows multiply. Nothing crosses until the parts of $y$ are added:
+# Split the first matrix by columns. Each GPU then computes whole elements of the inner layer, so $\phi$ needs no data
+# from other GPUs. Split the second matrix by rows, and each GPU already has the inputs of its rows. Nothing is
+# exchanged until the parts of $y$ are added:
 
 # %%
 import numpy as np
@@ -148,15 +151,17 @@ assert np.allclose(sum(parts), mlp(x, gate, up, down))
 assert not np.allclose(parts[0], mlp(x, gate, up, down))
 
 # %% [markdown]
-# Attention splits by heads: QKV by columns, the output projection by rows. A query head needs its KV head on the same GPU; with more GPUs
-# than KV heads, neighbours store the same one. So a layer has two all-reduces, and the embedding, cut by vocabulary, a last one.
+# Attention is split by heads: QKV by columns, the output projection by rows. A query head needs its KV head on the same
+# GPU; with more GPUs than KV heads, neighbours store the same one. So a layer has two all-reduces, and the embedding,
+# split by vocabulary, adds one more.
 #
 # The other way round, rows then columns, would need a sum *before* $\phi$, and another exchange after it.
 #
 # ## The sum, on two GPUs
 #
-# The simulator runs both ranks at once, each with its own memory. Its detectors know what orders two GPUs: a store with **release**
-# and a load with **acquire**, both of *system scope*. A block barrier orders one block, and a fence of GPU scope one GPU.
+# The simulator runs both ranks at once, each with its own memory. Its detectors check what orders two GPUs: a store
+# with **release** and a load with **acquire**, both of *system scope*. A block barrier orders only one block, and a
+# fence of GPU scope only one GPU.
 
 # %%
 from minllm.sim import detecting, simulate_ranks, tracing
@@ -178,14 +183,15 @@ crossed = traces[0].arrays["rank 0's copies[1]"].read.bytes
 assert crossed == x[0].nbytes
 
 # %% [markdown]
-# Of these loads only those of `copies[1]` leave rank 0's GPU: with $N$ ranks $(N - 1)\,b$ bytes, in one step.
+# Of these loads only those of `copies[1]` leave rank 0's GPU. With $N$ ranks that is $(N - 1)\,b$ bytes, in one step.
 #
 # ## Latency against bandwidth
 #
-# The classic all-reduce is a **ring**. Cut the message into $N$ chunks; pass each on to the right, adding your own part, until every rank has
-# the sum of one chunk; then pass the sums round. Each GPU receives $2 (N-1)/N\,b$ bytes, and no algorithm does with less. But that takes
-# $2 (N-1)$ steps, each of which waits for the one before. Between the two stand **two shots**: each rank adds up one $N$-th for all
-# (a reduce-scatter), then everybody collects the sums (an all-gather).
+# The classic all-reduce is a **ring**. The message is cut into $N$ chunks. Each rank adds its own part to a chunk and
+# passes it on to the right, until every rank has the sum of one chunk; then the sums are passed round. Each GPU
+# receives $2 (N-1)/N\,b$ bytes, and no algorithm needs fewer. But this takes $2 (N-1)$ steps, each of which waits for
+# the one before. **Two shots** lie between the two: each rank adds up one $N$-th for all (a reduce-scatter), then all
+# ranks collect the sums (an all-gather).
 
 # %%
 from minllm.costs.all_reduce import Link, all_reduce_seconds, collective, crossing
@@ -219,11 +225,13 @@ curves(
 )
 
 # %% [markdown]
-# Set the times equal, and the crossing is $b = (s' - s)\,\alpha \beta / (m - m')$. The product $\alpha \beta$ is the number of bytes that a link
-# moves while a step waits, here 720 KB; messages well below it are all latency. One sequence of the 70B shape adds up 16 KiB.
+# The times are equal at the crossing, $b = (s' - s)\,\alpha \beta / (m - m')$. The product $\alpha \beta$ is the number
+# of bytes that a link moves during the latency of one step, here 720 KB. For messages well below it, only latency
+# counts. For one sequence of the 70B shape a message has 16 KiB.
 #
-# **low_latency** takes half a step, because its flag does not follow the data: each word of 8 bytes holds 4 of data and 4 of flag,
-# and a GPU writes and reads such a word whole. If the flag is new, so are the data. It pays with twice the bytes.
+# **low_latency** takes half a step, because its flag does not follow the data: each word of 8 bytes holds 4 of data and
+# 4 of flag, and a GPU writes and reads such a word whole. If the flag is new, so are the data. The price is twice the
+# bytes.
 #
 # ## What a step gains
 
@@ -251,13 +259,14 @@ assert floors["ring"][8] > floors["ring"][2] > floors["ring"][4]
 assert floors["low_latency"][8] < floors["low_latency"][4]
 
 # %% [markdown]
-# Around a ring, eight GPUs are slower than two: 65 all-reduces of 14 steps cost more than the weights. Small messages decide a
-# decode step. A prefill of 2,048 tokens adds up 16 MiB at a time, and there bytes count, not steps.
+# With a ring, eight GPUs are slower than two: 65 all-reduces of 14 steps take longer than reading each GPU's weights.
+# The messages of a decode step are small, so the number of steps decides. A prefill of 2,048 tokens has messages of 16
+# MiB, so the bytes decide.
 #
 # ## The same bits
 #
-# Every rank samples the next token for itself, from the same logits and the same seed. They must agree to the last bit, or their texts
-# part:
+# Every rank samples the next token itself, from the same logits and the same seed. Their logits must agree to the last
+# bit, or their texts diverge:
 
 # %%
 a, b, c = (np.float32(value) for value in (1e8, 1.0, -1e8))
@@ -268,14 +277,15 @@ assert (a + b) + c != (c + a) + b
 two_orders = "no"  # a + b = b + a, also where it rounds
 
 # %% [markdown]
-# Two ranks hide the mistake, and three show it. One shot adds in rank order everywhere; in two shots and in a ring, one rank
-# adds up each element for all.
+# With two ranks a wrong order goes unnoticed; three ranks show it. One shot adds in rank order on every rank. In two
+# shots and in a ring, one rank adds up each element for all.
 #
 # ## From one block to the package
 #
-# The package's kernels use many blocks, of which each waits for *the same block* of its peers, and vectors of 16 bytes. Flags are never reset:
-# they count all-reduces, on the device, so a captured graph can be replayed. Two halves of the staging memory take turns, since a peer
-# may still read the last message when the next one is copied. And each wait is bounded, and says for whom it waited.
+# The package's kernels use vectors of 16 bytes and many blocks, each of which waits for *the same block* of its peers.
+# Flags are never reset: they count all-reduces, on the device, so a captured graph can be replayed. All-reduces
+# alternate between two halves of the staging memory, because a peer may still read the last message when the next one
+# is copied. Each wait is bounded, and its error names the missing peer.
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -348,9 +358,9 @@ guess.against(
 )
 
 # %% [markdown]
-# Two sizes of one_shot give $\alpha$ and $\beta$, and these predict two_shot within a tenth. low_latency loses to its
-# floor as messages grow, and the ring is far from its own: why, the record does not say. At 64 MiB NCCL wins. With two ranks one_shot
-# never crosses two_shot, as computed above.
+# Two sizes of one_shot give $\alpha$ and $\beta$, and these predict two_shot within a tenth. low_latency falls behind
+# its floor as messages grow, and the ring is far from its floor; the record does not show why. At 64 MiB NCCL is
+# fastest. With two ranks one_shot never crosses two_shot, as computed above.
 #
 # ## Exercises
 #
@@ -379,24 +389,25 @@ show_case("four_strangers")
 # ## Problems
 #
 # ??? question "1. A GPU costs 4 dollars per hour. By the floors above, what do a million tokens of one sequence of the 8B shape cost on 1 GPU and on 4, with low_latency?"
-#     3.61 ms per token are 1.00 hours per million tokens: 4.01 dollars. On 4 GPUs 0.97 ms are 0.27 hours of 4 GPUs: 4.33 dollars. The
-#     answer comes 3.7 times as fast and costs 8 % more.
+#     3.61 ms per token is 1.00 hours per million tokens: 4.01 dollars. On 4 GPUs 0.97 ms is 0.27 hours of 4 GPUs: 4.33
+#     dollars. The answer comes 3.7 times as fast and costs 8 % more.
 #
-# ??? question "2. Two servers are joined by a network of 20 µs per step and 50 GB/s. Should the 8B shape be cut across them, one GPU in each, for one sequence?"
-#     65 all-reduces of one step are 1.3 ms and more, and half of the weights saves 1.8 ms: 3.1 ms instead of 3.6. Two GPUs of one host
-#     take 1.9. Across hosts cut by layers instead: one message per step, and no sum.
+# ??? question "2. Two servers are joined by a network of 20 µs per step and 50 GB/s. Should the 8B shape be split across them, one GPU in each, for one sequence?"
+#     65 all-reduces of one step take at least 1.3 ms, and reading only half of the weights saves 1.8 ms: 3.1 ms instead
+#     of 3.6. Two GPUs of one host take 1.9. Across hosts, split by layers instead: one message per step, and no sum.
 #
 # ??? question "3. A ring and two shots receive the same number of bytes. When is a ring still the better choice?"
-#     Where not every pair of GPUs has a link of its own: a ring only uses the links to two neighbours. Behind a switch, or with links between all,
-#     two shots take 2 steps instead of 2 (N - 1).
+#     When not every pair of GPUs has its own link: a ring only uses the links to two neighbours. Behind a switch, or
+#     with links between all GPUs, two shots take 2 steps instead of 2 (N - 1).
 #
-# ??? question "4. A model has 2 KV heads and is cut among 8 GPUs. How many GPUs store each KV head, and by what factor does the cache of one GPU shrink?"
-#     4 GPUs each. A GPU stores one KV head of 2, so its cache is half of the whole, not an eighth: beyond the number of KV heads more GPUs
-#     make no more room per token.
+# ??? question "4. A model has 2 KV heads and is split over 8 GPUs. How many GPUs store each KV head, and by what factor does the cache of one GPU shrink?"
+#     4 GPUs each. A GPU stores one KV head of 2, so its cache is half of the whole, not an eighth. Beyond the number of
+#     KV heads, more GPUs do not shrink it further.
 #
 # ??? question "5. Why must the flag be a number that grows, and not 1 that is reset to 0 after each sum?"
-#     Who resets it? If the waiting rank does, its peer may have raised it for the next sum already, and that flag is lost. A number needs no
-#     reset: late readers see a larger one, and the wait is for at least this number.
+#     If the waiting rank resets it, its peer may have raised it for the next sum already, and that flag is lost. A
+#     growing number needs no reset: a late reader sees a larger one, and each wait ends at its own number or a larger
+#     one.
 
 # %% tags=["hide"]
 per_million = 1e6 / 3600 * 4
@@ -417,9 +428,9 @@ assert 700 < link.latency * link.bytes_per_second / 1e3 < 730
 # %% [markdown]
 # ## What next, and which measurement says so
 #
-# The floor of a step says it: with low_latency and four GPUs, all-reduces are 8 % of it. What follows each of them, residual and RMSNorm,
-# can share its kernel (`minllm/kernels/all_reduce/fused_norm.py`), which saves 64 launches. Beyond one host, latency grows tenfold:
-# cut by layers (pipeline parallelism), or give each host its own requests.
+# With low_latency and four GPUs, all-reduces are 8 % of the floor of a step. The residual and RMSNorm after each of
+# them can be fused into its kernel (`minllm/kernels/all_reduce/fused_norm.py`), which saves 64 launches. Beyond one
+# host, latency grows tenfold: split by layers (pipeline parallelism), or give each host its own requests.
 #
 # ## Sources
 #
