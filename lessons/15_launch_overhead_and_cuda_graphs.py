@@ -115,8 +115,8 @@ guess = Prediction(
     floor_microseconds="How many microseconds does it take to read the weights?",
     limit=("Which of the two is the bottleneck?", "launches", "memory"),
     added_percent="5 sequences are padded to 8 rows. What percentage does that add to the floor of a step?",
-    graphs="Three requests want 16, 9 and 4 tokens. How many graphs are recorded?",
-    steps="And how many steps are there?",
+    graphs="Three requests generate 16, 9 and 4 tokens. How many graphs are recorded?",
+    steps="How many steps do they take together?",
 )
 guess.ask()
 
@@ -142,7 +142,7 @@ show_source(
         "types, packed": "The types and the bytes, both kept from the array's first launch.",
         "loaded = self.loaded(types": "Only the first launch with these types compiles.",
         "table = write_parameters": "One copy of some hundred bytes into the buffer.",
-        "driver.cuLaunchKernel(": "From here on the driver works. The call returns before the kernel has begun.",
+        "driver.cuLaunchKernel(": "The driver does the rest. The call returns before the kernel has begun.",
         "driver.cuLaunchKernelEx": "The form for launches with attributes: clusters, and dependent launch, see below.",
     },
 )

@@ -60,9 +60,9 @@ from minllm.course import Prediction
 guess = Prediction(
     percent_of_bytes_weights="The 8B shape decodes 256 sequences that see 1,024 tokens each, in bfloat16. "
     "What percentage of the bytes read are weights?",
-    percent_gpu_busy_in_turns="A step takes the GPU 0.78 ms, and the host works 0.32 ms for it. If they take turns, "
+    percent_gpu_busy_in_turns="A step takes 0.78 ms on the GPU and 0.32 ms on the host. If they take turns, "
     "what percentage of the time does the GPU compute?",
-    byte_price_v100_over_b200="A V100 is of 2017, a B200 of 2024; both can be rented. How many times as much does it "
+    byte_price_v100_over_b200="The V100 is from 2017, the B200 from 2024; both can be rented. How many times as much does it "
     "cost to read a byte on the V100?",
 )
 guess.ask()

@@ -74,15 +74,15 @@ from minllm.course import Prediction
 guess = Prediction(
     five_rows_percent="The 8B shape on an H200, batch 1: by what percentage does the floor of a step grow if it computes 5 rows, not 1?",
     tokens_of_4="Each draft is right with probability 0.8. How many tokens does a step with 4 drafts yield on average?",
-    tokens_of_64="And a step with 64 drafts?",
+    tokens_of_64="How many does a step with 64 drafts yield?",
     text_of_nonsense=(
-        "A draft draws from all tokens with equal probability, and the rule above decides. Whose distribution has the text?",
+        "A draft draws from all tokens with equal probability, and the rule above decides. Which distribution does the text have?",
         "the model's",
         "the draft's",
         "a mixture",
     ),
     speed_up_at_64="The 8B shape, 64 sequences, 8 drafts of each, right with probability 0.7, made at no cost: how many times as fast?",
-    tokens_of_the_bundled_draft="The bundled model has a draft with 2 layers of its 6, 2 heads of 5. It drafts 4 greedy tokens. How many tokens does a step yield?",
+    tokens_of_the_bundled_draft="The bundled model has a draft model with 2 of its 6 layers and 2 of its 5 heads. It drafts 4 greedy tokens. How many tokens does a step yield?",
 )
 guess.ask()
 

@@ -303,9 +303,9 @@ show_source(
 # %% tags=["hide-input"]
 show_source(
     low_latency.receive,
-    folded="Low latency: a word that says itself whether it is new",
+    folded="Low latency: each word carries its own flag",
     notes={
-        "ld_relaxed_sys_v2_u64(inbox, here)": "Relaxed: the word holds all there is to say.",
+        "ld_relaxed_sys_v2_u64(inbox, here)": "Relaxed: the flag and the data are in the same word.",
         "gives_up(": "After this many polls the peer is noted as lost.",
     },
 )
