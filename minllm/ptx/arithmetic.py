@@ -40,9 +40,12 @@ def tanh_approx(x):
 
 
 def prmt(low, high, selector):
-    """prmt(low, high, selector) -> uint32: four of the eight bytes of high:low, one per nibble of the selector. PTX ISA, "prmt"."""
+    """prmt(low, high, selector) -> uint32: four of the eight bytes of high:low, one per nibble of the selector. A nibble of 8 or more
+    gives eight copies of the sign bit of byte nibble - 8. PTX ISA, "prmt"."""
     pool, selector = two_words(low, high), int(selector)
-    return pool[selector & 7] | pool[selector >> 4 & 7] << 8 | pool[selector >> 8 & 7] << 16 | pool[selector >> 12 & 7] << 24
+    if selector & 0x8888:
+        pool += bytes(255 * (byte >> 7) for byte in pool)
+    return pool[selector & 15] | pool[selector >> 4 & 15] << 8 | pool[selector >> 8 & 15] << 16 | pool[selector >> 12 & 15] << 24
 
 
 def shf_l_wrap(low, high, shift):

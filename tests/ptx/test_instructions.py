@@ -201,6 +201,10 @@ def test_products_of_unsigned_bytes_and_their_sum_wrap():
     assert ptx.dp4a_u32.emulation(1, 2, 0xFFFFFFFF) == 1
 
 
+def test_prmt_replicates_signs():
+    assert ptx.prmt.emulation(0x00008000, 0x80000000, 0xF891) == 0xFF00FF80
+
+
 @kernel
 def exact_kernel(x, out, words):
     for i in range(x.shape[0]):
