@@ -8,6 +8,7 @@ import numpy as np
 from minllm.ptx.instruction import instruction
 
 INFINITY, ZERO = np.float32(np.inf), np.float32(0)
+SMALLEST_NORMAL = 2.0**-126  # of float32
 TWO_WORDS, FOUR_HALVES, EIGHT_BYTES = map(struct.Struct, ("<2I", "<4e", "<8b"))
 
 
@@ -23,9 +24,11 @@ def ex2(x):
 
 
 def rcp(x):
-    """rcp(x) -> 1/x, float32, about 1 ulp; denormals flush to zero. PTX ISA, "rcp.approx.ftz.f32"."""
+    """rcp(x) -> 1/x, float32, about 1 ulp; denormal x and results flush to zero. PTX ISA, "rcp.approx.ftz.f32"."""
     x = float(x)
-    return np.float32(1 / x) if x else np.float32(math.copysign(math.inf, x))
+    if abs(x) < SMALLEST_NORMAL:
+        return np.float32(math.copysign(math.inf, x))
+    return np.float32(math.copysign(0, x) if abs(x) > 1 / SMALLEST_NORMAL else 1 / x)
 
 
 def rcp_rn(x):

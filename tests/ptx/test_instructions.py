@@ -201,6 +201,14 @@ def test_products_of_unsigned_bytes_and_their_sum_wrap():
     assert ptx.dp4a_u32.emulation(1, 2, 0xFFFFFFFF) == 1
 
 
+def test_approximate_reciprocals_flush_denormals():
+    x = [2.0**126, -(2.0**126), 3e38, -3e38, 2.0**-126, 1.1e-38, -1.1e-38, 0.0, -0.0, np.inf, -np.inf, np.nan]
+    expected = np.array([2.0**-126, -(2.0**-126), 0.0, -0.0, 2.0**126, np.inf, -np.inf, np.inf, -np.inf, 0.0, -0.0, np.nan], np.float32)
+    found = np.array([ptx.rcp.emulation(np.float32(one)) for one in x])
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+
+
 def test_prmt_replicates_signs():
     assert ptx.prmt.emulation(0x00008000, 0x80000000, 0xF891) == 0xFF00FF80
 
