@@ -59,11 +59,12 @@ def shf_l_wrap(low, high, shift):
 
 
 def max_f16x2(a, b):
-    """max_f16x2(a, b) -> uint32: element-wise maximum of two pairs of float16; the maximum of a number and NaN is the number. PTX ISA,
-    "max.f16x2"."""
+    """max_f16x2(a, b) -> uint32: element-wise maximum of two pairs of float16; +0 is larger than -0, and the maximum of a number and NaN
+    is the number. PTX ISA, "max.f16x2"."""
     a, b = int(a), int(b)
     a0, a1, b0, b1 = FOUR_HALVES.unpack(two_words(a, b))
-    low, high = (a if a0 >= b0 or b0 != b0 else b), (a if a1 >= b1 or b1 != b1 else b)
+    low = a & b if a0 == b0 else a if a0 > b0 or b0 != b0 else b  # equal numbers differ at most in the sign of zero
+    high = a & b if a1 == b1 else a if a1 > b1 or b1 != b1 else b
     return low & 0xFFFF | high & 0xFFFF0000
 
 

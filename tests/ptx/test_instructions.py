@@ -265,6 +265,11 @@ def test_pairs_of_float16():
     np.testing.assert_array_equal(larger.view(np.float16).reshape(128, 2), np.fmax(pairs, np.roll(pairs, -1, axis=0)))
 
 
+def test_the_larger_zero_is_positive():
+    assert ptx.max_f16x2.emulation(0x8000_0000, 0x0000_8000) == 0
+    assert ptx.max_f16x2.emulation(0x8000_8000, 0x8000_BC00) == 0x8000_8000
+
+
 @kernel
 def narrow_copy_kernel(x, out):
     tile = cuda.shared.array(8, uint32)
