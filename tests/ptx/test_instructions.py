@@ -229,6 +229,17 @@ def test_exact_reciprocals_pairs_of_float16_and_half_vectors():
     assert words[:1].view(np.float16).tolist() == [6.5, 1.0] and words[14:].tolist() == [7, 8]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "addend, expected", [(2**-30, 2.046875), (2**-100, 2.046875), (0, 2.03125), (-(2**-30), 2.03125), (2**-9, 2.046875)]
+)
+def test_fma_of_bfloat16_rounds_once(addend, expected, sign):
+    """9/8 * 29/16 lies midway between two bfloat16: however small, the addend decides."""
+    a, b, c = (np.array([number, 1], BFLOAT16).view(np.uint32)[0] for number in (sign * 9 / 8, 29 / 16, sign * addend))
+    found = np.array([ptx.fma_bf16x2.emulation(a, b, c)], np.uint32).view(BFLOAT16)
+    assert found.tolist() == [sign * expected, 2]
+
+
 @kernel
 def misaligned_kernel(x, out):
     out[0] = ptx.load_128(x, 1)[0]
