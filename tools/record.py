@@ -148,8 +148,8 @@ def keys_at(name: str, rows: Sequence[tuple[str, str, str]]) -> dict[tuple[str, 
             return {}
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         command = [sys.executable, "-P", str(ROOT / "minllm" / "bench" / "kernel_keys.py")]
-        pairs = json.dumps([[benchmark, variant] for benchmark, _, variant in rows])
-        done = subprocess.run(command, input=pairs, env={"PYTHONPATH": folder}, capture_output=True, text=True)
+        wanted = json.dumps([[benchmark, variant, case] for benchmark, case, variant in rows])
+        done = subprocess.run(command, input=wanted, env={"PYTHONPATH": folder}, capture_output=True, text=True)
     keys = json.loads(done.stdout) if done.returncode == 0 else [None] * len(rows)
     return {row: key for row, key in zip(rows, keys) if key is not None}
 

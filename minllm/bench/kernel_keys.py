@@ -19,6 +19,7 @@ import functools
 import hashlib
 import inspect
 import json
+import re
 import sys
 import textwrap
 import types as python_types
@@ -52,9 +53,23 @@ OF_A_STAGE = {"embedding": "embedding", "normalization": "normalization", "rope"
               "sampling": "sampling", "projection": "matmul", "cache": "matmul/gemv"}  # fmt: skip
 # Kernels for a quantised cache or quantised weights, besides those with "quantized" in their names or modules.
 OF_CODES = ("kv/quantize_groups", "kv/move_window", "attention/residual_window")
+# Benchmark "matmul, quantised", whose case ends with a format: {variant: {format: its room in matmul/}}.
+QUANTIZED = {
+    "gemv": {"int4": "int4_gemv", "nf4": "nf4_gemv", "int8": "int8_gemv", "fp8": "fp8_gemv", "fp8_block": "fp8_block_gemv",
+             "Q8_0": "int8_group_gemv"},
+    "tensor_core_gemv": {name: f"tensor_core_gemv/{name}" for name in ("int4", "nf4", "int8", "fp8")},
+    "batched_gemv": {"int4": "batched_gemv/int4", "Q4_1": "batched_gemv/int4", "nf4": "batched_gemv/nf4"},
+    "flat": {"int4": "int4_wgmma", "int8": "flat/wgmma/int8", "fp8": "flat/wgmma/float8_e4m3fn"},
+    "wgmma": {"int4": "mixed_input_int4", "Q4_1": "mixed_input_int4", "nf4": "mixed_input_nf4", "Q8_0": "mixed_input_int8",
+              "int8": "wgmma/int8", "fp8": "wgmma/float8_e4m3fn", "fp8_block": "fp8_block_wgmma"},
+    "widened": {"int4": "dequantize_int4", "Q4_1": "dequantize_int4", "nf4": "dequantize_nf4", "fp8_block": "dequantize_fp8_block",
+                "Q8_0": "dequantize_int8_groups", "int8": "widen_int8", "fp8": "widen_fp8"},
+    "int4_naive": {"int4": "int4_naive"},
+}  # fmt: skip
+OF_PLAIN_WEIGHTS = ("matmul/gemv", "matmul/flat", "matmul/wgmma")  # variant "chosen" of that benchmark
+QUANTIZED_KERNELS = "minllm.kernels.matmul.quantized"  # launched by engines with quantised weights alone
 # modules that no engine of a recorded row launches
-NOT_RECORDED = ("minllm.kernels.matmul.quantized", "minllm.kernels.speculation", "minllm.kernels.all_reduce",
-                "minllm.kernels.attention.fixed_split")  # fmt: skip
+NOT_RECORDED = ("minllm.kernels.speculation", "minllm.kernels.all_reduce", "minllm.kernels.attention.fixed_split")
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",
@@ -64,29 +79,37 @@ OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "
 class Engine(NamedTuple):
     """The options that determine the kernels of a row of whole steps.
 
-    cache_format: "" if the cache is not quantised.
+    cache_format: "" if the cache is not quantised. weight_format: likewise, without its group size.
     """
 
     dtype: str = DEFAULT_DTYPE
     cache_format: str = ""
+    weight_format: str = ""
 
 
-def rooms_of(benchmark: str, variant: str) -> tuple[str, ...]:
+def rooms_of(benchmark: str, variant: str, case: str = "") -> tuple[str, ...]:
     """Prefixes of the names of the specimens that a row measured: one room, a stage, or () for a row of whole steps."""
+    if benchmark == "matmul, quantised":
+        weight_format = case.rpartition(", ")[2].partition(" in groups")[0]
+        return OF_PLAIN_WEIGHTS if variant == "chosen" else (f"matmul/{QUANTIZED[variant][weight_format]}",)
     if stage := OF_A_VARIANT.get(benchmark):
         return (f"{stage}/{variant}",)
     return (OF_A_STAGE[benchmark],) if benchmark in OF_A_STAGE else ()
 
 
-def engine_of(variant: str) -> Engine:
-    """The engine of a row of whole steps: the variant begins with a dtype, with a cache format, or with neither."""
-    word = variant.partition(",")[0]
-    return Engine(dtype=word) if word in DTYPES else Engine(cache_format=word) if word in CACHE_FORMATS else Engine()
+def engine_of(variant: str, case: str = "") -> Engine:
+    """The engine of a row of whole steps.
+
+    Its variant begins with a dtype, a format of the cache, or neither; its case says "weights in ..." if they are quantised.
+    """
+    word, weights = variant.partition(",")[0], re.search(r"weights in ([a-z0-9]+)", case)
+    engine = Engine(weight_format=weights[1] if weights and weights[1] not in DTYPES else "")
+    return engine._replace(dtype=word) if word in DTYPES else engine._replace(cache_format=word if word in CACHE_FORMATS else "")
 
 
-def key_of(benchmark: str, variant: str) -> str:
-    """The key of a row with this benchmark and variant for the current kernels of the package; "" if it measures none."""
-    return "" if benchmark in OF_NO_KERNEL else key_of_specimens(rooms_of(benchmark, variant), engine_of(variant))
+def key_of(benchmark: str, variant: str, case: str = "") -> str:
+    """The key of a row for the current kernels of the package; "" if it measures none."""
+    return "" if benchmark in OF_NO_KERNEL else key_of_specimens(rooms_of(benchmark, variant, case), engine_of(variant, case))
 
 
 @functools.cache
@@ -107,10 +130,13 @@ def within(name: str, rooms: Iterable[str]) -> bool:
 
 
 def launched_by(engine: Engine, name: str) -> bool:
-    """Whether an engine may launch a specimen's kernel, judging by the names of specimen and module."""
-    words, others = {*name.split("/")}, {*DTYPES, *CACHE_FORMATS} - {engine.dtype, engine.cache_format}
-    if within(name, FIRST_RUNGS) or words & others or all_specimens()[name].kernel.function.__module__.startswith(NOT_RECORDED):
+    """Whether an engine may launch a specimen's kernel: unless its name or module says that it cannot."""
+    others = {*DTYPES, *CACHE_FORMATS} - {engine.dtype, engine.cache_format, engine.weight_format}
+    module = all_specimens()[name].kernel.function.__module__
+    if within(name, FIRST_RUNGS) or {*name.split("/")} & others or module.startswith(NOT_RECORDED):
         return False
+    if module.startswith(QUANTIZED_KERNELS):
+        return bool(engine.weight_format) and engine.weight_format in name
     return bool(engine.cache_format) or not ("quantized" in name or within(name, OF_CODES))
 
 
@@ -214,20 +240,20 @@ def normalised(source: str) -> str:
     return ast.unparse(tree)
 
 
-def is_older(benchmark: str, variant: str, key: str | None) -> bool:
+def is_older(benchmark: str, variant: str, key: str | None, case: str = "") -> bool:
     """Whether a row with this key was measured before the last change of its kernels.
 
     A row with key "" measures no kernel of this package and is never older. A row with key None counts as older: the key of its commit
     could not be computed. Without numba-cuda other keys cannot be compared, because types have other names; such rows are not older.
     """
-    return key is None or (key != "" and HAS_NUMBA_CUDA and key != current_key(benchmark, variant))
+    return key is None or (key != "" and HAS_NUMBA_CUDA and key != current_key(benchmark, variant, case))
 
 
 @functools.cache
-def current_key(benchmark: str, variant: str) -> str | None:
+def current_key(benchmark: str, variant: str, case: str = "") -> str | None:
     """`key_of`; None for a kernel that no longer exists."""
     try:
-        return key_of(benchmark, variant)
+        return key_of(benchmark, variant, case)
     except LookupError:
         return None
 
@@ -238,8 +264,8 @@ def is_first_rung(benchmark: str, variant: str) -> bool:
 
 
 def main() -> None:
-    """Read [[benchmark, variant], ...] as JSON and print their keys; tools/record.py runs this in other commits."""
-    json.dump([current_key(*pair) for pair in json.load(sys.stdin)], sys.stdout)
+    """Read [[benchmark, variant, case], ...] as JSON and print their keys; tools/record.py runs this in other commits."""
+    json.dump([current_key(*row) for row in json.load(sys.stdin)], sys.stdout)
 
 
 if __name__ == "__main__":

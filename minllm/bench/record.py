@@ -88,7 +88,7 @@ def key_for(row: Row, device: str) -> str | None:
         return ""
     from minllm.bench.kernel_keys import current_key
 
-    return current_key(row.benchmark, row.variant)
+    return current_key(row.benchmark, row.variant, row.case)
 
 
 def of_commit(record: dict[str, Any], name: str) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def origin(row: dict[str, Any], record: dict[str, Any]) -> str:
     same_run = (row["date"], row["commit"]) == (record["date"], record["commit"])
     words = [] if same_run else [row["date"], f"commit {row['commit'][:7]}"]
     words += [row["note"]] if row.get("note") else []
-    words += ["older"] if is_older(row["benchmark"], row["variant"], row["key"]) else []
+    words += ["older"] if is_older(row["benchmark"], row["variant"], row["key"], row["case"]) else []
     return f" ({', '.join(words)})" if words else ""
 
 

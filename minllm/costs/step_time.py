@@ -158,9 +158,9 @@ class StepTimes:
         return 2 * attention + KERNELS_OF_DRAFTS * LAUNCH if verifies else attention
 
     def launched_seconds(self, tokens: int) -> float:
-        """Seconds of a forward pass with kernels that the host launches one by one."""
+        """Seconds of a forward pass without logits, with kernels that the host launches one by one."""
         stages = forward_stages(self.config, Sizes(tokens, 0, visible=0, read=0))
-        kernels = sum(1 if stage.name in ONCE else self.config.num_hidden_layers for stage in stages)
+        kernels = sum(1 if stage.name in ONCE else self.config.num_hidden_layers for stage in stages if stage.name not in HEAD)
         return max(kernels * HOST_LAUNCH, self.linear_seconds(tokens, 0))
 
     def _seconds(self, stage: Stage, rows: int) -> float:

@@ -47,7 +47,7 @@ class Measurement:
         """Whether its kernel has changed since the measurement."""
         from minllm.bench.kernel_keys import is_older  # reads the source of all kernels of a stage
 
-        return is_older(self.benchmark, self.variant, self.key)
+        return is_older(self.benchmark, self.variant, self.key, self.case)
 
     @property
     def label(self) -> str:

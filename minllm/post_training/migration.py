@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from minllm.errors import CheckpointError
 from minllm.post_training.calibration import Inputs
 
 STRENGTH, STRENGTH_BEFORE_GPTQ = 0.5, 0.8
@@ -30,7 +31,10 @@ def smoothquant_scales(inputs: Inputs, matrix: np.ndarray, strength: float) -> n
 
 
 def awq_scales(inputs: Inputs, matrix: np.ndarray, rounded: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """s [K] for a matrix [N, K]; rounded(matrix) -> the numbers that its codes represent."""
+    """s [K] for a matrix [N, K]; rounded(matrix) -> the numbers that its codes represent.
+
+    Raises CheckpointError if no ratio has a finite error.
+    """
     x, magnitude = np.concatenate(inputs.sampled), np.maximum(inputs.mean, SMALLEST)
     exact, best, least = x @ matrix.T, None, np.inf
     for ratio in RATIOS:
@@ -39,4 +43,11 @@ def awq_scales(inputs: Inputs, matrix: np.ndarray, rounded: Callable[[np.ndarray
         error = np.square(x @ (rounded(matrix * scales) / scales).T - exact).sum()
         if error < least:
             best, least = scales, error
+    if best is None:
+        found = {"weights": matrix, "inputs": x, "outputs": exact}
+        wrong = [name for name, numbers in found.items() if not np.isfinite(numbers).all()] or ["rounded weights"]
+        raise CheckpointError(
+            f"AWQ finds no scales for a matrix {list(matrix.shape)}: NaN or infinity is among its {' and '.join(wrong)}. Quantise a "
+            "checkpoint that computes finite numbers, or take another method."
+        )
     return best

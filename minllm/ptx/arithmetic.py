@@ -8,6 +8,7 @@ import numpy as np
 from minllm.ptx.instruction import instruction
 
 INFINITY, ZERO = np.float32(np.inf), np.float32(0)
+SMALLEST_NORMAL = 2.0**-126  # of float32
 TWO_WORDS, FOUR_HALVES, EIGHT_BYTES = map(struct.Struct, ("<2I", "<4e", "<8b"))
 
 
@@ -23,9 +24,11 @@ def ex2(x):
 
 
 def rcp(x):
-    """rcp(x) -> 1/x, float32, about 1 ulp; denormals flush to zero. PTX ISA, "rcp.approx.ftz.f32"."""
+    """rcp(x) -> 1/x, float32, about 1 ulp; denormal x and results flush to zero. PTX ISA, "rcp.approx.ftz.f32"."""
     x = float(x)
-    return np.float32(1 / x) if x else np.float32(math.copysign(math.inf, x))
+    if abs(x) < SMALLEST_NORMAL:
+        return np.float32(math.copysign(math.inf, x))
+    return np.float32(math.copysign(0, x) if abs(x) > 1 / SMALLEST_NORMAL else 1 / x)
 
 
 def rcp_rn(x):
@@ -40,9 +43,12 @@ def tanh_approx(x):
 
 
 def prmt(low, high, selector):
-    """prmt(low, high, selector) -> uint32: four of the eight bytes of high:low, one per nibble of the selector. PTX ISA, "prmt"."""
+    """prmt(low, high, selector) -> uint32: four of the eight bytes of high:low, one per nibble of the selector. A nibble of 8 or more
+    gives eight copies of the sign bit of byte nibble - 8. PTX ISA, "prmt"."""
     pool, selector = two_words(low, high), int(selector)
-    return pool[selector & 7] | pool[selector >> 4 & 7] << 8 | pool[selector >> 8 & 7] << 16 | pool[selector >> 12 & 7] << 24
+    if selector & 0x8888:
+        pool += bytes(255 * (byte >> 7) for byte in pool)
+    return pool[selector & 15] | pool[selector >> 4 & 15] << 8 | pool[selector >> 8 & 15] << 16 | pool[selector >> 12 & 15] << 24
 
 
 def shf_l_wrap(low, high, shift):
@@ -53,11 +59,12 @@ def shf_l_wrap(low, high, shift):
 
 
 def max_f16x2(a, b):
-    """max_f16x2(a, b) -> uint32: element-wise maximum of two pairs of float16; the maximum of a number and NaN is the number. PTX ISA,
-    "max.f16x2"."""
+    """max_f16x2(a, b) -> uint32: element-wise maximum of two pairs of float16; +0 is larger than -0, and the maximum of a number and NaN
+    is the number. PTX ISA, "max.f16x2"."""
     a, b = int(a), int(b)
     a0, a1, b0, b1 = FOUR_HALVES.unpack(two_words(a, b))
-    low, high = (a if a0 >= b0 or b0 != b0 else b), (a if a1 >= b1 or b1 != b1 else b)
+    low = a & b if a0 == b0 else a if a0 > b0 or b0 != b0 else b  # equal numbers differ at most in the sign of zero
+    high = a & b if a1 == b1 else a if a1 > b1 or b1 != b1 else b
     return low & 0xFFFF | high & 0xFFFF0000
 
 

@@ -1,5 +1,6 @@
 """Conversions between float32, pairs of 16-bit floats, and bits."""
 
+import math
 import struct
 
 import numpy as np
@@ -10,6 +11,7 @@ from minllm.ptx.instruction import emulated, instruction
 
 WORD, FLOAT, SIX_WORDS, SIX_FLOATS = map(struct.Struct, ("<I", "<f", "<6I", "<6f"))
 TWO_WORDS, TWO_FLOATS, TWO_HALVES = map(struct.Struct, ("<II", "<ff", "<ee"))
+TIE = 0x8000  # lower half of a float32 midway between two bfloat16
 
 
 def bfloat16_bits(bits):
@@ -19,12 +21,16 @@ def bfloat16_bits(bits):
     return bits + 0x7FFF + (bits >> 16 & 1) >> 16
 
 
-def pack_bf16x2(low, high):
-    """pack_bf16x2(low, high) -> uint32: two float32 rounded to bfloat16, `low` in the low half. PTX ISA, "cvt.rn.bf16x2.f32"."""
-    low, high = TWO_WORDS.unpack(TWO_FLOATS.pack(low, high))
+def bfloat16_pair(low, high):
+    """The word of two float32 (given as bits) rounded to bfloat16, `low` in the low half."""
     if low & 0x7FFFFFFF > 0x7F800000 or high & 0x7FFFFFFF > 0x7F800000:  # a NaN
         return bfloat16_bits(low) | bfloat16_bits(high) << 16
     return low + 0x7FFF + (low >> 16 & 1) >> 16 | high + 0x7FFF + (high >> 16 & 1) & 0xFFFF0000
+
+
+def pack_bf16x2(low, high):
+    """pack_bf16x2(low, high) -> uint32: two float32 rounded to bfloat16, `low` in the low half. PTX ISA, "cvt.rn.bf16x2.f32"."""
+    return bfloat16_pair(*TWO_WORDS.unpack(TWO_FLOATS.pack(low, high)))
 
 
 def pack_f16x2(low, high):
@@ -65,12 +71,25 @@ def fma_bf16x2(a, b, c):
     a, b, c = int(a), int(b), int(c)
     words = SIX_WORDS.pack(*((half & 0xFFFF) << 16 for word in (a, b, c) for half in (word, word >> 16)))
     a0, a1, b0, b1, c0, c1 = SIX_FLOATS.unpack(words)
-    low, high = a0 * b0 + c0, a1 * b1 + c1
+    low, high = a0 * b0, a1 * b1  # exact in float64
     try:
-        return pack_bf16x2_emulation(low, high)
+        packed = TWO_FLOATS.pack(low + c0, high + c1)
     except OverflowError:  # too large for float32: infinity
         with np.errstate(over="ignore"):
-            return pack_bf16x2_emulation(np.float32(low), np.float32(high))
+            packed = np.array([low + c0, high + c1]).astype("<f4").tobytes()
+    bits0, bits1 = TWO_WORDS.unpack(packed)
+    if bits0 & 0xFFFF == TIE:
+        bits0 = off_tie(bits0, low, c0)
+    if bits1 & 0xFFFF == TIE:
+        bits1 = off_tie(bits1, high, c1)
+    return bfloat16_pair(bits0, bits1)
+
+
+def off_tie(bits, product, addend):
+    """The bits of product + addend as float32, which lie midway between two bfloat16, moved to the side on which the exact sum lies."""
+    (value,) = FLOAT.unpack(WORD.pack(bits))
+    error = math.fsum((product, addend, -value))
+    return bits if error == 0 else bits + 1 if (error > 0) == (value > 0) else bits - 1
 
 
 def fma_f16x2(a, b, c):

@@ -120,7 +120,8 @@ def check_map(array, box, swizzle, fill):
     check(all(1 <= extent <= 2**32 for extent in array.shape), "an array has 1 to 2**32 elements along each axis")
     check(swizzle in SWIZZLES, f"swizzle {swizzle} is none of {list(SWIZZLES)}")
     check(fill in FILLS, f"fill {fill!r} is none of {list(FILLS)}")
-    check(fill == "zeros" or array.dtype.kind not in "iu", "only floating-point elements can be filled with NaN")
+    can_be_nan = "FLOAT" in DATA_TYPES[array.dtype]  # fp8 is copied as UINT8
+    check(fill == "zeros" or can_be_nan, "only floating-point elements of 16 bits or more can be filled with NaN")
     check(inner % 16 == 0, f"the box's last axis is {inner} bytes long; it must be a multiple of 16")
     check(not swizzle or inner == swizzle, f"with swizzle {swizzle} the box's last axis must be {swizzle} bytes long, not {inner}")
     check(array.strides[-1] == itemsize, f"the elements of the last axis lie {array.strides[-1]} bytes apart, not side by side")

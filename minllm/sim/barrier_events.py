@@ -100,12 +100,15 @@ class BarrierEvents(Monitor):
         self.note(thread, BarrierEvent(WAIT, 0, barrier.offset, phase))
 
     def acquire(self, thread, thing):
-        if isinstance(thing[0], MBarrier):
-            self.note(thread, BarrierEvent(PASS, 0, thing[0].offset, thing[1]))
+        self.synchronise(thread, thing, PASS)
 
     def release(self, thread, thing):
-        if isinstance(thing[0], MBarrier):
-            self.note(thread, BarrierEvent(ARRIVE, 0, thing[0].offset, thing[1]))
+        self.synchronise(thread, thing, ARRIVE)
+
+    def synchronise(self, thread, thing, kind):
+        """Record an acquire or a release of an mbarrier's phase; others, such as a cluster's barrier, are not recorded."""
+        if isinstance(thing, tuple) and isinstance(thing[0], MBarrier):
+            self.note(thread, BarrierEvent(kind, 0, thing[0].offset, thing[1]))
 
     def note(self, thread, event):
         """Append an event of a thread's warp, unless another of its lanes has done the same."""

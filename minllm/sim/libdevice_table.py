@@ -37,13 +37,49 @@ def normal_inverse(p):
 
 
 def gamma(x):
-    """The gamma function; infinite at 0, NaN at negative integers."""
-    if x == math.floor(x) and x <= 0:
+    """The gamma function; infinite at 0, NaN at negative integers and minus infinity."""
+    if x <= 0 and x == np.floor(x):
         return math.copysign(math.inf, x) if x == 0 else math.nan
     try:
         return math.gamma(x)
     except OverflowError:
+        return math.copysign(math.inf, x)
+
+
+def log_gamma(x):
+    """The logarithm of |gamma(x)|; infinite at 0, at negative integers and at minus infinity."""
+    try:
+        return math.inf if x <= 0 and x == np.floor(x) else math.lgamma(x)
+    except OverflowError:
         return math.inf
+
+
+def erfcx(x):
+    """exp(x * x) * erfc(x); for large x as a continued fraction (Abramowitz and Stegun 7.1.14), because exp(x * x) would overflow."""
+    if x < 10:
+        return np.exp(x * x) * math.erfc(x)
+    fraction = x
+    for i in range(20, 0, -1):
+        fraction = x + i / 2 / fraction
+    return 1 / (math.sqrt(math.pi) * fraction)
+
+
+def logb(x):
+    """The binary exponent of x, as a float; -inf for 0, inf for infinities."""
+    if x == 0:
+        return -math.inf
+    return float(math.frexp(x)[1] - 1) if math.isfinite(x) else abs(x)
+
+
+def ilogb(x):
+    """The binary exponent of x, as an integer; INT_MIN for 0 and NaN, INT_MAX for infinities."""
+    exponent = logb(x)
+    return int(exponent) if math.isfinite(exponent) else 2**31 - 1 if exponent > 0 else -(2**31)
+
+
+def round_half_away(x):
+    """x rounded to an integer, halves away from zero. Adding 0.5 itself would round up the number just below 0.5."""
+    return np.trunc(x + np.copysign(np.nextafter(0.5, 0), x))
 
 
 def remquo(x, y):
@@ -95,11 +131,11 @@ INTEGERS = {
 }
 
 FLOATS = {
-    "cospi": lambda x: math.cos(math.pi * math.fmod(x, 2)),
-    "sinpi": lambda x: math.sin(math.pi * math.fmod(x, 2)),
+    "cospi": lambda x: np.cos(math.pi * np.fmod(x, 2)),
+    "sinpi": lambda x: np.sin(math.pi * np.fmod(x, 2)),
     "erfcinv": lambda x: -normal_inverse(x / 2) / math.sqrt(2),
     "erfinv": lambda x: normal_inverse((x + 1) / 2) / math.sqrt(2),
-    "erfcx": lambda x: math.exp(x * x) * math.erfc(x),
+    "erfcx": erfcx,
     "exp10": lambda x: np.power(10.0, x),
     "fdividef": lambda a, b: np.float64(a) / b,
     "fdim": lambda a, b: max(a - b, 0.0),
@@ -107,8 +143,8 @@ FLOATS = {
     "fmin": np.fmin,
     "frsqrt": lambda x: 1 / np.sqrt(x),
     "rcbrt": lambda x: 1 / np.cbrt(x),
-    "ilogb": lambda x: math.frexp(x)[1] - 1,
-    "logb": lambda x: math.frexp(x)[1] - 1,
+    "ilogb": ilogb,
+    "logb": logb,
     "finite": np.isfinite,
     "isfinited": np.isfinite,
     "isinfd": np.isinf,
@@ -118,16 +154,16 @@ FLOATS = {
     "nearbyint": np.rint,
     "rint": np.rint,
     "llrint": np.rint,
-    "round": lambda x: math.copysign(math.floor(abs(x) + 0.5), x),
-    "llround": lambda x: math.copysign(math.floor(abs(x) + 0.5), x),
+    "round": round_half_away,
+    "llround": round_half_away,
     "normcdf": lambda x: math.erfc(-x / math.sqrt(2)) / 2,
     "normcdfinv": normal_inverse,
     "powi": lambda x, n: np.power(x, np.float64(n)),
     "saturate": lambda x: 0.0 if x != x else min(max(x, 0.0), 1.0),
-    "scalbn": lambda x, n: math.ldexp(x, int(n)),
-    "ldexp": lambda x, n: math.ldexp(x, int(n)),
+    "scalbn": lambda x, n: np.ldexp(x, int(n)),
+    "ldexp": lambda x, n: np.ldexp(x, int(n)),
     "tgamma": gamma,
-    "lgamma": lambda x: math.inf if x <= 0 and x == math.floor(x) else math.lgamma(x),
+    "lgamma": log_gamma,
     **{f"j{n}": partial(jn, n) for n in (0, 1)},
     **{f"y{n}": partial(yn, n) for n in (0, 1)},
     "jn": jn,
@@ -145,7 +181,7 @@ FLOATS = {
 
 # Functions with two results, which libdevice returns through pointers and Numba as a tuple.
 TUPLES = {
-    "sincos": lambda x: (math.sin(x), math.cos(x)),
+    "sincos": lambda x: (np.sin(x), np.cos(x)),
     "sincospi": lambda x: (FLOATS["sinpi"](x), FLOATS["cospi"](x)),
     "frexp": math.frexp,
     "modf": math.modf,

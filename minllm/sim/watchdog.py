@@ -60,7 +60,7 @@ def watch():
     while True:
         _started.wait()
         time.sleep(SECONDS / LOOKS)
-        identifier = _watched[-1] if _watched else None
+        identifier = newest()
         try:
             now = standing(sys._current_frames().get(identifier)) if identifier is not None else None
         except AttributeError:  # the thread ran on during the look: a frame that ended meanwhile is no frame any more
@@ -70,6 +70,12 @@ def watch():
         elif time.monotonic() - since > SECONDS:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(identifier), ctypes.py_object(Spin))
             seen = None
+
+
+def newest():
+    """The identifier of the newest thread that simulates, or None. The simulation may end meanwhile, so the list is read only once."""
+    last = _watched[-1:]
+    return last[0] if last else None
 
 
 def standing(frame):

@@ -80,8 +80,8 @@ class WeightFormat:
         return int(outputs * inputs * self.matrix_itemsize) + outputs * self.row_bytes + groups * self.group_bytes
 
     def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
-        """Upper bound on bytes of workspace for `rows` rows of x; itemsize: bytes per element of x."""
-        return 0
+        """Upper bound on bytes of workspace for `rows` rows of x (default: the widened matrix); itemsize: bytes per element of x."""
+        return 0 if self.is_plain else outputs * inputs * itemsize
 
     def check_inputs(self, name: str, inputs: int) -> None:
         """Raises InvalidOptionError if the inputs of the module `name`, or its shard, are not whole groups."""

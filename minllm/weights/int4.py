@@ -86,10 +86,6 @@ class Int4Format(WeightFormat):
         minimums = ops.empty(groups, self.scale_dtype) if self.has_minimums else None
         return Int4Weight(ops.empty((outputs, inputs // 2), np.uint8), ops.empty(groups, self.scale_dtype), zeros, minimums)
 
-    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
-        """Bytes of the widened matrix."""
-        return outputs * inputs * itemsize
-
     @property
     def kernels(self) -> LinearKernels:
         """The kernels of kernels/matmul/quantized."""

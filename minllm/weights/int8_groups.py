@@ -39,10 +39,6 @@ class Int8GroupFormat(WeightFormat):
         groups = inputs // (self.group_size or inputs)
         return Int8GroupWeight(ops.empty((outputs, inputs), np.int8), ops.empty((outputs, groups), self.scale_dtype))
 
-    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
-        """Bytes of the widened matrix."""
-        return outputs * inputs * itemsize
-
     @property
     def kernels(self) -> LinearKernels:
         """The kernels of kernels/matmul/quantized."""

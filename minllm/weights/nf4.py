@@ -132,10 +132,6 @@ class Nf4Format(WeightFormat):
         sizes = (((256,), np.float32), ((outputs,), np.float32), ((outputs,), np.int32), ((16,), np.float32))
         return Nf4Weight(ops.empty((outputs, inputs // 2), np.uint8), absmax, nested, *(ops.empty(*one) for one in sizes))
 
-    def workspace_bytes(self, rows: int, outputs: int, inputs: int, itemsize: int) -> int:
-        """Bytes of the widened matrix."""
-        return outputs * inputs * itemsize
-
     @property
     def kernels(self) -> LinearKernels:
         """The kernels of kernels/matmul/quantized."""

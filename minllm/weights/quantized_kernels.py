@@ -90,16 +90,6 @@ def gated_int4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
     return int4_wgmma.gated_int4_wgmma if variant == "flat" and int4_wgmma.fits(x, weight) else None
 
 
-def gated_nf4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
-    """The launcher of this variant that fuses silu(gate) * up; None if it has none for these arrays."""
-    return gemm.gated_nf4_gemm if variant == "wgmma" and gemm.fits(x, weight) else None
-
-
-def gated_int8_groups(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
-    """The launcher of this variant that fuses silu(gate) * up; None if it has none for these arrays."""
-    return gemm.gated_int8_group_gemm if variant == "wgmma" and gemm.fits(x, weight) else None
-
-
 def choose_w8a8(x: Any, weight: Any) -> str:
     """The variant of W8A8: on Hopper the GEMMs over codes, which were faster on an H200 from one row on."""
     if not on_hopper(weight.codes) or not rows_begin_on(16, weight.codes):
@@ -135,6 +125,15 @@ def dequantized(gemv: Any, dequantize: Any, activations: Mapping[str, Any] = Map
     )
 
 
+def with_mixed_input(kernels: LinearKernels, launcher: Any, gated_launcher: Any) -> LinearKernels:
+    """These kernels and the mixed-input GEMM as "wgmma". launcher, gated_launcher: without and with silu(gate) * up."""
+    return kernels._replace(
+        variants={**kernels.variants, "wgmma": launcher},
+        choose=choose_mixed_input,
+        gated=lambda variant, x, weight, out_dtype: gated_launcher if variant == "wgmma" and gemm.fits(x, weight) else None,
+    )
+
+
 INT8 = w8a8("int8", "int8", int8.int8_gemv, int8.widen_int8)
 FP8 = w8a8("fp8", "float8_e4m3fn", fp8.fp8_gemv, fp8.widen_fp8)
 INT4, NF4 = dequantized(int4.int4_gemv, int4.dequantize_int4), dequantized(nf4.nf4_gemv, nf4.dequantize_nf4)
@@ -146,11 +145,9 @@ INT4 = INT4._replace(
     most_rows={**INT4.most_rows, "flat": int4_wgmma.MOST_ROWS},
     gated=gated_int4,
 )  # fmt: skip
-NF4 = NF4._replace(variants={**NF4.variants, "wgmma": gemm.nf4_gemm}, choose=choose_mixed_input, gated=gated_nf4)
+NF4 = with_mixed_input(NF4, gemm.nf4_gemm, gemm.gated_nf4_gemm)
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
-INT8_GROUPS = INT8_GROUPS._replace(
-    variants={**INT8_GROUPS.variants, "wgmma": gemm.int8_group_gemm}, choose=choose_mixed_input, gated=gated_int8_groups,
-)  # fmt: skip
+INT8_GROUPS = with_mixed_input(INT8_GROUPS, gemm.int8_group_gemm, gemm.gated_int8_group_gemm)
 ROW_GROUPS = {"gemv": quantize_row_groups, "wgmma": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}
 FP8_BLOCK = dequantized(fp8_block.fp8_block_gemv, fp8_block.dequantize_fp8_block, ROW_GROUPS)
 FP8_BLOCK = FP8_BLOCK._replace(

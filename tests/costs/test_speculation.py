@@ -5,7 +5,7 @@ import pytest
 
 from minllm.costs.serving import StepCosts
 from minllm.costs.speculation import TRIAL_STEPS, best_num_drafts, expected_tokens, speed_up, step_seconds, trial_interval, wasted_share
-from minllm.costs.step_time import StepRates, StepTimes
+from minllm.costs.step_time import HOST_LAUNCH, StepRates, StepTimes
 from minllm.models.shapes import named_config
 
 COSTS, DRAFT = (StepCosts.of(named_config(name), 4.25, 781) for name in ("llama-3.1-8b", "llama-3.2-1b"))
@@ -77,3 +77,8 @@ def test_more_drafts_are_made_than_verified():
 def test_a_forward_of_launches_takes_as_long_as_they_do_or_as_its_weights():
     assert DRAFT_TIMES.launched_seconds(1) == DRAFT_TIMES.launched_seconds(64) > 5 * DRAFT_TIMES.linear_seconds(64, 0)
     assert DRAFT_TIMES.launched_seconds(8192) == DRAFT_TIMES.linear_seconds(8192, 0)
+
+
+def test_a_forward_without_logits_launches_no_head():
+    """The embedding, and nine kernels per layer."""
+    assert DRAFT_TIMES.launched_seconds(1) == pytest.approx(HOST_LAUNCH * (1 + 9 * DRAFT_TIMES.config.num_hidden_layers))

@@ -1,5 +1,6 @@
 """Recorded figures on pages: their labels name commit and age, older ones are not compared with newer ones, and sums add up."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,13 +14,18 @@ from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.kernels.specimens import all_specimens
 from minllm.ptx import cp_async_wait_group_0, cp_async_wait_group_1, ex2, load_float32, load_float32_streaming, rcp
 
-ROWS = {(row["benchmark"], row["variant"]) for name in ("h200", "cache_traffic") for row in load_record(name)["rows"]}
+OF_WEIGHTS = re.compile("quantised|weights in")  # rows whose kernels depend on the case
+ROWS = {
+    (row["benchmark"], row["variant"], row["case"] if OF_WEIGHTS.search(row["benchmark"] + row["case"]) else "")
+    for name in ("h200", "cache_traffic")
+    for row in load_record(name)["rows"]
+}
 
 
 @pytest.fixture
 def row(monkeypatch):
     """A row whose kernel has not changed since."""
-    monkeypatch.setattr(kernel_keys, "current_key", lambda benchmark, variant: "now")
+    monkeypatch.setattr(kernel_keys, "current_key", lambda benchmark, variant, case: "now")
     return replace(recorded("matmul", "1x28672x4096, bfloat16", "gemv")[0], key="now", commit="5f46087")
 
 
@@ -71,9 +77,9 @@ def test_parts_add_up_and_come_from_kernels_of_the_engine(row):
         parts_of(row, 3.0, {"a": (replace(row, key="before", commit="abc"), 1.0)})
 
 
-@pytest.mark.parametrize("benchmark, variant", sorted(ROWS))
-def test_every_row_of_the_records_has_kernels_or_needs_none(benchmark, variant):
-    key = key_of(benchmark, variant)
+@pytest.mark.parametrize("benchmark, variant, case", sorted(ROWS))
+def test_every_row_of_the_records_has_kernels_or_needs_none(benchmark, variant, case):
+    key = key_of(benchmark, variant, case)
     assert len(key) == (0 if benchmark in kernel_keys.OF_NO_KERNEL or benchmark.startswith("cache ") and not key else 12)
 
 
@@ -121,3 +127,14 @@ def test_a_row_of_whole_steps_covers_what_its_engine_can_launch():
     assert stages == {name.split("/")[0] for name in all_specimens()} - {"speculation", "all_reduce"}
     modules = {all_specimens()[name].kernel.function.__module__ for name in codes}
     assert not any(module.startswith("minllm.kernels.matmul.quantized") for module in modules)  # weights are another matter than a cache
+
+
+def test_quantised_weights_have_kernels_of_their_own():
+    case = "16 rows x 6144x4096, int4 in groups of 128"
+    assert rooms_of("matmul, quantised", "batched_gemv", case) == ("matmul/batched_gemv/int4",)
+    assert rooms_of("matmul, quantised", "wgmma", "1 row x 8x8, fp8") == ("matmul/wgmma/float8_e4m3fn",)
+    assert engine_of("graph replay", "llama-3.1-8b (random weights in int4_g128), batch 1") == Engine(weight_format="int4")
+    assert engine_of("graph replay", "llama-3.1-8b (random weights in bfloat16), batch 1") == Engine()
+    plain, int4, int8 = ({n for n in all_specimens() if launched_by(Engine(weight_format=one), n)} for one in ("", "int4", "int8"))
+    assert plain < int4 and any("batched_gemv/int4" in name for name in int4) and not any("nf4" in name for name in int4)
+    assert any("flat/wgmma/int8" in name for name in int8) and not any(name.startswith("kv/") for name in int8 - plain)

@@ -13,7 +13,7 @@ import minllm
 from minllm import LLM
 from minllm.cli import app as cli
 from minllm.engine.loading import bundled_model
-from minllm.errors import InvalidOptionError, UnsupportedModelError
+from minllm.errors import CheckpointError, InvalidOptionError, UnsupportedModelError
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config_reader import read_model_config
 from minllm.models.layout import layout_of
@@ -21,7 +21,8 @@ from minllm.models.model import load_model
 from minllm.models.source import open_source
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.post_training import grids
-from minllm.post_training.calibration import default_text
+from minllm.post_training.calibration import Inputs, default_text
+from minllm.post_training.migration import awq_scales
 from minllm.post_training.quantize import TOKENS, Quantizer, Scheme, quantize
 from minllm.post_training.rounding import round_matrix
 from minllm.weights.formats import WEIGHT_FORMATS
@@ -137,6 +138,17 @@ def test_migrated_scales_leave_the_model_what_it_is(method, tmp_path, monkeypatc
         assert not np.allclose(ours.mlp.down.weight, theirs.mlp.down.weight)
         if method != "awq":
             assert not np.allclose(ours.attention.norm.weight, theirs.attention.norm.weight)
+
+
+@pytest.mark.parametrize(
+    "weight, given, codes, wrong",
+    [(np.nan, 1, 1, "weights and outputs"), (1, np.inf, 1, "inputs and outputs"), (1, 1, np.nan, "rounded weights")],
+)
+def test_awq_names_numbers_that_are_not_finite(weight, given, codes, wrong):
+    inputs, matrix = Inputs(4), np.full((3, 4), weight, np.float32)
+    inputs.add(np.full((2, 4), given, np.float32))
+    with pytest.raises(CheckpointError, match=rf"a matrix \[3, 4\]: NaN or infinity is among its {wrong}\."), np.errstate(invalid="ignore"):
+        awq_scales(inputs, matrix, lambda scaled: scaled * np.float32(codes))
 
 
 def test_gptq_makes_up_for_errors():

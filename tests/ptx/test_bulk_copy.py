@@ -1,5 +1,6 @@
 """Bulk copies in the simulator against NumPy; what becomes of kernels that forget to wait or to fence; and the machine code."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numba import cuda, float32, uint64
@@ -145,6 +146,7 @@ F32 = np.float32
         (np.zeros((4, 8), F32), {"box": (4, 6), "swizzle": 0}, "must be a multiple of 16"),
         (np.zeros((4, 6), F32), {"box": (4, 4), "swizzle": 0}, "rows are 24 bytes long"),
         (np.zeros((4, 8), np.int32), {"box": (4, 8), "swizzle": 32, "fill": "nan"}, "only floating-point"),
+        (np.zeros((4, 32), ml_dtypes.float8_e5m2), {"box": (4, 32), "swizzle": 32, "fill": "nan"}, "of 16 bits or more"),
         (np.zeros((4, 8), F32), {"box": (4, 8), "swizzle": 32, "fill": "ones"}, "fill 'ones' is none of"),
         (np.zeros(65, F32)[1:].reshape(8, 8), {"box": (4, 8), "swizzle": 32}, "does not start at a multiple of 16"),
     ],

@@ -201,6 +201,18 @@ def test_products_of_unsigned_bytes_and_their_sum_wrap():
     assert ptx.dp4a_u32.emulation(1, 2, 0xFFFFFFFF) == 1
 
 
+def test_approximate_reciprocals_flush_denormals():
+    x = [2.0**126, -(2.0**126), 3e38, -3e38, 2.0**-126, 1.1e-38, -1.1e-38, 0.0, -0.0, np.inf, -np.inf, np.nan]
+    expected = np.array([2.0**-126, -(2.0**-126), 0.0, -0.0, 2.0**126, np.inf, -np.inf, np.inf, -np.inf, 0.0, -0.0, np.nan], np.float32)
+    found = np.array([ptx.rcp.emulation(np.float32(one)) for one in x])
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
+
+
+def test_prmt_replicates_signs():
+    assert ptx.prmt.emulation(0x00008000, 0x80000000, 0xF891) == 0xFF00FF80
+
+
 @kernel
 def exact_kernel(x, out, words):
     for i in range(x.shape[0]):
@@ -215,6 +227,17 @@ def test_exact_reciprocals_pairs_of_float16_and_half_vectors():
     launch(exact_kernel, 1, 1, (x, out, words))
     np.testing.assert_array_equal(out, np.float32(1) / x)
     assert words[:1].view(np.float16).tolist() == [6.5, 1.0] and words[14:].tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "addend, expected", [(2**-30, 2.046875), (2**-100, 2.046875), (0, 2.03125), (-(2**-30), 2.03125), (2**-9, 2.046875)]
+)
+def test_fma_of_bfloat16_rounds_once(addend, expected, sign):
+    """9/8 * 29/16 lies midway between two bfloat16: however small, the addend decides."""
+    a, b, c = (np.array([number, 1], BFLOAT16).view(np.uint32)[0] for number in (sign * 9 / 8, 29 / 16, sign * addend))
+    found = np.array([ptx.fma_bf16x2.emulation(a, b, c)], np.uint32).view(BFLOAT16)
+    assert found.tolist() == [sign * expected, 2]
 
 
 @kernel
@@ -251,6 +274,11 @@ def test_pairs_of_float16():
     np.testing.assert_array_equal(converted.view(np.float16).astype(np.float32), e4m3)
     pairs = words.view(np.float16).reshape(128, 2)
     np.testing.assert_array_equal(larger.view(np.float16).reshape(128, 2), np.fmax(pairs, np.roll(pairs, -1, axis=0)))
+
+
+def test_the_larger_zero_is_positive():
+    assert ptx.max_f16x2.emulation(0x8000_0000, 0x0000_8000) == 0
+    assert ptx.max_f16x2.emulation(0x8000_8000, 0x8000_BC00) == 0x8000_8000
 
 
 @kernel

@@ -9,6 +9,7 @@ import pytest
 from minllm.kernels.matmul.warp_specialized import STAGES, matmul_warp_specialized
 from minllm.sim import tracing
 from minllm.sim.barrier_events import ARRIVE, COPY, DONE, LAND, PASS, USE, WAIT, recording
+from tests.ptx.cases_cluster import check_multicast
 
 STEPS = 6
 
@@ -73,3 +74,9 @@ def test_a_tracer_beside_it_counts_the_same(arrays):
                 matmul_warp_specialized(*arrays, out)
         counted.append(traces[0].to_json())
     assert counted[0] == counted[1]
+
+
+def test_a_barrier_of_a_cluster_is_no_mbarrier(device):
+    with recording() as recorder:
+        check_multicast(2, device)
+    assert {event.kind for event in recorder.events} == {COPY, LAND, WAIT, PASS, ARRIVE}

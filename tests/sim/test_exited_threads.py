@@ -130,6 +130,17 @@ def test_a_spin_without_atomics_is_named(monkeypatch):
         simulate(kernel, 1, 2, np.zeros(1, np.int32), np.zeros(1, np.int32))
 
 
+def test_the_watchdog_survives_a_simulation_that_ends_while_it_looks(monkeypatch):
+    from minllm.sim import watchdog
+
+    class Ending(list):
+        def __len__(self):  # of a list that is emptied after its length has been read
+            return 1
+
+    monkeypatch.setattr(watchdog, "_watched", Ending())
+    assert watchdog.newest() is None
+
+
 def test_a_long_loop_is_no_spin(monkeypatch):
     from minllm.sim import watchdog
 

@@ -1,5 +1,6 @@
 """libdevice, math and cuda.fp16 in a simulated kernel."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ from ml_dtypes import bfloat16
 from numba import cuda, float32
 from numba.cuda import libdevice, libdevicefuncs
 
+from minllm.machine.numba_cuda import types
 from minllm.sim import simulate
 from minllm.sim.cuda_math import SimulatedLibdevice
 
@@ -68,6 +70,51 @@ def test_every_name_of_libdevice_is_known():
 def test_values(name, arguments, expected):
     found = getattr(SimulatedLibdevice(), name)(*arguments)
     assert found != found if expected == "nan" else found == expected
+
+
+@pytest.mark.parametrize(
+    "name, arguments, expected",  # "libdevice User's Guide"
+    [
+        ("cospi", (math.inf,), math.nan),
+        ("sincos", (math.inf,), (math.nan, math.nan)),
+        ("erfcx", (10.0,), math.exp(100) * math.erfc(10)),
+        ("erfcx", (30.0,), 0.01879588886141675),
+        ("erfcx", (1e6,), 5.641895835474742e-07),
+        ("erfcx", (-30.0,), math.inf),
+        ("erfcx", (math.inf,), 0.0),
+        ("logb", (0.0,), -math.inf),
+        ("logb", (-math.inf,), math.inf),
+        ("logb", (12.0,), 3.0),
+        ("logbf", (math.nan,), math.nan),
+        ("ilogb", (0.0,), -(2**31)),
+        ("ilogb", (math.nan,), -(2**31)),
+        ("ilogbf", (-math.inf,), 2**31 - 1),
+        ("ilogb", (-0.75,), -1),
+        ("ldexp", (1.0, 5000), math.inf),
+        ("tgamma", (math.inf,), math.inf),
+        ("tgamma", (-math.inf,), math.nan),
+        ("lgamma", (-math.inf,), math.inf),
+        ("round", (-math.inf,), -math.inf),
+        ("round", (0.49999999999999994,), 0.0),
+        ("round", (-(2.0**52) - 1,), -(2.0**52) - 1),
+    ],
+)
+def test_values_at_the_ends(name, arguments, expected):
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(getattr(SimulatedLibdevice(), name)(*arguments), expected, rtol=1e-13)
+
+
+FLOATS = types.float32, types.float64
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # of arguments rounded to float32
+def test_no_function_of_floats_raises():
+    for name, (_, parameters) in libdevicefuncs.functions.items():
+        kinds = [parameter.ty for parameter in parameters if not parameter.is_ptr]
+        if all(kind in FLOATS for kind in kinds) and not name.startswith(("__nv_j", "__nv_y")):  # Bessel functions take long
+            with np.errstate(all="ignore"):
+                for arguments in itertools.product((0.0, -1.5, 710.0, 1e308, -math.inf, math.nan), repeat=len(kinds)):
+                    getattr(SimulatedLibdevice(), name.removeprefix("__nv_"))(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from minllm.models.gguf.q8_0 import BLOCK as Q8_0_BLOCK
 from minllm.models.quantized.gguf_groups import FORMATS as GGUF_FORMATS
 from minllm.models.quantized.gguf_groups import GROUP
 from minllm.weights.format import WeightFormat
-from minllm.weights.formats import WEIGHT_FORMATS, plain_format
+from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.fp8 import E4M3
+from minllm.weights.fp8_block import BLOCK as FP8_BLOCK
 from minllm.weights.fp8_block import quantize_row_groups
 
 REPEATED_ROWS, SAMPLE_ROWS = 256, 16  # distinct rows of the weight; rows of x for which the result is checked
@@ -56,8 +57,8 @@ VARIANTS = {  # format -> rows of x -> variants to measure
 
 
 def format_named(name: str) -> WeightFormat:
-    """The WeightFormat with this name: a GGUF block format, one of WEIGHT_FORMATS, or a plain one."""
-    return GGUF_FORMATS.get(name) or WEIGHT_FORMATS.get(name) or plain_format(name)
+    """The WeightFormat with this name: a GGUF block format, or one of WEIGHT_FORMATS."""
+    return GGUF_FORMATS.get(name) or WEIGHT_FORMATS[name]
 
 
 def small_weight(found: WeightFormat, rows: int, k: int, noise) -> Any:
@@ -80,7 +81,7 @@ def repeated(found: WeightFormat, small: Any, n: int, k: int) -> Any:
     shapes = found.without_contents(SimpleNamespace(empty=np.empty), n, k)
     whole = type(small)(*(None if one is None else np.resize(one, like.shape) for one, like in zip(small, shapes, strict=True)))
     if found.name == "fp8_block":  # blocks holds the row of scales for each output
-        return whole._replace(blocks=np.arange(n, dtype=np.int32) // 128)
+        return whole._replace(blocks=np.arange(n, dtype=np.int32) // FP8_BLOCK)
     if found.name == "nf4":
         return whole._replace(first_blocks=np.arange(n, dtype=np.int32) * np.int32(whole.absmax.shape[1]))
     return whole
@@ -92,7 +93,7 @@ def multiplied_numbers(found: WeightFormat, x: np.ndarray) -> np.ndarray:
         return found.dequantize(found.encode(x)).astype(np.float64)
     if found.name == "fp8_block":
         codes, scales = quantize_row_groups(x)
-        return codes.view(E4M3).astype(np.float64) * np.repeat(scales, 128, axis=1)[:, : x.shape[1]]
+        return codes.view(E4M3).astype(np.float64) * np.repeat(scales, FP8_BLOCK, axis=1)[:, : x.shape[1]]
     return x.astype(np.float64)
 
 

@@ -104,8 +104,8 @@ def embedding(token_ids, embedding, out, positions=None, position_embedding=None
     """
     check((positions is None) == (position_embedding is None), "positions and position_embedding come together: give both or neither")
     check_array("embedding", embedding, FLOAT_DTYPES, vocabulary=None, hidden=None)
-    tokens, hidden = token_ids.shape[0], embedding.shape[1]
     check_array("token_ids", token_ids, INDEX_DTYPES, tokens=None)
+    tokens, hidden = token_ids.shape[0], embedding.shape[1]
     check_array("out", out, (embedding.dtype,), tokens=tokens, hidden=hidden)
     has_positions = positions is not None
     if has_positions:

@@ -29,9 +29,12 @@ def choose(m: int, n: int, k: int, dtype: np.dtype | type | str, gpu: str | None
 
     Half precision follows the GPU's table for m rows; flat also needs k to be a multiple of 8, so that rows are whole 16-byte vectors.
     """
-    dataflow = choose_dataflow(m, n, k, table_of(gpu))
-    if np.dtype(dtype) in HALF_DTYPES and dataflow == "flat" and k % 8 == 0:
-        return "flat"
+    if np.dtype(dtype) in HALF_DTYPES:
+        dataflow = choose_dataflow(m, n, k, table_of(gpu))
+        if dataflow == "flat" and k % 8 == 0:
+            return "flat"
+        if dataflow == "many rows":
+            return choose_for_many_rows(m, dtype, hopper)
     return "gemv" if m <= MOST_ROWS_OF_GEMV else choose_for_many_rows(m, dtype, hopper)
 
 

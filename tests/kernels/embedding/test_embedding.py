@@ -18,6 +18,7 @@ def test_embedding(case, dtype, device):
 TOKENS, TABLE, OUT = np.zeros(2, np.int32), np.zeros((5, 8), np.float32), np.zeros((2, 8), np.float32)
 MISTAKES = {
     "ids of 64 bits": (dict(token_ids=np.zeros(2, np.int64)), r"token_ids is int64 \[2\]; its dtype must be int32"),
+    "one number": (dict(token_ids=np.array(0, np.int32)), r"token_ids is int32 \[\]; its shape must be \[tokens\]"),
     "table of integers": (dict(embedding=np.zeros((5, 8), np.int8)), "embedding is int8"),
     "another length": (dict(out=np.zeros((2, 9), np.float32)), r"out is float32 \[2, 9\]; its shape must be \[tokens=2, hidden=8\]"),
     "another dtype": (dict(out=np.zeros((2, 8), np.float16)), "out is float16 .* must be float32"),

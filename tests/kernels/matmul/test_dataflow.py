@@ -90,3 +90,9 @@ def test_what_was_tuned_here_comes_before_what_was_shipped_and_the_default_last(
     assert dataflow.table_of("NVIDIA H200") == TABLE
     assert choose(2, 4096, 14336, "bfloat16", "NVIDIA H200") == "flat" and choose(2, 4096, 14336, "bfloat16") == "gemv"
     assert choose(2, 4096, 14336, "float32", "NVIDIA H200") == "gemv"  # tensor cores would round
+
+
+def test_a_table_may_say_that_few_rows_are_many(no_cache, monkeypatch):
+    monkeypatch.setattr(dataflow, "DEFAULT", (Inflection(4096, 4096, 2, 4),))
+    assert [choose(m, 4096, 4096, "bfloat16") for m in (1, 2, 3, 4, 8, 9)] == ["gemv", "flat", "flat", *["tensor_core"] * 3]
+    assert choose(4, 4096, 4096, "float32") == "gemv"

@@ -162,6 +162,16 @@ def test_what_int4_byte_by_byte_refuses():
         int4_naive.int4_naive(np.ones((1, 20), np.float32), weight, out)
     with pytest.raises(KernelArgumentError, match="codes is uint8"):
         int4_naive.int4_naive(np.ones((1, 128), np.float32), weight, out)
+    with pytest.raises(KernelArgumentError, match=r"bias is float32 \[3\]; its shape must be \[N=4\]"):
+        int4_naive.int4_naive(np.ones((1, 256), np.float32), weight, out, np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize("gemv", [int4_naive.int4_naive, int4.int4_gemv])
+@pytest.mark.parametrize("x", [np.ones((1, 256), np.float64), np.ones(256, np.float32)], ids=["float64", "1 axis"])
+def test_rows_of_x_that_int4_refuses(gemv, x):
+    weight = WEIGHT_FORMATS["int4"].encode(random((4, 256), FLOAT32, 0))
+    with pytest.raises(KernelArgumentError, match="x is float"):
+        gemv(x, weight, np.empty((1, 4), np.float32))
 
 
 def test_no_bias_and_float32_out():
@@ -182,6 +192,9 @@ def test_what_a_gemv_refuses():
         int8.int8_gemv(rows, weight, np.empty((2, 4), np.float32))
     rows = QuantizedRows(np.zeros((2, 48), np.uint8), np.zeros(2, np.float32))
     with pytest.raises(KernelArgumentError, match=r"codes is int8 \[4, 32\]; its shape must be \[N, bytes=48\]"):
+        int8.int8_gemv(rows, weight, np.empty((2, 4), np.float32))
+    rows = QuantizedRows(np.zeros((2, 32), np.float32), np.zeros(2, np.float32))
+    with pytest.raises(KernelArgumentError, match=r"x is float32 \[2, 32\]; its dtype must be uint8 or int8"):
         int8.int8_gemv(rows, weight, np.empty((2, 4), np.float32))
 
 

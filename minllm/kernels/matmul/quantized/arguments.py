@@ -11,15 +11,18 @@ MOST_CODE_BYTES = 1 << 32  # limit of 32-bit offsets of codes
 WARPS = 4  # warps per block, one per output feature
 
 
-def check_rows(x, codes, out, bias, each: int, per_byte: int = 1) -> tuple[int, int]:
+def check_rows(x, codes, out, bias, each: int, per_byte: int = 1, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) -> tuple[int, int]:
     """Return (M, N) for out [M, N] = x [M, K] @ weight.T + bias, with codes [N, K / per_byte].
 
-    each: codes per load. Raises KernelArgumentError if M is too large for a GEMV, K is no multiple of `each`, or arrays do not fit.
+    each: codes per load; dtypes: of x. Raises KernelArgumentError if M is too large for a GEMV, K is no multiple of `each`, or arrays do
+    not fit.
     """
-    (m, k), n = x.shape, codes.shape[0]
+    check_array("x", x, dtypes, M=None, K=None)
+    m, k = x.shape
     check(m <= MOST_ROWS_OF_GEMV, f"a GEMV over quantised weights multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: widen them")
     check(k % each == 0, f"x has rows of {k}; a GEMV over these codes takes multiples of {each}: widen them")
     check_array("codes", codes, CODE_DTYPES, N=None, bytes=k // per_byte)
+    n = codes.shape[0]
     check_array("out", out, FLOAT_DTYPES, M=m, N=n)
     if bias is not None:
         check_array("bias", bias, FLOAT_DTYPES, N=n)

@@ -13,7 +13,7 @@ import functools
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.arguments import WARPS, check_rows
+from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, WARPS, check_rows
 from minllm.kernels.vector import load_words
 from minllm.ptx import unpack_e4m3x2
 from minllm.runtime.kernel import kernel, launch
@@ -77,7 +77,7 @@ def fp8_gemv(x, weight, out, bias=None, stream=None) -> None:
     x: QuantizedRows [M, K], M <= 8, K % 16 == 0; weight: codes uint8 [N, K], scales [N]; bias [N] or None. Raises KernelArgumentError (see
     check_rows).
     """
-    m, n = check_rows(x.codes, weight.codes, out, bias, EACH)
+    m, n = check_rows(x.codes, weight.codes, out, bias, EACH, dtypes=CODE_DTYPES)
     launch(fp8_gemv_kernel(m), ceil_div(n, WARPS), WARPS * WARP, (*x, *weight, bias, out), stream)
 
 

@@ -15,7 +15,7 @@ import functools
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.arguments import WARPS, check_rows
+from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, WARPS, check_rows
 from minllm.kernels.matmul.quantized.fp8 import EACH, unpack_16
 from minllm.kernels.matmul.quantized.sums import make_store_column
 from minllm.kernels.vector import load_words
@@ -72,7 +72,7 @@ def fp8_block_gemv(x, weight, out, bias=None, stream=None) -> None:
 
     x: RowGroups [M, K], M <= 8, K % 16 == 0; weight: an Fp8BlockWeight; bias [N] or None. Raises KernelArgumentError (see check_rows).
     """
-    m, n = check_rows(x.codes, weight.codes, out, bias, EACH)
+    m, n = check_rows(x.codes, weight.codes, out, bias, EACH, dtypes=CODE_DTYPES)
     launch(fp8_block_gemv_kernel(m), ceil_div(n, WARPS), WARPS * WARP, (*x, *weight, bias, out), stream)
 
 

@@ -58,9 +58,13 @@ def int4_naive(x, weight, out, bias=None, stream=None) -> None:
     x [M, K], K % 8 == 0, float32, float16 or bfloat16; weight: an Int4Weight; bias [N] or None. Raises KernelArgumentError if shapes or
     dtypes do not fit.
     """
-    (m, k), n = x.shape, weight.codes.shape[0]
+    check_array("x", x, FLOAT_DTYPES, M=None, K=None)
+    m, k = x.shape
     check(k % 8 == 0, f"x has rows of {k}; eight codes are packed in a word, so take a multiple of 8")
     check_array("codes", weight.codes, (np.dtype(np.uint8),), N=None, bytes=k // 2)
+    n = weight.codes.shape[0]
     check_array("out", out, FLOAT_DTYPES, M=m, N=n)
+    if bias is not None:
+        check_array("bias", bias, FLOAT_DTYPES, N=n)
     if m and n:
         launch(int4_naive_kernel, (n, m), WARP, (x, *weight, bias, out), stream)
