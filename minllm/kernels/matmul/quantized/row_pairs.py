@@ -18,13 +18,6 @@ def plain_column(pair):
 
 
 @cuda.jit(device=True, forceinline=True)
-def plain_rows(pair, rows):
-    """Return the two rows of a pair, eight apart; pairs past the last row repeat it."""
-    low = plain_column(pair)
-    return min(low, int32(rows - 1)), min(int32(low + PAIRS), int32(rows - 1))
-
-
-@cuda.jit(device=True, forceinline=True)
 def gated_rows(pair, rows):
     """Return a row of the gate, in the first half of weight, and the matching row of up."""
     low = min(int32(pair), int32((rows >> 1) - 1))

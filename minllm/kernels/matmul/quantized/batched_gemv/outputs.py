@@ -10,7 +10,14 @@ from numba import cuda, float32, int32
 
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.matmul.quantized.batched_gemv.sums import Outputs
-from minllm.kernels.matmul.quantized.row_pairs import PAIRS, gated_rows, plain_column, plain_rows
+from minllm.kernels.matmul.quantized.row_pairs import PAIRS, gated_rows, plain_column
+
+
+@cuda.jit(device=True, forceinline=True)
+def plain_rows(pair, rows):
+    """Return the two rows of a pair, eight apart; pairs past the last row repeat it."""
+    low = plain_column(pair)
+    return min(low, int32(rows - 1)), min(int32(low + PAIRS), int32(rows - 1))
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -16,7 +16,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
-from minllm.kernels.matmul.quantized.row_pairs import PAIRS, gated_rows, plain_column, plain_rows
+from minllm.kernels.matmul.quantized.row_pairs import PAIRS, gated_rows, plain_column
 
 
 class Outputs(NamedTuple):
@@ -69,8 +69,13 @@ def make_plain(has_bias: bool, has_residual: bool) -> Outputs:
     bias_at, residual_at = element if has_bias else no_element, element if has_residual else no_element
 
     @cuda.jit(device=True, forceinline=True)
+    def rows_of(pair, rows):
+        low = plain_column(pair)
+        return min(low, int32(rows - 1)), min(int32(low + PAIRS), int32(rows - 1))
+
+    @cuda.jit(device=True, forceinline=True)
     def prepare(arrays, token, pair):
-        low, high = plain_rows(pair, int32(arrays.out.shape[0]))
+        low, high = rows_of(pair, int32(arrays.out.shape[0]))
         biases = bias_at(arrays.bias, low), bias_at(arrays.bias, high)
         return Addends(biases[0], biases[1], residual_at(arrays.residual, low), residual_at(arrays.residual, high))
 
@@ -82,7 +87,7 @@ def make_plain(has_bias: bool, has_residual: bool) -> Outputs:
         if int32(column + PAIRS) < columns:
             arrays.out[uint32(column + PAIRS)] = high + float32(addends.high_bias) + float32(addends.high_residual)
 
-    return Outputs(plain_rows, begin_nothing, prepare, write)
+    return Outputs(rows_of, begin_nothing, prepare, write)
 
 
 class Gated(NamedTuple):
