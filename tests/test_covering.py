@@ -1,7 +1,6 @@
 """The selection of cases: it misses no feature, is small, and is the same in every run."""
 
 import itertools
-import subprocess
 import sys
 
 import pytest
@@ -33,6 +32,19 @@ def test_one_case_with_all_features_is_enough():
     assert covering([], list) == []
 
 
+@pytest.fixture(autouse=True)
+def detectors():
+    """None around the tests of this file: they look at which cases a run of pytest puts under detectors."""
+
+
+def printed_by_pytest(capsys, folder, *options):
+    """What pytest prints about a folder, in this process: another one would import Numba."""
+    for name in ("conftest", "test_cases"):
+        sys.modules.pop(name, None)  # of another folder
+    pytest.main(["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:faulthandler", *options, str(folder)])
+    return capsys.readouterr().out
+
+
 FILE = """
 import pytest
 
@@ -50,11 +62,10 @@ def test_all(x):
 
 
 @pytest.mark.parametrize(("option", "count"), [((), 4 + 5), (("--exhaustive",), 12 + 5)])
-def test_pytest_runs_the_selection(tmp_path, option, count):
+def test_pytest_runs_the_selection(tmp_path, capsys, option, count):
     (tmp_path / "test_cases.py").write_text(FILE)
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_addoption, pytest_collection_modifyitems\n")
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *option, str(tmp_path)]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    listed = printed_by_pytest(capsys, tmp_path, "--collect-only", *option)
     assert listed.count("::") == count, listed
 
 
@@ -71,11 +82,10 @@ def test_some_under_detectors(x, y, detectors):
 
 
 @pytest.mark.parametrize(("option", "count"), [((), 2), (("--exhaustive",), 6)])
-def test_a_selection_runs_under_detectors_and_all_cases_run(tmp_path, option, count):
+def test_a_selection_runs_under_detectors_and_all_cases_run(tmp_path, capsys, option, count):
     (tmp_path / "test_cases.py").write_text(DETECTED)
     (tmp_path / "conftest.py").write_text("from tests.conftest import detectors, pytest_addoption, pytest_collection_modifyitems\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *option, str(tmp_path)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    printed = printed_by_pytest(capsys, tmp_path, "-s", *option)
     assert (printed.count("all detectors"), printed.count("no detector")) == (count, 6 - count), printed
 
 

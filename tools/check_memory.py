@@ -26,7 +26,7 @@ TOOLS = {
     "initcheck": "reads of memory that nobody wrote",
     "synccheck": "barriers that not all threads of a block or warp reach",
 }
-# Every kernel, at the sizes of the simulator's cases.
+# Every kernel, at the sizes of the simulator's cases. A pattern names one file of tests/gpu.
 SELECTED = (
     r"test_against_simulator.py::",
     r"test_quantized_attention.py::test_small_blocks",
@@ -60,7 +60,8 @@ def pytest_command(*arguments: str) -> list[str]:
 
 def selected_tests() -> list[str]:
     """The ids of the tests to run."""
-    done = subprocess.run(pytest_command("--collect-only", "tests/gpu"), cwd=ROOT, capture_output=True, text=True)
+    files = sorted({f"tests/gpu/{pattern.partition('::')[0]}" for pattern in SELECTED})
+    done = subprocess.run(pytest_command("--collect-only", *files), cwd=ROOT, capture_output=True, text=True)
     ids = [line for line in done.stdout.splitlines() if line.startswith("tests/gpu/")]
     return [test for test in ids if any(re.search(pattern, test) for pattern in SELECTED)]
 

@@ -10,7 +10,7 @@ from minllm.bench import launch, step
 from minllm.bench.step import StepBench
 from minllm.engine.options import FIXED_ORDER_VARIANTS
 from minllm.errors import InvalidOptionError
-from minllm.models.shapes import named_config
+from minllm.models.shapes import SHAPES, named_config
 from minllm.models.weights import load_weights
 from minllm.ops.dry_run_ops import DryRunOps
 from minllm.runtime.dry_run import dry_run
@@ -21,8 +21,16 @@ from tests.runtime.h200 import H200
 SHAPE, CONTEXT, COPY_TB_S = "llama-3.2-1b", 640, 4.0
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_layers():
+    """The shape with five of its sixteen layers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHAPES[SHAPE], "num_hidden_layers", 5)
+        yield
+
+
 @pytest.fixture(scope="module", params=[1, 2, 16])
-def rows(request):
+def rows(request, few_layers):
     """(batch, the rows of a step and its parts)"""
     with pytest.MonkeyPatch.context() as patch, dry_run(H200) as launches:
         patch.setattr("minllm.bench.random_model.load_weights", paper_weights)

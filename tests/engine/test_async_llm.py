@@ -424,16 +424,23 @@ def test_several_event_loops(engine, llm):
     run(is_idle(engine))
 
 
+SOAKED = [GREEDY, SamplingParams(temperature=1.0, seed=1, max_tokens=30, n=2), SamplingParams(seed=2, stop="e", max_tokens=40), None]
+
+
+@pytest.fixture(scope="module")
+def alone(llm):
+    """{(number of a prompt, of its parameters): what it gets alone}."""
+    return {(i, j): completions(llm.generate(prompt, params)[0]) for i, prompt in enumerate(PROMPTS) for j, params in enumerate(SOAKED)}
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_soak(engine, llm, seed):
+def test_soak(engine, alone, seed):
     """Many requests that are cancelled, aborted or left at random; those that are not get the text that they get alone."""
     generator = random.Random(seed)
-    params = [GREEDY, SamplingParams(temperature=1.0, seed=1, max_tokens=30, n=2), SamplingParams(seed=2, stop="e", max_tokens=40), None]
-    expected = {(i, j): completions(llm.generate(PROMPTS[i], params[j])[0]) for i in range(len(PROMPTS)) for j in range(len(params))}
 
     async def client(number):
         await asyncio.sleep(generator.random() * 0.2)
-        i, j, fate = generator.randrange(len(PROMPTS)), generator.randrange(len(params)), generator.random()
+        i, j, fate = generator.randrange(len(PROMPTS)), generator.randrange(len(SOAKED)), generator.random()
         options = dict(request_id=f"client {number}", priority=generator.randrange(3), final_only=generator.random() < 0.3)
         if fate < 0.15:
             with pytest.raises(TimeoutError):
@@ -449,9 +456,9 @@ def test_soak(engine, llm, seed):
             assert (await last(stream)).outputs[0].finish_reason == "abort"
         elif fate < 0.5:
             with pytest.raises(InvalidRequestError):
-                await last(engine.generate([-1], params[j], **options))
+                await last(engine.generate([-1], SOAKED[j], **options))
         else:
-            assert completions(await last(engine.generate(PROMPTS[i], params[j], **options))) == expected[i, j]
+            assert completions(await last(engine.generate(PROMPTS[i], SOAKED[j], **options))) == alone[i, j]
 
     async def generate():
         await asyncio.gather(*[client(number) for number in range(60)])

@@ -44,10 +44,10 @@ def sampled_alone(llm):
 
 
 def check(llm, sampled):
-    """All requests together, twice; the second time a prefix cache knows the prompts."""
-    for _ in range(2):
-        assert tokens_of(llm.generate(PROMPTS, GREEDY)) == transformers_tokens()
-        assert completions(llm.generate(PROMPTS, SAMPLED)) == sampled
+    """The requests of each kind, then all of them together, when a prefix cache knows the prompts."""
+    assert tokens_of(llm.generate(PROMPTS, GREEDY)) == transformers_tokens()
+    assert completions(llm.generate(PROMPTS, SAMPLED)) == sampled
+    assert completions(llm.generate(PROMPTS * 2, GREEDY + SAMPLED)) == transformers_tokens() + sampled
     llm.engine.cache_policy.check()
     assert llm.engine.cache_policy.usage().allocated == 0
 

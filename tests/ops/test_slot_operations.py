@@ -58,11 +58,11 @@ def test_a_padding_row_has_no_recent_tokens(ops):
 
 
 def test_sequences_sample_in_slots_what_they_sample_alone(ops):
-    """Three steps of three requests in changing rows: counts, steps and seeds follow the slot."""
+    """Three steps of four requests in changing rows, and in NumPy in the same ones: counts, steps and seeds follow the slot."""
     rules = [parameters(**rule) for rule in (*PENALTIES[1:4], dict(temperature=1.3, top_k=5))]
     logits = [logits_of("normal", 4, VOCAB, seed=step) for step in range(3)]
 
-    def generate(slots_of_requests, order_of_step):
+    def generate(ops, slots_of_requests, order_of_step):
         state = SlotState.make(ops.zeros, 6, 2)
         state.sampling = state.sampling.with_vocabulary_arrays(ops.zeros, VOCAB).of_kind(SamplingKind.ADJUSTED)
         for slot, params in zip(slots_of_requests, rules, strict=True):
@@ -80,8 +80,8 @@ def test_sequences_sample_in_slots_what_they_sample_alone(ops):
         assert state.lengths[slots_of_requests[0]] == 5
         return texts
 
-    expected = generate([0, 1, 2, 3], [(0, 1, 2, 3)] * 3)
-    assert generate([5, 2, 4, 0], [(3, 1, 0, 2), (0, 1, 2, 3), (2, 3, 1, 0)]) == expected
+    expected = generate(NumpyOps(), [0, 1, 2, 3], [(0, 1, 2, 3)] * 3)
+    assert generate(ops, [5, 2, 4, 0], [(3, 1, 0, 2), (0, 1, 2, 3), (2, 3, 1, 0)]) == expected
 
 
 def test_log_probabilities(ops):

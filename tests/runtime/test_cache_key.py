@@ -163,12 +163,13 @@ def test_kernels_from_elsewhere_are_not_kept_on_disk():
     assert cache_key.cache_key(stranger, [], (9, 0), {}) is None
 
 
-def test_the_key_is_the_same_in_another_process():
+def test_the_key_is_the_same_in_another_process(request):
     """Hash seeds and addresses must not get into it."""
-    code = """
+    compared = slice(None, None, 1 if request.config.option.exhaustive else 8)
+    code = f"""
     from minllm.kernels.specimens import all_specimens
     from minllm.runtime.cache_key import cache_key
-    for specimen in all_specimens().values():
+    for specimen in list(all_specimens().values())[{compared}]:
         print(cache_key(specimen.kernel.function, specimen.arguments, (9, 0), specimen.kernel.options))
     """
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another one than that of this process
@@ -177,7 +178,7 @@ def test_the_key_is_the_same_in_another_process():
     theirs = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PACKAGE.parent, env=environment).stdout.split()
     every = all_specimens().values()
     ours = [cache_key.cache_key(one.kernel.function, one.arguments, (9, 0), one.kernel.options) for one in every]
-    assert ours == theirs and None not in ours
+    assert ours[compared] == theirs and None not in ours
     assert len(set(ours)) == len(ours)  # nothing is listed twice, and no two kernels share a key
 
 

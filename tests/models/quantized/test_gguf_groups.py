@@ -64,7 +64,7 @@ def test_the_numbers_are_those_of_the_dequantised_file(kind, tmp_path):
 @pytest.mark.covering("has_minimums")
 @pytest.mark.parametrize("kind, has_minimums", [("Q4_1", True), ("Q4_0", False), ("Q8_0", False)])
 def test_kernels_answer_as_the_dequantised_model_does(kind, has_minimums, tmp_path):
-    source, tokens = write(tmp_path / "small.gguf", kind), [5, 1, 7]
+    source, tokens = write(tmp_path / "small.gguf", kind), [5, 1]
     ops, plain = CudaOps("float32", simulated=True), NumpyOps()
     expected = logits_of(plain, load(source, plain, stored=False), tokens)
     np.testing.assert_allclose(logits_of(ops, load(source, ops), tokens), expected, atol=1e-4 * np.abs(expected).max())
