@@ -20,9 +20,9 @@ def traced(launcher, *arguments, **options):
     return counts
 
 
-def prompt(head_dim):
-    """The arguments of attention over a prompt of 33 tokens, two heads on one KV head."""
-    arrays = make_arrays(AttentionCase((33,), (33,), 2, 1, head_dim, dtype=BFLOAT16))
+def last_rows(head_dim):
+    """The arguments of attention of the last 3 tokens of 33, with one head."""
+    arrays = make_arrays(AttentionCase((3,), (33,), 1, 1, head_dim, dtype=BFLOAT16))
     caches = (arrays.key_cache, arrays.value_cache, arrays.out)
     return arrays.query, *caches, arrays.query_start, arrays.context_lens, arrays.block_tables, arrays.scale
 
@@ -43,11 +43,11 @@ def test_neighbouring_threads_read_the_tiled_product_s_tiles_without_conflicts()
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 def test_ldmatrix_reads_the_padded_rows_of_flash_attention_2_without_conflicts(head_dim):
-    counts = traced(flash_attention_2.attention, *prompt(head_dim))
+    counts = traced(flash_attention_2.attention, *last_rows(head_dim))
     fragments = [line for line in counts.shared if line.kind == "read" and line.bytes == 512 * line.requests]
     assert len(fragments) >= 3 and sum(line.conflicts for line in fragments) == 0
 
 
 def test_flash_attention_1_keeps_32_keys_in_32_banks():
-    counts = traced(flash_attention_1.attention, *prompt(64))
+    counts = traced(flash_attention_1.attention, *last_rows(64))
     assert counts.shared and counts.bank_conflicts == 0

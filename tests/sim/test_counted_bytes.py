@@ -62,15 +62,12 @@ def different_bytes(traces):
     return sum(array.total.unique_bytes for counts in counted for name, array in counts.arrays.items() if name in WEIGHTS + CACHES)
 
 
+# A batch reads its weights once and each sequence its own keys.
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
-def test_a_prompt_and_a_decode_step_move_what_costs_says(family):
-    config, prompt_traces, step_traces = traced_forwards(family, [[5, 1, 7]])
-    assert different_bytes(prompt_traces) == prefill(config, 3).bytes
-    assert different_bytes(step_traces) == decode_step(config, context=4).bytes
-
-
-@pytest.mark.usefixtures("small_tiles")
-def test_a_batch_reads_its_weights_once_and_each_sequence_its_own_keys():
-    config, _, step_traces = traced_forwards("llama", [[5, 1], [7, 2]])
-    assert different_bytes(step_traces) == decode_step(config, batch=2, context=3).bytes
+@pytest.mark.covering("family", "batch")
+@pytest.mark.parametrize("family, batch", [("llama", 2), ("llama", 1), ("qwen3", 1), ("gpt2", 1)])
+def test_a_prompt_and_a_decode_step_move_what_costs_says(family, batch):
+    prompts = [[5, 1, 7]] if batch == 1 else [[5, 1], [7, 2]]
+    config, prompt_traces, step_traces = traced_forwards(family, prompts)
+    assert batch > 1 or different_bytes(prompt_traces) == prefill(config, 3).bytes
+    assert different_bytes(step_traces) == decode_step(config, batch=batch, context=len(prompts[0]) + 1).bytes

@@ -13,7 +13,8 @@ TYPES = dict(
     a=np.int8, b=np.int16, c=np.int32, d=np.int64, e=np.uint8, f=np.uint16, g=np.uint32, h=np.uint64, x=np.float32, y=np.float64, p=np.bool_
 )
 INTEGERS, FLOATS = "abcdefgh", "xy"
-EXPRESSIONS, FUNCTIONS, VALUES = 8, 4, 4  # expressions per function, functions per seed, argument values per function
+EXPRESSIONS, VALUES = 8, 4  # per function
+FUNCTIONS, ALL_FUNCTIONS = 2, 4  # per seed; the second with --exhaustive
 
 
 def integer(choose, depth):
@@ -66,17 +67,18 @@ def arguments(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_expressions_agree_with_numba(seed, tmp_path):
+def test_random_expressions_agree_with_numba(seed, tmp_path, request):
+    functions = ALL_FUNCTIONS if request.config.option.exhaustive else FUNCTIONS
     choose, parameters = random.Random(seed), ", ".join(TYPES)
     source = "from numba import float32, int64\nK = 0.3\n"
-    for function in range(FUNCTIONS):
+    for function in range(functions):
         source += f"\n\ndef function{function}({parameters}, integers, floats):\n"
         for row in range(EXPRESSIONS):
             depth = choose.randint(1, 3)
             source += f"    integers[{row}] = {integer(choose, depth)}\n    floats[{row}] = {number(choose, depth)}\n"
             source += f"    floats[{EXPRESSIONS + row}] = {integer(choose, depth)} * 1.0\n"
     module = module_of(source, tmp_path)
-    for name in (f"function{number}" for number in range(FUNCTIONS)):
+    for name in (f"function{number}" for number in range(functions)):
         function = getattr(module, name)
         compiled = numba.njit(function, error_model="numpy")
         for given in map(arguments, range(VALUES)):

@@ -58,7 +58,7 @@ TILE_SHAPE_CASES = [
 HOPPER_CASES = [
     (AttentionCase((1,), (1,), heads=2, head_dim=16, dtype=BFLOAT16, block_size=8), TileShape(16, 1, 16)),
     (AttentionCase((4, 0, 3), (2, 5, 0), heads=2, kv_heads=2, head_dim=8, dtype=FLOAT16, block_size=8), TileShape(8, 1, 16)),
-    (AttentionCase((130, 3), (150, 40), heads=2, kv_heads=1, dtype=BFLOAT16, block_size=8), TileShape(64, 2, 32)),  # two pages a thread
+    (AttentionCase((130, 3), (150, 40), heads=1, kv_heads=1, dtype=BFLOAT16, block_size=8), TileShape(64, 2, 32)),  # two pages a thread
     (AttentionCase((65,), (67,), heads=2, kv_heads=1, head_dim=40, dtype=FLOAT16, block_size=256), TileShape(40, 1, 32)),  # one block
     (AttentionCase((129,), (161,), heads=1, kv_heads=1, head_dim=80, dtype=BFLOAT16, block_size=64), TileShape(80, 3, 32)),
     (AttentionCase((70,), (131,), heads=2, kv_heads=1, head_dim=96, dtype=FLOAT16, sliding_window=37), TileShape(96, 1, 32)),

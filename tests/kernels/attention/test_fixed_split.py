@@ -32,20 +32,21 @@ def rows(spans, dtype, sliding_window=0, heads=4, kv_heads=2, head_dim=16, **opt
     return np.split(out, starts[1:-1])
 
 
-@pytest.mark.parametrize("dtype, sliding_window", [(BFLOAT16, 0), (FLOAT16, 50)])
-def test_a_row_is_the_same_in_any_company(dtype, sliding_window):
-    [chunk] = rows([(CONTEXT - 17, 17)], dtype, sliding_window)
-    alone, verified, prompt, last = rows([(CONTEXT - 9, 1), (CONTEXT - 11, 5), (60, 7), (CONTEXT - 1, 1)], dtype, sliding_window)
+@pytest.mark.parametrize("dtype, sliding_window, heads, kv_heads", [(BFLOAT16, 0, 4, 2), (FLOAT16, 50, 2, 1)])
+def test_a_row_is_the_same_in_any_company(dtype, sliding_window, heads, kv_heads):
+    given = dtype, sliding_window, heads, kv_heads
+    [chunk] = rows([(CONTEXT - 17, 17)], *given)
+    alone, verified, prompt, last = rows([(CONTEXT - 9, 1), (CONTEXT - 11, 5), (60, 7), (CONTEXT - 1, 1)], *given)
     np.testing.assert_array_equal(alone, chunk[8:9])
     np.testing.assert_array_equal(verified, chunk[6:11])
     np.testing.assert_array_equal(last, chunk[16:])
-    [first] = rows([(65, 1)], dtype, sliding_window)
+    [first] = rows([(65, 1)], *given)
     np.testing.assert_array_equal(prompt[5:6], first)
 
 
 def test_neither_parts_nor_warps_change_a_bit():
     spans = [(SPLIT_KEYS - 3, 9), (SPLIT_KEYS, 1), (0, 3)]
-    found = [rows(spans, BFLOAT16, parts=parts, warps=warps) for parts, warps in ((1, 1), (2, 1), (1, 4), (2, 2))]
+    found = [rows(spans, BFLOAT16, heads=2, kv_heads=1, parts=parts, warps=warps) for parts, warps in ((1, 1), (2, 1), (1, 4), (2, 2))]
     for other in found[1:]:
         for mine, its in zip(found[0], other, strict=True):
             np.testing.assert_array_equal(mine, its)
@@ -103,7 +104,7 @@ def test_large_batches_and_large_heads_take_no_memory_for_states():
 
 
 def test_in_float32():
-    [chunk] = rows([(60, 6)], np.float32)
-    alone, verified = rows([(63, 1), (61, 3)], np.float32)
-    np.testing.assert_array_equal(alone, chunk[3:4])
-    np.testing.assert_array_equal(verified, chunk[1:4])
+    [chunk] = rows([(61, 4)], np.float32, heads=2, kv_heads=1)
+    alone, verified = rows([(63, 1), (61, 3)], np.float32, heads=2, kv_heads=1)
+    np.testing.assert_array_equal(alone, chunk[2:3])
+    np.testing.assert_array_equal(verified, chunk[:3])

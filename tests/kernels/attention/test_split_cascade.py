@@ -17,10 +17,8 @@ CASES = [  # with the length of the prefix, of which whole blocks are shared
     (AttentionCase((1,) * 3, (33, 70, 34), heads=8, kv_heads=2, head_dim=16, dtype=BFLOAT16), 32),
     (AttentionCase((1,) * 2, (81, 66), heads=2, kv_heads=2, head_dim=40, dtype=FLOAT16, block_size=5), 65),
     (AttentionCase((1, 1, 0, 1), (50, 49, 60, 0), heads=6, kv_heads=2, head_dim=64, dtype=BFLOAT16), 48),
-    (
-        AttentionCase((1,) * 5, (600, 530, 513, 520, 519), heads=14, kv_heads=1, head_dim=8, dtype=BFLOAT16, block_size=8),
-        512,
-    ),  # shares, tiles
+    # Two shares of the prefix and two tiles of rows, which are blocks of their own.
+    (AttentionCase((1,) * 5, (540, 530, 513, 520, 519), heads=14, kv_heads=1, head_dim=8, dtype=BFLOAT16, block_size=8), 512),
 ]
 
 
@@ -50,7 +48,7 @@ def run_cascade(device, case, prefix_len, **options):
     check_output(case, arrays, np.asarray(device.host(guarded_out)))
 
 
-@pytest.mark.parametrize(("case", "prefix_len"), CASES, ids=str)
+@pytest.mark.parametrize(("case", "prefix_len"), [*CASES[:3], pytest.param(*CASES[3], marks=pytest.mark.results_only)], ids=str)
 def test_a_shared_prefix(device, case, prefix_len):
     run_cascade(device, case, prefix_len, **OPTIONS)
 

@@ -78,10 +78,10 @@ def test_kernel_and_oracle_agree(case, device):
 
 # 96 rows: two tiles of 64, of which the second sees nodes of the first. It begins with a node of depth 2, whose window of 22 keys begins at
 # key 64; the next nodes of depth 1 see key 63 too, which is of another tile of keys.
-TALL_CASES = [((83,), TokenTree.lookahead(20, 4, 12), 0, (96,), 16, BFLOAT16, window) for window in (0, 22)]
+TALL_CASES = [((83,), TokenTree.lookahead(20, 4, 12), 0, (96,), 16, BFLOAT16, window) for window in (22, 0)]
 
 
-@pytest.mark.parametrize("case", TALL_CASES, ids=str)
+@pytest.mark.parametrize("case", [TALL_CASES[0], pytest.param(TALL_CASES[1], marks=pytest.mark.results_only)], ids=str)
 def test_a_tree_of_more_rows_than_a_tile(case, device):
     run_tree(device, case)
 

@@ -30,6 +30,8 @@ SAME_BITS = [
 LENGTHS = [128, 896, 1536, 2048, 2176, 3584, 4096, 5120, 8192, 8960, 11008, 14336, 18944, 28672]
 
 
+@pytest.mark.covering("case.tiling", "case.name + case.gated", "case.name + case.dtype", "case.name + case.magnitude",
+                      "case.bias + case.out_dtype")  # fmt: skip
 @pytest.mark.detected("case.tiling.cluster + case.tiling.splits", "case.tiling.tokens + case.gated", "case.name")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_products_are_those_in_float64(case, device):

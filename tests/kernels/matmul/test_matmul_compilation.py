@@ -73,19 +73,20 @@ def longest_run(found, product):
     return max(runs, key=lambda run: sum(opcode.startswith(product) for opcode in run))
 
 
+@pytest.mark.covering("form")
 @pytest.mark.parametrize(
-    "name, product, codes, most",  # codes: bytes of them that the run multiplies
+    "form, shape, product, codes, most",  # codes: bytes of them that the run multiplies
     [
-        ("int4_gemv/1/128", "FFMA", 512, 250),
-        ("int4_wgmma/8/128", "HGMMA", 1024, 115),
-        ("batched_gemv/int4/128/8x6144x4096", "HMMA", 4096, 46),
-        ("batched_gemv/int4/128/16x6144x4096", "HMMA", 4096, 57),
-        ("batched_gemv/int4/32_minimums/8x6144x4096", "HMMA", 4096, 70),
-        ("batched_gemv/nf4/nested/8x6144x4096", "HMMA", 4096, 58),
-        ("batched_gemv/nf4/nested/16x6144x4096", "HMMA", 4096, 71),
+        ("int4_gemv", "1/128", "FFMA", 512, 250),
+        ("int4_wgmma", "8/128", "HGMMA", 1024, 115),
+        ("batched_gemv/int4/128", "8x6144x4096", "HMMA", 4096, 46),
+        ("batched_gemv/int4/128", "16x6144x4096", "HMMA", 4096, 57),
+        ("batched_gemv/int4/32_minimums", "8x6144x4096", "HMMA", 4096, 70),
+        ("batched_gemv/nf4/nested", "8x6144x4096", "HMMA", 4096, 58),
+        ("batched_gemv/nf4/nested", "16x6144x4096", "HMMA", 4096, 71),
     ],
 )
-def test_instructions_per_16_byte_load_of_codes(name, product, codes, most):
+def test_instructions_per_16_byte_load_of_codes(form, shape, product, codes, most):
     """Of a warp, per 512 bytes of codes; one row of x has time for about 110 at the speed of HBM."""
-    run = longest_run(opcodes(all_specimens()[f"matmul/{name}/bfloat16"].compile(HOPPER).sass()), product)
+    run = longest_run(opcodes(all_specimens()[f"matmul/{form}/{shape}/bfloat16"].compile(HOPPER).sass()), product)
     assert 0.9 * most <= len(run) / (codes / 512) <= most

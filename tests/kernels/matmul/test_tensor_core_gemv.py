@@ -30,6 +30,8 @@ SAME_BITS = [
 
 
 @pytest.mark.detected("case.tiling.splits + case.tiling.unroll", "case.name", "case.gated + case.residual")
+@pytest.mark.covering("case.tiling", "case.name + case.gated", "case.name + case.dtype", "case.name + case.magnitude",
+                      "case.norm + case.bias + case.residual + case.out_dtype")  # fmt: skip
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_products_are_those_in_float64(case, device):
     check_gemv(case, device)

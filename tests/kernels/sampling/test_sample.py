@@ -25,6 +25,7 @@ DRAWS, ALL_DRAWS = 5_000, 20_000  # the second with --exhaustive
 OTHER_VALUES = [pytest.param(kind, 111, marks=pytest.mark.results_only) for kind in LOGITS if kind != "normal"]
 
 
+@pytest.mark.detected("vocab", "restricted")
 @pytest.mark.covering("kind", "vocab", "restricted + vocab")
 @pytest.mark.parametrize("restricted", [False, True])
 @pytest.mark.parametrize(("kind", "vocab"), [("normal", 111), ("normal", 1), ("normal", 1003), ("peaked", 4100)] + OTHER_VALUES)
@@ -95,6 +96,10 @@ def test_a_sequence_draws_the_same_in_any_row_and_beside_any_other(order, rows):
     np.testing.assert_array_equal(sample_reference(logits[slots], sampling, slots), expected_tokens(logits, sampling)[slots])
 
 
+DRAWN = [rule for rule in RULES if rule.get("temperature") != 0.0 and rule.get("top_k") != 1]
+DRAWN = [(" and ".join(name for name in rule if name not in ("temperature", "seed")), rule) for rule in DRAWN]
+
+
 def draws(logits, rule, count):
     """`count` tokens of one row under one rule, at the steps 0, 1, 2, ..."""
     sampling = tensors([rule] * count, len(logits), step=0)
@@ -102,8 +107,9 @@ def draws(logits, rule, count):
     return expected_tokens(np.broadcast_to(logits, (count, len(logits))), sampling)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.get("temperature") != 0.0 and rule.get("top_k") != 1], ids=str)
-def test_frequencies_are_those_of_the_renormalised_distribution(rule, request):
+@pytest.mark.covering("restrictions")
+@pytest.mark.parametrize(("restrictions", "rule"), DRAWN, ids=str)
+def test_frequencies_are_those_of_the_renormalised_distribution(restrictions, rule, request):
     count = ALL_DRAWS if request.config.option.exhaustive else DRAWS
     logits = logits_of("normal", 1, 111, seed=3)[0] / 2
     kept, _ = kept_oracle(logits, parameters(**rule))

@@ -45,6 +45,7 @@ def test_reference_keeps_what_sorting_keeps_whatever_the_logits(values, top_k, t
 
 RESTRICTED = range(3, len(RULES))  # the rules that give a row a threshold
 THRESHOLD_CASES = [(kind, 111, rule) for kind in LOGITS for rule in (4, 8)] + [("normal", 1, 4), ("normal", 1, 8)]
+THRESHOLD_CASES += [(kind, 111, rule) for kind, rule in zip(list(LOGITS)[2:], RESTRICTED) if rule not in (4, 8)]
 THRESHOLD_CASES += [("normal", 2047, rule) for rule in RESTRICTED] + [("ties", 16387, 4), ("ties", 16387, 8)]
 
 
