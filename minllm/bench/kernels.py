@@ -55,7 +55,7 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
             print(as_line(rows[-1]), file=out, flush=True)
             if json_file is not None and str(json_file) != "-":  # after every row, so that an interrupt loses no measurement
                 write_json(json_file, record_of(device.name, ceilings, rows))
-        except Exception as error:  # of any kind: the other rows are still useful
+        except Exception as error:  # whatever it is: the other rows are still useful
             failed += 1
             print(f"minllm: {case.benchmark}, {case.case}, {case.variant}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         gc.collect()  # frees the case's arrays and graphs, gigabytes

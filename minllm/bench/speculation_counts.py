@@ -24,7 +24,7 @@ from minllm.bench.speculation import STRIDE
 from minllm.engine.llm import LLM
 from minllm.engine.requests.sampling_params import SamplingParams
 
-CHARACTERS = 8  # of text to encode per token needed; a token has three or four
+CHARACTERS = 8  # characters to encode per token needed: a token has three or four
 MOST_DRAFTS = 8  # longest chain of drafts
 TREES = ((2,), (4,), (2, 2), (2, 1, 1), (3, 2, 1), (2, 2, 2), (4, 2, 2, 1))  # children of each node, level by level
 LOOKAHEADS = ((4, 3, 4), (8, 4, 8), (15, 5, 15))  # W, N, G

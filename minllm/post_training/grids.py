@@ -19,7 +19,7 @@ from minllm.weights.fp8 import E4M3, LARGEST
 from minllm.weights.fp8_block import to_codes
 from minllm.weights.nf4 import NF4_CODES, nearest
 
-SHARES = np.linspace(1, 0.6, 17)  # of the largest magnitude that the scale covers
+SHARES = np.linspace(1, 0.6, 17)  # shares of the largest magnitude that a scale covers
 
 
 class IntegerGrid(NamedTuple):

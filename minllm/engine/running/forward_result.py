@@ -13,7 +13,7 @@ class ForwardResult(NamedTuple):
 
     sampled: list[Sequence]
     token_ids: list[int]  # one per sampled sequence, or verified.counts of them
-    logprobs: LogProbabilities | None  # of token_ids; None if no sequence needs them
+    logprobs: LogProbabilities | None  # log-probabilities of token_ids; None if no sequence needs them
     prompt_logprobs: list[tuple[Span, LogProbabilities]]  # row i: the prompt token after the span's i-th token
     verified: Verified | None = None  # None if the engine does not speculate
 

@@ -11,7 +11,7 @@ from numba import cuda, int32
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.runtime.kernel import check
 
-ALL, CODES, RECENT = "all", "codes", "recent"  # which of a row's keys a kernel reads
+ALL, CODES, RECENT = "all", "codes", "recent"  # the keys of a row that a kernel reads
 
 
 def check_window(residual_window, kv_format=None):

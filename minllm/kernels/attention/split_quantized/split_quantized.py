@@ -90,7 +90,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         query,  # [tokens, heads, head_dim]
         key_codes,  # [num_blocks, kv_heads, block_size, head_dim * bits / 8]
         value_codes,  # the same
-        key_scales,  # as value_scales; for keys by channel [num_blocks, kv_heads, block_size / token_group, head_dim, 2]
+        key_scales,  # like value_scales; if keys are quantised by channel [num_blocks, kv_heads, block_size / token_group, head_dim, 2]
         value_scales,  # [num_blocks, kv_heads, block_size, groups, 2]: scale and zero; for 8-bit floats [kv_heads]
         out,  # [tokens, heads, head_dim]
         lse,  # [tokens, heads]: the log-sum-exp of every row, to base 2; or None

@@ -6,7 +6,8 @@ from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.matmul.arguments import FLOAT32, MOST_ROWS_OF_GEMV
 from minllm.runtime.kernel import check
 
-CODE_DTYPES = np.dtype(np.uint8), np.dtype(np.int8)
+UINT8 = np.dtype(np.uint8)
+CODE_DTYPES = UINT8, np.dtype(np.int8)
 MOST_CODE_BYTES = 1 << 32  # limit of 32-bit offsets of codes
 WARPS = 4  # warps per block, one per output feature
 

@@ -19,7 +19,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array, rows_begin_on
-from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
+from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling, choose_tiling
 from minllm.runtime.device import current_device
@@ -33,7 +33,7 @@ from minllm.tiles.wgmma import make_wgmma
 BLOCK, COLUMNS, DTYPE = 128, 64, "float8_e4m3fn"  # outputs that share a scale; columns of a tile that always lie in one block
 TILINGS = (WgmmaTiling(2, 192, 4, 2, 3), WgmmaTiling(2, 192, 4, 1, 3), WgmmaTiling(2, 128, 6, 1, 1), WgmmaTiling(1, 128, 6, 1, 1))
 GATED_TILINGS = (WgmmaTiling(2, 128, 6, 2, 1), WgmmaTiling(2, 128, 6, 1, 1), WgmmaTiling(1, 128, 6, 1, 1))
-PAIR, FLOAT32 = np.dtype(np.uint16), np.dtype(np.float32)
+PAIR = np.dtype(np.uint16)
 
 
 def make_scales(tiling: WgmmaTiling, gated: bool):

@@ -19,6 +19,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.arguments import WARPS, check_rows
+from minllm.kernels.matmul.quantized.int4_codes import MIDDLE
 from minllm.kernels.matmul.quantized.sums import make_store_column
 from minllm.kernels.vector import load_words, vector_access
 from minllm.ptx import unpack_bf16x2
@@ -26,7 +27,6 @@ from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
 EACH, WORD = 32, 8  # codes per load of 16 bytes, and per 32-bit word
-MIDDLE = 8  # zero point of symmetric groups, which store none
 
 
 @cuda.jit(device=True)

@@ -25,7 +25,8 @@ from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma, mainloop_of
 from minllm.kernels.matmul.flat.output import make_keep_sums, make_write, stored_together
 from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES, FlatWgmmaTiling, deepest
-from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, check_out
+from minllm.kernels.matmul.quantized.arguments import UINT8, check_out
+from minllm.kernels.matmul.quantized.int4_codes import MIDDLE
 from minllm.kernels.vector import load_words
 from minllm.runtime.kernel import check, kernel
 from minllm.tiles.pipeline import Pipeline, make_pipeline
@@ -37,7 +38,6 @@ MOST_ROWS = 64
 X_PANELS, STEP = 4, 256  # lines of x per line of codes; inputs per step
 MOST_INPUTS = 128  # most inputs with weights in registers at a time
 MAGIC = {"bfloat16": (0x4300, 128.0, 0x3F803F80), "float16": (0x6400, 1024.0, 0x3C003C00)}  # bits above a nibble; their value; two ones
-MIDDLE = 8  # zero point of symmetric groups
 
 
 def make_dequantize(inputs: int, dtype: str):
@@ -213,7 +213,7 @@ def check_product(x, weight, out, bias, gated: bool, most_rows: int) -> None:
         "float16 or bfloat16, groups of 32, 64 or multiples of 128 without minimums, and rows of whole 16 bytes: take the GEMV, or widen "
         "the weight",
     )
-    check_array("codes", weight.codes, CODE_DTYPES, N=None, bytes=k // 2)
+    check_array("codes", weight.codes, (UINT8,), N=None, bytes=k // 2)
     check(has_wgmma(x), "this product of int4 needs a GPU of compute capability 9.0: take gemv, or widen the weight")
     check_out(x, out, bias, n, gated)
 

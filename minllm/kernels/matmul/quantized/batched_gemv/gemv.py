@@ -15,6 +15,7 @@ There each block holds all of x in shared memory; here the blocks of a cluster d
 Source: Frantar et al. 2024, "MARLIN"; PTX ISA, "mma", "barrier.cluster".
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ import numpy as np
 
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
-from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, MOST_CODE_BYTES, check_out
+from minllm.kernels.matmul.quantized.arguments import MOST_CODE_BYTES, UINT8, check_out
 from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.int4 import make_int4_decoder
 from minllm.kernels.matmul.quantized.batched_gemv.kernel import batched_gemv_kernel, dynamic_bytes
@@ -85,9 +86,10 @@ def check_fits(found: Format, x, weight) -> None:
         f"rows of float16 or bfloat16 of a multiple of {INPUTS} inputs, rows that begin on multiples of 16 bytes{groups}, and compute "
         "capability 9.0: take gemv, or widen the weight",
     )
-    check_array("codes", weight.codes, CODE_DTYPES, N=None, bytes=x.shape[1] // 2)
+    check_array("codes", weight.codes, (UINT8,), N=None, bytes=x.shape[1] // 2)
 
 
+@functools.cache  # each launch calls it three times: to choose the kernel, to check the arrays, and to run it
 def choose_tiling(m: int, n: int, k: int) -> BatchedGemvTiling:
     """Return the fastest of some ten tilings for the weights of an 8B model on an H200, or one within 5 % of it.
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.flat.output import stored_together
@@ -57,7 +55,6 @@ def check_arrays(x, weight, out, bias, gated: bool) -> None:
         f"x is {x.dtype} {[m, k]} and the weight has codes {weight.codes.dtype} {list(weight.codes.shape)}; mixed-input GEMM takes float16 "
         "or bfloat16, groups of 32 or multiples of 64, and rows of whole 16 bytes: take the GEMV, or widen the weight",
     )
-    check_array("codes", weight.codes, CODE_DTYPES, N=None, bytes=k if weight.codes.dtype == np.int8 else k // 2)
     check(has_wgmma(x), "mixed-input GEMM needs a GPU of compute capability 9.0: take the GEMV, or widen the weight")
     check_out(x, out, bias, n, gated)
 
@@ -70,6 +67,7 @@ def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInput
         return
     decoder, steps = make_decoder(x, weight), ceil_div(k, STEP)
     code_bytes = decoder.code_bytes
+    check_array("codes", weight.codes, CODE_DTYPES, N=n, bytes=k * code_bytes // STEP)
     tiling = tiling or choose_tiling(m, out.shape[1], k, gated, code_bytes, decoder.table_bytes)
     tiling.check(decoder.table_bytes)
     check(tiling.code_bytes == code_bytes, f"{tiling}: code_bytes are {tiling.code_bytes}; this weight has {code_bytes}")

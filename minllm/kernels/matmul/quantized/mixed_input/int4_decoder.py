@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.matmul.quantized.int4_wgmma import MAGIC, MIDDLE
+from minllm.kernels.matmul.quantized.int4_codes import MIDDLE
+from minllm.kernels.matmul.quantized.int4_wgmma import MAGIC
 from minllm.kernels.matmul.quantized.mixed_input.decoder import (
     BOTH_ROWS,
     FMA,
