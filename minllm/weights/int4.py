@@ -28,12 +28,22 @@ LARGEST_CODE, MIDDLE = 15, 8
 
 
 class Int4Weight(NamedTuple):
-    """An int4 matrix [outputs, inputs], two codes per byte."""
+    """An int4 matrix [outputs, inputs], two codes per byte.
+
+    A kernel computes neighbouring outputs at once, so the scales of a group's outputs are neighbours in memory.
+    """
 
     codes: Any  # uint8 [outputs, inputs / 2]
-    scales: Any  # float [outputs, groups]; float16 if quantised while loading
-    zeros: Any = None  # uint8 [outputs, groups]; None: all are MIDDLE
-    minimums: Any = None  # float [outputs, groups], used in place of zeros; or None
+    scales: Any  # float [groups, outputs]; float16 if quantised while loading
+    zeros: Any = None  # uint8 [groups, outputs]; None: all are MIDDLE
+    minimums: Any = None  # float [groups, outputs], used in place of zeros; or None
+
+    @classmethod
+    def of_rows(
+        cls, codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None = None, minimums: np.ndarray | None = None
+    ) -> "Int4Weight":
+        """The weight with these scales, zeros and minimums [outputs, groups], which are transposed."""
+        return cls(codes, *(None if one is None else np.ascontiguousarray(one.T) for one in (scales, zeros, minimums)))
 
 
 @dataclass(frozen=True)
@@ -48,7 +58,7 @@ class Int4Format(WeightFormat):
 
     def encode(self, matrix: np.ndarray) -> Int4Weight:
         """Quantise a matrix [outputs, inputs]."""
-        return Int4Weight(*in_pieces(matrix, self._quantize_rows))
+        return Int4Weight.of_rows(*in_pieces(matrix, self._quantize_rows))
 
     def _quantize_rows(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         from minllm.kernels.quantization.reference import pack_nibbles  # imported here so that a plan loads no kernels
@@ -72,16 +82,16 @@ class Int4Format(WeightFormat):
         """(code - zero) * scale, or code * scale + minimum; float32 [outputs, inputs]."""
         from minllm.kernels.quantization.reference import unpack_nibbles
 
-        codes = unpack_nibbles(weight.codes).astype(np.float32).reshape(*weight.scales.shape, -1)
-        scales = weight.scales.astype(np.float32)[..., None]
+        codes = unpack_nibbles(weight.codes).astype(np.float32).reshape(*weight.scales.T.shape, -1)
+        scales = weight.scales.T.astype(np.float32)[..., None]
         if weight.minimums is not None:
-            return (codes * scales + weight.minimums.astype(np.float32)[..., None]).reshape(len(codes), -1)
-        zeros = MIDDLE if weight.zeros is None else weight.zeros.astype(np.float32)[..., None]
+            return (codes * scales + weight.minimums.T.astype(np.float32)[..., None]).reshape(len(codes), -1)
+        zeros = MIDDLE if weight.zeros is None else weight.zeros.T.astype(np.float32)[..., None]
         return ((codes - zeros) * scales).reshape(len(codes), -1)
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Int4Weight:
         """A weight of this shape with unspecified contents."""
-        groups = (outputs, inputs // (self.group_size or inputs))
+        groups = (inputs // (self.group_size or inputs), outputs)
         zeros = ops.empty(groups, np.uint8) if self.has_zeros else None
         minimums = ops.empty(groups, self.scale_dtype) if self.has_minimums else None
         return Int4Weight(ops.empty((outputs, inputs // 2), np.uint8), ops.empty(groups, self.scale_dtype), zeros, minimums)

@@ -20,7 +20,7 @@ class Int8GroupWeight(NamedTuple):
     """An int8 matrix [outputs, inputs] with a scale per group."""
 
     codes: Any  # int8 [outputs, inputs]
-    scales: Any  # float [outputs, groups]
+    scales: Any  # float [groups, outputs]; why in this order: int4.py
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Int8GroupFormat(WeightFormat):
 
     def dequantize(self, weight: Int8GroupWeight) -> np.ndarray:
         """code * scale, float32 [outputs, inputs]."""
-        groups = weight.codes.astype(np.float32).reshape(*weight.scales.shape, -1)
-        return (groups * weight.scales.astype(np.float32)[..., None]).reshape(weight.codes.shape)
+        groups = weight.codes.astype(np.float32).reshape(*weight.scales.T.shape, -1)
+        return (groups * weight.scales.T.astype(np.float32)[..., None]).reshape(weight.codes.shape)
 
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Int8GroupWeight:
         """A weight of this shape with unspecified contents."""
         groups = inputs // (self.group_size or inputs)
-        return Int8GroupWeight(ops.empty((outputs, inputs), np.int8), ops.empty((outputs, groups), self.scale_dtype))
+        return Int8GroupWeight(ops.empty((outputs, inputs), np.int8), ops.empty((groups, outputs), self.scale_dtype))
 
     @property
     def kernels(self) -> LinearKernels:

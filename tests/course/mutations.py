@@ -69,9 +69,9 @@ MUTATIONS = [
         ("- zero)", ")", "one byte by hand", "was not subtracted"),
         ("group = k // group_size", "group = at // group_size", "a scale for each group", "a byte holds two inputs"),
         ("group = k // group_size", "group = k % scales.shape[1]", "a scale for each group", "not to k % groups"),
-        ("float32(scales[n, group])", "float32(scales[group, n])", "several words", ""),
-        ("zero_point(zeros, minimums, n, group)", "float32(8)", "zero points", "a zero point of its own"),
-        ("minimum_of(minimums, n, group)", "float32(0)", "minimums", "minimum was not added"),
+        ("float32(scales[group, n])", "float32(scales[n, group])", "several words", ""),
+        ("zero_point(zeros, minimums, group, n)", "float32(8)", "zero points", "a zero point of its own"),
+        ("minimum_of(minimums, group, n)", "float32(0)", "minimums", "minimum was not added"),
         ("x[m, k]", "x[0, k]", "several tokens and a bias", "from token 1 on"),
     ),
     *of(

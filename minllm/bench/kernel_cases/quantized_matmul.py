@@ -79,12 +79,20 @@ def repeated(found: WeightFormat, small: Any, n: int, k: int) -> Any:
     if found.is_plain:
         return np.resize(small, (n, k))
     shapes = found.without_contents(SimpleNamespace(empty=np.empty), n, k)
-    whole = type(small)(*(None if one is None else np.resize(one, like.shape) for one, like in zip(small, shapes, strict=True)))
+    whole = type(small)(*(None if one is None else repeated_to(like.shape, one) for one, like in zip(small, shapes, strict=True)))
     if found.name == "fp8_block":  # blocks holds the row of scales for each output
         return whole._replace(blocks=np.arange(n, dtype=np.int32) // FP8_BLOCK)
     if found.name == "nf4":
         return whole._replace(first_blocks=np.arange(n, dtype=np.int32) * np.int32(whole.absmax.shape[1]))
     return whole
+
+
+def repeated_to(shape: tuple[int, ...], array: np.ndarray) -> np.ndarray:
+    """An array of this shape that repeats a smaller one along each axis."""
+    for axis, extent in enumerate(shape):
+        if extent != array.shape[axis]:
+            array = np.take(array, np.arange(extent) % array.shape[axis], axis)
+    return array
 
 
 def multiplied_numbers(found: WeightFormat, x: np.ndarray) -> np.ndarray:

@@ -68,7 +68,7 @@ def misread(weight):
         ("the low nibble was read for both inputs: the high one is code >> 4.", matrix_of(weight, taken=(0, 0))),
         ("only the low nibbles were added: a byte holds two codes.", matrix_of(weight, taken=(0, None))),
         ("only the high nibbles were added: a byte holds two codes.", matrix_of(weight, taken=(None, 1))),
-        ("the group of an input is k // group_size, and its scale scales[n, group]: here all inputs took the first group's.",
+        ("the group of an input is k // group_size, and its scale scales[group, n]: here all inputs took the first group's.",
          matrix_of(weight, group_of=np.zeros(k, int))),
         ("groups lie side by side along the inputs: input k belongs to group k // group_size, and not to k % groups.",
          matrix_of(weight, group_of=low_inputs % groups)),
@@ -85,7 +85,7 @@ def misread(weight):
         found.append(("the group's minimum was not added.", matrix_of(weight._replace(minimums=0 * weight.minimums))))
     if weight.zeros is not None:
         found += [
-            ("the group has a zero point of its own, zero_point(zeros, minimums, n, group).", matrix_of(weight._replace(zeros=None))),
+            ("the group has a zero point of its own, zero_point(zeros, minimums, group, n).", matrix_of(weight._replace(zeros=None))),
             ("the zero point was not subtracted from the code.", matrix_of(weight._replace(zeros=0 * weight.zeros))),
         ]
     return found
@@ -140,8 +140,8 @@ EXERCISES = (
         engine_options="--quantization int4",
         task="A lane has byte number `at` of its row. Read codes[n, at] once, and find the input k of its low nibble by the table at the "
         "top of the file; the high nibble's is k + 2, in the same group. Add x[m, k] * w to total for each, with "
-        "w = (code - zero) * scale + minimum. The group has scales[n, group], zero_point(zeros, minimums, n, group) and "
-        "minimum_of(minimums, n, group).",
+        "w = (code - zero) * scale + minimum. The group has scales[group, n], zero_point(zeros, minimums, group, n) and "
+        "minimum_of(minimums, group, n).",
         hints=(
             "The word is at >> 2 and the byte of the word at & 3. A word begins at input 8 * word.",
             "The low nibbles hold the inputs 0, 4, 1, 5 of the word: 4 for an odd byte, and 1 for the upper two.",

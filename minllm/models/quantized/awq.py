@@ -38,16 +38,16 @@ class AwqFormat(StoredFormat, Int4Format):
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
         """The shard of the stacked modules' weight, as host arrays."""
-        return stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections])
+        return Int4Weight.of_rows(*stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections]))
 
-    def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> Int4Weight:
+    def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> tuple[np.ndarray, ...]:
         def rows(words, block):
             return projection.cut(unpack_words(tensors.codes(words, np.int32), 1, order=ORDER).T, shard, block=block)
 
         groups = (1, self.group_size)
         codes, zeros = rows("qweight", (1, 1)), rows("qzeros", groups)
         scales = projection.cut(tensors.scales("scales").T, shard, block=groups)
-        return Int4Weight(pack_nibbles(np.ascontiguousarray(codes)), np.ascontiguousarray(scales), np.ascontiguousarray(zeros))
+        return pack_nibbles(np.ascontiguousarray(codes)), scales, zeros
 
 
 def read_awq(fields: Fields) -> AwqFormat:

@@ -51,9 +51,9 @@ class PackedInt4(StoredFormat, Int4Format):
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
         """The shard of the stacked modules' weight, as host arrays."""
-        return stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections])
+        return Int4Weight.of_rows(*stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections]))
 
-    def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> Int4Weight:
+    def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> tuple[np.ndarray | None, ...]:
         shape = tuple(tensors.codes("weight_shape", np.int64, np.int32).tolist())
         if shape != (projection.outputs, projection.inputs):
             raise CheckpointError(
@@ -65,8 +65,8 @@ class PackedInt4(StoredFormat, Int4Format):
         scales = projection.cut(tensors.scales("weight_scale"), shard, block=groups)
         if self.has_zeros:
             zeros = unpack_words(tensors.codes("weight_zero_point", np.int32), 0)[: projection.outputs]
-            zeros = np.ascontiguousarray(projection.cut(zeros, shard, block=groups))
-        return Int4Weight(pack_nibbles(np.ascontiguousarray(codes)), np.ascontiguousarray(scales), zeros)
+            zeros = projection.cut(zeros, shard, block=groups)
+        return pack_nibbles(np.ascontiguousarray(codes)), scales, zeros
 
 
 class ScaledRows(StoredFormat):
@@ -84,8 +84,8 @@ class ScaledRows(StoredFormat):
             tensors = ModuleTensors(checkpoint, one.name)
             scales = np.broadcast_to(tensors.scales("weight_scale").astype(np.float32).reshape(-1), (one.outputs,))
             scales = np.ascontiguousarray(one.cut(scales, shard, inputs_axis=None))
-            parts.append(self.make(np.ascontiguousarray(one.cut(self.codes(tensors), shard)), scales))
-        return stacked(parts)
+            parts.append((np.ascontiguousarray(one.cut(self.codes(tensors), shard)), scales))
+        return self.make(*stacked(parts))
 
 
 @dataclass(frozen=True)

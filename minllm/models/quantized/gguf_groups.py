@@ -12,7 +12,7 @@ from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.models.config import ModelConfig
 from minllm.models.gguf.checkpoint import GgufCheckpoint
 from minllm.models.quantized.modules import FormatOfModules, by_module
-from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, stacked
+from minllm.models.quantized.tensors import ModuleTensors, StoredFormat
 from minllm.weights.formats import SIXTEEN_BITS
 from minllm.weights.int4 import Int4Format, Int4Weight
 from minllm.weights.int8_groups import Int8GroupFormat, Int8GroupWeight
@@ -31,8 +31,8 @@ class BlocksOfRows(StoredFormat):
         for one in projections:
             blocks = one.cut(checkpoint.blocks(f"{one.name}.weight"), shard, block=(1, GROUP))  # [outputs, groups]
             ModuleTensors(checkpoint, one.name).check_finite("weight", *(blocks[name] for name in ("d", "m") if name in blocks.dtype.names))
-            parts.append(self.weight_of(blocks))
-        return stacked(parts)
+            parts.append(blocks)
+        return self.weight_of(np.concatenate(parts) if len(parts) > 1 else parts[0])
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class Q4(BlocksOfRows, Int4Format):
     def weight_of(self, blocks: np.ndarray) -> Int4Weight:
         """The weight of blocks [outputs, groups], with nibbles repacked in the order of the kernels."""
         codes = np.concatenate([blocks["nibbles"] & 15, blocks["nibbles"] >> 4], axis=-1).reshape(len(blocks), -1)
-        minimums = np.ascontiguousarray(blocks["m"]) if self.has_minimums else None
-        return Int4Weight(pack_nibbles(codes), np.ascontiguousarray(blocks["d"]), None, minimums)
+        return Int4Weight.of_rows(pack_nibbles(codes), blocks["d"], None, blocks["m"] if self.has_minimums else None)
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Q8(BlocksOfRows, Int8GroupFormat):
 
     def weight_of(self, blocks: np.ndarray) -> Int8GroupWeight:
         """The weight of blocks [outputs, groups]."""
-        return Int8GroupWeight(np.ascontiguousarray(blocks["q"]).reshape(len(blocks), -1), np.ascontiguousarray(blocks["d"]))
+        return Int8GroupWeight(np.ascontiguousarray(blocks["q"]).reshape(len(blocks), -1), np.ascontiguousarray(blocks["d"].T))
 
 
 FORMATS = {

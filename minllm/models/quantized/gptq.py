@@ -49,7 +49,7 @@ class GptqFormat(StoredFormat, Int4Format):
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
         """The shard of the stacked modules' weight, as host arrays."""
-        return stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections])
+        return Int4Weight.of_rows(*stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections]))
 
     def matrix(self, projection: Projection, checkpoint: Any) -> np.ndarray:
         """A module's dequantised matrix, float32 [outputs, inputs], with the groups that g_idx gives."""
@@ -60,12 +60,11 @@ class GptqFormat(StoredFormat, Int4Format):
             raise CheckpointError(f"{checkpoint.directory}: {projection.name}.g_idx names groups that scales do not have; copy it again.")
         return (codes.astype(np.float32) - zeros[:, groups]) * scales.astype(np.float32)[:, groups]
 
-    def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> Int4Weight:
+    def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> tuple[np.ndarray, ...]:
         codes, scales, zeros = self._parts(tensors)
         groups = (1, self.group_size or projection.inputs)
         codes = pack_nibbles(np.ascontiguousarray(projection.cut(codes, shard)))
-        scales, zeros = (np.ascontiguousarray(projection.cut(one, shard, block=groups)) for one in (scales, zeros))
-        return Int4Weight(codes, scales, zeros)
+        return codes, *(projection.cut(one, shard, block=groups) for one in (scales, zeros))
 
     def _parts(self, tensors: ModuleTensors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(codes [outputs, inputs], scales [outputs, groups], zeros [outputs, groups])."""

@@ -56,11 +56,11 @@ def tensors_of(projection: Projection, **shapes: tuple[int, ...]) -> dict[str, t
     return {f"{projection.name}.{suffix}": shape for suffix, shape in shapes.items()}
 
 
-def stacked(parts: list[Any]) -> Any:
-    """Stack NamedTuples of arrays of several modules along outputs; a field is None in all of them or in none."""
+def stacked(parts: list[tuple]) -> tuple:
+    """Stack tuples of arrays of several modules along their first axis, outputs; an item is None in all of them or in none."""
     if len(parts) == 1:
         return parts[0]
-    return type(parts[0])(*(None if one[0] is None else np.concatenate(one) for one in zip(*parts, strict=True)))
+    return tuple(None if one[0] is None else np.concatenate(one) for one in zip(*parts, strict=True))
 
 
 class StoredFormat:

@@ -192,8 +192,8 @@ LARGE_INT4_CASES = [
 
 MIXED_INPUT_CASES = [
     WeightOnlyCase("int4_g128", 20, 72, 256, BFLOAT16, MixedInputTiling(1, 16, 2)),  # two chunks of x
-    WeightOnlyCase("int4_zeros", 9, 136, 96, FLOAT16, MixedInputTiling(2, 16, 3)),  # half a step at the end
-    WeightOnlyCase("int4_g64", 3, 65, 320, BFLOAT16, MixedInputTiling(1, 8, 2, splits=2)),  # two and three steps
+    WeightOnlyCase("int4_zeros", 9, 144, 96, FLOAT16, MixedInputTiling(2, 16, 3)),  # half a step at the end
+    WeightOnlyCase("int4_g64", 3, 88, 320, BFLOAT16, MixedInputTiling(1, 8, 2, splits=2)),  # two and three steps
     WeightOnlyCase("int4_g128_zeros", 11, 72, 256, BFLOAT16, MixedInputTiling(2, 16, 2, splits=4), gated=True),
     WeightOnlyCase("int4", 7, 40, 64, FLOAT16, MixedInputTiling(1, 8, 2), gated=True),  # a single step
     WeightOnlyCase("int4, minimums", 5, 72, 96, BFLOAT16, MixedInputTiling(1, 8, 2)),
@@ -201,30 +201,30 @@ MIXED_INPUT_CASES = [
     WeightOnlyCase("nf4", 11, 72, 192, BFLOAT16, MixedInputTiling(1, 16, 2)),
     WeightOnlyCase("nf4, not nested", 6, 136, 320, FLOAT16, MixedInputTiling(2, 8, 2, splits=2)),
     WeightOnlyCase("nf4", 9, 40, 64, FLOAT16, MixedInputTiling(1, 16, 2), gated=True),
-    WeightOnlyCase("int8 in groups", 10, 72, 160, BFLOAT16, MixedInputTiling(1, 16, 2, code_bytes=64)),
-    WeightOnlyCase("int8 in groups", 3, 136, 96, FLOAT16, MixedInputTiling(2, 8, 2, splits=2, code_bytes=64), gated=True),
+    WeightOnlyCase("int8 in groups", 10, 72, 160, BFLOAT16, MixedInputTiling(1, 16, 2)),
+    WeightOnlyCase("int8 in groups", 3, 136, 96, FLOAT16, MixedInputTiling(2, 8, 2, splits=2), gated=True),
     WeightOnlyCase("int4_g128", 20, 72, 640, BFLOAT16, MixedInputTiling(2, 16, 4, k_groups=2)),  # ten steps, two chunks of x
-    WeightOnlyCase("int4_zeros", 9, 136, 608, FLOAT16, MixedInputTiling(2, 16, 6, k_groups=2)),  # five steps each, the last one half
-    WeightOnlyCase("int4_g64", 3, 65, 704, BFLOAT16, MixedInputTiling(2, 8, 4, splits=2, k_groups=2)),  # five and six steps
+    WeightOnlyCase("int4_zeros", 9, 144, 608, FLOAT16, MixedInputTiling(2, 16, 6, k_groups=2)),  # five steps each, the last one half
+    WeightOnlyCase("int4_g64", 3, 88, 704, BFLOAT16, MixedInputTiling(2, 8, 4, splits=2, k_groups=2)),  # five and six steps
     WeightOnlyCase("int4_g128_zeros", 11, 72, 384, FLOAT16, MixedInputTiling(2, 16, 4, splits=2, k_groups=2), gated=True),
     WeightOnlyCase("int4, minimums", 7, 40, 64, BFLOAT16, MixedInputTiling(2, 8, 4, k_groups=2), gated=True),  # one warpgroup has no step
     WeightOnlyCase("nf4", 11, 72, 320, BFLOAT16, MixedInputTiling(2, 16, 4, splits=3, k_groups=2)),  # one, two and two steps
     WeightOnlyCase("nf4, not nested", 6, 40, 576, FLOAT16, MixedInputTiling(2, 8, 4, k_groups=2), gated=True),
-    WeightOnlyCase("int8 in groups", 10, 136, 672, BFLOAT16, MixedInputTiling(2, 16, 4, code_bytes=64, k_groups=2)),
+    WeightOnlyCase("int8 in groups", 10, 136, 672, BFLOAT16, MixedInputTiling(2, 16, 4, k_groups=2)),
 ]
 LARGE_MIXED_INPUT_CASES = [
     WeightOnlyCase(name, m, n, k, dtype, None, gated)
     for name in ("int4_g128", "int4_zeros", "int4, minimums", "nf4", "nf4, not nested", "int8 in groups")
     for m, n, k, dtype, gated in (
-        (13, 4096, 14336, BFLOAT16, False), (65, 4096, 4096, BFLOAT16, False), (130, 1003, 2176, FLOAT16, False),
-        (256, 6144, 4096, BFLOAT16, False), (300, 3000, 2048, BFLOAT16, True), (1111, 2056, 1152, BFLOAT16, False),
+        (13, 4096, 14336, BFLOAT16, False), (65, 4096, 4096, BFLOAT16, False), (130, 1008, 2176, FLOAT16, False),
+        (256, 6144, 4096, BFLOAT16, False), (300, 3000, 2048, BFLOAT16, True), (1111, 2064, 1152, BFLOAT16, False),
     )
 ] + [
-    WeightOnlyCase(name, m, n, k, BFLOAT16, MixedInputTiling(2, 256, stages, splits, code_bytes, k_groups), gated)
-    for name, code_bytes, deep in (("int4_g128", 32, 6), ("nf4", 32, 4), ("int8 in groups", 64, 6))
+    WeightOnlyCase(name, m, n, k, BFLOAT16, MixedInputTiling(2, 256, stages, splits, k_groups), gated)
+    for name, deep in (("int4_g128", 6), ("nf4", 4), ("int8 in groups", 6))
     for m, n, k, stages, splits, k_groups, gated in (
         (256, 6144, 4096, 4, 2, 1, False), (256, 6144, 4096, deep, 1, 2, False), (256, 4096, 4096, deep, 2, 2, False),
-        (250, 4099, 14464, deep, 2, 2, False), (131, 2000, 2176, deep, 2, 2, True), (300, 6144, 4224, 4, 1, 2, False),
+        (250, 4104, 14464, deep, 2, 2, False), (131, 2000, 2176, deep, 2, 2, True), (300, 6144, 4224, 4, 1, 2, False),
     )
 ]  # fmt: skip
 
@@ -270,7 +270,7 @@ def mixed_input_weight(case):
     matrix = weight_of(case)
     if case.name == "int8 in groups":
         codes, scales = np.random.default_rng(3).integers(-128, 128, matrix.shape, np.int8), np.abs(matrix[:, ::32]).astype(FLOAT16) / 64
-        weight = Int8GroupWeight(codes, scales)
+        weight = Int8GroupWeight(codes, np.ascontiguousarray(scales.T))
         groups = codes.reshape(*scales.shape, -1) * rounded(scales, case.dtype)[..., None]
         return weight, rounded(groups.reshape(matrix.shape), case.dtype)
     if case.name.startswith("nf4"):

@@ -12,6 +12,7 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
 from minllm.kernels.rope.rotate import rope_reference, rope_table
 from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.int4 import Int4Weight
 from minllm.weights.nf4 import BLOCK, NESTED_BLOCK, quantize_blocks
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, Guarded, assert_close, bits, poisoned, random
 
@@ -175,7 +176,11 @@ def weight_and_numbers(case, rows):
 
 def whole_weight(small, rows, k):
     """Return a weight of this number of rows that repeats the rows of a small one."""
-    found = {name: repeat(array, rows) for name, array in small._asdict().items() if array is not None}
+    by_group = ("scales", "zeros", "minimums") if isinstance(small, Int4Weight) else ()
+    found = {
+        name: repeat(array.T, rows).T.copy() if name in by_group else repeat(array, rows)
+        for name, array in small._asdict().items() if array is not None
+    }  # fmt: skip
     if hasattr(small, "first_blocks"):
         first, blocks = small.first_blocks[0], k // BLOCK
         nested = None if small.nested is None else repeat(small.nested, ceil_div(first + rows * blocks, NESTED_BLOCK))

@@ -79,10 +79,10 @@ def test_gemms_of_mixed_input_are_those_of_the_rounded_weights(case, device):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(1, 5000), st.integers(1, 40000), st.integers(1, 500), st.booleans(), st.sampled_from([(32, 0), (64, 0), (32, 1 << 15)]))
+@given(st.integers(1, 5000), st.integers(1, 40000), st.integers(1, 500), st.booleans(), st.sampled_from([(36, 0), (68, 0), (32, 1 << 15)]))
 def test_every_number_of_rows_has_a_tiling_for_mixed_input(m, n, groups, gated, sizes):
     tiling = choose_tiling(m, n, 32 * groups, gated, *sizes)
-    tiling.check(sizes[1])
+    tiling.check(*sizes)
     assert tiling.splits <= max(1, -(-groups // 2) // 4)  # four steps of two groups each, at least
 
 
@@ -94,10 +94,10 @@ def test_every_number_of_rows_has_a_tiling_for_mixed_input(m, n, groups, gated, 
     ],
 )  # fmt: skip
 def test_warpgroups_of_mixed_input_divide_k_before_blocks_do(m, n, gated, chosen, monkeypatch):
-    tiling = choose_tiling(m, n, 4096, gated)
+    tiling = choose_tiling(m, n, 4096, gated, 36)
     assert (tiling.rows, tiling.splits, tiling.k_groups) == chosen
     monkeypatch.setattr(mixed_input_tiling, "DIVIDED_ABOVE", mixed_input_tiling.MOST_TOKENS)
-    assert choose_tiling(m, n, 4096, gated) == mixed_input_tiling.largest_tiling(m, n, 4096, gated)
+    assert choose_tiling(m, n, 4096, gated, 36) == mixed_input_tiling.largest_tiling(m, n, 4096, gated, 36)
 
 
 @settings(max_examples=25, deadline=None)
@@ -107,22 +107,22 @@ def test_every_few_rows_have_a_tiling_for_int4(m, n, gated):
 
 
 def test_what_mixed_input_refuses(monkeypatch):
-    weight = WEIGHT_FORMATS["int4_g128"].encode(random((4, 256), FLOAT32, 0))
-    with pytest.raises(KernelArgumentError, match="takes float16 or bfloat16, groups of 32 or multiples of 64"):
-        gemm.int4_gemm(random((2, 256), FLOAT32, 0), weight, np.empty((2, 4), FLOAT32))
-    x, out = random((2, 256), BFLOAT16, 0), np.empty((2, 4), BFLOAT16)
+    weight = WEIGHT_FORMATS["int4_g128"].encode(random((8, 256), FLOAT32, 0))
+    unaligned = WEIGHT_FORMATS["int4_g128"].encode(random((4, 256), FLOAT32, 0))
+    x, out = random((2, 256), BFLOAT16, 0), np.empty((2, 8), BFLOAT16)
+    for refused in ((random((2, 256), FLOAT32, 0), weight), (x, unaligned), (x, weight._replace(scales=weight.scales.T))):
+        with pytest.raises(KernelArgumentError, match="float16 or bfloat16, groups of 32 or multiples of 64, and rows of whole 16 bytes"):
+            gemm.int4_gemm(*refused, out)
     for tiling, words in (
         ((3, 8, 2), "1 or 2 warpgroups"), ((1, 8, 2, 5), "8 splits"), ((1, 8, 2, 8), "4 steps of 64"),
         ((1, 12, 2), "8, 16, ... or 256 tokens"), ((2, 256, 7), "bytes of shared"),
-        ((1, 8, 4, 1, 32, 2), "k_groups are 1, or 2 of 2 warpgroups"), ((2, 8, 5, 1, 32, 2), "2 k_groups need a multiple of 2 stages"),
-        ((2, 8, 2, 1, 32, 2), "at least two stages each"),
+        ((1, 8, 4, 1, 2), "k_groups are 1, or 2 of 2 warpgroups"), ((2, 8, 5, 1, 2), "2 k_groups need a multiple of 2 stages"),
+        ((2, 8, 2, 1, 2), "at least two stages each"),
     ):  # fmt: skip
         with pytest.raises(KernelArgumentError, match=words):
             gemm.int4_gemm(x, weight, out, tiling=MixedInputTiling(*tiling))
-    with pytest.raises(KernelArgumentError, match="code_bytes are 64; this weight has 32"):
-        gemm.int4_gemm(x, weight, out, tiling=MixedInputTiling(1, 8, 2, code_bytes=64))
     with pytest.raises(KernelArgumentError, match="bytes of shared"):
-        gemm.nf4_gemm(x, WEIGHT_FORMATS["nf4"].encode(random((4, 256), FLOAT32, 0)), out, tiling=MixedInputTiling(2, 256, 6))
+        gemm.nf4_gemm(x, WEIGHT_FORMATS["nf4"].encode(random((8, 256), FLOAT32, 0)), out, tiling=MixedInputTiling(2, 256, 6))
     monkeypatch.setattr(gemm, "has_wgmma", lambda x: False)
     with pytest.raises(KernelArgumentError, match="compute capability 9.0: take the GEMV"):
         gemm.int4_gemm(x, weight, out)
@@ -143,18 +143,18 @@ def test_what_wgmma_over_int4_refuses(monkeypatch):
         int4_wgmma.int4_wgmma(x, weight, np.empty((2, 4), BFLOAT16))
 
 
-INT8_GROUPS = Int8GroupWeight(np.zeros((4, 256), np.int8), np.ones((4, 2), FLOAT16))
+INT8_GROUPS = Int8GroupWeight(np.zeros((8, 256), np.int8), np.ones((2, 8), FLOAT16))
 
 
 @pytest.mark.parametrize("launch, weight", [
-    (gemm.int4_gemm, WEIGHT_FORMATS["int4_g128"].encode(np.ones((4, 256), FLOAT32))), (gemm.int8_group_gemm, INT8_GROUPS),
-    (gemm.nf4_gemm, WEIGHT_FORMATS["nf4"].encode(np.ones((4, 256), FLOAT32))),
-    (int4_wgmma.int4_wgmma, WEIGHT_FORMATS["int4_g128"].encode(np.ones((4, 256), FLOAT32))),
+    (gemm.int4_gemm, WEIGHT_FORMATS["int4_g128"].encode(np.ones((8, 256), FLOAT32))), (gemm.int8_group_gemm, INT8_GROUPS),
+    (gemm.nf4_gemm, WEIGHT_FORMATS["nf4"].encode(np.ones((8, 256), FLOAT32))),
+    (int4_wgmma.int4_wgmma, WEIGHT_FORMATS["int4_g128"].encode(np.ones((8, 256), FLOAT32))),
 ])  # fmt: skip
 def test_a_weight_with_rows_of_another_length_is_refused(launch, weight):
     """Groups of twice their size would fit the scales, and missing codes would count as zeros."""
     with pytest.raises(KernelArgumentError, match="codes is .* its shape must be"):
-        launch(random((2, 512), BFLOAT16, 0), weight, np.empty((2, 4), BFLOAT16))
+        launch(random((2, 512), BFLOAT16, 0), weight, np.empty((2, 8), BFLOAT16))
 
 
 def int8_arrays(m, n, k):

@@ -38,12 +38,12 @@ def unpack_nibbles(word, zero, values, at):
 
 
 @cuda.jit(device=True)
-def zero_point(zeros, minimums, n, group):
+def zero_point(zeros, minimums, group, n):
     """Return the number to subtract from the codes of a group: its zero point, 8 without zeros, or 0 with minimums."""
     if minimums is not None:
         return float32(0)
     if zeros is not None:
-        return float32(zeros[n, group])
+        return float32(zeros[group, n])
     return float32(MIDDLE)
 
 
@@ -56,7 +56,7 @@ def int4_gemv_kernel(m: int, group_size: int, dtype: str):
 
     @kernel(launch_bounds=warps * WARP)
     def int4_gemv_kernel(x, codes, scales, zeros, minimums, bias, out):
-        """x [M, K], codes [N, K / 2], scales [N, groups], zeros and minimums like scales or None, bias [N] or None, out [M, N]; one warp
+        """x [M, K], codes [N, K / 2], scales [groups, N], zeros and minimums like scales or None, bias [N] or None, out [M, N]; one warp
         per column of out."""
         lane, n = int32(cuda.threadIdx.x) & (WARP - 1), cuda.blockIdx.x * WARPS + (int32(cuda.threadIdx.x) >> 5)
         if n >= out.shape[1]:
@@ -69,14 +69,14 @@ def int4_gemv_kernel(m: int, group_size: int, dtype: str):
         for vector in range(lane, k // EACH, WARP):
             load_words(codes, (int64(n) * k + vector * EACH) >> 1, words, 0)
             group = vector * EACH // group_size
-            zero, scale = zero_point(zeros, minimums, n, group), float32(scales[n, group])
+            zero, scale = zero_point(zeros, minimums, group, n), float32(scales[group, n])
             for i in range(m):
                 part[i] = float32(0)
             for word in range(4):  # word by word: the numbers of all 32 codes at once would take too many registers
                 unpack_nibbles(words[word], zero, weight, 0)
                 if minimums is not None:
                     for j in range(WORD):
-                        weight[j] = scale * weight[j] + float32(minimums[n, group])
+                        weight[j] = scale * weight[j] + float32(minimums[group, n])
                 for i in range(m):
                     for at in range(0, WORD, width):
                         load(x, int64(i) * k + vector * EACH + word * WORD + at, row, at)
@@ -96,18 +96,18 @@ def dequantize_int4_kernel(group_size: int, dtype: str):
 
     @kernel(launch_bounds=WARPS * WARP)
     def dequantize_int4_kernel(codes, scales, zeros, minimums, out):
-        """codes [N, K / 2], scales [N, groups], zeros and minimums like scales or None, out [N, K]; one block per row, 32 numbers per
+        """codes [N, K / 2], scales [groups, N], zeros and minimums like scales or None, out [N, K]; one block per row, 32 numbers per
         thread."""
         n, k, words, values = cuda.blockIdx.x, out.shape[1], cuda.local.array(4, uint32), cuda.local.array(EACH, float32)
         for vector in range(int32(cuda.threadIdx.x), k // EACH, WARPS * WARP):
             load_words(codes, (int64(n) * k + vector * EACH) >> 1, words, 0)
             group = vector * EACH // group_size
-            zero = zero_point(zeros, minimums, n, group)
+            zero = zero_point(zeros, minimums, group, n)
             for word in range(4):
                 unpack_nibbles(words[word], zero, values, 8 * word)
-            scale, minimum = float32(scales[n, group]), float32(0)
+            scale, minimum = float32(scales[group, n]), float32(0)
             if minimums is not None:
-                minimum = float32(minimums[n, group])
+                minimum = float32(minimums[group, n])
             for j in range(EACH):
                 values[j] = values[j] * scale + minimum
             for at in range(0, EACH, width):
@@ -123,11 +123,11 @@ def int4_gemv(x, weight, out, bias=None, stream=None) -> None:
     check_rows).
     """
     m, n = check_rows(x, weight.codes, out, bias, EACH, per_byte=2)
-    chosen = int4_gemv_kernel(m, x.shape[1] // weight.scales.shape[1], x.dtype.name)
+    chosen = int4_gemv_kernel(m, x.shape[1] // weight.scales.shape[0], x.dtype.name)
     launch(chosen, ceil_div(n, WARPS), WARPS * WARP, (x, *weight, bias, out), stream)
 
 
 def dequantize_int4(weight, out, stream=None) -> None:
     """Dequantise an Int4Weight into `out` [N, K], rounded to the dtype of `out`."""
-    chosen = dequantize_int4_kernel(out.shape[1] // weight.scales.shape[1], out.dtype.name)
+    chosen = dequantize_int4_kernel(out.shape[1] // weight.scales.shape[0], out.dtype.name)
     launch(chosen, out.shape[0], WARPS * WARP, (*weight, out), stream)

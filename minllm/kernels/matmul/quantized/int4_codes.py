@@ -23,19 +23,21 @@ UNITS = {"bfloat16": Unit(0, 2.0**64, 2.0**-69), "float16": Unit(3, 1.0, 2.0**-2
 
 
 class Int4Arrays(NamedTuple):
-    """An int4 weight [N, K]: codes [N * K / 2], scales [N * groups] as unsigned integers of their bits, zeros [N * groups] or None,
-    minimums like scales or None."""
+    """An int4 weight [N, K]: codes [N * K / 2], scales [groups * N] as unsigned integers of their bits, zeros [groups * N] or None,
+    minimums like scales or None; N."""
 
     codes: Any
     scales: Any
     zeros: Any
     minimums: Any
+    outputs: int
 
 
 def takes_int4(k: int, weight) -> bool:
     """Whether groups are of 32, 64 or a multiple of 128 inputs, and minimums, if any, of the scales' dtype."""
-    group_size = k // weight.scales.shape[1]
-    known = weight.scales.dtype.name in BITS and (weight.minimums is None or weight.minimums.dtype == weight.scales.dtype)
+    groups, outputs = weight.scales.shape
+    group_size = k // groups
+    known = outputs == weight.codes.shape[0] and weight.scales.dtype.name in BITS and (weight.minimums is None or weight.minimums.dtype == weight.scales.dtype)
     return known and (group_size in (32, 64) or group_size % LONG_GROUP == 0)
 
 
@@ -44,8 +46,8 @@ def int4_arrays(weight, k: int) -> tuple[tuple, Int4Arrays]:
     scales = weight.scales.dtype.name
     zeros, minimums = (None if one is None else one.reshape(-1) for one in (weight.zeros, weight.minimums))
     minimums = None if minimums is None else minimums.view(BITS[scales])
-    kind = (k // weight.scales.shape[1], scales, weight.zeros is not None, minimums is not None)
-    return kind, Int4Arrays(weight.codes.reshape(-1), weight.scales.reshape(-1).view(BITS[scales]), zeros, minimums)
+    kind = (k // weight.scales.shape[0], scales, weight.zeros is not None, minimums is not None)
+    return kind, Int4Arrays(weight.codes.reshape(-1), weight.scales.reshape(-1).view(BITS[scales]), zeros, minimums, weight.codes.shape[0])
 
 
 @cuda.jit(device=True, forceinline=True)

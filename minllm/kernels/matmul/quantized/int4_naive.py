@@ -25,23 +25,23 @@ from minllm.tiles.warp import WARP, warp_sum
 
 
 @cuda.jit(device=True)
-def minimum_of(minimums, n, group):
+def minimum_of(minimums, group, n):
     """Return the number to add to the scaled codes of a group: its minimum, or 0."""
-    return float32(minimums[n, group]) if minimums is not None else float32(0)
+    return float32(minimums[group, n]) if minimums is not None else float32(0)
 
 
 @kernel
 def int4_naive_kernel(x, codes, scales, zeros, minimums, bias, out):
-    """x [M, K], codes [N, K / 2], scales [N, groups], zeros and minimums like scales or None, bias [N] or None, out [M, N]; one warp per
+    """x [M, K], codes [N, K / 2], scales [groups, N], zeros and minimums like scales or None, bias [N] or None, out [M, N]; one warp per
     element of out."""
     n, m, lane = cuda.blockIdx.x, cuda.blockIdx.y, int32(cuda.threadIdx.x)
-    group_size, total = x.shape[1] // scales.shape[1], float32(0)
+    group_size, total = x.shape[1] // scales.shape[0], float32(0)
     for at in range(lane, codes.shape[1], WARP):
         # exercise: matmul.int4
         code, byte = int32(codes[n, at]), at & 3
         k = 8 * (at >> 2) + 4 * (byte & 1) + (byte >> 1)  # the input of the low nibble
         group = k // group_size
-        scale, zero, minimum = float32(scales[n, group]), zero_point(zeros, minimums, n, group), minimum_of(minimums, n, group)
+        scale, zero, minimum = float32(scales[group, n]), zero_point(zeros, minimums, group, n), minimum_of(minimums, group, n)
         total += float32(x[m, k]) * ((float32(code & 15) - zero) * scale + minimum)
         total += float32(x[m, k + 2]) * ((float32(code >> 4) - zero) * scale + minimum)
         # end exercise

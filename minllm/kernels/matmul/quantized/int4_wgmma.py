@@ -87,7 +87,7 @@ def make_zero_pair(dtype: str):
     def zero_pair(zeros, row, group):
         value = float32(-offset - MIDDLE)
         if zeros is not None:
-            value = float32(-offset) - float32(zeros[row, group])
+            value = float32(-offset) - float32(zeros[group, row])
         return pack(value, value)
 
     return zero_pair
@@ -115,7 +115,7 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, group_size: i
     def consume(memory, sums_at, ring, share, thread, scales, zeros):
         """memory[sums_at + token * (rows + PADDING) + row] = the sums of this block's part of K."""
         place = (thread >> 5) * 16 + (thread >> 2 & 7)
-        last, last_group = int32(scales.shape[0] - 1), uint32(scales.shape[1] - 1)
+        last, last_group = int32(scales.shape[1] - 1), uint32(scales.shape[0] - 1)
         low, high = row_of(place, share, last), row_of(place + 8, share, last)
         x, line = ptx.keep_register(wgmma.right(ring.stages + weight_bytes)), uint32(sums_at + place * (LINE_BYTES // 4))
         mask = uint32(0x000F000F) | uint32(share.m >> 31)  # | 0, since m >= 0: the compiler would load a known mask for every pair
@@ -130,7 +130,7 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, group_size: i
             for part in range(parts):
                 first = uint32(uint32(share.first_step + step) * uint32(STEP) + uint32(part * inputs))  # first input of the part
                 group = min(first // uint32(group_size), last_group)
-                low_scale, high_scale = float32(scales[low, group]), float32(scales[high, group])
+                low_scale, high_scale = float32(scales[group, low]), float32(scales[group, high])
                 load(memory, uint32(line + state.slot * stage_words), uint32(part * (inputs // 32)), words)
                 dequantize(words, mask, zero_pair(zeros, low, group), zero_pair(zeros, high, group), weights)
                 offset = part * inputs // 64 * panel_bytes + part * inputs % 64 * 2
@@ -159,7 +159,7 @@ def int4_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, group_size: int, dty
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
     def int4_wgmma_kernel(x_map, weight_map, scales, zeros, bias, out, k_steps):
-        """x [M, K] in boxes [tokens, 64], codes [N, K / 2] in boxes [rows, 128 bytes], scales [N, groups], zeros like scales or None,
+        """x [M, K] in boxes [tokens, 64], codes [N, K / 2] in boxes [rows, 128 bytes], scales [groups, N], zeros like scales or None,
         bias [N] or None, out [M, N] or [M, N / 2]."""
         ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, float32, 1024)
@@ -187,7 +187,7 @@ def fits(x, weight) -> bool:
 
     Up to 64 rows of 16 bits; groups of 32, 64 or multiples of 128, without minimums; rows that begin on multiples of 16 bytes.
     """
-    group_size = x.shape[1] // weight.scales.shape[1]
+    group_size = x.shape[1] // weight.scales.shape[0]
     groups = group_size in (32, 64) or group_size % MOST_INPUTS == 0
     return x.shape[0] <= MOST_ROWS and x.dtype in HALF_DTYPES and groups and weight.minimums is None and rows_begin_on(16, x, weight.codes)
 
@@ -209,7 +209,7 @@ def check_product(x, weight, out, bias, gated: bool, most_rows: int) -> None:
     (m, k), n = x.shape, weight.codes.shape[0]
     check(
         m <= most_rows and fits(x, weight),
-        f"x is {x.dtype} {[m, k]} and the weight has {weight.scales.shape[1]} groups; this product of int4 takes up to {most_rows} rows of "
+        f"x is {x.dtype} {[m, k]} and the weight has {weight.scales.shape[0]} groups; this product of int4 takes up to {most_rows} rows of "
         "float16 or bfloat16, groups of 32, 64 or multiples of 128 without minimums, and rows of whole 16 bytes: take the GEMV, or widen "
         "the weight",
     )
@@ -227,7 +227,7 @@ def run(x, weight, out, bias, stream, tiling: FlatWgmmaTiling | None, gated: boo
     tokens = padded_rows(m)
     tiling = tiling or choose_tiling(tokens, out.shape[1], gated)
     check(tiling.sharers == 1, f"{tiling}: blocks over int4 do not share tiles of x")
-    chosen = int4_wgmma_kernel(tokens, tiling, k // weight.scales.shape[1], x.dtype.name, gated, stored_together(out, x.dtype))
+    chosen = int4_wgmma_kernel(tokens, tiling, k // weight.scales.shape[0], x.dtype.name, gated, stored_together(out, x.dtype))
     tiles, arguments = ceil_div(n, tiling.rows), (weight.scales, weight.zeros, bias, out, ceil_div(k, STEP))
     launch_flat_wgmma(chosen, x, weight.codes.view("uint16"), arguments, tokens, tiling, tiles, gated, stream, X_PANELS)
 

@@ -38,7 +38,7 @@ def int8_group_gemv_kernel(m: int, group_size: int, dtype: str):
 
     @kernel(launch_bounds=WARPS * WARP)
     def int8_group_gemv_kernel(x, codes, scales, bias, out):
-        """x [M, K], codes [N, K], scales [N, groups], bias [N] or None, out [M, N]; one warp per column of out."""
+        """x [M, K], codes [N, K], scales [groups, N], bias [N] or None, out [M, N]; one warp per column of out."""
         lane, n = int32(cuda.threadIdx.x) & (WARP - 1), cuda.blockIdx.x * WARPS + (int32(cuda.threadIdx.x) >> 5)
         if n >= out.shape[1]:
             return
@@ -49,7 +49,7 @@ def int8_group_gemv_kernel(m: int, group_size: int, dtype: str):
         for vector in range(lane, k // EACH, WARP):
             load_words(codes, int64(n) * k + vector * EACH, words, 0)
             unpack_bytes(words, weight)
-            scale = float32(scales[n, vector * EACH // group_size])
+            scale = float32(scales[vector * EACH // group_size, n])
             add_products(x, vector * EACH, weight, scale, row, sums)
         store_column(sums, lane, n, bias, out)
 
@@ -63,12 +63,12 @@ def dequantize_int8_groups_kernel(group_size: int, dtype: str):
 
     @kernel(launch_bounds=WARPS * WARP)
     def dequantize_int8_groups_kernel(codes, scales, out):
-        """codes [N, K], scales [N, groups], out [N, K]; one block per row, 16 numbers per thread."""
+        """codes [N, K], scales [groups, N], out [N, K]; one block per row, 16 numbers per thread."""
         n, k, words, values = cuda.blockIdx.x, out.shape[1], cuda.local.array(4, uint32), cuda.local.array(EACH, float32)
         for vector in range(int32(cuda.threadIdx.x), k // EACH, WARPS * WARP):
             load_words(codes, int64(n) * k + vector * EACH, words, 0)
             unpack_bytes(words, values)
-            scale = float32(scales[n, vector * EACH // group_size])
+            scale = float32(scales[vector * EACH // group_size, n])
             for j in range(EACH):
                 values[j] *= scale
             for at in range(0, EACH, width):
@@ -84,11 +84,11 @@ def int8_group_gemv(x, weight, out, bias=None, stream=None) -> None:
     (see check_rows).
     """
     m, n = check_rows(x, weight.codes, out, bias, EACH)
-    chosen = int8_group_gemv_kernel(m, x.shape[1] // weight.scales.shape[1], x.dtype.name)
+    chosen = int8_group_gemv_kernel(m, x.shape[1] // weight.scales.shape[0], x.dtype.name)
     launch(chosen, ceil_div(n, WARPS), WARPS * WARP, (x, *weight, bias, out), stream)
 
 
 def dequantize_int8_groups(weight, out, stream=None) -> None:
     """Dequantise an Int8GroupWeight into `out` [N, K], rounded to the dtype of `out`."""
-    chosen = dequantize_int8_groups_kernel(out.shape[1] // weight.scales.shape[1], out.dtype.name)
+    chosen = dequantize_int8_groups_kernel(out.shape[1] // weight.scales.shape[0], out.dtype.name)
     launch(chosen, out.shape[0], WARPS * WARP, (*weight, out), stream)

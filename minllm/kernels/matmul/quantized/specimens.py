@@ -27,6 +27,7 @@ from minllm.kernels.matmul.quantized.mixed_input.int4_decoder import make_int4_d
 from minllm.kernels.matmul.quantized.mixed_input.int8_decoder import make_int8_decoder
 from minllm.kernels.matmul.quantized.mixed_input.kernel import mixed_input_kernel
 from minllm.kernels.matmul.quantized.mixed_input.nf4_decoder import make_nf4_decoder
+from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleMaps
 from minllm.kernels.matmul.quantized.mixed_input.tiling import choose_tiling
 from minllm.kernels.matmul.quantized.rows import THREADS, quantize_rows_kernel, quantize_vectors_kernel
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
@@ -42,6 +43,7 @@ from minllm.kernels.vector import VECTOR_BYTES
 from minllm.tiles.warp import WARP
 
 GROUPS = (32, 64, 128)
+FLOAT16, UINT8_ITEMS = np.dtype(np.float16), np.dtype(np.uint8)
 LOADS = ("LDG*128*",)
 INSTRUCTIONS = {"float8_e4m3fn": "QGMMA.64x*", "int8": "IGMMA.64x*"}
 ONE_VECTOR, CODES, SCALES = array(FLOAT32, 1), array(UINT8, 2), array(types.float16, 2)
@@ -201,36 +203,35 @@ def mixed_input_specimens(dtype, matrix, nf4_weight):
 
     With 256 rows and few outputs the warpgroups of a block divide K; with 64 rows and many outputs two blocks share an SM.
     """
-    for m, outputs, group_size, zeros, minimums, gated in (
-        (2048, 4096, 128, types.none, types.none, False), (2048, 14336, 32, CODES, types.none, True),
-        (128, 4096, 64, CODES, types.none, False), (128, 4096, 128, types.none, types.none, True),
-        (2048, 4096, 32, types.none, SCALES, False), (16, 4096, 32, types.none, SCALES, True),
-        (256, 6144, 128, types.none, types.none, False), (256, 2048, 32, CODES, types.none, True),
-        (64, 28672, 32, types.none, SCALES, False),
+    for m, outputs, group_size, has_zeros, has_minimums, gated in (
+        (2048, 4096, 128, False, False, False), (2048, 14336, 32, True, False, True), (128, 4096, 64, True, False, False),
+        (128, 4096, 128, False, False, True), (2048, 4096, 32, False, True, False), (16, 4096, 32, False, True, True),
+        (256, 6144, 128, False, False, False), (256, 2048, 32, True, False, True), (64, 28672, 32, False, True, False),
     ):  # fmt: skip
-        kind = f"{group_size}{'_minimums' if minimums != types.none else ''}"
-        decoder = make_int4_decoder(dtype, group_size, minimums != types.none)
-        yield mixed_input_specimen("int4", kind, m, outputs, gated, decoder, (CODES, SCALES, zeros, minimums), dtype, matrix)
+        kind = f"{group_size}{'_minimums' if has_minimums else '_zeros' if has_zeros else ''}"
+        decoder = make_int4_decoder(dtype, group_size, FLOAT16, UINT8_ITEMS if has_zeros else None, FLOAT16 if has_minimums else None)
+        yield mixed_input_specimen("int4", kind, m, outputs, gated, decoder, types.none, dtype, matrix)
     not_nested = (CODES, array(FLOAT32, 2), types.none, *nf4_weight[3:])
     for m, outputs, gated, arrays in (
         (2048, 4096, False, nf4_weight), (2048, 4096, True, nf4_weight), (16, 4096, False, nf4_weight), (128, 4096, True, not_nested),
         (256, 4096, False, nf4_weight), (64, 14336, True, nf4_weight),
     ):  # fmt: skip
         kind = "nested" if arrays is nf4_weight else "not_nested"
-        yield mixed_input_specimen("nf4", kind, m, outputs, gated, make_nf4_decoder(dtype), arrays, dtype, matrix)
-    weight = array(types.int8, 2), SCALES
+        weight = types.NamedTuple(arrays, nf4.Nf4Arrays)
+        yield mixed_input_specimen("nf4", kind, m, outputs, gated, make_nf4_decoder(dtype), weight, dtype, matrix)
     for m, outputs, gated in ((2048, 4096, False), (2048, 4096, True), (16, 4096, False), (256, 4096, False), (64, 28672, False)):
-        yield mixed_input_specimen("int8", "32", m, outputs, gated, make_int8_decoder(dtype, 32), weight, dtype, matrix)
+        yield mixed_input_specimen("int8", "32", m, outputs, gated, make_int8_decoder(dtype, 32, FLOAT16), types.none, dtype, matrix)
 
 
 def mixed_input_specimen(code, kind, m, outputs, gated, decoder, weight, dtype, matrix):
     """Return the specimen of a mixed-input GEMM with K = 4096."""
-    tiling = choose_tiling(m, outputs, 4096, gated, decoder.code_bytes, decoder.table_bytes)
+    tiling = choose_tiling(m, outputs, 4096, gated, decoder.row_bytes, decoder.table_bytes)
     kernel = mixed_input_kernel(tiling, decoder, dtype, gated, 8)
-    arguments = (types.uint64, types.uint64, types.NamedTuple(weight, decoder.arrays), types.none, matrix, types.int32)
+    maps = types.NamedTuple([types.uint64 if i < len(decoder.scales) else types.none for i in range(2)], ScaleMaps)
+    arguments = (types.uint64, types.uint64, maps, weight, types.none, matrix, types.int32)
     name = f"matmul/mixed_input_{code}/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{kind}/{dtype}"
-    contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
-    return Specimen(name, kernel, arguments, tiling.threads, tiling.blocks, tiling.shared_bytes, contains, targets=((9, 0),))
+    contains, shared_bytes = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128"), tiling.shared_bytes(decoder.row_bytes)
+    return Specimen(name, kernel, arguments, tiling.threads, tiling.blocks, shared_bytes, contains, targets=((9, 0),))
 
 
 def tensor_core_gemv_specimens(dtype, matrix, bias):
@@ -254,7 +255,7 @@ def tensor_core_gemv_weights():
         (128, "", False, False), (128, "_zeros", True, False), (64, "", False, False), (32, "", False, False),
         (32, "_zeros", True, False), (32, "_minimums", False, True),
     ):  # fmt: skip
-        arrays = Int4Arrays(zeros, bits, zeros if has_zeros else none, bits if has_minimums else none)
+        arrays = Int4Arrays(zeros, bits, zeros if has_zeros else none, bits if has_minimums else none, INT32)
         kind = dict(group_size=group_size, scale_dtype="float16", has_zeros=has_zeros, has_minimums=has_minimums)
         make_operand = functools.partial(tensor_core_gemv.int4.make_int4_operand, **kind)
         found[f"int4/{group_size}{suffix}"] = tensor_core_gemv.INT4, make_operand, arrays
@@ -319,9 +320,9 @@ def batched_gemv_weights():
     for group_size, suffix, has_zeros, has_minimums in (
         (128, "", False, False), (128, "_zeros", True, False), (64, "", False, False), (32, "_minimums", False, True),
     ):  # fmt: skip
-        arrays = Int4Arrays(codes, bits, codes if has_zeros else none, bits if has_minimums else none)
+        arrays = Int4Arrays(codes, bits, codes if has_zeros else none, bits if has_minimums else none, INT32)
         kind = (group_size, "float16", has_zeros, has_minimums)
-        found[f"int4/{group_size}{suffix}"] = lambda dtype, k, tiling, kind=kind: batched_gemv.make_int4_decoder(dtype, k, *kind), arrays
+        found[f"int4/{group_size}{suffix}"] = lambda dtype, k, tiling, kind=kind: batched_gemv.make_int4_decoder(dtype, *kind), arrays
     for kind, absmax, nested in (("nested", codes, ONE_VECTOR), ("not_nested", ONE_VECTOR, none)):
         arrays = nf4.Nf4Arrays(codes, absmax, nested, ONE_VECTOR, ONE_VECTOR, array(INT32, 1), ONE_VECTOR)
         nests = kind == "nested"

@@ -51,7 +51,7 @@ class Format(NamedTuple):
 def int4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple[Decoder, Any]:
     """Return the Decoder of an Int4Weight, and its arrays."""
     kind, arrays = int4_arrays(weight, k)
-    return make_int4_decoder(dtype, k, *kind), arrays
+    return make_int4_decoder(dtype, *kind), arrays
 
 
 def nf4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple[Decoder, Any]:

@@ -73,14 +73,14 @@ def make_add(has_zeros: bool, has_minimums: bool):
 
 
 @functools.cache
-def make_int4_decoder(dtype: str, k: int, group_size: int, scale_dtype: str, has_zeros: bool, has_minimums: bool) -> Decoder:
+def make_int4_decoder(dtype: str, group_size: int, scale_dtype: str, has_zeros: bool, has_minimums: bool) -> Decoder:
     """Return the Decoder of int4 weights in groups of 32, 64 or a multiple of 128."""
-    groups_of_a_row, float_of, unit = k // group_size, FLOAT_OF[scale_dtype], UNITS[dtype]
+    float_of, unit = FLOAT_OF[scale_dtype], UNITS[dtype]
     steps_of_a_group = max(1, group_size // INPUTS)
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, row, kept, group, words, at):
-        place = uint32(row * uint32(groups_of_a_row) + group)
+        place = uint32(group * uint32(weight.outputs) + row)
         words[at] = uint32(weight.scales[place])
         if has_zeros:
             words[at + 1] = uint32(weight.zeros[place])

@@ -3,8 +3,8 @@
 wgmma's left operand, m64k16, lies in registers: of 16 rows and 16 inputs, lane 4 g + t of a warp holds inputs 2 t, 2 t + 1, 2 t + 8 and
 2 t + 9 of rows g and g + 8, two numbers per register: g low, g + 8 low, g high, g + 8 high. A step is four such operands.
 
-A `Lane` is the data that a lane keeps over all steps. Scales are loaded one step ahead. They stay unconverted, a tuple, so that no
-instruction waits for them, and become pairs of the same 16-bit number at the beginning of their step.
+A `Lane` is the data that a lane keeps over all steps. Scales arrive with the codes (scales.py), or are loaded by the lanes one step ahead;
+then they stay unconverted, so that no instruction waits for them. At the beginning of a step they become pairs of the same 16-bit number.
 
 Source: PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16" (A in registers).
 """
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from numba import cuda, uint32
 
 from minllm import ptx
+from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleArray
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 from minllm.kernels.vector import load_words
 
@@ -28,15 +29,26 @@ FMA = {"bfloat16": ptx.fma_bf16x2, "float16": ptx.fma_f16x2}
 class Decoder(NamedTuple):
     """The arrays, three sizes and the device functions of a format."""
 
-    arrays: Any  # the NamedTuple class of a weight's arrays, as kernels take them
+    scales: tuple[ScaleArray, ...]  # arrays of scales that TMA loads with the codes: none, one or two
     code_bytes: int  # bytes of codes per row and step
     pairs: int  # registers for a lane's scales of a step
     table_bytes: int  # bytes of the table in shared memory, 0 without one
     fill_table: Any  # (table, weight, thread): all threads fill it before a barrier
-    make_lane: Any  # (weight, table, low, high, zero) -> Lane of rows low and high; zero: a 0 unknown to the compiler
-    load_scales: Any  # (weight, lane, step) -> the lane's scale data for a step, unconverted
-    make_pairs: Any  # (weight, lane, scales, pairs): pairs = these scales as pairs of 16-bit floats
+    make_lane: Any  # (weight, table, low, high) -> Lane of rows low and high
+    load_ahead: Any  # (weight, lane, step) -> the lane's scale data for a step that no TMA loads, unconverted
+    make_pairs: Any  # (read) -> make_pairs(weight, lane, ahead, stage, elements, pairs): pairs = the scales as pairs of 16-bit floats;
+    # ahead: from load_ahead; stage: its shared address; read, elements: those of ScaleTiles
     decode: Any  # (memory, line, lane, pairs, numbers): numbers[0 : 16] = a step; line: the word of memory where the lane's row begins
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a stage per row of weight."""
+        return self.code_bytes + sum(one.room for one in self.scales)
+
+    @property
+    def bytes_of_arrivals(self) -> int:
+        """Bytes that TMA loads per row of weight and step."""
+        return self.code_bytes + sum(one.bytes for one in self.scales)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -44,26 +56,10 @@ def no_table(table, weight, thread):
     """Decoder.fill_table for a format without a table."""
 
 
-def make_load_groups(load_group, group_size: int):
-    """Return Decoder.load_scales for groups of 32, two of them per step, or of a multiple of 64.
-
-    load_group(weight, lane, group) loads the lane's data of a group; past the last group of a row it gets that one.
-    """
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_part(weight, lane, step, first):
-        group = uint32(uint32(step) * uint32(STEP) + uint32(first)) // uint32(group_size)
-        return load_group(weight, lane, min(uint32(group), uint32(weight.scales.shape[1] - 1)))
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_one(weight, lane, step):
-        return (load_part(weight, lane, step, 0),)
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_two(weight, lane, step):
-        return load_part(weight, lane, step, 0), load_part(weight, lane, step, group_size)
-
-    return load_one if group_size >= STEP else load_two
+@cuda.jit(device=True, forceinline=True)
+def nothing_ahead(weight, lane, step):
+    """Decoder.load_ahead for a format whose scales arrive with the codes."""
+    return uint32(0)
 
 
 def make_load_chunk(code_bytes: int):

@@ -12,39 +12,49 @@ from minllm.kernels.matmul.quantized.mixed_input.int4_decoder import make_int4_d
 from minllm.kernels.matmul.quantized.mixed_input.int8_decoder import make_int8_decoder
 from minllm.kernels.matmul.quantized.mixed_input.kernel import mixed_input_kernel
 from minllm.kernels.matmul.quantized.mixed_input.nf4_decoder import make_nf4_decoder
+from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleMaps
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling, choose_tiling
+from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
 from minllm.runtime.kernel import check, launch
 from minllm.runtime.tensor_map import tensor_map
 
 
+def scale_arrays(weight) -> list:
+    """Return the arrays [groups, N] that TMA loads with the codes: scales, and zeros or minimums, if the weight has them."""
+    found = (getattr(weight, name, None) for name in ("scales", "zeros", "minimums"))
+    return [array for array in found if array is not None]
+
+
 def groups_fit(x, weight) -> bool:
-    """Whether a step of 64 inputs consists of whole groups of an int4 or int8 weight, or is a part of one group."""
-    group_size = x.shape[1] // weight.scales.shape[1]
-    return group_size == 32 or group_size % STEP == 0
+    """Whether TMA can load the scales, and a step of 64 inputs consists of whole groups, or is a part of one group."""
+    arrays = scale_arrays(weight)
+    sizes = {x.shape[1] // array.shape[0] for array in arrays}
+    fitting = all(array.shape[1] == weight.codes.shape[0] for array in arrays) and rows_begin_on(16, *arrays)
+    return fitting and all(size == 32 or size % STEP == 0 for size in sizes)
 
 
 def fits(x, weight) -> bool:
     """Whether the kernel supports these arrays, on a GPU with wgmma.
 
-    Rows of 16 bits that begin on multiples of 16 bytes, as codes do; groups of 32 or multiples of 64.
+    Rows of 16 bits that begin on multiples of 16 bytes, as rows of codes and of scales do; groups of 32 or multiples of 64.
     """
-    groups = not hasattr(weight, "scales") or groups_fit(x, weight)
-    return x.dtype in HALF_DTYPES and groups and rows_begin_on(16, x, weight.codes)
+    return x.dtype in HALF_DTYPES and rows_begin_on(16, x, weight.codes) and groups_fit(x, weight)
 
 
-def int4_decoder(x, weight) -> Decoder:
+def int4_decoder(x, weight) -> tuple[Decoder, None]:
     """Return the Decoder of an Int4Weight."""
-    return make_int4_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[1], weight.minimums is not None)
+    kinds = (None if one is None else one.dtype for one in (weight.scales, weight.zeros, weight.minimums))
+    return make_int4_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[0], *kinds), None
 
 
-def nf4_decoder(x, weight) -> Decoder:
-    """Return the Decoder of an Nf4Weight."""
-    return make_nf4_decoder(x.dtype.name)
+def nf4_decoder(x, weight) -> tuple[Decoder, Nf4Arrays]:
+    """Return the Decoder of an Nf4Weight, and the arrays that it loads itself."""
+    return make_nf4_decoder(x.dtype.name), Nf4Arrays(*weight)
 
 
-def int8_decoder(x, weight) -> Decoder:
+def int8_decoder(x, weight) -> tuple[Decoder, None]:
     """Return the Decoder of an Int8GroupWeight."""
-    return make_int8_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[1])
+    return make_int8_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[0], weight.scales.dtype), None
 
 
 def check_arrays(x, weight, out, bias, gated: bool) -> None:
@@ -53,10 +63,20 @@ def check_arrays(x, weight, out, bias, gated: bool) -> None:
     check(
         fits(x, weight),
         f"x is {x.dtype} {[m, k]} and the weight has codes {weight.codes.dtype} {list(weight.codes.shape)}; mixed-input GEMM takes float16 "
-        "or bfloat16, groups of 32 or multiples of 64, and rows of whole 16 bytes: take the GEMV, or widen the weight",
+        "or bfloat16, groups of 32 or multiples of 64, and rows of whole 16 bytes, those of scales included: take the GEMV, or widen the "
+        "weight",
     )
     check(has_wgmma(x), "mixed-input GEMM needs a GPU of compute capability 9.0: take the GEMV, or widen the weight")
     check_out(x, out, bias, n, gated)
+
+
+def scale_maps(decoder: Decoder, weight, rows: int) -> ScaleMaps:
+    """Return the tensor maps of a weight's scales, in boxes of a step's groups and `rows` rows of weight."""
+    maps = [
+        tensor_map(array, (one.groups, rows), swizzle=0, promotion=128)
+        for array, one in zip(scale_arrays(weight), decoder.scales, strict=True)
+    ]
+    return ScaleMaps(*(*maps, None, None)[:2])
 
 
 def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInputTiling | None, gated: bool) -> None:
@@ -65,20 +85,19 @@ def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInput
     (m, k), n = x.shape, weight.codes.shape[0]
     if 0 in out.shape:
         return
-    decoder, steps = make_decoder(x, weight), ceil_div(k, STEP)
+    (decoder, arrays), steps = make_decoder(x, weight), ceil_div(k, STEP)
     code_bytes = decoder.code_bytes
     check_array("codes", weight.codes, CODE_DTYPES, N=n, bytes=k * code_bytes // STEP)
-    tiling = tiling or choose_tiling(m, out.shape[1], k, gated, code_bytes, decoder.table_bytes)
-    tiling.check(decoder.table_bytes)
-    check(tiling.code_bytes == code_bytes, f"{tiling}: code_bytes are {tiling.code_bytes}; this weight has {code_bytes}")
+    tiling = tiling or choose_tiling(m, out.shape[1], k, gated, decoder.row_bytes, decoder.table_bytes)
+    tiling.check(decoder.row_bytes, decoder.table_bytes)
     check(tiling.splits <= steps, f"{tiling}: x has {k} columns, {steps} steps of {STEP}, which must be as many as the splits")
     chosen = mixed_input_kernel(tiling, decoder, x.dtype.name, gated, stored_together(out, x.dtype))
     x_map = tensor_map(x, (tiling.tokens, STEP), promotion=128)
     rows = tiling.rows // 2 if gated else tiling.rows
     weight_map = tensor_map(weight.codes.view("uint16"), (rows, code_bytes // 2), swizzle=code_bytes, promotion=128)
     blocks, cluster = ceil_div(n, tiling.rows) * ceil_div(m, tiling.tokens) * tiling.splits, (tiling.splits, 1, 1)
-    arguments = (x_map, weight_map, decoder.arrays(*weight), bias, out, steps)
-    launch(chosen, blocks, tiling.threads, arguments, stream, tiling.shared_bytes, cluster if tiling.splits > 1 else None)
+    arguments = (x_map, weight_map, scale_maps(decoder, weight, rows), arrays, bias, out, steps)
+    launch(chosen, blocks, tiling.threads, arguments, stream, tiling.shared_bytes(decoder.row_bytes), cluster if tiling.splits > 1 else None)
 
 
 def make_gemm(make_decoder: Callable) -> Any:

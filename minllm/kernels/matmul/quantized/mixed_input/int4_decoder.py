@@ -12,9 +12,12 @@ Source: Frantar et al. 2024, "MARLIN", section 3.4.
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, uint32
+import numpy as np
+from numba import cuda, uint32
 
-from minllm.kernels.matmul.quantized.int4_codes import MIDDLE
+from minllm import ptx
+
+from minllm.kernels.matmul.quantized.int4_codes import FLOAT_OF, MIDDLE
 from minllm.kernels.matmul.quantized.int4_wgmma import MAGIC
 from minllm.kernels.matmul.quantized.mixed_input.decoder import (
     BOTH_ROWS,
@@ -24,105 +27,90 @@ from minllm.kernels.matmul.quantized.mixed_input.decoder import (
     WORDS,
     Decoder,
     load_nibbles,
-    make_load_groups,
     no_table,
+    nothing_ahead,
 )
+from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleArray
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
-
-class Int4Arrays(NamedTuple):
-    """An int4 weight [N, K]: codes [N, K / 2], scales [N, groups], zeros and minimums like scales, or None."""
-
-    codes: Any
-    scales: Any
-    zeros: Any
-    minimums: Any
+SIGNS = 0x80008000  # the sign bits of a pair
 
 
 class Lane(NamedTuple):
-    """A lane's rows of weight, and the mask that selects two codes of a word."""
+    """The mask that selects two codes of a word, and the shift to the lane's codes."""
 
-    low: Any
-    high: Any
     mask: Any
+    shift: Any
 
 
 @cuda.jit(device=True, forceinline=True)
-def make_lane(weight, table, low, high, zero):
-    """Return the Lane of rows low and high.
-
-    `zero` hides the mask from the compiler, which would load a known one for every pair.
-    """
-    return Lane(low, high, uint32(0x000F000F) | uint32(zero))
+def make_lane(weight, table, low, high):
+    """Return the Lane. The compiler would move a known mask to a register for every pair, so it must not know that no thread is 1 << 16."""
+    thread = ptx.keep_register(uint32(cuda.threadIdx.x))
+    return Lane(uint32(0x000F000F) | thread >> uint32(16), (thread & uint32(3)) << uint32(2))
 
 
-class Group(NamedTuple):
-    """The data of a row's group, unconverted: its scale, and its minimum or zero point."""
+def make_offset(dtype: str, minimums: np.dtype | None, has_zeros: bool):
+    """offset(word): the pair to add to two codes: a minimum, or -(128 + zero), or 1024; word: its bits."""
+    pack, float_of = PACK[dtype], FLOAT_OF["float32" if minimums is None else minimums.name]
+    minus_codes = MAGIC[dtype][0] * 0x10001 | SIGNS
 
-    scale: Any
-    offset: Any
+    @cuda.jit(device=True, forceinline=True)
+    def minimum(word):
+        value = float_of(word)
+        return pack(value, value)
 
+    @cuda.jit(device=True, forceinline=True)
+    def minus_zero(word):
+        zero = word & uint32(255)
+        return uint32(zero | zero << uint32(16) | uint32(minus_codes))
 
-@cuda.jit(device=True, forceinline=True)
-def zero_point(zeros, row, group):
-    """Return the zero point of a group."""
-    return int32(MIDDLE) if zeros is None else int32(zeros[row, group])
+    @cuda.jit(device=True, forceinline=True)
+    def minus_middle(word):
+        return uint32(MIDDLE * 0x10001 | minus_codes)
 
-
-@cuda.jit(device=True, forceinline=True)
-def load_with_zeros(weight, lane, group):
-    """Return the Groups of rows low and high, with zero points."""
-    low = Group(weight.scales[lane.low, group], zero_point(weight.zeros, lane.low, group))
-    return low, Group(weight.scales[lane.high, group], zero_point(weight.zeros, lane.high, group))
-
-
-@cuda.jit(device=True, forceinline=True)
-def load_with_minimums(weight, lane, group):
-    """Return the Groups of rows low and high, with minimums."""
-    low = Group(weight.scales[lane.low, group], weight.minimums[lane.low, group])
-    return low, Group(weight.scales[lane.high, group], weight.minimums[lane.high, group])
+    return minimum if minimums is not None else minus_zero if has_zeros else minus_middle
 
 
 @functools.cache
-def make_int4_decoder(dtype: str, group_size: int, has_minimums: bool) -> Decoder:
-    """Return the Decoder of int4 weights in groups of 32 or multiples of 64; dtype of x: bfloat16 or float16."""
-    parts = max(1, STEP // group_size)
+def make_int4_decoder(dtype: str, group_size: int, scales: np.dtype, zeros: np.dtype | None, minimums: np.dtype | None) -> Decoder:
+    """Return the Decoder of int4 weights in groups of 32 or multiples of 64.
+
+    dtype of x: bfloat16 or float16. scales, zeros, minimums: dtypes of these arrays, or None for absent ones.
+    """
+    arrays = tuple(ScaleArray(one, group_size) for one in (scales, zeros, minimums) if one is not None)
+    parts, has_minimums, has_two = arrays[0].groups, minimums is not None, len(arrays) == 2
     words_of_part = WORDS // parts
-    (bits, offset, ones), pack, fma = MAGIC[dtype], PACK[dtype], FMA[dtype]
-    magic = bits << 16 | bits
-    minus_offset = int(magic | 0x80008000)
+    (bits, _, ones), pack, fma = MAGIC[dtype], PACK[dtype], FMA[dtype]
+    magic, float_of, offset_of = bits * 0x10001, FLOAT_OF[scales.name], make_offset(dtype, minimums, zeros is not None)
 
-    @cuda.jit(device=True, forceinline=True)
-    def make_pair(group, pairs, at):
-        added = float32(group.offset) if has_minimums else float32(-offset) - float32(group.offset)
-        pairs[at], pairs[at + 1] = pack(added, added), pack(float32(group.scale), float32(group.scale))
+    def make_pairs(read):
+        @cuda.jit(device=True, forceinline=True)
+        def pairs_of_step(weight, lane, ahead, stage, elements, pairs):
+            """pairs[4 * part : 4 * part + 4] = minimum, or -(128 + zero), and scale of row low, then of row high."""
+            for part in range(parts):
+                for high in range(2):
+                    scale = float_of(read(stage, elements, 0, part, high))
+                    offset = read(stage, elements, 1, part, high) if has_two else uint32(0)
+                    pairs[4 * part + 2 * high], pairs[4 * part + 2 * high + 1] = offset_of(offset), pack(scale, scale)
 
-    @cuda.jit(device=True, forceinline=True)
-    def make_pairs(weight, lane, scales, pairs):
-        """pairs[4 * part : 4 * part + 4] = minimum, or -(128 + zero), and scale of row low, then of row high."""
-        make_pair(scales[0][0], pairs, 0)
-        make_pair(scales[0][1], pairs, 2)
-        if parts > 1:
-            make_pair(scales[-1][0], pairs, 4)
-            make_pair(scales[-1][1], pairs, 6)
+        return pairs_of_step
 
     @cuda.jit(device=True, forceinline=True)
     def number(codes, added, scale):
         """Return two codes of a word as two weights."""
         if has_minimums:
-            return fma(fma(codes | uint32(magic), uint32(ones), uint32(minus_offset)), scale, added)
+            return fma(fma(codes | uint32(magic), uint32(ones), uint32(magic | SIGNS)), scale, added)
         return fma(fma(codes | uint32(magic), uint32(ones), added), scale, uint32(MINUS_ZEROS))
 
     @cuda.jit(device=True, forceinline=True)
     def decode(memory, line, lane, pairs, numbers):
         """numbers[0 : 16] = a decoded step of both rows."""
-        words, t = cuda.local.array(BOTH_ROWS, uint32), uint32(cuda.threadIdx.x) & uint32(3)
+        words = cuda.local.array(BOTH_ROWS, uint32)
         load_nibbles(memory, line, words)
-        shift = t << uint32(2)
         for word in range(WORDS):
             at = word // words_of_part * 4
-            numbers[2 * word] = number(words[word] >> shift & lane.mask, pairs[at], pairs[at + 1])
-            numbers[2 * word + 1] = number(words[WORDS + word] >> shift & lane.mask, pairs[at + 2], pairs[at + 3])
+            numbers[2 * word] = number(words[word] >> lane.shift & lane.mask, pairs[at], pairs[at + 1])
+            numbers[2 * word + 1] = number(words[WORDS + word] >> lane.shift & lane.mask, pairs[at + 2], pairs[at + 3])
 
-    load_scales = make_load_groups(load_with_minimums if has_minimums else load_with_zeros, group_size)
-    return Decoder(Int4Arrays, STEP // 2, 4 * parts, 0, no_table, make_lane, load_scales, make_pairs, decode)
+    return Decoder(arrays, STEP // 2, 4 * parts, 0, no_table, make_lane, nothing_ahead, make_pairs, decode)

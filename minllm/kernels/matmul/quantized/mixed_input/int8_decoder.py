@@ -10,10 +10,13 @@ and 128 + high, and two fma combine them to 16 * high + low - 128. All of these 
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, uint32
+import numpy as np
+from numba import cuda, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, make_load_groups, no_table
+from minllm.kernels.matmul.quantized.int4_codes import FLOAT_OF
+from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, no_table, nothing_ahead
+from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleArray
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
 CODE_BYTES = STEP  # bytes of codes per row and step
@@ -24,25 +27,16 @@ BF16_ONES, BF16_SIXTEENS, BF16_MINUS_2304 = 0x3F803F80, 0x41804180, 0xC510C510
 F16_ONES, F16_MINUS_1152 = 0x3C003C00, 0xE480E480
 
 
-class Int8GroupArrays(NamedTuple):
-    """An int8 weight [N, K]: codes [N, K], scales [N, groups]."""
-
-    codes: Any
-    scales: Any
-
-
 class Lane(NamedTuple):
-    """A lane's rows of weight, and the prmt selector of its bytes: 2 t and 2 t + 1, each in a half of a word."""
+    """The prmt selector of a lane's bytes: 2 t and 2 t + 1, each in a half of a word."""
 
-    low: Any
-    high: Any
     bytes: Any
 
 
 @cuda.jit(device=True, forceinline=True)
-def make_lane(weight, table, low, high, zero):
-    """Return the Lane of rows low and high."""
-    return Lane(low, high, uint32(0x1100) + uint32(0x2222) * uint32(cuda.threadIdx.x & 3))
+def make_lane(weight, table, low, high):
+    """Return the Lane."""
+    return Lane(uint32(0x1100) + uint32(0x2222) * uint32(cuda.threadIdx.x & 3))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -60,26 +54,24 @@ def float16_pair(codes):
     return ptx.fma_f16x2(codes & uint32(0x00FF00FF) ^ uint32(0x64806480), uint32(F16_ONES), uint32(F16_MINUS_1152))
 
 
-@cuda.jit(device=True, forceinline=True)
-def load_group(weight, lane, group):
-    """Return the scales of rows low and high, unconverted."""
-    return weight.scales[lane.low, group], weight.scales[lane.high, group]
-
-
 @functools.cache
-def make_int8_decoder(dtype: str, group_size: int) -> Decoder:
-    """Return the Decoder of int8 weights in groups of 32 or multiples of 64; dtype of x: bfloat16 or float16."""
-    parts = max(1, STEP // group_size)
-    chunks_of_part = STEP // parts // INPUTS
+def make_int8_decoder(dtype: str, group_size: int, scales: np.dtype) -> Decoder:
+    """Return the Decoder of int8 weights in groups of 32 or multiples of 64; dtype of x: bfloat16 or float16; scales: their dtype."""
+    arrays = (ScaleArray(scales, group_size),)
+    parts = arrays[0].groups
+    chunks_of_part, float_of = STEP // parts // INPUTS, FLOAT_OF[scales.name]
     pack, fma, pair = PACK[dtype], FMA[dtype], bfloat16_pair if dtype == "bfloat16" else float16_pair
 
-    @cuda.jit(device=True, forceinline=True)
-    def make_pairs(weight, lane, scales, pairs):
-        """pairs[2 * part : 2 * part + 2] = the scales of rows low and high."""
-        for part in range(parts):
-            for row in range(2):
-                scale = float32(scales[part][row])
-                pairs[2 * part + row] = pack(scale, scale)
+    def make_pairs(read):
+        @cuda.jit(device=True, forceinline=True)
+        def pairs_of_step(weight, lane, ahead, stage, elements, pairs):
+            """pairs[2 * part : 2 * part + 2] = the scales of rows low and high."""
+            for part in range(parts):
+                for high in range(2):
+                    scale = float_of(read(stage, elements, 0, part, high))
+                    pairs[2 * part + high] = pack(scale, scale)
+
+        return pairs_of_step
 
     @cuda.jit(device=True, forceinline=True)
     def decode(memory, line, lane, pairs, numbers):
@@ -93,5 +85,4 @@ def make_int8_decoder(dtype: str, group_size: int) -> Decoder:
                 codes = ptx.prmt(words[word], words[word + 1], lane.bytes)
                 numbers[4 * chunk + i] = fma(pair(codes), pairs[at + i % 2], uint32(MINUS_ZEROS))
 
-    load_scales = make_load_groups(load_group, group_size)
-    return Decoder(Int8GroupArrays, CODE_BYTES, 2 * parts, 0, no_table, make_lane, load_scales, make_pairs, decode)
+    return Decoder(arrays, CODE_BYTES, 2 * parts, 0, no_table, make_lane, nothing_ahead, make_pairs, decode)

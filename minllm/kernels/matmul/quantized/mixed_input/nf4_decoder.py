@@ -42,7 +42,7 @@ def row_of(weight, number):
 
 
 @cuda.jit(device=True, forceinline=True)
-def make_lane(weight, table, low, high, zero):
+def make_lane(weight, table, low, high):
     """Return the Lane of rows low and high."""
     entry = uint32(uint32(ENTRY_BYTES) << ((uint32(cuda.threadIdx.x) & uint32(3)) << uint32(3)))
     return Lane(row_of(weight, low), row_of(weight, high), tables_at(table).pairs, entry)
@@ -72,7 +72,7 @@ def look_up(absmax_map, nested, row, found):
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_scales(weight, lane, step):
+def load_ahead(weight, lane, step):
     """Return the Absmax of rows low and high in the block of a step, or in the last block past the end of a row."""
     block = uint32(min(uint32(step), uint32(weight.absmax.shape[1] - 1)))
     return load_absmax(weight.absmax, weight.nested, lane.low, block), load_absmax(weight.absmax, weight.nested, lane.high, block)
@@ -87,12 +87,15 @@ def make_nf4_decoder(dtype: str) -> Decoder:
     def fill_table(table, weight, thread):
         fill_pairs(table, weight.table, thread, cuda.blockDim.x)
 
-    @cuda.jit(device=True, forceinline=True)
-    def make_pairs(weight, lane, scales, pairs):
-        """pairs[0 : 2] = the absmax of rows low and high."""
-        low = look_up(weight.map, weight.nested, lane.low, scales[0])
-        high = look_up(weight.map, weight.nested, lane.high, scales[1])
-        pairs[0], pairs[1] = pack(low, low), pack(high, high)
+    def make_pairs(read):
+        @cuda.jit(device=True, forceinline=True)
+        def pairs_of_step(weight, lane, ahead, stage, elements, pairs):
+            """pairs[0 : 2] = the absmax of rows low and high."""
+            low = look_up(weight.map, weight.nested, lane.low, ahead[0])
+            high = look_up(weight.map, weight.nested, lane.high, ahead[1])
+            pairs[0], pairs[1] = pack(low, low), pack(high, high)
+
+        return pairs_of_step
 
     @cuda.jit(device=True, forceinline=True)
     def number(word, lane, scale):
@@ -108,4 +111,4 @@ def make_nf4_decoder(dtype: str) -> Decoder:
             numbers[2 * word] = number(words[word], lane, pairs[0])
             numbers[2 * word + 1] = number(words[WORDS + word], lane, pairs[1])
 
-    return Decoder(Nf4Arrays, STEP // 2, 2, PAIRS_BYTES, fill_table, make_lane, load_scales, make_pairs, decode)
+    return Decoder((), STEP // 2, 2, PAIRS_BYTES, fill_table, make_lane, load_ahead, make_pairs, decode)

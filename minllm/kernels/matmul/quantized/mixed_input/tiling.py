@@ -7,7 +7,7 @@ from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.output import PADDING
 from minllm.runtime.device import SHARED_BYTES_PER_BLOCK, sms_here
 from minllm.runtime.kernel import check
-from minllm.tiles.shared import SharedTile
+from minllm.tiles.shared import ALIGNMENT, SharedTile
 from minllm.tiles.warpgroup import ROWS, THREADS
 
 STEP = 64  # inputs per step
@@ -19,16 +19,16 @@ DIVIDED_ABOVE = 128  # rows of x per block above which its warpgroups divide K i
 class MixedInputTiling(NamedTuple):
     """A block has `warpgroups` of 64 rows of weight each and `tokens` rows of x; `stages` steps of K are in flight.
 
-    splits: blocks of a cluster that divide K. code_bytes: bytes of codes per row and step, 32 for four bits and 64 for eight. k_groups:
-    warpgroups of a block that have the same 64 rows and divide K; of two, one takes the even steps, the other the odd ones. blocks: blocks
-    per SM for which registers suffice.
+    splits: blocks of a cluster that divide K. k_groups: warpgroups of a block that have the same 64 rows and divide K; of two, one takes
+    the even steps, the other the odd ones. blocks: blocks per SM for which registers suffice.
+
+    row_bytes of the methods: bytes of codes and scales per row of weight and step.
     """
 
     warpgroups: int
     tokens: int
     stages: int
     splits: int = 1
-    code_bytes: int = STEP // 2
     k_groups: int = 1
     blocks: int = 1
 
@@ -44,25 +44,22 @@ class MixedInputTiling(NamedTuple):
 
     @property
     def x_tile(self) -> SharedTile:
-        """A step's tile of x; the codes follow it in the stage."""
+        """A step's tile of x; codes and scales follow it in the stage."""
         return SharedTile(self.tokens, STEP)
 
-    @property
-    def stage_bytes(self) -> int:
-        """Bytes of a step's x and codes."""
-        return self.x_tile.bytes + self.rows * self.code_bytes
+    def stage_bytes(self, row_bytes: int) -> int:
+        """Bytes of a step's x, codes and scales, rounded up so that the next stage is aligned."""
+        return ceil_div(self.x_tile.bytes + self.rows * row_bytes, ALIGNMENT) * ALIGNMENT
 
-    @property
-    def ring_bytes(self) -> int:
+    def ring_bytes(self, row_bytes: int) -> int:
         """Bytes of the stages, or of the sums that later overwrite them."""
-        return max(self.stages * self.stage_bytes, self.tokens * (self.rows + PADDING) * 4)
+        return max(self.stages * self.stage_bytes(row_bytes), self.tokens * (self.rows + PADDING) * 4)
 
-    @property
-    def shared_bytes(self) -> int:
+    def shared_bytes(self, row_bytes: int) -> int:
         """Bytes of the ring, two barriers per stage, and room to begin at a multiple of 1024."""
-        return self.ring_bytes + 16 * self.stages + 1024
+        return self.ring_bytes(row_bytes) + 16 * self.stages + 1024
 
-    def check(self, table_bytes: int = 0) -> None:
+    def check(self, row_bytes: int, table_bytes: int = 0) -> None:
         """Raise KernelArgumentError unless this tiling can be launched with a table of `table_bytes` in shared memory."""
         counts = self.warpgroups in (1, 2) and self.stages >= 2 and self.splits in (1, 2, 3, 4, 8)
         check(counts, f"{self}: 1 or 2 warpgroups, at least 2 stages, and 1, 2, 3, 4 or 8 splits")
@@ -70,7 +67,7 @@ class MixedInputTiling(NamedTuple):
         own = f"{self}: {self.k_groups} k_groups need a multiple of {self.k_groups} stages, and at least two stages each"
         check(self.stages % self.k_groups == 0 and self.stages >= 2 * self.k_groups, own)
         check(self.tokens in range(8, MOST_TOKENS + 1, 8), f"{self}: 8, 16, ... or 256 tokens")
-        needed, room = self.shared_bytes + table_bytes, SHARED_BYTES_PER_BLOCK // self.blocks
+        needed, room = self.shared_bytes(row_bytes) + table_bytes, SHARED_BYTES_PER_BLOCK // self.blocks
         check(needed <= room, f"{self}: {needed} bytes of shared memory; a block has {room}")
 
 
@@ -84,27 +81,25 @@ def parts_of_k(tiles: int, steps: int) -> int:
     return next(fitting, 2 if 2 * tiles <= sms_here() and 8 <= steps else 1)
 
 
-def largest_tiling(
-    m: int, n: int, k: int, gated: bool, code_bytes: int = STEP // 2, table_bytes: int = 0, k_groups: int = 1
-) -> MixedInputTiling:
+def largest_tiling(m: int, n: int, k: int, gated: bool, row_bytes: int, table_bytes: int = 0, k_groups: int = 1) -> MixedInputTiling:
     """Return the tiling with the largest tile, as many parts of K as there are SMs for, and up to 8 stages."""
     rows, steps, chunks = 2 * n if gated else n, ceil_div(k, STEP), ceil_div(m, MOST_TOKENS)
     tokens, warpgroups = padded_rows(ceil_div(m, chunks)), 2 if rows > ROWS or k_groups == 2 else 1
-    tile = MixedInputTiling(warpgroups, tokens, 1, 1, code_bytes, k_groups)
+    tile = MixedInputTiling(warpgroups, tokens, 1, 1, k_groups)
     tiles = ceil_div(rows, tile.rows) * ceil_div(m, tokens)
     splits = parts_of_k(tiles, steps // k_groups)
     if tokens <= TWO_BLOCKS_UP_TO and tiles > sms_here():
         tile = tile._replace(blocks=2)
-    stages = min(8, (SHARED_BYTES_PER_BLOCK // tile.blocks - 2048 - table_bytes) // tile.stage_bytes)
+    stages = min(8, (SHARED_BYTES_PER_BLOCK // tile.blocks - 2048 - table_bytes) // tile.stage_bytes(row_bytes))
     return tile._replace(stages=stages // k_groups * k_groups, splits=splits)
 
 
-def choose_tiling(m: int, n: int, k: int, gated: bool, code_bytes: int = STEP // 2, table_bytes: int = 0) -> MixedInputTiling:
+def choose_tiling(m: int, n: int, k: int, gated: bool, row_bytes: int, table_bytes: int = 0) -> MixedInputTiling:
     """Return the largest tiling.
 
     If its blocks must divide K for many tokens, return the one in which warpgroups divide K first.
     """
-    tiling = largest_tiling(m, n, k, gated, code_bytes, table_bytes)
+    tiling = largest_tiling(m, n, k, gated, row_bytes, table_bytes)
     if tiling.splits > 1 and tiling.warpgroups == 2 and tiling.tokens > DIVIDED_ABOVE:
-        return largest_tiling(m, n, k, gated, code_bytes, table_bytes, k_groups=2)
+        return largest_tiling(m, n, k, gated, row_bytes, table_bytes, k_groups=2)
     return tiling

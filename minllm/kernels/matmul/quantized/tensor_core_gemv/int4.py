@@ -32,7 +32,7 @@ def make_int4_operand(k: int, tiling, dtype: str, group_size: int, scale_dtype: 
     """Return the Operand of int4 weights in groups of 32, 64 or a multiple of 128."""
     parts, padded_steps = max(1, INPUTS // group_size), tiling.padded_steps(k // INPUTS)
     shares, padded_k = make_shares(parts, tiling.unroll), padded_steps * INPUTS
-    own, groups, unit = shares.parts, k // group_size, UNITS[dtype]
+    own, unit = shares.parts, UNITS[dtype]
     unit_of_sums = 1.0 if has_minimums else unit.value
     zeros_at = 2 * own  # the words of a group of steps are scales, then zeros or minimums
     words = zeros_at + (2 * own if has_zeros or has_minimums else 0)
@@ -45,20 +45,21 @@ def make_int4_operand(k: int, tiling, dtype: str, group_size: int, scale_dtype: 
         return shifted & uint32(odd_mask if i % 2 else even_mask)
 
     @cuda.jit(device=True, forceinline=True)
-    def load_groups(array, rows, step, words, at):
+    def load_groups(array, outputs, rows, step, words, at):
         """words[at : at + 2 * own] = an element for each of the lane's groups of row low, then of row high."""
         for part in range(own):
             group = uint32(uint32(step) * uint32(INPUTS) // uint32(group_size) + uint32(first_part() + uint32(part)))
-            words[at + part] = uint32(array[uint32(rows.low * uint32(groups) + group)])
-            words[at + own + part] = uint32(array[uint32(rows.high * uint32(groups) + group)])
+            first = uint32(group * uint32(outputs))
+            words[at + part] = uint32(array[uint32(first + rows.low)])
+            words[at + own + part] = uint32(array[uint32(first + rows.high)])
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, rows, kept, step, words, at):
-        load_groups(weight.scales, rows, step, words, at)
+        load_groups(weight.scales, weight.outputs, rows, step, words, at)
         if has_zeros:
-            load_groups(weight.zeros, rows, step, words, at + zeros_at)
+            load_groups(weight.zeros, weight.outputs, rows, step, words, at + zeros_at)
         if has_minimums:
-            load_groups(weight.minimums, rows, step, words, at + zeros_at)
+            load_groups(weight.minimums, weight.outputs, rows, step, words, at + zeros_at)
 
     @cuda.jit(device=True, forceinline=True)
     def scale(memory, decoder, kept, held, index, step, sums):
