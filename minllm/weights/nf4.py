@@ -39,7 +39,7 @@ class Nf4Weight(NamedTuple):
     """An NF4 matrix [outputs, inputs], two codes per byte."""
 
     codes: Any  # uint8 [outputs, inputs / 2]
-    absmax: Any  # uint8 [outputs, inputs / 64], codes of `map`; float32 without double quantisation
+    absmax: Any  # uint8 [inputs / 64, outputs], codes of `map`; float32 without double quantisation; why in this order: int4.py
     nested: Any  # float32 [blocks / 256, rounded up]; None without double quantisation
     map: Any  # float32 [256]
     offsets: Any  # float32 [outputs], the same for all rows of a module
@@ -113,11 +113,11 @@ class Nf4Format(WeightFormat):
         outputs, blocks = absmax.shape
         first_blocks = np.arange(outputs, dtype=np.int32) * np.int32(blocks)
         offsets = np.full(outputs, offset, np.float32)
-        return Nf4Weight(codes, absmax_codes, nested, dynamic_map(), offsets, first_blocks, NF4_CODES)
+        return Nf4Weight(codes, np.ascontiguousarray(absmax_codes.T), nested, dynamic_map(), offsets, first_blocks, NF4_CODES)
 
     def dequantize(self, weight: Nf4Weight) -> np.ndarray:
         """table[code] * absmax, float32 [outputs, inputs]."""
-        absmax = weight.absmax
+        absmax = weight.absmax.T
         if weight.nested is not None:
             block = weight.first_blocks[:, None] + np.arange(absmax.shape[1])
             absmax = weight.map[absmax] * weight.nested[block // NESTED_BLOCK] + weight.offsets[:, None]
@@ -127,7 +127,7 @@ class Nf4Format(WeightFormat):
     def without_contents(self, ops: Any, outputs: int, inputs: int) -> Nf4Weight:
         """A weight of this shape with unspecified contents."""
         blocks = inputs // BLOCK
-        absmax = ops.empty((outputs, blocks), np.uint8 if self.nested else np.float32)
+        absmax = ops.empty((blocks, outputs), np.uint8 if self.nested else np.float32)
         nested = ops.empty((-(-outputs * blocks // NESTED_BLOCK),), np.float32) if self.nested else None
         sizes = (((256,), np.float32), ((outputs,), np.float32), ((outputs,), np.int32), ((16,), np.float32))
         return Nf4Weight(ops.empty((outputs, inputs // 2), np.uint8), absmax, nested, *(ops.empty(*one) for one in sizes))

@@ -55,9 +55,9 @@ class StoredNf4(StoredFormat, Nf4Format):
                 first_block += NESTED_BLOCK * len(parts[-1].nested)
         if any(not np.array_equal(getattr(one, name), getattr(parts[0], name)) for one in parts for name in ("map", "table")):
             raise UnsupportedModelError(f"{checkpoint.directory}: {' and '.join(one.name for one in projections)} have different tables.")
-        columns = {name: np.concatenate([getattr(one, name) for one in parts]) for name in ("codes", "absmax", "offsets", "first_blocks")}
+        rows = {name: np.concatenate([getattr(one, name) for one in parts]) for name in ("codes", "offsets", "first_blocks")}
         nested = np.concatenate([one.nested for one in parts]) if self.nested else None
-        return parts[0]._replace(nested=nested, **columns)
+        return parts[0]._replace(absmax=np.concatenate([one.absmax for one in parts], axis=1), nested=nested, **rows)
 
     def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard, first_block: int) -> Nf4Weight:
         offset = self._checked_state(projection, tensors)
@@ -66,7 +66,7 @@ class StoredNf4(StoredFormat, Nf4Format):
         numbers = projection.cut(np.arange(first_block, first_block + blocks[0] * blocks[1]).reshape(blocks), shard, block=(1, BLOCK))
         codes = np.ascontiguousarray(projection.cut(packed, shard, block=(1, 2)))
         absmax = tensors.codes("weight.absmax", np.uint8) if self.nested else tensors.scales("weight.absmax").astype(np.float32)
-        absmax = np.ascontiguousarray(projection.cut(absmax.reshape(blocks), shard, block=(1, BLOCK)))
+        absmax = np.ascontiguousarray(projection.cut(absmax.reshape(blocks), shard, block=(1, BLOCK)).T)
         nested = tensors.scales("weight.nested_absmax").astype(np.float32) if self.nested else None
         found = tensors.scales("weight.nested_quant_map").astype(np.float32) if self.nested else dynamic_map()
         table = tensors.scales("weight.quant_map").astype(np.float32)

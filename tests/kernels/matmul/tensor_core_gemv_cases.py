@@ -12,7 +12,6 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
 from minllm.kernels.rope.rotate import rope_reference, rope_table
 from minllm.weights.formats import WEIGHT_FORMATS
-from minllm.weights.int4 import Int4Weight
 from minllm.weights.nf4 import BLOCK, NESTED_BLOCK, quantize_blocks
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, Guarded, assert_close, bits, poisoned, random
 
@@ -164,7 +163,7 @@ def weight_and_numbers(case, rows):
     if case.name == "int4, minimums":
         small = small._replace(minimums=(-7.3 * small.scales).astype(FLOAT16))
     if case.name == "nf4, not nested":
-        small = small._replace(absmax=quantize_blocks(matrix)[1], nested=None)
+        small = small._replace(absmax=quantize_blocks(matrix)[1].T.copy(), nested=None)
     if case.name == "nf4, odd first block":  # so that two blocks of a step have two nested scales
         first = NESTED_BLOCK - 3
         nested = random((ceil_div(first + small.absmax.size, NESTED_BLOCK),), FLOAT32, 6, 0.01)
@@ -176,16 +175,20 @@ def weight_and_numbers(case, rows):
 
 def whole_weight(small, rows, k):
     """Return a weight of this number of rows that repeats the rows of a small one."""
-    by_group = ("scales", "zeros", "minimums") if isinstance(small, Int4Weight) else ()
-    found = {
-        name: repeat(array.T, rows).T.copy() if name in by_group else repeat(array, rows)
-        for name, array in small._asdict().items() if array is not None
-    }  # fmt: skip
+    found = with_rows(small, lambda array: repeat(array, rows))._asdict()
     if hasattr(small, "first_blocks"):
         first, blocks = small.first_blocks[0], k // BLOCK
         nested = None if small.nested is None else repeat(small.nested, ceil_div(first + rows * blocks, NESTED_BLOCK))
         found |= dict(map=small.map, table=small.table, nested=nested, first_blocks=first + np.arange(rows, dtype=np.int32) * blocks)
     return small._replace(**found)
+
+
+def with_rows(weight, change):
+    """Return a weight with `change` made to each array [rows, ...], and to the transpose of each array [groups, rows]."""
+    by_group = ("absmax", "zeros", "minimums", *(["scales"] if hasattr(weight, "minimums") else []))
+    arrays = {name: array for name, array in weight._asdict().items() if array is not None}
+    changed = {name: change(array.T).T.copy() if name in by_group else change(array) for name, array in arrays.items()}
+    return weight._replace(**changed)
 
 
 def repeat(array, rows):

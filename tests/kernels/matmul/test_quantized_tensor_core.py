@@ -122,7 +122,7 @@ def test_what_mixed_input_refuses(monkeypatch):
         with pytest.raises(KernelArgumentError, match=words):
             gemm.int4_gemm(x, weight, out, tiling=MixedInputTiling(*tiling))
     with pytest.raises(KernelArgumentError, match="bytes of shared"):
-        gemm.nf4_gemm(x, WEIGHT_FORMATS["nf4"].encode(random((8, 256), FLOAT32, 0)), out, tiling=MixedInputTiling(2, 256, 6))
+        gemm.nf4_gemm(x, WEIGHT_FORMATS["nf4"].encode(random((16, 256), FLOAT32, 0)), np.empty((2, 16), BFLOAT16), tiling=MixedInputTiling(2, 256, 6))
     monkeypatch.setattr(gemm, "has_wgmma", lambda x: False)
     with pytest.raises(KernelArgumentError, match="compute capability 9.0: take the GEMV"):
         gemm.int4_gemm(x, weight, out)

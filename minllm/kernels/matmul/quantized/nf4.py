@@ -28,7 +28,7 @@ BLOCK_SHIFT, NESTED_SHIFT = 6, 8  # log2 of the numbers per block, and of the bl
 
 
 class Nf4Arrays(NamedTuple):
-    """An NF4 weight [N, K] for the tensor-core kernels, with the arrays of nf4_gemv_kernel.
+    """An NF4 weight [N, K] for the tensor-core kernels, with the arrays of nf4_gemv_kernel, and N.
 
     The GEMVs take codes and absmax flat.
     """
@@ -40,6 +40,7 @@ class Nf4Arrays(NamedTuple):
     offsets: Any
     first_blocks: Any
     table: Any
+    outputs: int
 
 
 @cuda.jit(device=True)
@@ -55,8 +56,8 @@ def look_up(words, table, values):
 def absmax_of(n, block, absmax, nested, absmax_map, offsets, first_blocks):
     """Return the largest magnitude of a block of row n, decoded from its 8-bit code if there are nested scales."""
     if nested is None:
-        return absmax[n, block]
-    return absmax_map[absmax[n, block]] * nested[(first_blocks[n] + block) >> NESTED_SHIFT] + offsets[n]
+        return absmax[block, n]
+    return absmax_map[absmax[block, n]] * nested[(first_blocks[n] + block) >> NESTED_SHIFT] + offsets[n]
 
 
 @functools.cache
@@ -66,7 +67,7 @@ def nf4_gemv_kernel(m: int, dtype: str):
 
     @kernel(launch_bounds=WARPS * WARP)
     def nf4_gemv_kernel(x, codes, absmax, nested, absmax_map, offsets, first_blocks, table, bias, out):
-        """x [M, K], codes [N, K / 2], absmax [N, K / 64], nested [...] or None, absmax_map [256], offsets [N], first_blocks [N],
+        """x [M, K], codes [N, K / 2], absmax [K / 64, N], nested [...] or None, absmax_map [256], offsets [N], first_blocks [N],
         table [16], bias [N] or None, out [M, N]; one warp per column of out."""
         shared = cuda.shared.array(16, float32)
         if cuda.threadIdx.x < 16:

@@ -53,33 +53,23 @@ def pair_at(copy, word, i):
     return ptx.load_shared_32(ptx.dp4a_u32(word, uint32(ENTRY_BYTES << 8 * i), copy))
 
 
-def make_fill_pairs(dtype: str):
-    """fill_pairs(pairs, table, thread, threads): write all copies of the table of pairs, [256 bytes, 32 lanes].
+def make_fill_tables(dtype: str, threads: int = 0):
+    """fill_tables(table, weight): a block of `threads` (0: as many as it has) fills its Tables from an Nf4Weight.
 
-    Each of `threads` threads writes pairs of one second code with all first codes, so it loads every number once, all at the same time.
+    A thread writes all copies of the pairs of one second code with all first codes, so it loads every number once, all at the same time.
     """
     pack = ptx.pack_bf16x2 if dtype == "bfloat16" else ptx.pack_f16x2
 
     @cuda.jit(device=True, forceinline=True)
-    def fill_pairs(pairs, table, thread, threads):
-        for column in range(thread, COLUMNS, threads):
-            second = table[column * 16 // ENTRY_BYTES]
-            for first in range(CODES):
-                pair = pack(table[first], second)
-                ptx.store_128(pairs, uint32((first * COLUMNS + column) * 16), pair, pair, pair, pair)
-
-    return fill_pairs
-
-
-def make_fill_tables(dtype: str, threads: int):
-    """fill_tables(table, weight): a block of `threads` fills its tables from those of an Nf4Weight."""
-    fill_pairs = make_fill_pairs(dtype)
-
-    @cuda.jit(device=True, forceinline=True)
     def fill_tables(table, weight):
-        fill_pairs(table, weight.table, int32(cuda.threadIdx.x), threads)
+        thread, stride = int32(cuda.threadIdx.x), int32(cuda.blockDim.x) if threads == 0 else threads
+        for column in range(thread, COLUMNS, stride):
+            second = weight.table[column * 16 // ENTRY_BYTES]
+            for first in range(CODES):
+                pair = pack(weight.table[first], second)
+                ptx.store_128(table, uint32((first * COLUMNS + column) * 16), pair, pair, pair, pair)
         if weight.map is not None:
-            for i in range(int32(cuda.threadIdx.x), MAP_ENTRIES, threads):
+            for i in range(thread, MAP_ENTRIES, stride):
                 ptx.store_32(table, PAIRS_BYTES + 4 * i, ptx.float_as_uint(float32(weight.map[i])))
 
     return fill_tables

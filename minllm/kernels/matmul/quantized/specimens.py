@@ -217,8 +217,8 @@ def mixed_input_specimens(dtype, matrix, nf4_weight):
         (256, 4096, False, nf4_weight), (64, 14336, True, nf4_weight),
     ):  # fmt: skip
         kind = "nested" if arrays is nf4_weight else "not_nested"
-        weight = types.NamedTuple(arrays, nf4.Nf4Arrays)
-        yield mixed_input_specimen("nf4", kind, m, outputs, gated, make_nf4_decoder(dtype), weight, dtype, matrix)
+        weight = types.NamedTuple((*arrays, INT32), nf4.Nf4Arrays)
+        yield mixed_input_specimen("nf4", kind, m, outputs, gated, make_nf4_decoder(dtype, arrays is nf4_weight), weight, dtype, matrix)
     for m, outputs, gated in ((2048, 4096, False), (2048, 4096, True), (16, 4096, False), (256, 4096, False), (64, 28672, False)):
         yield mixed_input_specimen("int8", "32", m, outputs, gated, make_int8_decoder(dtype, 32, FLOAT16), types.none, dtype, matrix)
 
@@ -259,8 +259,8 @@ def tensor_core_gemv_weights():
         kind = dict(group_size=group_size, scale_dtype="float16", has_zeros=has_zeros, has_minimums=has_minimums)
         make_operand = functools.partial(tensor_core_gemv.int4.make_int4_operand, **kind)
         found[f"int4/{group_size}{suffix}"] = tensor_core_gemv.INT4, make_operand, arrays
-    for kind, absmax, nested in (("nested", bits, ONE_VECTOR), ("not_nested", ONE_VECTOR, none)):
-        arrays = nf4.Nf4Arrays(zeros, absmax, nested, ONE_VECTOR, ONE_VECTOR, array(INT32, 1), ONE_VECTOR)
+    for kind, absmax, nested in (("nested", zeros, ONE_VECTOR), ("not_nested", ONE_VECTOR, none)):
+        arrays = nf4.Nf4Arrays(zeros, absmax, nested, ONE_VECTOR, ONE_VECTOR, array(INT32, 1), ONE_VECTOR, INT32)
         make_operand = functools.partial(tensor_core_gemv.nf4.make_nf4_operand, is_nested=kind == "nested")
         found[f"nf4/{kind}"] = tensor_core_gemv.NF4, make_operand, arrays
     for code, form, codes in (("int8", tensor_core_gemv.INT8, array(types.int8, 1)), ("fp8", tensor_core_gemv.FP8, zeros)):
@@ -324,10 +324,10 @@ def batched_gemv_weights():
         kind = (group_size, "float16", has_zeros, has_minimums)
         found[f"int4/{group_size}{suffix}"] = lambda dtype, k, tiling, kind=kind: batched_gemv.make_int4_decoder(dtype, *kind), arrays
     for kind, absmax, nested in (("nested", codes, ONE_VECTOR), ("not_nested", ONE_VECTOR, none)):
-        arrays = nf4.Nf4Arrays(codes, absmax, nested, ONE_VECTOR, ONE_VECTOR, array(INT32, 1), ONE_VECTOR)
+        arrays = nf4.Nf4Arrays(codes, absmax, nested, ONE_VECTOR, ONE_VECTOR, array(INT32, 1), ONE_VECTOR, INT32)
         nests = kind == "nested"
         found[f"nf4/{kind}"] = (
-            lambda dtype, k, tiling, nests=nests: batched_gemv.make_nf4_decoder(dtype, k, tiling.threads, nests), arrays
+            lambda dtype, k, tiling, nests=nests: batched_gemv.make_nf4_decoder(dtype, tiling.threads, nests), arrays
         )  # fmt: skip
     return found
 

@@ -56,8 +56,8 @@ def int4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple
 
 def nf4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple[Decoder, Any]:
     """Return the Decoder of an Nf4Weight, and its arrays."""
-    arrays = Nf4Arrays(*weight)._replace(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
-    return make_nf4_decoder(dtype, k, tiling.threads, weight.nested is not None), arrays
+    arrays = Nf4Arrays(*weight, len(weight.codes))._replace(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
+    return make_nf4_decoder(dtype, tiling.threads, weight.nested is not None), arrays
 
 
 INT4 = Format("int4", takes_int4, int4_decoder)

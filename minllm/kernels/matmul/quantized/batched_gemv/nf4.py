@@ -13,7 +13,7 @@ from numba import cuda, float32, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder, Scale, x_as_it_is
-from minllm.kernels.matmul.quantized.nf4 import BLOCK_SHIFT, NESTED_SHIFT
+from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT
 from minllm.kernels.matmul.quantized.nf4_pairs import TABLE_BYTES, make_fill_tables, mapped, pair_at, tables_at
 
 BLOCKS = 2  # NF4 blocks per step
@@ -33,9 +33,9 @@ def add_scaled(total, absmax, offset, numbers_times_x, x):
 
 
 @functools.cache
-def make_nf4_decoder(dtype: str, k: int, threads: int, is_nested: bool) -> Decoder:
+def make_nf4_decoder(dtype: str, threads: int, is_nested: bool) -> Decoder:
     """Return the Decoder of NF4 weights, with or without double quantisation."""
-    fill, blocks_of_a_row = make_fill_tables(dtype, threads), k >> BLOCK_SHIFT
+    fill = make_fill_tables(dtype, threads)
 
     @cuda.jit(device=True, forceinline=True)
     def begin_block(table, weight):
@@ -48,7 +48,7 @@ def make_nf4_decoder(dtype: str, k: int, threads: int, is_nested: bool) -> Decod
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, row, kept, block, words, at):
-        absmax = weight.absmax[uint32(row * uint32(blocks_of_a_row) + block)]
+        absmax = weight.absmax[uint32(block * uint32(weight.outputs) + row)]
         if is_nested:
             words[at] = uint32(absmax)
             words[at + 1] = ptx.float_as_uint(float32(weight.nested[uint32(kept.first_block + block) >> uint32(NESTED_SHIFT)]))

@@ -33,7 +33,7 @@ class Decoder(NamedTuple):
     code_bytes: int  # bytes of codes per row and step
     pairs: int  # registers for a lane's scales of a step
     table_bytes: int  # bytes of the table in shared memory, 0 without one
-    fill_table: Any  # (table, weight, thread): all threads fill it before a barrier
+    fill_table: Any  # (table, weight): all threads fill it before a barrier
     make_lane: Any  # (weight, table, low, high) -> Lane of rows low and high
     load_ahead: Any  # (weight, lane, step) -> the lane's scale data for a step that no TMA loads, unconverted
     make_pairs: Any  # (read) -> make_pairs(weight, lane, ahead, stage, elements, pairs): pairs = the scales as pairs of 16-bit floats;
@@ -52,7 +52,7 @@ class Decoder(NamedTuple):
 
 
 @cuda.jit(device=True, forceinline=True)
-def no_table(table, weight, thread):
+def no_table(table, weight):
     """Decoder.fill_table for a format without a table."""
 
 

@@ -20,8 +20,8 @@ from minllm.runtime.tensor_map import tensor_map
 
 
 def scale_arrays(weight) -> list:
-    """Return the arrays [groups, N] that TMA loads with the codes: scales, and zeros or minimums, if the weight has them."""
-    found = (getattr(weight, name, None) for name in ("scales", "zeros", "minimums"))
+    """Return the arrays [groups, N] that TMA loads with the codes: scales or absmax, and zeros or minimums, if the weight has them."""
+    found = (getattr(weight, name, None) for name in ("scales", "absmax", "zeros", "minimums"))
     return [array for array in found if array is not None]
 
 
@@ -49,7 +49,7 @@ def int4_decoder(x, weight) -> tuple[Decoder, None]:
 
 def nf4_decoder(x, weight) -> tuple[Decoder, Nf4Arrays]:
     """Return the Decoder of an Nf4Weight, and the arrays that it loads itself."""
-    return make_nf4_decoder(x.dtype.name), Nf4Arrays(*weight)
+    return make_nf4_decoder(x.dtype.name, weight.nested is not None), Nf4Arrays(*weight, len(weight.codes))
 
 
 def int8_decoder(x, weight) -> tuple[Decoder, None]:

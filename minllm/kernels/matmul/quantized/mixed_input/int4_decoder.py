@@ -47,7 +47,7 @@ class Lane(NamedTuple):
 def make_lane(weight, table, low, high):
     """Return the Lane. The compiler would move a known mask to a register for every pair, so it must not know that no thread is 1 << 16."""
     thread = ptx.keep_register(uint32(cuda.threadIdx.x))
-    return Lane(uint32(0x000F000F) | thread >> uint32(16), (thread & uint32(3)) << uint32(2))
+    return Lane(uint32(0x000F000F + (thread >> uint32(16))), (thread & uint32(3)) << uint32(2))
 
 
 def make_offset(dtype: str, minimums: np.dtype | None, has_zeros: bool):

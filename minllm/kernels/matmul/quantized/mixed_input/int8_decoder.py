@@ -3,8 +3,8 @@
     w[n, k] = code[n, k] * scale[n, k // group_size]          scale and product are rounded to x's dtype
 
 prmt selects the bytes of inputs 2 t and 2 t + 1. A byte with its sign bit flipped is code + 128; 0x6400 above it makes it the float16
-1024 + 128 + code, and an fma subtracts 1024 + 128. bfloat16 has too few mantissa bits for that: the two nibbles of a byte become 128 + low
-and 128 + high, and two fma combine them to 16 * high + low - 128. All of these numbers are exact.
+1024 + 128 + code, and an fma subtracts 1024 + 128. bfloat16 has seven bits for that: the lower seven of a byte become 128 + bits, and the
+sign bit is the lowest bit of the exponent of -128 or -256, which an fma adds. All of these numbers are exact.
 """
 
 import functools
@@ -23,33 +23,35 @@ CODE_BYTES = STEP  # bytes of codes per row and step
 INPUTS = 16  # inputs per chunk of codes
 load_chunk = make_load_chunk(CODE_BYTES)
 # Pairs of 16-bit floats.
-BF16_ONES, BF16_SIXTEENS, BF16_MINUS_2304 = 0x3F803F80, 0x41804180, 0xC510C510
+BF16_ONES, BF16_128, BF16_MINUS_128 = 0x3F803F80, 0x43004300, 0xC300C300
 F16_ONES, F16_MINUS_1152 = 0x3C003C00, 0xE480E480
 
 
 class Lane(NamedTuple):
-    """The prmt selector of a lane's bytes: 2 t and 2 t + 1, each in a half of a word."""
+    """The prmt selector of a lane's bytes, 2 t and 2 t + 1, each in a half of a word; masks of a byte's sign bit and of its other bits."""
 
     bytes: Any
+    sign: Any
+    magnitude: Any
 
 
 @cuda.jit(device=True, forceinline=True)
 def make_lane(weight, table, low, high):
-    """Return the Lane."""
-    return Lane(uint32(0x1100) + uint32(0x2222) * uint32(cuda.threadIdx.x & 3))
+    """Return the Lane. The compiler does not know that no thread is 1 << 16, or it would move the masks to a register for every pair."""
+    thread = ptx.keep_register(uint32(cuda.threadIdx.x))
+    zero = thread >> uint32(16)
+    return Lane(uint32(0x1100) + uint32(0x2222) * (thread & uint32(3)), uint32(0x00800080 + zero), uint32(0x007F007F + zero))
 
 
 @cuda.jit(device=True, forceinline=True)
-def bfloat16_pair(codes):
+def bfloat16_pair(codes, lane):
     """Return bytes 0 and 2 of a word as two bfloat16, exactly."""
-    low = codes & uint32(0x000F000F) | uint32(0x43004300)
-    high = (codes >> uint32(4) & uint32(0x000F000F)) ^ uint32(0x43084308)  # with the sign bit flipped
-    high = ptx.fma_bf16x2(high, uint32(BF16_SIXTEENS), uint32(BF16_MINUS_2304))
-    return ptx.fma_bf16x2(low, uint32(BF16_ONES), high)
+    minus = codes & lane.sign | uint32(BF16_MINUS_128)  # -256 for a negative byte
+    return ptx.fma_bf16x2(codes & lane.magnitude | uint32(BF16_128), uint32(BF16_ONES), minus)
 
 
 @cuda.jit(device=True, forceinline=True)
-def float16_pair(codes):
+def float16_pair(codes, lane):
     """Return bytes 0 and 2 of a word as two float16, exactly."""
     return ptx.fma_f16x2(codes & uint32(0x00FF00FF) ^ uint32(0x64806480), uint32(F16_ONES), uint32(F16_MINUS_1152))
 
@@ -83,6 +85,6 @@ def make_int8_decoder(dtype: str, group_size: int, scales: np.dtype) -> Decoder:
             for i in range(4):  # inputs 0 to 7 of rows low and high, then inputs 8 to 15
                 word = i // 2 * 2 + i % 2 * 4
                 codes = ptx.prmt(words[word], words[word + 1], lane.bytes)
-                numbers[4 * chunk + i] = fma(pair(codes), pairs[at + i % 2], uint32(MINUS_ZEROS))
+                numbers[4 * chunk + i] = fma(pair(codes, lane), pairs[at + i % 2], uint32(MINUS_ZEROS))
 
     return Decoder(arrays, CODE_BYTES, 2 * parts, 0, no_table, make_lane, nothing_ahead, make_pairs, decode)

@@ -204,7 +204,7 @@ def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, g
         tile = Tile(column, int32(column + out.shape[1]), token, first_step, int32(steps * (split + 1) // splits - first_step))
         ring = pipeline.ring(first_stage, first_stage + barriers_at, 0)
         first_word = (first_stage - ptx.shared_address(memory, 0)) >> uint32(2)
-        fill_table(table, weight, thread)
+        fill_table(table, weight)
         if thread == 0:
             pipeline.init(ring)
         cuda.syncthreads()

@@ -72,8 +72,7 @@ def int4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tu
 
 def nf4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """Return the Operand of an Nf4Weight, and its arrays."""
-    absmax = weight.absmax.reshape(-1)
-    arrays = Nf4Arrays(*weight)._replace(codes=weight.codes.reshape(-1), absmax=absmax if weight.nested is None else absmax.view(np.uint16))
+    arrays = Nf4Arrays(*weight, len(weight.codes))._replace(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
     return nf4.make_nf4_operand(k, tiling, dtype, weight.nested is not None), arrays
 
 

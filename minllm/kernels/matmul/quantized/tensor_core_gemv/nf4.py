@@ -38,8 +38,8 @@ def make_nf4_operand(k: int, tiling, dtype: str, is_nested: bool) -> Operand:
     """Return the Operand of NF4 weights, with or without double quantisation."""
     steps, threads, shares = k // INPUTS, tiling.threads, make_shares(BLOCKS, tiling.unroll)
     padded_steps, sum_of_lanes = tiling.padded_steps(steps), shares.sum_of_lanes
-    # The words of a group of steps are pairs of absmax codes, then nested scales; without double quantisation absmax.
-    padded_k, words_of_a_group = padded_steps * INPUTS, 2 * BLOCKS + (2 if is_nested else 0)
+    nested_at = 2 * BLOCKS  # the words of a group of steps are absmax or its codes, then nested scales
+    padded_k, words_of_a_group = padded_steps * INPUTS, nested_at + (2 * BLOCKS if is_nested else 0)
 
     @cuda.jit(device=True, forceinline=True)
     def pair_of(tables, word, i):
@@ -51,25 +51,21 @@ def make_nf4_operand(k: int, tiling, dtype: str, is_nested: bool) -> Operand:
         return Kept(uint32(first[rows.low]), uint32(first[rows.high]), float32(offsets[rows.low]), float32(offsets[rows.high]))
 
     @cuda.jit(device=True, forceinline=True)
-    def load_nested(weight, rows, kept, step, words, at):
-        for row in range(2):
-            words[at + row] = uint32(weight.absmax[uint32((rows.high if row else rows.low) * uint32(steps) + uint32(step))])
-            for block in range(BLOCKS):  # both have the same nested scale, unless the row's first block has an odd number
-                number = uint32((kept.high_block if row else kept.low_block) + uint32(step * BLOCKS + block))
-                words[at + 2 + row * BLOCKS + block] = ptx.float_as_uint(float32(weight.nested[number >> uint32(NESTED_SHIFT)]))
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_absmax(weight, rows, kept, step, words, at):
-        for row in range(2):
-            for block in range(BLOCKS):
-                place = uint32((rows.high if row else rows.low) * uint32(steps * BLOCKS) + uint32(step * BLOCKS + block))
-                words[at + row * BLOCKS + block] = ptx.float_as_uint(float32(weight.absmax[place]))
+    def load(weight, rows, kept, step, words, at):
+        for block in range(BLOCKS):
+            number = uint32(uint32(step * BLOCKS) + uint32(block))
+            for row in range(2):
+                place = uint32(number * uint32(weight.outputs) + (rows.high if row else rows.low))
+                absmax = weight.absmax[place]
+                words[at + row * BLOCKS + block] = uint32(absmax) if is_nested else ptx.float_as_uint(float32(absmax))
+                if is_nested:
+                    nested = weight.nested[uint32((kept.high_block if row else kept.low_block) + number) >> uint32(NESTED_SHIFT)]
+                    words[at + nested_at + row * BLOCKS + block] = ptx.float_as_uint(float32(nested))
 
     @cuda.jit(device=True, forceinline=True)
     def nested_absmax(decoder, kept, words, at, row, block):
-        code = (words[at + row] >> uint32(8 * block)) & uint32(255)
-        nested = ptx.uint_as_float(words[at + 2 + row * BLOCKS + block])
-        return mapped(decoder, code) * nested + (kept.high_offset if row else kept.low_offset)
+        nested = ptx.uint_as_float(words[at + nested_at + row * BLOCKS + block])
+        return mapped(decoder, words[at + row * BLOCKS + block]) * nested + (kept.high_offset if row else kept.low_offset)
 
     @cuda.jit(device=True, forceinline=True)
     def loaded_absmax(decoder, kept, words, at, row, block):
@@ -90,7 +86,6 @@ def make_nf4_operand(k: int, tiling, dtype: str, is_nested: bool) -> Operand:
 
     prepare, multiply = make_prepare_numbers(k, padded_k, threads, dtype, BLOCKS), make_multiply(dtype, BLOCKS, shares, pair_of)
     x_bytes, fill = padded_k * 2 + padded_steps * BLOCKS * 4, make_fill_tables(dtype, threads)
-    load = load_nested if is_nested else load_absmax
     return Operand(
         steps, k // 2, shares.group, words_of_a_group, x_bytes, TABLE_BYTES, float32, fill, prepare, tables_at, begin, shares.own_step,
         load, multiply, scale, finish,
