@@ -59,7 +59,7 @@ QUANTIZED = {
              "Q8_0": "int8_group_gemv"},
     "tensor_core_gemv": {name: f"tensor_core_gemv/{name}" for name in ("int4", "nf4", "int8", "fp8")},
     "batched_gemv": {"int4": "batched_gemv/int4", "Q4_1": "batched_gemv/int4", "nf4": "batched_gemv/nf4"},
-    "flat": {"int4": "int4_wgmma", "int8": "flat/wgmma/int8", "fp8": "flat/wgmma/float8_e4m3fn"},
+    "flat": {"int8": "flat/wgmma/int8", "fp8": "flat/wgmma/float8_e4m3fn"},
     "wgmma": {"int4": "mixed_input_int4", "Q4_1": "mixed_input_int4", "nf4": "mixed_input_nf4", "Q8_0": "mixed_input_int8",
               "int8": "wgmma/int8", "fp8": "wgmma/float8_e4m3fn", "fp8_block": "fp8_block_wgmma"},
     "widened": {"int4": "dequantize_int4", "Q4_1": "dequantize_int4", "nf4": "dequantize_nf4", "fp8_block": "dequantize_fp8_block",

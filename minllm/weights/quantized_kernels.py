@@ -1,11 +1,10 @@
 """The GEMVs and GEMMs of quantised weights, and which of them is chosen for how many rows of x.
 
 one row    int4, NF4, int8 and fp8: a GEMV on tensor cores, from compute capability 8.0 (fp8: 8.9) on
-few rows   int4 and NF4 on Hopper: the batched GEMV for 2 to 16 rows
+few rows   int4 and NF4 on Hopper: the batched GEMV for 2 to 8 rows, or to 16 with groups of 128 or more
 W8A8       on Hopper a flat GEMM over the codes, then a wgmma GEMM; elsewhere a GEMV for up to 8 rows, then the widened matrix
-int4       beyond that on Hopper a flat GEMM that decodes weights in registers for up to 64 rows, then the mixed-input GEMM
 fp8_block  a GEMV for one row; on Hopper a wgmma GEMM over the codes for more; elsewhere the GEMV for up to 8 rows, then the widened matrix
-others     a GEMV for up to 3 rows; on Hopper the mixed-input GEMM for more; elsewhere the GEMV for up to 8, then the widened matrix
+others     on Hopper the mixed-input GEMM beyond that; elsewhere a GEMV for up to 8 rows, then the widened matrix
 """
 
 import functools
@@ -24,7 +23,6 @@ from minllm.kernels.matmul.quantized import (
     fp8_block_wgmma,
     int4,
     int4_naive,
-    int4_wgmma,
     int8,
     int8_groups,
     nf4,
@@ -42,7 +40,8 @@ from minllm.weights.format import LinearKernels
 
 TENSOR_CORE_GEMV, BATCHED_GEMV = "tensor_core_gemv", "batched_gemv"
 OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply the codes themselves
-FEWEST_ROWS_OF_TILES = 4  # fewest rows of x for which tiles are decoded for tensor cores, if the batched GEMV does not fit
+FEWEST_ROWS_OF_TILES = 2  # fewest rows of x for which tiles are decoded for tensor cores, if the batched GEMV is not chosen
+MOST_ROWS_OF_SHORT_GROUPS, LONG_GROUP = 8, 128  # most rows for the batched GEMV with groups of fewer inputs than LONG_GROUP
 MOST_ROWS_OF_FLAT_CODES = 64  # most rows of x for the flat GEMM over codes; at 256 wgmma is faster for every weight
 
 
@@ -57,19 +56,9 @@ def on_hopper(array: Any) -> bool:
 
 
 def choose_mixed_input(x: Any, weight: Any) -> str:
-    """The mixed-input GEMM for the rows of x for which a GEMV took longer on an H200; else `choose`."""
+    """The mixed-input GEMM for the rows of x for which a GEMV took longer on an H100; else `choose`."""
     is_faster = x.shape[0] >= FEWEST_ROWS_OF_TILES and on_hopper(weight.codes) and gemm.fits(x, weight)
     return "wgmma" if is_faster else choose(x, weight)
-
-
-def choose_int4(x: Any, weight: Any) -> str:
-    """The variant of int4 if the GEMVs on tensor cores do not fit; thresholds measured on an H200."""
-    rows = x.shape[0]
-    if not on_hopper(weight.codes):
-        return choose(x, weight)
-    if rows > int4_wgmma.MOST_ROWS or weight.minimums is not None:
-        return choose_mixed_input(x, weight)
-    return "flat" if rows >= FEWEST_ROWS_OF_TILES and int4_wgmma.fits(x, weight) else choose(x, weight)
 
 
 def choose_fp8_block(x: Any, weight: Any) -> str:
@@ -81,13 +70,6 @@ def gated_fp8_block(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> A
     """The launcher of this variant that fuses silu(gate) * up; None if it has none for these arrays."""
     fits = variant == "wgmma" and out_dtype in HALF_DTYPES and fp8_block_wgmma.fits(weight)
     return fp8_block_wgmma.gated_fp8_block_wgmma if fits else None
-
-
-def gated_int4(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
-    """The launcher of this variant that fuses silu(gate) * up; None if it has none for these arrays."""
-    if variant == "wgmma":
-        return gemm.gated_int4_gemm if gemm.fits(x, weight) else None
-    return int4_wgmma.gated_int4_wgmma if variant == "flat" and int4_wgmma.fits(x, weight) else None
 
 
 def choose_w8a8(x: Any, weight: Any) -> str:
@@ -130,21 +112,15 @@ def with_mixed_input(kernels: LinearKernels, launcher: Any, gated_launcher: Any)
     return kernels._replace(
         variants={**kernels.variants, "wgmma": launcher},
         choose=choose_mixed_input,
-        gated=lambda variant, x, weight, out_dtype: gated_launcher if variant == "wgmma" and gemm.fits(x, weight) else None,
+        gated=lambda variant, x, weight, out_dtype: gated_launcher if variant == "wgmma" and gemm.fits(x, weight, True) else None,
     )
 
 
 INT8 = w8a8("int8", "int8", int8.int8_gemv, int8.widen_int8)
 FP8 = w8a8("fp8", "float8_e4m3fn", fp8.fp8_gemv, fp8.widen_fp8)
 INT4, NF4 = dequantized(int4.int4_gemv, int4.dequantize_int4), dequantized(nf4.nf4_gemv, nf4.dequantize_nf4)
-INT4 = INT4._replace(
-    variants={
-        **INT4.variants, "int4_naive": int4_naive.int4_naive, "flat": int4_wgmma.int4_wgmma, "wgmma": gemm.int4_gemm,
-    },
-    choose=choose_int4,
-    most_rows={**INT4.most_rows, "flat": int4_wgmma.MOST_ROWS},
-    gated=gated_int4,
-)  # fmt: skip
+INT4 = with_mixed_input(INT4, gemm.int4_gemm, gemm.gated_int4_gemm)
+INT4 = INT4._replace(variants={**INT4.variants, "int4_naive": int4_naive.int4_naive})
 NF4 = with_mixed_input(NF4, gemm.nf4_gemm, gemm.gated_nf4_gemm)
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
 INT8_GROUPS = with_mixed_input(INT8_GROUPS, gemm.int8_group_gemm, gemm.gated_int8_group_gemm)
@@ -196,7 +172,10 @@ def with_batched_gemv(kernels: LinearKernels, found: batched_gemv.Format) -> Lin
     launchers = batched_gemv.make_gemv(found), batched_gemv.make_gated_gemv(found)
 
     def is_chosen(x: Any, weight: Any) -> bool:
-        return on_hopper(weight.codes) and batched_gemv.fits(found, x, weight)
+        groups = (weight.absmax if found is batched_gemv.NF4 else weight.scales).shape[0]
+        has_long_groups = x.shape[1] // groups >= LONG_GROUP
+        few = x.shape[0] <= (batched_gemv.MOST_ROWS if has_long_groups else MOST_ROWS_OF_SHORT_GROUPS)
+        return few and on_hopper(weight.codes) and batched_gemv.fits(found, x, weight)
 
     return with_variant(kernels, BATCHED_GEMV, launchers, is_chosen, batched_gemv.MOST_ROWS)
 

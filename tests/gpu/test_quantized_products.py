@@ -14,16 +14,13 @@ from tests.kernels.matmul.batched_gemv_cases import LARGE_CASES as LARGE_BATCHED
 from tests.kernels.matmul.quantized_cases import (
     BLOCK_CASES,
     CASES,
-    INT4_CASES,
     LARGE_BLOCK_CASES,
     LARGE_CASES,
-    LARGE_INT4_CASES,
     LARGE_MIXED_INPUT_CASES,
     LOST_PER_STEP_ON_DEVICE,
     MIXED_INPUT_CASES,
     check_blocks,
     check_codes,
-    check_int4,
     check_mixed_input,
 )
 from tests.kernels.matmul.tensor_core_gemv_cases import CASES as GEMV_CASES
@@ -51,19 +48,6 @@ def test_products_of_codes_in_blocks_are_those_in_float64(case, device, hopper):
 @pytest.mark.parametrize("case", MIXED_INPUT_CASES + LARGE_MIXED_INPUT_CASES, ids=str)
 def test_gemms_of_mixed_input_are_those_of_the_rounded_weights(case, device, hopper):
     check_mixed_input(case, device)
-
-
-@pytest.mark.parametrize("case", INT4_CASES + LARGE_INT4_CASES, ids=str)
-def test_products_of_int4_are_those_in_float64(case, device, hopper):
-    check_int4(case, device)
-
-
-@pytest.fixture
-def tensor_cores(case):
-    """Skip a test on a GPU without mma.sync for the case's format."""
-    form, capability = next(form for name, form in FORMS.items() if case.name.startswith(name)), current_device().compute_capability
-    if capability < form.since:
-        pytest.skip(f"a GPU of compute capability {capability} has no mma.sync for {form.name}")
 
 
 @pytest.mark.parametrize("case", GEMV_CASES + LARGE_GEMV_CASES, ids=str)

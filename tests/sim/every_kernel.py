@@ -56,7 +56,6 @@ from minllm.kernels.matmul.quantized import (
     fp8_block,
     int4,
     int4_naive,
-    int4_wgmma,
     int8,
     int8_groups,
     nf4,
@@ -67,7 +66,7 @@ from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTilin
 from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling
-from minllm.kernels.matmul.quantized.nf4_pairs import CODES, COLUMNS
+from minllm.kernels.matmul.quantized.nf4_pairs import CODES, COLUMNS, MAP_ENTRIES
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
@@ -742,7 +741,7 @@ def dequantizing_fp8_blocks():
 def int8_groups_of(N, K):
     """A weight in groups of 32, with scales that are powers of two."""
     codes = np.random.default_rng(N).integers(-127, 128, (N, K)).astype(np.int8)
-    return Int8GroupWeight(codes, np.full((N, K // 32), 2.0**-6, np.float16))
+    return Int8GroupWeight(codes, np.full((K // 32, N), 2.0**-6, np.float16))
 
 
 @row
@@ -810,27 +809,13 @@ def gemv_of_int4_by_bytes():
 
 
 @row
-def int4_on_wgmma():
-    """The four lanes of a row ask for its scale once per group."""
-    M, N, K, b = 8, 128, 512, 2
-    tiling = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
-    tiles, groups = N // tiling.rows, K // 128
-    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, scales=4 * 2 * N * groups, out=M * N * b)
-    moved = Expected(asked, dict(x_map=M * K * b, scales=2 * N * groups), 2 * M * N * K)
-    weight = weight_in("int4_g128", N, K)
-    weight = weight._replace(scales=np.ones_like(weight.scales))
-    run = partial(int4_wgmma.int4_wgmma, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
-    return run, {"int4_wgmma_kernel": moved}
-
-
-@row
 def mixed_input_of_two_tiles():
-    """The four lanes of a row ask for its scale for every step, and once beyond the last."""
+    """TMA loads a row's scale for every step."""
     M, N, K, b = 8, 128, 128, 2
     tiling = MixedInputTiling(warpgroups=1, tokens=8, stages=2)
     tiles, steps = N // tiling.rows, K // STEP
-    asked = {"x_map": M * K * b * tiles, "weight_map": N * K // 2, "weight.scales": 4 * 2 * N * (steps + 1), "out": M * N * b}
-    moved = Expected(asked, {"x_map": M * K * b, "weight.scales": 2 * N}, 2 * M * N * K)
+    asked = {"x_map": M * K * b * tiles, "weight_map": N * K // 2, "scale_maps.first": 2 * N * steps, "out": M * N * b}
+    moved = Expected(asked, {"x_map": M * K * b, "scale_maps.first": 2 * N}, 2 * M * N * K)
     weight = weight_in("int4_g128", N, K)
     weight = weight._replace(scales=np.ones_like(weight.scales))
     run = partial(gemm.int4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
@@ -878,14 +863,19 @@ def dequantizing_nf4():
 
 @row
 def mixed_input_of_nf4():
-    """As mixed_input_of_two_tiles with absmax, two numbers per row at the start, and 17 per column of the table."""
+    """As mixed_input_of_two_tiles with absmax for scales; lanes load nested scales, once more beyond the last step, and two numbers per row.
+
+    A block loads 17 numbers per column of its table, and the map.
+    """
     M, N, K, b = 8, 128, 128, 2
     tiling = MixedInputTiling(warpgroups=1, tokens=8, stages=2)
     weight, _, different = nf4_case(N, K, 1)
-    tiles, lanes, loads = N // tiling.rows, 4 * N, 4 * N * (K // STEP + 1)
-    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, absmax=loads, map=4 * (loads - lanes), nested=4 * loads)
+    tiles, lanes, steps = N // tiling.rows, 4 * N, K // STEP
+    asked = dict(x_map=M * K * b * tiles, weight_map=N * K // 2, nested=4 * lanes * (steps + 1), map=4 * MAP_ENTRIES * tiles)
     asked |= dict(offsets=4 * lanes, first_blocks=4 * lanes, table=4 * (1 + CODES) * COLUMNS * tiles, out=M * N * b)
-    moved = Expected(in_nf4_weight(asked), in_nf4_weight(different | dict(x_map=M * K * b)), 2 * M * N * K)
+    asked, of_absmax = in_nf4_weight(asked) | {"scale_maps.first": N * steps}, {"scale_maps.first": different.pop("absmax")}
+    different |= dict(x_map=M * K * b, absmax_map=4 * MAP_ENTRIES)
+    moved = Expected(asked, in_nf4_weight(different) | of_absmax, 2 * M * N * K)
     run = partial(gemm.nf4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"mixed_input_kernel": moved}
 

@@ -72,7 +72,7 @@ def test_integers_are_off_by_half_a_step_at_most(name):
     found, exact = WEIGHT_FORMATS[name], matrix().astype(np.float64)
     weight = found.encode(matrix())
     groups = np.abs(exact).reshape(24, -1, found.group_size or 256)
-    step = weight.scales.astype(np.float64).reshape(*groups.shape[:2], 1)
+    step = weight.scales.T.astype(np.float64).reshape(*groups.shape[:2], 1)
     steps = 1.0 if "zeros" in name else 0.5
     bound = steps * step + groups * (2**-10 if "int4" in name else 2**-20) + 2**-25
     assert (np.abs(found.dequantize(weight) - exact).reshape(groups.shape) <= bound).all()
@@ -94,7 +94,7 @@ def test_nf4_takes_the_nearest_code_of_nearly_the_largest_number():
     blocks = exact.reshape(24, 4, 64)
     absmax = np.abs(blocks).max(axis=2)
     block = weight.first_blocks[:, None] + np.arange(4)
-    stored = weight.map[weight.absmax] * weight.nested[block // NESTED_BLOCK] + weight.offsets[:, None]
+    stored = weight.map[weight.absmax.T] * weight.nested[block // NESTED_BLOCK] + weight.offsets[:, None]
     widest = np.abs(absmax - absmax.mean()).max()
     assert (np.abs(stored - absmax) <= widest * np.diff(dynamic_map()).max() / 2 * 1.001 + 1e-6).all()
     gap = np.diff(NF4_CODES).max() / 2
@@ -118,7 +118,8 @@ def test_an_nf4_row_may_count_its_blocks_from_elsewhere():
     """Rows of two modules side by side, each with blocks, offset and nested scales of its own."""
     found, parts = WEIGHT_FORMATS["nf4"], [WEIGHT_FORMATS["nf4"].encode(matrix(300, 64, seed)) for seed in range(2)]
     stacked = [np.concatenate(both) for both in zip(*parts, strict=True)]
-    both = Nf4Weight(*stacked)._replace(map=parts[0].map, table=parts[0].table)
+    absmax = np.concatenate([one.absmax for one in parts], axis=1)
+    both = Nf4Weight(*stacked)._replace(absmax=absmax, map=parts[0].map, table=parts[0].table)
     both.first_blocks[300:] += NESTED_BLOCK * len(parts[0].nested)
     np.testing.assert_array_equal(found.dequantize(both), np.concatenate([found.dequantize(one) for one in parts]))
 

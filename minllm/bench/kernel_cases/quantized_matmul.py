@@ -30,29 +30,35 @@ PEERS = {
     "int4_g128": ("_weight_int4pack_mm",),
 }  # fmt: skip
 VARIANTS = {  # format -> rows of x -> variants to measure
-    "bfloat16": {rows: ("chosen",) for rows in (1, 2, 4, 8, 16, 64, 128, 256, 2048)},
+    "bfloat16": {rows: ("chosen",) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048)},
     **dict.fromkeys(("fp8", "int8"), {
-        1: ("gemv", "flat", "wgmma", "tensor_core_gemv"), 16: ("flat",), 64: ("flat", "wgmma"), 256: ("flat", "wgmma"), 2048: ("wgmma",),
+        1: ("gemv", "flat", "wgmma", "tensor_core_gemv"), **dict.fromkeys((2, 4, 8, 16, 32), ("flat",)),
+        **dict.fromkeys((64, 128, 256), ("flat", "wgmma")), 2048: ("wgmma",),
     }),
     "fp8_block": {
         1: ("gemv",), **dict.fromkeys((2, 8), ("gemv", "wgmma")), **dict.fromkeys((16, 256), ("wgmma",)),
         **dict.fromkeys((64, 2048), ("wgmma", "widened")),
     },
     "int4_g128": {
-        1: ("gemv", "flat", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv", "flat")),
-        **dict.fromkeys((8, 16), ("batched_gemv", "flat", "wgmma")), 64: ("flat", "wgmma"), 128: ("wgmma",),
-        **dict.fromkeys((256, 2048), ("widened", "wgmma")),
+        1: ("gemv", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv",)), **dict.fromkeys((8, 16), ("batched_gemv", "wgmma")),
+        **dict.fromkeys((32, 64, 128), ("wgmma",)), **dict.fromkeys((256, 2048), ("widened", "wgmma")),
     },
     "int4": {
-        1: ("gemv", "int4_naive", "tensor_core_gemv"), **dict.fromkeys((8, 16), ("batched_gemv", "flat")), 64: ("flat", "wgmma"),
-        2048: ("wgmma",),
+        1: ("gemv", "int4_naive", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv",)),
+        **dict.fromkeys((8, 16), ("batched_gemv", "wgmma")), **dict.fromkeys((32, 64, 128, 256, 2048), ("wgmma",)),
     },
     "nf4": {
         1: ("gemv", "wgmma", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv",)), 8: ("gemv", "batched_gemv", "wgmma"),
-        16: ("batched_gemv", "wgmma"), **dict.fromkeys((32, 64, 256, 2048), ("wgmma", "widened")),
+        16: ("batched_gemv", "wgmma"), **dict.fromkeys((32, 64, 128), ("wgmma",)), **dict.fromkeys((256, 2048), ("wgmma", "widened")),
     },
-    "Q4_1": {**dict.fromkeys((8, 16), ("batched_gemv", "wgmma")), **dict.fromkeys((64, 256, 2048), ("wgmma", "widened"))},
-    "Q8_0": {**dict.fromkeys((2, 4, 8), ("gemv", "wgmma")), **dict.fromkeys((16, 64, 256, 2048), ("wgmma", "widened"))},
+    "Q4_1": {
+        1: ("tensor_core_gemv",), **dict.fromkeys((2, 4, 8, 16), ("batched_gemv", "wgmma")), **dict.fromkeys((32, 64, 128), ("wgmma",)),
+        **dict.fromkeys((256, 2048), ("wgmma", "widened")),
+    },
+    "Q8_0": {
+        1: ("gemv",), 2: ("gemv", "wgmma"), **dict.fromkeys((4, 8, 16, 32, 64, 128), ("wgmma",)),
+        **dict.fromkeys((256, 2048), ("wgmma", "widened")),
+    },
 }  # fmt: skip
 
 
@@ -83,7 +89,7 @@ def repeated(found: WeightFormat, small: Any, n: int, k: int) -> Any:
     if found.name == "fp8_block":  # blocks holds the row of scales for each output
         return whole._replace(blocks=np.arange(n, dtype=np.int32) // FP8_BLOCK)
     if found.name == "nf4":
-        return whole._replace(first_blocks=np.arange(n, dtype=np.int32) * np.int32(whole.absmax.shape[1]))
+        return whole._replace(first_blocks=np.arange(n, dtype=np.int32) * np.int32(whole.absmax.shape[0]))
     return whole
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized import fp8_block_wgmma, int4_wgmma, tensor_core
+from minllm.kernels.matmul.quantized import fp8_block_wgmma, tensor_core
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
@@ -171,42 +171,27 @@ class WeightOnlyCase(NamedTuple):
     n: int
     k: int
     dtype: np.dtype
-    tiling: FlatWgmmaTiling | MixedInputTiling | None
+    tiling: MixedInputTiling | None
     gated: bool = False
-
-
-INT4_CASES = [
-    WeightOnlyCase("int4_g128", 1, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2)),
-    WeightOnlyCase("int4_g128", 9, 136, 640, FLOAT16, FlatWgmmaTiling(2, 2, 2)),  # half a step at the end
-    WeightOnlyCase("int4_zeros", 20, 65, 320, BFLOAT16, FlatWgmmaTiling(1, 2)),
-    WeightOnlyCase("int4_g64", 64, 64, 576, BFLOAT16, FlatWgmmaTiling(1, 3, 4)),  # one block has no step of K
-    WeightOnlyCase("int4_g128_zeros", 5, 72, 512, BFLOAT16, FlatWgmmaTiling(1, 2, 2), gated=True),
-    WeightOnlyCase("int4", 33, 48, 256, FLOAT16, FlatWgmmaTiling(2, 2), gated=True),
-]
-LARGE_INT4_CASES = [
-    WeightOnlyCase(name, m, n, k, BFLOAT16, None, gated)
-    for name in ("int4_g128", "int4_zeros")
-    for m, n, k, gated in ((1, 6144, 4096, False), (13, 1003, 2176, False), (64, 4096, 4096, False), (33, 3000, 2048, True))
-]
 
 
 MIXED_INPUT_CASES = [
     WeightOnlyCase("int4_g128", 20, 72, 256, BFLOAT16, MixedInputTiling(1, 16, 2)),  # two chunks of x
     WeightOnlyCase("int4_zeros", 9, 144, 96, FLOAT16, MixedInputTiling(2, 16, 3)),  # half a step at the end
     WeightOnlyCase("int4_g64", 3, 88, 320, BFLOAT16, MixedInputTiling(1, 8, 2, splits=2)),  # two and three steps
-    WeightOnlyCase("int4_g128_zeros", 11, 72, 256, BFLOAT16, MixedInputTiling(2, 16, 2, splits=4), gated=True),
+    WeightOnlyCase("int4_g128_zeros", 11, 80, 256, BFLOAT16, MixedInputTiling(2, 16, 2, splits=4), gated=True),
     WeightOnlyCase("int4", 7, 40, 64, FLOAT16, MixedInputTiling(1, 8, 2), gated=True),  # a single step
     WeightOnlyCase("int4, minimums", 5, 72, 96, BFLOAT16, MixedInputTiling(1, 8, 2)),
-    WeightOnlyCase("int4, minimums", 8, 36, 128, FLOAT16, MixedInputTiling(1, 8, 2, splits=2), gated=True),
+    WeightOnlyCase("int4, minimums", 8, 40, 128, FLOAT16, MixedInputTiling(1, 8, 2, splits=2), gated=True),
     WeightOnlyCase("nf4", 11, 80, 192, BFLOAT16, MixedInputTiling(1, 16, 2)),
     WeightOnlyCase("nf4, not nested", 6, 136, 320, FLOAT16, MixedInputTiling(2, 8, 2, splits=2)),
-    WeightOnlyCase("nf4", 9, 40, 64, FLOAT16, MixedInputTiling(1, 16, 2), gated=True),
+    WeightOnlyCase("nf4", 9, 48, 64, FLOAT16, MixedInputTiling(1, 16, 2), gated=True),
     WeightOnlyCase("int8 in groups", 10, 72, 160, BFLOAT16, MixedInputTiling(1, 16, 2)),
     WeightOnlyCase("int8 in groups", 3, 136, 96, FLOAT16, MixedInputTiling(2, 8, 2, splits=2), gated=True),
     WeightOnlyCase("int4_g128", 20, 72, 640, BFLOAT16, MixedInputTiling(2, 16, 4, k_groups=2)),  # ten steps, two chunks of x
     WeightOnlyCase("int4_zeros", 9, 144, 608, FLOAT16, MixedInputTiling(2, 16, 6, k_groups=2)),  # five steps each, the last one half
     WeightOnlyCase("int4_g64", 3, 88, 704, BFLOAT16, MixedInputTiling(2, 8, 4, splits=2, k_groups=2)),  # five and six steps
-    WeightOnlyCase("int4_g128_zeros", 11, 72, 384, FLOAT16, MixedInputTiling(2, 16, 4, splits=2, k_groups=2), gated=True),
+    WeightOnlyCase("int4_g128_zeros", 11, 80, 384, FLOAT16, MixedInputTiling(2, 16, 4, splits=2, k_groups=2), gated=True),
     WeightOnlyCase("int4, minimums", 7, 40, 64, BFLOAT16, MixedInputTiling(2, 8, 4, k_groups=2), gated=True),  # one warpgroup has no step
     WeightOnlyCase("nf4", 11, 80, 320, BFLOAT16, MixedInputTiling(2, 16, 4, splits=3, k_groups=2)),  # one, two and two steps
     WeightOnlyCase("nf4, not nested", 6, 40, 576, FLOAT16, MixedInputTiling(2, 8, 4, k_groups=2), gated=True),
@@ -217,7 +202,7 @@ LARGE_MIXED_INPUT_CASES = [
     for name in ("int4_g128", "int4_zeros", "int4, minimums", "nf4", "nf4, not nested", "int8 in groups")
     for m, n, k, dtype, gated in (
         (13, 4096, 14336, BFLOAT16, False), (65, 4096, 4096, BFLOAT16, False), (130, 1008, 2176, FLOAT16, False),
-        (256, 6144, 4096, BFLOAT16, False), (300, 3000, 2048, BFLOAT16, True), (1111, 2064, 1152, BFLOAT16, False),
+        (256, 6144, 4096, BFLOAT16, False), (300, 3008, 2048, BFLOAT16, True), (1111, 2064, 1152, BFLOAT16, False),
     )
 ] + [
     WeightOnlyCase(name, m, n, k, BFLOAT16, MixedInputTiling(2, 256, stages, splits, k_groups), gated)
@@ -253,10 +238,15 @@ def check_product(case, device, weight, numbers, plain, gated):
     assert_close(out.result(), expected, case.dtype, slack=2e-5)
 
 
+LARGE = 1 << 20  # numbers of a weight
+
+
 def nf4_weight(case):
     """Return a case's weight in NF4, with or without double quantisation."""
     matrix = weight_of(case)
     weight = WEIGHT_FORMATS["nf4"].encode(matrix)
+    if matrix.size > LARGE:  # a GPU adds offsets with fused multiply-adds, and one of so many absmax would be rounded to another number
+        weight = weight._replace(offsets=np.zeros_like(weight.offsets))
     return weight if case.name == "nf4" else weight._replace(absmax=quantize_blocks(matrix)[1].T.copy(), nested=None)
 
 
@@ -291,10 +281,3 @@ def check_mixed_input(case, device):
     weight, numbers = mixed_input_weight(case)
     plain, gated = PRODUCTS_OF_MIXED_INPUT[re.split("[_, ]", case.name)[0]]
     check_product(case, device, weight, numbers, plain, gated)
-
-
-def check_int4(case, device):
-    """Check a case against the unrounded weights, as int4_wgmma rounds none."""
-    found = WEIGHT_FORMATS[case.name]
-    weight = found.encode(weight_of(case))
-    check_product(case, device, weight, found.dequantize(weight), int4_wgmma.int4_wgmma, int4_wgmma.gated_int4_wgmma)

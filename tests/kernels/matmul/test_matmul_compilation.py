@@ -78,7 +78,6 @@ def longest_run(found, product):
     "form, shape, product, codes, most",  # codes: bytes of them that the run multiplies
     [
         ("int4_gemv", "1/128", "FFMA", 512, 250),
-        ("int4_wgmma", "8/128", "HGMMA", 1024, 115),
         ("batched_gemv/int4/128", "8x6144x4096", "HMMA", 4096, 46),
         ("batched_gemv/int4/128", "16x6144x4096", "HMMA", 4096, 57),
         ("batched_gemv/int4/32_minimums", "8x6144x4096", "HMMA", 4096, 70),

@@ -71,20 +71,20 @@ def test_groups_of_rows_are_quantised_bit_for_bit(dtype):
 STORED = {  # formats that occur only in checkpoints, each with a weight [N, K] of random codes
     "minimums": lambda rng, n, k: (
         Int4Format("q4_1", 0.5, group_size=32, has_minimums=True),
-        Int4Weight(codes(rng, n, k // 2), scales(rng, n, k // 32), None, -8 * scales(rng, n, k // 32)),
+        Int4Weight(codes(rng, n, k // 2), scales(rng, k // 32, n), None, -8 * scales(rng, k // 32, n)),
     ),
-    "whole rows": lambda rng, n, k: (Int4Format("rows", 0.5), Int4Weight(codes(rng, n, k // 2), scales(rng, n, 1))),
+    "whole rows": lambda rng, n, k: (Int4Format("rows", 0.5), Int4Weight(codes(rng, n, k // 2), scales(rng, 1, n))),
     "bfloat16 scales": lambda rng, n, k: (
         Int4Format("bf16", 0.5, group_size=64, has_zeros=True),
-        Int4Weight(codes(rng, n, k // 2), scales(rng, n, k // 64).astype(BFLOAT16), codes(rng, n, k // 64) & 15),
+        Int4Weight(codes(rng, n, k // 2), scales(rng, k // 64, n).astype(BFLOAT16), codes(rng, k // 64, n) & 15),
     ),
     "int8 groups": lambda rng, n, k: (
         Int8GroupFormat("q8_0", 1, group_size=32),
-        Int8GroupWeight(codes(rng, n, k).view(np.int8), scales(rng, n, k // 32)),
+        Int8GroupWeight(codes(rng, n, k).view(np.int8), scales(rng, k // 32, n)),
     ),
     "nf4, not nested": lambda rng, n, k: (
         WEIGHT_FORMATS["nf4"],
-        WEIGHT_FORMATS["nf4"].encode(rng.normal(size=(n, k)))._replace(absmax=rng.uniform(1, 2, (n, k // 64)).astype(FLOAT32), nested=None),
+        WEIGHT_FORMATS["nf4"].encode(rng.normal(size=(n, k)))._replace(absmax=rng.uniform(1, 2, (k // 64, n)).astype(FLOAT32), nested=None),
     ),
 }
 

@@ -9,7 +9,6 @@
     int4_naive.py  W4A16: four-bit codes in groups that share a scale, one byte per load; int4.py: 16 bytes per load
     tensor_core_gemv/  one row of x on tensor cores, fused with the operations before and after the GEMV: int4, NF4, int8, fp8
     batched_gemv/  W4A16: up to 16 rows on Hopper's tensor cores, K divided among the blocks of a cluster; int4, NF4
-    int4_wgmma.py  W4A16: up to 64 rows on Hopper, weights in registers as wgmma's left operand
     mixed_input/  W4A16 and W8A16: any number of rows on Hopper, codes converted to 16 bits in registers; int4, NF4, int8 in groups
     tensor_core.py  W8A8: any number of rows on Hopper, with the kernels of flat/ and wgmma/
     nf4.py        W4A16: each four-bit code looks up one of 16 numbers; nf4_pairs.py: each byte looks up a pair

@@ -9,6 +9,7 @@ from minllm import ptx
 BITS = {"float16": "uint16", "bfloat16": "uint16", "float32": "uint32"}  # integers of the same size; scales are loaded as these
 LONG_GROUP = 128  # inputs per step of these GEMVs: longer groups are multiples of it
 MIDDLE = 8  # zero point of symmetric groups, which store none
+MAGIC = {"bfloat16": (0x4300, 0x3F803F80), "float16": (0x6400, 0x3C003C00)}  # bits above a nibble that make it 128, or 1024, + code; ones
 
 
 class Unit(NamedTuple):

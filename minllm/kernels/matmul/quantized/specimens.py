@@ -12,7 +12,6 @@ from minllm.kernels.matmul.quantized import (
     fp8_block_wgmma,
     int4,
     int4_naive,
-    int4_wgmma,
     int8,
     int8_groups,
     many_rows,
@@ -95,7 +94,6 @@ def specimens(dtype):
             yield from wgmma_specimens(code, matrix, bias)
             yield from flat_specimens(code, matrix)
         yield from fp8_block_wgmma_specimens(matrix, bias)
-        yield from int4_wgmma_specimens(dtype, matrix)
     if dtype != "float32":
         yield from mixed_input_specimens(dtype, matrix, weight)
         yield from tensor_core_gemv_specimens(dtype, matrix, bias)
@@ -180,22 +178,6 @@ def flat_specimens(code, matrix):
             name = f"matmul/flat/wgmma/{code}/{'gated/' if gated else ''}{tokens}x{n}x{k}/bfloat16"
             contains = (INSTRUCTIONS[code], "UTMALDG.2D*", "SYNCS.PHASECHK*")
             yield Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes(tokens), contains, targets=((9, 0),))
-
-
-def int4_wgmma_specimens(dtype, matrix):
-    """Yield int4 by wgmma, Hopper only: 8 to 64 rows, plain and gated, with the tilings that the launcher chooses.
-
-    Groups are of 128, and of 32 with zeros.
-    """
-    for tokens, group_size, zeros in ((8, 128, types.none), (16, 128, types.none), (64, 128, CODES), (64, 32, CODES)):
-        for gated in (False, True):
-            tiling = int4_wgmma.choose_tiling(tokens, 4096, gated)
-            kernel = int4_wgmma.int4_wgmma_kernel(tokens, tiling, group_size, dtype, gated, 8)
-            arguments = (types.uint64, types.uint64, SCALES, zeros, types.none, matrix, types.int32)
-            name = f"matmul/int4_wgmma/{'gated/' if gated else ''}{tokens}/{group_size}/{dtype}"
-            shared_bytes = tiling.shared_bytes(tokens, int4_wgmma.X_PANELS)
-            contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128")
-            yield Specimen(name, kernel, arguments, tiling.threads, 2, shared_bytes, contains, targets=((9, 0),))
 
 
 def mixed_input_specimens(dtype, matrix, nf4_weight):

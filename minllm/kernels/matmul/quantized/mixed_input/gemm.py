@@ -25,20 +25,23 @@ def scale_arrays(weight) -> list:
     return [array for array in found if array is not None]
 
 
-def groups_fit(x, weight) -> bool:
+def scales_fit(x, weight, gated: bool) -> bool:
     """Whether TMA can load the scales, and a step of 64 inputs consists of whole groups, or is a part of one group."""
-    arrays = scale_arrays(weight)
-    sizes = {x.shape[1] // array.shape[0] for array in arrays}
-    fitting = all(array.shape[1] == weight.codes.shape[0] for array in arrays) and rows_begin_on(16, *arrays)
-    return fitting and all(size == 32 or size % STEP == 0 for size in sizes)
+    arrays, rows = scale_arrays(weight), weight.codes.shape[0]
+    groups = (x.shape[1] // array.shape[0] for array in arrays)
+    # A tile that TMA loads begins at a multiple of 16 bytes, that of the half with `up` too.
+    begins = all(rows // (2 if gated else 1) * array.dtype.itemsize % 16 == 0 for array in arrays)
+    fitting = all(array.shape[1] == rows for array in arrays) and all(group == 32 or group % STEP == 0 for group in groups)
+    return begins and fitting and rows_begin_on(16, *arrays)
 
 
-def fits(x, weight) -> bool:
+def fits(x, weight, gated: bool = False) -> bool:
     """Whether the kernel supports these arrays, on a GPU with wgmma.
 
-    Rows of 16 bits that begin on multiples of 16 bytes, as rows of codes and of scales do; groups of 32 or multiples of 64.
+    Rows of 16 bits; rows of x, codes and scales, and gated also the halves of rows of scales, are whole 16 bytes; groups of 32 or
+    multiples of 64.
     """
-    return x.dtype in HALF_DTYPES and rows_begin_on(16, x, weight.codes) and groups_fit(x, weight)
+    return x.dtype in HALF_DTYPES and rows_begin_on(16, x, weight.codes) and scales_fit(x, weight, gated)
 
 
 def int4_decoder(x, weight) -> tuple[Decoder, None]:
@@ -61,10 +64,10 @@ def check_arrays(x, weight, out, bias, gated: bool) -> None:
     """Raise KernelArgumentError unless x [M, K], a weight [N, K], out [M, N], or gated [M, N / 2], and bias fit."""
     (m, k), n = x.shape, weight.codes.shape[0]
     check(
-        fits(x, weight),
+        fits(x, weight, gated),
         f"x is {x.dtype} {[m, k]} and the weight has codes {weight.codes.dtype} {list(weight.codes.shape)}; mixed-input GEMM takes float16 "
-        "or bfloat16, groups of 32 or multiples of 64, and rows of whole 16 bytes, those of scales included: take the GEMV, or widen the "
-        "weight",
+        "or bfloat16, groups of 32 or multiples of 64, and rows of whole 16 bytes, also of scales for the outputs (gate and up: for each): "
+        "take the GEMV, or widen the weight",
     )
     check(has_wgmma(x), "mixed-input GEMM needs a GPU of compute capability 9.0: take the GEMV, or widen the weight")
     check_out(x, out, bias, n, gated)

@@ -17,8 +17,7 @@ from numba import cuda, uint32
 
 from minllm import ptx
 
-from minllm.kernels.matmul.quantized.int4_codes import FLOAT_OF, MIDDLE
-from minllm.kernels.matmul.quantized.int4_wgmma import MAGIC
+from minllm.kernels.matmul.quantized.int4_codes import FLOAT_OF, MAGIC, MIDDLE
 from minllm.kernels.matmul.quantized.mixed_input.decoder import (
     BOTH_ROWS,
     FMA,
@@ -81,7 +80,7 @@ def make_int4_decoder(dtype: str, group_size: int, scales: np.dtype, zeros: np.d
     arrays = tuple(ScaleArray(one, group_size) for one in (scales, zeros, minimums) if one is not None)
     parts, has_minimums, has_two = arrays[0].groups, minimums is not None, len(arrays) == 2
     words_of_part = WORDS // parts
-    (bits, _, ones), pack, fma = MAGIC[dtype], PACK[dtype], FMA[dtype]
+    (bits, ones), pack, fma = MAGIC[dtype], PACK[dtype], FMA[dtype]
     magic, float_of, offset_of = bits * 0x10001, FLOAT_OF[scales.name], make_offset(dtype, minimums, zeros is not None)
 
     def make_pairs(read):

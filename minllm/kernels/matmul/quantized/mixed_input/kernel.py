@@ -6,8 +6,7 @@
 A block computes 64 outputs per warpgroup for up to 256 rows of x. In a step of 64 inputs TMA loads the codes of its rows of weight, and x.
 A warpgroup decodes the codes of the next step while the tensor cores multiply those of this one, and while one warpgroup decodes, the other
 multiplies. Decoding takes four to seven instructions per pair of weights, and a decoded pair multiplies up to 256 rows. If there are fewer
-blocks than SMs, `splits` blocks of a cluster divide K, and add their sums as in flat_wgmma.py. int4_wgmma.py, for up to 64 rows of x, adds
-the sums of a group in float32 instead and rounds no weight, which takes twice the registers.
+blocks than SMs, `splits` blocks of a cluster divide K, and add their sums as in flat_wgmma.py.
 
 With k_groups = 2 the two warpgroups of a block have the same 64 rows of weight and divide K between them (k_groups.py).
 
