@@ -68,7 +68,7 @@ MUTATIONS = [
                 ("- zero)", "- zero + float32(1))", "one byte by hand", "off by one"),
         ("- zero)", ")", "one byte by hand", "was not subtracted"),
         ("group = k // group_size", "group = at // group_size", "a scale for each group", "a byte holds two inputs"),
-        ("group = k // group_size", "group = k % scales.shape[1]", "a scale for each group", "not to k % groups"),
+        ("group = k // group_size", "group = k % scales.shape[0]", "a scale for each group", "not to k % groups"),
         ("float32(scales[group, n])", "float32(scales[n, group])", "several words", ""),
         ("zero_point(zeros, minimums, group, n)", "float32(8)", "zero points", "a zero point of its own"),
         ("minimum_of(minimums, group, n)", "float32(0)", "minimums", "minimum was not added"),

@@ -19,7 +19,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 def random_weight(n, k, group_size=32, zeros=False, minimums=False):
     """An Int4Weight [n, k] with random codes and scales, and if requested random zero points or minimums."""
     random = np.random.default_rng(k)
-    groups = (n, k // group_size)
+    groups = (k // group_size, n)
     scales = random.uniform(0.5, 4, groups).astype(np.float16)
     return Int4Weight(
         random.integers(0, 256, (n, k // 2), np.uint8), scales,
@@ -35,11 +35,11 @@ def matrix_of(weight, order=NIBBLE_ORDER, zero_error=0.0, group_of=None, taken=(
     input // group_size. taken: which bits are read as low and high nibble: 0 the lower four bits, 1 the upper four, None neither.
     """
     nibbles = (weight.codes & 15, weight.codes >> 4)
-    k, groups, words = 2 * weight.codes.shape[1], weight.scales.shape[1], np.arange(weight.codes.shape[1]) // 4
+    k, groups, words = 2 * weight.codes.shape[1], weight.scales.shape[0], np.arange(weight.codes.shape[1]) // 4
     group = np.arange(k) // (k // groups) if group_of is None else group_of
-    scale = weight.scales.astype(np.float64)[:, group]
-    zero = MIDDLE if weight.zeros is None else weight.zeros.astype(np.float64)[:, group]
-    minimum = None if weight.minimums is None else weight.minimums.astype(np.float64)[:, group]
+    scale = weight.scales.astype(np.float64)[group].T  # [n, k]
+    zero = MIDDLE if weight.zeros is None else weight.zeros.astype(np.float64)[group].T
+    minimum = None if weight.minimums is None else weight.minimums.astype(np.float64)[group].T
     matrix = np.zeros((len(weight.codes), k))
     for half, source in enumerate(taken):
         if source is None:
@@ -54,7 +54,7 @@ def matrix_of(weight, order=NIBBLE_ORDER, zero_error=0.0, group_of=None, taken=(
 
 def misread(weight):
     """The matrices that common mistakes would read from a weight, as a list of (mistake, [n, k])."""
-    k, groups = 2 * weight.codes.shape[1], weight.scales.shape[1]
+    k, groups = 2 * weight.codes.shape[1], weight.scales.shape[0]
     size = k // groups
     low_inputs = np.arange(k) - np.where(np.arange(k) % 4 < 2, 0, 2)
     found = [
