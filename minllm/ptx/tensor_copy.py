@@ -71,6 +71,15 @@ def corner_of(coordinates, tensor_map):
     return [(int(at) + (1 << 31)) % (1 << 32) - (1 << 31) for at in reversed(coordinates)]
 
 
+def loaded_corner(coordinates, tensor_map):
+    """corner_of for a load, which must begin at a multiple of 16 bytes in a row of the array."""
+    corner, itemsize = corner_of(coordinates, tensor_map), tensor_map.array.dtype.itemsize
+    if corner[-1] * itemsize % CHUNK_BYTES:
+        start = f"element {corner[-1]}, {itemsize} bytes each,"
+        fail(f"a tile is loaded from {start} of a row: a GPU traps (an illegal instruction) unless that is a multiple of {CHUNK_BYTES} bytes")
+    return corner
+
+
 def tile_chunks(offset, tensor_map):
     """For each 16-byte chunk of a tile, its swizzled position in shared memory (address / 16)."""
     return swizzled(offset // CHUNK_BYTES + np.arange(tensor_map.box_bytes // CHUNK_BYTES), tensor_map.swizzle)
@@ -98,13 +107,13 @@ def make_tensor_load(axes):
         completes = mbarrier_at(barrier)
         if completes.block is not block:
             fail("a tile for one block that completes on another block's mbarrier")
-        corner = corner_of(coordinates, tensor_map)
+        corner = loaded_corner(coordinates, tensor_map)
         report_tile(tensor_map, corner, "read")
         start_tile(block, offset, tensor_map, corner, completes)
 
     def multicast(address, tensor_map, *operands):
         *coordinates, barrier, mask = operands
-        cluster, corner = current_thread().block.cluster, corner_of(coordinates, tensor_map)
+        cluster, corner = current_thread().block.cluster, loaded_corner(coordinates, tensor_map)
         if cluster is None or int(mask) >> len(cluster.blocks):
             fail(f"a multicast copy to the blocks {int(mask):#x} of a cluster of {len(cluster.blocks) if cluster else 1}")
         report_tile(tensor_map, corner, "read")
@@ -117,7 +126,8 @@ def make_tensor_load(axes):
     places = ", ".join(f"c{axis}" for axis in range(axes))
     load.__name__ = f"cp_async_bulk_tensor_{axes}d_shared_global"
     load.__doc__ = f"""{load.__name__}(address, tensor_map, {places}, barrier): start copying the tile at these coordinates (fastest axis
-    first) to a shared address, a multiple of 128; the copy completes on the mbarrier. PTX ISA, "cp.async.bulk.tensor"."""
+    first) to a shared address, a multiple of 128; the copy completes on the mbarrier. An H100 traps unless c0 is a multiple of 16 bytes.
+    PTX ISA, "cp.async.bulk.tensor"."""
     multicast.__name__ = f"{load.__name__}_multicast"
     multicast.__doc__ = f"""{multicast.__name__}(address, tensor_map, {places}, barrier, mask): the same to the same address of every
     block of the cluster whose rank's bit is set in `mask`; each completes on the mbarrier at the same address there. PTX ISA,

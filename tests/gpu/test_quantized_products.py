@@ -50,6 +50,14 @@ def test_gemms_of_mixed_input_are_those_of_the_rounded_weights(case, device, hop
     check_mixed_input(case, device)
 
 
+@pytest.fixture
+def tensor_cores(case):
+    """Skip a test on a GPU without mma.sync for the case's format."""
+    form, capability = next(form for name, form in FORMS.items() if case.name.startswith(name)), current_device().compute_capability
+    if capability < form.since:
+        pytest.skip(f"a GPU of compute capability {capability} has no mma.sync for {form.name}")
+
+
 @pytest.mark.parametrize("case", GEMV_CASES + LARGE_GEMV_CASES, ids=str)
 def test_gemv_on_tensor_cores_is_that_in_float64(case, device, tensor_cores):
     check_gemv(case, device)

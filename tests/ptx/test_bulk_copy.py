@@ -103,33 +103,34 @@ def test_a_block_may_not_end_before_its_stores_have_read():
 
 
 @kernel
-def misplaced_kernel(source, offset, bytes_expected):
+def misplaced_kernel(source, column, offset, bytes_expected):
     numbers = cuda.shared.array(256, float32, 1024)
     barriers = cuda.shared.array(1, uint64, 8)
     ptx.mbarrier_init(ptx.shared_address(barriers, 0), 1)
     ptx.fence_mbarrier_init()
     ptx.mbarrier_arrive_expect_tx(ptx.shared_address(barriers, 0), bytes_expected)
-    ptx.cp_async_bulk_tensor_2d_shared_global(ptx.shared_address(numbers, offset), source, 0, 0, ptx.shared_address(barriers, 0))
+    ptx.cp_async_bulk_tensor_2d_shared_global(ptx.shared_address(numbers, offset), source, column, 0, ptx.shared_address(barriers, 0))
     ptx.mbarrier_wait_parity(ptx.shared_address(barriers, 0), 0)
 
 
 @pytest.mark.parametrize(
-    "offset, bytes_expected, complaint",
+    "column, offset, bytes_expected, complaint",
     [
-        (4, 512, "not aligned to 128 bytes"),
-        (256, 512, "outside the block's"),
-        (0, 528, "16 bytes that nobody sends"),
-        (0, 256, "-256 bytes that nobody sends"),
+        (0, 4, 512, "not aligned to 128 bytes"),
+        (0, 256, 512, "outside the block's"),
+        (2, 0, 512, "from element 2, 4 bytes each, of a row: a GPU traps"),
+        (0, 0, 528, "16 bytes that nobody sends"),
+        (-4, 0, 256, "-256 bytes that nobody sends"),
     ],
 )
-def test_tiles_that_do_not_fit(offset, bytes_expected, complaint):
+def test_tiles_that_do_not_fit(column, offset, bytes_expected, complaint):
     with pytest.raises(SimulationError, match=complaint):
-        misplaced_kernel.simulate[1, 1](tensor_map(np.zeros((4, 32), np.float32), (4, 32)), offset, bytes_expected)
+        misplaced_kernel.simulate[1, 1](tensor_map(np.zeros((4, 32), np.float32), (4, 32)), column, offset, bytes_expected)
 
 
 def test_coordinates_and_axes_must_agree():
     with pytest.raises(SimulationError, match="2 coordinates from an array with 1 axes"):
-        misplaced_kernel.simulate[1, 1](tensor_map(np.zeros(32, np.float32), (32,)), 0, 128)
+        misplaced_kernel.simulate[1, 1](tensor_map(np.zeros(32, np.float32), (32,)), 0, 0, 128)
 
 
 F32 = np.float32

@@ -82,14 +82,21 @@ def test_every_number_of_rows_has_a_tiling_for_mixed_input(m, n, groups, gated, 
     "m, n, gated, chosen",  # chosen: rows of weight per block, splits, k_groups
     [
         (256, 6144, False, (64, 1, 2)), (256, 4096, False, (64, 2, 2)), (131, 2048, True, (64, 2, 2)), (256, 1024, False, (64, 4, 2)),
-        (256, 28672, False, (128, 1, 1)), (128, 6144, False, (128, 2, 1)), (256, 64, False, (64, 8, 1)),
+        (256, 28672, False, (128, 1, 1)), (128, 6144, False, (64, 1, 2)), (256, 64, False, (64, 8, 1)),
+        (64, 4096, False, (64, 2, 2)), (48, 4096, False, (128, 3, 1)),
     ],
 )  # fmt: skip
 def test_warpgroups_of_mixed_input_divide_k_before_blocks_do(m, n, gated, chosen, monkeypatch):
     tiling = choose_tiling(m, n, 4096, gated, 36)
     assert (tiling.rows, tiling.splits, tiling.k_groups) == chosen
-    monkeypatch.setattr(mixed_input_tiling, "DIVIDED_ABOVE", mixed_input_tiling.MOST_TOKENS)
+    monkeypatch.setattr(mixed_input_tiling, "DIVIDED_FROM", mixed_input_tiling.MOST_TOKENS + 1)
     assert choose_tiling(m, n, 4096, gated, 36) == mixed_input_tiling.largest_tiling(m, n, 4096, gated, 36)
+
+
+@pytest.mark.parametrize("m, n, chosen", [(256, 6144, (256, 2, 1)), (256, 4096, (128, 1, 2)), (128, 4096, (128, 2, 2))])
+def test_a_table_leaves_too_few_stages_for_two_warpgroups_and_many_tokens(m, n, chosen):
+    tiling = choose_tiling(m, n, 4096, False, 36, 33 << 10)
+    assert (tiling.tokens, tiling.splits, tiling.k_groups) == chosen
 
 
 def test_what_mixed_input_refuses(monkeypatch):
