@@ -5,23 +5,23 @@ A kernel's time is its launch, plus its reads and its arithmetic, which overlap 
     t = t_launch + (m^p + a^p)^(1/p)        m = bytes / B      a = FLOPs / C
 
 p = infinity would be the roofline, p = 1 a sum. For one row of x, GEMVs of quantised weights start sooner (t_gemv) and are memory-bound, as
-those of 16-bit weights, except for NF4, whose limit is decoding; in a step their kernel also computes norms and rotations (t_prepare). For
-more rows of x, lanes that decode 4-bit weights cannot multiply at the same time, and only reads overlap with both. Up to BATCHED_ROWS rows
-fill columns of mma.sync, and each block of columns takes as long as decoding. Up to FLAT_ROWS a warp decodes the int4 weights that it
-multiplies. NF4, and int4 beyond, is decoded in tiles by some warps while others multiply, a little slower than 16-bit weights and with a
-longer start (t_start), because few tiles fill the GPU only if warps and blocks split K:
+those of 16-bit weights, except for NF4, whose limit is decoding; in a step their kernel also computes norms and rotations (t_prepare).
+A few more rows of 4-bit weights (Decoding.column_rows) fill columns of mma.sync: the lanes that decode cannot multiply at the same time,
+only reads overlap with both, and each block of columns takes as long as decoding. Beyond, some warps decode tiles while others multiply, as
+fast as 16-bit weights (NF4: a little slower, and not faster than it decodes), but with a longer start (t_start), because few tiles fill the
+GPU only if warps and blocks split K:
 
-    1 row               t = t_gemv + max(m, weights / F)
-    to BATCHED_ROWS     t = t_launch + max(m, weights (1 + columns) / G)
-    to FLAT_ROWS        t = t_launch + max(m, weights / D + a)
-    tiles               t = t_start + max(m, weights / T, a / E)
+    1 row             t = t_gemv + max((m^p + a^p)^(1/p), weights / F)
+    to column_rows    t = t_launch + max(m, weights (1 + columns) / G)
+    tiles             t = t_start + max((m^p + (a / E)^p)^(1/p), weights / T)
 
 Up to FEW_ROWS the arithmetic is that of the actual rows; beyond, that of whole tiles of TILE_ROWS.
 
-The constants are fitted to docs/results, rows "matmul, quantised", rates relative to those of a copy and of cuBLAS. On H200s these are
-GEMMs of 1 to 2,048 rows, 64 in bfloat16, fp8 and int8 and 68 in 4-bit formats, and one step for t_prepare; on an H100 eight GEMMs of int4
-for t_start beyond TILE_ROWS, and four of NF4 for its E. Predictions for the four GEMMs of a layer together are off by at most 8 %, those
-for whole steps of two shapes and four formats by 9 % (tests/costs/test_step_time.py).
+The constants are fitted to docs/results, rows "matmul, quantised", rates relative to those of a copy and of cuBLAS. Those of bfloat16, fp8
+and int8, G of int4, and t_prepare are fitted to an H200; F and G of NF4 to an H200 and an H100, with one to eight rows; t_start, T and E
+to 68 GEMMs of an H100, with 16 to 2,048 rows. On both machines, predictions for the four GEMMs of a layer together are off by at most 8 %
+(4-bit weights 6 %), except that of int8 with 2,048 rows on the H100, which is 13 % too long: one rate serves int8 and fp8. Those for whole
+steps of two shapes and six formats are off by at most 9 % (tests/costs/test_step_time.py).
 
 Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is our addition.
 """
@@ -38,8 +38,7 @@ from minllm.weights.formats import WEIGHT_FORMATS
 
 LAUNCH, OVERLAP_NORM = 3.1e-6, 2.43
 START_OF_GEMV, PREPARE = 2.2e-6, 1.2e-6  # t_gemv and t_prepare
-START_OF_TILES = 14e-6  # t_start of 4-bit weights, up to TILE_ROWS rows of x
-START_OF_MORE = 7.5e-6  # t_start of more rows, for which tiles are smaller and fewer blocks split K
+START_OF_TILES = 9.5e-6  # t_start of 4-bit weights
 OF_COPY, OF_GEMM, CODES_OF_GEMM = 1.036, 1.012, 1.85  # rates relative to a copy, and to cuBLAS in bfloat16
 COLUMN_ROWS = 8  # rows of x per column block of mma.sync
 HOST_LAUNCH = 1e-4  # seconds per kernel that the host launches, outside a graph
@@ -48,8 +47,6 @@ FUSED_ROWS = 64  # most rows for which 16-bit GEMM kernels also compute norms an
 ROWS_OF_GEMV = 1  # most rows for which quantised GEMVs also compute norms and rotations, quantise x, and hide decoding behind HBM
 JOINED = "MLP activation"  # the stage that the kernel of gate and up includes
 FEW_ROWS, TILE_ROWS = 256, 128
-BATCHED_ROWS = 16  # most rows that fill columns of mma.sync
-FLAT_ROWS = 64  # most rows for which a warp decodes the int4 weights that it multiplies
 PRODUCTS = 4  # GEMMs per layer
 HEAD = ("final norm", "lm_head", "sampling")  # stages that compute only the rows that get logits
 ONCE = ("embedding", *HEAD)  # stages outside the layers
@@ -60,17 +57,17 @@ class Decoding(NamedTuple):
     """How fast the kernels of a 4-bit format are: F to T in weights per FLOP of 16-bit GEMMs, E as a share of their rate."""
 
     one_row: float  # F
+    column_rows: int  # most rows of x that fill columns of mma.sync
     columns: float  # G
-    flat: float | None  # D; None: the format has no such kernel
     tiles: float  # T
     gemm: float  # E
 
 
 HIDDEN = math.inf  # behind HBM or arithmetic
 DECODING = {
-    "int4_g128": Decoding(HIDDEN, 0.0181, 0.00629, HIDDEN, 0.94),
-    "int4": Decoding(HIDDEN, 0.0091, 0.00217, 0.0027, 0.84),  # groups of 32: a scale for every fourth word of codes; T is Q4_1's
-    "nf4": Decoding(0.0072, 0.0102, None, 0.0048, 0.72),
+    "int4_g128": Decoding(HIDDEN, 16, 0.0181, HIDDEN, 1),
+    "int4": Decoding(HIDDEN, 8, 0.0091, HIDDEN, 1),  # groups of 32: a scale for every fourth word of codes
+    "nf4": Decoding(0.0069, 8, 0.0097, 0.006, 0.9),
 }
 COMPARED = ("bfloat16", "fp8", "int8", *DECODING)
 
@@ -101,12 +98,9 @@ def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weig
     decoding, weights = DECODING[name], stage.flops / (2 * rows)
     if is_one_row:
         return layers * START_OF_GEMV + max(overlapped(moved, arithmetic), weights / (decoding.one_row * rates.flops))
-    if rows <= BATCHED_ROWS:
+    if rows <= decoding.column_rows:
         return layers * LAUNCH + max(moved, weights * (1 + -(-rows // COLUMN_ROWS)) / (decoding.columns * rates.flops))
-    if rows <= FLAT_ROWS and decoding.flat:
-        return layers * LAUNCH + max(moved, weights / (decoding.flat * rates.flops) + arithmetic)
-    start = START_OF_TILES if rows <= TILE_ROWS else START_OF_MORE
-    return layers * start + max(moved, weights / (decoding.tiles * rates.flops), arithmetic / decoding.gemm)
+    return layers * START_OF_TILES + max(overlapped(moved, arithmetic / decoding.gemm), weights / (decoding.tiles * rates.flops))
 
 
 def overlapped(moved: float, arithmetic: float) -> float:
