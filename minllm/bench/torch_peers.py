@@ -130,9 +130,9 @@ def int4_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
     small, n = inputs[0]["small"], inputs[0]["weight"].codes.shape[0]
     codes, scales = unpack_nibbles(small.codes).astype(np.uint8), small.scales.astype(np.float32)
     pairs = np.resize(codes[:, ::2] << 4 | codes[:, 1::2], (n, codes.shape[1] // 2))
-    scale = np.resize(scales, (n, scales.shape[1])).T
+    scale = np.take(scales, np.arange(n) % scales.shape[1], axis=1)  # [groups, n]
     of_groups = torch.from_numpy(np.stack([scale, np.zeros_like(scale)], axis=2)).to(torch.bfloat16)
-    group_size = codes.shape[1] // scales.shape[1]
+    group_size = codes.shape[1] // len(scales)
     sets = []
     for arrays in inputs:
         x = as_torch(arrays["x"])

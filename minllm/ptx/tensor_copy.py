@@ -75,8 +75,8 @@ def loaded_corner(coordinates, tensor_map):
     """corner_of for a load, which must begin at a multiple of 16 bytes in a row of the array."""
     corner, itemsize = corner_of(coordinates, tensor_map), tensor_map.array.dtype.itemsize
     if corner[-1] * itemsize % CHUNK_BYTES:
-        start = f"element {corner[-1]}, {itemsize} bytes each,"
-        fail(f"a tile is loaded from {start} of a row: a GPU traps (an illegal instruction) unless that is a multiple of {CHUNK_BYTES} bytes")
+        start = f"element {corner[-1]}, {itemsize} bytes each, of a row"
+        fail(f"a tile is loaded from {start}: a GPU traps (an illegal instruction) unless that is a multiple of {CHUNK_BYTES} bytes")
     return corner
 
 

@@ -78,7 +78,7 @@ TINY_CASES = [
     *(quantized_matmul.quantized_matmul_case(name, "tensor_core_gemv", 1, 24, 128) for name in ("int8", "int4_g128", "nf4")),
     quantized_matmul.quantized_matmul_case("fp8_block", "gemv", 1, 384, 128),  # more rows than are different
     quantized_matmul.quantized_matmul_case("nf4", "widened", 9, 260, 64),
-    *(quantized_matmul.quantized_matmul_case(name, "wgmma", 9, 40, 128) for name in ("nf4", "Q4_1", "Q8_0")),
+    *(quantized_matmul.quantized_matmul_case(name, "wgmma", 9, 48, 128) for name in ("nf4", "Q4_1", "Q8_0")),
 ]
 # A tiny case for each variant that has none above.
 COVERED = {case.variant for case in TINY_CASES}

@@ -863,9 +863,10 @@ def dequantizing_nf4():
 
 @row
 def mixed_input_of_nf4():
-    """As mixed_input_of_two_tiles with absmax for scales; lanes load nested scales, once more beyond the last step, and two numbers per row.
+    """As mixed_input_of_two_tiles with absmax for scales.
 
-    A block loads 17 numbers per column of its table, and the map.
+    Lanes load nested scales, once more beyond the last step, and two numbers per row; a block 17 numbers per column of its table, and the
+    map.
     """
     M, N, K, b = 8, 128, 128, 2
     tiling = MixedInputTiling(warpgroups=1, tokens=8, stages=2)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
-from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.quantized import fp8_block_wgmma, tensor_core
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.mixed_input import gemm
@@ -114,8 +113,9 @@ def test_what_mixed_input_refuses(monkeypatch):
     ):  # fmt: skip
         with pytest.raises(KernelArgumentError, match=words):
             gemm.int4_gemm(x, weight, out, tiling=MixedInputTiling(*tiling))
+    with_table = WEIGHT_FORMATS["nf4"].encode(random((16, 256), FLOAT32, 0))
     with pytest.raises(KernelArgumentError, match="bytes of shared"):
-        gemm.nf4_gemm(x, WEIGHT_FORMATS["nf4"].encode(random((16, 256), FLOAT32, 0)), np.empty((2, 16), BFLOAT16), tiling=MixedInputTiling(2, 256, 6))
+        gemm.nf4_gemm(x, with_table, np.empty((2, 16), BFLOAT16), tiling=MixedInputTiling(2, 256, 6))
     monkeypatch.setattr(gemm, "has_wgmma", lambda x: False)
     with pytest.raises(KernelArgumentError, match="compute capability 9.0: take the GEMV"):
         gemm.int4_gemm(x, weight, out)

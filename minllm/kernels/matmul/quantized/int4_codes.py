@@ -37,9 +37,9 @@ class Int4Arrays(NamedTuple):
 def takes_int4(k: int, weight) -> bool:
     """Whether groups are of 32, 64 or a multiple of 128 inputs, and minimums, if any, of the scales' dtype."""
     groups, outputs = weight.scales.shape
-    group_size = k // groups
-    known = outputs == weight.codes.shape[0] and weight.scales.dtype.name in BITS and (weight.minimums is None or weight.minimums.dtype == weight.scales.dtype)
-    return known and (group_size in (32, 64) or group_size % LONG_GROUP == 0)
+    group_size, dtype = k // groups, weight.scales.dtype
+    known = dtype.name in BITS and (weight.minimums is None or weight.minimums.dtype == dtype)
+    return known and outputs == weight.codes.shape[0] and (group_size in (32, 64) or group_size % LONG_GROUP == 0)
 
 
 def int4_arrays(weight, k: int) -> tuple[tuple, Int4Arrays]:

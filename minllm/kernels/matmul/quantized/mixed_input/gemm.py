@@ -100,7 +100,8 @@ def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInput
     weight_map = tensor_map(weight.codes.view("uint16"), (rows, code_bytes // 2), swizzle=code_bytes, promotion=128)
     blocks, cluster = ceil_div(n, tiling.rows) * ceil_div(m, tiling.tokens) * tiling.splits, (tiling.splits, 1, 1)
     arguments = (x_map, weight_map, scale_maps(decoder, weight, rows), arrays, bias, out, steps)
-    launch(chosen, blocks, tiling.threads, arguments, stream, tiling.shared_bytes(decoder.row_bytes), cluster if tiling.splits > 1 else None)
+    shared_bytes = tiling.shared_bytes(decoder.row_bytes)
+    launch(chosen, blocks, tiling.threads, arguments, stream, shared_bytes, cluster if tiling.splits > 1 else None)
 
 
 def make_gemm(make_decoder: Callable) -> Any:

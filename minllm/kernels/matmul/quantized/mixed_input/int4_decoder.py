@@ -16,7 +16,6 @@ import numpy as np
 from numba import cuda, uint32
 
 from minllm import ptx
-
 from minllm.kernels.matmul.quantized.int4_codes import FLOAT_OF, MAGIC, MIDDLE
 from minllm.kernels.matmul.quantized.mixed_input.decoder import (
     BOTH_ROWS,
