@@ -45,7 +45,7 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
         "27.5 s": "TGI's own figure", "644 TFLOP/s": TRACE, "7.8 s": PRINTED, "8.8 s": PRINTED,
     },
     "literature.md": dict.fromkeys(["230 TFLOP/s", "616 TFLOP/s"], "the paper's figure"),
-    "quantised-weights.md": {"3.02 TB/s": "the ceiling of the H100's run", "44.5 µs": PRINTED.replace("H200", "H100")},
+    "quantised-weights.md": {"740 µs": PRINTED.replace("H200", "H100")},
     "serving-metrics.md": {"0.69 s": TRACE, "644 TFLOP/s": TRACE},
     "speculation.md": {
         **dict.fromkeys(["128.6 tokens/s", "158 tokens/s"], "others' figures"),

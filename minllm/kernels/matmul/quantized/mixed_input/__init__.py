@@ -3,6 +3,7 @@
     tiling.py          how the GEMM is divided among blocks, warpgroups and steps
     kernel.py          the kernel: a producer that loads by TMA, consumers that decode one step while the tensor cores multiply another
     k_groups.py        warpgroups of a block that divide K: their stages, and how their sums are added
+    scales.py          scales and zero points, which TMA loads beside the codes
     decoder.py         a consumer's interface to a weight format
     int4_decoder.py    four-bit codes with scales and zero points or minimums
     nf4_decoder.py     four-bit codes that look up a table, with absmax in 8 bits

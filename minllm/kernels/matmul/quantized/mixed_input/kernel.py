@@ -3,10 +3,10 @@
     out[m, n] = sum over k of x[m, k] * w[n, k]  (+ bias[n])                          w: the dequantised weight, rounded to x's dtype
     gated:  out[m, n] = silu(gate[m, n]) * up[m, n]         gate and up: such sums with the first and the second half of weight's rows
 
-A block computes 64 outputs per warpgroup for up to 256 rows of x. In a step of 64 inputs TMA loads the codes of its rows of weight, and x.
-A warpgroup decodes the codes of the next step while the tensor cores multiply those of this one, and while one warpgroup decodes, the other
-multiplies. Decoding takes four to seven instructions per pair of weights, and a decoded pair multiplies up to 256 rows. If there are fewer
-blocks than SMs, `splits` blocks of a cluster divide K, and add their sums as in flat_wgmma.py.
+A block computes 64 outputs per warpgroup for up to 256 rows of x. In a step of 64 inputs TMA loads x, and codes and scales of the block's
+rows of weight. A warpgroup decodes the codes of the next step while the tensor cores multiply those of this one, and while one warpgroup
+decodes, the other multiplies. Decoding takes three to five instructions per pair of weights, and a decoded pair multiplies up to 256 rows.
+If there are fewer blocks than SMs, `splits` blocks of a cluster divide K, and add their sums as in flat_wgmma.py.
 
 With k_groups = 2 the two warpgroups of a block have the same 64 rows of weight and divide K between them (k_groups.py).
 
