@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul.quantized import int4, int4_naive, int8
+from minllm.kernels.matmul.quantized import int4, int4_naive, int8, int8_groups, nf4
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.models.config_reader import read_model_config
@@ -154,6 +154,27 @@ def test_int4_byte_by_byte(name, dtype):
         int4_naive.int4_naive(x, weight, out, bias)
         expected = x.astype(np.float64) @ found.dequantize(weight).astype(np.float64).T
         np.testing.assert_allclose(out, expected + (0 if bias is None else bias.astype(np.float64)), rtol=1e-4, atol=1e-3)
+
+
+GROUPED = {
+    "int4": (int4.int4_gemv, int4.dequantize_int4), "int4_naive": (int4_naive.int4_naive,),
+    "int8": (int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups), "nf4": (nf4.nf4_gemv, nf4.dequantize_nf4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_scales_of_another_shape_are_refused(name):
+    """They are stored by group; a GEMV that took an array by row would read past its end."""
+    form = {"int4_naive": "int4", "int8": "int8 groups"}.get(name, name)
+    matrix = random((6, 256), FLOAT32, 0)
+    weight = STORED[form](np.random.default_rng(0), 6, 256)[1] if form in STORED else WEIGHT_FORMATS[form].encode(matrix)
+    field, out = "absmax" if name == "nf4" else "scales", np.empty((1, 6), FLOAT32)
+    right = getattr(weight, field)
+    for wrong in (right.T.copy(), np.concatenate([right, right[:1]])):  # by row, and with groups that do not divide K
+        for launch in GROUPED[name]:
+            arguments = (weight._replace(**{field: wrong}), np.empty((6, 256), FLOAT32))
+            with pytest.raises(KernelArgumentError, match="N=6|a group has a multiple"):
+                launch(*arguments) if "dequantize" in launch.__name__ else launch(random((1, 256), FLOAT32, 0), arguments[0], out)
 
 
 def test_what_int4_byte_by_byte_refuses():

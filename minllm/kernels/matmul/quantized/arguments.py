@@ -30,6 +30,16 @@ def check_rows(x, codes, out, bias, each: int, per_byte: int = 1, dtypes: tuple[
     return m, n
 
 
+def check_groups(n: int, k: int, each: int, **arrays) -> None:
+    """Raise KernelArgumentError unless each array is [groups, N] or None, and a group has a multiple of `each` of K inputs."""
+    for name, array in arrays.items():
+        if array is not None:
+            check_array(name, array, (*FLOAT_DTYPES, UINT8), groups=None, N=n)
+            groups = array.shape[0]
+            fits = groups and k % (groups * each) == 0
+            check(fits, f"{name} has {groups} groups for {k} inputs; a group has a multiple of {each} inputs")
+
+
 def check_out(x, out, bias, n: int, gated: bool) -> None:
     """Raise KernelArgumentError unless out [M, N], or gated [M, N / 2], and bias [N] or None fit x [M, K].
 

@@ -18,7 +18,7 @@ import functools
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.arguments import WARPS, check_rows
+from minllm.kernels.matmul.quantized.arguments import WARPS, check_groups, check_rows
 from minllm.kernels.matmul.quantized.int4_codes import MIDDLE
 from minllm.kernels.matmul.quantized.sums import make_store_column
 from minllm.kernels.vector import load_words, vector_access
@@ -120,14 +120,16 @@ def int4_gemv(x, weight, out, bias=None, stream=None) -> None:
     """Write x @ weight.T + bias into `out` [M, N].
 
     x [M, K], M <= 8, K % 32 == 0, float32, float16 or bfloat16; weight: an Int4Weight; bias [N] or None. Raises KernelArgumentError (see
-    check_rows).
+    check_rows and check_groups).
     """
     m, n = check_rows(x, weight.codes, out, bias, EACH, per_byte=2)
+    check_groups(n, x.shape[1], EACH, scales=weight.scales, zeros=weight.zeros, minimums=weight.minimums)
     chosen = int4_gemv_kernel(m, x.shape[1] // weight.scales.shape[0], x.dtype.name)
     launch(chosen, ceil_div(n, WARPS), WARPS * WARP, (x, *weight, bias, out), stream)
 
 
 def dequantize_int4(weight, out, stream=None) -> None:
-    """Dequantise an Int4Weight into `out` [N, K], rounded to the dtype of `out`."""
+    """Dequantise an Int4Weight into `out` [N, K], rounded to the dtype of `out`. Raises KernelArgumentError (see check_groups)."""
+    check_groups(*out.shape, EACH, scales=weight.scales, zeros=weight.zeros, minimums=weight.minimums)
     chosen = dequantize_int4_kernel(out.shape[1] // weight.scales.shape[0], out.dtype.name)
     launch(chosen, out.shape[0], WARPS * WARP, (*weight, out), stream)

@@ -19,6 +19,7 @@ import numpy as np
 from numba import cuda, float32, int32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
+from minllm.kernels.matmul.quantized.arguments import check_groups
 from minllm.kernels.matmul.quantized.int4 import zero_point
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP, warp_sum
@@ -63,6 +64,7 @@ def int4_naive(x, weight, out, bias=None, stream=None) -> None:
     check(k % 8 == 0, f"x has rows of {k}; eight codes are packed in a word, so take a multiple of 8")
     check_array("codes", weight.codes, (np.dtype(np.uint8),), N=None, bytes=k // 2)
     n = weight.codes.shape[0]
+    check_groups(n, k, 8, scales=weight.scales, zeros=weight.zeros, minimums=weight.minimums)
     check_array("out", out, FLOAT_DTYPES, M=m, N=n)
     if bias is not None:
         check_array("bias", bias, FLOAT_DTYPES, N=n)

@@ -16,14 +16,16 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.arguments import WARPS, check_rows
+from minllm.kernels.arguments import ceil_div, check_array
+from minllm.kernels.matmul.arguments import FLOAT32
+from minllm.kernels.matmul.quantized.arguments import UINT8, WARPS, check_rows
 from minllm.kernels.matmul.quantized.sums import make_add_products, make_store_column
 from minllm.kernels.vector import load_words, vector_access
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
 EACH = 32  # codes per load of 16 bytes
+ABSMAX_DTYPES = UINT8, FLOAT32  # with and without double quantisation
 BLOCK_SHIFT, NESTED_SHIFT = 6, 8  # log2 of the numbers per block, and of the blocks per nested scale
 
 
@@ -122,9 +124,11 @@ def nf4_gemv(x, weight, out, bias=None, stream=None) -> None:
     check_rows).
     """
     m, n = check_rows(x, weight.codes, out, bias, EACH, per_byte=2)
+    check_array("absmax", weight.absmax, ABSMAX_DTYPES, blocks=x.shape[1] >> BLOCK_SHIFT, N=n)
     launch(nf4_gemv_kernel(m, x.dtype.name), ceil_div(n, WARPS), WARPS * WARP, (x, *weight, bias, out), stream)
 
 
 def dequantize_nf4(weight, out, stream=None) -> None:
-    """Dequantise an Nf4Weight into `out` [N, K], rounded to the dtype of `out`."""
+    """Dequantise an Nf4Weight into `out` [N, K], rounded to the dtype of `out`. Raises KernelArgumentError if absmax does not fit."""
+    check_array("absmax", weight.absmax, ABSMAX_DTYPES, blocks=out.shape[1] >> BLOCK_SHIFT, N=out.shape[0])
     launch(dequantize_nf4_kernel(out.dtype.name), out.shape[0], WARPS * WARP, (*weight, out), stream)

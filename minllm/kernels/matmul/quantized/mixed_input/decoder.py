@@ -29,7 +29,7 @@ FMA = {"bfloat16": ptx.fma_bf16x2, "float16": ptx.fma_f16x2}
 class Decoder(NamedTuple):
     """The arrays, three sizes and the device functions of a format."""
 
-    scales: tuple[ScaleArray, ...]  # arrays of scales that TMA loads with the codes: none, one or two
+    scales: tuple[ScaleArray, ...]  # the one or two arrays of scales that TMA loads with the codes
     code_bytes: int  # bytes of codes per row and step
     pairs: int  # registers for a lane's scales of a step
     table_bytes: int  # bytes of the table in shared memory, 0 without one
