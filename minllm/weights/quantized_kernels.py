@@ -29,6 +29,7 @@ from minllm.kernels.matmul.quantized import (
     tensor_core,
 )
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
+from minllm.kernels.matmul.quantized.int4_codes import LONG_GROUP
 from minllm.kernels.matmul.quantized.many_rows import make_dequantized, make_widened, widened_matrix, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
@@ -41,7 +42,7 @@ from minllm.weights.format import LinearKernels
 TENSOR_CORE_GEMV, BATCHED_GEMV = "tensor_core_gemv", "batched_gemv"
 OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply the codes themselves
 FEWEST_ROWS_OF_TILES = 2  # fewest rows of x for which tiles are decoded for tensor cores, if the batched GEMV is not chosen
-MOST_ROWS_OF_SHORT_GROUPS, LONG_GROUP = 8, 128  # most rows for the batched GEMV with groups of fewer inputs than LONG_GROUP
+MOST_ROWS_OF_SHORT_GROUPS = 8  # most rows of x for the batched GEMV with groups of fewer inputs than LONG_GROUP
 MOST_ROWS_OF_FLAT_CODES = 64  # most rows of x for the flat GEMM over codes; at 256 wgmma is faster for every weight
 
 
@@ -172,8 +173,7 @@ def with_batched_gemv(kernels: LinearKernels, found: batched_gemv.Format) -> Lin
     launchers = batched_gemv.make_gemv(found), batched_gemv.make_gated_gemv(found)
 
     def is_chosen(x: Any, weight: Any) -> bool:
-        groups = (weight.absmax if found is batched_gemv.NF4 else weight.scales).shape[0]
-        has_long_groups = x.shape[1] // groups >= LONG_GROUP
+        has_long_groups = x.shape[1] // gemm.scale_arrays(weight)[0].shape[0] >= LONG_GROUP
         few = x.shape[0] <= (batched_gemv.MOST_ROWS if has_long_groups else MOST_ROWS_OF_SHORT_GROUPS)
         return few and on_hopper(weight.codes) and batched_gemv.fits(found, x, weight)
 

@@ -102,7 +102,8 @@ def test_what_mixed_input_refuses(monkeypatch):
     weight = WEIGHT_FORMATS["int4_g128"].encode(random((8, 256), FLOAT32, 0))
     unaligned = WEIGHT_FORMATS["int4_g128"].encode(random((4, 256), FLOAT32, 0))
     x, out = random((2, 256), BFLOAT16, 0), np.empty((2, 8), BFLOAT16)
-    for refused in ((random((2, 256), FLOAT32, 0), weight), (x, unaligned), (x, weight._replace(scales=weight.scales.T))):
+    wide = weight._replace(scales=weight.scales.astype(np.float64))
+    for refused in ((random((2, 256), FLOAT32, 0), weight), (x, unaligned), (x, wide), (x, weight._replace(scales=weight.scales.T))):
         with pytest.raises(KernelArgumentError, match="float16 or bfloat16, groups of 32 or multiples of 64, and rows of whole 16 bytes"):
             gemm.int4_gemm(*refused, out)
     for tiling, words in (

@@ -139,7 +139,7 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=None, te
     shared_bytes, sm_count = shared_bytes or block_shared_bytes_here(), sm_count or sms_here()
     _, heads = shapes.head_tiles_of(group, kv_format.head_dim)
     narrow = kv_format.code_bytes in (32, 64)
-    keys = 32 if (narrow or tensor_copies) and kv_format.groups * heads <= 32 else 16  # as many scores as the registers hold
+    keys = 32 if (narrow or tensor_copies) and kv_format.groups * heads <= 32 else 16  # registers hold no more scores
     keys = kv_format.token_group if kv_format.keys_by_channel else keys  # for keys by channel, a tile is one group
     few = [(warps, keys, stages, 1, 1) for warps, stages in ((8, 4), (8, 3), (4, 4), (4, 3), (4, 2), (2, 2), (1, 2))]
     if keys == 16:

@@ -8,6 +8,7 @@ from minllm.runtime.kernel import check
 
 UINT8 = np.dtype(np.uint8)
 CODE_DTYPES = UINT8, np.dtype(np.int8)
+GROUP_DTYPES = (*FLOAT_DTYPES, UINT8)  # of arrays with an element per group: scales, minimums and absmax; zeros and codes of absmax
 MOST_CODE_BYTES = 1 << 32  # limit of 32-bit offsets of codes
 WARPS = 4  # warps per block, one per output feature
 
@@ -34,7 +35,7 @@ def check_groups(n: int, k: int, each: int, **arrays) -> None:
     """Raise KernelArgumentError unless each array is [groups, N] or None, and a group has a multiple of `each` of K inputs."""
     for name, array in arrays.items():
         if array is not None:
-            check_array(name, array, (*FLOAT_DTYPES, UINT8), groups=None, N=n)
+            check_array(name, array, GROUP_DTYPES, groups=None, N=n)
             groups = array.shape[0]
             fits = groups and k % (groups * each) == 0
             check(fits, f"{name} has {groups} groups for {k} inputs; a group has a multiple of {each} inputs")

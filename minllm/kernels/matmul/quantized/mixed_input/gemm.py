@@ -6,7 +6,7 @@ from typing import Any
 from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.flat.output import stored_together
-from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, check_out
+from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, GROUP_DTYPES, check_out
 from minllm.kernels.matmul.quantized.mixed_input.decoder import Decoder
 from minllm.kernels.matmul.quantized.mixed_input.int4_decoder import make_int4_decoder
 from minllm.kernels.matmul.quantized.mixed_input.int8_decoder import make_int8_decoder
@@ -31,8 +31,8 @@ def scales_fit(x, weight, gated: bool) -> bool:
     groups = (x.shape[1] // array.shape[0] for array in arrays)
     # A tile that TMA loads begins at a multiple of 16 bytes, that of the half with `up` too.
     begins = all(rows // (2 if gated else 1) * array.dtype.itemsize % 16 == 0 for array in arrays)
-    fitting = all(array.shape[1] == rows for array in arrays) and all(group == 32 or group % STEP == 0 for group in groups)
-    return begins and fitting and rows_begin_on(16, *arrays)
+    known = all(array.dtype in GROUP_DTYPES and array.shape[1] == rows for array in arrays)
+    return begins and known and all(group == 32 or group % STEP == 0 for group in groups) and rows_begin_on(16, *arrays)
 
 
 def fits(x, weight, gated: bool = False) -> bool:

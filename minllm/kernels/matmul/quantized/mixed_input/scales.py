@@ -19,7 +19,7 @@ from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputT
 from minllm.tiles import tma
 
 WORD_MASK = 0xFFFFFFFC  # bits of a byte's number that select its word
-FEWEST_BYTES = 4  # of an array per row and step, so that a tile of 32 rows or more begins at a multiple of 128 bytes, as TMA requires
+FEWEST_BYTES = 4  # room that an array has per row and step: tiles of 32 or more rows then begin at multiples of 128 bytes, as TMA requires
 
 
 class ScaleArray(NamedTuple):
