@@ -196,6 +196,15 @@ MIXED_INPUT_CASES = [
     WeightOnlyCase("nf4", 11, 80, 320, BFLOAT16, MixedInputTiling(2, 16, 4, splits=3, k_groups=2)),  # one, two and two steps
     WeightOnlyCase("nf4, not nested", 6, 40, 576, FLOAT16, MixedInputTiling(2, 8, 4, k_groups=2), gated=True),
     WeightOnlyCase("int8 in groups", 10, 136, 672, BFLOAT16, MixedInputTiling(2, 16, 4, k_groups=2)),
+    # Persistent: blocks of one to three tiles, the last ones with few rows of x and of weight.
+    WeightOnlyCase("int4_g128", 40, 264, 384, BFLOAT16, MixedInputTiling(2, 32, 4, batches=2)),
+    WeightOnlyCase("int4_zeros", 20, 144, 96, FLOAT16, MixedInputTiling(1, 16, 3, batches=1)),  # two steps per tile
+    WeightOnlyCase("int4, minimums", 37, 80, 96, FLOAT16, MixedInputTiling(2, 16, 3, batches=1), gated=True),
+    WeightOnlyCase("int4_g128_zeros", 40, 144, 256, BFLOAT16, MixedInputTiling(2, 64, 3, batches=2), gated=True),
+    WeightOnlyCase("nf4", 20, 272, 192, BFLOAT16, MixedInputTiling(2, 16, 2, batches=1)),
+    WeightOnlyCase("nf4, not nested", 17, 144, 64, FLOAT16, MixedInputTiling(2, 16, 2, batches=1), gated=True),
+    WeightOnlyCase("int8 in groups", 33, 136, 160, BFLOAT16, MixedInputTiling(1, 32, 2, batches=2)),
+    WeightOnlyCase("int8 in groups", 20, 136, 96, FLOAT16, MixedInputTiling(2, 16, 2, batches=1), gated=True),
 ]
 LARGE_MIXED_INPUT_CASES = [
     WeightOnlyCase(name, m, n, k, dtype, None, gated)

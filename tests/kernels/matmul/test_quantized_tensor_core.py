@@ -89,7 +89,20 @@ def test_warpgroups_of_mixed_input_divide_k_before_blocks_do(m, n, gated, chosen
     tiling = choose_tiling(m, n, 4096, gated, 36)
     assert (tiling.rows, tiling.splits, tiling.k_groups) == chosen
     monkeypatch.setattr(mixed_input_tiling, "DIVIDED_FROM", mixed_input_tiling.MOST_TOKENS + 1)
-    assert choose_tiling(m, n, 4096, gated, 36) == mixed_input_tiling.largest_tiling(m, n, 4096, gated, 36)
+    undivided = choose_tiling(m, n, 4096, gated, 36, copied=False)
+    assert undivided == mixed_input_tiling.largest_tiling(m, n, 4096, gated, 36)
+
+
+@pytest.mark.parametrize(
+    "m, n, copied, sizes, chosen",  # sizes: bytes of codes and scales per row, of tables; chosen: stages, batches
+    [
+        (2048, 4096, True, (36, 0), (4, 1)), (2048, 4096, True, (68, 0), (4, 2)), (256, 28672, True, (36, 33 << 10), (4, 2)),
+        (2048, 4096, False, (36, 0), (6, 0)), (64, 28672, True, (36, 0), (8, 0)), (128, 28672, True, (36, 0), (8, 1)),
+    ],
+)  # fmt: skip
+def test_blocks_of_mixed_input_are_persistent_for_many_rows_that_tma_stores(m, n, copied, sizes, chosen):
+    tiling = choose_tiling(m, n, 4096, False, *sizes, copied)
+    assert (tiling.stages, tiling.batches) == chosen
 
 
 @pytest.mark.parametrize("m, n, chosen", [(256, 6144, (256, 2, 1)), (256, 4096, (128, 1, 2)), (128, 4096, (128, 2, 2))])
@@ -110,10 +123,13 @@ def test_what_mixed_input_refuses(monkeypatch):
         ((3, 8, 2), "1 or 2 warpgroups"), ((1, 8, 2, 5), "8 splits"), ((1, 8, 2, 8), "4 steps of 64"),
         ((1, 12, 2), "8, 16, ... or 256 tokens"), ((2, 256, 7), "bytes of shared"),
         ((1, 8, 4, 1, 2), "k_groups are 1, or 2 of 2 warpgroups"), ((2, 8, 5, 1, 2), "2 k_groups need a multiple of 2 stages"),
-        ((2, 8, 2, 1, 2), "at least two stages each"),
+        ((2, 8, 2, 1, 2), "at least two stages each"), ((2, 8, 2, 1, 1, 1, 1), "batches of a multiple of 16 tokens"),
+        ((2, 16, 4, 2, 1, 1, 1), "K undivided"),
     ):  # fmt: skip
         with pytest.raises(KernelArgumentError, match=words):
             gemm.int4_gemm(x, weight, out, tiling=MixedInputTiling(*tiling))
+    with pytest.raises(KernelArgumentError, match="TMA stores outputs of x's dtype, bfloat16, in rows that begin on multiples of 16 bytes"):
+        gemm.int4_gemm(x, weight, out.astype(np.float32), tiling=MixedInputTiling(1, 16, 2, batches=1))
     with_table = WEIGHT_FORMATS["nf4"].encode(random((16, 256), FLOAT32, 0))
     with pytest.raises(KernelArgumentError, match="bytes of shared"):
         gemm.nf4_gemm(x, with_table, np.empty((2, 16), BFLOAT16), tiling=MixedInputTiling(2, 256, 6))

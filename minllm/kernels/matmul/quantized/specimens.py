@@ -210,9 +210,11 @@ def mixed_input_specimen(code, kind, m, outputs, gated, decoder, weight, dtype, 
     tiling = choose_tiling(m, outputs, 4096, gated, decoder.row_bytes, decoder.table_bytes)
     kernel = mixed_input_kernel(tiling, decoder, dtype, gated, 8)
     maps = types.NamedTuple([types.uint64 if i < len(decoder.scales) else types.none for i in range(2)], ScaleMaps)
-    arguments = (types.uint64, types.uint64, maps, weight, types.none, matrix, types.int32)
+    out_map, stores = (types.uint64, ("UTMASTG.2D*",)) if tiling.batches else (types.none, ())
+    arguments = (types.uint64, types.uint64, maps, out_map, weight, types.none, matrix, types.int32)
     name = f"matmul/mixed_input_{code}/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{kind}/{dtype}"
-    contains, shared_bytes = ("HGMMA.64x*", "UTMALDG.2D*", "LDS.128"), tiling.shared_bytes(decoder.row_bytes)
+    loads = "LDS" if code == "int8" else "LDS.128"
+    contains, shared_bytes = ("HGMMA.64x*", "UTMALDG.2D*", loads, *stores), tiling.shared_bytes(decoder.row_bytes)
     return Specimen(name, kernel, arguments, tiling.threads, tiling.blocks, shared_bytes, contains, targets=((9, 0),))
 
 

@@ -11,9 +11,11 @@ Source: PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16" (A in registers
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import cuda, uint32
 
 from minllm import ptx
+from minllm.kernels.matmul.quantized.int4_codes import FLOAT_OF
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleArray
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 from minllm.kernels.vector import load_words
@@ -26,6 +28,13 @@ PACK = {"bfloat16": ptx.pack_bf16x2, "float16": ptx.pack_f16x2}
 FMA = {"bfloat16": ptx.fma_bf16x2, "float16": ptx.fma_f16x2}
 
 
+class Rows(NamedTuple):
+    """One value for each of a lane's two rows of weight, g and g + 8 of wgmma's left operand."""
+
+    low: Any
+    high: Any
+
+
 class Decoder(NamedTuple):
     """The arrays, three sizes and the device functions of a format."""
 
@@ -36,9 +45,9 @@ class Decoder(NamedTuple):
     fill_table: Any  # (table, weight): all threads fill it before a barrier
     make_lane: Any  # (weight, table, low, high) -> Lane of rows low and high
     load_ahead: Any  # (weight, lane, step) -> the lane's scale data for a step that no TMA loads, unconverted
-    make_pairs: Any  # (read) -> make_pairs(weight, lane, ahead, stage, elements, pairs): pairs = the scales as pairs of 16-bit floats;
+    make_pairs: Any  # (read) -> make_pairs(lane, ahead, stage, elements, pairs): pairs = the scales as pairs of 16-bit floats;
     # ahead: from load_ahead; stage: its shared address; read, elements: those of ScaleTiles
-    decode: Any  # (memory, line, lane, pairs, numbers): numbers[0 : 16] = a step; line: the word of memory where the lane's row begins
+    decode: Any  # (memory, lines, lane, pairs, numbers): numbers[0 : 16] = a step; lines: the words of memory where the lane's rows begin
 
     @property
     def row_bytes(self) -> int:
@@ -52,6 +61,24 @@ class Decoder(NamedTuple):
 
 
 @cuda.jit(device=True, forceinline=True)
+def unknown_zero():
+    """Return 0, which the compiler does not know: a known mask would be moved to a register for every pair that it is applied to."""
+    return uint32(ptx.keep_register(uint32(cuda.threadIdx.x)) >> uint32(16))
+
+
+def make_pair_of(scales: np.dtype, dtype: str):
+    """pair_of(word): a scale's bits as a pair of the same number of x's `dtype`; scales: their dtype."""
+    float_of, pack = FLOAT_OF[scales.name], PACK[dtype]
+
+    @cuda.jit(device=True, forceinline=True)
+    def pair_of(word):
+        scale = float_of(word)
+        return pack(scale, scale)
+
+    return pair_of
+
+
+@cuda.jit(device=True, forceinline=True)
 def no_table(table, weight):
     """Decoder.fill_table for a format without a table."""
 
@@ -62,30 +89,26 @@ def nothing_ahead(weight, lane, step):
     return uint32(0)
 
 
-def make_load_chunk(code_bytes: int):
-    """Return the device function that loads one 16-byte chunk of both rows.
-
-    TMA has swizzled the chunks of a row by its position among eight.
-    """
+def make_chunk_at(code_bytes: int):
+    """chunk_at(chunk): the word of a lane's rows at which a 16-byte chunk begins. TMA swizzles chunks by the row's place among eight."""
     chunks = code_bytes // 16
     rows_apart = {32: 4, 64: 2}[code_bytes]  # rows after which the swizzle changes
 
     @cuda.jit(device=True, forceinline=True)
-    def load_chunk(memory, line, chunk, words, low, high):
-        """words[low : low + 4] = a chunk of row g, words[high : high + 4] = the same chunk of row g + 8."""
+    def chunk_at(chunk):
         swizzle = uint32(cuda.threadIdx.x) // uint32(4 * rows_apart) & uint32(chunks - 1)
-        at = uint32(line + (uint32(chunk) ^ swizzle) * uint32(4))
-        load_words(memory, at, words, low)
-        load_words(memory, at + uint32(8 * code_bytes // 4), words, high)
+        return (uint32(chunk) ^ swizzle) * uint32(4)
 
-    return load_chunk
+    return chunk_at
 
 
-load_chunk_of_nibbles = make_load_chunk(STEP // 2)
+chunk_of_nibbles_at = make_chunk_at(STEP // 2)
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_nibbles(memory, line, words):
-    """words[0 : 16] = the four-bit codes of a step: eight words of row g, then eight of row g + 8."""
+def load_nibbles(memory, lines, words):
+    """words[0 : 16] = the four-bit codes of a step: eight words of row low, then eight of row high."""
     for chunk in range(2):
-        load_chunk_of_nibbles(memory, line, chunk, words, 4 * chunk, WORDS + 4 * chunk)
+        at = chunk_of_nibbles_at(chunk)
+        load_words(memory, uint32(lines.low + at), words, 4 * chunk)
+        load_words(memory, uint32(lines.high + at), words, WORDS + 4 * chunk)

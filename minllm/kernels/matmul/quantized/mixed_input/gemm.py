@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.flat.output import stored_together
@@ -15,8 +17,11 @@ from minllm.kernels.matmul.quantized.mixed_input.nf4_decoder import make_nf4_dec
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleMaps
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling, choose_tiling
 from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
+from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check, launch
 from minllm.runtime.tensor_map import tensor_map
+
+SIMULATED_SMS = 2  # few, so that persistent blocks compute several tiles
 
 
 def scale_arrays(weight) -> list:
@@ -91,15 +96,24 @@ def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInput
     (decoder, arrays), steps = make_decoder(x, weight), ceil_div(k, STEP)
     code_bytes = decoder.code_bytes
     check_array("codes", weight.codes, CODE_DTYPES, N=n, bytes=k * code_bytes // STEP)
-    tiling = tiling or choose_tiling(m, out.shape[1], k, gated, decoder.row_bytes, decoder.table_bytes)
+    copied = out.dtype == x.dtype and rows_begin_on(16, out)
+    tiling = tiling or choose_tiling(m, out.shape[1], k, gated, decoder.row_bytes, decoder.table_bytes, copied)
     tiling.check(decoder.row_bytes, decoder.table_bytes)
+    whole = f"{tiling}: TMA stores outputs of x's dtype, {x.dtype}, in rows that begin on multiples of 16 bytes; out is {out.dtype}"
+    check(copied or not tiling.batches, f"{whole} {list(out.shape)}")
     check(tiling.splits <= steps, f"{tiling}: x has {k} columns, {steps} steps of {STEP}, which must be as many as the splits")
     chosen = mixed_input_kernel(tiling, decoder, x.dtype.name, gated, stored_together(out, x.dtype))
     x_map = tensor_map(x, (tiling.tokens, STEP), promotion=128)
-    rows = tiling.rows // 2 if gated else tiling.rows
+    rows = tiling.columns(gated)  # per box of codes
     weight_map = tensor_map(weight.codes.view("uint16"), (rows, code_bytes // 2), swizzle=code_bytes, promotion=128)
-    blocks, cluster = ceil_div(n, tiling.rows) * ceil_div(m, tiling.tokens) * tiling.splits, (tiling.splits, 1, 1)
-    arguments = (x_map, weight_map, scale_maps(decoder, weight, rows), arrays, bias, out, steps)
+    out_map = None
+    if tiling.batches:
+        columns = tiling.columns(gated) // tiling.warpgroups
+        out_map = tensor_map(out, (tiling.tokens // tiling.batches, columns), swizzle=2 * columns)
+    tiles, cluster = ceil_div(n, tiling.rows) * ceil_div(m, tiling.tokens), (tiling.splits, 1, 1)
+    sms = SIMULATED_SMS if isinstance(x, np.ndarray) else sms_here()
+    blocks = min(tiles, sms * tiling.blocks) if tiling.batches else tiles * tiling.splits
+    arguments = (x_map, weight_map, scale_maps(decoder, weight, rows), out_map, arrays, bias, out, steps)
     shared_bytes = tiling.shared_bytes(decoder.row_bytes)
     launch(chosen, blocks, tiling.threads, arguments, stream, shared_bytes, cluster if tiling.splits > 1 else None)
 

@@ -15,18 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, uint32
 
-from minllm import ptx
-from minllm.kernels.matmul.quantized.int4_codes import FLOAT_OF, MAGIC, MIDDLE
+from minllm.kernels.matmul.quantized.int4_codes import MAGIC, MIDDLE
 from minllm.kernels.matmul.quantized.mixed_input.decoder import (
     BOTH_ROWS,
     FMA,
     MINUS_ZEROS,
-    PACK,
     WORDS,
     Decoder,
     load_nibbles,
+    make_pair_of,
     no_table,
     nothing_ahead,
+    unknown_zero,
 )
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleArray
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
@@ -43,20 +43,13 @@ class Lane(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def make_lane(weight, table, low, high):
-    """Return the Lane. The compiler would move a known mask to a register for every pair, so it must not know that no thread is 1 << 16."""
-    thread = ptx.keep_register(uint32(cuda.threadIdx.x))
-    return Lane(uint32(0x000F000F + (thread >> uint32(16))), (thread & uint32(3)) << uint32(2))
+    """Return the Lane."""
+    return Lane(uint32(0x000F000F + unknown_zero()), (uint32(cuda.threadIdx.x) & uint32(3)) << uint32(2))
 
 
 def make_offset(dtype: str, minimums: np.dtype | None, has_zeros: bool):
     """offset(word): the pair to add to two codes: a minimum, or -(128 + zero), or 1024; word: its bits."""
-    pack, float_of = PACK[dtype], FLOAT_OF["float32" if minimums is None else minimums.name]
     minus_codes = MAGIC[dtype][0] * 0x10001 | SIGNS
-
-    @cuda.jit(device=True, forceinline=True)
-    def minimum(word):
-        value = float_of(word)
-        return pack(value, value)
 
     @cuda.jit(device=True, forceinline=True)
     def minus_zero(word):
@@ -67,7 +60,7 @@ def make_offset(dtype: str, minimums: np.dtype | None, has_zeros: bool):
     def minus_middle(word):
         return uint32(MIDDLE * 0x10001 | minus_codes)
 
-    return minimum if minimums is not None else minus_zero if has_zeros else minus_middle
+    return make_pair_of(minimums, dtype) if minimums is not None else minus_zero if has_zeros else minus_middle
 
 
 @functools.cache
@@ -79,18 +72,18 @@ def make_int4_decoder(dtype: str, group_size: int, scales: np.dtype, zeros: np.d
     arrays = tuple(ScaleArray(one, group_size) for one in (scales, zeros, minimums) if one is not None)
     parts, has_minimums, has_two = arrays[0].groups, minimums is not None, len(arrays) == 2
     words_of_part = WORDS // parts
-    (bits, ones), pack, fma = MAGIC[dtype], PACK[dtype], FMA[dtype]
-    magic, float_of, offset_of = bits * 0x10001, FLOAT_OF[scales.name], make_offset(dtype, minimums, zeros is not None)
+    (bits, ones), fma, scale_of = MAGIC[dtype], FMA[dtype], make_pair_of(scales, dtype)
+    magic, offset_of = bits * 0x10001, make_offset(dtype, minimums, zeros is not None)
 
     def make_pairs(read):
         @cuda.jit(device=True, forceinline=True)
-        def pairs_of_step(weight, lane, ahead, stage, elements, pairs):
+        def pairs_of_step(lane, ahead, stage, elements, pairs):
             """pairs[4 * part : 4 * part + 4] = minimum, or -(128 + zero), and scale of row low, then of row high."""
             for part in range(parts):
                 for high in range(2):
-                    scale = float_of(read(stage, elements, 0, part, high))
                     offset = read(stage, elements, 1, part, high) if has_two else uint32(0)
-                    pairs[4 * part + 2 * high], pairs[4 * part + 2 * high + 1] = offset_of(offset), pack(scale, scale)
+                    pairs[4 * part + 2 * high] = offset_of(offset)
+                    pairs[4 * part + 2 * high + 1] = scale_of(read(stage, elements, 0, part, high))
 
         return pairs_of_step
 
@@ -102,10 +95,10 @@ def make_int4_decoder(dtype: str, group_size: int, scales: np.dtype, zeros: np.d
         return fma(fma(codes | uint32(magic), uint32(ones), added), scale, uint32(MINUS_ZEROS))
 
     @cuda.jit(device=True, forceinline=True)
-    def decode(memory, line, lane, pairs, numbers):
+    def decode(memory, lines, lane, pairs, numbers):
         """numbers[0 : 16] = a decoded step of both rows."""
         words = cuda.local.array(BOTH_ROWS, uint32)
-        load_nibbles(memory, line, words)
+        load_nibbles(memory, lines, words)
         for word in range(WORDS):
             at = word // words_of_part * 4
             numbers[2 * word] = number(words[word] >> lane.shift & lane.mask, pairs[at], pairs[at + 1])

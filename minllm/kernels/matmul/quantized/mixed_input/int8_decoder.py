@@ -14,22 +14,34 @@ import numpy as np
 from numba import cuda, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.quantized.int4_codes import FLOAT_OF
-from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK, Decoder, make_load_chunk, no_table, nothing_ahead
+from minllm.kernels.matmul.quantized.mixed_input.decoder import (
+    FMA,
+    MINUS_ZEROS,
+    Decoder,
+    make_chunk_at,
+    make_pair_of,
+    no_table,
+    nothing_ahead,
+    unknown_zero,
+)
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleArray
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
 CODE_BYTES = STEP  # bytes of codes per row and step
 INPUTS = 16  # inputs per chunk of codes
-load_chunk = make_load_chunk(CODE_BYTES)
+chunk_at = make_chunk_at(CODE_BYTES)
 # Pairs of 16-bit floats.
 BF16_ONES, BF16_128, BF16_MINUS_128 = 0x3F803F80, 0x43004300, 0xC300C300
 F16_ONES, F16_MINUS_1152 = 0x3C003C00, 0xE480E480
 
 
 class Lane(NamedTuple):
-    """The prmt selector of a lane's bytes, 2 t and 2 t + 1, each in a half of a word; masks of a byte's sign bit and of its other bits."""
+    """Which of two words has a lane's bytes, 2 t and 2 t + 1 of eight, and the prmt selector that moves each to a half of a word.
 
+    Masks of a byte's sign bit and of its other bits, in both halves.
+    """
+
+    word: Any
     bytes: Any
     sign: Any
     magnitude: Any
@@ -37,10 +49,10 @@ class Lane(NamedTuple):
 
 @cuda.jit(device=True, forceinline=True)
 def make_lane(weight, table, low, high):
-    """Return the Lane. The compiler does not know that no thread is 1 << 16, or it would move the masks to a register for every pair."""
-    thread = ptx.keep_register(uint32(cuda.threadIdx.x))
-    zero = thread >> uint32(16)
-    return Lane(uint32(0x1100) + uint32(0x2222) * (thread & uint32(3)), uint32(0x00800080 + zero), uint32(0x007F007F + zero))
+    """Return the Lane."""
+    thread, zero = uint32(cuda.threadIdx.x), unknown_zero()
+    selector = uint32(0x1100) + uint32(0x2222) * (thread & uint32(1))
+    return Lane(thread >> uint32(1) & uint32(1), selector, uint32(0x00800080 + zero), uint32(0x007F007F + zero))
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -61,30 +73,32 @@ def make_int8_decoder(dtype: str, group_size: int, scales: np.dtype) -> Decoder:
     """Return the Decoder of int8 weights in groups of 32 or multiples of 64; dtype of x: bfloat16 or float16; scales: their dtype."""
     arrays = (ScaleArray(scales, group_size),)
     parts = arrays[0].groups
-    chunks_of_part, float_of = STEP // parts // INPUTS, FLOAT_OF[scales.name]
-    pack, fma, pair = PACK[dtype], FMA[dtype], bfloat16_pair if dtype == "bfloat16" else float16_pair
+    chunks_of_part, scale_of = STEP // parts // INPUTS, make_pair_of(scales, dtype)
+    fma, pair = FMA[dtype], bfloat16_pair if dtype == "bfloat16" else float16_pair
 
     def make_pairs(read):
         @cuda.jit(device=True, forceinline=True)
-        def pairs_of_step(weight, lane, ahead, stage, elements, pairs):
+        def pairs_of_step(lane, ahead, stage, elements, pairs):
             """pairs[2 * part : 2 * part + 2] = the scales of rows low and high."""
             for part in range(parts):
                 for high in range(2):
-                    scale = float_of(read(stage, elements, 0, part, high))
-                    pairs[2 * part + high] = pack(scale, scale)
+                    pairs[2 * part + high] = scale_of(read(stage, elements, 0, part, high))
 
         return pairs_of_step
 
     @cuda.jit(device=True, forceinline=True)
-    def decode(memory, line, lane, pairs, numbers):
-        """numbers[0 : 16] = a decoded step of both rows."""
-        words = cuda.local.array(8, uint32)
+    def decode(memory, lines, lane, pairs, numbers):
+        """numbers[0 : 16] = a decoded step of both rows.
+
+        A lane loads only words that it needs. If it loaded 16 bytes at a time, the loads of a warp would take twice as many cycles of
+        shared memory, which is as busy as the tensor cores.
+        """
+        first, apart = ptx.shared_address(memory, uint32(lines.low + lane.word)), uint32(lines.high - lines.low) * uint32(4)
         for chunk in range(CODE_BYTES // 16):
-            load_chunk(memory, line, chunk, words, 0, 4)
-            at = chunk // chunks_of_part * 2
+            address, at = uint32(first + chunk_at(chunk) * uint32(4)), chunk // chunks_of_part * 2
             for i in range(4):  # inputs 0 to 7 of rows low and high, then inputs 8 to 15
-                word = i // 2 * 2 + i % 2 * 4
-                codes = ptx.prmt(words[word], words[word + 1], lane.bytes)
+                word = ptx.load_shared_32(uint32(address + i % 2 * apart + uint32(i // 2 * 8)))
+                codes = ptx.prmt(word, uint32(0), lane.bytes)
                 numbers[4 * chunk + i] = fma(pair(codes, lane), pairs[at + i % 2], uint32(MINUS_ZEROS))
 
     return Decoder(arrays, CODE_BYTES, 2 * parts, 0, no_table, make_lane, nothing_ahead, make_pairs, decode)

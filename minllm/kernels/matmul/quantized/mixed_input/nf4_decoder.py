@@ -80,7 +80,7 @@ def make_nf4_decoder(dtype: str, is_nested: bool) -> Decoder:
 
     def make_pairs(read):
         @cuda.jit(device=True, forceinline=True)
-        def nested_absmax(weight, lane, ahead, stage, elements, pairs):
+        def nested_absmax(lane, ahead, stage, elements, pairs):
             """pairs[0 : 2] = the absmax of rows low and high; ahead: their nested scales."""
             codes = read(stage, elements, 0, 0, 0) & uint32(255), read(stage, elements, 0, 0, 1) & uint32(255)
             low = mapped(lane.tables, codes[0]) * ahead[0] + lane.low.offset
@@ -88,7 +88,7 @@ def make_nf4_decoder(dtype: str, is_nested: bool) -> Decoder:
             pairs[0], pairs[1] = pack(low, low), pack(high, high)
 
         @cuda.jit(device=True, forceinline=True)
-        def stored_absmax(weight, lane, ahead, stage, elements, pairs):
+        def stored_absmax(lane, ahead, stage, elements, pairs):
             """pairs[0 : 2] = the absmax of rows low and high."""
             low, high = ptx.uint_as_float(read(stage, elements, 0, 0, 0)), ptx.uint_as_float(read(stage, elements, 0, 0, 1))
             pairs[0], pairs[1] = pack(low, low), pack(high, high)
@@ -101,10 +101,10 @@ def make_nf4_decoder(dtype: str, is_nested: bool) -> Decoder:
         return fma(ptx.load_shared_32(ptx.dp4a_u32(word, lane.entry, lane.tables.pairs)), scale, uint32(MINUS_ZEROS))
 
     @cuda.jit(device=True, forceinline=True)
-    def decode(memory, line, lane, pairs, numbers):
+    def decode(memory, lines, lane, pairs, numbers):
         """numbers[0 : 16] = a decoded step of both rows."""
         words = cuda.local.array(BOTH_ROWS, uint32)
-        load_nibbles(memory, line, words)
+        load_nibbles(memory, lines, words)
         for word in range(WORDS):
             numbers[2 * word] = number(words[word], lane, pairs[0])
             numbers[2 * word + 1] = number(words[WORDS + word], lane, pairs[1])

@@ -6,6 +6,7 @@ Scales are stored by group, so the rows of a tile are neighbours in memory, and 
 them from global memory, each row would cost L1 one cycle, however few bytes it takes, and the 64-bit addresses some ten instructions.
 
 Gate and up lie apart in the weight, so each half of a gated tile's rows is loaded on its own; otherwise there is one "half", all rows.
+A lane's row high is eight rows after row low, or the same row of the other half (mainloop.py).
 """
 
 from typing import Any, NamedTuple
@@ -72,19 +73,19 @@ class ScaleTiles(NamedTuple):
     """The device functions for the arrays of scales of a step."""
 
     load: Any  # (stage, maps, half, row, step): start the copies for a half of the tile's rows, which begins with row `row` of weight
-    elements: Any  # (place) -> Elements of the tile's rows `place` and place + 8
+    elements: Any  # (place) -> Elements of a lane whose row low is the tile's row `place`
     read: Any  # (stage, elements, number, group, high) -> a word with an array's element for row low or high in its lowest bits
 
 
 def make_scale_tiles(arrays: tuple[ScaleArray, ...], tiling: MixedInputTiling, gated: bool, code_bytes: int) -> ScaleTiles:
     """Return the ScaleTiles of up to two arrays; code_bytes: bytes of codes per row and step."""
-    rows, count = tiling.rows // 2 if gated else tiling.rows, len(arrays)
+    rows, count, paired = tiling.columns(gated), len(arrays), tiling.pairs_rows(gated)
     one, two = (*arrays, ABSENT, ABSENT)[:2]
     one_at = tiling.x_tile.bytes + tiling.rows * code_bytes  # byte of the stage at which the first array begins
     two_at = one_at + tiling.rows * one.room
     one_half, two_half, group_size = rows * one.room, rows * two.room, one.group_size
-    element_of_one, read_one = make_element(one, one_at, rows)
-    element_of_two, read_two = make_element(two, two_at, rows)
+    element_of_one, read_one = make_element(one, one_at, rows, paired)
+    element_of_two, read_two = make_element(two, two_at, rows, paired)
 
     @cuda.jit(device=True, forceinline=True)
     def load(stage, maps, half, row, step):
@@ -107,9 +108,10 @@ def make_scale_tiles(arrays: tuple[ScaleArray, ...], tiling: MixedInputTiling, g
     return ScaleTiles(load, elements, read)
 
 
-def make_element(array: ScaleArray, first_byte: int, rows: int):
-    """Return device functions (element_of, read) of one array; rows: rows of a half."""
+def make_element(array: ScaleArray, first_byte: int, rows: int, paired: bool):
+    """Return device functions (element_of, read) of one array; rows: rows of a half; paired: a lane's row high is in the other half."""
     itemsize, half_bytes = array.dtype.itemsize, rows * array.room
+    apart = half_bytes if paired else 8 * itemsize
 
     @cuda.jit(device=True, forceinline=True)
     def element_of(place):
@@ -119,7 +121,7 @@ def make_element(array: ScaleArray, first_byte: int, rows: int):
 
     @cuda.jit(device=True, forceinline=True)
     def read(stage, element, group, high):
-        behind = (group * rows + 8 * high) * itemsize
+        behind = group * rows * itemsize + high * apart
         return ptx.load_shared_32(uint32(stage + element.byte + uint32(behind))) >> element.bit
 
     return element_of, read

@@ -15,13 +15,16 @@ MOST_TOKENS = 256  # most rows of x per block
 TWO_BLOCKS_UP_TO = 64  # rows of x up to which two blocks of a large weight share an SM: with few sums, one does not keep it busy
 DIVIDED_FROM = 64  # rows of x per block from which its warpgroups divide K if blocks would have to
 FEWEST_STAGES = 6  # for warpgroups that divide K: three each
+TILES_PER_GROUP = 8  # chunks of x in a group of the tile order (output_tiles.py)
+PERSISTENT_FROM = 128  # rows of x per block from which a block computes one tile after another, if no blocks or warpgroups divide K
 
 
 class MixedInputTiling(NamedTuple):
     """A block has `warpgroups` of 64 rows of weight each and `tokens` rows of x; `stages` steps of K are in flight.
 
     splits: blocks of a cluster that divide K. k_groups: warpgroups of a block that have the same 64 rows and divide K; of two, one takes
-    the even steps, the other the odd ones. blocks: blocks per SM for which registers suffice.
+    the even steps, the other the odd ones. blocks: blocks per SM for which registers suffice. batches: a persistent block's outputs leave
+    through shared memory in this many batches of tokens; 0: a block computes one tile, and its sums take the place of the stages.
 
     row_bytes of the methods: bytes of codes and scales per row of weight and step.
     """
@@ -32,6 +35,7 @@ class MixedInputTiling(NamedTuple):
     splits: int = 1
     k_groups: int = 1
     blocks: int = 1
+    batches: int = 0
 
     @property
     def rows(self) -> int:
@@ -48,17 +52,31 @@ class MixedInputTiling(NamedTuple):
         """A step's tile of x; codes and scales follow it in the stage."""
         return SharedTile(self.tokens, STEP)
 
+    def columns(self, gated: bool) -> int:
+        """Columns of out per block."""
+        return self.rows // 2 if gated else self.rows
+
+    def pairs_rows(self, gated: bool) -> bool:
+        """Whether a lane's two rows of weight are a row of gate and the same row of up."""
+        return gated and self.batches > 0
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of shared memory through which TMA stores the outputs of a block, 16 bits each."""
+        return self.tokens // self.batches * self.rows * 2 if self.batches else 0
+
     def stage_bytes(self, row_bytes: int) -> int:
         """Bytes of a step's x, codes and scales, rounded up so that the next stage is aligned."""
         return ceil_div(self.x_tile.bytes + self.rows * row_bytes, ALIGNMENT) * ALIGNMENT
 
     def ring_bytes(self, row_bytes: int) -> int:
-        """Bytes of the stages, or of the sums that later overwrite them."""
-        return max(self.stages * self.stage_bytes(row_bytes), self.tokens * (self.rows + PADDING) * 4)
+        """Bytes of the stages and, if a block computes one tile, of the sums that later overwrite them."""
+        sums = 0 if self.batches else self.tokens * (self.rows + PADDING) * 4
+        return max(self.stages * self.stage_bytes(row_bytes), sums)
 
     def shared_bytes(self, row_bytes: int) -> int:
-        """Bytes of the ring, two barriers per stage, and room to begin at a multiple of 1024."""
-        return self.ring_bytes(row_bytes) + 16 * self.stages + 1024
+        """Bytes of the ring, the outputs that leave, two barriers per stage, and room to begin at a multiple of 1024."""
+        return self.ring_bytes(row_bytes) + self.staging_bytes + 16 * self.stages + 1024
 
     def check(self, row_bytes: int, table_bytes: int = 0) -> None:
         """Raise KernelArgumentError unless this tiling can be launched with a table of `table_bytes` in shared memory."""
@@ -68,6 +86,10 @@ class MixedInputTiling(NamedTuple):
         own = f"{self}: {self.k_groups} k_groups need a multiple of {self.k_groups} stages, and at least two stages each"
         check(self.stages % self.k_groups == 0 and self.stages >= 2 * self.k_groups, own)
         check(self.tokens in range(8, MOST_TOKENS + 1, 8), f"{self}: 8, 16, ... or 256 tokens")
+        whole = self.batches == 0 or self.tokens % (16 * self.batches) == 0
+        check(
+            whole and (self.batches == 0 or self.splits == self.k_groups == 1), f"{self}: batches of a multiple of 16 tokens, K undivided"
+        )
         needed, room = self.shared_bytes(row_bytes) + table_bytes, SHARED_BYTES_PER_BLOCK // self.blocks
         check(needed <= room, f"{self}: {needed} bytes of shared memory; a block has {room}")
 
@@ -95,18 +117,26 @@ def largest_tiling(m: int, n: int, k: int, gated: bool, row_bytes: int, table_by
 
 def deepest(tiling: MixedInputTiling, row_bytes: int, table_bytes: int) -> MixedInputTiling:
     """Return this tiling with as many stages as shared memory allows, up to 8."""
-    room = SHARED_BYTES_PER_BLOCK // tiling.blocks - 2048 - table_bytes
+    room = SHARED_BYTES_PER_BLOCK // tiling.blocks - 2048 - table_bytes - tiling.staging_bytes
     stages = min(8, room // tiling.stage_bytes(row_bytes))
     return tiling._replace(stages=stages // tiling.k_groups * tiling.k_groups)
 
 
-def choose_tiling(m: int, n: int, k: int, gated: bool, row_bytes: int, table_bytes: int = 0) -> MixedInputTiling:
+def persistent(tiling: MixedInputTiling, row_bytes: int, table_bytes: int) -> MixedInputTiling:
+    """Return this tiling with room for the outputs of a tile, or of a half or quarter of its tokens if they leave less than four stages."""
+    tilings = (deepest(tiling._replace(batches=batches), row_bytes, table_bytes) for batches in (1, 2, 4))
+    return next(one for one in tilings if one.stages >= 4 or one.batches == 4)
+
+
+def choose_tiling(m: int, n: int, k: int, gated: bool, row_bytes: int, table_bytes: int = 0, copied: bool = True) -> MixedInputTiling:
     """Return the fastest of some fifteen tilings for the weights of an 8B model on an H100, or one within 8 % of it.
 
     That is the largest, unless its blocks must divide K for many tokens: then warpgroups divide K first, as long as there is room for
-    enough stages. If there is not, blocks with half of the tokens do so, if the GPU has an SM for each.
+    enough stages. If there is not, blocks with half of the tokens do so, if the GPU has an SM for each. copied: TMA can store the outputs.
     """
     tiling = largest_tiling(m, n, k, gated, row_bytes, table_bytes)
+    if copied and tiling.splits == 1 and tiling.warpgroups == 2 and tiling.tokens >= PERSISTENT_FROM:
+        return persistent(tiling, row_bytes, table_bytes)
     if tiling.splits == 1 or tiling.warpgroups == 1 or tiling.tokens < DIVIDED_FROM:
         return tiling
     divided = largest_tiling(m, n, k, gated, row_bytes, table_bytes, k_groups=2)
