@@ -410,9 +410,9 @@ assert apart > 1.9 * together
 # Each token leaves a key and a value, in each layer, for each KV head: the formula at the top.
 #
 # The notes that this project grew out of have another formula, `2*hidden_size*num_hidden_layers*dtype_size`. It gives
-# "2.6MB per token" for Llama-2-70B and "42.5GB" for 16 sequences of 1,024 tokens. That formula is right for a model in
-# which every query head has its own key and value: then KV heads times head dim equals the hidden size. In Llama-2-70B,
-# 8 query heads share one KV head.
+# "2.6MB per token" for Llama-2-70B, which makes 42.6 GB for 16 sequences of 1,024 tokens. That formula is right for a
+# model in which every query head has its own key and value: then KV heads times head dim equals the hidden size. In
+# Llama-2-70B, 8 query heads share one KV head.
 
 # %%
 from minllm.models.shapes import find_config
@@ -444,7 +444,7 @@ guess.against(
 
 # %% [markdown]
 # If your guess with the cache is too low, it left out attention, which reads every earlier token. Without intermediate
-# rounding, the notes' 42.5 GB are 42.9 GB. The model needs 5.4 GB, an eighth. The difference decides whether that batch
+# rounding, the notes' 42.6 GB are 42.9 GB. The model needs 5.4 GB, an eighth. The difference decides whether that batch
 # fits on one GPU beside the weights. Other models differ:
 
 # %% tags=["fold"]

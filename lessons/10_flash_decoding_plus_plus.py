@@ -439,9 +439,9 @@ show_case("rare_nan")
 # ??? question "2. The tiles of lesson 5 have 128 rows. What share of their multiplications is useful for 8 and for 96 tokens?"
 #     6 % and 75 %. At 96 tokens the padding no longer matters, because the GPU is still limited by memory.
 #
-# ??? question "3. float16 ends at 65,504 = 2^16. Exponentials are 2^(s - φ). How far may a score be above φ, and how far below, if sums of 4,096 of them must not overflow and each must keep 3 digits?"
-#     Above: the exponential itself must stay below 2^16, a sum in float32 is safe. Below: normal float16 ends at 2^-14. So
-#     the band is 30 powers of 2.
+# ??? question "3. float16 ends at 65,504 = 2^16 - 2^5. Exponentials are 2^(s - φ). How far may a score be above φ, and how far below, if sums of 4,096 of them must not overflow and each must keep 3 digits?"
+#     Above: the exponential itself must stay below 65,504, so s - φ below 16; a sum in float32 is safe. Below: normal
+#     float16 ends at 2^-14. So the band is 30 powers of 2.
 #
 # ??? question "4. A server decodes 8 sequences. Its GEMMs run as 8 GEMVs one after another. What does that cost against a flat GEMM?"
 #     The weights are read 8 times. It takes nearly 8 times as long, and the price per token stays that of batch 1.

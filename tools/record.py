@@ -4,7 +4,8 @@
     python tools/record.py --only kernels       the parts whose names begin so, also if they are measured already
     python tools/record.py /tmp/1b.json         record what `minllm bench ... --json /tmp/1b.json` measured earlier
     python tools/record.py --tables             write the tables anew from the record: after a change of a kernel, some rows are older
-    python tools/record.py --keys               first compute the keys of all rows anew from their commits: after a change of kernel_keys.py
+    python tools/record.py --keys               first compute all keys anew from the rows' commits, after a change of kernel_keys.py;
+                                                rows of commits that git does not have keep theirs
 
 A part is a benchmark in a process of its own: kernels and steps (beside PyTorch's, if it is installed), generation, perplexity, and the
 lessons' own figures (measure_lessons.py). Its rows replace their older selves as soon as it ends, each with machine, date, commit and
@@ -136,8 +137,17 @@ def with_keys(record: dict) -> dict:
 
 
 def with_own_keys(record: dict) -> dict:
-    """A record whose rows have the keys that this machine computes for their commits: another Python or Numba computes others."""
-    return with_keys({**record, "rows": [{**row, "key": row["key"] and None} for row in record["rows"]]})
+    """A record whose rows have the keys that this machine computes for their commits: another Python or Numba computes others.
+
+    Rows of commits from which no key can be computed keep theirs, and are named on standard error.
+    """
+    renewed = with_keys({**record, "rows": [{**row, "key": row["key"] and None} for row in record["rows"]]})["rows"]
+    kept = [old for old, new in zip(record["rows"], renewed, strict=True) if old["key"] and not new["key"]]
+    for name in sorted({row["commit"] for row in kept}):
+        count = sum(row["commit"] == name for row in kept)
+        print(f"{count} rows of commit {name} keep their keys: git does not have it, or it lacks their kernels", file=sys.stderr)
+    rows = [{**new, "key": old["key"] if new["key"] is None else new["key"]} for old, new in zip(record["rows"], renewed, strict=True)]
+    return {**record, "rows": rows}
 
 
 def keys_at(name: str, rows: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:

@@ -38,19 +38,23 @@ class PartTime(NamedTuple):
 
 
 def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
-    """Divide the launches of a step into layers, found by a kernel that each layer launches once.
+    """Divide the launches of a step into layers, each of which ends with its fourth GEMM.
 
-    Layers begin where the launches begin to repeat; the embedding comes before. The last layer may end with another kernel than the others,
-    because no next layer adds its residual.
+    The first layer has as many launches as the second: the first norm is before the layers if the later ones are not kernels of their own.
+    A single layer begins after the embedding.
     """
     names = [launch.name for launch in launches]
-    once_a_layer = next(name for name in names if names.count(name) == layers)
-    mine = [i for i, name in enumerate(names) if name == once_a_layer]
-    length = mine[1] - mine[0] if layers > 1 else len(launches) - 1
-    repeated = length * (layers - 1)
-    first = next(i for i in range(1, mine[0] + 1) if names[i : i + repeated] == names[i : i + length] * (layers - 1))
-    ends = first + layers * length
-    return StepParts(list(launches[:first]), [list(launches[i : i + length]) for i in range(first, ends, length)], list(launches[ends:]))
+    gemms = [i for i, name in enumerate(names) if is_gemm(name)]
+    ends = [i + 1 for i in gemms[len(PRODUCTS) - 1 : layers * len(PRODUCTS) : len(PRODUCTS)]]
+    embedded = next(i + 1 for i, name in enumerate(names) if name.startswith("embedding"))
+    first = ends[0] - (ends[1] - ends[0]) if layers > 1 else embedded
+    starts = [first, *ends[:-1]]
+    return StepParts(list(launches[:first]), [list(launches[i:j]) for i, j in zip(starts, ends, strict=True)], list(launches[ends[-1] :]))
+
+
+def is_gemm(name: str) -> bool:
+    """Whether a kernel of this name multiplies by weights."""
+    return name.startswith("matmul")
 
 
 def moved_bytes(config: ModelConfig, parts: StepParts, batch: int, context: int, itemsize: int) -> tuple[list[int], list[int]]:
@@ -59,12 +63,12 @@ def moved_bytes(config: ModelConfig, parts: StepParts, batch: int, context: int,
     products = iter(PRODUCTS)
 
     def of_layer(name: str) -> int:
-        if name.startswith("matmul"):
+        if is_gemm(name):
             return stages[next(products)].weight_bytes // config.num_hidden_layers
         return stages["attention"].kv_bytes // config.num_hidden_layers if "split" in name and "merge" not in name else 0
 
     head = stages["lm_head"].weight_bytes
-    return [of_layer(one.name) for one in parts.layers[0]], [head if one.name.startswith("matmul") else 0 for one in parts.tail]
+    return [of_layer(one.name) for one in parts.layers[0]], [head if is_gemm(one.name) else 0 for one in parts.tail]
 
 
 def time_parts(parts: StepParts, moved: tuple[list[int], list[int]], clock: Clock) -> list[PartTime]:

@@ -2,8 +2,9 @@
 
 A well-known formula for the KV cache is wrong. `2 * hidden_size * layers * itemsize` bytes per token, often printed as "2.6 MB for
 Llama-2-70B in 16 bits", assumes that every query head has its own keys and values: 2 * 8192 * 80 * 2 = 2.62 MB, and 42.9 GB for 16
-sequences of 1,024 tokens (often printed as 42.5, from the rounded 2.6). That model shares each KV head among 8 query heads (grouped-query
-attention), so it stores 8 KV heads of 128 instead of 64: 2 * 8 * 128 * 80 * 2 = 0.33 MB per token, and 5.4 GB for the same 16 sequences.
+sequences of 1,024 tokens (42.6 from the rounded 2.6, often printed as 42.5). That model shares each KV head among 8 query heads
+(grouped-query attention), so it stores 8 KV heads of 128 instead of 64: 2 * 8 * 128 * 80 * 2 = 0.33 MB per token, and 5.4 GB for the same
+16 sequences.
 
 Sources: Ainslie et al. 2023, "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", section 2.2;
 Touvron et al. 2023, "Llama 2: Open Foundation and Fine-Tuned Chat Models", section 2.2 and table 1; Pope et al. 2023, "Efficiently Scaling

@@ -26,6 +26,7 @@ steps of two shapes and six formats are off by at most 9 % (tests/costs/test_ste
 Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is our addition.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -47,6 +48,8 @@ FUSED_ROWS = 64  # most rows for which 16-bit GEMM kernels also compute norms an
 ROWS_OF_GEMV = 1  # most rows for which quantised GEMVs also compute norms and rotations, quantise x, and hide decoding behind HBM
 JOINED = "MLP activation"  # the stage that the kernel of gate and up includes
 FEW_ROWS, TILE_ROWS = 256, 128
+MOST_COMPARED = 256  # largest batch of a comparison of formats
+ALIKE = 0.05  # steps that differ by at most this share count as equally fast: predictions are no better
 PRODUCTS = 4  # GEMMs per layer
 HEAD = ("final norm", "lm_head", "sampling")  # stages that compute only the rows that get logits
 ONCE = ("embedding", *HEAD)  # stages outside the layers
@@ -161,11 +164,29 @@ class StepTimes:
         return stage_seconds(stage, rows, self.config, self.rates, PLAIN) if rows else 0.0
 
 
-def most_sequences_ahead(config: ModelConfig, context: int, rates: StepRates, first: str, second: str, most: int = 256) -> int:
+def most_sequences_ahead(config: ModelConfig, context: int, rates: StepRates, first: str, second: str, most: int = MOST_COMPARED) -> int:
     """The batch up to which steps with weights in `first` are faster than in `second`; 0 if none is."""
+    slower = (batch for batch in range(1, most + 1) if step_ratio(config, batch, context, rates, first, second) >= 1)
+    return next(slower, most + 1) - 1
 
-    def is_ahead(batch: int) -> bool:
-        mine, other = (decode_step_seconds(config, batch, context, rates, WEIGHT_FORMATS[name]) for name in (first, second))
-        return mine < other
 
-    return next((batch - 1 for batch in range(1, most + 1) if not is_ahead(batch)), most)
+def sequences_alike(
+    config: ModelConfig, context: int, rates: StepRates, first: str, second: str, turn: int, most: int = MOST_COMPARED
+) -> tuple[int, int] | None:
+    """(smallest, largest) batch around `turn` at which the steps of both differ by at most ALIKE; None if there is none.
+
+    turn: their most_sequences_ahead.
+    """
+
+    def until_apart(batches: range) -> list[int]:
+        ratios = ((batch, step_ratio(config, batch, context, rates, first, second)) for batch in batches)
+        return [batch for batch, _ in itertools.takewhile(lambda one: abs(one[1] - 1) <= ALIKE, ratios)]
+
+    alike = [*until_apart(range(turn, 0, -1)), *until_apart(range(turn + 1, most + 1))]
+    return (min(alike), max(alike)) if alike else None
+
+
+def step_ratio(config: ModelConfig, batch: int, context: int, rates: StepRates, first: str, second: str) -> float:
+    """The time of a step with weights in `first`, in steps with weights in `second`."""
+    mine, other = (decode_step_seconds(config, batch, context, rates, WEIGHT_FORMATS[name]) for name in (first, second))
+    return mine / other

@@ -49,8 +49,9 @@ class Floor:
 
     @property
     def bound(self) -> str:
-        """The longer of the two: "memory" or "arithmetic"."""
-        return "memory" if self.memory_ms >= self.compute_ms else "arithmetic"
+        """The longest part of the floor: "memory", "arithmetic" or "link"."""
+        parts = {"memory": self.memory_ms, "arithmetic": self.compute_ms, "link": self.link_ms}
+        return max(parts, key=lambda name: parts[name])
 
     @property
     def tokens_per_s(self) -> float:

@@ -5,14 +5,15 @@ become part of the machine code; functions among the values are compiled too. Th
 through all functions that it can reach, in any file, and lists their bytecode and constants. An edit of any of them changes the key; an
 edit of a comment, a launcher, or another kernel does not.
 
-The walk does not reach two things, which are hashed as files: minllm/ptx, with functions that emit instructions instead of being compiled,
-and the files that control Numba (COMPILER_FILES). A test checks that nothing else in the package extends Numba. The replacements by
-older_gpus.py for a target are part of the key for that target. For everything outside the package, the key has the versions of Python,
-Numba, NumPy and the toolkit.
+The walk does not reach two things, whose files are hashed without comments, docstrings and layout: minllm/ptx, with functions that emit
+instructions instead of being compiled, and the files that control Numba (COMPILER_FILES). A test checks that nothing else in the package
+extends Numba. The replacements by older_gpus.py for a target are part of the key for that target. For everything outside the package, the
+key has the versions of Python, Numba, NumPy and the toolkit.
 
 A value of an unknown kind makes the kernel uncacheable: it is compiled each time, which is slow but never wrong.
 """
 
+import ast
 import contextlib
 import dis
 import functools
@@ -169,8 +170,17 @@ def compiler_sources():
     """One hash of the files that emit instructions or control the compiler."""
     digest = hashlib.sha256()
     for path in (*(PACKAGE / "runtime" / name for name in COMPILER_FILES), *sorted((PACKAGE / "ptx").rglob("*.py"))):
-        digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(f"{path.relative_to(PACKAGE)}\0{without_words(path.read_text(encoding='utf-8'))}\0".encode())
     return digest.hexdigest()
+
+
+def without_words(source):
+    """The syntax tree of Python source, as text: a change of comments, docstrings or layout does not change it."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.dump(tree)
 
 
 @functools.cache

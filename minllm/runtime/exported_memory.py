@@ -5,6 +5,7 @@ run on one host with GPUs that access each other's memory. Source: CUDA Driver A
 """
 
 import ctypes
+import functools
 import weakref
 
 from minllm.runtime.array import DeviceArray
@@ -66,12 +67,18 @@ def read_word(word: DeviceArray) -> int:
 
 
 def _other_stream() -> object:
-    """A new stream that does not synchronise with any other."""
-    from cuda.bindings import driver
-
+    """The stream of `note_fault` and `read_word`, usable in this thread from now on."""
     from minllm.runtime.device import current_device
 
     current_device()
+    return _non_blocking_stream()
+
+
+@functools.cache
+def _non_blocking_stream() -> object:
+    """This process's stream that does not synchronise with any other, created on the first call."""
+    from cuda.bindings import driver
+
     return check_driver(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value), "create a stream")
 
 

@@ -21,7 +21,7 @@ LOOKS = 10  # samples per SECONDS
 NOT_IN_A_KERNEL = {"bdb", "pdb", "minllm.sim.simulator"}  # modules that are not on a kernel's stack, which begins at its function
 
 _started = threading.Event()
-_watched = []  # identifiers of the Python threads that simulate, the newest last
+_watched = []  # identifiers of the Python threads that simulate, the newest last; they end in any order
 
 
 class Spin(Exception):
@@ -44,14 +44,17 @@ def watched():
     """Within this context the running simulation is watched, and Spin is raised in a thread that spins."""
     if not _watched and not any(thread.name == "minllm watchdog" for thread in threading.enumerate()):
         threading.Thread(target=watch, name="minllm watchdog", daemon=True).start()
-    _watched.append(threading.get_ident())
+    own = threading.get_ident()
+    _watched.append(own)
     _started.set()
     try:
         yield
     finally:
-        _watched.pop()
+        _watched.remove(own)
         if not _watched:
             _started.clear()
+            if _watched:  # another thread has begun between these two lines
+                _started.set()
 
 
 def watch():

@@ -85,6 +85,13 @@ def test_keys_of_another_machine_are_computed_anew(tool):
     assert rows[0]["key"] not in (None, "of another Numba") and rows[1]["key"] == ""
 
 
+def test_rows_of_a_commit_that_git_does_not_have_keep_their_keys(tool, capsys):
+    row = dict(benchmark="rope", case="a", variant="rope", commit="0" * 12, key="known")
+    rows = [row, dict(row, case="b"), dict(row, case="c", key=None), dict(row, benchmark="copy", key="")]
+    assert tool.with_own_keys(dict(rows=rows))["rows"] == rows
+    assert capsys.readouterr().err.startswith("2 rows of commit 000000000000 keep their keys")
+
+
 def test_a_ceiling_that_was_not_measured_leaves_the_old_one():
     old = json.loads(replace(RECORD, ceilings={"copy_tb_s": 4.25, "bf16_tflops": 781.0}).to_json())
     result = merged(old, replace(RECORD, ceilings={"copy_tb_s": None, "bf16_tflops": None}))

@@ -67,6 +67,22 @@ def test_every_part_adds_what_it_takes_and_the_bytes_are_the_steps(rows):
     assert [row.variant for row in added[:2]] == ["load_rows_kernel", "embedding_vector_kernel"] and added[-1].variant == "advance_kernel"
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("batch", [1, 2, 16])
+def test_a_step_of_few_layers_is_divided_too(batch, layers):
+    with pytest.MonkeyPatch.context() as patch, dry_run(H200) as launches:
+        patch.setattr("minllm.bench.random_model.load_weights", paper_weights)
+        patch.setitem(SHAPES[SHAPE], "num_hidden_layers", layers)
+        ops = DryRunOps("bfloat16", {"matmul": "gemv" if batch <= 8 else "flat"})
+        bench = StepBench(SHAPE, ops, CountingClock(launches), batch, CONTEXT + 64, {"copy_tb_s": COPY_TB_S}, PaperMachine())
+        whole, _, *parts = bench.decode_rows(CONTEXT, parts=True)
+    added = [row for row in parts if row.case.endswith("added")]
+    assert sum((layers if ", layer," in row.case else 1) * row.limit for row in added if row.limit) == pytest.approx(whole.limit, rel=2e-3)
+    of_layer = [row.variant for row in added if ", layer," in row.case]
+    assert sum(name.startswith("matmul") for name in of_layer) == 4 and of_layer[-1].startswith("matmul")
+    assert "embedding_vector_kernel" not in of_layer and sum(name.startswith("split") for name in of_layer) == 1
+
+
 @pytest.mark.parametrize("prompt", [512, 700])
 def test_a_prefill_is_timed_kernel_by_kernel_and_as_the_engines_step(prompt):
     with pytest.MonkeyPatch.context() as patch, dry_run(H200) as launches:

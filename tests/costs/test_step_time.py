@@ -9,15 +9,19 @@ import pytest
 
 from minllm.costs.stages import Stage, decode_stages
 from minllm.costs.step_time import (
+    ALIKE,
     COMPARED,
     DECODING,
+    MOST_COMPARED,
     PLAIN,
     StepRates,
     StepTimes,
     decode_step_seconds,
     most_sequences_ahead,
     product_seconds,
+    sequences_alike,
     stage_seconds,
+    step_ratio,
 )
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.machine.hardware import gpu_named
@@ -134,6 +138,18 @@ def test_int4_falls_behind_where_the_recorded_products_say():
     assert 64 <= most_sequences_ahead(config, 1024, RATES_OF_H100, "int4_g128", "int8") < 128
     assert most_sequences_ahead(config, 1024, RATES, "int8", "bfloat16") == 256
     assert most_sequences_ahead(config, 1024, RATES, "int8", "int4_g128") == 0
+
+
+@pytest.mark.parametrize("first, second", [("int4", "int8"), ("nf4", "int8"), ("int4_g128", "int8"), ("int4_g128", "bfloat16")])
+def test_formats_are_alike_around_the_batch_at_which_they_change_places(first, second):
+    config = named_config("llama-3.1-8b")
+    turn = most_sequences_ahead(config, 1024, RATES, first, second)
+    fewest, most = sequences_alike(config, 1024, RATES, first, second, turn)
+    ratios = {batch: step_ratio(config, batch, 1024, RATES, first, second) for batch in range(fewest - 1, most + 2)}
+    assert fewest - 1 <= turn <= most and ratios.pop(fewest - 1) < 1 - ALIKE
+    assert abs(ratios.pop(most + 1) - 1) > ALIKE or most == MOST_COMPARED
+    assert all(abs(ratio - 1) <= ALIKE for ratio in ratios.values())
+    assert sequences_alike(config, 1024, RATES, "int4_g128", "int8", 1) is None  # a turn far from where they are alike
 
 
 @pytest.mark.parametrize("name", COMPARED)

@@ -158,13 +158,14 @@ def test_ranks_that_disagree_end_all_with_both_values():
     assert [str(one) for one in found] == [message] * 2
 
 
-def test_a_port_in_use_is_named_by_rank_0_and_the_stranger_by_the_others():
+@pytest.mark.parametrize("data", [b"SSH-2.0\n", b'{"token": "x"}\n'])
+def test_a_port_in_use_is_named_by_rank_0_and_the_stranger_by_the_others(data):
     own = of_launch(2, 2)
     with socket.create_server(("127.0.0.1", own[0].port)) as stranger, ThreadPoolExecutor(1) as threads:
 
         def answer():
             for _ in range(3):
-                stranger.accept()[0].sendall(b"SSH-2.0\n")
+                stranger.accept()[0].sendall(data)
 
         threads.submit(answer)
         found = together(own, lambda rank: meet(rank, {}, 3.0))
@@ -173,12 +174,15 @@ def test_a_port_in_use_is_named_by_rank_0_and_the_stranger_by_the_others():
 
 
 def test_strangers_do_not_disturb():
-    """A port scanner, a browser and another launch connect to rank 0 first."""
+    """A port scanner, a browser and programs that send JSON of their own connect to rank 0 first."""
     own = of_launch(2, 2)
 
     def stranger():
         with contextlib.suppress(OSError):
-            for data in (b"", b"GET / HTTP/1.1\r\n\r\n", json.dumps([1]).encode() + b"\n"):
+            greeting = dict(rank=1, world_size=2, first_of_host=0, host="h", agreed={}, purpose="link", listens=1)
+            of_others = [[1], {}, {"purpose": ["link"]}, greeting | {"rank": "1"}, greeting | {"purpose": "store"}]
+            lacking = [{name: value for name, value in greeting.items() if name != left_out} for left_out in greeting]
+            for data in (b"", b"GET / HTTP/1.1\r\n\r\n", *(json.dumps(one).encode() + b"\n" for one in (*of_others, *lacking))):
                 with socket.create_connection(("127.0.0.1", own[0].port), 5) as one:
                     one.sendall(data)
 

@@ -144,6 +144,14 @@ def test_two_gpus_halve_the_memory_time_and_add_the_link():
     sent = costs.all_reduce_bytes(LLAMA_8B, 8, 8, 2)
     assert one.decode.link_ms == 0 and two.decode.link_ms == pytest.approx(1e3 * sent / 450e9)
     assert two.decode.floor_ms == two.decode.memory_ms + two.decode.link_ms
+    assert two.decode.bound == "memory" and two.prefill.bound == "arithmetic"
+
+
+def test_the_link_sets_the_floor_that_it_is_the_longest_part_of():
+    """PCIe between four RTX 4090s: the all-reduces of a prompt take longer than its arithmetic."""
+    done = runner.invoke(cli.app, ["plan", "llama-3.1-8b", "--gpu", "rtx-4090", "--tensor-parallel", "4", "--context", "1024"])
+    [prefill] = [line for line in done.stdout.splitlines() if line.startswith("prefill")]
+    assert prefill.endswith("memory 3.8 ms, arithmetic 22 ms + link 25.6 ms; link sets it")
 
 
 def test_stages_divide_the_layers_and_a_step_waits_at_both_ends():
@@ -367,8 +375,9 @@ def test_steps_by_format_are_those_of_the_docs():
 
 def test_formats_are_printed_and_refused_before_anything_else(capsys):
     command = ["plan", "llama-3.1-8b", "--formats", "--gpu"]
-    done = runner.invoke(cli.app, [*command, "h200"])
+    done = runner.invoke(cli.app, [*command, "h200", "--context", "1024"])
     assert done.exit_code == 0 and "int4_g128 is faster than int8 up to a batch of" in done.stdout
+    assert "int4 is faster than int8 up to a batch of 1; within 5 % of it from 2 to 60" in done.stdout
     refused = runner.invoke(cli.app, [*command, "t4"])
     assert refused.exit_code != 0 and "memory " not in refused.output
     assert "supports only Hopper's kernels for quantised weights" in refused.output

@@ -141,6 +141,48 @@ def test_constants_types_options_target_and_compiler_are_in_the_key(monkeypatch)
     assert len(set(keys)) == len(keys) and None not in keys
 
 
+INSTRUCTION_FILE = '''"""Instructions."""
+
+
+def emit(builder):
+    """What it emits."""
+    return assembly("ex2.approx.ftz.f32 $0, $1;", 2)  # why
+'''
+
+
+def key_of_sources(monkeypatch, tmp_path, source):
+    """`compiler_sources` if minllm/ptx were this one file."""
+    for name in ("ptx/one.py", *(f"runtime/{name}" for name in cache_key.COMPILER_FILES)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source if name.startswith("ptx") else "")
+    monkeypatch.setattr(cache_key, "PACKAGE", tmp_path)
+    return cache_key.compiler_sources.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("# why", "# another reason"),
+        ("What it emits.", "In other words."),
+        ('    """What it emits."""\n', ""),
+        ('"""Instructions."""\n', ""),
+        ("\n\n\ndef", "\n\n# Between\n\n\n\ndef"),
+        ('emit(builder):\n    """What it emits."""\n    return', "emit(\n    builder\n):\n    return"),
+    ],
+)
+def test_words_and_layout_of_instructions_are_not_in_the_key(monkeypatch, tmp_path, old, new):
+    assert old in INSTRUCTION_FILE
+    edited = key_of_sources(monkeypatch, tmp_path, INSTRUCTION_FILE.replace(old, new))
+    assert edited == key_of_sources(monkeypatch, tmp_path, INSTRUCTION_FILE)
+
+
+@pytest.mark.parametrize("old, new", [("ex2", "lg2"), (", 2)", ", 2.0)"), ("emit(builder)", "emit(builder, more)"), ("$1;", "$1; ")])
+def test_what_instructions_emit_is_in_the_key(monkeypatch, tmp_path, old, new):
+    assert old in INSTRUCTION_FILE
+    edited = key_of_sources(monkeypatch, tmp_path, INSTRUCTION_FILE.replace(old, new))
+    assert edited != key_of_sources(monkeypatch, tmp_path, INSTRUCTION_FILE)
+
+
 def test_functions_that_call_each_other_are_described():
     def even(n):
         return n == 0 or odd(n - 1)

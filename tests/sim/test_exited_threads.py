@@ -1,5 +1,7 @@
 """Threads that have returned, that spin, and lanes that a shuffle must not read."""
 
+import threading
+
 import numpy as np
 import pytest
 from numba import cuda, float32, int32
@@ -138,6 +140,26 @@ def test_the_watchdog_survives_a_simulation_that_ends_while_it_looks(monkeypatch
             return 1
 
     monkeypatch.setattr(watchdog, "_watched", Ending())
+    assert watchdog.newest() is None
+
+
+def test_a_simulation_that_ends_first_leaves_a_newer_one_watched():
+    from minllm.sim import watchdog
+
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def older():
+        with watchdog.watched():
+            has_begun.set()
+            may_end.wait(10)
+
+    thread = threading.Thread(target=older)
+    thread.start()
+    assert has_begun.wait(10)
+    with watchdog.watched():
+        may_end.set()
+        thread.join()
+        assert watchdog.newest() == threading.get_ident()
     assert watchdog.newest() is None
 
 

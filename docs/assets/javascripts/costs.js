@@ -277,7 +277,7 @@ function stepFloor(cost, parts, tokens, rows, counted, { config, allStages, part
     bytes: parts.count * last.bytes, flops: parts.count * last.flops, memoryMs, computeMs, linkMs, floorMs, tokensPerS,
     sentBytes: parts.count * (ofLast + (embeds ? 0 : hidden)), bubble: parts.bubble, ncclMs: each === null ? null : 1e-3 * each * reductions,
     cost: pricePerHour === null ? null : (1e6 * pricePerHour * degree * parts.stages) / (3600 * tokensPerS),
-    bound: memoryMs >= computeMs ? "memory" : "arithmetic",
+    bound: linkMs > Math.max(memoryMs, computeMs) ? "link" : memoryMs >= computeMs ? "memory" : "arithmetic",
   };
 }
 

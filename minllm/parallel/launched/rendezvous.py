@@ -4,9 +4,9 @@
     rank 0       waits for all, compares, and sends all a token of this run and the addresses of the others, or an error
     rank r > 0   connects to ranks 1 to r - 1, and accepts the connections of higher ranks
 
-Greetings are lines of JSON. All waits end at one deadline, with the numbers of the missing ranks. Once the ranks are connected, none of
-them listens any more. Later messages are neither encrypted nor signed, as with torch.distributed and NCCL: the network between the hosts
-must be one that you trust.
+Greetings are lines of JSON; a connection that sends something else is closed and ignored. All waits end at one deadline, with the numbers
+of the missing ranks. Once the ranks are connected, none of them listens any more. Later messages are neither encrypted nor signed, as with
+torch.distributed and NCCL: the network between the hosts must be one that you trust.
 """
 
 import contextlib
@@ -20,6 +20,9 @@ from minllm.parallel.communicator import CommunicationError
 from minllm.parallel.launched.environment import LaunchedRank
 
 LINK, CHANNEL, REPORT = PURPOSES = "link", "channel", "report"
+# the fields of a greeting to rank 0 that are read there, and of its answer
+GREETING = dict(rank=int, world_size=int, first_of_host=int, host=str, agreed=dict, purpose=str, listens=int)
+ANSWER = dict(token=str, places=dict, hosts=list)
 MOST_BYTES = 1 << 20  # limit of a greeting
 GREETING_S = 5.0  # time limit for the greeting of an accepted connection; another program may send nothing
 RETRY_S = 0.05
@@ -76,10 +79,10 @@ class Meeting:
             try:
                 while missing := [rank for rank in range(1, self.own.world_size) if any(rank not in found for found in arrived.values())]:
                     connection, greeting = self._accept(listener, missing)
-                    rank, purpose = greeting.get("rank"), greeting.get("purpose")
-                    if purpose not in arrived:
+                    if not has_fields(greeting, GREETING) or greeting["purpose"] not in arrived:  # not a rank
                         connection.close()
                         continue
+                    rank, purpose = greeting["rank"], greeting["purpose"]
                     if purpose == LINK:
                         links.append(connection)
                         self._check(rank, greeting, arrived[LINK])
@@ -168,6 +171,8 @@ class Meeting:
         link.settimeout(self._left() + GREETING_S)  # longer than rank 0 waits, so that its error names the missing ranks
         try:
             answer = _receive(link)
+            if "error" not in answer and not has_fields(answer, ANSWER):
+                raise ValueError("no answer of rank 0")
         except TimeoutError as error:
             raise CommunicationError(
                 f"Rank {self.own.rank} has had no answer from {self.where} for {self.time_limit_s:g} s: something else than rank 0 may "
@@ -182,10 +187,10 @@ class Meeting:
             raise CommunicationError(str(answer["error"]))
         return answer
 
-    def _check(self, rank: Any, greeting: dict[str, Any], arrived: Sockets) -> None:
+    def _check(self, rank: int, greeting: dict[str, Any], arrived: Sockets) -> None:
         """Raise CommunicationError unless a rank belongs to this run and has the same options."""
-        world_size = greeting.get("world_size")
-        if world_size != self.own.world_size or not isinstance(rank, int) or not 0 < rank < world_size:
+        world_size = greeting["world_size"]
+        if world_size != self.own.world_size or not 0 < rank < world_size:
             raise CommunicationError(
                 f"Rank {rank} says WORLD_SIZE={world_size}, and rank 0 has WORLD_SIZE={self.own.world_size}: start all ranks at once, with "
                 "the same number."
@@ -214,6 +219,11 @@ def hosts_of(greetings: dict[int, dict[str, Any]]) -> list[int]:
                 f"{', '.join(sorted(names))}: number the ranks host by host (srun --distribution=block, mpirun --map-by slot)."
             )
     return hosts
+
+
+def has_fields(message: dict[str, Any], fields: dict[str, type]) -> bool:
+    """Whether a message has all of these fields, {name: type}."""
+    return all(isinstance(message.get(name), kind) for name, kind in fields.items())
 
 
 def tell_all(links: list[socket.socket], message: dict[str, Any]) -> None:
