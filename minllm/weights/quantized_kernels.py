@@ -32,6 +32,9 @@ from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.int4_codes import LONG_GROUP
 from minllm.kernels.matmul.quantized.many_rows import make_dequantized, make_widened, widened_matrix, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.mixed_input import gemm
+from minllm.kernels.matmul.quantized.mixed_input.int4 import gated_int4_gemm, int4_gemm
+from minllm.kernels.matmul.quantized.mixed_input.int8 import gated_int8_group_gemm, int8_group_gemm
+from minllm.kernels.matmul.quantized.mixed_input.nf4 import gated_nf4_gemm, nf4_gemm
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
@@ -120,11 +123,11 @@ def with_mixed_input(kernels: LinearKernels, launcher: Any, gated_launcher: Any)
 INT8 = w8a8("int8", "int8", int8.int8_gemv, int8.widen_int8)
 FP8 = w8a8("fp8", "float8_e4m3fn", fp8.fp8_gemv, fp8.widen_fp8)
 INT4, NF4 = dequantized(int4.int4_gemv, int4.dequantize_int4), dequantized(nf4.nf4_gemv, nf4.dequantize_nf4)
-INT4 = with_mixed_input(INT4, gemm.int4_gemm, gemm.gated_int4_gemm)
+INT4 = with_mixed_input(INT4, int4_gemm, gated_int4_gemm)
 INT4 = INT4._replace(variants={**INT4.variants, "int4_naive": int4_naive.int4_naive})
-NF4 = with_mixed_input(NF4, gemm.nf4_gemm, gemm.gated_nf4_gemm)
+NF4 = with_mixed_input(NF4, nf4_gemm, gated_nf4_gemm)
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
-INT8_GROUPS = with_mixed_input(INT8_GROUPS, gemm.int8_group_gemm, gemm.gated_int8_group_gemm)
+INT8_GROUPS = with_mixed_input(INT8_GROUPS, int8_group_gemm, gated_int8_group_gemm)
 ROW_GROUPS = {"gemv": quantize_row_groups, "wgmma": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}
 FP8_BLOCK = dequantized(fp8_block.fp8_block_gemv, fp8_block.dequantize_fp8_block, ROW_GROUPS)
 FP8_BLOCK = FP8_BLOCK._replace(

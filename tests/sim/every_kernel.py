@@ -64,7 +64,8 @@ from minllm.kernels.matmul.quantized import (
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
 from minllm.kernels.matmul.quantized.many_rows import make_widened, widened_matrix_and_sums
-from minllm.kernels.matmul.quantized.mixed_input import gemm
+from minllm.kernels.matmul.quantized.mixed_input.int4 import int4_gemm
+from minllm.kernels.matmul.quantized.mixed_input.nf4 import nf4_gemm
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling
 from minllm.kernels.matmul.quantized.nf4_pairs import CODES, COLUMNS, MAP_ENTRIES
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
@@ -818,7 +819,7 @@ def mixed_input_of_two_tiles():
     moved = Expected(asked, {"x_map": M * K * b, "scale_maps.first": 2 * N}, 2 * M * N * K)
     weight = weight_in("int4_g128", N, K)
     weight = weight._replace(scales=np.ones_like(weight.scales))
-    run = partial(gemm.int4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
+    run = partial(int4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"mixed_input_kernel": moved}
 
 
@@ -877,7 +878,7 @@ def mixed_input_of_nf4():
     asked, of_absmax = in_nf4_weight(asked) | {"scale_maps.first": N * steps}, {"scale_maps.first": different.pop("absmax")}
     different |= dict(x_map=M * K * b, absmax_map=4 * MAP_ENTRIES)
     moved = Expected(asked, in_nf4_weight(different) | of_absmax, 2 * M * N * K)
-    run = partial(gemm.nf4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
+    run = partial(nf4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"mixed_input_kernel": moved}
 
 

@@ -8,6 +8,7 @@ from minllm.runtime.device import HOPPER, current_device
 
 FLOAT32 = np.dtype(np.float32)
 MOST_ROWS_OF_GEMV, MOST_ROWS_OF_FLAT = 8, 256  # rows of x
+PADDED_ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # numbers of rows of x that kernels are compiled for
 HALF_DTYPES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -33,6 +34,14 @@ def check_gated_arguments(x, gate_up, out, dtypes: tuple[np.dtype, ...] = FLOAT_
     check_array("out", out, dtypes, M=None, I=None)
     check_array("x", x, (out.dtype,), M=out.shape[0], K=None)
     check_array("gate_up", gate_up, (out.dtype,), gate_and_up=2 * out.shape[1], K=x.shape[1])
+
+
+def padded_rows(m: int, sharers: int = 1) -> int:
+    """m rounded up to the rows of x that a kernel is compiled for.
+
+    They are whole groups of eight for each of the `sharers` blocks that share them.
+    """
+    return min(padded for padded in PADDED_ROWS if padded >= m and padded % (8 * sharers) == 0)
 
 
 def check_norm(norm, x) -> None:

@@ -7,7 +7,9 @@ import numpy as np
 
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.quantized import fp8_block_wgmma, tensor_core
-from minllm.kernels.matmul.quantized.mixed_input import gemm
+from minllm.kernels.matmul.quantized.mixed_input.int4 import gated_int4_gemm, int4_gemm
+from minllm.kernels.matmul.quantized.mixed_input.int8 import gated_int8_group_gemm, int8_group_gemm
+from minllm.kernels.matmul.quantized.mixed_input.nf4 import gated_nf4_gemm, nf4_gemm
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
@@ -20,8 +22,8 @@ from minllm.weights.nf4 import quantize_blocks
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, assert_close, poisoned, random
 
 PRODUCTS_OF_MIXED_INPUT = {
-    "int4": (gemm.int4_gemm, gemm.gated_int4_gemm), "nf4": (gemm.nf4_gemm, gemm.gated_nf4_gemm),
-    "int8": (gemm.int8_group_gemm, gemm.gated_int8_group_gemm),
+    "int4": (int4_gemm, gated_int4_gemm), "nf4": (nf4_gemm, gated_nf4_gemm),
+    "int8": (int8_group_gemm, gated_int8_group_gemm),
 }  # fmt: skip
 DTYPE_OF = {"int8": "int8", "fp8": "float8_e4m3fn"}
 SLACK = {"int8": 1e-6, "fp8": 1e-5}  # error of float32 sums and scales, relative to the largest result

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
+from minllm.kernels.matmul.arguments import PADDED_ROWS
 from minllm.kernels.matmul.choice import matmul
 from minllm.kernels.matmul.flat import fixed_order
-from minllm.kernels.matmul.flat.flat import PADDED_ROWS, matmul_flat
+from minllm.kernels.matmul.flat.flat import matmul_flat
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, random
 

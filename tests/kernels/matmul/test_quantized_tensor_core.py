@@ -14,6 +14,9 @@ from minllm.kernels.matmul.quantized import fp8_block_wgmma, tensor_core
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.mixed_input import tiling as mixed_input_tiling
+from minllm.kernels.matmul.quantized.mixed_input.int4 import int4_gemm
+from minllm.kernels.matmul.quantized.mixed_input.int8 import int8_group_gemm
+from minllm.kernels.matmul.quantized.mixed_input.nf4 import nf4_gemm
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling, choose_tiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
@@ -118,7 +121,7 @@ def test_what_mixed_input_refuses(monkeypatch):
     wide = weight._replace(scales=weight.scales.astype(np.float64))
     for refused in ((random((2, 256), FLOAT32, 0), weight), (x, unaligned), (x, wide), (x, weight._replace(scales=weight.scales.T))):
         with pytest.raises(KernelArgumentError, match="float16 or bfloat16, groups of 32 or multiples of 64, and rows of whole 16 bytes"):
-            gemm.int4_gemm(*refused, out)
+            int4_gemm(*refused, out)
     for tiling, words in (
         ((3, 8, 2), "1 or 2 warpgroups"), ((1, 8, 2, 5), "8 splits"), ((1, 8, 2, 8), "4 steps of 64"),
         ((1, 12, 2), "8, 16, ... or 256 tokens"), ((2, 256, 7), "bytes of shared"),
@@ -127,23 +130,23 @@ def test_what_mixed_input_refuses(monkeypatch):
         ((2, 16, 4, 2, 1, 1, 1), "K undivided"),
     ):  # fmt: skip
         with pytest.raises(KernelArgumentError, match=words):
-            gemm.int4_gemm(x, weight, out, tiling=MixedInputTiling(*tiling))
+            int4_gemm(x, weight, out, tiling=MixedInputTiling(*tiling))
     with pytest.raises(KernelArgumentError, match="TMA stores outputs of x's dtype, bfloat16, in rows that begin on multiples of 16 bytes"):
-        gemm.int4_gemm(x, weight, out.astype(np.float32), tiling=MixedInputTiling(1, 16, 2, batches=1))
+        int4_gemm(x, weight, out.astype(np.float32), tiling=MixedInputTiling(1, 16, 2, batches=1))
     with_table = WEIGHT_FORMATS["nf4"].encode(random((16, 256), FLOAT32, 0))
     with pytest.raises(KernelArgumentError, match="bytes of shared"):
-        gemm.nf4_gemm(x, with_table, np.empty((2, 16), BFLOAT16), tiling=MixedInputTiling(2, 256, 6))
+        nf4_gemm(x, with_table, np.empty((2, 16), BFLOAT16), tiling=MixedInputTiling(2, 256, 6))
     monkeypatch.setattr(gemm, "has_wgmma", lambda x: False)
     with pytest.raises(KernelArgumentError, match="compute capability 9.0: take the GEMV"):
-        gemm.int4_gemm(x, weight, out)
+        int4_gemm(x, weight, out)
 
 
 INT8_GROUPS = Int8GroupWeight(np.zeros((16, 256), np.int8), np.ones((2, 16), FLOAT16))
 
 
 @pytest.mark.parametrize("launch, weight", [
-    (gemm.int4_gemm, WEIGHT_FORMATS["int4_g128"].encode(np.ones((16, 256), FLOAT32))), (gemm.int8_group_gemm, INT8_GROUPS),
-    (gemm.nf4_gemm, WEIGHT_FORMATS["nf4"].encode(np.ones((16, 256), FLOAT32))),
+    (int4_gemm, WEIGHT_FORMATS["int4_g128"].encode(np.ones((16, 256), FLOAT32))), (int8_group_gemm, INT8_GROUPS),
+    (nf4_gemm, WEIGHT_FORMATS["nf4"].encode(np.ones((16, 256), FLOAT32))),
 ])  # fmt: skip
 def test_a_weight_with_rows_of_another_length_is_refused(launch, weight):
     """Groups of twice their size would fit the scales, and missing codes would count as zeros."""

@@ -22,8 +22,15 @@ Source: H. He, "Defeating Nondeterminism in LLM Inference", Thinking Machines La
 import numpy as np
 
 from minllm.kernels.matmul import VARIANTS
-from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, check_arguments, check_gated_arguments, has_wgmma
-from minllm.kernels.matmul.flat.flat import launch_flat, padded_rows
+from minllm.kernels.matmul.arguments import (
+    HALF_DTYPES,
+    MOST_ROWS_OF_FLAT,
+    check_arguments,
+    check_gated_arguments,
+    has_wgmma,
+    padded_rows,
+)
+from minllm.kernels.matmul.flat.flat import launch_flat
 from minllm.kernels.matmul.flat.tiles import MOST_TOKENS, FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling, deepest
 from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu

@@ -34,7 +34,14 @@ import numpy as np
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul import VARIANTS
-from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, check_arguments, check_gated_arguments, has_wgmma
+from minllm.kernels.matmul.arguments import (
+    HALF_DTYPES,
+    MOST_ROWS_OF_FLAT,
+    check_arguments,
+    check_gated_arguments,
+    has_wgmma,
+    padded_rows,
+)
 from minllm.kernels.matmul.flat import tiles as flat_tiles
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
 from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
@@ -45,16 +52,6 @@ from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
 from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu
 from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.kernel import check, launch
-
-PADDED_ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # numbers of rows of x that kernels are compiled for
-
-
-def padded_rows(m: int, sharers: int = 1) -> int:
-    """m rounded up to the rows of x that a kernel is compiled for.
-
-    They are whole groups of eight for each of the `sharers` blocks that share them.
-    """
-    return min(padded for padded in PADDED_ROWS if padded >= m and padded % (8 * sharers) == 0)
 
 
 def fits_flat(x, weight) -> bool:

@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.kv.layout import by_slot
-from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, check_arguments, check_gated_arguments, has_wgmma
+from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, check_arguments, check_gated_arguments, has_wgmma, padded_rows
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm, deferred_norm_kernel
-from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
 from minllm.kernels.matmul.flat.rope_append import rope_append_kernel
 from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling, choose_tiling, deepest

@@ -14,11 +14,11 @@ Source: PTX ISA, "cp.async.bulk.tensor", "wgmma.mma_async", "mapa".
 
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, uint32
+from numba import cuda, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.flat.output import make_keep_sums
+from minllm.kernels.matmul.flat.output import make_added, make_keep_sums
 from minllm.kernels.matmul.flat.wgmma_tiling import LINE_BYTES, TILE_K, FlatWgmmaTiling
 from minllm.runtime.kernel import launch
 from minllm.runtime.tensor_map import tensor_map
@@ -126,23 +126,6 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, pipeline: Pip
         keep_sums(sums, 0, memory, sums_at, (thread >> 5) * 16, thread & 31)
 
     return consume
-
-
-def make_added(splits: int, sharers: int):
-    """The device function that adds four neighbouring sums over the blocks of a cluster that divide K."""
-
-    @cuda.jit(device=True, forceinline=True)
-    def added(sums, start, place):
-        if splits == 1:
-            return ptx.load_float32(sums, start + place)
-        address, sharer = ptx.shared_address(sums, start + place), ptx.cluster_ctarank() % uint32(sharers)
-        a, b, c, d = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
-        for split in range(splits):
-            e, f, g, h = ptx.ld_shared_cluster_v4_f32(ptx.mapa(address, split * sharers + sharer))
-            a, b, c, d = a + e, b + f, c + g, d + h
-        return a, b, c, d
-
-    return added
 
 
 class Mainloop(NamedTuple):

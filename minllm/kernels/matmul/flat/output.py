@@ -33,6 +33,23 @@ def make_keep_sums(rows: int, blocks_n: int):
     return keep_sums
 
 
+def make_added(splits: int, sharers: int):
+    """The device function that adds four neighbouring sums over the blocks of a cluster that divide K."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def added(sums, start, place):
+        if splits == 1:
+            return ptx.load_float32(sums, start + place)
+        here, sharer = ptx.shared_address(sums, start + place), ptx.cluster_ctarank() % uint32(sharers)
+        a, b, c, d = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
+        for split in range(splits):
+            e, f, g, h = ptx.ld_shared_cluster_v4_f32(ptx.mapa(here, split * sharers + sharer))
+            a, b, c, d = a + e, b + f, c + g, d + h
+        return a, b, c, d
+
+    return added
+
+
 def make_store_eight(dtype: str, together: int):
     """The device function that stores eight neighbouring outputs of a row, 8, 4, 2 or 1 `together` (see `stored_together`)."""
     pack, store_pair = PACK[dtype], make_store_pair(dtype if together == 2 else None)

@@ -22,10 +22,10 @@ from minllm.kernels.matmul.quantized import (
 from minllm.kernels.matmul.quantized.arguments import WARPS
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.int4_codes import Int4Arrays
-from minllm.kernels.matmul.quantized.mixed_input.int4_decoder import make_int4_decoder
-from minllm.kernels.matmul.quantized.mixed_input.int8_decoder import make_int8_decoder
+from minllm.kernels.matmul.quantized.mixed_input.int4 import make_int4_decoder
+from minllm.kernels.matmul.quantized.mixed_input.int8 import make_int8_decoder
 from minllm.kernels.matmul.quantized.mixed_input.kernel import mixed_input_kernel
-from minllm.kernels.matmul.quantized.mixed_input.nf4_decoder import make_nf4_decoder
+from minllm.kernels.matmul.quantized.mixed_input.nf4 import make_nf4_decoder
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleMaps
 from minllm.kernels.matmul.quantized.mixed_input.tiling import choose_tiling
 from minllm.kernels.matmul.quantized.rows import THREADS, quantize_rows_kernel, quantize_vectors_kernel

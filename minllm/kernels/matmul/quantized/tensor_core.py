@@ -15,9 +15,8 @@ Source: PTX ISA, "wgmma.mma_async"; DeepSeek-AI 2024, "DeepSeek-V3 Technical Rep
 import numpy as np
 
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
-from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, MOST_ROWS_OF_FLAT, has_wgmma
+from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, MOST_ROWS_OF_FLAT, has_wgmma, padded_rows
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_tiling
-from minllm.kernels.matmul.flat.flat import padded_rows
 from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
 from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
 from minllm.kernels.matmul.flat.output import stored_together

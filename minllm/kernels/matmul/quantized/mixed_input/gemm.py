@@ -1,4 +1,4 @@
-"""The launchers of mixed-input GEMM, plain and gated, for any number of rows of x; compute capability 9.0."""
+"""What the launchers of mixed-input GEMM have in common: checks, tensor maps, the grid; any number of rows of x, compute capability 9.0."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +10,9 @@ from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.flat.output import stored_together
 from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, GROUP_DTYPES, check_out
 from minllm.kernels.matmul.quantized.mixed_input.decoder import Decoder
-from minllm.kernels.matmul.quantized.mixed_input.int4_decoder import make_int4_decoder
-from minllm.kernels.matmul.quantized.mixed_input.int8_decoder import make_int8_decoder
 from minllm.kernels.matmul.quantized.mixed_input.kernel import mixed_input_kernel
-from minllm.kernels.matmul.quantized.mixed_input.nf4_decoder import make_nf4_decoder
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleMaps
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling, choose_tiling
-from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
 from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check, launch
 from minllm.runtime.tensor_map import tensor_map
@@ -47,22 +43,6 @@ def fits(x, weight, gated: bool = False) -> bool:
     multiples of 64.
     """
     return x.dtype in HALF_DTYPES and rows_begin_on(16, x, weight.codes) and scales_fit(x, weight, gated)
-
-
-def int4_decoder(x, weight) -> tuple[Decoder, None]:
-    """Return the Decoder of an Int4Weight."""
-    kinds = (None if one is None else one.dtype for one in (weight.scales, weight.zeros, weight.minimums))
-    return make_int4_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[0], *kinds), None
-
-
-def nf4_decoder(x, weight) -> tuple[Decoder, Nf4Arrays]:
-    """Return the Decoder of an Nf4Weight, and the arrays that it loads itself."""
-    return make_nf4_decoder(x.dtype.name, weight.nested is not None), Nf4Arrays(*weight, len(weight.codes))
-
-
-def int8_decoder(x, weight) -> tuple[Decoder, None]:
-    """Return the Decoder of an Int8GroupWeight."""
-    return make_int8_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[0], weight.scales.dtype), None
 
 
 def check_arrays(x, weight, out, bias, gated: bool) -> None:
@@ -144,8 +124,3 @@ def make_gated_gemm(make_decoder: Callable) -> Any:
         run(make_decoder, x, gate_up, out, None, stream, tiling, True)
 
     return gated_gemm
-
-
-int4_gemm, gated_int4_gemm = make_gemm(int4_decoder), make_gated_gemm(int4_decoder)
-nf4_gemm, gated_nf4_gemm = make_gemm(nf4_decoder), make_gated_gemm(nf4_decoder)
-int8_group_gemm, gated_int8_group_gemm = make_gemm(int8_decoder), make_gated_gemm(int8_decoder)

@@ -20,8 +20,7 @@ import functools
 from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.flat.mainloop import make_added
-from minllm.kernels.matmul.flat.output import make_write
+from minllm.kernels.matmul.flat.output import make_added, make_write
 from minllm.kernels.matmul.quantized.mixed_input.decoder import Decoder
 from minllm.kernels.matmul.quantized.mixed_input.epilogue import make_store_tile
 from minllm.kernels.matmul.quantized.mixed_input.k_groups import make_leave_sums

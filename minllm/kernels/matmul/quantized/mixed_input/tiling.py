@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.flat.flat import padded_rows
+from minllm.kernels.matmul.arguments import padded_rows
 from minllm.kernels.matmul.flat.output import PADDING
 from minllm.runtime.device import SHARED_BYTES_PER_BLOCK, sms_here
 from minllm.runtime.kernel import check

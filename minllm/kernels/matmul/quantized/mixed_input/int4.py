@@ -28,6 +28,7 @@ from minllm.kernels.matmul.quantized.mixed_input.decoder import (
     nothing_ahead,
     unknown_zero,
 )
+from minllm.kernels.matmul.quantized.mixed_input.gemm import make_gated_gemm, make_gemm
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleArray
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
@@ -105,3 +106,12 @@ def make_int4_decoder(dtype: str, group_size: int, scales: np.dtype, zeros: np.d
             numbers[2 * word + 1] = number(words[WORDS + word] >> lane.shift & lane.mask, pairs[at + 2], pairs[at + 3])
 
     return Decoder(arrays, STEP // 2, 4 * parts, 0, no_table, make_lane, nothing_ahead, make_pairs, decode)
+
+
+def decoder_of(x, weight) -> tuple[Decoder, None]:
+    """Return the Decoder of an Int4Weight; its lanes load no arrays."""
+    kinds = (None if one is None else one.dtype for one in (weight.scales, weight.zeros, weight.minimums))
+    return make_int4_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[0], *kinds), None
+
+
+int4_gemm, gated_int4_gemm = make_gemm(decoder_of), make_gated_gemm(decoder_of)

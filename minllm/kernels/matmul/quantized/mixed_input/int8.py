@@ -24,6 +24,7 @@ from minllm.kernels.matmul.quantized.mixed_input.decoder import (
     nothing_ahead,
     unknown_zero,
 )
+from minllm.kernels.matmul.quantized.mixed_input.gemm import make_gated_gemm, make_gemm
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleArray
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 
@@ -102,3 +103,11 @@ def make_int8_decoder(dtype: str, group_size: int, scales: np.dtype) -> Decoder:
                 numbers[4 * chunk + i] = fma(pair(codes, lane), pairs[at + i % 2], uint32(MINUS_ZEROS))
 
     return Decoder(arrays, CODE_BYTES, 2 * parts, 0, no_table, make_lane, nothing_ahead, make_pairs, decode)
+
+
+def decoder_of(x, weight) -> tuple[Decoder, None]:
+    """Return the Decoder of an Int8GroupWeight; its lanes load no arrays."""
+    return make_int8_decoder(x.dtype.name, x.shape[1] // weight.scales.shape[0], weight.scales.dtype), None
+
+
+int8_group_gemm, gated_int8_group_gemm = make_gemm(decoder_of), make_gated_gemm(decoder_of)

@@ -24,9 +24,10 @@ from minllm.kernels.matmul.quantized.mixed_input.decoder import (
     load_nibbles,
     nothing_ahead,
 )
+from minllm.kernels.matmul.quantized.mixed_input.gemm import make_gated_gemm, make_gemm
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleArray
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
-from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT
+from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT, Nf4Arrays
 from minllm.kernels.matmul.quantized.nf4_pairs import ENTRY_BYTES, TABLE_BYTES, make_fill_tables, mapped, tables_at
 
 
@@ -111,3 +112,11 @@ def make_nf4_decoder(dtype: str, is_nested: bool) -> Decoder:
 
     load_ahead = load_nested if is_nested else nothing_ahead
     return Decoder((absmax,), STEP // 2, 2, TABLE_BYTES, fill, make_lane, load_ahead, make_pairs, decode)
+
+
+def decoder_of(x, weight) -> tuple[Decoder, Nf4Arrays]:
+    """Return the Decoder of an Nf4Weight, and the arrays that its lanes load."""
+    return make_nf4_decoder(x.dtype.name, weight.nested is not None), Nf4Arrays(*weight, len(weight.codes))
+
+
+nf4_gemm, gated_nf4_gemm = make_gemm(decoder_of), make_gated_gemm(decoder_of)
