@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul import VARIANTS, tensor_core, tiled, warpgroup
+from minllm.kernels.matmul.arguments import PADDED_ROWS
 from minllm.kernels.matmul.choice import choose, matmul
 from minllm.kernels.matmul.flat import flat
 from minllm.kernels.matmul.flat import tiles as flat_tiles
@@ -226,7 +227,7 @@ def test_tilings_grow_with_the_work():
     assert tensor_core.choose_tiling(9, 2048).tile_m == 16
     assert tensor_core.choose_tiling(1, 1) == tensor_core.TILINGS[-1]
     assert tiled.choose_tile(4096, 4096) == tiled.TILES[0] and tiled.choose_tile(100, 100) == tiled.TILES[-1]
-    for tokens in flat.PADDED_ROWS:
+    for tokens in PADDED_ROWS:
         for n in (64, 2048, 4096, 6144, 28672):
             flat_tiles.choose_tiling(min(tokens, flat_tiles.MOST_TOKENS), n, 4096, False).check(min(tokens, flat_tiles.MOST_TOKENS))
             tiling = flat_wgmma_tiling.choose_tiling(tokens, n, 4096, False)
