@@ -59,7 +59,13 @@ def dynamic_map() -> np.ndarray:
 
 def nearest(values: np.ndarray, table: np.ndarray) -> np.ndarray:
     """The index of the nearest entry of an ascending table, uint8."""
-    return np.searchsorted((table[:-1] + table[1:]) / 2, values).astype(np.uint8)
+    middles = (table[:-1] + table[1:]) / 2
+    if len(table) > len(NF4_CODES):
+        return np.searchsorted(middles, values).astype(np.uint8)
+    index = np.zeros(np.shape(values), np.uint8)
+    for middle in middles:  # 15 vectorised comparisons take a sixth of the time of a search for each number
+        index += values > middle
+    return index
 
 
 def pack_pairs(codes: np.ndarray) -> np.ndarray:
