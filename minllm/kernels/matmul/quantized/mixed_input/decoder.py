@@ -28,13 +28,6 @@ PACK = {"bfloat16": ptx.pack_bf16x2, "float16": ptx.pack_f16x2}
 FMA = {"bfloat16": ptx.fma_bf16x2, "float16": ptx.fma_f16x2}
 
 
-class Rows(NamedTuple):
-    """One value for each of a lane's two rows of weight, g and g + 8 of wgmma's left operand."""
-
-    low: Any
-    high: Any
-
-
 class Decoder(NamedTuple):
     """The arrays, three sizes and the device functions of a format."""
 
@@ -47,7 +40,8 @@ class Decoder(NamedTuple):
     load_ahead: Any  # (weight, lane, step) -> the lane's scale data for a step that no TMA loads, unconverted
     make_pairs: Any  # (read) -> make_pairs(lane, ahead, stage, elements, pairs): pairs = the scales as pairs of 16-bit floats;
     # ahead: from load_ahead; stage: its shared address; read, elements: those of ScaleTiles
-    decode: Any  # (memory, lines, lane, pairs, numbers): numbers[0 : 16] = a step; lines: the words of memory where the lane's rows begin
+    decode: Any  # (memory, line, apart, lane, pairs, numbers): numbers[0 : 16] = a step; line: the word of memory where the lane's row low
+    # begins; apart: words from there to row high, a constant, so that it becomes an offset of the loads
 
     @property
     def row_bytes(self) -> int:
@@ -106,9 +100,9 @@ chunk_of_nibbles_at = make_chunk_at(STEP // 2)
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_nibbles(memory, lines, words):
+def load_nibbles(memory, line, apart, words):
     """words[0 : 16] = the four-bit codes of a step: eight words of row low, then eight of row high."""
     for chunk in range(2):
-        at = chunk_of_nibbles_at(chunk)
-        load_words(memory, uint32(lines.low + at), words, 4 * chunk)
-        load_words(memory, uint32(lines.high + at), words, WORDS + 4 * chunk)
+        at = uint32(line + chunk_of_nibbles_at(chunk))
+        load_words(memory, at, words, 4 * chunk)
+        load_words(memory, at + uint32(apart), words, WORDS + 4 * chunk)

@@ -96,10 +96,10 @@ def make_int4_decoder(dtype: str, group_size: int, scales: np.dtype, zeros: np.d
         return fma(fma(codes | uint32(magic), uint32(ones), added), scale, uint32(MINUS_ZEROS))
 
     @cuda.jit(device=True, forceinline=True)
-    def decode(memory, lines, lane, pairs, numbers):
+    def decode(memory, line, apart, lane, pairs, numbers):
         """numbers[0 : 16] = a decoded step of both rows."""
         words = cuda.local.array(BOTH_ROWS, uint32)
-        load_nibbles(memory, lines, words)
+        load_nibbles(memory, line, apart, words)
         for word in range(WORDS):
             at = word // words_of_part * 4
             numbers[2 * word] = number(words[word] >> lane.shift & lane.mask, pairs[at], pairs[at + 1])

@@ -88,17 +88,17 @@ def make_int8_decoder(dtype: str, group_size: int, scales: np.dtype) -> Decoder:
         return pairs_of_step
 
     @cuda.jit(device=True, forceinline=True)
-    def decode(memory, lines, lane, pairs, numbers):
+    def decode(memory, line, apart, lane, pairs, numbers):
         """numbers[0 : 16] = a decoded step of both rows.
 
         A lane loads only words that it needs. If it loaded 16 bytes at a time, the loads of a warp would take twice as many cycles of
         shared memory, which is as busy as the tensor cores.
         """
-        first, apart = ptx.shared_address(memory, uint32(lines.low + lane.word)), uint32(lines.high - lines.low) * uint32(4)
+        first = ptx.shared_address(memory, uint32(line + lane.word))
         for chunk in range(CODE_BYTES // 16):
             address, at = uint32(first + chunk_at(chunk) * uint32(4)), chunk // chunks_of_part * 2
             for i in range(4):  # inputs 0 to 7 of rows low and high, then inputs 8 to 15
-                word = ptx.load_shared_32(uint32(address + i % 2 * apart + uint32(i // 2 * 8)))
+                word = ptx.load_shared_32(uint32(address + i % 2 * 4 * apart + i // 2 * 8))
                 codes = ptx.prmt(word, uint32(0), lane.bytes)
                 numbers[4 * chunk + i] = fma(pair(codes, lane), pairs[at + i % 2], uint32(MINUS_ZEROS))
 

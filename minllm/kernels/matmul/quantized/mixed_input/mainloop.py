@@ -16,7 +16,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.output_tiles import make_tile_order
-from minllm.kernels.matmul.quantized.mixed_input.decoder import FRAGMENTS, Decoder, Rows
+from minllm.kernels.matmul.quantized.mixed_input.decoder import FRAGMENTS, Decoder
 from minllm.kernels.matmul.quantized.mixed_input.k_groups import make_advance, make_group_of
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleTiles
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, TILES_PER_GROUP, MixedInputTiling
@@ -66,7 +66,14 @@ def make_grid_of_block(tiling: MixedInputTiling, gated: bool):
 
 def make_tile_at(tiling: MixedInputTiling, gated: bool):
     """tile_at(number, grid): the number-th Tile. The chunks of a tile of weight run side by side, because they share its codes in L2."""
-    order, tokens, splits, columns = make_tile_order(TILES_PER_GROUP), tiling.tokens, tiling.splits, tiling.columns(gated)
+    tokens, splits, columns = tiling.tokens, tiling.splits, tiling.columns(gated)
+
+    @cuda.jit(device=True, forceinline=True)
+    def chunks_first(number, chunks, columns):
+        column = uint32(number) // uint32(chunks)
+        return int32(number - column * chunks), int32(column)
+
+    order = make_tile_order(TILES_PER_GROUP) if tiling.batches else chunks_first  # with one tile per block, chunks are few
 
     @cuda.jit(device=True, forceinline=True)
     def tile_at(number, grid):
@@ -109,7 +116,7 @@ def make_produce(tiling: MixedInputTiling, decoder: Decoder, gated: bool, scale_
         ptx.griddepcontrol_wait()
         for step in range(first_steps):
             load_x(pipeline.stage(ring, pipeline.state(step)), x_map, step, tile)
-        state, first_step = pipeline.state(first_steps), first_steps
+        state, first_step = pipeline.state(first_steps), int32(first_steps)
         while number < grid.chunks * grid.columns:
             tile = tile_at(number, grid)
             for step in range(first_step, tile.steps):
@@ -117,7 +124,7 @@ def make_produce(tiling: MixedInputTiling, decoder: Decoder, gated: bool, scale_
                 load_codes(stage, weight_map, scale_maps, step, tile)
                 load_x(stage, x_map, step, tile)
                 state = pipeline.advance(state)
-            number, first_step = int32(number + grid.stride), 0
+            number, first_step = int32(number + grid.stride), int32(0)
 
     return produce
 
@@ -134,7 +141,7 @@ class Consumer(NamedTuple):
 def make_consumer(tiling: MixedInputTiling, gated: bool):
     """consumer_of(number): the Consumer of a consumer thread."""
     group_of = make_group_of(tiling)
-    rows_of_warp, apart = (8, tiling.rows // 2) if tiling.pairs_rows(gated) else (16, 8)
+    rows_of_warp, apart = 8 if tiling.pairs_rows(gated) else 16, tiling.rows_apart(gated)
 
     @cuda.jit(device=True, forceinline=True)
     def consumer_of(number):
@@ -171,6 +178,7 @@ def make_mainloop(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated:
     rows, stage_words, code_words = tiling.rows, tiling.stage_bytes(decoder.row_bytes) // 4, decoder.code_bytes // 4
     x_words, make_pairs, elements_of = tiling.x_tile.bytes // 4, decoder.make_pairs(scale_tiles.read), scale_tiles.elements
     make_lane, load_ahead, decode = decoder.make_lane, decoder.load_ahead, decoder.decode
+    words_apart = tiling.rows_apart(gated) * code_words
     k_groups, advance, pair_registers = tiling.k_groups, make_advance(tiling, pipeline), decoder.pairs
     wgmma, halves = make_wgmma(tiling.x_tile, dtype, halves=True), 2 if gated else 1
     registers = wgmma.registers
@@ -182,7 +190,7 @@ def make_mainloop(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated:
         return uint32(min(int32(first + place), last))
 
     @cuda.jit(device=True, forceinline=True)
-    def decode_step(memory, lines, ring, tile, state, step, codes, ahead, numbers):
+    def decode_step(memory, line, ring, tile, state, step, codes, ahead, numbers):
         """numbers = the fragments of a step, once its stage is full.
 
         Return what is loaded ahead for the warpgroup's next step, still in flight.
@@ -190,12 +198,11 @@ def make_mainloop(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated:
         following = load_ahead(codes.weight, codes.lane, tile.first_step + step + k_groups)
         pipeline.consumer_wait(ring, state)
         make_pairs(codes.lane, ahead, pipeline.stage(ring, state).tiles, codes.elements, codes.pairs)
-        behind = uint32(state.slot * stage_words)
-        decode(memory, Rows(uint32(lines.low + behind), uint32(lines.high + behind)), codes.lane, codes.pairs, numbers)
+        decode(memory, uint32(line + state.slot * stage_words), words_apart, codes.lane, codes.pairs, numbers)
         return following
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, lines, ring, tile, state, step, x, sums, numbers, codes, ahead, following):
+    def multiply(memory, line, ring, tile, state, step, x, sums, numbers, codes, ahead, following):
         """sums += a decoded step, while the next is decoded into `following`.
 
         Return the next step's state, and what is loaded ahead for the step after it.
@@ -203,7 +210,7 @@ def make_mainloop(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated:
         wgmma.multiply(sums, numbers, pipeline.operand(x, state), 1)
         next_state = advance(state)
         if step + k_groups < tile.steps:
-            ahead = decode_step(memory, lines, ring, tile, next_state, step + k_groups, codes, ahead, following)
+            ahead = decode_step(memory, line, ring, tile, next_state, step + k_groups, codes, ahead, following)
         wgmma.wait(sums)
         ptx.keep_registers(numbers, FRAGMENTS)
         pipeline.consumer_release(ring, state)
@@ -211,9 +218,8 @@ def make_mainloop(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated:
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_tile(memory, first_word, ring, x, tile, consumer, state, grid, weight, table, sums):
-        group, last, first_line = consumer.group, int32(grid.outputs * halves - 1), uint32(first_word + x_words)
-        low = ptx.keep_register(uint32(first_line + consumer.low * code_words))
-        lines = Rows(low, uint32(low + (consumer.high - consumer.low) * code_words))
+        group, last = consumer.group, int32(grid.outputs * halves - 1)
+        line = ptx.keep_register(uint32(first_word + x_words + consumer.low * code_words))
         lane = make_lane(weight, table, row_of(consumer.low, tile, last), row_of(consumer.high, tile, last))
         codes = Codes(weight, lane, elements_of(consumer.low), cuda.local.array(pair_registers, uint32))
         even, odd = cuda.local.array(FRAGMENTS, uint32), cuda.local.array(FRAGMENTS, uint32)
@@ -221,11 +227,11 @@ def make_mainloop(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated:
             sums[i] = float32(0)
         ahead = load_ahead(weight, lane, tile.first_step + group)
         if k_groups == 1 or group < tile.steps:  # with one step in the tile, the second warpgroup has none
-            ahead = decode_step(memory, lines, ring, tile, state, group, codes, ahead, even)
-        for step in range(group, tile.steps, 2 * k_groups):
-            state, ahead = multiply(memory, lines, ring, tile, state, step, x, sums, even, codes, ahead, odd)
+            ahead = decode_step(memory, line, ring, tile, state, group, codes, ahead, even)
+        for step in range(int32(group), tile.steps, int32(2 * k_groups)):
+            state, ahead = multiply(memory, line, ring, tile, state, step, x, sums, even, codes, ahead, odd)
             if step + k_groups < tile.steps:
-                state, ahead = multiply(memory, lines, ring, tile, state, step + k_groups, x, sums, odd, codes, ahead, even)
+                state, ahead = multiply(memory, line, ring, tile, state, step + k_groups, x, sums, odd, codes, ahead, even)
         return state
 
     @cuda.jit(device=True, forceinline=True)

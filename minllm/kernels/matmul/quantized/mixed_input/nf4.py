@@ -102,10 +102,10 @@ def make_nf4_decoder(dtype: str, is_nested: bool) -> Decoder:
         return fma(ptx.load_shared_32(ptx.dp4a_u32(word, lane.entry, lane.tables.pairs)), scale, uint32(MINUS_ZEROS))
 
     @cuda.jit(device=True, forceinline=True)
-    def decode(memory, lines, lane, pairs, numbers):
+    def decode(memory, line, apart, lane, pairs, numbers):
         """numbers[0 : 16] = a decoded step of both rows."""
         words = cuda.local.array(BOTH_ROWS, uint32)
-        load_nibbles(memory, lines, words)
+        load_nibbles(memory, line, apart, words)
         for word in range(WORDS):
             numbers[2 * word] = number(words[word], lane, pairs[0])
             numbers[2 * word + 1] = number(words[WORDS + word], lane, pairs[1])

@@ -60,6 +60,10 @@ class MixedInputTiling(NamedTuple):
         """Whether a lane's two rows of weight are a row of gate and the same row of up."""
         return gated and self.batches > 0
 
+    def rows_apart(self, gated: bool) -> int:
+        """Rows of the tile from the first to the second of a lane's two rows."""
+        return self.rows // 2 if self.pairs_rows(gated) else 8
+
     @property
     def staging_bytes(self) -> int:
         """Bytes of shared memory through which TMA stores the outputs of a block, 16 bits each."""
