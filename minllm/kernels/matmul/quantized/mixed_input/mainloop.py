@@ -89,6 +89,7 @@ def make_produce(tiling: MixedInputTiling, decoder: Decoder, gated: bool, scale_
     """The device function of the producer, one thread that keeps the stages full."""
     x_bytes, code_bytes, stages, load_scales = tiling.x_tile.bytes, decoder.code_bytes, tiling.stages, scale_tiles.load
     second_half, arrivals = x_bytes + tiling.rows * code_bytes // 2, x_bytes + tiling.rows * decoder.bytes_of_arrivals
+    persistent = tiling.batches > 0
 
     @cuda.jit(device=True, forceinline=True)
     def load_codes(stage, weight_map, scale_maps, step, tile):
@@ -106,25 +107,30 @@ def make_produce(tiling: MixedInputTiling, decoder: Decoder, gated: bool, scale_
         tma.load_2d(stage, 0, x_map, (tile.first_step + step) * STEP, tile.token)
 
     @cuda.jit(device=True, forceinline=True)
+    def load_steps(x_map, weight_map, scale_maps, ring, tile, first, state):
+        """Load the steps of a tile from `first` on, each once its stage is empty. Return the PipelineState after them."""
+        for step in range(int32(first), tile.steps):
+            stage = pipeline.producer_acquire(ring, state)
+            load_codes(stage, weight_map, scale_maps, step, tile)
+            load_x(stage, x_map, step, tile)
+            state = pipeline.advance(state)
+        return state
+
+    @cuda.jit(device=True, forceinline=True)
     def produce(x_map, weight_map, scale_maps, ring, grid):
         """Load all steps of the block's tiles in order; the first codes, which no kernel writes, before x is written."""
-        number = grid.first
-        tile = tile_at(number, grid)
-        first_steps = min(tile.steps, stages)
-        for step in range(first_steps):
+        tile = tile_at(grid.first, grid)
+        ready = min(tile.steps, stages)
+        for step in range(ready):
             load_codes(pipeline.stage(ring, pipeline.state(step)), weight_map, scale_maps, step, tile)
         ptx.griddepcontrol_wait()
-        for step in range(first_steps):
+        for step in range(ready):
             load_x(pipeline.stage(ring, pipeline.state(step)), x_map, step, tile)
-        state, first_step = pipeline.state(first_steps), int32(first_steps)
-        while number < grid.chunks * grid.columns:
-            tile = tile_at(number, grid)
-            for step in range(first_step, tile.steps):
-                stage = pipeline.producer_acquire(ring, state)
-                load_codes(stage, weight_map, scale_maps, step, tile)
-                load_x(stage, x_map, step, tile)
-                state = pipeline.advance(state)
-            number, first_step = int32(number + grid.stride), int32(0)
+        state = load_steps(x_map, weight_map, scale_maps, ring, tile, ready, pipeline.state(ready))
+        number = int32(grid.first + grid.stride)
+        while persistent and number < grid.chunks * grid.columns:
+            state = load_steps(x_map, weight_map, scale_maps, ring, tile_at(number, grid), 0, state)
+            number = int32(number + grid.stride)
 
     return produce
 
