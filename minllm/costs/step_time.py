@@ -19,9 +19,9 @@ Up to FEW_ROWS the arithmetic is that of the actual rows; beyond, that of whole 
 
 The constants are fitted to docs/results, rows "matmul, quantised", rates relative to those of a copy and of cuBLAS. Those of bfloat16, fp8
 and int8, G of int4, and t_prepare are fitted to an H200; F and G of NF4 to an H200 and an H100, with one to eight rows; t_start, T and E
-to 68 GEMMs of an H100, with 16 to 2,048 rows. On both machines, predictions for the four GEMMs of a layer together are off by at most 8 %
-(4-bit weights 6 %), except that of int8 with 2,048 rows on the H100, which is 13 % too long: one rate serves int8 and fp8. Those for whole
-steps of two shapes and six formats are off by at most 9 % (tests/costs/test_step_time.py).
+to 68 GEMMs of an H100, with 16 to 2,048 rows. On both machines, predictions for the four GEMMs of a layer together are off by at most 8 %,
+except that of int8 with 2,048 rows on the H100, which is 13 % too long: one rate serves int8 and fp8. Those for whole steps of two shapes
+and six formats are off by at most 9 % (tests/costs/test_step_time.py).
 
 Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is our addition.
 """
@@ -70,7 +70,7 @@ HIDDEN = math.inf  # behind HBM or arithmetic
 DECODING = {
     "int4_g128": Decoding(HIDDEN, 16, 0.0181, HIDDEN, 1),
     "int4": Decoding(HIDDEN, 8, 0.0091, HIDDEN, 1),  # groups of 32: a scale for every fourth word of codes
-    "nf4": Decoding(0.0069, 8, 0.0097, 0.006, 0.9),
+    "nf4": Decoding(0.0069, 8, 0.0097, 0.006, 0.95),
 }
 COMPARED = ("bfloat16", "fp8", "int8", *DECODING)
 
