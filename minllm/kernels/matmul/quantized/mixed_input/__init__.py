@@ -2,6 +2,7 @@
 
     tiling.py          how the GEMM is divided among blocks, warpgroups and steps
     kernel.py          the kernel: one tile per block for few rows, one tile after another for many
+    grid.py            the tiles of out, and which of them a block computes
     mainloop.py        a producer that loads by TMA, consumers that decode one step while the tensor cores multiply another
     epilogue.py        outputs that leave by TMA while the next tile is multiplied
     k_groups.py        warpgroups of a block that divide K: their stages, and how their sums are added

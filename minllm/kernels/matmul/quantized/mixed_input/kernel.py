@@ -23,15 +23,9 @@ from minllm import ptx
 from minllm.kernels.matmul.flat.output import make_added, make_write
 from minllm.kernels.matmul.quantized.mixed_input.decoder import Decoder
 from minllm.kernels.matmul.quantized.mixed_input.epilogue import make_store_tile
+from minllm.kernels.matmul.quantized.mixed_input.grid import make_grid_of_block, make_tile_at
 from minllm.kernels.matmul.quantized.mixed_input.k_groups import make_leave_sums
-from minllm.kernels.matmul.quantized.mixed_input.mainloop import (
-    Mainloop,
-    make_consumer,
-    make_grid_of_block,
-    make_mainloop,
-    make_produce,
-    make_tile_at,
-)
+from minllm.kernels.matmul.quantized.mixed_input.mainloop import Mainloop, make_consumer, make_mainloop, make_produce
 from minllm.kernels.matmul.quantized.mixed_input.scales import make_scale_tiles
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
 from minllm.runtime.kernel import kernel
@@ -123,7 +117,9 @@ def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, g
             if two_consumers:
                 ptx.setmaxnreg_inc(consumer_registers)
             consume(memory, first_word, ring, staging, grid, int32(thread - THREADS), weight, table, bias, out, out_map)
-        if splits > 1:  # a block must not exit while others may read its shared memory
+        # A block must not exit while others may read its shared memory. This is the consumers' second barrier, but the first one for the
+        # producer's warpgroup, which counts as arrived at the second once it has exited.
+        if splits > 1:
             sync_blocks(splits)
 
     return mixed_input_kernel
