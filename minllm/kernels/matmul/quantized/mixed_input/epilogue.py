@@ -20,8 +20,8 @@ from minllm.tiles.unrolled import unrolled
 
 def make_store_tile(tiling: MixedInputTiling, dtype: str, gated: bool):
     """Return the device function with which a consumer stores the sums of its rows to out, 16-bit floats of `dtype`."""
-    columns = tiling.columns(gated) // tiling.warpgroups  # columns of out per consumer
-    tokens, row_bytes, pack = tiling.tokens // tiling.batches, 2 * columns, PACK[dtype]
+    tokens, columns = tiling.store_box(gated)
+    row_bytes, pack = 2 * columns, PACK[dtype]
     row_pieces, rows_across_the_banks = row_bytes // 16, 128 // row_bytes
     batch_bytes = tokens * row_bytes
 

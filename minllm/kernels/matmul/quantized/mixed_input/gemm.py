@@ -67,6 +67,20 @@ def scale_maps(decoder: Decoder, weight, rows: int) -> ScaleMaps:
     return ScaleMaps(*(*maps, None, None)[:2])
 
 
+def map_of_out(tiling: MixedInputTiling, out, gated: bool):
+    """Return the tensor map with which a persistent kernel stores out, or None for a kernel of one tile per block."""
+    if not tiling.batches:
+        return None
+    tokens, columns = tiling.store_box(gated)
+    return tensor_map(out, (tokens, columns), swizzle=2 * columns)
+
+
+def blocks_of(tiling: MixedInputTiling, x, n: int) -> int:
+    """Return the number of blocks for a weight of n rows: of a persistent kernel as many as run at a time, else `splits` per tile."""
+    tiles, sms = ceil_div(n, tiling.rows) * ceil_div(x.shape[0], tiling.tokens), SIMULATED_SMS if isinstance(x, np.ndarray) else sms_here()
+    return min(tiles, sms * tiling.blocks) if tiling.batches else tiles * tiling.splits
+
+
 def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInputTiling | None, gated: bool) -> None:
     """Check the arguments and launch."""
     check_arrays(x, weight, out, bias, gated)
@@ -86,16 +100,9 @@ def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInput
     x_map = tensor_map(x, (tiling.tokens, STEP), promotion=128)
     rows = tiling.columns(gated)  # per box of codes
     weight_map = tensor_map(weight.codes.view("uint16"), (rows, code_bytes // 2), swizzle=code_bytes, promotion=128)
-    out_map = None
-    if tiling.batches:
-        columns = tiling.columns(gated) // tiling.warpgroups
-        out_map = tensor_map(out, (tiling.tokens // tiling.batches, columns), swizzle=2 * columns)
-    tiles, cluster = ceil_div(n, tiling.rows) * ceil_div(m, tiling.tokens), (tiling.splits, 1, 1)
-    sms = SIMULATED_SMS if isinstance(x, np.ndarray) else sms_here()
-    blocks = min(tiles, sms * tiling.blocks) if tiling.batches else tiles * tiling.splits
-    arguments = (x_map, weight_map, scale_maps(decoder, weight, rows), out_map, arrays, bias, out, steps)
-    shared_bytes = tiling.shared_bytes(decoder.row_bytes)
-    launch(chosen, blocks, tiling.threads, arguments, stream, shared_bytes, cluster if tiling.splits > 1 else None)
+    arguments = (x_map, weight_map, scale_maps(decoder, weight, rows), map_of_out(tiling, out, gated), arrays, bias, out, steps)
+    blocks, cluster = blocks_of(tiling, x, n), (tiling.splits, 1, 1) if tiling.splits > 1 else None
+    launch(chosen, blocks, tiling.threads, arguments, stream, tiling.shared_bytes(decoder.row_bytes), cluster)
 
 
 def make_gemm(make_decoder: Callable) -> Any:

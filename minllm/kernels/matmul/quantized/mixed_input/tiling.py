@@ -64,9 +64,13 @@ class MixedInputTiling(NamedTuple):
         """Rows of the tile from the first to the second of a lane's two rows."""
         return self.rows // 2 if self.pairs_rows(gated) else 8
 
+    def store_box(self, gated: bool) -> tuple[int, int]:
+        """(tokens, columns) of out that one TMA store takes: a batch of a consumer of a persistent block."""
+        return self.tokens // self.batches, self.columns(gated) // self.warpgroups
+
     @property
     def staging_bytes(self) -> int:
-        """Bytes of shared memory through which TMA stores the outputs of a block, 16 bits each."""
+        """Bytes of shared memory through which TMA stores the outputs of a block, 16 bits each; gated, half of it is used."""
         return self.tokens // self.batches * self.rows * 2 if self.batches else 0
 
     def stage_bytes(self, row_bytes: int) -> int:
