@@ -211,7 +211,7 @@ def test_a_failure_reaches_every_rank_and_a_goodbye_only_who_asks():
                 ranks.own.host.barrier()
                 return str(ranks.failed(ValueError("a fault of this test")))
             ranks.own.host.barrier()
-            ranks.own.host.barrier()  # which rank 2 never calls
+            ranks.own.host.barrier()  # rank 2 calls none here, so this one fails
         except CommunicationError as error:
             return str(ranks.failed(error))
         finally:

@@ -228,7 +228,7 @@ def test_only_what_is_hashed_in_full_extends_numba():
     """A typing rule, a lowering or an overload elsewhere would decide machine code without being reached from a kernel."""
     names = r"intrinsic|overload\w*|lower\w*|register\w*|type_callable|infer\w*|iternext_impl|Registry"
     extends = re.compile(rf"^\s*(from|import) llvmlite|^\s*from (numba\S*|minllm.machine.numba_cuda) import .*\b({names})\b", re.M)
-    passes_on = PACKAGE / "machine" / "numba_cuda.py"  # which names Numba's functions and extends nothing
+    passes_on = PACKAGE / "machine" / "numba_cuda.py"  # this file names Numba's functions and extends nothing
     hashed = (passes_on, *(PACKAGE / "runtime" / name for name in cache_key.COMPILER_FILES), *(PACKAGE / "ptx").rglob("*.py"))
     elsewhere = [path for path in PACKAGE.rglob("*.py") if path not in hashed and extends.search(path.read_text())]
     assert not elsewhere

@@ -70,7 +70,7 @@ def test_a_grids_barrier_after_an_early_return():
     match = r"24 threads have returned without reaching the grid's barrier, the first of them thread \(8, 0, 0\) of block \(1, 0, 0\)"
     with pytest.raises(SimulationError, match=match):
         simulate(kernel, 2, 32, out, detect=True)
-    simulate(kernel, 2, 32, out, detect=False)  # as on a GPU, where the first thread of a block speaks for those that have returned
+    simulate(kernel, 2, 32, out, detect=False)  # as on a GPU: the first thread of a block arrives at the barrier for all of them
     assert out.all()
     with pytest.raises(SimulationError, match="56 threads have returned without reaching the grid's barrier"):
         simulate(kernel, 3, 32, out, detect=False)  # all threads of the last block have
@@ -136,7 +136,7 @@ def test_the_watchdog_survives_a_simulation_that_ends_while_it_looks(monkeypatch
     from minllm.sim import watchdog
 
     class Ending(list):
-        def __len__(self):  # of a list that is emptied after its length has been read
+        def __len__(self):  # the list is empty by now, but its length was read before
             return 1
 
     monkeypatch.setattr(watchdog, "_watched", Ending())

@@ -8,7 +8,7 @@ from minllm.runtime.kernel import check
 
 UINT8 = np.dtype(np.uint8)
 CODE_DTYPES = UINT8, np.dtype(np.int8)
-GROUP_DTYPES = (*FLOAT_DTYPES, UINT8)  # of arrays with an element per group: scales, minimums and absmax; zeros and codes of absmax
+GROUP_DTYPES = (*FLOAT_DTYPES, UINT8)  # scales, minimums and absmax are floats; zero points and codes of absmax are uint8
 MOST_CODE_BYTES = 1 << 32  # limit of 32-bit offsets of codes
 WARPS = 4  # warps per block, one per output feature
 
