@@ -22,7 +22,7 @@ from minllm.kernels.matmul.quantized.batched_gemv.loads import CODE_WORDS, make_
 from minllm.kernels.matmul.quantized.batched_gemv.multiply_step import make_multiply_step
 from minllm.kernels.matmul.quantized.batched_gemv.sums import BUFFERS, Outputs, make_begin, make_finish, make_send
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, BatchedGemvTiling
-from minllm.kernels.matmul.quantized.batched_gemv.x import make_load_x, make_sum_x, x_bytes
+from minllm.kernels.matmul.quantized.batched_gemv.x import first_sum, make_load_x, x_bytes
 from minllm.kernels.matmul.quantized.row_pairs import PAIRS
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
@@ -43,9 +43,7 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
     chunks, steps_of_block, tiles_of_cluster = tiling.chunks(steps), tiling.steps_of_block(steps), tiling.tiles
     (warps, splits, cluster, unroll, _, _), registers = tiling, tiling.tokens // 2
     loads, stride_of_chunk = make_loads(tiling, decoder, steps), tiling.unroll * tiling.splits
-    load_x = make_load_x(tiling, k, steps, groups, decoder.pair_of_x)
-    sum_x, first_sum = make_sum_x(tiling, steps, groups, decoder.pair, dtype)
-    multiply, has_sums = make_multiply_step(tiling, decoder, dtype, first_sum), decoder.has_sums
+    load_x, multiply = make_load_x(tiling, decoder, k, dtype), make_multiply_step(tiling, decoder, dtype, first_sum(tiling, steps))
     begin, barrier_words, buffers_at = make_begin(tiling), 4 * BUFFERS, x_bytes(tiling, steps, groups) // 4
     send, finish = make_send(tiling, buffers_at), make_finish(tiling, outputs, decoder.unit, buffers_at)
     code_words, scale_words, scale_values = loads.code_words, loads.scale_words, loads.scale_values
@@ -89,13 +87,10 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
         cuda.syncwarp()  # loads do not move across it: loads of codes are issued before any load that waits for another
         loads.scales(weight, rows, int32(first_step + split), words)
         decoding = decoder.begin_block(table, weight)
+        ptx.barrier_cluster_wait()  # all blocks of the cluster have initialised their mbarriers
         ptx.griddepcontrol_wait()
         load_x(x, rank, memory)
         cuda.syncthreads()
-        if has_sums:
-            sum_x(memory, decoding)
-            cuda.syncthreads()
-        ptx.barrier_cluster_wait()  # all blocks of the cluster have initialised their mbarriers
         i, tile_before = int32(0), int32(0)
         while first_tile < tiles:
             following = int32(first_tile + stride)

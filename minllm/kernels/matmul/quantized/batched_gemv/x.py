@@ -2,7 +2,8 @@
 
     memory[step, w, token, t] = the eight inputs of word w of lane t (decoder.py)            followed by sums[step, group, token]
 
-The 32 lanes of a warp read 512 adjacent bytes for eight tokens, without bank conflicts. mma.sync also computes the sums of x over groups.
+The 32 lanes of a warp read 512 adjacent bytes for eight tokens, without bank conflicts. The sums of x over groups are added by shuffles
+while x is copied.
 
 Source: PTX ISA, "Matrix fragments for mma.m16n8k16".
 """
@@ -13,13 +14,13 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.fragments import MULTIPLY
-from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
-from minllm.kernels.vector import load_words
-from minllm.tiles.warp import WARP
+from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
+from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, BatchedGemvTiling
+from minllm.kernels.vector import load_words, vector_unpack
+from minllm.tiles.warp import ALL_LANES, WARP
 
-ALL_ONE = 0x11111111  # a word of eight codes of 1
 AT_A_TIME = 4  # vectors that a thread has in flight
+WIDTH = 8  # numbers per vector
 VECTORS, WORDS = 16, 4  # 16-byte vectors of x per row and step; words of codes per lane, row and step
 
 
@@ -28,41 +29,74 @@ def x_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
     return tiling.steps_of_block(steps) * tiling.tokens * (VECTORS * 16 + groups * 4)
 
 
+def first_sum(tiling: BatchedGemvTiling, steps: int) -> int:
+    """Return the word of shared memory where the sums of a block's part of x begin."""
+    return tiling.steps_of_block(steps) * tiling.tokens * VECTORS * 4
+
+
 class Place(NamedTuple):
-    """A vector's token and its position in that row of x, and its first word in shared memory."""
+    """A vector's token, its position in that row of x, its first word in shared memory, and the number of its group's sum."""
 
     token: Any
     vector: Any
     word: Any
+    sum: Any
 
 
 def make_place_of(tiling: BatchedGemvTiling, groups: int):
     """place_of(number): the Place of a vector of the block's part of x.
 
-    The 32 vectors of a warp belong to four tokens, two words of codes and the four lanes of a row: whole sectors of x, and in shared memory
-    eight adjacent vectors at a time.
+    The 32 vectors of a warp are one step of two tokens: adjacent in each row of x, and eight at a time adjacent in shared memory.
     """
-    tokens, fours, words_of_a_group = tiling.tokens, tiling.tokens // 4, WORDS // groups
+    tokens, twos, words_of_a_group = tiling.tokens, tiling.tokens // 2, WORDS // groups
 
     @cuda.jit(device=True, forceinline=True)
     def place_of(number):
-        lane, two_words = number & uint32(3), uint32(number // uint32(8 * tokens))  # two words have 8 vectors per token
-        token = (number >> uint32(5)) % uint32(fours) * uint32(4) + (number >> uint32(2) & uint32(3))
-        step, word = two_words >> uint32(1), (two_words & uint32(1)) << uint32(1) | number >> uint32(4) & uint32(1)
+        lane, word, step = number & uint32(3), number >> uint32(3) & uint32(3), uint32(number // uint32(VECTORS * tokens))
+        token = (number >> uint32(5)) % uint32(twos) * uint32(2) + (number >> uint32(2) & uint32(1))
         group, of_group = word // uint32(words_of_a_group), word % uint32(words_of_a_group)
         vector = step * uint32(VECTORS) + (group * uint32(4) + lane) * uint32(words_of_a_group) + of_group
         place = ((step * uint32(WORDS) + word) * uint32(tokens) + token) * uint32(4) + lane
-        return Place(uint32(token), uint32(vector), uint32(place * uint32(4)))
+        number_of_sum = (step * uint32(groups) + group) * uint32(tokens) + token
+        return Place(uint32(token), uint32(vector), uint32(place * uint32(4)), uint32(number_of_sum))
 
     return place_of
 
 
-def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int, pair_of_x):
-    """load_x(x, rank, memory): copy the part of x of the block with this rank in its cluster to shared memory.
+def make_store_sum(tiling: BatchedGemvTiling, decoder: Decoder, steps: int, dtype: str):
+    """Return the device function that adds up the vectors of a group, each held by a lane, and stores their sum times the decoder's unit.
+
+    words[at : at + 4]: the lane's vector. All lanes of a warp must call it.
+    """
+    unpack, words_of_a_group, unit, first = vector_unpack(dtype), WORDS // decoder.groups, decoder.unit, first_sum(tiling, steps)
+    of_a_group = {1: 3, 2: 3 | 8, 4: 3 | 8 | 16}[words_of_a_group]  # the bits in which lanes with vectors of the same group differ
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_sum(words, at, place, memory):
+        values, total = cuda.local.array(WIDTH, float32), float32(0)
+        unpack(words, at, values, 0)
+        for i in range(WIDTH):
+            total += values[i]
+        total += cuda.shfl_xor_sync(ALL_LANES, total, 1)
+        total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
+        if words_of_a_group > 1:
+            total += cuda.shfl_xor_sync(ALL_LANES, total, 8)
+        if words_of_a_group > 2:
+            total += cuda.shfl_xor_sync(ALL_LANES, total, 16)
+        if int32(cuda.threadIdx.x) & of_a_group == 0:
+            memory[uint32(place.sum + uint32(first))] = ptx.float_as_uint(total * float32(unit))
+
+    return store_sum
+
+
+def make_load_x(tiling: BatchedGemvTiling, decoder: Decoder, k: int, dtype: str):
+    """load_x(x, rank, memory): copy the part of x of the block with this rank in its cluster to shared memory, with its sums.
 
     It goes through registers: cp.async takes five times as long if neighbours in x do not stay neighbours.
     """
-    threads, place_of, vectors, vectors_of_k = tiling.threads, make_place_of(tiling, groups), tiling.steps_of_block(steps) * VECTORS, k // 8
+    steps, vectors_of_k, has_sums, pair_of_x = k // INPUTS, k // 8, decoder.has_sums, decoder.pair_of_x
+    threads, place_of, store_sum = tiling.threads, make_place_of(tiling, decoder.groups), make_store_sum(tiling, decoder, steps, dtype)
+    vectors = tiling.steps_of_block(steps) * VECTORS
     all_vectors = tiling.tokens * vectors
     at_a_time = min(AT_A_TIME, ceil_div(all_vectors, threads))
     words_at_a_time, all_are_there = 4 * at_a_time, all_vectors % (threads * at_a_time) == 0
@@ -76,10 +110,13 @@ def make_load_x(tiling: BatchedGemvTiling, k: int, steps: int, groups: int, pair
     @cuda.jit(device=True, forceinline=True)
     def store(x, first, place, words, at, memory):
         """Store a loaded vector, or zeros past the end of a row and past the last token."""
-        there = int32(place.token) < int32(x.shape[0]) and uint32(first + place.vector) < uint32(vectors_of_k)
-        one, two = pair_of_x(words[at], 0) if there else uint32(0), pair_of_x(words[at + 1], 1) if there else uint32(0)
-        three, four = pair_of_x(words[at + 2], 2) if there else uint32(0), pair_of_x(words[at + 3], 3) if there else uint32(0)
-        ptx.store_128(memory, place.word, one, two, three, four)
+        if not (int32(place.token) < int32(x.shape[0]) and uint32(first + place.vector) < uint32(vectors_of_k)):
+            for i in range(4):
+                words[at + i] = uint32(0)
+        if has_sums:
+            store_sum(words, at, place, memory)
+        one, two, three, four = words[at], words[at + 1], words[at + 2], words[at + 3]
+        ptx.store_128(memory, place.word, pair_of_x(one, 0), pair_of_x(two, 1), pair_of_x(three, 2), pair_of_x(four, 3))
 
     @cuda.jit(device=True, forceinline=True)
     def load_x(x, rank, memory):
@@ -107,41 +144,3 @@ def make_load_word(tiling: BatchedGemvTiling):
             load_words(memory, uint32(at + uint32(block * WARP * 4)), b, 4 * block)
 
     return load_word
-
-
-def make_sum_x(tiling: BatchedGemvTiling, steps: int, groups: int, pair, dtype: str):
-    """Return (sum_x, first): the device function that sums x over groups, and the word where the sums begin.
-
-    mma.sync computes the sums as x times a weight of codes of 1.
-    """
-    tokens, warps, steps_of_block, blocks = tiling.tokens, tiling.warps, tiling.steps_of_block(steps), tiling.tokens // 8
-    load_word, multiply, words_of_a_group, first = make_load_word(tiling), MULTIPLY[dtype], WORDS // groups, steps_of_block * tokens * 64
-    four_of_each = 4 * blocks
-
-    @cuda.jit(device=True, forceinline=True)
-    def sum_group(memory, step, group, a):
-        b, sums = cuda.local.array(four_of_each, uint32), cuda.local.array(four_of_each, float32)
-        for i in range(four_of_each):
-            sums[i] = float32(0)
-        for w in range(words_of_a_group):
-            load_word(memory, step, group * words_of_a_group + w, b)
-            for block in range(blocks):
-                multiply(sums, 4 * block, a, 0, b, 4 * block)
-                multiply(sums, 4 * block, a, 0, b, 4 * block + 2)
-        lane = int32(cuda.threadIdx.x) & (WARP - 1)
-        if lane < 4:  # these lanes hold row 0; all rows are equal
-            at = int32(first + (step * groups + group) * tokens + 2 * lane)
-            for block in range(blocks):
-                ptx.store_64(memory, int32(at + 8 * block), ptx.float_as_uint(sums[4 * block]), ptx.float_as_uint(sums[4 * block + 1]))
-
-    @cuda.jit(device=True, forceinline=True)
-    def sum_x(memory, decoding):
-        """Sum x over all groups; the warps of the block divide the steps."""
-        a = cuda.local.array(4, uint32)
-        for i in range(4):
-            a[i] = pair(decoding, uint32(ALL_ONE), i // 2)
-        for step in range(int32(cuda.threadIdx.x) // WARP, steps_of_block, warps):
-            for group in range(groups):
-                sum_group(memory, int32(step), group, a)
-
-    return sum_x, first
