@@ -69,6 +69,7 @@ from minllm.ptx.bulk_copy import (
 )
 from minllm.ptx.cluster import (
     barrier_cluster_arrive,
+    barrier_cluster_arrive_relaxed,
     barrier_cluster_wait,
     cluster_ctaid_x,
     cluster_ctaid_y,
@@ -199,6 +200,7 @@ __all__ = [
     "bar_arrive",
     "bar_sync",
     "barrier_cluster_arrive",
+    "barrier_cluster_arrive_relaxed",
     "barrier_cluster_wait",
     "cluster_ctaid_x",
     "cluster_ctaid_y",

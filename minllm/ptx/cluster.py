@@ -53,6 +53,14 @@ def barrier_cluster_arrive():
     cluster_of(thread).arrive(thread)
 
 
+def barrier_cluster_arrive_relaxed():
+    """barrier_cluster_arrive_relaxed(): barrier_cluster_arrive without ordering memory accesses, and without the time it takes to complete
+    the thread's stores. Use it after fence_mbarrier_init, which orders the initialisation of mbarriers. PTX ISA, "barrier.cluster.arrive",
+    .relaxed."""
+    thread = current_thread()
+    cluster_of(thread).arrive(thread)
+
+
 def barrier_cluster_wait():
     """barrier_cluster_wait(): wait until all threads of the cluster have arrived. PTX ISA, "barrier.cluster.wait", .acquire."""
     thread = current_thread()
@@ -138,6 +146,9 @@ cluster_nctarank = instruction("mov.u32 $0, %cluster_nctarank;", "r", emulation=
 cluster_ctaid_x, cluster_ctaid_y, cluster_ctaid_z = (make_cluster_ctaid(axis) for axis in "xyz")
 barrier_cluster_arrive = instruction(
     "barrier.cluster.arrive.release.aligned;", emulation=barrier_cluster_arrive, touches_memory=True, convergent=True
+)
+barrier_cluster_arrive_relaxed = instruction(
+    "barrier.cluster.arrive.relaxed.aligned;", emulation=barrier_cluster_arrive_relaxed, touches_memory=True, convergent=True
 )
 barrier_cluster_wait = instruction(
     "barrier.cluster.wait.acquire.aligned;", emulation=barrier_cluster_wait, touches_memory=True, convergent=True

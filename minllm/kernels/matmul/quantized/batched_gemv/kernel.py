@@ -74,7 +74,7 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
         ptx.griddepcontrol_launch_dependents()
         memory, barriers = cuda.shared.array(0, uint32, 128), cuda.shared.array(barrier_words, uint32, 8)
         begin(barriers)
-        ptx.barrier_cluster_arrive()
+        ptx.barrier_cluster_arrive_relaxed()
         table = cuda.shared.array(table_bytes, uint8, 128)  # without a table (0 bytes) an unused alias of `memory`
         warp, rank = int32(int32(cuda.threadIdx.x) >> 5), int32(ptx.cluster_ctarank())
         tile_of_warp, split = int32(uint32(warp) // uint32(splits)), int32(uint32(warp) % uint32(splits))
