@@ -91,17 +91,21 @@ def check_fits(found: Format, x, weight) -> None:
 
 @functools.cache  # each launch calls it three times: to choose the kernel, to check the arrays, and to run it
 def choose_tiling(m: int, n: int, k: int) -> BatchedGemvTiling:
-    """Return the fastest of some ten tilings for the weights of an 8B model on an H200, or one within 5 % of it.
+    """Return the fastest of some twenty tilings for the weights of an 8B model on an H100, or one within 5 % of it.
 
-    n: rows of weight. Eight blocks divide K, and a warp's share is four steps. A large weight has many tiles, so with up to eight tokens
-    it takes clusters of four blocks. Long rows take blocks of 16 warps, one per SM, which keep fewer copies of x.
+    n: rows of weight. Eight blocks divide K, and a warp's share is four steps. Long rows take blocks of 16 warps, one per SM, which keep
+    fewer copies of x. A large weight has many tiles: with up to eight tokens it takes clusters of four blocks, with more one block of 12
+    warps per SM.
     """
     steps, tokens = k // INPUTS, 8 if m <= 8 else MOST_ROWS
     cluster = next((one for one in (8, 4, 2) if steps >= one), 1)
     splits = next((one for one in (1, 2, 4) if steps <= 4 * cluster * one), 8)
-    if splits == 1 and cluster == 8 and tokens == 8 and n > 8192:
-        cluster, splits = 4, 2
     warps, blocks = (16, 1) if splits >= 4 else (8, 2)
+    if splits == 1 and cluster == 8 and n > 8192:
+        if tokens == 8:
+            cluster, splits = 4, 2
+        else:
+            warps, blocks = 12, 1
     return BatchedGemvTiling(warps, splits, cluster, min(4, ceil_div(steps, cluster * splits)), tokens, blocks)
 
 
