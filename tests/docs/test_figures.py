@@ -37,7 +37,7 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
     },
     "dead-ends.md": {
         **dict.fromkeys(["1.82 TB/s", "1.3 µs", "51.9 µs"], PRINTED),
-        **dict.fromkeys(["2.32 ms", "29.2 µs", "54.0 µs", "320.1 µs"], PRINTED.replace("H200", "H100")),
+        **dict.fromkeys(["2.32 ms", "29.2 µs", "36.4 µs", "54.0 µs", "59.4 µs", "320.1 µs"], PRINTED.replace("H200", "H100")),
     },
     "frameworks.md": {
         **dict.fromkeys(["71.9 s", "34.9 s", "19 s", "382 ms", "59.7 ms", "8.46 ms", "49.4 ms", "2.97 ms"], "others', by its table"),
@@ -45,7 +45,7 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
         "27.5 s": "TGI's own figure", "644 TFLOP/s": TRACE, "7.8 s": PRINTED, "8.8 s": PRINTED,
     },
     "literature.md": dict.fromkeys(["230 TFLOP/s", "616 TFLOP/s"], "the paper's figure"),
-    "quantised-weights.md": {"642 µs": PRINTED.replace("H200", "H100")},
+    "quantised-weights.md": dict.fromkeys(["0.3 µs", "642 µs"], PRINTED.replace("H200", "H100")),
     "serving-metrics.md": {"0.69 s": TRACE, "644 TFLOP/s": TRACE},
     "speculation.md": {
         **dict.fromkeys(["128.6 tokens/s", "158 tokens/s"], "others' figures"),
