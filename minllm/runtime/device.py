@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minllm.errors import DeviceError
+from minllm.errors import DeviceError, OutOfMemoryError
 from minllm.machine.driver import LIBRARY
 from minllm.machine.occupancy import MULTIPROCESSORS
 
@@ -112,7 +112,7 @@ def described_by_driver(index: int) -> Device:
     from cuda.bindings import driver
 
     core = core_device(index)
-    core.set_current()
+    make_context(core, index)
     properties = core.properties
     capability = core.compute_capability
     _, total = check_driver(driver.cuMemGetInfo(), "tell the free memory")
@@ -152,6 +152,22 @@ def core_device(index: int):
         return CoreDevice(index)
     except Exception as error:
         raise DeviceError(f"GPU {index} cannot be used: {error}; `minllm doctor` shows the GPUs of this machine") from error
+
+
+def make_context(core, index: int) -> None:
+    """Make the context of GPU `index` (cuda.core's Device) current in this thread; the first call allocates it.
+
+    Raises OutOfMemoryError if other processes have left no memory for it, else DeviceError.
+    """
+    try:
+        core.set_current()
+    except Exception as error:
+        if "OUT_OF_MEMORY" in str(error):
+            raise OutOfMemoryError(
+                f"GPU {index} has no memory left for a context, which takes some 500 MB: `nvidia-smi` lists the processes that hold it. "
+                "End one, or choose another GPU with CUDA_VISIBLE_DEVICES"
+            ) from error
+        raise DeviceError(f"no context can be made on GPU {index}: {error}; `minllm doctor` shows the GPUs of this machine") from error
 
 
 def check_driver(result, what: str):
