@@ -23,6 +23,16 @@ def sync(barrier):
 
 
 @cuda.jit(device=True, forceinline=True)
+def wait_for_blocks():
+    """Wait until all threads of the cluster are here. It orders no memory accesses, so it does not wait until stores are complete.
+
+    Use it before a block exits whose shared memory others have read.
+    """
+    ptx.barrier_cluster_arrive_relaxed()
+    ptx.barrier_cluster_wait()
+
+
+@cuda.jit(device=True, forceinline=True)
 def sync_blocks(blocks):
     """Synchronise all threads of the block, or of the cluster if `blocks`, a constant, is more than 1."""
     if blocks > 1:

@@ -31,7 +31,7 @@ from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
 from minllm.runtime.kernel import kernel
 from minllm.tiles.pipeline import make_pipeline
 from minllm.tiles.shared import first_tile_address
-from minllm.tiles.warpgroup import THREADS, sync_blocks, uniform
+from minllm.tiles.warpgroup import THREADS, sync_blocks, uniform, wait_for_blocks
 
 
 def make_consume_one(tiling: MixedInputTiling, dtype: str, gated: bool, together: int, mainloop: Mainloop, pipeline, tile_at):
@@ -120,6 +120,6 @@ def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, g
         # A block must not exit while others may read its shared memory. This is the consumers' second barrier, but the first one for the
         # producer's warpgroup, which counts as arrived at the second once it has exited.
         if splits > 1:
-            sync_blocks(splits)
+            wait_for_blocks()
 
     return mixed_input_kernel
