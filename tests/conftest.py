@@ -79,7 +79,7 @@ def device():
 
 @pytest.fixture
 def small_tiles(monkeypatch, request):
-    """Attention with tiles that are quick to simulate (tests/ops/small_tiles.py); with --exhaustive those that the launchers choose."""
+    """Launchers choose tiles that are quick to simulate (tests/ops/small_tiles.py); with --exhaustive those of a GPU."""
     if not request.config.option.exhaustive:
         from tests.ops.small_tiles import use_small_tiles
 

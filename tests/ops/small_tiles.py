@@ -1,4 +1,4 @@
-"""Attention with small tiles, for tests of whole forwards in the simulator: a few tokens would use a corner of a GPU's tiles.
+"""Attention and float32 products with small tiles, for tests of other things in the simulator: few tokens would use a corner of a GPU's tiles.
 
 What a test of a forward is about, the order of the operations and the arrays that they share, is the same with both. tests/kernels compares
 the kernels with many shapes of tiles, and tests/bench launches each of them with those that it chooses.
@@ -6,6 +6,7 @@ the kernels with many shapes of tiles, and tests/bench launches each of them wit
 
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2, float32, quantized
 from minllm.kernels.attention.tree import tree
+from minllm.kernels.matmul import tiled, vectorized
 
 
 def use_small_tiles(monkeypatch):
@@ -14,4 +15,6 @@ def use_small_tiles(monkeypatch):
     for module, name in choices:
         monkeypatch.setattr(module, name, lambda *_: (16, 16, 1))
     monkeypatch.setattr(float32, "tiles_for", lambda _: (4, 8, 2, 2))
+    monkeypatch.setattr(vectorized, "choose_tile", lambda *_: 16)
+    monkeypatch.setattr(tiled, "choose_tile", lambda *_: (8, 8, 2))
     monkeypatch.setattr(tree, "make_kernel", tree.make_kernel.__wrapped__)  # whose cache other tests share

@@ -97,6 +97,7 @@ def scales(rng, *shape):
     return rng.uniform(0.01, 0.02, shape).astype(FLOAT16)
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.detected("name")
 @pytest.mark.covering("name", "rows")
 @pytest.mark.parametrize("rows", [2, 9])
@@ -110,6 +111,7 @@ def test_weights_that_only_checkpoints_store(name, rows):
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.detected("name", "rows")
 @pytest.mark.covering("name + rows", "rows + dtype")
 @pytest.mark.parametrize("rows, dtype", [(1, BFLOAT16), (3, FLOAT16), (2, FLOAT32), (9, BFLOAT16), (9, FLOAT32)], ids=str)
@@ -131,6 +133,7 @@ def test_a_linear_is_that_of_the_codes(name, dtype, rows):
     np.testing.assert_allclose(out.astype(np.float64), expected, rtol=UNIT[dtype], atol=UNIT[dtype] * np.sqrt(k))
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_rows_of_any_length_are_widened(name):
     found, x = WEIGHT_FORMATS[name], random((2, 19), FLOAT32, 0)
