@@ -5,9 +5,6 @@ import pytest
 from minllm.course.notebook import run_lesson
 from minllm.errors import LessonError
 
-pytest.importorskip("jupytext")
-shells = pytest.importorskip("IPython.core.interactiveshell")
-
 LESSON = """# %% [markdown]
 # # Two numbers
 
@@ -21,6 +18,8 @@ first + 22
 
 @pytest.fixture
 def shell(tmp_path):
+    pytest.importorskip("jupytext")  # here, because its import takes seconds, which every test process would spend while it collects
+    shells = pytest.importorskip("IPython.core.interactiveshell")
     yield shells.InteractiveShell.instance()
     shells.InteractiveShell.clear_instance()
 

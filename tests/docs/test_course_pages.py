@@ -8,8 +8,6 @@ import pytest
 
 from minllm.course import show_source
 
-jupytext = pytest.importorskip("jupytext", reason="pip install 'minllm[docs]'")
-
 ROOT = Path(__file__).parents[2]
 LESSONS = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))
 TAGS = {"hide-input", "fold", "hide"}
@@ -18,6 +16,14 @@ MOST_WORDS, MOST_LINES, CODE_WIDTH = 1500, 400, 88
 PROSE_WIDTH = 100  # characters of prose beside both columns of navigation
 COST = re.compile(r"dollar|cent|price|cost|GPU|SM|H200|H100|V100|GB|MB|KB|TB/s|µs|ms|FLOP|bandwidth|chip|L2|cache", re.IGNORECASE)
 ENTRY = re.compile(r"^### (.+?) · (.+?) \{ #([\w-]+) \}$", re.MULTILINE)
+
+
+
+@pytest.fixture(scope="module")
+def jupytext():
+    """The module; imported here, because its import takes seconds, which every test process would spend while it collects."""
+    return pytest.importorskip("jupytext", reason="pip install 'minllm[docs]'")
+
 
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 
@@ -28,7 +34,7 @@ def headings(notebook) -> list[str]:
 
 
 @each_lesson
-def test_a_lesson_has_its_parts(lesson):
+def test_a_lesson_has_its_parts(lesson, jupytext):
     notebook = jupytext.read(lesson)
     found = [heading.lower() for heading in headings(notebook)]
     assert found[0].startswith(f"{int(lesson.name[:2])}. ")
@@ -41,7 +47,7 @@ def test_a_lesson_has_its_parts(lesson):
 
 
 @each_lesson
-def test_a_lesson_suits_the_page(lesson):
+def test_a_lesson_suits_the_page(lesson, jupytext):
     notebook = jupytext.read(lesson)
     assert set(notebook.metadata) <= {"jupytext", "kernelspec"}
     for cell in notebook.cells:
@@ -82,7 +88,7 @@ def open_code(cells) -> list[str]:
 
 
 @each_lesson
-def test_a_lesson_is_short_enough_to_be_finished(lesson):
+def test_a_lesson_is_short_enough_to_be_finished(lesson, jupytext):
     notebook = jupytext.read(lesson)
     text = open_text(notebook)
     words = len(re.findall(r"[A-Za-z][\w'’-]*", prose(text)))
@@ -92,7 +98,7 @@ def test_a_lesson_is_short_enough_to_be_finished(lesson):
 
 
 @each_lesson
-def test_a_lesson_begins_with_picture_equation_and_kernel(lesson):
+def test_a_lesson_begins_with_picture_equation_and_kernel(lesson, jupytext):
     notebook = jupytext.read(lesson)
     goals = next(i for i, cell in enumerate(notebook.cells) if "What you will be able to do" in cell.source)
     before = notebook.cells[: goals + 1]
@@ -104,7 +110,7 @@ def test_a_lesson_begins_with_picture_equation_and_kernel(lesson):
 
 
 @each_lesson
-def test_a_lesson_has_five_problems_with_folded_answers(lesson):
+def test_a_lesson_has_five_problems_with_folded_answers(lesson, jupytext):
     text = "\n".join(cell.source for cell in jupytext.read(lesson).cells if cell.cell_type == "markdown")
     problems = text.partition("## Problems")[2].partition("\n## ")[0]
     asked = re.findall(r'^\?\?\? question "(\d)\. (.+)"\n((?:\n|    .*(?:\n|\Z))+)', problems, re.MULTILINE)

@@ -4,30 +4,32 @@ import math
 
 import pytest
 
-pytest.importorskip("torch", reason="pip install 'minllm[bench]'")
-pytest.importorskip("transformers", minversion="5", reason="pip install 'minllm[bench]'")
-
-from transformers.generation.continuous_batching import continuous_api  # noqa: E402
-
-from minllm.bench.serving import transformers_peer as peer  # noqa: E402
-from minllm.bench.serving.comparisons import ServingBench  # noqa: E402
-from minllm.bench.serving.metrics import calculate_metrics  # noqa: E402
-from minllm.bench.serving.workload import BenchRequest, Lengths, Workload  # noqa: E402
+from minllm.bench.serving.comparisons import ServingBench
+from minllm.bench.serving.metrics import calculate_metrics
+from minllm.bench.serving.workload import BenchRequest, Lengths, Workload
 
 
-class SmallBatches(continuous_api.ContinuousBatchingConfig):
-    """By default transformers fills the memory of the machine with its cache and attention mask, which takes half a minute."""
+@pytest.fixture
+def peer(monkeypatch):
+    """The module. By default transformers fills the memory of the machine with its cache and attention mask, which takes half a minute.
 
-    def __init__(self):
-        super().__init__(max_batch_tokens=256, num_blocks=64)
+    It is imported here, because the import takes seconds, which every test process would spend while it collects.
+    """
+    pytest.importorskip("torch", reason="pip install 'minllm[bench]'")
+    pytest.importorskip("transformers", minversion="5", reason="pip install 'minllm[bench]'")
+    from transformers.generation.continuous_batching import continuous_api
 
+    from minllm.bench.serving import transformers_peer
 
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch):
+    class SmallBatches(continuous_api.ContinuousBatchingConfig):
+        def __init__(self):
+            super().__init__(max_batch_tokens=256, num_blocks=64)
+
     monkeypatch.setattr(continuous_api, "ContinuousBatchingConfig", SmallBatches)
+    return transformers_peer
 
 
-def test_transformers_serves_the_same_requests():
+def test_transformers_serves_the_same_requests(peer):
     workload = Workload(5, Lengths((3, 12), is_range=True), Lengths((2, 5), is_range=True))
     bench = ServingBench(None, "bundled", [*workload.requests(), BenchRequest("def f(x):", 3)])
     with peer.opened("bundled", "float32", "cpu", 64) as engine:
