@@ -1,7 +1,8 @@
-"""Attention and float32 products with small tiles, for tests of other things in the simulator: few tokens would use a corner of a GPU's tiles.
+"""Attention and float32 products with small tiles, for tests of other things in the simulator.
 
-What a test of a forward is about, the order of the operations and the arrays that they share, is the same with both. tests/kernels compares
-the kernels with many shapes of tiles, and tests/bench launches each of them with those that it chooses.
+Few tokens would use a corner of a GPU's tiles. What a test of a forward is about, the order of the operations and the arrays that they
+share, is the same with both. tests/kernels compares the kernels with many shapes of tiles, and tests/bench launches each of them with those
+that it chooses.
 """
 
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2, float32, quantized
