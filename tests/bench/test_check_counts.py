@@ -28,12 +28,18 @@ TABLE = f'''==PROF== Connected to process 41 (/usr/bin/python3.12)
 '''
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tool():
     spec = importlib.util.spec_from_file_location("check_counts", Path(__file__).parents[2] / "tools" / "check_counts.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def counted(tool):
+    """(case, kernel, counts) of every launch, simulated once."""
+    return list(tool.simulated())
 
 
 def simulated(loaded, stored=0, loads=0, stores=0):
@@ -124,12 +130,12 @@ def test_the_simulator_s_counts_of_a_tile_turned_without_padding(tool, monkeypat
     assert (case, kernel, counts) == ("turn a tile", "turn_tile_kernel", simulated(32 * 4, 32 * 32, 32 * 31, 32 * 31))
 
 
-def test_every_case_launches_the_same_kernels_with_arrays_of_a_gpu(tool, monkeypatch):
+def test_every_case_launches_the_same_kernels_with_arrays_of_a_gpu(tool, counted, monkeypatch):
     launched = []
     monkeypatch.setattr(Launch, "__call__", lambda self, *arguments: launched.append(self.kernel.__name__))
     for run in tool.CASES.values():
         run(lambda host: DeviceArray(4096, host.shape, host.dtype, None, None))
-    assert launched == [kernel for _, kernel, _ in tool.simulated()]
+    assert launched == [kernel for _, kernel, _ in counted]
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +151,8 @@ def test_the_record_says_where_it_is_from_and_that_all_agree(record):
         assert row["agrees"] is True and abs(row["simulator"] - row["hardware"]) <= ALLOWED * row["hardware"], row
 
 
-def test_the_simulator_still_counts_what_was_recorded(tool, record):
-    now = [(case, kernel, count, number) for case, kernel, counts in tool.simulated() for count, number in counts.items()]
+def test_the_simulator_still_counts_what_was_recorded(counted, record):
+    now = [(case, kernel, count, number) for case, kernel, counts in counted for count, number in counts.items()]
     assert now == [(row["case"], row["kernel"], row["count"], row["simulator"]) for row in record["rows"]]
 
 
