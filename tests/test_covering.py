@@ -41,7 +41,9 @@ def printed_by_pytest(capsys, folder, *options):
     """What pytest prints about a folder, in this process: another one would import Numba."""
     for name in ("conftest", "test_cases"):
         sys.modules.pop(name, None)  # of another folder
-    pytest.main(["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:faulthandler", *options, str(folder)])
+    names = ("cacheprovider", "faulthandler", "unraisableexception")  # the last one collects garbage five times
+    without = [option for name in names for option in ("-p", f"no:{name}")]
+    pytest.main(["-q", "--import-mode=importlib", *without, *options, str(folder)])
     return capsys.readouterr().out
 
 
