@@ -58,6 +58,7 @@ class Twin(RandomCheckpoint):
         return stands_for(tensor.T).T if self.matrices[name] else stands_for(tensor)
 
 
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.results_only
 @pytest.mark.covering("family", "machine")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])

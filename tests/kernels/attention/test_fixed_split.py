@@ -103,6 +103,7 @@ def test_large_batches_and_large_heads_take_no_memory_for_states():
     assert fixed_split.workspace_shapes(query[:1], cache, tables)["split_out"] == ((1, 32, 256, 128), "float32")
 
 
+@pytest.mark.usefixtures("small_tiles")
 def test_in_float32():
     [chunk] = rows([(61, 4)], np.float32, heads=2, kv_heads=1)
     alone, verified = rows([(63, 1), (61, 3)], np.float32, heads=2, kv_heads=1)
