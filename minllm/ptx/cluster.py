@@ -54,11 +54,11 @@ def barrier_cluster_arrive():
 
 
 def barrier_cluster_arrive_relaxed():
-    """barrier_cluster_arrive_relaxed(): barrier_cluster_arrive without ordering memory accesses, and without the time it takes to complete
-    the thread's stores. Use it after fence_mbarrier_init, which orders the initialisation of mbarriers. PTX ISA, "barrier.cluster.arrive",
-    .relaxed."""
+    """barrier_cluster_arrive_relaxed(): barrier_cluster_arrive that orders no memory accesses, and so does not wait for the thread's
+    stores. Use it after fence_mbarrier_init, which orders the initialisation of mbarriers, or before a block exits whose shared memory
+    others have read. PTX ISA, "barrier.cluster.arrive", .relaxed."""
     thread = current_thread()
-    cluster_of(thread).arrive(thread)
+    cluster_of(thread).arrive(thread, orders=False)
 
 
 def barrier_cluster_wait():

@@ -28,10 +28,11 @@ class Cluster:
     def __str__(self):
         return f"the cluster's barrier, where {self.arrived} of {sum(block.alive for block in self.blocks)} threads have arrived"
 
-    def arrive(self, thread):
-        """Execute barrier.cluster.arrive for the running thread."""
+    def arrive(self, thread, orders=True):
+        """Execute barrier.cluster.arrive for the running thread; orders: whether its memory accesses come before the others' later ones."""
         self.arrived_in[thread] = self.phase
-        release(thread, self)
+        if orders:
+            release(thread, self)
         self.arrived += 1
         self.release()
 

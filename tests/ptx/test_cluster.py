@@ -74,3 +74,27 @@ def no_such_rank_kernel(out):
 def test_wrong_clusters_say_why(wrong, cluster, complaint):
     with pytest.raises(SimulationError, match=complaint):
         wrong.simulate[2, 32, None, 0, cluster](np.zeros(32, np.float32))
+
+
+def make_exchange_kernel(arrive):
+    """A kernel in which warp 1 reads what warp 0 wrote before the cluster's barrier."""
+
+    @kernel
+    def exchange_kernel(out):
+        own = cuda.shared.array(32, float32, 128)
+        if cuda.threadIdx.x < 32:
+            own[cuda.threadIdx.x] = float32(1)
+        arrive()
+        ptx.barrier_cluster_wait()
+        if cuda.threadIdx.x >= 32:
+            out[cuda.threadIdx.x - 32] = own[cuda.threadIdx.x - 32]
+
+    return exchange_kernel
+
+
+def test_a_relaxed_arrival_orders_nothing():
+    out = np.zeros(32, np.float32)
+    make_exchange_kernel(ptx.barrier_cluster_arrive).simulate[2, 64, None, 0, 2](out)
+    assert (out == 1).all()
+    with pytest.raises(SimulationError, match="nothing orders the two"):
+        make_exchange_kernel(ptx.barrier_cluster_arrive_relaxed).simulate[2, 64, None, 0, 2](out)
