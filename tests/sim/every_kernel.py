@@ -970,7 +970,7 @@ def gemv_of_fp8_from_norm_to_cache():
 
 @row
 def batched_gemv_of_int4():
-    """Every cluster multiplies x by ones too, 16 rows of them; each output asks for its bias."""
+    """Every cluster loads x; each output asks for its bias. The sums of x that zero points need are no mma.sync."""
     M, N, K, b = 3, 32, 512, 2
     tiling = BatchedGemvTiling(warps=2, splits=2, cluster=2, unroll=1, tokens=8)  # a step for each of a tile's four warps
     clusters, groups, warps = N // 16, N * K // 64, tiling.parts_of_k
@@ -980,7 +980,7 @@ def batched_gemv_of_int4():
     weight = weight_in("int4_g64_zeros", N, K)
     weight = weight._replace(scales=np.ones_like(weight.scales))
     run = partial(batched_gemv.make_gemv(batched_gemv.INT4), np.round(numbers(M, K)), weight, numbers(M, N), numbers(N), tiling=tiling)
-    return run, {"batched_gemv_kernel": Expected(asked, different, 2 * tiling.tokens * (N + 16 * clusters) * K)}
+    return run, {"batched_gemv_kernel": Expected(asked, different, 2 * tiling.tokens * N * K)}
 
 
 @row
