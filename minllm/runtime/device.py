@@ -45,7 +45,7 @@ class Device:
 
     def make_current(self) -> None:
         """Make the device's primary context current in this thread; required once per thread, before other CUDA calls."""
-        core_device(self.index).set_current()
+        make_context(core_device(self.index), self.index)
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) memory of the device in bytes."""

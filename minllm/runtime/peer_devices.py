@@ -12,7 +12,7 @@ import numpy as np
 
 from minllm.errors import DeviceError
 from minllm.runtime.array import DeviceArray
-from minllm.runtime.device import check_driver, core_device, is_available
+from minllm.runtime.device import check_driver, core_device, is_available, make_context
 
 
 def devices_available() -> int:
@@ -72,8 +72,8 @@ class PeerDevices:
 
         self.devices = [core_device(index) for index in range(count)]
         self.pools, self.streams, self.copies = [], [], []
-        for device in self.devices:
-            device.set_current()
+        for index, device in enumerate(self.devices):
+            make_context(device, index)
             self.pools.append(DeviceMemoryResource(device, DeviceMemoryResourceOptions()))
             self.pools[-1].peer_accessible_by = [other.device_id for other in self.devices if other is not device]
             self.streams.append(device.create_stream(options=StreamOptions(nonblocking=True)))
