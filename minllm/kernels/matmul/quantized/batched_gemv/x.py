@@ -26,7 +26,7 @@ VECTORS, WORDS = 16, 4  # 16-byte vectors of x per row and step; words of codes 
 
 def x_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
     """Return the bytes of a block's part of x and of its sums."""
-    return tiling.steps_of_block(steps) * tiling.tokens * (VECTORS * 16 + groups * 4)
+    return 4 * (first_sum(tiling, steps) + tiling.steps_of_block(steps) * groups * tiling.tokens)
 
 
 def first_sum(tiling: BatchedGemvTiling, steps: int) -> int:
