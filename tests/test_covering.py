@@ -40,10 +40,9 @@ def detectors():
 def printed_by_pytest(capsys, folder, *options):
     """What pytest prints about a folder, in this process: another one would import Numba."""
     for name in ("conftest", "test_cases"):
-        sys.modules.pop(name, None)  # of another folder
+        sys.modules.pop(name, None)  # this process may have imported that of another folder
     names = ("cacheprovider", "faulthandler", "unraisableexception")  # the last one collects garbage five times
-    without = [option for name in names for option in ("-p", f"no:{name}")]
-    pytest.main(["-q", "--import-mode=importlib", *without, *options, str(folder)])
+    pytest.main(["-q", "--import-mode=importlib", *(f"-pno:{name}" for name in names), *options, str(folder)])
     return capsys.readouterr().out
 
 

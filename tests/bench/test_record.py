@@ -25,7 +25,7 @@ def tool():
     module = importlib.util.module_from_spec(spec)
     sys.modules["record_tool"] = module
     spec.loader.exec_module(module)
-    keys_at = functools.cache(lambda name, rows, compute=module.keys_at: compute(name, rows))
+    keys_at = functools.cache(module.keys_at)
     module.keys_at = lambda name, rows: keys_at(name, tuple(rows))
     return module
 

@@ -18,7 +18,6 @@ COST = re.compile(r"dollar|cent|price|cost|GPU|SM|H200|H100|V100|GB|MB|KB|TB/s|Â
 ENTRY = re.compile(r"^### (.+?) Â· (.+?) \{ #([\w-]+) \}$", re.MULTILINE)
 
 
-
 @pytest.fixture(scope="module")
 def jupytext():
     """The module; imported here, because its import takes seconds, which every test process would spend while it collects."""

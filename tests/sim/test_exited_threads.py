@@ -70,7 +70,7 @@ def test_a_grids_barrier_after_an_early_return():
     match = r"24 threads have returned without reaching the grid's barrier, the first of them thread \(8, 0, 0\) of block \(1, 0, 0\)"
     with pytest.raises(SimulationError, match=match):
         simulate(kernel, 2, 32, out, detect=True)
-    simulate(kernel, 2, 32, out, detect=False)  # as on a GPU: the first thread of a block arrives at the barrier for all of them
+    simulate(kernel, 2, 32, out, detect=False)  # on a GPU the first thread of a block arrives for all its threads
     assert out.all()
     with pytest.raises(SimulationError, match="56 threads have returned without reaching the grid's barrier"):
         simulate(kernel, 3, 32, out, detect=False)  # all threads of the last block have
