@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from minllm.errors import InvalidOptionError
 from minllm.machine.host import available_cores
 from minllm.parallel.communicator import CommunicationError, PeerLostError
+from minllm.parallel.let_go import let_go
 from minllm.parallel.shared_memory import SharedMemoryCommunicator, memory_bytes
 from minllm.parallel.sockets import SocketCommunicator
 from minllm.runtime.child_process import end_children, receive_task, start_child
@@ -187,8 +188,7 @@ class Watched:
         """End all processes, and call this process's at_failure functions the first time."""
         if self.failure is None:
             self.failure = reason
-            for act in self.at_failure:
-                act()
+            let_go(self.at_failure, reason)
         end_children(self.children)
 
     def _cause(self, rank: int) -> tuple[bool, str]:

@@ -109,7 +109,7 @@ class RankShare:
         from minllm.runtime.graph import is_capturing
 
         communicator = PeerCommunicator(library, found, name, lambda launch: launch.launch(stream), is_capturing)
-        self.rank.at_failure.append(communicator.abort)
+        self.rank.at_failure.insert(0, communicator.abort)  # NCCL's abort waits for the kernels before its own on the stream
         return communicator
 
     def agreed(self, budget: CacheBudget, device: str, options: EngineOptions) -> CacheBudget:

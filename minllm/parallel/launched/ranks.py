@@ -22,6 +22,7 @@ from typing import Any
 from minllm.parallel.launched.environment import LaunchedRank
 from minllm.parallel.launched.memory import connect
 from minllm.parallel.launched.rendezvous import meet
+from minllm.parallel.let_go import let_go
 from minllm.parallel.processes import GRACE_S, SAME_CAUSE_S, OtherRanks, Rank, RankError, is_effect
 
 GOODBYE = "goodbye"
@@ -80,8 +81,7 @@ class LaunchedRanks(OtherRanks):
 
     def _let_go(self) -> None:
         """Send the reason to the other ranks if this is rank 0, and end all waits for peers."""
-        for act in self.own.at_failure:
-            act()
+        let_go(self.own.at_failure, self.failure)
         if self.own.rank == 0:
             for report in self.reports.values():
                 with contextlib.suppress(OSError, ValueError):

@@ -1,0 +1,38 @@
+"""Ends a rank's waits for its peers when a rank has failed, within a time limit.
+
+NCCL's abort waits for the kernels under way, and a driver call cannot be interrupted. A process that stood in it for ever would never show
+why the ranks have ended, and would keep its GPU; so after the limit it prints the reason and ends itself.
+"""
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+
+LIMIT_S = 10.0
+EXIT_CODE = 1
+
+
+def let_go(functions: Iterable[Callable[[], None]], reason: str, limit_s: float = LIMIT_S) -> None:
+    """Call the functions in their order; if they take longer than limit_s, print the reason and end this process with EXIT_CODE.
+
+    An error of one of them is printed, and the next is called.
+    """
+    thread = threading.Thread(target=_call_all, args=(list(functions),), daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        print(
+            f"{reason}\nThe links to the other ranks did not close within {limit_s:g} s, so this process ends and gives back its GPU.",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        os._exit(EXIT_CODE)
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        try:
+            function()
+        except Exception:  # noqa: BLE001 - the ranks end in any case, and the first error is the one that is raised
+            traceback.print_exc()
