@@ -38,7 +38,7 @@ class LaunchedRanks(OtherRanks):
         self._sockets = [*connections.links.values(), *connections.channels.values()]
         self.channels = {peer: _connection(one) for peer, one in connections.channels.items()}
         self.reports = {peer: _connection(one) for peer, one in connections.reports.items()}
-        self._lock = threading.Lock()
+        self._lock, self._others_know = threading.Lock(), threading.Event()
         host = connect(rank, connections)
         channel = self.channels[0] if rank else None
         self.own = Rank(rank, launched.world_size, host, [], channel, gpu)
@@ -81,18 +81,21 @@ class LaunchedRanks(OtherRanks):
 
     def _let_go(self) -> None:
         """Send the reason to the other ranks if this is rank 0, and end all waits for peers."""
-        let_go(self.own.at_failure, self.failure)
         if self.own.rank == 0:
             for report in self.reports.values():
                 with contextlib.suppress(OSError, ValueError):
                     report.send((True, self.failure))
+        self._others_know.set()
+        let_go(self.own.at_failure, self.failure)
         for one in self._sockets:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Send a goodbye and close all connections. Calling it again does nothing."""
-        self.failure = self.failure or "These ranks were closed."
+        if self._note("These ranks were closed."):
+            self._others_know.set()
+        self._others_know.wait()  # a goodbye must not overtake the reason, which another thread may be sending
         self._goodbye()
         self.own.host.close()
         for channel in self.channels.values():
