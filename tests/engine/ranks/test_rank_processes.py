@@ -43,7 +43,6 @@ def both(request, directory):
     ):  # fmt: skip
         assert alone.engine.cache.num_blocks == ranks.engine.cache.num_blocks
         yield alone, ranks
-        assert ranks.llm_engine.stats().num_preemptions > 0 and ranks.engine.cache_policy.prefix_hits.tokens_hit > 0
 
 
 def tokens_of(outputs):
@@ -75,6 +74,14 @@ def test_tokens_are_those_of_one_process_and_ranks_agree_bitwise(name, both):
     processes.send(STATE)
     for words in processes.replies():
         np.testing.assert_array_equal(words, runner.slots.state.words)
+
+
+def test_sequences_are_preempted_and_share_prefixes(both):
+    """The cache is small enough for the other tests to meet both; a prompt's blocks are found when it comes again."""
+    _, ranks = both
+    for prompts in (PROMPTS, PROMPTS[1], PROMPTS[1]):
+        ranks.generate(prompts, REQUESTS["greedy"])
+    assert ranks.llm_engine.stats().num_preemptions > 0 and ranks.engine.cache_policy.prefix_hits.tokens_hit > 0
 
 
 def test_log_probabilities_and_scores_are_those_of_one_process(both):
