@@ -54,6 +54,11 @@ class SplitLogits:
             return self.whole()[rows]
         return SplitLogits(self.ops, self.own[rows], self.part, None if self.gathered is None else self.gathered[rows])
 
+    def without_owner(self) -> "SplitLogits":
+        """The same logits in memory of a graph (DeviceArray.without_owner): whole if the graph gathers them, else still split."""
+        gathered = None if self.gathered is None else self.gathered.without_owner()
+        return SplitLogits(self.ops, self.own.without_owner(), self.part, gathered)
+
 
 def whole(logits: Any) -> Any:
     """The logits as one array."""

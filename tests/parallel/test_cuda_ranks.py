@@ -11,6 +11,7 @@ from minllm.parallel.cuda_ranks import TensorParallelCudaOps
 from minllm.parallel.grid import Grid
 from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
 from minllm.parallel.tensor_parallel import SplitLogits
+from minllm.runtime.array import DeviceArray
 from minllm.weights.formats import plain_format
 from minllm.weights.linear import Linear
 from minllm.weights.shard import INPUTS, Shard
@@ -103,3 +104,12 @@ def test_partial_sums_are_added_and_the_residual_stays_apart():
     for out, kept in on_ranks(multiply):
         np.testing.assert_allclose(out, x @ weight.T, rtol=1e-5, atol=1e-5)
         assert kept is residual
+
+
+def test_logits_in_the_memory_of_a_graph_stay_split_and_own_no_block():
+    block, part = object(), VocabularyPart(VOCAB, 0, RANKS)
+    own, gathered = (DeviceArray(4096, (3, columns), np.float32, block, None) for columns in (part.size, VOCAB))
+    split_view = SplitLogits(None, own, part).without_owner()
+    assert split_view.shape == (3, VOCAB) and split_view.own.block is None and split_view.gathered is None
+    whole_view = SplitLogits(None, own, part, gathered).without_owner()
+    assert whole_view.gathered.block is None and whole_view.gathered.shape == (3, VOCAB)
