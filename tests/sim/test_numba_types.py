@@ -257,3 +257,45 @@ def test_integers_that_kernels_divide_give_float64_and_infinity():
         out[1] = i[0] / 3 * float32(0.1)
 
     assert result_of(divide, np.array([1, 0]), size=2).tolist() == [math.inf, 1 / 3 * float(np.float32(0.1))]
+
+
+def test_a_variable_of_one_branch_may_change_its_type_at_a_later_loop():
+    """The loop's casts leave a variable alone that has no value, and cast it where it has one."""
+
+    def rest_of(i, n):
+        if i > n:
+            rest = i * 3 - n
+        steps = 0
+        while steps < n:
+            steps += 1
+        return rest if i > n else int64(-steps)
+
+    device = cuda.jit(device=True)(rest_of)
+
+    def branches(n, out):
+        i = cuda.threadIdx.x
+        if i >= n:
+            past = i - n
+            scale = i << 62
+        for _ in range(n):
+            out[i] = 1
+            if i >= n:
+                out[i] += past
+                past, scale = 0.5, scale + 1
+        out[i] += device(i, n) * 100
+
+    out = np.zeros(4)
+    simulate(branches, 1, 4, 2, out)
+    assert out.tolist() == [1 - 200, 1 - 200, 1.5 - 200, 1.5 + 700]
+
+
+def test_reading_a_variable_that_a_loop_found_without_a_value_is_reported():
+    def read(n, out):
+        if n > 5:
+            missing = n * n
+        for i in range(n):
+            out[i] = i
+        out[0] = missing
+
+    with pytest.raises(SimulationError, match="the variable 'missing' is read here and has not been assigned"):
+        simulate(read, 1, 1, 3, np.zeros(4))

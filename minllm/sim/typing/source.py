@@ -133,11 +133,12 @@ class Editor:
         return copied + self.assignments((node, field), node)
 
     def assignments(self, edge, location):
-        """Statements name = type(name) for all variables that are cast at an edge."""
+        """Statements name = type(name) for all variables that are cast at an edge, if they are assigned on the path that was taken."""
         made = []
         for name, wanted in self.found.edges.get(edge, ()):
             cast = self.call(wanted, ast.copy_location(ast.Name(name, ast.Load()), location))
-            made.append(ast.copy_location(ast.Assign([ast.copy_location(ast.Name(name, ast.Store()), location)], cast), location))
+            unassigned = ast.ExceptHandler(self.name(NameError, location), None, [ast.Pass()])
+            made.append(ast.copy_location(ast.Try([ast.Assign([ast.Name(name, ast.Store())], cast)], [unassigned], [], []), location))
         return made
 
     def copy_augmented(self, node):
