@@ -1,7 +1,7 @@
 """How GGUF stores the numbers of a tensor: plain, or quantised row by row in blocks that share their scales.
 
-A block of `numbers` numbers takes `bytes` bytes. A file per quantised type describes its layout. The sources are ggml's ggml-common.h (the
-structs block_q8_0 ...) and ggml-quants.c (dequantize_row_q8_0 ...).
+A block of `numbers` numbers takes `bytes` bytes. A file per type, or per two related ones, describes the layout. The sources are ggml's
+ggml-common.h (the structs block_q8_0 ...) and ggml-quants.c (dequantize_row_q8_0 ...).
 """
 
 from collections.abc import Callable
@@ -12,12 +12,17 @@ import ml_dtypes
 import numpy as np
 
 from minllm.errors import UnsupportedModelError
+from minllm.models.gguf.fp4 import dequantize_mxfp4, dequantize_nvfp4
+from minllm.models.gguf.iq4 import dequantize_iq4_nl, dequantize_iq4_xs
+from minllm.models.gguf.q2 import dequantize_q1_0, dequantize_q2_0
+from minllm.models.gguf.q2_k import dequantize_q2_k, dequantize_q3_k
 from minllm.models.gguf.q4 import Q4_0_BLOCK, Q4_1_BLOCK, dequantize_q4_0, dequantize_q4_1
 from minllm.models.gguf.q4_k import dequantize_q4_k, dequantize_q5_k
 from minllm.models.gguf.q5 import dequantize_q5_0, dequantize_q5_1
 from minllm.models.gguf.q6_k import dequantize_q6_k
 from minllm.models.gguf.q8_0 import BLOCK as Q8_0_BLOCK
 from minllm.models.gguf.q8_0 import dequantize_q8_0
+from minllm.models.gguf.ternary import dequantize_tq1_0, dequantize_tq2_0
 
 
 class BlockType(NamedTuple):
@@ -43,15 +48,24 @@ BLOCK_TYPES: dict[int, BlockType] = {  # ggml's number of the type -> the type
     6: BlockType("Q5_0", 32, 22, dequantize_q5_0),
     7: BlockType("Q5_1", 32, 24, dequantize_q5_1),
     8: BlockType("Q8_0", 32, 34, dequantize_q8_0, block=Q8_0_BLOCK),
+    10: BlockType("Q2_K", 256, 84, dequantize_q2_k),
+    11: BlockType("Q3_K", 256, 110, dequantize_q3_k),
     12: BlockType("Q4_K", 256, 144, dequantize_q4_k),
     13: BlockType("Q5_K", 256, 176, dequantize_q5_k),
     14: BlockType("Q6_K", 256, 210, dequantize_q6_k),
+    20: BlockType("IQ4_NL", 32, 18, dequantize_iq4_nl),
+    23: BlockType("IQ4_XS", 256, 136, dequantize_iq4_xs),
     30: _plain("BF16", np.dtype(ml_dtypes.bfloat16)),
+    34: BlockType("TQ1_0", 256, 54, dequantize_tq1_0),
+    35: BlockType("TQ2_0", 256, 66, dequantize_tq2_0),
+    39: BlockType("MXFP4", 32, 17, dequantize_mxfp4),
+    40: BlockType("NVFP4", 64, 36, dequantize_nvfp4),
+    41: BlockType("Q1_0", 128, 18, dequantize_q1_0),
+    42: BlockType("Q2_0", 64, 18, dequantize_q2_0),
 }
 OTHER_TYPES = {  # ggml's names of types that minllm does not read, for errors
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
-    18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
-    28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import parse_model_config
 from minllm.models.gguf.gguf_file import GgufFile
+from minllm.models.gguf.metadata import NestedArray
 from minllm.models.gguf.tensor_names import GPT2_NAMING, LLAMA_NAMING, QWEN_NAMING, ROPE_FACTORS, Naming
 from minllm.models.json_files import Fields
 
@@ -64,6 +65,8 @@ def metadata_fields(file: GgufFile) -> Fields:
 
 
 def _single(value: Any) -> Any:
+    if isinstance(value, NestedArray):
+        return f"an array of {value.length} arrays"
     if isinstance(value, list | np.ndarray):
         return f"an array of {len(value)}"
     if isinstance(value, str) and len(value) > LONGEST_SHOWN:

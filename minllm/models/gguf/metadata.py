@@ -3,11 +3,12 @@
     pair    string key | uint32 type | value
     array   uint32 type of the items | uint64 count | the items
 
-Numbers become Python numbers, arrays of numbers NumPy arrays, arrays of strings lists. A float32 becomes the float that prints the same:
+Numbers become Python numbers, arrays of numbers NumPy arrays, arrays of strings lists; of arrays of arrays, which no model needs, only the
+length is kept. A float32 becomes the float that prints the same:
 1e-5, as the model's maker wrote it, and not 9.999999747378752e-06.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,14 @@ NUMBER_CODES = {  # GGUF's number of a type -> the code of the struct module
 FLOAT32, STRING, ARRAY = 6, 8, 9
 SMALLEST_PAIR = 8 + 1 + 4 + 1  # bytes: the length of the key, a key of one letter, the type, a value of one byte
 LONGEST_KEY = 65535  # bytes, as the format defines
+SMALLEST_ARRAY = 4 + 8  # bytes: the type of the items and their count
+DEEPEST_ARRAY = 8  # levels of arrays in arrays
+
+
+class NestedArray(NamedTuple):
+    """An array of `length` arrays, whose items are not kept."""
+
+    length: int
 
 
 def read_metadata(reader: ValueReader, count: int) -> dict[str, Any]:
@@ -52,14 +61,19 @@ def _read_single(reader: ValueReader, kind: int, key: str) -> Any:
     return float(str(np.float32(value))) if kind == FLOAT32 else value
 
 
-def _read_array(reader: ValueReader, key: str) -> np.ndarray | list[str]:
-    """Raises CheckpointError for arrays of arrays, which the format allows but no key of a model uses."""
+def _read_array(reader: ValueReader, key: str, depth: int = 1) -> np.ndarray | list[str] | NestedArray:
     kind, count = reader.number("I", f"the type of array {key!r}"), reader.number("Q", f"the length of array {key!r}")
     what = f"array {key!r} of {count:,} items"
     if kind == STRING:
         reader.require(8 * count, what)
         return [reader.string(f"item {item} of array {key!r}") for item in range(count)]
+    if kind == ARRAY:
+        if depth == DEEPEST_ARRAY:
+            raise reader.damaged(f"array {key!r} holds arrays in more than {DEEPEST_ARRAY} levels")
+        reader.require(SMALLEST_ARRAY * count, what)
+        for _ in range(count):
+            _read_array(reader, key, depth + 1)
+        return NestedArray(count)
     if kind not in NUMBER_CODES:
-        meant = "arrays" if kind == ARRAY else f"type {kind}"
-        raise reader.damaged(f"array {key!r} has items of {meant}, and minllm reads arrays of numbers and of strings")
+        raise reader.damaged(f"array {key!r} has items of type {kind}, and types go from 0 to 12")
     return reader.numbers(np.dtype("<" + NUMBER_CODES[kind]), count, what)

@@ -38,6 +38,8 @@ def read_tensor_table(reader: ValueReader, count: int, alignment: int, file_byte
     data_start = _aligned(reader.at, alignment)
     tensors: dict[str, GgufTensor] = {}
     at = data_start
+    forked = " (or its Q2_0 has blocks of 128 numbers, as a fork of llama.cpp wrote them before ggml made it 64)"
+    forked = forked if any(block_type.name == "Q2_0" for _, _, block_type, _ in entries) else ""
     for name, shape, block_type, offset in sorted(entries, key=lambda entry: entry[3]):
         if name in tensors:
             raise reader.damaged(f"tensor {name!r} comes twice")
@@ -45,10 +47,10 @@ def read_tensor_table(reader: ValueReader, count: int, alignment: int, file_byte
         if begin != at:
             relation = "overlaps the tensor before it" if begin < at else f"leaves {begin - at:,} bytes unused before it"
             aligned = "" if offset % alignment == 0 else f" (offsets are multiples of {alignment})"
-            raise reader.damaged(f"tensor {name!r} has offset {offset:,}, which {relation}{aligned}")
+            raise reader.damaged(f"tensor {name!r} has offset {offset:,}, which {relation}{aligned}{forked}")
         end = begin + math.prod(shape) // block_type.numbers * block_type.bytes
         if end > file_bytes:
-            raise reader.damaged(f"tensor {name!r} ends at byte {end:,}, and the file has {file_bytes:,}")
+            raise reader.damaged(f"tensor {name!r} ends at byte {end:,}, and the file has {file_bytes:,}{forked}")
         tensors[name] = GgufTensor(name, shape, block_type, begin, end)
         at = _aligned(end, alignment)
     if file_bytes > at:
