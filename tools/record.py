@@ -1,6 +1,6 @@
 """Measure everything that the pages quote, and write it into docs/results, one file per device. Needs a GPU.
 
-    python tools/record.py                      what this commit has not measured yet, for at most 10 minutes; run it again for the rest
+    python tools/record.py                      what this commit has not measured yet, for at most 9 minutes; run it again for the rest
     python tools/record.py --only kernels       the parts whose names begin so, also if they are measured already
     python tools/record.py /tmp/1b.json         record what `minllm bench ... --json /tmp/1b.json` measured earlier
     python tools/record.py --tables             write the tables anew from the record: after a change of a kernel, some rows are older
@@ -10,8 +10,8 @@
 A part is a benchmark in a process of its own: kernels and steps (beside PyTorch's, if it is installed), generation, perplexity, and the
 lessons' own figures (measure_lessons.py). Its rows replace their older selves as soon as it ends, each with machine, date, commit and
 key; all others stay. The record notes the commit of each part, so a run goes on where the one before it stopped. A part that fails is
-reported, the others are recorded, and the exit code is 1. The tables in README.md, docs/results.md and docs/frameworks.md and
-the chart docs/assets/speed.svg follow the record of the H200. Run it from a clean checkout, or name the commit with --commit.
+reported, the others are recorded, and the exit code is 1. The tables in docs/results.md and docs/frameworks.md
+follow the record of the H200; headline.py measures the README's rows. Run it from a clean checkout, or name the commit with --commit.
 """
 
 import argparse
@@ -28,14 +28,12 @@ from pathlib import Path
 from minllm.bench.frameworks_table import frameworks_table
 from minllm.bench.kernel_cases import STAGES
 from minllm.bench.record import Record, Row, commit, file_name, identity, merged, of_commit, write_record
-from minllm.bench.results_table import full_table, replace_between_markers, short_table
-from minllm.bench.speed_chart import speed_chart
-from minllm.figures.picture_file import picture_file
+from minllm.bench.results_table import full_table, replace_between_markers
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-SHOWN = RESULTS / "h200.json"  # the record whose tables are shown in README.md and docs/results.md
-RUN_SECONDS = 570  # a run ends within ten minutes
+SHOWN = RESULTS / "h200.json"  # the record whose tables are shown on the pages
+RUN_SECONDS = 540
 LENGTHS = ("--prompt-tokens", "512", "--tokens", "128")
 BENCH = (sys.executable, "-m", "minllm", "bench")
 LESSONS = (sys.executable, str(ROOT / "tools" / "measure_lessons.py"))
@@ -83,8 +81,13 @@ def run(part: Part, seconds: float) -> tuple[dict | None, bool]:
     return json.loads(text) if text else None, code == 0
 
 
-def measure(chosen: Sequence[Part], results: Path, named: str, clock: Callable[[], float] = time.monotonic) -> tuple[list[str], list[str]]:
-    """Run and record parts as long as there is time -> (names of those that failed, names of those that were not begun)."""
+def measure(
+    chosen: Sequence[Part], keep: Callable[[dict, str], Path], named: str = "", clock: Callable[[], float] = time.monotonic
+) -> tuple[list[str], list[str]]:
+    """Run parts and `keep` their records as long as there is time -> (names of those that failed, names of those that were not begun).
+
+    keep: takes a record, and the name of its part or "" if that failed; returns the file. named: the commit, where git cannot tell.
+    """
     end, failed = clock() + RUN_SECONDS, []
     for number, part in enumerate(chosen):
         left = end - clock()
@@ -94,15 +97,19 @@ def measure(chosen: Sequence[Part], results: Path, named: str, clock: Callable[[
         if not well:
             failed.append(part.name)
         if measured is not None:
-            print(record(of_commit(measured, named) if named else measured, results, part.name if well else ""), flush=True)
+            print(keep(of_commit(measured, named) if named else measured, part.name if well else ""), flush=True)
     return failed, []
 
 
 def record(measured: dict, results: Path = RESULTS, part: str = "") -> Path:
     """Merge one measured record into its device's file, and return the file. part: its name, to be noted as measured at this commit."""
+    return merge_into(results / file_name(measured["device"]), measured, part)
+
+
+def merge_into(path: Path, measured: dict, part: str = "") -> Path:
+    """Merge one measured record into a file, and return the file."""
     rows = [Row(**row) for row in with_runs(measured)["rows"]]
     new = Record(**{**{name: value for name, value in measured.items() if name != "parts"}, "rows": rows})
-    path = results / file_name(new.device)
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     whole = merged(old, new)
     noted = {**(old or {}).get("parts", {}), **({part: new.commit} if part else {})}
@@ -165,11 +172,9 @@ def keys_at(name: str, rows: Sequence[tuple[str, str, str]]) -> dict[tuple[str, 
 
 
 def write_tables(shown: dict) -> None:
-    """Write the record's tables into the README, the page of results and the page that compares frameworks, and the README's chart."""
-    replace_between_markers(ROOT / "README.md", short_table(shown))
+    """Write the record's tables into the page of results and the page that compares frameworks."""
     replace_between_markers(ROOT / "docs" / "results.md", full_table(shown))
     replace_between_markers(ROOT / "docs" / "frameworks.md", frameworks_table(shown))
-    (ROOT / "docs" / "assets" / "speed.svg").write_text(picture_file(speed_chart(shown)), encoding="utf-8")
     # `minllm plan` and the site's calculators read their own files.
     subprocess.run([sys.executable, ROOT / "tools" / "write_hardware_json.py"], check=True, cwd=ROOT)
 
@@ -206,7 +211,7 @@ def main() -> int:
         print(record(with_own_keys(of_commit(one, options.commit) if options.commit else one), options.results), flush=True)
     if not (options.keys or options.tables or options.files):
         chosen = list(chosen_parts(options.only or (), options.results, options.commit or commit()))
-        failed, left = measure(chosen, options.results, options.commit)
+        failed, left = measure(chosen, lambda rows, part: record(rows, options.results, part), options.commit)
         print(f"{len(left)} parts are left, run it again: {', '.join(left)}" if left else "all parts were run")
     if options.results == RESULTS and SHOWN.exists():
         write_tables(json.loads(SHOWN.read_text(encoding="utf-8")))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from minllm.bench.record import origin
 
+VLLM_DEVICE, VLLM_DATE = "NVIDIA H200", "November 2026"
 LARGE, SMALL = "llama-3.1-8b (random weights)", "llama-3.2-1b (random weights)"
 REQUESTS = "256 requests, all at once"
 MILLISECONDS = {"µs": 1e-3, "ms": 1.0}
@@ -28,6 +29,12 @@ class Compared(NamedTuple):
     def is_rate(self) -> bool:
         """Whether the figures are tokens per second; otherwise they are milliseconds."""
         return self.benchmark == "serving throughput"
+
+    @property
+    def fastest(self) -> tuple[str, float]:
+        """(version, figure) of the faster vLLM."""
+        figures = {"0.22.0": self.vllm_0_22, "0.25.1": self.vllm_0_25}
+        return (max if self.is_rate else min)(figures.items(), key=lambda one: one[1])
 
 
 def decode_step(model: str, batch: int, vllm_0_22: float, vllm_0_25: float) -> Compared:
@@ -77,7 +84,7 @@ def line(compared: Compared, row: dict, record: dict) -> str:
     """One row of the table; the ratio compares speeds."""
     unit = "tokens/s" if compared.is_rate else "ms"
     ours = row["value"] if compared.is_rate else row["value"] * MILLISECONDS[row["unit"]]
-    theirs = (max if compared.is_rate else min)(compared.vllm_0_22, compared.vllm_0_25)
+    _, theirs = compared.fastest
     ratio = ours / theirs if compared.is_rate else theirs / ours
     cells = " | ".join(f"{number(value)} {unit}" for value in (compared.vllm_0_22, compared.vllm_0_25, ours))
     place = row["case"].partition("), ")[2]

@@ -59,6 +59,11 @@ class KernelCase:
     tokens: int = 0
 
     @property
+    def name(self) -> str:
+        """What identifies its row, as text."""
+        return f"{self.benchmark}, {self.case}, {self.variant}"
+
+    @property
     def allowed_error(self) -> float:
         """The largest relative error at which a kernel is still timed."""
         return TOLERANCE[self.dtype] if self.tolerance is None else self.tolerance

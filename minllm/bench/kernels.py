@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minllm.bench.kernel_case import MICROSECONDS, TFLOP_S, KernelCase, Prepared, rounded
+from minllm.bench.kernel_case import MICROSECONDS, TB_S, TFLOP_S, TOKENS_US, KernelCase, Prepared, rounded
 from minllm.bench.kernel_cases import STAGES, kernel_cases
 from minllm.bench.noise import Noise
 from minllm.bench.record import Record, Row, new_record, write_json
@@ -23,17 +23,18 @@ COLUMNS = "{:<18} {:<44} {:<27} {:>9} {:<8} {:>9} {:>24} {:>11}"
 HEADINGS = ("benchmark", "case", "kernel", "value", "", "of limit", "of the peer's speed", "error")
 
 
-def run(only: Sequence[str], against: str | None, json_file: Path | None) -> bool:
+def run(only: Sequence[str], against: str | None, json_file: Path | None, cases: Sequence[str] = ()) -> bool:
     """Measure the stages in `only` (all, if empty), print and write the record; returns success.
 
-    Prints ceilings, rows and one line of JSON. against: "torch" or None. Raises InvalidOptionError for names that do not exist, DeviceError
-    without a GPU.
+    Prints ceilings, rows and one line of JSON. against: "torch" or None. cases: beginnings of the names of the rows to measure (all, if
+    empty). Raises InvalidOptionError for names that do not exist, DeviceError without a GPU.
     """
     unknown = [stage for stage in only if stage not in STAGES]
     if unknown:
         raise InvalidOptionError(f"--only {unknown[0]} is not allowed: the stages are {', '.join(STAGES)}.")
     if against not in (None, *PEER_PACKAGES):
         raise InvalidOptionError(f"--against {against} is not allowed: it takes {' or '.join(PEER_PACKAGES)}.")
+    chosen = chosen_cases(only, cases)
     from minllm.bench.ceilings import copy_tb_s
     from minllm.ops.cuda_ops import CudaOps
     from minllm.runtime.device import current_device
@@ -49,7 +50,7 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
     rows, failed = [], 0
     ops = CudaOps()
     bench = KernelBench(ops, CudaClock(), device.l2_bytes, ceilings, peers)
-    for case in kernel_cases(tuple(only) or STAGES):
+    for case in chosen:
         try:
             rows.append(bench.row(case))
             print(as_line(rows[-1]), file=out, flush=True)
@@ -57,7 +58,7 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
                 write_json(json_file, record_of(device.name, ceilings, rows))
         except Exception as error:  # whatever it is: the other rows are still useful
             failed += 1
-            print(f"minllm: {case.benchmark}, {case.case}, {case.variant}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            print(f"minllm: {case.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         gc.collect()  # frees the case's arrays and graphs, gigabytes
         ops.memory.trim()
         if peers:
@@ -69,22 +70,49 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None) -> boo
     return not failed
 
 
+def chosen_cases(only: Sequence[str], beginnings: Sequence[str]) -> list[KernelCase]:
+    """The cases of these stages whose names begin so. Raises InvalidOptionError for a beginning that no case has."""
+    every = kernel_cases(tuple(only) or STAGES)
+    if not beginnings:
+        return every
+    found = {beginning: [case for case in every if case.name.startswith(beginning)] for beginning in beginnings}
+    unknown = next((beginning for beginning, cases in found.items() if not cases), None)
+    if unknown is not None:
+        raise InvalidOptionError(f"--case {unknown!r} begins no row's name, such as {every[0].name!r}: docs/results.md lists the rows.")
+    return list(dict.fromkeys(case for cases in found.values() for case in cases))
+
+
 def record_of(device: str, ceilings: dict[str, float | None], rows: Sequence[Row]) -> Record:
-    """The record of these rows, with the ceiling of the peers."""
-    return new_record(device, *with_the_peers_ceiling(ceilings, rows))
+    """The record of these rows, with the ceilings that they reached."""
+    return new_record(device, *with_reached_ceilings(ceilings, rows))
 
 
-def with_the_peers_ceiling(ceilings: dict[str, float | None], rows: Sequence[Row]) -> tuple[dict[str, float | None], list[Row]]:
-    """(ceilings, rows) with the ceiling raised if cuBLAS was faster in a row than in the measurement of it.
+def with_reached_ceilings(ceilings: dict[str, float | None], rows: Sequence[Row]) -> tuple[dict[str, float | None], list[Row]]:
+    """(ceilings, rows) with limits raised to what kernels of the same run reached, so that no row is above its limit.
 
-    This happens because the ceiling is measured with GEMMs without a pause, and a GPU at its power limit lowers its clock.
+    A copy writes half of its bytes, and a kernel that only reads is a little faster: limits of rows then follow the fastest kernel, and the
+    copy's rate stays as measured. cuBLAS can be faster in a row than in the measurement of its ceiling, because that is made with GEMMs
+    without a pause, and a GPU at its power limit lowers its clock: this ceiling is raised.
     """
-    measured = ceilings["bf16_tflops"]
-    fastest = max((row.peer_value for row in rows if row.benchmark == "matmul" and row.unit == TFLOP_S and row.peer_value), default=0.0)
-    if measured is None or fastest <= measured:
-        return ceilings, list(rows)
-    held = [replace(row, limit=fastest, of_limit=rounded(row.value / fastest)) if row.limit == measured else row for row in rows]
-    return {**ceilings, "bf16_tflops": fastest}, held
+    limited = [row for row in rows if row.limit]
+    copy, tensor_cores = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
+
+    def fastest(unit: str) -> float:
+        return max((max(row.value, row.peer_value or 0) for row in limited if row.unit == unit), default=0)
+
+    if copy and fastest(TB_S) > copy:
+        raised = fastest(TB_S) / copy
+        of_memory = {TB_S: raised, TOKENS_US: raised, MICROSECONDS: 1 / raised}
+        rows = [with_limit(row, row.limit * of_memory[row.unit]) if row.limit and row.unit in of_memory else row for row in rows]
+    if tensor_cores and fastest(TFLOP_S) > tensor_cores:
+        rows = [with_limit(row, fastest(TFLOP_S)) if row.limit == tensor_cores else row for row in rows]
+        ceilings = {**ceilings, "bf16_tflops": fastest(TFLOP_S)}
+    return ceilings, list(rows)
+
+
+def with_limit(row: Row, limit: float) -> Row:
+    """The row with another limit."""
+    return replace(row, limit=rounded(limit), of_limit=rounded(limit / row.value if row.unit == MICROSECONDS else row.value / limit))
 
 
 def load_peers():

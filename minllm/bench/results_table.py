@@ -1,6 +1,6 @@
-"""The record of measurements as Markdown: the README's short table, and a page with that table and every row.
+"""The record of measurements as Markdown: a short table, and a page with that table and every row.
 
-These functions generate, from docs/results/h200.json, the tables between two marker comments in README.md and docs/results.md;
+These functions generate, from docs/results/h200.json, the tables between two marker comments of docs/results.md;
 `tools/record.py` writes them, and a test compares them with the record.
 """
 
@@ -13,7 +13,7 @@ from minllm.bench.row_command import commands_of
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
-# The rows in the README: (benchmark, prefix of the case, variant, label)
+# The rows of the short table: (benchmark, prefix of the case, variant, label)
 GATE_AND_UP, INT4 = "28672x4096", "int4 in groups of 128"
 HEADS = "32/8 heads, d 128, bfloat16, contiguous"
 SHORT = (
@@ -80,7 +80,7 @@ def provenance(record: dict) -> str:
 
 
 def short_table(record: dict) -> str:
-    """The README's table: the few rows of SHORT."""
+    """The few rows of SHORT."""
     lines = []
     for benchmark, case, variant, name in SHORT:
         row = next(

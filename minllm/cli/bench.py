@@ -44,6 +44,10 @@ def bench_kernels(
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="STAGE", help="Measure this stage's kernels. May be repeated.", show_default=False)
     ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--case", metavar="NAME", help="Only rows whose names begin so: 'matmul, 8'. May be repeated.", show_default=False),
+    ] = None,
     against: Annotated[str | None, typer.Option(metavar="torch", help="Measure PyTorch's kernels beside ours.", show_default=False)] = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -51,7 +55,7 @@ def bench_kernels(
     with user_errors():
         from minllm.bench import kernels as benchmark
 
-        if not benchmark.run(only or (), against, json_file):
+        if not benchmark.run(only or (), against, json_file, case or ()):
             raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""The tables in the README and on the results page are what the record says, and every kernel has its row."""
+"""The tables on the results page and on the page of frameworks are what the record says, and every kernel has its row."""
 
 import json
 from pathlib import Path
@@ -7,13 +7,13 @@ import pytest
 
 from minllm.bench.frameworks_table import COMPARED, frameworks_table
 from minllm.bench.record import origin
-from minllm.bench.results_table import BEGIN, END, full_table, number, replace_between_markers, short_table
+from minllm.bench.results_table import BEGIN, END, full_table, number, replace_between_markers
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = json.loads((ROOT / "docs/results/h200.json").read_text(encoding="utf-8"))
 
 
-PAGES = [("README.md", short_table), ("docs/results.md", full_table), ("docs/frameworks.md", frameworks_table)]
+PAGES = [("docs/results.md", full_table), ("docs/frameworks.md", frameworks_table)]
 
 
 @pytest.mark.parametrize("page, table", PAGES)

@@ -89,7 +89,7 @@ def chart() -> str:
     """The chart of recorded speeds."""
     from minllm.bench.speed_chart import speed_chart
 
-    return speed_chart(json.loads((ROOT / "docs" / "results" / "h200.json").read_text(encoding="utf-8")))._repr_html_()
+    return speed_chart(json.loads((ROOT / "docs" / "assets" / "speed.json").read_text(encoding="utf-8")))._repr_html_()
 
 
 def framed_chart() -> str:

@@ -1,0 +1,110 @@
+"""The README's six rows: one run on one card, docs/assets/speed.json. The README's table, its chart and the site's first page show them.
+
+`python tools/headline.py` measures them, PyTorch's kernels in the same processes. vLLM is measured elsewhere (frameworks_table), on one
+kind of card, so it is shown only beside runs on that kind, and only for whole serving runs, which include the host's work on both sides.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from minllm.bench.frameworks_table import COMPARED, VLLM_DATE, VLLM_DEVICE, recorded_row
+from minllm.bench.kernel_keys import is_older
+from minllm.bench.results_table import HEADS, number
+
+COMMAND = "python tools/headline.py"
+Run = Mapping[str, Any]  # a record, as in minllm.bench.record
+
+
+class Wanted(NamedTuple):
+    """A measurement: its name in the chart, benchmark, the beginning of its case, and variant (None: any)."""
+
+    bar: str
+    benchmark: str
+    case: str
+    variant: str | None = None
+
+
+def served(size: str) -> Wanted:
+    """The serving run of a model's size that `frameworks_table` compares with vLLM."""
+    compared = next(one for one in COMPARED if one.name == f"{size} shape, 256 requests x 128 tokens")
+    return Wanted(f"serving 256 requests, {size}", compared.benchmark, compared.case)
+
+
+LARGE = "llama-3.1-8b (random weights)"
+INT4_ROW = "1 row x 28672x4096, int4 in groups of 128"
+# {row of the table: its measurements}
+HEADLINE = {
+    "decode step, Llama 3.1 8B, batch 1, context 1,024": (
+        Wanted("decode step, 8B", "decode step", f"{LARGE}, batch 1, context 1024", "graph replay"),
+    ),
+    "serving 256 requests x 128 tokens, 8B · 1B": (served("8B"), served("1B")),
+    "prefill of 2,048 tokens, Llama 3.1 8B": (Wanted("prefill of 2,048 tokens, 8B", "whole prefill", f"{LARGE}, 2048 tokens", "bfloat16"),),
+    "GEMM, 8192 x 8192 x 8192": (Wanted("GEMM, 8,192 cubed", "matmul", "8192x8192x8192, bfloat16", "wgmma"),),
+    "decode attention, 64 sequences x 4,096 keys": (
+        Wanted("decode attention, 64 x 4,096", "decode attention", f"64x4096, {HEADS}", "split_tensor_core"),
+    ),
+    "int4 GEMV, 28672 x 4096": (Wanted("int4 GEMV, 28672 x 4096", "matmul, quantised", INT4_ROW, "tensor_core_gemv"),),
+}
+HEADER = "| | minllm | of the limit | peer | minllm's speed over the peer's |\n| --- | ---: | ---: | --- | ---: |"
+
+
+def found(run: Run, wanted: Wanted) -> dict | None:
+    """The run's row for a measurement, the fastest of its variants, beside vLLM if that was measured; None if the run has no such row."""
+    rows = [
+        row for row in run["rows"]
+        if row["benchmark"] == wanted.benchmark and row["case"].startswith(wanted.case) and wanted.variant in (None, row["variant"])
+    ]  # fmt: skip
+    if not rows:
+        return None
+    row = max(rows, key=lambda one: one["value"]) if wanted.variant is None else rows[0]
+    compared = next((one for one in COMPARED if one.is_rate and recorded_row({"rows": [row]}, one)), None)
+    if compared is None or run["device"] != VLLM_DEVICE:
+        return row
+    version, rate = compared.fastest
+    return {**row, "peer": f"vLLM {version}", "peer_value": rate, "ratio": row["value"] / rate}
+
+
+def rows_of(run: Run) -> dict[str, list[tuple[Wanted, dict]]]:
+    """{row of the table: its measurements that the run has}; rows without any are left out."""
+    every = {name: [(one, row) for one in wanted if (row := found(run, one))] for name, wanted in HEADLINE.items()}
+    return {name: rows for name, rows in every.items() if rows}
+
+
+def missing(run: Run) -> list[str]:
+    """The names of the measurements that the run lacks."""
+    return [wanted.bar for line in HEADLINE.values() for wanted in line if found(run, wanted) is None]
+
+
+def headline_table(run: Run) -> str:
+    """The README's table, and a line below it with date, card and command."""
+    lines = [line(name, [row for _, row in rows]) for name, rows in rows_of(run).items()]
+    return "\n".join([HEADER, *lines, "", f"{origin(run)} Peers of kernels ran in the same process."])
+
+
+def line(name: str, rows: list[dict]) -> str:
+    """One row of the table; several measurements stand side by side in it."""
+    values = f"{joined(number(row['value']) for row in rows)} {rows[0]['unit']}"
+    share = joined(f"{100 * row['of_limit']:.0f} %" for row in rows if row["of_limit"])
+    compared = [row for row in rows if row["ratio"]]
+    peer = f"{compared[0]['peer']}: {joined(number(row['peer_value']) for row in compared)}" if compared else ""
+    ratio = joined(f"{row['ratio']:.2f}" for row in compared)
+    return f"| {name} | {values} | {share} | {peer} | {ratio} |"
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Texts side by side."""
+    return " · ".join(texts)
+
+
+def origin(run: Run) -> str:
+    """Card, date and command of the run, where vLLM was measured, and whether a kernel has changed since."""
+    shown = [row for rows in rows_of(run).values() for _, row in rows]
+    dates = sorted({row["date"] for row in shown})
+    day = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    torch = f", PyTorch {run['packages']['torch']}" if "torch" in run["packages"] else ""
+    words = [f"One {run['device']}, {day}{torch}, by `{COMMAND}`."]
+    if any("vLLM" in (row["peer"] or "") for row in shown):
+        words.append(f"vLLM: another {VLLM_DEVICE}, {VLLM_DATE}.")
+    if any(is_older(row["benchmark"], row["variant"], row["key"], row["case"]) for row in shown):
+        words.append("Some kernels have changed since.")
+    return " ".join(words)
