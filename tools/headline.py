@@ -25,6 +25,7 @@ from minllm.bench.results_table import replace_between_markers
 from minllm.bench.row_command import KERNEL_STAGES
 from minllm.bench.speed_chart import speed_chart
 from minllm.figures.picture_file import picture_file
+from minllm.runtime.device import is_available
 
 SPEED = ROOT / "docs" / "assets" / "speed.json"
 
@@ -47,7 +48,9 @@ def parts() -> tuple[Part, ...]:
 
 
 def measured(folder: Path, named: str) -> Path:
-    """Measure into folder/speed.json, and return it. Raises SystemExit if rows are missing."""
+    """Measure into folder/speed.json, and return it. Raises SystemExit without a GPU, or if rows are missing."""
+    if not is_available():
+        raise SystemExit("This machine has no GPU that minllm can use: `minllm doctor` says why.")
     path = folder / SPEED.name
     path.unlink(missing_ok=True)
     measure(parts(), lambda rows, part: merge_into(path, rows), named)
