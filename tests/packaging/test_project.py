@@ -29,7 +29,7 @@ def requirements(texts):
 
 
 def test_every_extra_of_the_readme_and_the_makefile_exists():
-    assert {"cu12", "cu13", "test", "inspect", "docs", "serve", "bench", "lessons"} <= set(EXTRAS)
+    assert {"cu12", "cu13", "test", "inspect", "docs", "bench", "lessons"} <= set(EXTRAS)
 
 
 def test_numpy_stays_below_the_version_that_breaks_the_compiler():

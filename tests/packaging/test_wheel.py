@@ -1,5 +1,6 @@
-"""A wheel holds the whole package: every module, the bundled models and their notice."""
+"""What is installed: a wheel of the whole package, or a clone in its own folder."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -40,3 +41,29 @@ def test_the_wheel_brings_the_command_and_the_licence(wheel):
     assert "minllm = minllm.cli.app:main" in entry_points
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "tools/"))]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    """A folder that holds a clone named minllm, and beside it the folder site with what an editable install of the clone puts on the path."""
+    folder = tmp_path_factory.mktemp("workspace")
+    clone, site = folder / "minllm", folder / "site"
+    clone.mkdir()
+    site.mkdir()
+    for name in ("minllm", "pyproject.toml", "README.md", "LICENSE"):
+        (clone / name).symlink_to(ROOT / name)
+    build = f"from setuptools.build_meta import build_editable; build_editable({str(site)!r})"
+    done = subprocess.run([sys.executable, "-c", build], cwd=clone, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(next(site.glob("*.whl"))) as archive:
+        archive.extractall(site)
+    return folder
+
+
+def test_a_clone_is_imported_from_the_folder_that_holds_it(workspace):
+    """Python could take the clone itself for the package there."""
+    code = f"import site; site.addsitedir({str(workspace / 'site')!r}); import minllm; from minllm import LLM; print(minllm.__file__)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=workspace, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(workspace / "minllm" / "minllm" / "__init__.py")
