@@ -45,7 +45,7 @@ def test_the_wheel_brings_the_command_and_the_licence(wheel):
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
-    """A folder that holds a clone named minllm, and beside it the folder site with what an editable install of the clone puts on the path."""
+    """A folder that holds a clone named minllm, and a folder site with what an editable install of it puts on the path."""
     folder = tmp_path_factory.mktemp("workspace")
     clone, site = folder / "minllm", folder / "site"
     clone.mkdir()
