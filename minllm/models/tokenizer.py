@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import models
 
 from minllm.errors import CheckpointError, InvalidRequestError, shown
 from minllm.models.chat_template import ChatTemplate, find_template
+from minllm.models.decoder_steps import TOKENIZATION_SPACES, DecoderChain
 from minllm.models.incremental_decoder import IncrementalDecoder
 from minllm.models.json_files import read_json, refuse_special_file
 from minllm.models.token_length import most_chars_per_token
@@ -32,6 +34,7 @@ class Tokenizer:
         self.backend.no_padding()
         self.config = dict(config or {})
         self.decoder: dict[str, Any] | None = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
+        self._clean_up = TOKENIZATION_SPACES if self._cleans_up() else ()
         self.special_token_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._special_tokens = {key: text for key in self.config if key.endswith("_token") and (text := _token_text(self.config[key]))}
         self._template_source = chat_template
@@ -103,7 +106,12 @@ class Tokenizer:
         ids = [int(token_id) for token_id in token_ids]
         if any(not 0 <= token_id < 2**32 for token_id in ids):
             raise InvalidRequestError("Token ids to decode must be whole numbers from 0 to 2**32 - 1.")
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        decoder = self.incremental_decoder((), skip_special_tokens)
+        return decoder.push_all(ids) + decoder.finish()
+
+    def decoder_chain(self) -> DecoderChain:
+        """The steps that make one text of token names."""
+        return DecoderChain(self.decoder, self._clean_up)
 
     def incremental_decoder(self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for ids that arrive one at a time and continue a prompt."""
@@ -150,6 +158,11 @@ class Tokenizer:
             except CheckpointError as error:
                 raise InvalidRequestError(str(error)) from error
         return self._given[1]
+
+    def _cleans_up(self) -> bool:
+        """Whether spaces before punctuation are dropped, which transformers does unless the model is BPE."""
+        forced = self.config.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output") is True
+        return self.config.get("clean_up_tokenization_spaces") is True and (forced or not isinstance(self.backend.model, models.BPE))
 
     def _id_of(self, name: str) -> int | None:
         text = self._special_tokens.get(name)

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from minllm import LLM, SamplingParams
 from minllm.errors import CheckpointError
-from tests.engine.models import byte_level_tokenizer, model_directory, transformers_greedy
+from tests.engine.models import EOS, byte_level_tokenizer, model_directory, transformers_greedy
 from tests.models import random_models
 from tests.models.random_models import prompt
 
@@ -122,9 +122,15 @@ def test_logprobs_are_the_models_own(llm, top):
         for token, logprob in named.items():
             assert logprob.logprob == pytest.approx(expected[row, token], abs=1e-4)
             assert logprob.rank == (expected[row] > expected[row, token]).sum() + 1
-            assert logprob.decoded_token == llm.tokenizer.decode([token])
+            assert logprob.decoded_token == llm.tokenizer.backend.decode([token], skip_special_tokens=False)
     chosen = [expected[row, token_id] for row, token_id in enumerate(completion.token_ids)]
     assert completion.cumulative_logprob == pytest.approx(sum(chosen), abs=1e-3)
+
+
+def test_a_special_token_has_a_text_among_logprobs(llm):
+    prompt_token_ids = [5, llm.tokenizer.backend.token_to_id(EOS)]
+    (output,) = llm.generate([prompt_token_ids], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    assert [logprob.decoded_token for logprob in output.prompt_logprobs[1].values()] == [EOS]
 
 
 def test_logprobs_of_some_requests_of_a_batch(llm):

@@ -12,7 +12,7 @@ class Logprob:
 
     logprob: float  # natural logarithm
     rank: int  # 1 is the likeliest token of the vocabulary
-    decoded_token: str  # its text
+    decoded_token: str  # its text, also of a special token
 
 
 @dataclass(frozen=True)
