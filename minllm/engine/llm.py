@@ -169,10 +169,11 @@ class LLM:
         """The model's reply to a conversation, or to each of several; the outputs are in the order of the conversations.
 
         messages: a conversation, [{"role": "user", "content": "..."}, ...], or a list of them. chat_template: a Jinja template that turns
-        a conversation into a prompt; None takes the model's own. add_generation_prompt: end the prompt with the beginning of the
-        assistant's message. continue_final_message: instead end it with the text of the final message, which the model continues; this
-        needs add_generation_prompt=False. tools: descriptions of functions, for templates that read them. chat_template_kwargs: more
-        variables for the template. sampling_params and cache_salt: as in generate().
+        a conversation into a prompt, or the name of one of the model's; None takes the model's "tool_use" if there are tools, else its
+        default. add_generation_prompt: end the prompt with the beginning of the assistant's message. continue_final_message: instead end
+        it with the text of the final message, which the model continues; this needs add_generation_prompt=False. tools: descriptions of
+        functions, for templates that read them. chat_template_kwargs: more variables for the template. sampling_params and cache_salt: as
+        in generate().
         """
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self.generate(self._chat_tokens(messages, options), sampling_params, cache_salt=cache_salt)

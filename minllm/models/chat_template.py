@@ -5,18 +5,15 @@ few functions that templates expect (template_environment.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from minllm.errors import CheckpointError, InvalidRequestError, shown
-from minllm.models.conversation import checked_messages, checked_tools, with_joined_parts, with_mark
-from minllm.models.json_files import refuse_special_file
+from minllm.models.conversation import checked_messages, checked_tools, plain_data, with_joined_parts, with_mark
 from minllm.models.template_environment import loops_over_content, template_environment
 from minllm.models.template_sandbox import LARGEST_VALUE, BudgetError, budget_of
 
-TEMPLATE_FILE = "chat_template.jinja"
 LARGEST_TEMPLATE = 256 << 10  # characters; templates with tools have about 20,000
 LONGEST_MESSAGE = 500  # characters of a template's error message that are shown
 FINAL_MARK = "<<<the final message ends here>>> "  # the space shows whether a template trims its messages
@@ -106,28 +103,6 @@ class ChatTemplate:
         return text[:end] if text.startswith(FINAL_MARK, end) else text[:end].rstrip()
 
 
-def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """The source of a model directory's chat template, None without one.
-
-    It is chat_template.jinja, else chat_template of tokenizer_config.json, of several named ones that named "default". Raises
-    CheckpointError if the template cannot be read.
-    """
-    path = directory / TEMPLATE_FILE
-    if path.exists():
-        refuse_special_file(path)
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} cannot be read as UTF-8 text: {error}.") from error
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(f"tokenizer_config.json of {directory} must hold chat_template as a text, or a list of named texts.")
-    return template
-
-
 def _check_flags(add_generation_prompt: Any, continue_final_message: Any) -> None:
     for name, value in (("add_generation_prompt", add_generation_prompt), ("continue_final_message", continue_final_message)):
         if not isinstance(value, bool):
@@ -149,4 +124,4 @@ def _checked_names(template_kwargs: Any) -> dict[str, Any]:
     for name in names:
         if name in RESERVED_NAMES:
             raise InvalidRequestError(f"chat_template_kwargs holds {name}, which is an argument of its own: give it there.")
-    return dict(names)
+    return plain_data(names)

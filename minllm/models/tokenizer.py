@@ -13,21 +13,23 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from minllm.errors import CheckpointError, InvalidRequestError, shown
-from minllm.models.chat_template import ChatTemplate, find_template
+from minllm.errors import CheckpointError, InvalidRequestError
 from minllm.models.decoder_steps import TOKENIZATION_SPACES, DecoderChain
 from minllm.models.incremental_decoder import IncrementalDecoder
 from minllm.models.json_files import read_json, refuse_special_file
+from minllm.models.named_templates import ChatTemplates, find_templates
 from minllm.models.token_length import most_chars_per_token
 
 
 class Tokenizer:
     """Encodes and decodes text, and applies the chat template if the model has one."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, chat_template: str | None = None):
+    def __init__(
+        self, backend: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None, chat_templates: Mapping[str, str] | None = None
+    ):
         """backend: the library's tokenizer. config: the content of tokenizer_config.json.
 
-        chat_template: Jinja source.
+        chat_templates: Jinja source by name.
         """
         self.backend = backend
         self.backend.no_truncation()  # some files contain the limits of the training run
@@ -37,9 +39,7 @@ class Tokenizer:
         self._clean_up = TOKENIZATION_SPACES if self._cleans_up() else ()
         self.special_token_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._special_tokens = {key: text for key in self.config if key.endswith("_token") and (text := _token_text(self.config[key]))}
-        self._template_source = chat_template
-        self._template: ChatTemplate | None = None
-        self._given: tuple[str, ChatTemplate] | None = None  # source and template of the last request with its own
+        self._templates = ChatTemplates(chat_templates or {}, self._special_tokens)
         self._added = self._explicitly_added()
 
     @classmethod
@@ -62,7 +62,7 @@ class Tokenizer:
             raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}.") from error
         config_path = directory / "tokenizer_config.json"
         config = read_json(config_path) if config_path.exists() else {}
-        return cls(backend, config, find_template(directory, config))
+        return cls(backend, config, find_templates(directory, config))
 
     @property
     def vocab_size(self) -> int:
@@ -120,44 +120,22 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be turned into prompts."""
-        return self._template_source is not None
+        return bool(self._templates.names)
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, chat_template: str | None = None, **options: Any
-    ) -> str:
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None, **options: Any,
+    ) -> str:  # fmt: skip
         """The prompt of a conversation, as text. options: those of ChatTemplate.render.
 
-        chat_template: replaces the model's own. Raises InvalidRequestError if there is no template, or if it refuses the messages.
+        chat_template: the name of one of the model's, or a template in place of them. Raises InvalidRequestError if there is no such
+        template, or if it refuses the messages.
         """
-        template = self._own_template() if chat_template is None else self._given_template(chat_template)
-        return template.render(messages, add_generation_prompt, **options)
+        return self._templates.choose(chat_template, tools).render(messages, add_generation_prompt, tools=tools, **options)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **options: Any) -> list[int]:
         """The token ids of a conversation's prompt, without special tokens added: the template itself writes them."""
         return self.encode(self.apply_chat_template(messages, add_generation_prompt, **options), add_special_tokens=False)
-
-    def _own_template(self) -> ChatTemplate:
-        if self._template_source is None:
-            raise InvalidRequestError(
-                "This model has no chat template, it continues texts: give it a prompt, take a model for chat, or give a chat_template."
-            )
-        if self._template is None:
-            self._template = ChatTemplate(self._template_source, self._special_tokens)
-        return self._template
-
-    def _given_template(self, source: Any) -> ChatTemplate:
-        """The template that a request gives as Jinja source.
-
-        The last one stays compiled for the next turn of the conversation.
-        """
-        if not isinstance(source, str) or not source:
-            raise InvalidRequestError(f"chat_template={shown(source)} is not allowed: it is the text of a Jinja template.")
-        if self._given is None or self._given[0] != source:
-            try:
-                self._given = source, ChatTemplate(source, self._special_tokens, "The given chat_template")
-            except CheckpointError as error:
-                raise InvalidRequestError(str(error)) from error
-        return self._given[1]
 
     def _cleans_up(self) -> bool:
         """Whether spaces before punctuation are dropped, which transformers does unless the model is BPE."""

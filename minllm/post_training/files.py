@@ -14,6 +14,7 @@ import numpy as np
 
 from minllm.models.checkpoint import INDEX_FILE
 from minllm.models.json_files import read_json
+from minllm.models.named_templates import TEMPLATE_FOLDER
 from minllm.models.quantized.bitsandbytes import STATE
 from minllm.models.quantized.words import pack_words
 from minllm.models.safetensors_file import CODE_DTYPES, NUMPY_DTYPES
@@ -115,10 +116,12 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def copy_rest(source: Path, directory: Path, quantization: dict[str, Any]) -> None:
-    """Write config.json with `quantization`; copy tokenizer, chat template and generation_config.json."""
+    """Write config.json with `quantization`; copy tokenizer, chat templates and generation_config.json."""
     for path in source.iterdir():
         if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and path.name not in ("config.json", INDEX_FILE):
             shutil.copyfile(path, directory / path.name)
+    if (source / TEMPLATE_FOLDER).is_dir():
+        shutil.copytree(source / TEMPLATE_FOLDER, directory / TEMPLATE_FOLDER, dirs_exist_ok=True)
     config = read_json(source / "config.json") | {"quantization_config": quantization}
     (directory / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 

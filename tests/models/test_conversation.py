@@ -1,11 +1,16 @@
 """Messages in OpenAI's form, and what a template gets to see of them; the oracle is transformers."""
 
+import enum
 import json
+from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from minllm.errors import InvalidRequestError
@@ -105,6 +110,64 @@ def test_arguments_of_tool_calls_become_dictionaries():
 def test_messages_that_are_none(message, words):
     with pytest.raises(InvalidRequestError, match=words):
         ChatTemplate(PLAIN).render([message])
+
+
+@dataclass
+class Message:
+    role: str
+    content: str | None
+    tool_calls: list | None = None
+
+
+class Model:
+    """As pydantic's models, of which OpenAI's client makes its messages."""
+
+    def __init__(self, **values):
+        self.values = values
+
+    def model_dump(self):
+        return self.values
+
+
+class Colour(str, enum.Enum):  # noqa: UP042 - str() of this kind is its name
+    RED = "red"
+
+
+SEES = "{% for m in messages %}{{ m | tojson }}{% for part in m.content %}{% endfor %}{% endfor %}{{ tools | tojson }}{{ extra }}"
+FOREIGN = [
+    {"role": "user", "content": Colour.RED, "name": None, "count": np.int64(3), "yes": np.True_, "pair": (1, np.float32(0.5))},
+    Message("assistant", None, [{"id": "1", "function": {"name": "f", "arguments": {"x": np.int8(1)}}}]),
+    Model(role="assistant", content="hi", refusal=None, reasoning=None),
+    {"role": "assistant", "content": "hi", "reasoning": "so", "thinking": None},
+    {"role": "assistant", "content": "hi", "reasoning": "so", "thinking": "or so"},
+    {"role": "assistant", "content": "hi", "reasoning": "so", "thinking": "or so", "reasoning_content": ""},
+    {"role": "assistant", "reasoning_content": "so"},
+    {"role": "user", "content": [{"type": "text", "text": "one", "cache_control": None}], "image": object()},
+]
+
+
+@pytest.mark.parametrize("message", FOREIGN)
+def test_a_template_sees_what_transformers_shows_it(message):
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    given = dict(tools=[{"function": {"name": "look", "strict": None, "limit": np.int64(2)}}], extra=Colour.RED)
+    expected = PreTrainedTokenizerFast(tokenizer_object=backend).apply_chat_template([message], tokenize=False, chat_template=SEES, **given)
+    assert ChatTemplate(SEES).render([message], False, tools=given["tools"], template_kwargs=dict(extra=Colour.RED)) == expected
+
+
+@pytest.mark.parametrize("message", FOREIGN[1:2] + FOREIGN[6:7])
+def test_a_message_without_content_is_not_shown_as_none(message):
+    assert ChatTemplate(PLAIN).render([message], False) == "<assistant></s>\n"
+
+
+def test_values_that_hold_themselves_are_refused():
+    endless = {"role": "user", "content": "hello", "more": []}
+    endless["more"].append(endless)
+    wide = [0] * 8
+    for _ in range(8):
+        wide = [wide] * 8
+    for message, words in ((endless, "contains itself"), ({"role": "user", "content": "hello", "more": wide}, "may have 1,048,576 values")):
+        with pytest.raises(InvalidRequestError, match=words):
+            ChatTemplate(PLAIN).render([message])
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()

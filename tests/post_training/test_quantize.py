@@ -22,6 +22,7 @@ from minllm.models.source import open_source
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.post_training import grids
 from minllm.post_training.calibration import Inputs, default_text
+from minllm.post_training.files import copy_rest
 from minllm.post_training.migration import awq_scales
 from minllm.post_training.quantize import TOKENS, Quantizer, Scheme, quantize
 from minllm.post_training.rounding import round_matrix
@@ -202,6 +203,17 @@ def test_the_command(tmp_path):
     assert result.exit_code == 0 and (tmp_path / "out" / "tokenizer.json").exists()
     result = CliRunner().invoke(cli.app, ["quantize", str(bundled_model()), str(tmp_path / "out"), "--format", "int8"])
     assert result.exit_code == 1
+
+
+def test_every_chat_template_is_copied(tmp_path):
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    names = ("config.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja")
+    for name in names:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("{}")
+    copy.mkdir()
+    copy_rest(source, copy, {"bits": 4})
+    assert all((copy / name).exists() for name in names)
 
 
 def test_the_calibration_text_is_not_the_held_out_text():

@@ -5,7 +5,8 @@
     tokenizer.ggml.tokens        the text of each id, in the byte-level alphabet
     tokenizer.ggml.token_type    1 normal, 2 unknown, 3 control, 4 user defined, 5 unused
     tokenizer.ggml.merges        "left right", the first merge first
-    tokenizer.ggml.{bos,eos,unknown,padding}_token_id, add_bos_token, add_eos_token; tokenizer.chat_template
+    tokenizer.ggml.{bos,eos,unknown,padding}_token_id, add_bos_token, add_eos_token
+    tokenizer.chat_template      Jinja source; tokenizer.chat_template.NAME: one for another purpose
 
 Other keys of tokenizer.ggml are for other kinds of tokenizers, or name tokens that only authors of prompts need.
 """
@@ -21,11 +22,12 @@ from minllm.models.gguf.gguf_file import GgufFile
 from minllm.models.gguf.hyperparameters import metadata_fields
 from minllm.models.gguf.pre_tokenizers import SPLITTINGS, Splitting
 from minllm.models.json_files import Fields
+from minllm.models.named_templates import DEFAULT
 from minllm.models.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-TOKENS = "tokenizer.ggml.tokens"
+TOKENS, TEMPLATE = "tokenizer.ggml.tokens", "tokenizer.chat_template"
 
 
 def read_tokenizer(file: GgufFile) -> Tokenizer:
@@ -51,7 +53,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             if token and kind in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
     )
-    return Tokenizer(backend, _special_tokens(fields, tokens, splitting), _chat_template(file))
+    return Tokenizer(backend, _special_tokens(fields, tokens, splitting), _chat_templates(file))
 
 
 def _splitting(fields: Fields) -> Splitting:
@@ -117,8 +119,14 @@ def _special_tokens(fields: Fields, tokens: list[str], splitting: Splitting) -> 
     return config
 
 
-def _chat_template(file: GgufFile) -> str | None:
-    template = file.metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(f"{file.path}: tokenizer.chat_template must be a text; the file is damaged, copy it again.")
-    return template or None
+def _chat_templates(file: GgufFile) -> dict[str, str]:
+    """{name: Jinja source}: tokenizer.chat_template is the default, tokenizer.chat_template.NAME another."""
+    templates = {}
+    for key, template in file.metadata.items():
+        if key != TEMPLATE and not key.startswith(f"{TEMPLATE}."):
+            continue
+        if not isinstance(template, str):
+            raise CheckpointError(f"{file.path}: {key} must be a text; the file is damaged, copy it again.")
+        if template:
+            templates[key.removeprefix(TEMPLATE).removeprefix(".") or DEFAULT] = template
+    return templates
