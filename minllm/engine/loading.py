@@ -195,14 +195,13 @@ def _precompile(
 
 
 def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig, tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids that end a text: generation_config.json's, or config.json's if that names none, or else the tokenizer's eos_token.
+    """The ids that end a text: generation_config.json's, or config.json's if that names none, and the tokenizer's eos_token.
 
-    Ids beyond the vocabulary (defaults of a model family with a larger one) can never be generated, and are left out.
+    As in vLLM, the tokenizer's counts beside the others, because chat models often name the end of a turn only there. Ids beyond the
+    vocabulary (defaults of a model family with a larger one) can never be generated, and are left out.
     """
-    ids = generation_config.eos_token_ids or config.eos_token_ids
-    if not ids and tokenizer.eos_token_id is not None:
-        ids = (tokenizer.eos_token_id,)
-    return frozenset(token_id for token_id in ids if token_id < config.vocab_size)
+    ids = {*(generation_config.eos_token_ids or config.eos_token_ids), tokenizer.eos_token_id}
+    return frozenset(token_id for token_id in ids if token_id is not None and token_id < config.vocab_size)
 
 
 def _make_ops(device: str, dtype: str, options: EngineOptions):

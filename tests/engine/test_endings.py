@@ -142,7 +142,7 @@ def test_logprobs_of_some_requests_of_a_batch(llm):
         assert all(len(named) == top for named in output.logprobs)
 
 
-def test_the_tokenizers_eos_token_ends_a_text_if_no_other_file_names_one(tmp_path, free_running):
+def test_the_tokenizers_eos_token_ends_a_text_beside_those_that_other_files_name(tmp_path, free_running):
     directory = shutil.copytree(model_directory("llama3"), tmp_path / "model")
     at = first_new(free_running.token_ids, 5)
     token_id = free_running.token_ids[at]
@@ -156,10 +156,15 @@ def test_the_tokenizers_eos_token_ends_a_text_if_no_other_file_names_one(tmp_pat
 
     eos = byte_level_tokenizer().id_to_token(token_id)
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
-    completion = ends()
-    assert completion.token_ids == free_running.token_ids[: at + 1] and completion.finish_reason == "stop"
-    assert ends(config_eos=random_models.VOCAB_SIZE - 1).finish_reason == "length", "config.json names another"
-    assert ends(generation_eos=random_models.VOCAB_SIZE - 1).finish_reason == "length", "generation_config.json names another"
+    other = random_models.VOCAB_SIZE - 1
+    for names in ({}, dict(config_eos=other), dict(generation_eos=[other])):
+        completion = ends(**names)
+        assert completion.token_ids == free_running.token_ids[: at + 1] and completion.finish_reason == "stop", names
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": byte_level_tokenizer().id_to_token(other)}))
+    assert ends().finish_reason == "length", "no file names it"
+    for names in (dict(config_eos=token_id), dict(generation_eos=[token_id], config_eos=other)):
+        assert ends(**names).token_ids == free_running.token_ids[: at + 1], names
+    assert ends(config_eos=token_id, generation_eos=other).finish_reason == "length", "generation_config.json's come before config.json's"
 
 
 def test_weights_that_are_not_finite_are_loaded_if_allowed(tmp_path):

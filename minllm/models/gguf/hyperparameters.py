@@ -12,6 +12,7 @@ import numpy as np
 from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import parse_model_config
+from minllm.models.gguf.ends_of_text import ends_of_text
 from minllm.models.gguf.gguf_file import GgufFile
 from minllm.models.gguf.metadata import NestedArray
 from minllm.models.gguf.tensor_names import GPT2_NAMING, LLAMA_NAMING, QWEN_NAMING, ROPE_FACTORS, Naming
@@ -32,7 +33,6 @@ GPT2_SIZES = {
     "feed_forward_length": "n_inner",
     "attention.head_count": "n_head",
 }
-ENDS_OF_TEXT = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 LLAMA_KEYS = {  # keys that are read below, besides the sizes
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.dimension_count",
     "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
@@ -106,7 +106,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         vocab_size=fields.integer(f"{prefix}vocab_size", None) or _count_of_tokens(file),
         tie_word_embeddings="output.weight" not in file.tensors,
         bos_token_id=list(fields.token_ids("tokenizer.ggml.bos_token_id")),
-        eos_token_id=[token_id for key in ENDS_OF_TEXT for token_id in fields.token_ids(key)],
+        eos_token_id=ends_of_text(fields, _tokens(file)),
     )
     if architecture.model_type == "gpt2":
         values["layer_norm_epsilon"] = fields.positive(f"{prefix}attention.layer_norm_epsilon")
@@ -159,11 +159,16 @@ def _check_head_dim(fields: Fields, prefix: str, config: ModelConfig) -> None:
             )
 
 
-def _count_of_tokens(file: GgufFile) -> int:
+def _tokens(file: GgufFile) -> list[str]:
+    """The text of each id; empty for a file without a tokenizer."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
+    return tokens if isinstance(tokens, list) else []
+
+
+def _count_of_tokens(file: GgufFile) -> int:
+    if not _tokens(file):
         raise CheckpointError(f"{file.path} lacks a list 'tokenizer.ggml.tokens', which must hold the vocabulary; take another file of it.")
-    return len(tokens)
+    return len(_tokens(file))
 
 
 def _with_rope_factors(file: GgufFile, config: ModelConfig) -> ModelConfig:

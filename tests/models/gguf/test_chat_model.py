@@ -86,5 +86,5 @@ def test_ids_are_llama_cpps(llm):
 
 
 def test_the_tokens_that_end_a_text(llm):
-    assert llm.engine.eos_token_ids == {2} and llm.tokenizer.eos_token_id == 2
+    assert llm.engine.eos_token_ids == {0, 2, 4} and llm.tokenizer.eos_token_id == 2
     assert GgufModel(PATH).config().bos_token_ids == (1,) and llm.max_model_len <= 8192

@@ -1,0 +1,40 @@
+"""The tokens that end a text in a GGUF file: those that its keys name, and those of the vocabulary with a well-known text.
+
+    tokenizer.ggml.{eos,eot,eom}_token_id              ends of a text, of a turn, and of a message that calls a tool
+    tokenizer.ggml.fim_{pad,rep,sep}_token_id          tokens that follow a text filled into a file
+    <|im_end|>, <|eot_id|>, <end_of_turn>, ...         ends of turns, which files often do not name
+
+llama.cpp ends a text at the same ones (src/llama-vocab.cpp, special_eog_ids). As there, a token is what its text says whatever its type:
+texts are split before the merges so that letters and brackets never share a word, and none of these can be an ordinary token.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+from minllm.models.json_files import Fields
+
+NAMED = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eom_id|>",
+    "<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>",
+)  # fmt: skip
+FILL_IN = {  # the first that a vocabulary has, without a key
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+WELL_KNOWN = frozenset((*ENDS, *itertools.chain(*FILL_IN.values())))
+
+
+def ends_of_text(fields: Fields, tokens: Sequence[str]) -> list[int]:
+    """The ids of the tokens that end a text, without repetitions.
+
+    fields: the metadata. tokens: the text of each id. Raises CheckpointError if a key holds no token id.
+    """
+    named = {name: fields.token_ids(f"tokenizer.ggml.{name}_token_id") for name in NAMED}
+    known = {token: token_id for token_id, token in enumerate(tokens) if token in WELL_KNOWN}
+    for name, texts in FILL_IN.items():
+        if not named[name]:
+            named[name] = tuple(known[text] for text in texts if text in known)[:1]
+    ids = [token_id for ids in named.values() for token_id in ids] + [known[text] for text in ENDS if text in known]
+    return list(dict.fromkeys(ids))
