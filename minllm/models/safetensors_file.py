@@ -14,19 +14,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from minllm.errors import CheckpointError
+from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.json_files import refuse_special_file
 
 LARGEST_HEADER = 100_000_000  # bytes; the limit of the format's own library
-ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
-    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
-    **dict.fromkeys(("I32", "U32", "F32"), 4),
-    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+ITEM_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+    **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
 }
 NUMPY_DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
 CODE_DTYPES = {  # dtypes of codes and zero points of quantised weights
-    **{name: np.dtype(f"<{name[0].lower()}{ITEM_BYTES[name]}") for name in ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")},
+    **{name: np.dtype(f"<{name[0].lower()}{ITEM_BITS[name] // 8}") for name in ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")},
     **{"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)},
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
@@ -68,20 +69,22 @@ class SafetensorsFile:
     def tensor(self, name: str) -> np.ndarray:
         """The values of a tensor, a read-only view of the mapped file: float64, float32, float16 or bfloat16.
 
-        Raises CheckpointError for any other dtype.
+        Raises UnsupportedModelError for any other dtype.
         """
-        entry = self.entries[name]
-        if entry.dtype not in NUMPY_DTYPES:
-            raise CheckpointError(f"{self.path}: tensor {name!r} has dtype {entry.dtype}; weights must be {', '.join(NUMPY_DTYPES)}.")
-        return self.array(name)
+        return self._read(name, NUMPY_DTYPES, "weights that config.json does not call quantised")
 
     def array(self, name: str) -> np.ndarray:
         """The same for tensors that may also hold codes of a quantised weight, as integers or 8-bit floats."""
+        return self._read(name, NUMPY_DTYPES | CODE_DTYPES, "tensors of a quantised weight")
+
+    def _read(self, name: str, dtypes: dict[str, np.dtype], what: str) -> np.ndarray:
         entry = self.entries[name]
-        dtype = (NUMPY_DTYPES | CODE_DTYPES).get(entry.dtype)
-        if dtype is None:
-            allowed = ", ".join([*NUMPY_DTYPES, *CODE_DTYPES])
-            raise CheckpointError(f"{self.path}: tensor {name!r} has dtype {entry.dtype}; minllm reads {allowed}.")
+        if entry.dtype not in dtypes:
+            raise UnsupportedModelError(
+                f"{self.path}: tensor {name!r} has dtype {entry.dtype}, and minllm reads {what} in {', '.join(dtypes)}: take a checkpoint "
+                "of the model in bfloat16, or in a quantised format that loads."
+            )
+        dtype = dtypes[entry.dtype]
         data = self._bytes[self._data_start + entry.begin : self._data_start + entry.end]
         return data.view(np.ndarray).view(dtype).reshape(entry.shape)
 
@@ -128,15 +131,15 @@ def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
     if not isinstance(value, dict):
         raise wrong("is not described by an object")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BITS:
         raise wrong(f"has the unknown dtype {dtype!r}")
     if not _are_counts(shape):
         raise wrong(f"has shape {shape!r}, not a list of whole numbers from 0")
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise wrong(f"has data_offsets {offsets!r}, not a [begin, end] in order")
-    expected = math.prod(shape) * ITEM_BYTES[dtype]
-    if offsets[1] - offsets[0] != expected:
-        raise wrong(f"takes {expected} bytes as {dtype} of shape {shape}, and its data_offsets hold {offsets[1] - offsets[0]}")
+    bits = math.prod(shape) * ITEM_BITS[dtype]
+    if 8 * (offsets[1] - offsets[0]) != bits:
+        raise wrong(f"takes {-(-bits // 8)} bytes as {dtype} of shape {shape}, and its data_offsets hold {offsets[1] - offsets[0]}")
     return TensorEntry(dtype, tuple(shape), offsets[0], offsets[1])
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from minllm.errors import CheckpointError
+from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.safetensors_file import SafetensorsFile
 
 A = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -55,6 +55,18 @@ def test_a_header_of_any_length_leaves_the_data_where_it_is(tmp_path):
         np.testing.assert_array_equal(file.tensor("b").astype(np.float32), 1)
 
 
+@pytest.mark.parametrize("dtype, size", [("F4", 3), ("F6_E2M3", 6), ("F6_E3M2", 6), ("F8_E4M3FNUZ", 6), ("F8_E5M2FNUZ", 6), ("F8_E8M0", 6)])
+def test_small_floats_are_named(tmp_path, dtype, size):
+    """Six, four or eight numbers; the rest of the file stays readable."""
+    shape = [2, 4] if "F6" in dtype else [2, 3]
+    header = {"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}, "b": {**A, "data_offsets": [size, size + 24]}}
+    file = SafetensorsFile(write(tmp_path / "x.safetensors", header, bytes(size + 24)))
+    assert file.tensor("b").shape == (2, 3)
+    for read in (file.tensor,) if dtype == "F8_E8M0" else (file.tensor, file.array):
+        with pytest.raises(UnsupportedModelError, match=f"tensor 'a' has dtype {dtype}, and minllm reads .*BF16.*take a checkpoint"):
+            read("a")
+
+
 LIES = {
     "not json": b"{'a': 1}",
     "not utf-8": b"\xff\xfe",
@@ -71,6 +83,7 @@ LIES = {
     "huge shape": {"a": {**A, "shape": [2**62, 2**62]}, "b": B},
     "shape against bytes": {"a": {**A, "shape": [2, 2]}, "b": B},
     "dtype against bytes": {"a": {**A, "dtype": "F16"}, "b": B},
+    "half a byte": {"a": {**A, "dtype": "F4", "shape": [3, 15]}, "b": B},
     "no offsets": {"a": {"dtype": "F32", "shape": [2, 3]}},
     "one offset": {"a": {**A, "data_offsets": [0]}, "b": B},
     "offsets backwards": {"a": {**A, "data_offsets": [24, 0]}, "b": B},

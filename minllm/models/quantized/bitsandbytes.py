@@ -6,6 +6,8 @@
     MODULE.weight.nested_absmax      float32 [blocks / 256], MODULE.weight.nested_quant_map float32 [256]: with double quantisation
     MODULE.weight.quant_state.bitsandbytes__nf4   JSON as bytes: quant_type, blocksize, shape, nested_offset, ...
 
+Blocks run on from row to row. A matrix whose rows are not whole blocks is dequantised while it loads.
+
 Source: bitsandbytes, functional.py, QuantState.as_dict; Dettmers et al. 2023, "QLoRA", section 3.
 """
 
@@ -19,6 +21,8 @@ import numpy as np
 from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.json_files import Fields
 from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, tensors_of
+from minllm.models.quantized.widened import widened
+from minllm.weights.format import WeightFormat
 from minllm.weights.formats import SIXTEEN_BITS
 from minllm.weights.nf4 import BLOCK, NESTED_BLOCK, Nf4Format, Nf4Weight, dynamic_map
 from minllm.weights.shard import Shard
@@ -33,6 +37,10 @@ class StoredNf4(StoredFormat, Nf4Format):
 
     kind: str = "nf4"
     state_bytes: Mapping[str, int] = field(default_factory=dict)  # bytes of each module's JSON
+
+    def for_inputs(self, inputs: int) -> WeightFormat:
+        """This format, or for rows that are not whole blocks, which kernels do not read, one that dequantises them."""
+        return widened(self) if inputs % BLOCK else self
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the codes, absmax, tables and JSON state."""
@@ -59,19 +67,32 @@ class StoredNf4(StoredFormat, Nf4Format):
         nested = np.concatenate([one.nested for one in parts]) if self.nested else None
         return parts[0]._replace(absmax=np.concatenate([one.absmax for one in parts], axis=1), nested=nested, **rows)
 
+    def matrix(self, projection: Projection, checkpoint: Any) -> np.ndarray:
+        """A module's dequantised matrix, float32 [outputs, inputs], read as one row of blocks, the last of which may be shorter."""
+        tensors, numbers = ModuleTensors(checkpoint, projection.name), projection.outputs * projection.inputs
+        offset, (absmax, *tables) = self._checked_state(projection, tensors), self._scales(tensors)
+        codes = np.zeros((1, len(absmax) * BLOCK // 2), np.uint8)
+        codes[0, : -(-numbers // 2)] = tensors.codes("weight", np.uint8)[:, 0]
+        row = Nf4Weight(codes, absmax[:, None], *tables[:2], np.full(1, offset, np.float32), np.zeros(1, np.int32), tables[2])
+        return self.dequantize(row)[0, :numbers].reshape(projection.outputs, projection.inputs)
+
     def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard, first_block: int) -> Nf4Weight:
-        offset = self._checked_state(projection, tensors)
+        offset, (absmax, nested, found, table) = self._checked_state(projection, tensors), self._scales(tensors)
         packed = tensors.codes("weight", np.uint8).reshape(projection.outputs, projection.inputs // 2)
         blocks = (projection.outputs, projection.inputs // BLOCK)
         numbers = projection.cut(np.arange(first_block, first_block + blocks[0] * blocks[1]).reshape(blocks), shard, block=(1, BLOCK))
         codes = np.ascontiguousarray(projection.cut(packed, shard, block=(1, 2)))
-        absmax = tensors.codes("weight.absmax", np.uint8) if self.nested else tensors.scales("weight.absmax").astype(np.float32)
         absmax = np.ascontiguousarray(projection.cut(absmax.reshape(blocks), shard, block=(1, BLOCK)).T)
-        nested = tensors.scales("weight.nested_absmax").astype(np.float32) if self.nested else None
-        found = tensors.scales("weight.nested_quant_map").astype(np.float32) if self.nested else dynamic_map()
-        table = tensors.scales("weight.quant_map").astype(np.float32)
         offsets = np.full(len(codes), offset, np.float32)
         return Nf4Weight(codes, absmax, nested, found, offsets, numbers[:, 0].astype(np.int32), table)
+
+    def _scales(self, tensors: ModuleTensors) -> tuple[np.ndarray | None, ...]:
+        """(absmax [blocks], nested_absmax or None, the map of absmax codes, the table of codes)."""
+        table = tensors.scales("weight.quant_map").astype(np.float32)
+        if not self.nested:
+            return tensors.scales("weight.absmax").astype(np.float32), None, dynamic_map(), table
+        nested, found = (tensors.scales(f"weight.nested_{name}").astype(np.float32) for name in ("absmax", "quant_map"))
+        return tensors.codes("weight.absmax", np.uint8), nested, found, table
 
     def _checked_state(self, projection: Projection, tensors: ModuleTensors) -> float:
         """A module's nested_offset, or 0. Raises CheckpointError if its state contradicts config.json."""

@@ -3,12 +3,17 @@
     pack-quantized   W4A16    MODULE.weight_packed  int32 [outputs, inputs / 8], each code + 8, eight inputs per word, lowest bits first
                               MODULE.weight_scale   [outputs, groups]            MODULE.weight_shape  int64 [2]
                               MODULE.weight_zero_point  int32 [outputs / 8, groups], each zero + 8, unless symmetric
+                     W1 to W8 the same with codes of b bits that run on from word to word, b words for 32 codes, each code + 2**(b - 1)
     int-quantized    W8A8     MODULE.weight  int8 [outputs, inputs]              MODULE.weight_scale  [outputs, 1] or [1]
     float-quantized  FP8      MODULE.weight  float8_e4m3fn [outputs, inputs]     MODULE.weight_scale  [outputs, 1] or [1], or one per block
 
-Activations are quantised dynamically, token by token. Schemes with one scale for all tokens, or with stored scales, are refused.
+Codes of 4 bits stay as they are, in groups that kernels read; all others are dequantised while they load. Activations are quantised
+dynamically, token by token. Schemes with one scale for all tokens, or with stored scales, are refused.
 
-Source: vllm-project/compressed-tensors, compressors/pack_quantized.py, compressors/naive_quantized.py, quantization/quant_args.py.
+The most specific target that matches a module decides, whatever the order of the groups.
+
+Source: vllm-project/compressed-tensors, compressors/pack_quantized, compressors/naive_quantized, quantization/quant_args.py,
+utils/match.py.
 """
 
 import re
@@ -23,7 +28,8 @@ from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.models.json_files import Fields
 from minllm.models.quantized.fp8_blocks import e4m3_codes, fp8_blocks
 from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, stacked, tensors_of
-from minllm.models.quantized.words import unpack_words
+from minllm.models.quantized.widened import widened
+from minllm.models.quantized.words import WORD_BITS, unpack_stream
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.fp8 import Fp8Format, Fp8Weight
@@ -33,40 +39,63 @@ from minllm.weights.int8 import Int8Format, Int8Weight
 from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection
 
+PACKED = "pack-quantized"
 GROUPS = (32, 64, 128)
 UNUSED = ("kv_cache_scheme", "sparsity_config", "transform_config")  # settings that are refused if they are set
 
 
 @dataclass(frozen=True)
-class PackedInt4(StoredFormat, Int4Format):
-    """Int4Format, read from pack-quantized tensors."""
+class PackedIntegers(StoredFormat, Int4Format):
+    """Codes of `bits` bits, read from pack-quantized tensors; kernels read those of 4 bits in whole groups (Int4Format)."""
+
+    bits: int = 4
+
+    def for_inputs(self, inputs: int) -> WeightFormat:
+        """This format if kernels read its codes, else one that dequantises them."""
+        fits = self.bits == 4 and self.group_size in (0, *GROUPS) and inputs % (self.group_size or GROUPS[0]) == 0
+        return self if fits else widened(self)
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the packed codes, scales, shape and, if present, packed zero points."""
         outputs, inputs = projection.outputs, projection.inputs
-        groups = inputs // (self.group_size or inputs)
-        zeros = dict(weight_zero_point=(-(-outputs // 8), groups)) if self.has_zeros else {}
-        shapes = dict(weight_packed=(outputs, -(-inputs // 8)), weight_scale=(outputs, groups), weight_shape=(2,))
+        groups = -(-inputs // (self.group_size or inputs))
+        zeros = dict(weight_zero_point=(self._words(outputs), groups)) if self.has_zeros else {}
+        shapes = dict(weight_packed=(outputs, self._words(inputs)), weight_scale=(outputs, groups), weight_shape=(2,))
         return tensors_of(projection, **shapes, **zeros)
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
         """The shard of the stacked modules' weight, as host arrays."""
-        return Int4Weight.of_rows(*stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections]))
+        return Int4Weight.of_rows(*stacked([self._read(one, checkpoint, shard) for one in projections]))
 
-    def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> tuple[np.ndarray | None, ...]:
+    def matrix(self, projection: Projection, checkpoint: Any) -> np.ndarray:
+        """A module's dequantised matrix, float32 [outputs, inputs]; the last group may be shorter."""
+        codes, scales, zeros = self._parts(projection, checkpoint)
+        group, inputs = self.group_size or projection.inputs, projection.inputs
+        zeros = np.float32(1 << self.bits - 1) if zeros is None else np.repeat(zeros, group, axis=1)[:, :inputs]
+        return (codes.astype(np.float32) - zeros) * np.repeat(scales.astype(np.float32), group, axis=1)[:, :inputs]
+
+    def _words(self, codes: int) -> int:
+        return -(-codes * self.bits // WORD_BITS)
+
+    def _read(self, projection: Projection, checkpoint: Any, shard: Shard) -> tuple[np.ndarray | None, ...]:
+        codes, *by_group = self._parts(projection, checkpoint)
+        groups = (1, self.group_size or projection.inputs)
+        codes = np.ascontiguousarray(projection.cut(codes, shard))
+        return pack_nibbles(codes), *(None if one is None else projection.cut(one, shard, block=groups) for one in by_group)
+
+    def _parts(self, projection: Projection, checkpoint: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """(codes [outputs, inputs], scales [outputs, groups], zeros [outputs, groups] or None)."""
+        tensors, wanted = ModuleTensors(checkpoint, projection.name), (projection.outputs, projection.inputs)
         shape = tuple(tensors.codes("weight_shape", np.int64, np.int32).tolist())
-        if shape != (projection.outputs, projection.inputs):
+        if shape != wanted:
             raise CheckpointError(
-                f"{tensors.checkpoint.directory}: {projection.name}.weight_shape is {list(shape)}, and config.json makes it "
-                f"{[projection.outputs, projection.inputs]}; config.json and the weights do not belong together."
+                f"{checkpoint.directory}: {projection.name}.weight_shape is {list(shape)}, and config.json makes it {list(wanted)}; "
+                "config.json and the weights do not belong together."
             )
-        groups, zeros = (1, self.group_size or projection.inputs), None
-        codes = projection.cut(unpack_words(tensors.codes("weight_packed", np.int32), 1)[:, : projection.inputs], shard)
-        scales = projection.cut(tensors.scales("weight_scale"), shard, block=groups)
-        if self.has_zeros:
-            zeros = unpack_words(tensors.codes("weight_zero_point", np.int32), 0)[: projection.outputs]
-            zeros = projection.cut(zeros, shard, block=groups)
-        return pack_nibbles(np.ascontiguousarray(codes)), scales, zeros
+        codes = unpack_stream(tensors.codes("weight_packed", np.int32), 1, projection.inputs, self.bits)
+        zeros = tensors.codes("weight_zero_point", np.int32) if self.has_zeros else None
+        zeros = None if zeros is None else unpack_stream(zeros, 0, projection.outputs, self.bits)
+        return codes, tensors.scales("weight_scale"), zeros
 
 
 class ScaledRows(StoredFormat):
@@ -129,15 +158,17 @@ class Scheme(Fields):
         if weights is None or self.arguments("output_activations") is not None:
             raise self.refused("no weights" if weights is None else "output_activations")
         bits, kind = weights.integer("num_bits"), weights.text("type", "int")
-        strategy, size = weights.text("strategy", "tensor"), weights.integer("group_size", None, minimum=-1)
+        size = weights.integer("group_size", None, minimum=-1)
+        strategy = weights.text("strategy", {None: "tensor", -1: "channel"}.get(size, "group"))
         if weights.values.get("actorder") not in (None, False, "weight", "static"):
             raise self.refused(f"actorder {weights.values['actorder']!r}")
         symmetric = weights.flag("symmetric", True)
         shown = f"weights of {bits} bits ({kind}, {strategy}, group_size {size}, symmetric {symmetric})"
-        if (bits, kind) == (4, "int") and inputs is None:
-            if (strategy == "group" and size not in GROUPS) or strategy not in ("group", "channel"):
-                raise self.refused(shown)
-            return packed_int4(size if strategy == "group" else 0, not symmetric)
+        if kind == "int" and inputs is None:
+            is_read = strategy == "channel" or (strategy == "group" and (size or 0) > 0)
+            if bits > 8 or not is_read or self.text("format", PACKED) != PACKED:
+                raise self.refused(f"{shown} in the format {self.text('format', PACKED)!r}")
+            return packed_integers(bits, size if strategy == "group" else 0, not symmetric)
         if bits != 8 or inputs is None or not symmetric or not _is_dynamic(inputs, bits, kind, strategy):
             raise self.refused(f"{shown} and input_activations {self.values.get('input_activations')}")
         if kind == "int" and strategy in ("channel", "tensor"):
@@ -157,11 +188,11 @@ def _is_dynamic(inputs: Fields, bits: int, kind: str, strategy: str) -> bool:
     return same and found == wanted and inputs.values.get("dynamic") is True
 
 
-def packed_int4(group_size: int, has_zeros: bool) -> PackedInt4:
-    """The W4A16 format; group_size 0 means a scale per output."""
+def packed_integers(bits: int, group_size: int, has_zeros: bool) -> PackedIntegers:
+    """The format of codes of `bits` bits; group_size 0 means a scale per output."""
     each = 3 if has_zeros else 2
     sizes = dict(group_bytes=each) if group_size else dict(row_bytes=each)
-    return PackedInt4("compressed-tensors int4", 0.5, group_size=group_size, has_zeros=has_zeros, **sizes)
+    return PackedIntegers(f"compressed-tensors int{bits}", 0.5, group_size=group_size, has_zeros=has_zeros, bits=bits, **sizes)
 
 
 def stored_rows(kind: type, name: str, by_row: bool) -> WeightFormat:
@@ -170,16 +201,24 @@ def stored_rows(kind: type, name: str, by_row: bool) -> WeightFormat:
     return kind(f"compressed-tensors {name}", 1, made.rates, row_bytes=4, since=made.since, by_row=by_row)
 
 
-def matcher(patterns: Any, source: str) -> Callable[[str], bool]:
-    """A function module -> whether it matches a list of names and "re:" patterns; "Linear" matches all."""
-    if not isinstance(patterns, list) or not all(isinstance(one, str) for one in patterns):
-        raise CheckpointError(f"{source} must be a list of names, and is {patterns!r}.")
+def most_specific(targets: Any, source: str) -> Callable[[str], str | None]:
+    """A function module -> the most specific of a list of targets that match it, or None: its name, a "re:" pattern, the class "Linear".
+
+    Of several patterns the first in alphabetical order counts, as in compressed-tensors' match_targets.
+    """
+    if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
+        raise CheckpointError(f"{source} must be a list of names, and is {targets!r}.")
     try:
-        expressions = [re.compile(one.removeprefix("re:")) for one in patterns if one.startswith("re:")]
+        patterns = {one: re.compile(one.removeprefix("re:")) for one in sorted(targets) if one.startswith("re:")}
     except re.error as error:
         raise CheckpointError(f"{source} holds an expression that is none ({error}).") from None
-    names = frozenset(one for one in patterns if not one.startswith("re:"))
-    return lambda module: "Linear" in names or module in names or any(one.match(module) for one in expressions)
+
+    def find(module: str) -> str | None:
+        if module in targets:
+            return module
+        return next((one for one, pattern in patterns.items() if pattern.match(module)), "Linear" if "Linear" in targets else None)
+
+    return find
 
 
 def read_compressed_tensors(fields: Fields) -> Callable[[str], WeightFormat | None]:
@@ -192,17 +231,16 @@ def read_compressed_tensors(fields: Fields) -> Callable[[str], WeightFormat | No
             raise UnsupportedModelError(f"{fields.source} sets {key}, which minllm does not compute.")
     if fields.text("quantization_status", "compressed") != "compressed":
         raise UnsupportedModelError(f"{fields.source} has quantization_status {fields.text('quantization_status')!r}, not 'compressed'.")
-    groups = []
+    formats: dict[str, WeightFormat] = {}  # target -> the format of the modules that match it
+    stored_as = fields.text("format", PACKED)
     for name, group in fields.object("config_groups").items():
         if not isinstance(group, dict):
             raise CheckpointError(f"{fields.source} says config_groups.{name} = {group!r}, and it must be an object.")
-        scheme = Scheme(group, f"{fields.source} config_groups.{name}")
-        groups.append((matcher(group.get("targets", []), f"{scheme.source} targets"), scheme.format()))
-    if not groups:
+        scheme = Scheme({"format": stored_as} | group, f"{fields.source} config_groups.{name}")
+        most_specific(group.get("targets", []), f"{scheme.source} targets")  # names the group if its targets are wrong
+        formats |= dict.fromkeys(group.get("targets", []), scheme.format())
+    if not formats:
         raise CheckpointError(f"{fields.source} lacks config_groups, which say how its modules are quantised.")
-    ignored = matcher(fields.values.get("ignore") or [], f"{fields.source} ignore")
-
-    def decide(module: str) -> WeightFormat | None:
-        return None if ignored(module) else next((found for matches, found in groups if matches(module)), None)
-
-    return decide
+    target_of = most_specific([*formats], f"{fields.source} config_groups")
+    is_ignored = most_specific(fields.values.get("ignore") or [], f"{fields.source} ignore")
+    return lambda module: None if is_ignored(module) else formats.get(target_of(module))

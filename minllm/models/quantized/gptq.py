@@ -21,7 +21,7 @@ from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.models.json_files import Fields
 from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, stacked, tensors_of
-from minllm.models.quantized.widened import WidenedFormat
+from minllm.models.quantized.widened import widened
 from minllm.models.quantized.words import unpack_words
 from minllm.weights.format import WeightFormat
 from minllm.weights.int4 import Int4Format, Int4Weight
@@ -39,6 +39,12 @@ class GptqFormat(StoredFormat, Int4Format):
 
     stored_less: int = 1  # zero point - stored zero point: 1 in version 1, 0 in version 2
     has_group_index: bool = True  # the file has g_idx
+
+    def check_inputs(self, name: str, inputs: int) -> None:
+        """Raises CheckpointError if a module's inputs do not divide into whole groups and words."""
+        super().check_inputs(name, inputs)
+        if inputs % 8:
+            raise CheckpointError(f"{name} has {inputs} inputs, and GPTQ stores words of eight; config.json and the weights do not match.")
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
         """Names and shapes of qweight, qzeros, scales and, if the file has it, g_idx."""
@@ -112,6 +118,6 @@ def read_gptq(fields: Fields, checkpoint: Any) -> dict[str, WeightFormat]:
     )  # fmt: skip
     if not has_group_index:
         return dict.fromkeys(modules, form)
-    widened = WidenedFormat("gptq with act-order", 2, stored=form)
+    reordered = widened(form)
     indexed = [name for name in modules if f"{name}.g_idx" in checkpoint]
-    return {name: form if name not in indexed or is_in_order(checkpoint, name, group_size) else widened for name in modules}
+    return {name: form if name not in indexed or is_in_order(checkpoint, name, group_size) else reordered for name in modules}

@@ -56,7 +56,8 @@ def by_module(
     chosen: dict[str, WeightFormat] = {}
     for leaf in leaves(model):
         if isinstance(leaf, StoredLinear) and not (leaf is model.lm_head and config.tie_word_embeddings):
-            found = {one.name: decide(one.name) for one in leaf.projections}
+            decided = ((one, decide(one.name)) for one in leaf.projections)
+            found = {one.name: form and form.for_inputs(one.inputs) for one, form in decided}
             if not together or all(one == next(iter(found.values())) for one in found.values()):
                 chosen |= {module: one for module, one in found.items() if one is not None}
     if not chosen:

@@ -68,6 +68,10 @@ class StoredFormat:
 
     is_option = False
 
+    def for_inputs(self, inputs: int) -> Any:
+        """The format of a module with this number of inputs: this one, or one that dequantises it while it loads."""
+        return self
+
     def check_inputs(self, name: str, inputs: int) -> None:
         """Raises CheckpointError if a module's inputs do not divide into whole groups."""
         if self.group_size and inputs % self.group_size:

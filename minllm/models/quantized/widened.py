@@ -16,6 +16,10 @@ class WidenedFormat(PlainFormat):
 
     stored: Any = None
 
+    def for_inputs(self, inputs: int) -> "WidenedFormat":
+        """This format, which reads a module with any number of inputs."""
+        return self
+
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the stored format's tensors."""
         return self.stored.tensors(projection)
@@ -23,3 +27,8 @@ class WidenedFormat(PlainFormat):
     def matrices(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> list[np.ndarray]:
         """The shard of each module's dequantised matrix [outputs, inputs]."""
         return [one.cut(self.stored.matrix(one, checkpoint), shard) for one in projections]
+
+
+def widened(stored: Any) -> WidenedFormat:
+    """The format that dequantises what `stored` reads."""
+    return WidenedFormat(f"{stored.name}, dequantised", 2, stored=stored)

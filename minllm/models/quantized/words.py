@@ -1,4 +1,4 @@
-"""Packing codes of 4 or 8 bits into words of 32 bits, lowest bits first unless an order is given."""
+"""Packing codes into words of 32 bits, lowest bits first unless an order is given; codes of 4 or 8 bits lie within a word."""
 
 import numpy as np
 
@@ -16,6 +16,16 @@ def unpack_words(words: np.ndarray, axis: int, bits: int = 4, order: tuple[int, 
     for field, place in enumerate(order or range(fields)):
         codes[..., place] = words >> np.uint32(bits * field) & np.uint32((1 << bits) - 1)
     return np.moveaxis(codes.reshape(*words.shape[:-1], -1), -1, axis)
+
+
+def unpack_stream(words: np.ndarray, axis: int, count: int, bits: int) -> np.ndarray:
+    """The first `count` codes along `axis` of int32 words, uint8; codes of 1 to 8 bits follow each other across the ends of words."""
+    if WORD_BITS % bits == 0:
+        return unpack_words(words, axis, bits)[(slice(None),) * axis + (slice(count),)]
+    words = np.ascontiguousarray(np.moveaxis(words, axis, -1))
+    fields = np.unpackbits(words.astype("<i4", copy=False).view(np.uint8), axis=-1, count=count * bits, bitorder="little")
+    codes = np.packbits(fields.reshape(*words.shape[:-1], count, bits), axis=-1, bitorder="little")
+    return np.moveaxis(codes[..., 0], -1, axis)
 
 
 def pack_words(codes: np.ndarray, axis: int, bits: int = 4) -> np.ndarray:

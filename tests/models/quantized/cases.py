@@ -1,5 +1,7 @@
 """A quantization_config and a writer for each kind of file."""
 
+import re
+
 from tests.models.quantized import writers
 
 AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
@@ -13,8 +15,8 @@ def compressed(weights, inputs=None, **more):
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]} | more
 
 
-def w4(strategy, size, symmetric):
-    return compressed({"num_bits": 4, "type": "int", "strategy": strategy, "group_size": size, "symmetric": symmetric})
+def w4(strategy, size, symmetric, bits=4):
+    return compressed({"num_bits": bits, "type": "int", "strategy": strategy, "group_size": size, "symmetric": symmetric})
 
 
 def w8(kind, strategy):
@@ -41,6 +43,12 @@ CASES = {
     "compressed-tensors, W4A16": (w4("group", 32, True), writers.packed(32, True)),
     "compressed-tensors, W4A16 with zeros": (w4("group", 128, False), writers.packed(128, False)),
     "compressed-tensors, W4A16 by channel": (w4("channel", None, True), writers.packed(0, True)),
+    "compressed-tensors, W3A16": (w4("group", 32, False, 3), writers.packed(32, False, bits=3)),
+    "compressed-tensors, W5A16": (w4("channel", None, True, 5), writers.packed(0, True, bits=5)),
+    "compressed-tensors, W6A16": (w4("group", 16, True, 6), writers.packed(16, True, bits=6)),
+    "compressed-tensors, W7A16": (w4("group", 96, False, 7), writers.packed(96, False, bits=7)),
+    "compressed-tensors, W8A16": (w4("group", 64, False, 8), writers.packed(64, False, bits=8)),
+    "compressed-tensors, W4A16 in groups of 16": (w4("group", 16, False), writers.packed(16, False)),
     "compressed-tensors, W8A8": (w8("int", "channel"), writers.rows_of_8_bits("int", True)),
     "compressed-tensors, W8A8 by tensor": (w8("int", "tensor"), writers.rows_of_8_bits("int", False)),
     "compressed-tensors, FP8": (w8("float", "channel"), writers.rows_of_8_bits("float", True)),
@@ -53,3 +61,4 @@ CASES = {
     ),
     "bitsandbytes, fp4": (BNB | {"bnb_4bit_quant_type": "fp4"}, writers.bitsandbytes("fp4", False)),
 }  # fmt: skip
+DEQUANTISED = ("gptq, act-order", *(name for name in CASES if "16 in groups" in name or re.search("W[35678]A16", name)))

@@ -1,5 +1,6 @@
 """Checkpoints of every kind, written by hand (writers.py): the matrices that are read are those that they stand for."""
 
+import itertools
 import json
 
 import numpy as np
@@ -18,7 +19,8 @@ from minllm.models.weights import WeightReader
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.weights.stored import StoredLinear
 from tests.models.batches import logits_of
-from tests.models.quantized.cases import AWQ, BLOCKS, BNB, CASES, GPTQ, w4, w8
+from tests.models.quantized.cases import AWQ, BLOCKS, BNB, CASES, DEQUANTISED, GPTQ, w4, w8
+from tests.models.quantized.writers import packed
 from tests.ops.small_models import CONFIGS
 
 # 448 rows of q, k and v, whose blocks of 128 are cut at 64 rows by k and v; 192 inputs of down, the second block has 64 of them.
@@ -83,7 +85,7 @@ def test_the_matrices_are_those_that_the_file_stands_for(name, tmp_path):
     found = dict(qkv=layer.attention.qkv, output=layer.attention.output, gate_up=layer.mlp.gate_up, down=layer.mlp.down)
     for part, linear in found.items():
         np.testing.assert_array_equal(numbers(linear), wanted[part], err_msg=part)
-        assert linear.format.is_plain == (name == "gptq, act-order")
+        assert linear.format.is_plain == (name in DEQUANTISED)
     assert model.weights.lm_head.weight is model.weights.embedding
 
 
@@ -155,19 +157,56 @@ def test_stacked_modules_need_one_format(tmp_path):
         load(tmp_path)
 
 
-def test_two_schemes_in_one_file(tmp_path):
-    """The first group whose targets match counts."""
-    def writer(rng, name, outputs, inputs):
-        kind = "compressed-tensors, W8A8" if "mlp" in name else "compressed-tensors, W4A16"
-        return CASES[kind][1](rng, name, outputs, inputs)
+ODD = {
+    "compressed-tensors, W4A16 by channel": CASES["compressed-tensors, W4A16 by channel"],
+    "compressed-tensors, W4A16, the last group shorter": CASES["compressed-tensors, W4A16 with zeros"],
+    "compressed-tensors, W3A16": CASES["compressed-tensors, W3A16"],
+    "bitsandbytes, nf4": CASES["bitsandbytes, nf4"],
+    "bitsandbytes, nf4, double": CASES["bitsandbytes, nf4, double"],
+}
 
-    config = w4("group", 32, True)
-    config["config_groups"]["group_1"] = w8("int", "channel")["config_groups"]["group_0"]
-    config["config_groups"]["group_0"]["targets"] = ["re:.*self_attn.*"]
-    matrices = write(tmp_path, config, writer)
-    layer = load(tmp_path).weights.layers[0]
-    assert (layer.attention.output.format.name, layer.mlp.down.format.name) == ("compressed-tensors int4", "compressed-tensors int8")
-    np.testing.assert_array_equal(numbers(layer.mlp.down), matrices["model.layers.0.mlp.down_proj"])
+
+@pytest.mark.parametrize("name", ODD)
+def test_inputs_that_no_word_group_or_block_divides(name, tmp_path):
+    """33 and 97 inputs are dequantised, 320 stay as they are."""
+    matrices = write(tmp_path, *ODD[name], hidden_size=33, intermediate_size=97, num_attention_heads=5)
+    layer = load(tmp_path).weights.layers[1]
+    for part, linear in {"mlp.down": layer.mlp.down, "mlp.gate": layer.mlp.gate_up, "self_attn.o": layer.attention.output}.items():
+        wanted = matrices[f"model.layers.1.{part}_proj"]
+        np.testing.assert_array_equal(numbers(linear)[: len(wanted)], wanted, err_msg=part)
+    assert layer.mlp.down.format.is_plain and layer.mlp.gate_up.format.is_plain
+    assert layer.attention.output.format.is_plain == (name in DEQUANTISED or "shorter" in name)
+
+
+def test_inputs_that_gptq_cannot_store(tmp_path):
+    write(tmp_path, *CASES["gptq, whole rows"], intermediate_size=97)
+    with pytest.raises(CheckpointError, match="down_proj has 97 inputs, and GPTQ stores words of eight"):
+        load(tmp_path)
+
+
+def test_the_most_specific_target_decides(tmp_path):
+    """A name before patterns, the first pattern of the alphabet before others, all before the class, in any order of the groups."""
+    kinds = {  # bits -> targets
+        8: ["Linear"], 3: ["re:.*self_attn.*", "re:nowhere"], 5: ["model.layers.1.self_attn.o_proj"], 6: ["re:.*1.mlp.down_proj"],
+    }  # fmt: skip
+
+    def bits(name):
+        layer, attention = name.split(".")[2], "self_attn" in name
+        return 5 if name in kinds[5] else 3 if attention else 6 if "down" in name and layer == "1" else 8
+
+    matrices = write(tmp_path, w4("group", 64, True), lambda rng, name, *shape: packed(64, True, bits=bits(name))(rng, name, *shape))
+    config = json.loads((tmp_path / "config.json").read_text())
+    for order in itertools.permutations(kinds):
+        groups = {}
+        for number, one in enumerate(order):
+            group = w4("group", 64, True, one)["config_groups"]["group_0"]
+            groups[f"group_{number}"] = group | {"targets": kinds[one]}
+        groups["group_9"] = groups[f"group_{order.index(8)}"] | {"targets": ["re:.*self_attn.*q_proj.*"]}  # later in the alphabet
+        config["quantization_config"]["config_groups"] = groups
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        decided = opened(tmp_path)[2].chosen
+        assert {name: form.stored.bits for name, form in decided.items()} == {name: bits(name) for name in matrices}
+    np.testing.assert_array_equal(numbers(load(tmp_path).weights.layers[1].mlp.down), matrices["model.layers.1.mlp.down_proj"])
 
 
 def changed(config, **values):
@@ -188,8 +227,9 @@ REFUSED = [
     (GPTQ | {"group_size": 32, "bits": 3}, "GPTQ with bits 3"),
     (GPTQ | {"group_size": 32, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
     (GPTQ | {"group_size": 32, "dynamic": {"-:.*down.*": {}}}, "and dynamic"),
-    (changed(w4("group", 32, True), num_bits=8), "weights of 8 bits"),
-    (changed(w4("group", 32, True), group_size=16), "group_size 16"),
+    (changed(w4("group", 32, True), num_bits=9), "weights of 9 bits"),
+    (changed(w4("group", 32, True), group_size=None), "int, group, group_size None"),
+    (w4("group", 32, True) | {"format": "marlin-24"}, "in the format 'marlin-24'"),
     (changed(w4("group", 32, True), actorder="group"), "actorder 'group'"),
     (changed(w8("int", "channel"), symmetric=False), "symmetric False"),
     (changed(w8("float", "channel"), num_bits=4), "weights of 4 bits .float"),

@@ -11,7 +11,15 @@ import torch
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each nibble of a word, lowest bits first
 
 
-def words(codes, axis, order=range(8)):
+def stream(codes, axis, bits):
+    """int32 words of codes that run on from word to word: code i takes bits i * bits and up of a row, as one long number."""
+    codes = np.moveaxis(codes, axis, -1)
+    long = (codes[..., None] >> np.arange(bits) & 1).reshape(len(codes), -1)  # bit by bit
+    long = np.pad(long, ((0, 0), (0, -long.shape[1] % 32))).reshape(len(codes), -1, 32)
+    return torch.from_numpy(np.moveaxis((long @ (1 << np.arange(32))).astype(np.uint32).view(np.int32), -1, axis).copy())
+
+
+def words(codes, axis, order):
     """int32 words of eight 4-bit codes along an axis: nibble i is code order[i] of the eight."""
     codes = np.moveaxis(codes.astype(np.int64), axis, -1)
     packed = np.zeros((*codes.shape[:-1], codes.shape[-1] // 8), np.int64)
@@ -25,14 +33,20 @@ def half(values):
     return torch.from_numpy(np.ascontiguousarray(values).astype(np.float16))
 
 
-def random_groups(rng, outputs, inputs, group, symmetric):
+def by_input(groups, group, inputs):
+    """The values [outputs, groups] for each input; the last group may be shorter."""
+    return np.repeat(groups, group, axis=1)[:, :inputs]
+
+
+def random_groups(rng, outputs, inputs, group, symmetric, bits=4):
     """(codes [outputs, inputs], scales float16 [outputs, groups], zeros [outputs, groups], matrix)."""
-    groups = inputs // group
+    groups, middle = -(-inputs // group), 2 ** (bits - 1)
     scales = rng.uniform(0.001, 0.01, (outputs, groups)).astype(np.float16)
-    zeros = np.full((outputs, groups), 8) if symmetric else rng.integers(5, 11, (outputs, groups))
-    codes = np.clip(np.rint(np.repeat(zeros, group, axis=1) + 2.5 * rng.standard_normal((outputs, inputs))), 0, 15).astype(np.int64)
-    steps = (codes - np.repeat(zeros, group, axis=1)).astype(np.float32)
-    return codes, scales, zeros, steps * np.repeat(scales.astype(np.float32), group, axis=1)
+    zeros = np.full((outputs, groups), middle) if symmetric else rng.integers(middle * 5 // 8, middle * 11 // 8, (outputs, groups))
+    zeros_by_input = by_input(zeros, group, inputs)
+    codes = np.rint(zeros_by_input + middle * 0.3 * rng.standard_normal((outputs, inputs)))
+    codes = np.clip(codes, 0, 2**bits - 1).astype(np.int64)
+    return codes, scales, zeros, (codes - zeros_by_input).astype(np.float32) * by_input(scales.astype(np.float32), group, inputs)
 
 
 def awq(group):
@@ -54,7 +68,7 @@ def gptq(group, less, symmetric=False, act_order=False, with_index=True):
         if act_order:
             groups = rng.permutation(groups)
             matrix = ((codes - zeros[:, groups]) * scales.astype(np.float32)[:, groups]).astype(np.float32)
-        tensors = {"qweight": words(codes.T, 0), "qzeros": words((zeros.T - less) % 16, 1), "scales": half(scales.T)}
+        tensors = {"qweight": stream(codes.T, 0, 4), "qzeros": stream((zeros.T - less) % 16, 1, 4), "scales": half(scales.T)}
         if with_index:
             tensors["g_idx"] = torch.from_numpy(groups.astype(np.int32))
         return {f"{name}.{key}": value for key, value in tensors.items()}, matrix
@@ -62,18 +76,18 @@ def gptq(group, less, symmetric=False, act_order=False, with_index=True):
     return write
 
 
-def packed(group, symmetric, dtype=torch.bfloat16):
+def packed(group, symmetric, dtype=torch.bfloat16, bits=4):
     """compressed-tensors' pack-quantized."""
 
     def write(rng, name, outputs, inputs):
         size = group or inputs
-        codes, scales, zeros, _ = random_groups(rng, outputs, inputs, size, symmetric)
+        codes, scales, zeros, _ = random_groups(rng, outputs, inputs, size, symmetric, bits)
         scales = torch.from_numpy(scales.astype(np.float32)).to(dtype)
-        steps = (codes - np.repeat(zeros, size, axis=1)).astype(np.float32)
-        tensors = {"weight_packed": words(codes, 1), "weight_scale": scales, "weight_shape": torch.tensor([outputs, inputs])}
+        steps = (codes - by_input(zeros, size, inputs)).astype(np.float32)
+        tensors = {"weight_packed": stream(codes, 1, bits), "weight_scale": scales, "weight_shape": torch.tensor([outputs, inputs])}
         if not symmetric:
-            tensors["weight_zero_point"] = words(zeros, 0)
-        return {f"{name}.{key}": value for key, value in tensors.items()}, steps * np.repeat(scales.float().numpy(), size, axis=1)
+            tensors["weight_zero_point"] = stream(zeros, 0, bits)
+        return {f"{name}.{key}": value for key, value in tensors.items()}, steps * by_input(scales.float().numpy(), size, inputs)
 
     return write
 
@@ -112,9 +126,10 @@ def bitsandbytes(kind, nested):
     def write(rng, name, outputs, inputs):
         table = np.linspace(-1, 1, 16).astype(np.float32) ** 3
         codes = rng.integers(0, 16, outputs * inputs)
-        blocks = len(codes) // 64
+        blocks = -(-len(codes) // 64)
         state = {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": [outputs, inputs]}
-        tensors = {"": torch.from_numpy((codes[::2] * 16 + codes[1::2]).astype(np.uint8)[:, None]), ".quant_map": torch.from_numpy(table)}
+        pairs = np.append(codes, [0] * (len(codes) % 2)).reshape(-1, 2) @ [16, 1]
+        tensors = {"": torch.from_numpy(pairs.astype(np.uint8)[:, None]), ".quant_map": torch.from_numpy(table)}
         if nested:
             found, scales = np.linspace(-1, 1, 256).astype(np.float32), rng.uniform(0.01, 0.02, -(-blocks // 256)).astype(np.float32)
             indices = rng.integers(0, 256, blocks).astype(np.uint8)
@@ -126,7 +141,7 @@ def bitsandbytes(kind, nested):
             absmax = rng.uniform(0.01, 0.1, blocks).astype(np.float32)
             tensors[".absmax"] = torch.from_numpy(absmax)
         tensors[f".quant_state.bitsandbytes__{kind}"] = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
-        matrix = (table[codes].reshape(-1, 64) * absmax[:, None]).reshape(outputs, inputs)
+        matrix = (table[codes] * np.repeat(absmax, 64)[: len(codes)]).reshape(outputs, inputs)
         return {f"{name}.weight{key}": value for key, value in tensors.items()}, matrix
 
     return write
