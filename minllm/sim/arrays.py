@@ -1,7 +1,8 @@
 """The arrays of a simulated kernel, which check every access.
 
-A GPU computes an address and reads whatever is there; NumPy counts negative indices from the end. Both hide mistakes, so a simulated
-kernel gets its global, shared and local arrays as `CheckedArray`s, which raise SimulationError instead.
+A GPU computes an address and reads whatever is there, which hides mistakes. So a simulated kernel gets its global, shared and local arrays
+as `CheckedArray`s, which raise SimulationError for every access beyond an end. A negative index counts from the end once, as Numba compiles
+it; a detector reports those that the kernel computes (detectors/negative_indices.py).
 """
 
 import functools
@@ -161,32 +162,38 @@ class CheckedArray(NDArrayOperatorsMixin):
         return reduce
 
     def check(self, index):
-        """`index` as a tuple. Raises SimulationError if it is out of bounds or has a wrong type."""
+        """`index` as a tuple without negative integers. Raises SimulationError if it is out of bounds or has a wrong type."""
         indices = index if isinstance(index, tuple) else (index,)
+        if Ellipsis in indices:
+            place = indices.index(Ellipsis)
+            indices = (*indices[:place], *[slice(None)] * (self.ndim - len(indices) + 1), *indices[place + 1 :])
         if len(indices) > self.ndim:
             fail(f"{len(indices)} indices into the {self.ndim}-dimensional {self}")
+        positions = []
         for position, extent in zip(indices, self.shape):
-            if isinstance(position, slice) or position is Ellipsis:
-                continue
-            if not hasattr(position, "__index__") and not isinstance(position, (float, np.floating)):
-                fail(f"index {position!r} into the {self} is not an integer")
-            if isinstance(position, (float, np.floating)):
-                fail(f"index {position!r} into the {self} is not an integer")
-            if not 0 <= position < extent:
-                fail(f"index [{', '.join(map(str, indices))}] is out of bounds for the {self} of shape {self.shape}")
-        return indices
+            if not isinstance(position, slice):
+                if not hasattr(position, "__index__"):
+                    fail(f"index {position!r} into the {self} is not an integer")
+                if not -extent <= position < extent:
+                    fail(f"index [{', '.join(map(str, indices))}] is out of bounds for the {self} of shape {self.shape}")
+                position = position + extent if position < 0 else position
+            positions.append(position)
+        return tuple(positions)
+
+    def from_start(self, index):
+        """An index with its negative integers counted from the start. Raises SimulationError if it is out of bounds."""
+        positions = self.check(index)
+        return positions if type(index) is tuple or index is Ellipsis else positions[0]
 
     def __getitem__(self, index):
         if type(index) is int and 0 <= index < self.quick:
             return self.data.item(index) if self.integer else self.data[index]
         if self.dtype.names is not None:
             return self.record(index)
-        # NumPy refuses indices that are too large; negative ones, which it would count from the end, are checked here.
+        # NumPy refuses indices that are out of bounds; those of other types are checked below.
         try:
-            if (min(index) if type(index) is tuple else index) < 0:
-                self.check(index)
             found = self.data[index]
-        except (IndexError, TypeError, ValueError):
+        except (IndexError, TypeError, ValueError, OverflowError):
             found = self.data[self.check(index)]
         if isinstance(found, np.ndarray):
             return self.part(found, self.offset(found))
@@ -245,8 +252,6 @@ class CheckedArray(NDArrayOperatorsMixin):
             if type(index) is int and 0 <= index < self.quick:
                 self.data[index] = value
                 return
-            if (min(index) if type(index) is tuple else index) < 0:
-                self.check(index)
             if self.selects_part(index):
                 self[index].fill(value)
                 return
@@ -265,6 +270,7 @@ class CheckedArray(NDArrayOperatorsMixin):
             except (TypeError, ValueError):
                 fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
         except OverflowError:  # on a GPU the integer wraps; NumPy raises
+            self.check(index)
             bits, exact = 8 * self.itemsize, value
             value &= (1 << bits) - 1
             self.data[index] = value - (1 << bits) if self.signed and value >> bits - 1 else value

@@ -60,7 +60,7 @@ class Monitor:
         """The instruction at `place` gives a lane an undefined value. Returns what the lane gets instead of `value`, or None."""
 
     def index(self, thread, array, index):
-        """A thread is about to use an index that is not an int or a tuple of ints; bounds have not been checked yet."""
+        """A thread is about to use an index that is negative, or no int or tuple of ints; bounds have not been checked yet."""
 
     def barrier(self, block, threads):
         """All living threads of a block have met at a barrier, and now continue."""

@@ -51,20 +51,23 @@ class MonitoredArray(CheckedArray):
         return self.base + index * self.strides[0]
 
     def look_at(self, index):
-        """Report an index that is not made of plain ints."""
-        if type(index) is tuple:
-            for position in index:
-                if type(position) is not int and type(position) is not slice:
-                    self.monitor.index(current_thread(), self, index)
-        elif type(index) is not int and type(index) is not slice and type(index) is not str:
+        """An index counted from the start; reported first if it is negative or not made of plain ints."""
+        for position in index if type(index) is tuple else (index,):
+            if type(position) is int:
+                if position >= 0:
+                    continue
+            elif type(position) is slice or type(position) is str:
+                continue
             self.monitor.index(current_thread(), self, index)
+            return self.from_start(index)
+        return index
 
     def __getitem__(self, index):
         if type(index) is int and 0 <= index < self.quick:  # fast path for the common case
             found = self.data.item(index) if self.integer else self.data[index]
             start = self.base + index * self.strides[0]
         else:
-            self.look_at(index)
+            index = self.look_at(index)
             found = CheckedArray.__getitem__(self, index)
             if isinstance(found, (CheckedArray, Record)):
                 return found
@@ -92,11 +95,10 @@ class MonitoredArray(CheckedArray):
             self.data[index] = value
             start = self.base + index * self.strides[0]
         else:
-            if type(index) is not int or self.ndim != 1:
-                self.look_at(index)
-                if self.selects_part(index):
-                    self[index].fill(value)
-                    return
+            index = self.look_at(index)
+            if (type(index) is not int or self.ndim != 1) and self.selects_part(index):
+                self[index].fill(value)
+                return
             self.store(index, value)
             start = self.start_byte(index)
         if self.reports:
@@ -115,7 +117,7 @@ class MonitoredArray(CheckedArray):
                 self.carry(index, value)
 
     def atomic(self, index, change):
-        self.look_at(index)
+        index = self.look_at(index)
         old = CheckedArray.__getitem__(self, index)
         new = change(old)
         CheckedArray.__setitem__(self, index, new)
@@ -126,7 +128,7 @@ class MonitoredArray(CheckedArray):
 
     def window(self, index, count, alignment=None, kind="read", thread=None):
         if type(index) is not int:
-            self.look_at(index)
+            self.monitor.index(current_thread(), self, index)
         found = CheckedArray.window(self, index, count, alignment)
         if self.reports:
             self.tell(current_thread() if thread is None else thread, self.base + int(index) * self.itemsize, count, kind, sys._getframe(1))

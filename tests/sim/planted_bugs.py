@@ -586,7 +586,7 @@ def missing_guard(bug):
     return kernel, 2, 32, (numbers(50), numbers(50))
 
 
-@planted("an index is negative", r"index \[-1\] is out of bounds for the global array x")
+@planted("an index is negative", r"index \[-1\] into the global array x of shape \(32,\) is negative: .* it accesses element 31 ")
 def negative_index(bug):
     def kernel(x, out):
         i = cuda.grid(1)

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from numba import boolean, cuda, float32
+from numba import boolean, cuda, float32, uint64
 
 from minllm.errors import SimulationError
 from minllm.sim import simulate
@@ -176,3 +176,45 @@ def test_no_raw_error_for_a_value_that_is_no_number(value, message, dtype):
 
     with pytest.raises(SimulationError, match=message):
         simulate(kernel, 1, 1, np.zeros(1, dtype))
+
+
+LAST = -1
+
+
+def test_a_negative_index_counts_from_the_end():
+    def kernel(x, y, rows, out):
+        out[0], out[1], out[2] = x[-1], y[1, -2], y[LAST, LAST]
+        out[-1] = 7
+        out[-2] += rows["n"][-1] + rows[-2].n
+        cuda.atomic.add(out, -3, 4)
+        for i in range(2):
+            out[3 + i] = x[-2 - i]  # allow-negative: the last elements, backwards
+
+    x, out, rows = np.arange(4.0), np.zeros(8), np.array([(1,), (2,), (3,)], [("n", np.int32)])
+    for detect in (False, True):
+        out[:] = 0
+        simulate(kernel, 1, 1, x, x.reshape(2, 2), rows, out, detect=detect)
+        assert out.tolist() == [3, 2, 3, 2, 1, 4, 5, 7]
+
+
+def test_a_negative_index_that_is_computed_is_reported_and_one_beyond_the_start_is_out_of_bounds():
+    def edge(x, out, i, j):
+        out[0] = x[j, i - 1]
+
+    x, out = np.arange(4.0).reshape(2, 2), np.zeros(1)
+    simulate(edge, 1, 1, x, out, 0, 1, detect=False)
+    assert out[0] == 3
+    match = r"index \[1, -1\] into the global array x of shape \(2, 2\) is negative: .* element 1 of axis 1 \(.*array_forms.py"
+    with pytest.raises(SimulationError, match=match):
+        simulate(edge, 1, 1, x, out, 0, 1, detect=True)
+    for detect in (False, True):
+        with pytest.raises(SimulationError, match=r"index \[1, -3\] is out of bounds"):
+            simulate(edge, 1, 1, x, out, -2, 1, detect=detect)
+
+
+def test_an_unsigned_index_does_not_count_from_the_end():
+    def before(x, out, i):
+        out[0] = x[i - uint64(1)]
+
+    with pytest.raises(SimulationError, match=r"index \[18446744073709551615\] is out of bounds"):
+        simulate(before, 1, 1, np.zeros(4), np.zeros(1), np.uint64(0), detect=False)

@@ -292,7 +292,7 @@ def test_neighbouring_bytes_do_not_race_and_atomics_do_not_race_with_each_other(
 
 
 @pytest.mark.parametrize("space", ["global", "shared", "local"])
-@pytest.mark.parametrize("index", [-1, 4])
+@pytest.mark.parametrize("index", [-5, 4])
 def test_both_ends_of_every_memory(space, index):
     def kernel(x, index):
         shared = cuda.shared.array(4, float32)

@@ -109,7 +109,7 @@ def test_global_arrays_and_arrays_in_tuples_are_checked_and_named():
         out[0] = pair[1][i]
 
     kernels = (of_closure, "table", ()), (of_closures_tuple, r"tables\[1\]", ()), (of_argument, r"pair\[1\]", (tables,))
-    for index in (-1, 4):
+    for index in (-5, 4):
         for found, name, more in kernels:
             with pytest.raises(SimulationError, match=rf"\[{index}\] is out of bounds for the (constant|global) array {name} of shape"):
                 simulate(found, 1, 1, np.zeros(1), index, *more)

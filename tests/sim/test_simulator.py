@@ -60,7 +60,7 @@ def test_plain_functions_and_numba_dispatchers_run_too():
         assert x.tolist() == [0, 2, 4, 6, 8]
 
 
-@pytest.mark.parametrize("index", [-1, 4])
+@pytest.mark.parametrize("index", [-5, 4])
 def test_out_of_bounds_names_the_line_the_block_and_the_thread(index):
     def reach(x, out, index):
         out[0] = x[index]

@@ -13,6 +13,7 @@ They raise SimulationError, with file, line, block and thread.
                  asynchronous transfer: cp.async, bulk copies and stores, wgmma
     barriers     block barriers that some threads do not reach, or that threads reach at different lines; .aligned instructions too
     overflow     32-bit casts and stores that changed an index
+    negative     indices below 0 that the kernel computes, which a GPU counts from the end
     undefined    stores of a value that a shuffle has read from a lane outside its mask
     early_reads  reads of an earlier launch's results by a kernel that overlaps it and has not waited; only within detecting()
 
@@ -25,6 +26,7 @@ import contextvars
 from minllm.sim.detectors.barriers import MeetingPlaces
 from minllm.sim.detectors.early_reads import EarlyReads
 from minllm.sim.detectors.global_races import GlobalMemoryRaces
+from minllm.sim.detectors.negative_indices import NegativeIndices
 from minllm.sim.detectors.overflow import IndexOverflow
 from minllm.sim.detectors.races import SharedMemoryRaces
 from minllm.sim.detectors.undefined import UndefinedValues
@@ -35,6 +37,7 @@ __all__ = [
     "GlobalMemoryRaces",
     "IndexOverflow",
     "MeetingPlaces",
+    "NegativeIndices",
     "SharedMemoryRaces",
     "UndefinedValues",
     "UnwrittenReads",
@@ -52,7 +55,8 @@ def detectors():
     """A new set of all detectors, for one launch."""
     history = _written.get()
     early = EarlyReads({} if history is None else history)
-    return [UnwrittenReads(), SharedMemoryRaces(), GlobalMemoryRaces(), MeetingPlaces(), IndexOverflow(), UndefinedValues(), early]
+    of_memory = UnwrittenReads(), SharedMemoryRaces(), GlobalMemoryRaces()
+    return [*of_memory, MeetingPlaces(), NegativeIndices(), IndexOverflow(), UndefinedValues(), early]
 
 
 def is_detecting():

@@ -2,8 +2,8 @@
 
     parent[root] = other  # allow-race: a union-find converges whichever of the two writes wins
 
-The word after `allow-` is the kind of report: race, unwritten, barrier, overflow or undefined. A race needs the comment at only one of its
-two lines.
+The word after `allow-` is the kind of report: race, unwritten, barrier, negative, overflow or undefined. A race needs the comment at only
+one of its two lines.
 """
 
 import functools

@@ -132,7 +132,7 @@ class Expressions:
         return array if name == "T" else Value(constant=Constant(Method(array, name)))
 
     def Subscript(self, node):
-        owner, index = self.value(node.value), self.value(node.slice)
+        owner, index = self.value(node.value), self.index(node.slice)
         if owner.items is not None:
             return item(owner, index, node.slice)
         if isinstance(owner.type, types.Array):
@@ -144,6 +144,15 @@ class Expressions:
         kinds = numba_type(owner), numba_type(index)
         found = None if None in kinds else call_signature(operator.getitem, kinds)
         return UNKNOWN if found is None else of_type(found.return_type)
+
+    def index(self, node):
+        """The Value of an index; unsigned integers wrap, because negative numbers would count from the end."""
+        found = self.value(node)
+        pairs = zip(node.elts, found.items or ()) if isinstance(node, ast.Tuple) else [(node, found)]
+        for position, value in pairs:
+            if value.wide and not value.type.signed:
+                self.cast(position, value, value.type)
+        return found
 
     def Slice(self, node):
         for bound in (node.lower, node.upper, node.step):

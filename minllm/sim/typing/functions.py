@@ -239,7 +239,7 @@ class Walk(Expressions):
                 self.assign(element, value.items[number] if known else iterated(value))
         elif isinstance(target, ast.Subscript):
             array = self.value(target.value)
-            self.value(target.slice)
+            self.index(target.slice)
             if isinstance(array.type, types.Array) and value == NOTHING:
                 self.refuse(target, "None, the result of a function that returns nothing, is stored in an array")
 
