@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from rich.text import Text
 
 from minllm import costs
+from minllm.engine.requests.default_params import described
 from minllm.engine.requests.outputs import RequestMetrics
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.machine import driver, hardware
 from minllm.models.config import ModelConfig
 
@@ -33,6 +35,7 @@ class ReportCard:
     ceiling_source: str | None
     share_of_ceiling: float | None
     yours: tuple[str, ...] = ()  # stages that a kernel of the user computed
+    sampling: str | None = None  # how tokens were drawn; None if the card is of a benchmark
 
     def named(self, model: str) -> "ReportCard":
         """The same card with another model name."""
@@ -46,8 +49,8 @@ class ReportCard:
         return replace(self, ceiling_tb_s=measured_copy_tb_s, ceiling_source="copy measured now", share_of_ceiling=share)
 
 
-def card_of(llm, metrics: RequestMetrics) -> ReportCard:
-    """The card of one finished request. llm: the LLM that computed it. metrics: those of its RequestOutput."""
+def card_of(llm, metrics: RequestMetrics, params: SamplingParams | None = None) -> ReportCard:
+    """The card of one finished request. llm: the LLM that computed it. metrics: those of its RequestOutput. params: the request's."""
     engine = llm.engine
     on_gpu = llm.device == "cuda"
     card = report_card(
@@ -62,7 +65,8 @@ def card_of(llm, metrics: RequestMetrics) -> ReportCard:
         time_to_first_token=metrics.time_to_first_token,
         decode_tokens_per_second=metrics.decode_tokens_per_second,
     )
-    return replace(card, yours=tuple(engine.ops.own_stages))
+    sampling = None if params is None else described(params, engine.generation_config)
+    return replace(card, yours=tuple(engine.ops.own_stages), sampling=sampling)
 
 
 def report_card(
@@ -121,6 +125,8 @@ def lines(card: ReportCard) -> list[tuple[str, str]]:
         ("prompt", f"{card.prompt_tokens} tokens"),
         ("generated", f"{card.generated_tokens} tokens"),
     ]
+    if card.sampling is not None:
+        rows.append(("sampling", card.sampling))
     rows += [(stage, "yours") for stage in card.yours]
     if card.time_to_first_token_s is not None:
         prefill = f"{1e3 * card.time_to_first_token_s:.1f} ms ({card.prefill_tokens_per_s:,.0f} prompt tokens a second)"

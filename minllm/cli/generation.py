@@ -19,6 +19,7 @@ from minllm.cli.options import JsonOption
 from minllm.cli.output_report import print_logprobs, totals, write_outputs
 from minllm.cli.prompt_file import PromptLine, read_prompts, read_text_file
 from minllm.cli.terminal import read_prompt, show, user_errors, user_lines, with_kernel_status
+from minllm.engine.requests.default_params import described
 from minllm.engine.requests.outputs import BeamSearchOutput, RequestOutput
 
 SAMPLE_PROMPT = "def fibonacci(n):"
@@ -79,7 +80,7 @@ def continue_one(llm, text: str, params, echo: bool, card: bool, is_shown: bool)
     with llm.stream(text, params) as stream:
         show_or_skip([text] if echo else [], with_kernel_status(stream), is_shown)
     if card:
-        Console(stderr=True, highlight=False, soft_wrap=True).print("", as_text(card_of(llm, stream.output.metrics)), sep="\n")
+        Console(stderr=True, highlight=False, soft_wrap=True).print("", as_text(card_of(llm, stream.output.metrics, params)), sep="\n")
     return stream.output
 
 
@@ -120,6 +121,8 @@ def chat(
         params = request_params(llm, options, max_tokens=max_tokens)
         messages, outputs = ([{"role": "system", "content": system}] if system else []), []
         for line in user_lines():
+            if not outputs:
+                print(f"sampling: {described(params, llm.engine.generation_config)}", file=sys.stderr)
             messages.append({"role": "user", "content": line})
             with llm.stream_chat(messages, params, chat_template=template) as stream:
                 show_or_skip([], with_kernel_status(stream), str(json_file) != "-")

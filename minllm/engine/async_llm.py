@@ -77,7 +77,7 @@ class AsyncLLM:
         return self._llm.max_model_len
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of requests that give none, from the model's generation_config.json."""
+        """The parameters of requests that give none, as LLM.get_default_sampling_params()."""
         return self._llm.get_default_sampling_params()
 
     async def generate(

@@ -17,10 +17,11 @@ from minllm.engine.ranks.start import load_ranks
 from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.engine.requests.chat_prompts import ChatOptions, chat_prompt
 from minllm.engine.requests.completions import output_of
+from minllm.engine.requests.default_params import default_sampling_params, warn_of_the_rest
 from minllm.engine.requests.outputs import BeamSearchOutput, RequestOutput
 from minllm.engine.requests.prompts import Prompt, TokensPrompt, checked_salts, checked_token_ids, naming_the_prompt
 from minllm.engine.requests.requests import make_beams, make_sequences
-from minllm.engine.requests.sampling_params import SamplingParams, default_sampling_params
+from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.requests.text_stream import TextStream
 from minllm.engine.scoring import Scorer, check_window
@@ -48,7 +49,8 @@ class LLM:
             load = load_ranks if self.options.num_ranks > 1 or self.options.is_launched else load_engine
             self._engine: Engine | None = load(self.options, report)
             engine = self._engine
-            self._default_params = default_sampling_params(engine.generation_config)
+            self._default_params = default_sampling_params(engine.generation_config, engine.model.config.vocab_size)
+            warn_of_the_rest(engine.generation_config)
             self.llm_engine = LLMEngine(engine, self._default_params, self.options.seed)
             if engine.device == "cuda":
                 self._warm_up(progress=report)
@@ -76,7 +78,7 @@ class LLM:
         return self.engine.max_model_len
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of requests that give none, from the model's generation_config.json."""
+        """The parameters of requests that give none: what the model's files suggest, or default_params.UNSUGGESTED."""
         return self._default_params
 
     @called_on_all_ranks

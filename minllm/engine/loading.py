@@ -32,7 +32,7 @@ from minllm.engine.options import EngineOptions
 from minllm.engine.precompile import precompile
 from minllm.engine.progress import Progress
 from minllm.engine.ranks.share import RankShare, captures_steps
-from minllm.engine.requests.sampling_params import default_sampling_params
+from minllm.engine.requests.default_params import default_sampling_params
 from minllm.engine.running.machine import CudaMachine, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.running.speculator import DraftSource
@@ -191,7 +191,8 @@ def _precompile(
         return CompileAhead()
     if options.kv_cache_policy == "contiguous":
         shape = replace(shape, block_size=max_model_len)
-    return precompile(config, shape, weight_format, options, max_model_len, default_sampling_params(generation_config), split)
+    default_params = default_sampling_params(generation_config, config.vocab_size)
+    return precompile(config, shape, weight_format, options, max_model_len, default_params, split)
 
 
 def _eos_token_ids(generation_config: GenerationConfig, config: ModelConfig, tokenizer: Tokenizer) -> frozenset[int]:

@@ -67,7 +67,8 @@ class Fields:
             raise CheckpointError(f"{self.source} lacks {key!r}, which must be {allowed}.")
         return default
 
-    def _wrong(self, key: str, value: Any, allowed: str) -> CheckpointError:
+    def wrong(self, key: str, value: Any, allowed: str) -> CheckpointError:
+        """The error for a value of another type."""
         return CheckpointError(f"{self.source} says {key} = {value!r}, and it must be {allowed}.")
 
     def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> int:
@@ -78,7 +79,7 @@ class Fields:
         if value is default and default is not REQUIRED:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise self._wrong(key, value, allowed)
+            raise self.wrong(key, value, allowed)
         return value
 
     def number(self, key: str, default: Any = REQUIRED, above: float = -math.inf, allowed: str = "a finite number") -> float:
@@ -87,7 +88,7 @@ class Fields:
         if value is default and default is not REQUIRED:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > above):
-            raise self._wrong(key, value, allowed)
+            raise self.wrong(key, value, allowed)
         return float(value)
 
     def positive(self, key: str, default: Any = REQUIRED) -> float:
@@ -98,21 +99,21 @@ class Fields:
         """A boolean."""
         value = self._get(key, default, "true or false")
         if not isinstance(value, bool):
-            raise self._wrong(key, value, "true or false")
+            raise self.wrong(key, value, "true or false")
         return value
 
     def text(self, key: str, default: Any = REQUIRED) -> str:
         """A string."""
         value = self._get(key, default, "a string")
         if not isinstance(value, str):
-            raise self._wrong(key, value, "a string")
+            raise self.wrong(key, value, "a string")
         return value
 
     def object(self, key: str) -> dict[str, Any]:
         """A JSON object; an empty one if the key is missing."""
         value = self._get(key, {}, "an object")
         if not isinstance(value, dict):
-            raise self._wrong(key, value, "an object")
+            raise self.wrong(key, value, "an object")
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
@@ -120,5 +121,5 @@ class Fields:
         value = self._get(key, [], "a token id or a list of them")
         ids = value if isinstance(value, list) else [value]
         if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31 for i in ids):
-            raise self._wrong(key, value, "a token id or a list of them")
+            raise self.wrong(key, value, "a token id or a list of them")
         return tuple(ids)

@@ -214,8 +214,9 @@ def test_a_gguf_file_is_a_model_to_every_command(tmp_path):
     path = write_gguf(tmp_path / "small.gguf", metadata(), tensors())
     result = run("generate", "hello", "--model", path, "--device", "cpu", "--max-tokens", 4)
     assert result.exit_code == 0 and "small.gguf, bfloat16" in result.stderr
+    assert "temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 (minllm's defaults" in result.stderr
     result = run("chat", "--model", path, "--device", "cpu", "--max-tokens", 4, "--temperature", 0.2, "--top-p", 0.9, stdin="hello\n")
-    assert result.exit_code == 0
+    assert result.exit_code == 0 and "sampling: temperature 0.2, top_k 40, top_p 0.9, min_p 0.05\n" in result.stderr
     result = run("bench", "generate", "--device", "cpu", "--prompt-tokens", 5, "--tokens", 4, "--repeats", 1, "--model", path)
     assert result.exit_code == 0 and "random weights" not in result.stdout
     result = run("plan", path, "--gpu", "h100")

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.engine.requests.beam_search_params import MAX_BEAM_WIDTH, BeamSearchParams
-from minllm.engine.requests.sampling_params import MAX_LOGPROBS, SamplingParams, default_sampling_params
-from minllm.errors import CheckpointError, InvalidRequestError, MinLLMError
-from minllm.models.generation_config import GenerationConfig
+from minllm.engine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
+from minllm.errors import InvalidRequestError, MinLLMError
 
 NAN, INFINITY = math.nan, math.inf
 FLAGS = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
@@ -170,12 +169,3 @@ def test_wrong_beam_searches(name, value):
 def test_too_many_stop_strings():
     with pytest.raises(InvalidRequestError, match="65 stop strings .* at most 64"):
         SamplingParams(stop=[str(i) for i in range(65)])
-
-
-def test_defaults_come_from_the_generation_config():
-    assert default_sampling_params(GenerationConfig()) == SamplingParams()
-    config = GenerationConfig(temperature=0.6, top_p=0.9, top_k=50, max_new_tokens=64, do_sample=True)
-    assert default_sampling_params(config) == SamplingParams(temperature=0.6, top_p=0.9, top_k=50, max_tokens=64)
-    assert default_sampling_params(GenerationConfig(do_sample=False, temperature=0.6)).is_greedy
-    with pytest.raises(CheckpointError, match="generation_config.json.*temperature=-1"):
-        default_sampling_params(GenerationConfig(temperature=-1))

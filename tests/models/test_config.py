@@ -171,7 +171,9 @@ def test_generation_config(tmp_path):
     assert read_generation_config(tmp_path) == GenerationConfig()
     content = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "do_sample": True, "repetition_penalty": 1.05, "eos_token_id": [5, 7], "x": 1}
     (tmp_path / "generation_config.json").write_text(json.dumps(content), encoding="utf-8")
-    assert read_generation_config(tmp_path) == GenerationConfig(True, 0.6, 0.9, 20, repetition_penalty=1.05, eos_token_ids=(5, 7))
+    assert read_generation_config(tmp_path) == GenerationConfig(
+        True, 0.6, 0.9, 20, repetition_penalty=1.05, eos_token_ids=(5, 7), not_followed=("x=1",)
+    )  # fmt: skip
     (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}', encoding="utf-8")
     with pytest.raises(CheckpointError, match="temperature"):
         read_generation_config(tmp_path)

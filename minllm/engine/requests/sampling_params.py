@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minllm.engine.requests.parameter_checks import biases, flag, functions, integer, real, refuse, strings, token_ids
-from minllm.errors import CheckpointError, InvalidRequestError, shown
-from minllm.models.generation_config import GenerationConfig
+from minllm.errors import InvalidRequestError, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -193,20 +192,3 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def default_sampling_params(generation_config: GenerationConfig) -> SamplingParams:
-    """The parameters of a request that gives none: a checkpoint's generation_config.json over the defaults above.
-
-    `do_sample: false` in that file means greedy decoding, temperature 0 here. Raises CheckpointError for a value out of bounds.
-    """
-    taken = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    values = {name: value for name in taken if (value := getattr(generation_config, name)) is not None}
-    if generation_config.max_new_tokens is not None:
-        values["max_tokens"] = generation_config.max_new_tokens
-    if generation_config.do_sample is False:
-        values["temperature"] = 0.0
-    try:
-        return SamplingParams(**values)
-    except InvalidRequestError as error:
-        raise CheckpointError(f"generation_config.json of the model holds a value that cannot be used: {error}") from error

@@ -13,6 +13,8 @@ from minllm.models.tokenizer import Tokenizer
 from minllm.weights.format import WeightFormat
 
 SAMPLING = "general.sampling."
+FOLLOWED = ("temp", "top_p", "top_k", "min_p", "penalty_repeat")
+PARTS_OF_OTHERS = ("xtc_threshold", "mirostat_tau", "mirostat_eta")  # keys without effect unless another one is set
 
 
 class GgufModel:
@@ -42,10 +44,14 @@ class GgufModel:
     def generation_config(self) -> GenerationConfig:
         """The sampling parameters that the model's makers recommend. End-of-text tokens are in the configuration."""
         fields = metadata_fields(self._file)
+        known = {SAMPLING + name for name in (*FOLLOWED, *PARTS_OF_OTHERS)}
+        others = {key: value for key, value in fields.values.items() if key.startswith(SAMPLING) and key not in known and value}
         return GenerationConfig(
             temperature=fields.number(f"{SAMPLING}temp", None),
             top_p=fields.number(f"{SAMPLING}top_p", None),
             top_k=fields.integer(f"{SAMPLING}top_k", None, minimum=0),
             min_p=fields.number(f"{SAMPLING}min_p", None),
             repetition_penalty=fields.positive(f"{SAMPLING}penalty_repeat", None),
+            not_followed=tuple(f"{key}={value!r}" for key, value in others.items()),
+            source=str(self.path),
         )

@@ -36,6 +36,11 @@ def test_suggestions_for_sampling(tmp_path):
     source = model(tmp_path, general__sampling__temp=0.6, general__sampling__top_k=20, general__sampling__top_p=0.95)
     suggested = source.generation_config()
     assert (suggested.temperature, suggested.top_k, suggested.top_p, suggested.min_p) == (0.6, 20, 0.95, None)
+    assert suggested.not_followed == () and suggested.suggests_sampling
+    others = {f"general__sampling__{name}": value for name, value in dict(mirostat=2, xtc_probability=0.0, xtc_threshold=0.1).items()}
+    suggested = model(tmp_path, general__sampling__sequence="k;p", **others).generation_config()
+    assert suggested.not_followed == ("general.sampling.sequence='k;p'", "general.sampling.mirostat=2")
+    assert not suggested.suggests_sampling
 
 
 @pytest.mark.parametrize(
