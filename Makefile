@@ -1,5 +1,5 @@
 # make demo   read text that our own kernels produced       make lint    ruff
-# make chat   talk with SmolLM2-135M-Instruct, which is downloaded once (93 MB, Apache-2.0)
+# make chat   talk with SmolLM2-135M-Instruct, which is downloaded once (93 MB, Apache-2.0), or with MODEL=FILE
 # make test   run the tests, long lists of cases in part    make docs    build the site into site/
 # make test-all     run all cases of all tests, for whoever changes kernels (about three times as long)
 # make clean  remove .venv and everything that was built
@@ -11,6 +11,7 @@
 #   PYTHON=python3.12      the Python to build .venv with, 3.11 to 3.13
 #   CUDA=cu12|cu13|        the CUDA wheels, instead of those that fit the driver (none where there is no driver)
 #   PROMPT='class Stack:'  what the demo continues; \n in it begins a new line
+#   MODEL=model.gguf       a GGUF file or a model directory to chat with; nothing is downloaded for it
 #   PYTEST_FLAGS=...       what else pytest is told, for example PYTEST_FLAGS='-k rope'
 #   PIP_FLAGS=...          what else pip is told
 #   LESSONS='01 03'        the lessons to run, all where it is empty
@@ -20,7 +21,8 @@ PROMPT ?= class Point:\n    def __init__(self, x, y):
 PYTEST_FLAGS ?=
 PIP_FLAGS ?=
 LESSONS ?=
-export PROMPT
+MODEL :=
+export PROMPT MODEL
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -55,10 +57,14 @@ export NO_MKDOCS_2_WARNING := 1
 demo: $(DEMO_STAMP)
 	@printf '%b\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
 
-# At temperature 1 a model of this size wanders from the subject. In float32 it is exact, and faster on a CPU than in bfloat16.
-chat: $(DEMO_STAMP) $(CHAT_MODEL)
+# In float32 a model is exact, and faster on a CPU than in bfloat16. At temperature 1 one of SmolLM2's size wanders from the subject.
+chat: $(DEMO_STAMP) $(if $(MODEL),,$(CHAT_MODEL))
 	@echo "Type a line and press Enter; an empty line ends the conversation."
+ifdef MODEL
+	@$(BIN)/python -m minllm chat --model "$$MODEL" $(if $(CUDA),,--dtype float32)
+else
 	@$(BIN)/python -m minllm chat --model $(CHAT_MODEL) --dtype float32 --temperature 0.2 --top-p 0.9
+endif
 
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 # 5 is pytest's exit code when flags select no test.

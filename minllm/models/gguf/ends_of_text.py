@@ -4,8 +4,9 @@
     tokenizer.ggml.fim_{pad,rep,sep}_token_id          tokens that follow a text filled into a file
     <|im_end|>, <|eot_id|>, <end_of_turn>, ...         ends of turns, which files often do not name
 
-llama.cpp ends a text at the same ones (src/llama-vocab.cpp, special_eog_ids). As there, a token is what its text says whatever its type:
-texts are split before the merges so that letters and brackets never share a word, and none of these can be an ordinary token.
+llama.cpp ends a text at the same ones (src/llama-vocab.cpp, special_eog_ids), with one difference. A text between bars counts whatever the
+token's type, because files have wrong types, but any other only if its token is not an ordinary one: "</s>", which closes a tag of HTML, is
+an ordinary token of Qwen's vocabulary, and a page that Qwen writes must not end there.
 """
 
 import itertools
@@ -23,16 +24,18 @@ FILL_IN = {  # the first that a vocabulary has, without a key
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
+NORMAL = 1  # the type of ordinary tokens
 WELL_KNOWN = frozenset((*ENDS, *itertools.chain(*FILL_IN.values())))
 
 
-def ends_of_text(fields: Fields, tokens: Sequence[str]) -> list[int]:
+def ends_of_text(fields: Fields, tokens: Sequence[str], types: Sequence[int]) -> list[int]:
     """The ids of the tokens that end a text, without repetitions.
 
-    fields: the metadata. tokens: the text of each id. Raises CheckpointError if a key holds no token id.
+    fields: the metadata. tokens, types: the text and the type of each id. Raises CheckpointError if a key holds no token id.
     """
     named = {name: fields.token_ids(f"tokenizer.ggml.{name}_token_id") for name in NAMED}
-    known = {token: token_id for token_id, token in enumerate(tokens) if token in WELL_KNOWN}
+    found = ((token, token_id) for token_id, token in enumerate(tokens) if token in WELL_KNOWN)
+    known = {token: token_id for token, token_id in found if token.startswith("<|") or types[token_id] != NORMAL}
     for name, texts in FILL_IN.items():
         if not named[name]:
             named[name] = tuple(known[text] for text in texts if text in known)[:1]

@@ -12,7 +12,7 @@ import numpy as np
 from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import parse_model_config
-from minllm.models.gguf.ends_of_text import ends_of_text
+from minllm.models.gguf.ends_of_text import NORMAL, ends_of_text
 from minllm.models.gguf.gguf_file import GgufFile
 from minllm.models.gguf.metadata import NestedArray
 from minllm.models.gguf.tensor_names import GPT2_NAMING, LLAMA_NAMING, QWEN_NAMING, ROPE_FACTORS, Naming
@@ -106,7 +106,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         vocab_size=fields.integer(f"{prefix}vocab_size", None) or _count_of_tokens(file),
         tie_word_embeddings="output.weight" not in file.tensors,
         bos_token_id=list(fields.token_ids("tokenizer.ggml.bos_token_id")),
-        eos_token_id=ends_of_text(fields, _tokens(file)),
+        eos_token_id=ends_of_text(fields, _tokens(file), _types(file)),
     )
     if architecture.model_type == "gpt2":
         values["layer_norm_epsilon"] = fields.positive(f"{prefix}attention.layer_norm_epsilon")
@@ -163,6 +163,13 @@ def _tokens(file: GgufFile) -> list[str]:
     """The text of each id; empty for a file without a tokenizer."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     return tokens if isinstance(tokens, list) else []
+
+
+def _types(file: GgufFile) -> list[int]:
+    """The type of each id; all ordinary in a file with damaged types, which the tokenizer refuses."""
+    types = file.metadata.get("tokenizer.ggml.token_type")
+    is_right = isinstance(types, np.ndarray) and len(types) == len(_tokens(file))
+    return types.tolist() if is_right else [NORMAL] * len(_tokens(file))
 
 
 def _count_of_tokens(file: GgufFile) -> int:

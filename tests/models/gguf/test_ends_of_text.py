@@ -30,9 +30,13 @@ def ends(*arguments, **changes):
 
 
 @pytest.mark.parametrize("kind", [1, 3, 4], ids=["normal", "control", "user defined"])
-def test_well_known_texts_end_a_text_whatever_their_type(tmp_path, kind):
+def test_well_known_texts_end_a_text_and_between_bars_whatever_their_type(tmp_path, kind):
     assert ends(tmp_path, []) == ()
-    assert ends(tmp_path, ENDS, kind) == tuple(LAST - place for place in range(len(ENDS)))
+    assert ends(tmp_path, ENDS, kind) == tuple(LAST - place for place, text in enumerate(ENDS) if kind != 1 or text.startswith("<|"))
+
+
+def test_html_does_not_end_where_a_tag_is_an_ordinary_token(tmp_path):
+    assert ends(tmp_path, ["</s>", "<|im_end|>"], kind=1) == (LAST - 1,)
 
 
 def test_keys_come_first_and_repetitions_count_once(tmp_path):

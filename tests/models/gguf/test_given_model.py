@@ -1,0 +1,60 @@
+"""Qwen2.5-Coder-0.5B-Instruct in Q4_K_M, if MINLLM_QWEN2_5_CODER_GGUF names the file: its chats are transformers', turns' ends included."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from minllm import LLM, SamplingParams
+
+VARIABLE = "MINLLM_QWEN2_5_CODER_GGUF"
+SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
+NEW_TOKENS = 32
+QUESTIONS = [
+    "What is the capital of France? Answer with one word.",
+    "Write a Python function that returns the square of a number.",
+    "Say hello in German.",
+    "Is 91 a prime number?",
+]
+CHATS = [[dict(role="user", content=question)] for question in QUESTIONS]
+
+pytestmark = pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} does not name a Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf")
+
+
+@pytest.fixture(scope="module")
+def path():
+    path = Path(os.environ[VARIABLE]).resolve()
+    with path.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == SHA256, f"{path} is another file than the one that this test is about"
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(path):
+    with LLM(path, device="cpu", dtype="float32", max_num_seqs=len(CHATS), max_model_len=256) as llm:
+        yield llm
+
+
+def test_greedy_chats_are_transformers(path, llm):
+    ours = llm.chat(CHATS, SamplingParams(temperature=0, max_tokens=NEW_TOKENS))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    for chat, output in zip(CHATS, ours, strict=True):
+        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        assert output.prompt_token_ids == prompt
+        with torch.no_grad():
+            expected = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0)[0, len(prompt) :]
+        completion = output.outputs[0]
+        assert completion.token_ids == expected.tolist()
+        assert completion.text == tokenizer.decode(expected, skip_special_tokens=True)
+        assert completion.finish_reason == ("stop" if len(expected) < NEW_TOKENS else "length")
+    reasons = {output.outputs[0].finish_reason for output in ours}
+    assert reasons == {"stop", "length"}, "turns that end, and turns that are cut"
+
+
+def test_turns_end_where_llama_cpp_ends_them(llm):
+    texts = [llm.tokenizer.decode([token_id], skip_special_tokens=False) for token_id in sorted(llm.engine.eos_token_ids)]
+    assert texts == ["<|endoftext|>", "<|im_end|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
