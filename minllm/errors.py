@@ -1,5 +1,6 @@
 """The exceptions of minllm. Each message says what was given, what is allowed and what to do."""
 
+from contextlib import ContextDecorator
 from typing import Any
 
 LONGEST_SHOWN = 200  # characters of a wrong value in a message
@@ -16,6 +17,39 @@ def shown(value: Any) -> str:
 
 class MinLLMError(Exception):
     """The base class of all errors of this package."""
+
+
+class ForeignError(MinLLMError):
+    """A library, or a function that a request brought, raised a class that is no Exception, such as a panic of Rust code: `__cause__`."""
+
+
+def as_exception(error: BaseException) -> Exception:
+    """The Exception to report for an error of any class: the error itself, or a ForeignError if its class is no Exception.
+
+    Errors that are to end the program, a generator or a task are raised again.
+    """
+    from asyncio import CancelledError
+
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | CancelledError):
+        raise error
+    reported = ForeignError(
+        f"A library, or a function that the request brought, failed with {type(error).__name__}: {shown(error)}. It ends this "
+        "request alone: mend the function, or give another text."
+    )
+    reported.__cause__ = error
+    return reported
+
+
+class Contained(ContextDecorator):
+    """A context, or a decorator, for calls of foreign code: what is raised inside leaves it as an Exception (as_exception)."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
+        if not (error is None or isinstance(error, Exception)):
+            raise as_exception(error)
 
 
 class KernelArgumentError(MinLLMError, ValueError):

@@ -16,6 +16,7 @@ from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.forward_result import ForwardResult
 from minllm.engine.running.runner import Runner
 from minllm.engine.scheduling.scheduler import Scheduler
+from minllm.errors import as_exception
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
 
 
@@ -48,21 +49,25 @@ class EngineCore:
             step, results = self._launched.popleft()
             try:
                 moved += self._take(step, [result.wait() for result in results])
-            except Exception as error:  # noqa: BLE001 - an error of the device: those who wait for this step learn of it
-                moved += self.scheduler.fail(step, error)
+            except BaseException as error:  # noqa: BLE001 - an error of the device: those who wait for this step learn of it
+                moved += self.scheduler.fail(step, as_exception(error))
         return moved + self.scheduler.take_ended()
 
     def run(self, sequences: Iterable[Sequence]) -> None:
         """Step until these sequences, which were added, have ended. Raises the error of the first that failed; an interrupt aborts them."""
         sequences = list(sequences)
+        self.finish(sequences)
+        for sequence in sequences:
+            if sequence.error is not None:
+                raise sequence.error
+
+    def finish(self, sequences: list[Sequence]) -> None:
+        """Step until these sequences, which were added, have ended, well or with an `error`; an interrupt aborts them."""
         try:
             while any(not sequence.is_finished for sequence in sequences):
                 self.step()
         finally:
             self.abort(sequences)
-        for sequence in sequences:
-            if sequence.error is not None:
-                raise sequence.error
 
     def _launch_ahead(self) -> list[Sequence]:
         """Launch until steps_ahead + 1 steps are unread; returns the sequences of steps that could not be launched."""
@@ -84,7 +89,8 @@ class EngineCore:
             logprobs = [named for result in results for named in self._named(result)]
         for result in results:
             for span, found in result.prompt_logprobs:
-                self._name_prompt(span, found)
+                with span.sequence.at_fault():
+                    self._name_prompt(span, found)
         if results and results[0].verified is not None:  # an engine that speculates computes each step in one forward
             return self.scheduler.take(step, token_ids, logprobs, results[0].verified)
         return self.scheduler.take(step, token_ids, logprobs)
@@ -93,9 +99,12 @@ class EngineCore:
         """The named log-probabilities of each token of a forward; None if its sequence needs none."""
         if result.logprobs is None:
             return [None] * len(result.token_ids)
-        wanted = [(sequence.params.logprobs or 0) if sequence.needs_logprobs else None for sequence in result.owners]
-        rows = zip(range(len(wanted)), result.token_ids, wanted, strict=True)
-        return [None if top is None else named_logprobs(result.logprobs, row, token_id, top, self.tokenizer) for row, token_id, top in rows]
+        named: list[dict[int, Logprob] | None] = [None] * len(result.token_ids)
+        for row, (sequence, token_id) in enumerate(zip(result.owners, result.token_ids, strict=True)):
+            if sequence.needs_logprobs:
+                with sequence.at_fault():
+                    named[row] = named_logprobs(result.logprobs, row, token_id, sequence.params.logprobs or 0, self.tokenizer)
+        return named
 
     def _name_prompt(self, span, found: LogProbabilities) -> None:
         """Record the log-probabilities that a span predicts for prompt tokens, except known ones: a preempted prompt is recomputed."""

@@ -1,5 +1,6 @@
 """LLM: load a model, generate text, score text. The class that users call; its interface is vLLM's."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress, check_progress, progress_bars
 from minllm.engine.ranks.launched import called_on_all_ranks
 from minllm.engine.ranks.start import load_ranks
+from minllm.engine.requests.beam_search import Beam
 from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.engine.requests.chat_prompts import ChatOptions, chat_prompt
-from minllm.engine.requests.completions import output_of
+from minllm.engine.requests.completions import output_of, raise_failure
 from minllm.engine.requests.default_params import default_sampling_params, warn_of_the_rest
 from minllm.engine.requests.outputs import BeamSearchOutput, RequestOutput
 from minllm.engine.requests.prompts import Prompt, TokensPrompt, checked_salts, checked_token_ids, naming_the_prompt
@@ -99,10 +101,11 @@ class LLM:
 
         If one request of a call is invalid, the whole call is refused before anything is computed: InvalidRequestError says which prompt
         is at fault, OutOfMemoryError that a prompt can never fit the cache. A refused call changes nothing for later ones.
+
+        If a request fails later, for example because a logits processor raises an error, the others go on. Then the first error is raised,
+        and its attribute `outputs` holds the outputs of all requests, with RequestOutput.error set for those that failed.
         """
-        requests = self._requests(prompts, sampling_params, cache_salt)
-        self._run(requests)
-        return [output_of(sequences) for sequences in requests]
+        return self._run(self._requests(prompts, sampling_params, cache_salt), self.llm_engine.output_of)
 
     @called_on_all_ranks
     def beam_search(
@@ -117,9 +120,7 @@ class LLM:
         prompts and cache_salt: as in generate(). params: one for all prompts, or one for each. All searches run at the same time, and
         beside open streams; the beams of a search share the cache blocks of their common tokens.
         """
-        requests = self._requests(prompts, params, cache_salt, BeamSearchParams)
-        self._run(requests)
-        return [beams[0].search.output(self.tokenizer) for beams in requests]
+        return self._run(self._requests(prompts, params, cache_salt, BeamSearchParams), self._beams_of)
 
     def contrastive_search(
         self, prompts: Prompt | list[Prompt], params: ContrastiveSearchParams | None = None
@@ -255,12 +256,21 @@ class LLM:
             raise InvalidRequestError(f"{len(token_ids)} tokens are more than max_model_len={self.max_model_len}: give fewer.")
         return token_ids
 
-    def _run(self, requests: list[list[Sequence]]) -> None:
-        """Run checked requests until they end."""
+    def _run(self, requests: list[list[Sequence]], output_of: Callable[[list[Sequence]], Any]) -> list[Any]:
+        """Run checked requests until they end; returns the output of each. If some failed, raises as generate() does."""
         core = self.llm_engine.core
         for sequences in requests:
             core.add(sequences[0])
-        core.run(sequence for sequences in requests for sequence in sequences)
+        core.finish([sequence for sequences in requests for sequence in sequences])
+        outputs = [output_of(sequences) for sequences in requests]
+        errors = [next((one.error or one.fault for one in sequences if one.error or one.fault), None) for sequences in requests]
+        raise_failure(errors, outputs)
+        return outputs
+
+    def _beams_of(self, beams: list[Beam]) -> BeamSearchOutput | None:
+        """The output of a beam search that has ended; None if its texts cannot be made."""
+        with beams[0].at_fault():
+            return beams[0].search.output(self.tokenizer)
 
     def _requests(self, prompts: Any, params: Any = None, cache_salt: Any = None, kind: type = SamplingParams) -> list[list[Sequence]]:
         """The sequences of each prompt, after checking a call's prompts, parameters and salts. Nothing is reserved yet."""

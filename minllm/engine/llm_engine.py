@@ -17,7 +17,7 @@ from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.scheduling.policies import POLICIES
 from minllm.engine.scheduling.speculative import SpeculationCounts
-from minllm.errors import InvalidOptionError, InvalidRequestError
+from minllm.errors import InvalidOptionError, InvalidRequestError, as_exception
 
 MOST_PRIORITY = 2**63 - 1
 
@@ -125,6 +125,16 @@ class LLMEngine:
         self._num_requests += len(requests)
         return requests
 
+    def output_of(self, sequences: list[Sequence]) -> RequestOutput:
+        """The output of a request so far; if its text cannot be made, the request ends with that error."""
+        try:
+            return output_of(sequences)
+        except BaseException as error:  # noqa: BLE001 - whatever a decoder raises, it ends its own request
+            self.core.abort(sequences)
+            for sequence in sequences:
+                sequence.give_up(as_exception(error))
+            return output_of(sequences)
+
     def abort_all(self) -> None:
         """End all requests."""
         self.core.abort(self.core.scheduler.sequences())
@@ -139,14 +149,7 @@ class LLMEngine:
             self.core.scheduler.speculation.counts = SpeculationCounts()
 
     def _output(self, request_id: str) -> RequestOutput:
-        sequences = self._requests[request_id]
-        try:
-            output = output_of(sequences)
-        except Exception as error:  # noqa: BLE001 - whatever a decoder raises, it ends its own request
-            self.core.abort(sequences)
-            for sequence in sequences:
-                sequence.give_up(error)
-            output = output_of(sequences)
+        output = self.output_of(self._requests[request_id])
         if output.finished:
             del self._requests[request_id]
         return output

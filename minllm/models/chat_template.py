@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from minllm.errors import CheckpointError, InvalidRequestError, shown
+from minllm.errors import CheckpointError, InvalidRequestError, as_exception, shown
 from minllm.models.conversation import checked_messages, checked_tools, plain_data, with_joined_parts, with_mark
 from minllm.models.template_environment import loops_over_content, template_environment
 from minllm.models.template_sandbox import LARGEST_VALUE, BudgetError, budget_of
@@ -76,8 +76,8 @@ class ChatTemplate:
                 return "".join(self._pieces(names))
         except BudgetError as error:
             raise InvalidRequestError(f"{self._owner} was stopped: {error}. Shorten the messages, or mend the template.") from error
-        except Exception as error:  # a template can raise anything
-            words = str(error)
+        except BaseException as error:  # a template, and the values that it reads, can raise anything
+            words = str(as_exception(error))
             words = words if len(words) <= LONGEST_MESSAGE else f"{words[:LONGEST_MESSAGE]}..."
             raise InvalidRequestError(f"{self._owner} does not take these messages: {words}") from error
 

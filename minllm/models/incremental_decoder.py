@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from minllm.errors import Contained
 from minllm.models.decoder_steps import DecoderChain
 
 LONGEST_CHARACTER = 4  # tokens: one per byte of UTF-8
@@ -46,11 +47,13 @@ class IncrementalDecoder:
         """The text that this token completes; empty while a character is incomplete."""
         return self.push_all((token_id,))
 
+    @Contained()
     def push_all(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete: the joined results of `push` for each."""
         names = self._names(token_ids)
         return self._chain.push(names) if names else ""
 
+    @Contained()
     def finish(self) -> str:
         """The rest of the text after the last token: U+FFFD for an incomplete character, or nothing."""
         return self._chain.finish()

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from minllm.errors import CheckpointError, InvalidRequestError
+from minllm.errors import CheckpointError, Contained, InvalidRequestError, as_exception
 from minllm.models.decoder_steps import TOKENIZATION_SPACES, DecoderChain
 from minllm.models.incremental_decoder import IncrementalDecoder
 from minllm.models.json_files import read_json, refuse_special_file
@@ -58,8 +58,8 @@ class Tokenizer:
         refuse_special_file(path)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises its plain Exception for any fault of the file
-            raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}.") from error
+        except BaseException as error:  # the library raises its plain Exception for any fault of the file, or panics
+            raise CheckpointError(f"{path} cannot be read as a tokenizer: {as_exception(error)}.") from error
         config_path = directory / "tokenizer_config.json"
         config = read_json(config_path) if config_path.exists() else {}
         return cls(backend, config, find_templates(directory, config))
@@ -84,6 +84,7 @@ class Tokenizer:
         """The id of the token that ends a text; None if tokenizer_config.json names none."""
         return self._id_of("eos_token")
 
+    @Contained()
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text. Raises InvalidRequestError if it is not valid Unicode.
 
@@ -101,6 +102,7 @@ class Tokenizer:
         before, after = self._added if add_special_tokens else ([], [])
         return before + ids + after
 
+    @Contained()
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; ids without a token are ignored."""
         ids = [int(token_id) for token_id in token_ids]

@@ -15,8 +15,8 @@ def llm():
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request):
-    """After every test that used the model, all cache blocks are free again."""
+    """After every test that used the model, all cache blocks are free again, and no request is left."""
     yield
     if "llm" in request.fixturenames:
         llm = request.getfixturevalue("llm")
-        assert llm.engine.cache_policy.usage().allocated == 0
+        assert llm.engine.cache_policy.usage().allocated == 0 and llm.engine.scheduler.num_unfinished == 0

@@ -12,7 +12,8 @@ import weakref
 import pytest
 
 from minllm import LLM, AsyncLLM, SamplingParams
-from minllm.errors import DeadlineError, EngineDeadError, InvalidRequestError, OutOfMemoryError
+from minllm.engine.requests.beam_search_params import BeamSearchParams
+from minllm.errors import Contained, DeadlineError, EngineDeadError, ForeignError, InvalidRequestError, OutOfMemoryError
 from tests.engine.models import model_directory
 
 TIMEOUT = 60  # seconds; a test takes less than one
@@ -266,59 +267,151 @@ def test_a_full_queue_makes_callers_wait(engine):
     run(generate())
 
 
-class BadTokenizer:
-    """Fails for one prompt, and for one request's text."""
+class Panic(BaseException):
+    """A class that is no Exception, as pyo3's PanicException."""
 
-    def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
+
+class BadTokenizer:
+    """Fails for one prompt, for one request's text and for one token's, with an error of this kind."""
+
+    def __init__(self, tokenizer, kind):
+        self._tokenizer, self.kind = tokenizer, kind
 
     def __getattr__(self, name):
         return getattr(self._tokenizer, name)
 
     def encode(self, text, add_special_tokens=True):
         if text == "bad":
-            raise RuntimeError("no tokens")
+            raise self.kind("no tokens")
         return self._tokenizer.encode(text, add_special_tokens)
+
+    def decode(self, token_ids, skip_special_tokens=True):
+        if 8 in token_ids:
+            raise self.kind("no text")
+        return self._tokenizer.decode(token_ids, skip_special_tokens)
 
     def incremental_decoder(self, prompt_token_ids=(), skip_special_tokens=True):
         if list(prompt_token_ids) == [7, 7]:
-            return BadDecoder()
+            return BadDecoder(self.kind)
         return self._tokenizer.incremental_decoder(prompt_token_ids, skip_special_tokens)
 
 
 class BadDecoder:
     """Decodes nothing."""
 
+    def __init__(self, kind):
+        self.kind = kind
+
     def push(self, token_id):
-        raise UnicodeError("no text")
+        raise self.kind("no text")
 
     def push_all(self, token_ids):
-        raise UnicodeError("no text")
+        raise self.kind("no text")
 
     def finish(self):
         return ""
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "error"),
-    [
-        ("bad", GREEDY, RuntimeError),
-        ([7, 7], GREEDY, UnicodeError),
-        ([7, 7], SamplingParams(temperature=0.0, max_tokens=12, stop="xyz"), UnicodeError),
-    ],
-)
-def test_an_error_of_the_tokenizer_ends_its_request_alone(engine, prompt, params, error):
-    inner = engine._llm.engine
-    inner.tokenizer = BadTokenizer(inner.tokenizer)
+def raising(kind):
+    """A logits processor that fails at its third token."""
 
-    async def both():
+    def processor(output_token_ids, logits):
+        if len(output_token_ids) == 2:
+            raise kind("a processor of the caller's")
+        return logits
+
+    return processor
+
+
+def faulty(kind):
+    """{what fails: (prompt, parameters)} on the engine's model with a BadTokenizer."""
+    greedy = dict(temperature=0.0, max_tokens=12, ignore_eos=True)
+    return {
+        "encode": ("bad", GREEDY),
+        "chat": ({"prompt": "bad"}, GREEDY),
+        "bad_words": ("def", SamplingParams(bad_words=["bad"], **greedy)),
+        "decode": ([7, 7], GREEDY),
+        "stop": ([7, 7], SamplingParams(stop="xyz", **greedy)),
+        "logprobs": ("def", SamplingParams(logprobs=2, logit_bias={8: 100.0}, **greedy)),
+        "prompt_logprobs": ([5, 8, 6], SamplingParams(prompt_logprobs=0, **greedy)),
+        "scored": ([5, 8, 6], SamplingParams(prompt_logprobs=0, max_tokens=0)),
+        "processor": ("def", SamplingParams(logits_processors=[raising(kind)], **greedy)),
+        "one of two": ("def", SamplingParams(logits_processors=[raising(kind)], n=2, max_tokens=9)),
+    }
+
+
+@pytest.fixture
+def bad_tokenizer(request, engine):
+    inner = engine._llm.engine
+    kind = request.param
+    inner.tokenizer = engine._llm.llm_engine.core.tokenizer = BadTokenizer(inner.tokenizer, kind)
+    return kind
+
+
+@pytest.mark.parametrize("bad_tokenizer", [Panic, UnicodeError], indirect=True)
+def test_an_error_of_the_tokenizer_ends_its_request_alone(engine, bad_tokenizer):
+    error = ForeignError if bad_tokenizer is Panic else UnicodeError
+    slow_down(engine, 0.001)
+
+    async def both(prompt, params):
         good = asyncio.create_task(last(engine.generate("def", GREEDY)))
-        with pytest.raises(error):
+        with pytest.raises(error, match=f"{'Panic.*' if error is ForeignError else ''}(no tokens|no text|of the caller's)"):
             await last(engine.generate(prompt, params))
         await is_idle(engine)
-        return await good
+        return completions(await good)
 
-    assert run(both()).outputs[0].finish_reason == "length"
+    alone = completions(run(last(engine.generate("def", GREEDY))))
+    for what, (prompt, params) in faulty(bad_tokenizer).items():
+        assert run(both(prompt, params)) == alone, what
+
+
+@pytest.mark.parametrize("bad_tokenizer", [Panic, UnicodeError], indirect=True)
+def test_the_same_in_one_call_of_generate(engine, bad_tokenizer):
+    """What fails while the call is checked refuses it; what fails later ends its own request, and the error holds all outputs."""
+    engine.shutdown, end = lambda: None, engine.shutdown
+    engine._pipeline.shutdown()
+    llm, error = engine._llm, ForeignError if bad_tokenizer is Panic else UnicodeError
+    alone = completions(llm.generate("def", GREEDY)[0])
+    for what, (prompt, params) in faulty(bad_tokenizer).items():
+        with pytest.raises(error) as raised:
+            llm.generate(["def", prompt, "def"], [GREEDY, params, GREEDY])
+        assert llm.engine.cache_policy.usage().allocated == 0, what
+        if what in ("encode", "chat", "bad_words"):
+            assert "Prompt 1 of 3" in str(raised.value) or bad_tokenizer is UnicodeError
+        else:
+            first, failed, third = raised.value.outputs
+            assert completions(first) == completions(third) == alone and failed.error is raised.value, what
+            assert "error" in [one.finish_reason for one in failed.outputs]
+            assert "Prompt 1 of 3, counted from 0, failed" in raised.value.__notes__[-1]
+        assert completions(llm.generate("def", GREEDY)[0]) == alone
+    with pytest.raises(error) as raised:
+        llm.beam_search([[5], [6, 8]], BeamSearchParams(beam_width=1, max_tokens=2))
+    assert raised.value.outputs[0].sequences and raised.value.outputs[1] is None
+    end()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_ends_everything(engine, kind):
+    """Also where it comes out of foreign code; an LLM is then free for the next call."""
+    poison = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logits_processors=[raising(kind)])
+
+    async def both():
+        streams = [await engine.add_request(None, "def", params) for params in (LONG, poison)]
+        return await asyncio.gather(*map(last, streams), return_exceptions=True)
+
+    for found in run(both()):
+        assert isinstance(found, EngineDeadError) and isinstance(found.__cause__, kind)
+    engine._llm.llm_engine.abort_all()
+    with pytest.raises(kind):
+        engine._llm.generate(["def", "def"], [GREEDY, poison])
+    assert engine._llm.engine.cache_policy.usage().allocated == 0
+    assert len(engine._llm.generate("def", GREEDY)[0].outputs[0].token_ids) == 12
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_errors_that_are_to_end_something_are_not_contained(kind):
+    with pytest.raises(kind), Contained():
+        raise kind
 
 
 def test_a_step_that_throws_ends_its_requests(engine):

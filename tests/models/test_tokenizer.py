@@ -1,11 +1,12 @@
 """The tokenizer against transformers, and its errors."""
 
 import pytest
+import tokenizers
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from minllm.errors import CheckpointError, InvalidRequestError
+from minllm.errors import CheckpointError, ForeignError, InvalidRequestError
 from minllm.models.chat_template import ChatTemplate
 from minllm.models.tokenizer import Tokenizer
 from tests.models.tokenizers_for_tests import TEXT, byte_level, sentencepiece, write_tokenizer
@@ -165,4 +166,38 @@ def test_missing_and_damaged_files(tmp_path):
         Tokenizer.from_directory(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match="UTF-8"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_a_panic_of_the_library_is_an_error_of_this_package(tmp_path, monkeypatch):
+    """While a directory is read, and in every call afterwards."""
+
+    class Panic(BaseException):
+        pass
+
+    class Panicking:
+        decoder = None
+
+        def __str__(self):
+            raise Panic("no text")
+
+        def __getattr__(self, name):
+            return lambda *_, **__: (_ for _ in ()).throw(Panic(name))
+
+        def get_added_tokens_decoder(self):
+            return {}
+
+        no_truncation = no_padding = get_added_tokens_decoder
+
+    tokenizer = Tokenizer(Panicking())
+    tokenizer.decoder = {"type": "ByteLevel"}
+    for call in (lambda: tokenizer.encode("a"), lambda: tokenizer.decode([1]), lambda: tokenizer.incremental_decoder().push(1)):
+        with pytest.raises(ForeignError, match="failed with Panic") as raised:
+            call()
+        assert isinstance(raised.value.__cause__, Panic)
+    with pytest.raises(InvalidRequestError, match="does not take these messages: .* failed with Panic"):
+        ChatTemplate("{{ value }}").render(MESSAGES, template_kwargs={"value": Panicking()})
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(tokenizers, "Tokenizer", Panicking())
+    with pytest.raises(CheckpointError, match="cannot be read as a tokenizer: .* failed with Panic"):
         Tokenizer.from_directory(tmp_path)

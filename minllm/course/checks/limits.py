@@ -9,8 +9,8 @@ LOOK_EVERY = 0.05  # seconds
 WAITING_FACTOR = 10  # wall-clock seconds allowed per CPU second, as a loop may sleep and the machine may be busy
 
 
-class StillRunning(BaseException):
-    """Raised in code that exceeds its time limit; a reader's `except Exception` does not catch it."""
+class StillRunning(KeyboardInterrupt):
+    """Raised in code that exceeds its time limit; a reader's `except Exception` does not catch it, and neither does the engine."""
 
 
 @contextmanager

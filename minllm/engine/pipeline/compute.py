@@ -7,6 +7,7 @@ from minllm.engine.pipeline.bounded_queue import BoundedQueue
 from minllm.engine.pipeline.distinct_queue import DistinctQueue
 from minllm.engine.pipeline.request import PipelineRequest
 from minllm.engine.requests.sequence import Sequence
+from minllm.errors import as_exception
 
 MOST_WAITING = 4096  # sequences in the scheduler's queue; further requests wait in the queue before this stage
 
@@ -53,8 +54,8 @@ class ComputeStage:
             try:
                 self.core.add(request.sequences[0])
                 self._requests[request.request_id] = request
-            except Exception as error:  # noqa: BLE001 - a request that can never fit, for example; the others go on
-                request.error = error
+            except BaseException as error:  # noqa: BLE001 - a request that can never fit, for example; the others go on
+                request.error = as_exception(error)
                 self.moved.add([request])
 
     def _take_aborts(self) -> None:

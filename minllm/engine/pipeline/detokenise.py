@@ -16,6 +16,7 @@ from threading import Event
 
 from minllm.engine.pipeline.distinct_queue import DistinctQueue
 from minllm.engine.pipeline.request import Abort, PipelineRequest, Result
+from minllm.errors import as_exception
 
 REST = 3  # seconds of sleep per second of a round
 LONGEST_REST = 0.02  # seconds; also the longest wait for an event loop that does not respond
@@ -62,10 +63,10 @@ class DetokeniseStage:
         """The request's output; if its text cannot be made, the request ends with that error."""
         try:
             return request.result()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this request alone
-            request.error = error
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it ends this request alone
+            request.error = as_exception(error)
             self._abort(request)
-            return error
+            return request.error
 
 
 def hand_over(loop: AbstractEventLoop | None, delivered: Deliveries, answer: Callable[[], None] = lambda: None) -> bool:

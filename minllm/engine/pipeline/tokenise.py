@@ -4,6 +4,7 @@ from minllm.engine.llm_engine import LLMEngine
 from minllm.engine.pipeline.bounded_queue import BoundedQueue
 from minllm.engine.pipeline.distinct_queue import DistinctQueue
 from minllm.engine.pipeline.request import PipelineRequest
+from minllm.errors import as_exception
 
 AT_A_TIME = 16  # prompts taken from the queue per call
 
@@ -43,5 +44,5 @@ class TokeniseStage:
                 request.request_id, prompt, request.params, priority=request.priority, deadline=request.deadline,
                 cache_salt=request.cache_salt, arrival_time=request.arrival_time,
             )  # fmt: skip
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this request alone
-            request.error = error
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it ends this request alone
+            request.error = as_exception(error)

@@ -96,10 +96,7 @@ class RankRunner(ModelRunner):
         with self.watching():
             computed = self.ops.to_host(logits).copy()
         if self.leads:
-            try:
-                computed = super()._process(logits, sequence)
-            except Exception as error:  # noqa: BLE001 - whatever a user's function raises; the ranks finish the step first
-                self.fault = error
+            computed = super()._process(logits, sequence)
         self.ops.share_row(logits)
         return computed
 
@@ -145,7 +142,6 @@ class LeadingRunner(RankRunner):
     """The runner of rank 0. `processes` is set once all ranks have loaded. Raises RankError if a rank has ended."""
 
     leads = True
-    fault: Exception | None = None  # error of a user's function in this step
     processes: OtherRanks
     watchdog: Watchdog | None = None  # None until all ranks have warmed up
 
@@ -162,10 +158,7 @@ class LeadingRunner(RankRunner):
     def execute(self, step: Step) -> list[CheckedForward]:
         """Publish a step and launch it."""
         self.processes.send(Execute(published(step, self.policy, self.speculator is not None)))
-        self.fault = None
         results = self._together(lambda: super(LeadingRunner, self).execute(step))
-        if self.fault is not None:
-            raise self.fault
         return [CheckedForward(result, self) for result in results]
 
     def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:

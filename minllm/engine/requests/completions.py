@@ -1,6 +1,8 @@
 """Build the RequestOutput that users see from the sequences of a request, one per completion."""
 
 from collections.abc import Sequence as Many
+from contextlib import suppress
+from typing import Any
 
 from minllm.engine.requests.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from minllm.engine.requests.sequence import Sequence
@@ -30,6 +32,24 @@ def output_of(sequences: Many[Sequence]) -> RequestOutput:
         prompt_logprobs=None if first.params.prompt_logprobs is None else list(first.prompt_logprobs),
         error=next((sequence.error for sequence in sequences if sequence.error is not None), None),
     )
+
+
+def raise_failure(errors: list[Exception | None], outputs: list[Any]) -> None:
+    """Raise the first error of a call's requests, if there is one; its attribute `outputs` holds the outputs of all.
+
+    errors: one for each request, None for one that did not fail.
+    """
+    failed = [index for index, error in enumerate(errors) if error is not None]
+    if not failed:
+        return
+    error = errors[failed[0]]
+    with suppress(Exception):  # the class of a user's error may refuse attributes
+        error.outputs = outputs
+        if len(outputs) > 1:
+            first, *others = failed
+            more = f", and {len(others)} more" if others else ""
+            error.add_note(f"Prompt {first} of {len(outputs)}, counted from 0, failed{more}: this error's `outputs` holds what all got.")
+    raise error
 
 
 def completion_of(sequence: Sequence, finish_reason: FinishReason | None, index: int = 0) -> CompletionOutput:

@@ -9,6 +9,7 @@ from typing import Any
 
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.stop_strings import StopStringMatcher
+from minllm.errors import Contained
 
 
 class OutputText:
@@ -46,6 +47,7 @@ class OutputText:
         with self._lock:
             self._num_read, self.decoder = num_tokens, None
 
+    @Contained()
     def _read(self, token_ids: Many[int], are_all: bool) -> None:
         """Decode the output tokens that have not been decoded yet."""
         new, min_tokens = token_ids[self._num_read :], self.params.min_tokens

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
-from minllm.errors import InvalidRequestError, shown
+from minllm.errors import Contained, ForeignError, InvalidRequestError, shown
 
 
 class TextPrompt(TypedDict):
@@ -88,13 +88,14 @@ def parse_prompts(
 
 @contextmanager
 def naming_the_prompt(index: int, count: int) -> Iterator[None]:
-    """Add the prompt's index to an InvalidRequestError raised inside, if the call has several prompts."""
+    """Add the prompt's index to an error of minllm raised inside, if the call has several prompts; foreign errors are contained."""
     try:
-        yield
-    except InvalidRequestError as error:
+        with Contained():
+            yield
+    except (InvalidRequestError, ForeignError) as error:
         if count == 1:
             raise
-        raise InvalidRequestError(f"Prompt {index} of {count}, counted from 0: {error} Nothing was computed.") from error
+        raise type(error)(f"Prompt {index} of {count}, counted from 0: {error} Nothing was computed.") from error
 
 
 def _parse(prompt: Any, encode: Callable[[str], list[int]], vocab_size: int) -> PromptTokens:

@@ -5,7 +5,8 @@ It holds the state that changes while it runs: its tokens, their text (output_te
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from minllm.engine.requests.output_text import OutputText
 from minllm.engine.requests.outputs import FinishReason, Logprob
 from minllm.engine.requests.sampling_params import SamplingParams
+from minllm.errors import as_exception
 
 NO_SLOT = -1
 LONGEST_SCORED_CHUNK = 512  # tokens: their logits are 512 times the vocabulary's size in float32, 263 MB for Llama 3
@@ -51,6 +53,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: Exception | None = None  # why it ended, with finish_reason "error"
+    fault: Exception | None = None  # an error that this sequence alone has caused in the current step, whose results end it
     first_token_time: float | None = None
     last_token_time: float | None = None
 
@@ -168,6 +171,14 @@ class Sequence:
         """End the sequence after its present tokens."""
         self.error = error
         self.finish_reason = reason
+
+    @contextmanager
+    def at_fault(self) -> Iterator[None]:
+        """A context for work for this sequence within a step of many: an error inside ends this sequence with the step's results."""
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the others of the step go on
+            self.fault = as_exception(error)
 
     def give_up(self, error: Exception) -> None:
         """End the sequence because of an error in its decoder; its text stays as it is."""

@@ -17,9 +17,11 @@ class TextStream(Iterator[str]):
 
     def __init__(self, sequence: Sequence, core: EngineCore):
         self._sequence, self._core = sequence, core
-        self._has_begun = False
+        self._has_begun = self._is_closed = False
 
     def __next__(self) -> str:
+        if self._is_closed:
+            raise StopIteration
         if not self._has_begun:
             self._has_begun = True
             self._core.add(self._sequence)
@@ -42,9 +44,9 @@ class TextStream(Iterator[str]):
 
     def close(self) -> None:
         """End the generation; does nothing if it has ended or not begun."""
-        if self._has_begun:
+        if self._has_begun and not self._is_closed:
             self._core.abort([self._sequence])
-        self._has_begun = True
+        self._is_closed = True
 
     def __del__(self):
         self.close()

@@ -20,7 +20,7 @@ from minllm.engine.scheduling.preemption import Preemption
 from minllm.engine.scheduling.queues import Queues
 from minllm.engine.scheduling.speculative import Speculation
 from minllm.engine.scheduling.step import Span, Step, Verified
-from minllm.errors import OutOfMemoryError
+from minllm.errors import OutOfMemoryError, as_exception
 
 
 class Scheduler(Queues):
@@ -209,11 +209,14 @@ class Scheduler(Queues):
     # Results
 
     def _append(self, sequence: Sequence, token_id: int, logprobs: dict | None, now: float) -> None:
-        """Give a sequence its next token; it leaves if that is the last one, or if its decoder raises an error."""
+        """Give a sequence its next token; it leaves if that is the last one, or if it is at fault, or its decoder raises an error."""
+        if sequence.fault is not None:
+            self.abort(sequence, sequence.fault)
+            return
         try:
             sequence.append(token_id, logprobs, now)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this sequence, and the others of the step go on
-            sequence.give_up(error)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it ends this sequence, and the others of the step go on
+            sequence.give_up(as_exception(error))
         if sequence.is_finished:
             self.memory.prediction.observe(sequence)
             self._leave(sequence)
@@ -224,6 +227,6 @@ class Scheduler(Queues):
         for span in step.spans[step.num_decodes :]:
             sequence = span.sequence
             if sequence.max_tokens == 0 and span.start + span.length == sequence.num_prefill_tokens and not sequence.is_finished:
-                self.end(sequence, "length")
+                self.end(sequence, "length" if sequence.fault is None else "error", sequence.fault)
                 ended.append(sequence)
         return ended

@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
-from minllm.errors import CheckpointError, UnsupportedModelError
+from minllm.errors import CheckpointError, UnsupportedModelError, as_exception
 from minllm.models.gguf.gguf_file import GgufFile
 from minllm.models.gguf.hyperparameters import metadata_fields
 from minllm.models.gguf.pre_tokenizers import SPLITTINGS, Splitting
@@ -40,8 +40,10 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
     vocabulary = {token: token_id for token_id, token in enumerate(tokens) if types[token_id] != UNUSED}
     try:
         backend = tokenizers.Tokenizer(models.BPE(vocabulary, _pairs(file, merges), ignore_merges=splitting.ignore_merges))
-    except Exception as error:  # the library raises a plain Exception, for example if a merge has unknown tokens
-        raise CheckpointError(f"{file.path}: tokens and merges make no tokenizer ({error}); the file is damaged, copy it again.") from error
+    except BaseException as error:  # the library raises a plain Exception, for example if a merge has unknown tokens, or panics
+        raise CheckpointError(
+            f"{file.path}: tokens and merges make no tokenizer ({as_exception(error)}); the file is damaged, copy it again."
+        ) from error
     backend.pre_tokenizer, backend.decoder = splitting.pre_tokenizer, decoders.ByteLevel()
     if splitting.normalizer is not None:
         backend.normalizer = splitting.normalizer
