@@ -1,7 +1,7 @@
 """A model's tokenizer: text to token ids and back, and conversations to prompts.
 
-The `tokenizers` library does the work, with the model's own tokenizer.json. tokenizer_config.json adds the tokens that begin and end a
-text, and the chat template.
+The `tokenizers` library encodes, with the model's own tokenizer.json and the tokens that other files add to it (tokenizer_files.py).
+Decoding is ours (decoder_steps.py), for ids that arrive one at a time or all at once.
 """
 
 import functools
@@ -13,12 +13,13 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from minllm.errors import CheckpointError, Contained, InvalidRequestError, as_exception
+from minllm.errors import Contained, InvalidRequestError
 from minllm.models.decoder_steps import TOKENIZATION_SPACES, DecoderChain
 from minllm.models.incremental_decoder import IncrementalDecoder
-from minllm.models.json_files import read_json, refuse_special_file
+from minllm.models.json_files import read_json
 from minllm.models.named_templates import ChatTemplates, find_templates
 from minllm.models.token_length import most_chars_per_token
+from minllm.models.tokenizer_files import read_backend
 
 
 class Tokenizer:
@@ -34,10 +35,14 @@ class Tokenizer:
         self.backend = backend
         self.backend.no_truncation()  # some files contain the limits of the training run
         self.backend.no_padding()
+        self.backend.encode_special_tokens = (config or {}).get("split_special_tokens") is True
         self.config = dict(config or {})
         self.decoder: dict[str, Any] | None = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
         self._clean_up = TOKENIZATION_SPACES if self._cleans_up() else ()
-        self.special_token_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        added = backend.get_added_tokens_decoder()
+        special = {token.content for token in added.values() if token.special}
+        # A token that is matched in normalised text has a normalised name, which the library does not take for special.
+        self.special_token_ids = frozenset(token_id for token_id in added if backend.id_to_token(token_id) in special)
         self._special_tokens = {key: text for key in self.config if key.endswith("_token") and (text := _token_text(self.config[key]))}
         self._templates = ChatTemplates(chat_templates or {}, self._special_tokens)
         self._added = self._explicitly_added()
@@ -49,19 +54,9 @@ class Tokenizer:
         Raises CheckpointError if tokenizer.json is missing or damaged.
         """
         directory = Path(directory)
-        path = directory / "tokenizer.json"
-        if not path.exists():
-            raise CheckpointError(
-                f"tokenizer.json is missing from {directory}. A model with only tokenizer.model or vocab.json can be converted: "
-                "AutoTokenizer.from_pretrained(PATH).save_pretrained(PATH)."
-            )
-        refuse_special_file(path)
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except BaseException as error:  # the library raises its plain Exception for any fault of the file, or panics
-            raise CheckpointError(f"{path} cannot be read as a tokenizer: {as_exception(error)}.") from error
-        config_path = directory / "tokenizer_config.json"
-        config = read_json(config_path) if config_path.exists() else {}
+        path = directory / "tokenizer_config.json"
+        config = read_json(path) if path.exists() else {}
+        backend, config = read_backend(directory, config)
         return cls(backend, config, find_templates(directory, config))
 
     @property
@@ -76,13 +71,23 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The id of the token that begins a text; None if tokenizer_config.json names none."""
+        """The id of the token that begins a text; None if the files name none."""
         return self._id_of("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """The id of the token that ends a text; None if tokenizer_config.json names none."""
+        """The id of the token that ends a text; None if the files name none."""
         return self._id_of("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The id of the token that fills up short texts of a batch; None if the files name none."""
+        return self._id_of("pad_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        """The id of the token for what the vocabulary lacks; None if the files name none."""
+        return self._id_of("unk_token")
 
     @Contained()
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

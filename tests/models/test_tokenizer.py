@@ -1,5 +1,7 @@
 """The tokenizer against transformers, and its errors."""
 
+import warnings
+
 import pytest
 import tokenizers
 from tokenizers import processors
@@ -102,33 +104,83 @@ def test_ids_and_texts_equal_transformers(make, tmp_path):
         assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def test_add_bos_token_and_add_eos_token_are_obeyed(tmp_path):
-    plain = write_tokenizer(tmp_path, sentencepiece(), {"bos_token": "<s>", "eos_token": "</s>"})
-    neither = write_tokenizer(tmp_path, sentencepiece(), {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": False})
-    both = write_tokenizer(
-        tmp_path, sentencepiece(), {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": True, "add_eos_token": True}
-    )
-    words = plain.encode("hello", add_special_tokens=False)
-    assert plain.encode("hello") == [1, *words]  # the BOS that its tokenizer.json adds
-    assert neither.encode("hello") == words
-    assert both.encode("hello") == [1, *words, 2]
-    assert both.encode("hello", add_special_tokens=False) == words
-    assert (both.bos_token_id, both.eos_token_id) == (1, 2)
+SENTENCE = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def test_a_flag_that_is_missing_leaves_its_side_to_tokenizer_json(tmp_path):
-    def encode(**flags):
-        return write_tokenizer(tmp_path, sentencepiece(), {"bos_token": "<s>", "eos_token": "</s>", **flags}).encode("hello")
+def test_flags_of_a_gguf_file_say_what_is_added():
+    """add_bos_token and add_eos_token as gguf/vocabulary.py gives them; a flag that is missing leaves its side to the post-processor."""
 
-    plain = encode()
-    assert plain[0] == 1 and plain[-1] != 2
-    assert encode(add_eos_token=False) == encode(add_eos_token=False, add_bos_token=None) == plain
-    assert encode(add_eos_token=True) == [*plain, 2]
-    assert encode(add_bos_token=False) == plain[1:]
-    assert encode(add_bos_token=True) == plain
+    def encode(add_special_tokens=True, backend=None, **flags):
+        return Tokenizer(backend or sentencepiece(), {**SENTENCE, **flags}).encode("hello", add_special_tokens)
+
+    words = encode(False)
+    assert encode() == [1, *words]  # the BOS of the post-processor
+    assert encode(add_bos_token=False) == words
+    assert encode(add_bos_token=True) == [1, *words]
+    assert encode(add_eos_token=False) == encode(add_eos_token=False, add_bos_token=None) == [1, *words]
+    assert encode(add_eos_token=True) == encode(add_eos_token=True, add_bos_token=True) == [1, *words, 2]
+    assert encode(False, add_bos_token=True, add_eos_token=True) == words
     both = sentencepiece()
     both.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
-    assert write_tokenizer(tmp_path, both, {"bos_token": "<s>", "add_bos_token": False}).encode("hello") == [*plain[1:], 2]
+    assert encode(backend=both, add_bos_token=False) == [*words, 2]
+
+
+def test_flags_of_a_directory_are_left_to_tokenizer_json(tmp_path):
+    """As in transformers: a directory's tokenizer.json has a post-processor."""
+    flags = {"add_bos_token": False, "add_eos_token": True, "tokenizer_class": "PreTrainedTokenizerFast"}
+    tokenizer = write_tokenizer(tmp_path, sentencepiece(), SENTENCE | flags)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert tokenizer.encode("hello") == theirs.encode("hello") == [1, *tokenizer.encode("hello", add_special_tokens=False)]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "config, named",
+    [
+        ({"fast_tokenizer_files": ["a"], "sp_model_kwargs": {}, "fix_mistral_regex": True}, ["fast_tokenizer_files", "fix_mistral_regex"]),
+        ({"tokenizer_class": "Qwen2TokenizerFast"}, ["pre_tokenizer of tokenizer.json", "TokenizersBackend keeps it"]),
+        ({"tokenizer_class": "GPT2TokenizerFast"}, []),
+        ({"tokenizer_class": "XLMRobertaTokenizerFast"}, ["tokenizer_class", "XLMRobertaTokenizer", "tokenizer.json is followed"]),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True, "eos_token": "</s>", "auto_map": None}, []),
+    ],
+)
+def test_keys_that_are_not_followed_are_named_in_one_warning(config, named, tmp_path):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        write_tokenizer(tmp_path, byte_level(), config)
+    assert [all(word in str(warning.message) for word in named) for warning in caught] == [True] * bool(named)
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"eos_token": 3}, "special token must be a text"),
+        ({"extra_special_tokens": "a"}, "list of tokens"),
+        ({"extra_special_tokens": [1]}, "special token must be a text"),
+        ({"added_tokens_decoder": {"a": {"content": "x"}}}, "from ids to tokens"),
+        ({"added_tokens_decoder": [1]}, "must be an object"),
+        ({"model_specific_special_tokens": ["x"]}, "must be an object"),
+        ({"added_tokens_decoder": {"1": "x"}}, 'object with "content"'),
+        ({"added_tokens_decoder": {"1": {"content": "x", "lstrip": "no"}}}, "true or false"),
+    ],
+)
+def test_special_tokens_of_another_form_are_refused(config, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        write_tokenizer(tmp_path, byte_level(), config)
+
+
+def test_ids_of_added_tokens_are_numbers(tmp_path):
+    (tmp_path / "added_tokens.json").write_text('{"x": "one"}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match="from tokens to ids"):
+        write_tokenizer(tmp_path, byte_level(), {})
+
+
+def test_objects_are_tokens_wherever_texts_are(tmp_path):
+    """Older files have them, with and without a "__type"; transformers 5 refuses some of these."""
+    token = {"__type": "AddedToken", "content": "<|a|>", "lstrip": True}
+    tokenizer = write_tokenizer(tmp_path, byte_level(), {"eos_token": token, "extra_special_tokens": [{"content": "<|b|>"}]})
+    assert tokenizer.decode(tokenizer.encode("x <|a|><|b|>y")) == "xy"
+    assert tokenizer.eos_token_id == tokenizer.encode("<|a|>")[0]
 
 
 def test_limits_of_the_training_run_are_not_taken_over(tmp_path):
