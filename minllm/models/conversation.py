@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from minllm.errors import InvalidRequestError, shown
+from minllm.errors import Contained, InvalidRequestError, shown
 
 EXAMPLE = '[{"role": "user", "content": "Hello"}]'
 MOST_VALUES = 1 << 20
@@ -29,6 +29,7 @@ def is_one_conversation(messages: Any) -> bool:
     return not (isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages))
 
 
+@Contained()
 def plain_data(value: Any) -> Any:
     """A copy that holds only JSON's types, so that a template reaches no method of a caller's objects.
 
