@@ -210,8 +210,9 @@ show_source(
     notes={
         "row = cuda.blockIdx.y": "Rows of the batch lie along one axis of the grid, parts of a row along the other.",
         "quad = load_quad": "Four neighbouring logits by one load of 16 bytes.",
-        "if quad[i] > best": "A thread's tokens come in rising order, so here a plain `>` keeps the lowest id. A NaN is "
-        "not larger than anything, so it is never chosen.",
+        "x = nan_as_infinity": "A NaN says that the forward has overflowed: it counts as the largest of all, and the "
+        "row gives -2 instead of a token.",
+        "if x > best": "A thread's tokens come in rising order, so here a plain `>` keeps the lowest id.",
         "store_block_argmax": "Threads, then warps, with the tie rule: your exercise below.",
     },
 )
@@ -272,7 +273,7 @@ for temperature in (0.0, 0.5, 1.0, 1.5):
 # | min-p = 0.2 | all with at least p times the largest probability | 8, 4, 2: 0.2 · 8 is 1.6 |
 #
 # Each rule keeps the likeliest tokens down to some limit. So each rule comes down to one number, a threshold on the
-# logit:
+# logit. Together, top-p counts last, among the tokens that the other two leave:
 
 # %% tags=["hide-input"]
 from minllm.kernels.sampling import thresholds as thresholds_file
@@ -281,10 +282,10 @@ show_source(
     thresholds_file._row_threshold,
     folded="The three thresholds in NumPy",
     notes={
-        "np.partition": "The k-th largest, without sorting the others.",
-        "np.cumsum": "NumPy sorts the tokens that top-k kept; the GPU does not.",
-        "np.searchsorted": "The first place where the sum reaches p.",
         "np.log(min_p)": "A share of the probability is a difference of logits: no softmax is needed.",
+        "np.partition": "The k-th largest, without sorting the others.",
+        "np.cumsum": "NumPy sorts the tokens that the other two rules kept; the GPU does not.",
+        "np.searchsorted": "The first place where the sum reaches p.",
     },
 )
 
@@ -544,8 +545,8 @@ show_source(
     notes={
         "if scale > float32(0.0)": "Greedy rows and rows that draw may stand in one batch.",
         "words = philox_4x32": "Counter: a quarter of the token id, and the step. Key: the seed of this row.",
-        "if quad[i] >= threshold": "Top-k, top-p and min-p, all three.",
-        "score = quad[i] + scale * gumbel": "The noise is multiplied by T instead of dividing the logits by it.",
+        "if not x < threshold": "Top-k, top-p and min-p, all three.",
+        "score = x + scale * gumbel": "The noise is multiplied by T instead of dividing the logits by it.",
     },
 )
 

@@ -88,6 +88,10 @@ class InvalidRequestError(MinLLMError, ValueError):
     """A prompt or a sampling parameter is invalid; nothing was computed."""
 
 
+class SamplingError(MinLLMError, ValueError):
+    """No next token can be chosen for a request: its options exclude all, or its logits hold NaN or infinity. Other requests go on."""
+
+
 class OutOfMemoryError(MinLLMError, MemoryError):
     """The request does not fit into the free memory; the message says how much is needed and how much is free."""
 

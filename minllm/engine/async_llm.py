@@ -109,7 +109,8 @@ class AsyncLLM:
         generate().
         """
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
-        prompt = functools.partial(chat_prompt, messages, options, self.tokenizer, self.max_model_len)
+        longest = self._llm.llm_engine.longest_prompt([sampling_params or self.get_default_sampling_params()])
+        prompt = functools.partial(chat_prompt, messages, options, self.tokenizer, longest)
         return self.generate(prompt, sampling_params, request_id=request_id, **request)
 
     async def add_request(

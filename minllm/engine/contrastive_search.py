@@ -17,6 +17,7 @@ import numpy as np
 
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.policy import CachePolicy
+from minllm.engine.requests.no_token import check_finite
 from minllm.engine.requests.parameter_checks import flag, integer, real
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
@@ -76,7 +77,10 @@ class ContrastiveSearch:
     max_num_batched_tokens: int
 
     def run(self, sequence: Sequence, params: ContrastiveSearchParams) -> None:
-        """Append tokens to a sequence until it ends. Raises OutOfMemoryError if the cache has no room for the forks."""
+        """Append tokens to a sequence until it ends.
+
+        Raises OutOfMemoryError if the cache has no room for the forks, and SamplingError if logits hold NaN or infinity.
+        """
         if self.cache.shape.residual_window:
             raise InvalidRequestError("Contrastive search needs a cache without residual windows: set kv_cache_residual_window=0.")
         forks = [Fork()]
@@ -85,6 +89,7 @@ class ContrastiveSearch:
             logits, context = self._prompt(forks[0], sequence.prompt_token_ids)  # [vocab], [n, hidden]
             while not sequence.is_finished:
                 probabilities = np.exp(log_softmax(logits))
+                check_finite(probabilities, self.ops.dtype)
                 candidates = np.argsort(-probabilities, kind="stable")[: params.top_k]
                 self._fork(forks, len(candidates))
                 logits_of, hidden = self._extend(forks, candidates, sequence.num_tokens)

@@ -11,6 +11,9 @@ with a token that was not known in advance, such as an end of text, is therefore
 from collections import deque
 from collections.abc import Iterable
 
+import numpy as np
+
+from minllm.engine.requests.no_token import not_finite_error
 from minllm.engine.requests.outputs import Logprob
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.forward_result import ForwardResult
@@ -101,19 +104,26 @@ class EngineCore:
             return [None] * len(result.token_ids)
         named: list[dict[int, Logprob] | None] = [None] * len(result.token_ids)
         for row, (sequence, token_id) in enumerate(zip(result.owners, result.token_ids, strict=True)):
-            if sequence.needs_logprobs:
+            if sequence.needs_logprobs and token_id >= 0:
                 with sequence.at_fault():
                     named[row] = named_logprobs(result.logprobs, row, token_id, sequence.params.logprobs or 0, self.tokenizer)
         return named
 
     def _name_prompt(self, span, found: LogProbabilities) -> None:
-        """Record the log-probabilities that a span predicts for prompt tokens, except known ones: a preempted prompt is recomputed."""
+        """Record the log-probabilities that a span predicts for prompt tokens, except known ones: a preempted prompt is recomputed.
+
+        Raises SamplingError for logits that are not finite.
+        """
         sequence, top = span.sequence, span.sequence.params.prompt_logprobs
+        if sequence.fault is not None:  # of an earlier chunk; the sequence ends with its last one
+            return
         if not sequence.prompt_logprobs:
             sequence.prompt_logprobs.append(None)  # nothing predicts the first token
         known, end = len(sequence.prompt_logprobs), min(span.start + span.length + 1, len(sequence.prompt_token_ids))
         for position in range(known, end):
             token_id, row = sequence.prompt_token_ids[position], position - span.start - 1
+            if np.isnan(found.chosen[row]):
+                raise not_finite_error(sequence, f"token {position + 1} of its prompt")
             sequence.prompt_logprobs.append(named_logprobs(found, row, token_id, top, self.tokenizer))
 
 

@@ -179,7 +179,7 @@ class LLM:
         in generate().
         """
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
-        return self.generate(self._chat_tokens(messages, options), sampling_params, cache_salt=cache_salt)
+        return self.generate(self._chat_tokens(messages, options, sampling_params), sampling_params, cache_salt=cache_salt)
 
     def stream_chat(
         self,
@@ -198,11 +198,13 @@ class LLM:
         messages: a conversation, [{"role": "user", "content": "..."}, ...].
         """
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
-        return self.stream(self._chat_tokens(messages, options), sampling_params, cache_salt=cache_salt)
+        return self.stream(self._chat_tokens(messages, options, sampling_params), sampling_params, cache_salt=cache_salt)
 
     @called_on_all_ranks
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i.
+
+        They are returned as they are computed, NaN and infinity included.
 
         token_ids: the text's tokens, at least one, and at most max_model_len.
         """
@@ -217,7 +219,8 @@ class LLM:
         token_ids: the text's tokens, at least two. window: tokens that the model reads at a time; its context if that is shorter.
         stride: tokens from the start of one window to the start of the next; at most half of the window if that had to be shortened.
 
-        Every token is counted once, with at least window - stride tokens of context except in the first window.
+        Every token is counted once, with at least window - stride tokens of context except in the first window. Raises SamplingError
+        if the logits hold NaN or infinity.
         """
         token_ids = checked_token_ids(token_ids, self.engine.model.config.vocab_size)
         if len(token_ids) < 2:
@@ -275,20 +278,26 @@ class LLM:
     def _requests(self, prompts: Any, params: Any = None, cache_salt: Any = None, kind: type = SamplingParams) -> list[list[Sequence]]:
         """The sequences of each prompt, after checking a call's prompts, parameters and salts. Nothing is reserved yet."""
         self.engine  # noqa: B018 - raises if this LLM was closed
-        parsed = self.llm_engine.parse(prompts)
+        parsed = self.llm_engine.parse(prompts, self._listed(params))
         params = self._params_for(len(parsed), params, kind)
         salts = checked_salts(cache_salt, parsed)
         make = make_beams if kind is BeamSearchParams else make_sequences
         return self.llm_engine.make_requests(list(zip(parsed, params, salts, strict=True)), make=make)
 
-    def _chat_tokens(self, messages: Any, options: ChatOptions) -> list[TokensPrompt]:
+    def _chat_tokens(self, messages: Any, options: ChatOptions, params: Any) -> list[TokensPrompt]:
         """The prompt of each conversation."""
+        longest = self.llm_engine.longest_prompt(self._listed(params))
         conversations = [messages] if is_one_conversation(messages) else messages
         prompts = []
         for index, conversation in enumerate(conversations):
             with naming_the_prompt(index, len(conversations)):
-                prompts.append(chat_prompt(conversation, options, self.tokenizer, self.max_model_len))
+                prompts.append(chat_prompt(conversation, options, self.tokenizer, longest))
         return prompts
+
+    def _listed(self, params: Any) -> list[Any]:
+        """The parameters that a call was given, in a list."""
+        given = self._default_params if params is None else params
+        return given if isinstance(given, list | tuple) else [given]
 
     def _params_for(self, count: int, given: Any, kind: type) -> list[Any]:
         """The parameters of each request, of the class `kind`."""

@@ -58,9 +58,10 @@ class LLMEngine:
         if deadline is not None:
             deadline = real("deadline", deadline, 0.0, math.inf, "None or a number of seconds, at least 0")
         arrival_time = arrival_time or time.perf_counter()
-        [parsed] = self.parse(prompt)
+        params = params or self.default_params
+        [parsed] = self.parse(prompt, [params])
         [salt] = checked_salts(cache_salt, [parsed])
-        [sequences] = self.make_requests([(parsed, params or self.default_params, salt)], request_id)
+        [sequences] = self.make_requests([(parsed, params, salt)], request_id)
         for sequence in sequences:
             sequence.priority, sequence.arrival_time = priority, arrival_time
             sequence.deadline = None if deadline is None else arrival_time + deadline
@@ -102,11 +103,16 @@ class LLMEngine:
         """The engine's current load, and its counts since it was made."""
         return engine_stats(self.core.scheduler, self.core.num_steps, **self.engine.runner.graph_counts())
 
-    def parse(self, prompts: Any) -> list[PromptTokens]:
-        """The tokens of one prompt or of each of several. Raises InvalidRequestError."""
+    def parse(self, prompts: Any, params: list[Any]) -> list[PromptTokens]:
+        """The tokens of one prompt or of each of several, for requests with these parameters. Raises InvalidRequestError."""
         engine, tokenizer = self.engine, self.engine.tokenizer
         vocab_size = engine.model.config.vocab_size
-        return parse_prompts(prompts, tokenizer.encode, vocab_size, engine.max_model_len, tokenizer.most_chars_per_token)
+        return parse_prompts(prompts, tokenizer.encode, vocab_size, self.longest_prompt(params), tokenizer.most_chars_per_token)
+
+    def longest_prompt(self, params: list[Any]) -> int | None:
+        """The most tokens that prompts may have before they are truncated; None if all requests with these parameters truncate theirs."""
+        truncates = all(isinstance(one, SamplingParams) and one.truncate_prompt_tokens is not None for one in params)
+        return None if truncates else self.engine.max_model_len
 
     def make_requests(
         self, given: list[tuple[PromptTokens, Any, str]], request_id: str | None = None, make: Callable = make_sequences

@@ -15,6 +15,7 @@ import numpy as np
 
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.policy import CachePolicy
+from minllm.engine.requests.no_token import check_finite
 from minllm.engine.running.batch_arrays import build_batch, chunks, to_backend
 from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
@@ -68,11 +69,15 @@ class Scorer:
         return forward(self.ops, self.model, to_backend(batch, self.ops), self.cache.layers)
 
     def log_likelihoods(self, token_ids: list[int], first_target: int = 1) -> np.ndarray:
-        """log p(token i | tokens 0 .. i - 1) for i from `first_target` (at least 1) on: float32 [len(token_ids) - first_target]."""
+        """log p(token i | tokens 0 .. i - 1) for i from `first_target` (at least 1) on: float32 [len(token_ids) - first_target].
+
+        Raises SamplingError if logits hold NaN or infinity.
+        """
         parts, target = [], first_target
         for logits in self.logits(token_ids[:-1], first_target - 1):
             targets = np.asarray(token_ids[target : target + len(logits)])
             parts.append(np.take_along_axis(log_softmax(logits), targets[:, None], axis=1)[:, 0])
+            check_finite(parts[-1], self.ops.dtype)
             target += len(logits)
         return np.concatenate(parts)
 

@@ -41,10 +41,10 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         return out
 
     def argmax_of_ranks(self, own: Any, part: VocabularyPart, slots: Any) -> Any:
-        """The id of each row's largest logit over all ranks, the lowest among equals, 0 for slot -1: int32 [R]."""
+        """The id of each row's largest logit over all ranks: argmax_of_ranks_reference, int32 [R]."""
         rows, count = own.shape[0], parts_of(part.size)
         values, tokens = self.empty((rows, count), np.float32), self.empty((rows, count), np.int32)
-        argmax_of_own(own, values, tokens, self.stream)
+        argmax_of_own(own, part.columns, values, tokens, self.stream)
         values, tokens, out = self._gathered(values), self._gathered(tokens), self.empty((rows,), np.int32)
         argmax_of_ranks(values, tokens, slots, part.size, out, self.stream)
         return out

@@ -5,8 +5,8 @@
     embedding, head       the vocabulary is split into equal parts of consecutive ids; norms and learned positions are whole on every rank
 
 If there are fewer KV heads than ranks, several ranks hold the same one. A quantised matrix is split between groups. The vocabulary's last
-part is padded with NaN, which argmax never chooses and which is dropped when logits are gathered. The first stage has the embedding, the
-last one the head. Each rank reads only its part of a mapped safetensors file; a GGUF file's tensors are dequantised whole before splitting.
+part is padded with NaN, which argmax skips and which is dropped when logits are gathered. The first stage has the embedding, the last one
+the head. Each rank reads only its part of a mapped safetensors file; a GGUF file's tensors are dequantised whole before splitting.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
 """
@@ -44,6 +44,11 @@ class VocabularyPart(NamedTuple):
     def first(self) -> int:
         """The first token id of this rank."""
         return self.rank * self.size
+
+    @property
+    def columns(self) -> int:
+        """The number of token ids on this rank."""
+        return min(max(self.vocab_size - self.first, 0), self.size)
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """This rank's rows of a matrix [vocab, hidden], padded with NaN: [size, hidden]."""

@@ -148,8 +148,8 @@ class TensorParallelNumpyOps(TensorParallel, NumpyOps):
         return out
 
     def argmax_of_ranks(self, own: np.ndarray, part: VocabularyPart, slots: np.ndarray) -> np.ndarray:
-        """The id of each row's largest logit over all ranks, the lowest among equals, 0 for slot -1: int32 [R]."""
-        values, tokens = map(self._gathered, argmax_of_own_reference(own))
+        """The id of each row's largest logit over all ranks: argmax_of_ranks_reference, int32 [R]."""
+        values, tokens = map(self._gathered, argmax_of_own_reference(own, part.columns))
         return argmax_of_ranks_reference(values, tokens, slots, part.size)
 
     def gather_columns(self, own: np.ndarray, part: VocabularyPart) -> np.ndarray:

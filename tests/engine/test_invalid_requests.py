@@ -170,7 +170,7 @@ def test_truncated_prompts(llm):
     kept = llm.generate(long, SamplingParams(truncate_prompt_tokens=7, temperature=0))[0]
     assert kept.prompt_token_ids == long[-7:]
     assert kept.outputs == llm.generate(long[-7:], SamplingParams(temperature=0))[0].outputs
-    assert llm.generate(long, SamplingParams(truncate_prompt_tokens=-1))[0].prompt_token_ids == long[-255:]
+    assert llm.generate(long, SamplingParams(truncate_prompt_tokens=-1, max_tokens=5))[0].prompt_token_ids == long[-251:]
     assert llm.generate([5, 6], SamplingParams(truncate_prompt_tokens=100))[0].prompt_token_ids == [5, 6]
     with pytest.raises(InvalidRequestError, match="256 tokens, and max_model_len=256 allows 255"):
         llm.generate(long, SamplingParams(truncate_prompt_tokens=256))

@@ -5,7 +5,7 @@ import pytest
 from minllm import SamplingParams
 from minllm.engine.requests.bad_words import bad_word_token_ids, banned_next
 from minllm.engine.requests.prompts import PromptTokens
-from minllm.engine.requests.request_checks import check_vocabulary, prompt_in_context
+from minllm.engine.requests.request_checks import check_context, check_vocabulary
 from minllm.errors import InvalidRequestError
 
 PROMPT = PromptTokens("text", list(range(10)))
@@ -32,26 +32,11 @@ def test_what_a_vocabulary_of_ten_has():
 
 
 def test_a_prompt_that_is_only_scored_may_fill_the_context():
-    assert prompt_in_context(PROMPT, SamplingParams(max_tokens=0), 10) == PROMPT
+    check_context(PROMPT, SamplingParams(max_tokens=0), 10)
     with pytest.raises(InvalidRequestError, match="10 tokens, and max_model_len=10 allows 9, with one more for the first new token"):
-        prompt_in_context(PROMPT, SamplingParams(), 10)
+        check_context(PROMPT, SamplingParams(), 10)
     with pytest.raises(InvalidRequestError, match="10 tokens, and max_model_len=9 allows 9: shorten it"):
-        prompt_in_context(PROMPT, SamplingParams(max_tokens=0), 9)
-
-
-@pytest.mark.parametrize("length,max_tokens,kept", [(3, 1, 3), (10, 1, 10), (99, 1, 10), (-1, 1, 7), (-1, 0, 8)])
-def test_truncation_keeps_the_last_tokens(length, max_tokens, kept):
-    params = SamplingParams(truncate_prompt_tokens=length, max_tokens=max_tokens)
-    if kept > 7 + (max_tokens == 0):
-        with pytest.raises(InvalidRequestError, match="10 tokens"):
-            prompt_in_context(PROMPT, params, 8)
-    else:
-        assert prompt_in_context(PROMPT, params, 8) == PromptTokens("text", PROMPT.token_ids[-kept:])
-
-
-def test_a_context_of_one_token_cannot_be_truncated_to():
-    with pytest.raises(InvalidRequestError, match="leaves nothing of the prompt"):
-        prompt_in_context(PROMPT, SamplingParams(truncate_prompt_tokens=-1), 1)
+        check_context(PROMPT, SamplingParams(max_tokens=0), 9)
 
 
 SPELLINGS = {"a": [1], " a": [2], "bc": [3, 4], " bc": [5, 4], "d": [6], " d": [7, 6], "e": []}

@@ -209,6 +209,17 @@ def test_prompt_logprobs_of_a_cached_prompt(prefixes):
             check_prompt_logprobs(llm.generate([prompt(40)], params)[0], prompt(40), 1)
 
 
+@pytest.mark.parametrize(("max_num_seqs", "budget", "prefixes", "length"), [(1, 256, "hash", 33), (2, 8, "radix", 20), (2, 8, False, 9)])
+def test_prompt_logprobs_of_several_completions(max_num_seqs, budget, prefixes, length):
+    """Completions that find no slot wait, and then find the prompt in the prefix cache, or compute it again."""
+    options = dict(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, enable_prefix_caching=prefixes, block_size=4)
+    params = SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=2, prompt_logprobs=1, ignore_eos=True)
+    with LLM(model_directory("llama3"), **SMALL, **options) as llm:
+        output = llm.generate([prompt(length)], params)[0]
+    check_prompt_logprobs(output, prompt(length), 1)
+    assert [len(one.token_ids) for one in output.outputs] == [2] * 3
+
+
 def test_prompt_logprobs_of_a_long_prompt(monkeypatch):
     monkeypatch.setattr("minllm.engine.requests.sequence.LONGEST_SCORED_CHUNK", 32)
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1, ignore_eos=True)

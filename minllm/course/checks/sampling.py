@@ -6,7 +6,7 @@ from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import expect
 from minllm.course.exercise import Exercise, Rung
 from minllm.engine.requests.sampling_params import SamplingParams
-from minllm.kernels.sampling.argmax import parts_of
+from minllm.kernels.sampling.argmax import NOTHING_ALLOWED, parts_of
 from minllm.kernels.sampling.parameters import build_sampling_tensors
 from minllm.sim import unwritten
 
@@ -17,15 +17,15 @@ def greedy(argmax, logits):
     out = unwritten((len(logits),), np.int32)
     parts = (len(logits), parts_of(logits.shape[1]))
     argmax(logits, np.arange(len(logits), dtype=np.int32), out, unwritten(parts, np.float32), unwritten(parts, np.int32))
-    usable = np.where(np.isnan(logits), -np.inf, logits)
-    largest, last = np.argmax(usable, axis=1), logits.shape[1] - 1 - np.argmax(usable[:, ::-1], axis=1)
+    largest, last = np.argmax(logits, axis=1), logits.shape[1] - 1 - np.argmax(logits[:, ::-1], axis=1)
     suspects = [
         ("among equal logits the highest id was taken; the lowest one wins.", last),
-        ("this is the smallest: keep the other lane's where it is larger.", np.argmin(usable, axis=1)),
+        ("this is the smallest: keep the other lane's where it is larger. -1 is no token: idle lanes hold -inf.",
+         np.full(len(logits), NOTHING_ALLOWED)),
     ]
     for row in np.flatnonzero(out != largest)[:1]:
-        if 0 <= out[row] < logits.shape[1] and usable[row, out[row]] < usable[row, largest[row]]:
-            found, most = usable[row, out[row]], usable[row, largest[row]]
+        if 0 <= out[row] < logits.shape[1] and logits[row, out[row]] < logits[row, largest[row]]:
+            found, most = logits[row, out[row]], logits[row, largest[row]]
             lost = "the lane that holds the largest was not asked (offsets 16, 8, 4, 2, 1), or its value came without its token."
             suspects.append((f"{lost} Token {out[row]} has the logit {found:.4g}, token {largest[row]} has {most:.4g}.", out))
     expect("out", out, largest, ("row",), suspects)
@@ -104,7 +104,7 @@ EXERCISES = (
             Rung("every place", "the largest may be in any lane, warp and block.", places),
             Rung("equal logits", "the lowest id wins, so that the result does not depend on the machine.", ties),
             Rung("several rows", "each row has its own winner.", lambda argmax: greedy(argmax, np.random.default_rng(0).random((3, 77)))),
-            Rung("minus infinity and NaN", "-inf is allowed, NaN is never chosen.", lambda argmax: greedy(argmax, [[-np.inf, np.nan, -3]])),
+            Rung("minus infinity", "a token that is excluded is never chosen.", lambda argmax: greedy(argmax, [[-np.inf, -5, -3]])),
             speed.rung("minllm.kernels.sampling.argmax:argmax", speed_problems.argmax, "more than five rounds of two shuffles."),
         ),
     ),

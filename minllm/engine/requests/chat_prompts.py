@@ -17,8 +17,11 @@ class ChatOptions:
     template_kwargs: dict[str, Any] | None = None
 
 
-def chat_prompt(messages: Any, options: ChatOptions, tokenizer, max_model_len: int) -> TokensPrompt:
-    """The text and token ids of a conversation; the template itself writes the tokens that begin a text. Raises InvalidRequestError."""
+def chat_prompt(messages: Any, options: ChatOptions, tokenizer, max_model_len: int | None) -> TokensPrompt:
+    """The text and token ids of a conversation; the template itself writes the tokens that begin a text. Raises InvalidRequestError.
+
+    max_model_len: as in check_chars.
+    """
     text = tokenizer.apply_chat_template(messages, **vars(options))
     check_chars(text, tokenizer.most_chars_per_token, max_model_len)
     return TokensPrompt(prompt=text, prompt_token_ids=tokenizer.encode(text, add_special_tokens=False))

@@ -47,9 +47,12 @@ def is_single(prompts: Any) -> bool:
     return isinstance(prompts, str | Mapping)
 
 
-def check_chars(text: str, most_chars_per_token: int | None, max_model_len: int) -> None:
-    """Raises InvalidRequestError for a text too long to fit, before tokenising it: 30 MB would take more than a minute."""
-    most = None if most_chars_per_token is None else max_model_len * most_chars_per_token
+def check_chars(text: str, most_chars_per_token: int | None, max_model_len: int | None) -> None:
+    """Raises InvalidRequestError for a text too long to fit, before tokenising it: 30 MB would take more than a minute.
+
+    max_model_len: None for a text that is truncated to what fits.
+    """
+    most = None if most_chars_per_token is None or max_model_len is None else max_model_len * most_chars_per_token
     if most is not None and len(text) > most:
         raise InvalidRequestError(
             f"The prompt has {len(text):,} characters; max_model_len={max_model_len} tokens have at most {most:,}, as the longest token "
@@ -58,12 +61,12 @@ def check_chars(text: str, most_chars_per_token: int | None, max_model_len: int)
 
 
 def parse_prompts(
-    prompts: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int, most_chars_per_token: int | None = None
+    prompts: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int | None, most_chars_per_token: int | None = None
 ) -> list[PromptTokens]:
     """Convert one prompt or a list of them, each a text, a list of token ids, or a dictionary with either, to token ids.
 
     Raises InvalidRequestError for other types, for an empty prompt, for ids outside the vocabulary, and for a text of more characters
-    than `max_model_len` tokens can have. request_checks.prompt_in_context checks whether the tokens fit.
+    than `max_model_len` tokens can have (None: as many as are given). request_checks.check_context checks whether the tokens fit.
     """
     many = [prompts] if is_single(prompts) else prompts
     if not isinstance(many, list | tuple | np.ndarray) or (isinstance(many, np.ndarray) and many.ndim == 0):

@@ -28,27 +28,16 @@ def check_vocabulary(params: SamplingParams, vocab_size: int, ending_token_ids: 
         )
 
 
-def prompt_in_context(prompt: PromptTokens, params: SamplingParams, max_model_len: int) -> PromptTokens:
-    """The prompt, truncated by truncate_prompt_tokens. Raises InvalidRequestError if it leaves no room for a new token.
+def check_context(prompt: PromptTokens, params: SamplingParams, max_model_len: int) -> None:
+    """Raise InvalidRequestError if a prompt leaves no room for a new token.
 
     With max_tokens=0 nothing is generated, so the prompt may fill the whole context.
     """
     room = max_model_len if params.max_tokens == 0 else max_model_len - 1
-    prompt = _truncated(prompt, params.truncate_prompt_tokens, room)
     if len(prompt.token_ids) > room:
         new = "" if params.max_tokens == 0 else ", with one more for the first new token"
         raise InvalidRequestError(
             f"The prompt has {len(prompt.token_ids)} tokens, and max_model_len={max_model_len} allows {room}{new}: shorten it, or raise "
             "max_model_len if the model allows."
         )
-    return prompt
 
-
-def _truncated(prompt: PromptTokens, length: int | None, room: int) -> PromptTokens:
-    """The last `length` tokens of a prompt, or the last `room` with -1. Its text stays whole, as given."""
-    if length is None:
-        return prompt
-    if room == 0:
-        raise InvalidRequestError("truncate_prompt_tokens leaves nothing of the prompt: max_model_len=1 has room for one new token alone.")
-    kept = room if length == -1 else length
-    return prompt._replace(token_ids=prompt.token_ids[-kept:])

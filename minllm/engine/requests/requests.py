@@ -11,9 +11,10 @@ from minllm.engine.requests.beam_search import Beam, BeamSearch, Temperature
 from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.engine.requests.output_text import NoText
 from minllm.engine.requests.prompts import PromptTokens
-from minllm.engine.requests.request_checks import check_vocabulary, prompt_in_context
+from minllm.engine.requests.request_checks import check_context, check_vocabulary
 from minllm.engine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 from minllm.engine.requests.sequence import Sequence
+from minllm.engine.requests.truncation import truncated
 
 
 def make_sequences(
@@ -26,7 +27,8 @@ def make_sequences(
     """
     eos_token_ids = frozenset() if params.ignore_eos else engine.eos_token_ids
     check_vocabulary(params, engine.model.config.vocab_size, {*eos_token_ids, *params.stop_token_ids})
-    prompt = prompt_in_context(prompt, params, engine.max_model_len)
+    prompt = truncated(prompt, params, engine.max_model_len, engine.tokenizer)
+    check_context(prompt, params, engine.max_model_len)
     room = engine.max_model_len - len(prompt.token_ids)
     seed = _seed(params, engine_seed, number)
     bad_words = bad_word_token_ids(params.bad_words, functools.partial(engine.tokenizer.encode, add_special_tokens=False))
@@ -43,6 +45,7 @@ def make_sequences(
             # Positions found in the prefix cache have no logits, so a scored prompt gets a salt of its own and shares nothing.
             cache_salt=cache_salt if params.prompt_logprobs is None else f"scored {request_id} {number}",
             index=index,
+            dtype=np.dtype(engine.ops.dtype).name,
             logits_processors=processors,
             banned_token_ids=tuple(word[0] for word in bad_words if len(word) == 1),
         )
@@ -68,7 +71,8 @@ def make_beams(
     beams = [
         Beam(
             request_id, prompt.text, first.prompt_token_ids, step, first.max_tokens, first.eos_token_ids, NoText(), index=index,
-            arrival_time=first.arrival_time, cache_salt=cache_salt, logits_processors=processors, scores_processed=True,
+            arrival_time=first.arrival_time, cache_salt=cache_salt, dtype=first.dtype, logits_processors=processors,
+            scores_processed=True,
         )
         for index in range(params.beam_width)
     ]  # fmt: skip

@@ -1,7 +1,6 @@
 """Parameters of a request: how tokens are chosen and where the text ends. Names, defaults and limits are vLLM's."""
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
 MAX_COMPLETIONS = 1024
 MIN_TEMPERATURE = 0.01  # a smaller nonzero temperature would overflow the scaled logits
+REPETITION_PENALTIES = 1e-45, 1e38  # in float32 a smaller one is 0 and a larger one infinite
 MAX_LOGIT_BIAS = 100.0  # OpenAI's limit, to which vLLM's server clamps
 
 LogitsProcessor = Callable[[list[int], "np.ndarray"], "np.ndarray"]
@@ -29,9 +29,10 @@ class SamplingParams:
     n: number of completions of the prompt, each with its own seed; the prompt is computed and cached once for all of them.
     best_of: generate this many completions, at least n, and return the n of the highest cumulative log-probability; None is n.
     temperature: divides the logits; 0 takes the likeliest token each time (greedy), 2 is the highest allowed.
-    top_p: sample among the likeliest tokens whose probabilities sum to at least this; 1 keeps all tokens.
+    top_p: sample among the likeliest tokens whose probabilities sum to at least this, among those that min_p and top_k keep; 1 keeps all.
+        Tokens exactly as likely as the last one are kept too, with top_k as well.
     top_k: sample among this many likeliest tokens; 0 or -1 keeps all.
-    min_p: drop tokens less likely than this fraction of the likeliest one's probability; 0 drops none.
+    min_p: drop tokens less likely than this fraction of the likeliest one's probability, after temperature; 0 drops none.
     repetition_penalty: above 1 makes tokens in the prompt or the output less likely, below 1 more likely; 1 is off.
     presence_penalty: subtracted once from the logit of every token in the output, from -2 to 2.
     frequency_penalty: subtracted from the logit of a token once per occurrence in the output, from -2 to 2.
@@ -48,7 +49,8 @@ class SamplingParams:
     ignore_eos: continue past the model's end-of-sequence ids.
     logprobs: return log-probabilities of this many likeliest tokens at every step, and of the chosen one, before any option above.
     prompt_logprobs: return those of the likeliest tokens at every position of the prompt, and of its own token; the first has none.
-    truncate_prompt_tokens: use only this many last tokens of the prompt; -1 cuts it to what fits the model's context.
+    truncate_prompt_tokens: use at most this many tokens of the prompt, the last ones of its text and the special tokens around it, such as
+        BOS; -1 uses as many as leave room for max_tokens in the model's context.
     detokenize: whether the output has a text; False saves the time of decoding and excludes stop strings.
     skip_special_tokens: leave tokens such as <|eot_id|> out of the text.
     include_stop_str_in_output: end the text after the stop string or token rather than before it.
@@ -97,7 +99,7 @@ class SamplingParams:
             "top_k": max(0, integer("top_k", self.top_k, -1, None, "an integer of at least 1, or 0 or -1 to keep all tokens")),
             "min_p": real("min_p", self.min_p, 0.0, 1.0, "a number from 0 (off) to 1"),
             "repetition_penalty": real(
-                "repetition_penalty", self.repetition_penalty, 0.0, math.inf, "a finite number above 0 (1 is off)", low_is_allowed=False
+                "repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES, "a number from 1e-45 to 1e38 (1 is off)"
             ),
             "presence_penalty": real("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number from -2 to 2 (0 is off)"),
             "frequency_penalty": real("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number from -2 to 2 (0 is off)"),

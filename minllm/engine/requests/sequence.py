@@ -42,6 +42,7 @@ class Sequence:
     index: int = 0  # index of the completion in its request
     logits_processors: tuple[Callable, ...] = ()  # functions of (output_token_ids, logits), run on the host
     banned_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"  # of the model's activations, which names the cause of logits that are not finite
     siblings: list["Sequence"] = field(default_factory=list)  # further completions of the prompt, which wait until it is computed
     priority: int = 0  # lower runs earlier
     deadline: float | None = None  # the time.perf_counter() at which the sequence is aborted
@@ -135,8 +136,11 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompt are requested, and not known yet."""
-        return self.params.prompt_logprobs is not None and not self.output_token_ids
+        """Whether the log-probabilities of the prompt are requested, and not known yet: the first completion computes them for all.
+
+        A further completion may find the prompt's keys in the prefix cache, where there are no logits.
+        """
+        return self.params.prompt_logprobs is not None and self.index == 0 and not self.output_token_ids
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Tokens `start` to `stop`, counted from the prompt's first."""

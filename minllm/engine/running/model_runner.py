@@ -31,12 +31,12 @@ from minllm.engine.running.batch_arrays import (
 )  # fmt: skip
 from minllm.engine.running.forward_result import PendingForward
 from minllm.engine.running.host_copies import PinnedMemory, Readback, Uploads
+from minllm.engine.running.logits_processors import processed_logits
 from minllm.engine.running.machine import HostMachine
 from minllm.engine.running.slots import Slots
 from minllm.engine.running.speculator import Speculator
 from minllm.engine.running.step_graphs import GraphKey, StepGraphs
 from minllm.engine.scheduling.step import Span, Step
-from minllm.errors import InvalidRequestError
 from minllm.kernels.attention.residual_window.reference import ring_blocks
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
@@ -261,15 +261,8 @@ class ModelRunner:
     def _process(self, logits: Any, sequence: Sequence) -> np.ndarray:
         """Apply a sequence's logits processors on the host, while the device waits. Returns the unprocessed logits."""
         computed = self.ops.to_host(logits).copy()
-        host = computed.copy()
         with sequence.at_fault():
-            for processor in sequence.logits_processors:
-                host = np.asarray(processor(list(sequence.output_token_ids), host), np.float32)
-                if host.shape != computed.shape:
-                    raise InvalidRequestError(
-                        f"A logits processor returned an array of shape {host.shape}: it must return logits of shape {computed.shape}."
-                    )
-        self.machine.write(logits, computed if sequence.fault else host)
+            self.machine.write(logits, processed_logits(computed, sequence))
         return computed
 
     def _read(

@@ -13,6 +13,7 @@ import contextlib
 import heapq
 import time
 
+from minllm.engine.requests.no_token import no_token_error
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.policy import SchedulingPolicy
@@ -209,7 +210,12 @@ class Scheduler(Queues):
     # Results
 
     def _append(self, sequence: Sequence, token_id: int, logprobs: dict | None, now: float) -> None:
-        """Give a sequence its next token; it leaves if that is the last one, or if it is at fault, or its decoder raises an error."""
+        """Give a sequence its next token; it leaves if that is the last one, or if it is at fault, or its decoder raises an error.
+
+        A token_id below 0 is the sampler's reason why there is none.
+        """
+        if token_id < 0 and sequence.fault is None:
+            sequence.fault = no_token_error(sequence, token_id)
         if sequence.fault is not None:
             self.abort(sequence, sequence.fault)
             return

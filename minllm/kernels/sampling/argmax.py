@@ -1,6 +1,10 @@
 """The largest logit of every row: greedy decoding, and the last stage of every random draw.
 
-    token = min { v : x_v = max_w x_w }                 (the lowest id among equals; NaN is never chosen; a row of -inf gives 0)
+    token = min { v : x_v = max_w x_w }                 (the lowest id among equals)
+    token = NOT_FINITE       if a logit is NaN or +inf: the forward has overflowed, and no logit of the row is to be trusted
+    token = NOTHING_ALLOWED  if every logit is -inf
+
+Both are negative, so no id stands for them. NaN counts as +inf, so finding it costs two instructions per logit and no pass of its own.
 
 4 bytes per logit, read once; almost no arithmetic. A single block would be slow on a row of 128,256 logits, so a row is split over
 several blocks: each writes the best of its part, and a second launch, one warp per row, reduces over the parts (recorded as "sampling",
@@ -21,11 +25,14 @@ WARPS = THREADS // WARP
 QUADS_PER_THREAD = 4  # a part is 256 threads x 4 loads x 4 tokens
 PART = THREADS * QUADS_PER_THREAD * 4
 NO_TOKEN = 2**31 - 1
+NOTHING_ALLOWED, NOT_FINITE = -1, -2  # the results of rows from which no token can be chosen
 
 
 def argmax_reference(logits: np.ndarray) -> np.ndarray:
-    """The id of the largest logit of each row, int32 [R]; logits float32 [R, vocab]."""
-    return np.argmax(np.where(np.isnan(logits), -np.inf, logits), axis=1).astype(np.int32)
+    """The id of the largest logit of each row, NOTHING_ALLOWED or NOT_FINITE, int32 [R]; logits float32 [R, vocab]."""
+    peaks = logits.max(axis=1)  # NaN if a logit is
+    tokens = np.where(peaks == -np.inf, NOTHING_ALLOWED, np.argmax(logits, axis=1))
+    return np.where(peaks < np.inf, tokens, NOT_FINITE).astype(np.int32)
 
 
 def parts_of(vocab: int) -> int:
@@ -51,6 +58,22 @@ def load_quad(logits, row, token):
         if token + 3 < vocab:
             x3 = logits[row, token + 3]
     return x0, x1, x2, x3
+
+
+@cuda.jit(device=True)
+def nan_as_infinity(x):
+    """x, or +inf for NaN."""
+    return x if x == x else float32(np.inf)
+
+
+@cuda.jit(device=True)
+def chosen_token(slot, best, best_token):
+    """The result of a row whose largest logit is `best`, that of best_token; NO_TOKEN if none is above -inf."""
+    if slot < 0:  # a padding row
+        return int32(0)
+    if best == float32(np.inf):
+        return int32(NOT_FINITE)
+    return int32(NOTHING_ALLOWED) if best_token == NO_TOKEN else best_token
 
 
 @cuda.jit(device=True)
@@ -91,8 +114,9 @@ def store_block_argmax(value, token, part_values, part_tokens):
 
 
 @kernel(dependent_launch=True)
-def argmax_parts_kernel(logits, part_values, part_tokens):
-    """logits float32 [R, vocab]; part_values float32, part_tokens int32 [R, parts]: the best of each part."""
+def argmax_parts_kernel(logits, columns, part_values, part_tokens):
+    """logits float32 [R, vocab], of which the first `columns` count; part_values float32, part_tokens int32 [R, parts]: the best of each
+    part."""
     wait_for_predecessors()
     row = cuda.blockIdx.y
     first = int32(cuda.blockIdx.x * PART + cuda.threadIdx.x * 4)
@@ -102,8 +126,9 @@ def argmax_parts_kernel(logits, part_values, part_tokens):
         token = int32(first + step * (THREADS * 4))
         quad = load_quad(logits, row, token)
         for i in range(4):
-            if quad[i] > best:
-                best = quad[i]
+            x = nan_as_infinity(quad[i])
+            if x > best and token + i < columns:
+                best = x
                 best_token = int32(token + i)
     store_block_argmax(best, best_token, part_values, part_tokens)
 
@@ -126,19 +151,17 @@ def argmax_of_parts_kernel(part_values, part_tokens, slots, out):
         part += WARP
     best, best_token = warp_argmax(best, best_token)
     if cuda.threadIdx.x == 0:
-        if slot < 0 or best_token == NO_TOKEN:  # a padding row; or the whole row is -inf or NaN
-            best_token = int32(0)
-        out[row] = best_token
+        out[row] = chosen_token(slot, best, best_token)
 
 
 def argmax(logits, slots, out, part_values, part_tokens, stream=None) -> None:
-    """Write the id of each row's largest logit to out int32 [R], and 0 if its slot, int32 [R], is -1.
+    """Write the result of argmax_reference to out int32 [R], and 0 for rows whose slot, int32 [R], is -1.
 
     Scratch: part_values float32, part_tokens int32 [R, parts_of(vocab)].
     """
     check_parts(logits, slots, out, part_values, part_tokens)
     rows, vocab = logits.shape
-    launch(argmax_parts_kernel, (parts_of(vocab), rows), THREADS, (logits, part_values, part_tokens), stream)
+    launch(argmax_parts_kernel, (parts_of(vocab), rows), THREADS, (logits, vocab, part_values, part_tokens), stream)
     launch(argmax_of_parts_kernel, rows, WARP, (part_values, part_tokens, slots, out), stream)
 
 

@@ -3,7 +3,8 @@
     log p(v) = x_v - max(x) - log Σ_w exp(x_w - max(x))            rank(v) = 1 + |{ w : x_w > x_v }|
 
 in float32. They describe the model's own distribution, before bias, penalties, temperature and thresholds, as in vLLM. Tokens are
-ordered by their logits, the lowest id first among equals.
+ordered by their logits, the lowest id first among equals. All are NaN in a row that holds NaN or +inf; a chosen token below 0, of a
+row that has none (argmax.py), is read as 0.
 
 4 bytes per logit, read once. As in argmax.py, a row is split over several blocks: each leaves its part's maximum, its sum of
 exponentials, the number of logits larger than the chosen one, and its `top` best tokens, which are found one after the other: the best of
@@ -45,8 +46,9 @@ class LogProbabilities(NamedTuple):
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """log softmax over the last axis, float32; a row of only -inf gives -inf."""
+    """log softmax over the last axis, float32; a row of only -inf gives -inf, and one with NaN or +inf gives NaN."""
     x = np.asarray(logits, np.float32)
+    x = np.where((x < np.inf).all(axis=-1, keepdims=True), x, np.float32(np.nan))
     # exercise: sampling.log_softmax
     peak = x.max(axis=-1, keepdims=True)
     shifted = x - np.where(np.isfinite(peak), peak, np.float32(0))
@@ -59,7 +61,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def log_probabilities_reference(logits: np.ndarray, token_ids: np.ndarray, top: int = 0) -> LogProbabilities:
     """Log-probabilities from float32 logits [R, vocab] for the chosen token_ids [R] and the `top` best tokens (ties: lowest id first)."""
     scores = log_softmax(logits)
-    columns = np.asarray(token_ids, np.int64)[:, None]
+    columns = np.maximum(np.asarray(token_ids, np.int64), 0)[:, None]
     rank = (logits > np.take_along_axis(logits, columns, axis=1)).sum(axis=1) + 1
     top = min(top, scores.shape[1])
     best = np.argsort(-logits, axis=1, kind="stable")[:, :top] if top else np.zeros((len(scores), 0), np.int64)
@@ -117,12 +119,12 @@ def log_probability_parts_kernel(logits, token_ids, top, part_peaks, part_sums, 
             tokens[4 * load + i] = token + i
     mine, my_token = thread_best(x, tokens, float32(np.inf), int32(-1))
     best, best_token = block_best(mine, my_token, warp_values, warp_tokens, 0)
-    chosen, shift = logits[row, token_ids[row]], finite_or_zero(best)
+    chosen, shift = logits[row, max(token_ids[row], 0)], finite_or_zero(best)
     total = larger = float32(0.0)
     for i in range(VALUES):
         if x[i] > chosen:
             larger += float32(1.0)
-        if x[i] == x[i]:
+        if tokens[i] < logits.shape[1]:
             total += math.exp(x[i] - shift)
     total, larger = block_sum(total, sums), block_sum(larger, ranks)
     if thread == 0:
@@ -153,14 +155,16 @@ def log_probabilities_of_parts_kernel(
     total = larger = float32(0.0)
     part = thread
     while part < parts:
-        if part_sums[row, part] > float32(0.0):
+        if part_sums[row, part] != float32(0.0):  # NaN too
             total += part_sums[row, part] * math.exp(finite_or_zero(part_peaks[row, part]) - shift)
         larger += float32(part_ranks[row, part])
         part += THREADS
     total, larger = block_sum(total, sums), block_sum(larger, ranks)
-    log_total = math.log(total) if float32(0.0) < total < float32(np.inf) else float32(0.0)
+    log_total = float32(0.0)
+    if total != float32(0.0):
+        log_total = math.log(total) if total < float32(np.inf) else float32(np.nan)
     if thread == 0:
-        chosen[row] = (logits[row, token_ids[row]] - shift) - log_total
+        chosen[row] = (logits[row, max(token_ids[row], 0)] - shift) - log_total
         rank[row] = int32(larger) + 1
     if top > 0:
         for i in range(VALUES):
@@ -173,8 +177,9 @@ def log_probabilities_of_parts_kernel(
             if my_token == best_token:
                 mine, my_token = thread_best(x, tokens, best, best_token)
             best, best_token = block_best(mine, my_token, warp_values, warp_tokens, i & 1)
-            if thread == 0:
-                top_token_ids[row, i], top_values[row, i] = best_token, (best - shift) - log_total
+            if thread == 0:  # NO_TOKEN: the other logits are NaN
+                top_token_ids[row, i] = 0 if best_token == NO_TOKEN else best_token
+                top_values[row, i] = (best - shift) - log_total
 
 
 @dataclass

@@ -40,7 +40,8 @@ def penalize_reference(logits: np.ndarray, sampling: SamplingTensors, slots: np.
         if adjustments & Adjustment.PENALTIES:
             counts, repetition = sampling.output_counts[slot], sampling.repetition_penalty[slot]
             seen = (flags & TokenFlag.IN_PROMPT > 0) | (counts > 0)
-            x[seen] = np.where(x > 0, x / repetition, x * repetition)[seen]
+            with np.errstate(over="ignore"):
+                x[seen] = np.where(x > 0, x / repetition, x * repetition)[seen]
             x -= sampling.frequency_penalty[slot] * counts.astype(np.float32)
             x -= sampling.presence_penalty[slot] * (counts > 0)
         if adjustments & Adjustment.BANS:

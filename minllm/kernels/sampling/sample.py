@@ -1,6 +1,7 @@
 """The next token of every row: penalties, thresholds, and one argmax.
 
-A greedy row (T = 0) takes the largest logit, the lowest id among equals. A row that draws takes
+A greedy row (T = 0) takes the largest logit, the lowest id among equals. A row from which no token can be chosen gives NOT_FINITE or
+NOTHING_ALLOWED, as in argmax.py, by its logits after the penalties. A row that draws takes
 
     argmax_v  x_v + T · g_v      over tokens v with x_v ≥ threshold,      g_v = -log(-log u_v) independent uniforms u_v,
 
@@ -29,6 +30,7 @@ from minllm.kernels.sampling.argmax import (
     argmax_reference,
     check_parts,
     load_quad,
+    nan_as_infinity,
     parts_of,
     store_block_argmax,
 )  # fmt: skip
@@ -41,18 +43,20 @@ from minllm.tiles.warp import WARP
 
 
 def sample_reference(logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
-    """One token per row, int32 [R], from float32 logits [R, vocab], for the slots int32 [R]; 0 for slot -1. Changes no argument."""
+    """One token per row, int32 [R], from float32 logits [R, vocab], for the slots int32 [R]; 0 for slot -1. Changes no argument.
+
+    A row from which no token can be chosen gives NOTHING_ALLOWED or NOT_FINITE.
+    """
     x = penalize_reference(logits, sampling, slots) if sampling.kind is SamplingKind.ADJUSTED else logits
     token_ids = np.where(slots >= 0, argmax_reference(x), np.int32(0))
     if sampling.kind is SamplingKind.GREEDY:
         return token_ids
     thresholds = thresholds_reference(x, sampling, slots)
-    for row in np.flatnonzero((slots >= 0) & (sampling.temperature[slots] > 0)):
+    for row in np.flatnonzero((slots >= 0) & (sampling.temperature[slots] > 0) & (token_ids >= 0)):
         slot = slots[row]
         kept = np.flatnonzero(x[row] >= thresholds[row])
-        if len(kept):
-            noise = gumbel_reference(sampling.seed[slot], int(sampling.step[slot]), kept)
-            token_ids[row] = kept[np.argmax(x[row, kept] + sampling.temperature[slot] * noise)]
+        noise = gumbel_reference(sampling.seed[slot], int(sampling.step[slot]), kept)
+        token_ids[row] = kept[np.argmax(x[row, kept] + sampling.temperature[slot] * noise)]
     return token_ids
 
 
@@ -75,15 +79,17 @@ def draw_parts_kernel(logits, slots, thresholds, temperature, seed, step, part_v
             if scale > float32(0.0):
                 words = philox_4x32(uint32(token >> 2), uint32(step[slot]), uint32(0), uint32(0), seed[slot, 0], seed[slot, 1])
                 for i in range(4):
-                    if quad[i] >= threshold:
-                        score = quad[i] + scale * gumbel(words[i])
+                    x = nan_as_infinity(quad[i])
+                    if not x < threshold and token + i < logits.shape[1]:  # a row of NaN alone may have NaN as its threshold
+                        score = x + scale * gumbel(words[i])
                         if score > best:
                             best = score
                             best_token = int32(token + i)
             else:
                 for i in range(4):
-                    if quad[i] > best:
-                        best = quad[i]
+                    x = nan_as_infinity(quad[i])
+                    if x > best and token + i < logits.shape[1]:
+                        best = x
                         best_token = int32(token + i)
     store_block_argmax(best, best_token, part_values, part_tokens)
 

@@ -1,10 +1,13 @@
-"""Top-k, top-p and min-p as one number per row: the smallest logit that may still be drawn.
+"""Min-p, top-k and top-p as one number per row: the smallest logit that may still be drawn.
 
 All three rules keep the most probable tokens, so each is a threshold on the logit, and their combination is the largest of the three:
 
-    top-k:   the k-th largest logit (ties with it are kept)
-    top-p:   the smallest set of most probable kept tokens with Σ p_v ≥ p, p_v ∝ exp((x_v - max x) / T) (ties are kept)
     min-p:   max x + T · log(min_p)
+    top-k:   the k-th largest logit (ties with it are kept)
+    top-p:   the smallest set of most probable tokens with Σ p_v ≥ p, p_v ∝ exp((x_v - max x) / T) over the tokens that the other two
+             rules keep (ties with the last one are kept)
+
+So top-p counts last, as in vLLM V1 (vllm.v1.sample.sampler); transformers applies min-p after it.
 
 The k-th largest logit and the one at which the probability reaches p are found by radix selection (radix_select.py), not by sorting.
 4 bytes per logit and pass; 1 pass for the maximum, 3 for top-k, 3 for top-p. Threads to data: one block of 1,024 threads per row.
@@ -17,7 +20,7 @@ from numba import cuda, float32, int64, uint32
 
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.sampling.argmax import check_logits, check_slots
-from minllm.kernels.sampling.radix_select import BINS, GROUPS, THREADS, UNIT, WARPS, block_maximum, ordered_inverse, select_key
+from minllm.kernels.sampling.radix_select import BINS, GROUPS, THREADS, UNIT, WARPS, block_maximum, ordered, ordered_inverse, select_key
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -28,23 +31,23 @@ def thresholds_reference(logits: np.ndarray, sampling: SamplingTensors, slots: n
     for row in np.flatnonzero((slots >= 0) & (sampling.temperature[slots] > 0)):
         slot = slots[row]
         x = np.where(np.isnan(logits[row]), np.float32(-np.inf), logits[row])
-        rules = int(sampling.top_k[slot]), sampling.top_p[slot], sampling.min_p[slot]
+        rules = sampling.min_p[slot], int(sampling.top_k[slot]), sampling.top_p[slot]
         thresholds[row] = _row_threshold(x, sampling.temperature[slot], *rules)
     return thresholds
 
 
-def _row_threshold(x: np.ndarray, temperature: np.float32, top_k: int, top_p: np.float32, min_p: np.float32) -> np.float32:
+def _row_threshold(x: np.ndarray, temperature: np.float32, min_p: np.float32, top_k: int, top_p: np.float32) -> np.float32:
     threshold = np.float32(-np.inf)
+    if min_p > 0:
+        threshold = x.max() + temperature * np.log(min_p)
     if 0 < top_k < len(x):
-        threshold = np.partition(x, len(x) - top_k)[len(x) - top_k]
+        threshold = np.maximum(threshold, np.partition(x, len(x) - top_k)[len(x) - top_k])
     if top_p < 1:
         weights = _weights(x, temperature)
         candidates = np.flatnonzero((x >= threshold) & (weights > 0))
         candidates = candidates[np.argsort(-x[candidates])]
         mass = np.cumsum(weights[candidates])
         threshold = x[candidates[np.searchsorted(mass, _target(top_p, mass[-1]))]]
-    if min_p > 0:
-        threshold = np.maximum(threshold, x.max() + temperature * np.log(min_p))
     return threshold
 
 
@@ -77,19 +80,19 @@ def thresholds_kernel(logits, slots, temperature, top_k, top_p, min_p, out):
         scale = temperature[slot]
     threshold = float32(-np.inf)
     if scale > float32(0.0):
-        floor = uint32(0)
         peak = float32(0.0)
-        k = int64(top_k[slot])
-        if k > 0 and k < logits.shape[1]:
-            floor = select_key(logits, row, floor, peak, scale, False, k, float32(1.0), low, high, group_sums, found)
-            threshold = ordered_inverse(floor)
         if top_p[slot] < float32(1.0) or min_p[slot] > float32(0.0):
             peak = block_maximum(logits, row, warp_values)
+        if min_p[slot] > float32(0.0):
+            threshold = peak + scale * math.log(min_p[slot])
+        k = int64(top_k[slot])
+        if k > 0 and k < logits.shape[1]:
+            key = select_key(logits, row, uint32(0), peak, scale, False, k, float32(1.0), low, high, group_sums, found)
+            threshold = max(threshold, ordered_inverse(key))
         if top_p[slot] < float32(1.0):
+            floor = ordered(threshold if threshold != float32(0.0) else float32(-0.0))  # the two zeros are equal, their keys are not
             key = select_key(logits, row, floor, peak, scale, True, int64(0), top_p[slot], low, high, group_sums, found)
             threshold = ordered_inverse(key)
-        if min_p[slot] > float32(0.0):
-            threshold = max(threshold, peak + scale * math.log(min_p[slot]))
     if cuda.threadIdx.x == 0:
         out[row] = threshold
 

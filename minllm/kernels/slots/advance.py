@@ -5,8 +5,9 @@ For a row of slot s with the new token v:
     newest_tokens[s] ← v,   lengths[s] ← lengths[s] + 1,   step[s] ← step[s] + 1
     output_counts[s, v] ← output_counts[s, v] + 1       if the slot has penalties
 
-Padding rows, slot -1, change nothing. No two rows have the same slot. Bytes: 36 per row, 8 more with penalties. Threads to data: one
-thread per row.
+Padding rows, slot -1, change nothing. A v below 0, of a row from which no token could be chosen, counts as 0: the sequence ends once the
+host has read it, and until then every id is one of the vocabulary. No two rows have the same slot. Bytes: 36 per row, 8 more with
+penalties. Threads to data: one thread per row.
 """
 
 import numpy as np
@@ -24,7 +25,7 @@ PENALTIES = int(Adjustment.PENALTIES)
 
 def advance_reference(tokens: np.ndarray, slots: np.ndarray, state: SlotState) -> None:
     """Advance the slots of R rows by one token each, in place; tokens, slots int32 [R], slot -1 for padding."""
-    tokens, slots = tokens[slots >= 0], slots[slots >= 0]
+    tokens, slots = np.maximum(tokens[slots >= 0], 0), slots[slots >= 0]
     state.newest_tokens[slots] = tokens
     state.lengths[slots] += 1
     state.sampling.advance(slots, tokens)
@@ -39,7 +40,7 @@ def advance_kernel(tokens, slots, newest_tokens, lengths, step, adjustments, out
     if row < tokens.shape[0]:
         slot = slots[row]
         if slot >= 0:
-            token = tokens[row]
+            token = max(tokens[row], 0)
             newest_tokens[slot] = token
             lengths[slot] += 1
             step[slot] += 1

@@ -5,8 +5,8 @@ For a run of slot s with the new tokens t_0 .. t_(c-1):
     token_history[s, lengths[s] + i] ← t_i,   newest_tokens[s] ← t_(c-1),   lengths[s] ← lengths[s] + c,   step[s] ← step[s] + c
     output_counts[s, t_i] ← output_counts[s, t_i] + 1       if the slot has penalties
 
-Wrong drafts leave no trace: the next step overwrites their keys and values. Threads to data: one thread per row; that of a run's first row
-does the work.
+A token below 0, the last of its run, counts as 0 (slots/advance.py). Wrong drafts leave no trace: the next step overwrites their keys and
+values. Threads to data: one thread per row; that of a run's first row does the work.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ def advance_spans_reference(tokens: np.ndarray, counts: np.ndarray, slots: np.nd
     """Advance the slots of R rows, in place. tokens int32 [R]: the new tokens of each run, in its first rows; counts int32 [R]: their
     number, as in accept.py."""
     for row in np.flatnonzero(counts):
-        slot, new = slots[row], tokens[row : row + counts[row]]
+        slot, new = slots[row], np.maximum(tokens[row : row + counts[row]], 0)
         start, width = state.lengths[slot], drafts.token_history.shape[1]
         drafts.token_history[slot, start : start + len(new)] = new[: max(0, width - start)]
         state.newest_tokens[slot] = new[-1]
@@ -46,12 +46,12 @@ def advance_spans_kernel(tokens, counts, slots, newest_tokens, lengths, token_hi
         slot, count = slots[row], counts[row]
         length = lengths[slot]
         for i in range(count):
-            token = tokens[row + i]
+            token = max(tokens[row + i], 0)
             if length + i < token_history.shape[1]:
                 token_history[slot, length + i] = token
             if adjustments[slot] & PENALTIES:
                 output_counts[slot, token] += 1
-        newest_tokens[slot] = tokens[row + count - 1]
+        newest_tokens[slot] = max(tokens[row + count - 1], 0)
         lengths[slot] = length + count
         step[slot] += count
 

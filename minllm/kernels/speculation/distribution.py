@@ -3,8 +3,8 @@
     log p_v = (x_v - max x) / T - log Σ_w exp((x_w - max x) / T)          over the tokens with x ≥ threshold, -inf for others
     T = 0:  log p_v = 0 for the largest logit, the lowest id among equals, -inf for others
 
-With the limit T → 0, greedy decoding follows the same rule as drawing, so acceptance (rejection.py) treats both alike. A row without a
-finite logit gives token 0 all probability, as the sampler does.
+With the limit T → 0, greedy decoding follows the same rule as drawing, so acceptance (rejection.py) treats both alike. A row from which no
+token can be chosen (sampling/argmax.py) gives all probability to token 0, as which such a draft is stored (draft_rows.py).
 
 Bytes: 4 per logit, read twice and written once. Threads to data: one block of 1,024 threads per row.
 """
@@ -17,7 +17,7 @@ from numba import cuda, float32, int32
 from minllm.kernels.arguments import check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.reduction import block_sum
-from minllm.kernels.sampling.argmax import NO_TOKEN, check_logits, check_slots, warp_argmax
+from minllm.kernels.sampling.argmax import NO_TOKEN, check_logits, check_slots, nan_as_infinity, warp_argmax
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
@@ -29,12 +29,12 @@ FLOAT = (np.dtype(np.float32),)
 
 def distribution_reference(logits: np.ndarray, thresholds: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
     """log p, float32 [R, vocab]; logits float32 [R, vocab], thresholds float32 [R], slots int32 [R]. Rows of slot -1 have T = 0."""
-    x = np.where(np.isnan(logits), np.float32(-np.inf), logits)
+    x = np.where(np.isnan(logits), np.float32(np.inf), logits)
     best, temperature = np.argmax(x, axis=1), np.where(slots >= 0, sampling.temperature[slots], np.float32(0))
     out = np.full(x.shape, -np.inf, np.float32)
     for row, peak in enumerate(x[np.arange(len(x)), best]):
         if temperature[row] == 0 or not np.isfinite(peak):
-            out[row, best[row]] = 0
+            out[row, best[row] if np.isfinite(peak) else 0] = 0
         else:
             kept = x[row] >= thresholds[row]
             scaled = (x[row, kept] - peak) / temperature[row]
@@ -63,13 +63,14 @@ def distribution_kernel(logits, thresholds, slots, temperature, out):
     best, best_token = float32(-np.inf), int32(NO_TOKEN)
     token = int32(cuda.threadIdx.x)
     while token < vocab:
-        if logits[row, token] > best:
-            best, best_token = logits[row, token], token
+        x = nan_as_infinity(logits[row, token])
+        if x > best:
+            best, best_token = x, token
         token += THREADS
     peak, best_token = block_argmax(best, best_token, warp_values, warp_tokens)
-    is_certain = scale == float32(0.0) or not float32(-np.inf) < peak < float32(np.inf)
-    if best_token == NO_TOKEN:
-        best_token = int32(0)
+    is_certain = scale == float32(0.0)
+    if not float32(-np.inf) < peak < float32(np.inf):
+        is_certain, best_token = True, int32(0)
     total, threshold = float32(0.0), thresholds[row]
     token = int32(cuda.threadIdx.x)
     while token < vocab and not is_certain:

@@ -34,9 +34,12 @@ def run_slots_reference(slots: np.ndarray, count: int, each: int = 1) -> np.ndar
 
 
 def store_drafts_reference(tokens: np.ndarray, slots: np.ndarray, index: int, drafts: DraftState, log_q: np.ndarray | None = None) -> None:
-    """Store draft number `index` of B slots, in place; tokens, slots int32 [B], log_q float32 [B, vocab]. Slot -1 is padding."""
+    """Store draft number `index` of B slots, in place; tokens, slots int32 [B], log_q float32 [B, vocab]. Slot -1 is padding.
+
+    A token below 0, of a row from which none could be chosen, is stored as 0, to which log_q gives all probability (distribution.py).
+    """
     used = slots >= 0
-    drafts.drafts[slots[used], index] = tokens[used]
+    drafts.drafts[slots[used], index] = np.maximum(tokens[used], 0)
     if log_q is not None:
         drafts.log_q[slots[used], index] = log_q[used]
 
@@ -117,7 +120,7 @@ def store_drafts_kernel(tokens, slots, index, drafts):
     wait_for_predecessors()
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
     if row < slots.shape[0] and slots[row] >= 0:
-        drafts[slots[row], index] = tokens[row]
+        drafts[slots[row], index] = max(tokens[row], 0)
 
 
 @kernel(dependent_launch=True)

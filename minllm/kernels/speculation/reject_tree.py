@@ -6,10 +6,11 @@ there is p. With a uniform number u_i for each child, p_1 = p and q_1 = q:
     x_i is accepted if u_i < p_i(x_i) / q_i(x_i)
     if it is rejected,   p_(i+1)(v) ∝ max(p_i(v) - q_i(v), 0)      and      q_(i+1) is q_i without x_i, renormalised
 
-The path continues at the accepted child. If a node's children are all rejected, or if it has none, the last new token is drawn from the
-remaining p. Each rejection is a step of rejection.py, by the theorem of which a token drawn in this way has the distribution p_i, whatever
-q_i is. So by induction from the last child to the first the text has the distribution of the model. A child with q_i(x_i) = 0 (the draft
-has fewer tokens than children) is deterministic: it is accepted with probability p_i(x_i), else p_(i+1) is p_i without it.
+The path continues at the accepted child. It ends at a row from which the sampler could choose no token, as in rejection.py. If a node's
+children are all rejected, or if it has none, the last new token is drawn from the remaining p. Each rejection is a step of rejection.py, by
+the theorem of which a token drawn in this way has the distribution p_i, whatever q_i is. So by induction from the last child to the first
+the text has the distribution of the model. A child with q_i(x_i) = 0 (the draft has fewer tokens than children) is deterministic: it is
+accepted with probability p_i(x_i), else p_(i+1) is p_i without it.
 
 Sources: Miao et al., "SpecInfer", ASPLOS 2024, algorithm 2 (children drawn with replacement); Jeon et al., "Recursive Speculative
 Decoding", 2024 (arXiv 2402.14160), section 3, and Z. Chen et al., "Sequoia", 2024, algorithm 2 (without).
@@ -53,7 +54,8 @@ def reject_tree_reference(
         seed = sampling.seed[slot]
         while True:
             node, step = nodes[-1], int(sampling.step[slot]) + len(nodes) - 1
-            children = [child for child in range(node + 1, length) if parents[child] == node]
+            is_last = chosen[first + node] < 0
+            children = [] if is_last else [child for child in range(node + 1, length) if parents[child] == node]
             tokens = computed[first + np.array(children, int)]
             uniforms = uniform_of(random_words(seed, np.arange(len(children)), step, ACCEPTANCE))[:, 0]
             accepted, left = choose_child(np.exp(p[first + node]), np.exp(q[slot, node]) if children else None, tokens, uniforms)
@@ -179,7 +181,7 @@ def reject_tree_kernel(p, q, chosen, computed, slots, parents, step, seed, by_ro
         row, place = int32(first + node), int32(step[slot] + count)
         rejected, total_p, total_q, accepted = int32(0), float32(1.0), float32(1.0), int32(-1)
         for child in range(node + 1, length):
-            if accepted < 0 and parents[child] == node and total_p > float32(0.0):
+            if accepted < 0 and chosen[row] >= 0 and parents[child] == node and total_p > float32(0.0):
                 token = computed[first + child]
                 probability = p[row, token]
                 if rejected == 0:

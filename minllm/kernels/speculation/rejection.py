@@ -10,6 +10,8 @@ A token v is then chosen with probability q(v) min(1, p(v) / q(v)) + (1 - Σ_w m
 Transformers via Speculative Decoding", ICML 2023, appendix A.1; C. Chen et al., "Accelerating Large Language Model Decoding with
 Speculative Sampling", 2023, theorem 1.
 
+A row from which the sampler could choose no token (sampling/argmax.py) ends its run, and its new token says so.
+
 The residual is sampled by the Gumbel-max trick as in sampling/sample.py: argmax of log(p(v) - q(v)) + g(v). A position has four independent
 streams of random numbers, one per use, selected by the third word of Philox's counter: 0 for the sampler, 1 for u, 2 for the residual's
 noise; the draft's own draws use another key (row_sampling.py's salt).
@@ -49,6 +51,9 @@ def reject_reference(
         counts[first] = length
         for i, draft in enumerate(computed[first + 1 : first + length]):
             step, place = int(sampling.step[slot]) + i, first + i
+            if chosen[place] < 0:
+                counts[first] = 1 + i
+                break
             with np.errstate(divide="ignore"):
                 if np.log(acceptance_uniform_reference(seed, step)) < p[place, draft] - q[slot, i, draft]:
                     tokens[place] = draft
@@ -143,7 +148,7 @@ def reject_kernel(p, q, chosen, computed, slots, step, seed, tokens, counts):
         count = int32(0)
         while count + 1 < length:
             draft = computed[first + count + 1]
-            if not is_accepted(p, q, first + count, slot, count, draft, step[slot] + count, seed):
+            if chosen[first + count] < 0 or not is_accepted(p, q, first + count, slot, count, draft, step[slot] + count, seed):
                 break
             tokens[first + count] = draft
             count += int32(1)
@@ -152,7 +157,7 @@ def reject_kernel(p, q, chosen, computed, slots, step, seed, tokens, counts):
         counts[first], accepted[0] = count + 1, count
     cuda.syncthreads()
     count = accepted[0]
-    if count + 1 < length:
+    if count + 1 < length and chosen[first + count] >= 0:
         token = residual_draw(p, q, first + count, slot, count, step[slot] + count, seed, warp_values, warp_tokens)
         if thread == 0 and token != NO_TOKEN:
             tokens[first + count] = token

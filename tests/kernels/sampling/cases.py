@@ -18,7 +18,7 @@ RULES = [
     dict(top_p=0.8),
     dict(top_p=0.05, temperature=3.0),
     dict(min_p=0.2),
-    dict(top_k=20, top_p=0.7, min_p=0.05),
+    dict(top_k=20, top_p=0.7, min_p=0.05, seed=8),
     dict(top_k=110, top_p=0.999, temperature=1.7),
 ]
 SIMULATED_RULES = [RULES[i] for i in (0, 1, 2, 8)]  # the simulator takes half a second over a restricted row
@@ -94,24 +94,26 @@ def run_sample(logits: np.ndarray, sampling: SamplingTensors, to_device=np.array
 
 
 def kept_oracle(x: np.ndarray, rule) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens a row may draw, bool [vocab], by sorting in float64; and which of these answers rounding could turn."""
+    """Which tokens a row may draw, bool [vocab], by sorting in float64; and which of these answers rounding could turn.
+
+    Min-p and top-k by the whole distribution, then top-p among the tokens that are left, renormalised.
+    """
     x = x.astype(np.float64)
     kept = x > -np.inf
+    ratio = np.exp(np.where(kept, x - x.max(), -np.inf) / rule.temperature)
+    kept &= ratio >= rule.min_p
+    doubtful = np.abs(ratio - rule.min_p) < 1e-5 * rule.min_p
+    if doubtful.any() and rule.top_p < 1:
+        doubtful[:] = True  # one token more or less moves the edge of top-p
     if 0 < rule.top_k < len(x):
         kept &= x >= np.sort(x)[-rule.top_k]
     probability = np.where(kept, np.exp(np.where(kept, x - x.max(), 0) / rule.temperature), 0)
     probability /= probability.sum()
-    doubtful = np.zeros(len(x), bool)
     if rule.top_p < 1:
         values, inverse = np.unique(-x, return_inverse=True)  # descending logits
         mass = np.bincount(inverse, probability, len(values))
         above = (np.cumsum(mass) - mass)[inverse]
         kept &= above < rule.top_p
         doubtful |= np.abs(above - rule.top_p) < 1e-6
-    ratio = probability / probability.max()
-    if rule.top_p < 1:
         doubtful |= ratio < 2.0**-30  # below the weights' unit
-    if rule.min_p > 0:
-        kept &= ratio >= rule.min_p
-        doubtful |= np.abs(ratio - rule.min_p) < 1e-5 * rule.min_p
     return kept, doubtful

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.sampling.argmax import PART, argmax, argmax_reference, parts_of
+from minllm.kernels.sampling.argmax import NOT_FINITE, NOTHING_ALLOWED, PART, argmax, argmax_reference, parts_of
 from tests.kernels.sampling.cases import LOGITS, logits_of, slots_of
 
 VOCABULARIES = [1, 3, 4, 111, 1003, PART - 1, PART, PART + 4, 2 * PART + 1]
@@ -28,15 +28,22 @@ def test_argmax_at_odd_sizes(vocab):
 @pytest.mark.parametrize("kind", LOGITS)
 def test_argmax_of_awkward_logits(kind):
     logits = logits_of(kind, 2, 111)
-    np.testing.assert_array_equal(run_argmax(logits), np.argmax(logits, axis=1))
+    expected = NOTHING_ALLOWED if kind == "fully_masked" else np.argmax(logits, axis=1)
+    np.testing.assert_array_equal(run_argmax(logits), expected)
 
 
-def test_nan_is_never_chosen():
-    logits = np.full((3, 9), np.nan, np.float32)
-    logits[0, 5] = -1e30
-    logits[1, [2, 7]] = 3.0
-    np.testing.assert_array_equal(run_argmax(logits), [5, 2, 0])
-    np.testing.assert_array_equal(argmax_reference(logits), [5, 2, 0])
+@pytest.mark.detected("vocab")
+@pytest.mark.parametrize("vocab", [1, 3, 4, 111, PART + 4, 2 * PART + 1])
+def test_rows_without_a_choice_give_no_token(vocab, device):
+    logits = np.random.default_rng(vocab).normal(size=(6, vocab)).astype(np.float32)
+    logits[1], logits[2, -1], logits[3, vocab // 2], logits[4], logits[5, :-1] = np.nan, np.nan, np.inf, -np.inf, -np.inf
+    best = logits[0].argmax()
+    expected = [best, NOT_FINITE, NOT_FINITE, NOT_FINITE, NOTHING_ALLOWED, vocab - 1]
+    out = device.array(np.full(6, -77, np.int32))
+    parts = [device.array(np.full((6, parts_of(vocab)), -77, dtype)) for dtype in (np.float32, np.int32)]
+    argmax(device.array(logits), device.array(slots_of(logits)), out, *parts)
+    np.testing.assert_array_equal(device.host(out), expected)
+    np.testing.assert_array_equal(argmax_reference(logits), expected)
 
 
 def test_wrong_arguments_are_refused():

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.kernels.sampling import SamplingKind, build_sampling_tensors, sample_reference
+from minllm.kernels.sampling.argmax import NOT_FINITE, NOTHING_ALLOWED
 from tests.kernels.sampling.cases import (
     LOGITS,
     PENALTIES,
@@ -57,12 +58,47 @@ def test_a_ban_without_penalties_reaches_the_draw():
 
 
 @pytest.mark.results_only
-def test_a_row_without_a_finite_logit_gives_token_0():
-    logits = np.full((2, 40), -np.inf, np.float32)
-    logits[1] = np.nan
-    sampling = tensors([dict(), dict(top_k=3, top_p=0.5)], 40)
-    np.testing.assert_array_equal(expected_tokens(logits, sampling), [0, 0])
-    np.testing.assert_array_equal(run_sample(logits, sampling), [0, 0])
+@pytest.mark.parametrize("rule", [dict(), dict(temperature=0.0), dict(top_k=3, top_p=0.5), dict(min_p=0.1), dict(repetition_penalty=2.0)])
+@pytest.mark.parametrize("vocab", [5, 40, 1031])
+def test_rows_without_a_choice_give_no_token(vocab, rule):
+    logits = np.random.default_rng(vocab).normal(size=(5, vocab)).astype(np.float32)
+    logits[0], logits[1], logits[2, vocab // 2], logits[3, -1] = -np.inf, np.nan, np.nan, np.inf
+    sampling = tensors([rule] * 4 + [dict(temperature=1.0)], vocab)
+    found = run_sample(logits, sampling)
+    np.testing.assert_array_equal(found[:4], [NOTHING_ALLOWED, NOT_FINITE, NOT_FINITE, NOT_FINITE])
+    np.testing.assert_array_equal(found, expected_tokens(logits, sampling))
+
+
+@pytest.mark.results_only
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bans_and_penalties_may_leave_no_token(temperature):
+    """All allowed tokens are banned; a penalty overflows; NaN counts only where a token is allowed."""
+    logits = np.float32([[1, 2, 3], [1, 2, 3], [np.nan, 2, 3]])
+    rules = [dict(allowed_token_ids=[1], min_tokens=1), dict(repetition_penalty=1e-40), dict(allowed_token_ids=[1])]
+    rules = [parameters(temperature=temperature, **rule) for rule in rules]
+    sampling = build_sampling_tensors(rules, 3, prompts=[[0]] * 3, stop_token_ids=[[1]] * 3)
+    for found in (run_sample(logits, sampling), expected_tokens(logits, sampling)):
+        np.testing.assert_array_equal(found, [NOTHING_ALLOWED, NOT_FINITE, 1])
+
+
+@given(
+    logits=st.lists(st.sampled_from([-np.inf, -3.5, 0.0, 0.25, 8.0, 3e38, np.inf, np.nan]), min_size=1, max_size=12),
+    allowed=st.sets(st.integers(0, 11), min_size=1), banned=st.sets(st.integers(0, 11)), temperature=st.sampled_from([0.0, 0.01, 1.0, 2.0]),
+    top_k=st.integers(0, 12), top_p=st.floats(0.01, 1), min_p=st.floats(0, 1), seed=st.integers(0, 2**64 - 1),
+)  # fmt: skip
+def test_only_allowed_tokens_are_chosen(logits, allowed, banned, temperature, **rule):
+    x = np.float32([logits])
+    allowed = {token for token in allowed if token < len(logits)} or {0}
+    params = parameters(allowed_token_ids=sorted(allowed), min_tokens=1, temperature=temperature, **rule)
+    sampling = build_sampling_tensors([params], len(logits), stop_token_ids=[sorted(t for t in banned if t < len(logits))])
+    [found] = expected_tokens(x, sampling)
+    left = [logits[token] for token in sorted(allowed - banned)]
+    if not all(value < np.inf for value in left):
+        assert found == NOT_FINITE
+    elif not left or max(left) == -np.inf:
+        assert found == NOTHING_ALLOWED
+    else:
+        assert found in allowed - banned and logits[found] > -np.inf
 
 
 @pytest.mark.parametrize("kind", SamplingKind)

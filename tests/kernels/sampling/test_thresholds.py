@@ -73,3 +73,33 @@ def test_top_k_keeps_ties_with_the_kth():
     logits = np.array([[3, 1, 2, 2, 2, 0]], np.float32)
     assert thresholds_reference(logits, tensors([dict(top_k=2)], 6), slots_of(logits))[0] == 2
     assert thresholds_reference(logits, tensors([dict(top_k=1)], 6), slots_of(logits))[0] == 3
+
+
+def log_of(*shares):
+    """Logits [1, vocab] with these probabilities at temperature 1."""
+    return np.log(np.float32([shares]))
+
+
+def kept_tokens(logits, rule, device):
+    """The tokens that kernel and reference keep, which must agree."""
+    sampling, out = tensors([dict(temperature=1.0) | rule], logits.shape[1]), device.array(np.full(1, np.nan, np.float32))
+    write_thresholds(device.array(logits), sampling.to(device.array), device.array(slots_of(logits)), out)
+    found = kept_by(device.host(out), logits)
+    np.testing.assert_array_equal(found, kept_by(thresholds_reference(logits, sampling, slots_of(logits)), logits))
+    return np.flatnonzero(found).tolist()
+
+
+def test_top_p_counts_among_the_tokens_that_min_p_and_top_k_keep(device):
+    """50, 30, 10 and 10 %: min-p 0.5 leaves 62.5 and 37.5 %, of which top-p 0.6 needs the first alone; after top-p it would keep two."""
+    logits = log_of(0.5, 0.3, 0.1, 0.1)
+    assert kept_tokens(logits, dict(top_p=0.6), device) == [0, 1]
+    assert kept_tokens(logits, dict(top_p=0.6, min_p=0.5), device) == [0]
+    assert kept_tokens(logits, dict(top_p=0.6, top_k=2), device) == [0]
+    assert kept_tokens(logits, dict(top_p=0.95, top_k=3, min_p=0.1), device) == [0, 1, 2, 3], "the third and fourth are equal"
+
+
+def test_top_p_keeps_all_ties_with_its_last_token(device):
+    """Equal tokens are kept or dropped together, so that no order of ids decides; the kept ones may reach far more than p."""
+    assert kept_tokens(log_of(0.4, 0.2, 0.2, 0.2), dict(top_p=0.5), device) == [0, 1, 2, 3]
+    assert kept_tokens(log_of(0.25, 0.25, 0.25, 0.25), dict(top_p=0.01), device) == [0, 1, 2, 3]
+    assert kept_tokens(np.float32([[5, 0.0, -0.0, -0.0]]), dict(top_k=2, top_p=0.9999), device) == [0, 1, 2, 3], "zeros of both signs"

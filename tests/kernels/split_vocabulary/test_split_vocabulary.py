@@ -15,6 +15,7 @@ from minllm.kernels.split_vocabulary.argmax import (
 )
 from minllm.kernels.split_vocabulary.join import join_parts, join_parts_reference
 from minllm.kernels.split_vocabulary.lookup import split_embedding, split_embedding_reference
+from minllm.parallel.split_weights import VocabularyPart
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -46,20 +47,21 @@ def test_lookups_of_all_ranks_add_up_to_the_embedding(ranks, dtype, has_position
 
 @pytest.mark.parametrize(("ranks", "vocab"), [(2, 7), (4, 1003), (3, 2 * PART + 5)])
 def test_the_best_of_all_ranks_is_the_best_of_the_vocabulary(ranks, vocab):
-    logits = np.random.default_rng(vocab).integers(-9, 9, (4, vocab)).astype(np.float32)  # with equals in several parts
+    logits = np.random.default_rng(vocab).integers(-9, 9, (5, vocab)).astype(np.float32)  # with equals in several parts
     logits[1, -1] = 100
-    logits[2] = -np.inf
-    slots = np.array([0, 3, 1, -1], np.int32)
+    logits[2], logits[4, vocab // 2] = -np.inf, np.nan
+    slots = np.array([0, 3, 1, -1, 2], np.int32)
     parts = in_parts(logits, ranks)
     size, count = parts.shape[2], parts_of(parts.shape[2])
-    values, tokens = np.full((ranks, 4, count), np.nan, np.float32), np.full((ranks, 4, count), -7, np.int32)
+    values, tokens = np.full((ranks, 5, count), np.nan, np.float32), np.full((ranks, 5, count), -7, np.int32)
+    columns = [VocabularyPart(vocab, rank, ranks).columns for rank in range(ranks)]
     for rank in range(ranks):
-        argmax_of_own(parts[rank], values[rank], tokens[rank])
-    out = np.full(4, -7, np.int32)
+        argmax_of_own(parts[rank], columns[rank], values[rank], tokens[rank])
+    out = np.full(5, -7, np.int32)
     argmax_of_ranks(values, tokens, slots, size, out)
     wanted = np.where(slots >= 0, argmax_reference(logits), 0)
     np.testing.assert_array_equal(out, wanted)
-    found = [np.stack(arrays) for arrays in zip(*map(argmax_of_own_reference, parts), strict=True)]
+    found = [np.stack(arrays) for arrays in zip(*map(argmax_of_own_reference, parts, columns), strict=True)]
     np.testing.assert_array_equal(argmax_of_ranks_reference(*found, slots, size), wanted)
 
 

@@ -1,0 +1,150 @@
+"""A request for which no token can be chosen ends with an error that says why, and its neighbours in the batch do not notice."""
+
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from minllm import LLM, BeamSearchParams, ContrastiveSearchParams, SamplingParams
+from minllm.errors import InvalidRequestError, SamplingError
+from tests.engine.models import model_directory
+from tests.models.random_models import prompt
+
+BROKEN = 77  # a token with NaN in its embedding
+GREEDY = dict(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+def outputs_of(llm, requests):
+    """The last output of each request, (prompt, parameters), all of one batch."""
+    for number, (token_ids, params) in enumerate(requests):
+        llm.llm_engine.add_request(str(number), token_ids, params)
+    last = {}
+    while llm.llm_engine.has_unfinished_requests():
+        last |= {output.request_id: output for output in llm.llm_engine.step()}
+    return [last[str(number)] for number in range(len(requests))]
+
+
+def raises(output_token_ids, logits):
+    raise RuntimeError("a bug of the user")
+
+
+ALL = SamplingError, "leave none"
+BAD_PROCESSORS = {
+    "-inf for all": (lambda ids, x: x * 0 - np.inf, (SamplingError, "logits_processors leave none")),
+    "NaN": (lambda ids, x: x * np.nan, (SamplingError, "NaN for 1003 of 1003 tokens")),
+    "a single NaN": (lambda ids, x: np.where(np.arange(len(x)) == 9, np.nan, x), (SamplingError, "NaN for 1 of 1003 tokens")),
+    "None": (lambda ids, x: None, (SamplingError, "returned None")),
+    "a shape that broadcasts": (lambda ids, x: x[:1], (SamplingError, r"float32 \(1,\): it must return numbers of shape \(1003,\)")),
+    "a longer row": (lambda ids, x: np.append(x, 1), (SamplingError, r"\(1004,\)")),
+    "booleans": (lambda ids, x: x > 0, (SamplingError, "returned bool")),
+    "complex numbers": (lambda ids, x: x + 1j, (SamplingError, "returned complex")),
+    "text": (lambda ids, x: "logits", (SamplingError, "returned <U6")),
+    "an exception": (raises, (RuntimeError, "a bug of the user")),
+}
+BAD_INPUTS = {
+    "only ids that end the text, and min_tokens": (
+        dict(allowed_token_ids=[5], stop_token_ids=[5], min_tokens=2), (InvalidRequestError, "min_tokens=2 bans those"),
+    ),
+    "a bias of -inf": (dict(logit_bias={5: -np.inf}), (InvalidRequestError, "logit_bias")),
+    "all allowed ids are bad words": (dict(allowed_token_ids=[5], bad_words=["e"]), ALL),
+    "all allowed ids become bad words": (dict(allowed_token_ids=[5], bad_words=["ee"]), ALL),
+    "a penalty that divides by almost nothing": (dict(repetition_penalty=1e-45), (SamplingError, "repetition_penalty=1e-45 takes them")),
+    "a penalty beyond float32": (dict(repetition_penalty=1e39), (InvalidRequestError, "repetition_penalty=1e.39 is not allowed")),
+    **{f"a processor that returns {name}": (dict(logits_processors=[one]), error) for name, (one, error) in BAD_PROCESSORS.items()},
+}  # fmt: skip
+COMPANY = [(prompt(9), SamplingParams(**GREEDY)), (prompt(5), SamplingParams(temperature=1.0, seed=3, max_tokens=6, ignore_eos=True))]
+
+
+@pytest.fixture(scope="module")
+def alone(llm):
+    return [outputs_of(llm, [one])[0].outputs[0].token_ids for one in COMPANY]
+
+
+@pytest.mark.parametrize("name", BAD_INPUTS)
+def test_bad_inputs_end_their_own_request(name, llm, alone):
+    options, (error, message) = BAD_INPUTS[name]
+    if "bad_words" in options:
+        options = options | dict(allowed_token_ids=llm.tokenizer.encode("e"))
+    options = dict(temperature=len(name) % 2, max_tokens=4, ignore_eos=True, seed=1, logprobs=1) | options
+    if error is InvalidRequestError:
+        with pytest.raises(error, match=message):
+            outputs_of(llm, [(prompt(7), SamplingParams(**options))])
+        return
+    found = outputs_of(llm, [COMPANY[0], (prompt(7), SamplingParams(**options)), COMPANY[1]])
+    assert [found[0].outputs[0].token_ids, found[2].outputs[0].token_ids] == alone
+    assert found[1].outputs[0].finish_reason == "error"
+    with pytest.raises(error, match=message):
+        raise found[1].error
+
+
+def test_what_a_processor_may_return(llm):
+    """Other dtypes are converted, and +inf leaves only the tokens that have it."""
+    free = llm.generate([prompt(7)], SamplingParams(**GREEDY))[0].outputs[0].token_ids
+    for dtype in (np.float64, np.float16, np.int64):
+        scaled = [lambda ids, x, dtype=dtype: (x * 1000).astype(dtype)]
+        assert llm.generate([prompt(7)], SamplingParams(**GREEDY, logits_processors=scaled))[0].outputs[0].token_ids == free
+    forces = [lambda ids, x: np.where(np.isin(np.arange(len(x)), (4, 9)), np.inf, x)]
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=40, ignore_eos=True, logits_processors=forces)
+    assert set(llm.generate([prompt(7)], params)[0].outputs[0].token_ids) == {4, 9}
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """A model of which every text with the token BROKEN has logits of NaN."""
+    directory = shutil.copytree(model_directory("llama3"), tmp_path_factory.mktemp("broken") / "model")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.embed_tokens.weight"][BROKEN] = np.nan
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_nan_in_the_model_ends_the_requests_that_meet_it(broken, speculates):
+    options = dict(speculative_config=dict(method="ngram", num_speculative_tokens=3)) if speculates else {}
+    bad = [*prompt(6), BROKEN, *prompt(6)]
+    cause = "hold NaN or infinity: the forward in float32 has overflowed, or the weights hold NaN"
+    with LLM(broken, device="cpu", allow_nonfinite_weights=True, max_model_len=128, max_num_batched_tokens=8, **options) as llm:
+        forced = SamplingParams(**GREEDY | dict(logit_bias={BROKEN: 100.0}))  # its first token is fine, and breaks the second
+        requests = [
+            (prompt(9) * 3, SamplingParams(**GREEDY)), (bad, SamplingParams(**GREEDY)), (prompt(9), forced),
+            (bad, SamplingParams(temperature=1.0, seed=1, n=2)), (bad, SamplingParams(max_tokens=0, prompt_logprobs=1)),
+        ]  # fmt: skip
+        alone = outputs_of(llm, requests[:1])[0].outputs[0].token_ids
+        found = outputs_of(llm, requests)
+        assert found[0].outputs[0].token_ids == alone and found[0].error is None
+        for output, place in zip(found[1:], (1, 2, 1, None), strict=True):
+            assert {one.finish_reason for one in output.outputs} == {"error"}
+            with pytest.raises(SamplingError, match=cause):
+                raise output.error
+            assert (f"for token {place} of its output" if place else "of its prompt") in str(output.error)
+        assert found[2].outputs[0].token_ids == [BROKEN]
+        for fails in (
+            lambda: llm.generate([bad], SamplingParams(**GREEDY, logits_processors=[lambda ids, x: np.nan_to_num(x)])),
+            lambda: llm.beam_search([bad], BeamSearchParams(beam_width=2, max_tokens=3)),
+            lambda: llm.beam_search([bad], BeamSearchParams(beam_width=2, max_tokens=3, temperature=0.5)),
+            lambda: llm.contrastive_search([bad], ContrastiveSearchParams(max_tokens=3)),
+            lambda: llm.perplexity(bad),
+            lambda: list(llm.stream(bad, SamplingParams(**GREEDY))),
+        ):
+            with pytest.raises(SamplingError, match=cause):
+                fails()
+        assert np.isnan(llm.logits(bad)[6:]).all(), "logits are returned as they are"
+        assert np.isfinite(llm.logits(bad[:6])).all()
+
+
+def test_an_overflow_of_float16_is_named(tmp_path):
+    directory = shutil.copytree(model_directory("llama3"), tmp_path / "model")
+    tensors = load_file(directory / "model.safetensors")
+    for name in tensors:
+        if "up_proj" in name or "down_proj" in name:
+            tensors[name] *= 3000
+    save_file(tensors, directory / "model.safetensors")
+    for dtype, works in (("float32", True), ("bfloat16", True), ("float16", False)):
+        with LLM(directory, device="cpu", dtype=dtype, max_model_len=64) as llm, np.errstate(all="ignore"):
+            if works:
+                assert len(llm.generate([prompt(9)], SamplingParams(**GREEDY))[0].outputs[0].token_ids) == 6
+                continue
+            for params in (SamplingParams(**GREEDY), SamplingParams(temperature=1.0, seed=1)):
+                with pytest.raises(SamplingError, match=r'activations exceed 65504.*dtype="bfloat16" or dtype="float32"'):
+                    llm.generate([prompt(9)], params)
