@@ -113,6 +113,22 @@ class DecoderChain:
             text = step.push(text) + step.finish()
         return self._new(text)
 
+    def bytes_of_each(self, tokens: Sequence[str]) -> list[bytes]:
+        """What each token by itself adds to a text that has begun, as UTF-8, or as the bytes of an incomplete character."""
+        to_bytes = byte_level_bytes if isinstance(self._join, _ByteLevel) else str.encode
+        falls_back = any(isinstance(step, _ByteFallback) for step in self._token_steps)
+        changes = [step for step in self._token_steps if isinstance(step, _EachToken | _SuffixedWords)]
+        for step in changes:
+            step.push([""])  # the first token of a text may be changed in another way
+        changes += [step for step in self._text_steps if isinstance(step, _ReplaceInText)]
+        found = []
+        for token in tokens:
+            if falls_back and (byte := BYTE_TOKEN.fullmatch(token)):
+                found.append(bytes([int(byte[1], 16)]))
+            else:
+                found.append(to_bytes(functools.reduce(lambda text, step: step.alone(text), changes, token)))
+        return found
+
     def _push_text(self, text: str) -> str:
         for step in self._text_steps:
             text = step.push(text)
@@ -155,6 +171,10 @@ class _EachToken(_TokenStep):
             return list(map(self._change, tokens))
         first, self._change_first = self._change_first(tokens[0]), None
         return [first, *map(self._change, tokens[1:])]
+
+    def alone(self, token: str) -> str:
+        """A token within a text."""
+        return self._change(token)
 
 
 class _ByteFallback(_TokenStep):
@@ -220,7 +240,11 @@ class _SuffixedWords(_TokenStep):
         if not tokens:
             return []
         self._last = tokens[-1]
-        return [token.replace(self._suffix, " ") for token in tokens[:-1]]
+        return list(map(self.alone, tokens[:-1]))
+
+    def alone(self, token: str) -> str:
+        """A token within a text."""
+        return token.replace(self._suffix, " ")
 
     def finish(self) -> list[str]:
         return [] if self._last is None else [self._last.replace(self._suffix, "")]
@@ -256,6 +280,10 @@ class _ReplaceInText:
         size = next((n for n in range(longest, 0, -1) if rest.endswith(self._pattern[:n])), 0)
         self.held = rest[len(rest) - size :]
         return self._content.join([*before, rest[: len(rest) - size]])
+
+    def alone(self, text: str) -> str:
+        """A piece of a text, without regard to its neighbours."""
+        return text.replace(self._pattern, self._content)
 
     def finish(self) -> str:
         return self.held

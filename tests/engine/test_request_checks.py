@@ -3,7 +3,6 @@
 import pytest
 
 from minllm import SamplingParams
-from minllm.engine.requests.bad_words import bad_word_token_ids, banned_next
 from minllm.engine.requests.prompts import PromptTokens
 from minllm.engine.requests.request_checks import check_context, check_vocabulary
 from minllm.errors import InvalidRequestError
@@ -37,17 +36,3 @@ def test_a_prompt_that_is_only_scored_may_fill_the_context():
         check_context(PROMPT, SamplingParams(), 10)
     with pytest.raises(InvalidRequestError, match="10 tokens, and max_model_len=9 allows 9: shorten it"):
         check_context(PROMPT, SamplingParams(max_tokens=0), 9)
-
-
-SPELLINGS = {"a": [1], " a": [2], "bc": [3, 4], " bc": [5, 4], "d": [6], " d": [7, 6], "e": []}
-
-
-def test_bad_words_are_banned_after_a_space_too():
-    assert bad_word_token_ids(["a", " bc", "d", "a"], SPELLINGS.__getitem__) == ((1,), (2,), (3, 4), (5, 4), (6,))
-    with pytest.raises(InvalidRequestError, match="bad_words holds 'e', which has no token"):
-        bad_word_token_ids(["e"], lambda text: [])
-
-
-@pytest.mark.parametrize("output,banned", [([], [1]), ([3], [1, 4]), ([4, 3], [1, 4]), ([3, 4], [1, 9]), ([4], [1])])
-def test_the_token_that_would_complete_a_bad_word(output, banned):
-    assert banned_next([(1,), (3, 4), (3, 4, 9)], output) == banned

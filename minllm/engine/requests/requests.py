@@ -1,12 +1,11 @@
 """Make sequences that the engine can run from a checked prompt and its parameters."""
 
-import functools
 from typing import Any
 
 import numpy as np
 
 from minllm.engine.loading import Engine
-from minllm.engine.requests.bad_words import BadWords, bad_word_token_ids
+from minllm.engine.requests.bad_words import BadWords
 from minllm.engine.requests.beam_search import Beam, BeamSearch, Temperature
 from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.engine.requests.output_text import NoText
@@ -31,8 +30,10 @@ def make_sequences(
     check_context(prompt, params, engine.max_model_len)
     room = engine.max_model_len - len(prompt.token_ids)
     seed = _seed(params, engine_seed, number)
-    bad_words = bad_word_token_ids(params.bad_words, functools.partial(engine.tokenizer.encode, add_special_tokens=False))
-    processors = params.logits_processors + ((BadWords(bad_words),) if any(len(word) > 1 for word in bad_words) else ())
+    processors, banned_token_ids = params.logits_processors, ()
+    if params.bad_words:
+        bad_words = _bad_words(params, engine.tokenizer, {*eos_token_ids, *params.stop_token_ids})
+        processors, banned_token_ids = (*processors, bad_words), bad_words.always_banned(engine.model.config.vocab_size)
     sequences = [
         Sequence(
             request_id=request_id,
@@ -47,7 +48,7 @@ def make_sequences(
             index=index,
             dtype=np.dtype(engine.ops.dtype).name,
             logits_processors=processors,
-            banned_token_ids=tuple(word[0] for word in bad_words if len(word) == 1),
+            banned_token_ids=banned_token_ids,
         )
         for index in range(params.num_generated)
     ]
@@ -78,6 +79,13 @@ def make_beams(
     ]  # fmt: skip
     BeamSearch(params, beams)
     return beams
+
+
+def _bad_words(params: SamplingParams, tokenizer: Any, ending_token_ids: set[int]) -> BadWords:
+    hidden = frozenset() if params.include_stop_str_in_output else frozenset(ending_token_ids)
+    if params.skip_special_tokens:
+        hidden |= tokenizer.special_token_ids
+    return BadWords(params.bad_words, tokenizer.token_texts, hidden)
 
 
 def _decoder(engine: Engine, prompt: PromptTokens, params: SamplingParams) -> Any:

@@ -38,7 +38,8 @@ class SamplingParams:
     frequency_penalty: subtracted from the logit of a token once per occurrence in the output, from -2 to 2.
     logit_bias: numbers from -100 to 100, added to the logits of these token ids; in practice -100 bans a token and 100 forces it.
     allowed_token_ids: only these ids are ever chosen, so the text ends early only if an id that ends it is among them; None allows all.
-    bad_words: texts that are never generated; the last token of each is banned where the output would complete it.
+    bad_words: texts that the output never contains, within longer words too, however they are spelled in tokens; white space before a word
+        is ignored. Slow, as logits_processors are.
     logits_processors: functions f(output_token_ids, logits) -> logits, float32 [vocab], called in order before every token. Slow: the
         logits go to the host and back at every step.
     seed: makes the text reproducible in any batch; without one, it is drawn from the engine's own seed.
