@@ -13,7 +13,7 @@ A named token has a role: bos_token, eos_token and so on. Four files speak of th
 Ids in these files are not obeyed: a token that the vocabulary has keeps its id, another gets the next free one, as in transformers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken
@@ -39,12 +39,14 @@ def read_special_tokens(
     special_tokens_map: Mapping[str, Any],
     added_tokens: Mapping[str, Any],
     defaults: Mapping[str, Any],
+    extra_of_class: Sequence[str] = (),
     keeps_file: bool = True,
 ) -> SpecialTokens:
     """The special tokens of a directory. Raises CheckpointError if a token is neither a text nor an object with "content".
 
     config: tokenizer_config.json. in_file: the added tokens of tokenizer.json by id. special_tokens_map, added_tokens: the other files, or
-    empty. defaults: what the tokenizer's class names if no file does. keeps_file: the tokens of tokenizer.json are there already.
+    empty. defaults, extra_of_class: what the tokenizer's class names if no file does. keeps_file: the tokens of tokenizer.json are there
+    already.
     """
     values = dict(config)
     if not values.get(EXTRA) and OLDER_EXTRA in values:
@@ -62,7 +64,9 @@ def read_special_tokens(
     named = {name: flagged.get(str(token), token) for name in NAMES if (token := _token(values.get(name))) is not None}
     named |= {key: token for key in values if _is_further_name(key) and (token := _token(values[key])) is not None}
     named |= {key: token for key, value in further.items() if (token := _token(value)) is not None}
-    extra = _tokens(values.get(EXTRA) if EXTRA in values else values.get(OLDER_EXTRA), special=True)
+    extra = _tokens(values.get(EXTRA, values.get(OLDER_EXTRA)), special=True)
+    if EXTRA not in values:
+        extra += [token for token in extra_of_class if token not in map(str, extra)]
     in_order = [token for _, token in sorted(added.items(), key=lambda item: item[0])]
     return SpecialTokens(
         {name: str(token) for name, token in named.items()},

@@ -7,7 +7,7 @@ models/*/tokenization_*.py.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
@@ -22,21 +22,18 @@ CLASS_OF_MODEL_TYPE |= dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"
 ALWAYS_OF_MODEL_TYPE = frozenset({"qwen2"})  # taken even if tokenizer_config.json names another class
 
 Entries = Mapping[str, Any]
+Named = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """What a class makes of tokenizer.json."""
+    """What a class makes of a directory."""
 
-    entries: Callable[[Entries, Entries, Mapping[str, str]], dict[str, Any]]  # of (its model, tokenizer_config.json, named tokens)
-    tokens: Mapping[str, Any]  # named tokens of a directory that names none
-    extra: tuple[str, ...] = ()  # special tokens without a name, likewise
+    entries: Callable[[Entries, Entries, Named], dict[str, Any]]  # of (tokenizer.json, tokenizer_config.json, named tokens)
+    tokens: Mapping[str, str | None]  # named tokens of a directory that names none
+    extra: Callable[[Entries], list[str]] = lambda config: []  # special tokens without a name
     adds_again: bool = False  # its special tokens lose the flags of the files
-    post_processor: Callable[[tokenizers.Tokenizer, Mapping[str, str]], Any] | None = None  # instead of tokenizer.json's
-    defaults: dict[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "defaults", {**self.tokens, **({"additional_special_tokens": list(self.extra)} if self.extra else {})})
+    post_processor: Callable[[tokenizers.Tokenizer, Named], Any] | None = None  # instead of tokenizer.json's
 
 
 def class_name(config: Entries, model_config: Entries, is_byte_level: bool) -> str:
@@ -56,12 +53,17 @@ def class_name(config: Entries, model_config: Entries, is_byte_level: bool) -> s
     return of_type if model_type in ALWAYS_OF_MODEL_TYPE else named
 
 
-def _bpe(model: Entries, **options: Any) -> dict[str, Any]:
-    vocabulary = model.get("vocab")
+def _vocabulary(model: Entries) -> dict[str, int]:
+    vocabulary = model["vocab"]
     if isinstance(vocabulary, list):  # of Unigram: pairs of a token and its score
-        vocabulary = {token: token_id for token_id, (token, _) in enumerate(vocabulary)}
+        return {token: token_id for token_id, (token, _) in enumerate(vocabulary)}
+    return vocabulary
+
+
+def _bpe(content: Entries, **options: Any) -> dict[str, Any]:
+    vocabulary, merges = _vocabulary(content["model"]), content["model"].get("merges") or []
     plain = dict(dropout=None, unk_token=None, continuing_subword_prefix=None, end_of_word_suffix=None, fuse_unk=False, byte_fallback=False)
-    return {"type": "BPE", **plain, "ignore_merges": False, "vocab": vocabulary, "merges": model.get("merges") or []} | options
+    return {"type": "BPE", **plain, "ignore_merges": False, "vocab": vocabulary, "merges": merges} | options
 
 
 def _byte_level(add_prefix_space: Any, **options: Any) -> dict[str, Any]:
@@ -85,43 +87,65 @@ def _sentencepiece_decoder(strips: bool) -> dict[str, Any]:
     return _sequence("decoders", _replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"}, *strip)
 
 
-def _gpt2(model: Entries, config: Entries, named: Mapping[str, str]) -> dict[str, Any]:
+def _gpt2(content: Entries, config: Entries, named: Named) -> dict[str, Any]:
     split = _byte_level(config.get("add_prefix_space"))
-    return dict(model=_bpe(model), normalizer=None, pre_tokenizer=split, decoder=_byte_level(True))
+    return dict(model=_bpe(content), normalizer=None, pre_tokenizer=split, decoder=_byte_level(True))
 
 
-def _gpt_neox(model: Entries, config: Entries, named: Mapping[str, str]) -> dict[str, Any]:
-    return _gpt2(model, config, named) | dict(normalizer={"type": "NFC"})
+def _gpt_neox(content: Entries, config: Entries, named: Named) -> dict[str, Any]:
+    return _gpt2(content, config, named) | dict(normalizer={"type": "NFC"})
 
 
-def _qwen2(model: Entries, config: Entries, named: Mapping[str, str]) -> dict[str, Any]:
+def _qwen2(content: Entries, config: Entries, named: Named) -> dict[str, Any]:
     words = {"type": "Split", "pattern": {"Regex": WORDS.replace("DIGITS", r"\p{N}")}, "behavior": "Isolated", "invert": False}
     split = _sequence("pretokenizers", words, _byte_level(config.get("add_prefix_space"), use_regex=False))
-    return _gpt_neox(model, config, named) | dict(pre_tokenizer=split)
+    return _gpt_neox(content, config, named) | dict(pre_tokenizer=split)
 
 
-def _llama(model: Entries, config: Entries, named: Mapping[str, str]) -> dict[str, Any]:
+def _llama(content: Entries, config: Entries, named: Named) -> dict[str, Any]:
     adds = config.get("add_prefix_space") in (None, True)
     scheme = ("always" if config.get("legacy") else "first") if adds else "never"
-    model = _bpe(model, fuse_unk=True, byte_fallback=True)
+    model = _bpe(content, fuse_unk=True, byte_fallback=True)
     return dict(model=model, normalizer=None, pre_tokenizer=_metaspace(scheme, split=False), decoder=_sentencepiece_decoder(adds))
 
 
-def _code_llama(model: Entries, config: Entries, named: Mapping[str, str]) -> dict[str, Any]:
-    entries = _llama(model, dict(config) | {"legacy": False}, named) | dict(decoder=_sentencepiece_decoder(True))
+def _code_llama(content: Entries, config: Entries, named: Named) -> dict[str, Any]:
+    entries = _llama(content, dict(config) | {"legacy": False}, named) | dict(decoder=_sentencepiece_decoder(True))
     entries["model"]["unk_token"] = named.get("unk_token", "None")
     return entries
 
 
-def _gemma(model: Entries, config: Entries, named: Mapping[str, str]) -> dict[str, Any]:
-    model = _bpe(model, fuse_unk=True, byte_fallback=True, unk_token=named.get("unk_token", "None"))
+def _gemma(content: Entries, config: Entries, named: Named) -> dict[str, Any]:
+    model = _bpe(content, fuse_unk=True, byte_fallback=True, unk_token=named.get("unk_token", "None"))
     split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     return dict(model=model, normalizer=_replace(" ", "▁"), pre_tokenizer=split, decoder=_sentencepiece_decoder(False))
 
 
-def _bos_first(backend: tokenizers.Tokenizer, named: Mapping[str, str]) -> Any:
-    bos = named.get("bos_token")
-    return bos and processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, backend.token_to_id(bos))])
+def _bert(content: Entries, config: Entries, named: Named) -> dict[str, Any]:
+    pieces = {"type": "WordPiece", "unk_token": named.get("unk_token", "None"), "continuing_subword_prefix": "##"}
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": config.get("tokenize_chinese_chars", True)}
+    return dict(
+        model=pieces | {"max_input_chars_per_word": 100, "vocab": _vocabulary(content["model"])},
+        normalizer=normalizer | {"strip_accents": config.get("strip_accents"), "lowercase": config.get("do_lower_case", True)},
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
+    )
+
+
+def _t5(content: Entries, config: Entries, named: Named) -> dict[str, Any]:
+    normalizer, metaspace = content["normalizer"] or {}, _metaspace("always", split=True)
+    steps = normalizer.get("normalizers", [normalizer])
+    return dict(
+        model={"type": "Unigram", "unk_id": 2, "vocab": content["model"]["vocab"], "byte_fallback": False},
+        normalizer=next((step for step in steps if step.get("type") == "Precompiled"), None),
+        pre_tokenizer=_sequence("pretokenizers", {"type": "WhitespaceSplit"}, metaspace),
+        decoder=metaspace,
+    )
+
+
+def _around(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> Any:
+    ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys((before, after)) if token]
+    return processors.TemplateProcessing(single=[part for part in (before, "$A", after) if part], special_tokens=ids)
 
 
 _OF_GPT2 = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
@@ -129,13 +153,28 @@ _OF_LLAMA = dict(unk_token="<unk>", bos_token="<s>", eos_token="</s>")
 _OF_CODE_LLAMA = dict(prefix_token="▁<PRE>", middle_token="▁<MID>", suffix_token="▁<SUF>", eot_token="▁<EOT>", fill_token="<FILL_ME>")
 _OF_GEMMA = dict(unk_token="<unk>", bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", mask_token="<mask>")
 
+_OF_BERT = dict(unk_token="[UNK]", sep_token="[SEP]", pad_token="[PAD]", cls_token="[CLS]", mask_token="[MASK]")
+
 TOKENIZER_CLASSES = {
     "GPT2Tokenizer": TokenizerClass(_gpt2, {**_OF_GPT2, "pad_token": None}),
+    "CodeGenTokenizer": TokenizerClass(_gpt2, {**_OF_GPT2, "pad_token": None}),
     "GPTNeoXTokenizer": TokenizerClass(_gpt_neox, {**_OF_GPT2, "pad_token": "<|padding|>"}, post_processor=lambda backend, named: None),
     "Qwen2Tokenizer": TokenizerClass(_qwen2, {**_OF_GPT2, "bos_token": None, "pad_token": "<|endoftext|>"}, adds_again=True),
     "LlamaTokenizer": TokenizerClass(_llama, _OF_LLAMA),
     "CodeLlamaTokenizer": TokenizerClass(
-        _code_llama, {**_OF_LLAMA, **_OF_CODE_LLAMA}, tuple(_OF_CODE_LLAMA.values()), post_processor=_bos_first
+        _code_llama,
+        {**_OF_LLAMA, **_OF_CODE_LLAMA},
+        extra=lambda config: list(_OF_CODE_LLAMA.values()),
+        post_processor=lambda backend, named: _around(backend, named.get("bos_token"), None),
     ),
     "GemmaTokenizer": TokenizerClass(_gemma, _OF_GEMMA),
+    "BertTokenizer": TokenizerClass(
+        _bert, _OF_BERT, post_processor=lambda backend, named: _around(backend, named.get("cls_token"), named.get("sep_token"))
+    ),
+    "T5Tokenizer": TokenizerClass(
+        _t5,
+        dict(eos_token="</s>", unk_token="<unk>", pad_token="<pad>"),
+        extra=lambda config: [f"<extra_id_{i}>" for i in range(config.get("extra_ids", 100))],
+        post_processor=lambda backend, named: _around(backend, None, named.get("eos_token")),
+    ),
 }

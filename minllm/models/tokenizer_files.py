@@ -19,6 +19,7 @@ FOLLOWED_KEYS = frozenset(
     (*NAMES, EXTRA, OLDER_EXTRA)
     + tuple(
         "added_tokens_decoder model_specific_special_tokens chat_template tokenizer_class add_prefix_space legacy split_special_tokens "
+        "do_lower_case tokenize_chinese_chars strip_accents extra_ids "
         "clean_up_tokenization_spaces clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output".split()
     )
 )
@@ -28,8 +29,8 @@ HARMLESS_KEYS = frozenset(
     "truncation truncation_side truncation_strategy stride model_input_names return_tensors name_or_path processor_class special_tokens "
     "special_tokens_map_file tokenizer_file vocab_file merges_file backend files_loaded is_local local_files_only from_slow use_fast "
     "verbose errors trim_offsets sp_model_kwargs spaces_between_special_tokens use_default_system_prompt init_inputs device_map "
-    "transformers_version response_schema response_template chat_control_tokens do_lower_case do_basic_tokenize never_split "
-    "tokenize_chinese_chars strip_accents wordpieces_prefix unk_id remove_space keep_accents".split()
+    "transformers_version response_schema response_template chat_control_tokens do_basic_tokenize never_split "
+    "wordpieces_prefix unk_id remove_space keep_accents".split()
 )
 
 
@@ -44,8 +45,9 @@ def read_backend(directory: Path, config: Mapping[str, Any]) -> tuple[tokenizers
     kind = TOKENIZER_CLASSES.get(name)
     defaults = {"pad_token": original.padding["pad_token"]} if original.padding else {}
     files = (_optional(directory / file) for file in ("special_tokens_map.json", "added_tokens.json"))
-    defaults |= kind.defaults if kind is not None else {}
-    tokens = read_special_tokens(config, original.get_added_tokens_decoder(), *files, defaults, keeps_file=kind is None)
+    defaults |= kind.tokens if kind is not None else {}
+    extra = kind.extra(config) if kind is not None else ()
+    tokens = read_special_tokens(config, original.get_added_tokens_decoder(), *files, defaults, extra, keeps_file=kind is None)
     backend = original if kind is None else _rebuilt(json.loads(text), kind, config, tokens.named, directory)
     backend.add_tokens(tokens.added)
     if kind is not None:
@@ -56,7 +58,7 @@ def read_backend(directory: Path, config: Mapping[str, Any]) -> tuple[tokenizers
 
 def _rebuilt(content: dict[str, Any], kind: TokenizerClass, config: Mapping[str, Any], named: Mapping[str, str], directory: Path) -> Any:
     """The tokenizer that a class makes of the vocabulary, without added tokens."""
-    content |= kind.entries(content["model"], config, named) | {"added_tokens": []}
+    content |= kind.entries(content, config, named) | {"added_tokens": []}
     return _parsed(json.dumps(content), directory)
 
 

@@ -5,10 +5,10 @@ import functools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import tokenizers
-from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests.models.tokenizers_for_tests import TEXT, byte_level, sentencepiece, word_pieces
@@ -26,7 +26,7 @@ CLASSES = [
     "GPTNeoXTokenizer",
     "CodeLlamaTokenizer",
 ]
-CLASSES += ["GemmaTokenizerFast", "OfSomebodyTokenizer"]
+CLASSES += ["GemmaTokenizerFast", "CodeGenTokenizer", "BertTokenizerFast", "T5TokenizerFast", "OfSomebodyTokenizer"]
 MODEL_TYPES = ["llama", "mistral", "qwen2", "qwen3", "gpt2"]
 KEYS = [*NAMES[:4], *FLAGS, "added_tokens", "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens list"]
 KEYS += ["extra_special_tokens dict", "image_token", "special_tokens_map.json", "added_tokens.json", "add_prefix_space", "legacy"]
@@ -84,28 +84,30 @@ class TokenizerDirectory:
             (directory / name).write_text(json.dumps(content), encoding="utf-8")
 
 
-def texts():
-    """Texts in which special tokens stand between words and spaces."""
-    return st.lists(st.sampled_from(FRAGMENTS), min_size=1, max_size=8).map("".join)
+def random_text(rng: Random) -> str:
+    """A text in which special tokens stand between words and spaces."""
+    return "".join(rng.choices(FRAGMENTS, k=rng.randint(1, 8)))
 
 
-@st.composite
-def directories(draw) -> TokenizerDirectory:
+def random_directory(rng: Random) -> TokenizerDirectory:
     """A directory with about half of the keys."""
-    content = copy.deepcopy(content_of(draw(st.sampled_from(sorted(BACKENDS)))))
-    config = {"tokenizer_class": name} if (name := draw(st.sampled_from(CLASSES))) is not None else {}
-    # These two encode nothing if their unknown token is not in the vocabulary.
-    needs_unknown = name in ("CodeLlamaTokenizer", "GemmaTokenizerFast")
-    for token in [*TOKENS, "<unk>", "None"] if needs_unknown else draw(st.lists(st.sampled_from(TOKENS), unique=True, max_size=5)):
+    name = rng.choice(CLASSES)
+    content = copy.deepcopy(content_of("unigram" if name == "T5TokenizerFast" else rng.choice(sorted(BACKENDS))))
+    # These classes encode nothing if their unknown token is not in the vocabulary.
+    needs_unknown = name in ("CodeLlamaTokenizer", "GemmaTokenizerFast", "BertTokenizerFast")
+    for token in [*TOKENS, "<unk>", "[UNK]", "None"] if needs_unknown else _some(rng, least=0):
         _append(content["model"]["vocab"], token)
-    case = TokenizerDirectory(content, config, draw(st.sampled_from(MODEL_TYPES)), keys={"tokenizer_class"} if config else set())
-    _put_into_tokenizer_json(draw, case)
-    _put_into_config(draw, case)
-    _put_into_other_files(draw, case)
+    case = TokenizerDirectory(content, {}, rng.choice(MODEL_TYPES))
+    if name is not None:
+        case.config["tokenizer_class"] = name
+        case.keys.add("tokenizer_class")
+    _put_into_tokenizer_json(rng, case)
+    _put_into_config(rng, case)
+    _put_into_other_files(rng, case)
     return case
 
 
-def _append(vocabulary, token):
+def _append(vocabulary: Any, token: str) -> None:
     if isinstance(vocabulary, list):
         if token not in dict(vocabulary):
             vocabulary.append([token, -9.0])
@@ -113,74 +115,71 @@ def _append(vocabulary, token):
         vocabulary.setdefault(token, len(vocabulary))
 
 
-def _is(draw, case, key, one_in=2):
-    chosen = draw(st.integers(0, one_in - 1)) == 0
+def _has(rng: Random, case: TokenizerDirectory, key: str, probability: float) -> bool:
+    chosen = rng.random() < probability
     if chosen:
         case.keys.add(key)
     return chosen
 
 
-def _entry(draw, case, token):
+def _entry(rng: Random, case: TokenizerDirectory, token: str) -> dict[str, Any]:
     """An added token with flags."""
-    flags = {flag: draw(st.booleans()) for flag in FLAGS}
-    case.keys.update(flag for flag, value in flags.items() if value)
-    return {"content": token, **flags}
+    return {"content": token, **{flag: _has(rng, case, flag, 0.5) for flag in FLAGS}}
 
 
-def _some(draw):
-    return draw(st.lists(st.sampled_from(TOKENS), unique=True, min_size=1, max_size=3))
+def _some(rng: Random, least: int = 1) -> list[str]:
+    return rng.sample(TOKENS, rng.randint(least, 4))
 
 
-def _put_into_tokenizer_json(draw, case):
+def _put_into_tokenizer_json(rng: Random, case: TokenizerDirectory) -> None:
     content, added = case.tokenizer, case.tokenizer["added_tokens"]
     vocabulary = content["model"]["vocab"]
-    ids = {token: i for i, (token, _) in enumerate(vocabulary)} if isinstance(vocabulary, list) else vocabulary
-    if _is(draw, case, "added_tokens"):
-        beyond = len(ids)
-        for token in _some(draw):
-            beyond += token not in ids
-            added.append({"id": ids.get(token, beyond - 1), **_entry(draw, case, token)})
-    if _is(draw, case, "post_processor"):
-        first = added[0] if added else {"content": next(iter(ids)), "id": 0}
-        token, around = {"SpecialToken": {"id": first["content"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    ids = {token: i for i, (token, _) in enumerate(vocabulary)} if isinstance(vocabulary, list) else dict(vocabulary)
+    if _has(rng, case, "added_tokens", 0.5):
+        present = {entry["content"] for entry in added}
+        for token in filter(lambda token: token not in present, _some(rng)):
+            added.append({"id": ids.setdefault(token, len(ids)), **_entry(rng, case, token)})
+    if _has(rng, case, "post_processor", 0.5):
+        first, text = added[0], {"Sequence": {"id": "A", "type_id": 0}}
+        token = {"SpecialToken": {"id": first["content"], "type_id": 0}}
         special = {first["content"]: {"id": first["content"], "ids": [first["id"]], "tokens": [first["content"]]}}
-        pair = [around, {"Sequence": {"id": "B", "type_id": 0}}]
-        content["post_processor"] = {"type": "TemplateProcessing", "single": [token, around], "pair": pair, "special_tokens": special}
-    if _is(draw, case, "padding", 3):
+        pair = [text, {"Sequence": {"id": "B", "type_id": 0}}]
+        content["post_processor"] = {"type": "TemplateProcessing", "single": [token, text], "pair": pair, "special_tokens": special}
+    if _has(rng, case, "padding", 0.3):
         padding = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
-        content["padding"] = padding | {"pad_token": draw(st.sampled_from(TOKENS))}
+        content["padding"] = padding | {"pad_token": rng.choice(TOKENS)}
         content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
 
 
-def _put_into_config(draw, case):
+def _put_into_config(rng: Random, case: TokenizerDirectory) -> None:
     config = case.config
+    # The post-processors of two classes cannot be made without a token, or with one that has a space.
+    writes_processor = config.get("tokenizer_class") in ("BertTokenizerFast", "T5TokenizerFast")
     for name in NAMES:
-        if _is(draw, case, name, 3):
-            config[name] = draw(st.sampled_from([None, *TOKENS]))
-    if _is(draw, case, "image_token", 3):
-        config["image_token"] = draw(st.sampled_from(TOKENS))
-    if _is(draw, case, "added_tokens_decoder"):
-        config["added_tokens_decoder"] = {str(300 + i): _entry(draw, case, token) for i, token in enumerate(_some(draw))}
-    if _is(draw, case, "additional_special_tokens", 3):
-        config["additional_special_tokens"] = _some(draw)
-    kind = draw(st.sampled_from([None, "list", "dict"]))
-    if kind is not None:
+        if _has(rng, case, name, 0.4):
+            config[name] = rng.choice([token for token in TOKENS if " " not in token] if writes_processor else [None, *TOKENS])
+    if _has(rng, case, "image_token", 0.3):
+        config["image_token"] = rng.choice(TOKENS)
+    if _has(rng, case, "added_tokens_decoder", 0.5):
+        config["added_tokens_decoder"] = {str(300 + i): _entry(rng, case, token) for i, token in enumerate(_some(rng))}
+    if _has(rng, case, "additional_special_tokens", 0.3):
+        config["additional_special_tokens"] = _some(rng)
+    if kind := rng.choice([None, "list", "dict"]):
         case.keys.add(f"extra_special_tokens {kind}")
-        config["extra_special_tokens"] = (
-            _some(draw) if kind == "list" else dict(zip(["video_token", "audio_token", "boi_token"], _some(draw)))
-        )
+        tokens = _some(rng, least=0)
+        config["extra_special_tokens"] = tokens if kind == "list" else dict(zip(["video_token", "audio_token", "boi_token"], tokens))
     for flag in ("split_special_tokens", "clean_up_tokenization_spaces", "add_bos_token", "add_eos_token", "add_prefix_space", "legacy"):
-        if _is(draw, case, flag, 3):
-            config[flag] = draw(st.booleans())
+        if _has(rng, case, flag, 0.4):
+            config[flag] = rng.choice([False, True])
 
 
-def _put_into_other_files(draw, case):
-    if _is(draw, case, "special_tokens_map.json"):
-        named = {name: draw(st.sampled_from(TOKENS)) for name in draw(st.lists(st.sampled_from(NAMES), unique=True))}
-        case.files["special_tokens_map.json"] = {
-            name: _entry(draw, case, token) if draw(st.booleans()) else token for name, token in named.items()
-        }
-        if draw(st.booleans()):
-            case.files["special_tokens_map.json"]["additional_special_tokens"] = _some(draw)
-    if _is(draw, case, "added_tokens.json"):
-        case.files["added_tokens.json"] = {token: 300 + i for i, token in enumerate(_some(draw))}
+def _put_into_other_files(rng: Random, case: TokenizerDirectory) -> None:
+    if _has(rng, case, "special_tokens_map.json", 0.5):
+        names = {name: rng.choice(TOKENS) for name in rng.sample(NAMES, rng.randint(0, 4))}
+        content = {name: _entry(rng, case, token) if rng.random() < 0.5 else token for name, token in names.items()}
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            if rng.random() < 0.3:
+                content[key] = _some(rng)
+        case.files["special_tokens_map.json"] = content
+    if _has(rng, case, "added_tokens.json", 0.5):
+        case.files["added_tokens.json"] = {token: 300 + i for i, token in enumerate(_some(rng))}
