@@ -133,7 +133,7 @@ def _bert(content: Entries, config: Entries, named: Named) -> dict[str, Any]:
 
 
 def _t5(content: Entries, config: Entries, named: Named) -> dict[str, Any]:
-    normalizer, metaspace = content["normalizer"] or {}, _metaspace("always", split=True)
+    normalizer, metaspace = content.get("normalizer") or {}, _metaspace("always", split=True)
     steps = normalizer.get("normalizers", [normalizer])
     return dict(
         model={"type": "Unigram", "unk_id": 2, "vocab": content["model"]["vocab"], "byte_fallback": False},
@@ -141,6 +141,11 @@ def _t5(content: Entries, config: Entries, named: Named) -> dict[str, Any]:
         pre_tokenizer=_sequence("pretokenizers", {"type": "WhitespaceSplit"}, metaspace),
         decoder=metaspace,
     )
+
+
+def _sentinels(config: Entries) -> list[str]:
+    count = config.get("extra_ids", 100)
+    return [f"<extra_id_{i}>" for i in range(count if isinstance(count, int) else 100)]
 
 
 def _around(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> Any:
@@ -174,7 +179,7 @@ TOKENIZER_CLASSES = {
     "T5Tokenizer": TokenizerClass(
         _t5,
         dict(eos_token="</s>", unk_token="<unk>", pad_token="<pad>"),
-        extra=lambda config: [f"<extra_id_{i}>" for i in range(config.get("extra_ids", 100))],
+        extra=_sentinels,
         post_processor=lambda backend, named: _around(backend, None, named.get("eos_token")),
     ),
 }

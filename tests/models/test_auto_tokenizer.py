@@ -4,6 +4,7 @@ import collections
 import warnings
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
@@ -35,6 +36,7 @@ def check_equal(directory, named, encoded, decoded):
         assert "".join(map(decoder.push, ids)) + decoder.finish() == text
 
 
+@pytest.mark.timeout(900)  # 2,000 directories
 def test_directories_read_as_by_transformers(tmp_path, pytestconfig):
     met, wanted = collections.Counter(), 2000 if pytestconfig.option.exhaustive else 40
 
