@@ -52,7 +52,7 @@ class LLM:
             self._engine: Engine | None = load(self.options, report)
             engine = self._engine
             self._default_params = default_sampling_params(engine.generation_config, engine.model.config.vocab_size)
-            warn_of_the_rest(engine.generation_config)
+            warn_of_the_rest(engine.generation_config, engine.model.config.max_position_embeddings)
             self.llm_engine = LLMEngine(engine, self._default_params, self.options.seed)
             if engine.device == "cuda":
                 self._warm_up(progress=report)

@@ -11,11 +11,11 @@ from minllm.models.json_files import Fields, read_json
 
 FILE = "generation_config.json"
 FOLLOWED = frozenset(
-    "do_sample temperature top_p top_k min_p repetition_penalty max_new_tokens min_new_tokens stop_strings eos_token_id suppress_tokens "
-    "bad_words_ids sequence_bias".split()
+    "do_sample temperature top_p top_k min_p repetition_penalty max_new_tokens max_length min_new_tokens stop_strings eos_token_id "
+    "suppress_tokens bad_words_ids sequence_bias".split()
 )
 HARMLESS = frozenset(  # keys that change no text, or only how beams are searched
-    "transformers_version _from_model_config _commit_hash trust_remote_code bos_token_id pad_token_id decoder_start_token_id max_length "
+    "transformers_version _from_model_config _commit_hash trust_remote_code bos_token_id pad_token_id decoder_start_token_id "
     "use_cache cache_implementation cache_config max_cache_len return_dict_in_generate output_attentions output_hidden_states "
     "output_scores output_logits length_penalty early_stopping renormalize_logits remove_invalid_values is_assistant "
     "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold assistant_early_exit assistant_lookbehind "
@@ -32,7 +32,8 @@ class GenerationConfig:
     """The values of generation_config.json that minllm uses; None or empty if the file lacks them.
 
     suppress_tokens: ids that are never generated, those of bad_words_ids among them. token_biases: (id, number added to its logit), from
-    sequence_bias. not_followed: "key=value" of each that changes the text and that minllm does not follow. source: what errors name.
+    sequence_bias. max_length: a limit of prompt and output together, which only a warning names. not_followed: "key=value" of each key that
+    changes the text and that minllm does not follow. source: what errors name.
     """
 
     do_sample: bool | None = None
@@ -42,6 +43,7 @@ class GenerationConfig:
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
+    max_length: int | None = None
     min_new_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
     suppress_tokens: tuple[int, ...] = ()
@@ -76,6 +78,7 @@ def read_generation_config(directory: Path | str) -> GenerationConfig:
         min_p=fields.number("min_p", None),
         repetition_penalty=fields.positive("repetition_penalty", None),
         max_new_tokens=fields.integer("max_new_tokens", None),
+        max_length=fields.integer("max_length", None),
         min_new_tokens=fields.integer("min_new_tokens", None, minimum=0),
         stop_strings=_stop_strings(fields),
         suppress_tokens=tuple(dict.fromkeys([*fields.token_ids("suppress_tokens"), *(ids[0] for ids in words if len(ids) == 1)])),

@@ -36,9 +36,16 @@ def default_sampling_params(config: GenerationConfig, vocab_size: int) -> Sampli
         raise CheckpointError(f"{config.source} holds a value that cannot be used: {error}") from error
 
 
-def warn_of_the_rest(config: GenerationConfig) -> None:
-    """Name the suggestions that default_sampling_params does not follow, if there are any, in one UserWarning."""
-    ignored = [*config.not_followed] + ([] if _fits(config) else [f"min_new_tokens={config.min_new_tokens}, above max_new_tokens"])
+def warn_of_the_rest(config: GenerationConfig, context: int) -> None:
+    """Name the suggestions that default_sampling_params does not follow, if there are any, in one UserWarning.
+
+    context: the most tokens that the model can read; a max_length of at least that is no limit.
+    """
+    ignored = [*config.not_followed]
+    if not _fits(config):
+        ignored.append(f"min_new_tokens={config.min_new_tokens}, above max_new_tokens")
+    if config.max_new_tokens is None and config.max_length is not None and config.max_length < context:
+        ignored.append(f"max_length={config.max_length}")
     if ignored:
         warnings.warn(
             f"{config.source} sets {', '.join(ignored)}, which minllm does not follow: texts may differ from those of engines that do.",

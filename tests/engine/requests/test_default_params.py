@@ -72,13 +72,14 @@ NOT_FOLLOWED = dict(
 
 
 def test_every_other_key_is_named_in_one_warning(read):
-    several = dict(bad_words_ids=[[5, 6], [7]], sequence_bias=[[[5, 6], 1.0]], min_new_tokens=17)
+    several = dict(bad_words_ids=[[5, 6], [7]], sequence_bias=[[[5, 6], 1.0]], min_new_tokens=17, max_length=20)
     config = read(**NOT_FOLLOWED, **several)
     with pytest.warns(UserWarning) as found:
-        warn_of_the_rest(config)
+        warn_of_the_rest(config, 64)
     (text,) = (str(one.message) for one in found)
     named = [f"{name}={value!r}" for name, value in NOT_FOLLOWED.items()]
     named += ["bad_words_ids of several tokens", "sequence_bias of several tokens", "min_new_tokens=17, above max_new_tokens"]
+    named.append("max_length=20")
     assert "generation_config.json sets" in text and all(words in text for words in named)
     assert default_sampling_params(config, VOCAB).min_tokens == 0 and config.suppress_tokens == (7,)
 
@@ -94,7 +95,8 @@ NEUTRAL = dict(
 def test_keys_that_change_nothing_are_silent(read):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_the_rest(read(**NEUTRAL))
+        warn_of_the_rest(read(**NEUTRAL), 4096)
+        warn_of_the_rest(read(max_length=20, max_new_tokens=8), 4096)
     assert default_sampling_params(read(**NEUTRAL), VOCAB) == SamplingParams(**UNSUGGESTED)
 
 

@@ -20,6 +20,17 @@ MODULES = {
 }  # fmt: skip
 
 
+def stored_name(name: str) -> str:
+    """The name in a GGUF file of a parameter of transformers."""
+    module, _, kind = name.rpartition(".")
+    layer = ""
+    for prefix in ("model.layers.", "transformer.h."):
+        if module.startswith(prefix):
+            number, _, module = module.removeprefix(prefix).partition(".")
+            layer = f"blk.{number}."
+    return f"{layer}{MODULES[module]}.{kind}"
+
+
 def permute(weights: np.ndarray, heads: int, kv_heads: int | None) -> np.ndarray:
     """LlamaModel.permute of convert_hf_to_gguf.py, as it stands there."""
     if kv_heads is not None and heads != kv_heads:
@@ -82,16 +93,11 @@ def converted(directory: Path, path: Path, **more: Any) -> Path:
     if (factors := rope_factors(config)) is not None:
         tensors["rope_freqs.weight"] = float32(factors)
     for name, values in load_file(directory / "model.safetensors").items():
-        module, _, kind = name.rpartition(".")
-        layer = ""
-        for prefix in ("model.layers.", "transformer.h."):
-            if module.startswith(prefix):
-                layer, _, module = module.removeprefix(prefix).partition(".")
-                layer = f"blk.{layer}."
-        if config["model_type"] == "llama" and module in ("self_attn.q_proj", "self_attn.k_proj"):
-            kv_heads = config["num_key_value_heads"] if module == "self_attn.k_proj" else config["num_attention_heads"]
+        stored = stored_name(name)
+        if config["model_type"] == "llama" and (".attn_q." in stored or ".attn_k." in stored):
+            kv_heads = config["num_key_value_heads"] if ".attn_k." in stored else config["num_attention_heads"]
             values = permute(values, config["num_attention_heads"], kv_heads)
-        if module in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj") and kind == "weight":
+        if config["model_type"] == "gpt2" and ".h." in name and values.ndim == 2:  # GPT-2's modules hold [in, out]
             values = values.T
-        tensors[f"{layer}{MODULES[module]}.{kind}"] = float32(values)
+        tensors[stored] = float32(values)
     return write_gguf(path, metadata_of(config) | more, tensors)

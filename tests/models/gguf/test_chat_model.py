@@ -10,7 +10,7 @@ import transformers
 from minllm import LLM, SamplingParams
 from minllm.models.gguf.gguf_file import GgufFile
 from minllm.models.gguf.gguf_model import GgufModel
-from tests.models.gguf.converter import MODULES, permute
+from tests.models.gguf.converter import permute, stored_name
 from tests.models.gguf.llama_cpp_bpe import encode
 
 PATH = Path(__file__).parents[3] / ".cache" / "chat" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -36,16 +36,9 @@ def reference():
     model = transformers.LlamaForCausalLM(config).eval()
     file, state = GgufFile(PATH), {}
     for name in model.state_dict():
-        module, _, kind = name.rpartition(".")
-        layer = ""
-        if module.startswith("model.layers."):
-            layer, _, module = module.removeprefix("model.layers.").partition(".")
-            layer = f"blk.{layer}."
-        if module == "lm_head":
-            module = "model.embed_tokens"
-        values = np.array(file.tensor(f"{layer}{MODULES[module]}.{kind}"))
-        if module in ("self_attn.q_proj", "self_attn.k_proj"):
-            moved = permute(np.arange(len(values)), 9, 3 if module == "self_attn.k_proj" else 9)  # row r of the file is row moved[r]
+        values = np.array(file.tensor("token_embd.weight" if name == "lm_head.weight" else stored_name(name)))
+        if ".q_proj." in name or ".k_proj." in name:
+            moved = permute(np.arange(len(values)), 9, 3 if ".k_proj." in name else 9)  # row r of the file is row moved[r]
             values[moved] = values.copy()
         state[name] = torch.from_numpy(values)
     model.load_state_dict(state)

@@ -4,11 +4,13 @@ import hashlib
 import os
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 import transformers
 
 from minllm import LLM, SamplingParams
+from tests.models.gguf.converter import stored_name
 
 VARIABLE = "MINLLM_QWEN2_5_CODER_GGUF"
 SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
@@ -38,10 +40,21 @@ def llm(path):
         yield llm
 
 
+def reference(path):
+    """transformers' model in float32, with the configuration that it reads and the weights that the gguf package dequantises."""
+    model = transformers.Qwen2ForCausalLM(transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)).float().eval()
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    state = model.state_dict()
+    for name, parameter in state.items():
+        tensor = tensors.get(stored_name(name)) or tensors["token_embd.weight"]  # the head is tied
+        parameter.copy_(torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
+    return model
+
+
 def test_greedy_chats_are_transformers(path, llm):
     ours = llm.chat(CHATS, SamplingParams(temperature=0, max_tokens=NEW_TOKENS))
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model = reference(path)
     for chat, output in zip(CHATS, ours, strict=True):
         prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         assert output.prompt_token_ids == prompt
