@@ -10,6 +10,8 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import SecurityError
+from jinja2.utils import Namespace
 
 from minllm.models.template_sandbox import BoundedEnvironment, current
 
@@ -20,7 +22,22 @@ def template_environment() -> BoundedEnvironment:
     environment.add_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    environment.globals["namespace"] = _PublicNamespace
     return environment
+
+
+class _PublicNamespace(Namespace):
+    """A namespace without names that begin with an underscore, as in transformers: Python may call those outside the sandbox."""
+
+    def __init__(self, /, *pairs: Any, **values: Any):
+        super().__init__()
+        for name, value in dict(*pairs, **values).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace may not hold {name!r}: names that begin with an underscore are Python's")
+        super().__setitem__(name, value)
 
 
 class _GenerationTag(Extension):

@@ -92,3 +92,11 @@ def test_a_long_conversation_renders_in_time():
     )
     text = ChatTemplate(template).render([{"role": "user", "content": "word " * 500}] * 1000)
     assert text.endswith("<user>" + ("word " * 500).strip() + '["user", {"a": 1}]') and text.count("<user>") == 1000
+
+
+@pytest.mark.parametrize("template", ["{% set ns = namespace(_a=1) %}", "{% set ns = namespace() %}{% set ns.__a__ = 1 %}"])
+def test_a_namespace_holds_no_names_of_pythons(template):
+    with pytest.raises(InvalidRequestError, match="a namespace may not hold '_+a_*'"):
+        ChatTemplate(template).render(MESSAGES)
+    allowed = "{% set ns = namespace({'a': 1}, self=2) %}{% set ns.b = 3 %}{{ ns.a }}{{ ns.self }}{{ ns.b }}"
+    assert ChatTemplate(allowed).render(MESSAGES) == "123"

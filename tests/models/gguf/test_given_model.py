@@ -59,7 +59,10 @@ def test_greedy_chats_are_transformers(path, llm):
         prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         assert output.prompt_token_ids == prompt
         with torch.no_grad():
-            expected = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0)[0, len(prompt) :]
+            texts = model.generate(
+                torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=tokenizer.eos_token_id, pad_token_id=0
+            )
+        expected = texts[0, len(prompt) :]
         completion = output.outputs[0]
         assert completion.token_ids == expected.tolist()
         assert completion.text == tokenizer.decode(expected, skip_special_tokens=True)
