@@ -10,6 +10,7 @@ import math
 import sys
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from minllm.errors import SimulationError
@@ -17,7 +18,7 @@ from minllm.sim.array_bytes import bytes_between, lies_in_a_row
 from minllm.sim.place import describe, kernel_frame
 from minllm.sim.polling import count_poll
 from minllm.sim.records import Record
-from minllm.sim.scalars import dtype_of
+from minllm.sim.scalars import WHOLE, dtype_of, integer_type
 from minllm.sim.thread import current_thread
 
 
@@ -244,10 +245,7 @@ class CheckedArray(NDArrayOperatorsMixin):
 
     def __setitem__(self, index, value):
         if self.integer and type(value) is not int:
-            try:
-                value = int(value)
-            except (TypeError, ValueError, OverflowError):
-                value = value if self.selects_part(index) else self.as_integer(value)
+            value = self.as_integer(index, value)
         try:
             if type(index) is int and 0 <= index < self.quick:
                 self.data[index] = value
@@ -279,11 +277,15 @@ class CheckedArray(NDArrayOperatorsMixin):
     def wraps(self, index, exact):
         """Called after a store of the integer `exact`, which did not fit and has wrapped; a MonitoredArray reports it."""
 
-    def as_integer(self, value):
-        """NaN or infinity as an integer. Raises SimulationError for values that are not numbers."""
-        if isinstance(value, (float, np.floating)):
-            return 0 if value != value else int(np.iinfo(self.dtype).max if value > 0 else np.iinfo(self.dtype).min)
-        fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
+    def as_integer(self, index, value):
+        """A value, not yet an int, that is stored in an integer array. Raises SimulationError if it is no number."""
+        if isinstance(value, WHOLE):
+            return int(value)
+        if isinstance(value, (float, np.floating, bfloat16)):
+            return integer_type(self.dtype)(value)
+        if not self.selects_part(index):
+            fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
+        return value
 
     def atomic(self, index, change):
         """Replace the element by `change(element)`; returns the old one."""

@@ -30,7 +30,7 @@ class SimulatedMath:
 def simulated_function(name, exact):
     """The twin of a function of `math`."""
     numpy_function = getattr(np, {"pow": "power", "fabs": "abs"}.get(name, name), None)
-    if not isinstance(numpy_function, np.ufunc) or name in ("ldexp", "frexp"):
+    if not isinstance(numpy_function, np.ufunc) or name in ("ldexp", "frexp", "remainder"):  # np.remainder is Python's %
         numpy_function = None
 
     def function(*arguments):

@@ -11,6 +11,8 @@ import numpy as np
 
 from minllm.machine.numba_cuda import as_dtype, types
 
+WHOLE = (int, np.integer, np.bool_)
+
 
 class Cast:
     """A cast that can also be passed as a dtype (for shared and local arrays)."""
@@ -29,28 +31,35 @@ class Carrier:
 
 
 class IntegerType(Cast):
-    """The cast to an integer type: integers wrap, floats are truncated."""
+    """The cast to an integer type: integers wrap, and floats are converted as by PTX's cvt.rzi.
+
+    That truncates a float and clamps it to the type's range. For 8 bits it clamps to the range of 16, and the result wraps. NaN becomes the
+    number whose highest bit alone is set if the integer has 64 bits, or the float 64 and the integer 32; else 0.
+    """
 
     def __init__(self, dtype):
         super().__init__(dtype)
         self.bits = 8 * self.dtype.itemsize
         limits = np.iinfo(self.dtype)
         self.least, self.greatest = int(limits.min), int(limits.max)
+        self.converted = limits if self.bits >= 16 else np.iinfo(np.int16 if self.least else np.uint16)
 
     def __call__(self, value):
         if type(value) is not int:
-            value = self.truncated(value) if isinstance(value, (float, np.floating)) else int(value)
+            value = int(value) if isinstance(value, WHOLE) else self.truncated(value)
         if self.least <= value <= self.greatest:
             return value
         return (value - self.least & (1 << self.bits) - 1) + self.least
 
-
     def truncated(self, value):
-        """A float as an integer, like cvt.rzi: clamped to the range of 32 or 64 bits; NaN becomes 0."""
+        """A float as an integer of at least 16 bits."""
         if value != value:
-            return 0
-        least, greatest = (self.least, self.greatest) if self.bits >= 32 else (-(2**31), 2**31 - 1)
+            return 1 << self.bits - 1 if self.bits == 64 or (self.bits == 32 and isinstance(value, float)) else 0  # np.float64 is a float
+        least, greatest = int(self.converted.min), int(self.converted.max)
         return least if value <= least else greatest if value >= greatest else int(value)
+
+
+integer_type = functools.cache(IntegerType)
 
 
 @functools.cache
@@ -60,7 +69,7 @@ def simulated_type(numba_type):
         return ml_dtypes.bfloat16
     if isinstance(numba_type, types.Number):
         dtype = as_dtype(numba_type)
-        return IntegerType(dtype) if dtype.kind in "iu" else dtype.type
+        return integer_type(dtype) if dtype.kind in "iu" else dtype.type
     return bool if numba_type == types.boolean else numba_type
 
 

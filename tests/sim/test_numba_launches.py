@@ -388,5 +388,5 @@ def test_results_that_python_refuses_to_compute(recwarn):
 
     out = np.zeros(7)
     simulate(kernel, 1, 1, np.array([-1.0, np.nan, 1e300]), out)
-    assert np.isnan(out[0]) and out[1:].tolist() == [np.inf, 0, 2**31 - 1, np.inf, np.inf, np.inf]
+    assert np.isnan(out[0]) and out[1:].tolist() == [np.inf, -(2.0**63), 2**31 - 1, np.inf, np.inf, np.inf]
     assert not recwarn.list

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from numba import cuda, float32, int32, int64, uint32, uint64
+from numba import cuda, float32, int32, int64, types, uint32, uint64
 from numba.cuda import libdevice
 from numba.cuda.extending import overload
 
@@ -299,3 +299,21 @@ def test_reading_a_variable_that_a_loop_found_without_a_value_is_reported():
 
     with pytest.raises(SimulationError, match="the variable 'missing' is read here and has not been assigned"):
         simulate(read, 1, 1, 3, np.zeros(4))
+
+
+def scaled(x, y):
+    """A function without a body of its own for kernels."""
+
+
+@overload(scaled)
+def scaled_overload(x, y):
+    return (lambda x, y: x * y) if isinstance(y, types.Integer) else (lambda x, y: x + y)
+
+
+def test_overloads_by_lambdas_have_numbas_types():
+    def kernel(x, out):
+        out[0] = scaled(x[0], 3)
+        out[1] = scaled(x[0], x[0])
+
+    tenth = np.float32(0.1)
+    assert result_of(kernel, np.array([tenth]), size=2).tolist() == [float(tenth) * 3, tenth + tenth]

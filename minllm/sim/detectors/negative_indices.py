@@ -13,7 +13,7 @@ from minllm.sim.arrays import fail
 from minllm.sim.detectors.waivers import waived_frame
 from minllm.sim.monitor import Monitor
 from minllm.sim.place import cached_by_code, kernel_frame
-from minllm.sim.typing.source import functions_of
+from minllm.sim.typing.source import functions_of, place_of
 
 
 class NegativeIndices(Monitor):
@@ -35,7 +35,7 @@ def constant_axes(code, position):
     """The axes that the indexing at byte `position` of a kernel's code indexes by constants."""
     lines = list(code.co_positions())[position // 2]
     filename = code.co_filename
-    tree, _ = functions_of("".join(linecache.getlines(filename)), filename).get((code.co_firstlineno, code.co_name), (None, None))
+    tree, _ = functions_of("".join(linecache.getlines(filename)), filename).get(place_of(code), (None, None))
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, (ast.Subscript, ast.Call)) and (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == lines:
             index = node.slice if isinstance(node, ast.Subscript) else node.args[1] if len(node.args) > 1 else node

@@ -17,7 +17,7 @@ from minllm.sim.detectors.undefined import Undefined, undefined
 from minllm.sim.detectors.waivers import waived_frame
 from minllm.sim.monitor import Monitor
 from minllm.sim.place import describe_instruction, kernel_frame
-from minllm.sim.scalars import Carrier, IntegerType, simulated_type
+from minllm.sim.scalars import WHOLE, Carrier, IntegerType, simulated_type
 
 
 class Wrapped(int, Carrier):
@@ -66,7 +66,7 @@ class WatchedIntegerType(IntegerType):
         if self.bits < 32:
             return wrapped
         exact = exactly(value)
-        if wrapped == exact or isinstance(exact, float) or int(exact) == wrapped:
+        if not isinstance(exact, WHOLE) or int(exact) == wrapped:
             return wrapped
         if type(value) is Wrapped:
             return Wrapped(wrapped, int(exact), value.place, value.how)

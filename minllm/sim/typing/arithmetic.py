@@ -195,12 +195,17 @@ def float_min(first, second, *others):
 
 
 def truncated(number=0):
-    """int(x) in a kernel: a float is clamped to 64 bits, and NaN becomes 0."""
-    return INT64(number) if isinstance(number, (float, np.floating)) else int(number)
+    """int(x) in a kernel: a float is converted to 64 bits."""
+    return int(number) if isinstance(number, int) else INT64(number)
+
+
+def nearest(number):
+    """round(x) in a kernel: the nearest integer of 64 bits, with halves rounded to even."""
+    return INT64(np.rint(np.float64(number)))
 
 
 def round_to(kind):
-    """The function round(x, digits) as Numba computes it: scaled by a power of ten in float64, with halves rounded to even."""
+    """The function round(x, digits) as Numba computes it: scaled by a power of ten in float64, and rounded to 64 bits."""
 
     def rounded(number, digits):
         if not np.isfinite(number):
@@ -210,9 +215,9 @@ def round_to(kind):
             scaled = number * power if digits >= 0 else number / power
             if not np.isfinite(scaled):
                 return kind(number)
-            whole = np.copysign(np.floor(abs(scaled) + 0.5), scaled)
+            whole = np.float64(nearest(scaled))
             if abs(scaled - whole) == 0.5:
-                whole = 2.0 * np.copysign(np.floor(abs(scaled / 2.0) + 0.5), scaled)
+                whole = 2.0 * nearest(scaled / 2.0)
             return kind(whole / power if digits >= 0 else whole * power)
 
     return rounded
@@ -220,5 +225,6 @@ def round_to(kind):
 
 ROUND_TO = {32: round_to(np.float32), 64: round_to(np.float64)}
 INT64 = IntegerType(np.int64)
+TO_INTEGERS = {int: truncated, round: nearest}
 MAXIMA = {max: float_max, min: float_min}
 NUMPY_SCALARS = (np.number, np.bool_)

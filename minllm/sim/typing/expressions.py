@@ -9,7 +9,7 @@ import numba.cuda
 import numpy as np
 
 from minllm.machine.numba_cuda import _Intrinsic, types
-from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, ROUND_TO, UNARY, binary, comparison, truncated, unary
+from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, ROUND_TO, TO_INTEGERS, UNARY, binary, comparison, unary
 from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, method_overload_of, overload_of
 from minllm.sim.typing.values import (
     AXIS_BITS,
@@ -373,9 +373,13 @@ class Expressions:
     def range(self, node, arguments):
         self.settle(node, arguments)
         kinds = tuple(value.type for value in arguments)
-        signature = call_signature(range, kinds) if all(map(is_integer, kinds)) else None
+        signature = call_signature(range, kinds) if None not in kinds else None
         if signature is None:
             return UNKNOWN
+        for (argument, value), kind in zip(self.positional(node, arguments), signature.args):
+            self.cast(argument, value, kind if is_float(value.type) else None)
+        if not all(map(is_integer, kinds)):
+            return of_type(signature.return_type)._replace(element=of_type(signature.return_type.dtype))
         return Value(element=Value(signature.return_type.dtype, max(value.bits for value in arguments)))
 
     def typed_call(self, node, called, arguments, signature):
@@ -390,8 +394,8 @@ class Expressions:
             self.found.calls[node] = ROUND_TO[result.bitwidth]
         elif among(called, (round, float)) and is_float(result):
             self.found.calls[node] = result
-        if called is int and is_float(signature.args[0]):
-            self.found.calls[node] = truncated
+        if among(called, TO_INTEGERS) and is_float(signature.args[0]) and is_integer(result):
+            self.found.calls[node] = TO_INTEGERS[called]
         value = of_type(result)
         if called is abs and is_integer(result):
             bits = arguments[0].bits

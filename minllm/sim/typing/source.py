@@ -7,10 +7,12 @@ import types as python_types
 
 import numpy as np
 
+LAMBDA = "<lambda>"  # Python's name of all lambdas
+
 
 @functools.lru_cache(256)
 def functions_of(source, filename):
-    """{(first line, name): (syntax tree, code object)} of all functions in a file's source text."""
+    """{place: (syntax tree, code object)} of all functions in a file's source text; a lambda's tree is that of a function that returns."""
     try:
         tree = ast.parse(source)
         codes = codes_in(compile(source, filename, "exec", dont_inherit=True))
@@ -21,23 +23,35 @@ def functions_of(source, filename):
         if isinstance(node, ast.FunctionDef):
             place = min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.name
             found[place] = node, codes.get(place)
+        if isinstance(node, ast.Lambda):
+            place = node.lineno, LAMBDA, node.body.col_offset
+            body = [ast.copy_location(ast.Return(node.body), node.body)]
+            found[place] = ast.copy_location(ast.FunctionDef(LAMBDA, node.args, body, [], None), node), codes.get(place)
     return found
 
 
 def codes_in(code):
-    """{(first line, name): code object} of the functions inside a code object."""
+    """{place: code object} of the functions inside a code object."""
     found = {}
     for inner in code.co_consts:
         if isinstance(inner, python_types.CodeType):
-            found |= {(inner.co_firstlineno, inner.co_name): inner} | codes_in(inner)
+            found |= {place_of(inner): inner} | codes_in(inner)
     return found
+
+
+def place_of(code):
+    """(first line, name) of a code object, and for a lambda the column of its expression."""
+    if code.co_name != LAMBDA:
+        return code.co_firstlineno, code.co_name
+    columns = [column for line, _, column, end in code.co_positions() if line == code.co_firstlineno and end]
+    return code.co_firstlineno, LAMBDA, min(columns, default=None)
 
 
 def function_tree(function):
     """The syntax tree of a function; None if its source is unavailable or was edited after the import."""
     code, filename = function.__code__, function.__code__.co_filename
     linecache.checkcache(filename)
-    tree, compiled = functions_of("".join(linecache.getlines(filename)), filename).get((code.co_firstlineno, code.co_name), (None, None))
+    tree, compiled = functions_of("".join(linecache.getlines(filename)), filename).get(place_of(code), (None, None))
     return tree if compiled == code else None
 
 

@@ -1,0 +1,82 @@
+"""What an H200 computed with numba-cuda 0.30.4, as literals: the simulator has to give the same bits.
+
+These are the corners in which a GPU differs from Python and NumPy: conversions out of range, shifts and divisions without a result, NaN and
+signed zeros, the signed results of votes.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from numba import int8, int16, int32, int64, uint8, uint16, uint32, uint64
+
+from minllm.sim import simulate
+
+LARGE = [3e9, math.nan, -1.5, -3e9, 1e19, -1e19, 300.7, -300.7, math.inf, -math.inf, 40000.7, -40000.7, 70000, 255.5, 128, -129, 65535.9]
+MOST, LEAST = 2**63 - 1, -(2**63)
+TYPES = dict(int8=int8, int16=int16, int32=int32, int64=int64, uint8=uint8, uint16=uint16, uint32=uint32, uint64=uint64)
+TEN_TO_19 = {"float32": 9999999980506447872, "float64": 10**19}  # 1e19 in either type
+INTEGERS = {
+    "int8": [-1, 0, -1, 0, -1, 0, 44, -44, -1, 0, -1, 0, -1, -1, -128, 127, -1],
+    "int16": [32767, 0, -1, -32768, 32767, -32768, 300, -300, 32767, -32768, 32767, -32768, 32767, 255, 128, -129, 32767],
+    "int32": [2**31 - 1, 0, -1, -(2**31), 2**31 - 1, -(2**31), 300, -300, 2**31 - 1, -(2**31), 40000, -40000, 70000, 255, 128, -129, 65535],
+    "int64": [3 * 10**9, LEAST, -1, -3 * 10**9, MOST, LEAST, 300, -300, MOST, LEAST, 40000, -40000, 70000, 255, 128, -129, 65535],
+    "uint8": [255, 0, 0, 0, 255, 0, 44, 0, 255, 0, 64, 0, 255, 255, 128, 0, 255],
+    "uint16": [65535, 0, 0, 0, 65535, 0, 300, 0, 65535, 0, 40000, 0, 65535, 255, 128, 0, 65535],
+    "uint32": [3 * 10**9, 0, 0, 0, 2**32 - 1, 0, 300, 0, 2**32 - 1, 0, 40000, 0, 70000, 255, 128, 0, 65535],
+    "uint64": [3 * 10**9, 2**63, 0, 0, None, 0, 300, 0, 2**64 - 1, 0, 40000, 0, 70000, 255, 128, 0, 65535],
+}
+NAN_OF_FLOAT64 = {"int32": -(2**31), "uint32": 2**31}  # where it is another number than that of a float32
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("source", ["float32", "float64"])
+def test_a_float_as_an_integer_by_a_cast_and_by_a_store(name, source):
+    cast = TYPES[name]
+
+    def convert(x, by_cast, by_store):
+        for i in range(x.size):
+            by_cast[i] = cast(x[i])
+            by_store[i] = x[i]
+
+    x, found = np.array(LARGE, source), np.zeros((2, len(LARGE)), name)
+    simulate(convert, 1, 1, x, *found)
+    expected = [TEN_TO_19[source] if answer is None else answer for answer in INTEGERS[name]]
+    if source == "float64":
+        expected[1] = NAN_OF_FLOAT64.get(name, expected[1])
+    assert found.tolist() == [expected, expected]
+
+
+@pytest.mark.parametrize("source", ["float32", "float64"])
+def test_int_and_round_clamp_to_64_bits(source):
+    def convert(x, out, rounded):
+        for i in range(x.size):
+            out[i] = int(x[i])
+            rounded[i] = round(x[i])
+
+    x, out, rounded = np.array(LARGE[:10], source), np.zeros(10, np.int64), np.zeros(10, np.int64)
+    simulate(convert, 1, 1, x, out, rounded)
+    assert out.tolist() == INTEGERS["int64"][:10]
+    assert rounded.tolist() == [3 * 10**9, LEAST, -2, -3 * 10**9, MOST, LEAST, 301, -301, MOST, LEAST]
+
+
+def test_rounding_to_digits_goes_through_64_bits():
+    def convert(x, out):
+        for i in range(x.size):
+            out[i] = round(x[i], 2)
+
+    x = np.array([2.675, 1.005, -1.115, 0.125, 1e30, np.nan], np.float32)
+    out = np.zeros_like(x)
+    simulate(convert, 1, 1, x, out)
+    assert out.view(np.uint32).tolist() == [0x402AE148, 0x3F800000, 0xBF8F5C29, 0x3DF5C28F, 0x5BA3D70A, 0x7FC00000]
+
+
+def test_ranges_of_floats_and_the_ieee_remainder():
+    def kernel(x, out):
+        for i in range(math.ceil(x[0] / 4), x[1]):
+            out[i] = i
+        out[0] = math.remainder(x[0], 3)
+
+    out = np.zeros(6)
+    simulate(kernel, 1, 1, np.array([5.0, 4.9]), out)
+    assert out.tolist() == [-1, 0, 2, 3, 0, 0]
