@@ -80,6 +80,8 @@ class CheckedArray(NDArrayOperatorsMixin):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in (self.dtype.names or ()):
+            return self.field(name)
         if name in REDUCTIONS:
             return self.numpy_method(name)
         if name in ("real", "imag") and self.dtype.kind == "c":

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import numba.cuda
 from numba.cuda import dispatcher
-from numba.cuda.core import sigutils
 from numba.cuda.cudadrv import devicearray as numba_devicearray
 from numba.cuda.cudadrv import devices as numba_devices
 from numba.cuda.errors import normalize_kernel_dimensions
@@ -23,22 +22,22 @@ from numba.cuda.simulator.cudadrv import devicearray, devices
 from numba.cuda.simulator.memory_management import nrt as simulated_nrt
 from numba.cuda.simulator.reduction import Reduce
 
-from minllm.machine.numba_cuda import types
-from minllm.sim import numba_arrays, numba_ufuncs, rewrite
+from minllm.sim import host, numba_arrays, numba_ufuncs, rewrite
 from minllm.sim.compiled_overloads import forget, note
 from minllm.sim.detectors import detecting
 from minllm.sim.numba_arrays import host_array
+from minllm.sim.signatures import remember_signature, signature_for
 from minllm.sim.simulator import simulate
-from minllm.sim.typing.rules import argument_type, best_signature, context
+from minllm.sim.typing.rules import argument_type
 
 COMPUTE_CAPABILITY = 9, 0
 THREADS = 128  # threads per block of `kernel.forall`; on a GPU the driver chooses this number
 OF_API = (
-    *("select_device", "synchronize", "close", "detect", "list_devices", "get_current_device", "event", "defer_cleanup"),
-    *("stream", "default_stream", "legacy_default_stream", "per_thread_default_stream", "is_float16_supported", "gpus"),
+    *("select_device", "synchronize", "close", "detect", "list_devices", "get_current_device", "defer_cleanup"),
+    *("is_float16_supported", "gpus"),
 )
 OF_ARRAYS = (
-    *("to_device", "device_array", "device_array_like", "pinned", "pinned_array", "pinned_array_like", "mapped_array"),
+    *("to_device", "device_array", "device_array_like", "pinned_array", "pinned_array_like", "mapped_array"),
     "managed_array",
 )
 
@@ -74,41 +73,6 @@ def bound(kernel, arguments):
         if not kernel.py_func.__code__.co_flags & 4:  # without *args
             raise TypeError(f"{kernel.py_func.__name__} takes {count} arguments, given {len(arguments)}")
     return [*arguments, *(defaults[len(defaults) - missing :] if missing > 0 else ())]
-
-
-def signature_for(kernel, arguments):
-    """The types of the eager signature that fits the arguments best; None without signatures. Raises TypeError if none fits."""
-    signatures = getattr(kernel, "simulated_signatures", ())
-    if not signatures:
-        return None
-    given = [argument_type(argument) for argument in arguments]
-    found = best_signature(signatures, given)
-    if found is None and len(signatures) == 1 and len(given) == len(signatures[0]):
-        found = signatures[0] if all(map(same_integers, given, signatures[0])) else None
-    if found is None:
-        listed = ", ".join(str(tuple(one)) for one in signatures)
-        raise TypeError(f"No matching definition for argument type(s) {', '.join(map(str, given))}: the kernel is declared for {listed}")
-    return found
-
-
-def same_integers(given, wanted):
-    """Whether a type converts to another, or both are arrays of integers of one size, which a GPU launch does not check."""
-    if fits(given, wanted):
-        return True
-    arrays = isinstance(given, types.Array) and isinstance(wanted, types.Array) and given.ndim == wanted.ndim
-    return arrays and all(isinstance(one.dtype, types.Integer) for one in (given, wanted)) and given.dtype.bitwidth == wanted.dtype.bitwidth
-
-
-def fits(given, wanted):
-    """Whether Numba converts an argument of one type to another."""
-    return given is None or context().can_convert(given, wanted) is not None
-
-
-def remember_signature(kernel, signature):
-    """Record an eager signature of a kernel or device function without compiling it; returns the types of its arguments."""
-    arguments = tuple(sigutils.normalize_signature(signature)[0])
-    kernel.__dict__.setdefault("simulated_signatures", []).append(arguments)
-    return arguments
 
 
 def configure(kernel, grid, block, stream=0, sharedmem=0):
@@ -169,7 +133,7 @@ def simulated_launches(detect=True):
         replace(dispatcher.ForAll, "__call__", launch_for_all)
         for name in OF_API:
             replace(numba.cuda, name, getattr(api, name))
-        for owner, name, value in (*numba_arrays.REPLACED, *numba_ufuncs.REPLACED):
+        for owner, name, value in (*numba_arrays.REPLACED, *numba_ufuncs.REPLACED, *host.REPLACED):
             replace(owner, name, value)
         for name in OF_ARRAYS:
             replace(numba.cuda, name, getattr(devicearray, name))
@@ -178,8 +142,6 @@ def simulated_launches(detect=True):
         replace(numba.cuda, "as_cuda_array", numba_arrays.as_cuda_array)
         replace(numba.cuda, "is_cuda_array", numba_arrays.is_cuda_array)
         replace(numba.cuda, "is_bfloat16_supported", lambda: True)
-        replace(devices.FakeCUDADevice, "supports_bfloat16", True)
-        replace(devices.FakeCUDADevice, "supports_float16", True)
         replace(numba.cuda, "_auto_device", devicearray.auto_device)
         for name in ("reduce", "Reduce"):
             replace(numba.cuda, name, Reduce)

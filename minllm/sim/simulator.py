@@ -21,6 +21,7 @@ from minllm.sim.progress import run_in_turn
 from minllm.sim.records import Record
 from minllm.sim.rewrite import for_simulation, plain_function, swap
 from minllm.sim.scalars import simulated_type
+from minllm.sim.signatures import signature_for
 from minllm.sim.thread import Dimensions
 from minllm.sim.typing.rules import argument_type as numba_argument_type
 from minllm.sim.watchdog import watched
@@ -41,7 +42,7 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     detect: whether all detectors run too (minllm.sim.detectors); None: only inside the context `detecting()`.
     processes: the number of processes that share the blocks, if blocks do not communicate (minllm.sim.processes). Detectors then check
     each block, but find no race between blocks.
-    types: the declared Numba types of the arguments; None: the types that Numba infers from them.
+    types: the declared Numba types of the arguments; None: those of the kernel's eager signature, else the types that Numba infers.
     A launch that will take more than about a minute reports this on standard error and shows its progress.
     Raises SimulationError for what a GPU forbids or leaves undefined, such as an access out of bounds or misaligned, or a deadlock; with
     detectors also for what they find.
@@ -49,6 +50,7 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     grid, block = dimensions(grid), dimensions(block)
     detect = is_detecting() if detect is None else detect
     watching = [*monitors, *(make() for make in standing_monitors)]
+    types = types or signature_for(kernel, arguments)
     argument_types = types or tuple(map(getattr(kernel, "argument_type", numba_argument_type), arguments))
     check_launch(grid, block, launch_bounds(kernel))
     check_arguments(kernel, arguments)

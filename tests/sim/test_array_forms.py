@@ -218,3 +218,14 @@ def test_an_unsigned_index_does_not_count_from_the_end():
 
     with pytest.raises(SimulationError, match=r"index \[18446744073709551615\] is out of bounds"):
         simulate(before, 1, 1, np.zeros(4), np.zeros(1), np.uint64(0), detect=False)
+
+
+def test_a_field_of_all_records_is_an_array():
+    def kernel(r):
+        i = cuda.threadIdx.x
+        r.count[i] += i * 3
+        r.mass[i] = r.count[i] * 0.5
+
+    r = np.zeros(4, [("mass", np.float64), ("count", np.int32)])
+    simulate(kernel, 1, 4, r, detect=True)
+    assert r["count"].tolist() == [0, 3, 6, 9] and r["mass"].tolist() == [0, 1.5, 3, 4.5]

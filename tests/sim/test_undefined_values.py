@@ -114,3 +114,28 @@ def test_an_element_that_has_wrapped_can_be_written_again():
     x, out = np.arange(4, dtype=np.float32), np.zeros(2, np.float32)
     simulate(kernel, 1, 1, x, np.zeros(2, np.int32), out, 2**32 + 3, detect=True)
     assert out[0] == 3
+
+
+def neighbours(guarded):
+    """Sums of each element and the next; lanes beyond the input have no value to give."""
+
+    def kernel(x, n, out):
+        i = cuda.threadIdx.x
+        if i < n:
+            value = x[i]
+        following = cuda.shfl_down_sync(0xFFFFFFFF, value, 1)
+        if i + 1 < n if guarded else i < n:
+            out[i] = value + following
+
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_a_lane_without_a_value_takes_part_in_a_shuffle(dtype):
+    x, out = np.arange(4, dtype=dtype), np.zeros(4, dtype)
+    for detect in (False, True):
+        simulate(neighbours(True), 1, 32, x, 4, out, detect=detect)
+        assert out.tolist() == [1, 3, 5, 0]
+    match = "is stored in the global array out; it comes from the variable 'value', to which this thread assigns nothing"
+    with pytest.raises(SimulationError, match=match):
+        simulate(neighbours(False), 1, 32, x, 4, out, detect=True)

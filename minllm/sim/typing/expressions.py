@@ -34,6 +34,7 @@ from minllm.sim.typing.values import (
 INDICES = [getattr(numba.cuda, name) for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")]
 ARRAYS = [numba.cuda.shared.array, numba.cuda.local.array]
 WIDTHS = [getattr(numba.cuda, name) for name in ("popc", "clz", "ffs", "brev")]
+SHUFFLES = [getattr(numba.cuda, f"shfl{name}_sync") for name in ("", "_up", "_down", "_xor")]
 AXIS = Value(types.intp, AXIS_BITS)
 
 
@@ -56,8 +57,8 @@ def among(value, group):
 class Expressions:
     """Finds the Value of every expression of one function, and records casts and replaced calls in `self.found`.
 
-    A subclass keeps `variables`, {name: Value}, and implements `outer(name)`, `call_device(node, function, arguments)`,
-    `refuse(node, why)` and `is_parameter_of_device_function(node)`.
+    A subclass keeps `variables`, {name: Value}, `statement`, and `partial`, the variables that may have no value. It implements
+    `outer(name)`, `call_device(node, function, arguments)`, `refuse(node, why)` and `is_parameter_of_device_function(node)`.
     """
 
     def value(self, node):
@@ -125,6 +126,9 @@ class Expressions:
             return Value(items=(AXIS,) * array.type.ndim)
         if name == "ndim":
             return of_constant(array.type.ndim)
+        if isinstance(array.type.dtype, types.Record) and name in array.type.dtype.fields:
+            found = attribute_type(array.type, name)
+            return UNKNOWN if found is None else Value(found)
         if name in ("size", "nbytes", "itemsize"):
             return AXIS
         if name == "dtype":
@@ -299,6 +303,8 @@ class Expressions:
         if signature is None:
             return self.unknown_call(node, arguments)
         self.cast_arguments(node, arguments, signature.args)
+        if among(called, SHUFFLES) and isinstance(node.args[1], ast.Name) and node.args[1].id in self.partial:
+            self.found.placeholders.setdefault(self.statement, {})[node.args[1].id] = arguments[1].type
         return of_type(signature.return_type)
 
     def new_array(self, node, arguments, named):

@@ -42,12 +42,14 @@ class Inference:
 
     casts: {expression: types, one after the other}. wraps: {-x or ~x: type}, before these casts. calls: {call: replacement}.
     devices: {call: Inference of a device function that has casts itself}. methods: calls among them that pass the owner as first argument.
-    edges: {end of a branch: [(variable, type)]}. names: the globals and closure of the function when it was inferred. result: a Value.
+    edges: {end of a branch: [(variable, type)]}. placeholders: {statement: {variable that may have no value, but takes part in a shuffle:
+    type}}. names: the globals and closure of the function when it was inferred. result: a Value.
     """
 
     def __init__(self, function, tree):
         self.function, self.tree = function, tree
         self.casts, self.wraps, self.calls, self.devices, self.edges, self.names = {}, {}, {}, {}, {}, {}
+        self.placeholders = {}
         self.methods = set()
         self.result = UNKNOWN
 
@@ -55,7 +57,8 @@ class Inference:
     def edited(self):
         """Whether the function needs changed code, or its own copies of global arrays."""
         arrays = any(isinstance(value, np.ndarray) for value in self.names.values())
-        return arrays or bool(self.casts or self.calls or self.devices or any(self.wraps.values()) or any(self.edges.values()))
+        changes = self.casts, self.calls, self.devices, self.placeholders, any(self.wraps.values()), any(self.edges.values())
+        return arrays or any(changes)
 
 
 def infer_kernel(function, argument_types):
@@ -113,6 +116,7 @@ class Walk(Expressions):
         self.function, self.variables = function, arguments
         self.loops = []  # for each loop around the statement: (paths of break, paths of continue)
         self.returns = []
+        self.partial = set()  # variables that have been assigned on some of the paths that meet
         self.closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
 
     def run(self):
@@ -190,6 +194,7 @@ class Walk(Expressions):
         for statement in statements:
             if self.variables is None:
                 return
+            self.statement = statement
             visit = getattr(self, "do_" + statement.__class__.__name__, None)
             if visit is not None:
                 visit(statement)
@@ -315,6 +320,7 @@ class Walk(Expressions):
                 merged[name] = merge(merged[name], value) if name in merged else value
         for state, edge in reached:
             self.found.edges[edge] = casts_between(state, merged, changes_type)
+            self.partial |= merged.keys() - state.keys()
         return merged
 
 

@@ -7,6 +7,8 @@ import types as python_types
 
 import numpy as np
 
+from minllm.sim.unassigned import unassigned
+
 LAMBDA = "<lambda>"  # Python's name of all lambdas
 
 
@@ -142,7 +144,7 @@ class Editor:
         """A copy of a list of nodes, with added assignments before a loop and at the end of a branch."""
         copied = []
         for value in values:
-            copied += self.assignments((value, "before"), value)
+            copied += self.assignments((value, "before"), value) + self.placeholders(value)
             copied.append(self.copy(value) if isinstance(value, ast.AST) else value)
         return copied + self.assignments((node, field), node)
 
@@ -153,6 +155,15 @@ class Editor:
             cast = self.call(wanted, ast.copy_location(ast.Name(name, ast.Load()), location))
             unassigned = ast.ExceptHandler(self.name(NameError, location), None, [ast.Pass()])
             made.append(ast.copy_location(ast.Try([ast.Assign([ast.Name(name, ast.Store())], cast)], [unassigned], [], []), location))
+        return made
+
+    def placeholders(self, statement):
+        """Statements that give a value to variables which may have none and which a statement passes to a shuffle."""
+        made = []
+        for name, kind in self.found.placeholders.get(statement, {}).items():
+            value = ast.Call(self.name(unassigned, statement), [self.name(kind, statement), ast.Constant(name)], [])
+            handler = ast.ExceptHandler(self.name(NameError, statement), None, [ast.Assign([ast.Name(name, ast.Store())], value)])
+            made.append(ast.copy_location(ast.Try([ast.Expr(ast.Name(name, ast.Load()))], [handler], [], []), statement))
         return made
 
     def copy_augmented(self, node):
