@@ -101,7 +101,7 @@ class InvalidOptionError(MinLLMError, ValueError):
 
 
 class EngineBusyError(MinLLMError):
-    """A generation was started after the LLM was closed, or while another thread was generating."""
+    """An engine was used by a second thread at a time, after it was closed, in a forked process or within its own step, or copied."""
 
 
 class EngineDeadError(MinLLMError):

@@ -20,11 +20,12 @@ from minllm.engine.requests.chat_prompts import ChatOptions, chat_prompt
 from minllm.engine.requests.outputs import RequestOutput
 from minllm.engine.requests.prompts import Prompt
 from minllm.engine.requests.sampling_params import SamplingParams
+from minllm.engine.turn import NotCopied
 from minllm.errors import InvalidOptionError, InvalidRequestError, shown
 
 
 @shows_options
-class AsyncLLM:
+class AsyncLLM(NotCopied):
     """A language model on this machine, for many requests that come and go.
 
         async with AsyncLLM() as llm:
@@ -45,7 +46,7 @@ class AsyncLLM:
     def of(cls, llm: LLM) -> "AsyncLLM":
         """An AsyncLLM on a loaded LLM.
 
-        llm: it must not be used while requests run, and stays open after shutdown().
+        llm: while requests run, its own calls raise EngineBusyError; it stays open after shutdown().
         """
         made = cls.__new__(cls)
         made._llm, made._owns_llm = llm, False

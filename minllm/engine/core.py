@@ -10,6 +10,7 @@ with a token that was not known in advance, such as an end of text, is therefore
 
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 
 import numpy as np
 
@@ -19,17 +20,20 @@ from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.forward_result import ForwardResult
 from minllm.engine.running.runner import Runner
 from minllm.engine.scheduling.scheduler import Scheduler
-from minllm.errors import as_exception
+from minllm.engine.turn import NotCopied, Turn
+from minllm.errors import EngineBusyError, as_exception
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
 
 
-class EngineCore:
-    """Runs sequences on a scheduler and a runner. Nothing here may be called from two threads at a time."""
+class EngineCore(NotCopied):
+    """Runs sequences on a scheduler and a runner. `turn` guards it: one thread at a time may call, except for `drop`."""
 
     def __init__(self, scheduler: Scheduler, runner: Runner, tokenizer):
         self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
         self.num_steps = 0
+        self.turn = Turn()
         self._launched: deque = deque()  # (step, results), the oldest first
+        self._dropped: deque[Sequence] = deque()  # sequences to abort
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence and its siblings. Raises OutOfMemoryError if it can never fit."""
@@ -40,6 +44,13 @@ class EngineCore:
         for sequence in sequences:
             self.scheduler.abort(sequence)
 
+    def drop(self, sequence: Sequence) -> None:
+        """Abort a sequence in any thread, even in a finaliser: at once if nobody uses the engine, or else with the next step."""
+        self._dropped.append(sequence)
+        with suppress(EngineBusyError), self.turn:
+            if self.turn.depth == 1:  # a finaliser may run anywhere within this thread's own call
+                self._abort_dropped()
+
     @property
     def has_work(self) -> bool:
         """Whether a sequence has not ended, or a launched step has not been read."""
@@ -47,6 +58,11 @@ class EngineCore:
 
     def step(self) -> list[Sequence]:
         """Launch the next step, and read the one that was launched before it; returns the sequences that got a token or ended."""
+        with self.turn.stepping():
+            self._abort_dropped()
+            return self._step()
+
+    def _step(self) -> list[Sequence]:
         moved = self._launch_ahead()
         if self._launched:
             step, results = self._launched.popleft()
@@ -71,6 +87,10 @@ class EngineCore:
                 self.step()
         finally:
             self.abort(sequences)
+
+    def _abort_dropped(self) -> None:
+        while self._dropped:
+            self.scheduler.abort(self._dropped.popleft())
 
     def _launch_ahead(self) -> list[Sequence]:
         """Launch until steps_ahead + 1 steps are unread; returns the sequences of steps that could not be launched."""

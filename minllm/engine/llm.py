@@ -9,7 +9,7 @@ import numpy as np
 from minllm.engine.contrastive_search import ContrastiveSearch, ContrastiveSearchParams
 from minllm.engine.llm_engine import LLMEngine
 from minllm.engine.loading import Engine, load_engine
-from minllm.engine.memory_budget import check_logits_fit
+from minllm.engine.memory_budget import check_logits_fit, naming_memory_options
 from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress, check_progress, progress_bars
@@ -27,20 +27,22 @@ from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.requests.text_stream import TextStream
 from minllm.engine.scoring import Scorer, check_window
+from minllm.engine.turn import NotCopied, in_turn
 from minllm.engine.warm_up import warm_up
 from minllm.errors import EngineBusyError, InvalidRequestError
 from minllm.models.conversation import is_one_conversation
 
 
 @shows_options
-class LLM:
+class LLM(NotCopied):
     """A language model on this machine.
 
     options: the fields of EngineOptions, which gives their types, defaults and meanings. progress: True shows bars on standard error while
     loading; or a function of (task, done, total).
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, DeviceError or OutOfMemoryError. Several streams can be open at a
-    time, and a call of generate computes their tokens too. An LLM must not be used from several threads; AsyncLLM can be.
+    time, and a call of generate computes their tokens too. One thread at a time can use an LLM, in the process that made it: in others,
+    every call raises EngineBusyError at once, also while another thread reads a stream. AsyncLLM takes any number of threads.
     """
 
     def __init__(self, model: str | Path | None = None, *, progress: bool | Progress = False, **options: Any):
@@ -49,7 +51,8 @@ class LLM:
         check_progress(progress)
         with progress_bars(progress) as report:
             load = load_ranks if self.options.num_ranks > 1 or self.options.is_launched else load_engine
-            self._engine: Engine | None = load(self.options, report)
+            with naming_memory_options(self.options):
+                self._engine: Engine | None = load(self.options, report)
             engine = self._engine
             self._default_params = default_sampling_params(engine.generation_config, engine.model.config.vocab_size)
             warn_of_the_rest(engine.generation_config, engine.model.config.max_position_embeddings)
@@ -83,6 +86,7 @@ class LLM:
         """The parameters of requests that give none: what the model's files suggest, or default_params.UNSUGGESTED."""
         return self._default_params
 
+    @in_turn
     @called_on_all_ranks
     def generate(
         self,
@@ -107,6 +111,7 @@ class LLM:
         """
         return self._run(self._requests(prompts, sampling_params, cache_salt), self.llm_engine.output_of)
 
+    @in_turn
     @called_on_all_ranks
     def beam_search(
         self,
@@ -122,6 +127,7 @@ class LLM:
         """
         return self._run(self._requests(prompts, params, cache_salt, BeamSearchParams), self._beams_of)
 
+    @in_turn
     def contrastive_search(
         self, prompts: Prompt | list[Prompt], params: ContrastiveSearchParams | None = None
     ) -> list[RequestOutput]:  # fmt: skip
@@ -140,6 +146,7 @@ class LLM:
             search.run(sequence, params)
         return [output_of(sequences) for sequences in requests]
 
+    @in_turn
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, cache_salt: str | None = None) -> TextStream:
         """Continues one prompt and yields its text piece by piece: `for piece in llm.stream("text"): print(piece, end="")`.
 
@@ -157,6 +164,7 @@ class LLM:
             raise InvalidRequestError(f"stream() gives one completion and n={len(requests[0])} were asked for: use generate().")
         return TextStream(requests[0][0], self.llm_engine.core)
 
+    @in_turn
     def chat(
         self,
         messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
@@ -181,6 +189,7 @@ class LLM:
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self.generate(self._chat_tokens(messages, options, sampling_params), sampling_params, cache_salt=cache_salt)
 
+    @in_turn
     def stream_chat(
         self,
         messages: list[dict[str, Any]],
@@ -200,6 +209,7 @@ class LLM:
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         return self.stream(self._chat_tokens(messages, options, sampling_params), sampling_params, cache_salt=cache_salt)
 
+    @in_turn
     @called_on_all_ranks
     def logits(self, token_ids: list[int]) -> np.ndarray:
         """The logits at every position of a text, float32 [tokens, vocab]: row i scores what comes after token i.
@@ -212,6 +222,7 @@ class LLM:
         check_logits_fit(len(token_ids), self.engine.model.config.vocab_size)
         return np.concatenate(list(self._scorer().logits(token_ids)))
 
+    @in_turn
     @called_on_all_ranks
     def perplexity(self, token_ids: list[int], window: int = 1024, stride: int = 512) -> float:
         """exp of the mean negative log-likelihood of a text's tokens after the first; the text may exceed the model's context.
@@ -231,10 +242,12 @@ class LLM:
         return self._scorer().perplexity(token_ids, window, stride)
 
     def close(self) -> None:
-        """Frees the model and its cache. Calling it again does nothing."""
-        if self._engine is not None:
-            self.llm_engine.abort_all()
-            self._engine.close()
+        """Frees the model and its cache. Calling it again, or in a forked process, does nothing. Raises EngineBusyError during a call."""
+        if self._engine is not None and self.llm_engine.core.turn.is_here:
+            with self.llm_engine.core.turn as turn:
+                self.llm_engine.abort_all()
+                turn.close()
+                self._engine.close()
         self._engine = self.llm_engine = None
 
     def __enter__(self) -> "LLM":

@@ -1,8 +1,10 @@
 """LLMEngine: requests come and go while others run. Its interface is vLLM's; `LLM` and `AsyncLLM` are built on it."""
 
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from minllm.engine.core import EngineCore
@@ -17,19 +19,21 @@ from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.scheduling.policies import POLICIES
 from minllm.engine.scheduling.speculative import SpeculationCounts
+from minllm.engine.turn import NotCopied
 from minllm.errors import InvalidOptionError, InvalidRequestError, as_exception
 
 MOST_PRIORITY = 2**63 - 1
 
 
-class LLMEngine:
-    """Runs requests on a loaded model: `add_request` at any time, `step` while `has_unfinished_requests`."""
+class LLMEngine(NotCopied):
+    """Runs requests on a loaded model: `add_request` at any time, `step` while `has_unfinished_requests`; in one thread at a time."""
 
     def __init__(self, engine: Engine, default_params: SamplingParams, seed: int):
         self.engine, self.default_params, self.seed = engine, default_params, seed
         self.core = EngineCore(engine.scheduler, engine.runner, engine.tokenizer)
         self._requests: dict[str, list[Sequence]] = {}
         self._num_requests = 0  # the next request's number, from which its seed derives
+        self._lock = threading.Lock()
 
     def add_request(
         self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, priority: int = 0, deadline: float | None = None,
@@ -46,8 +50,9 @@ class LLMEngine:
         sequences = self.prepare(
             request_id, prompt, params, priority=priority, deadline=deadline, cache_salt=cache_salt, arrival_time=arrival_time
         )
-        self.core.add(sequences[0])
-        self._requests[request_id] = sequences
+        with self.core.turn:
+            self.core.add(sequences[0])
+            self._requests[request_id] = sequences
 
     def prepare(
         self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, priority: int = 0, deadline: float | None = None,
@@ -59,9 +64,10 @@ class LLMEngine:
             deadline = real("deadline", deadline, 0.0, math.inf, "None or a number of seconds, at least 0")
         arrival_time = arrival_time or time.perf_counter()
         params = params or self.default_params
-        [parsed] = self.parse(prompt, [params])
-        [salt] = checked_salts(cache_salt, [parsed])
-        [sequences] = self.make_requests([(parsed, params, salt)], request_id)
+        with self._numbered(1) as number:  # in order of arrival, however long it takes to tokenise
+            [parsed] = self.parse(prompt, [params])
+            [salt] = checked_salts(cache_salt, [parsed])
+            [sequences] = self._made([(parsed, params, salt)], number, request_id)
         for sequence in sequences:
             sequence.priority, sequence.arrival_time = priority, arrival_time
             sequence.deadline = None if deadline is None else arrival_time + deadline
@@ -72,8 +78,8 @@ class LLMEngine:
 
         request_id: ignored if this request has ended already.
         """
-        if request_id in self._requests:
-            self.core.abort(self._requests.pop(request_id))
+        with self.core.turn:
+            self.core.abort(self._requests.pop(request_id, ()))
 
     def step(self) -> list[RequestOutput]:
         """Compute the next step; returns the outputs so far of the requests that got a token or ended."""
@@ -114,22 +120,37 @@ class LLMEngine:
         truncates = all(isinstance(one, SamplingParams) and one.truncate_prompt_tokens is not None for one in params)
         return None if truncates else self.engine.max_model_len
 
-    def make_requests(
-        self, given: list[tuple[PromptTokens, Any, str]], request_id: str | None = None, make: Callable = make_sequences
-    ) -> list[list[Sequence]]:
-        """The sequences of each request, (prompt, parameters, salt), all checked and none queued. The ids are numbers unless one is given.
+    def make_requests(self, given: list[tuple[PromptTokens, Any, str]], make: Callable = make_sequences) -> list[list[Sequence]]:
+        """The sequences of each request, (prompt, parameters, salt), all checked and none queued. Their ids are numbers.
 
         make: makes the sequences of one request; for BeamSearchParams it is make_beams.
         Raises InvalidRequestError or OutOfMemoryError, and then the seeds of later requests are unchanged.
         """
+        with self._numbered(len(given)) as first:
+            return self._made(given, first, None, make)
+
+    def _made(
+        self, given: list[tuple[PromptTokens, Any, str]], first: int, request_id: str | None, make: Callable = make_sequences
+    ) -> list[list[Sequence]]:  # fmt: skip
         requests = []
-        for index, one in enumerate(given):
-            number = self._num_requests + index
-            with naming_the_prompt(index, len(given)):
+        for number, one in enumerate(given, start=first):
+            with naming_the_prompt(number - first, len(given)):
                 requests.append(make(self.engine, request_id or str(number), number, *one, self.seed))
             self.core.scheduler.memory.check_fits(requests[-1][0])
-        self._num_requests += len(requests)
         return requests
+
+    @contextmanager
+    def _numbered(self, count: int) -> Iterator[int]:
+        """The first of `count` numbers for requests. If these are refused, later ones get the numbers, unless some have come already."""
+        with self._lock:
+            first, self._num_requests = self._num_requests, self._num_requests + count
+        try:
+            yield first
+        except BaseException:
+            with self._lock:
+                if self._num_requests == first + count:
+                    self._num_requests = first
+            raise
 
     def output_of(self, sequences: list[Sequence]) -> RequestOutput:
         """The output of a request so far; if its text cannot be made, the request ends with that error."""

@@ -27,7 +27,7 @@ from minllm.engine.make_speculator import (
     make_speculator,
 )  # fmt: skip
 from minllm.engine.max_model_len import fitted_model_len, wanted_model_len
-from minllm.engine.memory_budget import cache_budget, check_weights_fit
+from minllm.engine.memory_budget import cache_budget, check_sizes_fit, check_weights_fit
 from minllm.engine.options import EngineOptions
 from minllm.engine.precompile import precompile
 from minllm.engine.progress import Progress
@@ -123,6 +123,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     check_shape(device, shape)
     wanted_len = wanted_model_len(options, config, shape, _budget(device, ops, part, options, weight_format, share))
     check_weights_fit(device, ops, part, weight_format)
+    check_sizes_fit(device, ops, part, options, wanted_len)
     weights_read = None if progress is None else functools.partial(progress, "Loading weights")
     kernels_compiled = None if progress is None else functools.partial(progress, "Compiling kernels")
     split = None if share is None else share.split(config)

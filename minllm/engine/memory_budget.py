@@ -4,20 +4,25 @@ The advice is part of the budget because it depends on the memory: options of LL
 a host's memory is free.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from minllm.cache.block_pool import blocks_needed
 from minllm.cache.capacity import CacheBudget, activation_bytes
 from minllm.costs.parameters import widest_activation
 from minllm.engine.options import EngineOptions
 from minllm.errors import OutOfMemoryError
+from minllm.kernels.slots.state import slot_layout
 from minllm.machine.host import available_host_bytes
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.weights.format import WeightFormat
 
 MAX_HOST_BYTES = 4 * 2**30  # the largest cache in the host's memory, unless kv_cache_memory_bytes is given
+SLOT_OBJECTS = 48  # bytes of Python's objects per slot
 HOST_WEIGHT = np.dtype(np.float32)  # NumPy multiplies by float32 weights, whatever dtype they were rounded to
 
 
@@ -40,6 +45,44 @@ def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format:
         raise OutOfMemoryError(
             f"The weights of this model take {needed:,} bytes, {each}, and {free:,} of {owner} are free: take a smaller model, or {advice}."
         )
+
+
+def check_sizes_fit(device: str, ops: Any, config: ModelConfig, options: EngineOptions, max_model_len: int) -> None:
+    """Raises OutOfMemoryError if an option alone asks for more than the free memory, by its name, before any of it is allocated."""
+    host = available_host_bytes()
+    words = sum(field.size for field in slot_layout(1, blocks_needed(max_model_len, options.block_size)).values())
+    free = host if device == "cpu" else min(host, ops.device_memory()[0])
+    most = min(free // (4 * words + SLOT_OBJECTS), (2**31 - 1) // words)  # the words of all slots have int32 indices
+    if options.max_num_seqs > most:
+        raise OutOfMemoryError(
+            f"max_num_seqs={options.max_num_seqs} takes {options.max_num_seqs * (4 * words + SLOT_OBJECTS):,} bytes for the state of the "
+            f"sequences, and {free:,} are free: lower it to {most:,} or less."
+        )
+    if options.preemption in ("swap", "auto") and options.swap_space_bytes > host:
+        raise OutOfMemoryError(
+            f"swap_space_bytes={options.swap_space_bytes:,} is more than the {host:,} bytes of memory that this machine has free: lower it."
+        )
+    if device == "cpu":  # on a GPU the budget of the KV cache has it
+        each = activation_bytes(1, 0, config.hidden_size, widest_activation(config), config.vocab_size, HOST_WEIGHT.itemsize)
+        tokens = min(options.max_num_batched_tokens, options.max_num_seqs * max_model_len)
+        if tokens * each > host:
+            raise OutOfMemoryError(
+                f"max_num_batched_tokens={options.max_num_batched_tokens} allows steps of {tokens:,} tokens, which take {tokens * each:,} "
+                f"bytes, and {host:,} of this machine's memory are free: lower it to {host // each:,} or less."
+            )
+
+
+@contextmanager
+def naming_memory_options(options: EngineOptions) -> Iterator[None]:
+    """Turns a MemoryError into an OutOfMemoryError: a container or a limit may leave less than the system reports as free."""
+    try:
+        yield
+    except OutOfMemoryError:
+        raise
+    except MemoryError as error:
+        names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory_bytes", "swap_space_bytes")
+        given = ", ".join(f"{name}={getattr(options, name)}" for name in names)
+        raise OutOfMemoryError(f"The system has refused memory for this model and its cache ({error}): lower one of {given}.") from error
 
 
 def check_logits_fit(num_tokens: int, vocab_size: int) -> None:

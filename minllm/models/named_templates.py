@@ -76,12 +76,13 @@ class ChatTemplates:
 
     def _from_source(self, source: str) -> ChatTemplate:
         """The template that a request brings. The last one stays compiled for the next turn of the conversation."""
-        if self._given is None or self._given[0] != source:
+        given = self._given  # another thread may replace it
+        if given is None or given[0] != source:
             try:
-                self._given = source, ChatTemplate(source, self._special_tokens, "The given chat_template")
+                given = self._given = source, ChatTemplate(source, self._special_tokens, "The given chat_template")
             except CheckpointError as error:
                 raise InvalidRequestError(str(error)) from error
-        return self._given[1]
+        return given[1]
 
 
 def find_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from minllm.errors import CheckpointError
+from minllm.errors import LONGEST_SHOWN, CheckpointError, shown
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
@@ -66,12 +66,16 @@ class ModelDirectory:
 
 def open_source(path: Path) -> ModelSource:
     """The source at a path. Raises CheckpointError if the path is neither a directory nor a GGUF file."""
-    if path.is_dir():
-        return ModelDirectory(path)
-    if is_gguf(path) or path.suffix == ".gguf":
-        return GgufModel(path)
-    name = str(path) if str(path).isprintable() else repr(str(path))
-    if path.exists():
+    name = shown(str(path)) if not str(path).isprintable() or len(str(path)) > LONGEST_SHOWN else str(path)
+    try:
+        if path.is_dir():
+            return ModelDirectory(path)
+        if is_gguf(path) or path.suffix == ".gguf":
+            return GgufModel(path)
+        exists = path.exists()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise CheckpointError(f"{name} cannot be opened: {error.strerror}. Give the path of a model's directory or GGUF file.") from error
+    if exists:
         raise CheckpointError(
             f"{name} is not a directory: give the directory that holds config.json, tokenizer.json and the weights, or a GGUF file."
         )

@@ -22,6 +22,8 @@ from minllm.models.token_length import most_chars_per_token
 from minllm.models.token_texts import TokenTexts
 from minllm.models.tokenizer_files import read_backend
 
+LONG_TEXT = 1000  # characters: encoding them takes about a millisecond, during which other threads may want the GIL
+
 
 class Tokenizer:
     """Encodes and decodes text, and applies the chat template if the model has one."""
@@ -110,10 +112,16 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InvalidRequestError(f"The text is not valid Unicode ({error.reason} at character {error.start}).") from error
         if self._added is None:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        ids = self.backend.encode(text, add_special_tokens=False).ids
+            return self._encoded(text, add_special_tokens)
+        ids = self._encoded(text, add_special_tokens=False)
         before, after = self._added if add_special_tokens else ([], [])
         return before + ids + after
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The library's token ids. Its encode() holds the GIL, and its batches do not; one text of a batch stays in this thread."""
+        if len(text) < LONG_TEXT:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     @Contained()
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:

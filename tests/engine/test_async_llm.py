@@ -12,6 +12,7 @@ import weakref
 import pytest
 
 from minllm import LLM, AsyncLLM, SamplingParams
+from minllm.engine.pipeline import tokenise
 from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.errors import Contained, DeadlineError, EngineDeadError, ForeignError, InvalidRequestError, OutOfMemoryError
 from tests.engine.models import model_directory
@@ -387,6 +388,73 @@ def test_the_same_in_one_call_of_generate(engine, bad_tokenizer):
         llm.beam_search([[5], [6, 8]], BeamSearchParams(beam_width=1, max_tokens=2))
     assert raised.value.outputs[0].sequences and raised.value.outputs[1] is None
     end()
+
+
+class SlowTokenizer:
+    """Encodes texts with "slow" in them only once `go` is set."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.go = tokenizer, threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text, add_special_tokens=True):
+        if "slow" in text:
+            self.go.wait(TIMEOUT)
+        return self._tokenizer.encode(text, add_special_tokens)
+
+
+@pytest.mark.parametrize("ending", ["encoded", "deadline", "own deadline", "abort"])
+def test_a_slow_text_holds_nobody_else_up(engine, llm, monkeypatch, ending):
+    """Three slow texts; each ends in time or by a deadline, and late results are dropped. Seeds follow the order of arrival."""
+    slow = engine._llm.engine.tokenizer = SlowTokenizer(engine._llm.engine.tokenizer)
+    monkeypatch.setattr(tokenise, "PATIENCE", 0.02)
+    if ending == "deadline":
+        monkeypatch.setattr(tokenise, "ENCODING_SECONDS", 0.1)
+    sampled = SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True)
+
+    async def generate():
+        own = dict(deadline=0.05) if ending == "own deadline" else {}
+        streams = [await engine.add_request(f"slow {i}", f"slow {i}", sampled, **own) for i in range(3)]
+        quick = [await last(engine.generate(prompt, GREEDY)) for prompt in PROMPTS]
+        if ending == "abort":
+            for i in range(3):
+                await engine.abort(f"slow {i}")
+        if ending == "encoded":
+            slow.go.set()
+        ends = await asyncio.gather(*map(last, streams), return_exceptions=True)
+        await is_idle(engine)
+        slow.go.set()
+        return quick, ends, await last(engine.generate("def", GREEDY))
+
+    quick, ends, after = run(generate())
+    expected = llm.generate([*PROMPTS, "def"], GREEDY)
+    assert [completions(output) for output in (*quick, after)] == [completions(output) for output in expected]
+    if ending == "encoded":
+        with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=4) as fresh:
+            alone = fresh.generate([f"slow {i}" for i in range(3)], sampled)
+        assert [completions(end) for end in ends] == [completions(output) for output in alone]
+    elif ending == "abort":
+        assert [end.outputs[0].finish_reason for end in ends] == ["abort"] * 3
+    else:
+        assert all(isinstance(end, DeadlineError) and "was not tokenised before its deadline" in str(end) for end in ends)
+
+
+def test_a_long_text_is_encoded_without_the_gil(llm):
+    """Another thread computes while one encodes; the ids are those of the text in one piece."""
+    text, found = "def f(x):\n    return x + 1\n" * 4000, []
+
+    def encode():
+        start = time.thread_time()
+        found.extend([llm.tokenizer.encode(text), time.thread_time() - start])
+
+    thread, start = threading.Thread(target=encode), time.thread_time()
+    thread.start()
+    while thread.is_alive():
+        pass
+    assert time.thread_time() - start > found[1] / 10
+    assert found[0] == llm.tokenizer.backend.encode(text).ids
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

@@ -211,19 +211,23 @@ def test_a_stream_whose_decoder_raises_frees_everything(llm):
     assert llm.engine.cache_policy.usage().allocated == 0
 
 
-def test_a_tokenizer_that_raises_ends_the_requests_of_its_step(engine, monkeypatch):
+def test_a_tokenizer_that_raises_ends_its_request_alone(engine, monkeypatch):
     """Texts of log-probabilities are made when the results of a step are read."""
     scored = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=1)
+    engine.add_request("beside", prompt(9), PARAMS)
+    expected = tokens(finish(engine)["beside"])
     engine.add_request("scored", prompt(7), scored)
+    engine.add_request("beside", prompt(9), PARAMS)
     engine.step()
 
-    def fail(token_ids):
+    def fail(token_ids, skip_special_tokens=True):
         raise UnicodeError("no such token")
 
     with monkeypatch.context() as patch:
         patch.setattr(engine.core, "tokenizer", type("Broken", (), dict(decode=staticmethod(fail))))
         found = finish(engine)
     assert isinstance(found["scored"].error, UnicodeError) and len(tokens(found["scored"])) == 1
+    assert tokens(found["beside"]) == expected
     engine.add_request("next", prompt(7), scored)
     assert len(finish(engine)["next"].outputs[0].logprobs) == 10
 

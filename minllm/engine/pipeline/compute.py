@@ -22,14 +22,18 @@ class ComputeStage:
         self._aborts: deque[PipelineRequest] = deque()
 
     def run(self) -> None:
-        """Work until `close`; then all requests are aborted."""
+        """Work until `close`; then all requests are aborted. While there are requests, it is this thread's turn to use the engine."""
         self.core.runner.machine.use_in_this_thread()
         while not self.is_closed:
-            self._take_requests()
-            if self.core.has_work and not self.is_closed:
-                self._report(self.core.step())
-        for request in self._requests.values():
-            self.core.abort(request.sequences)
+            arrived = self._arrived(wait=True)
+            with self.core.turn.held():
+                self._admit(arrived)
+                while self.core.has_work and not self.is_closed:
+                    self._report(self.core.step())
+                    self._admit(self._arrived(wait=False))
+        with self.core.turn.held():
+            for request in self._requests.values():
+                self.core.abort(request.sequences)
 
     def abort(self, request: PipelineRequest) -> None:
         """End a request before the next step, or when it arrives here."""
@@ -42,10 +46,12 @@ class ComputeStage:
         self.is_closed = True
         self.inbox.close()
 
-    def _take_requests(self) -> None:
+    def _arrived(self, wait: bool) -> list[PipelineRequest]:
+        """New requests, as many as there is room for."""
+        return self.inbox.take(max(0, MOST_WAITING - self.core.scheduler.num_waiting), wait)
+
+    def _admit(self, requests: list[PipelineRequest]) -> None:
         """Admit new requests, after aborts, because a new request may have the id of an aborted one."""
-        room = max(0, MOST_WAITING - self.core.scheduler.num_waiting)
-        requests = self.inbox.take(room, wait=not self.core.has_work)
         self._take_aborts()
         for request in requests:
             if request.is_aborted:

@@ -36,6 +36,7 @@ class Pipeline:
         self.compute = ComputeStage(engine.core, sequences, self.moved)
         self.detokenise = DetokeniseStage(self.moved, self.compute.abort, self._forget)
         self._requests: dict[str, PipelineRequest] = {}
+        self._turn = engine.core.turn
         self._lock = threading.Lock()
         self._cause: BaseException | None = None  # why a thread ended
         self._is_over = False
@@ -47,6 +48,7 @@ class Pipeline:
 
         Raises InvalidRequestError if its id is in use, EngineDeadError if the pipeline has ended.
         """
+        self._turn.check_process()
         with self._lock:
             self._check_alive()
             if request.request_id in self._requests:
@@ -64,12 +66,15 @@ class Pipeline:
             self.compute.abort(request)
 
     def check_alive(self) -> None:
-        """Raise EngineDeadError if the pipeline has ended."""
+        """Raise EngineDeadError if the pipeline has ended, EngineBusyError in a forked process."""
+        self._turn.check_process()
         with self._lock:
             self._check_alive()
 
     def shutdown(self) -> None:
-        """End all requests and threads; those that still wait get EngineDeadError. Calling it again does nothing."""
+        """End all requests and threads; those that still wait get EngineDeadError. Does nothing again, or in a forked process."""
+        if not self._turn.is_here:
+            return
         self._end(None)
         for thread in self._threads:
             if thread is not threading.current_thread():

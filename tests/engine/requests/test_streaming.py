@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from minllm import LLM, SamplingParams
 from minllm.engine.requests.sequence import Sequence
-from minllm.errors import InvalidRequestError
+from minllm.errors import EngineBusyError, InvalidRequestError
 from minllm.models.tokenizer import Tokenizer
 from tests.engine.models import byte_level_tokenizer, model_directory
 from tests.models.random_models import prompt
@@ -29,7 +29,21 @@ def test_output_grows_with_the_stream(llm):
     first = next(stream)
     assert stream.output.outputs[0].text == first and stream.output.outputs[0].finish_reason is None
     stream.close()
+    with pytest.raises(EngineBusyError, match="closed before its text was complete"):
+        next(stream)
+    assert stream.output.outputs[0].text == first
+
+
+def test_a_stream_that_has_ended_or_never_began(llm):
+    stream = llm.stream("def f(x):", PARAMS)
+    assert list(stream) and list(stream) == []
+    stream.close()
     assert list(stream) == []
+    for close in (lambda one: one.close(), lambda one: one.__exit__()):
+        stream = llm.stream("def f(x):", PARAMS)
+        close(stream)
+        with pytest.raises(EngineBusyError, match="closed"):
+            next(stream)
 
 
 @pytest.mark.parametrize("leave", ["close", "with", "drop"])
@@ -71,11 +85,14 @@ def test_several_streams_and_calls_side_by_side(llm):
     assert streams[2].output.outputs[0].finish_reason == "abort"
 
 
-def test_a_stream_ends_when_its_model_is_closed():
+def test_a_stream_says_so_when_its_model_is_closed():
     with LLM(model_directory("llama3"), device="cpu", max_model_len=64) as llm:
-        stream = llm.stream("def f(x):", PARAMS)
+        stream, later = (llm.stream("def f(x):", PARAMS) for _ in range(2))
         first = next(stream)
-    assert list(stream) == [] and stream.output.outputs[0].text == first and stream.output.outputs[0].finish_reason == "abort"
+    for one in (stream, later):
+        with pytest.raises(EngineBusyError, match="This LLM was closed"):
+            next(one)
+    assert stream.output.outputs[0].text == first and stream.output.outputs[0].finish_reason == "abort"
 
 
 def test_an_exception_in_the_readers_loop_frees_all_blocks(llm):
