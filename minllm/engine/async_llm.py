@@ -125,8 +125,9 @@ class AsyncLLM(NotCopied):
         after which the request ends with DeadlineError. cache_salt: only prompts of one salt share cached keys and values. final_only:
         yield only the last output, which costs less.
 
-        An invalid prompt or parameter raises InvalidRequestError, and a prompt that can never fit OutOfMemoryError, from
-        the iterator. Raises EngineDeadError if the engine has ended.
+        The iterator raises InvalidRequestError for an invalid prompt or parameter, OutOfMemoryError for a prompt that can never fit, and
+        DeadlineError for a text that takes more than 10 s to tokenise. Raises EngineDeadError if the engine has ended, and EngineBusyError
+        in a forked process.
         """
         if not (sampling_params is None or isinstance(sampling_params, SamplingParams)):
             raise InvalidRequestError(f"{shown(sampling_params)} is not a SamplingParams: write SamplingParams(max_tokens=...).")
