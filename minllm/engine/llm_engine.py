@@ -171,7 +171,8 @@ class LLMEngine(NotCopied):
         """Reset counts, estimates and cached prefixes after a warm-up; seeds count from the next request again."""
         self.core.scheduler.memory.policy.forget_prefixes()
         self.core.scheduler.memory.policy.forget_counts()
-        self._num_requests = self.core.num_steps = self.core.scheduler.num_preemptions = 0
+        self._num_requests = self.core.num_steps = 0
+        self.core.scheduler.num_preemptions = self.core.scheduler.num_corrupted_requests = 0
         if self.core.scheduler.speculation is not None:
             self.core.scheduler.speculation.counts = SpeculationCounts()
 

@@ -1,13 +1,21 @@
 """What generation must do on any device; tests/engine runs these in NumPy, tests/gpu on a GPU."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
-from minllm import LLM, BeamSearchParams, SamplingParams
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from minllm import LLM, BeamSearchParams, ContrastiveSearchParams, SamplingParams
+from minllm.errors import SamplingError
 from tests.engine.models import model_directory, transformers_beams, transformers_greedy
 from tests.models.random_models import prompt
 
 PROMPTS = [prompt(length) for length in (1, 17, 130)]
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+BROKEN = 77  # a token with NaN in its embedding: see break_token
 
 BLOCK_BYTES = 3 * 2 * 16 * 2 * 128 * 4  # a block of the random Llama 3: layers, K and V, tokens, heads, head_dim, float32
 
@@ -129,3 +137,54 @@ def check_endings(llm):
 def tokens_of_completions(completions):
     """The generated ids of each completion."""
     return [completion.token_ids for completion in completions]
+
+
+def outputs_of(llm, requests):
+    """The last output of each request, (prompt, parameters), all of one batch."""
+    for number, (token_ids, params) in enumerate(requests):
+        llm.llm_engine.add_request(str(number), token_ids, params)
+    last = {}
+    while llm.llm_engine.has_unfinished_requests():
+        last |= {output.request_id: output for output in llm.llm_engine.step()}
+    return [last[str(number)] for number in range(len(requests))]
+
+
+def break_token(directory: Path) -> Path:
+    """A copy of the random Llama 3 in which every text with the token BROKEN has logits of NaN."""
+    shutil.copytree(model_directory("llama3"), directory)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.embed_tokens.weight"][BROKEN] = np.nan
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def check_nan_ends_its_requests(broken, **options):
+    """NaN ends the requests that meet it, in the prompt or with a token that they choose, and is counted; the others go on."""
+    bad, cause = [*prompt(6), BROKEN, *prompt(6)], "hold NaN or infinity: the forward in float32 has overflowed, or the weights hold NaN"
+    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    requests = [
+        (prompt(9) * 3, greedy), (bad, greedy), (prompt(9), replace(greedy, logit_bias={BROKEN: 100.0})),
+        (bad, SamplingParams(temperature=1.0, seed=1, n=2)), (bad, SamplingParams(max_tokens=0, prompt_logprobs=1)),
+    ]  # fmt: skip
+    with LLM(broken, allow_nonfinite_weights=True, max_model_len=128, max_num_batched_tokens=8, **options) as llm:
+        alone = outputs_of(llm, requests[:1])[0].outputs[0].token_ids
+        found = outputs_of(llm, requests)
+        assert found[0].outputs[0].token_ids == alone and found[0].error is None
+        for output, place in zip(found[1:], ("1 of its output", "2 of its output", "1 of its output", ".* of its prompt"), strict=True):
+            assert {one.finish_reason for one in output.outputs} == {"error"}
+            with pytest.raises(SamplingError, match=f"for token {place} {cause}"):
+                raise output.error
+        assert found[2].outputs[0].token_ids == [BROKEN] and llm.llm_engine.stats().num_corrupted_requests == 4
+        for fails in (
+            lambda: llm.generate([bad], replace(greedy, logits_processors=[lambda ids, x: np.nan_to_num(x)])),
+            lambda: llm.beam_search([bad], BeamSearchParams(beam_width=2, max_tokens=3)),
+            lambda: llm.beam_search([bad], BeamSearchParams(beam_width=2, max_tokens=3, temperature=0.5)),
+            lambda: llm.contrastive_search([bad], ContrastiveSearchParams(max_tokens=3)),
+            lambda: llm.perplexity(bad),
+            lambda: list(llm.stream(bad, greedy)),
+        ):
+            with pytest.raises(SamplingError, match=cause):
+                fails()
+        assert np.isnan(llm.logits(bad)[6:]).all(), "logits are returned as they are"
+        assert np.isfinite(llm.logits(bad[:6])).all()
+        assert outputs_of(llm, requests[:1])[0].outputs[0].token_ids == alone, "nothing is left of the NaN in the cache"

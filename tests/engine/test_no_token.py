@@ -6,23 +6,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from minllm import LLM, BeamSearchParams, ContrastiveSearchParams, SamplingParams
+from minllm import LLM, SamplingParams
 from minllm.errors import InvalidRequestError, SamplingError
+from tests.engine.checks import BROKEN, break_token, check_nan_ends_its_requests, outputs_of, tokens_of
 from tests.engine.models import model_directory
 from tests.models.random_models import prompt
 
-BROKEN = 77  # a token with NaN in its embedding
 GREEDY = dict(temperature=0, max_tokens=6, ignore_eos=True)
-
-
-def outputs_of(llm, requests):
-    """The last output of each request, (prompt, parameters), all of one batch."""
-    for number, (token_ids, params) in enumerate(requests):
-        llm.llm_engine.add_request(str(number), token_ids, params)
-    last = {}
-    while llm.llm_engine.has_unfinished_requests():
-        last |= {output.request_id: output for output in llm.llm_engine.step()}
-    return [last[str(number)] for number in range(len(requests))]
 
 
 def raises(output_token_ids, logits):
@@ -46,9 +36,12 @@ BAD_INPUTS = {
     "only ids that end the text, and min_tokens": (
         dict(allowed_token_ids=[5], stop_token_ids=[5], min_tokens=2), (InvalidRequestError, "min_tokens=2 bans those"),
     ),
+    "a stop id that is the only allowed one from the second token on": (
+        dict(allowed_token_ids=["e", 5], bad_words=["ee"], stop_token_ids=[5], min_tokens=3), (SamplingError, "min_tokens=3, which bans"),
+    ),
     "a bias of -inf": (dict(logit_bias={5: -np.inf}), (InvalidRequestError, "logit_bias")),
-    "all allowed ids are bad words": (dict(allowed_token_ids=[5], bad_words=["e"]), ALL),
-    "all allowed ids become bad words": (dict(allowed_token_ids=[5], bad_words=["ee"]), ALL),
+    "all allowed ids are bad words": (dict(allowed_token_ids=["e"], bad_words=["e"]), ALL),
+    "all allowed ids become bad words": (dict(allowed_token_ids=["e"], bad_words=["ee"]), ALL),
     "a penalty that divides by almost nothing": (dict(repetition_penalty=1e-45), (SamplingError, "repetition_penalty=1e-45 takes them")),
     "a penalty beyond float32": (dict(repetition_penalty=1e39), (InvalidRequestError, "repetition_penalty=1e.39 is not allowed")),
     **{f"a processor that returns {name}": (dict(logits_processors=[one]), error) for name, (one, error) in BAD_PROCESSORS.items()},
@@ -65,7 +58,9 @@ def alone(llm):
 def test_bad_inputs_end_their_own_request(name, llm, alone):
     options, (error, message) = BAD_INPUTS[name]
     if "bad_words" in options:
-        options = options | dict(allowed_token_ids=llm.tokenizer.encode("e"))
+        [e] = llm.tokenizer.encode("e")
+        allowed = [e if token == "e" else token for token in options["allowed_token_ids"]]
+        options = options | dict(allowed_token_ids=allowed)
     options = dict(temperature=len(name) % 2, max_tokens=4, ignore_eos=True, seed=1, logprobs=1) | options
     if error is InvalidRequestError:
         with pytest.raises(error, match=message):
@@ -91,46 +86,27 @@ def test_what_a_processor_may_return(llm):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """A model of which every text with the token BROKEN has logits of NaN."""
-    directory = shutil.copytree(model_directory("llama3"), tmp_path_factory.mktemp("broken") / "model")
-    tensors = load_file(directory / "model.safetensors")
-    tensors["model.embed_tokens.weight"][BROKEN] = np.nan
-    save_file(tensors, directory / "model.safetensors")
-    return directory
+    return break_token(tmp_path_factory.mktemp("broken") / "model")
 
 
 @pytest.mark.parametrize("speculates", [False, True])
 def test_nan_in_the_model_ends_the_requests_that_meet_it(broken, speculates):
     options = dict(speculative_config=dict(method="ngram", num_speculative_tokens=3)) if speculates else {}
+    check_nan_ends_its_requests(broken, device="cpu", **options)
+
+
+@pytest.mark.parametrize("tree", [{}, {"speculative_token_tree": "[(0,), (1,), (0, 0)]"}])
+def test_nan_in_a_draft_model_changes_no_token(tree, llm):
+    """The model's own logits are finite, but no draft after a broken token can be chosen."""
     bad = [*prompt(6), BROKEN, *prompt(6)]
-    cause = "hold NaN or infinity: the forward in float32 has overflowed, or the weights hold NaN"
-    with LLM(broken, device="cpu", allow_nonfinite_weights=True, max_model_len=128, max_num_batched_tokens=8, **options) as llm:
-        forced = SamplingParams(**GREEDY | dict(logit_bias={BROKEN: 100.0}))  # its first token is fine, and breaks the second
-        requests = [
-            (prompt(9) * 3, SamplingParams(**GREEDY)), (bad, SamplingParams(**GREEDY)), (prompt(9), forced),
-            (bad, SamplingParams(temperature=1.0, seed=1, n=2)), (bad, SamplingParams(max_tokens=0, prompt_logprobs=1)),
-        ]  # fmt: skip
-        alone = outputs_of(llm, requests[:1])[0].outputs[0].token_ids
-        found = outputs_of(llm, requests)
-        assert found[0].outputs[0].token_ids == alone and found[0].error is None
-        for output, place in zip(found[1:], (1, 2, 1, None), strict=True):
-            assert {one.finish_reason for one in output.outputs} == {"error"}
-            with pytest.raises(SamplingError, match=cause):
-                raise output.error
-            assert (f"for token {place} of its output" if place else "of its prompt") in str(output.error)
-        assert found[2].outputs[0].token_ids == [BROKEN]
-        for fails in (
-            lambda: llm.generate([bad], SamplingParams(**GREEDY, logits_processors=[lambda ids, x: np.nan_to_num(x)])),
-            lambda: llm.beam_search([bad], BeamSearchParams(beam_width=2, max_tokens=3)),
-            lambda: llm.beam_search([bad], BeamSearchParams(beam_width=2, max_tokens=3, temperature=0.5)),
-            lambda: llm.contrastive_search([bad], ContrastiveSearchParams(max_tokens=3)),
-            lambda: llm.perplexity(bad),
-            lambda: list(llm.stream(bad, SamplingParams(**GREEDY))),
-        ):
-            with pytest.raises(SamplingError, match=cause):
-                fails()
-        assert np.isnan(llm.logits(bad)[6:]).all(), "logits are returned as they are"
-        assert np.isfinite(llm.logits(bad[:6])).all()
+    config = dict(model=str(model_directory("llama3")), num_speculative_tokens=3) | tree
+    expected = tokens_of(llm.generate([prompt(9), bad], SamplingParams(**GREEDY)))
+    with LLM(model_directory("llama3"), device="cpu", max_model_len=64, speculative_config=config) as llm:
+        llm.engine.runner.speculator.source.model.weights.embedding[BROKEN] = np.nan
+        found = tokens_of(llm.generate([prompt(9), bad], SamplingParams(**GREEDY)))
+        sampled = tokens_of(llm.generate([bad], SamplingParams(temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)))
+    assert found == expected
+    assert len(sampled[0]) == 6 and min(sampled[0]) >= 0
 
 
 def test_an_overflow_of_float16_is_named(tmp_path):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from minllm.kernels.sampling.argmax import NOT_FINITE, NOTHING_ALLOWED
 from minllm.kernels.sampling.penalties import penalize, penalize_reference
 from minllm.kernels.sampling.philox import philox_reference
 from minllm.kernels.sampling.thresholds import thresholds_reference, write_thresholds
@@ -56,6 +57,16 @@ def test_thresholds_keep_what_sorting_keeps(vocab, kind, device):
 def test_tokens_are_those_of_the_reference(vocab, kind, device):
     logits, sampling = logits_of(kind, len(RULES), vocab), tensors(RULES, vocab)
     np.testing.assert_array_equal(on_gpu(logits, sampling, device), expected_tokens(logits, sampling))
+
+
+@pytest.mark.parametrize("rule", [dict(), dict(temperature=0.0), dict(top_k=3, top_p=0.5), dict(min_p=0.1), dict(repetition_penalty=2.0)])
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_rows_without_a_choice_give_no_token(vocab, rule, device):
+    logits = logits_of("normal", 5, vocab)
+    logits[0], logits[1], logits[2, vocab // 2], logits[3, -1] = -np.inf, np.nan, np.nan, np.inf
+    tokens = on_gpu(logits, tensors([rule] * 5, vocab), device)
+    np.testing.assert_array_equal(tokens[:4], [NOTHING_ALLOWED, NOT_FINITE, NOT_FINITE, NOT_FINITE])
+    np.testing.assert_array_equal(tokens, expected_tokens(logits, tensors([rule] * 5, vocab)))
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])

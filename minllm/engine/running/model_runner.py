@@ -261,8 +261,10 @@ class ModelRunner:
     def _process(self, logits: Any, sequence: Sequence) -> np.ndarray:
         """Apply a sequence's logits processors on the host, while the device waits. Returns the unprocessed logits."""
         computed = self.ops.to_host(logits).copy()
+        host = computed
         with sequence.at_fault():
-            self.machine.write(logits, processed_logits(computed, sequence))
+            host = processed_logits(computed, sequence)
+        self.machine.write(logits, host)
         return computed
 
     def _read(

@@ -22,6 +22,7 @@ from minllm.engine.scheduling.queues import Queues
 from minllm.engine.scheduling.speculative import Speculation
 from minllm.engine.scheduling.step import Span, Step, Verified
 from minllm.errors import OutOfMemoryError, as_exception
+from minllm.kernels.sampling.argmax import NOT_FINITE
 
 
 class Scheduler(Queues):
@@ -33,6 +34,7 @@ class Scheduler(Queues):
     ):  # fmt: skip
         super().__init__(memory, preemption, max_num_seqs)
         self.policy, self.max_num_batched_tokens, self.speculation = policy, max_num_batched_tokens, speculation
+        self.num_corrupted_requests = 0
         self._copies: list[tuple[int, int]] = []  # blocks to copy before the next step
 
     def schedule(self) -> Step | None:
@@ -216,6 +218,7 @@ class Scheduler(Queues):
         """
         if token_id < 0 and sequence.fault is None:
             sequence.fault = no_token_error(sequence, token_id)
+            self.num_corrupted_requests += token_id == NOT_FINITE
         if sequence.fault is not None:
             self.abort(sequence, sequence.fault)
             return
