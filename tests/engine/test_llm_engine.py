@@ -220,7 +220,7 @@ def test_a_tokenizer_that_raises_ends_its_request_alone(engine, monkeypatch):
     engine.add_request("beside", prompt(9), PARAMS)
     engine.step()
 
-    def fail(token_ids, skip_special_tokens=True):
+    def fail(token_ids, **options):
         raise UnicodeError("no such token")
 
     with monkeypatch.context() as patch:
