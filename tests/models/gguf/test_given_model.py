@@ -47,28 +47,26 @@ def reference(path):
     state = model.state_dict()
     for name, parameter in state.items():
         tensor = tensors.get(stored_name(name)) or tensors["token_embd.weight"]  # the head is tied
-        parameter.copy_(torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
+        parameter.copy_(torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
     return model
 
 
+@pytest.mark.timeout(600)  # transformers takes half a minute to read the tokenizer
 def test_greedy_chats_are_transformers(path, llm):
+    """Every token is the likeliest of transformers' logits after those before it, so that its own greedy text would be this one."""
     ours = llm.chat(CHATS, SamplingParams(temperature=0, max_tokens=NEW_TOKENS))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    model = reference(path)
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name), reference(path)
     for chat, output in zip(CHATS, ours, strict=True):
-        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        prompt, completion = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False), output.outputs[0]
         assert output.prompt_token_ids == prompt
         with torch.no_grad():
-            texts = model.generate(
-                torch.tensor([prompt]), do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=tokenizer.eos_token_id, pad_token_id=0
-            )
-        expected = texts[0, len(prompt) :]
-        completion = output.outputs[0]
-        assert completion.token_ids == expected.tolist()
-        assert completion.text == tokenizer.decode(expected, skip_special_tokens=True)
-        assert completion.finish_reason == ("stop" if len(expected) < NEW_TOKENS else "length")
-    reasons = {output.outputs[0].finish_reason for output in ours}
-    assert reasons == {"stop", "length"}, "turns that end, and turns that are cut"
+            logits = model(torch.tensor([prompt + completion.token_ids[:-1]])).logits[0, len(prompt) - 1 :]
+        assert completion.token_ids == logits.argmax(-1).tolist()
+        assert completion.text == tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        *before, last = completion.token_ids
+        assert tokenizer.eos_token_id not in before
+        assert completion.finish_reason == ("stop" if last == tokenizer.eos_token_id else "length")
+    assert {output.outputs[0].finish_reason for output in ours} == {"stop", "length"}, "turns that end, and turns that are cut"
 
 
 def test_turns_end_where_llama_cpp_ends_them(llm):
