@@ -28,14 +28,18 @@ NORMAL = 1  # the type of ordinary tokens
 WELL_KNOWN = frozenset((*ENDS, *itertools.chain(*FILL_IN.values())))
 
 
+def is_well_known(token: str, kind: int) -> bool:
+    """Whether a token of this text and type ends a text, and so is a special token whatever its type."""
+    return token in WELL_KNOWN and (token.startswith("<|") or kind != NORMAL)
+
+
 def ends_of_text(fields: Fields, tokens: Sequence[str], types: Sequence[int]) -> list[int]:
     """The ids of the tokens that end a text, without repetitions.
 
     fields: the metadata. tokens, types: the text and the type of each id. Raises CheckpointError if a key holds no token id.
     """
     named = {name: fields.token_ids(f"tokenizer.ggml.{name}_token_id") for name in NAMED}
-    found = ((token, token_id) for token_id, token in enumerate(tokens) if token in WELL_KNOWN)
-    known = {token: token_id for token, token_id in found if token.startswith("<|") or types[token_id] != NORMAL}
+    known = {token: token_id for token_id, token in enumerate(tokens) if is_well_known(token, types[token_id])}
     for name, texts in FILL_IN.items():
         if not named[name]:
             named[name] = tuple(known[text] for text in texts if text in known)[:1]

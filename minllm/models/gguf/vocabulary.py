@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models
 
 from minllm.errors import CheckpointError, UnsupportedModelError, as_exception
+from minllm.models.gguf.ends_of_text import is_well_known
 from minllm.models.gguf.gguf_file import GgufFile
 from minllm.models.gguf.hyperparameters import metadata_fields
 from minllm.models.gguf.pre_tokenizers import SPLITTINGS, Splitting
@@ -47,7 +48,8 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
     backend.pre_tokenizer, backend.decoder = splitting.pre_tokenizer, decoders.ByteLevel()
     if splitting.normalizer is not None:
         backend.normalizer = splitting.normalizer
-    added = ((token, types[token_id]) for token, token_id in vocabulary.items())
+    kinds = ((token, types[token_id]) for token, token_id in vocabulary.items())
+    added = ((token, CONTROL if is_well_known(token, kind) else kind) for token, kind in kinds)
     backend.add_tokens(
         [
             AddedToken(token, special=kind != USER_DEFINED, normalized=False)

@@ -39,6 +39,13 @@ def test_html_does_not_end_where_a_tag_is_an_ordinary_token(tmp_path):
     assert ends(tmp_path, ["</s>", "<|im_end|>"], kind=1) == (LAST - 1,)
 
 
+@pytest.mark.parametrize("kind", [1, 4], ids=["normal", "user defined"])
+def test_an_end_of_a_wrong_type_is_a_special_token(tmp_path, kind):
+    ours = GgufModel(model(tmp_path, ["<|im_end|>"], kind, tokenizer__ggml__bos_token_id=None)).tokenizer()
+    hi = [TOKENS.index("h"), TOKENS.index("i")]
+    assert ours.encode("hi<|im_end|>") == [*hi, LAST] and ours.decode([*hi, LAST]) == "hi"
+
+
 def test_keys_come_first_and_repetitions_count_once(tmp_path):
     named = {f"tokenizer__ggml__{name}_token_id": token_id for name, token_id in dict(eom=7, eos=5, eot=LAST, fim_pad=6).items()}
     assert ends(tmp_path, ["<|eot_id|>", "<|im_end|>", "<|fim_pad|>"], **named) == (5, LAST, 7, 6, LAST - 1)
