@@ -104,7 +104,8 @@ def continue_many(llm, lines: Sequence[PromptLine], params, echo: bool, card: bo
 def chat(
     system: Annotated[str | None, typer.Option(help="System message, said before the conversation.", show_default=False)] = None,
     chat_template: Annotated[
-        Path | None, typer.Option("--chat-template", metavar="FILE", help="Jinja template in place of the model's own.", show_default=False)
+        Path | None,
+        typer.Option("--chat-template", metavar="FILE", help="A Jinja template, or the name of one of the model's.", show_default=False),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Most tokens of a reply. Default: generation_config.json's, or 512.", show_default=False)
@@ -114,7 +115,7 @@ def chat(
 ) -> None:
     """Talk with a model through its chat template; an empty line or end of input ends it."""
     with user_errors():
-        template = None if chat_template is None else read_text_file(chat_template)
+        template = None if chat_template is None else template_or_name(chat_template)
         llm = load(options)
         if max_tokens is None:
             max_tokens = llm.engine.generation_config.max_new_tokens or CHAT_TOKENS
@@ -130,6 +131,11 @@ def chat(
             print_logprobs(stream.output)
             messages.append({"role": "assistant", "content": stream.output.outputs[0].text})
         write_files(outputs, json_file)
+
+
+def template_or_name(path: Path) -> str:
+    """The text of a template's file; a single word that is no file stays the name of one of the model's templates."""
+    return str(path) if path.name == str(path) and not path.suffix and not path.exists() else read_text_file(path)
 
 
 def show_or_skip(before: list[str], pieces: Iterable[str], is_shown: bool) -> None:

@@ -186,6 +186,13 @@ def test_chat_with_a_template_from_a_file_and_json(base, llm, tmp_path):
     assert "log p" in result.stderr
 
 
+def test_chat_with_a_template_by_name(base):
+    plain, named = (run("chat", *base, *flags, "--temperature", 0, stdin="hello\n") for flags in ([], ["--chat-template", "default"]))
+    assert named.exit_code == 0 and named.stdout == plain.stdout
+    result = run("chat", *base, "--chat-template", "rag", stdin="hello\n")
+    assert result.exit_code == 1 and "'rag' is neither Jinja source nor the name of one of the model's templates: default." in result.stderr
+
+
 def test_the_shell_completes_commands_and_options():
     program = "import sys; sys.argv = ['minllm']; from minllm.cli.app import main; main()"
     for words, number, offered in (("minllm gen", 1, ["generate"]), ("minllm generate --top", 2, ["--top-k", "--top-p"])):
