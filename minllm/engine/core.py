@@ -9,7 +9,7 @@ with a token that was not known in advance, such as an end of text, is therefore
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import numpy as np
@@ -80,11 +80,13 @@ class EngineCore(NotCopied):
             if sequence.error is not None:
                 raise sequence.error
 
-    def finish(self, sequences: list[Sequence]) -> None:
+    def finish(self, sequences: list[Sequence], after_step: Callable[[], None] | None = None) -> None:
         """Step until these sequences, which were added, have ended, well or with an `error`; an interrupt aborts them."""
         try:
             while any(not sequence.is_finished for sequence in sequences):
                 self.step()
+                if after_step is not None:
+                    after_step()
         finally:
             self.abort(sequences)
 

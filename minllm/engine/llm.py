@@ -12,7 +12,7 @@ from minllm.engine.loading import Engine, load_engine
 from minllm.engine.memory_budget import check_logits_fit, naming_memory_options
 from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
-from minllm.engine.progress import Progress, check_progress, progress_bars
+from minllm.engine.progress import Progress, check_progress, progress_bars, request_bar
 from minllm.engine.ranks.launched import called_on_all_ranks
 from minllm.engine.ranks.start import load_ranks
 from minllm.engine.requests.beam_search import Beam
@@ -94,6 +94,7 @@ class LLM(NotCopied):
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         *,
         cache_salt: str | list[str | None] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[RequestOutput]:
         """Continues one prompt or many; the outputs are in the order of the prompts.
 
@@ -101,7 +102,8 @@ class LLM(NotCopied):
         optionally "cache_salt". sampling_params: one for all prompts, one for each, or None for the model's defaults. cache_salt: one for
         all prompts, or one for each; with enable_prefix_caching, only prompts with the same salt, or without any, share cached keys and
         values. Give each of your tenants a secret salt: without one, the time that a prompt takes reveals whether another tenant has sent
-        it (vLLM's documentation, "Automatic Prefix Caching", Cache Isolation for Security).
+        it (vLLM's documentation, "Automatic Prefix Caching", Cache Isolation for Security). use_tqdm: show a bar of the prompts that are
+        done, if there are several and standard error is a terminal; or a function that makes one, such as tqdm.tqdm.
 
         If one request of a call is invalid, the whole call is refused before anything is computed: InvalidRequestError says which prompt
         is at fault, OutOfMemoryError that a prompt can never fit the cache. A refused call changes nothing for later ones.
@@ -109,7 +111,7 @@ class LLM(NotCopied):
         If a request fails later, for example because a logits processor raises an error, the others go on. Then the first error is raised,
         and its attribute `outputs` holds the outputs of all requests, with RequestOutput.error set for those that failed.
         """
-        return self._run(self._requests(prompts, sampling_params, cache_salt), self.llm_engine.output_of)
+        return self._run(self._requests(prompts, sampling_params, cache_salt), self.llm_engine.output_of, use_tqdm)
 
     @in_turn
     @called_on_all_ranks
@@ -176,6 +178,7 @@ class LLM(NotCopied):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         cache_salt: str | list[str | None] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[RequestOutput]:
         """The model's reply to a conversation, or to each of several; the outputs are in the order of the conversations.
 
@@ -183,11 +186,12 @@ class LLM(NotCopied):
         a conversation into a prompt, or the name of one of the model's; None takes the model's "tool_use" if there are tools, else its
         default. add_generation_prompt: end the prompt with the beginning of the assistant's message. continue_final_message: instead end
         it with the text of the final message, which the model continues; this needs add_generation_prompt=False. tools: descriptions of
-        functions, for templates that read them. chat_template_kwargs: more variables for the template. sampling_params and cache_salt: as
-        in generate().
+        functions, for templates that read them. chat_template_kwargs: more variables for the template. sampling_params, cache_salt and
+        use_tqdm: as in generate().
         """
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
-        return self.generate(self._chat_tokens(messages, options, sampling_params), sampling_params, cache_salt=cache_salt)
+        prompts = self._chat_tokens(messages, options, sampling_params)
+        return self.generate(prompts, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
 
     @in_turn
     def stream_chat(
@@ -272,12 +276,14 @@ class LLM(NotCopied):
             raise InvalidRequestError(f"{len(token_ids)} tokens are more than max_model_len={self.max_model_len}: give fewer.")
         return token_ids
 
-    def _run(self, requests: list[list[Sequence]], output_of: Callable[[list[Sequence]], Any]) -> list[Any]:
+    def _run(self, requests: list[list[Sequence]], output_of: Callable[[list[Sequence]], Any], use_tqdm: Any = False) -> list[Any]:
         """Run checked requests until they end; returns the output of each. If some failed, raises as generate() does."""
         core = self.llm_engine.core
-        for sequences in requests:
-            core.add(sequences[0])
-        core.finish([sequence for sequences in requests for sequence in sequences])
+        with request_bar(use_tqdm, len(requests)) as show:
+            for sequences in requests:
+                core.add(sequences[0])
+            every = [sequence for sequences in requests for sequence in sequences]
+            core.finish(every, show and (lambda: show(sum(all(one.is_finished for one in sequences) for sequences in requests))))
         outputs = [output_of(sequences) for sequences in requests]
         errors = [next((one.error or one.fault for one in sequences if one.error or one.fault), None) for sequences in requests]
         raise_failure(errors, outputs)

@@ -1,10 +1,11 @@
-"""Progress of long tasks before the first token, as bars on standard error."""
+"""Progress of long tasks, as bars on standard error: loading, and the requests of a call."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from minllm.errors import InvalidOptionError
+from minllm.errors import InvalidOptionError, InvalidRequestError, shown
 
 Progress = Callable[[str, int, int], None]  # (task, amount done, total amount)
 
@@ -39,3 +40,31 @@ def progress_bars(progress: bool | Progress) -> Iterator[Progress | None]:
             bars.update(tasks[task], completed=done, total=total)
 
         yield report
+
+
+@contextmanager
+def request_bar(use_tqdm: Any, total: int) -> Iterator[Callable[[int], None] | None]:
+    """A function to call with the number of requests that have ended, for generate()'s use_tqdm; None if nobody looks.
+
+    True draws a bar for several requests if standard error is a terminal, and erases it at the end. A function is called as tqdm is, with
+    total and desc, and makes the bar: an object with update(more) and close(). Raises InvalidRequestError for anything else.
+    """
+    if callable(use_tqdm):
+        bar, ended = use_tqdm(total=total, desc="Processed prompts"), 0
+
+        def update(done: int) -> None:
+            nonlocal ended
+            if done > ended:
+                bar.update(done - ended)
+                ended = done
+
+        try:
+            yield update
+        finally:
+            bar.close()
+        return
+    if not isinstance(use_tqdm, bool):
+        raise InvalidRequestError(f"use_tqdm={shown(use_tqdm)} is not allowed: it is True, False, or a function that makes a bar.")
+    is_drawn = use_tqdm and total > 1 and sys.stderr is not None and sys.stderr.isatty()
+    with progress_bars(is_drawn) as report:
+        yield None if report is None else lambda done: report("Processed prompts", done, total)

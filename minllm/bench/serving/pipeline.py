@@ -56,7 +56,7 @@ def measure(llm: LLM, num_prompts: int, tokens: int, repeats: int) -> dict[str, 
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     engine = AsyncLLM.of(llm)
     variants: dict[str, Callable[[], Any]] = {
-        "serial loop": lambda: llm.generate(prompts, params),
+        "serial loop": lambda: llm.generate(prompts, params, use_tqdm=False),
         "three threads": lambda: asyncio.run(generate_all(engine, prompts, params, final_only=True)),
         "streamed": lambda: asyncio.run(generate_all(engine, prompts, params, final_only=False)),
     }
