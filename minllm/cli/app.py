@@ -167,8 +167,8 @@ def exercise(
 
 @app.command()
 def check(
-    name_or_file: Annotated[Path, typer.Argument(metavar="[NAME] FILE", help="A file, its exercise named before it if need be.")],
-    file: Annotated[Path | None, typer.Argument(metavar="", help="", show_default=False)] = None,
+    name_or_file: Annotated[Path, typer.Argument(metavar="NAME|FILE", help="A file, or before it the name of its exercise, if need be.")],
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The file, after a name.", show_default=False)] = None,
 ) -> None:
     """Check an exercise's file: a ladder of cases, up to the first that fails. `project FOLDER` checks the final project. Needs no GPU."""
     with user_errors():

@@ -17,8 +17,9 @@ from minllm.cli.beam_search import BEAM_OPTIONS, beam_search_params, search_beam
 from minllm.cli.generation_options import ENGINE_OPTIONS, REQUEST_OPTIONS, load, request_option, request_params, takes
 from minllm.cli.options import JsonOption
 from minllm.cli.output_report import print_logprobs, totals, write_outputs
-from minllm.cli.prompt_file import PromptLine, read_prompts, read_text_file
+from minllm.cli.prompt_file import PromptLine, read_prompts
 from minllm.cli.terminal import read_prompt, show, user_errors, user_lines, with_kernel_status
+from minllm.cli.text_input import argument_text, read_text_file
 from minllm.engine.requests.default_params import described
 from minllm.engine.requests.outputs import BeamSearchOutput, RequestOutput
 
@@ -120,7 +121,7 @@ def chat(
         if max_tokens is None:
             max_tokens = llm.engine.generation_config.max_new_tokens or CHAT_TOKENS
         params = request_params(llm, options, max_tokens=max_tokens)
-        messages, outputs = ([{"role": "system", "content": system}] if system else []), []
+        messages, outputs = ([{"role": "system", "content": argument_text(system)}] if system else []), []
         for line in user_lines():
             if not outputs:
                 print(f"sampling: {described(params, llm.engine.generation_config)}", file=sys.stderr)

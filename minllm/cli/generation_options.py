@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, ModelOption, QuantizationOption, VariantOption, variants
+from minllm.cli.text_input import unescaped
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidOptionError
 
@@ -85,7 +86,7 @@ REQUEST_OPTIONS = (
     request_option("logit_bias", list[str], "May be repeated.", metavar="ID=BIAS"),
     request_option("seed", int),
     request_option("min_tokens", int),
-    request_option("stop", list[str], "May be repeated.", metavar="TEXT"),
+    request_option("stop", list[str], r"\n, \r, \t, \\ and \uXXXX stand for their characters. May be repeated.", metavar="TEXT"),
     request_option("stop_token_ids", str, metavar="ID,ID,..."),
     request_option("ignore_eos", bool),
     request_option("logprobs", int, "They are printed as a table."),
@@ -121,6 +122,7 @@ def request_params(llm, options: dict[str, Any], **more: Any) -> SamplingParams:
     """The model's default parameters, overridden by those of REQUEST_OPTIONS and `more` that are not None."""
     given = {one.name: options[one.name] for one in REQUEST_OPTIONS} | more
     given |= dict(logit_bias=parsed_biases(options["logit_bias"]), stop_token_ids=parsed_ids(options["stop_token_ids"]))
+    given["stop"] = None if options["stop"] is None else [unescaped(one) for one in options["stop"]]
     return dataclasses.replace(llm.get_default_sampling_params(), **{name: value for name, value in given.items() if value is not None})
 
 

@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from minllm.engine.requests.outputs import BeamSearchOutput, Logprob, RequestOutput
+from minllm.errors import InvalidOptionError
 
 ONE_TOKEN = dict[int, Logprob]
+LINE_ENDS = {ord(one): f"\\u{ord(one):04x}" for one in "\x85\u2028\u2029"}  # what JSON leaves as it is, and some readers split lines at
 
 
 def logprobs_table(title: str, token_ids: Sequence[int], logprobs: Sequence[ONE_TOKEN | None]) -> Table:
@@ -61,12 +63,17 @@ def totals(outputs: Sequence[RequestOutput], seconds: float) -> str:
 def write_outputs(path: Path, outputs: Sequence[RequestOutput | BeamSearchOutput], lines: bool) -> None:
     """Write outputs to a file, or to standard output for "-": as one JSON list, or with `lines` as one JSON object per line."""
     values: list[dict[str, Any]] = [asdict(output) for output in outputs]
+    is_ascii = str(path) == "-" and sys.stdout.encoding.lower().replace("-", "") != "utf8"  # a terminal that cannot show the rest
     if lines:
-        text = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+        written = (json.dumps(value, ensure_ascii=is_ascii) for value in values)
+        text = "".join(one.translate(LINE_ENDS) + "\n" for one in written)
     else:
-        text = json.dumps(values, ensure_ascii=False, indent=2) + "\n"
+        text = json.dumps(values, ensure_ascii=is_ascii, indent=2) + "\n"
     if str(path) == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
-    else:
+        return
+    try:
         path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidOptionError(f"{path} cannot be written: {error.strerror or error}.") from error

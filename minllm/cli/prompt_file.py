@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minllm.cli.text_input import read_text_file
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidOptionError, InvalidRequestError
 
@@ -31,16 +32,6 @@ class PromptLine(NamedTuple):
             raise InvalidOptionError(f"{self.place}: {error}") from error
 
 
-def read_text_file(path: Path) -> str:
-    """The text of a UTF-8 file. Raises InvalidOptionError if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidOptionError(f"{path} is not UTF-8 text (byte {error.start}): convert it, for example with iconv.") from None
-    except (OSError, ValueError) as error:
-        raise InvalidOptionError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-
-
 def read_prompts(path: Path) -> list[PromptLine]:
     """The prompts of a file; empty lines are skipped.
 
@@ -48,7 +39,7 @@ def read_prompts(path: Path) -> list[PromptLine]:
     """
     parse = _parsed_object if path.suffix == ".jsonl" else _plain
     lines = enumerate(read_text_file(path).split("\n"), 1)
-    prompts = [parse(line.removesuffix("\r"), f"{path}, line {number}") for number, line in lines if line.strip()]
+    prompts = [parse(line, f"{path}, line {number}") for number, line in lines if line.strip()]
     if not prompts:
         raise InvalidOptionError(f"{path} has no prompt: write one per line.")
     return prompts

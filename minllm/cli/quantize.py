@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from minllm.cli.terminal import user_errors
+from minllm.cli.text_input import read_text_file
 
 METHOD_HELP = "round, clip (int4, nf4), smoothquant, awq, gptq, smoothquant+gptq or awq+gptq; all but the first two calibrate on a text."
 TEXT_HELP = "A text file to calibrate on; default minllm's own source."
@@ -26,7 +27,7 @@ def quantize_command(
 
         console = Console(stderr=True)
         with console.status("Quantising") as status:
-            calibration = None if text is None else text.read_text(encoding="utf-8")
+            calibration = None if text is None else read_text_file(text)
             quantize(
                 model, out, weight_format, method, calibration, tokens,
                 progress=lambda done, total: status.update(f"Quantised {done} of {total} layers"),

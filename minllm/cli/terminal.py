@@ -9,6 +9,7 @@ from typing import TextIO
 import typer
 from rich.console import Console
 
+from minllm.cli.text_input import argument_text, decoded
 from minllm.errors import InvalidOptionError, MinLLMError
 
 CONTROL_C = 130  # 128 + SIGINT, as shells report it
@@ -95,20 +96,17 @@ def read_prompt(prompt: str) -> str:
     after it, and a prompt that ends between the two misleads a model. Raises InvalidOptionError for text that is not UTF-8.
     """
     if prompt != "-":
-        return prompt
-    try:
-        return required_input().buffer.read().decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise InvalidOptionError(f"standard input is not UTF-8 text (byte {error.start}): convert it, for example with iconv.") from None
+        return argument_text(prompt)
+    return decoded(required_input().buffer.read(), "standard input").removesuffix("\n")
 
 
 def user_lines() -> Iterator[str]:
-    """The user's input, line by line, until an empty line or the end of the input."""
+    """The user's input, line by line, until an empty line or the end of the input. Raises InvalidOptionError if it is not UTF-8."""
     typed = required_input()
     while True:
         if typed.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
-        line = typed.readline().strip()
+        line = decoded(typed.buffer.readline(), "standard input").strip()
         if not line:
             return
         yield line

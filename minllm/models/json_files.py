@@ -30,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any]:
         refuse_special_file(path)
         if path.stat().st_size > LARGEST_JSON_FILE:
             raise CheckpointError(f"{path} is larger than {LARGEST_JSON_FILE >> 20} MiB, which no configuration is.")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))  # Windows' editors write a byte order mark
     except FileNotFoundError:
         raise CheckpointError(
             f"{path.name} is missing from {path.parent}. A model directory holds config.json, tokenizer.json and model.safetensors "

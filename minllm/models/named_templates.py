@@ -112,6 +112,6 @@ def _read(path: Path) -> str:
     try:
         if path.stat().st_size > 4 * LARGEST_TEMPLATE:  # UTF-8 has up to 4 bytes per character
             raise CheckpointError(f"{path} is longer than {LARGEST_TEMPLATE:,} characters: copy the file again from the model's source.")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read as UTF-8 text: {error}.") from error

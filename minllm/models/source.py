@@ -1,15 +1,17 @@
 """Sources of a model, a Hugging Face directory or a GGUF file, behind one interface."""
 
+import warnings
 from pathlib import Path
 from typing import Protocol
 
-from minllm.errors import LONGEST_SHOWN, CheckpointError, shown
+from minllm.errors import LONGEST_SHOWN, CheckpointError, UnsupportedModelError, shown
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
 from minllm.models.generation_config import GenerationConfig, read_generation_config
 from minllm.models.gguf.gguf_file import is_gguf
 from minllm.models.gguf.gguf_model import GgufModel
+from minllm.models.json_files import read_json
 from minllm.models.quantized.stored_format import stored_format
 from minllm.models.tokenizer import Tokenizer
 from minllm.models.weights import StoredWeights
@@ -41,7 +43,9 @@ class ModelDirectory:
     """A Hugging Face model directory: config.json, tokenizer.json, safetensors."""
 
     def __init__(self, path: Path):
+        """Raises UnsupportedModelError for a directory that holds only an adapter."""
         self.path = path
+        check_adapter(path)
 
     def config(self) -> ModelConfig:
         """The configuration in config.json."""
@@ -62,6 +66,18 @@ class ModelDirectory:
     def generation_config(self) -> GenerationConfig:
         """The values of generation_config.json; all None without the file."""
         return read_generation_config(self.path)
+
+
+def check_adapter(directory: Path) -> None:
+    """Raises UnsupportedModelError for a directory of a LoRA adapter alone; warns of one beside a whole model, which is not applied."""
+    path = directory / "adapter_config.json"
+    if not path.exists():
+        return
+    base = shown(read_json(path).get("base_model_name_or_path"))
+    mend = f"merge it into its base model {base} first, with peft's merge_and_unload() and save_pretrained()"
+    if not (directory / "config.json").exists():
+        raise UnsupportedModelError(f"{directory} holds an adapter ({path.name}), not a whole model, and minllm applies none: {mend}.")
+    warnings.warn(f"{path} is not applied: the model runs as if it had no adapter. To use it, {mend}.", UserWarning, stacklevel=2)
 
 
 def open_source(path: Path) -> ModelSource:

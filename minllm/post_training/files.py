@@ -4,14 +4,19 @@ The layout is that of compressed-tensors (models/quantized/compressed_tensors.py
 (models/quantized/bitsandbytes.py).
 """
 
+import itertools
 import json
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from minllm.errors import InvalidOptionError
 from minllm.models.checkpoint import INDEX_FILE
 from minllm.models.json_files import read_json
 from minllm.models.named_templates import TEMPLATE_FOLDER
@@ -22,6 +27,7 @@ from minllm.post_training.rounding import Rounded
 from minllm.weights.fp8 import E4M3
 from minllm.weights.nf4 import BLOCK, NESTED_BLOCK, NF4_CODES, double_quantize, dynamic_map, pack_pairs
 
+LEFT_OUT = ("config.json", INDEX_FILE, "adapter_config.json")  # files of a source that are written anew, or do not apply to the copy
 TOKEN_BY_TOKEN = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "token"}
 IN_GROUPS = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "group", "group_size": 128}
 ITEM_NAMES = {dtype: name for name, dtype in (CODE_DTYPES | NUMPY_DTYPES).items()}
@@ -81,6 +87,29 @@ BITSANDBYTES_NF4 = {  # the quantization_config of config.json
 }  # fmt: skip
 
 
+@contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """A directory beside `out` to write to, which gets the name `out` in the end.
+
+    After an error it is removed, with the parents that were made for it. Raises InvalidOptionError if it cannot be written: no space left,
+    no permission, a file in place of a parent.
+    """
+    unfinished = out.with_name(f".{out.name}.unfinished-{os.getpid()}")
+    missing = list(itertools.takewhile(lambda parent: not parent.exists(), out.parents))  # the innermost first
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        unfinished.rename(out)
+    except BaseException as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(OSError):  # something else may have been written to a parent meanwhile
+            for parent in missing:
+                parent.rmdir()
+        if isinstance(error, OSError):
+            raise InvalidOptionError(f"{out} cannot be written: {error.strerror or error}; nothing of it is left.") from error
+        raise
+
+
 class ShardWriter:
     """Writes safetensors files into a directory, one per call of `write`, and their index."""
 
@@ -118,7 +147,7 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 def copy_rest(source: Path, directory: Path, quantization: dict[str, Any]) -> None:
     """Write config.json with `quantization`; copy tokenizer, chat templates and generation_config.json."""
     for path in source.iterdir():
-        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and path.name not in ("config.json", INDEX_FILE):
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and path.name not in LEFT_OUT:
             shutil.copyfile(path, directory / path.name)
     if (source / TEMPLATE_FOLDER).is_dir():
         shutil.copytree(source / TEMPLATE_FOLDER, directory / TEMPLATE_FOLDER, dirs_exist_ok=True)

@@ -11,6 +11,7 @@ Every method but the first two needs a calibration text; the inputs of each laye
 Embeddings and head stay plain.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -82,12 +83,13 @@ def quantize(
     """Write the checkpoint `source` to the new directory `out`, with the layers' matrices in the format `name`.
 
     text: the calibration text, minllm's own source by default. tokens: how many to use of it. progress: called with (layers done, layers).
-    Raises InvalidOptionError for a format or method that is not allowed, and the errors of loading.
+    Raises InvalidOptionError for a format or method that is not allowed, or if `out` cannot be written, and the errors of loading. After an
+    error, or an interrupt, nothing of `out` is left.
     """
     if method not in METHODS:
         raise InvalidOptionError(f"method {method!r} is not allowed: take one of {', '.join(METHODS)}.")
     scheme = scheme_of(name, clip=method not in ("round", "smoothquant"))
-    if out.exists():
+    if os.path.lexists(out):  # a link to nothing counts
         raise InvalidOptionError(f"{out} exists: give the name of a new directory.")
     model = ModelDirectory(source)
     stated = model.config()
@@ -105,9 +107,9 @@ def quantize(
         token_ids = spread(model.tokenizer().encode(default_text() if text is None else text), tokens)
         if len(token_ids) < 2:
             raise InvalidOptionError(f"the calibration text has {len(token_ids)} tokens: give a longer one.")
-    out.mkdir(parents=True)
-    Quantizer(plain, checkpoint, scheme, method, token_ids).write(out, progress)
-    files.copy_rest(source, out, scheme.config)
+    with files.new_directory(out) as unfinished:
+        Quantizer(plain, checkpoint, scheme, method, token_ids).write(unfinished, progress)
+        files.copy_rest(source, unfinished, scheme.config)
 
 
 class Quantizer:
