@@ -155,6 +155,10 @@ class CheckedArray(NDArrayOperatorsMixin):
         self.check_contiguous("reshaped")
         return self.part(self.data.reshape(*shape), 0)
 
+    def bytes_of_elements(self):
+        """A uint8 view [..., itemsize]."""
+        return self.data[..., None].view(np.uint8)
+
     def numpy_method(self, name):
         """A reduction, such as sum or max: over all elements, each read by the running thread."""
 
@@ -261,8 +265,9 @@ class CheckedArray(NDArrayOperatorsMixin):
             if self.selects_part(index):
                 self[index].fill(value)
                 return
-            if isinstance(value, Record):
-                value = value._array.data[value._index]
+            if isinstance(value, Record) and value._array.dtype == self.dtype:  # all bytes, those between the fields too
+                self.bytes_of_elements()[indices] = value._array.bytes_of_elements()[value._index]
+                return
             if not self.data.flags.writeable:
                 fail(f"a write to the {self}, which is read-only")
             try:
@@ -288,6 +293,12 @@ class CheckedArray(NDArrayOperatorsMixin):
         if not self.selects_part(index):
             fail(f"{kind_of(value)} cannot be stored in an element of the {self} of {self.dtype}")
         return value
+
+    def converted(self, value):
+        """A number converted to the type of the elements."""
+        if self.integer:
+            return integer_type(self.dtype)(value)
+        return value if isinstance(value, self.dtype.type) else self.dtype.type(value)
 
     def atomic(self, index, change):
         """Replace the element by `change(element)`; returns the old one."""

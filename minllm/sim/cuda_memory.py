@@ -12,6 +12,7 @@ from minllm.sim.place import assigned_at, assigned_name, code_number, instructio
 from minllm.sim.scalars import dtype_of
 from minllm.sim.thread import current_thread
 
+SMALLEST_NORMAL = np.finfo(np.float32).smallest_normal
 STATIC_BYTES = 48 * 1024  # limit of static shared memory per block, on every GPU
 
 
@@ -81,20 +82,25 @@ class ConstantMemory(Named):
 
 
 class Atomic(Named):
-    """`cuda.atomic`: each function changes an element and returns its old value."""
+    """`cuda.atomic`: each function changes an element and returns its old value. Operands are first converted to the array's type."""
 
     name = "atomic"
 
     def add(self, array, index, value):
+        value = array.converted(value)
+        if array.dtype == np.float32 and array.space == "global":
+            return array.atomic(index, lambda old: without_subnormals(without_subnormals(old) + without_subnormals(value)))
         return array.atomic(index, lambda old: old + value)
 
     def sub(self, array, index, value):
-        return array.atomic(index, lambda old: old - value)
+        return self.add(array, index, -array.converted(value))
 
     def max(self, array, index, value):
+        value = array.converted(value)
         return array.atomic(index, lambda old: max(old, value))
 
     def min(self, array, index, value):
+        value = array.converted(value)
         return array.atomic(index, lambda old: min(old, value))
 
     def exch(self, array, index, value):
@@ -116,13 +122,21 @@ class Atomic(Named):
         return array.atomic(index, lambda old: np.fmin(old, value))
 
     def dec(self, array, index, value):
+        value = array.converted(value)
         return array.atomic(index, lambda old: value if old == 0 or old > value else old - 1)
 
     def compare_and_swap(self, array, old, value):
         return self.cas(array, 0, old, value)
 
     def inc(self, array, index, value):
+        value = array.converted(value)
         return array.atomic(index, lambda old: 0 if old >= value else old + 1)
 
     def cas(self, array, index, old, value):
+        old = array.converted(old)
         return array.atomic(index, lambda found: value if found == old else found)
+
+
+def without_subnormals(number):
+    """A float32, with a zero of its sign for a subnormal number: what atom.add.f32 on global memory adds and stores. PTX ISA, "atom"."""
+    return number if not abs(number) < SMALLEST_NORMAL else np.copysign(np.float32(0), number)

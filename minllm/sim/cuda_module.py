@@ -18,6 +18,7 @@ from minllm.sim.scalars import simulated_type
 from minllm.sim.system_scope import fence
 from minllm.sim.thread import WARP_SIZE, current_thread
 from minllm.sim.vectors import is_vector_stub, vector_type
+from minllm.sim.warp_values import ballot, match_all, match_any, source_lane
 
 
 class Indices:
@@ -108,27 +109,26 @@ class SimulatedCuda:
 
     # Shuffles: every lane provides a value and the number of the lane from which it reads
 
-    def _shuffle(self, kind, mask, value, source):
-        return collective(kind, (value, source), functools.partial(exchange, kind, mask, current_thread()), mask)
+    def _shuffle(self, kind, mask, value, operand):
+        thread = current_thread()
+        return collective(kind, (value, source_lane(kind, thread.lane, operand)), functools.partial(exchange, kind, mask, thread), mask)
 
     def shfl_sync(self, mask, value, source_lane):
-        return self._shuffle("shfl", mask, value, int(source_lane) % WARP_SIZE)
+        return self._shuffle("shfl", mask, value, source_lane)
 
     def shfl_xor_sync(self, mask, value, lane_mask):
-        return self._shuffle("shfl_xor", mask, value, current_thread().lane ^ int(lane_mask))
+        return self._shuffle("shfl_xor", mask, value, lane_mask)
 
     def shfl_down_sync(self, mask, value, delta):
-        lane = current_thread().lane
-        return self._shuffle("shfl_down", mask, value, lane + int(delta) if lane + int(delta) < WARP_SIZE else lane)
+        return self._shuffle("shfl_down", mask, value, delta)
 
     def shfl_up_sync(self, mask, value, delta):
-        lane = current_thread().lane
-        return self._shuffle("shfl_up", mask, value, lane - int(delta) if lane >= int(delta) else lane)
+        return self._shuffle("shfl_up", mask, value, delta)
 
     # Votes
 
     def ballot_sync(self, mask, predicate):
-        return collective("ballot", bool(predicate), lambda v: dict.fromkeys(v, sum(1 << lane for lane in v if v[lane])), mask)
+        return collective("ballot", bool(predicate), lambda v: dict.fromkeys(v, ballot(v)), mask)
 
     def any_sync(self, mask, predicate):
         return collective("any", bool(predicate), lambda v: dict.fromkeys(v, any(v.values())), mask)
@@ -137,17 +137,10 @@ class SimulatedCuda:
         return collective("all", bool(predicate), lambda v: dict.fromkeys(v, all(v.values())), mask)
 
     def match_any_sync(self, mask, value):
-        def match(values):
-            return {lane: sum(1 << other for other in values if values[other] == values[lane]) for lane in values}
-
-        return collective("match_any", value, match, mask)
+        return collective("match_any", value, match_any, mask)
 
     def match_all_sync(self, mask, value):
-        def match(values):
-            same = len(set(values.values())) == 1
-            return dict.fromkeys(values, (sum(1 << lane for lane in values) if same else 0, same))
-
-        return collective("match_all", value, match, mask)
+        return collective("match_all", value, lambda v: dict.fromkeys(v, match_all(v)), mask)
 
     def eq_sync(self, mask, predicate):
         return collective("eq", bool(predicate), lambda v: dict.fromkeys(v, len(set(v.values())) == 1), mask)

@@ -24,9 +24,9 @@ def without_emulation(typing_context, x):
 def test_barriers_that_count_and_vote():
     def kernel(out):
         i = cuda.threadIdx.x
-        out[i, 0] = cuda.syncthreads_count(i % 3 == 0)
-        out[i, 1] = cuda.syncthreads_and(i < 40)
-        out[i, 2] = cuda.syncthreads_or(i == 39)
+        out[i, 0] = cuda.syncthreads_count(int32(i % 3 == 0))
+        out[i, 1] = cuda.syncthreads_and(int32(i < 40))
+        out[i, 2] = cuda.syncthreads_or(int32(i == 39))
 
     out = np.zeros((40, 3), np.int32)
     simulate(kernel, 1, 40, out)

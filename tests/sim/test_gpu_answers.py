@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from numba import int8, int16, int32, int64, uint8, uint16, uint32, uint64
+from numba import cuda, float32, int8, int16, int32, int64, uint8, uint16, uint32, uint64
 
 from minllm.sim import simulate
 
@@ -80,3 +80,94 @@ def test_ranges_of_floats_and_the_ieee_remainder():
     out = np.zeros(6)
     simulate(kernel, 1, 1, np.array([5.0, 4.9]), out)
     assert out.tolist() == [-1, 0, 2, 3, 0, 0]
+
+
+def warp_of(kernel, *arrays, dtype=np.int64, rows=1):
+    """What 32 threads store to out, [rows, 32] of a type that no vote has."""
+    out = np.zeros((rows, 32), dtype)
+    simulate(kernel, 1, 32, *arrays, out)
+    return out.tolist() if rows > 1 else out[0].tolist()
+
+
+def test_masks_are_signed():
+    def kernel(out):
+        lane = cuda.threadIdx.x
+        mask = cuda.ballot_sync(0xFFFFFFFF, lane < 40)
+        out[0, lane], out[1, lane], out[2, lane] = mask, mask == 0xFFFFFFFF, mask > 0
+        out[3, lane], out[4, lane], out[5, lane] = mask >> 31, uint32(mask), cuda.popc(mask)
+        out[6, lane] = cuda.match_any_sync(0xFFFFFFFF, lane // 8)
+        out[7, lane], same = cuda.match_all_sync(0xFFFFFFFF, lane // 32)
+        out[8, lane], out[9, lane] = same, cuda.activemask()
+
+    found = [row[31] for row in warp_of(kernel, rows=10)]
+    assert found == [-1, 0, 0, -1, 2**32 - 1, 32, -16777216, -1, 1, 2**32 - 1]
+
+
+def test_matches_compare_bits():
+    def kernel(x, y, out):
+        lane = cuda.threadIdx.x
+        out[0, lane] = cuda.match_any_sync(0xFFFFFFFF, x[lane])
+        out[1, lane], _ = cuda.match_all_sync(0xFFFFFFFF, y[lane])
+        out[2, lane], _ = cuda.match_all_sync(0xFFFFFFFF, math.nan)
+
+    x, y = np.array([np.nan, 0, -0.0, 1] * 8, np.float32), np.array([0.0, -0.0] * 16)
+    found = warp_of(kernel, x, y, rows=3)
+    assert found == [[286331153, 572662306, 1145324612, -2004318072] * 8, [0] * 32, [-1] * 32]
+
+
+def test_shuffles_take_distances_modulo_32():
+    def kernel(out):
+        lane = cuda.threadIdx.x
+        out[0, lane] = cuda.shfl_xor_sync(0xFFFFFFFF, lane, 33)
+        out[1, lane] = cuda.shfl_up_sync(0xFFFFFFFF, lane, 33)
+        out[2, lane] = cuda.shfl_down_sync(0xFFFFFFFF, lane, 33)
+        out[3, lane] = cuda.shfl_up_sync(0xFFFFFFFF, lane, -1)
+        out[4, lane] = cuda.shfl_down_sync(0xFFFFFFFF, lane, -1)
+        out[5, lane] = cuda.shfl_sync(0xFFFFFFFF, lane, lane + 40)
+
+    lanes = list(range(32))
+    assert warp_of(kernel, rows=6) == [
+        [lane ^ 1 for lane in lanes], [0, *lanes[:-1]], [*lanes[1:], 31], [*lanes[:-1], 0], [31, *lanes[1:]], [*lanes[8:], *lanes[:8]]
+    ]  # fmt: skip
+
+
+COUNTED = {"int8": [8, 7], "int16": [16, 15], "int32": [32, 31], "int64": [64, 63], "uint8": [8, 7], "uint16": [16, 15]}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_popc_and_clz_count_in_the_width_of_their_operand(name):
+    def kernel(x, out):
+        out[0], out[1], out[2] = cuda.popc(x[0]), cuda.clz(x[1]), cuda.brev(x[1])
+
+    out = np.zeros(3, np.int64)
+    simulate(kernel, 1, 1, np.array([-1, 1]).astype(name), out)
+    assert out.tolist() == [*COUNTED[name], 2**31]
+
+
+def test_atomics_convert_to_the_type_of_the_array_and_flush_subnormals():
+    def kernel(real, whole, unsigned, out):
+        tile = cuda.shared.array(1, float32)
+        tile[0] = real[0]
+        cuda.atomic.add(tile, 0, real[0])
+        out[0] = cuda.atomic.add(real, 0, real[0])
+        out[1] = tile[0]
+        cuda.atomic.add(real, 1, 0.1)
+        cuda.atomic.add(whole, 0, 2.7)
+        cuda.atomic.add(whole, 1, -0.5)
+        cuda.atomic.max(unsigned, 0, -1)
+        cuda.atomic.sub(unsigned, 1, 1)
+
+    tiny = np.float32(1e-40)
+    real, whole, unsigned, out = np.array([tiny, 1], np.float32), np.array([1, 5], np.int32), np.array([7, 0], np.uint32), np.zeros(2)
+    simulate(kernel, 1, 1, real, whole, unsigned, out)
+    assert real.tolist() == [0, np.float32(1.1)] and whole.tolist() == [3, 5] and unsigned.tolist() == [2**32 - 1] * 2
+    assert out.tolist() == [tiny, tiny + tiny]  # shared memory keeps subnormal numbers
+
+
+def test_a_record_is_copied_with_the_bytes_between_its_fields():
+    def kernel(r):
+        r[1] = r[0]
+
+    r = np.arange(48, dtype=np.uint8).view(np.dtype([("a", np.int8), ("x", np.float32), ("n", np.int64)], align=True))
+    simulate(kernel, 1, 1, r)
+    assert r.view(np.uint8)[16:32].tolist() == list(range(16))

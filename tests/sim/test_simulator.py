@@ -106,7 +106,7 @@ def test_votes_atomics_and_barrier_counts():
     def vote(out, counter):
         odd = cuda.threadIdx.x % 2 == 1
         ballot = cuda.ballot_sync(0xFFFFFFFF, odd)
-        count = cuda.syncthreads_count(odd)
+        count = cuda.syncthreads_count(cuda.threadIdx.x % 2)
         cuda.atomic.add(counter, 0, 1)
         if cuda.threadIdx.x == 33:
             out[0] = uint32(ballot)

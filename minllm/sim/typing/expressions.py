@@ -1,6 +1,7 @@
 """The types of a function's expressions, and the casts that they need."""
 
 import ast
+import math
 import operator
 import re
 import types as python_types
@@ -10,6 +11,7 @@ import numpy as np
 
 from minllm.machine.numba_cuda import _Intrinsic, types
 from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, ROUND_TO, TO_INTEGERS, UNARY, binary, comparison, unary
+from minllm.sim.typing.refusals import refused_call, refused_construct, refused_field
 from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, method_overload_of, overload_of
 from minllm.sim.typing.values import (
     AXIS_BITS,
@@ -65,6 +67,8 @@ class Expressions:
         """The Value of an expression, without a cast."""
         self.found.casts.pop(node, None)
         visit = getattr(self, node.__class__.__name__, None)
+        if visit is None and (why := refused_construct(node)):
+            self.refuse(node, why)
         return UNKNOWN if visit is None else visit(node)
 
     def settled(self, node):
@@ -112,14 +116,23 @@ class Expressions:
                 return Value(types.int32, 31)
             if owner.constant.value is numba.cuda and name in ("laneid", "warpsize"):
                 return Value(types.int32, 6)
+            if owner.constant.value is math and attribute_type(types.Module(math), name) is None:
+                self.refuse(node, f"numba-cuda has no math.{name}: compute it from other functions")
             try:
                 return of_constant(getattr(owner.constant.value, name))
             except AttributeError:
                 return UNKNOWN
+        self.check_field(node, owner.type, name)
         if isinstance(owner.type, types.Array):
             return self.array_attribute(owner, name)
         found = None if owner.type is None else attribute_type(owner.type, name)
         return UNKNOWN if found is None else of_type(found)
+
+    def check_field(self, node, owner, name):
+        """Raise SimulationError for a field, of a record or of an array of records, that numba-cuda does not access."""
+        record = owner.dtype if isinstance(owner, types.Array) else owner
+        if isinstance(record, types.Record) and name in record.fields and (why := refused_field(record, name)):
+            self.refuse(node, why)
 
     def array_attribute(self, array, name):
         if name in ("shape", "strides"):
@@ -137,6 +150,8 @@ class Expressions:
 
     def Subscript(self, node):
         owner, index = self.value(node.value), self.index(node.slice)
+        if index.constant is not None and type(index.constant.value) is str:
+            self.check_field(node, owner.type, index.constant.value)
         if owner.items is not None:
             return item(owner, index, node.slice)
         if isinstance(owner.type, types.Array):
@@ -296,10 +311,16 @@ class Expressions:
             return result._replace(bits=value.bits, constant=value.constant)
         return result
 
+    def check_call(self, node, called, kinds, signature):
+        """Raise SimulationError for a call that numba-cuda does not compile."""
+        if None not in kinds and (why := refused_call(called, kinds, signature)):
+            self.refuse(node, f"{why}: convert the arguments to another type, or take another function")
+
     def intrinsic(self, node, called, arguments):
         kinds = tuple(map(numba_type, arguments))
         literals = tuple(map(literal_type, arguments))
         signature = None if None in kinds else intrinsic_signature(called, kinds, literals)
+        self.check_call(node, called, kinds, signature)
         if signature is None:
             return self.unknown_call(node, arguments)
         self.cast_arguments(node, arguments, signature.args)
@@ -372,6 +393,7 @@ class Expressions:
         if named:
             return self.unknown_call(node, arguments)
         signature = call_signature(called, kinds)
+        self.check_call(node, called, kinds, signature)
         if signature is None:
             return self.unknown_call(node, arguments)
         return self.typed_call(node, called, arguments, signature)
@@ -394,8 +416,8 @@ class Expressions:
         if among(called, (max, min)):
             return self.extremum(node, called, arguments, result)
         self.cast_arguments(node, arguments, signature.args)
-        if among(called, WIDTHS) and is_integer(signature.args[0]) and signature.args[0].bitwidth == 64:
-            self.found.calls[node] = Width(64)
+        if among(called, WIDTHS) and signature.args[0].bitwidth != 32:
+            self.found.calls[node] = Width(signature.args[0].bitwidth)
         if called is round and is_float(result) and len(arguments) == 2:
             self.found.calls[node] = ROUND_TO[result.bitwidth]
         elif among(called, (round, float)) and is_float(result):

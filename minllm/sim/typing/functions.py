@@ -15,6 +15,7 @@ from minllm.machine.numba_cuda import types
 from minllm.sim.place import file_of
 from minllm.sim.typing.arithmetic import BINARY, COUNTER_BITS, binary
 from minllm.sim.typing.expressions import Expressions, iterated
+from minllm.sim.typing.refusals import refused_construct
 from minllm.sim.typing.rules import best_signature
 from minllm.sim.typing.source import function_tree
 from minllm.sim.typing.values import (
@@ -134,6 +135,8 @@ class Walk(Expressions):
         for _, value in self.returns[1:]:
             merged = merge(merged, value)
         for node, value in self.returns:
+            if node is not None and not self.device and is_scalar(value.type):
+                self.refuse(node, "a kernel returns a number, and numba-cuda compiles kernels without a result: store it in an array")
             if node is not None and is_scalar(merged.type):
                 self.to_type(node, value, merged.type)
             if isinstance(node, ast.Tuple) and merged.items is not None and len(node.elts) == len(merged.items):
@@ -196,6 +199,8 @@ class Walk(Expressions):
                 return
             self.statement = statement
             visit = getattr(self, "do_" + statement.__class__.__name__, None)
+            if why := refused_construct(statement):
+                self.refuse(statement, why)
             if visit is not None:
                 visit(statement)
 
@@ -265,14 +270,12 @@ class Walk(Expressions):
         self.block(node.orelse)
         self.variables = self.join([(body, (node, "body")), (self.variables, (node, "orelse"))])
 
-    def do_With(self, node):
-        self.block(node.body)
-
     def do_While(self, node):
         self.loop(node, lambda: self.settled(node.test))
 
     def do_For(self, node):
-        element = iterated(self.value(node.iter))
+        display = ast.Tuple(node.iter.elts, node.iter.ctx) if isinstance(node.iter, ast.List) else node.iter  # Numba unrolls either
+        element = iterated(self.value(display))
         self.loop(node, lambda: self.assign(node.target, element))
 
     def loop(self, node, begin):

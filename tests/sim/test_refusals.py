@@ -1,0 +1,124 @@
+"""Kernels that Python runs and numba-cuda does not compile are refused, with the line; what it compiles runs."""
+
+import math
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from minllm.errors import SimulationError
+from minllm.sim import simulate
+
+PACKED = np.dtype([("a", np.int8), ("x", np.float32)])
+
+
+def assigned_list(x):
+    a = [1, 2]
+    x[0] = a[0]
+
+
+def comprehension(x):
+    x[0] = [i for i in range(3)][1]
+
+
+def handled(x):
+    try:
+        x[0] = 1
+    except ValueError:
+        x[0] = 2
+
+
+def returned(x):
+    if x[0] > 0:
+        return 1
+    x[0] = 1
+
+
+def deleted(x):
+    y = x[0]
+    del y
+
+
+def of_numpy(x):
+    x[0] = np.sqrt(x[0])
+
+
+def of_math(x):
+    x[0] = math.cbrt(x[0])
+
+
+def of_python(x):
+    x[0] = any((x[0], x[1]))
+
+
+def shuffled(x):
+    x[0] = cuda.shfl_sync(0xFFFFFFFF, np.uint32(3), 1)
+
+
+def float_vote(x):
+    x[0] = cuda.ballot_sync(0xFFFFFFFF, x[0])
+
+
+def boolean_count(x):
+    x[0] = cuda.syncthreads_count(x[0] > 1)
+
+
+def exchanged(x):
+    cuda.atomic.exch(x, 0, x[1])
+
+
+def first_set(x):
+    x[0] = cuda.ffs(np.int8(4))
+
+
+REFUSED = {
+    assigned_list: r"numba-cuda does not compile a list in a kernel: take a tuple, .*test_refusals.py:\d+ in assigned_list\)",
+    comprehension: "does not compile a list",
+    handled: "does not compile try in a kernel: test for the condition before",
+    returned: "a kernel returns a number, .* store it in an array",
+    deleted: "does not compile del",
+    of_numpy: "numba-cuda has no np.sqrt for float64: convert",
+    of_math: "numba-cuda has no math.cbrt",
+    of_python: "numba-cuda does not know any",
+    shuffled: "numba-cuda has no shfl_sync for int64, uint32, int64",
+    float_vote: "numba-cuda has no ballot_sync for int64, float64",
+    boolean_count: "numba-cuda has no syncthreads_count for bool",
+    exchanged: r"numba-cuda has no atomic.exch for array\(float64, 1d, C\), int64, float64",
+    first_set: "numba-cuda has no ffs for int8",
+}
+
+
+@pytest.mark.parametrize("kernel", REFUSED, ids=lambda kernel: kernel.__name__)
+def test_what_the_compiler_refuses_is_refused(kernel):
+    with pytest.raises(SimulationError, match=REFUSED[kernel]):
+        simulate(kernel, 1, 32, np.ones(32))
+
+
+def test_fields_of_packed_records():
+    def unaligned(r, out):
+        out[0] = r[0].x
+
+    def by_name(r, out):
+        out[0] = r[0]["x"]
+
+    def aligned(r, out):
+        out[0] = r[0].a
+
+    records, out = np.ones(2, PACKED), np.zeros(1)
+    for kernel in (unaligned, by_name):
+        with pytest.raises(SimulationError, match="the field 'x' of a packed record is not aligned, .* align=True"):
+            simulate(kernel, 1, 1, records, out)
+    simulate(aligned, 1, 1, records, out)
+    assert out[0] == 1
+
+
+def test_what_the_compiler_takes_runs():
+    def kernel(x):
+        for i in [0, 1, 2]:
+            x[i] += i
+        x[3] = np.minimum(np.sin(x[0]), x[1]) + cuda.cbrt(x[4])
+        return None
+
+    x = np.array([0.0, 0, 0, 0, 8])
+    simulate(kernel, 1, 1, x)
+    assert x[:4].tolist() == [0, 1, 2, 2]
