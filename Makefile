@@ -4,6 +4,7 @@
 # make test-all     run all cases of all tests, for whoever changes kernels (about three times as long)
 # make clean  remove .venv and everything that was built
 # make lessons      execute every lesson as a notebook, and say how long each took
+# make notebooks    write the lessons as executed notebooks, lessons/*.ipynb, and the generated parts of pages
 # make serve-docs   build the site and serve it on http://127.0.0.1:8000, anew with every change
 # make check-site   open the built site in Chromium: links, errors, accessibility, weight
 #
@@ -14,7 +15,7 @@
 #   MODEL=model.gguf       a GGUF file or a model directory to chat with; nothing is downloaded for it
 #   PYTEST_FLAGS=...       what else pytest is told, for example PYTEST_FLAGS='-k rope'
 #   PIP_FLAGS=...          what else pip is told
-#   LESSONS='01 03'        the lessons to run, all where it is empty
+#   LESSONS='01 03'        the lessons to run or to write, all where it is empty
 
 PYTHON ?= python3
 PROMPT ?= class Point:\n    def __init__(self, x, y):
@@ -52,7 +53,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Material for MkDocs announces the end of its support at every start.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo chat test test-all lint docs serve-docs check-site lessons clean
+.PHONY: demo chat test test-all lint docs serve-docs check-site lessons notebooks clean
 
 demo: $(DEMO_STAMP)
 	@printf '%b\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
@@ -89,6 +90,10 @@ lint: $(TEST_STAMP)
 
 lessons: $(LESSONS_STAMP)
 	$(BIN)/python tools/run_lessons.py $(LESSONS)
+
+notebooks: $(LESSONS_STAMP)
+	$(BIN)/python tools/write_pages.py
+	$(BIN)/python tools/write_notebooks.py $(LESSONS)
 
 docs: $(DOCS_STAMP)
 	$(BIN)/mkdocs build --strict

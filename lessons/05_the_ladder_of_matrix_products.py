@@ -612,25 +612,33 @@ shown = [
     for row in recorded("matmul", "", variant, listed=True)
 ]
 print(listing(shown))
+rungs = {(row.case.partition("x")[0], row.variant): row.value for row in shown}
+gain = {
+    int(size): rungs[size, "warp_specialized"] / rungs[size, "warpgroup"]
+    for size in ("2048", "4096", "8192")
+}
+assert gain[2048] > 1.1 and 0.9 < gain[4096] < 1 and gain[8192] < 0.8
 
 # %% [markdown]
 # At that speed rung 5 would load nearly four times what HBM delivers. Blocks that run at the same time share tiles, so
 # most of the bytes come from L2, the cache between the SMs and HBM; but L2 has a limit, too.
 #
-# A producer alone makes the kernel no faster, either. It hides the latency of loads, but its ring of four stages takes
-# 160 KB, so an SM holds one such block. It holds three blocks of rung 5: while one waits or stores, another multiplies.
+# A producer alone makes the smallest of these GEMMs faster, and the larger ones slower. It hides the latency of loads,
+# but its ring of four stages takes 160 KB, so an SM holds one such block. It holds three blocks of rung 5: while one
+# waits or stores, another multiplies. At 2,048 cubed there are only two tiles per SM, so rung 5 cannot use all three.
 # Warp specialisation makes rung 7's gains possible: with the producer ahead, a block needs no other block to fill its
 # gaps, and can use its shared memory for larger tiles. (This explains the figures; it has not been profiled.)
 #
-# The next chart shows each rung's operations per byte that its blocks request, and its speed.
+# The next chart shows the rungs under the roof. Each matrix has to come from HBM once, so all have the same arithmetic
+# intensity. In brackets: the operations per byte that a rung's blocks request.
 
 # %% tags=["fold"]
 from minllm.course import Dot, roofline
 
-# Operations per byte that a block requests: tile_m tile_n / (tile_m + tile_n) with
-# 2-byte numbers.
-small = 64 * 256 / (64 + 256)
-intensities = {
+# A block of tile_m x tile_n outputs requests 2-byte numbers:
+# tile_m tile_n / (tile_m + tile_n) operations per byte.
+small, wide_tile = 64 * 256 / (64 + 256), 128 * 256 / (128 + 256)
+requested = {
     "naive": 0.5,
     "tiled": 64,
     "vectorized": 64,
@@ -639,29 +647,31 @@ intensities = {
 }
 dots = [
     Dot(
-        f"{row.variant}: {row.value:.3g}",
-        intensities.get(row.variant, 128 * 256 / (128 + 256)),
+        f"{row.variant}: {row.value:.3g} ({requested.get(row.variant, wide_tile):.3g})",
+        flops / least_bytes,
         row.value,
     )
     for row in rows
+    if row.variant in order
 ]
+assert speeds["wgmma"] > wide_tile * tb_s
 roofline(
     dots,
     tb_s,
     tflops,
     "The ladder under the roof",
-    caption="Operations per byte that blocks request, before caches. TFLOP/s "
+    caption="FLOP per byte if each matrix is moved once. TFLOP/s "
     f"{rows[0].label}.",
 )
 
 # %% [markdown]
 # - **naive** requests two bytes per operation. Counted in sectors, it moves more bytes per second than memory can
 #   deliver: caches serve most of them, and even they are too slow.
-# - **tiled** is further right, where memory would allow far more than the kernel reaches. It runs on ordinary
-#   arithmetic units, and many of its instructions only move numbers.
+# - **tiled** requests few enough for memory to allow far more than the kernel reaches. It runs on ordinary arithmetic
+#   units, and many of its instructions only move numbers.
 # - **tensor cores** are the reason why the roof is so high. A block of `tensor_core` or `wgmma` requests one byte per
-#   85 operations. If every byte came from HBM, the limit would be some 360 TFLOP/s; most come from L2, so dots of these
-#   rungs may be above the slope.
+#   85 operations. If every byte came from HBM, the limit would be some 360 TFLOP/s; most come from L2, so `wgmma` is
+#   faster than that.
 #
 # [The simulator's counts are those of the hardware](../docs/simulator.md), but they do not say where the time goes. For
 # that you need a measurement. On a machine with a GPU, this cell makes one:

@@ -245,11 +245,17 @@ print("bytes", [f"0x{byte:02x}" for byte in packed], f"word 0x{word:08x}")
 pairs = [word >> 4 * i & 0x000F000F for i in range(4)]
 print("word >> 4 i & 0x000f000f:", [f"0x{pair:08x}" for pair in pairs])
 assert [(pair & 15, pair >> 16) for pair in pairs] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+assert [(byte & 15, byte >> 4) for byte in packed] == [(0, 2), (4, 6), (1, 3), (5, 7)]
 magic = np.uint32(pairs[1] | 0x43004300)  # 0x4300 is 128 in bfloat16, and its ulp is 1
 low, high = magic << np.uint32(16), magic & np.uint32(0xFFFF0000)
 print("as bfloat16:", np.array([low, high], np.uint32).view(np.float32))
 
 # %% [markdown]
+# | byte of the word | 0 | 1 | 2 | 3 |
+# | --- | --- | --- | --- | --- |
+# | low nibble: input | 0 | 4 | 1 | 5 |
+# | high nibble: input | 2 | 6 | 3 | 7 |
+#
 # A shift, an `and` and an `or` turn two codes into the floats 128 + code, without an integer conversion. AWQ files have
 # the same order along columns, GPTQ files the natural order along rows, and GGUF files put input $k$ beside $k + 16$.
 # NF4 keeps the order of bitsandbytes' files: neighbours share a byte, because each byte looks up a pair of numbers in a
@@ -382,7 +388,8 @@ assert steps.most_ahead["int4"]["int8"] == 1 and steps.alike["int4"]["int8"] == 
 #
 # ## Exercises
 #
-# When your kernel passes, it can generate text: `minllm generate --quantization int4 --variant int4_matmul=FILE`. The
+# The exercise packs codes as the engine does, by the table of [Nibbles by hand](#nibbles-by-hand), and not as the kernel
+# at the top of this page, which has neighbours in a byte. When your kernel passes, it can generate text: `minllm generate --quantization int4 --variant int4_matmul=FILE`. The
 # report card then says `int4_matmul yours`.
 
 # %% tags=["hide-input"]

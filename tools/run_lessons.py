@@ -13,9 +13,11 @@ from pathlib import Path
 import jupytext
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
 
 LESSONS = Path(__file__).parents[1] / "lessons"
 CELL_SECONDS = 300
+QUIET = "--IPKernelApp.log_level=ERROR"  # each kernel warns that it talks over TCP
 BUDGET_SECONDS = 600
 
 
@@ -25,10 +27,10 @@ def chosen(prefixes: list[str]) -> list[Path]:
     return [path for path in found if not prefixes or path.name.startswith(tuple(prefixes))]
 
 
-def execute(lesson: Path) -> str:
-    """Run one lesson in a fresh kernel; "" or what went wrong."""
-    notebook = jupytext.read(lesson)
-    client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", resources={"metadata": {"path": str(LESSONS.parent)}})
+def execute(notebook: NotebookNode, folder: Path | str) -> str:
+    """Run a notebook in a fresh kernel that is started in a folder, and keep its outputs; "" or what went wrong."""
+    where = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", resources=where, extra_arguments=[QUIET])
     try:
         client.execute()
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
@@ -41,7 +43,7 @@ def main(prefixes: list[str]) -> int:
     failures, total = {}, 0.0
     for lesson in chosen(prefixes):
         begin = time.perf_counter()
-        failure = execute(lesson)
+        failure = execute(jupytext.read(lesson), LESSONS.parent)
         seconds = time.perf_counter() - begin
         total += seconds
         print(f"{lesson.stem:<60} {seconds:6.1f} s  {'failed' if failure else 'ok'}", flush=True)

@@ -1,7 +1,7 @@
 """The code of the course: exercises and their checks, detective cases, and building blocks of lessons.
 
 Lessons import from here: displays of the package's source, recorded measurements, predictions, and figures (minllm/figures); see
-lessons/README.md. The engine does not import the course, and each part of the course is imported on first use.
+docs/contributing/writing-lessons.md. The engine does not import the course, and each part of the course is imported on first use.
 """
 
 from importlib import import_module

@@ -1,5 +1,6 @@
 """The commands `minllm exercise` and `minllm check`."""
 
+import shutil
 from pathlib import Path
 
 from minllm.course.check_process import check_in_a_process
@@ -24,6 +25,8 @@ def exercise(lesson_or_name: str | None, out: Path | None, force: bool) -> None:
     print(f"\nFill in a file, then: minllm check {out / chosen[0].file_name}")
     if lesson_or_name == PROJECT:
         print(f"With all five: minllm check {PROJECT} {out}")
+    if shutil.which("minllm") is None:
+        print("This terminal does not find the command minllm yet: source .venv/bin/activate")
 
 
 def listing() -> str:

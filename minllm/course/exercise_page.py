@@ -7,6 +7,7 @@ import re
 
 from minllm.course.exercise import Exercise
 from minllm.course.exercises import select
+from minllm.course.layout import closed
 
 # Matches elements, calls, names with an underscore, and dotted names: x[row, k], warp_sum(v), block_size, query.shape.
 CODE = re.compile(r"([A-Za-z_][\w.]*(?:\[[^\]]*\]|\((?:[^()]|\([^()]*\))*\))|[A-Za-z]\w*_\w+(?:\.\w+)*|[A-Za-z]\w*(?:\.[A-Za-z_]\w*)+)")
@@ -35,7 +36,8 @@ def exercise_markdown(exercise: Exercise) -> str:
     parts = [
         f"### Exercise: {lowered(exercise.title)} (`{exercise.name}`)",
         literal(exercise.task),
-        f"```\nminllm exercise {exercise.name} --out my_kernels\nminllm check my_kernels/{exercise.file_name}\n```",
+        "```\nsource .venv/bin/activate  # in the clone, once per terminal\n"
+        f"minllm exercise {exercise.name} --out my_kernels\nminllm check my_kernels/{exercise.file_name}\n```",
         f'In a notebook: `from minllm.course.checks import check`, then `check("{exercise.name}", my_kernel)`.',
         *(closed(f"Hint {number}", literal(hint)) for number, hint in enumerate(exercise.hints, 1)),
         closed("What the checks try", "\n".join(f"- **{rung.name}**: {literal(rung.catches)}" for rung in exercise.rungs), "abstract"),
@@ -60,8 +62,3 @@ def literal(text: str) -> str:
             between[1::2] = [f"`{code}`" for code in between[1::2]]
             parts[i] = "".join(between)
     return "".join(parts)
-
-
-def closed(title: str, body: str, kind: str = "tip") -> str:
-    """A collapsed block that opens on a click, as Markdown."""
-    return f'??? {kind} "{title}"\n\n' + "\n".join(f"    {line}" if line else "" for line in body.splitlines())

@@ -1,4 +1,4 @@
-"""Wraps source code to the width of a page, with the same tokens in the same order.
+"""The layout of a page: source code wrapped to its width, with the same tokens in the same order, and blocks that a click opens.
 
 A comment at the end of a long line moves above it; a line that is still too long breaks at commas or operators of its outermost bracket.
 """
@@ -93,3 +93,8 @@ def broken(line: str, breaks: list[tuple[int, int]], width: int) -> list[str]:
         first = False
     pieces.append((line[begin:].rstrip(), ""))
     return [(piece if number == 0 else " " * (indent + INDENT) + piece) + joint for number, (piece, joint) in enumerate(pieces)]
+
+
+def closed(title: str, body: str, kind: str = "tip") -> str:
+    """A collapsed block that opens on a click, as Markdown for the site and for notebooks."""
+    return f'<details class="{kind}" markdown="1">\n<summary>{title}</summary>\n\n{body}\n\n</details>'

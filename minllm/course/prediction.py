@@ -28,15 +28,26 @@ class Prediction:
         self.texts = {name: asked if isinstance(asked, str) else asked[0] for name, asked in questions.items()}
         self.choices = {name: () if isinstance(asked, str) else asked[1:] for name, asked in questions.items()}
         self.guesses: dict[str, Guess] = dict.fromkeys(questions)
+        self.was_asked = False  # in a notebook, by somebody who can answer
 
     def ask(self) -> "Prediction":
-        """Ask the questions if this is a notebook; an empty input skips one."""
+        """Ask the questions if this is a notebook, each until the input is an answer; an empty input skips one."""
         for name in self.texts if in_notebook() else ():
             try:
-                self.guesses[name] = self.answer(name, input(f"{self.asked(name)} "))
+                self.guesses[name] = self.typed_answer(name)
             except (NotImplementedError, EOFError):  # a notebook that runs without a user
                 break
+            self.was_asked = True
         return self
+
+    def typed_answer(self, name: str) -> Guess:
+        """The first input that is an answer, None for an empty one; any other is answered with what is allowed."""
+        while typed := input(f"{self.asked(name)} ").strip():
+            if (guess := self.answer(name, typed)) is not None:
+                return guess
+            allowed = " or ".join(self.choices[name]) or "a number, such as 16e9, 1,024 or 33 MB"
+            print(f"{typed!r} is not {allowed}. Try again, or press Enter to skip the question.")
+        return None
 
     def asked(self, name: str) -> str:
         """The text of a question with its choices."""
@@ -57,7 +68,7 @@ class Prediction:
         return Comparison(rows)
 
     def _repr_html_(self) -> str:
-        if any(guess is not None for guess in self.guesses.values()):
+        if self.was_asked:
             rows = [f"<tr><td>{html.escape(self.texts[name])}</td><td>{shown(guess)}</td></tr>" for name, guess in self.guesses.items()]
             return f"<table><tbody>{''.join(rows)}</tbody></table>"
         fields = "".join(self.field(name) for name in self.texts)

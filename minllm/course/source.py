@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 import minllm
-from minllm.course.layout import wrapped
+from minllm.course.layout import closed, wrapped
 from minllm.errors import LessonError
 
 ROOT = Path(minllm.__file__).parent.parent
@@ -36,9 +36,7 @@ class Source:
         listed = "\n".join(f"{number}.  {note}" for number, note in enumerate(self.notes, 1))
         place = f"*[{self.path}](../{self.path}#__codelineno-0-{self.first_line}), lines {self.first_line} to {self.last_line}*"
         whole = "\n\n".join(part for part in (block, listed, place) if part)
-        if not self.folded:
-            return whole
-        return f'??? abstract "{self.folded}"\n\n' + "\n".join(f"    {line}" if line else "" for line in whole.splitlines())
+        return closed(self.folded, whole, "abstract") if self.folded else whole
 
     def __repr__(self) -> str:
         return f"# {self.path}, line {self.first_line}\n{self.text}"

@@ -3,6 +3,8 @@
 The colours are those of docs/assets/stylesheets/course.css; the reader's system chooses between light and dark.
 """
 
+import re
+
 from minllm.figures.figure import Figure
 
 LIGHT = {"1": "#0b6bb3", "2": "#b3480b", "3": "#1b7a4b", "4": "#8a3fa0", "5": "#a3172f", "muted": "#6b7280", "grid": "#0000001f"}
@@ -19,6 +21,18 @@ def picture_file(figure: Figure) -> str:
     )
     opening, _, drawn = figure.svg.partition(">")
     return f"{opening}>{style}{drawn}\n"
+
+
+def on_white(svg: str) -> str:
+    """An inline SVG as the text of a file in light colours on white, for notebooks, whose pages may have any colour.
+
+    Colours replace the site's variables, and tooltips, which an image does not show, are left out: a heat map has both in every cell.
+    """
+    opening, _, drawn = svg.partition(">")
+    style = f"<style>svg{{color:{INK['light']};font-family:{FONT};background:#fff}}</style>"
+    colours = {**LIGHT, "page": "#fff"}
+    drawn = re.sub(r"<title>[^<]*</title>", "", drawn)
+    return f"{opening}>{style}" + re.sub(r"var\(--course-(\w+), [^)]*\)", lambda match: colours[match[1]], drawn)
 
 
 def variables(colours: dict[str, str]) -> str:

@@ -9,6 +9,7 @@ Left of the ridge a kernel is memory-bound (the slope), right of it compute-boun
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minllm.errors import LessonError
 from minllm.figures.figure import FONT_SIZE, MUTED, Figure, colour, element, label, over_lines, text_width, titled
 from minllm.figures.plane import RIGHT, WIDTH, Plane
 from minllm.figures.scale import short
@@ -39,7 +40,13 @@ def attainable(intensity: float, bandwidth_tb_s: float, peak_tflops: float) -> f
 
 
 def roofline(dots: Sequence[Dot], bandwidth_tb_s: float, peak_tflops: float, title: str, caption: str = "") -> Figure:
-    """The roofline of one machine with `dots` below it, both axes logarithmic."""
+    """The roofline of one machine with `dots` below it, both axes logarithmic.
+
+    Raises LessonError for a measured dot above the roof: its bytes did not come from this memory, or its intensity is another.
+    """
+    for dot in dots:
+        if dot.measured and dot.tflops > attainable(dot.intensity, bandwidth_tb_s, peak_tflops):
+            raise LessonError(f"{dot.name or 'A dot'} is above the roof: {dot.tflops:.4g} TFLOP/s at {dot.intensity:.3g} FLOP per byte.")
     ridge = peak_tflops / bandwidth_tb_s
     x_low = min([0.1, *(dot.intensity / 2 for dot in dots)])
     x_high = max([ridge * 30, *(dot.intensity * 2 for dot in dots)])

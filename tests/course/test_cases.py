@@ -9,6 +9,7 @@ from minllm.course.cases import NAMES, all_cases, find
 from minllm.course.cases.case import finding
 from minllm.errors import ExerciseError
 
+CLOSED = re.compile(r"<details.*?</details>", re.DOTALL)
 # What is found, and a part of the line that the finding names; "" where it is no single line.
 FOUND = {
     "restless_sum": (r"race on shared memory: .* partial\[\d+\]", "partial[thread] += partial[thread + distance]"),
@@ -72,10 +73,10 @@ def test_a_case_names_its_guilty_line(name):
 def test_a_case_on_a_page_tells_nothing_before_it_is_opened():
     for case in all_cases():
         markdown = show_case(case.name)._repr_markdown_()
-        open_part = "\n".join(line for line in markdown.splitlines() if not line.startswith(("???", "    ", "```")) or "~~~~" in line)
+        open_part = CLOSED.sub("", markdown)
         assert case.story in open_part and f'investigate("{case.name}")' in markdown
         assert case.solution not in open_part and case.hint not in open_part
-        folded = "\n".join(line[4:] for line in markdown.splitlines() if line.startswith("    "))
+        folded = "\n".join(CLOSED.findall(markdown))
         assert case.solution in folded and case.hint in folded
         assert all(line in folded for line in finding(case, case.broken).message.splitlines())
 

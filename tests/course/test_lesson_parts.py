@@ -49,7 +49,7 @@ def test_a_part_of_a_factory_is_shown_by_its_name():
 def test_production_code_can_be_folded_with_a_link_to_its_lines():
     shown = show_source(naive.matmul_naive_kernel, folded="The kernel")
     page = shown._repr_markdown_()
-    assert page.startswith('??? abstract "The kernel"\n\n    ~~~~python\n')
+    assert page.startswith('<details class="abstract" markdown="1">\n<summary>The kernel</summary>\n\n~~~~python\n')
     assert f"(../{shown.path}#__codelineno-0-{shown.first_line})" in page
 
 
@@ -164,15 +164,26 @@ def test_a_prediction_on_a_page_is_a_form_with_a_label_for_every_field():
     assert "<option></option><option>memory</option><option>arithmetic</option>" in page
 
 
-def test_a_notebook_asks_in_the_cell(monkeypatch):
+def test_a_notebook_asks_in_the_cell_until_the_input_is_an_answer(monkeypatch, capsys):
     from minllm.course import prediction
 
-    typed = iter(["16 GB", "Memory", "", "no idea"])
+    typed = iter(["16 GB", "Cache", "Memory", "", "no idea", ""])
     monkeypatch.setattr(prediction, "in_notebook", lambda: True)
     monkeypatch.setattr("builtins.input", lambda text: next(typed))
     asked = Prediction(a="A?", b=("B?", "memory", "arithmetic"), c="C?", d="D?").ask()
     assert asked.guesses == dict(a=16e9, b="memory", c=None, d=None)
     assert "16G" in asked._repr_html_() and "form" not in asked._repr_html_()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("'Cache' is not memory or arithmetic.") and second.startswith("'no idea' is not a number, such as 16e9")
+
+
+def test_a_notebook_in_which_every_question_was_skipped_shows_no_form(monkeypatch):
+    from minllm.course import prediction
+
+    monkeypatch.setattr(prediction, "in_notebook", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda text: "")
+    page = Prediction(a="A?").ask()._repr_html_()
+    assert "form" not in page and "<td>A?</td><td>?</td>" in page
 
 
 def test_nobody_is_asked_where_nobody_can_answer(monkeypatch):

@@ -11,7 +11,6 @@ from minllm.sim import detecting
 
 ROOT = Path(__file__).parents[2]
 RUN = json.loads((ROOT / "docs/assets/speed.json").read_text(encoding="utf-8"))
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -22,6 +21,15 @@ def home(monkeypatch):
 
     with detecting(False):
         yield home_page
+
+
+@pytest.fixture
+def pages(home, monkeypatch):
+    """tools/write_pages.py."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import write_pages
+
+    return write_pages
 
 
 def test_the_kernel_is_right_and_has_a_race_without_its_barrier(home, tmp_path):
@@ -39,8 +47,36 @@ def test_the_bundled_model_completes_a_class(home):
     assert home.text().startswith(f"```python\n{home.PROMPT}\n        self.x = x\n        self.y = y\n")
 
 
-def test_the_readme_shows_the_same_kernel_and_the_same_race(home):
-    assert home.kernel() in README and home.race() in README
+def test_the_readmes_animation_is_of_this_kernel_and_this_race(home):
+    import race_picture
+
+    message = "docs/assets/race.svg is not current: python tools/site/race_picture.py draws it"
+    assert race_picture.PICTURE.read_text(encoding="utf-8") == race_picture.picture(), message
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/lessons.md", "docs/hosted-notebooks.md", "lessons/README.md"])
+def test_the_generated_parts_of_a_page_are_current(home, pages, page):
+    assert page in pages.PAGES and len(pages.PAGES) == 5
+    message = f"{page} is not current: python tools/write_pages.py writes it"
+    assert (ROOT / page).read_text(encoding="utf-8") == pages.written(page), message
+
+
+def test_addresses_stand_in_one_place(home, pages, monkeypatch, tmp_path):
+    import addresses
+
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[project]\n[project.urls]\nRepository = "https://github.com/a/b/"\nDocumentation = "https://c.example"\n')
+    known = addresses.addresses(project)
+    assert known == addresses.Addresses("https://github.com/a/b", "https://c.example")
+    monkeypatch.setattr(pages, "addresses", lambda: known)
+    lines = pages.lesson_list("docs/lessons.md").splitlines()
+    assert len(lines) == 20 and "(https://colab.research.google.com/github/a/b/blob/main/lessons/20_several_gpus.ipynb)" in lines[-1]
+    assert "(https://kaggle.com/kernels/welcome?src=https://github.com/a/b/blob/main/lessons/20_several_gpus.ipynb)" in lines[-1]
+    assert pages.first_link("README.md").startswith("**[Read the course](https://c.example/lessons/)**")
+    assert "https://github.com/a/b)" in pages.hosted_cell("docs/hosted-notebooks.md")
+    monkeypatch.setattr(pages, "addresses", addresses.Addresses)
+    assert pages.first_link("README.md").startswith("**[Read the course](docs/lessons.md)**")
+    assert "http" not in pages.lesson_list("lessons/README.md")
 
 
 def test_the_chart_follows_the_run():

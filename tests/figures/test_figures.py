@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.course import Bar, Dot, Span, accesses, bars, copies, curves, heat_map, roofline, timeline
+from minllm.errors import LessonError
 from minllm.figures.figure import FONT_SIZE, text_width
+from minllm.figures.picture_file import on_white
 from minllm.figures.roofline import attainable
 from minllm.figures.scale import Scale, short
 
@@ -141,3 +143,16 @@ def test_accesses_say_how_many_sectors_move():
     assert "128 bytes asked for, 4 sectors" in FIGURES["accesses by rows"].alternative
     assert "128 bytes asked for, 32 sectors" in FIGURES["accesses by columns"].alternative
     assert "and 24 more rows" in FIGURES["accesses by columns"].svg
+
+
+def test_no_measured_dot_is_above_the_roof():
+    roofline([Dot("ring", 1.0, 5.0, measured=False), Dot("on it", 1.0, 4.27)], 4.27, 766.0, "Roof")
+    with pytest.raises(LessonError, match="gemv is above the roof: 4.4 TFLOP/s at 1 FLOP per byte"):
+        roofline([Dot("gemv", 1.0, 4.4)], 4.27, 766.0, "Roof")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_for_notebooks_needs_no_variables(name):
+    text = on_white(FIGURES[name].svg)
+    assert "var(" not in text and "background:#fff" in text
+    ElementTree.fromstring(text)

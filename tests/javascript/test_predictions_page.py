@@ -64,7 +64,7 @@ def test_the_answer_is_closed_before_a_guess():
 
 def test_a_number_that_is_none_is_answered_in_place():
     html = after("field('bytes').value = 'lots'; click('[type=submit]');")
-    assert "This is no number." in html and is_hidden(html, "table") and "NaN" not in html
+    assert "This is not a number." in html and is_hidden(html, "table") and "NaN" not in html
 
 
 def test_locked_guesses_stand_beside_computed_and_measured_values():

@@ -1,4 +1,4 @@
-"""An MkDocs hook: generate the lessons' navigation and the list on the course's page from the lessons themselves.
+"""An MkDocs hook: generate the lessons' navigation from the lessons themselves; tools/write_pages.py writes their list.
 
 A lesson is lessons/NN_name.py with its title as the first heading.
 """
@@ -8,7 +8,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TITLE = re.compile(r"^(?:# )?# (\d+\. .+)$", re.MULTILINE)
-MARKER = "<!-- list of lessons -->"
 
 
 def lessons() -> list[tuple[str, str]]:
@@ -31,10 +30,3 @@ def on_config(config):
             first, *rest = section["Lessons"]
             section["Lessons"] = [first, *({title: address} for title, address in lessons()), *rest]
     return config
-
-
-def on_page_markdown(markdown, page, config, files):
-    """Insert the list where the course's page asks for it."""
-    if MARKER not in markdown:
-        return markdown
-    return markdown.replace(MARKER, "\n".join(f"- [{title}]({address})" for title, address in lessons()))

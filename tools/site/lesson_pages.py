@@ -10,11 +10,12 @@ The hooks into mkdocs-jupyter are not public: pyproject.toml pins its version, a
 
 import hashlib
 import platform
+import shutil
 from pathlib import Path
 
 import lesson_html
-import lesson_notebook
 import markdown
+import mkdocs_jupyter.nbconvert2
 import mkdocs_jupyter.plugin
 from jinja2 import pass_context
 from mkdocs.plugins import event_priority
@@ -63,10 +64,22 @@ def keep_markdown(self, context, source):
     return lesson_html.placeholder(source)
 
 
+def with_quiet_kernels(get_nbconvert_app):
+    """Let kernels print errors alone: each would warn that it talks over TCP."""
+
+    def get(*arguments, **options):
+        app = get_nbconvert_app(*arguments, **options)
+        app.config["ExecutePreprocessor"]["extra_arguments"] = ["--IPKernelApp.log_level=ERROR"]
+        return app
+
+    return get
+
+
 def on_startup(command, dirty):
     """Patch mkdocs-jupyter and nbconvert, once per process."""
     if HTMLExporter.markdown2html is not keep_markdown:
         HTMLExporter.markdown2html = keep_markdown
+        mkdocs_jupyter.nbconvert2.get_nbconvert_app = with_quiet_kernels(mkdocs_jupyter.nbconvert2.get_nbconvert_app)
         mkdocs_jupyter.plugin._compute_cache_key = remember_sources(mkdocs_jupyter.plugin._compute_cache_key)
 
 
@@ -90,6 +103,8 @@ def on_pre_page(page, config, files):
     execute = page.render
 
     def render(config, files):
+        lessons = [file.src_uri for file in files if is_lesson(file)]
+        print(f"lesson {lessons.index(page.file.src_uri) + 1} of {len(lessons)}", flush=True)
         execute(config, files)
         source, outputs = lesson_html.markdown_of(page.content)
         html, page.toc = to_html(to_site_links(source, page.file.src_uri), page.file, config, files)
@@ -117,9 +132,9 @@ def with_download(html: str, notebook: str) -> str:
 
 
 def on_post_page(output, page, config):
-    """Write the notebook beside the page."""
+    """Put the lesson's notebook (tools/write_notebooks.py) beside the page."""
     if is_lesson(page.file):
         target = Path(page.file.abs_dest_path).with_name(notebook_name(page.file))
         target.parent.mkdir(parents=True, exist_ok=True)
-        lesson_notebook.write(Path(page.file.abs_src_path), target, config.site_url)
+        shutil.copy(Path(page.file.abs_src_path).with_suffix(".ipynb"), target)
     return output

@@ -27,8 +27,8 @@ def on_site(path: str) -> str | None:
     """The MkDocs path of the page for a file of the repository, or None if the site has none."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    if path.startswith("lessons/") and path.endswith(".py"):
-        return path
+    if path.startswith("lessons/") and path.endswith((".py", ".ipynb")):  # a lesson and its notebook have one page
+        return path.replace(".ipynb", ".py")
     if path.startswith("minllm/") and path.endswith(".py"):
         return f"source/{path}.md"
     return None

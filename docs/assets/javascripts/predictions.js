@@ -29,7 +29,7 @@ function lock(form) {
   let wrong = null;
   for (const entry of entries(form)) {
     const bad = guessOf(entry) === undefined;
-    entry.closest("p").querySelector(".prediction-complaint").textContent = bad ? "This is no number. Try 16e9, 1,024 or 33 MB." : "";
+    entry.closest("p").querySelector(".prediction-complaint").textContent = bad ? "This is not a number. Try 16e9, 1,024 or 33 MB." : "";
     entry.toggleAttribute("aria-invalid", bad);
     if (bad) wrong ??= entry;
   }

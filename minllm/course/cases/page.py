@@ -4,7 +4,7 @@ from typing import Any
 
 from minllm.course.cases import find
 from minllm.course.cases.case import Case, Finding, finding
-from minllm.course.exercise_page import closed
+from minllm.course.layout import closed
 from minllm.course.source import show_source
 
 

@@ -1,0 +1,100 @@
+"""Write the generated parts of the README and of pages: lists of lessons, badges, addresses, the first page's kernel and its race.
+
+    python tools/write_pages.py
+
+Addresses come from [project.urls] of pyproject.toml, titles from the lessons. A part stands between two comments, and a test compares it:
+
+    <!-- generated: lessons -->
+    <!-- end generated -->
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools" / "site"))
+import home_page
+from addresses import addresses
+from lesson_list import lessons
+
+PAGES = ("README.md", "docs/index.md", "docs/lessons.md", "docs/hosted-notebooks.md", "lessons/README.md")
+SIMULATOR = ROOT / "docs" / "simulator.md"
+
+
+def link(page: str, path: str) -> str:
+    """A relative link from a page to a file of the repository."""
+    return "../" * page.count("/") + path if not page.startswith("lessons/") else path.removeprefix("lessons/")
+
+
+def lesson_list(page: str) -> str:
+    """The lessons, each with badges that open it in a hosted notebook."""
+    known, lines = addresses(), []
+    for title, source in lessons():
+        notebook = source.replace(".py", ".ipynb")
+        number, _, name = title.partition(". ")
+        badges = "".join(f" [[{service}]({address})]" for service, address in known.hosted(notebook).items())
+        lines.append(f"{number}. [{name}]({link(page, notebook)}){badges}")
+    return "\n".join(lines)
+
+
+def first_link(page: str) -> str:
+    """The README's first link: the site, or its page of the course in the repository while it has no address."""
+    site, course = addresses().site, link(page, "docs/lessons.md")
+    first = f"**[Read the course]({site}/lessons/)** on its site, or [here]({course})" if site else f"**[Read the course]({course})**"
+    return f"{first}: twenty lessons that open as notebooks with their results, without installing anything."
+
+
+def badges(page: str) -> str:
+    """Badges of the licence, of Python, and of a lesson in a hosted notebook."""
+    shown = [
+        f"[![Licence: Apache-2.0](https://img.shields.io/badge/licence-Apache--2.0-blue)]({link(page, 'LICENSE')})",
+        f"[![Python 3.11 to 3.13](https://img.shields.io/badge/python-3.11_to_3.13-blue)]({link(page, 'pyproject.toml')})",
+    ]
+    hosted = addresses().hosted("lessons/02_your_first_kernel.ipynb")
+    shown += [f"[![{name}: lesson 2](https://img.shields.io/badge/{name}-lesson_2-orange)]({address})" for name, address in hosted.items()]
+    return "\n".join(shown)
+
+
+def planted_bugs(page: str) -> str:
+    """The counts of the simulator's page, which its tests hold."""
+    counts = r"\*\*(\d+) kernels\*\* \| \| \*\*(\d+) of \d+\*\* \| \*\*(\d+) of \d+\*\*"
+    kernels, bugs, alarms = re.search(counts, SIMULATOR.read_text(encoding="utf-8")).groups()
+    return (
+        f"It finds **{bugs} of {kernels}** [planted bugs]({link(page, 'docs/simulator.md')}#what-it-finds-of-planted-bugs), and raises "
+        f"**{'no' if alarms == '0' else alarms} false alarm** for their {kernels} correct twins."
+    )
+
+
+def hosted_cell(page: str) -> str:
+    """How a notebook gets minllm where it is not installed."""
+    repository = addresses().repository
+    if repository:
+        return f"The first cell of a lesson clones [the repository]({repository}), and installs it with CUDA wheels for the driver."
+    return (
+        "This repository has no public address yet, so the first cell of a lesson cannot fetch it: upload a clone as the folder `minllm`\n"
+        "beside the notebook, and the cell installs from it, with the CUDA wheels that fit the driver. Without one it says so."
+    )
+
+
+PARTS = {
+    "lessons": lesson_list, "first-link": first_link, "badges": badges, "planted-bugs": planted_bugs, "hosted": hosted_cell,
+    **{name: lambda page, make=make: make() for name, make in home_page.PARTS.items() if name != "chart"},
+    "chart": lambda page: f"![{home_page.ALTERNATIVE}](assets/speed.svg)",
+}  # fmt: skip
+
+
+def written(page: str) -> str:
+    """The page with its generated parts as they are today."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return home_page.filled(text, lambda name: PARTS[name](page))
+
+
+def main() -> None:
+    """Write all pages."""
+    for page in PAGES:
+        (ROOT / page).write_text(written(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
