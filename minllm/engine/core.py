@@ -60,17 +60,14 @@ class EngineCore(NotCopied):
         """Launch the next step, and read the one that was launched before it; returns the sequences that got a token or ended."""
         with self.turn.stepping():
             self._abort_dropped()
-            return self._step()
-
-    def _step(self) -> list[Sequence]:
-        moved = self._launch_ahead()
-        if self._launched:
-            step, results = self._launched.popleft()
-            try:
-                moved += self._take(step, [result.wait() for result in results])
-            except BaseException as error:  # noqa: BLE001 - an error of the device: those who wait for this step learn of it
-                moved += self.scheduler.fail(step, as_exception(error))
-        return moved + self.scheduler.take_ended()
+            moved = self._launch_ahead()
+            if self._launched:
+                step, results = self._launched.popleft()
+                try:
+                    moved += self._take(step, [result.wait() for result in results])
+                except BaseException as error:  # noqa: BLE001 - an error of the device: those who wait for this step learn of it
+                    moved += self.scheduler.fail(step, as_exception(error))
+            return moved + self.scheduler.take_ended()
 
     def run(self, sequences: Iterable[Sequence]) -> None:
         """Step until these sequences, which were added, have ended. Raises the error of the first that failed; an interrupt aborts them."""

@@ -13,6 +13,7 @@ HAS_NUMBA_CUDA = importlib.util.find_spec("numba_cuda") is not None
 if HAS_NUMBA_CUDA:
     from numba.cuda import types
     from numba.cuda.cgutils import unpack_tuple
+    from numba.cuda.core.sigutils import normalize_signature
     from numba.cuda.extending import _Intrinsic, intrinsic
     from numba.cuda.np.numpy_support import as_dtype, from_dtype
     from numba.cuda.typing.typeof import Purpose, typeof
@@ -21,6 +22,7 @@ else:
     from numba.core import types as core_types
     from numba.core.cgutils import unpack_tuple
     from numba.core.extending import _Intrinsic
+    from numba.core.sigutils import normalize_signature
     from numba.core.typing.typeof import Purpose, typeof
     from numba.cuda.extending import intrinsic
     from numba.np.numpy_support import as_dtype, from_dtype
@@ -42,6 +44,7 @@ __all__ = [
     "as_dtype",
     "from_dtype",
     "intrinsic",
+    "normalize_signature",
     "numba_target_override",
     "typeof",
     "types",

@@ -7,16 +7,15 @@ instead, and a simulation converts the arguments to it.
 import functools
 
 from numba.cuda import dispatcher
-from numba.cuda.core import sigutils
 from numba.cuda.cudadrv.error import CudaSupportError
 
-from minllm.machine.numba_cuda import types
+from minllm.machine.numba_cuda import normalize_signature, types
 from minllm.sim.typing.rules import argument_type, best_signature, context
 
 
 def remember_signature(kernel, signature):
     """Record an eager signature of a kernel or device function without compiling it; returns the types of its arguments."""
-    arguments = tuple(sigutils.normalize_signature(signature)[0])
+    arguments = tuple(normalize_signature(signature)[0])
     kernel.__dict__.setdefault("simulated_signatures", []).append(arguments)
     return arguments
 

@@ -31,6 +31,7 @@ GENERATED = re.compile(r"<!-- results: begin -->.*?<!-- results: end -->", re.DO
 TRACE = "read off the trace of the served run, commit 0546c2e"
 PRINTED = "printed by a run that left no row, on one H200"
 ELSEWHERE = {  # page: {figure: why no row carries it}
+    "api.md": {"10 s": "the engine's own time limit"},
     "calculator.md": dict.fromkeys(["112 TFLOP/s", "17.8 ms", "22.2 ms", "22.22 ms", "900 GB/s"], "an invented GPU, and its arithmetic"),
     "command-line.md": {
         "3.89 ms": "1 / 257.1 tokens/s of the recorded run", "0.337 ms": "what the planner computes",
