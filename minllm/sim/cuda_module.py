@@ -10,6 +10,7 @@ from minllm.machine.numba_cuda import types
 from minllm.sim.arrays import fail
 from minllm.sim.cooperative import this_grid
 from minllm.sim.cuda_memory import Atomic, ConstantMemory, LocalMemory, SharedMemory
+from minllm.sim.fused import fma
 from minllm.sim.half_precision import BF16, FP16
 from minllm.sim.machine import FULL_MASK, barrier, collective
 from minllm.sim.place import instruction, kernel_frame
@@ -175,9 +176,7 @@ class SimulatedCuda:
         return int(f"{unsigned(value, bits):0{bits}b}"[::-1], 2)
 
     def fma(self, a, b, c):
-        if any(isinstance(value, np.float64) for value in (a, b, c)):
-            return np.float64(a) * np.float64(b) + np.float64(c)
-        return np.float32(float(a) * float(b) + float(c))
+        return fma(a, b, c)
 
     def cbrt(self, value):
         return type(value)(np.cbrt(value))
@@ -209,7 +208,7 @@ def exchange(kind, mask, last, values):
 
 
 def undefined(kind, mask, last, lane, own, source):
-    """The result of a lane that reads from one that does not take part: its own value, which under a detector must not be stored.
+    """The result of a lane that reads from one that does not take part: 0, which under a detector must not be stored.
 
     Shuffles up and down may read beyond the mask, because kernels ignore these values; other shuffles raise SimulationError.
     """
@@ -217,8 +216,9 @@ def undefined(kind, mask, last, lane, own, source):
     if kind in ("shfl", "shfl_xor"):
         fail(f"{why}, so its value is undefined")
     place = None if monitor is None else instruction(kernel_frame(last.frame or sys._getframe(1)))
-    found = None if monitor is None else monitor.undefined(own, why, place)
-    return own if found is None else found
+    value = type(own)(0)
+    found = None if monitor is None else monitor.undefined(value, why, place)
+    return value if found is None else found
 
 
 def missing_source(kind, mask, lane, source):

@@ -59,6 +59,9 @@ class Monitor:
     def undefined(self, value, why, place):
         """The instruction at `place` gives a lane an undefined value. Returns what the lane gets instead of `value`, or None."""
 
+    def undefined_result(self, why):
+        """The running thread computes something for which no GPU promises a result: a division by 0, a shift beyond the width."""
+
     def index(self, thread, array, index):
         """A thread is about to use an index that is negative, or no int or tuple of ints; bounds have not been checked yet."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, int8, int16, int32, int64, uint8, uint16, uint32, uint64
 
+from minllm.errors import SimulationError
 from minllm.sim import simulate
 
 LARGE = [3e9, math.nan, -1.5, -3e9, 1e19, -1e19, 300.7, -300.7, math.inf, -math.inf, 40000.7, -40000.7, 70000, 255.5, 128, -129, 65535.9]
@@ -171,3 +172,112 @@ def test_a_record_is_copied_with_the_bytes_between_its_fields():
     r = np.arange(48, dtype=np.uint8).view(np.dtype([("a", np.int8), ("x", np.float32), ("n", np.int64)], align=True))
     simulate(kernel, 1, 1, r)
     assert r.view(np.uint8)[16:32].tolist() == list(range(16))
+
+
+def computed(kernel, *arrays, size, dtype=np.float64, detect=False):
+    """What one thread stores to out, [size]."""
+    out = np.zeros(size, dtype)
+    simulate(kernel, 1, 1, *arrays, out, detect=detect)
+    return out
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64])
+def test_an_integer_divided_by_0_is_0_and_reported_under_detectors(dtype):
+    def kernel(x, y, out):
+        n = x[1]
+        n //= y[0]
+        out[0], out[1], out[2] = x[0] // y[0], x[0] % (y[0] + y[0]), n
+        out[3] = x[0] // y[1]
+        out[3] %= y[1]
+
+    x, y = np.array([7, 9], dtype), np.array([0, 2], dtype)
+    assert computed(kernel, x, y, size=4, dtype=np.int64).tolist() == [0, 0, 0, 1]
+    with pytest.raises(SimulationError, match=r"an integer is divided by 0: a GPU gives 0 \(.*test_gpu_answers.py:\d+ in kernel"):
+        computed(kernel, x, y, size=4, dtype=np.int64, detect=True)
+
+
+def test_shifts_beyond_the_width():
+    def kernel(x, count, out):
+        for i in range(x.size):
+            out[i, 0] = x[i] << count[i]
+            out[i, 1] = x[i] >> count[i]
+
+    x, counts = np.array([1, -1, 5, 1, -1]), np.array([-1, -1, -63, 64, 70])
+    out = np.zeros((5, 2), np.int64)
+    simulate(kernel, 1, 1, x, counts, out, detect=False)
+    assert out.tolist() == [[0, 0], [0, -1], [0, 0], [0, 0], [0, -1]]
+    with pytest.raises(SimulationError, match="a shift by -1 bits, beyond the width of the integer: a GPU gives 0"):
+        simulate(kernel, 1, 1, x, counts, out, detect=True)
+    out = np.zeros((1, 2), np.uint64)
+    simulate(kernel, 1, 1, np.array([1], np.uint64), np.array([2**64 - 1], np.uint64), out, detect=False)
+    assert out.tolist() == [[0, 0]]
+    simulate(kernel, 1, 1, np.array([1], np.int32), np.array([32], np.int32), out, detect=True)  # Numba shifts in 64 bits
+    assert out.tolist() == [[2**32, 0]]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_floor_division_and_remainder_of_floats(dtype):
+    def kernel(x, y, out):
+        for i in range(x.size):
+            out[2 * i] = x[i] // y[i]
+            out[2 * i + 1] = x[i] % y[i]
+
+    nan, inf = math.nan, math.inf
+    x = np.array([1, -1, 0, -7, 7, -7.5, 1, -0.0, 5.5, inf, 1e30], dtype)
+    y = np.array([0, 0, 0, 2, -2, 2, inf, 3, -inf, 2, 3], dtype)
+    last = [3.333333383491554e29, 0] if dtype == np.float32 else [3.333333333333333e29, 2.0**46]
+    expected = [inf, nan, -inf, nan, nan, nan, -4, 1, -4, -1, -4, 0.5, nan, nan, -0.0, 0, nan, nan, nan, nan, *last]
+    found = computed(kernel, x, y, size=22, dtype=dtype)
+    np.testing.assert_array_equal(found, np.array(expected, dtype))
+    assert math.copysign(1, found[14]) == -1
+
+
+def test_powers_of_integers_wrap_and_negative_exponents_give_0():
+    def kernel(x, n, out):
+        out[0], out[1], out[2] = x[0] ** n[0], x[1] ** n[0], x[0] ** n[1]
+        out[3], out[4], out[5] = pow(x[0], 40), pow(x[0], n[2]), x[1] ** -1
+        out[6], out[7], out[8] = x[2] ** -1, x[3] ** 3, sum((x[4], x[2]))
+
+    x, n = np.array([3, -2, 1, 3 * 10**9, 2**63 - 1]), np.array([5, -1, 0])
+    found = computed(kernel, x, n, size=9)
+    assert found.tolist() == [243, -32, 0, -6289078614652622815.0, 1, 0, 1, -2666827603905609728.0, -(2.0**63)]
+
+
+def test_powers_of_float32_are_products():
+    def kernel(x, n, out):
+        for i in range(x.size):
+            out[i, 0], out[i, 1], out[i, 2], out[i, 3] = x[i] ** 3, x[i] ** 4, x[i] ** -2, x[i] ** n
+
+    x = np.concatenate([np.linspace(-9, 9, 100), [0.3419276773929596, -8.762617111206055, 0.0, np.inf, np.nan]]).astype(np.float32)
+    out = np.zeros((x.size, 4), np.float32)
+    simulate(kernel, 1, 1, x, 5, out)
+    with np.errstate(all="ignore"):
+        expected = np.stack([x * (x * x), (x * x) * (x * x), np.float32(1) / (x * x), x * ((x * x) * (x * x))], axis=1)
+    np.testing.assert_array_equal(out, expected)
+    assert out[100:102, :3].view(np.uint32).tolist() == [[0x3D23BE34, out[100, 1:2].view(np.uint32)[0], 0x4108DA24], [
+        out[101, :1].view(np.uint32)[0], 0x45B83D97, out[101, 2:3].view(np.uint32)[0]]]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_extrema_of_signed_zeros(dtype):
+    def kernel(x, y, out):
+        out[0], out[1], out[2], out[3] = min(x[0], y[0]), min(y[0], x[0]), max(x[0], y[0]), max(y[0], x[0])
+        out[4], out[5] = max(x[1], y[1]), min(x[1], y[1])
+
+    found = computed(kernel, np.array([-0.0, np.nan], dtype), np.array([0.0, 1.0], dtype), size=6, dtype=dtype)
+    assert np.signbit(found[:4]).tolist() == [True, True, False, False] and found[4:].tolist() == [1, 1]
+
+
+def test_fma_rounds_once():
+    def kernel(x, y, z, out):
+        for i in range(x.size):
+            out[i] = cuda.fma(x[i], y[i], z[i])
+
+    found = computed(kernel, np.array([1 + 2.0**-52]), np.array([1 - 2.0**-52]), np.array([-1.0]), size=1)
+    assert found[0] == -(2.0**-104)
+    # In float64 the sum is a tie of two float32 numbers, of which the last bits of the exact sum choose one.
+    half = 1 + 2.0**-12
+    ties = np.array([[1, 1, 2.0**-24 * (1 + 2.0**-23)], [1, 1 + 2.0**-23, 2.0**-60], [half, half, -(2.0**-70)]], np.float32).T
+    single = computed(kernel, *ties, size=3, dtype=np.float32)
+    exact = [np.float32(1 + 2.0**-23), np.float32(1 + 2.0**-23), np.float32(1 + 2.0**-11)]
+    assert single.tolist() == exact

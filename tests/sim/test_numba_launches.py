@@ -349,7 +349,7 @@ def of_a_recursion(x, out):
         (of_an_unknown_name, "the name 'some_name' is not defined"),
         (of_a_string, "less of float64 and a string is not defined"),
         (of_a_slice, r"an array of shape \(2,\) cannot be stored in an element of the global array out of float64"),
-        (of_a_shift, "a shift by a negative number of bits"),
+        (of_a_shift, "a shift by -1 bits, beyond the width of the integer"),
         (of_a_shape, "cannot reshape array of size 2"),
         (of_too_few_axes, "not enough values to unpack"),
         (of_a_call, "array is not callable"),

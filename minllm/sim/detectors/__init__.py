@@ -14,7 +14,7 @@ They raise SimulationError, with file, line, block and thread.
     barriers     block barriers that some threads do not reach, or that threads reach at different lines; .aligned instructions too
     overflow     32-bit casts and stores that changed an index
     negative     indices below 0 that the kernel computes, which a GPU counts from the end
-    undefined    stores of a value that a shuffle has read from a lane outside its mask
+    undefined    stores of a value that a shuffle has read from a lane outside its mask; divisions of integers by 0, shifts beyond the width
     early_reads  reads of an earlier launch's results by a kernel that overlaps it and has not waited; only within detecting()
 
 The simulator itself checks bounds, alignment, deadlocks and missing lanes of warp-wide instructions (arrays.py, machine.py).

@@ -55,10 +55,14 @@ def carry(plain):
 
 
 class UndefinedValues(Monitor):
-    """Raises SimulationError if an undefined value is stored or used as an index."""
+    """Raises SimulationError if an undefined value is stored or used as an index, and at operations without a defined result."""
 
     def undefined(self, value, why, place):
         return undefined(value, f"{why} ({describe_instruction(*place)})")
+
+    def undefined_result(self, why):
+        if not waived_frame("undefined", kernel_frame(sys._getframe(1))):
+            fail(why)
 
     def index(self, thread, array, index):
         for position in index if type(index) is tuple else (index,):

@@ -2,10 +2,12 @@
 
 import ast
 import operator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minllm.machine.numba_cuda import types
+from minllm.sim.operators import FLOOR_DIVISION, MODULO, divided_by_zero, power, shifted_left, shifted_right
 from minllm.sim.scalars import IntegerType
 from minllm.sim.typing.rules import call_signature
 from minllm.sim.typing.values import (
@@ -44,7 +46,9 @@ def binary(operation, left, right):
         return (UNKNOWN if found is None else of_type(found.return_type)), (None, None)
     result = signature.return_type
     if is_integer(result):
-        wanted = (result, result) if operation in (operator.floordiv, operator.mod) else signature.args
+        wanted = signature.args
+        if operation in (operator.floordiv, operator.mod, operator.pow):
+            wanted = result, wanted[1] if operation is operator.pow else result
         casts = tuple(map(integer_cast, (operation, operation), (left, right), wanted))
         return integer_result(operation, left, right, result), casts
     if is_float(result):
@@ -134,6 +138,37 @@ def folded(operation, operands, result):
     return result._replace(constant=Constant(exact), bits=int(exact).bit_length())
 
 
+def replacement(operation, left, right, result):
+    """What stands for an operator whose result Python does not give: a function of both operands, a Guard, or None.
+
+    left, right, result: the Values of the operands and of the result.
+    """
+    known = right.constant.value if right.constant is not None and type(right.constant.value) in (int, bool) else None
+    if operation in FLOAT_DIVISION and result.type in (types.float32, types.float64):
+        return FLOAT_DIVISION[operation][result.type.bitwidth]
+    if not is_integer(right.type) or not is_scalar(left.type):
+        return None
+    if operation is operator.pow:
+        return power if is_float(left.type) or known is None or not 0 <= known <= 64 else None
+    if not is_integer(result.type):
+        return None
+    if operation in FLOAT_DIVISION and not known:
+        return NONZERO
+    if operation in SHIFTS and (known is None or not 0 <= known < result.type.bitwidth):
+        return Guard(result.type.bitwidth, SHIFTS[operation])
+    return None
+
+
+class Guard(NamedTuple):
+    """An operator that Python may compute only if its right operand is non-negative and less than `below`; None: if it is not 0.
+
+    otherwise: the function of both operands that gives the result else; of none for a division.
+    """
+
+    below: int | None
+    otherwise: Any
+
+
 def unary(operation, value):
     """(Value of -x, +x, ~x or not x; type to which x is cast or None; type to which the result is cast or None).
 
@@ -183,14 +218,14 @@ def exact(left, right):
 
 
 def float_max(first, second, *others):
-    """max of floats on a GPU: NaN only if all of them are NaN."""
-    greatest = second if not first >= second and second == second else first
+    """max of floats on a GPU: NaN only if all of them are NaN, and 0.0 is greater than -0.0."""
+    greatest = second if second == second and not first > second and not (first == second and np.signbit(second)) else first
     return float_max(greatest, *others) if others else greatest
 
 
 def float_min(first, second, *others):
-    """min of floats on a GPU: NaN only if all of them are NaN."""
-    least = second if not first <= second and second == second else first
+    """min of floats on a GPU: NaN only if all of them are NaN, and -0.0 is less than 0.0."""
+    least = second if second == second and not first < second and not (first == second and np.signbit(first)) else first
     return float_min(least, *others) if others else least
 
 
@@ -227,4 +262,7 @@ ROUND_TO = {32: round_to(np.float32), 64: round_to(np.float64)}
 INT64 = IntegerType(np.int64)
 TO_INTEGERS = {int: truncated, round: nearest}
 MAXIMA = {max: float_max, min: float_min}
+FLOAT_DIVISION = {operator.floordiv: FLOOR_DIVISION, operator.mod: MODULO}
+SHIFTS = {operator.lshift: shifted_left, operator.rshift: shifted_right}
+NONZERO = Guard(None, divided_by_zero)
 NUMPY_SCALARS = (np.number, np.bool_)

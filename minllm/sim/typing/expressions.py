@@ -1,6 +1,7 @@
 """The types of a function's expressions, and the casts that they need."""
 
 import ast
+import functools
 import math
 import operator
 import re
@@ -10,8 +11,20 @@ import numba.cuda
 import numpy as np
 
 from minllm.machine.numba_cuda import _Intrinsic, types
-from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, MAXIMA, NUMPY_SCALARS, ROUND_TO, TO_INTEGERS, UNARY, binary, comparison, unary
-from minllm.sim.typing.refusals import refused_call, refused_construct, refused_field
+from minllm.sim.typing.arithmetic import (
+    BINARY,
+    COMPARISONS,
+    MAXIMA,
+    NUMPY_SCALARS,
+    ROUND_TO,
+    TO_INTEGERS,
+    UNARY,
+    binary,
+    comparison,
+    replacement,
+    unary,
+)
+from minllm.sim.typing.refusals import refused_call, refused_construct, refused_field, refused_number
 from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, method_overload_of, overload_of
 from minllm.sim.typing.values import (
     AXIS_BITS,
@@ -186,7 +199,17 @@ class Expressions:
         result, casts = binary(BINARY[type(node.op)], left, right) if type(node.op) in BINARY else (UNKNOWN, (None, None))
         self.cast(node.left, left, casts[0])
         self.cast(node.right, right, casts[1])
+        self.replace_operator(node, left, right, result)
+        if isinstance(node.right, ast.Constant) and (why := refused_number(node)):
+            self.refuse(node, why)
         return result
+
+    def replace_operator(self, node, left, right, result):
+        """Record what stands for the operator of a BinOp or an AugAssign."""
+        self.found.operators.pop(node, None)
+        other = replacement(BINARY[type(node.op)], left, right, result) if type(node.op) in BINARY else None
+        if other is not None:
+            self.found.operators[node] = other
 
     def UnaryOp(self, node):
         operand = self.value(node.operand)
@@ -379,6 +402,10 @@ class Expressions:
             return Value(element=Value(items=(AXIS, inner)))
         if called is zip:
             return Value(element=Value(items=tuple(map(iterated, arguments))))
+        if called is pow and len(arguments) == 2 and not named:
+            return self.power(node, *arguments)
+        if called is sum and len(arguments) == 1 and arguments[0].items and all(is_integer(one.type) for one in arguments[0].items):
+            return functools.reduce(lambda total, one: binary(operator.add, total, one)[0], arguments[0].items, of_constant(0))
         if called is len and arguments[0].items is not None:
             return of_constant(len(arguments[0].items))
         if called is numba.cuda.const.array_like:
@@ -397,6 +424,16 @@ class Expressions:
         if signature is None:
             return self.unknown_call(node, arguments)
         return self.typed_call(node, called, arguments, signature)
+
+    def power(self, node, base, exponent):
+        """The Value of pow(base, exponent), which is that of base ** exponent."""
+        result, casts = binary(operator.pow, base, exponent)
+        for (argument, value), wanted in zip(self.positional(node, (base, exponent)), casts):
+            self.cast(argument, value, wanted)
+        other = replacement(operator.pow, base, exponent, result)
+        if other is not None:
+            self.found.calls[node] = other
+        return result
 
     def range(self, node, arguments):
         self.settle(node, arguments)

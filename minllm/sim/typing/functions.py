@@ -44,13 +44,14 @@ class Inference:
     casts: {expression: types, one after the other}. wraps: {-x or ~x: type}, before these casts. calls: {call: replacement}.
     devices: {call: Inference of a device function that has casts itself}. methods: calls among them that pass the owner as first argument.
     edges: {end of a branch: [(variable, type)]}. placeholders: {statement: {variable that may have no value, but takes part in a shuffle:
-    type}}. names: the globals and closure of the function when it was inferred. result: a Value.
+    type}}. operators: {BinOp or AugAssign: a function or Guard that stands for its operator}. names: the globals and closure of the
+    function when it was inferred. result: a Value.
     """
 
     def __init__(self, function, tree):
         self.function, self.tree = function, tree
         self.casts, self.wraps, self.calls, self.devices, self.edges, self.names = {}, {}, {}, {}, {}, {}
-        self.placeholders = {}
+        self.placeholders, self.operators = {}, {}
         self.methods = set()
         self.result = UNKNOWN
 
@@ -58,8 +59,8 @@ class Inference:
     def edited(self):
         """Whether the function needs changed code, or its own copies of global arrays."""
         arrays = any(isinstance(value, np.ndarray) for value in self.names.values())
-        changes = self.casts, self.calls, self.devices, self.placeholders, any(self.wraps.values()), any(self.edges.values())
-        return arrays or any(changes)
+        changes = self.casts, self.calls, self.operators, self.devices, self.placeholders
+        return arrays or any(changes) or any(self.wraps.values()) or any(self.edges.values())
 
 
 def infer_kernel(function, argument_types):
@@ -222,10 +223,18 @@ class Walk(Expressions):
 
     def do_Assign(self, node):
         value = self.value(node.value)
-        if value.wide and any(isinstance(target, ast.Subscript) for target in node.targets):
-            value = self.cast(node.value, value, value.type)
         for target in node.targets:
+            self.settle_stored(target, node.value, value)
             self.assign(target, value)
+
+    def settle_stored(self, target, node, value):
+        """Record casts that wrap what is stored in arrays and fields into the ranges of its types."""
+        if isinstance(target, (ast.Tuple, ast.List)):
+            if isinstance(node, ast.Tuple) and len(target.elts) == len(node.elts) == len(value.items or ()):
+                for parts in zip(target.elts, node.elts, value.items):
+                    self.settle_stored(*parts)
+        elif value.wide and not isinstance(target, ast.Name):
+            self.cast(node, value, value.type)
 
     def do_AnnAssign(self, node):
         if node.value is not None:
@@ -238,6 +247,7 @@ class Walk(Expressions):
         if isinstance(node.target, ast.Name):
             self.cast(node.target, left, casts[0])
             self.variables[node.target.id] = result
+        self.replace_operator(node, left, right, result)
 
     def assign(self, target, value):
         """Assign a Value to the target of an assignment."""

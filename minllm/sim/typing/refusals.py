@@ -42,6 +42,15 @@ def refused_construct(node):
     return name and f"numba-cuda does not compile {name} in a kernel{INSTEAD.get(name, '')}"
 
 
+def refused_number(node):
+    """Why numba-cuda does not compile arithmetic of literals, which Python computes at compile time, or None."""
+    if not all(isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)) for part in ast.walk(node)):
+        return None
+    number = compile(ast.fix_missing_locations(ast.Expression(node)), "", "eval").co_consts[0]
+    too_large = type(number) is int and not -(2**63) <= number < 2**64
+    return f"{ast.unparse(node)} is {number}, which no integer type of numba-cuda holds" if too_large else None
+
+
 def refused_call(called, kinds, signature):
     """Why numba-cuda does not compile a call with arguments of these types, or None. signature: found by its typing rules, or None."""
     if signature is not None and is_lowered(called, signature):

@@ -116,12 +116,14 @@ class Editor:
 
     def copy(self, node):
         """A copy of a node with the casts inside it and around it."""
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        if isinstance(node, ast.AugAssign):
             new = self.copy_augmented(node)
         else:
             new = self.copy_fields(node)
         if isinstance(node, ast.Call):
             new = self.copy_call(node, new)
+        if isinstance(node, ast.BinOp) and node in self.found.operators:
+            new = self.copy_operator(node, new.left, new.right)
         if isinstance(node, ast.UnaryOp):
             new.op = self.found.calls.get(node, new.op)
             if (wrap := self.found.wraps.get(node)) is not None:
@@ -169,13 +171,30 @@ class Editor:
     def copy_augmented(self, node):
         """A copy of x += y, as x = x + y if x is cast."""
         casts = self.found.casts
-        if node.target not in casts:
+        if node.target not in casts and node not in self.found.operators:
             return self.copy_fields(node)
-        left = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
-        for wanted in casts[node.target]:
+        left, target = self.copy_fields(node.target), self.copy_fields(node.target)
+        left.ctx = ast.Load()
+        for wanted in casts.get(node.target, ()):
             left = self.call(wanted, left)
-        value = ast.copy_location(ast.BinOp(left, node.op, self.copy(node.value)), node)
-        return ast.copy_location(ast.Assign([ast.copy_location(ast.Name(node.target.id, ast.Store()), node)], value), node)
+        value = self.copy_operator(node, left, self.copy(node.value))
+        return ast.copy_location(ast.Assign([target], value), node)
+
+    def copy_operator(self, node, left, right):
+        """An expression for the operator of a BinOp or an AugAssign between copies of its operands."""
+        replaced = self.found.operators.get(node)
+        plain = ast.copy_location(ast.BinOp(left, node.op, right), node)
+        if replaced is None:
+            return plain
+        if not isinstance(replaced, tuple):
+            return ast.copy_location(ast.Call(self.name(replaced, node), [left, right], []), node)
+        keep = ast.copy_location(ast.NamedExpr(ast.Name("$right", ast.Store()), right), node)
+        plain.right = ast.copy_location(ast.Name("$right", ast.Load()), node)
+        operands = [] if replaced.below is None else [left, plain.right]
+        other = ast.copy_location(ast.Call(self.name(replaced.otherwise, node), operands, []), node)
+        if replaced.below is not None:
+            keep = ast.Compare(ast.Constant(0), [ast.LtE(), ast.Lt()], [keep, ast.Constant(replaced.below)])
+        return ast.copy_location(ast.IfExp(keep, plain, other), node)
 
     def copy_call(self, node, new):
         """`new`, the copy of a call, with another function, a cast of its result, or the width of its operand."""
