@@ -28,10 +28,10 @@ def as_exception(error: BaseException) -> Exception:
 
     Errors that are to end the program, a generator or a task are raised again.
     """
-    from asyncio import CancelledError
-
     if isinstance(error, Exception):
         return error
+    from asyncio import CancelledError
+
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | CancelledError):
         raise error
     reported = ForeignError(

@@ -19,7 +19,7 @@ from minllm.errors import (
 )
 from tests.engine.checks import BLOCK_BYTES
 from tests.engine.models import model_directory
-from tests.engine.test_async_llm import BadTokenizer, Panic, completions, last, raising, run
+from tests.engine.test_async_llm import BadTokenizer, Panic, completions, last, raising
 
 GREEDY = dict(temperature=0.0, max_tokens=8, ignore_eos=True)
 GOOD = [
@@ -105,7 +105,7 @@ def test_one_poisonous_request_in_fifty(request):
                 await asyncio.sleep(0.001)
 
         try:
-            run(generate())
+            asyncio.run(asyncio.wait_for(generate(), count))  # seconds: a hang is an error
         finally:
             engine.shutdown()
         assert llm.engine.scheduler.num_unfinished == 0 and llm.engine.cache_policy.usage().allocated == 0
