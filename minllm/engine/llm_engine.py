@@ -117,7 +117,7 @@ class LLMEngine(NotCopied):
 
     def longest_prompt(self, params: list[Any]) -> int | None:
         """The most tokens that prompts may have before they are truncated; None if all requests with these parameters truncate theirs."""
-        truncates = all(isinstance(one, SamplingParams) and one.truncate_prompt_tokens is not None for one in params)
+        truncates = len(params) > 0 and all(isinstance(one, SamplingParams) and one.truncate_prompt_tokens is not None for one in params)
         return None if truncates else self.engine.max_model_len
 
     def make_requests(self, given: list[tuple[PromptTokens, Any, str]], make: Callable = make_sequences) -> list[list[Sequence]]:

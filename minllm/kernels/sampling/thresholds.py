@@ -81,14 +81,14 @@ def thresholds_kernel(logits, slots, temperature, top_k, top_p, min_p, out):
     threshold = float32(-np.inf)
     if scale > float32(0.0):
         peak = float32(0.0)
-        if top_p[slot] < float32(1.0) or min_p[slot] > float32(0.0):
-            peak = block_maximum(logits, row, warp_values)
-        if min_p[slot] > float32(0.0):
-            threshold = peak + scale * math.log(min_p[slot])
         k = int64(top_k[slot])
         if k > 0 and k < logits.shape[1]:
             key = select_key(logits, row, uint32(0), peak, scale, False, k, float32(1.0), low, high, group_sums, found)
-            threshold = max(threshold, ordered_inverse(key))
+            threshold = ordered_inverse(key)
+        if top_p[slot] < float32(1.0) or min_p[slot] > float32(0.0):
+            peak = block_maximum(logits, row, warp_values)
+        if min_p[slot] > float32(0.0):
+            threshold = max(threshold, peak + scale * math.log(min_p[slot]))
         if top_p[slot] < float32(1.0):
             floor = ordered(threshold if threshold != float32(0.0) else float32(-0.0))  # the two zeros are equal, their keys are not
             key = select_key(logits, row, floor, peak, scale, True, int64(0), top_p[slot], low, high, group_sums, found)
