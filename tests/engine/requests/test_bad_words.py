@@ -2,7 +2,7 @@
 
 import pytest
 import tokenizers
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
@@ -43,6 +43,7 @@ TOKENIZERS = {kind: made(kind) for kind in DECODERS}
 WORDS = st.lists(st.text("abé ", min_size=1, max_size=4).filter(str.strip), min_size=1, max_size=3)
 
 
+@settings(max_examples=50)
 @given(st.sampled_from(list(DECODERS)), WORDS, st.data())
 def test_a_token_is_banned_if_the_text_would_contain_a_word(kind, words, data):
     tokenizer = TOKENIZERS[kind]

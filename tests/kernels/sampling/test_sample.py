@@ -58,7 +58,7 @@ def test_a_ban_without_penalties_reaches_the_draw():
 
 
 @pytest.mark.results_only
-@pytest.mark.parametrize(("vocab", "rule"), [(5, dict()), (1031, dict(temperature=0.0)), (40, dict(repetition_penalty=2.0))])
+@pytest.mark.parametrize(("vocab", "rule"), [(5, dict()), (40, dict(temperature=0.0, repetition_penalty=2.0))])
 def test_rows_without_a_choice_give_no_token(vocab, rule):
     logits = np.random.default_rng(vocab).normal(size=(5, vocab)).astype(np.float32)
     logits[0], logits[1], logits[2, vocab // 2], logits[3, -1] = -np.inf, np.nan, np.nan, np.inf
