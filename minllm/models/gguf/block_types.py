@@ -13,6 +13,9 @@ import numpy as np
 
 from minllm.errors import UnsupportedModelError
 from minllm.models.gguf.fp4 import dequantize_mxfp4, dequantize_nvfp4
+from minllm.models.gguf.iq1 import dequantize_iq1_m, dequantize_iq1_s
+from minllm.models.gguf.iq2 import dequantize_iq2_s, dequantize_iq2_xs, dequantize_iq2_xxs
+from minllm.models.gguf.iq3 import dequantize_iq3_s, dequantize_iq3_xxs
 from minllm.models.gguf.iq4 import dequantize_iq4_nl, dequantize_iq4_xs
 from minllm.models.gguf.q2 import dequantize_q1_0, dequantize_q2_0
 from minllm.models.gguf.q2_k import dequantize_q2_k, dequantize_q3_k
@@ -53,8 +56,15 @@ BLOCK_TYPES: dict[int, BlockType] = {  # ggml's number of the type -> the type
     12: BlockType("Q4_K", 256, 144, dequantize_q4_k),
     13: BlockType("Q5_K", 256, 176, dequantize_q5_k),
     14: BlockType("Q6_K", 256, 210, dequantize_q6_k),
+    16: BlockType("IQ2_XXS", 256, 66, dequantize_iq2_xxs),
+    17: BlockType("IQ2_XS", 256, 74, dequantize_iq2_xs),
+    18: BlockType("IQ3_XXS", 256, 98, dequantize_iq3_xxs),
+    19: BlockType("IQ1_S", 256, 50, dequantize_iq1_s),
     20: BlockType("IQ4_NL", 32, 18, dequantize_iq4_nl),
+    21: BlockType("IQ3_S", 256, 110, dequantize_iq3_s),
+    22: BlockType("IQ2_S", 256, 82, dequantize_iq2_s),
     23: BlockType("IQ4_XS", 256, 136, dequantize_iq4_xs),
+    29: BlockType("IQ1_M", 256, 56, dequantize_iq1_m),
     30: _plain("BF16", np.dtype(ml_dtypes.bfloat16)),
     34: BlockType("TQ1_0", 256, 54, dequantize_tq1_0),
     35: BlockType("TQ2_0", 256, 66, dequantize_tq2_0),
@@ -63,10 +73,7 @@ BLOCK_TYPES: dict[int, BlockType] = {  # ggml's number of the type -> the type
     41: BlockType("Q1_0", 128, 18, dequantize_q1_0),
     42: BlockType("Q2_0", 64, 18, dequantize_q2_0),
 }
-OTHER_TYPES = {  # ggml's names of types that minllm does not read, for errors
-    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
-}  # fmt: skip
+OTHER_TYPES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}  # types that minllm does not read
 
 
 def refused_type(path: Path, tensor: str, kind: int) -> UnsupportedModelError:

@@ -10,6 +10,7 @@ from minllm.models.gguf.block_types import BLOCK_TYPES, OTHER_TYPES
 
 BLOCKS = 40
 NOT_IN_GGUF_PY = ("Q1_0", "Q2_0")
+OF_CODEBOOKS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")  # compared with gguf-py alone
 TYPES = {block_type.name: (number, block_type) for number, block_type in BLOCK_TYPES.items()}
 
 
@@ -176,7 +177,7 @@ LOOPS = {
 }  # fmt: skip
 SCALES_AT = {  # bytes of float16 numbers; else (0,)
     "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,),
-    "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": (), "NVFP4": (),
+    "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": (), "NVFP4": (), "IQ1_M": (),
 }  # fmt: skip
 
 
@@ -195,7 +196,7 @@ def random_blocks(name):
 
 
 def test_every_type_has_its_loop():
-    assert set(LOOPS) == set(TYPES) and not set(BLOCK_TYPES) & set(OTHER_TYPES)
+    assert {*LOOPS, *OF_CODEBOOKS} == set(TYPES) and not set(BLOCK_TYPES) & set(OTHER_TYPES)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -208,7 +209,7 @@ def test_numbers_are_those_of_ggmls_loops(name):
     assert (np.abs(found - expected) <= 2.0**-22 * np.abs(expected).max(axis=1, keepdims=True)).all()
 
 
-@pytest.mark.parametrize("name", [name for name in LOOPS if name not in NOT_IN_GGUF_PY])
+@pytest.mark.parametrize("name", [name for name in TYPES if name not in NOT_IN_GGUF_PY])
 def test_numbers_are_those_of_gguf_py(name):
     """To the bit, also where a scale is NaN or infinite, and of blocks that it quantises itself."""
     gguf = pytest.importorskip("gguf", reason="gguf-py is not installed")
