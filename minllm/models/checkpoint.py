@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from minllm.errors import CheckpointError
+from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.finite import all_finite
 from minllm.models.json_files import read_json
-from minllm.models.safetensors_file import NUMPY_DTYPES, SafetensorsFile, TensorEntry
+from minllm.models.safetensors_file import NUMPY_DTYPES, TAKE_ANOTHER, SafetensorsFile, TensorEntry
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -74,8 +74,8 @@ class Checkpoint:
     def dtype(self, quantized: bool = False) -> np.dtype:
         """The dtype to compute in: the floating-point dtype of most of the stored bytes, but float32 for float64.
 
-        quantized: ignores tensors of codes and counts only the others (scales, norms, embeddings). Raises CheckpointError if most bytes
-        have another dtype.
+        quantized: ignores tensors of codes and counts only the others (scales, norms, embeddings). Raises UnsupportedModelError if most
+        bytes have another dtype.
         """
         stored: dict[str, int] = {}
         for name in self._file_of:
@@ -84,7 +84,9 @@ class Checkpoint:
                 stored[entry.dtype] = stored.get(entry.dtype, 0) + entry.end - entry.begin
         most = max(stored, key=stored.__getitem__, default="nothing")
         if most not in NUMPY_DTYPES:
-            raise CheckpointError(f"The weights of {self.directory} are stored as {most}; minllm reads {', '.join(NUMPY_DTYPES)}.")
+            raise UnsupportedModelError(
+                f"The weights of {self.directory} are stored as {most}; minllm reads {', '.join(NUMPY_DTYPES)}: {TAKE_ANOTHER}."
+            )
         return NUMPY_DTYPES["F32" if most == "F64" else most]
 
 

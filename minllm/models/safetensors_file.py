@@ -26,6 +26,7 @@ ITEM_BITS = {
     **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
 }
 NUMPY_DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+TAKE_ANOTHER = "take a checkpoint of the model in bfloat16, or in a quantised format that loads"
 CODE_DTYPES = {  # dtypes of codes and zero points of quantised weights
     **{name: np.dtype(f"<{name[0].lower()}{ITEM_BITS[name] // 8}") for name in ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")},
     **{"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)},
@@ -81,8 +82,7 @@ class SafetensorsFile:
         entry = self.entries[name]
         if entry.dtype not in dtypes:
             raise UnsupportedModelError(
-                f"{self.path}: tensor {name!r} has dtype {entry.dtype}, and minllm reads {what} in {', '.join(dtypes)}: take a checkpoint "
-                "of the model in bfloat16, or in a quantised format that loads."
+                f"{self.path}: tensor {name!r} has dtype {entry.dtype}, and minllm reads {what} in {', '.join(dtypes)}: {TAKE_ANOTHER}."
             )
         dtype = dtypes[entry.dtype]
         data = self._bytes[self._data_start + entry.begin : self._data_start + entry.end]
