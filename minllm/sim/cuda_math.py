@@ -8,11 +8,13 @@ from numba.cuda import libdevicefuncs
 
 from minllm.machine.numba_cuda import types
 from minllm.sim.arrays import fail
+from minllm.sim.fused import fma
 from minllm.sim.libdevice_table import FLOATS, named
 from minllm.sim.scalars import simulated_type
 
 SPECIAL = {math.gamma: FLOATS["tgamma"], math.lgamma: FLOATS["lgamma"]}
-OTHER = {"rsqrt": lambda x: 1 / np.sqrt(np.float64(x)), "fma": lambda a, b, c: np.float64(a) * np.float64(b) + np.float64(c)}
+OTHER = {"rsqrt": lambda x: 1 / np.sqrt(np.float64(x))}
+FUSED = ("fma", "fmaf")
 
 
 class SimulatedMath:
@@ -71,6 +73,9 @@ class SimulatedLibdevice:
     def __getattr__(self, name):
         declared = libdevicefuncs.functions.get(f"__nv_{name}")
         plain = name.removeprefix("fast_").removesuffix("_rn")
+        if declared and plain in FUSED:
+            kind = simulated_type(declared[0])
+            return lambda a, b, c: fma(kind(a), kind(b), kind(c))
         function = declared and (named(plain) or named(name) or math_function(plain) or math_function(plain.removesuffix("f")))
         if not function:
             fail(f"libdevice.{name} is not known to the simulator")
