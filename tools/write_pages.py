@@ -60,8 +60,9 @@ def planted_bugs(page: str) -> str:
     """The counts of the simulator's page, which its tests hold."""
     counts = r"\*\*(\d+) kernels\*\* \| \| \*\*(\d+) of \d+\*\* \| \*\*(\d+) of \d+\*\*"
     kernels, bugs, alarms = re.search(counts, SIMULATOR.read_text(encoding="utf-8")).groups()
+    table = f"{link(page, 'docs/simulator.md')}#what-it-finds-of-planted-bugs"
     return (
-        f"It finds **{bugs} of {kernels}** [planted bugs]({link(page, 'docs/simulator.md')}#what-it-finds-of-planted-bugs), and raises "
+        f"The simulator finds **{bugs} of {kernels}** [planted bugs]({table}), and raises "
         f"**{'no' if alarms == '0' else alarms} false alarm** for their {kernels} correct twins."
     )
 
