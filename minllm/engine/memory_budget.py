@@ -62,9 +62,9 @@ def check_sizes_fit(device: str, ops: Any, config: ModelConfig, options: EngineO
         raise OutOfMemoryError(
             f"swap_space_bytes={options.swap_space_bytes:,} is more than the {host:,} bytes of memory that this machine has free: lower it."
         )
-    if device == "cpu":  # on a GPU the budget of the KV cache has it
+    tokens = min(options.max_num_batched_tokens, options.max_num_seqs * max_model_len)
+    if device == "cpu" and tokens > EngineOptions.max_num_batched_tokens:  # on a GPU the budget of the KV cache has it
         each = activation_bytes(1, 0, config.hidden_size, widest_activation(config), config.vocab_size, HOST_WEIGHT.itemsize)
-        tokens = min(options.max_num_batched_tokens, options.max_num_seqs * max_model_len)
         if tokens * each > host:
             raise OutOfMemoryError(
                 f"max_num_batched_tokens={options.max_num_batched_tokens} allows steps of {tokens:,} tokens, which take {tokens * each:,} "
