@@ -48,7 +48,8 @@ def warn_of_the_rest(config: GenerationConfig, context: int) -> None:
         ignored.append(f"max_length={config.max_length}")
     if ignored:
         warnings.warn(
-            f"{config.source} sets {', '.join(ignored)}, which minllm does not follow: texts may differ from those of engines that do.",
+            f"{config.source} sets {', '.join(ignored)}, which minllm does not follow: texts may differ from those of engines that do. "
+            "Take these keys out of the file if that is fine.",
             stacklevel=3,
         )
 
