@@ -281,3 +281,15 @@ def test_fma_rounds_once():
     single = computed(kernel, *ties, size=3, dtype=np.float32)
     exact = [np.float32(1 + 2.0**-23), np.float32(1 + 2.0**-23), np.float32(1 + 2.0**-11)]
     assert single.tolist() == exact
+
+
+def test_guarded_operators_inside_each_other():
+    def kernel(x, y, out):
+        a, b, c = x[0], y[0], y[1]
+        out[0] = a // b // c
+        out[1] = a // (b // c)
+        out[2] = (a >> b) % (a // c) << c
+        out[3] = (a // b) * (a % c) - (a // y[2] << b)
+
+    x, y = np.array([100]), np.array([5, 2, 0])
+    assert computed(kernel, x, y, size=4).tolist() == [10, 50, 12, 0]

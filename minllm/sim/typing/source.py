@@ -98,7 +98,7 @@ class Editor:
     """Copies a function's syntax tree, with the casts of an Inference."""
 
     def __init__(self, found):
-        self.found, self.injected = found, {}
+        self.found, self.injected, self.guards = found, {}, 0
 
     def code(self):
         """The new code object, with the original line numbers."""
@@ -188,8 +188,10 @@ class Editor:
             return plain
         if not isinstance(replaced, tuple):
             return ast.copy_location(ast.Call(self.name(replaced, node), [left, right], []), node)
-        keep = ast.copy_location(ast.NamedExpr(ast.Name("$right", ast.Store()), right), node)
-        plain.right = ast.copy_location(ast.Name("$right", ast.Load()), node)
+        self.guards += 1
+        name = f"$right{self.guards}"  # one for each operator, because the left operand may have one as well
+        keep = ast.copy_location(ast.NamedExpr(ast.Name(name, ast.Store()), right), node)
+        plain.right = ast.copy_location(ast.Name(name, ast.Load()), node)
         operands = [] if replaced.below is None else [left, plain.right]
         other = ast.copy_location(ast.Call(self.name(replaced.otherwise, node), operands, []), node)
         if replaced.below is not None:
