@@ -12,6 +12,7 @@ Kernels import them from here: `from minllm import ptx`, or by name. Names follo
     cluster, launch                      thread block clusters, programmatic dependent launch
 """
 
+import minllm.ptx.lanes  # noqa: F401  attaches the vector forms of instructions
 from minllm.ptx.arithmetic import (
     dp4a,
     dp4a_u32,

@@ -63,7 +63,9 @@ def instruction(text, outputs="", inputs="", *, emulation, touches_memory=False,
     source = f"def {emulation.__name__}(typing_context{', ' if inputs else ''}{parameters}):\n    return signature, lower\n"
     namespace = {"signature": return_type(*input_types), "lower": lower, "__name__": emulation.__module__}
     exec(source, namespace)
-    return emulated(intrinsic(namespace[emulation.__name__]), emulation)
+    made = emulated(intrinsic(namespace[emulation.__name__]), emulation)
+    made.pure = not (touches_memory or convergent)
+    return made
 
 
 def emulated(function, emulation):

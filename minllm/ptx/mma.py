@@ -118,6 +118,7 @@ def make_mma(kind):
         result = collective(name, (registers(a, a_at, 4), registers(b, b_at, 2), registers(acc, acc_at, 4)), product)
         registers(acc, acc_at, 4, "write")[:] = result
 
+    emulation.kind = kind
     elements = kind.element if kind.of_b is None else f"{kind.element}_{kind.right.element}"
     name = multiply.__name__ = emulation.__name__ = f"mma_m16n8k{kind.depth}_{elements}"
     accumulators = "int32, wrapping around" if kind.integer else "float32"

@@ -13,6 +13,8 @@ from minllm.sim.array_bytes import offset_of_first
 from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively
 from minllm.sim.detectors import detectors, is_detecting
+from minllm.sim.engines import chosen_engine, launches
+from minllm.sim.lanes.engine import run_in_lanes
 from minllm.sim.machine import Block
 from minllm.sim.monitor import Launch, combined
 from minllm.sim.monitored_arrays import checked
@@ -31,7 +33,20 @@ LARGEST_GRID_Y = 65_535  # blocks, along y or z
 standing_monitors = []  # functions that are called at every launch and return a Monitor for it
 
 
-def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order=None, cluster=None, detect=None, processes=1, types=None):
+def simulate(
+    kernel,
+    grid,
+    block,
+    *arguments,
+    shared_bytes=0,
+    monitors=(),
+    order=None,
+    cluster=None,
+    detect=None,
+    processes=1,
+    types=None,
+    engine=None,
+):
     """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, deterministically.
 
     kernel: a minllm kernel, a `@cuda.jit` dispatcher, or a plain function written for numba.cuda.
@@ -43,6 +58,7 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
     processes: the number of processes that share the blocks, if blocks do not communicate (minllm.sim.processes). Detectors then check
     each block, but find no race between blocks.
     types: the declared Numba types of the arguments; None: those of the kernel's eager signature, else the types that Numba infers.
+    engine: "lanes" or "threads"; None: that of the context or the environment (minllm.sim.engines). The results are the same.
     A launch that will take more than about a minute reports this on standard error and shows its progress.
     Raises SimulationError for what a GPU forbids or leaves undefined, such as an access out of bounds or misaligned, or a deadlock; with
     detectors also for what they find.
@@ -60,6 +76,8 @@ def simulate(kernel, grid, block, *arguments, shared_bytes=0, monitors=(), order
         processes = min(processes, grid.x * grid.y * grid.z)
         spread(functools.partial(run_share, how, detect, processes), arguments, processes)
         return
+    if chosen_engine(engine) == "lanes" and not watching and runs_in_lanes(how, arguments, detect):
+        return
     monitor = combined([*(detectors() if detect else ()), *watching])
     run(how, arguments, monitor)
     if monitor is not None:
@@ -76,6 +94,14 @@ class How(NamedTuple):
     shared_bytes: int
     order: int | None
     cluster: Any
+
+
+def runs_in_lanes(how, arguments, detect):
+    """Run a launch in lanes; returns whether they could, with all arrays unchanged if not."""
+    names, indices = argument_names(how.kernel, len(arguments)), block_indices(how.grid, how.order)
+    why = "a cluster" if how.cluster is not None else run_in_lanes(how, names, arguments, indices, detect)
+    launches[plain_function(how.kernel).__name__, why] += 1
+    return why is None
 
 
 def run_share(how, detect, processes, arguments, number):

@@ -82,7 +82,8 @@ class Expressions:
         visit = getattr(self, node.__class__.__name__, None)
         if visit is None and (why := refused_construct(node)):
             self.refuse(node, why)
-        return UNKNOWN if visit is None else visit(node)
+        found = self.found.values[node] = UNKNOWN if visit is None else visit(node)
+        return found
 
     def settled(self, node):
         """The Value of an expression, with a cast that wraps it into its type's range if it may be outside."""

@@ -43,6 +43,7 @@ class Inference:
 
     casts: {expression: types, one after the other}. wraps: {-x or ~x: type}, before these casts. calls: {call: replacement}.
     devices: {call: Inference of a device function that has casts itself}. methods: calls among them that pass the owner as first argument.
+    values: {expression: its Value without these casts}. called: {call: Inference of the device function, with or without casts}.
     edges: {end of a branch: [(variable, type)]}. placeholders: {statement: {variable that may have no value, but takes part in a shuffle:
     type}}. operators: {BinOp or AugAssign: a function or Guard that stands for its operator}. names: the globals and closure of the
     function when it was inferred. result: a Value.
@@ -52,6 +53,7 @@ class Inference:
         self.function, self.tree = function, tree
         self.casts, self.wraps, self.calls, self.devices, self.edges, self.names = {}, {}, {}, {}, {}, {}
         self.placeholders, self.operators = {}, {}
+        self.values, self.called = {}, {}
         self.methods = set()
         self.result = UNKNOWN
 
@@ -174,6 +176,7 @@ class Walk(Expressions):
         arguments = self.declared(node, called, arguments)
         found = inference(function, tuple(map(coarse, arguments)))
         self.found.devices.pop(node, None)
+        self.found.called[node] = found
         if found is None:
             return UNKNOWN
         if getattr(called, "emulation", None) is None and (found.edited or called is function):

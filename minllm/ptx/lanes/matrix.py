@@ -1,0 +1,102 @@
+"""ldmatrix and mma.sync of all warps at once."""
+
+import numpy as np
+
+from minllm.ptx import matrix, mma
+from minllm.ptx.lanes.form import in_lanes
+from minllm.sim.lanes.accesses import READ
+from minllm.sim.lanes.faults import Fault, NotInLanes
+from minllm.sim.lanes.warps import whole_warps
+from minllm.sim.lanes.windows import flat_view, units
+
+WORD = np.dtype(np.uint32)
+GROUP, WITHIN = np.arange(32) // 4, np.arange(32) % 4
+
+
+def make_ldmatrix(tiles, transposed):
+    """The form of ldmatrix."""
+
+    def load(lanes, fragment, at, address):
+        warps = whole_warps(lanes)
+        lanes.shared_base()
+        places = (np.asarray(address) + np.zeros(lanes.size, np.int64)).reshape(-1, 32)
+        given = places[:, : 8 * tiles] if warps is None else places[warps, : 8 * tiles]
+        if ((given < 0) | (given + 16 > lanes.memory.top) | (given % 16 != 0)).any():
+            raise Fault("a row of ldmatrix is out of bounds or not aligned")
+        if lanes.watch is not None:
+            base, rows = lanes.shared_base(), given.reshape(-1)
+            lane = lanes.lane.reshape(-1, 32)[slice(None) if warps is None else warps, : 8 * tiles].reshape(-1)
+            start = rows + (base if type(base) is int else base[lane])
+            mask, lanes.mask = lanes.mask, np.isin(lanes.lane, lane)
+            for number in range(4):
+                lanes.watch.access(lanes, lanes.memory.root, start // 4 + number, 4, READ)
+            lanes.mask = mask
+        if warps is not None:
+            rows = np.zeros((places.shape[0], 8 * tiles), np.int64)
+            rows[warps] = given
+            given = rows
+        base = lanes.shared_base()
+        base = 0 if type(base) is int else base.reshape(-1, 32)
+        fragment = flat_view(fragment)
+        for tile in range(tiles):
+            rows = given[:, 8 * tile : 8 * tile + 8]
+            if transposed:
+                halves = units(lanes.memory.root, np.dtype(np.uint16))
+                low, high = (halves[(rows[:, 2 * WITHIN + half] + base) // 2 + GROUP].astype(np.int64) for half in (0, 1))
+                words = low | high << 16
+            else:
+                words = units(lanes.memory.root, WORD)[(rows[:, GROUP] + base) // 4 + WITHIN].astype(np.int64)
+            lanes.store(fragment, words.reshape(-1), at + tile)
+
+    return load
+
+
+def make_mma(kind):
+    """The form of mma.sync."""
+
+    def multiply(lanes, acc, acc_at, a, a_at, b, b_at):
+        warps = whole_warps(lanes)
+        a_bytes, b_bytes, d_bytes = (
+            words_of(lanes, array, at, count, warps) for array, at, count in ((a, a_at, 4), (b, b_at, 2), (acc, acc_at, 4))
+        )
+        a_place, b_place = mma.PLACES[kind.per_word]
+        d = np.matmul(kind.values(a_bytes)[:, a_place], kind.right.values(b_bytes)[:, b_place])
+        d = d + d_bytes.view(np.int32 if kind.integer else np.float32)[:, mma.D_PLACE]
+        d = d.reshape(-1, 128)[:, mma.D_ELEMENTS].reshape(-1, 4)
+        acc = flat_view(acc)
+        for number in range(4):
+            column = d[:, number]
+            if warps is not None:
+                spread = np.zeros((lanes.size // 32, 32), column.dtype)
+                spread[warps] = column.reshape(-1, 32)
+                column = spread.reshape(-1)
+            lanes.store(acc, column.astype(np.int64) if kind.integer else column, acc_at + number)
+
+    return multiply
+
+
+def words_of(lanes, array, at, count, warps):
+    """The bytes of `count` words of a fragment of all lanes of a warp, [warps, bytes]."""
+    array = flat_view(array)
+    if array.itemsize != 4:
+        raise NotInLanes("fragments of elements that are not of four bytes")
+    found = np.empty((lanes.size, count), array.dtype)
+    for number in range(count):
+        found[:, number] = lanes.load(array, at + number)
+    found = found.reshape(-1, 32 * count)
+    return (found if warps is None else found[warps]).view(np.uint8)
+
+
+for _tiles in (1, 2, 4):
+    for _suffix in ("", "_trans"):
+        in_lanes(getattr(matrix, f"ldmatrix_x{_tiles}{_suffix}"))(make_ldmatrix(_tiles, bool(_suffix)))
+for _name in [name for name in vars(mma) if name.startswith("mma_m16n8")]:
+    in_lanes(getattr(mma, _name))(make_mma(getattr(mma, _name).emulation.kind))
+
+
+@in_lanes(matrix.movmatrix_trans)
+def movmatrix_trans(lanes, word):
+    whole_warps(lanes)
+    words = (np.asarray(word) + np.zeros(lanes.size, np.int64)).astype(np.uint32).reshape(-1, 32)
+    tiles = words.view(np.uint16).reshape(-1, 8, 8).transpose(0, 2, 1)
+    return np.ascontiguousarray(tiles).view(np.uint32).reshape(-1).astype(np.int64)

@@ -1,0 +1,169 @@
+"""Arithmetic and conversions of numbers. Where a NaN or an infinity needs more than NumPy gives, the emulation computes lane by lane."""
+
+import functools
+import math
+
+import numpy as np
+
+from minllm.ptx import arithmetic, convert
+from minllm.ptx.lanes.form import in_lanes
+from minllm.sim.lanes.masks import VECTOR
+
+ALL = 0xFFFFFFFF
+NAN_OF_BFLOAT16 = 0x7FFF
+
+
+def vectors(instruction):
+    """Attach the form of a function of numbers, which is called if an operand is a vector; a form may return None to decline."""
+
+    def attach(form):
+        emulation = instruction.emulation
+
+        @functools.wraps(form)
+        def call(lanes, *operands):
+            found = None
+            if any(type(one) is VECTOR for one in operands):
+                found = form(*operands)
+            return lanes.each(emulation, *operands) if found is None else found
+
+        return in_lanes(instruction)(call)
+
+    return attach
+
+
+def bits_of(x):
+    """The bits of float32 as integers."""
+    return np.asarray(x, np.float32).view(np.uint32).astype(np.int64)
+
+
+def floats_of(bits):
+    """float32 of these bits."""
+    return (np.asarray(bits) & ALL).astype(np.uint32).view(np.float32)
+
+
+def halves_of(word):
+    """The two float16 of words, as float64."""
+    word = np.asarray(word)
+    return [(word >> shift & 0xFFFF).astype(np.uint16).view(np.float16).astype(np.float64) for shift in (0, 16)]
+
+
+def finite(*values):
+    return all(np.isfinite(one).all() for one in values)
+
+
+@vectors(arithmetic.ex2)
+def ex2(x):
+    wide = np.clip(x.astype(np.float64), -127, 128)
+    found = np.fromiter(map(math.exp2, wide.tolist()), np.float64, x.size).astype(np.float32)
+    return np.where(x >= 128, arithmetic.INFINITY, np.where(x < -126, arithmetic.ZERO, found))
+
+
+@vectors(arithmetic.rcp)
+def rcp(x):
+    wide = x.astype(np.float64)
+    found = np.where(abs(wide) > 1 / arithmetic.SMALLEST_NORMAL, np.copysign(0.0, wide), 1 / wide)
+    return np.where(abs(wide) < arithmetic.SMALLEST_NORMAL, np.copysign(np.inf, wide), found).astype(np.float32)
+
+
+@vectors(arithmetic.rcp_rn)
+def rcp_rn(x):
+    return np.float32(1) / x.astype(np.float32)
+
+
+@vectors(arithmetic.tanh_approx)
+def tanh_approx(x):
+    return np.tanh(x.astype(np.float64)).astype(np.float32)
+
+
+@vectors(arithmetic.prmt)
+def prmt(low, high, selector):
+    pool, found = (low & ALL) | (high & ALL) << 32, 0
+    for number in range(4):
+        nibble = selector >> 4 * number & 15
+        byte = pool >> 8 * (nibble & 7) & 255
+        found = found | np.where(nibble >= 8, 255 * (byte >> 7), byte) << 8 * number
+    return found
+
+
+@vectors(arithmetic.shf_l_wrap)
+def shf_l_wrap(low, high, shift):
+    shift = shift & 31
+    return ((high & ALL) << shift | (low & ALL) >> 32 - shift) & ALL
+
+
+def bytes_of(word, signed):
+    """The four bytes of words as integers."""
+    found = [word >> shift & 255 for shift in (0, 8, 16, 24)]
+    return [(one ^ 128) - 128 for one in found] if signed else found
+
+
+@vectors(arithmetic.dp4a)
+def dp4a(a, b, c):
+    return sum(x * y for x, y in zip(bytes_of(a, True), bytes_of(b, True))) + c & ALL
+
+
+@vectors(arithmetic.dp4a_u32)
+def dp4a_u32(a, b, c):
+    return sum(x * y for x, y in zip(bytes_of(a, False), bytes_of(b, False))) + c & ALL
+
+
+@vectors(convert.float_as_uint)
+def float_as_uint(x):
+    return bits_of(x)
+
+
+@vectors(convert.uint_as_float)
+def uint_as_float(word):
+    return floats_of(word)
+
+
+def bfloat16_bits(bits):
+    """The bits of float32 rounded to bfloat16."""
+    return np.where(bits & 0x7FFFFFFF > 0x7F800000, NAN_OF_BFLOAT16, bits + 0x7FFF + (bits >> 16 & 1) >> 16)
+
+
+@vectors(convert.pack_bf16x2)
+def pack_bf16x2(low, high):
+    return bfloat16_bits(bits_of(low)) | bfloat16_bits(bits_of(high)) << 16
+
+
+@vectors(convert.pack_f16x2)
+def pack_f16x2(low, high):
+    found = [np.asarray(one, np.float32).astype(np.float16) for one in (low, high)]
+    if not finite(*found):
+        return None
+    return found[0].view(np.uint16).astype(np.int64) | found[1].view(np.uint16).astype(np.int64) << 16
+
+
+@vectors(convert.unpack_bf16x2)
+def unpack_bf16x2(word):
+    found = floats_of((word & 0xFFFF) << 16), floats_of(word & 0xFFFF0000)
+    return found if not any(np.isnan(one).any() for one in found) else None
+
+
+@vectors(convert.unpack_f16x2)
+def unpack_f16x2(word):
+    found = tuple(one.astype(np.float32) for one in halves_of(word))
+    return found if not any(np.isnan(one).any() for one in found) else None
+
+
+@vectors(convert.fma_f16x2)
+def fma_f16x2(a, b, c):
+    found = [(x * y + z).astype(np.float16) for x, y, z in zip(*map(halves_of, (a, b, c)))]
+    if not finite(*found):
+        return None
+    found = [one.view(np.uint16).astype(np.int64) for one in np.broadcast_arrays(*found)]
+    return found[0] | found[1] << 16
+
+
+@vectors(convert.fma_bf16x2)
+def fma_bf16x2(a, b, c):
+    found = []
+    for part in (lambda word: (word & 0xFFFF) << 16, lambda word: word & 0xFFFF0000):
+        x, y, z = (floats_of(part(np.asarray(word))).astype(np.float64) for word in (a, b, c))
+        total = (x * y + z).astype(np.float32)
+        bits = bits_of(total)
+        if not finite(total) or (bits & 0xFFFF == convert.TIE).any():
+            return None
+        found.append(bfloat16_bits(bits))
+    return found[0] | found[1] << 16

@@ -1,0 +1,1 @@
+"""The engine whose threads are the lanes of NumPy vectors."""

@@ -1,0 +1,104 @@
+"""A log of accesses to memory, and the search for two of different threads that may race.
+
+The search is a filter: it passes what is certainly ordered by barriers of blocks and of warps, and everything else sends the launch to the
+threads, whose detectors know all orders and give the verdict.
+"""
+
+import numpy as np
+
+READ, WRITE, ATOMIC = 0, 1, 2
+
+
+class Log:
+    """Accesses as vectors: first byte, bytes, thread, kind, epoch (grows at block barriers), clock (grows at warp barriers), value."""
+
+    def __init__(self):
+        self.entries, self.count = [], 0
+
+    def add(self, start, size, thread, kind, epoch, clock, value=None):
+        """Add an access of several lanes; epoch, clock, value: vectors, or numbers for all lanes."""
+        self.entries.append((start, size, thread, kind, epoch, clock, value))
+        self.count += start.size
+
+    def columns(self):
+        """(granule, thread, kind, epoch, clock, value) of all accesses, in granules as large as the smallest access."""
+        granule = min(entry[1] for entry in self.entries)
+        made = []
+        for start, size, thread, kind, epoch, clock, value in self.entries:
+            pieces = size // granule
+            unit = start // granule
+            if pieces > 1:
+                unit = (unit[:, None] + np.arange(pieces)).reshape(-1)
+            rest = [spread(one, start.size, pieces) for one in (thread, kind, epoch, clock)]
+            made.append((unit, *rest, spread(np.nan if value is None or pieces > 1 else value, start.size, pieces)))
+        return [np.concatenate(column) for column in zip(*made)]
+
+
+def spread(value, count, pieces):
+    """A number or vector for each piece of `count` accesses."""
+    if isinstance(value, np.ndarray):
+        value = value if value.size == count else np.broadcast_to(value, count)
+        return np.repeat(value, pieces) if pieces > 1 else value
+    return np.full(count * pieces, value)
+
+
+def several(keys, values):
+    """For each entry, whether another entry with the same key, a small non-negative number, has another value."""
+    last = np.empty(int(keys.max()) + 1, values.dtype)
+    last[keys] = values
+    flags = np.zeros(last.size, bool)
+    flags[keys[last[keys] != values]] = True
+    return flags[keys]
+
+
+def shared_by(keys, kinds):
+    """For each entry, whether one with its key changes memory, and one is not an atomic."""
+    changes, plain = (np.zeros(int(keys.max()) + 1, bool) for _ in range(2))
+    changes[keys[kinds != READ]] = True
+    plain[keys[kinds != ATOMIC]] = True
+    return (changes & plain)[keys]
+
+
+def suspicious(keys, threads, kinds):
+    """The numbers of the entries whose key has several threads, of which one writes and one is not in an atomic."""
+    chosen = np.flatnonzero(several(keys, threads))
+    return chosen[shared_by(keys[chosen], kinds[chosen])] if chosen.size else chosen
+
+
+def renumbered(*columns):
+    """A small number for each different row."""
+    return np.unique(np.stack(columns), axis=1, return_inverse=True)[1].reshape(-1)
+
+
+def may_race(log, block_of, warp_of):
+    """Whether two accesses in a log may race. block_of, warp_of: functions of thread numbers."""
+    if not any(entry[3] != READ for entry in log.entries):
+        return False
+    units, threads, kinds, epochs, clocks, values = log.columns()
+    chosen = suspicious(units, threads, kinds)
+    if not chosen.size:
+        return False
+    units, threads, kinds, epochs, clocks, values = (one[chosen] for one in (units, threads, kinds, epochs, clocks, values))
+    chosen = np.flatnonzero(~stored_alike(units, kinds, values))
+    if not chosen.size:
+        return False
+    units, threads, kinds, epochs, clocks = (one[chosen] for one in (units, threads, kinds, epochs, clocks))
+    if several(renumbered(units), block_of(threads)).any():
+        return True
+    keys = renumbered(units, epochs)
+    chosen = suspicious(keys, threads, kinds)
+    if not chosen.size:
+        return False
+    keys, threads, kinds, clocks = (one[chosen] for one in (keys, threads, kinds, clocks))
+    if several(keys, warp_of(threads)).any():
+        return True
+    return bool(suspicious(renumbered(keys, clocks), threads, kinds).size)
+
+
+def stored_alike(units, kinds, values):
+    """For each entry, whether all accesses to its granule are stores of one known value."""
+    keys = renumbered(units)
+    other = several(keys, values) | np.isnan(values)
+    mixed = np.zeros(int(keys.max()) + 1, bool)
+    mixed[keys[other | (kinds != WRITE)]] = True
+    return ~mixed[keys]

@@ -1,0 +1,137 @@
+"""Arrays as the lanes see them: the memory, and for each lane where its part of it begins.
+
+An index is a number, the same for all lanes, or a vector with one number a lane. Elements are read as vectors (integers as int64, whose
+bits are those of the element's type for uint64), or as one number if the index is the same for all lanes.
+"""
+
+import math
+
+import numpy as np
+
+from minllm.sim.array_bytes import bytes_between, offset_of_first
+from minllm.sim.arrays import CheckedArray
+from minllm.sim.lanes.faults import NotInLanes
+from minllm.sim.lanes.masks import VECTOR
+
+
+class Root:
+    """Memory that arrays are views of.
+
+    flat: a one-dimensional array. data: the array in global memory. notes: data of detectors. loaded: whether an element was read. saved: a
+    copy from before the first store, to undo a launch. writer, reader: for each element, which of several blocks in one vector wrote and
+    read it.
+    """
+
+    marks = None  # under detectors, one per byte that is written (local memory: one per element); None if all are
+
+    def __init__(self, flat, name="", space="global", data=None):
+        self.flat, self.name, self.space, self.data = flat, name, space, data
+        self.root, self.notes = self, {}
+        self.saved, self.loaded = None, False
+        self.writer = self.reader = None
+        self.writable = flat.flags.writeable
+
+    @property
+    def size(self):
+        return self.data.size
+
+    @property
+    def itemsize(self):
+        return self.flat.itemsize
+
+
+class LaneArray:
+    """An array in global, shared or constant memory. offset: elements before its first; a vector if it differs between lanes."""
+
+    __slots__ = ("root", "flat", "shape", "strides", "offset", "dtype", "kind", "space", "varies")
+    local = False
+
+    def __init__(self, root, flat, shape, strides, offset):
+        self.root, self.flat, self.shape, self.strides, self.offset = root, flat, shape, strides, offset
+        self.dtype, self.kind, self.space = flat.dtype, flat.dtype.kind, root.space
+        self.varies = type(offset) is VECTOR
+
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+    @property
+    def size(self):
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self):
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self):
+        return self.size * self.dtype.itemsize
+
+    @property
+    def contiguous(self):
+        return self.strides == row_major(self.shape)
+
+    @property
+    def T(self):
+        return self.like(self.shape[::-1], self.strides[::-1], self.offset)
+
+    def like(self, shape, strides, offset):
+        """Another view of the same memory."""
+        return type(self)(self.root, self.flat, shape, strides, offset)
+
+    def reshape(self, *shape):
+        """The same memory in another shape."""
+        shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        if not self.contiguous or any(type(extent) is VECTOR for extent in shape):
+            raise NotInLanes("reshape of an array with gaps")
+        if -1 in shape:
+            shape = tuple(self.size // -math.prod(shape) if extent == -1 else extent for extent in shape)
+        if math.prod(shape) != self.size:
+            raise NotInLanes("reshape to another size")
+        return self.like(shape, row_major(shape), self.offset)
+
+
+class LocalArray(LaneArray):
+    """Arrays of which each lane has its own; flat: [elements, lanes]."""
+
+    __slots__ = ()
+    local = True
+
+
+def row_major(shape):
+    """The strides of a C-contiguous array, in elements."""
+    strides, count = [], 1
+    for extent in reversed(shape):
+        strides.append(count)
+        count *= extent
+    return tuple(reversed(strides))
+
+
+def of_host(data, name, space="global", roots=None):
+    """The LaneArray of a NumPy array. roots: [(first byte, one past the last, Root)] of the launch so far, to which it is added."""
+    if data.dtype.names is not None or data.dtype.kind not in "iufbV" or any(stride % data.itemsize for stride in data.strides):
+        raise NotInLanes(f"an array of {data.dtype}")
+    memory = bytes_between(data)
+    if memory.size % data.itemsize:
+        raise NotInLanes("an array with gaps")
+    first = memory.__array_interface__["data"][0]
+    root = next((known for start, stop, known in roots or () if (start, stop) == (first, first + memory.size)), None)
+    flat = memory.view(data.dtype)
+    if root is None:
+        root = Root(flat, name, space, data)
+        if roots is not None:
+            roots.append((first, first + memory.size, root))
+    if root.flat.dtype != data.dtype:
+        raise NotInLanes("one memory under two types")
+    return LaneArray(root, flat, data.shape, tuple(s // data.itemsize for s in data.strides), offset_of_first(data) // data.itemsize)
+
+
+def overlap(roots):
+    """Whether two roots share memory."""
+    spans = sorted((start, stop) for start, stop, _ in roots if start < stop)
+    return any(following[0] < stop for (_, stop), following in zip(spans, spans[1:]))
+
+
+def constant(data, name):
+    """The LaneArray of a global array, which is read-only."""
+    return of_host(data.data if isinstance(data, CheckedArray) else np.ascontiguousarray(data), name, "constant")

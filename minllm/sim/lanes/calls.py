@@ -1,0 +1,239 @@
+"""The lane forms of calls: builtins, math, numba.cuda and PTX instructions."""
+
+import ast
+import functools
+import types as python_types
+
+import numba.cuda
+
+from minllm.machine.numba_cuda import types
+from minllm.sim.half_precision import half_precision
+from minllm.sim.lanes import operations, warps
+from minllm.sim.rewrite import CUDA, LIBDEVICE
+from minllm.sim.typing.arithmetic import MAXIMA, truncated
+from minllm.sim.typing.expressions import Width
+from minllm.sim.typing.values import UNKNOWN, is_integer, is_scalar
+
+FORMS = {}  # id of an object that kernels call -> function(writer, node, value, arguments, named) that writes the call
+BY_BITS = ("popc", "clz", "ffs", "brev")
+
+
+def form(*things):
+    """Register how calls of objects are written."""
+
+    def register(function):
+        for thing in things:
+            FORMS[id(thing)] = function
+        return function
+
+    return register
+
+
+def call_form(writer, node, called, value, arguments, named):
+    """The source of the call of an object."""
+    write = FORMS.get(id(called))
+    if write is not None:
+        return write(writer, node, value, arguments, named)
+    name = getattr(called, "__name__", str(called))
+    emulation = getattr(called, "emulation", None)
+    if (vectors := getattr(emulation, "in_lanes", None)) is not None and not named:
+        return f"{writer.thing(vectors)}({', '.join(['L', *naturals(writer, node, arguments)])})"
+    if emulation is not None and getattr(called, "pure", False) and not named:
+        return scalars(writer, node, emulation, arguments)
+    if named:
+        writer.refuse(node, f"{name} with named arguments")
+    if isinstance(called, python_types.BuiltinFunctionType) and called.__module__ == "math":
+        return scalars(writer, node, operations.math_form(name), arguments, vectors=True)
+    if getattr(numba.cuda.libdevice, name, None) is called:
+        return scalars(writer, node, getattr(LIBDEVICE, name), arguments)
+    if (found := half_precision(called)) is not None:
+        return scalars(writer, node, found, arguments)
+    writer.refuse(node, f"the function {name}")
+
+
+def scalars(writer, node, function, arguments, vectors=False):
+    """The source of the call of a function of numbers. vectors: whether it takes vectors too."""
+    if not all(is_scalar(writer.kind(one).type) for one in node.args):
+        writer.refuse(node, "a function of something that is not a number")
+    arguments = naturals(writer, node, arguments)
+    return f"{writer.thing(function)}({', '.join(arguments)})" if vectors else f"L.each({', '.join([writer.thing(function), *arguments])})"
+
+
+def naturals(writer, node, arguments):
+    """Arguments, those of type uint64 as numbers that are not negative."""
+    kinds = [UNKNOWN if isinstance(one, ast.Starred) else writer.kind(one) for one in node.args]
+    return [f"ops.natural({text})" if kind.type == types.uint64 else text for text, kind in zip(arguments, kinds)]
+
+
+@form(numba.cuda.syncthreads)
+def syncthreads(writer, node, value, arguments, named):
+    return "L.syncthreads()"
+
+
+@form(numba.cuda.grid)
+def grid(writer, node, value, arguments, named):
+    count = writer.constant(node.args[0])
+    axes = [f"L.blockIdx.{axis} * L.blockDim.{axis} + L.threadIdx.{axis}" for axis in "xyz"[:count]]
+    return f"({axes[0]})" if count == 1 else f"({', '.join(axes)})"
+
+
+@form(numba.cuda.gridsize)
+def gridsize(writer, node, value, arguments, named):
+    count = writer.constant(node.args[0])
+    axes = [f"L.gridDim.{axis} * L.blockDim.{axis}" for axis in "xyz"[:count]]
+    return f"({axes[0]})" if count == 1 else f"({', '.join(axes)})"
+
+
+def dtype_argument(writer, node):
+    given = node.args[1] if len(node.args) > 1 else next((one.value for one in node.keywords if one.arg == "dtype"), None)
+    dtype = writer.constant(given)
+    kind = writer.found.values[node].type
+    if dtype is None or not isinstance(kind, types.Array) or not is_scalar(kind.dtype):
+        writer.refuse(node, "an array of an unknown type")
+    return writer.thing(dtype)
+
+
+def shape_argument(writer, node):
+    return writer.expression(node.args[0] if node.args else next(one.value for one in node.keywords if one.arg == "shape"))
+
+
+@form(numba.cuda.shared.array)
+def shared_array(writer, node, value, arguments, named):
+    key = writer.thing((writer.found.function.__code__, node.lineno, node.col_offset))
+    return f"L.new_shared({key}, {shape_argument(writer, node)}, {dtype_argument(writer, node)})"
+
+
+@form(numba.cuda.local.array)
+def local_array(writer, node, value, arguments, named):
+    return f"L.new_local({shape_argument(writer, node)}, {dtype_argument(writer, node)})"
+
+
+@form(max, min)
+def extremum(writer, node, value, arguments, named):
+    called, replaced = writer.constant(node.func), writer.found.calls.get(node)
+    name = "max" if called is max else "min"
+    if named or len(arguments) < 2 or types.uint64 in [writer.kind(one).type for one in node.args]:
+        writer.refuse(node, f"{name} of one argument or of uint64")
+    if is_integer(value.type):
+        return f"ops.int_{name}({', '.join(arguments)})"
+    if replaced in MAXIMA.values():
+        return f"ops.float_{name}({', '.join(arguments)})"
+    return scalars(writer, node, called, arguments)
+
+
+@form(abs)
+def absolute(writer, node, value, arguments, named):
+    if not is_scalar(value.type):
+        writer.refuse(node, "abs of something that is not a number")
+    return f"abs({arguments[0]})"
+
+
+@form(int)
+def integer(writer, node, value, arguments, named):
+    kind = writer.kind(node.args[0])
+    if writer.found.calls.get(node) is truncated:
+        return scalars(writer, node, truncated, arguments)
+    return arguments[0] if is_integer(kind.type) else f"{writer.cast(types.int64, kind.type)}({arguments[0]})"
+
+
+@form(float)
+def real(writer, node, value, arguments, named):
+    return f"{writer.cast(value.type, writer.kind(node.args[0]).type)}({arguments[0]})"
+
+
+@form(bool)
+def boolean(writer, node, value, arguments, named):
+    return f"truth({arguments[0]})"
+
+
+@form(round)
+def rounded(writer, node, value, arguments, named):
+    replaced = writer.found.calls.get(node)
+    function = replaced if isinstance(replaced, python_types.FunctionType) else round
+    text = scalars(writer, node, function, arguments)
+    return f"{writer.cast(replaced, value.type)}({text})" if isinstance(replaced, types.Type) else text
+
+
+@form(len)
+def length(writer, node, value, arguments, named):
+    if isinstance(writer.found.values[node.args[0]].type, types.Array):
+        return f"{arguments[0]}.shape[0]"
+    return f"len({arguments[0]})"
+
+
+@form(numba.cuda.fma)
+def fma(writer, node, value, arguments, named):
+    return scalars(writer, node, functools.partial(operations.fma, CUDA.fma), arguments, vectors=True)
+
+
+@form(numba.cuda.selp)
+def selp(writer, node, value, arguments, named):
+    return f"L.select({arguments[0]}, lambda: {arguments[1]}, lambda: {arguments[2]})"
+
+
+@form(*(getattr(numba.cuda, name) for name in BY_BITS), numba.cuda.cbrt)
+def bits(writer, node, value, arguments, named):
+    called, width = writer.constant(node.func), writer.found.calls.get(node)
+    function = getattr(CUDA, called.__name__)
+    if isinstance(width, Width):
+        function = functools.partial(function, bits=int(width))
+    return scalars(writer, node, function, arguments)
+
+
+@form(numba.cuda.threadfence, numba.cuda.threadfence_block)
+def fence(writer, node, value, arguments, named):
+    return "None"
+
+
+def member_form(name, function):
+    """Register an instruction of warps that takes the mask of its lanes first."""
+
+    @form(getattr(numba.cuda, name))
+    def write(writer, node, value, arguments, named):
+        if named:
+            writer.refuse(node, f"{name} with named arguments")
+        return f"{writer.thing(function)}({', '.join(['L', *arguments])})"
+
+
+for _name in ("shfl", "xor", "down", "up"):
+    member_form("shfl_sync" if _name == "shfl" else f"shfl_{_name}_sync", warps.SHUFFLES[_name])
+for _name, _function in dict(ballot_sync=warps.ballot, any_sync=warps.any_of, all_sync=warps.all_of, syncwarp=warps.syncwarp).items():
+    member_form(_name, _function)
+
+
+@form(numba.cuda.syncthreads_count)
+def syncthreads_count(writer, node, value, arguments, named):
+    return f"{writer.thing(warps.votes_of_block)}(L, {arguments[0]})"
+
+
+@form(numba.cuda.syncthreads_or)
+def syncthreads_or(writer, node, value, arguments, named):
+    return f"{writer.cast(types.int64, types.boolean)}({writer.thing(warps.votes_of_block)}(L, {arguments[0]}) > 0)"
+
+
+@form(numba.cuda.syncthreads_and)
+def syncthreads_and(writer, node, value, arguments, named):
+    return f"{writer.cast(types.int64, types.boolean)}({writer.thing(warps.votes_of_block)}(L, {arguments[0]}) == L.threads)"
+
+
+def atomic_form(name):
+    """Register an atomic."""
+    change = getattr(CUDA.atomic, name)
+
+    @form(getattr(numba.cuda.atomic, name))
+    def atomic(writer, node, value, arguments, named):
+        return f"L.atomic({', '.join([writer.thing(change), *naturals(writer, node, arguments)])})"
+
+
+for _name in ("add", "sub", "max", "min", "exch", "and_", "or_", "xor", "inc", "dec", "cas", "nanmax", "nanmin"):
+    atomic_form(_name)
+
+
+@form(numba.cuda.ldcg, numba.cuda.ldca, numba.cuda.ldcs, numba.cuda.ldcv, numba.cuda.ldlu)
+def hinted_load(writer, node, value, arguments, named):
+    return f"L.load({arguments[0]}, *ops.position({arguments[1]}))"
+
+
+@form(numba.cuda.stcg, numba.cuda.stcs, numba.cuda.stwb, numba.cuda.stwt)
+def hinted_store(writer, node, value, arguments, named):
+    return f"L.store({arguments[0]}, {arguments[2]}, *ops.position({arguments[1]}))"

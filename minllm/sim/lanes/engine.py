@@ -1,0 +1,110 @@
+"""Run a launch in lanes, or say why the threads must run it."""
+
+import functools
+
+import numpy as np
+
+from minllm.errors import SimulationError
+from minllm.machine.numba_cuda import types
+from minllm.sim.lanes.arrays import of_host, overlap
+from minllm.sim.lanes.carried import channels_of
+from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
+from minllm.sim.lanes.generate import lane_form
+from minllm.sim.lanes.operations import wrapped
+from minllm.sim.lanes.state import Lanes
+from minllm.sim.lanes.watch import Watch
+from minllm.sim.rewrite import plain_function
+from minllm.sim.scalars import simulated_type
+from minllm.sim.typing.functions import infer_kernel
+
+MOST_LANES = 4096  # in one vector, if several blocks fit
+
+
+class LaneLaunch:
+    """One launch. changed: the roots that it has written, in order; stored: names of arrays that the kernel is known to write."""
+
+    def __init__(self, how, names, arguments, detect):
+        self.grid, self.block, self.shared_bytes = how.grid, how.block, how.shared_bytes
+        self.changed, self.roots, self.watch = [], [], None
+        function = plain_function(how.kernel)
+        inference = infer_kernel(function, how.types)
+        if inference is None:
+            raise NotInLanes("the kernel's source is not available")
+        self.form = lane_form(inference, (False, channels_of(inference)) if detect else None)
+        self.stored = inference.__dict__.setdefault("stored", set())
+        self.arguments = [self.prepare(*one) for one in zip(arguments, how.types, names)]
+        self.alone = overlap(self.roots)
+        self.make_watch = functools.partial(Watch, self, how, function) if detect else lambda: None
+        if detect and self.alone:
+            raise NotInLanes("arrays that overlap, under detectors")
+
+    def prepare(self, argument, kind, name):
+        """An argument as the lane form takes it."""
+        if isinstance(argument, np.ndarray):
+            return of_host(argument, name, "global", self.roots)
+        if isinstance(argument, tuple):
+            kinds = tuple(kind) if isinstance(kind, types.BaseTuple) else (None,) * len(argument)
+            items = [self.prepare(one, inner, f"{name}.{number}") for number, (one, inner) in enumerate(zip(argument, kinds))]
+            return type(argument)._make(items) if hasattr(argument, "_make") else tuple(items)
+        if argument is None:
+            return None
+        if isinstance(kind, (types.Number, types.Boolean)) and isinstance(argument, (int, float, np.number, np.bool_)):
+            number = simulated_type(kind)(argument)
+            return wrapped(number) if type(number) is int else number
+        raise NotInLanes(f"an argument of type {type(argument).__name__}")
+
+    def run(self, indices):
+        """Run all blocks."""
+        threads = self.block.x * self.block.y * self.block.z
+        most = 1 if self.alone else max(1, MOST_LANES // threads)
+        first, self.watch = 0, self.make_watch()
+        while first < len(indices):
+            # The first block runs alone, which tells what the kernel writes.
+            count = 1 if first == 0 and not self.stored else min(most, len(indices) - first)
+            for _, _, root in self.roots:
+                root.writer = root.reader = None
+            lanes = Lanes(self, indices[first : first + count], first)
+            try:
+                self.form(lanes, *self.arguments)
+                if self.watch is not None:
+                    self.watch.end_vector(lanes)
+            except (BlocksMeet, NotInLanes) as reason:  # what differs between blocks may be the same within each
+                if count == 1 and isinstance(reason, NotInLanes):
+                    raise
+                self.undo()
+                self.alone = self.alone or count > 1
+                most, first, self.watch = 1 if self.alone else most, 0, self.make_watch()
+                continue
+            first += count
+        if self.watch is not None:
+            self.watch.end()
+
+    def undo(self):
+        """Give all memory its contents from before the launch."""
+        for root in reversed(self.changed):
+            root.flat[:] = root.saved
+            root.saved = None
+        for _, _, root in self.roots:
+            root.loaded, root.notes = False, {}
+        self.changed = []
+
+
+def run_in_lanes(how, names, arguments, indices, detect=False):
+    """Run a launch in lanes; returns None, or why the threads must run it, with all memory as before."""
+    launch = None
+    try:
+        launch = LaneLaunch(how, names, arguments, detect)
+        with np.errstate(all="ignore"):
+            launch.run(indices)
+        return None
+    except NotInLanes as reason:
+        why = str(reason)
+    except Fault as reason:
+        why = f"a possible fault: {reason}"
+    except SimulationError:
+        raise
+    except Exception as error:  # what the generated code does not foresee; the threads' verdict stands
+        why = f"{type(error).__name__}: {error}"
+    if launch is not None:
+        launch.undo()
+    return why

@@ -1,0 +1,388 @@
+"""The lane forms of expressions, as Python source."""
+
+import ast
+import operator
+
+import numba.cuda
+import numpy as np
+
+from minllm.machine.numba_cuda import types
+from minllm.sim.lanes import operations
+from minllm.sim.lanes.arrays import constant
+from minllm.sim.lanes.calls import call_form
+from minllm.sim.lanes.carried import Nothing, carried
+from minllm.sim.lanes.faults import NotInLanes
+from minllm.sim.lanes.masks import joined, truth
+from minllm.sim.place import file_of
+from minllm.sim.typing.arithmetic import BINARY
+from minllm.sim.typing.values import UNKNOWN, is_float, is_integer, is_scalar, may_be_negative, must_cast, range_bits
+
+SYMBOLS = {
+    operator.add: "+", operator.sub: "-", operator.mul: "*", operator.and_: "&", operator.or_: "|", operator.xor: "^",
+    operator.truediv: "/", operator.floordiv: "//", operator.mod: "%",
+}  # fmt: skip
+CHECKED = {
+    operator.floordiv: ("floordiv", "unsigned_floordiv"), operator.mod: ("mod", "unsigned_mod"),
+    operator.lshift: ("lshift", "lshift"), operator.rshift: ("rshift", "unsigned_rshift"),
+}  # fmt: skip
+COMPARISONS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+UFUNCS = {"==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}
+INDICES = {id(getattr(numba.cuda, name)): name for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")}
+HARMLESS = (ast.Name, ast.Constant, ast.Compare, ast.Attribute, ast.BoolOp, ast.BinOp, ast.UnaryOp)
+HARMLESS_OPERATIONS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
+
+
+class Writer:
+    """Writes the expressions of one function. names: the globals of the generated code; its state of lanes is named L."""
+
+    def __init__(self, inference, detect):
+        self.found, self.detect = inference, detect
+        self.carried = carried(inference, *detect) if detect else Nothing
+        self.names = {"joined": joined, "truth": truth, "ops": operations}
+        self.made = 0
+        code = inference.function.__code__
+        self.local_names = set(code.co_varnames) | set(code.co_cellvars)
+
+    def refuse(self, node, what):
+        code = self.found.function.__code__
+        raise NotInLanes(f"{what} ({file_of(code)}:{node.lineno} in {code.co_name})")
+
+    def new_name(self):
+        self.made += 1
+        return f"t{self.made}"
+
+    def thing(self, value):
+        """A name of the generated code for an object."""
+        name = next((name for name, known in self.names.items() if known is value), f"k{len(self.names)}")
+        self.names[name] = value
+        return name
+
+    # Types
+
+    def kind(self, node):
+        """The Value of an expression after its casts."""
+        value = self.found.values.get(node, UNKNOWN)
+        casts = self.found.casts.get(node)
+        if not casts:
+            return value
+        return value._replace(type=casts[-1], bits=range_bits(casts[-1]) if not is_float(casts[-1]) else 0, wide=False)
+
+    def constant(self, node):
+        """The object that an expression stands for, if it is known."""
+        value = self.found.values.get(node)
+        if value is not None and value.constant is not None:
+            return value.constant.value
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Eq, ast.NotEq)) and len(node.ops) == 1:
+            left, right = self.constant(node.left), self.constant(node.comparators[0])
+            if isinstance(left, str) or isinstance(right, str):  # which inference leaves to the kernel
+                return (left == right) == isinstance(node.ops[0], ast.Eq)
+        return None
+
+    def natural(self, text, kind):
+        """The source of a number that leaves the lanes: one of type uint64 is not negative."""
+        return f"ops.natural({text})" if kind is not None and kind.type == types.uint64 else text
+
+    def is_array(self, value):
+        return isinstance(value.type, types.Array)
+
+    # Expressions
+
+    def expression(self, node):
+        """The source of an expression with its casts."""
+        value = self.found.values.get(node)
+        if value is None:
+            self.refuse(node, "an expression of unknown type")
+        known = value.constant
+        if known is None and (folded := self.constant(node)) is not None:
+            return repr(folded)
+        acts = isinstance(node, ast.Call) and known is not None and known.value is None
+        if known is not None and not acts and (text := self.literal(known.value)) is not None:
+            return self.cast_steps(node, text)
+        if isinstance(node, ast.Name) and node.id not in self.local_names:
+            return self.outside(self.found.names.get(node.id, known and known.value), node)
+        if known is not None and isinstance(node, (ast.Attribute, ast.Subscript)):
+            return self.outside(known.value, node)
+        visit = getattr(self, "on_" + type(node).__name__, None)
+        if visit is None:
+            self.refuse(node, f"an expression {type(node).__name__}")
+        return self.cast_steps(node, visit(node, value))
+
+    def literal(self, value):
+        """The source of a constant number, or None."""
+        if value is None or type(value) in (bool, int):
+            return f"({value!r})" if value is not None else "None"
+        if isinstance(value, np.bool_):
+            return repr(bool(value))
+        if isinstance(value, np.integer):
+            return f"({int(value)})"
+        if isinstance(value, (float, np.floating)):
+            return self.thing(value if isinstance(value, np.floating) else np.float64(value))
+        return None
+
+    def outside(self, value, node):
+        """The source of an object from outside of the function."""
+        if (text := self.literal(value)) is not None:
+            return text
+        if isinstance(value, np.ndarray):
+            return self.thing(constant(value, getattr(node, "id", "")))
+        if isinstance(value, tuple):
+            items = [self.outside(item, node) for item in value]
+            inner = "".join(item + ", " for item in items)
+            return f"{self.thing(type(value))}({inner})" if hasattr(value, "_fields") else f"({inner})"
+        if callable(value) or isinstance(value, types.Type):
+            return self.thing(value)
+        self.refuse(node, f"the object {type(value).__name__} from outside of the function")
+
+    def cast(self, wanted, given):
+        return self.thing(operations.cast(wanted, given))
+
+    def cast_steps(self, node, text):
+        given = self.found.values[node].type
+        for wanted in self.found.casts.get(node, ()):
+            if not is_scalar(wanted) or not is_scalar(given):
+                self.refuse(node, "a conversion of something that is not a number")
+            text, given = self.integer_cast(wanted, given, text, node in self.carried.nodes), wanted
+        return text
+
+    def integer_cast(self, wanted, given, text, may_be_index):
+        """The source of a cast; under detectors one of 32 bits and more that may change an index is checked."""
+        checked = may_be_index and is_integer(wanted) and is_integer(given) and wanted.bitwidth >= 32
+        return f"L.checked({self.cast(wanted, given)}, {text})" if checked else f"{self.cast(wanted, given)}({text})"
+
+    def on_Name(self, node, value):
+        return f"v_{node.id}"
+
+    def on_Tuple(self, node, value):
+        return "(" + "".join(("*" if isinstance(one, ast.Starred) else "") + self.item(one) + ", " for one in node.elts) + ")"
+
+    def item(self, node):
+        return self.expression(node.value if isinstance(node, ast.Starred) else node)
+
+    def on_Attribute(self, node, value):
+        owner = self.found.values[node.value]
+        if owner.constant is not None and id(owner.constant.value) in INDICES:
+            return f"L.{INDICES[id(owner.constant.value)]}.{node.attr}"
+        if owner.constant is not None and owner.constant.value is numba.cuda:
+            return {"laneid": "L.laneid", "warpsize": "32"}.get(node.attr) or self.refuse(node, f"cuda.{node.attr}")
+        if self.is_array(owner) and node.attr in ("shape", "size", "ndim", "T", "itemsize", "nbytes"):
+            return f"{self.expression(node.value)}.{node.attr}"
+        if owner.fields is not None and node.attr in owner.fields:
+            return f"{self.expression(node.value)}.{node.attr}"
+        self.refuse(node, f"the attribute {node.attr}")
+
+    # Subscripts
+
+    def selects_element(self, node):
+        owner, index = self.found.values[node.value], node.slice
+        if isinstance(index, ast.Tuple):
+            return len(index.elts) == owner.type.ndim and not any(isinstance(one, (ast.Slice, ast.Starred)) for one in index.elts)
+        if isinstance(index, ast.Slice):
+            return False
+        items = self.found.values[index].items
+        return (1 if items is None else len(items)) == owner.type.ndim
+
+    def index(self, node):
+        """The source of the tuple of a subscript's positions."""
+        index = node.slice
+        if isinstance(index, ast.Tuple):
+            return "(" + "".join(self.position(one) + ", " for one in index.elts) + ")"
+        if self.found.values[index].items is not None:
+            return self.expression(index)
+        return f"({self.position(index)}, )"
+
+    def position(self, node):
+        kind = self.kind(node)
+        if not is_integer(kind.type):
+            self.refuse(node, "an index that is not an integer")
+        return f"ops.low({self.expression(node)})" if kind.bits > 63 else self.expression(node)
+
+    def on_Subscript(self, node, value):
+        owner = self.found.values[node.value]
+        if owner.items is not None:
+            if isinstance(node.slice, ast.Slice):
+                return f"{self.expression(node.value)}[{ast.unparse(node.slice)}]"
+            if self.constant(node.slice) is None:
+                return f"L.pick({self.expression(node.value)}, {self.expression(node.slice)})"
+            return f"{self.expression(node.value)}[{self.constant(node.slice)}]"
+        if not self.is_array(owner):
+            self.refuse(node, "a subscript of something that is not an array or a tuple")
+        if self.selects_element(node):
+            if not is_scalar(owner.type.dtype):
+                self.refuse(node, f"an element of {owner.type.dtype}")
+            return f"L.load({self.expression(node.value)}, *{self.index(node)})"
+        positions = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return f"L.part({self.expression(node.value)}, {''.join(self.part_position(one) + ', ' for one in positions)})"
+
+    def part_position(self, node):
+        if not isinstance(node, ast.Slice):
+            return self.position(node)
+        if node.step is not None:
+            self.refuse(node, "a slice with a step")
+        bounds = ["None" if one is None else self.expression(one) for one in (node.lower, node.upper)]
+        return f"slice({', '.join(bounds)})"
+
+    # Operators
+
+    def augmented(self, node):
+        """The Value of the result of an augmented assignment."""
+        from minllm.sim.typing.arithmetic import binary
+
+        return binary(BINARY[type(node.op)], self.kind(node.target), self.kind(node.value))[0]
+
+    def on_BinOp(self, node, value):
+        kinds = self.kind(node.left), self.kind(node.right)
+        left, right = self.expression(node.left), self.expression(node.right)
+        return self.binary(node, BINARY.get(type(node.op)), left, right, kinds, value)
+
+    def binary(self, node, operation, left, right, kinds, result):
+        """The source of an operator's result."""
+        if operation is None or not (is_scalar(result.type) and all(is_scalar(kind.type) for kind in kinds)):
+            self.refuse(node, "an operator on something that is not a number")
+        if is_integer(result.type) or result.type == types.boolean:
+            return self.integer_binary(node, operation, left, right, kinds, result)
+        left, right = (
+            text if is_float(kind.type) else f"{self.cast(result.type, kind.type)}({text})" for text, kind in zip((left, right), kinds)
+        )
+        if operation is operator.pow:
+            return f"ops.power(L, {left}, {right})"
+        return f"({left} {SYMBOLS[operation]} {right})" if operation in SYMBOLS else self.refuse(node, "an operator on floats")
+
+    def integer_binary(self, node, operation, left, right, kinds, result):
+        left, right = (f"ops.low({text})" if kind.bits > 62 or kind.wide else text for text, kind in zip((left, right), kinds))
+        if operation is operator.pow:
+            return f"ops.power(L, {left}, {right})"
+        if operation not in CHECKED:
+            text = f"({left} {SYMBOLS[operation]} {right})"
+            return f"ops.low({text})" if result.bits > 63 or result.wide else text
+        shift = operation in (operator.lshift, operator.rshift)
+        known = kinds[1].constant
+        name, unsigned_name = CHECKED[operation]
+        if types.uint64 in (kinds[0].type, *([] if shift else [kinds[1].type])):
+            return f"ops.{unsigned_name}(L, {left}, {right})"
+        if known is not None and operation is operator.lshift and 0 <= known.value < 64:
+            return f"ops.low({left} << {known.value})" if result.bits > 63 or result.wide else f"({left} << {known.value})"
+        if known is not None and operation is operator.rshift and 0 <= known.value < 64:
+            return f"({left} >> {known.value})"
+        if known is not None and not shift and known.value != 0:
+            return f"({left} {SYMBOLS[operation]} {right})"
+        return f"ops.{name}(L, {left}, {right})"
+
+    def on_UnaryOp(self, node, value):
+        operand = self.expression(node.operand)
+        if isinstance(node.op, ast.Not) or isinstance(self.found.calls.get(node), ast.Not):
+            return f"ops.not_({operand})"
+        kind = self.kind(node.operand)
+        if not is_scalar(kind.type):
+            self.refuse(node, "an operator on something that is not a number")
+        if kind.bits > 63 or kind.wide:
+            operand = f"ops.low({operand})"
+        text = f"({'-' if isinstance(node.op, ast.USub) else '~' if isinstance(node.op, ast.Invert) else '+'}{operand})"
+        if (wrap := self.found.wraps.get(node)) is not None:
+            text = f"{self.cast(wrap, types.int64)}({text})"
+        return text
+
+    def on_Compare(self, node, value):
+        operands = [node.left, *node.comparators]
+        if len(node.ops) == 1:
+            return self.compare(node, node.ops[0], *operands)
+        if not all(self.harmless(one) for one in operands[1:]):
+            return self.chain(node, operands)
+        return "(" + " & ".join(self.compare(node, *three) for three in zip(node.ops, operands, operands[1:])) + ")"
+
+    def chain(self, node, operands):
+        """The source of a < b < c, of which b is evaluated once."""
+        if len(operands) > 3:
+            self.refuse(node, "a chain of more than two comparisons")
+        name = self.new_name()
+        first = self.compare(node, node.ops[0], *operands[:2], right_text=f"({name} := {self.expression(operands[1])})")
+        second = self.compare(node, node.ops[1], *operands[1:], left_text=name)
+        return f"L.and_({first}, lambda: {second})"
+
+    def compare(self, node, op, left, right, left_text=None, right_text=None):
+        kinds = self.kind(left), self.kind(right)
+        if type(op) not in COMPARISONS or not all(is_scalar(kind.type) for kind in kinds):
+            self.refuse(node, "a comparison of something that is not a number")
+        symbol, texts = COMPARISONS[type(op)], (left_text or self.expression(left), right_text or self.expression(right))
+        if types.uint64 in (kinds[0].type, kinds[1].type):
+            if not all(is_integer(kind.type) for kind in kinds):
+                self.refuse(node, "a comparison of uint64 with a number that is not an integer")
+            signs = [kind.type == types.uint64 or not may_be_negative(kind) for kind in kinds]
+            return f"ops.compare_unsigned({self.thing(UFUNCS[symbol])}, {texts[0]}, {texts[1]}, {signs[0]}, {signs[1]})"
+        texts = [f"ops.low({text})" if kind.bits > 63 else text for text, kind in zip(texts, kinds)]
+        return f"({texts[0]} {symbol} {texts[1]})"
+
+    def harmless(self, node):
+        """Whether an expression may be evaluated by lanes that do not need it."""
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.BinOp) and not isinstance(inner.op, HARMLESS_OPERATIONS):
+                return False
+            if isinstance(inner, ast.expr) and not isinstance(inner, HARMLESS):
+                return False
+        return True
+
+    def on_BoolOp(self, node, value):
+        if any(self.kind(one).type != types.boolean for one in node.values):
+            self.refuse(node, "`and` or `or` of numbers")
+        return self.logical(node)
+
+    def test(self, node):
+        """The source of a condition; its parts may be numbers."""
+        return self.logical(node) if isinstance(node, ast.BoolOp) and self.constant(node) is None else self.expression(node)
+
+    def logical(self, node):
+        is_and = isinstance(node.op, ast.And)
+        text = None
+        for one in node.values:
+            known = self.constant(one)
+            if known is not None and bool(known) is is_and:
+                continue
+            part = self.test(one)
+            if text is None:
+                text = part
+            elif self.harmless(one) and self.kind(one).type == types.boolean:
+                text = f"(truth({text}) {'&' if is_and else '|'} {part})"
+            else:
+                text = f"L.{'and_' if is_and else 'or_'}({text}, lambda: {part})"
+            if known is not None:
+                break
+        return text or repr(is_and)
+
+    def on_IfExp(self, node, value):
+        known = self.constant(node.test)
+        if known is not None:
+            return self.expression(node.body if known else node.orelse)
+        return f"L.select({self.test(node.test)}, lambda: {self.expression(node.body)}, lambda: {self.expression(node.orelse)})"
+
+    # Calls
+
+    def on_Call(self, node, value):
+        called = self.constant(node.func)
+        if called is None:
+            self.refuse(node, f"the call {ast.unparse(node.func)}")
+        inner = self.found.called.get(node)
+        arguments = [("*" if isinstance(one, ast.Starred) else "") + self.item(one) for one in node.args]
+        named = "".join(f"{one.arg}={self.expression(one.value)}, " for one in node.keywords)
+        emulation = getattr(called, "emulation", None)
+        if emulation is None and (hasattr(called, "py_func") or inner is not None):
+            return self.device_call(node, called, inner, arguments, named)
+        if isinstance(called, types.Type) or (isinstance(called, type) and issubclass(called, (np.number, np.bool_, bool, float))):
+            return self.conversion(node, value, arguments)
+        if isinstance(called, type) and issubclass(called, tuple):
+            return f"{self.thing(called)}({''.join(one + ', ' for one in arguments)}{named})"
+        return call_form(self, node, called, value, arguments, named)
+
+    def device_call(self, node, called, inner, arguments, named):
+        from minllm.sim.lanes.generate import lane_form
+
+        if inner is None or node in self.found.methods:
+            self.refuse(node, f"the device function {getattr(called, '__name__', called)}")
+        form = lane_form(inner, self.detect and (node in self.carried.nodes, self.detect[1]))
+        return f"L.call({self.thing(form)}, ({''.join(one + ', ' for one in arguments)}), dict({named}))"
+
+    def conversion(self, node, value, arguments):
+        kind = self.kind(node.args[0]) if len(node.args) == 1 else UNKNOWN
+        if not (is_scalar(kind.type) and is_scalar(value.type)):
+            self.refuse(node, "a conversion of something that is not a number")
+        if is_integer(value.type) and is_integer(kind.type) and not must_cast(kind, value.type):
+            return arguments[0]
+        return self.integer_cast(value.type, kind.type, arguments[0], node in self.carried.nodes)

@@ -1,0 +1,171 @@
+"""Detectors in the lanes: vector checks that send a launch to the threads at the first sight of what their detectors may report.
+
+Unwritten memory has marks of one byte per byte, as in the threads, which are read and set as words of an access's size. Accesses are logged
+and compared (accesses.py): those to shared memory at each barrier, those to global memory when the launch ends.
+"""
+
+import numpy as np
+
+from minllm.errors import SimulationError
+from minllm.sim.detectors import EarlyReads, detectors
+from minllm.sim.detectors.unwritten import UnwrittenReads
+from minllm.sim.lanes.accesses import READ, WRITE, Log, may_race
+from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
+from minllm.sim.lanes.masks import VECTOR
+from minllm.sim.monitor import Launch
+from minllm.sim.thread import WARP_SIZE
+
+MOST_LOGGED = 8_000_000  # accesses between two comparisons
+MARKED = {size: int.from_bytes(b"\1" * size, "little") for size in (1, 2, 4, 8)}
+
+
+class Watch:
+    """The detectors of one launch."""
+
+    def __init__(self, launch, how, function):
+        self.launch, self.logs = launch, {}
+        self.threads = launch.block.x * launch.block.y * launch.block.z
+        self.warps = -(-self.threads // WARP_SIZE)
+        own = [one for one in detectors() if isinstance(one, (UnwrittenReads, EarlyReads))]
+        self.unwritten = next(one for one in own if isinstance(one, UnwrittenReads))
+        self.early = next(one for one in own if isinstance(one, EarlyReads))
+        arrays = {root.name: root for _, _, root in launch.roots}
+        for one in own:
+            one.start(Launch(how.kernel, function, tuple(how.grid), tuple(how.block), how.shared_bytes, arrays))
+        for root in arrays.values():
+            marks = root.notes["written"]
+            root.marks = None if marks is None else np.frombuffer(marks, np.uint8)
+
+    # Accesses. at: for the lanes of the mask, the number of an element of `size` bytes from the memory's start
+
+    def access(self, lanes, root, at, size, kind, value=None):
+        """An access to global or shared memory."""
+        chosen = lanes.chosen
+        if type(at) is not VECTOR:
+            at = np.full(lanes.size if chosen is None else chosen.size, at)
+        if kind != WRITE and root.marks is not None:
+            marks = root.marks.view(f"u{size}")[at] if root.marks.size % size == 0 else self.refuse()
+            if (marks != MARKED[size]).any():
+                raise Fault("a read of memory that nobody wrote")
+        if root.space == "global":
+            self.global_access(lanes, root, at, size, kind, value)
+        elif root.space == "shared":
+            self.shared_access(lanes, root, at, size, kind)
+        if kind != READ and root.marks is not None:
+            root.marks.view(f"u{size}")[at] = MARKED[size]
+
+    def refuse(self):
+        raise NotInLanes("words that end behind an array")
+
+    def global_access(self, lanes, root, at, size, kind, value):
+        if kind == READ:
+            root.loaded = True
+            if root in self.early.early and not lanes.waited:
+                raise Fault("a read of an earlier launch's results")
+            if root.name not in self.launch.stored:
+                return
+        elif root.name not in self.launch.stored:
+            self.launch.stored.add(root.name)
+            if root.loaded:
+                raise BlocksMeet
+        if kind != READ:
+            root.notes["changed"] = True
+        log = self.logs.setdefault(root, Log())
+        who, epoch, clock = self.whereabouts(lanes)
+        log.add(at * size, size, who + lanes.first, kind, epoch, clock, comparable(value, lanes) if kind == WRITE else None)
+        if log.count > MOST_LOGGED:
+            raise NotInLanes("too many accesses to be compared")
+
+    def shared_access(self, lanes, root, at, size, kind):
+        if lanes.flying and (root.flights[at * size >> 4]).any():
+            raise Fault("an access to memory that a cp.async writes")
+        who, _, clock = self.whereabouts(lanes)
+        lanes.log.add(at * size, size, who, kind, 0, clock)
+        if lanes.log.count > MOST_LOGGED:
+            raise NotInLanes("too many accesses between two barriers")
+
+    def whereabouts(self, lanes):
+        """(lane, epoch, clock) of the lanes of the mask."""
+        chosen = lanes.chosen
+        if chosen is None:
+            return lanes.lane, lanes.epoch, lanes.clock
+        return chosen, *(one[chosen] if type(one) is VECTOR else one for one in (lanes.epoch, lanes.clock))
+
+    def local_read(self, lanes, array, at):
+        """A read of local memory."""
+        marks = array.root.marks
+        if marks is None:
+            return
+        found = marks[at] if type(at) is not VECTOR else marks[at, lanes.lane]
+        if not (found if lanes.mask is None else found | ~lanes.mask).all():
+            raise Fault("a read of local memory that nobody wrote")
+
+    def local_written(self, lanes, array, at):
+        """A write to local memory."""
+        marks, chosen = array.root.marks, lanes.chosen
+        if marks is None:
+            return
+        if type(at) is not VECTOR:
+            marks[at] = True if chosen is None else marks[at] | lanes.mask
+        else:
+            marks[(at, lanes.lane) if chosen is None else (at[chosen], chosen)] = True
+
+    def new_local(self, root):
+        root.marks = np.zeros(root.flat.shape, bool)
+
+    def new_shared(self, root):
+        root.marks, root.flights = np.zeros(root.flat.size, np.uint8), np.zeros(-(-root.flat.size // 16), bool)
+
+    # Barriers
+
+    def barrier(self, lanes):
+        """A barrier of the blocks that have lanes in the mask."""
+        here = lanes.mask is None or bool(lanes.mask.all())
+        self.compare_shared(lanes)
+        if here:
+            lanes.log, lanes.epoch = Log(), lanes.epoch + 1
+        else:
+            blocks = lanes.mask.reshape(lanes.count, self.threads)[:, 0]
+            lanes.epoch = lanes.epoch + blocks[lanes.block_of]
+            kept = Log()
+            for entry in lanes.log.entries:
+                kept.add(*part_of(entry, ~blocks[entry[2] // self.threads]))
+            lanes.log = kept
+
+    def compare_shared(self, lanes):
+        if lanes.log.count and may_race(lanes.log, self.block_of, self.warp_of):
+            raise Fault("a race on shared memory")
+
+    def block_of(self, thread):
+        return thread // self.threads
+
+    def warp_of(self, thread):
+        return thread // self.threads * self.warps + thread % self.threads // WARP_SIZE
+
+    def end_vector(self, lanes):
+        """All lanes have ended."""
+        self.compare_shared(lanes)
+
+    def end(self):
+        """All blocks have ended."""
+        for log in self.logs.values():
+            if log.count and may_race(log, self.block_of, self.warp_of):
+                raise Fault("a race on global memory")
+        try:
+            self.unwritten.end()
+        except SimulationError as error:
+            raise Fault(str(error)) from None
+        self.early.end()
+
+
+def part_of(entry, which):
+    """The lanes `which` of an entry of a log."""
+    start, size, thread, kind, *rest = entry
+    return start[which], size, thread[which], kind, *(one[which] if isinstance(one, np.ndarray) else one for one in rest)
+
+
+def comparable(value, lanes):
+    """Stored values as float64, NaN for those that are not known to be equal to another; a number for all lanes."""
+    if type(value) is VECTOR:
+        return value.astype(np.float64) if value.dtype.itemsize <= 4 else np.where(abs(value) < 2**52, value, np.nan).astype(np.float64)
+    return float(value) if value is not None and abs(value) < 2**52 else np.nan

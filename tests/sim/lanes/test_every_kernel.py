@@ -1,0 +1,97 @@
+"""For every kernel of the package the two engines leave the same bits in memory; which launches the lanes leave to the threads, and why."""
+
+import numpy as np
+import pytest
+
+from minllm.sim import detecting, simulator, using_engine
+from minllm.sim.rewrite import plain_function
+from tests.sim.every_kernel import ROWS
+
+# The rows of which the lanes leave a launch to the threads, and how the reason begins.
+ASYNCHRONOUS, CLUSTER, POINTERS = "the function mbarrier_init", "a cluster", "a variable that is another array in other threads"
+IN_THREADS = {
+    "batched_gemv_of_int4": CLUSTER,
+    "batched_gemv_of_nf4": CLUSTER,
+    "flash_attention_3_of_a_prompt": ASYNCHRONOUS,
+    "flat_by_wgmma": CLUSTER,
+    "flat_wgmma_product_of_int8": CLUSTER,
+    "flat_with_deferred_norm": CLUSTER,
+    "flat_with_rope_and_append": CLUSTER,
+    "mixed_input_of_nf4": ASYNCHRONOUS,
+    "mixed_input_of_two_tiles": ASYNCHRONOUS,
+    "prefix_of_a_cascade": ASYNCHRONOUS,
+    "qkv_rope_and_append": POINTERS,
+    "qkv_rope_and_append_of_many_tokens": POINTERS,
+    "qkv_rope_and_append_to_a_quantized_cache": POINTERS,
+    "residual_window_of_a_decode_step": ASYNCHRONOUS,
+    "split_cluster_of_a_short_sequence": CLUSTER,
+    "split_tensor_core_of_a_decode_step": ASYNCHRONOUS,
+    "warp_specialized_product": ASYNCHRONOUS,
+    "warpgroup_product": ASYNCHRONOUS,
+    "wgmma_product": CLUSTER,
+    "wgmma_product_of_few_rows": CLUSTER,
+    "wgmma_product_of_fp8": CLUSTER,
+    "wgmma_product_with_silu": ASYNCHRONOUS,
+}
+FENCES = "a possible fault: a race on global memory"  # blocks that are ordered by fences and atomics
+IN_THREADS_UNDER_DETECTORS = {"split_quantized_by_channel": FENCES, "split_quantized_of_a_decode_step": FENCES}
+
+
+def stage_of(name):
+    """The folder of minllm/kernels that a row's launcher is in."""
+    return getattr(ROWS[name].run, "func", ROWS[name].run).__module__.split(".")[2]
+
+
+def arrays_in(arguments):
+    """The NumPy arrays among arguments, in tuples too."""
+    for one in arguments:
+        if isinstance(one, np.ndarray):
+            yield one
+        elif isinstance(one, tuple):
+            yield from arrays_in(one)
+
+
+class Comparison:
+    """Runs each launch in lanes and then in threads, and compares. left: why the threads alone ran launches."""
+
+    def __init__(self):
+        self.run_in_lanes, self.run, self.left, self.waiting = simulator.run_in_lanes, simulator.run, [], None
+
+    def lanes(self, how, names, arguments, indices, detect):
+        before = [one.copy() for one in arrays_in(arguments)]
+        why = self.run_in_lanes(how, names, arguments, indices, detect)
+        found = [one.copy() for one in arrays_in(arguments)]
+        for array, contents, new in zip(arrays_in(arguments), before, found):
+            assert why is None or new.tobytes() == contents.tobytes(), "a launch that went to the threads has changed memory"
+            if array.flags.writeable:
+                array[...] = contents
+        self.waiting = found if why is None else None
+        if why is not None:
+            self.left.append(why)
+        return why or "compared"
+
+    def threads(self, how, arguments, monitor, share=slice(None)):
+        self.run(how, arguments, monitor, share)
+        for array, found in zip(arrays_in(arguments), self.waiting or ()):
+            assert array.tobytes() == found.tobytes(), f"the engines differ in {plain_function(how.kernel).__name__}"
+        self.waiting = None
+
+
+@pytest.mark.covering("stage", "detect")
+@pytest.mark.parametrize("detect", [True, False])
+@pytest.mark.parametrize("name, stage", [(name, stage_of(name)) for name in ROWS])
+def test_both_engines_leave_the_same_bits(name, stage, detect, monkeypatch):
+    comparison = Comparison()
+    monkeypatch.setattr(simulator, "run_in_lanes", comparison.lanes)
+    monkeypatch.setattr(simulator, "run", comparison.threads)
+    with detecting(detect), using_engine("lanes"):
+        ROWS[name].run()
+    expected = IN_THREADS.get(name) or (IN_THREADS_UNDER_DETECTORS.get(name) if detect else None)
+    if expected is None:
+        assert comparison.left == []
+    else:
+        assert {why[: len(expected)] for why in comparison.left} == {expected}
+
+
+def test_most_kernels_run_in_lanes():
+    assert len(IN_THREADS) < 0.2 * len(ROWS)
