@@ -11,6 +11,8 @@ import pytest
 
 from minllm.machine.numba_cuda import HAS_NUMBA_CUDA
 from minllm.sim import detecting
+from minllm.sim.engines import launches
+from minllm.sim.lanes.engine import UNFORESEEN
 from tests.covering import left_out, without_detectors
 
 HERE = Path(__file__).parent
@@ -98,6 +100,14 @@ def detectors(request):
         return
     with detecting():
         yield
+
+
+@pytest.fixture(autouse=True)
+def lanes_foresee_their_errors():
+    """No simulated launch went to the threads because the lanes have made an error."""
+    launches.clear()
+    yield
+    assert not [launch for launch in launches if str(launch[1]).startswith(UNFORESEEN)]
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,7 +1,8 @@
 """`minllm bench simulator`: the speed of the simulator on this machine, without and with detectors.
 
 Needs no GPU. The test suite runs kernels in the simulator, so some cases have a budget, in seconds of one core. Each case runs once to warm
-up; the result is the best of the runs after it. The whole suite (simulator_suite.py) has a budget too.
+up; the result is the best of the runs after it. The whole suite (simulator_suite.py) has a budget too. A second table compares the
+simulator's two engines (simulator_engines.py).
 
 The wgmma case and the suite use kernels from the tests, which exist in a clone of the repository but not in an installed package.
 """
@@ -16,8 +17,10 @@ import ml_dtypes
 import numpy as np
 from numba import cuda
 
-from minllm.bench import simulator_suite
+from minllm.bench import simulator_engines, simulator_suite
 from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.simulator_engines import CASES as ENGINE_CASES
+from minllm.bench.simulator_engines import EngineCase
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.gemv import gemv
@@ -128,7 +131,13 @@ def measure(cases: tuple[Case, ...], repeats: int) -> list[Row]:
     return rows
 
 
-def run(repeats: int, json_file: Path | None, suite: bool = False, cases: tuple[Case, ...] = CASES) -> bool:
+def run(
+    repeats: int,
+    json_file: Path | None,
+    suite: bool = False,
+    cases: tuple[Case, ...] = CASES,
+    engine_cases: tuple[EngineCase, ...] = ENGINE_CASES,
+) -> bool:
     """Measure, print the table, and if requested write the record; returns whether all budgets hold.
 
     suite: also run and time the whole suite of simulated kernels. Raises InvalidOptionError, before measuring anything, if the suite
@@ -150,6 +159,8 @@ def run(repeats: int, json_file: Path | None, suite: bool = False, cases: tuple[
     for row in rows:
         budget, share = (f"{row.limit:.1f}", f"{row.of_limit:.0%}") if row.limit else ("", "")
         print(COLUMNS.format(row.case, row.variant, f"{row.value:.3f}", budget, share).rstrip(), file=out)
+    print(file=out)
+    rows += simulator_engines.measure(repeats, engine_cases, out)
     if json_file is not None:
         write_json(json_file, new_record("cpu", {}, rows))
     return passed and not any(row.of_limit is not None and row.of_limit > 1 for row in rows)

@@ -31,7 +31,9 @@ def make_setmaxnreg(action, description):
 
     setmaxnreg.__name__ = emulation.__name__ = f"setmaxnreg_{action}"
     emulation.__doc__ = description
-    return emulated(intrinsic(setmaxnreg), emulation)
+    made = emulated(intrinsic(setmaxnreg), emulation)
+    made.meets = True
+    return made
 
 
 setmaxnreg_dec = make_setmaxnreg(

@@ -14,7 +14,7 @@ from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively
 from minllm.sim.detectors import detectors, is_detecting
 from minllm.sim.engines import chosen_engine, launches
-from minllm.sim.lanes.engine import run_in_lanes
+from minllm.sim.lanes.engine import SUSPICION, run_in_lanes, was_in_vain
 from minllm.sim.machine import Block
 from minllm.sim.monitor import Launch, combined
 from minllm.sim.monitored_arrays import checked
@@ -76,12 +76,15 @@ def simulate(
         processes = min(processes, grid.x * grid.y * grid.z)
         spread(functools.partial(run_share, how, detect, processes), arguments, processes)
         return
-    if chosen_engine(engine) == "lanes" and not watching and runs_in_lanes(how, arguments, detect):
+    why = why_in_threads(how, arguments, detect) if chosen_engine(engine) == "lanes" and not watching else ""
+    if why is None:
         return
     monitor = combined([*(detectors() if detect else ()), *watching])
     run(how, arguments, monitor)
     if monitor is not None:
         monitor.end()
+    if why.startswith(SUSPICION):
+        was_in_vain(how, detect)
 
 
 class How(NamedTuple):
@@ -96,12 +99,12 @@ class How(NamedTuple):
     cluster: Any
 
 
-def runs_in_lanes(how, arguments, detect):
-    """Run a launch in lanes; returns whether they could, with all arrays unchanged if not."""
+def why_in_threads(how, arguments, detect):
+    """Run a launch in lanes and return None; or why the threads must run it, with all arrays unchanged."""
     names, indices = argument_names(how.kernel, len(arguments)), block_indices(how.grid, how.order)
-    why = "a cluster" if how.cluster is not None else run_in_lanes(how, names, arguments, indices, detect)
+    why = run_in_lanes(how, names, arguments, indices, detect, launch_bounds(how.kernel)[1])
     launches[plain_function(how.kernel).__name__, why] += 1
-    return why is None
+    return why
 
 
 def run_share(how, detect, processes, arguments, number):

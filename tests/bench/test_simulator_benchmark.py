@@ -1,5 +1,6 @@
 """The benchmark of the simulator: its rows, its exit status, that the budgets hold here, and the suite that it times."""
 
+import io
 import json
 import sys
 
@@ -8,11 +9,12 @@ import pytest
 from numba import cuda, float32
 from typer.testing import CliRunner
 
-from minllm.bench import simulator, simulator_suite
+from minllm.bench import simulator, simulator_engines, simulator_suite
 from minllm.bench.simulator import CASES, Case, best_seconds
 from minllm.cli.app import app
 from minllm.errors import InvalidOptionError, SimulationError
 from minllm.runtime.kernel import kernel, launch
+from minllm.sim import simulate
 
 RUNNER = CliRunner()
 
@@ -20,7 +22,7 @@ RUNNER = CliRunner()
 @pytest.fixture
 def cases(monkeypatch):
     """Replaces the benchmark's cases by those that it is called with."""
-    return lambda *chosen: monkeypatch.setattr(simulator.run, "__defaults__", (False, chosen))
+    return lambda *chosen: monkeypatch.setattr(simulator.run, "__defaults__", (False, chosen, ()))
 
 
 def bench(*arguments):
@@ -117,3 +119,16 @@ def test_the_suite_runs_under_detectors():
     assert (simulator_suite.ROOT / "tests" / "conftest.py").is_file()
     with pytest.raises(SimulationError, match="race on shared memory"):
         launch(racing_kernel, 1, 32, (np.empty(32, np.float32),))
+
+
+def test_the_second_table_compares_the_engines():
+    def copy(x, out):
+        out[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+
+    def run():
+        simulate(copy, 1, 32, np.ones(32), np.empty(32))
+
+    out = io.StringIO()
+    rows = simulator_engines.measure(1, (simulator_engines.EngineCase("a copy", run, 1, 1),), out)
+    assert [(row.variant, row.unit) for row in rows] == [(f"threads over lanes, detectors {which}", "x") for which in ("on", "off")]
+    assert all(row.value > 0 for row in rows) and out.getvalue().count("a copy") == 2

@@ -51,6 +51,30 @@ def make_ldmatrix(tiles, transposed):
     return load
 
 
+def make_stmatrix(tiles, transposed):
+    """The form of stmatrix."""
+
+    def store(lanes, address, fragment, at):
+        warps = whole_warps(lanes)
+        if lanes.watch is not None:
+            raise NotInLanes("stmatrix under detectors")
+        words, base = words_of(lanes, fragment, at, tiles, warps).view(np.uint16).reshape(-1, 32, tiles, 2), lanes.shared_base()
+        rows = np.empty((words.shape[0], tiles, 8, 8), np.uint16)
+        for half in (0, 1):
+            rows[:, :, GROUP, 2 * WITHIN + half] = words[:, :, :, half].transpose(0, 2, 1)
+        rows = rows.transpose(0, 1, 3, 2) if transposed else rows
+        places = (np.asarray(address) + np.zeros(lanes.size, np.int64)).reshape(-1, 32)
+        given = (places if warps is None else places[warps])[:, : 8 * tiles]
+        if ((given < 0) | (given + 16 > lanes.memory.top) | (given % 16 != 0)).any():
+            raise Fault("a row of stmatrix is out of bounds or not aligned")
+        if type(base) is not int:
+            base = base.reshape(-1, 32)[slice(None) if warps is None else warps, : 8 * tiles]
+        halves = units(lanes.memory.root, np.dtype(np.uint16))
+        halves[((given + base) // 2)[:, :, None] + np.arange(8)] = rows.reshape(-1, 8 * tiles, 8)
+
+    return store
+
+
 def make_mma(kind):
     """The form of mma.sync."""
 
@@ -90,6 +114,7 @@ def words_of(lanes, array, at, count, warps):
 for _tiles in (1, 2, 4):
     for _suffix in ("", "_trans"):
         in_lanes(getattr(matrix, f"ldmatrix_x{_tiles}{_suffix}"))(make_ldmatrix(_tiles, bool(_suffix)))
+        in_lanes(getattr(matrix, f"stmatrix_x{_tiles}{_suffix}"))(make_stmatrix(_tiles, bool(_suffix)))
 for _name in [name for name in vars(mma) if name.startswith("mma_m16n8")]:
     in_lanes(getattr(mma, _name))(make_mma(getattr(mma, _name).emulation.kind))
 

@@ -10,27 +10,31 @@ READ, WRITE, ATOMIC = 0, 1, 2
 
 
 class Log:
-    """Accesses as vectors: first byte, bytes, thread, kind, epoch (grows at block barriers), clock (grows at warp barriers), value."""
+    """Accesses as vectors: first byte, bytes, thread, kind, epoch (grows at block barriers), clock (grows at warp barriers), value.
+
+    position: the number of the access in a sequence that barriers, fences and atomics have places in too.
+    """
 
     def __init__(self):
         self.entries, self.count = [], 0
 
-    def add(self, start, size, thread, kind, epoch, clock, value=None):
+    def add(self, start, size, thread, kind, epoch, clock, value=None, position=0):
         """Add an access of several lanes; epoch, clock, value: vectors, or numbers for all lanes."""
-        self.entries.append((start, size, thread, kind, epoch, clock, value))
+        self.entries.append((start, size, thread, kind, epoch, clock, value, position))
         self.count += start.size
 
     def columns(self):
-        """(granule, thread, kind, epoch, clock, value) of all accesses, in granules as large as the smallest access."""
+        """(granule, thread, kind, epoch, clock, value, position) of all accesses, in granules as large as the smallest access."""
         granule = min(entry[1] for entry in self.entries)
         made = []
-        for start, size, thread, kind, epoch, clock, value in self.entries:
+        for start, size, thread, kind, epoch, clock, value, position in self.entries:
             pieces = size // granule
             unit = start // granule
             if pieces > 1:
                 unit = (unit[:, None] + np.arange(pieces)).reshape(-1)
             rest = [spread(one, start.size, pieces) for one in (thread, kind, epoch, clock)]
-            made.append((unit, *rest, spread(np.nan if value is None or pieces > 1 else value, start.size, pieces)))
+            value = spread(np.nan if value is None or pieces > 1 else value, start.size, pieces)
+            made.append((unit, *rest, value, np.full(unit.size, position)))
         return [np.concatenate(column) for column in zip(*made)]
 
 
@@ -74,7 +78,7 @@ def may_race(log, block_of, warp_of):
     """Whether two accesses in a log may race. block_of, warp_of: functions of thread numbers."""
     if not any(entry[3] != READ for entry in log.entries):
         return False
-    units, threads, kinds, epochs, clocks, values = log.columns()
+    units, threads, kinds, epochs, clocks, values, _ = log.columns()
     chosen = suspicious(units, threads, kinds)
     if not chosen.size:
         return False

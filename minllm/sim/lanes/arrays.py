@@ -111,18 +111,17 @@ def of_host(data, name, space="global", roots=None):
     """The LaneArray of a NumPy array. roots: [(first byte, one past the last, Root)] of the launch so far, to which it is added."""
     if data.dtype.names is not None or data.dtype.kind not in "iufbV" or any(stride % data.itemsize for stride in data.strides):
         raise NotInLanes(f"an array of {data.dtype}")
-    memory = bytes_between(data)
+    memory = np.asarray(bytes_between(data))  # not of a subclass, such as that of detectors' outputs
     if memory.size % data.itemsize:
         raise NotInLanes("an array with gaps")
     first = memory.__array_interface__["data"][0]
-    root = next((known for start, stop, known in roots or () if (start, stop) == (first, first + memory.size)), None)
+    spans = ((first, first + memory.size), data.dtype)
+    root = next((known for start, stop, known in roots or () if ((start, stop), known.flat.dtype) == spans), None)
     flat = memory.view(data.dtype)
     if root is None:
         root = Root(flat, name, space, data)
         if roots is not None:
             roots.append((first, first + memory.size, root))
-    if root.flat.dtype != data.dtype:
-        raise NotInLanes("one memory under two types")
     return LaneArray(root, flat, data.shape, tuple(s // data.itemsize for s in data.strides), offset_of_first(data) // data.itemsize)
 
 

@@ -37,11 +37,16 @@ def call_form(writer, node, called, value, arguments, named):
     name = getattr(called, "__name__", str(called))
     emulation = getattr(called, "emulation", None)
     if (vectors := getattr(emulation, "in_lanes", None)) is not None and not named:
+        if vectors.by_threads and writer.detect:
+            writer.refuse(node, f"{name}, under detectors")
+        writer.by_threads |= vectors.by_threads
         return f"{writer.thing(vectors)}({', '.join(['L', *naturals(writer, node, arguments)])})"
     if emulation is not None and getattr(called, "pure", False) and not named:
         return scalars(writer, node, emulation, arguments)
     if named:
         writer.refuse(node, f"{name} with named arguments")
+    if emulation is not None:
+        return by_threads(writer, node, called, emulation, arguments)
     if isinstance(called, python_types.BuiltinFunctionType) and called.__module__ == "math":
         return scalars(writer, node, operations.math_form(name), arguments, vectors=True)
     if getattr(numba.cuda.libdevice, name, None) is called:
@@ -49,6 +54,15 @@ def call_form(writer, node, called, value, arguments, named):
     if (found := half_precision(called)) is not None:
         return scalars(writer, node, found, arguments)
     writer.refuse(node, f"the function {name}")
+
+
+def by_threads(writer, node, called, emulation, arguments):
+    """The source of the call of an instruction that the simulator's threads execute (fibres.py)."""
+    if writer.detect:
+        writer.refuse(node, f"{called.__name__}, under detectors")
+    writer.by_threads = True
+    operands = naturals(writer, node, arguments)
+    return f"L.by_threads({', '.join([writer.thing(emulation), repr(bool(getattr(called, 'meets', False))), *operands])})"
 
 
 def scalars(writer, node, function, arguments, vectors=False):
@@ -100,7 +114,9 @@ def shape_argument(writer, node):
 @form(numba.cuda.shared.array)
 def shared_array(writer, node, value, arguments, named):
     key = writer.thing((writer.found.function.__code__, node.lineno, node.col_offset))
-    return f"L.new_shared({key}, {shape_argument(writer, node)}, {dtype_argument(writer, node)})"
+    aligned = node.args[2] if len(node.args) > 2 else next((one.value for one in node.keywords if one.arg == "alignment"), None)
+    alignment = None if aligned is None else writer.constant(aligned)
+    return f"L.new_shared({key}, {shape_argument(writer, node)}, {dtype_argument(writer, node)}, {alignment})"
 
 
 @form(numba.cuda.local.array)
@@ -182,7 +198,7 @@ def bits(writer, node, value, arguments, named):
 
 @form(numba.cuda.threadfence, numba.cuda.threadfence_block)
 def fence(writer, node, value, arguments, named):
-    return "None"
+    return "L.fence()"
 
 
 def member_form(name, function):

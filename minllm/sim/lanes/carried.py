@@ -13,6 +13,7 @@ from minllm.machine.numba_cuda import types
 from minllm.sim.typing.values import UNKNOWN, is_integer
 
 CARRYING = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.LShift)
+LOOKED_AT = (ast.Subscript, ast.Slice, ast.Return, ast.Call, ast.Assign, ast.AnnAssign, ast.AugAssign)
 FIRST_ARRAY = [getattr(numba.cuda, name) for name in ("ldcg", "ldca", "ldcs", "ldcv", "ldlu", "stcg", "stcs", "stwb", "stwt")] + [
     getattr(numba.cuda.atomic, name) for name in ("add", "sub", "max", "min", "exch", "cas", "inc", "dec", "and_", "or_", "xor")
 ]
@@ -42,13 +43,20 @@ def channels_of(inference):
     return channels
 
 
+def looked_at(inference):
+    """The nodes of a function's tree that Carried.look looks at."""
+    if not hasattr(inference, "looked_at"):
+        inference.looked_at = [node for node in ast.walk(inference.tree) if isinstance(node, LOOKED_AT)]
+    return inference.looked_at
+
+
 class Carried:
     """nodes: expressions, names: variables, channels: element types of arrays, whose values may become an index."""
 
     def __init__(self, inference, returns, channels):
         self.found, self.returns, self.known = inference, returns, channels
         self.nodes, self.names, self.channels = set(), set(), set()
-        nodes, before = list(ast.walk(inference.tree)), None
+        nodes, before = looked_at(inference), None
         while before != (len(self.nodes), len(self.names)):
             before = len(self.nodes), len(self.names)
             for node in nodes:

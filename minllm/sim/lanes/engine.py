@@ -6,9 +6,11 @@ import numpy as np
 
 from minllm.errors import SimulationError
 from minllm.machine.numba_cuda import types
+from minllm.sim.arrays import CheckedArray
 from minllm.sim.lanes.arrays import of_host, overlap
 from minllm.sim.lanes.carried import channels_of
 from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
+from minllm.sim.lanes.fibres import run_in_fibres
 from minllm.sim.lanes.generate import lane_form
 from minllm.sim.lanes.operations import wrapped
 from minllm.sim.lanes.state import Lanes
@@ -17,23 +19,32 @@ from minllm.sim.rewrite import plain_function
 from minllm.sim.scalars import simulated_type
 from minllm.sim.typing.functions import infer_kernel
 
+UNFORESEEN = "an error of the lanes"
+SUSPICION = "a possible fault"
+FEW_THREADS = 8  # launches of fewer threads take longer in lanes
 MOST_LANES = 4096  # in one vector, if several blocks fit
 
 
 class LaneLaunch:
     """One launch. changed: the roots that it has written, in order; stored: names of arrays that the kernel is known to write."""
 
-    def __init__(self, how, names, arguments, detect):
+    def __init__(self, how, names, arguments, indices, detect, resident):
         self.grid, self.block, self.shared_bytes = how.grid, how.block, how.shared_bytes
         self.changed, self.roots, self.watch = [], [], None
+        if len(indices) * self.block.x * self.block.y * self.block.z < FEW_THREADS:
+            raise NotInLanes(f"fewer than {FEW_THREADS} threads")
         function = plain_function(how.kernel)
         inference = infer_kernel(function, how.types)
         if inference is None:
             raise NotInLanes("the kernel's source is not available")
+        self.inference = inference
+        if detect in inference.__dict__.get("in_vain", ()):
+            raise NotInLanes("the checks of an earlier launch have sent it to the threads in vain")
         self.form = lane_form(inference, (False, channels_of(inference)) if detect else None)
         self.stored = inference.__dict__.setdefault("stored", set())
         self.arguments = [self.prepare(*one) for one in zip(arguments, how.types, names)]
         self.alone = overlap(self.roots)
+        self.watch_needed, self.resident = detect, resident
         self.make_watch = functools.partial(Watch, self, how, function) if detect else lambda: None
         if detect and self.alone:
             raise NotInLanes("arrays that overlap, under detectors")
@@ -51,10 +62,25 @@ class LaneLaunch:
         if isinstance(kind, (types.Number, types.Boolean)) and isinstance(argument, (int, float, np.number, np.bool_)):
             number = simulated_type(kind)(argument)
             return wrapped(number) if type(number) is int else number
+        if hasattr(argument, "with_array"):  # an object that holds an array: a tensor map
+            of = functools.partial(of_host, name=name, roots=self.roots)
+            return argument.with_array(lambda array: (of(array), CheckedArray(array, "global", name=name))[1])
         raise NotInLanes(f"an argument of type {type(argument).__name__}")
 
-    def run(self, indices):
+    def save_all(self):
+        """Keep the contents of all memory that the launch may write."""
+        for _, _, root in self.roots:
+            if root.writable:
+                root.saved = root.flat.copy()
+                self.changed.append(root)
+
+    def run(self, how, indices):
         """Run all blocks."""
+        if self.form.by_threads or how.cluster is not None:
+            if self.watch_needed:
+                raise NotInLanes("a cluster, under detectors")
+            run_in_fibres(self, how, indices, self.resident)
+            return
         threads = self.block.x * self.block.y * self.block.z
         most = 1 if self.alone else max(1, MOST_LANES // threads)
         first, self.watch = 0, self.make_watch()
@@ -89,22 +115,29 @@ class LaneLaunch:
         self.changed = []
 
 
-def run_in_lanes(how, names, arguments, indices, detect=False):
+def was_in_vain(how, detect):
+    """Note that the threads have found nothing wrong with a launch that the checks under these detectors had sent to them."""
+    inference = infer_kernel(plain_function(how.kernel), how.types)
+    if inference is not None:
+        inference.__dict__.setdefault("in_vain", set()).add(detect)
+
+
+def run_in_lanes(how, names, arguments, indices, detect=False, resident=1):
     """Run a launch in lanes; returns None, or why the threads must run it, with all memory as before."""
     launch = None
     try:
-        launch = LaneLaunch(how, names, arguments, detect)
+        launch = LaneLaunch(how, names, arguments, indices, detect, resident)
         with np.errstate(all="ignore"):
-            launch.run(indices)
+            launch.run(how, indices)
         return None
     except NotInLanes as reason:
         why = str(reason)
     except Fault as reason:
-        why = f"a possible fault: {reason}"
+        why = f"{SUSPICION}: {reason}"
     except SimulationError:
         raise
     except Exception as error:  # what the generated code does not foresee; the threads' verdict stands
-        why = f"{type(error).__name__}: {error}"
+        why = f"{UNFORESEEN}: {type(error).__name__}: {error}"
     if launch is not None:
         launch.undo()
     return why

@@ -14,7 +14,7 @@ from minllm.sim.lanes.carried import Nothing, carried
 from minllm.sim.lanes.faults import NotInLanes
 from minllm.sim.lanes.masks import joined, truth
 from minllm.sim.place import file_of
-from minllm.sim.typing.arithmetic import BINARY
+from minllm.sim.typing.arithmetic import BINARY, binary
 from minllm.sim.typing.values import UNKNOWN, is_float, is_integer, is_scalar, may_be_negative, must_cast, range_bits
 
 SYMBOLS = {
@@ -33,13 +33,17 @@ HARMLESS_OPERATIONS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.Bi
 
 
 class Writer:
-    """Writes the expressions of one function. names: the globals of the generated code; its state of lanes is named L."""
+    """Writes the expressions of one function. names: the globals of the generated code; its state of lanes is named L.
+
+    A subclass implements `lane_form(inference, detect)`, which makes the form of a device function.
+    """
 
     def __init__(self, inference, detect):
         self.found, self.detect = inference, detect
         self.carried = carried(inference, *detect) if detect else Nothing
         self.names = {"joined": joined, "truth": truth, "ops": operations}
-        self.made = 0
+        self.made, self.by_threads = 0, False  # by_threads: whether the simulator's threads execute some instruction
+        self.chosen = {}  # {a if c else b, of arrays: the arm for which a statement is being written}
         code = inference.function.__code__
         self.local_names = set(code.co_varnames) | set(code.co_cellvars)
 
@@ -99,6 +103,8 @@ class Writer:
         if known is not None and not acts and (text := self.literal(known.value)) is not None:
             return self.cast_steps(node, text)
         if isinstance(node, ast.Name) and node.id not in self.local_names:
+            if node.id not in self.found.names and known is None:
+                self.refuse(node, f"the unknown name {node.id}")
             return self.outside(self.found.names.get(node.id, known and known.value), node)
         if known is not None and isinstance(node, (ast.Attribute, ast.Subscript)):
             return self.outside(known.value, node)
@@ -225,8 +231,6 @@ class Writer:
 
     def augmented(self, node):
         """The Value of the result of an augmented assignment."""
-        from minllm.sim.typing.arithmetic import binary
-
         return binary(BINARY[type(node.op)], self.kind(node.target), self.kind(node.value))[0]
 
     def on_BinOp(self, node, value):
@@ -349,6 +353,8 @@ class Writer:
 
     def on_IfExp(self, node, value):
         known = self.constant(node.test)
+        if node in self.chosen:
+            return self.expression(self.chosen[node])
         if known is not None:
             return self.expression(node.body if known else node.orelse)
         return f"L.select({self.test(node.test)}, lambda: {self.expression(node.body)}, lambda: {self.expression(node.orelse)})"
@@ -372,11 +378,10 @@ class Writer:
         return call_form(self, node, called, value, arguments, named)
 
     def device_call(self, node, called, inner, arguments, named):
-        from minllm.sim.lanes.generate import lane_form
-
         if inner is None or node in self.found.methods:
             self.refuse(node, f"the device function {getattr(called, '__name__', called)}")
-        form = lane_form(inner, self.detect and (node in self.carried.nodes, self.detect[1]))
+        form = self.lane_form(inner, self.detect and (node in self.carried.nodes, self.detect[1]))
+        self.by_threads |= form.by_threads
         return f"L.call({self.thing(form)}, ({''.join(one + ', ' for one in arguments)}), dict({named}))"
 
     def conversion(self, node, value, arguments):

@@ -34,6 +34,8 @@ def lane_form(inference, detect=None):
 class Function(Writer):
     """Writes the lane form of one function, statement by statement."""
 
+    lane_form = staticmethod(lane_form)
+
     def __init__(self, inference, detect):
         super().__init__(inference, detect)
         tree = inference.tree
@@ -67,7 +69,9 @@ class Function(Writer):
         filename = f"<lanes of {code.co_name} {len(linecache.cache)}>"
         linecache.cache[filename] = len(source), None, source.splitlines(keepends=True), filename
         exec(compile(source, filename, "exec"), self.names)
-        return self.names[f"lanes_of_{code.co_name}"]
+        made = self.names[f"lanes_of_{code.co_name}"]
+        made.by_threads = self.by_threads
+        return made
 
     def line(self, text):
         self.lines.append(INDENT * self.depth + text)
@@ -109,7 +113,7 @@ class Function(Writer):
             visit = getattr(self, "do_" + type(statement).__name__, None)
             if visit is None:
                 self.refuse(statement, f"a statement {type(statement).__name__.lower()}")
-            visit(statement)
+            self.by_arrays(statement, visit)
             if self.ends(statement):
                 break
             if leaves(statement) and number + 1 < len(statements):
@@ -117,6 +121,33 @@ class Function(Writer):
                 self.depth += 1
                 self.line(f"r{self.region.number} = L.mask")
         self.depth = depth
+
+    def by_arrays(self, statement, visit):
+        """Write a statement; one that takes an array or another by a condition, once for each of the two."""
+        simple = isinstance(statement, (ast.Expr, ast.Assign, ast.AugAssign, ast.Return))
+        choice = next((node for node in ast.walk(statement) if self.is_choice(node)), None) if simple else None
+        if choice is None:
+            visit(statement)
+            return
+        before, yes, no = self.new_name(), self.new_name(), self.new_name()
+        self.line(f"{before} = L.mask")
+        self.line(f"{yes}, {no} = L.split({self.test(choice.test)})")
+        for mask, arm in ((yes, choice.body), (no, choice.orelse)):
+            self.line(f"if {mask} is not False:")
+            self.depth += 1
+            self.line(f"L.mask = {mask}")
+            self.chosen[choice] = arm
+            self.by_arrays(statement, visit)
+            del self.chosen[choice]
+            self.depth -= 1
+        self.line(f"L.mask = {before}" if not isinstance(statement, ast.Return) else "L.mask = False")
+
+    def is_choice(self, node):
+        """Whether an expression is one of two arrays, by a condition."""
+        if not isinstance(node, ast.IfExp) or node in self.chosen or self.constant(node.test) is not None:
+            return False
+        value = self.found.values.get(node)
+        return value is not None and self.is_array(value)
 
     def do_Pass(self, node):
         self.line("pass")

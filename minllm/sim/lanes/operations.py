@@ -38,7 +38,7 @@ def unsigned(value):
 
 def natural(value):
     """An integer of type uint64 as a number that is not negative."""
-    return value.view(np.uint64) if type(value) is VECTOR else value % WORD
+    return value.view(np.uint64) if type(value) is VECTOR else value % WORD if type(value) is int else value
 
 
 def rows(values, chosen=None):

@@ -21,25 +21,28 @@ NOBODY, SEVERAL = -1, -2  # in Root.writer and Root.reader
 class Lanes:
     """The state of one vector. mask: the lanes that run the current statement; count: its number of blocks; loop: the innermost loop."""
 
-    def __init__(self, launch, indices, first=0):
+    def __init__(self, launch, indices, first=0, threads=None):
         size, self.launch = launch.block, launch
         self.threads, self.count = size.x * size.y * size.z, len(indices)
         self.size = self.threads * self.count
         self.mask, self.loop = None, None
         self.blockDim, self.gridDim = size, launch.grid
         self.lane, self.number, self.laneid, self.threadIdx = positions(size, self.count)
+        if threads is not None:
+            self.size, self.lane, self.number, self.laneid = threads.size, np.arange(threads.size), threads, threads % WARP_SIZE
+            self.threadIdx = Dimensions(*(one if type(one) is not VECTOR else one[threads] for one in self.threadIdx))
         self.block_of = None
         if self.count == 1:
             self.blockIdx = indices[0]
         else:
             self.block_of = np.repeat(np.arange(self.count), self.threads)
             self.blockIdx = Dimensions(*(np.array([index[axis] for index in indices])[self.block_of] for axis in range(3)))
-        self.warps = self.count * -(-self.threads // WARP_SIZE)
-        self.warp_of = (
-            self.lane // WARP_SIZE
-            if self.threads % WARP_SIZE == 0
-            else (self.number // WARP_SIZE + (0 if self.count == 1 else self.block_of * -(-self.threads // WARP_SIZE)))
-        )
+        warps_of_block = -(-self.threads // WARP_SIZE)
+        self.warps, self.warp_of = self.count * warps_of_block, self.number // WARP_SIZE
+        if self.count > 1:
+            self.warp_of = self.warp_of + self.block_of * warps_of_block
+        # Whether all threads of each warp are here.
+        self.whole = threads is None or bool((np.bincount(self.warp_of, minlength=self.warps)[self.warp_of] == WARP_SIZE).all())
         self.shared, self.memory, self.copies, self.groups = {}, None, [], []
         self.kept = (None, None)
         self.dead = False  # lanes that have returned from the kernel
@@ -187,17 +190,17 @@ class Lanes:
     def new_shared(self, key, shape, dtype, alignment=None):
         """A shared array, one per block; shape 0: the dynamic shared memory."""
         if key not in self.shared:
-            self.shared[key] = self.make_shared(shape, dtype_of(dtype))
+            self.shared[key] = self.make_shared(shape, dtype_of(dtype), alignment)
         return self.shared[key]
 
-    def make_shared(self, shape, dtype):
+    def make_shared(self, shape, dtype, alignment):
         shape = extents(shape)
         if self.memory is None:
             self.memory = SharedMemory(self)
         if shape == (0,):
             start, shape = 0, (self.launch.shared_bytes // dtype.itemsize,)
         else:
-            start = self.memory.take(row_major((1, *shape))[0] * dtype.itemsize)
+            start = self.memory.take(row_major((1, *shape))[0] * dtype.itemsize, max(alignment or dtype.itemsize, 16))
         flat, row = self.memory.bytes.view(dtype), self.memory.row
         offset = start // dtype.itemsize
         if self.count > 1:
@@ -212,7 +215,14 @@ class Lanes:
 
     def after_syncwarp(self):
         """Called behind a barrier of whole warps."""
-        self.clock = self.clock + (1 if self.mask is None else self.mask.astype(np.int64))
+        if self.watch is not None:
+            self.clock = self.clock + (1 if self.mask is None else self.mask.astype(np.int64))
+            self.watch.syncwarp(self)
+
+    def fence(self):
+        """A fence; nothing else is needed, because every store is visible at once."""
+        if self.watch is not None:
+            self.watch.fence(self)
 
     def each(self, function, *values):
         """function(...) of numbers, for one lane of the mask after the other if one is a vector."""
@@ -248,7 +258,11 @@ class Lanes:
     def new_local(self, shape, dtype, alignment=None):
         """A local array of each lane."""
         shape = extents(shape)
-        flat = poisoned((row_major((1, *shape))[0], self.size), dtype_of(dtype))
+        count = row_major((1, *shape))[0]
+        if self.launch.form.by_threads:  # a thread's own array is in one piece
+            flat = poisoned((self.size, count), dtype_of(dtype)).T
+        else:
+            flat = poisoned((count, self.size), dtype_of(dtype))
         root = Root(flat, "", "local")
         if self.watch is not None:
             self.watch.new_local(root)
@@ -433,9 +447,9 @@ class SharedMemory:
         if self.top > SHARED_MEMORY_BYTES:
             raise Fault("too much shared memory")
 
-    def take(self, count):
+    def take(self, count, alignment):
         """Allocate a static array of `count` bytes; returns its address."""
-        start = -(-self.top // 16) * 16
+        start = -(-self.top // alignment) * alignment
         self.top = start + count
         if self.top > min(self.limit, SHARED_MEMORY_BYTES):
             raise Fault("too much shared memory")

@@ -14,6 +14,8 @@ BITS = np.int64(1) << np.arange(WARP_SIZE)
 
 def check_members(lanes, members):
     """Send the launch to the threads unless in each warp exactly the lanes of the mask `members` have come, or none."""
+    if not lanes.whole:
+        raise Fault("a warp-wide instruction of a warp whose threads have parted")
     if type(members) is VECTOR:
         known = members[lanes.chosen[0]] if lanes.chosen is not None else members[0]
         here = members if lanes.chosen is None else members[lanes.chosen]
@@ -107,6 +109,8 @@ def syncwarp(lanes, members=FULL_MASK):
 def votes_of_block(lanes, predicate):
     """The number of threads of each block for which a predicate holds."""
     lanes.syncthreads()
+    if lanes.size != lanes.threads * lanes.count:
+        raise NotInLanes("a vote of a block whose threads have parted")
     if lanes.dead is not False or lanes.mask is not None:
         raise NotInLanes("a vote of a block of which threads have returned")
     predicate = predicate != 0 if type(predicate) is VECTOR else np.full(lanes.size, bool(predicate))

@@ -8,13 +8,17 @@ import numpy as np
 
 from minllm.errors import SimulationError
 from minllm.sim.detectors import EarlyReads, detectors
+from minllm.sim.detectors.global_races import Access, History
+from minllm.sim.detectors.grid_order import THREAD_BITS, GridOrder
 from minllm.sim.detectors.unwritten import UnwrittenReads
-from minllm.sim.lanes.accesses import READ, WRITE, Log, may_race
+from minllm.sim.lanes.accesses import ATOMIC, READ, WRITE, Log, may_race, suspicious
 from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
 from minllm.sim.lanes.masks import VECTOR
 from minllm.sim.monitor import Launch
 from minllm.sim.thread import WARP_SIZE
 
+KINDS = {READ: "read", WRITE: "write", ATOMIC: "atomic"}
+FULL_MASK = 0xFFFFFFFF
 MOST_LOGGED = 8_000_000  # accesses between two comparisons
 MARKED = {size: int.from_bytes(b"\1" * size, "little") for size in (1, 2, 4, 8)}
 
@@ -23,7 +27,7 @@ class Watch:
     """The detectors of one launch."""
 
     def __init__(self, launch, how, function):
-        self.launch, self.logs = launch, {}
+        self.launch, self.logs, self.order, self.position = launch, {}, GridOrder(), 0
         self.threads = launch.block.x * launch.block.y * launch.block.z
         self.warps = -(-self.threads // WARP_SIZE)
         own = [one for one in detectors() if isinstance(one, (UnwrittenReads, EarlyReads))]
@@ -72,7 +76,12 @@ class Watch:
             root.notes["changed"] = True
         log = self.logs.setdefault(root, Log())
         who, epoch, clock = self.whereabouts(lanes)
-        log.add(at * size, size, who + lanes.first, kind, epoch, clock, comparable(value, lanes) if kind == WRITE else None)
+        if kind == ATOMIC:
+            for thread, place in zip((who + lanes.first).tolist(), at.tolist()):
+                self.order.atomic(self.serial(thread), (root, place), self.position, None)
+        value = comparable(value) if kind == WRITE else None
+        log.add(at * size, size, who + lanes.first, kind, epoch, clock, value, self.position)
+        self.position += 1
         if log.count > MOST_LOGGED:
             raise NotInLanes("too many accesses to be compared")
 
@@ -116,10 +125,48 @@ class Watch:
     def new_shared(self, root):
         root.marks, root.flights = np.zeros(root.flat.size, np.uint8), np.zeros(-(-root.flat.size // 16), bool)
 
+    def are_ordered(self, log):
+        """Whether the order of the grid's threads, with its fences and atomics, orders all accesses that share an element."""
+        units, threads, kinds, _, _, values, positions = log.columns()
+        chosen = suspicious(units, threads, kinds)
+        chosen = chosen[np.lexsort((threads[chosen], positions[chosen], units[chosen]))]
+        self.order.gpus = [None] * (1 + int(threads.max()) // self.threads)
+        last = None
+        for unit, thread, kind, value, position in zip(*(one[chosen].tolist() for one in (units, threads, kinds, values, positions))):
+            if unit != last:
+                history, last = History(self.order), unit
+            if history.add(Access(position, None, unit, 1, KINDS[kind], self.serial(thread), None, 0, value)) is not None:
+                return False
+        return True
+
     # Barriers
+
+    def blocks_of(self, lanes):
+        """The numbers in the grid of the blocks that have lanes in the mask."""
+        here = np.ones(lanes.count, bool) if lanes.mask is None else lanes.mask.reshape(lanes.count, self.threads).any(1)
+        return (np.flatnonzero(here) + lanes.first // self.threads).tolist()
+
+    def serial(self, thread):
+        """The serial number in self.order of a thread."""
+        return (thread // self.threads << THREAD_BITS) + thread % self.threads
+
+    def fence(self, lanes):
+        """A fence of the lanes of the mask."""
+        for block in self.blocks_of(lanes):
+            self.order.fence(block << THREAD_BITS, self.position, False)
+
+    def syncwarp(self, lanes):
+        """A barrier of whole warps."""
+        warps = range(lanes.warps) if lanes.mask is None else np.unique(lanes.warp_of[lanes.mask]).tolist()
+        for warp in warps:
+            positions, masks = self.order.warps[lanes.first // self.threads + warp // self.warps, warp % self.warps]
+            positions.append(self.position)
+            masks.append(FULL_MASK)
 
     def barrier(self, lanes):
         """A barrier of the blocks that have lanes in the mask."""
+        for block in self.blocks_of(lanes):
+            self.order.barriers[block].append(self.position)
         here = lanes.mask is None or bool(lanes.mask.all())
         self.compare_shared(lanes)
         if here:
@@ -149,7 +196,7 @@ class Watch:
     def end(self):
         """All blocks have ended."""
         for log in self.logs.values():
-            if log.count and may_race(log, self.block_of, self.warp_of):
+            if log.count and may_race(log, self.block_of, self.warp_of) and not self.are_ordered(log):
                 raise Fault("a race on global memory")
         try:
             self.unwritten.end()
@@ -164,7 +211,7 @@ def part_of(entry, which):
     return start[which], size, thread[which], kind, *(one[which] if isinstance(one, np.ndarray) else one for one in rest)
 
 
-def comparable(value, lanes):
+def comparable(value):
     """Stored values as float64, NaN for those that are not known to be equal to another; a number for all lanes."""
     if type(value) is VECTOR:
         return value.astype(np.float64) if value.dtype.itemsize <= 4 else np.where(abs(value) < 2**52, value, np.nan).astype(np.float64)

@@ -1,13 +1,14 @@
 """Branches, loops, returns and calls in lanes: what each thread does is what it does by itself."""
 
 import math
+from contextvars import ContextVar
 
 import numpy as np
 import pytest
 from numba import cuda, float32, int32
 
 from minllm.errors import SimulationError
-from minllm.sim import simulate, using_engine
+from minllm.sim import output, simulate, unwritten, using_engine
 from minllm.sim.engines import launches
 from tests.sim.lanes.engines import compare
 
@@ -239,6 +240,19 @@ def test_blocks_that_see_each_other_run_one_after_the_other():
     assert compare(kernel, 9, 1, np.arange(9), np.zeros(1, np.int64), detect=False) is None
 
 
+def test_arrays_that_detectors_watch():
+    def kernel(x, scratch, out):
+        i = cuda.grid(1)
+        if i < x.size:
+            scratch[i] = 2.0 * x[i]
+            out[i] = scratch[i]
+
+    x = np.arange(COUNT, dtype=np.float32)
+    in_lanes(kernel, x, unwritten(COUNT + 5, np.float32), output(COUNT, np.float32))
+    why = compare(kernel, 2, 48, x, unwritten(COUNT, np.float32), output(COUNT, np.float32), detect=True)
+    assert why.startswith("a possible fault: no thread has written")
+
+
 def test_undone_launches_leave_arrays_as_they_were():
     def kernel(x, out):
         i = cuda.grid(1)
@@ -258,7 +272,7 @@ def test_a_loop_that_cannot_end_is_left_to_the_threads(monkeypatch):
             k += 1
         out[cuda.threadIdx.x] = k
 
-    assert compare(kernel, 1, 2, np.zeros(2, np.int64)) == "a loop of more than 65,536 iterations"
+    assert compare(kernel, 1, 8, np.zeros(8, np.int64)) == "a loop of more than 65,536 iterations"
 
 
 def test_the_engine_of_the_context_and_of_the_environment(monkeypatch):
@@ -267,9 +281,10 @@ def test_the_engine_of_the_context_and_of_the_environment(monkeypatch):
 
     def ran():
         launches.clear()
-        simulate(kernel, 1, 2, np.zeros(2))
+        simulate(kernel, 1, 8, np.zeros(8))
         return list(launches.values()) == [1]
 
+    monkeypatch.setattr("minllm.sim.engines._engine", ContextVar("engine", default=None))
     with using_engine("threads"):
         assert not ran()
         with using_engine("lanes"):

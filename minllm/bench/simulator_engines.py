@@ -1,0 +1,104 @@
+"""How many times faster the simulator's lanes are than its threads, for a few launches, with detectors and without.
+
+Both engines run in one process, in turn; the factor is the quotient of their best CPU times. Targets are factors that a change of the lanes
+should not lose.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO
+
+import ml_dtypes
+import numpy as np
+from numba import cuda
+
+from minllm.bench.record import Row
+from minllm.kernels.attention.first_rungs import materialized
+from minllm.kernels.matmul.gemv import gemv
+from minllm.kernels.matmul.tiled import tiled_kernel
+from minllm.sim import detecting, simulate, using_engine
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+COLUMNS = "{:<56} {:<14} {:>9} {:>9} {:>8} {:>8}"
+
+
+@dataclass(frozen=True)
+class EngineCase:
+    """A launch; the factors that the lanes should reach with detectors and without."""
+
+    name: str
+    run: Callable[[], None]
+    target_detecting: float
+    target: float
+
+
+def normal(seed: int, *shape: int, dtype=np.float32) -> np.ndarray:
+    """Normal noise."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def tiled_product() -> None:
+    """One block of the tiled GEMM."""
+    out = np.empty((64, 64), np.float32)
+    simulate(tiled_kernel(64, 32, 4), 1, 256, normal(0, 64, 64), normal(1, 64, 64), None, out)
+
+
+def add_vectors_kernel(x, y, out):
+    """out = x + y, one element per thread."""
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = x[i] + y[i]
+
+
+def vector_sum() -> None:
+    """One thread per element."""
+    x = np.ones(65_536, np.float32)
+    simulate(add_vectors_kernel, 256, 256, x, x, np.empty_like(x))
+
+
+def matrix_vector() -> None:
+    """One row of activations times a weight of 256 rows."""
+    gemv.matmul_gemv(normal(0, 1, 1024, dtype=BFLOAT16), normal(1, 256, 1024, dtype=BFLOAT16), np.empty((1, 256), BFLOAT16))
+
+
+def first_attention() -> None:
+    """The prompt of 16 tokens of one head of 64 dimensions; P V has a block of 64 threads a token."""
+    tokens, head_dim = 16, 64
+    caches = [normal(seed, 1, tokens, 1, head_dim) for seed in (1, 2)]
+    query, out = normal(0, tokens, 1, head_dim), np.empty((tokens, 1, head_dim), np.float32)
+    table = np.zeros((1, 1), np.int32)
+    materialized.attention(query, *caches, out, np.array([0, tokens], np.int32), np.array([tokens], np.int32), table, head_dim**-0.5)
+
+
+CASES = (
+    EngineCase("a tiled GEMM of 64x64x64", tiled_product, 40, 30),
+    EngineCase("the sum of two vectors, 65,536 threads", vector_sum, 40, 20),
+    EngineCase("a bfloat16 GEMV of 1x256x1024", matrix_vector, 25, 15),
+    EngineCase("the first rung of attention, 16 tokens, head_dim 64", first_attention, 8, 6),
+)
+
+
+def seconds(case: EngineCase, engine: str, detect: bool, repeats: int) -> float:
+    """CPU seconds of a launch: the best of `repeats` runs after a warm-up."""
+    times = []
+    with detecting(detect), using_engine(engine):
+        for _ in range(repeats + 1):
+            start = time.process_time()
+            case.run()
+            times.append(time.process_time() - start)
+    return min(times[1:])
+
+
+def measure(repeats: int, cases: tuple[EngineCase, ...] = CASES, out: TextIO | None = None) -> list[Row]:
+    """Print a line and make a row for each case, with detectors and without. out: where to print, by default standard output."""
+    print(COLUMNS.format("case", "detectors", "threads", "lanes", "factor", "target"), file=out)
+    rows = []
+    for case in cases:
+        for detect, target in ((True, case.target_detecting), (False, case.target)):
+            threads, lanes = (seconds(case, engine, detect, repeats) for engine in ("threads", "lanes"))
+            factor = threads / lanes
+            numbers = f"{threads:.4f}", f"{lanes:.4f}", f"{factor:.1f}", f"{target}"
+            print(COLUMNS.format(case.name, "on" if detect else "off", *numbers), file=out)
+            rows.append(Row("simulator", case.name, f"threads over lanes, detectors {'on' if detect else 'off'}", round(factor, 2), "x"))
+    return rows

@@ -1,0 +1,92 @@
+"""Kernels whose threads wait for each other in branches run in fibres: the same bits as in threads."""
+
+import numpy as np
+import pytest
+from numba import cuda, float32, int32, uint32
+
+from minllm import ptx
+from tests.sim.lanes.engines import compare
+
+
+def pipeline(producer_first):
+    """A warp that fills two slots of shared memory, and a warp that adds them up; either stands in the first arm of the branch."""
+
+    @cuda.jit(device=True)
+    def produce(x, slots, full, empty):
+        lane = cuda.threadIdx.x % 32
+        for step in range(x.shape[0]):
+            slot, parity = step % 2, step // 2 % 2
+            ptx.mbarrier_wait_parity(empty + uint32(8 * slot), uint32(parity ^ 1))
+            slots[slot, lane] = x[step, lane]
+            ptx.mbarrier_arrive(full + uint32(8 * slot))
+
+    @cuda.jit(device=True)
+    def consume(out, slots, full, empty, steps):
+        lane, total = cuda.threadIdx.x % 32, float32(0)
+        for step in range(steps):
+            slot, parity = step % 2, step // 2 % 2
+            ptx.mbarrier_wait_parity(full + uint32(8 * slot), uint32(parity))
+            total += slots[slot, 31 - lane]
+            ptx.mbarrier_arrive(empty + uint32(8 * slot))
+        out[cuda.blockIdx.x, lane] = total
+
+    def kernel(x, out):
+        slots = cuda.shared.array((2, 32), float32)
+        barriers = cuda.shared.array(4, np.int64)
+        full, empty = ptx.shared_address(barriers, 0), ptx.shared_address(barriers, 2)
+        if cuda.threadIdx.x == 0:
+            for i in range(4):
+                ptx.mbarrier_init(full + uint32(8 * i), uint32(32))
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+        if (cuda.threadIdx.x < 32) == producer_first:
+            produce(x, slots, full, empty)
+        else:
+            consume(out, slots, full, empty, x.shape[0])
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 63:
+            out[cuda.blockIdx.x, 32] = out[cuda.blockIdx.x, 0]
+
+    return kernel
+
+
+@pytest.mark.parametrize("producer_first", [True, False])
+def test_a_pipeline_of_two_warps(producer_first):
+    kernel = pipeline(producer_first)
+    x = np.random.default_rng(0).standard_normal((7, 32)).astype(np.float32)
+    for _ in range(2):  # the second launch begins with the fibres of the first
+        assert compare(kernel, 2, 64, x, np.zeros((2, 33), np.float32), detect=False) is None
+
+
+def test_named_barriers():
+    def kernel(x, out):
+        tile, t = cuda.shared.array(128, float32), cuda.threadIdx.x
+        if t < 64:
+            tile[t] = x[t]
+            ptx.bar_sync(1, 64)
+            out[t] = tile[63 - t]
+            ptx.bar_arrive(3, 128)
+        else:
+            tile[t] = x[t] + float32(1)
+            ptx.bar_sync(2, 64)
+            out[t] = tile[191 - t]
+            ptx.bar_sync(3, 128)
+            out[t] += out[t - 64]
+
+    x = np.arange(128, dtype=np.float32)
+    assert compare(kernel, 1, 128, x, np.zeros(128, np.float32), detect=False) is None
+
+
+def test_a_deadlock_is_left_to_the_threads():
+    def kernel(out):
+        barriers = cuda.shared.array(1, np.int64)
+        address = ptx.shared_address(barriers, 0)
+        if cuda.threadIdx.x == 0:
+            ptx.mbarrier_init(address, uint32(33))
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+        ptx.mbarrier_arrive(address)
+        ptx.mbarrier_wait_parity(address, uint32(0))
+        out[cuda.threadIdx.x] = int32(1)
+
+    assert compare(kernel, 1, 32, np.zeros(32, np.int32), detect=False) == "a possible fault: threads wait for each other"
