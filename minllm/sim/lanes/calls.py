@@ -133,7 +133,7 @@ def extremum(writer, node, value, arguments, named):
     if is_integer(value.type):
         return f"ops.int_{name}({', '.join(arguments)})"
     if replaced in MAXIMA.values():
-        return f"ops.float_{name}({', '.join(arguments)})"
+        return f"ops.extremum({', '.join([writer.thing(replaced), *arguments])})"
     return scalars(writer, node, called, arguments)
 
 
@@ -179,7 +179,7 @@ def length(writer, node, value, arguments, named):
 
 @form(numba.cuda.fma)
 def fma(writer, node, value, arguments, named):
-    return scalars(writer, node, functools.partial(operations.fma, CUDA.fma), arguments, vectors=True)
+    return scalars(writer, node, CUDA.fma, arguments)
 
 
 @form(numba.cuda.selp)

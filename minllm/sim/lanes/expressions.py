@@ -240,6 +240,9 @@ class Writer:
 
     def binary(self, node, operation, left, right, kinds, result):
         """The source of an operator's result."""
+        replaced = getattr(self.found, "operators", {}).get(node)  # by inference, where Python computes something else
+        if replaced is not None and not isinstance(replaced, tuple):
+            return f"L.each({self.thing(replaced)}, {left}, {right})"
         if operation is None or not (is_scalar(result.type) and all(is_scalar(kind.type) for kind in kinds)):
             self.refuse(node, "an operator on something that is not a number")
         if is_integer(result.type) or result.type == types.boolean:
@@ -261,15 +264,16 @@ class Writer:
         shift = operation in (operator.lshift, operator.rshift)
         known = kinds[1].constant
         name, unsigned_name = CHECKED[operation]
+        below = f", {result.type.bitwidth}" if shift else ""
         if types.uint64 in (kinds[0].type, *([] if shift else [kinds[1].type])):
-            return f"ops.{unsigned_name}(L, {left}, {right})"
-        if known is not None and operation is operator.lshift and 0 <= known.value < 64:
+            return f"ops.{unsigned_name}(L, {left}, {right}{below})"
+        if known is not None and operation is operator.lshift and 0 <= known.value < result.type.bitwidth:
             return f"ops.low({left} << {known.value})" if result.bits > 63 or result.wide else f"({left} << {known.value})"
-        if known is not None and operation is operator.rshift and 0 <= known.value < 64:
+        if known is not None and operation is operator.rshift and 0 <= known.value < result.type.bitwidth:
             return f"({left} >> {known.value})"
         if known is not None and not shift and known.value != 0:
             return f"({left} {SYMBOLS[operation]} {right})"
-        return f"ops.{name}(L, {left}, {right})"
+        return f"ops.{name}(L, {left}, {right}{below})"
 
     def on_UnaryOp(self, node, value):
         operand = self.expression(node.operand)

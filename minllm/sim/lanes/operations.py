@@ -167,25 +167,25 @@ def unsigned_mod(lanes, left, right):
     return by_sign(np.remainder, lanes, left, right)
 
 
-def check_shift(lanes, right):
-    """Send the launch to the threads if a lane shifts by a negative number, or by 64 and more."""
-    odd = (right < 0) | (right > 63)
+def check_shift(lanes, right, below=64):
+    """Send the launch to the threads if a lane shifts by a negative number, or by `below` and more."""
+    odd = (right < 0) | (right >= below)
     if odd if type(right) is not VECTOR else (odd if lanes.mask is None else odd & lanes.mask).any():
         lanes.doubt("a shift by a negative or too large number")
 
 
-def lshift(lanes, left, right):
-    check_shift(lanes, right)
+def lshift(lanes, left, right, below=64):
+    check_shift(lanes, right, below)
     return low(left << right) if type(left) is not VECTOR and type(right) is not VECTOR else left << right
 
 
-def rshift(lanes, left, right):
-    check_shift(lanes, right)
+def rshift(lanes, left, right, below=64):
+    check_shift(lanes, right, below)
     return left >> right
 
 
-def unsigned_rshift(lanes, left, right):
-    check_shift(lanes, right)
+def unsigned_rshift(lanes, left, right, below=64):
+    check_shift(lanes, right, below)
     return by_sign(np.right_shift, lanes, left, right)
 
 
@@ -208,22 +208,18 @@ def int_min(first, *others):
     return first
 
 
-def float_max(first, second, *others):
-    """max of floats: `second` unless `first` is at least as large, or `second` is NaN."""
+def extremum(scalar, first, second, *others):
+    """max or min of floats, of which `scalar` is the form for numbers; it decides where the two are equal or one is NaN."""
     if VECTOR not in (type(first), type(second)):
-        greatest = second if not first >= second and second == second else first
+        found = scalar(first, second)
     else:
-        greatest = np.where((first >= second) | (second != second), first, second)
-    return float_max(greatest, *others) if others else greatest
-
-
-def float_min(first, second, *others):
-    """min of floats: `second` unless `first` is at most as large, or `second` is NaN."""
-    if VECTOR not in (type(first), type(second)):
-        least = second if not first <= second and second == second else first
-    else:
-        least = np.where((first <= second) | (second != second), first, second)
-    return float_min(least, *others) if others else least
+        greater, less = first > second, first < second
+        found = np.where(greater if scalar(2.0, 1.0) == 2.0 else less, first, second)
+        other = np.flatnonzero(~(greater | less))
+        if other.size:
+            pairs = (value[other] if type(value) is VECTOR else value for value in np.broadcast_arrays(first, second))
+            found[other] = [scalar(*pair) for pair in zip(*map(list, pairs))]
+    return extremum(scalar, found, *others) if others else found
 
 
 @functools.cache
@@ -245,14 +241,6 @@ def math_form(name):
         return result if result.dtype == np.bool_ or np.dtype(np.float64) in kinds else result.astype(np.float32)
 
     return form
-
-
-def fma(scalar, a, b, c):
-    """cuda.fma, of which `scalar` is the form for numbers."""
-    if VECTOR not in (type(a), type(b), type(c)) or any(getattr(value, "dtype", None) != np.float32 for value in (a, b, c)):
-        return each(scalar, a, b, c)
-    wide = [value.astype(np.float64) for value in (a, b, c)]
-    return (wide[0] * wide[1] + wide[2]).astype(np.float32)
 
 
 def not_(value):

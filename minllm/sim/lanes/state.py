@@ -253,7 +253,8 @@ class Lanes:
         if self.watch is None:
             self.read(array.root, at, array.dtype.itemsize)
         self.written(array.root, places, array.dtype.itemsize, kind=ATOMIC)
-        return self.each(functools.partial(change, Elements(array.flat)), at if type(at) is VECTOR else np.full(self.size, at), *values)
+        places = at if type(at) is VECTOR else np.full(self.size, at)
+        return self.each(functools.partial(change, Elements(array.flat, array.space)), places, *values)
 
     def new_local(self, shape, dtype, alignment=None):
         """A local array of each lane."""

@@ -45,9 +45,9 @@ def whole_warps(lanes):
 
 def shuffle(kind, lanes, members, value, operand):
     """The values that each lane reads from another one."""
-    members, lane = check_members(lanes, members), lanes.laneid
+    members, lane, operand = check_members(lanes, members), lanes.laneid, operand % WARP_SIZE
     if kind == "shfl":
-        source = operand % WARP_SIZE + np.zeros_like(lane)
+        source = operand + np.zeros_like(lane)
     elif kind == "xor":
         source = lane ^ operand
     elif kind == "down":
@@ -55,20 +55,19 @@ def shuffle(kind, lanes, members, value, operand):
     else:
         source = np.where(lane >= operand, lane - operand, lane)
     if members != FULL_MASK or lanes.threads % WARP_SIZE or lanes.mask is not None or kind == "xor":
-        source = checked_sources(lanes, kind, members, source)
+        source = checked_sources(lanes, members, source)
     if type(value) is not VECTOR:
         return value
     return value[lanes.lane - lane + source]
 
 
-def checked_sources(lanes, kind, members, source):
-    """The sources, but a lane itself where its source does not take part."""
+def checked_sources(lanes, members, source):
+    """The sources of the lanes of the mask; sends the launch to the threads where one does not take part."""
     inside = (source >= 0) & (source < WARP_SIZE)
     inside &= (lanes.number - lanes.laneid + source < lanes.threads) & (members >> np.where(inside, source, 0) & 1 == 1)
     missing = ~inside if lanes.mask is None else ~inside & lanes.mask
     if missing.any():
-        if kind in ("shfl", "xor") or lanes.watch is not None:
-            raise Fault("a lane reads from one that does not take part")
+        raise Fault("a lane reads from one that does not take part")
     return np.where(inside, source, lanes.laneid)
 
 
@@ -90,7 +89,8 @@ def members_of(lanes, members):
 
 
 def ballot(lanes, members, predicate):
-    return votes(lanes, members, predicate)
+    """The votes as numba-cuda has them, int32."""
+    return votes(lanes, members, predicate).astype(np.int32).astype(np.int64)
 
 
 def any_of(lanes, members, predicate):

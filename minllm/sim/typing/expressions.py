@@ -243,9 +243,12 @@ class Expressions:
         result = None
         for operand in node.values:
             value = self.settled(operand)
-            if value.constant is not None and bool(value.constant.value) == stop:
-                return value if result is None else result
+            known = None if value.constant is None else bool(value.constant.value)
+            if known is (not stop) and operand is not node.values[-1]:
+                continue  # it decides nothing
             result = value if result is None else merge(result, value)
+            if known is stop:
+                break
         return result
 
     def IfExp(self, node):

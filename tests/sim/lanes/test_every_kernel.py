@@ -8,10 +8,9 @@ from minllm.sim.rewrite import plain_function
 from tests.sim.every_kernel import ROWS
 
 # The rows of which the lanes leave a launch to the threads, and how the reason begins.
-FEW, POINTERS, MULTICAST = "fewer than 8 threads", "a variable that is another array in other threads", "a possible fault: threads wait"
+FEW, POINTERS = "fewer than 8 threads", "a variable that is another array in other threads"
 IN_THREADS = {
     "qkv_rope_and_append_to_a_quantized_cache": POINTERS,
-    "wgmma_product_of_few_rows": MULTICAST,
     "widened_product_of_fp8": FEW,
     "widened_product_of_int8": FEW,
 }
