@@ -10,7 +10,7 @@ from minllm.sim.lanes.accesses import ATOMIC, READ, WRITE, Log
 from minllm.sim.lanes.arrays import LaneArray, LocalArray, Root, row_major
 from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
 from minllm.sim.lanes.masks import VECTOR, Loop, both, joined, split, truth
-from minllm.sim.lanes.operations import column, each, rows, stored_as, wrapped
+from minllm.sim.lanes.operations import column, each, low, rows, stored_as, wrapped
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.scalars import dtype_of
 from minllm.sim.thread import WARP_SIZE, Dimensions
@@ -119,7 +119,7 @@ class Lanes:
             return new
         if kind_of(old) is not kind_of(new):
             raise NotInLanes("a variable that has another type in a divergent branch")
-        return np.where(mask, new, old)
+        return np.where(mask, *(low(value) if type(value) is int else value for value in (new, old)))
 
     # Expressions of which a part is evaluated by some lanes only
 
