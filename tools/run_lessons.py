@@ -15,6 +15,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
+from minllm.bench.kernel_keys import share_keys
+from minllm.course import load_record
+
 LESSONS = Path(__file__).parents[1] / "lessons"
 CELL_SECONDS = 300
 QUIET = "--IPKernelApp.log_level=ERROR"  # each kernel warns that it talks over TCP
@@ -40,6 +43,7 @@ def execute(notebook: NotebookNode, folder: Path | str) -> str:
 
 def main(prefixes: list[str]) -> int:
     """Run the requested lessons; returns the exit code."""
+    share_keys(load_record()["rows"])
     failures, total = {}, 0.0
     for lesson in chosen(prefixes):
         begin = time.perf_counter()

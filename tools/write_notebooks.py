@@ -15,6 +15,9 @@ from pathlib import Path
 import nbformat
 from run_lessons import chosen, execute
 
+from minllm.bench.kernel_keys import share_keys
+from minllm.course import load_record
+
 sys.path.insert(0, str(Path(__file__).parent / "site"))
 from addresses import addresses
 from lesson_notebook import notebook_of, portable_outputs
@@ -40,6 +43,7 @@ def write(lesson: Path) -> str:
 
 def main(prefixes: list[str]) -> int:
     """Write the requested notebooks; returns the exit code."""
+    share_keys(load_record()["rows"])
     failures = 0
     for number, lesson in enumerate(lessons := chosen(prefixes), 1):
         begin = time.perf_counter()

@@ -14,16 +14,20 @@ if its own shape runs the same instructions: the key never treats a changed kern
 """
 
 import ast
+import atexit
 import dataclasses
 import functools
 import hashlib
 import inspect
 import json
+import os
 import re
 import sys
+import tempfile
 import textwrap
 import types as python_types
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +42,7 @@ except ImportError:  # in commits without this module
 
     HAS_NUMBA_CUDA = True
 
+SHARED_KEYS = "MINLLM_KERNEL_KEYS"  # the environment variable with the file of `share_keys`
 SOURCES = {}  # {(file, line, name): result of `numbered` for the function there}
 # variants that only lessons launch
 FIRST_RUNGS = ("matmul/naive", "matmul/tiled", "matmul/vectorized", "matmul/warpgroup", "matmul/warp_specialized",
@@ -249,9 +254,30 @@ def is_older(benchmark: str, variant: str, key: str | None, case: str = "") -> b
     return key is None or (key != "" and HAS_NUMBA_CUDA and key != current_key(benchmark, variant, case))
 
 
+def share_keys(rows: Iterable[dict]) -> None:
+    """Compute the keys of rows once for all processes that this one starts: the notebooks of the lessons need seconds for them each."""
+    keys = [[*place, current_key(*place)] for place in {(row["benchmark"], row["variant"], row["case"]) for row in rows}]
+    with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+        json.dump(keys, file)
+    atexit.register(os.unlink, file.name)
+    os.environ[SHARED_KEYS] = file.name
+
+
+@functools.cache
+def shared_keys() -> dict[tuple[str, str, str], str | None]:
+    """The keys that a parent process has computed by `share_keys`; empty if there is none."""
+    try:
+        text = Path(os.environ[SHARED_KEYS]).read_text()
+    except (KeyError, OSError):
+        return {}
+    return {tuple(place): key for *place, key in json.loads(text)}
+
+
 @functools.cache
 def current_key(benchmark: str, variant: str, case: str = "") -> str | None:
     """`key_of`; None for a kernel that no longer exists."""
+    if (benchmark, variant, case) in shared_keys():
+        return shared_keys()[benchmark, variant, case]
     try:
         return key_of(benchmark, variant, case)
     except LookupError:

@@ -3,12 +3,14 @@
 import functools
 import importlib.util
 import json
+import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from minllm.bench import kernel_keys
 from minllm.bench.kernel_keys import is_older, key_of
 from minllm.bench.record import Record, Row, commit, file_name, installed, merged, new_record, origin
 from minllm.machine import driver
@@ -130,3 +132,13 @@ def test_the_tool_writes_a_file_that_reads_back_and_merges(tool, tmp_path):
     rows = json.loads(path.read_text())["rows"]
     assert [(row["variant"], row["value"]) for row in rows] == [("bfloat16", 1.0), ("x", 812.5)]
     assert sum(line.startswith("  {") for line in path.read_text().splitlines()) == 2
+
+
+def test_keys_are_shared_with_processes_that_start_later(monkeypatch):
+    row = dict(benchmark="rope", variant="rope", case="a")
+    monkeypatch.setenv(kernel_keys.SHARED_KEYS, "")
+    kernel_keys.share_keys([row, dict(row, benchmark="copy"), row])
+    tell = "len(k.shared_keys()), k.current_key('rope', 'rope', 'a'), k.all_specimens.cache_info()"
+    code = f"import minllm.bench.kernel_keys as k; print({tell})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.startswith(f"2 {key_of('rope', 'rope', 'a')} ") and "misses=0" in done.stdout  # nothing is computed again
