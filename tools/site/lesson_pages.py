@@ -12,6 +12,7 @@ import hashlib
 import json
 import platform
 import shutil
+import sys
 from pathlib import Path
 
 import lesson_html
@@ -78,8 +79,17 @@ def with_quiet_kernels(get_nbconvert_app):
     return get
 
 
+def end_quietly():
+    """Keep MkDocs' command from removing its log handler when Python has already taken logging apart, which prints a TypeError."""
+    for name in ("mkdocs.__main__", "__main__"):
+        state = getattr(sys.modules.get(name), "State", None)
+        if hasattr(state, "__del__"):
+            del state.__del__
+
+
 def on_startup(command, dirty):
-    """Patch mkdocs-jupyter and nbconvert, once per process."""
+    """Patch MkDocs, mkdocs-jupyter and nbconvert, once per process."""
+    end_quietly()
     if HTMLExporter.markdown2html is not keep_markdown:
         HTMLExporter.markdown2html = keep_markdown
         records = (json.loads(path.read_text(encoding="utf-8")) for path in ROOT.glob("docs/results/h200*.json"))
