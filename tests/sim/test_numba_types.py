@@ -317,3 +317,16 @@ def test_overloads_by_lambdas_have_numbas_types():
 
     tenth = np.float32(0.1)
     assert result_of(kernel, np.array([tenth]), size=2).tolist() == [float(tenth) * 3, tenth + tenth]
+
+
+def test_builtins_get_integers_that_have_wrapped():
+    def kernel(x, out):
+        out[0] = abs(x[0] * x[0])
+        out[1] = int(x[0] * x[0])
+        out[2] = float(x[0] * x[0])
+        out[3] = divmod(x[0] * x[0], 7)[1]
+
+    square = (4 * 10**9) ** 2 - 2**64
+    assert square < 0
+    found = result_of(kernel, np.array([4 * 10**9]), size=4)
+    assert found.tolist() == [float(-square), float(square), float(square), square % 7]

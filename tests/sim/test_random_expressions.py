@@ -25,6 +25,8 @@ def integer(choose, depth):
     forms = [f"({left} {operator} {right})" for operator in "+-*&|^"]
     forms += [f"({left} // {choose.randint(1, 99)})", f"({left} % {choose.randint(1, 99)})", f"({left} >> {choose.randint(0, 15)})"]
     forms += [f"({left} << {choose.randint(0, 15)})", f"(-{left})", f"(~{left})", f"({left} < {right})"]
+    divisor, count = f"(({right} & 1023) + 1)", f"({right} & 31)"  # known at run time only
+    forms += [f"({left} // {divisor})", f"({left} % {divisor})", f"({left} >> {count})", f"({left} << {count})", f"((d ^ {left}) ** 3)"]
     forms += [f"(int64({left}) if p else int64({right}))"]
     return choose.choice(forms)
 

@@ -456,6 +456,8 @@ class Expressions:
         result = signature.return_type
         if among(called, (max, min)):
             return self.extremum(node, called, arguments, result)
+        if getattr(called, "__module__", None) == "builtins":
+            self.settle(node, arguments)
         self.cast_arguments(node, arguments, signature.args)
         if among(called, WIDTHS) and signature.args[0].bitwidth != 32:
             self.found.calls[node] = Width(signature.args[0].bitwidth)
@@ -467,7 +469,7 @@ class Expressions:
             self.found.calls[node] = TO_INTEGERS[called]
         value = of_type(result)
         if called is abs and is_integer(result):
-            bits = arguments[0].bits
+            bits = min(arguments[0].bits, range_bits(result) + result.signed)
             return value._replace(bits=bits, wide=result.signed and bits >= range_bits(result))
         return value
 
