@@ -51,6 +51,19 @@ def of_python(x):
     x[0] = any((x[0], x[1]))
 
 
+def of_a_range(x):
+    for i in reversed(range(3)):
+        x[i] = i
+
+
+def mixed(x):
+    x[0] = max(x[0], True)
+
+
+def smallest(x):
+    x[0] = min(x)
+
+
 def shuffled(x):
     x[0] = cuda.shfl_sync(0xFFFFFFFF, np.uint32(3), 1)
 
@@ -80,6 +93,9 @@ REFUSED = {
     of_numpy: "numba-cuda has no np.sqrt for float64: convert",
     of_math: "numba-cuda has no math.cbrt",
     of_python: "numba-cuda does not know any",
+    of_a_range: "numba-cuda does not know reversed",
+    mixed: "numba-cuda has no max for float64, bool",
+    smallest: r"numba-cuda has no min for array\(float64, 1d, C\)",
     shuffled: "numba-cuda has no shfl_sync for int64, uint32, int64",
     float_vote: "numba-cuda has no ballot_sync for int64, float64",
     boolean_count: "numba-cuda has no syncthreads_count for bool",

@@ -24,7 +24,7 @@ from minllm.sim.typing.arithmetic import (
     replacement,
     unary,
 )
-from minllm.sim.typing.refusals import refused_call, refused_construct, refused_field, refused_number
+from minllm.sim.typing.refusals import is_builtin, refused_call, refused_construct, refused_field, refused_number
 from minllm.sim.typing.rules import attribute_type, call_signature, element_type, intrinsic_signature, method_overload_of, overload_of
 from minllm.sim.typing.values import (
     AXIS_BITS,
@@ -340,7 +340,7 @@ class Expressions:
 
     def check_call(self, node, called, kinds, signature):
         """Raise SimulationError for a call that numba-cuda does not compile."""
-        if None not in kinds and (why := refused_call(called, kinds, signature)):
+        if why := refused_call(called, kinds, signature):
             self.refuse(node, f"{why}: convert the arguments to another type, or take another function")
 
     def intrinsic(self, node, called, arguments):
@@ -416,6 +416,7 @@ class Expressions:
             return arguments[0]
         kinds, named_kinds = tuple(map(numba_type, arguments)), {name: numba_type(value) for name, value in named.items()}
         if None in (*kinds, *named_kinds.values()):
+            self.check_call(node, called, (*kinds, None), None)
             return self.unknown_call(node, arguments)
         if is_users_function(called):
             implementation = overload_of(called, kinds, tuple(map(literal_type, arguments)), named_kinds)
@@ -456,7 +457,7 @@ class Expressions:
         result = signature.return_type
         if among(called, (max, min)):
             return self.extremum(node, called, arguments, result)
-        if getattr(called, "__module__", None) == "builtins":
+        if is_builtin(called):
             self.settle(node, arguments)
         self.cast_arguments(node, arguments, signature.args)
         if among(called, WIDTHS) and signature.args[0].bitwidth != 32:

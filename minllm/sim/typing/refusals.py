@@ -52,15 +52,23 @@ def refused_number(node):
 
 
 def refused_call(called, kinds, signature):
-    """Why numba-cuda does not compile a call with arguments of these types, or None. signature: found by its typing rules, or None."""
+    """Why numba-cuda does not compile a call with arguments of these types, or None.
+
+    kinds: None for a type that is unknown. signature: found by numba-cuda's typing rules, or None.
+    """
     if signature is not None and is_lowered(called, signature):
         return None
-    if getattr(called, "__module__", None) == "builtins":
-        return None if is_typed(called) else f"numba-cuda does not know {called.__name__}"
-    if not belongs_to_numba(called):
+    if is_builtin(called) and not is_typed(called):
+        return f"numba-cuda does not know {called.__name__}"
+    if None in kinds or not (is_builtin(called) or belongs_to_numba(called)):
         return None
     name = called.__qualname__ if isinstance(called, type) else called.__name__
     return f"numba-cuda has no {'np.' * isinstance(called, np.ufunc)}{name} for {', '.join(map(str, kinds))}"
+
+
+def is_builtin(called):
+    """Whether a function is one of Python's builtins."""
+    return getattr(called, "__module__", None) == "builtins"
 
 
 def belongs_to_numba(called):
