@@ -114,8 +114,8 @@ class SimulatedCuda:
         thread = current_thread()
         return collective(kind, (value, source_lane(kind, thread.lane, operand)), functools.partial(exchange, kind, mask, thread), mask)
 
-    def shfl_sync(self, mask, value, source_lane):
-        return self._shuffle("shfl", mask, value, source_lane)
+    def shfl_sync(self, mask, value, src_lane):
+        return self._shuffle("shfl", mask, value, src_lane)
 
     def shfl_xor_sync(self, mask, value, lane_mask):
         return self._shuffle("shfl_xor", mask, value, lane_mask)

@@ -128,6 +128,19 @@ def test_fields_of_packed_records():
     assert out[0] == 1
 
 
+def test_arguments_by_name_and_literals_of_device_functions_are_taken():
+    @cuda.jit(device=True)
+    def position(axes):
+        return cuda.grid(axes)
+
+    def kernel(x):
+        x[position(1)] = cuda.shfl_sync(mask=0xFFFFFFFF, value=cuda.threadIdx.x, src_lane=2)
+
+    x = np.zeros(32)
+    simulate(kernel, 1, 32, x)
+    assert (x == 2).all()
+
+
 def test_what_the_compiler_takes_runs():
     def kernel(x):
         for i in [0, 1, 2]:

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import inspect
 import math
 import operator
 import re
@@ -282,7 +283,7 @@ class Expressions:
         if hasattr(called, "py_func"):
             return self.call_device(node, called, arguments, named)
         if isinstance(called, _Intrinsic):
-            return self.intrinsic(node, called, arguments)
+            return self.intrinsic(node, called, arguments, named)
         if among(called, ARRAYS):
             return self.new_array(node, arguments, named)
         return self.known_function(node, called, arguments, named)
@@ -340,10 +341,14 @@ class Expressions:
 
     def check_call(self, node, called, kinds, signature):
         """Raise SimulationError for a call that numba-cuda does not compile."""
+        if any(self.is_parameter_of_device_function(argument) and kind in types.integer_domain for argument, kind in zip(node.args, kinds)):
+            return  # it may be a literal in the call
         if why := refused_call(called, kinds, signature):
             self.refuse(node, f"{why}: convert the arguments to another type, or take another function")
 
-    def intrinsic(self, node, called, arguments):
+    def intrinsic(self, node, called, arguments, named):
+        parameters = list(inspect.signature(called._defn).parameters)[1:] if named else ()
+        arguments = [*arguments, *(named[name] for name in parameters[len(arguments) :] if name in named)]
         kinds = tuple(map(numba_type, arguments))
         literals = tuple(map(literal_type, arguments))
         signature = None if None in kinds else intrinsic_signature(called, kinds, literals)
@@ -351,8 +356,10 @@ class Expressions:
         if signature is None:
             return self.unknown_call(node, arguments)
         self.cast_arguments(node, arguments, signature.args)
-        if among(called, SHUFFLES) and isinstance(node.args[1], ast.Name) and node.args[1].id in self.partial:
-            self.found.placeholders.setdefault(self.statement, {})[node.args[1].id] = arguments[1].type
+        if among(called, SHUFFLES):
+            given = node.args[1] if len(node.args) > 1 else next((one.value for one in node.keywords if one.arg == "value"), None)
+            if isinstance(given, ast.Name) and given.id in self.partial:
+                self.found.placeholders.setdefault(self.statement, {})[given.id] = arguments[1].type
         return of_type(signature.return_type)
 
     def new_array(self, node, arguments, named):
