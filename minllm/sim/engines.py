@@ -16,7 +16,7 @@ from collections import Counter
 from minllm.errors import SimulationError
 
 ENGINES = ("lanes", "threads")
-DEFAULT = "threads"
+DEFAULT = "lanes"
 VARIABLE = "MINLLM_SIM_ENGINE"
 
 _engine = contextvars.ContextVar("engine", default=None)

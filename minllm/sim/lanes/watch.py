@@ -33,11 +33,11 @@ class Watch:
         own = [one for one in detectors() if isinstance(one, (UnwrittenReads, EarlyReads))]
         self.unwritten = next(one for one in own if isinstance(one, UnwrittenReads))
         self.early = next(one for one in own if isinstance(one, EarlyReads))
-        arrays = {root.name: root for _, _, root in launch.roots}
+        arrays = {number: root for number, (_, _, root) in enumerate(launch.roots)}
         for one in own:
             one.start(Launch(how.kernel, function, tuple(how.grid), tuple(how.block), how.shared_bytes, arrays))
         for root in arrays.values():
-            marks = root.notes["written"]
+            marks = root.notes.get("written")  # none for an array without elements
             root.marks = None if marks is None else np.frombuffer(marks, np.uint8)
 
     # Accesses. at: for the lanes of the mask, the number of an element of `size` bytes from the memory's start
