@@ -209,16 +209,16 @@ def int_min(first, *others):
 
 
 def extremum(scalar, first, second, *others):
-    """max or min of floats, of which `scalar` is the form for numbers; it decides where the two are equal or one is NaN."""
+    """max or min of floats, of which `scalar` is the form for numbers; it decides between zeros."""
     if VECTOR not in (type(first), type(second)):
         found = scalar(first, second)
     else:
-        greater, less = first > second, first < second
-        found = np.where(greater if scalar(2.0, 1.0) == 2.0 else less, first, second)
-        other = np.flatnonzero(~(greater | less))
-        if other.size:
-            pairs = (value[other] if type(value) is VECTOR else value for value in np.broadcast_arrays(first, second))
-            found[other] = [scalar(*pair) for pair in zip(*map(list, pairs))]
+        better = first > second if scalar(2.0, 1.0) == 2.0 else first < second
+        found = np.where(better | (second != second), first, second)
+        zeros = (first == 0) & (second == 0)
+        if zeros.any():
+            pairs = (value[zeros] for value in np.broadcast_arrays(first, second))
+            found[zeros] = [scalar(*pair) for pair in zip(*map(list, pairs))]
     return extremum(scalar, found, *others) if others else found
 
 
