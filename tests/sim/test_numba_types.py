@@ -330,3 +330,29 @@ def test_builtins_get_integers_that_have_wrapped():
     assert square < 0
     found = result_of(kernel, np.array([4 * 10**9]), size=4)
     assert found.tolist() == [float(-square), float(square), float(square), square % 7]
+
+
+def test_a_variable_of_a_loops_body_has_its_type_after_the_loop_and_in_the_next_iteration():
+    def kernel(x, n, out):
+        for _ in range(3):
+            square = n * n
+        out[0] = square
+        i = 0
+        while i < 3:
+            if i > 0:
+                before = last * 2  # noqa: F821  # of the iteration before
+            last = x[i]  # noqa: F841
+            half = i * 0.5
+            i += 1
+        out[1], out[2] = before, half
+        while n > 0:
+            product = n * n
+            if product < 0:
+                break
+            n = -1
+        out[3] = product
+
+    x = np.full(3, 0.1, np.float32)
+    found = result_of(kernel, x, np.int64(4 * 10**9), size=4)
+    wrapped = float((4 * 10**9) ** 2 - 2**64)
+    assert found.tolist() == [wrapped, float(x[0]) * 2, 1.0, wrapped]

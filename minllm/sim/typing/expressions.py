@@ -73,7 +73,8 @@ def among(value, group):
 class Expressions:
     """Finds the Value of every expression of one function, and records casts and replaced calls in `self.found`.
 
-    A subclass keeps `variables`, {name: Value}, `statement`, and `partial`, the variables that may have no value. It implements
+    A subclass keeps `variables`, {name: Value}, `statement`, `partial`, the variables that may have no value, and `missed`, the names that
+    were read and are no variables yet. It implements
     `outer(name)`, `call_device(node, function, arguments)`, `refuse(node, why)` and `is_parameter_of_device_function(node)`.
     """
 
@@ -108,7 +109,10 @@ class Expressions:
         return of_constant(node.value)
 
     def Name(self, node):
-        return self.variables[node.id] if node.id in self.variables else self.outer(node.id)
+        if node.id in self.variables:
+            return self.variables[node.id]
+        self.missed.add(node.id)
+        return self.outer(node.id)
 
     def Tuple(self, node):
         items = []

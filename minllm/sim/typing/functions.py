@@ -121,6 +121,7 @@ class Walk(Expressions):
         self.loops = []  # for each loop around the statement: (paths of break, paths of continue)
         self.returns = []
         self.partial = set()  # variables that have been assigned on some of the paths that meet
+        self.missed = set()  # names that were read and are no variables yet: of globals, or assigned further down in a loop
         self.closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
 
     def run(self):
@@ -305,12 +306,16 @@ class Walk(Expressions):
             widened = header
             for state, _ in back:
                 widened = widen(widened, state, number) if state is not None else widened
-            if widened == header:
-                break
+            unchanged = all(header.get(name) == value for name, value in widened.items() if name in header or name in self.missed)
             header = widened
+            if unchanged:
+                break
+        kept = {name: value for name, value in header.items() if name in entry or name in self.missed}
+        inner = {name: value for name, value in header.items() if name not in kept}  # every iteration assigns them before it reads them
         for state, edge in [(entry, (node, "before")), *back]:
             if state is not None:
-                self.found.edges[edge] = casts_between(state, header, must_cast)
+                self.found.edges[edge] = casts_between(state, kept, must_cast) + casts_between(state, inner, changes_type)
+        self.partial |= header.keys() - entry.keys()
         endless = test is not None and test.constant is not None and test.constant.value
         self.variables = None if endless else dict(header)
         if self.variables is not None:
@@ -345,6 +350,7 @@ def widen(header, back, number):
     widened = dict(header)
     for name, value in back.items():
         if name not in header:
+            widened[name] = value._replace(constant=None) if is_scalar(value.type) else value
             continue
         old = header[name]
         merged = merge(old, value)
