@@ -6,7 +6,7 @@ with the mask of the lanes that run, is the first argument. A number that is the
 
     engine          runs a launch, or says why the threads must run it
     generate        statements of the lane form; regions: which assignments may overwrite all lanes; expressions, calls: the rest of it
-    masks           branches and loops; state: variables, memory, barriers
+    masks           branches and loops; state: variables, expressions, barriers; memory: arrays
     arrays, windows arrays, and accesses of several bytes
     operations      casts, operators and functions; warps: shuffles and votes; PTX instructions: minllm.ptx.lanes
     fibres          sets of threads that wait for each other, and instructions that the simulator's threads execute

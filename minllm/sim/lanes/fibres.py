@@ -19,8 +19,9 @@ from minllm.sim.cuda_memory import SharedMemory
 from minllm.sim.lanes.arrays import LaneArray, Root, row_major
 from minllm.sim.lanes.faults import Fault, NotInLanes
 from minllm.sim.lanes.masks import VECTOR
+from minllm.sim.lanes.memory import extents
 from minllm.sim.lanes.operations import column
-from minllm.sim.lanes.state import Lanes, extents
+from minllm.sim.lanes.state import Lanes
 from minllm.sim.machine import Block
 from minllm.sim.thread import Dimensions, Thread, _running, indices_of
 
@@ -105,7 +106,7 @@ class FibreBlock(Block):
 
 
 class BlockMemory:
-    """The shared memory of a block, with the interface of state.SharedMemory."""
+    """The shared memory of a block, with the interface of memory.SharedMemory."""
 
     def __init__(self, block):
         self.block, self.bytes, self.row = block, block.shared, block.shared.size
@@ -219,7 +220,6 @@ class FibreLanes(Lanes):
             data = np.lib.stride_tricks.as_strided(array.flat[offset:], array.shape, strides)
             self.checked[key] = array, CheckedArray(data, array.space, offset * array.itemsize, array.root.name)
         return self.checked[key][1]
-
 
 
 def run_in_fibres(launch, how, indices, resident):

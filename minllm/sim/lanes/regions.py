@@ -13,7 +13,7 @@ class Region:
 
     def __init__(self, number, around=None):
         self.number, self.around = number, around
-        self.exposed, self.reads = set(), set()  # reads: all names read inside
+        self.exposed = set()
 
     def chain(self):
         """This region and those around it, from the inside out."""
@@ -24,7 +24,7 @@ class Region:
 
 
 class Regions:
-    """The regions of a function. of: {(statement, arm): Region}; total: {name: number of expressions that read it}."""
+    """The regions of a function. of: {(statement, arm): Region}; inside: {Region: {name: number of expressions in it that read it}}."""
 
     def __init__(self, tree, known_test, iterates):
         self.known_test, self.iterates = known_test, iterates
@@ -34,7 +34,6 @@ class Regions:
             {tree.args.vararg.arg} if tree.args.vararg else set()
         )
         self.block(tree.body, parameters, self.root)
-        self.home = {}
 
     def new(self, around):
         region = Region(len(self.inside), around)
