@@ -20,19 +20,21 @@ class MinLLMError(Exception):
 
 
 class ForeignError(MinLLMError):
-    """A library, or a function that a request brought, raised a class that is no Exception, such as a panic of Rust code: `__cause__`."""
+    """A library, or a function that a request brought, raised what no caller expects: `__cause__`.
+
+    That is a class that is no Exception, such as a panic of Rust code, or StopIteration, which would end a loop over a stream in silence.
+    """
 
 
 def as_exception(error: BaseException) -> Exception:
-    """The Exception to report for an error of any class: the error itself, or a ForeignError if its class is no Exception.
+    """The Exception to report for an error of any class: the error itself, or a ForeignError for one that callers would misunderstand.
 
-    Errors that are to end the program, a generator or a task are raised again.
+    Those are classes that are no Exception, among them asyncio's CancelledError, and the ends of iterators. KeyboardInterrupt and
+    SystemExit, which are to end the program, are raised again.
     """
-    if isinstance(error, Exception):
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
-    from asyncio import CancelledError
-
-    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | CancelledError):
+    if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error
     reported = ForeignError(
         f"A library, or a function that the request brought, failed with {type(error).__name__}: {shown(error)}. It ends this "
@@ -43,13 +45,13 @@ def as_exception(error: BaseException) -> Exception:
 
 
 class Contained(ContextDecorator):
-    """A context, or a decorator, for calls of foreign code: what is raised inside leaves it as an Exception (as_exception)."""
+    """A context, or a decorator, for calls of foreign code: what is raised inside leaves it as as_exception reports it."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
-        if not (error is None or isinstance(error, Exception)):
-            raise as_exception(error)
+        if error is not None and (reported := as_exception(error)) is not error:
+            raise reported
 
 
 class KernelArgumentError(MinLLMError, ValueError):

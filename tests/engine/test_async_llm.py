@@ -475,9 +475,30 @@ def test_what_ends_a_program_ends_everything(engine, kind):
     assert len(engine._llm.generate("def", GREEDY)[0].outputs[0].token_ids) == 12
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
-def test_errors_that_are_to_end_something_are_not_contained(kind):
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_errors_that_are_to_end_the_program_are_not_contained(kind):
     with pytest.raises(kind), Contained():
+        raise kind
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError])
+def test_errors_that_loops_and_tasks_take_for_their_end_are_reported(llm, kind):
+    """As of next() in a processor: raised as they are, they would cut a stream short in silence, or end the engine's thread."""
+    poison = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logits_processors=[raising(kind)])
+    alone, engine = completions(llm.generate("def", GREEDY)[0]), AsyncLLM.of(llm)
+
+    async def both():
+        return await asyncio.gather(*[last(engine.generate("def", one)) for one in (poison, GREEDY)], return_exceptions=True)
+
+    try:
+        failed, good = run(both())
+    finally:
+        engine.shutdown()
+    assert isinstance(failed, ForeignError) and isinstance(failed.__cause__, kind)
+    assert completions(good) == alone
+    with pytest.raises(ForeignError, match=kind.__name__):
+        list(llm.stream("def", poison))
+    with pytest.raises(ForeignError, match=kind.__name__), Contained():
         raise kind
 
 
