@@ -62,7 +62,7 @@ def read_special_tokens(
     values = {**defaults, **values}
     flagged = {token.content: token for token in added.values()}
     named = {name: flagged.get(str(token), token) for name in NAMES if (token := _token(values.get(name))) is not None}
-    named |= {key: token for key in values if _is_further_name(key) and (token := _token(values[key])) is not None}
+    named |= {key: _token(value) for key, value in values.items() if _is_further_name(key) and is_token(value)}
     named |= {key: token for key, value in further.items() if (token := _token(value)) is not None}
     extra = _tokens(values.get(EXTRA, values.get(OLDER_EXTRA)), special=True)
     if EXTRA not in values:
@@ -120,6 +120,11 @@ def _of_added_tokens(added_tokens: Mapping[str, Any], values: Mapping[str, Any])
 def _popped_names(values: dict[str, Any]) -> dict[str, Any]:
     """The names in an extra_special_tokens that is an object, taken out of the values."""
     return values.pop(EXTRA) if isinstance(values.get(EXTRA), dict) else {}
+
+
+def is_token(value: Any) -> bool:
+    """Whether a key that ends in _token, and has no role, names a token: transformers ignores plain objects and numbers there."""
+    return isinstance(value, str | AddedToken) or (isinstance(value, dict) and value.get("__type") == "AddedToken")
 
 
 def _is_further_name(key: str) -> bool:

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from minllm.errors import CheckpointError, as_exception
 from minllm.models.json_files import read_json, refuse_special_file
-from minllm.models.special_tokens import EXTRA, NAMES, OLDER_EXTRA, SpecialTokens, read_special_tokens
+from minllm.models.special_tokens import EXTRA, NAMES, OLDER_EXTRA, SpecialTokens, is_token, read_special_tokens
 from minllm.models.tokenizer_classes import GENERAL, TOKENIZER_CLASSES, TokenizerClass, class_name
 
 # Keys of tokenizer_config.json that are followed, or that change nothing of what an engine does with a tokenizer.
@@ -72,8 +72,8 @@ def _finish(backend: tokenizers.Tokenizer, kind: TokenizerClass, tokens: Special
 
 
 def _unknown_keys(config: Mapping[str, Any]) -> list[str]:
-    known = FOLLOWED_KEYS | HARMLESS_KEYS
-    return sorted(key for key, value in config.items() if key not in known and not key.endswith("_token") and value is not None)
+    unknown = config.keys() - FOLLOWED_KEYS - HARMLESS_KEYS
+    return sorted(key for key in unknown if config[key] is not None and not (key.endswith("_token") and is_token(config[key])))
 
 
 def _class_remarks(name: str, original: tokenizers.Tokenizer, backend: tokenizers.Tokenizer) -> list[str]:

@@ -183,6 +183,11 @@ def test_objects_are_tokens_wherever_texts_are(tmp_path):
     assert tokenizer.eos_token_id == tokenizer.encode("<|a|>")[0]
 
 
+def test_a_number_under_a_name_like_that_of_a_token_is_not_followed_and_said_so(tmp_path):
+    with pytest.warns(UserWarning, match="does not follow: num_image_token, x_token"):
+        write_tokenizer(tmp_path, byte_level(), {"num_image_token": 256, "x_token": {"content": "<|x|>"}, "y_token": "<|y|>"})
+
+
 def test_limits_of_the_training_run_are_not_taken_over(tmp_path):
     backend = byte_level()
     backend.enable_truncation(4)

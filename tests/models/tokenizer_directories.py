@@ -159,7 +159,9 @@ def _put_into_config(rng: Random, case: TokenizerDirectory) -> None:
         if _has(rng, case, name, 0.4):
             config[name] = rng.choice([token for token in TOKENS if " " not in token] if writes_processor else [None, *TOKENS])
     if _has(rng, case, "image_token", 0.3):
-        config["image_token"] = rng.choice(TOKENS)
+        token = rng.choice(TOKENS)
+        typed = {"__type": "AddedToken", "content": token, "lstrip": True}
+        config["image_token"] = rng.choice([token, token, typed, {"content": token}, 256])
     if _has(rng, case, "added_tokens_decoder", 0.5):
         config["added_tokens_decoder"] = {str(300 + i): _entry(rng, case, token) for i, token in enumerate(_some(rng))}
     if _has(rng, case, "additional_special_tokens", 0.3):
