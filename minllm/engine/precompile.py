@@ -7,14 +7,11 @@ from minllm.engine.ranks.share import captures_steps
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.kernels.sampling.parameters import kind_of
 from minllm.kernels.sampling.tensors import SamplingKind
-from minllm.machine.host import available_host_bytes
 from minllm.models.config import ModelConfig
 from minllm.parallel.dry_run_ranks import Split
 from minllm.runtime.compile_ahead import CompileAhead, compile_ahead
 from minllm.runtime.device import current_device
 from minllm.weights.format import WeightFormat
-
-WORKER_BYTES = 512 << 20  # host memory per process: the largest kernels take 400 MB to compile
 
 
 def precompile(
@@ -33,8 +30,7 @@ def precompile(
         max_num_batched_tokens=options.max_num_batched_tokens, max_model_len=max_model_len,
         kinds=tuple(sorted({SamplingKind.GREEDY, SamplingKind.RANDOM, kind_of(params)})), split=split,
     )  # fmt: skip
-    processes = max(1, available_host_bytes() // WORKER_BYTES)
     try:
-        return compile_ahead(kernels_needed, (shape,), shape.device.compute_capability, processes)
+        return compile_ahead(kernels_needed, (shape,), shape.device.compute_capability)
     except NotImplementedError:  # the weight format takes no part in dry runs
         return CompileAhead()

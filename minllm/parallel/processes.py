@@ -32,7 +32,7 @@ from minllm.parallel.communicator import CommunicationError, PeerLostError
 from minllm.parallel.let_go import let_go
 from minllm.parallel.shared_memory import SharedMemoryCommunicator, memory_bytes
 from minllm.parallel.sockets import SocketCommunicator
-from minllm.runtime.child_process import end_children, receive_task, start_child
+from minllm.runtime.child_process import end_children, receive_task, send_task, start_child
 
 MEMORY_FOLDER = Path("/dev/shm")  # files here are memory
 GRACE_S = 2.0  # after a communication error, the time within which the rank that caused it must report
@@ -144,7 +144,8 @@ class RankProcesses(OtherRanks):
                 files = memory.fileno(), channels[rank][1].fileno(), reports[rank][1].fileno()
                 task = Task(main, argument, rank, world_size, *files, {b: end.fileno() for (a, b), end in links.items() if a == rank})
                 passed = dict(pass_fds=(*files, *task.links.values()))
-                self.children.append(start_child(__name__, pickle.dumps(task), _threads(world_size), **passed))
+                self.children.append(start_child(__name__, _threads(world_size), **passed))
+                send_task(self.children[-1], pickle.dumps(task))
         threading.Thread(target=self._watched.watch, daemon=True).start()
 
     @property

@@ -45,22 +45,23 @@ class Undescribable(Exception):
 
 def cache_key(function, argument_types, compute_capability, options):
     """A hash of everything that determines the machine code; None if the kernel is not cached."""
+    return key_and_size(function, argument_types, compute_capability, options)[0]
+
+
+def key_and_size(function, argument_types, compute_capability, options):
+    """(cache_key, a measure of how much code the compiler sees, device functions included); (None, 0) if the kernel is not cached."""
     if not function.__module__.startswith("minllm."):
-        return None
+        return None, 0
     try:
         meaning = describe(function, {})
     except Undescribable:
-        return None
+        return None, 0
     parts = [
         compiler_sources(), compiler_versions(), meaning, list(map(str, argument_types)), compute_capability,
         replacements_for(tuple(compute_capability)), sorted(options.items()),
     ]  # fmt: skip
-    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
-
-
-def code_size(function):
-    """A measure of how much code the compiler sees of a cacheable kernel, its device functions included."""
-    return len(str(describe(function, {})))
+    text = json.dumps(parts, default=str).encode()
+    return hashlib.sha256(text).hexdigest(), len(text)
 
 
 def describe(value, seen, names=()):
@@ -110,7 +111,13 @@ def describe_code(code, namespace, seen):
         for constant in code.co_consts
     ]
     used = [[name, describe(namespace[name], seen, attributes(code))] for name in global_names(code) if name in namespace]
-    return [[repr(getattr(code, field)) for field in CODE_FIELDS], constants, used]
+    return [bytecode(code), constants, used]
+
+
+@functools.cache
+def bytecode(code):
+    """The texts of CODE_FIELDS."""
+    return [repr(getattr(code, field)) for field in CODE_FIELDS]
 
 
 def describe_module(module, seen, names):
@@ -128,10 +135,11 @@ def global_names(code):
     return sorted({step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")})
 
 
+@functools.cache
 def attributes(code):
     """The names that the code and functions nested in it use, which may be attributes of a module, sorted."""
     nested = [attributes(constant) for constant in code.co_consts if isinstance(constant, python_types.CodeType)]
-    return sorted(set(code.co_names).union(*nested))
+    return tuple(sorted(set(code.co_names).union(*nested)))
 
 
 def is_empty(cell):

@@ -17,8 +17,8 @@ from typing import Any
 CODE = "import sys; sys.path[:] = sys.argv[2:]; import importlib; importlib.import_module(sys.argv[1]).main()"
 
 
-def start_child(module: str, task: bytes, environment: Mapping[str, str] = {}, **streams: Any) -> subprocess.Popen:  # noqa: B006 - never written
-    """Start a process that runs main() of a module, which reads `task` with `receive_task`.
+def start_child(module: str, environment: Mapping[str, str] = {}, **streams: Any) -> subprocess.Popen:  # noqa: B006 - never written
+    """Start a process that runs main() of a module, which waits in `receive_task` for a task from `send_task`.
 
     environment: variables to add to those of this process. streams: stdout, stderr and pass_fds of subprocess.Popen.
     """
@@ -26,11 +26,14 @@ def start_child(module: str, task: bytes, environment: Mapping[str, str] = {}, *
     path = sorted(map(os.path.abspath, sys.path), key=lambda place: place not in standard)
     command = [sys.executable, "-P", "-c", CODE, module, *path]
     apart = dict(start_new_session=True, creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0))  # POSIX; Windows
-    child = subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.PIPE, **apart, **streams)
+    return subprocess.Popen(command, env={**os.environ, **environment}, stdin=subprocess.PIPE, **apart, **streams)
+
+
+def send_task(child: subprocess.Popen, task: bytes) -> None:
+    """Send a child its task. If it does not fit in the pipe (64 KiB on Linux), this waits until the child has imported its module."""
     with contextlib.suppress(OSError):  # it has ended already
         child.stdin.write(len(task).to_bytes(8, "little") + task)
         child.stdin.flush()
-    return child
 
 
 def end_children(children: list[subprocess.Popen]) -> None:

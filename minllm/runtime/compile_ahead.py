@@ -5,10 +5,10 @@
         work.wait(progress)
 
 A kernel is a Python function with a closure, which cannot be sent to another process. So every worker process calls the same function
-with the same arguments as this one, and finds the same kernels, which are identified by their keys in the disk cache. Workers take them in
-order, and skip kernels that another one is compiling: the locks of the disk cache divide the work, also among several programs that start
-at once. A worker that fails leaves its kernels to the others or, in the end, to this process, which compiles a missing kernel when it is
-launched.
+with the same arguments as this one, and finds the same list of kernels. It is told which places of this list to compile, with their keys in
+the disk cache, which take seconds to compute. Workers take them in order, and skip kernels that another one is compiling: the locks of the
+disk cache divide the work, also among several programs that start at once. A worker that fails leaves its kernels to the others or, in the
+end, to this process, which compiles a missing kernel when it is launched.
 
 Numba compiles one kernel at a time in a process, because of its global lock.
 """
@@ -23,12 +23,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minllm.machine import host
-from minllm.runtime.cache_key import code_size
-from minllm.runtime.child_process import end_children, start_child
+from minllm.runtime.cache_key import key_and_size
+from minllm.runtime.child_process import end_children, send_task, start_child
 from minllm.runtime.disk_cache import CAN_LOCK, is_cached, is_writable
 from minllm.runtime.dry_run import Signature
 
-MOST_PROCESSES = 16
+WORKER_BYTES = 1 << 30  # host memory per process: 0.5 GB for the largest kernels, and 12 MB more for each further kernel, which Numba keeps
 POLL_SECONDS = 0.02
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
 
@@ -83,21 +83,24 @@ class CompileAhead:
 
 
 def compile_ahead(
-    find: Callable[..., list[Signature]], arguments: tuple, compute_capability: tuple[int, int], processes: int = MOST_PROCESSES
+    find: Callable[..., list[Signature]], arguments: tuple, compute_capability: tuple[int, int], processes: int = sys.maxsize
 ) -> CompileAhead:
     """Start to compile the kernels that find(*arguments) lists and the disk cache lacks.
 
-    find: a function of a module; it and its arguments must be picklable. processes: the most worker processes; there are at most one per
-    core and MOST_PROCESSES in all.
+    find: a function of a module, which lists the same kernels in the same order in every process; it and its arguments must be picklable.
+    processes: the most worker processes; there are at most one per core, and fewer if memory is short.
     """
-    found = keys_of(find(*arguments), compute_capability)
-    missing = [key for key in found if not is_cached(key)] if is_writable() else []
-    missing.sort(key=lambda key: code_size(found[key].kernel.function), reverse=True)  # start with the slowest to compile
-    task = pickle.dumps((find, arguments, compute_capability, missing))
+    found = find(*arguments)
+    keyed = keys_of(found, compute_capability)
+    missing = [key for key in keyed if not is_cached(key)] if is_writable() else []
+    places = {signature: place for place, signature in enumerate(found)}
+    task = pickle.dumps((find, arguments, compute_capability, [(places[keyed[key]], key) for key in missing]))
     work = CompileAhead(missing)
     try:
         for _ in range(min(len(missing), available_cores(), processes)):
-            work.workers.append(start_worker(task, work.errors))
+            work.workers.append(start_worker(work.errors))
+        for worker in work.workers:  # after all have started: a long task waits until its worker reads it
+            send_task(worker, task)
     except BaseException as error:
         work.close()
         if not isinstance(error, OSError):  # the system starts no more processes: this one compiles
@@ -106,21 +109,22 @@ def compile_ahead(
 
 
 def keys_of(found: Sequence[Signature], compute_capability: tuple[int, int]) -> dict[str, Signature]:
-    """{key in the disk cache: kernel}, without kernels that are not cached."""
-    keys = {signature.kernel.cache_key(signature.types, compute_capability): signature for signature in found}
-    return {key: signature for key, signature in keys.items() if key is not None}
+    """{key in the disk cache: kernel}, without kernels that are not cached; the slowest to compile is first."""
+    sized = [(*key_and_size(one.kernel.function, one.types, compute_capability, one.kernel.options), one) for one in found]
+    return {key: signature for key, size, signature in sorted(sized, key=lambda entry: -entry[1]) if key is not None}
 
 
 def available_cores() -> int:
-    """The number of cores for worker processes, at most MOST_PROCESSES; 0 in a program that was frozen with its interpreter.
+    """The number of cores for worker processes, fewer if memory is short; 0 in a program that was frozen with its interpreter.
 
     It is 1 without locks (disk_cache.py), because nothing would divide the work among processes.
     """
-    is_python = bool(sys.executable) and not getattr(sys, "frozen", False)
-    return min(MOST_PROCESSES if CAN_LOCK else 1, host.available_cores()) if is_python else 0
+    if not sys.executable or getattr(sys, "frozen", False):
+        return 0
+    return max(1, min(host.available_cores(), host.available_host_bytes() // WORKER_BYTES)) if CAN_LOCK else 1
 
 
-def start_worker(task: bytes, errors: Any) -> subprocess.Popen:
-    """Start a process that runs compile_worker.py on a task, without a GPU, and with its standard error in the file `errors`."""
+def start_worker(errors: Any) -> subprocess.Popen:
+    """Start a process that runs compile_worker.py, without a GPU, and with its standard error in the file `errors`."""
     environment = ONE_THREAD | PLAIN_MESSAGES | {"CUDA_VISIBLE_DEVICES": ""}
-    return start_child("minllm.runtime.compile_worker", task, environment, stdout=subprocess.DEVNULL, stderr=errors)
+    return start_child("minllm.runtime.compile_worker", environment, stdout=subprocess.DEVNULL, stderr=errors)

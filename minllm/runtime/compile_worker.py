@@ -1,17 +1,16 @@
 """A worker process of compile_ahead.py, which reads its task from standard input.
 
-The task is pickled: (find, arguments, compute capability, keys). The worker compiles the kernels of find(*arguments) that have one of these
-keys, and stores them in the disk cache.
+The task is pickled: (find, arguments, compute capability, [(place, key), ...]). The worker compiles the kernels at these places of the list
+find(*arguments), and stores them in the disk cache, where they have these keys.
 """
 
 import contextlib
 import gc
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from minllm.errors import KernelCompilationError
 from minllm.runtime.child_process import receive_task
-from minllm.runtime.compile_ahead import keys_of
 from minllm.runtime.disk_cache import is_cached
 from minllm.runtime.dry_run import Signature
 
@@ -20,20 +19,21 @@ OBJECTS_PER_COLLECTION = 100_000  # with Python's default, 700 or 2,000, garbage
 
 def main() -> None:
     """Receive the task and compile its kernels: the entry point of the process."""
-    find, arguments, compute_capability, keys = pickle.loads(receive_task())
+    find, arguments, compute_capability, places = pickle.loads(receive_task())
     gc.freeze()  # imported objects live until the process ends, so no collection needs to visit them
     gc.set_threshold(OBJECTS_PER_COLLECTION)
-    compile_all(keys_of(find(*arguments), compute_capability), keys, compute_capability)
+    found = find(*arguments)
+    compile_all({key: found[place] for place, key in places}, compute_capability)
 
 
-def compile_all(found: Mapping[str, Signature], keys: Sequence[str], compute_capability: tuple[int, int]) -> None:
+def compile_all(kernels: Mapping[str, Signature], compute_capability: tuple[int, int]) -> None:
     """Compile the kernels that no other process is compiling, then wait for the others, or compile them after all.
 
     A kernel that does not compile is left to the process that launches it, which raises the error.
     """
-    skipped = [key for key in keys if key in found and not compile_one(found[key], key, compute_capability, wait=False)]
+    skipped = [key for key in kernels if not compile_one(kernels[key], key, compute_capability, wait=False)]
     for key in skipped:
-        compile_one(found[key], key, compute_capability, wait=True)
+        compile_one(kernels[key], key, compute_capability, wait=True)
 
 
 def compile_one(signature: Signature, key: str, compute_capability: tuple[int, int], wait: bool) -> bool:

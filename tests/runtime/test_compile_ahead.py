@@ -14,9 +14,10 @@ import pytest
 from minllm.engine.cache_format import cache_shape
 from minllm.engine.kernels_needed import EngineShape, kernels_needed
 from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.machine import host
 from minllm.models.config_reader import parse_model_config
 from minllm.runtime import compile_ahead, compiler, disk_cache
-from minllm.runtime.compile_ahead import keys_of
+from minllm.runtime.compile_ahead import WORKER_BYTES, available_cores, keys_of
 from tests.runtime import kernels_to_compile
 from tests.runtime.h200 import H200
 
@@ -87,6 +88,13 @@ def test_workers_that_fail_are_reported_and_this_process_compiles():
     assert work.done == 0
     kernel, types = kernels_to_compile.scales(1)[0]
     assert kernel.compile(*types, compute_capability=TARGET).registers
+
+
+@pytest.mark.parametrize("workers, number", [(100, 40), (40.5, 40), (3.9, 3), (0.5, 1)])
+def test_processes_fit_in_cores_and_free_memory(workers, number, monkeypatch):
+    monkeypatch.setattr(host, "available_cores", lambda: 40)
+    monkeypatch.setattr(host, "available_host_bytes", lambda: int(workers * WORKER_BYTES))
+    assert available_cores() == number
 
 
 def test_without_processes_nothing_happens(monkeypatch):
