@@ -78,7 +78,7 @@ def kernel_of(expression):
     source = f"def kernel(xs, ys, out):\n    for i in range(out.size):\n        x, y = xs[i], ys[i]\n        out[i] = {expression}\n"
     name = f"<function {expression}>"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-    space = dict(cuda=cuda, math=math, libdevice=libdevice, float32=float32)
+    space = dict(__name__=__name__, cuda=cuda, math=math, libdevice=libdevice, float32=float32)
     exec(compile(source, name, "exec"), space)
     return space["kernel"]
 
