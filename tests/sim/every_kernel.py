@@ -1519,7 +1519,7 @@ def distributions_that_rows_are_drawn_from():
     R, V, kept, drawn = 3, 67, 20, 1  # a row that is drawn, one of temperature 0 and one of padding
     logits, sampling = logits_of("normal", R, V), tensors([dict(top_k=kept), dict(temperature=0.0)], V)
     thresholds = np.sort(logits, axis=1)[:, -kept].copy()
-    read = 2 * R * V + drawn * 2 * (V + kept)  # for the largest logit; for the sum and the result, once to compare and once more if kept
+    read = R * V + drawn * 2 * (V + kept)  # for the largest logit; for the sum and the result, once to compare and once more if kept
     run = partial(distribution, logits, thresholds, sampling, integers(0, 1, -1), np.zeros((R, V), np.float32))
     expected = Expected(dict(logits=4 * read, out=4 * R * V), dict(logits=4 * R * V))
     return run, {"distribution_kernel": expected}, ("thresholds", "slots", "temperature")
@@ -1534,10 +1534,12 @@ def rejecting_a_draft_that_was_drawn():
     computed = integers(1, 5, 9, 7, 0, 1, 3)
     p[1, computed[2]] = -np.inf  # rejected for certain
     moved = 4 * (accepted + rejected * V)
-    of_rows = dict(chosen=4 * (R - accepted), tokens=4 * (R + rejected), counts=4 * R)
+    # chosen: copied; then asked whether it is a token, by one thread before a draft and by all after a rejected one
+    asked_of = accepted + rejected * (1 + THREADS)
+    of_rows = dict(chosen=4 * (R - accepted + asked_of), tokens=4 * (R + rejected), counts=4 * R)
     asked = of_rows | dict(computed=4 * (accepted + rejected), p=moved + 4 * rejected, q=moved + 4 * rejected)
     run = partial(reject, p, q, np.arange(R, dtype=np.int32), computed, slots, tensors([dict()] * 2, V), *np.zeros((2, R), np.int32))
-    return run, {"reject_kernel": Expected(asked, dict(p=moved, q=moved, tokens=4 * R))}, ("slots", "step", "seed")
+    return run, {"reject_kernel": Expected(asked, dict(p=moved, q=moved, chosen=4 * R, tokens=4 * R))}, ("slots", "step", "seed")
 
 
 @row
