@@ -18,7 +18,8 @@ from tests.covering import left_out, without_detectors
 HERE = Path(__file__).parent
 # Tests of the compiler and of NVIDIA's bindings, which macOS does not have: their imports fail there.
 OF_CUDA = """bench/test_ceilings.py compile/test_inspect.py runtime/test_compile_ahead.py runtime/test_compiler.py
-    runtime/test_tensor_map.py sim/test_numba_launches.py sim/test_numba_types.py tiles/test_hopper_vocabulary.py""".split()
+    runtime/test_numba_habits.py runtime/test_tensor_map.py sim/test_numba_launches.py sim/test_numba_types.py
+    tiles/test_hopper_vocabulary.py""".split()
 
 # Compilers and simulated kernels make millions of objects, nearly all without cycles: rare collections save some 5 % of the time.
 gc.set_threshold(50_000, 20, 50)

@@ -32,7 +32,7 @@ from minllm.runtime.older_gpus import replacements_for
 PACKAGE = Path(__file__).resolve().parent.parent
 CODE_FIELDS = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount", "co_flags",
                "co_exceptiontable")  # fmt: skip
-COMPILER_FILES = ("compiler.py", "range_loops.py")
+COMPILER_FILES = ("compiler.py", "numba_habits.py", "range_loops.py")
 # Modules with contents that are determined by `compiler_versions`.
 VERSIONED = ("builtins", "math", "numba", "numpy", "ml_dtypes", "operator")
 DISTRIBUTIONS = ("numba-cuda", "numba", "llvmlite", "numpy", "ml_dtypes", "cuda-core")

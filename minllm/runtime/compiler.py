@@ -23,7 +23,7 @@ from numba.cuda.cudadrv import nvvm
 
 from minllm.errors import KernelCompilationError
 from minllm.machine.numba_cuda import types
-from minllm.runtime import range_loops  # noqa: F401 (replaces Numba's lowering of range)
+from minllm.runtime import numba_habits, range_loops  # noqa: F401 (both replace code of Numba)
 from minllm.runtime.cache_key import cache_key
 from minllm.runtime.disk_cache import cached_text, making, read_cached, write_cached
 from minllm.runtime.older_gpus import replace_missing
