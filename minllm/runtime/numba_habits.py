@@ -1,4 +1,4 @@
-"""Replaces habits of numba-cuda that take a fifth of a compilation and leave no trace in the machine code.
+"""Replaces habits of numba-cuda that take a quarter of a compilation and leave no trace in the machine code.
 
 A compilation is mostly Numba's own Python, spread over the tens of device functions of a kernel. Each function here computes the same as
 the one that it replaces, sooner. They fit one version of numba-cuda; with any other, Numba's own code runs. Importing this module replaces
@@ -47,7 +47,7 @@ def _defaults(kind):
 
 @replaces(TargetConfig, "__hash__")
 def one_hash(flags):
-    """Numba sorts and hashes the names of all options, which gives one number for all flags: they may change while they are a key."""
+    """One number for all flags, as with Numba, which sorts and hashes the names of all options: flags may change while they are a key."""
     return hash(type(flags))
 
 

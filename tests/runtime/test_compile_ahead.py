@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
@@ -95,6 +96,15 @@ def test_processes_fit_in_cores_and_free_memory(workers, number, monkeypatch):
     monkeypatch.setattr(host, "available_cores", lambda: 40)
     monkeypatch.setattr(host, "available_host_bytes", lambda: int(workers * WORKER_BYTES))
     assert available_cores() == number
+
+
+def test_tasks_are_sent_after_all_processes_have_started(monkeypatch):
+    """A long task fills the pipe, and waits until its process reads it."""
+    events = []
+    process = Mock(stdin=Mock(write=lambda task: events.append(len(task) > 8)))
+    monkeypatch.setattr(compile_ahead, "start_worker", lambda errors: events.append("started") or process)
+    start(kernels_to_compile.scales, 3).close()
+    assert events == ["started", "started", True, True]
 
 
 def test_without_processes_nothing_happens(monkeypatch):
