@@ -19,9 +19,10 @@ from minllm.engine.progress import Progress
 from minllm.engine.requests.chat_prompts import ChatOptions, chat_prompt
 from minllm.engine.requests.outputs import RequestOutput
 from minllm.engine.requests.prompts import Prompt
+from minllm.engine.requests.request_checks import check_request
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.turn import NotCopied
-from minllm.errors import InvalidOptionError, InvalidRequestError, shown
+from minllm.errors import InvalidOptionError
 
 
 @shows_options
@@ -129,12 +130,9 @@ class AsyncLLM(NotCopied):
         DeadlineError for a text that takes more than 10 s to tokenise. Raises EngineDeadError if the engine has ended, and EngineBusyError
         in a forked process.
         """
-        if not (sampling_params is None or isinstance(sampling_params, SamplingParams)):
-            raise InvalidRequestError(f"{shown(sampling_params)} is not a SamplingParams: write SamplingParams(max_tokens=...).")
-        if not (request_id is None or isinstance(request_id, str)):
-            raise InvalidRequestError(f"request_id={shown(request_id)} is not allowed: it is a text, or None to have one made.")
         pipeline, arrival_time = self._pipeline, time.perf_counter()
         request_id = self._new_id() if request_id is None else request_id
+        check_request(request_id, sampling_params)
         stream = OutputStream(lambda: pipeline.moved.add([request]), lambda: pipeline.abort(request))
         request = PipelineRequest(
             request_id, prompt, sampling_params, stream, arrival_time, priority=priority,

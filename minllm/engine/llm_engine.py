@@ -14,6 +14,7 @@ from minllm.engine.requests.completions import output_of
 from minllm.engine.requests.outputs import RequestOutput
 from minllm.engine.requests.parameter_checks import integer, real
 from minllm.engine.requests.prompts import PromptTokens, checked_salts, naming_the_prompt, parse_prompts
+from minllm.engine.requests.request_checks import check_request
 from minllm.engine.requests.requests import make_sequences
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
@@ -45,6 +46,7 @@ class LLMEngine(NotCopied):
         model's defaults. priority: lower runs earlier. deadline: seconds from arrival after which the request ends with an error.
         cache_salt: only prompts of one salt share cached keys and values. arrival_time: seconds by time.perf_counter(); None is now.
         """
+        check_request(request_id, params)
         if request_id in self._requests:
             raise InvalidRequestError(f"request_id={request_id!r} is running already: give every request an id of its own.")
         sequences = self.prepare(
@@ -63,7 +65,7 @@ class LLMEngine(NotCopied):
         if deadline is not None:
             deadline = real("deadline", deadline, 0.0, math.inf, "None or a number of seconds, at least 0")
         arrival_time = arrival_time or time.perf_counter()
-        params = params or self.default_params
+        params = self.default_params if params is None else params
         with self._numbered(1) as number:  # in order of arrival, however long it takes to tokenise
             [parsed] = self.parse(prompt, [params])
             [salt] = checked_salts(cache_salt, [parsed])
@@ -135,7 +137,7 @@ class LLMEngine(NotCopied):
         requests = []
         for number, one in enumerate(given, start=first):
             with naming_the_prompt(number - first, len(given)):
-                requests.append(make(self.engine, request_id or str(number), number, *one, self.seed))
+                requests.append(make(self.engine, str(number) if request_id is None else request_id, number, *one, self.seed))
             self.core.scheduler.memory.check_fits(requests[-1][0])
         return requests
 

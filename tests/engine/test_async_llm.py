@@ -162,7 +162,8 @@ def test_request_ids(engine):
         await engine.abort("a")
         assert (await last(stream)).outputs[0].finish_reason == "abort"
         await engine.abort("a")  # unknown ids are ignored
-        assert (await last(engine.generate("def", GREEDY, request_id="a"))).request_id == "a"
+        for name in ("a", ""):
+            assert (await last(engine.generate("def", GREEDY, request_id=name))).request_id == name
 
     run(generate())
 

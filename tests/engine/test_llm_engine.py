@@ -57,9 +57,20 @@ def test_an_id_is_that_of_one_request_at_a_time(engine):
     engine.add_request("a", prompt(3), PARAMS)
     with pytest.raises(InvalidRequestError, match="request_id='a' is running already"):
         engine.add_request("a", prompt(4), PARAMS)
-    assert set(finish(engine)) == {"a"}
+    found = finish(engine)
+    assert set(found) == {"a"}
+    expected = found["a"].outputs
     engine.add_request("a", prompt(3), PARAMS)
     assert len(tokens(finish(engine)["a"])) == 10
+    engine.add_request("", prompt(3), PARAMS)
+    assert finish(engine)[""].outputs == expected, "an empty id is an id"
+
+
+@pytest.mark.parametrize(("request_id", "params"), [(5, PARAMS), (None, PARAMS), (["a"], PARAMS), ("a", {}), ("a", {"n": 1}), ("a", "x")])
+def test_an_id_is_a_text_and_parameters_are_a_class(engine, request_id, params):
+    with pytest.raises(InvalidRequestError, match="is not allowed: it is a text" if params is PARAMS else "is not a SamplingParams"):
+        engine.add_request(request_id, prompt(3), params)
+    assert not engine.has_unfinished_requests()
 
 
 @pytest.mark.parametrize("bad", [[], [1003], prompt(200), {"tokens": 5}])

@@ -1,10 +1,19 @@
 """Checks of a request against the model that is to run it: ids within the vocabulary, a prompt within the context."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from minllm.engine.requests.prompts import PromptTokens
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidRequestError, shown
+
+
+def check_request(request_id: Any, params: Any) -> None:
+    """Raise InvalidRequestError unless the id is a text, and the parameters are a SamplingParams, or None for the model's defaults."""
+    if not isinstance(request_id, str):
+        raise InvalidRequestError(f"request_id={shown(request_id)} is not allowed: it is a text.")
+    if not (params is None or isinstance(params, SamplingParams)):
+        raise InvalidRequestError(f"{shown(params)} is not a SamplingParams: write SamplingParams(max_tokens=...).")
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int, ending_token_ids: Iterable[int] = ()) -> None:
