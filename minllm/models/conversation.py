@@ -24,6 +24,10 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # names that clients
 Message = dict[str, Any]
 
 
+class Opaque(str):
+    """Stands for an object that a template cannot read: its type's name."""
+
+
 def is_one_conversation(messages: Any) -> bool:
     """Whether this is one conversation rather than a list of conversations."""
     return not (isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages))
@@ -56,7 +60,7 @@ def plain_data(value: Any) -> Any:
             return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         if callable(getattr(value, "model_dump", None)):  # pydantic, as in OpenAI's client
             return plain(value.model_dump())
-        return f"<{type(value).__name__}>"
+        return Opaque(f"<{type(value).__name__}>")
 
     try:
         return plain(value)
@@ -73,13 +77,13 @@ def checked_messages(messages: Any) -> list[Message]:
 
 def _checked_message(given: Any) -> Message:
     message = plain_data(given)
-    is_message = isinstance(message, dict) and isinstance(message.get("role"), str)
+    is_message = isinstance(message, dict) and _is_text(message.get("role"))
     if not is_message or not ("content" in message or any(message.get(key) for key in ("tool_calls", *REASONING))):
         raise InvalidRequestError(f"{shown(given)} is not a message with a role and a content; write {EXAMPLE}.")
     message = {key: value for key, value in message.items() if value is not None}
     if isinstance(message.get("content"), list | tuple):
         message["content"] = [_checked_part(part) for part in message["content"]]
-    elif not isinstance(message.get("content"), str | None):
+    elif "content" in message and not _is_text(message["content"]):
         raise InvalidRequestError(f"content={shown(message['content'])} of a message is not allowed: it is a text or a list of text parts.")
     if message.get("tool_calls"):
         message["tool_calls"] = _checked_calls(message["tool_calls"])
@@ -87,10 +91,14 @@ def _checked_message(given: Any) -> Message:
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not isinstance(value, Opaque)
+
+
 def _checked_part(part: Any) -> dict[str, str]:
     """A part of a message's content, {"type": "text", "text": "..."}."""
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind != "text" or not isinstance(part.get("text"), str):
+    if kind != "text" or not _is_text(part.get("text")):
         raise InvalidRequestError(
             f'{shown(part)} is not a part of a message that minllm can read: it reads text alone, {{"type": "text", "text": "..."}}.'
         )

@@ -6,6 +6,7 @@ Decoding is ours (decoder_steps.py), for ids that arrive one at a time or all at
 
 import functools
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from minllm.errors import Contained, InvalidRequestError
+from minllm.errors import Contained, InvalidRequestError, shown
 from minllm.models.decoder_steps import TOKENIZATION_SPACES, DecoderChain
 from minllm.models.incremental_decoder import IncrementalDecoder
 from minllm.models.json_files import read_json
@@ -125,10 +126,13 @@ class Tokenizer:
 
     @Contained()
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids; ids without a token are ignored."""
-        ids = [int(token_id) for token_id in token_ids]
+        """The text of token ids; ids without a token are ignored. Raises InvalidRequestError for what is no list of ids."""
+        try:
+            ids = [operator.index(token_id) for token_id in token_ids]
+        except TypeError:
+            ids = [-1]
         if any(not 0 <= token_id < 2**32 for token_id in ids):
-            raise InvalidRequestError("Token ids to decode must be whole numbers from 0 to 2**32 - 1.")
+            raise InvalidRequestError(f"{shown(token_ids)} cannot be decoded: give a list of whole numbers from 0 to 2**32 - 1.")
         decoder = self.incremental_decoder((), skip_special_tokens)
         return decoder.push_all(ids) + decoder.finish()
 

@@ -30,6 +30,7 @@ BAD_PROCESSORS = {
     "booleans": (lambda ids, x: x > 0, (SamplingError, "returned bool")),
     "complex numbers": (lambda ids, x: x + 1j, (SamplingError, "returned complex")),
     "text": (lambda ids, x: "logits", (SamplingError, "returned <U6")),
+    "a ragged list": (lambda ids, x: [1, [2]], (SamplingError, r"returned \[1, \[2\]\], which is no array")),
     "an exception": (raises, (RuntimeError, "a bug of the user")),
 }
 BAD_INPUTS = {

@@ -71,6 +71,16 @@ def test_a_final_message_without_text_cannot_be_continued(content):
         ChatTemplate(PLAIN).render([{"role": "assistant", "content": content}], False, continue_final_message=True)
 
 
+@pytest.mark.parametrize("value", [b"hello", bytearray(b"a"), {"a"}, object()])
+def test_what_is_no_text_does_not_become_one(value):
+    """A template gets the type's name of other objects, which is no content, role or text of a part."""
+    part = dict(type="text", text=value)
+    for message in (dict(role="user", content=value), dict(role=value, content="a"), dict(role="user", content=[part])):
+        with pytest.raises(InvalidRequestError, match=f"<{type(value).__name__}>|is not a message with a role and a content"):
+            checked_messages([message])
+    assert ChatTemplate("{{ x }}").render([dict(role="user", content="a")], template_kwargs={"x": value}) == f"<{type(value).__name__}>"
+
+
 def test_tools_and_other_names_reach_the_template_as_in_transformers():
     template = "{{ tools | tojson }}{{ enable_thinking }}{{ bos_token }}{{ documents is none }}{{ messages[0].content }}"
     names = dict(enable_thinking=False, bos_token="<s>")

@@ -203,8 +203,9 @@ def test_what_is_no_text_is_refused(tmp_path):
         tokenizer.encode("\ud800")
     with pytest.raises(InvalidRequestError, match="str"):
         tokenizer.encode(3)
-    with pytest.raises(InvalidRequestError, match="whole numbers"):
-        tokenizer.decode([-1])
+    for bad in ([-1], [2**32], [1.5], ["1"], "1", [None], [[1]], None, 1):
+        with pytest.raises(InvalidRequestError, match="cannot be decoded: give a list of whole numbers"):
+            tokenizer.decode(bad)
     assert tokenizer.decode([10_000]) == ""
 
 

@@ -26,7 +26,10 @@ def _checked(result: Any, processor: Any, shape: tuple[int, ...]) -> np.ndarray:
     name = f"The logits processor {shown(processor)}"
     if result is None:
         raise SamplingError(f"{name} returned None: it must return the logits, even if it changes them in place.")
-    array = np.asarray(result)
+    try:
+        array = np.asarray(result)
+    except Exception as error:  # a list of lists, or an array of another library
+        raise SamplingError(f"{name} returned {shown(result)}, which is no array ({error}): it must return an array of NumPy.") from error
     if array.shape != shape or array.dtype.kind == "b" or not np.can_cast(array.dtype, np.float32, "same_kind"):
         raise SamplingError(f"{name} returned {array.dtype} {array.shape}: it must return numbers of shape {shape}, best as float32.")
     with np.errstate(over="ignore"):
