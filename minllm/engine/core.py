@@ -21,7 +21,7 @@ from minllm.engine.running.forward_result import ForwardResult
 from minllm.engine.running.runner import Runner
 from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.engine.turn import NotCopied, Turn
-from minllm.errors import EngineBusyError, as_exception
+from minllm.errors import EngineBusyError, SamplingError, as_exception
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
 
 
@@ -125,6 +125,8 @@ class EngineCore(NotCopied):
         for row, (sequence, token_id) in enumerate(zip(result.owners, result.token_ids, strict=True)):
             if sequence.needs_logprobs and token_id >= 0:
                 with sequence.at_fault():
+                    if np.isnan(result.logprobs.chosen[row]):  # of a token that cannot be chosen: the softmax spreads it to all
+                        raise self._not_finite(sequence, f"token {len(sequence.output_token_ids) + 1} of its output")
                     named[row] = named_logprobs(result.logprobs, row, token_id, sequence.params.logprobs or 0, self.tokenizer)
         return named
 
@@ -142,8 +144,13 @@ class EngineCore(NotCopied):
         for position in range(known, end):
             token_id, row = sequence.prompt_token_ids[position], position - span.start - 1
             if np.isnan(found.chosen[row]):
-                raise not_finite_error(sequence, f"token {position + 1} of its prompt")
+                raise self._not_finite(sequence, f"token {position + 1} of its prompt")
             sequence.prompt_logprobs.append(named_logprobs(found, row, token_id, top, self.tokenizer))
+
+    def _not_finite(self, sequence: Sequence, place: str) -> SamplingError:
+        """The error of a sequence with logits that hold NaN or infinity, which is counted. place: what the logits are for."""
+        self.scheduler.num_corrupted_requests += 1
+        return not_finite_error(sequence, place)
 
 
 def named_logprobs(logprobs: LogProbabilities, row: int, token_id: int, top: int, tokenizer) -> dict[int, Logprob]:

@@ -18,7 +18,7 @@ class EngineStats:
     prefix_cache_queries: int  # prompt tokens looked up in the prefix cache
     prefix_cache_hits: int  # prompt tokens found in the prefix cache
     num_steps: int
-    num_corrupted_requests: int = 0  # completions that ended because the logits of their next token held NaN or infinity
+    num_corrupted_requests: int = 0  # completions that ended because their logits held NaN or infinity
     num_graphs: int = 0  # CUDA graphs captured so far
     graph_memory_bytes: int = 0  # memory that all graphs share for temporaries and results
     spec_decode_num_drafts: int = 0  # verifications of drafts

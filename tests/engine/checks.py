@@ -174,7 +174,7 @@ def check_nan_ends_its_requests(broken, **options):
             assert {one.finish_reason for one in output.outputs} == {"error"}
             with pytest.raises(SamplingError, match=f"for token {place} {cause}"):
                 raise output.error
-        assert found[2].outputs[0].token_ids == [BROKEN] and llm.llm_engine.stats().num_corrupted_requests == 4
+        assert found[2].outputs[0].token_ids == [BROKEN] and llm.llm_engine.stats().num_corrupted_requests == 5
         for fails in (
             lambda: llm.generate([bad], replace(greedy, logits_processors=[lambda ids, x: np.nan_to_num(x)])),
             lambda: llm.beam_search([bad], BeamSearchParams(beam_width=2, max_tokens=3)),

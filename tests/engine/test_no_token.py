@@ -90,6 +90,33 @@ def broken(tmp_path_factory):
     return break_token(tmp_path_factory.mktemp("broken") / "model")
 
 
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        (dict(logprobs=2), "token 1 of its output"),
+        (dict(logprobs=0, temperature=1.0), "token 1 of its output"),
+        (dict(temperature=1.0, best_of=2), "token 1 of its output"),
+        (dict(prompt_logprobs=0), "token 2 of its prompt"),
+        (dict(prompt_logprobs=0, max_tokens=0), "token 2 of its prompt"),
+        ({}, None),
+    ],
+)
+def test_nan_for_a_token_that_is_not_allowed(llm, options, place):
+    """It does not matter to the choice, but makes every log-probability NaN. Each request that ends so is counted."""
+    params = SamplingParams(**dict(temperature=0, max_tokens=2, ignore_eos=True, allowed_token_ids=[3, 4], seed=1) | options)
+    weight, before = llm.engine.model.weights.lm_head.weight, llm.llm_engine.stats().num_corrupted_requests
+    row, weight[BROKEN] = weight[BROKEN].copy(), np.nan
+    try:
+        if place is None:
+            assert set(llm.generate([prompt(7)], params)[0].outputs[0].token_ids) <= {3, 4}
+        else:
+            with pytest.raises(SamplingError, match=f"for {place} hold NaN"):
+                llm.generate([prompt(7)], params)
+    finally:
+        weight[BROKEN] = row
+    assert llm.llm_engine.stats().num_corrupted_requests - before == (0 if place is None else params.num_generated)
+
+
 @pytest.mark.parametrize("speculates", [False, True])
 def test_nan_in_the_model_ends_the_requests_that_meet_it(broken, speculates):
     options = dict(speculative_config=dict(method="ngram", num_speculative_tokens=3)) if speculates else {}
