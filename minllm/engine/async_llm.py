@@ -22,7 +22,7 @@ from minllm.engine.requests.prompts import Prompt
 from minllm.engine.requests.request_checks import check_request
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.turn import NotCopied
-from minllm.errors import InvalidOptionError
+from minllm.errors import InvalidOptionError, shown
 
 
 @shows_options
@@ -47,8 +47,11 @@ class AsyncLLM(NotCopied):
     def of(cls, llm: LLM) -> "AsyncLLM":
         """An AsyncLLM on a loaded LLM.
 
-        llm: while requests run, its own calls raise EngineBusyError; it stays open after shutdown().
+        llm: while requests run, its own calls raise EngineBusyError; it stays open after shutdown(). EngineBusyError if it is closed.
         """
+        if not isinstance(llm, LLM):
+            raise InvalidOptionError(f"{shown(llm)} is not an LLM: write AsyncLLM.of(LLM(...)), or AsyncLLM(...) with the same options.")
+        llm.engine  # noqa: B018 - raises if it was closed
         made = cls.__new__(cls)
         made._llm, made._owns_llm = llm, False
         made._start()
@@ -111,8 +114,11 @@ class AsyncLLM(NotCopied):
         generate().
         """
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
-        longest = self._llm.llm_engine.longest_prompt([sampling_params or self.get_default_sampling_params()])
-        prompt = functools.partial(chat_prompt, messages, options, self.tokenizer, longest)
+
+        def prompt() -> Prompt:
+            longest = self._llm.llm_engine.longest_prompt([sampling_params or self.get_default_sampling_params()])
+            return chat_prompt(messages, options, self.tokenizer, longest)
+
         return self.generate(prompt, sampling_params, request_id=request_id, **request)
 
     async def add_request(

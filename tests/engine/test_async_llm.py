@@ -14,7 +14,16 @@ import pytest
 from minllm import LLM, AsyncLLM, SamplingParams
 from minllm.engine.pipeline import tokenise
 from minllm.engine.requests.beam_search_params import BeamSearchParams
-from minllm.errors import Contained, DeadlineError, EngineDeadError, ForeignError, InvalidRequestError, OutOfMemoryError
+from minllm.errors import (
+    Contained,
+    DeadlineError,
+    EngineBusyError,
+    EngineDeadError,
+    ForeignError,
+    InvalidOptionError,
+    InvalidRequestError,
+    OutOfMemoryError,
+)
 from tests.engine.models import model_directory
 
 TIMEOUT = 60  # seconds; a test takes less than one
@@ -561,9 +570,14 @@ def test_shutdown_ends_everybody(engine):
             assert isinstance(found, EngineDeadError)
         with pytest.raises(EngineDeadError, match="shut down"):
             await last(engine.generate("def", GREEDY))
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await last(engine.chat([{"role": "user", "content": "def"}], GREEDY))
 
     run(generate())
     engine.shutdown()
+    for wrong, error in ((engine._llm, EngineBusyError), ("a path", InvalidOptionError)):
+        with pytest.raises(error, match="This LLM was closed|'a path' is not an LLM"):
+            AsyncLLM.of(wrong)
 
 
 def test_chat(tmp_path):
