@@ -1,6 +1,8 @@
 """Requests that go wrong in every way, among others: each ends with its own error, and every other answer equals its answer alone."""
 
 import asyncio
+import copy
+import pickle
 import random
 
 import numpy as np
@@ -157,7 +159,22 @@ def test_memory_that_the_system_refuses_is_an_error_of_this_package(monkeypatch)
         LLM(model_directory("llama3"), device="cpu")
 
 
+USER = {"role": "user", "content": "a"}
 BAD_REQUESTS = [
+    (lambda llm: llm.generate({"a"}), "is not a prompt"),
+    (lambda llm: llm.generate(iter(["a"])), "is not a prompt"),
+    (lambda llm: llm.generate(np.array([2**64 - 1], np.uint64)), "outside the vocabulary"),
+    (lambda llm: llm.generate("a " * 500, SamplingParams(truncate_prompt_tokens=10**9)), "max_model_len=256 allows 255"),
+    (lambda llm: llm.generate("a", SamplingParams(logits_processors=[lambda ids, x: x.resize(5, refcheck=False)])), "returned None"),
+    (lambda llm: llm.generate("a", SamplingParams(logits_processors=[lambda ids, logits: logits.astype(object)])), "returned object"),
+    (lambda llm: llm.generate(["a"], [None]), "None is not a SamplingParams"),
+    (lambda llm: llm.generate("a", use_tqdm=None), "use_tqdm=None is not allowed"),
+    (lambda llm: llm.chat([USER], chat_template="{# #}"), "empty"),
+    (lambda llm: llm.chat([USER], chat_template="{{ nothing() }}"), "does not take these messages: 'nothing' is undefined"),
+    (lambda llm: llm.chat([{"role": "user", "content": "\ud800"}], chat_template=TEMPLATE), "not valid Unicode"),
+    (lambda llm: llm.chat([{"role": "user", "content": 5}], chat_template=TEMPLATE), "content=5 of a message"),
+    (lambda llm: llm.chat([raising(StopIteration)], chat_template=TEMPLATE), "is not a message"),
+    (lambda llm: llm.logits("abc"), "'abc' is not a prompt"),
     (lambda llm: llm.generate("a", SamplingParams(logits_processors=[lambda ids, logits: logits[None]])), "shape"),
     (lambda llm: llm.generate("a", SamplingParams(logits_processors=[lambda ids, logits: np.float32(1)])), "shape"),
     (lambda llm: llm.generate("a", SamplingParams(logits_processors=[raising(Panic)], max_tokens=5)), "failed with Panic"),
@@ -179,6 +196,17 @@ def test_bad_requests_end_alone(llm, call, words):
     rest = "".join(stream)
     assert first + rest == expected[0][1], "an open stream goes on"
     assert completions(llm.generate("def", SamplingParams(**GREEDY))[0]) == expected
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_parameters_outputs_and_errors_can_be_copied(llm, copied):
+    """Though an LLM cannot: multiprocessing and caches of results need it."""
+    params = SamplingParams(**GREEDY, logprobs=1, stop=["xyz"], logit_bias={3: 1.0}, allowed_token_ids=[3, 4], bad_words=["é"])
+    assert copied(params) == params and llm.generate("def", copied(params))[0].outputs == llm.generate("def", params)[0].outputs
+    with pytest.raises(ForeignError) as raised:
+        llm.generate(["def", "def"], [params, SamplingParams(logits_processors=[raising(Panic)])])
+    first, failed = copied(raised.value).outputs
+    assert first.outputs == raised.value.outputs[0].outputs and str(failed.error) == str(raised.value)
 
 
 def test_a_budget_of_tokens_that_no_step_can_reach_is_taken():

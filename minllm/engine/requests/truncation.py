@@ -15,7 +15,7 @@ def truncated(prompt: PromptTokens, params: SamplingParams, max_model_len: int, 
     """The prompt with at most truncate_prompt_tokens tokens; its text stays whole, as given.
 
     -1 is the length that leaves room for max_tokens in max_model_len, or for one token if max_tokens is None. Raises InvalidRequestError
-    if nothing of the text would be left.
+    if the special tokens alone take more; if they take all, nothing of the text is left.
     """
     length, token_ids = params.truncate_prompt_tokens, prompt.token_ids
     if length == -1:
