@@ -6,13 +6,13 @@ from typing import Any
 LONGEST_SHOWN = 200  # characters of a wrong value in a message
 
 
-def shown(value: Any) -> str:
-    """repr(value) for a message, shortened; the name of its type if repr fails, as for an int of more than 4,300 digits."""
+def shown(value: Any, longest: int = LONGEST_SHOWN) -> str:
+    """repr(value) for a message, cut after `longest` characters; its type's name if repr fails, as for an int of more than 4,300 digits."""
     try:
         text = repr(value)
     except Exception:
         return f"<{type(value).__name__}>"
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 class MinLLMError(Exception):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minllm.errors import shown
 from minllm.models.json_files import Fields, read_json
 
 FILE = "generation_config.json"
@@ -86,7 +87,7 @@ def read_generation_config(directory: Path | str) -> GenerationConfig:
         eos_token_ids=eos_token_ids,
         not_followed=(
             *(f"{key} of several tokens" for key, sequences in several.items() if any(len(ids) > 1 for ids in sequences)),
-            *(f"{key}={_shown(value)}" for key, value in fields.values.items() if _is_not_followed(key, value)),
+            *(f"{key}={shown(value, LONGEST_SHOWN)}" for key, value in fields.values.items() if _is_not_followed(key, value)),
         ),
         source=str(path),
     )
@@ -98,11 +99,6 @@ def _is_not_followed(key: str, value: Any) -> bool:
     if key in TOKEN_KEYS:
         return True
     return bool(value) and not (key in OFF_AT_ONE and value == 1)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _stop_strings(fields: Fields) -> tuple[str, ...]:
