@@ -1,6 +1,7 @@
 """The lessons as committed notebooks: of today's lessons, small, portable, and with a cell that installs minllm or says how."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,17 +76,19 @@ def test_markdown_is_that_of_every_program_and_links_are_absolute(tools, tmp_pat
     notebooks, addresses = tools
     (tmp_path / "01_probe.py").write_text(PROBE)
     known = addresses.Addresses("https://github.com/a/b", "https://c.example")
-    title, install, code = notebooks.notebook_of(tmp_path / "01_probe.py", known).cells
+    title, install, code, origin = notebooks.notebook_of(tmp_path / "01_probe.py", known).cells
     place = "https://github.com/a/b/blob/main"
     assert title.source.startswith("# 1. A probe\n\n[Open in Colab](https://colab.research.google.com/github/a/b/blob/main/lessons/01_probe.ipynb)")
     for link in ("(https://c.example/glossary/#widget)", f"({place}/minllm/costs/__init__.py)", f"({place}/lessons/02_next.ipynb)",
-                 "(https://a.example)", f"({place}/lessons/01_probe.py)"):  # fmt: skip
+                 "(https://a.example)"):  # fmt: skip
         assert link in title.source
+    assert origin.source == f"*To change this lesson, edit [01_probe.py]({place}/lessons/01_probe.py) and run `make notebooks`.*"
     assert "> **An admonition**\n>\n> With *text*." in title.source and "**A side path**" in title.source
     assert "<details><summary>1. Why?</summary>\n\nBecause.\n\n</details>" in title.source
     assert code.source == "x = 1  # (1)" and code.metadata["jupyter"] == {"source_hidden": True}
     assert '"git", "clone", "--quiet", "--depth", "1", "https://github.com/a/b"' in install.source
-    title, *_ = notebooks.notebook_of(tmp_path / "01_probe.py", addresses.Addresses()).cells
+    title, *_, origin = notebooks.notebook_of(tmp_path / "01_probe.py", addresses.Addresses()).cells
+    assert title.source.startswith("# 1. A probe\n\nTo ") and "[01_probe.py](01_probe.py)" in origin.source
     assert "(../docs/glossary.md#widget)" in title.source and "(02_next.ipynb)" in title.source and title.source.count("http") == 1
 
 
@@ -102,6 +105,8 @@ def run_install_cell(tools, monkeypatch, folder, known=None):
             given.append((name, line))
 
     monkeypatch.chdir(folder)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "minllm"]:
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])  # the cell deletes them; the test's end puts them back
     monkeypatch.setitem(sys.modules, "minllm.course", None)
     monkeypatch.setattr(sys, "path", [*sys.path])
     exec(TransformerManager().transform_cell(install.source), scope := {"get_ipython": Shell})
@@ -110,7 +115,7 @@ def run_install_cell(tools, monkeypatch, folder, known=None):
 
 
 def test_an_empty_folder_is_told_what_to_do(tools, monkeypatch, tmp_path):
-    with pytest.raises(ImportError, match="Put a clone beside this notebook"):
+    with pytest.raises(ImportError, match="Start Jupyter from .* or put a clone beside this notebook"):
         run_install_cell(tools, monkeypatch, tmp_path)
 
 
@@ -123,6 +128,24 @@ def test_a_clone_is_installed_from_its_folder_the_one_above_and_below(tools, mon
     given, scope = run_install_cell(tools, monkeypatch, tmp_path / start)
     assert given == [("pip", 'install --quiet --editable "{clone}[{extras}]"')]
     assert scope["clone"] == tmp_path / "minllm" and scope["extras"] == "lessons,cu13"
+
+
+def test_the_course_imports_in_the_kernel_that_began_beside_the_clone(tools, tmp_path):
+    """There `import minllm` finds the clone's folder, a namespace package; -S leaves out an installed minllm, as in a fresh environment."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    notebooks, addresses = tools
+    for made in ("machine/driver.py", "course.py", "__init__.py"):
+        path = tmp_path / "minllm/minllm" / made
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    cell = TransformerManager().transform_cell(notebooks.install_cell(addresses.Addresses()).source)
+    shell = "class Shell:\n    run_line_magic = print\n\nget_ipython = Shell\n"
+    program = f"{shell}{cell}\nimport minllm.course\nprint(minllm.course.__file__)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-S", "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--editable" in done.stdout and done.stdout.splitlines()[-1] == str(tmp_path / "minllm/minllm/course.py")
 
 
 def test_a_published_repository_is_cloned(tools, monkeypatch, tmp_path):

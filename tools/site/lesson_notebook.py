@@ -26,7 +26,7 @@ INSTALL = '''# Installs minllm into this notebook's Python if it is missing, wit
 try:
     import minllm.course
 except ImportError:
-    import subprocess, sys, tempfile
+    import subprocess, sys
     from pathlib import Path
 
     here = Path.cwd()
@@ -36,14 +36,21 @@ except ImportError:
     cuda = subprocess.run(driver, capture_output=True, text=True).stdout.split()
     extras, clone = ",".join(["lessons", *cuda]), clones[0]
     %pip install --quiet --editable "{{clone}}[{{extras}}]"
-    sys.path.insert(0, str(clone))'''
+    sys.path.insert(0, str(clone))
+    # The import above may have taken the clone's folder for the package.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "minllm"]:
+        del sys.modules[name]'''
 FETCH = '''if not clones:
+        import tempfile
+
         clones = [Path(tempfile.mkdtemp()) / "minllm"]
         subprocess.run(["git", "clone", "--quiet", "--depth", "1", "{repository}", str(clones[0])], check=True)'''
 NO_ADDRESS = '''if not clones:
         raise ImportError(
             "minllm is not installed in this notebook's Python, and there is no clone of its repository in this "
-            "folder or above. Put a clone beside this notebook (a folder minllm), and run this cell again."
+            "folder or above. Start Jupyter from the clone's environment (source .venv/bin/activate, "
+            "pip install -e '.[lessons]', jupyter notebook lessons), or put a clone beside this notebook "
+            "(a folder minllm) and run this cell again."
         ) from None'''
 
 
@@ -59,7 +66,8 @@ def notebook_of(lesson: Path, known: Addresses) -> NotebookNode:
             cell.source = re.sub(r"(# \(\d+\))!", r"\1", cell.source)
             if any(tag in HIDDEN_CODE for tag in cell.metadata.get("tags", ())):
                 cell.metadata["jupyter"] = {"source_hidden": True}
-    title.source = with_origin(title.source, lesson, known)
+    title.source = with_badges(title.source, lesson, known)
+    cells.append(v4.new_markdown_cell(origin(lesson, known), id=f"cell-{len(cells)}"))
     made = v4.new_notebook(cells=cells)
     made.metadata = NotebookNode(
         kernelspec={"name": "python3", "display_name": "Python 3", "language": "python"},
@@ -80,14 +88,16 @@ def digest(notebook: NotebookNode) -> str:
     return hashlib.sha256("\0".join(f"{cell.cell_type} {cell.source}" for cell in notebook.cells).encode()).hexdigest()
 
 
-def with_origin(source: str, lesson: Path, known: Addresses) -> str:
-    """The first cell with a line below its heading: badges, and that the notebook is generated."""
-    hosted = known.hosted(f"lessons/{lesson.stem}.ipynb")
-    badges = [f"[Open in {name}]({address})" for name, address in hosted.items()]
-    source_file = known.file(f"lessons/{lesson.name}") or lesson.name
-    line = " · ".join([*badges, f"*Generated from [{lesson.name}]({source_file}) by `make notebooks`: edit that file.*"])
+def with_badges(source: str, lesson: Path, known: Addresses) -> str:
+    """The first cell with links below its heading that open the notebook in hosted services, if there are any."""
+    badges = [f"[Open in {name}]({address})" for name, address in known.hosted(f"lessons/{lesson.stem}.ipynb").items()]
     heading, _, text = source.partition("\n")
-    return f"{heading}\n\n{line}\n{text}"
+    return f"{heading}\n\n{' · '.join(badges)}\n{text}" if badges else source
+
+
+def origin(lesson: Path, known: Addresses) -> str:
+    """The last cell: the file that the notebook is generated from."""
+    return f"*To change this lesson, edit [{lesson.name}]({known.file(f'lessons/{lesson.name}') or lesson.name}) and run `make notebooks`.*"
 
 
 def portable(source: str, known: Addresses) -> str:
