@@ -1,7 +1,11 @@
 // Numbers as people type them, and how far a guess is off. minllm/course/quantity.py, prediction.py and figures/scale.py have the same rules.
 
-const PREFIXES = { k: 1e3, K: 1e3, M: 1e6, G: 1e9, T: 1e12, thousand: 1e3, million: 1e6, billion: 1e9, trillion: 1e12 };
-const QUANTITY = /^\s*([+-]?(?:\d[\d, _]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(thousand|million|billion|trillion|[kKMGT](?=$|\s|B|FLOP))?\s*[^\d]*$/;
+const PREFIXES = {
+  k: 1e3, K: 1e3, M: 1e6, G: 1e9, T: 1e12,
+  ki: 2 ** 10, Ki: 2 ** 10, Mi: 2 ** 20, Gi: 2 ** 30, Ti: 2 ** 40,
+  thousand: 1e3, million: 1e6, billion: 1e9, trillion: 1e12,
+};
+const QUANTITY = /^\s*([+-]?(?:\d[\d, _]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(thousand|million|billion|trillion|[kKMGT]i?(?=$|\s|B|FLOP))?\s*[^\d]*$/;
 
 /** The number that `text` means, null if it means none. */
 export function parseQuantity(text) {
