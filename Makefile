@@ -57,6 +57,7 @@ export NO_MKDOCS_2_WARNING := 1
 
 demo: $(DEMO_STAMP)
 	@printf '%b\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
+	@printf '\nNext: make chat, or: source $(BIN)/activate && minllm exercise 2 --out my_kernels\n'
 
 # In float32 a model is exact, and faster on a CPU than in bfloat16. At temperature 1 one of SmolLM2's size wanders from the subject.
 chat: $(DEMO_STAMP) $(if $(MODEL),,$(CHAT_MODEL))

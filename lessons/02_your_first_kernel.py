@@ -66,7 +66,8 @@ def add_kernel(x, residual, out):  # all [n]
 # - run it without a GPU, step through a thread, and let the simulator find an access out of bounds and a race;
 # - tell from a kernel's indices whether its accesses coalesce, and count the wasted bytes if they do not.
 #
-# You need [lesson 1](01_what_a_language_model_computes.py), Python and a little NumPy. You need no GPU.
+# You need Python and a little NumPy, no GPU. [Lesson 1](01_what_a_language_model_computes.py) says where such kernels
+# stand in a model.
 #
 # ## Predict
 
@@ -116,8 +117,8 @@ guess.against(blocks=grid, idle_threads=grid * block - n)
 # ## Stop a thread
 #
 # A thread in the simulator is plain Python, so Python's debugger works in it. Write `breakpoint()` into a kernel, and
-# one thread stops while all others stay where they are. On this page a script types the debugger's commands. In a
-# notebook, put `breakpoint()` there and type them yourself.
+# one thread stops while all others stay where they are. Here a script types the debugger's commands. When you run this
+# yourself, write `breakpoint()` instead and type them.
 
 # %%
 from minllm.course import typed_debugger
@@ -244,10 +245,11 @@ print(
 finding(add_next_in_place_kernel, 1, 64, numbers, wrong)
 
 # %% [markdown]
-# In a race two threads access one address, at least one of them writes, and nothing orders the two accesses. Here
-# thread 0 changes its number while the last thread still needs the old one. On a GPU the result depends on which thread
-# comes first: it may be right a thousand times. The detector does not wait for the bad order to happen. It checks
-# whether anything rules it out.
+# In a race two threads access one address, at least one of them writes, and nothing orders the two accesses. The
+# report names threads 0 and 1, the first pair that it meets. The wrong number is another pair's: thread 0 changes its
+# number while the last thread still needs the old one. On a GPU the result depends on which thread comes first: it may
+# be right a thousand times. The detector does not wait for the bad order to happen. It checks whether anything rules it
+# out.
 #
 # ## Read a kernel of the package
 #

@@ -158,5 +158,5 @@ def note_simulated(llm) -> bool:
     """Whether kernels of the user run in the simulator; if so, prints on standard error that this is slow."""
     stages = getattr(llm.engine.ops, "kernels", {})
     if stages:
-        print(f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy: some seconds a token.", file=sys.stderr)
+        print(f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy, which is slower than NumPy alone.", file=sys.stderr)
     return bool(stages)

@@ -51,6 +51,7 @@ def test_a_reader_does_an_exercise(tmp_path):
         (["exercise", "matmul.naive"], "--out FOLDER"),
         (["exercise", "nothing"], "there is no exercise 'nothing'"),
         (["check", "missing.py"], "cannot be read"),
+        (["check", "."], "is a directory: name a file in it, or run pytest there"),
     ],
 )
 def test_what_is_not_there_is_said(arguments, says):

@@ -34,6 +34,8 @@ def read(path: Path) -> str:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise ExerciseError(f"{path} is a FIFO, a socket or a device; give the Python file of an exercise")
         return path.read_text(encoding="utf-8")
+    except IsADirectoryError:
+        raise ExerciseError(f"{path} is a directory: name a file in it, or run pytest there") from None
     except ValueError as error:
         if not isinstance(error, UnicodeDecodeError):
             raise ExerciseError(f"{str(path)!r} is not the name of a file: {error}") from None
