@@ -257,7 +257,7 @@ def is_older(benchmark: str, variant: str, key: str | None, case: str = "") -> b
 def share_keys(rows: Iterable[dict]) -> None:
     """Compute the keys of rows once for all processes that this one starts: the notebooks of the lessons need seconds for them each."""
     keys = [[*place, current_key(*place)] for place in {(row["benchmark"], row["variant"], row["case"]) for row in rows}]
-    with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False, encoding="utf-8") as file:
         json.dump(keys, file)
     atexit.register(os.unlink, file.name)
     os.environ[SHARED_KEYS] = file.name
@@ -267,7 +267,7 @@ def share_keys(rows: Iterable[dict]) -> None:
 def shared_keys() -> dict[tuple[str, str, str], str | None]:
     """The keys that a parent process has computed by `share_keys`; empty if there is none."""
     try:
-        text = Path(os.environ[SHARED_KEYS]).read_text()
+        text = Path(os.environ[SHARED_KEYS]).read_text(encoding="utf-8")
     except (KeyError, OSError):
         return {}
     return {tuple(place): key for *place, key in json.loads(text)}

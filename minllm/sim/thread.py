@@ -49,11 +49,14 @@ class Thread:
         return self.worker.gr_frame
 
     def pause(self):
-        """Suspend this thread until it is continued: switch to the next runnable thread if that has a greenlet, else to machine.run_all."""
+        """Suspend this thread until it is continued: switch to the next runnable thread if its greenlet has begun, else to the parent.
+
+        A greenlet that began here would inherit this one's depth of recursion, and so on to Python's limit.
+        """
         runnable = self.block.runnable
         runnable.polls = 0
         following = runnable[0].worker if runnable else None
-        if following is None:
+        if not following:
             self.worker.parent.switch()
         else:
             runnable.popleft()

@@ -77,6 +77,7 @@ def tanh_approx(x):
 
 @vectors(arithmetic.prmt)
 def prmt(low, high, selector):
+    low, high, selector = (np.asarray(one).astype(np.int64) for one in (low, high, selector))  # an operand may be uint64
     pool, found = (low & ALL) | (high & ALL) << 32, 0
     for number in range(4):
         nibble = selector >> 4 * number & 15

@@ -9,6 +9,7 @@ import numba.cuda
 from minllm.machine.numba_cuda import types
 from minllm.sim.half_precision import half_precision
 from minllm.sim.lanes import operations, warps
+from minllm.sim.lanes.carried import LOADS, STORES
 from minllm.sim.rewrite import CUDA, LIBDEVICE
 from minllm.sim.typing.arithmetic import MAXIMA, truncated
 from minllm.sim.typing.expressions import Width
@@ -245,11 +246,11 @@ for _name in ("add", "sub", "max", "min", "exch", "and_", "or_", "xor", "inc", "
     atomic_form(_name)
 
 
-@form(numba.cuda.ldcg, numba.cuda.ldca, numba.cuda.ldcs, numba.cuda.ldcv, numba.cuda.ldlu)
+@form(*(getattr(numba.cuda, name) for name in LOADS if hasattr(numba.cuda, name)))
 def hinted_load(writer, node, value, arguments, named):
     return f"L.load({arguments[0]}, *ops.position({arguments[1]}))"
 
 
-@form(numba.cuda.stcg, numba.cuda.stcs, numba.cuda.stwb, numba.cuda.stwt)
+@form(*(getattr(numba.cuda, name) for name in STORES if hasattr(numba.cuda, name)))
 def hinted_store(writer, node, value, arguments, named):
     return f"L.store({arguments[0]}, {arguments[2]}, *ops.position({arguments[1]}))"
