@@ -14,7 +14,7 @@ from minllm.sim.typing.values import UNKNOWN, is_integer
 
 CARRYING = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.LShift)
 LOOKED_AT = (ast.Subscript, ast.Slice, ast.Return, ast.Call, ast.Assign, ast.AnnAssign, ast.AugAssign)
-LOADS, STORES = ("ldcg", "ldca", "ldcs", "ldcv", "ldlu"), ("stcg", "stcs", "stwb", "stwt")  # with cache hints, which Numba's own target lacks
+LOADS, STORES = ("ldcg", "ldca", "ldcs", "ldcv", "ldlu"), ("stcg", "stcs", "stwb", "stwt")  # Numba's own target lacks these
 FIRST_ARRAY = [getattr(numba.cuda, name) for name in (*LOADS, *STORES) if hasattr(numba.cuda, name)] + [
     getattr(numba.cuda.atomic, name) for name in ("add", "sub", "max", "min", "exch", "cas", "inc", "dec", "and_", "or_", "xor")
 ]

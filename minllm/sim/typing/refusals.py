@@ -10,7 +10,7 @@ import numpy as np
 from numba.cuda import stubs
 from numba.cuda.descriptor import cuda_target
 
-from minllm.machine.numba_cuda import _Intrinsic
+from minllm.machine.numba_cuda import HAS_NUMBA_CUDA, _Intrinsic
 from minllm.sim.typing.rules import context
 
 CONSTRUCTS = {
@@ -56,7 +56,7 @@ def refused_call(called, kinds, signature):
 
     kinds: None for a type that is unknown. signature: found by numba-cuda's typing rules, or None.
     """
-    if signature is not None and is_lowered(called, signature):
+    if not HAS_NUMBA_CUDA or (signature is not None and is_lowered(called, signature)):  # Numba's own, older tables lack functions
         return None
     if is_builtin(called) and not is_typed(called):
         return f"numba-cuda does not know {called.__name__}"
