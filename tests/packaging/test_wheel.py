@@ -62,7 +62,10 @@ def workspace(tmp_path_factory):
 
 def test_a_clone_is_imported_from_the_folder_that_holds_it(workspace):
     """Python could take the clone itself for the package there."""
-    code = f"import site; site.addsitedir({str(workspace / 'site')!r}); import minllm; from minllm import LLM; print(minllm.__file__)"
+    # The install that runs these tests stands aside; the working directory stays first.
+    others = "sys.path[1:] = [p for p in sys.path[1:] if not os.path.exists(os.path.join(p, 'minllm', '__init__.py'))]"
+    added = f"site.addsitedir({str(workspace / 'site')!r})"
+    code = f"import os, site, sys; {others}; {added}; import minllm; from minllm import LLM; print(minllm.__file__)"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", code], cwd=workspace, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
