@@ -6,8 +6,8 @@
     python tools/headline.py --tables           only write the table and the charts anew; sharing.png needs Chromium
 
 The first part compiles an engine's kernels, a process per core. Each part is a process, and its rows are kept as soon as it ends. A run
-that lacks a row leaves the README as it is, names the rows, and exits with 1. Rows of a device that docs/results has replace their older
-selves there. Run it from a clean checkout, or name the commit with --commit.
+that lacks a row leaves the README as it is, names the rows, and exits with 1. Run it from a clean checkout, or name the commit with
+--commit.
 """
 
 import argparse
@@ -17,10 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from record import BENCH, RESULTS, ROOT, Part, measure, merge_into, record, with_own_keys
+from record import BENCH, ROOT, Part, measure, merge_into, with_own_keys
 
 from minllm.bench.headline import HEADLINE, headline_table, missing
-from minllm.bench.record import file_name, write_record
+from minllm.bench.record import write_record
 from minllm.bench.results_table import replace_between_markers
 from minllm.bench.row_command import KERNEL_STAGES
 from minllm.bench.speed_chart import speed_chart
@@ -65,13 +65,9 @@ def complete(path: Path) -> Path:
     return path
 
 
-def take(path: Path, results: Path = RESULTS, speed: Path = SPEED) -> None:
-    """Make a run's rows those of the README, and of the record of their device if there is one."""
-    whole = with_own_keys(read(complete(path)))
-    write_record(speed, whole)
-    if (results / file_name(whole["device"])).exists():
-        record(whole, results)
-        subprocess.run([sys.executable, ROOT / "tools" / "record.py", "--tables"], check=True)
+def take(path: Path, speed: Path = SPEED) -> None:
+    """Make a run's rows those of the README. The record in docs/results stays: its ceilings are those of its own run."""
+    write_record(speed, with_own_keys(read(complete(path))))
 
 
 def write_tables(run: dict) -> None:

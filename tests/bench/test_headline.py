@@ -67,11 +67,11 @@ def test_a_run_that_lacks_a_row_says_which_and_changes_nothing(tool, tmp_path, m
         tool.complete(path)
     path.write_text(json.dumps(a_run("a card", *(row(one, 1.0) for one in every[1:]))))
     with pytest.raises(SystemExit, match=f"lacks {every[0].bar}: the README keeps its rows"):
-        tool.take(path, tmp_path / "results", tmp_path / "kept.json")
+        tool.take(path, tmp_path / "kept.json")
     assert not (tmp_path / "kept.json").exists()
     path.write_text(json.dumps(a_run("a card", *(row(one, 1.0) for one in every))))
-    tool.take(path, tmp_path / "results", tmp_path / "kept.json")
-    assert missing(json.loads((tmp_path / "kept.json").read_text())) == [] and not (tmp_path / "results").exists()
+    tool.take(path, tmp_path / "kept.json")
+    assert missing(json.loads((tmp_path / "kept.json").read_text())) == []
 
 
 def test_the_tool_measures_every_row_of_the_readme_once(tool):
