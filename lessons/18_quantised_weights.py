@@ -374,7 +374,7 @@ from minllm.planning.weight_table import compare_weights
 
 steps = compare_weights(llama8, *gpu_named("h200"), context=1024)
 for batch, times in steps.milliseconds.items():
-    print(f"{batch:3}:", *(f"{name} {ms:5.2f} ms  " for name, ms in times.items()))
+    print(f"{batch:3}:", *(f"{name} {ms:.2f}" for name, ms in times.items()), "ms")
 ahead = steps.most_ahead["int4_g128"]
 assert 16 < ahead["int8"] < 64 and 128 < ahead["bfloat16"] <= 256
 assert steps.most_ahead["int4"]["int8"] == 1 and steps.alike["int4"]["int8"] == (2, 67)
