@@ -8,6 +8,12 @@ import contextlib
 import importlib.util
 import types as python_types
 
+import numpy as np
+
+if not hasattr(np, "row_stack"):
+    # numba-cuda 0.30.4 looks the name up when it first compiles, and NumPy 2.5 has removed it.
+    np.row_stack = np.vstack
+
 HAS_NUMBA_CUDA = importlib.util.find_spec("numba_cuda") is not None
 
 if HAS_NUMBA_CUDA:
