@@ -2,6 +2,8 @@
 # make chat   talk with SmolLM2-135M-Instruct, which is downloaded once (93 MB, Apache-2.0), or with MODEL=FILE
 # make test   run the tests, long lists of cases in part    make docs    build the site into site/
 # make test-all     run all cases of all tests, for whoever changes kernels (about three times as long)
+# make smoke  say in 90 seconds whether this GPU, its driver and this installation work
+# make test-gpu     run the tests that need a GPU, in eight minutes: for whoever changes a kernel
 # make clean  remove .venv and everything that was built
 # make lessons      execute every lesson as a notebook, and say how long each took
 # make notebooks    write the lessons as executed notebooks, lessons/*.ipynb, and the generated parts of pages
@@ -53,7 +55,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Material for MkDocs announces the end of its support at every start.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo chat test test-all lint docs serve-docs check-site lessons notebooks clean
+.PHONY: demo chat test test-gpu test-all smoke lint docs serve-docs check-site lessons notebooks clean
 
 demo: $(DEMO_STAMP)
 	@printf '%b\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
@@ -72,15 +74,19 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 # 5 is pytest's exit code when flags select no test.
 NONE_IS_FINE := || [ $$? -eq 5 ]
 
-# With a GPU its kernels are compiled first, then its tests run in several processes that share it (tests/gpu/conftest.py); without one they
-# are skipped with the reason.
-test: $(TEST_STAMP)
-ifneq ($(CUDA),)
-	$(BIN)/python -m tests.gpu.compile_ahead
-	$(PYTEST) tests/gpu -m alone --durations=5 $(NONE_IS_FINE)
-	$(THREADS) $(PYTEST) tests/gpu -m 'not alone' -n auto --dist=loadgroup --durations=25 $(NONE_IS_FINE)
-endif
+# Without a GPU the tests that need one are skipped with the reason.
+test: $(TEST_STAMP) $(if $(CUDA),test-gpu)
 	$(THREADS) $(PYTEST) tests $(if $(CUDA),--ignore=tests/gpu) -n auto --maxprocesses=8 --dist=worksteal
+
+# The kernels are compiled first, then the tests run in several processes that share the GPU (tests/gpu/conftest.py), and those that need it
+# to themselves in one, which xdist replaces if a test hangs.
+test-gpu: $(TEST_STAMP)
+	$(BIN)/python -m tests.gpu.compile_ahead
+	$(THREADS) $(PYTEST) tests/gpu -m 'not alone' -n auto --dist=loadgroup --durations=25 $(NONE_IS_FINE)
+	$(PYTEST) tests/gpu -m alone -n 1 --durations=5 $(NONE_IS_FINE)
+
+smoke: $(DEMO_STAMP)
+	@$(BIN)/python -m tests.gpu.smoke
 
 test-all: PYTEST += --exhaustive
 test-all: test

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minllm.machine import driver
-from minllm.machine.devices import Machine
+from minllm.machine.devices import COMPILER_LIBRARIES, Machine
 from minllm.machine.hardware import find_gpu
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
@@ -112,7 +112,8 @@ def _toolkit(machine: Machine) -> list[Finding]:
     if machine.missing_compilers:
         missing = ", ".join(machine.missing_compilers)
         return [Finding("problem", "CUDA toolkit", f"kernels cannot be compiled: {missing} not found", install)]
-    return [Finding("ok", "CUDA toolkit", versions or "found outside pip"), *_newer_minor(machine)]
+    text = f"{versions or 'found outside pip'}: {', '.join(COMPILER_LIBRARIES)} load"
+    return [Finding("ok", "CUDA toolkit", text), *_newer_minor(machine)]
 
 
 def _newer_minor(machine: Machine) -> list[Finding]:

@@ -1,10 +1,10 @@
 """The tests of this folder need a CUDA device; without one they are skipped with a reason. Processes share the GPU:
 
     python -m tests.gpu.compile_ahead                               all specimens, on all cores
-    python -m pytest tests/gpu -m alone                             what needs the GPU to itself
     python -m pytest tests/gpu -m "not alone" -n auto --dist=loadgroup
+    python -m pytest tests/gpu -m alone -n 1                        what needs the GPU to itself
 
-`make test` runs all three. Tests that allocate gigabytes are a group, so that one process runs them one after another.
+`make test-gpu` runs all three. Tests that allocate gigabytes are a group, so that one process runs them one after another.
 """
 
 import gc
@@ -17,6 +17,7 @@ import pytest
 from minllm import LLM, held_out_text
 from minllm.errors import OutOfMemoryError
 from minllm.runtime.device import is_available
+from tests.gpu.time_limit import pytest_runtest_protocol  # noqa: F401 - a hook
 
 BYTES_PER_PROCESS = 6 << 30  # context, weights, KV cache and temporaries of a test; tests that need more are a group
 CACHED_BYTES = 64 << 20  # freed memory that a process may keep for its next test

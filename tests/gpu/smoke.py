@@ -1,184 +1,157 @@
-"""The GPU's host side piece by piece, each on top of those before: `python -m tests.gpu.smoke` prints what works, what fails, and times."""
+"""Whether this GPU, its driver and this installation work, in 90 seconds from an empty kernel cache: `make smoke`.
 
+The doctor's findings come first: Python, packages, driver, compilers, GPU, and a trial kernel. Then each piece of the GPU's host side is
+tried, on top of those before it, down to the bundled model's text. A line per piece says ok or FAILED, and what to do.
+"""
+
+import faulthandler
 import sys
 import time
-import traceback
+from collections.abc import Callable
 
 import numpy as np
 
-from minllm.kernels.sampling.sample import SampleScratch, sample
-from tests.kernels.sampling.cases import RULES, expected_tokens, logits_of, run_sample, slots_of, tensors
+from minllm import LLM, SamplingParams
+from minllm.cli.trial_kernel import try_kernel
+from minllm.machine.devices import look
+from minllm.machine.doctor import diagnose, is_broken
+from minllm.runtime.device import device_names
+from minllm.runtime.peer_devices import why_no_peers
+
+PIECE_SECONDS = 120  # a piece that takes longer hangs: the process then ends, with the stacks of all threads
+PROMPT, NUM_TOKENS = "class Point:\n    def __init__(self, x, y):", 48
+NEAR = 0.5  # how far the logit of a token chosen in bfloat16 may lie below the highest in float32
 
 
-def device():
-    """The primary context, and what the driver says about the device."""
-    from minllm.runtime.device import current_device, is_available
-
-    assert is_available(), "is_available() says that there is no GPU"
-    found = current_device()
-    return f"{found}, free memory {found.memory_info()[0] / 2**30:.1f} GiB"
-
-
-def memory():
-    """A copy there and back."""
+def memory() -> str:
+    """A copy to the GPU and back."""
+    from minllm.runtime.device import current_device
     from minllm.runtime.memory import to_device
 
-    host = np.arange(1000, dtype=np.float32).reshape(10, 100)
+    host = np.arange(1 << 24, dtype=np.float32).reshape(64, -1)
     np.testing.assert_array_equal(to_device(host)[3:5].copy_to_host(), host[3:5])
+    free, total = current_device().memory_info()
+    return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
 
 
-def pinned():
-    """Page-locked memory, an asynchronous copy and its event."""
+def pinned_memory() -> str:
+    """An asynchronous copy into page-locked memory, and its event."""
     from minllm.runtime.memory import pinned_empty, to_device
     from minllm.runtime.stream import compute_stream, read_later
 
-    host = pinned_empty((100,), np.int32)
-    read_later(to_device(np.arange(100, dtype=np.int32)), host, compute_stream()).sync()
-    np.testing.assert_array_equal(host, np.arange(100))
+    host = pinned_empty((1 << 20,), np.int32)
+    read_later(to_device(np.arange(1 << 20, dtype=np.int32)), host, compute_stream()).sync()
+    np.testing.assert_array_equal(host, np.arange(1 << 20))
+    return "asynchronous copies arrive"
 
 
-def greedy():
-    """Two kernels on the default stream."""
-    from minllm.runtime.memory import to_device
-
-    logits = logits_of("normal", 2, 32000)
-    tokens = run_sample(logits, tensors([dict(temperature=0.0)] * 2, 32000), to_device, lambda array: array.copy_to_host())
-    np.testing.assert_array_equal(tokens, np.argmax(logits, axis=1))
-
-
-def draws():
-    """All sampling kernels against the reference."""
-    from minllm.runtime.memory import to_device
-
-    logits, sampling = logits_of("normal", len(RULES), 128256), tensors(RULES, 128256)
-    tokens = run_sample(logits, sampling, to_device, lambda array: array.copy_to_host())
-    np.testing.assert_array_equal(tokens, expected_tokens(logits, sampling))
-
-
-def replay_time(launch, repeats: int = 20, replays: int = 20) -> float:
-    """Microseconds of one `launch`, as nodes of a graph."""
+def graphs() -> str:
+    """A kernel captured once and replayed with new inputs."""
+    from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
     from minllm.runtime.graph import CapturedGraph
-    from minllm.runtime.memory import device_memory
+    from minllm.runtime.memory import device_memory, to_device
     from minllm.runtime.stream import compute_stream
 
-    stream = compute_stream()
-    launch()
-    graph = CapturedGraph(lambda: [launch() for _ in range(repeats)], stream, device_memory())
-    graph.launch()
-    stream.sync()
-    start = time.perf_counter()
-    for _ in range(replays):
+    hosts = np.random.default_rng(0).standard_normal((3, 3, 256), dtype=np.float32)
+    gate_up, out = to_device(hosts[0]), to_device(np.zeros((3, 128), np.float32))
+    silu_and_multiply(gate_up, out, stream=compute_stream())
+    graph = CapturedGraph(lambda: silu_and_multiply(gate_up, out, stream=compute_stream()), compute_stream(), device_memory())
+    for host in hosts:
+        gate_up.copy_from_host(host)
         graph.launch()
-    stream.sync()
-    return (time.perf_counter() - start) / repeats / replays * 1e6
+        np.testing.assert_allclose(out.copy_to_host(), silu_and_multiply_reference(host), rtol=0, atol=1e-4)
+    return "captured and replayed"
 
 
-def sampling_times():
-    """Graph capture and replay, and what sampling one row of 128,256 logits costs."""
-    from minllm.runtime.memory import empty, to_device
-    from minllm.runtime.stream import compute_stream
+def virtual_memory() -> str:
+    """Pages mapped and unmapped within a terabyte of addresses."""
+    from minllm.runtime.cuda_pages import CudaPages
+    from minllm.runtime.virtual_memory import PagePool, VirtualRange
 
-    lines = []
-    for rows in (1, 64):
-        logits = to_device(logits_of("normal", rows, 128256))
-        slots = to_device(slots_of(logits))
-        for rule in (dict(temperature=0.0), dict(), dict(top_k=50), dict(top_p=0.9), dict(top_k=50, top_p=0.9), dict(presence_penalty=0.5)):
-            sampling = tensors([rule] * rows, 128256).to(to_device)
-            out, scratch = empty((rows,), np.int32), SampleScratch.allocate(empty, rows, 128256, sampling.kind)
-            microseconds = replay_time(lambda a=(logits, sampling, slots, out, scratch): sample(*a, compute_stream()))
-            lines.append(f"{rows} rows, {rule}: {microseconds:.1f} µs")
-    return "\n    ".join(["", *lines])
+    pages = PagePool(CudaPages(), limit=4)
+    addresses = VirtualRange(pages, 1 << 40)
+    addresses.map(1, 2)
+    page = addresses.array((3, pages.page_bytes), np.uint8)[2]
+    page.fill_bytes(7)
+    assert (page.copy_to_host() == 7).all(), "a mapped page does not keep what is written to it"
+    addresses.close()
+    return f"pages of {pages.page_bytes >> 20} MiB"
 
 
-def operations():
-    """A whole forward of small models against NumPy's."""
-    from minllm.ops.cuda_ops import CudaOps
-    from minllm.ops.numpy_ops import NumpyOps
-    from tests.ops.test_cuda_ops import logits_of as model_logits
-
-    chunks = [[[5, 1, 7], [2]], [[3], [9]]]
-    for family, dtype, tolerance in (("llama", "float32", 1e-4), ("gpt2", "float32", 1e-4), ("qwen3", "bfloat16", 4e-2)):
-        ours, theirs = (model_logits(ops, family, chunks, True) for ops in (CudaOps(dtype), NumpyOps(dtype)))
-        for our, their in zip(ours, theirs, strict=True):
-            np.testing.assert_allclose(our, their, rtol=0, atol=tolerance * np.abs(their).max(), err_msg=f"{family} {dtype}")
-
-
-def steps_of(prompts, params, **options):
-    """The tokens of requests on the CPU, in eager steps and in replayed ones, which must be equal; says how many graphs were captured."""
-    from minllm import LLM
-    from tests.engine.models import model_directory
-
-    found, runners = {}, {"cpu": dict(device="cpu"), "eager": dict(device="cuda", enforce_eager=True), "graphs": dict(device="cuda")}
-    for name, runner in runners.items():
-        with LLM(model_directory("llama3"), dtype="float32", max_model_len=160, max_num_seqs=8, **runner, **options) as llm:
-            found[name] = [completion.token_ids for output in llm.generate(prompts, params) for completion in output.outputs]
-            captured = 0 if llm.engine.runner.graphs is None else llm.engine.runner.graphs.num_captured
-    assert found["cpu"] == found["eager"], f"eager steps differ from NumPy: {found}"
-    assert found["cpu"] == found["graphs"], f"replayed steps differ from NumPy: {found}"
-    return f"{captured} graphs"
+def model() -> str:
+    """The bundled model's greedy text, each token of which the CPU's logits find likeliest, or nearly so."""
+    with LLM(device="cuda", progress=True) as llm:
+        prompt, start = llm.tokenizer.encode(PROMPT), time.perf_counter()
+        (output,) = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
+        rate, found = NUM_TOKENS / (time.perf_counter() - start), list(output.outputs[0].token_ids)
+    with LLM(device="cpu", max_num_seqs=1) as llm:
+        logits = llm.logits(prompt + found)[len(prompt) - 1 : -1]
+    below = logits.max(axis=1) - logits[np.arange(NUM_TOKENS), found]
+    assert below.max() < NEAR, f"token {below.argmax()} of {output.outputs[0].text!r} lies {below.max():.2f} below the CPU's likeliest"
+    return f"{rate:.0f} tokens/s\n{PROMPT}{output.outputs[0].text}"
 
 
-def decode_steps():
-    """Requests that begin together: after the prompts only decode steps, each launched before the last one was read."""
-    from minllm import SamplingParams
-    from tests.models.random_models import prompt
+def peers() -> str:
+    """The sum of two GPUs' arrays, which each reads from the other's memory."""
+    if len(device_names()) < 2:
+        return "one GPU, so there are none to try"
+    if reason := why_no_peers(2):
+        return f"not tried: {reason}. NCCL then copies through the host's memory"
+    from tests.gpu.peer_gpus import PeerGpus
+    from tests.kernels.all_reduce.cases import NAMES, check_all_reduce
 
-    return steps_of([prompt(3), prompt(17)], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
-
-
-def mixed_steps():
-    """Chunks of prompts beside decodes, requests that come and go, several completions, and sampling of all kinds."""
-    from minllm import SamplingParams
-    from tests.models.random_models import prompt
-
-    params = [
-        SamplingParams(temperature=i % 2, max_tokens=2 + 5 * i % 19, seed=i, ignore_eos=True, n=3 if i == 5 else 1, top_k=30 * (i % 3 == 1))
-        for i in range(20)
-    ]
-    return steps_of([prompt(1 + 17 * i % 90, seed=i) for i in range(20)], params, max_num_batched_tokens=24)
+    check_all_reduce(NAMES[0], 4104, np.dtype(np.float32), PeerGpus(2, 1 << 16))
+    return "two GPUs read each other's memory"
 
 
-def preempted_steps():
-    """A cache of twelve blocks, whose sequences are swapped to the host or computed again."""
-    from minllm import SamplingParams
-    from tests.engine.checks import BLOCK_BYTES
-    from tests.models.random_models import prompt
-
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    options = dict(preemption="auto", kv_cache_memory_bytes=12 * BLOCK_BYTES, swap_space_bytes=64 << 20)
-    return steps_of([prompt(9 + i) for i in range(8)], params, **options)
-
-
-def decoding_time():
-    """The bundled model's decode step, if it is there: tokens a second of a replayed graph."""
-    from minllm import LLM, SamplingParams
-
-    with LLM(device="cuda") as llm:
-        lines = []
-        for temperature in (0, 0.8):
-            params = SamplingParams(temperature=temperature, seed=0, max_tokens=128, ignore_eos=True)
-            llm.generate("def main():", params)
-            start = time.perf_counter()
-            llm.generate("def main():", params)
-            lines.append(f"{temperature=}: {128 / (time.perf_counter() - start):.0f} tokens/s")
-    return ", ".join(lines)
-
-
-PIECES = [device, memory, pinned, greedy, draws, sampling_times, operations, decode_steps, mixed_steps, preempted_steps, decoding_time]
+PIECES: dict[Callable[[], str], str] = {  # what to do if one fails
+    memory: "nvidia-smi lists the processes that hold the GPU's memory, and its ECC errors",
+    pinned_memory: "ulimit -l limits locked memory; a container may need --ulimit memlock=-1",
+    graphs: "a newer NVIDIA driver; enforce_eager=True runs models without graphs",
+    virtual_memory: 'a newer NVIDIA driver; kv_cache_policy="paged", the default, does without',
+    model: "python -m pytest tests/gpu -x -n 4 finds the kernel that is wrong",
+    peers: "nvidia-smi topo -p2p r; in a virtual machine, IOMMU and ACS settings",
+}
 
 
 def main() -> int:
-    """Run every piece; the number of those that failed."""
-    failed = 0
-    for piece in PIECES:
-        start = time.perf_counter()
-        try:
-            said = piece() or ""
-            print(f"ok      {piece.__name__} ({time.perf_counter() - start:.1f} s) {said}", flush=True)
-        except Exception:
-            failed += 1
-            print(f"FAILED  {piece.__name__}: {piece.__doc__}\n{traceback.format_exc(limit=-6)}", flush=True)
-    return failed
+    """Print the verdicts; returns the exit code, 0 if everything works and 1 otherwise, also without a GPU."""
+    machine = look(try_kernel)
+    findings = diagnose(machine)
+    for finding in findings:
+        say("FAILED" if finding.level == "problem" else finding.level, f"{finding.subject}: {finding.text}", finding.mend)
+    if is_broken(findings):
+        print("This installation does not work.")
+        return 1
+    if machine.device is None:
+        print("There is no GPU here, so nothing was tried: `make test` tests what needs none.")
+        return 1
+    failed = [piece.__name__ for piece, mend in PIECES.items() if not works(piece, mend)]
+    print(f"This GPU fails at {', '.join(failed)}." if failed else "This GPU, its driver and this installation work.")
+    return bool(failed)
+
+
+def works(piece: Callable[[], str], mend: str) -> bool:
+    """Try a piece, and say whether it works."""
+    name, start = piece.__name__.replace("_", " "), time.perf_counter()
+    faulthandler.dump_traceback_later(PIECE_SECONDS, exit=True, file=sys.__stderr__)
+    try:
+        found, error = piece(), None
+    except Exception as raised:
+        error = raised
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    seconds = f"({time.perf_counter() - start:.1f} s)"
+    if error is None:
+        say("ok", f"{name} {seconds}: {found}")
+    else:
+        say("FAILED", f"{name} {seconds}: {piece.__doc__} {type(error).__name__}: {error}", mend)
+    return error is None
+
+
+def say(verdict: str, text: str, mend: str = "") -> None:
+    """Print one verdict."""
+    print(f"{verdict:<8}{text}", *([f"        to mend it: {mend}"] if mend else []), sep="\n", flush=True)
 
 
 if __name__ == "__main__":
