@@ -2,6 +2,8 @@
 
     from minllm import LLM, SamplingParams
     print(LLM().generate("def fibonacci(n):", SamplingParams(max_tokens=64))[0].outputs[0].text)
+
+(PYTEST_DONT_REWRITE: its pytest plugin, minllm.sim.plugin, asserts nothing.)
 """
 
 from importlib import import_module

@@ -2,13 +2,26 @@
 
 numba-cuda compiles kernels, but has no wheels for macOS. Numba has its own, older numba.cuda with the decorators, stubs and typing that the
 simulator needs, but without a type for bfloat16. `from numba import cuda` imports the one that is installed.
+
+Numba's own simulator, which NUMBA_ENABLE_CUDASIM=1 puts in the place of all of this, is off once this module is imported.
 """
 
 import contextlib
 import importlib.util
+import sys
 import types as python_types
 
 import numpy as np
+from numba.core import config
+
+from minllm.errors import SimulationError
+
+if "numba.cuda.simulator_init" in sys.modules:
+    raise SimulationError(
+        "numba.cuda has been imported with Numba's own simulator, because NUMBA_ENABLE_CUDASIM is set: unset it, or run the program with "
+        "`python -m minllm.sim`"
+    )
+config.ENABLE_CUDASIM = 0  # Numba reads the variable again only after a change of the environment
 
 if not hasattr(np, "row_stack"):
     # numba-cuda 0.30.4 looks the name up when it first compiles, and NumPy 2.5 has removed it.

@@ -1,34 +1,48 @@
-"""`python -m minllm.sim [--no-detect] script.py [arguments]`: run a script with every launch of a `@cuda.jit` kernel simulated."""
+"""`python -m minllm.sim [options] PROGRAM.py [arguments]`, or `-m MODULE [arguments]`: a program with every launch simulated."""
 
+import argparse
 import os
 import runpy
 import sys
 
 from minllm.errors import SimulationError
+from minllm.sim.detectors import is_detecting
 from minllm.sim.numba_launches import simulated_launches
-
-USAGE = "usage: python -m minllm.sim [--no-detect] script.py [arguments]"
+from minllm.sim.options import OPTIONS, variables
 
 
 def main(arguments):
-    """Run a script with command-line `arguments`; returns the exit status."""
-    detect = "--no-detect" not in arguments[:1]
-    arguments = arguments if detect else arguments[1:]
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE, file=sys.stdout if arguments else sys.stderr)
-        return 0 if arguments else 2
-    if not os.path.exists(arguments[0]):
-        print(f"there is no script {arguments[0]}", file=sys.stderr)
-        return 2
-    sys.argv = arguments
-    sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+    """Run a program with command-line `arguments`; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        "python -m minllm.sim", "python -m minllm.sim [options] (PROGRAM.py | -m MODULE) [arguments]", allow_abbrev=False,
+        description="Run a Python program for numba.cuda without a GPU: its launches are simulated, and checked by detectors.",
+    )  # fmt: skip
+    for name, how in OPTIONS.items():
+        parser.add_argument(f"--{name}", **how)
+    parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, such as pytest or unittest")
+    parser.add_argument("program", help="a file, or with -m the name of a module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program finds in sys.argv[1:]")
+    options = parser.parse_args(arguments)
+    if not options.is_module and not os.path.exists(options.program):
+        parser.error(f"there is no program {options.program}")
+    sys.argv = [options.program, *options.arguments]
+    os.environ.update(variables(options))
     try:
-        with simulated_launches(detect):
-            runpy.run_path(arguments[0], run_name="__main__")
+        with simulated_launches(detect=is_detecting()):
+            run(options)
     except SimulationError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def run(options):
+    """Run the program of the options as Python's own command line does."""
+    if options.is_module:
+        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(options.program))
+        runpy.run_path(options.program, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ import math
 import sys
 
 import numpy as np
-from ml_dtypes import bfloat16
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from minllm.errors import SimulationError
 from minllm.sim.array_bytes import bytes_between, lies_in_a_row
+from minllm.sim.bfloat16 import bfloat16
 from minllm.sim.place import describe, kernel_frame
 from minllm.sim.polling import count_poll
 from minllm.sim.records import Record

@@ -3,11 +3,11 @@
 import math
 
 import numpy as np
-from ml_dtypes import bfloat16
 from numba.cuda import libdevicefuncs
 
 from minllm.machine.numba_cuda import types
 from minllm.sim.arrays import fail
+from minllm.sim.bfloat16 import bfloat16
 from minllm.sim.fused import fma
 from minllm.sim.libdevice_table import FLOATS, named
 from minllm.sim.scalars import simulated_type

@@ -4,8 +4,8 @@ import math
 import struct
 
 import numpy as np
-from ml_dtypes import bfloat16
 
+from minllm.sim.bfloat16 import bfloat16
 from minllm.sim.rounding import with_rounding
 
 EXACT = with_rounding("fma", "rn", np.float64)

@@ -3,10 +3,10 @@
 import operator
 from types import FunctionType, ModuleType
 
-import ml_dtypes
 import numpy as np
 
 from minllm.sim.arrays import fail
+from minllm.sim.bfloat16 import bfloat16
 from minllm.sim.rounding import with_rounding
 from minllm.sim.scalars import IntegerType
 
@@ -135,7 +135,7 @@ def to_half(kind, mode, source, bits):
     return lambda x: convert(cast(x))
 
 
-FP16, BF16 = HalfPrecision("fp16", np.float16), HalfPrecision("bf16", ml_dtypes.bfloat16)
+FP16, BF16 = HalfPrecision("fp16", np.float16), HalfPrecision("bf16", bfloat16)
 MODULES = {"numba.cuda.fp16": FP16, "numba.cuda.bf16": BF16, "numba.cuda._internal.cuda_fp16": FP16, "numba.cuda._internal.cuda_bf16": BF16}
 
 

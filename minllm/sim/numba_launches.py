@@ -5,12 +5,13 @@
 
 Within the context numba.cuda needs no GPU: kernels are not compiled but simulated, and the arrays of cuda.to_device and cuda.device_array
 are those of Numba's own simulator, which hold NumPy arrays. `python -m minllm.sim script.py` runs a whole script in this context,
-`pytest -p minllm.sim.plugin` the tests of a project.
+`pytest --minllm-sim` the tests of a project.
 """
 
 import contextlib
 from types import SimpleNamespace
 
+import minllm.machine.numba_cuda  # noqa: F401  # isort: skip  # first: it turns Numba's own simulator off
 import numba.cuda
 from numba.cuda import dispatcher
 from numba.cuda.cudadrv import devicearray as numba_devicearray

@@ -6,10 +6,10 @@ inference adds (minllm.sim.typing); floats are NumPy scalars, so that float32 ar
 
 import functools
 
-import ml_dtypes
 import numpy as np
 
 from minllm.machine.numba_cuda import as_dtype, types
+from minllm.sim.bfloat16 import bfloat16
 
 WHOLE = (int, np.integer, np.bool_)
 
@@ -66,7 +66,7 @@ integer_type = functools.cache(IntegerType)
 def simulated_type(numba_type):
     """The IntegerType or NumPy float type of a Numba scalar type; other Numba types are returned unchanged."""
     if numba_type == types.bfloat16:
-        return ml_dtypes.bfloat16
+        return type(bfloat16(0))
     if isinstance(numba_type, types.Number):
         dtype = as_dtype(numba_type)
         return integer_type(dtype) if dtype.kind in "iu" else dtype.type

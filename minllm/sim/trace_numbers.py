@@ -208,19 +208,10 @@ class Trace:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    def table(self):
-        """The counts as a group of rich tables: `rich.print(trace.table())`."""
-        from minllm.sim.trace_table import tables
-
-        return tables(self)
-
     def __str__(self):
         from minllm.sim.trace_table import text
 
         return text(self)
-
-    def __rich__(self):
-        return self.table()
 
     def access_map(self, array, line=None, kind=None):
         """A Picture of the first matching request to a global array: lanes, bytes and sectors."""

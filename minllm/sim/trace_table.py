@@ -1,50 +1,38 @@
-"""Tables of a trace, by rich."""
-
-import io
-
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+"""Tables of a trace, as text."""
 
 
-def tables(trace):
-    """A rich renderable of all tables and totals."""
-    parts = [Text(f"{trace.kernel}   grid {trace.grid}   block {trace.block}", style="bold"), arrays_table(trace)]
+def text(trace):
+    """All tables and totals."""
+    parts = [f"{trace.kernel}   grid {trace.grid}   block {trace.block}", arrays_table(trace)]
     if trace.shared:
         parts.append(shared_table(trace))
     if trace.partial:
         parts.append(partial_table(trace))
-    parts.append(Text("\n".join(totals(trace))))
-    return Group(*parts)
+    return "\n".join([*parts, *totals(trace), ""])
 
 
-def text(trace, width=140):
-    """The tables as plain text, `width` columns wide."""
-    console = Console(file=io.StringIO(), width=width, no_color=True)
-    console.print(tables(trace))
-    return console.file.getvalue()
+def table(title, columns, rows, last=None):
+    """A table as text. columns: "name" (aligned left) or ">name" (aligned right); last: a row below a line."""
+    names, below = [column.lstrip(">") for column in columns], [] if last is None else [last]
+    widths = [max(map(len, cells)) for cells in zip(names, *rows, *below)]
+    aligned = [f"{'>' if column.startswith('>') else '<'}{width}" for column, width in zip(columns, widths)]
 
+    def line(cells, edge="│"):
+        return edge.join(f" {cell:{how}} " for cell, how in zip(cells, aligned))
 
-def new_table(title, *columns):
-    """An empty table; columns: "name" (aligned left) or ">name" (aligned right)."""
-    table = Table(title=title, title_justify="left", title_style="", show_edge=False)
-    for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left")
-    return table
+    def rule(stroke, crossing):
+        return crossing.join(stroke * (width + 2) for width in widths)
+
+    lines = [title, line(names, "┃"), rule("━", "╇"), *map(line, rows)]
+    return "\n".join(lines + ([] if last is None else [rule("─", "┼"), line(last)]))
 
 
 def arrays_table(trace):
     """The table of global memory: one row per array and kind of access, and the total."""
     columns = ("array", "access", ">requests", ">bytes asked", ">bytes in sectors", ">sectors/request", ">different bytes")
-    table = new_table("global memory", *columns)
-    for array in trace.arrays.values():
-        for kind in ("read", "write", "atomic"):
-            traffic = getattr(array, kind)
-            if traffic.requests:
-                table.add_row(array.name, kind, *traffic_cells(traffic))
-    table.add_section()
-    table.add_row("in all", "", *traffic_cells(trace.total))
-    return table
+    kinds = ((array, kind, getattr(array, kind)) for array in trace.arrays.values() for kind in ("read", "write", "atomic"))
+    rows = [(array.name, kind, *traffic_cells(traffic)) for array, kind, traffic in kinds if traffic.requests]
+    return table("global memory", columns, rows, ("in all", "", *traffic_cells(trace.total)))
 
 
 def traffic_cells(traffic):
@@ -56,21 +44,19 @@ def traffic_cells(traffic):
 def shared_table(trace):
     """The table of shared memory: one row per source line, array and kind of access."""
     columns = ("place", ">line", "array", "access", ">requests", ">bytes asked", ">turns", ">conflicts", ">worst")
-    table = new_table("shared memory", *columns)
+    rows = []
     for line in trace.shared:
         worst = "none" if line.worst == 1 else f"{line.worst}-way"
         counts = (line.requests, line.bytes, line.turns, line.conflicts)
-        table.add_row(line.place, str(line.line), line.array, line.kind, *(f"{count:,}" for count in counts), worst)
-    return table
+        rows.append((line.place, str(line.line), line.array, line.kind, *(f"{count:,}" for count in counts), worst))
+    return table("shared memory", columns, rows)
 
 
 def partial_table(trace):
     """The table of source lines that only part of a warp executed."""
     title = "memory accesses by part of a warp (a divergent branch, or a guard at an edge; branches around arithmetic alone are not seen)"
-    table = new_table(title, "place", ">line", ">of", ">partial")
-    for line in trace.partial:
-        table.add_row(line.place, str(line.line), f"{line.requests:,}", f"{line.partial:,}")
-    return table
+    rows = [(line.place, str(line.line), f"{line.requests:,}", f"{line.partial:,}") for line in trace.partial]
+    return table(title, ("place", ">line", ">of", ">partial"), rows)
 
 
 def totals(trace):

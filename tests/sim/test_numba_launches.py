@@ -1,9 +1,7 @@
-"""Whole programs and test suites for numba.cuda, with every launch simulated."""
+"""What programs for numba.cuda ask of the host's side, with every launch simulated."""
 
 import ctypes
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,48 +10,6 @@ from numba import cuda, float32, int32
 from minllm.errors import SimulationError
 from minllm.sim import output, simulate
 from minllm.sim.numba_launches import simulated_launches
-
-SCRIPT = """
-import sys
-import numpy as np
-from numba import cuda
-
-@cuda.jit("void(float32[:], float32[:], float32)")
-def scale(x, out, factor):
-    i = cuda.grid(1)
-    if i < x.size + EXTRA:
-        out[i] = x[i] * factor
-
-x = cuda.to_device(np.arange(100, dtype=np.float32))
-out = cuda.device_array_like(x)
-scale[4, 32](x, out, 0.5)
-cuda.synchronize()
-print(out.copy_to_host()[3], sys.argv[1:])
-"""
-
-
-def run(tmp_path, *arguments, extra=0):
-    script = tmp_path / "scale.py"
-    script.write_text(SCRIPT.replace("EXTRA", str(extra)))
-    return subprocess.run([sys.executable, "-m", "minllm.sim", str(script), *arguments], capture_output=True, text=True)
-
-
-def test_a_script_runs_with_its_launches_simulated(tmp_path):
-    done = run(tmp_path, "a", "-b")
-    assert done.returncode == 0 and done.stdout == "1.5 ['a', '-b']\n"
-
-
-def test_a_scripts_bug_is_one_message(tmp_path):
-    done = run(tmp_path, extra=1)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "SimulationError: index [100] is out of bounds for the global array x" in done.stderr and "scale.py:10 in scale" in done.stderr
-
-
-def test_a_projects_tests_run_with_the_plugin(tmp_path):
-    (tmp_path / "test_scale.py").write_text(SCRIPT.replace("EXTRA", "0") + "\n\ndef test_scale():\n    assert out.copy_to_host()[4] == 2\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "minllm.sim.plugin", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert "1 passed" in done.stdout, done.stdout
 
 
 def test_eager_signatures_convert_their_arguments():

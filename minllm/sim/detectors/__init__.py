@@ -22,6 +22,7 @@ The simulator itself checks bounds, alignment, deadlocks and missing lanes of wa
 
 import contextlib
 import contextvars
+import os
 
 from minllm.sim.detectors.barriers import MeetingPlaces
 from minllm.sim.detectors.early_reads import EarlyReads
@@ -31,6 +32,7 @@ from minllm.sim.detectors.overflow import IndexOverflow
 from minllm.sim.detectors.races import SharedMemoryRaces
 from minllm.sim.detectors.undefined import UndefinedValues
 from minllm.sim.detectors.unwritten import UnwrittenReads, output, unwritten
+from minllm.sim.options import DETECT
 
 __all__ = [
     "EarlyReads",
@@ -47,7 +49,7 @@ __all__ = [
     "unwritten",
 ]
 
-_detecting = contextvars.ContextVar("detecting", default=False)
+_detecting = contextvars.ContextVar("detecting", default=None)
 _written = contextvars.ContextVar("written", default=None)  # {address: array written by a launch within detecting()}
 
 
@@ -60,8 +62,9 @@ def detectors():
 
 
 def is_detecting():
-    """Whether simulations run with detectors by default."""
-    return _detecting.get()
+    """Whether simulations run with detectors by default: as the context says, or the environment."""
+    here = _detecting.get()
+    return os.environ.get(DETECT) == "1" if here is None else here
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ int, or a NumPy scalar as in the threads. Where no vector form is known, `each` 
 
 import functools
 
-import ml_dtypes
 import numpy as np
 
 from minllm.machine.numba_cuda import as_dtype, types
@@ -93,7 +92,7 @@ def cast(wanted, given):
         return lambda x: x != 0 if type(x) is VECTOR else bool(x)
     if isinstance(wanted, types.Integer):
         return integer_cast(wanted, given, scalar)
-    dtype = np.dtype(ml_dtypes.bfloat16) if wanted == types.bfloat16 else as_dtype(wanted)
+    dtype = np.dtype(scalar) if wanted == types.bfloat16 else as_dtype(wanted)
     if given == types.uint64:
         return lambda x: unsigned(x).astype(np.float64).astype(dtype) if type(x) is VECTOR else scalar(x % WORD)
     narrow = isinstance(given, types.Integer) and dtype.itemsize < 8 and given.bitwidth > 32

@@ -2,13 +2,12 @@
 
 import functools
 
-import ml_dtypes
 import numpy as np
 from numba.cuda.descriptor import cuda_target
 
 from minllm.machine.numba_cuda import Purpose, from_dtype, numba_target_override, typeof, types
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BFLOAT16 = "bfloat16"  # the name of the dtype
 
 
 @functools.cache
@@ -23,7 +22,7 @@ def argument_type(value):
     if hasattr(value, "numba_type"):  # an object that states its own type: a tensor map
         return value.numba_type
     if isinstance(value, np.ndarray):
-        element = types.bfloat16 if value.dtype == BFLOAT16 else element_type(value.dtype)
+        element = types.bfloat16 if value.dtype.name == BFLOAT16 else element_type(value.dtype)
         return element and types.Array(element, value.ndim, layout_of(value))
     try:
         return typeof(value, Purpose.argument)
@@ -40,7 +39,7 @@ def layout_of(array):
 def element_type(dtype):
     """The Numba type of a NumPy dtype, or None."""
     try:
-        return types.bfloat16 if dtype == BFLOAT16 else from_dtype(np.dtype(dtype))
+        return types.bfloat16 if np.dtype(dtype).name == BFLOAT16 else from_dtype(np.dtype(dtype))
     except Exception:  # a typing function may raise anything
         return None
 
