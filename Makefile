@@ -81,7 +81,9 @@ test: $(TEST_STAMP) $(if $(CUDA),test-gpu)
 # The kernels are compiled first, then the tests run in several processes that share the GPU (tests/gpu/conftest.py), and those that need it
 # to themselves in one, which xdist replaces if a test hangs.
 test-gpu: $(TEST_STAMP)
-	$(BIN)/python -m tests.gpu.compile_ahead
+	@echo "Compiling the kernels of the GPU's tests"
+	$(THREADS) $(PYTEST) tests/gpu --compile-only -q -n auto $(NONE_IS_FINE)
+	@echo "Testing"
 	$(THREADS) $(PYTEST) tests/gpu -m 'not alone' -n auto --dist=loadgroup --durations=25 $(NONE_IS_FINE)
 	$(PYTEST) tests/gpu -m alone -n 1 --durations=5 $(NONE_IS_FINE)
 

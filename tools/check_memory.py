@@ -61,7 +61,7 @@ def pytest_command(*arguments: str) -> list[str]:
 def selected_tests() -> list[str]:
     """The ids of the tests to run."""
     files = sorted({f"tests/gpu/{pattern.partition('::')[0]}" for pattern in SELECTED})
-    done = subprocess.run(pytest_command("--collect-only", *files), cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(pytest_command("--collect-only", "--exhaustive", *files), cwd=ROOT, capture_output=True, text=True)
     ids = [line for line in done.stdout.splitlines() if line.startswith("tests/gpu/")]
     return [test for test in ids if any(re.search(pattern, test) for pattern in SELECTED)]
 

@@ -195,8 +195,8 @@ def names(found):
     return sorted(signature.kernel.__name__ for signature in found.values())
 
 
-def test_the_kernels_of_all_reduces_are_compiled_ahead_with_all_others(monkeypatch):
-    """tests/gpu/compile_ahead.py compiles the specimens."""
+def test_the_kernels_of_all_reduces_are_specimens(monkeypatch):
+    """The compile gate sees all that ranks launch."""
     config = read_model_config(model_directory("llama3"))
     with dry_run(H200) as launches:
         for ranks in (2, 4, 8):

@@ -1,10 +1,11 @@
 """The tests of this folder need a CUDA device; without one they are skipped with a reason. Processes share the GPU:
 
-    python -m tests.gpu.compile_ahead                               all specimens, on all cores
+    python -m pytest tests/gpu --compile-only -n auto               the kernels, on all cores, into the disk cache
     python -m pytest tests/gpu -m "not alone" -n auto --dist=loadgroup
     python -m pytest tests/gpu -m alone -n 1                        what needs the GPU to itself
 
-`make test-gpu` runs all three. Tests that allocate gigabytes are a group, so that one process runs them one after another.
+`make test-gpu` runs all three. A test alone compiles what it lacks, so the first is never necessary. Tests that allocate gigabytes are a
+group, so that one process runs them one after another.
 """
 
 import gc
@@ -16,22 +17,38 @@ import pytest
 
 from minllm import LLM, held_out_text
 from minllm.errors import OutOfMemoryError
+from minllm.machine import host
+from minllm.runtime import compile_ahead
 from minllm.runtime.device import is_available
 from tests.gpu.time_limit import pytest_runtest_protocol  # noqa: F401 - a hook
 
-BYTES_PER_PROCESS = 6 << 30  # context, weights, KV cache and temporaries of a test; tests that need more are a group
+BYTES_PER_PROCESS = 9 << 29  # context, weights, KV cache and temporaries of a test; tests that need more are a group
 CACHED_BYTES = 64 << 20  # freed memory that a process may keep for its next test
 USED_BYTES = 256 << 20  # memory in use after a test from which cycles of dropped objects are likely to hold it
 
 
-def pytest_xdist_auto_num_workers():
+def pytest_xdist_auto_num_workers(config):
     """The number of processes of `-n auto`: one per core, as far as the GPU's memory goes."""
     if not is_available():
         return 1
+    if config.option.compile_only:
+        return host.available_cores()
     from minllm.runtime.device import current_device
 
     free, _ = current_device().memory_info()
-    return max(1, min(os.cpu_count() or 1, free // BYTES_PER_PROCESS))
+    return max(1, min(host.available_cores(), free // BYTES_PER_PROCESS))
+
+
+def pytest_configure(config):
+    """Compile only, if asked to. A process of xdist compiles an engine's kernels in one process: the others have the other cores."""
+    if not is_available():
+        return
+    if config.option.compile_only:
+        from tests.gpu.compile_only import CompileOnly
+
+        config.pluginmanager.register(CompileOnly())
+    if hasattr(config, "workerinput"):
+        compile_ahead.available_cores = lambda: 1
 
 
 @pytest.fixture(autouse=True)

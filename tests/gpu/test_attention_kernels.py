@@ -47,29 +47,34 @@ from tests.kernels.attention.test_tree import TALL_CASES, run_tree
 from tests.kernels.speculation.trees import LOOKAHEAD
 
 
-@pytest.mark.parametrize("case", LADDER_CASES + REAL_PROMPTS + REAL_DECODES, ids=str)
+@pytest.mark.covering("module + case.dtype", "case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")
+@pytest.mark.parametrize("case", REAL_PROMPTS + REAL_DECODES + LADDER_CASES, ids=str)
 @pytest.mark.parametrize("module", [materialized, flash_attention_1], ids=["materialized", "flash_attention_1"])
 def test_first_rungs(device, module, case):
     run_variant(device, module, case)
 
 
-@pytest.mark.parametrize("case", LADDER_CASES + TENSOR_CORE_CASES + FLOAT32_CASES + REAL_PROMPTS + REAL_DECODES, ids=str)
+@pytest.mark.covering("case.dtype + case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")
+@pytest.mark.parametrize("case", REAL_PROMPTS + REAL_DECODES + LADDER_CASES + TENSOR_CORE_CASES + FLOAT32_CASES, ids=str)
 def test_flash_attention_2(device, case):
     run_variant(device, flash_attention_2, case)
 
 
+@pytest.mark.covering("case.dtype", "case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")
 @pytest.mark.parametrize("case", TENSOR_CORE_CASES + FLOAT32_CASES, ids=str)
 def test_flash_attention_2_with_small_tiles(device, case):
     run_variant(device, flash_attention_2, case, tiles=FLOAT32_TILES if case.dtype is np.float32 else TILES)
 
 
+@pytest.mark.covering("tiles", "case")
 @pytest.mark.parametrize("tiles", [*TILE_SHAPES, (64, 64, 4), (128, 64, 4), (128, 32, 4), (64, 32, 4)], ids=str)
-def test_tile_shapes_of_flash_attention_2(device, tiles):
-    for case in [*TILE_SHAPE_CASES, REAL_PROMPTS[0], REAL_PROMPTS[1]]:
-        run_variant(device, flash_attention_2, case, tiles=tiles)
+@pytest.mark.parametrize("case", [*TILE_SHAPE_CASES, REAL_PROMPTS[0], REAL_PROMPTS[1]], ids=str)
+def test_tile_shapes_of_flash_attention_2(device, case, tiles):
+    run_variant(device, flash_attention_2, case, tiles=tiles)
 
 
-@pytest.mark.parametrize("case", TENSOR_CORE_CASES + FLOAT32_CASES + REAL_PROMPTS + REAL_DECODES, ids=str)
+@pytest.mark.covering("case.dtype + case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")
+@pytest.mark.parametrize("case", REAL_PROMPTS + REAL_DECODES + TENSOR_CORE_CASES + FLOAT32_CASES, ids=str)
 def test_flash_attention_3(device, case):
     run_variant(device, flash_attention_3, case)
 
@@ -79,6 +84,7 @@ def test_flash_attention_3_with_small_tiles(device, case, shape):
     run_variant(device, flash_attention_3, case, shape=shape)
 
 
+@pytest.mark.covering("head_dim", "block_size")
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128, 256, 2048])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 def test_flash_attention_3_on_pages_of_all_sizes(device, head_dim, block_size):
@@ -94,12 +100,14 @@ def test_split_kv_with_given_splits(device, case, splits):
     run_variant(device, split_kv, case, workspace_options={"splits": splits}, splits=splits, warps=1)
 
 
+@pytest.mark.covering("case", "splits")
 @pytest.mark.parametrize("case", REAL_DECODES, ids=str)
 @pytest.mark.parametrize("splits", [None, 1, 7, 256])
 def test_split_kv(device, case, splits):
     run_variant(device, split_kv, case, workspace_options={"splits": splits}, splits=splits)
 
 
+@pytest.mark.covering("shape", "case.dtype", "case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")
 @pytest.mark.parametrize("case", [case for case, _ in SPLIT_CASES] + RAGGED_CASES, ids=str)
 @pytest.mark.parametrize("shape", SPLIT_SHAPES, ids=str)
 def test_split_tensor_core_with_small_blocks(device, case, shape):
@@ -107,6 +115,7 @@ def test_split_tensor_core_with_small_blocks(device, case, shape):
         run_variant(device, split_tensor_core, in_16_bits(case), workspace_options=options, **options)
 
 
+@pytest.mark.covering("case", "splits")
 @pytest.mark.parametrize("case", REAL_DECODES, ids=str)
 @pytest.mark.parametrize("splits", [None, 1, 7])
 def test_split_tensor_core(device, case, splits):
@@ -114,17 +123,20 @@ def test_split_tensor_core(device, case, splits):
     np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
 
 
+@pytest.mark.covering("case", "options")
 @pytest.mark.parametrize("case", TENSOR_COPY_CASES, ids=str)
 @pytest.mark.parametrize("options", TENSOR_COPY_OPTIONS, ids=str)
 def test_split_tensor_core_by_tensor_copies(device, case, options):
     run_variant(device, split_tensor_core, case, workspace_options=options, **options)
 
 
+@pytest.mark.covering("splits", "shape", "case.dtype", "case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")
 @pytest.mark.parametrize(("case", "splits", "shape"), CLUSTER_CASES, ids=str)
 def test_split_cluster(device, case, splits, shape):
     run_clusters(device, case, splits, shape)
 
 
+@pytest.mark.covering("case", "splits")
 @pytest.mark.parametrize("case", [case for case in REAL_DECODES if case.head_dim <= 128 and case.dtype is not np.float32], ids=str)
 @pytest.mark.parametrize("splits", [2, 8])
 def test_split_cluster_of_real_sizes(device, case, splits):
@@ -135,6 +147,7 @@ STRIDED_STEPS = [(name, case, {}, {}) for name in ("split_kv", "split_tensor_cor
 STRIDED_PROMPTS = [(name, case, {}, {}) for name in ("flash_attention_2", "flash_attention_3") for case in REAL_PROMPTS[:8]]
 
 
+@pytest.mark.covering("name + case.dtype", "case.head_dim", "case.block_size", "case.sliding_window")
 @pytest.mark.parametrize(("name", "case", "options", "workspace"), STRIDED_CASES + STRIDED_STEPS + STRIDED_PROMPTS, ids=str)
 def test_a_layer_among_others(device, name, case, options, workspace):
     """The layers of a token side by side: the same bits as from a contiguous cache."""
@@ -157,6 +170,7 @@ def test_tree(device, case):
     run_tree(device, case)
 
 
+@pytest.mark.covering("case", "phi")
 @pytest.mark.parametrize("phi", [-1000.0, 0.0, 20.0])
 @pytest.mark.parametrize("case", [case for case in REAL_DECODES if case.dtype is not np.float32], ids=str)
 def test_split_unified_maximum(device, case, phi):
@@ -170,6 +184,7 @@ def test_two_runs_give_the_same_bits(device, name):
     np.testing.assert_array_equal(first.view(np.uint16), second.view(np.uint16))
 
 
+@pytest.mark.covering("name", "dtype")
 @pytest.mark.xdist_group("gigabytes")
 @pytest.mark.parametrize("name", VARIANTS.names())
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])

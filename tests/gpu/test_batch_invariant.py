@@ -1,4 +1,7 @@
-"""batch_invariant=True on a GPU: 1,000 random companies leave every score as it is alone, to the last bit, with and without graphs."""
+"""batch_invariant=True on a GPU: random companies leave every score as it is alone, to the last bit, with and without graphs.
+
+There are 1,000 companies with --exhaustive, and 100 without.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from tests.engine.test_batch_invariant import NGRAMS, scores
 from tests.gpu.agreement import KV_CACHE_BYTES
 from tests.models.random_models import prompt
 
-COMPANIES = 1000
+PER_BUDGET, PER_BUDGET_EXHAUSTIVE = 5, 25  # companies for each case and budget
 BUDGETS = (6, 16, 64, 300, 2048)  # tokens per step: a prompt comes whole, or in chunks of about so many
 GPU = dict(device="cuda", max_model_len=400, max_num_seqs=64, kv_cache_memory_bytes=KV_CACHE_BYTES, batch_invariant=True)
 PROMPTS = [prompt(1 + 37 * i % 300, seed=i) for i in range(24)]
@@ -68,19 +71,20 @@ def test_attention_of_the_8b_shape():
                 np.testing.assert_array_equal(found, chunk[first - context + 700 :][:length])
 
 
-@pytest.mark.timeout(400)  # 125 companies, beside other processes on the same GPU
+@pytest.mark.covering("dtype + enforce_eager", "drafts")
+@pytest.mark.timeout(400)  # beside other processes on the same GPU
 @pytest.mark.parametrize("drafts", [None, NGRAMS], ids=["plain", "ngram"])
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_random_companies(dtype, enforce_eager, drafts):
-    """COMPANIES divides over the 8 cases and the budgets of each; a company has 1 to 64 requests."""
+def test_random_companies(request, dtype, enforce_eager, drafts):
+    """A company has 1 to 64 requests."""
     generator = np.random.default_rng([dtype == "float32", enforce_eager, drafts is not None])
     with LLM(model_directory("llama3"), dtype=dtype, **GPU) as llm:
         alone = [scores(llm.generate([one], params)[0]) for one, params in zip(PROMPTS, PARAMS, strict=True)]
     for budget in BUDGETS:
         options = GPU | dict(dtype=dtype, enforce_eager=enforce_eager, speculative_config=drafts, max_num_batched_tokens=budget)
         with LLM(model_directory("llama3"), **options) as llm:
-            for _ in range(COMPANIES // 8 // len(BUDGETS)):
+            for _ in range(PER_BUDGET_EXHAUSTIVE if request.config.option.exhaustive else PER_BUDGET):
                 chosen = generator.integers(0, len(PROMPTS), generator.choice([1, 2, 8, 32, 64]))
                 found = llm.generate([PROMPTS[i] for i in chosen], [PARAMS[i] for i in chosen])
                 for output, i in zip(found, chosen, strict=True):

@@ -7,6 +7,7 @@ from minllm.bench.noise import Noise
 from tests.bench.tiny_cases import TINY_CASES, name_of
 
 
+@pytest.mark.covering("case.benchmark")
 @pytest.mark.parametrize("case", TINY_CASES, ids=name_of)
 def test_results_are_right(case):
     from minllm.ops.cuda_ops import CudaOps

@@ -52,6 +52,7 @@ def log_likelihoods(logits):
     return logits[np.arange(len(logits)), TEXT[1:]] - np.log(np.exp(logits).sum(axis=1))
 
 
+@pytest.mark.covering("runner", "budget")
 @pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("budget", [1, 7, 16, 64, 2048])
 def test_chunks(runner, budget):
@@ -59,6 +60,7 @@ def test_chunks(runner, budget):
         check(llm, alone("cuda"))
 
 
+@pytest.mark.covering("policy", "budget")
 @pytest.mark.parametrize("budget", [7, 2048])
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 def test_policies(policy, budget):
@@ -66,6 +68,7 @@ def test_policies(policy, budget):
         check(llm, alone("cuda"))
 
 
+@pytest.mark.covering("policy", "preemption")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preemption(policy, preemption):

@@ -21,12 +21,14 @@ def llm(request):
         yield llm
 
 
+@pytest.mark.covering("family", "enforce_eager")
 @RUNNERS
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_equals_transformers(family, enforce_eager):
     checks.check_greedy_equals_transformers(family, device="cuda", kv_cache_memory_bytes=KV_CACHE_BYTES, enforce_eager=enforce_eager)
 
 
+@pytest.mark.covering("family", "enforce_eager")
 @RUNNERS
 @pytest.mark.parametrize("family", ["llama3", "gpt2"])
 def test_beam_search_equals_transformers(family, enforce_eager):
@@ -41,11 +43,13 @@ def test_contrastive_search_equals_that_of_the_cpu(llm):
     assert llm.contrastive_search(prompt(30), params)[0].outputs[0].token_ids == expected.outputs[0].token_ids
 
 
+@pytest.mark.covering("options", "llm")
 @pytest.mark.parametrize("options", checks.BATCHINGS)
 def test_how_requests_are_batched_changes_no_token(llm, options):
     checks.check_batching_changes_no_token(llm, device="cuda", kv_cache_memory_bytes=KV_CACHE_BYTES, **options)
 
 
+@pytest.mark.covering("index", "llm")
 @pytest.mark.parametrize("index", ["hash", "radix"])
 def test_prefix_caching_changes_no_token(llm, index):
     checks.check_prefix_caching_changes_no_token(llm, device="cuda", enable_prefix_caching=index, kv_cache_memory_bytes=KV_CACHE_BYTES)

@@ -55,11 +55,13 @@ def hopper_for_wgmma(request):
         pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")
 
 
-@pytest.mark.parametrize("case", CASES + LARGE_CASES, ids=str)
+@pytest.mark.covering("case.variant + case.options", "case.variant + case.dtype + case.out_dtype", "case.variant + case.bias")
+@pytest.mark.parametrize("case", LARGE_CASES + CASES, ids=str)
 def test_random_numbers_are_within_the_error_bound(case, device):
     check_product(case, device)
 
 
+@pytest.mark.covering("case.variant", "case.options")
 @pytest.mark.parametrize("case", LARGE_CASES, ids=str)
 def test_products_that_are_exact_are_exact(case, device):
     check_exact_product(case, device)
@@ -72,6 +74,7 @@ def test_two_runs_give_the_same_bits(variant, device):
     np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.covering("tiling", "k")
 @pytest.mark.parametrize(
     "tiling", [(1, 8, 2), (1, 4, 4), (1, 8, 4), (2, 8, 2), (2, 4, 4), (4, 4, 2), (1, 8, 8), (1, 8, 4, 2), (1, 8, 2, 4)]
 )
@@ -81,6 +84,7 @@ def test_every_tiling_of_gemv(k, tiling, device):
         check_product(Case("gemv", 1, 1003, k, dtype, dtype, True, (("tiling", gemv.GemvTiling(*tiling)),)), device)
 
 
+@pytest.mark.covering("tiling", "m + k")
 @pytest.mark.parametrize("tiling", gemv_cases.TILINGS)
 @pytest.mark.parametrize(("m", "n", "k"), [*gemv_cases.SHAPES, (1, 1003, 4096), (1, 515, 14336)])
 def test_gemv_with_norm_residual_and_gate(m, n, k, tiling, device):
@@ -88,6 +92,7 @@ def test_gemv_with_norm_residual_and_gate(m, n, k, tiling, device):
     gemv_cases.check_normed_gate(m, n, k, BFLOAT16, tiling, device)
 
 
+@pytest.mark.covering("tiling", "shape")
 @pytest.mark.parametrize("tiling", gemv_cases.TILINGS)
 @pytest.mark.parametrize("shape", [*gemv_cases.QKV_SHAPES, (1, 32, 8, 128, 4096), (1, 32, 8, 64, 2048)], ids=str)
 def test_gemv_from_norm_to_cache(shape, tiling, device):

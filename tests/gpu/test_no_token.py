@@ -11,6 +11,7 @@ def broken(tmp_path_factory):
     return break_token(tmp_path_factory.mktemp("broken") / "model")
 
 
+@pytest.mark.covering("enforce_eager", "speculates")
 @pytest.mark.parametrize("speculates", [False, True])
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graph", "eager"])
 def test_nan_in_the_model_ends_the_requests_that_meet_it(broken, enforce_eager, speculates):

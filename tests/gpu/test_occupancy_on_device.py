@@ -7,14 +7,13 @@ from minllm.machine.occupancy import multiprocessor_of, occupancy
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.kernel import LoadedKernel
 
-SPECIMENS = all_specimens()
 
-
-@pytest.mark.parametrize("name", SPECIMENS)
-def test_registers_and_occupancy_are_those_of_the_driver(name):
+@pytest.mark.covering("specimen.threads", "specimen.blocks")
+@pytest.mark.parametrize("specimen", all_specimens().values(), ids=all_specimens())
+def test_registers_and_occupancy_are_those_of_the_driver(specimen):
     from cuda.bindings import driver
 
-    specimen, device = SPECIMENS[name], current_device()
+    device = current_device()
     compiled = specimen.compile(device.compute_capability)
     loaded = LoadedKernel(compiled, device)
     registers = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS

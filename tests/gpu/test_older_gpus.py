@@ -31,8 +31,10 @@ def forget_loaded_kernels():
 
 
 @pytest.fixture(autouse=True)
-def with_replacements(monkeypatch, tmp_path):
+def with_replacements(monkeypatch, tmp_path, request):
     """Compile every kernel as for 7.5, but for this GPU, and keep the results from the disk cache of all."""
+    if request.config.option.compile_only:
+        pytest.skip("these kernels are not kept")
     monkeypatch.setenv("MINLLM_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compiler, "replace_missing", lambda code, _: replace_all(code, REPLACEMENTS[8, 0]))
     forget_loaded_kernels()

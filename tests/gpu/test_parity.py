@@ -26,6 +26,7 @@ def test_half_precision_is_no_worse_than_transformers(family, dtype):
     check_half_precision(cuda_ops(dtype), family, dtype)
 
 
+@pytest.mark.covering("family", "block_size")
 @pytest.mark.parametrize("block_size", [1, 16, 256])
 @pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2_window", "qwen3", "gpt2"])
 def test_decoding_token_by_token_equals_one_forward(family, block_size):

@@ -31,6 +31,7 @@ def test_formats(device, case, name, group_size):
     run_quantized(device, split_quantized, case, name, group_size)
 
 
+@pytest.mark.covering("case", "shape", "name")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("case", "shape"), list(zip(EVERY_FORMAT_CASES, [*SHAPES, SHAPES[1]], strict=True)), ids=str)
 def test_small_blocks(device, case, shape, name):
@@ -50,12 +51,14 @@ def test_fixed_splits(device, name):
     run_quantized(device, split_quantized, EVERY_FORMAT_CASES[1], name, workspace_options=options, **options)
 
 
+@pytest.mark.covering("case", "name")
 @pytest.mark.parametrize(("case", "name"), REAL_SIZES, ids=str)
 def test_real_sizes(device, case, name):
     first, second = (run_quantized(device, split_quantized, case, name) for _ in range(2))
     np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
 
 
+@pytest.mark.covering("block_size", "head_dim", "name")
 @pytest.mark.parametrize(("block_size", "head_dim", "name"), PAGES_OF_FORMATS)
 def test_pages_of_all_sizes(device, block_size, head_dim, name):
     case = AttentionCase((1,) * 5, (1, 600, 37, 0, 1501), heads=16, kv_heads=4, head_dim=head_dim, block_size=block_size, dtype=BFLOAT16)

@@ -41,6 +41,7 @@ def test_small_prompts(device, case, name, group_size, tiles):
     run_quantized(device, flash_attention_2_quantized, case, name, group_size, tiles=tiles)
 
 
+@pytest.mark.covering("case", "name")
 @pytest.mark.parametrize(("case", "name"), IN_FORMATS, ids=str)
 def test_prompts(device, case, name):
     run_quantized(device, flash_attention_2_quantized, case, name)

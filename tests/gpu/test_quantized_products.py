@@ -35,7 +35,8 @@ def hopper():
         pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")
 
 
-@pytest.mark.parametrize("case", CASES + LARGE_CASES, ids=str)
+@pytest.mark.covering("case.tiling", "case.name + case.flat + case.gated", "case.out")
+@pytest.mark.parametrize("case", LARGE_CASES + CASES, ids=str)
 def test_products_of_codes_are_those_in_float64(case, device, hopper):
     check_codes(case, device, LOST_PER_STEP_ON_DEVICE)
 
@@ -45,7 +46,8 @@ def test_products_of_codes_in_blocks_are_those_in_float64(case, device, hopper):
     check_blocks(case, device, LOST_PER_STEP_ON_DEVICE)
 
 
-@pytest.mark.parametrize("case", MIXED_INPUT_CASES + LARGE_MIXED_INPUT_CASES, ids=str)
+@pytest.mark.covering("case.tiling", "case.name + case.gated", "case.dtype")
+@pytest.mark.parametrize("case", LARGE_MIXED_INPUT_CASES + MIXED_INPUT_CASES, ids=str)
 def test_gemms_of_mixed_input_are_those_of_the_rounded_weights(case, device, hopper):
     check_mixed_input(case, device)
 
@@ -58,27 +60,32 @@ def tensor_cores(case):
         pytest.skip(f"a GPU of compute capability {capability} has no mma.sync for {form.name}")
 
 
-@pytest.mark.parametrize("case", GEMV_CASES + LARGE_GEMV_CASES, ids=str)
+@pytest.mark.covering("case.tiling", "case.name + case.gated", "case.name + case.dtype", "case.magnitude", "case.norm + case.residual")
+@pytest.mark.parametrize("case", LARGE_GEMV_CASES + GEMV_CASES, ids=str)
 def test_gemv_on_tensor_cores_is_that_in_float64(case, device, tensor_cores):
     check_gemv(case, device)
 
 
-@pytest.mark.parametrize("case", BATCHED_GEMV_CASES + CHOSEN_CASES + LARGE_BATCHED_GEMV_CASES, ids=str)
+@pytest.mark.covering("case.tiling", "case.name + case.gated", "case.name + case.dtype", "case.magnitude", "case.m")
+@pytest.mark.parametrize("case", LARGE_BATCHED_GEMV_CASES + CHOSEN_CASES + BATCHED_GEMV_CASES, ids=str)
 def test_batched_gemv_is_that_in_float64(case, device, hopper):
     check_batched_gemv(case, device)
 
 
+@pytest.mark.covering("case.name", "case.m")
 @pytest.mark.parametrize("case", LARGE_BATCHED_GEMV_CASES[:4] + LARGE_BATCHED_GEMV_CASES[-4:], ids=str)
 def test_batched_gemv_gives_the_same_bits_in_every_run(case, device, hopper):
     first, again = (check_batched_gemv(case, device) for _ in range(2))
     np.testing.assert_array_equal(bits(first), bits(again))
 
 
-@pytest.mark.parametrize("case", QKV_CASES + LARGE_QKV_CASES, ids=str)
+@pytest.mark.covering("case.name", "case.heads + case.head_dim", "case.slot")
+@pytest.mark.parametrize("case", LARGE_QKV_CASES + QKV_CASES, ids=str)
 def test_queries_keys_and_values_of_codes_are_those_in_float64(case, device, tensor_cores):
     check_qkv(case, device)
 
 
+@pytest.mark.covering("name", "rows")
 @pytest.mark.parametrize("rows", [1, 7, 16, 40, 300])
 @pytest.mark.parametrize("name", quantizations())
 def test_a_linear_is_that_of_the_cpu_engine(name, rows, device):

@@ -21,6 +21,7 @@ TREES = {
 }
 
 
+@pytest.mark.covering("source + num_drafts", "enforce_eager")
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("num_drafts", [1, 4])
 @pytest.mark.parametrize("source", SOURCES)
@@ -39,6 +40,7 @@ def test_a_crowd_gets_the_text_of_plain_decoding(source, num_drafts, enforce_eag
         check_nothing_is_left(llm.engine.scheduler, 8)
 
 
+@pytest.mark.covering("name", "enforce_eager")
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("name", TREES)
 def test_a_crowd_gets_the_text_of_plain_decoding_from_trees(name, enforce_eager):

@@ -61,6 +61,7 @@ def crowd(count, n=3):
     return [(prompt(32) + prompt(130, seed=i))[: 1 + 29 * i % 120] for i in range(count)], params
 
 
+@pytest.mark.covering("policy", "budget")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("budget", [7, 64, 2048])
 def test_a_crowd_gets_the_same_tokens_from_every_runner(policy, budget):
@@ -76,6 +77,7 @@ def test_a_crowd_gets_the_same_tokens_from_every_runner(policy, budget):
     assert found["graphs"] == found["numpy"]
 
 
+@pytest.mark.covering("policy", "preemption")
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("preemption", ["recompute", "swap", "auto"])
 def test_preempted_requests_get_the_same_tokens(policy, preemption):

@@ -30,7 +30,8 @@ REAL_SIZES = [
 ]
 
 
-@pytest.mark.parametrize("case", [*DECODES, *PROMPTS, *REAL_SIZES], ids=str)
+@pytest.mark.covering("case.name", "case.head_dim", "case.block_size", "case.dtype", "case.heads", "case.query_lens")
+@pytest.mark.parametrize("case", [*REAL_SIZES, *DECODES, *PROMPTS], ids=str)
 def test_residual_window(device, case):
     run_window(device, case)
 
