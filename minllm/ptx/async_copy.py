@@ -11,7 +11,7 @@ from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
 from minllm.sim.arrays import fail
 from minllm.sim.thread import current_thread
-from minllm.sim.transfer import end_transfer, start_transfer
+from minllm.sim.transfer import commit, end_transfer, start_transfer
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
@@ -64,6 +64,7 @@ cp_async_16_narrow = make_cp_async_16(
 def cp_async_commit_group():
     """Commit this thread's copies since its last group as a new group. PTX ISA, "cp.async.commit_group"."""
     thread = current_thread()
+    commit(transfer for *_, transfer in thread.copies)
     thread.copy_groups.append(thread.copies)
     thread.copies = []
     thread.block.shared_transfer(thread, "cp_async_commit_group", 0, 0)

@@ -61,7 +61,8 @@ def global_shared_emulation(array, index, address, byte_count):
     def read():
         return asynchronous_view(block)[offset : offset + count].copy()
 
-    state(current_thread()).stores.append(BulkStore(read, write, block, run_of_chunks(offset, count)))
+    targets = [(array, array.base + int(index) * array.itemsize, count)]
+    state(current_thread()).stores.append(BulkStore(read, write, block, run_of_chunks(offset, count), targets))
 
 
 def cp_async_bulk_shared_shared(address, source, byte_count, barrier):

@@ -52,16 +52,21 @@ def write_tile(tensor_map, corner, tile):
 
 
 def report_tile(tensor_map, corner, kind):
-    """Report to the monitor, for each line of the tile, the bytes of the array that a copy reads or writes."""
-    thread, array = current_thread(), tensor_map.array
+    """Report to the monitor, for each line of the tile, the bytes of the array that a copy reads or writes; returns the lines.
+
+    Each line is (array, first byte in its root, bytes); none without a monitor.
+    """
+    thread, array, lines = current_thread(), tensor_map.array, []
     if thread.block.monitor is None:
-        return
+        return lines
     frame, itemsize = kernel_frame(sys._getframe(1)), array.dtype.itemsize
     *outer, inner = overlap(tensor_map, corner)[0]
     for index in itertools.product(*(range(part.start, part.stop) for part in outer)):
         if inner.stop > inner.start:
-            start = sum(position * stride for position, stride in zip((*index, inner.start), array.strides))
-            thread.block.monitor.access(thread, array, array.base + start, (inner.stop - inner.start) * itemsize, kind, frame)
+            start = array.base + sum(position * stride for position, stride in zip((*index, inner.start), array.strides))
+            lines.append((array, start, (inner.stop - inner.start) * itemsize))
+            thread.block.monitor.access(thread, *lines[-1], kind, frame)
+    return lines
 
 
 def corner_of(coordinates, tensor_map):
@@ -157,14 +162,14 @@ def make_tensor_store(axes):
         corner, chunks = corner_of(coordinates, tensor_map), tile_chunks(offset, tensor_map)
         if min(corner) < 0:
             fail(f"a tile is stored at {corner}: a GPU traps at a negative coordinate (an illegal instruction), though it fetches from one")
-        report_tile(tensor_map, corner, "write")
+        targets = report_tile(tensor_map, corner, "write")
 
         def read():
             lines = asynchronous_view(block).reshape(-1, CHUNK_BYTES)
             return lines[chunks].reshape(-1).view(tensor_map.array.dtype).reshape(tensor_map.box)
 
         own = run_of_chunks(offset, tensor_map.box_bytes)
-        state(current_thread()).stores.append(BulkStore(read, lambda tile: write_tile(tensor_map, corner, tile), block, own))
+        state(current_thread()).stores.append(BulkStore(read, lambda tile: write_tile(tensor_map, corner, tile), block, own, targets))
 
     store.__name__ = f"cp_async_bulk_tensor_{axes}d_global_shared"
     places = ", ".join(f"c{axis}" for axis in range(axes))

@@ -20,10 +20,11 @@ from llvmlite import ir
 from minllm.errors import KernelArgumentError
 from minllm.machine.numba_cuda import intrinsic, types
 from minllm.ptx.instruction import assembly, call_assembly, element_pointer, emulated, instruction
-from minllm.ptx.warpgroup_product import NUMBERS, WARPGROUP, Product, run_groups, start_reading
+from minllm.ptx.warpgroup_product import NUMBERS, WARPGROUP, Call, Product, run_groups, start_reading, take_operands
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import meet, state
 from minllm.sim.thread import current_thread
+from minllm.sim.transfer import commit
 
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 SUMS = {"f32": ("f", F32), "s32": ("r", I32)}  # constraint letter and LLVM type of an accumulator's elements
@@ -61,7 +62,7 @@ def start_product(product, *operands):
     own = state(current_thread())
     if not own.registers_fenced:
         fail("wgmma without wgmma_fence before it: its registers are not settled")
-    own.products.append((product, operands, start_reading(product, operands)))
+    own.products.append(Call(product, operands, start_reading(product, operands), take_operands(product, operands)))
 
 
 def wgmma_text(product, a_operands, b_operand, scale):
@@ -139,6 +140,7 @@ def wgmma_fence():
 def wgmma_commit_group():
     """wgmma_commit_group(): commit the wgmmas since the warpgroup's last group as a new group. PTX ISA, "wgmma.commit_group"."""
     own = state(current_thread())
+    commit(call.transfer for call in own.products)
     own.product_groups.append(own.products)
     own.products = []
 

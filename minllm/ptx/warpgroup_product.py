@@ -6,7 +6,7 @@ overwrites a tile, or registers of A, while a wgmma may still be in flight, the 
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +15,7 @@ from minllm.ptx.descriptor import matrix_chunks, read_matrix
 from minllm.sim.arrays import fail
 from minllm.sim.asynchrony import asynchronous_view
 from minllm.sim.thread import current_thread
-from minllm.sim.transfer import end_transfer, start_transfer
+from minllm.sim.transfer import end_transfer, start_transfer, take_registers
 
 WARPGROUP = 128
 
@@ -54,19 +54,33 @@ class Product:
         return NUMBERS[self.dtype]
 
 
+class Call(NamedTuple):
+    """One thread's call of a wgmma. transfer: of the operands in shared memory, a Transfer in the warpgroup's first thread or None."""
+
+    product: Product
+    operands: tuple
+    transfer: Any
+    uses: tuple  # of transfer.RegisterUse
+
+
 def run_groups(threads, pending):
     """Compute all but the newest `pending` wgmma groups of a warpgroup; returns {thread: None}."""
     threads.sort(key=lambda thread: thread.number)
-    queues = [thread.asynchronous.product_groups for thread in threads]
+    states = [thread.asynchronous for thread in threads]
+    queues = [own.product_groups for own in states]
     if len({len(queue) for queue in queues}) > 1:
         fail("the threads of a warpgroup have committed different numbers of wgmma groups")
+    for own in states:
+        own.settling = True
     accumulators = {}  # id of the first thread's array -> ([64, n] sums, the arrays of all threads)
     while len(queues[0]) > pending:
         for calls in zip(*(queue.popleft() for queue in queues), strict=True):
             multiply(threads, calls, accumulators)
-            end_transfer(calls[0][2], threads)
+            end_transfer(calls[0].transfer, threads)
     for matrix, arrays in accumulators.values():
         scatter(matrix, arrays, threads)
+    for own in states:
+        own.settling = False
     return dict.fromkeys(threads)
 
 
@@ -78,6 +92,16 @@ def start_reading(product, operands):
     return start_transfer(thread, thread.block, "wgmma", "read", operand_chunks(product, None if product.a_in_registers else a, b))
 
 
+def take_operands(product, operands):
+    """Report to the monitor the registers that the running thread gives a wgmma; returns RegisterUses."""
+    accumulator, a, *_ = operands
+    parts = [(accumulator, 0, 2 * product.n, "write")]
+    if product.a_in_registers:
+        array, at = a
+        parts.append((array, at * array.itemsize, 16, "read"))
+    return take_registers(current_thread(), *parts)
+
+
 @functools.lru_cache(maxsize=1024)
 def operand_chunks(product, a, b):
     """The chunks of shared memory (addresses / 16) that hold a wgmma's operands, each once; a: None if A is in registers."""
@@ -86,10 +110,10 @@ def operand_chunks(product, a, b):
 
 
 def multiply(threads, calls, accumulators):
-    """Compute one wgmma. calls[i]: (Product, operands, Transfer or None) of the i-th thread; accumulators: updated with the sums."""
-    product, (accumulator, a, b, add), _ = calls[0]
+    """Compute one wgmma. calls[i]: the Call of the i-th thread; accumulators: updated with the sums."""
+    product, (accumulator, a, b, add) = calls[0][:2]
     same = slice(2, None) if product.a_in_registers else slice(1, None)
-    if any(call[0] is not product or call[1][same] != calls[0][1][same] for call in calls):
+    if any(call.product is not product or call.operands[same] != calls[0].operands[same] for call in calls):
         fail(f"the threads of a warpgroup do not all execute the same {product.name} on the same operands")
     block = threads[0].block
     if block.monitor is not None:
@@ -98,7 +122,7 @@ def multiply(threads, calls, accumulators):
     left = a_from_registers(calls, product, threads) if product.a_in_registers else operand(memory, a, 64, product.a_major, product.dtype)
     right = operand(memory, b, product.n, product.b_major, product.dtype)
     if id(accumulator) not in accumulators:
-        arrays = [call[1][0] for call in calls]
+        arrays = [call.operands[0] for call in calls]
         accumulators[id(accumulator)] = gather(arrays, product, threads) if add else None, arrays
     matrix, arrays = accumulators[id(accumulator)]
     with np.errstate(all="ignore"):
@@ -124,7 +148,8 @@ def operand(memory, descriptor, rows, major, dtype):
 
 def a_from_registers(calls, product, threads):
     """[64, k] float32: A from four words of each of 128 threads."""
-    words = np.stack([a.window(at, 16, alignment=4, thread=thread) for (_, (_, (a, at), _, _), _), thread in zip(calls, threads)])
+    parts = [(*call.operands[1], thread) for call, thread in zip(calls, threads)]
+    words = np.stack([a.window(at, 16, alignment=4, thread=thread) for a, at, thread in parts])
     # [warp, g, i, half of the depth, half of the rows, element of a word]
     parts = floats(words.view(np.uint16), product.dtype).reshape(4, 8, 4, 2, 2, -1)
     return parts.transpose(0, 4, 1, 3, 2, 5).reshape(64, product.numbers.depth)

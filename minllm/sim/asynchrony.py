@@ -16,7 +16,7 @@ import numpy as np
 from minllm.sim.arrays import fail
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.thread import current_thread
-from minllm.sim.transfer import CHUNK, end_transfer, start_transfer
+from minllm.sim.transfer import CHUNK, commit, end_transfer, start_transfer, why_in_flight
 
 RANK_SHIFT = 24  # a shared::cluster address is (rank + 1) << 24 | offset, a shared::cta address just the offset
 
@@ -29,22 +29,29 @@ class BlockState:
 
 
 class ThreadState:
-    """A thread's bulk stores and wgmmas, in open and committed groups."""
+    """A thread's bulk stores and wgmmas, in open and committed groups. settling: whether wgmmas are being computed."""
 
     def __init__(self):
         self.stores, self.store_groups = [], deque()
         self.products, self.product_groups = [], deque()
-        self.registers_fenced = False
+        self.registers_fenced = self.settling = False
 
     def end(self):
         """Finish the bulk stores of a thread that has returned; returns a message if it should have waited first, else None."""
-        stores = [store for group in [*self.store_groups, self.stores] for store in group]
+        if self.stores:
+            return f"ends with a bulk store in flight, and {why_in_flight('a bulk store', False)}"
+        stores = [store for group in self.store_groups for store in group]
         if any(store.data is None for store in stores):
-            return "ends before its bulk stores have read shared memory: wait with cp.async.bulk.wait_group.read"
+            return (
+                "ends before its bulk stores have read shared memory: wait with cp.async.bulk.wait_group (with .read only if nobody reads "
+                "what they store before the kernel ends)"
+            )
         for store in stores:
             store.finish()
-        if self.products or self.product_groups:
-            return "ends with warpgroup products under way: wait with wgmma.wait_group"
+        if self.products:
+            return f"ends with a wgmma in flight, and {why_in_flight('wgmma', False)}"
+        if self.product_groups:
+            return "ends with wgmmas in flight: wait with wgmma.wait_group"
         return None
 
 
@@ -162,11 +169,16 @@ def fence_mbarriers(thread):
 
 
 class BulkStore:
-    """A bulk copy out of shared memory. It reads and writes only when the thread that started it waits for that."""
+    """A bulk copy out of shared memory. It reads and writes only when the thread that started it waits for that.
 
-    def __init__(self, read, write, block, chunks):
-        self.read_source, self.write, self.data = read, write, None
+    targets: the parts of global memory that it writes, each (array, first byte in its root, bytes); empty without a monitor.
+    """
+
+    def __init__(self, read, write, block, chunks, targets):
+        self.read_source, self.write, self.data, self.targets = read, write, None, targets
         self.transfer = start_transfer(current_thread(), block, "a bulk store", "read", chunks)
+        if self.transfer is not None:
+            block.monitor.store_starts(self)
 
     def read(self):
         """Read the source's bytes, unless this has already happened."""
@@ -179,6 +191,8 @@ class BulkStore:
         """Read the source and write the destination."""
         self.read()
         self.write(self.data)
+        if self.transfer is not None:
+            self.transfer.block.monitor.store_ends(self)
 
 
 def check_fenced(transfer):
@@ -199,6 +213,7 @@ def check_fenced(transfer):
 def commit_stores():
     """Commit the running thread's bulk stores since its last group as a new group."""
     own = state(current_thread())
+    commit(store.transfer for store in own.stores)
     own.store_groups.append(own.stores)
     own.stores = []
 

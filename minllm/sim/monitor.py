@@ -100,11 +100,20 @@ class Monitor:
         N groups are in flight, have 0 bytes.
         """
 
+    def registers_taken(self, array):
+        """The running thread has started a wgmma that reads or writes registers of this local array (transfer.RegisterUse)."""
+
     def transfer_starts(self, transfer):
         """An asynchronous transfer.Transfer of shared memory begins: a bulk copy or store, cp.async, wgmma."""
 
     def transfer_ends(self, transfer, threads, thing):
         """A transfer is complete for `threads`, and for threads that acquire `thing`."""
+
+    def store_starts(self, store):
+        """A bulk store (asynchrony.BulkStore) begins; `access` has reported its writes to global memory."""
+
+    def store_ends(self, store):
+        """A bulk store has written global memory."""
 
     def end_block(self, block):
         """All threads of `block` have ended."""

@@ -93,7 +93,7 @@ def test_what_a_gpu_may_hide_gives_the_wrong_answer(mistake):
 
 
 def test_detectors_name_the_read_that_came_too_early():
-    with pytest.raises(SimulationError, match=r"nobody wrote: numbers\[0\]"):
+    with pytest.raises(SimulationError, match=r"race .* reads numbers\[0\] .* a bulk copy that thread \(0, 0, 0\) .* nobody has waited"):
         run("no wait", detect=True)
 
 

@@ -103,7 +103,7 @@ def test_what_a_gpu_may_hide_gives_the_wrong_answer(mistake):
 
 
 def test_detectors_name_the_read_that_came_too_early():
-    with pytest.raises(SimulationError, match="nobody wrote: the local array accumulator"):
+    with pytest.raises(SimulationError, match="race on registers: this thread reads the local array accumulator"):
         run("no wait", detect=True)
 
 
@@ -145,7 +145,7 @@ def abandoned_kernel(out):
     [
         (half_a_warpgroup_kernel, "64 threads .* wait at wgmma.wait_group 0 of warpgroup 0"),
         (different_operands_kernel, "do not all execute the same"),
-        (abandoned_kernel, "products under way"),
+        (abandoned_kernel, "wgmmas in flight: wait with wgmma.wait_group"),
     ],
 )
 def test_a_warpgroup_acts_as_one(wrong, complaint):

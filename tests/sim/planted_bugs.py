@@ -275,7 +275,7 @@ def block_sum(bug):
     return kernel, 1, 128, (numbers(128), numbers(128))
 
 
-@planted("a tile is read before its asynchronous copy is there", UNWRITTEN)
+@planted("a tile is read before its asynchronous copy is there", "cp.async that thread .* writes, and nobody has waited for that yet")
 def asynchronous_copy(bug):
     def kernel(x, out):
         tile, i = cuda.shared.array(128, float32, 16), cuda.threadIdx.x

@@ -101,7 +101,7 @@ def test_a_read_before_an_asynchronous_copy_arrives():
         return kernel
 
     x, out = np.arange(4, dtype=np.uint32), np.zeros(1, np.uint32)
-    assert_found(make(False), 1, 1, x, out, match=rf"shared memory that nobody wrote: tile\[1\] .*{PLACE}")
+    assert_found(make(False), 1, 1, x, out, match=rf"race .* tile\[1\] .* cp.async that thread .* nobody has waited for that yet .*{PLACE}")
     simulate(make(True), 1, 1, x, out, detect=True)
     assert out[0] == 1
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numba import cuda, float32, uint16, uint64
+from numba import cuda, float32, uint16, uint32, uint64
 
 from minllm import ptx
 from minllm.errors import SimulationError
@@ -310,3 +310,86 @@ def test_a_tile_read_before_its_second_asynchronous_copy_is_there():
     assert_race(make(False), 1, x, out, who="this thread reads", unit="cp.async", match=" writes")
     simulate(make(True), 1, 1, x, out, detect=True)
     assert out.tolist() == [1, 9]
+
+
+# The registers of wgmma, and what bulk stores write
+
+
+def product_read(mistake):
+    """A warpgroup multiplies and reads the sums. Mistakes: "" (none), "no commit", "no wait", "an operand changes"."""
+    commits, waits = int(mistake != "no commit"), int(mistake != "no wait")
+    changes = int(mistake == "an operand changes")
+    product = ptx.make_wgmma(8, "bf16", a="registers")
+
+    def kernel(out):
+        tile = cuda.shared.array(TILE, uint16, 128)
+        accumulator = cuda.local.array(4, float32)
+        a = cuda.local.array(8, uint32)
+        thread = cuda.threadIdx.x
+        fill(tile, thread, 128, 1)
+        for i in range(8):
+            a[i] = 1
+        cuda.syncthreads()
+        ptx.wgmma_fence()
+        product(accumulator, a, 4, ptx.matrix_descriptor(ptx.shared_address(tile, A), 128, 128, 0), 0)
+        if commits:
+            ptx.wgmma_commit_group()
+        a[3 + changes] = 2
+        if waits:
+            ptx.wgmma_wait_group_0()
+        out[thread] = accumulator[0] + a[4]
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "mistake, match",
+    [
+        ("no commit", r"reads the local array accumulator, element \[0\], which a wgmma .* writes, and no wgmma.commit_group has committed it"),
+        ("no wait", r"reads the local array accumulator, element \[0\], which a wgmma .* writes, and nobody has waited for that yet"),
+        ("an operand changes", r"writes the local array a, element \[4\], which a wgmma .* reads, and nobody has waited for that yet"),
+    ],
+)
+def test_registers_of_a_product_in_flight(mistake, match):
+    out = np.zeros(128, np.float32)
+    with pytest.raises(SimulationError, match=f"race on registers: this thread {match}"):
+        simulate(product_read(mistake), 1, 128, out, detect=True)
+    simulate(product_read(""), 1, 128, out, detect=True)
+
+
+def store_and_read(wait, tells):
+    """A thread sends a tile to global memory, and the others read it there. tells: whether a barrier stands after the wait."""
+
+    def kernel(out, found):
+        tile = cuda.shared.array(64, uint16, 128)
+        thread = cuda.threadIdx.x
+        tile[thread] = thread
+        ptx.fence_proxy_async()
+        cuda.syncthreads()
+        if thread == 0:
+            ptx.cp_async_bulk_global_shared(out, 0, ptx.shared_address(tile, 0), 128)
+            ptx.cp_async_bulk_commit_group()
+            if wait == "read":
+                ptx.cp_async_bulk_wait_group_read_0()
+            else:
+                ptx.cp_async_bulk_wait_group_0()
+        if tells:
+            cuda.syncthreads()
+        found[thread] = out[63 - thread]
+
+    return kernel
+
+
+def test_what_a_bulk_store_writes_is_read_after_a_wait_for_its_reads_alone():
+    out, found = np.zeros(64, np.uint16), np.zeros(64, np.uint16)
+    match = r"race on global memory: this thread reads the global array out, element \[63\], which a bulk store that thread \(0, 0, 0\) "
+    with pytest.raises(SimulationError, match=match + ".* writes, and wait_group.read has waited for its reads alone"):
+        simulate(store_and_read("read", True), 1, 64, out, found, detect=True)
+    simulate(store_and_read("all", True), 1, 64, out, found, detect=True)
+    assert found.tolist() == list(range(64))[::-1]
+
+
+def test_a_wait_for_a_bulk_store_is_no_barrier():
+    out, found = np.zeros(64, np.uint16), np.zeros(64, np.uint16)
+    with pytest.raises(SimulationError, match=r"race on global memory: .* \(0, 0, 0\) writes at .* and nothing orders the two"):
+        simulate(store_and_read("all", False), 1, 64, out, found, detect=True)

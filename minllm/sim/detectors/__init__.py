@@ -11,6 +11,7 @@ They raise SimulationError, with file, line, block and thread.
                  without a barrier, grid barrier or fence and atomic between them
     races        unordered accesses to the same bytes of shared memory, at least one a write, by two threads or by a thread and an
                  asynchronous transfer: cp.async, bulk copies and stores, wgmma
+    registers    accesses to registers of a wgmma that is in flight
     barriers     block barriers that some threads do not reach, or that threads reach at different lines; .aligned instructions too
     overflow     32-bit casts and stores that changed an index
     negative     indices below 0 that the kernel computes, which a GPU counts from the end
@@ -30,6 +31,7 @@ from minllm.sim.detectors.global_races import GlobalMemoryRaces
 from minllm.sim.detectors.negative_indices import NegativeIndices
 from minllm.sim.detectors.overflow import IndexOverflow
 from minllm.sim.detectors.races import SharedMemoryRaces
+from minllm.sim.detectors.registers import RegisterRaces
 from minllm.sim.detectors.undefined import UndefinedValues
 from minllm.sim.detectors.unwritten import UnwrittenReads, output, unwritten
 from minllm.sim.options import DETECT
@@ -40,6 +42,7 @@ __all__ = [
     "IndexOverflow",
     "MeetingPlaces",
     "NegativeIndices",
+    "RegisterRaces",
     "SharedMemoryRaces",
     "UndefinedValues",
     "UnwrittenReads",
@@ -57,7 +60,7 @@ def detectors():
     """A new set of all detectors, for one launch."""
     history = _written.get()
     early = EarlyReads({} if history is None else history)
-    of_memory = UnwrittenReads(), SharedMemoryRaces(), GlobalMemoryRaces()
+    of_memory = UnwrittenReads(), SharedMemoryRaces(), GlobalMemoryRaces(), RegisterRaces()
     return [*of_memory, MeetingPlaces(), NegativeIndices(), IndexOverflow(), UndefinedValues(), early]
 
 

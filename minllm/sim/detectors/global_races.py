@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minllm.errors import SimulationError
+from minllm.sim.arrays import fail
 from minllm.sim.detectors.grid_order import THREAD_BITS, GridOrder
 from minllm.sim.detectors.transfers import VERBS
 from minllm.sim.detectors.unwritten import element_at
-from minllm.sim.detectors.waivers import waived
+from minllm.sim.detectors.waivers import waived, waived_frame
 from minllm.sim.monitor import MEMORY_ORDERING, Monitor
 from minllm.sim.place import describe_instruction
 from minllm.sim.thread import index_of
+from minllm.sim.transfer import why_in_flight
 
 FIELDS = 8  # items per access in the log: the fields of Access without its position
 LOGGED = 1_000_000  # accesses after which the log is compared and begun anew; accesses of different logs are not compared
@@ -50,6 +52,7 @@ class GlobalMemoryRaces(Monitor):
         # The log is flat, FIELDS items per access, and has only numbers and strings, which the garbage collector does not traverse.
         self.order, self.log, self.base, self.blocks = GridOrder(), [], 0, []
         self.roots, self.codes = {}, {id(None): None}
+        self.stores = {}  # bulk stores in flight
 
     def start_block(self, block):
         number = len(self.blocks)
@@ -63,6 +66,8 @@ class GlobalMemoryRaces(Monitor):
     # Events, recorded as positions in the log
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
+        if self.stores:
+            self.compare_with_stores(array, start_byte, byte_count, kind, frame)
         value = array.stored if kind == "write" else None
         key = id(array.root)
         if key not in self.roots:
@@ -73,6 +78,30 @@ class GlobalMemoryRaces(Monitor):
         if id(code) not in self.codes:
             self.codes[id(code)] = code
         self.log += key, start_byte, byte_count, kind, thread.serial, id(code), 0 if frame is None else frame.f_lasti, value
+
+    def store_starts(self, store):
+        self.stores[store] = [(address_of(array.root) + start, count) for array, start, count in store.targets]
+
+    def store_ends(self, store):
+        """Log the writes again: they come after the accesses that come before the start, and before those that come after the end."""
+        del self.stores[store]
+        transfer = store.transfer
+        for array, start, count in store.targets:
+            self.log += id(array.root), start, count, "write", transfer.thread.serial, id(transfer.code), transfer.offset, None
+
+    def compare_with_stores(self, array, start, count, kind, frame):
+        """Raise SimulationError if an access touches bytes that a bulk store in flight writes."""
+        address = address_of(array.root) + start
+        for store, targets in self.stores.items():
+            for begin, size in targets:
+                if begin < address + count and address < begin + size and not waived_frame("race", frame):
+                    transfer, element = store.transfer, element_at(array.root, start + max(begin - address, 0))
+                    why = why_in_flight(transfer.unit, transfer.committed)
+                    fail(
+                        f"race on global memory: this thread {VERBS[kind]} the {array.root}, {element}, which a bulk store that thread "
+                        f"{tuple(transfer.thread.index)} has started at {describe_instruction(transfer.code, transfer.offset)} writes, and "
+                        f"{why if store.data is None else 'wait_group.read has waited for its reads alone'}"
+                    )
 
     def now(self):
         """The position that the next access will have."""
@@ -121,16 +150,22 @@ class GlobalMemoryRaces(Monitor):
         changed = {self.roots[key] for key in np.unique(keys[kinds != "read"]).tolist()}
         for root in changed:
             root.notes["changed"] = True
+        races = []
         for roots in overlapping(self.roots.values()):
             if not changed.isdisjoint(roots):
                 (chosen,) = np.nonzero(np.isin(keys, [id(root) for root in roots]))
                 offsets = starts[chosen] + shifts(keys[chosen], roots)
                 granule, suspects = suspicious(offsets, counts[chosen], kinds[chosen], serials[chosen])
                 entries = ((number, base + chosen[at], log[chosen[at] * FIELDS : (chosen[at] + 1) * FIELDS]) for number, at in suspects)
-                self.compare_in(roots, granule, entries)
+                races += self.compare_in(roots, granule, entries)
+        if races:
+            self.report(*min(races, key=lambda race: not is_mixed(*race[:2])))
 
     def compare_in(self, roots, granule, suspects):
-        """Compare accesses to one range of memory. roots: {array: its offset in the range}; suspects: (granule, position, entry)."""
+        """The first race in one range of memory, [(access, earlier access, byte)], or [].
+
+        roots: {array: its offset in the range}; suspects: (granule, position, entry).
+        """
         last = None
         for number, position, (key, start, count, kind, serial, code, *rest) in suspects:
             access = Access(int(position), self.roots[key], start, count, kind, serial, self.codes[code], *rest)
@@ -138,15 +173,17 @@ class GlobalMemoryRaces(Monitor):
                 history, last = History(self.order), number
             other = history.add(access)
             if other is not None and not waived("race", (access.code, access.offset), (other.code, other.offset)):
-                self.report(access, other, number * granule - roots[access.root])
+                return [(access, other, number * granule - roots[access.root])]
+        return []
 
     def report(self, access, other, byte):
         """Raise SimulationError with both threads, both lines and the element."""
         byte = max(byte, access.start)
         also = "" if other.root is access.root else f" as {other.root.name}"
+        advice = ": what others change by atomics is stored by one, a lock after cuda.threadfence()" if is_mixed(access, other) else ""
         raise SimulationError(
             f"race on global memory: this thread {VERBS[access.kind]} the {access.root}, {element_at(access.root, byte)}, which "
-            f"{self.thread(other, access)} {VERBS[other.kind]}{also} at {place(other)}, and nothing orders the two "
+            f"{self.thread(other, access)} {VERBS[other.kind]}{also} at {place(other)}, and nothing orders the two{advice} "
             f"({place(access)}, {self.block(access)}, thread {self.thread_index(access)})"
         )
 
@@ -186,7 +223,7 @@ def shifts(keys, roots):
 
 
 def suspicious(offsets, counts, kinds, serials):
-    """(bytes per granule, [(granule, index of an access)]) of the granules at which threads may race, sorted by granule.
+    """(bytes per granule, [(granule, index of an access)]) of the granules at which threads may race, those with atomics first.
 
     offsets: where the accesses begin in the range of memory. The granule is the largest power of two, up to 16 bytes, that divides all
     offsets and counts.
@@ -205,7 +242,9 @@ def suspicious(offsets, counts, kinds, serials):
     for mark, other in ((2, "read"), (4, "atomic")):  # 2: an access that changes the granule; 4: one that is not atomic
         marked[granules[(kinds != other)[numbers]]] |= mark
     chosen = np.flatnonzero(marked[granules] == 7)
-    chosen = chosen[np.argsort(granules[chosen], kind="stable")]
+    mixed = np.zeros(owners.size, bool)
+    mixed[granules[(kinds == "atomic")[numbers]]] = True
+    chosen = chosen[np.lexsort((granules[chosen], ~mixed[granules[chosen]]))]
     return granule, list(zip(granules[chosen].tolist(), numbers[chosen].tolist()))
 
 
@@ -237,6 +276,11 @@ class History:
     def ordered(self, first, second):
         """Whether the first access comes before the second on every GPU."""
         return self.order.ordered(first.serial, first.position, second.serial, second.position)
+
+
+def is_mixed(access, other):
+    """Whether a race is between an atomic and a plain store, as at a lock: others at what the lock guards follow from it."""
+    return {access.kind, other.kind} == {"atomic", "write"}
 
 
 def same(value, other):

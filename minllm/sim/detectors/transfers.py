@@ -10,7 +10,7 @@ import numpy as np
 from minllm.sim.arrays import fail
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.place import describe_instruction
-from minllm.sim.transfer import CHUNK
+from minllm.sim.transfer import CHUNK, why_in_flight
 
 CHUNKS = SHARED_MEMORY_BYTES // CHUNK
 KINDS = ("read", "write")
@@ -118,7 +118,7 @@ class Transfers:
         for transfer in self.under_way:
             both = np.intersect1d(transfer.chunks, chunks)
             if both.size and (kind != "read" or transfer.kind == "write"):
-                self.report(who, max(int(both[0]) * CHUNK, start_byte), transfer, "nobody has waited for that yet")
+                self.report(who, max(int(both[0]) * CHUNK, start_byte), transfer, why_in_flight(transfer.unit, transfer.committed))
 
     def report(self, who, address, transfer, why):
         """Raise SimulationError with both accesses and the memory."""

@@ -18,7 +18,7 @@ from minllm.sim.transfer import CHUNK
 
 MARK = b"\1"
 MARKS = [MARK * count for count in range(129)]
-NOTHING_ORDERS = "nothing orders the two"  # a phrase of all messages about races
+RACE = "race on "  # the beginning of all messages about races
 UNKNOWN = object()  # stands for marks that do not exist yet
 PATIENCE = 20_000  # accesses after a read of unwritten memory during which the detector looks for its writer
 
@@ -133,7 +133,7 @@ class UnwrittenReads(Monitor):
 
     def end_block(self, block):
         if self.complaint is not None and self.complaint.root.space == "shared":
-            raise self.complaint.error
+            raise self.complaint.verdict()
 
     def end(self):
         self.stopped(None)
@@ -150,27 +150,44 @@ class UnwrittenReads(Monitor):
         for root in self.watched:
             mark_written(root.data, of_elements(root.data, np.frombuffer(root.notes["written"], bool)))
         # Errors after a read of unwritten memory are its consequences, except a race: that is the same mistake, and names both threads.
-        if self.complaint is not None and NOTHING_ORDERS not in str(error):
-            raise self.complaint.error
+        if self.complaint is not None and not str(error).startswith(RACE):
+            raise self.complaint.verdict()
 
 
 class Complaint:
-    """A read of unwritten bytes. The kernel continues for PATIENCE accesses, to find a thread that writes them later."""
+    """A read of unwritten bytes. The kernel continues for PATIENCE accesses, to find a thread that writes them later.
+
+    readers: threads that have read the bytes too, whose writes give them no first value. change: what such a thread did, as a clause.
+    """
 
     def __init__(self, error, thread, root, start, stop):
         self.error, self.thread, self.root, self.start, self.stop = error, thread, root, start, stop
-        self.patience = PATIENCE
+        self.patience, self.readers, self.change = PATIENCE, {thread}, None
 
     def look(self, thread, root, start, stop, kind, frame):
-        """Examine a later access; raise the error if it writes the bytes, and name the writer in it, or if patience runs out."""
+        """Examine a later access; raise the error if it is the first write of the bytes, and name the writer in it, or after PATIENCE."""
         self.patience -= 1
         if self.patience < 0:
-            raise self.error
-        if kind != "read" and root is self.root and start < self.stop and self.start < stop:
-            writer = f"thread {tuple(thread.index)}" if thread.block is self.thread.block else f"block {tuple(thread.block.index)}"
-            writer = "the same thread" if thread is self.thread else writer
-            self.error = SimulationError(f"{self.error}; {writer} writes it later, at {describe(frame)}: is a barrier or a wait missing?")
-            raise self.error
+            raise self.verdict()
+        if root is not self.root or start >= self.stop or self.start >= stop:
+            return
+        if kind != "write" or thread in self.readers:
+            self.readers.add(thread)
+            if kind != "read" and self.change is None:
+                self.change = f"{self.writer(thread)} changes it at {describe(frame)}, but nobody gives it a value first"
+            return
+        self.change = f"{self.writer(thread)} writes it later, at {describe(frame)}: is a barrier or a wait missing?"
+        raise self.verdict()
+
+    def writer(self, thread):
+        """A thread as text: relative to the one that has read."""
+        if thread is self.thread:
+            return "the same thread"
+        return f"thread {tuple(thread.index)}" if thread.block is self.thread.block else f"block {tuple(thread.block.index)}"
+
+    def verdict(self):
+        """The error, with what has happened to the bytes since."""
+        return SimulationError(f"{self.error}; {self.change or 'nobody writes it later either'}")
 
 
 def element_at(root, byte):
