@@ -6,7 +6,7 @@
     ```python title="race.py"     a whole program: the file of that name
     ```text                       the next block: the program's output, run in the folder of all programs of the page. A minllm error ends
                                   it with the error's line, wrapped
-    ```console                    `$ command`, then its output. Lines that begin with "(Pdb) " are typed into the debugger
+    ```console                    `$ command`, then its output without a GPU. Lines that begin with "(Pdb) " are typed into the debugger
 
 Pictures that a program saves go to docs/assets/PAGE/, for the page to show. A command's numbers depend on the versions of the compiler, so
 a check compares only the first word of each of its lines; a debugger's `>` lines depend on Python's version and are not compared.
@@ -53,7 +53,7 @@ def run_console(shown, folder):
     typed = [line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT)]
     words = command.removeprefix("$ ").split()
     words = [sys.executable, "-m", "minllm", *words[1:]] if words[0] == "minllm" else [sys.executable, *words[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(TERMINAL), "NO_COLOR": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(TERMINAL), "NO_COLOR": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         words, cwd=folder, env=environment, input="\n".join([*typed, ""]), capture_output=True, text=True, timeout=SECONDS
     )

@@ -55,6 +55,12 @@ def matmul_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
     return Peer([lambda pair=pair: linear(*pair) for pair in pairs], lambda: to_numpy(linear(*pairs[0])))
 
 
+def softmax_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
+    """The softmax of each row of x."""
+    sets = [as_torch(arrays["x"]) for arrays in inputs]
+    return Peer([lambda x=x: torch.softmax(x, dim=-1) for x in sets], lambda: to_numpy(torch.softmax(sets[0], dim=-1)))
+
+
 def contiguous(cache: torch.Tensor, tables: torch.Tensor, context: int) -> torch.Tensor:
     """A paged cache [blocks, block_size, kv_heads, d] copied to PyTorch's layout, [sequences, kv_heads, context, d]."""
     blocks = cache[tables.long()]  # [sequences, blocks per sequence, block_size, kv_heads, d]
@@ -144,6 +150,7 @@ def int4_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
 
 PEERS: dict[str, Callable[[Sequence[Mapping[str, Any]]], Peer]] = {
     "cuBLAS": matmul_peer,
+    "softmax": softmax_peer,
     "SDPA FlashAttention-2": lambda inputs: attention_peer(inputs, SDPBackend.FLASH_ATTENTION),
     "_scaled_mm, per tensor": lambda inputs: scaled_peer(inputs, by_row=False),
     "_scaled_mm, per row": lambda inputs: scaled_peer(inputs, by_row=True),

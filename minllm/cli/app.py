@@ -1,9 +1,10 @@
-"""The command line: generate, chat, bench, quantize, plan, inspect, tune, doctor, exercise, check.
+"""The command line: generate, chat, bench, quantize, plan, inspect, tune, doctor, exercise, check, race.
 
 Exit codes: 0 success, 1 minllm failed (one line on standard error gives the reason), 2 invalid command line, 130 Ctrl-C. Only generated
 text goes to standard output, as it is generated, so that it can be piped; cards, bars and errors go to standard error.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from minllm.cli.generation import chat, generate
 from minllm.cli.options import JsonOption
 from minllm.cli.quantize import quantize_command
 from minllm.cli.terminal import open_missing_streams, run_to_the_end, user_errors
+from minllm.errors import InvalidOptionError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="The LLM inference engine that you can read.")
 app.command()(generate)
@@ -175,4 +177,30 @@ def check(
         from minllm.course import commands
 
         if not commands.check(name_or_file, file):
+            raise typer.Exit(1)
+
+
+@app.command()
+def race(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A Python file with matmul, softmax or decode_attention.", show_default=False)
+    ] = None,
+    new: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Write a file to begin with: matmul, softmax, decode_attention.", show_default=False)
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Of the arrays: float32 or float16.")] = "float32",
+    size: Annotated[
+        str | None, typer.Option(metavar="AxBx...", help="Size of the race on a GPU, such as 4096x4096x4096.", show_default=False)
+    ] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the race's picture there.", show_default=False)] = None,
+) -> None:
+    """Check and trace a kernel of your own in the simulator, and on a GPU race it against the package's kernels and PyTorch's."""
+    with user_errors():
+        from minllm.course.race import command
+
+        if new is not None:
+            command.write_template(new, file)
+        elif file is None:
+            raise InvalidOptionError("name a file: minllm race FILE.py; `minllm race --new softmax` writes one to begin with.")
+        elif not command.race(file, dtype, size, svg, progress=sys.stderr.isatty()):
             raise typer.Exit(1)

@@ -23,7 +23,7 @@ def run_page():
 
 
 @pytest.mark.skipif(bool(missing_compilers()), reason="the page compiles kernels, and the CUDA toolkit's compiler is not installed")
-@pytest.mark.parametrize("page", ["simulator.md"])
+@pytest.mark.parametrize("page", ["simulator.md", "race.md"])
 def test_a_page_shows_what_its_programs_print_and_draw(page, run_page, capsys):
     assert run_page(ROOT / "docs" / page, "--check") == 0, capsys.readouterr().out
 

@@ -11,7 +11,8 @@ import shlex
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +88,7 @@ class Report:
     @property
     def passed(self) -> bool:
         """Whether no rung failed."""
-        return all(result.status in ("passed", "skipped") for result in self.results)
+        return all_passed(self.results)
 
     @property
     def failed(self) -> Result | None:
@@ -98,17 +99,8 @@ class Report:
         return f"<Report of {self.exercise.name}: {'passed' if self.passed else f'failed at: {self.failed.rung.name}'}>"
 
     def __str__(self) -> str:
-        lines = [f"{self.exercise.name}: {self.exercise.title} (lesson {self.exercise.lesson})", ""]
-        for result in self.results:
-            lines.append(f"  {result.status:<12} {result.rung.name}")
-            if result.status == "FAILED":
-                lines.append(textwrap.indent(f"{result.message}\nWhat this case is about: {result.rung.catches}", " " * 15))
-            elif result.message:
-                lines.append(textwrap.indent(result.message, " " * 15))
-        passed = sum(result.status == "passed" for result in self.results)
-        skipped = sum(result.status == "skipped" for result in self.results)
-        rest = f", {skipped} skipped" if skipped else ""
-        lines.append(f"\n{'Passed' if self.passed else 'Not yet'}: {passed} of {len(self.results)} cases{rest}.")
+        title = f"{self.exercise.name}: {self.exercise.title} (lesson {self.exercise.lesson})"
+        lines = [title, "", *result_lines(self.results)]
         if self.passed and self.exercise.stage:
             lines.append(self.how_to_generate())
         return "\n".join(lines)
@@ -125,30 +117,56 @@ class Report:
         )
 
 
+def all_passed(results: Sequence[Result]) -> bool:
+    """Whether no rung failed."""
+    return all(result.status in ("passed", "skipped") for result in results)
+
+
+def result_lines(results: Sequence[Result]) -> list[str]:
+    """The results as lines of text, with a line that counts them."""
+    lines = []
+    for result in results:
+        lines.append(f"  {result.status:<12} {result.rung.name}")
+        if result.status == "FAILED":
+            lines.append(textwrap.indent(f"{result.message}\nWhat this case is about: {result.rung.catches}", " " * 15))
+        elif result.message:
+            lines.append(textwrap.indent(result.message, " " * 15))
+    counts = Counter(result.status for result in results)
+    rest = f", {counts['skipped']} skipped" if counts["skipped"] else ""
+    return [*lines, f"\n{'Passed' if all_passed(results) else 'Not yet'}: {counts['passed']} of {len(results)} cases{rest}."]
+
+
 LOADS = Rung("your code loads", "Python reads the file, and finds in it what the check calls.", lambda entry: None)
 
 
 def climb(
     exercise: Exercise, make_entry: Callable[[], Callable], file: str = "", seconds: float = SECONDS, progress: Progress | None = None
 ) -> Report:  # fmt: skip
-    """Run the exercise's rungs on the entry from `make_entry`, until one fails.
+    """The Report on the exercise's rungs; arguments as in `climbed`."""
+    return Report(exercise, climbed(exercise.rungs, make_entry, file, seconds, progress), file)
+
+
+def climbed(
+    rungs: Sequence[Rung], make_entry: Callable[[], Callable], file: str, seconds: float = SECONDS, progress: Progress | None = None
+) -> tuple[Result, ...]:  # fmt: skip
+    """Run the rungs on the entry from `make_entry`, until one fails.
 
     file: the reader's, for messages. progress: called before each rung with its name, the number of rungs that have run, and their total.
     """
     made = []
     results = [tried(LOADS, lambda: made.append(make_entry()), file, seconds)]
-    for done, rung in enumerate(exercise.rungs):
+    for done, rung in enumerate(rungs):
         if progress is not None and results[-1].status == "passed":
-            progress(rung.name, done, len(exercise.rungs))
+            progress(rung.name, done, len(rungs))
         if results[-1].status in ("FAILED", "not reached"):
             results.append(Result(rung, "not reached"))
         elif rung.needs_gpu and not gpu_available():
             results.append(Result(rung, "skipped", "needs a GPU, and none can be used here: `minllm doctor` says why"))
         else:
-            look = rung.look or (NEW_HERE if rung is not exercise.rungs[0] else FIRST)
+            look = rung.look or (NEW_HERE if rung is not rungs[0] else FIRST)
             with contextlib.nullcontext() if not rung.needs_gpu else collecting(False):
                 results.append(tried(rung, functools.partial(rung.run, *made), file, seconds, look))
-    return Report(exercise, tuple(results), file)
+    return tuple(results)
 
 
 def tried(rung: Rung, run: Callable[[], None], file: str, seconds: float, look: str = "") -> Result:
