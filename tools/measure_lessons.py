@@ -26,10 +26,10 @@ from minllm.bench.ceilings import copy_tb_s
 from minllm.bench.generate import write_shape
 from minllm.bench.kernel_case import BFLOAT16, rounded
 from minllm.bench.launch import rows as launch_rows
-from minllm.bench.noise import Noise
 from minllm.bench.record import Row, new_record, write_json
 from minllm.bench.step import StepBench
 from minllm.bench.timing import CudaClock, input_sets, median_seconds
+from minllm.catalogue.noise import Noise
 from minllm.course.copies import copy
 from minllm.engine.llm import LLM
 from minllm.engine.requests.sampling_params import SamplingParams

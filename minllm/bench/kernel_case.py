@@ -1,5 +1,6 @@
 """A case of the kernel benchmark: inputs, launches, amount of work, and the check of the result."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,13 +8,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from minllm.bench.noise import Noise
 from minllm.bench.record import Row
+from minllm.catalogue.launch import MICROSECONDS, TB_S, TFLOP_S, TOKENS_US, Measured, on_device
+from minllm.catalogue.noise import Noise
 
 BFLOAT16, FLOAT32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 TOLERANCE = {BFLOAT16: 1e-2, FLOAT32: 1e-4}  # allowed relative error: several roundings of the dtype, far below the error of any bug
-
-TB_S, TFLOP_S, MICROSECONDS, TOKENS_US = "TB/s", "TFLOP/s", "µs", "tokens/µs"
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,41 @@ class KernelCase:
             error=rounded(error),
             peer_error=None if peer_error is None else rounded(peer_error),
         )  # fmt: skip
+
+
+SAMPLE_TOKENS = 64  # number of tokens that are recomputed on the host
+
+
+def case_of(row: Measured) -> KernelCase:
+    """The case of a row of the catalogue: its main result is compared with that of the reference, for some of the tokens if it has rows."""
+    launch = row.launch
+
+    def prepare(ops: Any, noise: Noise, sets: int) -> Prepared:
+        host = launch.arrays(noise)
+        placed = [{name: on_device(ops, one) for name, one in host.items()}]
+        placed += [{name: on_device(ops, one) for name, one in launch.arrays(noise).items()} for _ in range(sets - 1)]
+        tokens = some_of(len(host[launch.rows[0]]), SAMPLE_TOKENS, noise) if launch.rows else np.arange(0)
+        given, found = launch.part(host, tokens), {}
+        name, expected = next(iter(launch.reference(**given).items()))
+        written = given[name].view(np.uint8) != expected.view(np.uint8) if name in given else np.ones(expected.shape, bool)
+        written = written.reshape(*expected.shape, -1).any(axis=-1)  # the elements, of bytes
+
+        def launch_first() -> None:
+            found.update(launch.run(ops, placed[0]))
+
+        def error(result: np.ndarray) -> float:
+            return relative_error(launch.part({name: result.reshape(-1, *expected.shape[1:])}, tokens)[name][written], expected[written])
+
+        launches = [launch_first, *(functools.partial(launch.call, ops, **arrays) for arrays in placed[1:])]
+        return Prepared(launches, placed, lambda: ops.to_host(found[name]), error)
+
+    def default(value: int | None) -> int:
+        return launch.bytes if value is None else value
+
+    return KernelCase(
+        launch.stage, row.benchmark or launch.stage, row.case, row.variant, launch.dtype, row.unit, default(row.work),
+        default(row.set_bytes), prepare, row.peers, 0.0 if launch.exact and row.tolerance is None else row.tolerance, row.tokens,
+    )  # fmt: skip
 
 
 def rounded(value: float) -> float:

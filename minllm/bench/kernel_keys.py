@@ -32,8 +32,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minllm.kernels.specimens import all_specimens
 from minllm.runtime.cache_key import attributes, is_empty, is_instruction, is_instruction_module, is_versioned
+
+try:
+    from minllm.catalogue import machine_code
+except ImportError:  # in commits without this module
+    from minllm.kernels.specimens import all_specimens as machine_code
 
 try:
     from minllm.machine.numba_cuda import HAS_NUMBA_CUDA, types
@@ -123,7 +127,7 @@ def key_of_specimens(rooms: tuple[str, ...], engine: Engine) -> str:
 
     Raises LookupError if there are none.
     """
-    covered = [name for name in all_specimens() if (within(name, rooms) if rooms else launched_by(engine, name))]
+    covered = [name for name in machine_code() if (within(name, rooms) if rooms else launched_by(engine, name))]
     if not covered:
         raise LookupError(f"no specimens of {', '.join(rooms)}")
     return hashlib.sha256(json.dumps(sorted(map(hash_of, covered))).encode()).hexdigest()[:12]
@@ -137,7 +141,7 @@ def within(name: str, rooms: Iterable[str]) -> bool:
 def launched_by(engine: Engine, name: str) -> bool:
     """Whether an engine may launch a specimen's kernel: unless its name or module says that it cannot."""
     others = {*DTYPES, *CACHE_FORMATS} - {engine.dtype, engine.cache_format, engine.weight_format}
-    module = all_specimens()[name].kernel.function.__module__
+    module = machine_code()[name].kernel.function.__module__
     if within(name, FIRST_RUNGS) or {*name.split("/")} & others or module.startswith(NOT_RECORDED):
         return False
     if module.startswith(QUANTIZED_KERNELS):
@@ -148,7 +152,7 @@ def launched_by(engine: Engine, name: str) -> bool:
 @functools.cache
 def hash_of(name: str) -> str:
     """The hash of one specimen."""
-    kernel, arguments = all_specimens()[name].kernel, all_specimens()[name].arguments
+    kernel, arguments = machine_code()[name].kernel, machine_code()[name].arguments
     options = sorted(f"{option}={value!r}" for option, value in kernel.options.items())
     parts = [meaning(kernel.function, {}), list(map(str, arguments)), options]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()

@@ -13,9 +13,9 @@ from typing import Any
 
 from minllm.bench.kernel_case import MICROSECONDS, TB_S, TFLOP_S, TOKENS_US, KernelCase, Prepared, rounded
 from minllm.bench.kernel_cases import STAGES, kernel_cases
-from minllm.bench.noise import Noise
 from minllm.bench.record import Record, Row, new_record, write_json
 from minllm.bench.timing import Clock, CudaClock, input_sets, medians_in_turn
+from minllm.catalogue.noise import Noise
 from minllm.errors import DeviceError, InvalidOptionError
 
 PEER_PACKAGES = ("torch",)

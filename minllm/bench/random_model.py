@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from minllm.bench.noise import Noise
 from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.catalogue.noise import Noise
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.running.batch_arrays import NewTokens, build_batch
 from minllm.engine.running.model_runner import ModelRunner

@@ -22,11 +22,11 @@ import numpy as np
 from minllm import costs
 from minllm.bench.kernel_case import MICROSECONDS, rounded
 from minllm.bench.kernels import PEER_PACKAGES, load_peers
-from minllm.bench.noise import Noise
 from minllm.bench.random_model import RandomModel
 from minllm.bench.record import Row, new_record, write_json
 from minllm.bench.step_parts import PartTime, divide, moved_bytes, time_parts
 from minllm.bench.timing import Clock, CudaClock
+from minllm.catalogue.noise import Noise
 from minllm.engine.options import FIXED_ORDER_VARIANTS
 from minllm.engine.running.batch_arrays import padded_arrays, to_backend
 from minllm.engine.running.machine import CudaMachine

@@ -17,8 +17,8 @@ from pathlib import Path
 from rich.console import Console
 
 from minllm.bench.kernel_cases.matmul import matmul_flops
-from minllm.bench.noise import Noise
 from minllm.bench.record import Row, new_record, write_json
+from minllm.catalogue.noise import Noise
 from minllm.runtime.argument_type import BFLOAT16
 
 SHAPES = ((2048, 28672, 4096), (2048, 4096, 14336), (2048, 6144, 4096), (2048, 4096, 4096))  # rows x a matrix of the 8B shape

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from minllm.bench.noise import Noise
 from minllm.bench.timing import Clock, CudaClock, input_sets, median_seconds
+from minllm.catalogue.noise import Noise
 from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
 from minllm.kernels.matmul.choice import can_use_wgmma, choose_for_many_rows

@@ -91,9 +91,9 @@ def find_specimens(query: str | None) -> list:
     A name matches if it contains every word of `query`, or fits it as a pattern. Raises InvalidOptionError if there is no match.
     """
     require_compiler_packages()
-    from minllm.kernels.specimens import all_specimens
+    from minllm.catalogue import machine_code
 
-    specimens = all_specimens()
+    specimens = machine_code()
     if not query:
         return list(specimens.values())
     if query in specimens:

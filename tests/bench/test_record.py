@@ -138,7 +138,7 @@ def test_keys_are_shared_with_processes_that_start_later(monkeypatch):
     row = dict(benchmark="rope", variant="rope", case="a")
     monkeypatch.setenv(kernel_keys.SHARED_KEYS, "")
     kernel_keys.share_keys([row, dict(row, benchmark="copy"), row])
-    tell = "len(k.shared_keys()), k.current_key('rope', 'rope', 'a'), k.all_specimens.cache_info()"
+    tell = "len(k.shared_keys()), k.current_key('rope', 'rope', 'a'), k.machine_code.cache_info()"
     code = f"import minllm.bench.kernel_keys as k; print({tell})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.startswith(f"2 {key_of('rope', 'rope', 'a')} ") and "misses=0" in done.stdout  # nothing is computed again

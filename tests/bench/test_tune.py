@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from minllm.bench import tune
-from minllm.bench.noise import Noise
+from minllm.catalogue.noise import Noise
 from minllm.cli import app as cli
 from minllm.errors import InvalidOptionError
 from minllm.kernels.matmul.dataflow import Inflection

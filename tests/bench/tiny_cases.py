@@ -1,6 +1,10 @@
 """Every benchmark of a kernel at a size that the simulator runs in a moment; tests/gpu runs them on a device."""
 
-from minllm.bench.kernel_case import FLOAT32
+from dataclasses import replace
+
+import numpy as np
+
+from minllm.bench.kernel_case import FLOAT32, case_of
 from minllm.bench.kernel_cases import (
     attention,
     glue,
@@ -15,6 +19,7 @@ from minllm.bench.kernel_cases import (
     tree_attention,
     window_attention,
 )
+from minllm.catalogue import measured_launches, small_launches
 from minllm.kernels.attention import VARIANTS as ATTENTION
 from minllm.kernels.matmul import VARIANTS as MATMUL
 
@@ -45,14 +50,6 @@ TINY_CASES = [
     tree_attention.tree_case(2, 20, **TINY_HEADS),
     projection.fill_case(3, 32, 1, 16),
     projection.project_case(32, 2, 1, 16, 4),
-    glue.embedding_case(5, 16, 7),
-    glue.embedding_case(5, 16, 7, with_positions=True),
-    glue.rms_norm_case(3, 32),
-    glue.layer_norm_case(3, 32),
-    glue.rope_case(3, 2, 16),
-    glue.silu_case(3, 16),
-    glue.gelu_case("none", 3, 16),
-    glue.gelu_case("tanh", 3, 16),
     glue.append_case(17, 1, 16),
     glue.copy_blocks_case(3, 1, 16),
     glue.qkv_rope_append_case(5, 2, 1, 16),
@@ -84,6 +81,16 @@ TINY_CASES = [
 COVERED = {case.variant for case in TINY_CASES}
 TINY_CASES += [attention.default_case(name, 5, 20, **TINY_HEADS) for name in ATTENTION.names() if name not in COVERED]
 TINY_CASES += [matmul.default_case(name, 9, 18, 64) for name in MATMUL if name not in COVERED]
+
+
+def tiny(launch):
+    """The first small launch of the same launcher, dtype and words."""
+    same = {name: value for name, value in launch.shape.items() if isinstance(value, str | bool | np.dtype)}
+    every = (one for one in small_launches(launch.stage) if one.name == launch.name)
+    return next(one for one in every if same.items() <= one.shape.items())
+
+
+TINY_CASES += [case_of(replace(row, launch=tiny(row.launch))) for row in measured_launches()]
 
 
 def name_of(case) -> str:

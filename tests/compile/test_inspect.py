@@ -5,10 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from minllm.catalogue import machine_code
 from minllm.cli import app as cli
 from minllm.cli import inspection, inspection_report
 from minllm.errors import InvalidOptionError
-from minllm.kernels.specimens import all_specimens
 from minllm.machine.devices import missing_compilers
 from minllm.runtime import compiler, listing
 
@@ -25,7 +25,7 @@ def test_without_a_name_all_kernels_are_listed_and_nothing_is_compiled(monkeypat
     monkeypatch.setattr(compiler, "compile_kernel", lambda *_, **__: pytest.fail("compiled"))
     result = run()
     assert result.exit_code == 0
-    for name in all_specimens():
+    for name in machine_code():
         assert name in result.stdout
     assert "minllm/kernels/matmul/gemv/gemv.py:" in result.stdout
 
@@ -56,7 +56,7 @@ def test_several_kernels_make_a_table(tmp_path, request):
     file = tmp_path / "facts.json"
     prefix = "activation/silu" if request.config.option.exhaustive else "activation/silu/"  # 30 kernels or 6
     result = run(prefix, "--json", str(file))
-    names = [name for name in all_specimens() if name.startswith(prefix)]
+    names = [name for name in machine_code() if name.startswith(prefix)]
     assert [facts["name"] for facts in json.loads(file.read_text())] == names
     assert all(name in result.stdout for name in names)
 
@@ -67,7 +67,7 @@ def test_several_kernels_make_a_table(tmp_path, request):
 @pytest.mark.parametrize("name", ["activation/silu/vectors/float32", "activation/silu/vectors/bfloat16"])
 def test_line_numbers_do_not_change_the_code(name, capability):
     """The listing is of the code that runs, and its pieces hold all of it."""
-    specimen = all_specimens()[name]
+    specimen = machine_code()[name]
     with_lines, ptx = compiler.compile_listing(specimen.kernel.function, specimen.arguments, capability, **specimen.kernel.options)
     sass = specimen.compile(capability).sass()
     assert with_lines.sass() == sass

@@ -12,15 +12,15 @@ import re
 
 import pytest
 
+from minllm.catalogue import STAGES, machine_code
 from minllm.cli import inspection
 from minllm.cli.inspection import inspect_specimen
 from minllm.kernels.quantization.formats import KV_FORMATS
-from minllm.kernels.specimens import all_specimens
 from minllm.machine.devices import missing_compilers
 from tests.compile.table import PROPERTY
 from tests.covering import covering
 
-SPECIMENS = all_specimens()
+SPECIMENS = machine_code()
 HOPPER = (9, 0)
 FULL = os.environ.get("MINLLM_GATE") == "full"
 LOADS = {  # specimen: the loads of 16 bytes that start before the first of them is used
@@ -123,11 +123,10 @@ def test_the_selection_covers_every_kernel_variant_target_and_dtype():
 
 def test_every_kernel_of_the_package_is_a_specimen():
     """A kernel that is forgotten in the lists would pass unseen."""
-    from minllm.kernels import specimens
     from tests.compile.kernels_in_sources import kernel_names
 
     listed = {(specimen.kernel.__module__, specimen.kernel.function.__name__) for specimen in SPECIMENS.values()}
-    assert kernel_names(specimens.STAGES) <= listed
+    assert kernel_names(STAGES) <= listed
 
 
 @pytest.mark.parametrize(

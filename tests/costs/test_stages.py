@@ -3,7 +3,9 @@
 import pytest
 
 from minllm import costs
-from minllm.bench.kernel_cases import attention, glue
+from minllm.bench.kernel_cases import attention
+from minllm.catalogue import activation, embedding, normalization
+from minllm.catalogue.rows import BFLOAT16
 from minllm.costs.parallel import degrees
 from minllm.costs.stages import visible_pairs
 from minllm.errors import InvalidOptionError
@@ -20,19 +22,19 @@ def stages(config=CONFIG, tokens=TOKENS):
 
 
 def test_a_norm_moves_what_its_kernel_counts():
-    assert stages()["MLP norm"].bytes == LAYERS * glue.rms_norm_case(TOKENS, 4096).work
+    assert stages()["MLP norm"].bytes == LAYERS * normalization.rms_norm(TOKENS, 4096, BFLOAT16).bytes
     # GPT-2's first norm has no residual to read or write yet
-    moved, hidden = 3 * glue.layer_norm_case(TOKENS, 240).work, 2 * TOKENS * 240 * 2
+    moved, hidden = 3 * normalization.layer_norm(TOKENS, 240, BFLOAT16).bytes, 2 * TOKENS * 240 * 2
     assert stages(GPT2)["attention norm"].bytes == moved - hidden
 
 
 def test_an_embedding_moves_what_its_kernel_counts():
-    assert stages()["embedding"].bytes == glue.embedding_case(TOKENS, 4096, 2**15).work
-    assert stages(GPT2)["embedding"].bytes == glue.embedding_case(TOKENS, 240, 1003, with_positions=True).work
+    assert stages()["embedding"].bytes == embedding.embedding(TOKENS, 2**15, 4096, BFLOAT16).bytes
+    assert stages(GPT2)["embedding"].bytes == embedding.embedding(TOKENS, 1003, 240, BFLOAT16, learned_positions=True).bytes
 
 
 def test_an_activation_moves_what_its_kernel_counts():
-    assert stages()["MLP activation"].bytes == LAYERS * glue.silu_case(TOKENS, 14336).work
+    assert stages()["MLP activation"].bytes == LAYERS * activation.silu(TOKENS, 14336, BFLOAT16).bytes
 
 
 def test_attention_computes_and_reads_what_its_benchmark_counts():

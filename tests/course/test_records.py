@@ -6,11 +6,11 @@ import pytest
 
 from minllm.bench import kernel_keys
 from minllm.bench.kernel_keys import CACHE_FORMATS, FIRST_RUNGS, Engine, engine_of, key_of, launched_by, meaning, rooms_of
+from minllm.catalogue import machine_code
 from minllm.course import records
 from minllm.course.records import comparable, label_of, load_record, parts_of, recorded
 from minllm.errors import LessonError
 from minllm.kernels.quantization.formats import KV_FORMATS
-from minllm.kernels.specimens import all_specimens
 from minllm.ptx import cp_async_wait_group_0, cp_async_wait_group_1, ex2, load_float32, load_float32_streaming, rcp
 
 # (benchmark, variant, a case) of every row; of the rows that cover the same kernels only one
@@ -85,7 +85,7 @@ def test_every_row_of_the_records_has_kernels_or_needs_none(benchmark, variant, 
 
 
 def test_rooms_are_there():
-    names = [f"{name}/" for name in all_specimens()]
+    names = [f"{name}/" for name in machine_code()]
     for room in FIRST_RUNGS:
         assert any(name.startswith(f"{room}/") for name in names), room
     assert rooms_of("decode attention", "split_kv") == ("attention/split_kv",) and rooms_of("decode step", "graph replay") == ()
@@ -121,12 +121,12 @@ def test_an_instruction_is_known_by_what_it_emits_alone():
 def test_a_row_of_whole_steps_covers_what_its_engine_can_launch():
     assert {*CACHE_FORMATS} == {*KV_FORMATS}
     assert engine_of("bfloat16") == engine_of("graph replay") == Engine() and engine_of("int4, window 128") == Engine(cache_format="int4")
-    plain, codes = ({name for name in all_specimens() if launched_by(engine, name)} for engine in (Engine(), Engine(cache_format="int8")))
+    plain, codes = ({name for name in machine_code() if launched_by(engine, name)} for engine in (Engine(), Engine(cache_format="int8")))
     assert plain < codes and not any("quantized" in name or "/float32" in name or "float16" in name.split("/") for name in plain)
     assert any("quantized/int8" in name for name in codes) and not any("fp8_e4m3" in name for name in codes)
     stages = {name.split("/")[0] for name in plain}
-    assert stages == {name.split("/")[0] for name in all_specimens()} - {"speculation", "all_reduce"}
-    modules = {all_specimens()[name].kernel.function.__module__ for name in codes}
+    assert stages == {name.split("/")[0] for name in machine_code()} - {"speculation", "all_reduce"}
+    modules = {machine_code()[name].kernel.function.__module__ for name in codes}
     assert not any(module.startswith("minllm.kernels.matmul.quantized") for module in modules)  # weights are another matter than a cache
 
 
@@ -136,6 +136,6 @@ def test_quantised_weights_have_kernels_of_their_own():
     assert rooms_of("matmul, quantised", "wgmma", "1 row x 8x8, fp8") == ("matmul/wgmma/float8_e4m3fn",)
     assert engine_of("graph replay", "llama-3.1-8b (random weights in int4_g128), batch 1") == Engine(weight_format="int4")
     assert engine_of("graph replay", "llama-3.1-8b (random weights in bfloat16), batch 1") == Engine()
-    plain, int4, int8 = ({n for n in all_specimens() if launched_by(Engine(weight_format=one), n)} for one in ("", "int4", "int8"))
+    plain, int4, int8 = ({n for n in machine_code() if launched_by(Engine(weight_format=one), n)} for one in ("", "int4", "int8"))
     assert plain < int4 and any("batched_gemv/int4" in name for name in int4) and not any("nf4" in name for name in int4)
     assert any("flat/wgmma/int8" in name for name in int8) and not any(name.startswith("kv/") for name in int8 - plain)

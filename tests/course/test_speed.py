@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minllm.bench.noise import Noise
+from minllm.catalogue.noise import Noise
 from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import Mismatch
 from minllm.course.exercises import EXERCISES

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams
+from minllm.catalogue import signatures_for
 from minllm.engine import kernels_needed, loading
 from minllm.engine.cache_format import cache_shape
 from minllm.engine.kernels_needed import EngineShape
@@ -20,7 +21,6 @@ from minllm.engine.running.machine import Done, HostMachine
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.peers import Peers, allocate
 from minllm.kernels.sampling.tensors import SamplingKind
-from minllm.kernels.specimens import signatures_for
 from minllm.models.config_reader import read_model_config
 from minllm.ops.cuda_ops import CudaOps
 from minllm.parallel.cuda_ranks import TensorParallelCudaOps

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minllm.bench.noise import Noise
+from minllm.catalogue.noise import Noise
 from tests.bench.tiny_cases import TINY_CASES, name_of
 
 

@@ -10,10 +10,6 @@ from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.qkv_rope_append_vector import MANY_TOKENS
 from minllm.kernels.rope.rotate import rope_table
-from tests.kernels.activation.cases import GPU_CASES as ACTIVATION_CASES
-from tests.kernels.activation.cases import check_gelu, check_silu_and_multiply
-from tests.kernels.embedding.cases import GPU_CASES as EMBEDDING_CASES
-from tests.kernels.embedding.cases import check_embedding
 from tests.kernels.guarded import DTYPES, bits, poisoned, random
 from tests.kernels.kv.cases import (
     APPEND_GPU_CASES,
@@ -25,49 +21,8 @@ from tests.kernels.kv.cases import (
     check_copy_blocks_of_layers,
     check_qkv_rope_append,
 )
-from tests.kernels.normalization.cases import GPU_CASES as NORM_CASES
-from tests.kernels.normalization.cases import check_layer_norm, check_rms_norm
-from tests.kernels.rope.cases import GPU_CASES as ROPE_CASES
-from tests.kernels.rope.cases import check_rope
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
-@every_dtype
-@pytest.mark.parametrize("case", EMBEDDING_CASES, ids=str)
-def test_embedding(case, dtype, device):
-    check_embedding(case, dtype, device)
-
-
-@every_dtype
-@pytest.mark.parametrize("case", NORM_CASES, ids=str)
-def test_rms_norm(case, dtype, device):
-    check_rms_norm(case, dtype, device)
-
-
-@every_dtype
-@pytest.mark.parametrize("case", NORM_CASES, ids=str)
-def test_layer_norm(case, dtype, device):
-    check_layer_norm(case, dtype, device)
-
-
-@every_dtype
-@pytest.mark.parametrize("case", ROPE_CASES, ids=str)
-def test_rope(case, dtype, device):
-    check_rope(case, dtype, device)
-
-
-@every_dtype
-@pytest.mark.parametrize("case", ACTIVATION_CASES, ids=str)
-def test_silu_and_multiply(case, dtype, device):
-    check_silu_and_multiply(case, dtype, device)
-
-
-@every_dtype
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-@pytest.mark.parametrize("case", ACTIVATION_CASES, ids=str)
-def test_gelu(case, approximate, dtype, device):
-    check_gelu(case, approximate, dtype, device)
 
 
 @every_dtype

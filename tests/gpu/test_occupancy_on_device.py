@@ -2,27 +2,27 @@
 
 import pytest
 
-from minllm.kernels.specimens import all_specimens
+from minllm.catalogue import machine_code
 from minllm.machine.occupancy import multiprocessor_of, occupancy
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.kernel import LoadedKernel
 
 
-@pytest.mark.covering("specimen.threads", "specimen.blocks")
-@pytest.mark.parametrize("specimen", all_specimens().values(), ids=all_specimens())
-def test_registers_and_occupancy_are_those_of_the_driver(specimen):
+@pytest.mark.covering("code.threads", "code.blocks")
+@pytest.mark.parametrize("code", machine_code().values(), ids=machine_code())
+def test_registers_and_occupancy_are_those_of_the_driver(code):
     from cuda.bindings import driver
 
     device = current_device()
-    compiled = specimen.compile(device.compute_capability)
+    compiled = code.compile(device.compute_capability)
     loaded = LoadedKernel(compiled, device)
     registers = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
     assert check_driver(driver.cuKernelGetAttribute(registers, loaded.kernel, device.index), "ask for registers") == compiled.registers
-    if specimen.shared_bytes > loaded.shared_bytes_allowed:
-        loaded.allow_shared_bytes(specimen.shared_bytes)
-    question = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(loaded.function, specimen.threads, specimen.shared_bytes)
-    shared_bytes = compiled.shared_bytes + specimen.shared_bytes
-    found = occupancy(device.compute_capability, specimen.threads, compiled.registers, shared_bytes)
+    if code.shared_bytes > loaded.shared_bytes_allowed:
+        loaded.allow_shared_bytes(code.shared_bytes)
+    question = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(loaded.function, code.threads, code.shared_bytes)
+    shared_bytes = compiled.shared_bytes + code.shared_bytes
+    found = occupancy(device.compute_capability, code.threads, compiled.registers, shared_bytes)
     assert found.blocks == check_driver(question, "ask for the occupancy")
 
 

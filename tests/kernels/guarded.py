@@ -4,12 +4,16 @@ A guarded output lies in the middle of a bigger array that is NaN all over. Afte
 and the output must hold numbers: an element that was not written is still NaN, and no bound accepts a NaN.
 """
 
+import math
+
 import ml_dtypes
 import numpy as np
 
+from minllm.catalogue.noise import Noise
+
 FLOAT32, FLOAT16, BFLOAT16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 DTYPES = (FLOAT32, FLOAT16, BFLOAT16)
-GUARD_ROWS = 2
+GUARD_BYTES = 128  # a multiple of every alignment that a launcher asks for
 
 # Half the distance between neighbours, relative, and below the smallest normal number absolute: what one rounding may cost.
 HALF_STEP = {FLOAT32: 2.0**-24, FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
@@ -18,21 +22,23 @@ SLACK = 3e-6  # relative to the largest result: float32 arithmetic with the GPU'
 
 
 class Guarded:
-    """An array on the device under test, with GUARD_ROWS rows of NaN before and behind it along the first axis."""
+    """An array on the device under test, with rows of NaN, or of bytes 0xA5, before and behind it along the first axis."""
 
     def __init__(self, device, contents):
         """contents: the array's initial values on the host, NaN to be told from what a kernel writes."""
-        band = np.full((GUARD_ROWS, *contents.shape[1:]), np.nan, contents.dtype)
+        row_bytes = math.prod(contents.shape[1:]) * contents.dtype.itemsize
+        self.rows = GUARD_BYTES // math.gcd(row_bytes, GUARD_BYTES)
+        band = Noise.unwritten((self.rows, *contents.shape[1:]), contents.dtype)
         self.device, self.before = device, np.concatenate([band, contents, band])
         self.whole = device.array(self.before.copy())
-        self.array = self.whole[GUARD_ROWS : GUARD_ROWS + contents.shape[0]]
+        self.array = self.whole[self.rows : self.rows + contents.shape[0]]
 
     def result(self):
         """The array's contents on the host, once the bands around it were found untouched."""
         after = self.device.host(self.whole)
-        for band in (slice(None, GUARD_ROWS), slice(-GUARD_ROWS, None)):
+        for band in (slice(None, self.rows), slice(-self.rows, None)):
             np.testing.assert_array_equal(bits(after[band]), bits(self.before[band]), err_msg="the kernel wrote outside its output")
-        return after[GUARD_ROWS:-GUARD_ROWS]
+        return after[self.rows : -self.rows]
 
 
 def poisoned(device, shape, dtype):

@@ -9,8 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from minllm import catalogue
 from minllm.errors import KernelArgumentError
-from minllm.kernels import attention, matmul, specimens
+from minllm.kernels import attention, matmul
 from minllm.kernels.attention.choice import choose
 from minllm.kernels.attention.variants import QUANTIZED
 from minllm.kernels.variants import Variant, Variants
@@ -27,9 +28,9 @@ REGISTERED = [(table, name) for table in TABLES for name in table]
 def toy(monkeypatch):
     """The toy in attention's table, until the test ends."""
     monkeypatch.setitem(attention.VARIANTS.entries, TOY.name, TOY)
-    specimens.all_specimens.cache_clear()
+    catalogue.machine_code.cache_clear()
     yield TOY.name
-    specimens.all_specimens.cache_clear()
+    catalogue.machine_code.cache_clear()
 
 
 @pytest.mark.parametrize(("table", "name"), REGISTERED, ids=[f"{table.stage}-{name}" for table, name in REGISTERED])
@@ -46,7 +47,7 @@ def test_every_variant_has_its_launcher_and_its_specimens(table, name):
 
 def test_a_kernel_that_is_listed_twice_is_compiled_for_all_targets():
     """Small shared memories and large ones, or few heads and many, may get the same shape of block."""
-    every = specimens.all_specimens()
+    every = catalogue.machine_code()
     for table in TABLES:
         listed = list(table.specimens())
         assert len(listed) > 50 and all(specimen.name.startswith(f"{table.stage}/") for specimen in listed)

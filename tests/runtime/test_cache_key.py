@@ -12,7 +12,7 @@ import pytest
 from numba import cuda, float32, float64
 
 import minllm
-from minllm.kernels.specimens import all_specimens
+from minllm.catalogue import machine_code
 from minllm.runtime import cache_key
 from minllm.runtime.argument_type import argument_type
 
@@ -209,16 +209,16 @@ def test_the_key_is_the_same_in_another_process(request):
     """Hash seeds and addresses must not get into it."""
     compared = slice(None, None, 1 if request.config.option.exhaustive else 8)
     code = f"""
-    from minllm.kernels.specimens import all_specimens
+    from minllm.catalogue import machine_code
     from minllm.runtime.cache_key import cache_key
-    for specimen in list(all_specimens().values())[{compared}]:
+    for specimen in list(machine_code().values())[{compared}]:
         print(cache_key(specimen.kernel.function, specimen.arguments, (9, 0), specimen.kernel.options))
     """
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another one than that of this process
     environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(PACKAGE.parent), "HOME": "/nonexistent"}
     command = [sys.executable, "-c", textwrap.dedent(code)]
     theirs = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PACKAGE.parent, env=environment).stdout.split()
-    every = all_specimens().values()
+    every = machine_code().values()
     ours = [cache_key.cache_key(one.kernel.function, one.arguments, (9, 0), one.kernel.options) for one in every]
     assert ours[compared] == theirs and None not in ours
     assert len(set(ours)) == len(ours)  # nothing is listed twice, and no two kernels share a key

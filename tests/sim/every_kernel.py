@@ -7,7 +7,7 @@ docstrings leave out, are listed by name, so that no array goes uncounted.
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -15,9 +15,9 @@ from unittest.mock import patch
 import numpy as np
 
 import minllm.kernels
-from minllm.kernels.activation.gelu import gelu
-from minllm.kernels.activation.silu import silu_and_multiply
-from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
+from minllm.catalogue import one_per_kernel
+from minllm.catalogue.launch import Moved
+from minllm.catalogue.noise import Noise
 from minllm.kernels.all_reduce import VARIANTS as ALL_REDUCES
 from minllm.kernels.all_reduce.fused_norm import fused_norm
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
@@ -35,7 +35,6 @@ from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.attention.tree import tree as tree_attention
-from minllm.kernels.embedding.lookup import embedding
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.compact_path import compact_path
@@ -80,12 +79,9 @@ from minllm.kernels.matmul.warp_specialized import matmul_warp_specialized
 from minllm.kernels.matmul.warpgroup import matmul_warpgroup
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
-from minllm.kernels.normalization.layer_norm import layer_norm
-from minllm.kernels.normalization.rms_norm import rms_norm
-from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
-from minllm.kernels.rope.rotate import rope, rope_table
+from minllm.kernels.rope.rotate import rope_table
 from minllm.kernels.sampling import SamplingKind
 from minllm.kernels.sampling.log_probabilities import LogProbabilities, LogProbabilitiesScratch, log_probabilities, log_softmax
 from minllm.kernels.slots.advance import advance
@@ -117,23 +113,11 @@ from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
 from tests.kernels.guarded import BFLOAT16, FLOAT32
+from tests.kernels.launches import NOISE_LENGTH, HostOps
 from tests.kernels.sampling.cases import logits_of, run_sample, tensors
 from tests.kernels.slots.cases import make_batch, make_state
 from tests.kernels.speculation.cases import batch_of, make_states, slots_of
 from tests.kernels.speculation.trees import ARRAYS
-
-
-@dataclass
-class Expected:
-    """Bytes of one kernel by array: asked and, where that is not the same, different; operations on tensor cores, and all of them.
-
-    Where a docstring says "about" so many operations, or sums over a block add some, `operations` is None.
-    """
-
-    asked: dict[str, int]
-    different: dict[str, int] = field(default_factory=dict)
-    tensor_core_flops: int = 0
-    operations: int | None = None
 
 
 @dataclass
@@ -142,11 +126,18 @@ class Row:
 
     name: str
     run: Callable
-    kernels: dict[str, Expected]
+    kernels: dict[str, Moved]
     indices: tuple[str, ...] = ()
+    stage: str = ""
 
 
-ROWS: dict[str, Row] = {}
+def row_of(launch, kernels):
+    """The row of a launch of the catalogue."""
+    formulas = {name: launch.moved_by(name) for name in kernels}
+    return Row(str(launch), partial(launch.run, HostOps, launch.arrays(Noise(length=NOISE_LENGTH))), formulas, launch.indices, launch.stage)
+
+
+ROWS: dict[str, Row] = {str(launch): row_of(launch, kernels) for launch, kernels in one_per_kernel().items()}
 
 # Kernels whose float32 results on a GPU differ from the simulator's, and why. What the first writes on an H200 is, bit for bit, what fused
 # multiply-adds in the kernel's order give.
@@ -181,7 +172,7 @@ COARSE_ROUNDING = {"split_quantized_kernel": 2.0**-12, "flash_attention_2_over_k
 
 
 def row(make):
-    """Put what a function returns, (launch, {kernel: Expected}, names of index arrays), into the table under the function's name."""
+    """Put what a function returns, (launch, {kernel: Moved}, names of index arrays), into the table under the function's name."""
     run, kernels, *indices = make()
     ROWS[make.__name__] = Row(make.__name__, run, kernels, *indices)
     return make
@@ -195,123 +186,12 @@ def integers(*values):
     return np.array(values, np.int32)
 
 
-# Elementwise kernels: T tokens, b bytes an element.
-
-
-@row
-def silu():
-    T, F, b = 3, 72, 2
-    moved = Expected(dict(gate_up=2 * T * F * b, out=T * F * b), operations=6 * T * F)
-    return partial(silu_and_multiply, numbers(T, 2 * F), numbers(T, F)), {"silu_and_multiply_vector_kernel": moved}
-
-
-@row
-def silu_by_elements():
-    T, F, b = 2, 67, 2
-    moved = Expected(dict(gate_up=2 * T * F * b, out=T * F * b), operations=6 * T * F)
-    return partial(silu_and_multiply, numbers(T, 2 * F), numbers(T, F)), {"silu_and_multiply_kernel": moved}
-
-
-@row
-def silu_that_quantises():
-    T, F, b = 3, 264, 2
-    moved = Expected(dict(gate_up=2 * T * F * b, codes=T * F, scales=4 * T))
-    return partial(silu_and_multiply_quantized, numbers(T, 2 * F), np.empty), {"silu_quantized_kernel": moved}
-
-
-@row
-def gelu_by_vectors():
-    T, F, b = 3, 72, 2
-    return partial(gelu, numbers(T, F), numbers(T, F)), {"gelu_vector_kernel": Expected(dict(x=T * F * b, out=T * F * b))}
-
-
-@row
-def gelu_by_elements():
-    T, F, b = 2, 67, 4
-    run = partial(gelu, numbers(T, F, dtype=FLOAT32), numbers(T, F, dtype=FLOAT32), "tanh")
-    return run, {"gelu_kernel": Expected(dict(x=T * F * b, out=T * F * b), operations=10 * T * F)}
-
-
-@row
-def rms_norm_of_rows_in_registers():
-    T, H, b = 3, 264, 2
-    asked = dict(x=T * H * b, residual=2 * T * H * b, weight=T * H * b, out=T * H * b)
-    moved = Expected(asked, dict(weight=H * b))  # different: (4 T H + H) b
-    return partial(rms_norm, numbers(T, H), numbers(H), numbers(T, H), 1e-5, numbers(T, H)), {"rms_norm_vector_kernel": moved}
-
-
-@row
-def rms_norm_of_any_rows():
-    T, H, b = 2, 259, 2
-    asked = dict(x=T * H * b, residual=4 * T * H * b, weight=T * H * b, out=T * H * b)
-    moved = Expected(asked, dict(residual=2 * T * H * b, weight=H * b))
-    return partial(rms_norm, numbers(T, H), numbers(H), numbers(T, H), 1e-5, numbers(T, H)), {"rms_norm_kernel": moved}
-
-
-@row
-def rms_norm_to_codes():
-    T, H, b = 3, 264, 2
-    asked = dict(x=T * H * b, residual=2 * T * H * b, weight=T * H * b, codes=T * H, scales=4 * T)
-    moved = Expected(asked, dict(weight=H * b))  # different: (3 b + 1) T H + b H, and scales
-    run = partial(rms_norm_quantized, numbers(T, H), numbers(H), np.empty, 1e-5, numbers(T, H))
-    return run, {"rms_norm_quantized_kernel": moved}
-
-
-@row
-def layer_norm_of_rows_in_registers():
-    T, H, b = 3, 264, 2
-    asked = dict(x=T * H * b, residual=2 * T * H * b, weight=T * H * b, bias=T * H * b, out=T * H * b)
-    moved = Expected(asked, dict(weight=H * b, bias=H * b))  # different: (4 T H + 2 H) b
-    run = partial(layer_norm, numbers(T, H), numbers(H), numbers(H), numbers(T, H), 1e-5, numbers(T, H))
-    return run, {"layer_norm_vector_kernel": moved}
-
-
-@row
-def layer_norm_of_any_rows():
-    T, H, b = 2, 259, 2
-    asked = dict(x=T * H * b, residual=5 * T * H * b, weight=T * H * b, bias=T * H * b, out=T * H * b)
-    moved = Expected(asked, dict(residual=2 * T * H * b, weight=H * b, bias=H * b))
-    run = partial(layer_norm, numbers(T, H), numbers(H), numbers(H), numbers(T, H), 1e-5, numbers(T, H))
-    return run, {"layer_norm_kernel": moved}
-
-
-@row
-def embedding_by_vectors():
-    T, H, b = 3, 264, 2
-    run = partial(embedding, integers(5, 1, 0), numbers(7, H), numbers(T, H), integers(0, 1, 2), numbers(4, H))
-    moved = Expected(dict(embedding=T * H * b, position_embedding=T * H * b, out=T * H * b))
-    return run, {"embedding_vector_kernel": moved}, ("token_ids", "positions")
-
-
-@row
-def embedding_by_elements():
-    T, H, b = 3, 67, 2
-    moved = Expected(dict(embedding=T * H * b, out=T * H * b))
-    return partial(embedding, integers(5, 1, 0), numbers(7, H), numbers(T, H)), {"embedding_kernel": moved}, ("token_ids",)
-
-
-@row
-def rotary_positions():
-    T, N, D, b = 3, 5, 64, 2
-    moved = Expected(dict(x=T * N * D * b, cos_sin=T * N * D * 4, out=T * N * D * b), dict(cos_sin=T * D * 4), operations=3 * T * N * D)
-    run = partial(rope, numbers(T, N, D), integers(0, 3, 1), numbers(8, D, dtype=FLOAT32), numbers(T, N, D), True)
-    return run, {"rope_kernel": moved}, ("positions",)
-
-
-@row
-def rope_by_vectors():
-    T, heads, D, b = 2, 4, 32, 2  # a thread turns its part of two heads with the angles that it loaded
-    head = T * heads * D * b
-    run = partial(rope, numbers(T, heads, D), integers(1, 3), numbers(8, D, dtype=FLOAT32), numbers(T, heads, D))
-    return run, {"rope_vector_kernel": Expected(dict(x=head, out=head, cos_sin=2 * T * D * 4), dict(cos_sin=T * D * 4))}, ("positions",)
-
-
 @row
 def append_by_vectors():
     T, R, b = 3, 2 * 40, 2  # the second token has no slot
     copied = {name: (T - 1) * R * b for name in ("key", "value", "key_cache", "value_cache")}
     run = partial(append, numbers(T, 2, 40), numbers(T, 2, 40), numbers(2, 4, 2, 40), numbers(2, 4, 2, 40), integers(6, -1, 1))
-    return run, {"append_vector_kernel": Expected(copied)}, ("slot_mapping",)
+    return run, {"append_vector_kernel": Moved(copied)}, ("slot_mapping",)
 
 
 @row
@@ -319,7 +199,7 @@ def append_by_elements():
     T, R, b = 3, 3 * 7, 2
     copied = {name: (T - 1) * R * b for name in ("key", "value", "key_cache", "value_cache")}
     run = partial(append, numbers(T, 3, 7), numbers(T, 3, 7), numbers(2, 4, 3, 7), numbers(2, 4, 3, 7), integers(6, -1, 1))
-    return run, {"append_kernel": Expected(copied)}, ("slot_mapping",)
+    return run, {"append_kernel": Moved(copied)}, ("slot_mapping",)
 
 
 def quantized_caches(name, kv_heads, D):
@@ -336,7 +216,7 @@ def append_to_a_quantized_cache():
     asked = {name: rows * D * b for name in ("key", "value")} | {f"{name}_codes": rows * D for name in ("key", "value")}
     asked |= {f"{name}_scales": rows * 4 for name in ("key", "value")} | dict(smoothing=rows * 2 * D * 4)
     run = partial(append, numbers(T, kv_heads, D), numbers(T, kv_heads, D), *caches, integers(6, -1, 1))
-    return run, {"append_quantized_kernel": Expected(asked, dict(smoothing=kv_heads * 2 * D * 4))}, ("slot_mapping",)
+    return run, {"append_quantized_kernel": Moved(asked, dict(smoothing=kv_heads * 2 * D * 4))}, ("slot_mapping",)
 
 
 @row
@@ -353,7 +233,7 @@ def qkv_rope_and_append_to_a_quantized_cache():
     repeated = dict(cos_sin=2 * T * (heads + kv_heads) * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
     repeated |= dict(smoothing=T * (2 * kv_heads + heads) * D * 4)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b, smoothing=3 * kv_heads * D * 4)
-    return run, {"qkv_rope_append_quantized_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+    return run, {"qkv_rope_append_quantized_kernel": Moved(moved | repeated, different)}, ("positions", "slot_mapping")
 
 
 @row
@@ -367,7 +247,7 @@ def quantize_groups_of_recent_tokens():
     moved = {f"recent_{name}": rows * D * b for name in ("key", "value")} | {f"{name}_codes": rows * D // 2 for name in ("key", "value")}
     moved |= dict(key_scales=groups * kv_heads * D * 4, value_scales=rows * D // 32 * 4)
     indices = ("query_start", "context_lens", "block_tables", "recent_lens", "recent_tables")
-    return partial(quantize_groups, *recent, *caches, *batch, 69), {"quantize_groups_kernel": Expected(moved)}, indices
+    return partial(quantize_groups, *recent, *caches, *batch, 69), {"quantize_groups_kernel": Moved(moved)}, indices
 
 
 @row
@@ -375,28 +255,28 @@ def moving_residual_windows_on():
     B, blocks = 3, 3
     state = [integers(70, 31, 200), integers(71, 32, 0), integers(2, 0, 1), *(np.zeros(B, np.int32) for _ in range(2))]
     asked = {name: 4 * B for name in ("positions", "context_lens", "rings", "slots", "recent_lens")} | dict(recent_tables=4 * B * blocks)
-    return partial(move_window, *state, np.zeros((B, blocks), np.int32), 64), {"move_window_kernel": Expected(asked)}
+    return partial(move_window, *state, np.zeros((B, blocks), np.int32), 64), {"move_window_kernel": Moved(asked)}
 
 
 @row
 def copy_blocks_by_vectors():
     L, P, R = 3, 2, 16 * 2 * 40 * 2
     run = partial(copy_blocks_of_layers, numbers(L, 4, 16, 2, 40), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_vector_kernel": Expected(dict(cache=L * P * R, to=L * P * R))}, ("copies",)
+    return run, {"copy_blocks_vector_kernel": Moved(dict(cache=L * P * R, to=L * P * R))}, ("copies",)
 
 
 @row
 def copy_blocks_by_bytes():
     L, P, R = 3, 2, 3 * 7 * 2
     run = partial(copy_blocks_of_layers, numbers(L, 4, 3, 7), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_kernel": Expected(dict(cache=L * P * R, to=L * P * R))}, ("copies",)
+    return run, {"copy_blocks_kernel": Moved(dict(cache=L * P * R, to=L * P * R))}, ("copies",)
 
 
 @row
 def compacting_a_path_by_vectors():
     L, R = 2, 2 * 40 * 2
     run = partial(compact_path, numbers(L, 4, 2, 2, 40), integers(7, 2, 4, 6), integers(0, 3, 2, 3), integers(2, 0, 0, 0))
-    kernels = {"compact_path_vector_kernel": Expected(dict(cache=2 * L * R))}  # one token is read and written
+    kernels = {"compact_path_vector_kernel": Moved(dict(cache=2 * L * R))}  # one token is read and written
     return run, kernels, ("slot_mapping", "path", "counts")
 
 
@@ -404,7 +284,7 @@ def compacting_a_path_by_vectors():
 def compacting_a_path_by_elements():
     L, R = 2, 3 * 7 * 2
     run = partial(compact_path, numbers(L, 4, 2, 3, 7), integers(7, 2, 4, 6), integers(0, 3, 2, 3), integers(2, 0, 0, 0))
-    return run, {"compact_path_kernel": Expected(dict(cache=2 * L * R))}, ("slot_mapping", "path", "counts")
+    return run, {"compact_path_kernel": Moved(dict(cache=2 * L * R))}, ("slot_mapping", "path", "counts")
 
 
 @row
@@ -418,7 +298,7 @@ def qkv_rope_and_append():
     moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
     repeated = dict(cos_sin=T * turned * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
-    return run, {"qkv_rope_append_vector_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+    return run, {"qkv_rope_append_vector_kernel": Moved(moved | repeated, different)}, ("positions", "slot_mapping")
 
 
 def as_of_many_tokens(*arguments):
@@ -438,7 +318,7 @@ def qkv_rope_and_append_of_many_tokens():
     moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
     repeated = dict(cos_sin=T * side_by_side * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
-    return run, {"qkv_rope_append_vector_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+    return run, {"qkv_rope_append_vector_kernel": Moved(moved | repeated, different)}, ("positions", "slot_mapping")
 
 
 @row
@@ -451,7 +331,7 @@ def qkv_rope_and_append_by_elements():
     moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
     repeated = dict(cos_sin=T * (heads + kv_heads) * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
-    return run, {"qkv_rope_append_kernel": Expected(moved | repeated, different)}, ("positions", "slot_mapping")
+    return run, {"qkv_rope_append_kernel": Moved(moved | repeated, different)}, ("positions", "slot_mapping")
 
 
 # Matrix products: x [M, K], weight [N, K], out [M, N].
@@ -460,7 +340,7 @@ def qkv_rope_and_append_by_elements():
 @row
 def gemv_with_a_warp_per_row():
     M, N, K, b = 2, 5, 75, 2
-    moved = Expected(dict(x=M * N * K * b, weight=M * N * K * b, out=M * N * b), dict(x=M * K * b, weight=N * K * b))
+    moved = Moved(dict(x=M * N * K * b, weight=M * N * K * b, out=M * N * b), dict(x=M * K * b, weight=N * K * b))
     return partial(matmul_warp_per_row, numbers(M, K), numbers(N, K), numbers(M, N)), {"warp_per_row_kernel": moved}
 
 
@@ -468,7 +348,7 @@ def gemv_with_a_warp_per_row():
 def naive_product():
     M, N, K, b = 17, 18, 24, 2
     asked = dict(x=M * N * K * b, weight=M * N * K * b, out=M * N * b)
-    moved = Expected(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K)
+    moved = Moved(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K)
     return partial(matmul_naive, numbers(M, K), numbers(N, K), numbers(M, N)), {"matmul_naive_kernel": moved}
 
 
@@ -476,7 +356,7 @@ def naive_product():
 def tiled_product():
     M, N, K, tile, b = 32, 48, 12, 16, 4
     asked = dict(x=M * N * K // tile * b, weight=M * N * K // tile * b, out=M * N * b)
-    moved = Expected(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K + M * N)  # the bias, 0, is added
+    moved = Moved(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K + M * N)  # the bias, 0, is added
     arrays = [numbers(*shape, dtype=FLOAT32) for shape in ((M, K), (N, K), (M, N))]
     return partial(matmul_tiled, *arrays, tile=(tile, 4, 4)), {"matmul_tiled_kernel": moved}
 
@@ -487,7 +367,7 @@ def tensor_core_product():
     tiling = TensorCoreTiling(32, 32, 32, 1, 2, 3)
     blocks, steps = M // tiling.tile_m * (N // tiling.tile_n), K // tiling.tile_k
     asked = dict(x=blocks * steps * tiling.tile_m * tiling.tile_k * b, weight=blocks * steps * tiling.tile_n * tiling.tile_k * b)
-    moved = Expected(asked | dict(out=M * N * b), dict(x=M * K * b, weight=N * K * b), 2 * M * N * K, 2 * M * N * K + M * N)
+    moved = Moved(asked | dict(out=M * N * b), dict(x=M * K * b, weight=N * K * b), 2 * M * N * K, 2 * M * N * K + M * N)
     return partial(matmul_tensor_core, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_tensor_core_kernel": moved}
 
 
@@ -495,7 +375,7 @@ def tensor_core_product():
 def vectorized_product():
     M, N, K, tile, b = 32, 48, 16, 16, 4
     asked = dict(x=M * N * K // tile * b, weight=M * N * K // tile * b, out=M * N * b)
-    moved = Expected(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K + M * N)  # the bias, 0, is added
+    moved = Moved(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K + M * N)  # the bias, 0, is added
     arrays = [numbers(*shape, dtype=FLOAT32) for shape in ((M, K), (N, K), (M, N))]
     return partial(matmul_vectorized, *arrays, tile=tile), {"matmul_vectorized_kernel": moved}
 
@@ -505,7 +385,7 @@ def warpgroup_product_of(launcher, kernel):
     M, N, K, b = 128, 256, 320, 2
     tiles = M // 64 * (N // 256)
     asked = dict(x_map=tiles * 64 * K * b, weight_map=tiles * 256 * K * b, out=M * N * b)
-    moved = Expected(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
+    moved = Moved(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
     x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums, as for wgmma
     return partial(launcher, x, weight, numbers(M, N)), {kernel: moved}
 
@@ -526,7 +406,7 @@ def wgmma_product():
     tiling = WgmmaTiling(1, 64, 2, 2)
     tiles = M // tiling.tile_m * (N // tiling.tile_n)
     asked = dict(x_map=tiles * tiling.tile_m * K * b, weight_map=tiles * tiling.tile_n * K * b // tiling.cluster, out_map=M * N * b)
-    moved = Expected(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
+    moved = Moved(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
     x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums: tensor cores cut off bits where the simulator rounds
     return partial(matmul_wgmma, x, weight, numbers(M, N), tiling=tiling), {"matmul_wgmma_kernel": moved}
 
@@ -536,7 +416,7 @@ def wgmma_product_of_few_rows():
     M, N, K, b = 128, 192, 192, 2
     tiling = WgmmaTiling(1, 96, 2, 2, early=True)
     asked = dict(x_map=N // tiling.tile_n * M * K * b, weight_map=N * K * b, out_map=M * N * b)
-    moved = Expected(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
+    moved = Moved(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
     x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))
     return partial(matmul_wgmma, x, weight, numbers(M, N), tiling=tiling), {"matmul_wgmma_kernel": moved}
 
@@ -547,7 +427,7 @@ def wgmma_product_with_silu():
     tiling = WgmmaTiling(1, 128, 2)
     tiles = M // tiling.tile_m * (2 * F // tiling.tile_n)
     asked = dict(x_map=tiles * tiling.tile_m * K * b, weight_map=tiles * tiling.tile_n * K * b, out_map=M * F * b)
-    moved = Expected(asked, dict(x_map=M * K * b), 4 * M * F * K)
+    moved = Moved(asked, dict(x_map=M * K * b), 4 * M * F * K)
     x, gate_up = np.ones((M, K), BFLOAT16), np.round(numbers(2 * F, K))
     gate_up[:F] = 1  # a gate of K, whose sigmoid is 1 exactly however it is computed
     return partial(matmul_silu_and_multiply, x, gate_up, numbers(M, F), tiling=tiling), {"matmul_wgmma_kernel": moved}
@@ -557,7 +437,7 @@ def wgmma_product_with_silu():
 def gemv():
     M, N, K, b = 3, 8, 520, 2
     tiling = GemvTiling(rows=2, warps=2, unroll=2)
-    moved = Expected(dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b), dict(x=M * K * b))
+    moved = Moved(dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b), dict(x=M * K * b))
     return partial(matmul_gemv, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_gemv_kernel": moved}
 
 
@@ -572,7 +452,7 @@ def gemv_from_norm_to_cache():
         cos_sin=32 * 2 * 4 * M * warps, query=M * heads * D * b, key_cache=M * kv_heads * D * b, value_cache=M * kv_heads * D * b,
     )  # fmt: skip
     different = dict(x=M * K * b, norm=K * b, positions=4 * M, slot_mapping=4 * M, cos_sin=M * D * 4)
-    moved = Expected(asked, different)
+    moved = Moved(asked, different)
     places, caches = np.arange(M, dtype=np.int32), [numbers(1, 4, kv_heads, D) for _ in range(2)]
     table = rope_table(4, D, 0.1 ** np.arange(D // 2))
     query = numbers(M, heads, D)
@@ -585,7 +465,7 @@ def flat_by_tiles():
     M, N, K, b = 8, 96, 128, 2
     tiling = FlatTiling(rows=32, warps=4, splits=2, stages=3)
     asked = dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b)
-    moved = Expected(asked, dict(x=M * K * b), 2 * M * N * K)
+    moved = Moved(asked, dict(x=M * K * b), 2 * M * N * K)
     x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums, as for wgmma
     return partial(matmul_flat, x, weight, numbers(M, N), tiling=tiling), {"matmul_flat_kernel": moved}
 
@@ -595,7 +475,7 @@ def flat_by_wgmma():
     M, N, K, b = 8, 128, 128, 2
     tiling = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
     asked = dict(x_map=M * K * b * N // tiling.rows, weight_map=N * K * b, out=M * N * b)
-    moved = Expected(asked, dict(x_map=M * K * b), 2 * M * N * K)
+    moved = Moved(asked, dict(x_map=M * K * b), 2 * M * N * K)
     x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))
     return partial(matmul_flat, x, weight, numbers(M, N), tiling=tiling), {"matmul_flat_wgmma_kernel": moved}
 
@@ -614,7 +494,7 @@ def flat_with_deferred_norm():
         x_map=M * K * b * tiles, weight_map=N * K * b, residual=items, norm=items, out=M * N * b, scaled=M * N * b,
         out_squares=4 * M * tiles,
     )  # fmt: skip
-    moved = Expected(asked, dict(x_map=M * K * b, residual=M * N * b, norm=N * b), 2 * M * N * K)
+    moved = Moved(asked, dict(x_map=M * K * b, residual=M * N * b, norm=N * b), 2 * M * N * K)
     x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))
     run = partial(fused.linear_add, x, weight, None, numbers(M, N), numbers(N), 1e-5, np.empty, tiling=tiling)
     return run, {"matmul_flat_deferred_norm_kernel": moved}
@@ -631,7 +511,7 @@ def flat_with_rope_and_append():
         key_cache=M * kv_heads * D * b, value_cache=M * kv_heads * D * b,
     )  # fmt: skip
     different = dict(x_map=M * K * b, positions=4 * M, slot_mapping=4 * M, cos_sin=4 * D * 4)
-    moved = Expected(asked, different, 2 * M * N * K)
+    moved = Moved(asked, different, 2 * M * N * K)
     x, weight, slots = np.round(numbers(M, K)), np.round(numbers(N, K)), np.arange(M, dtype=np.int32)
     caches, table = [numbers(2, 4, kv_heads, D) for _ in range(2)], rope_table(4, D, 0.1 ** np.arange(D // 2))
     run = partial(fused.qkv_rope_append, x, weight, None, slots % 4, slots, table, numbers(M, heads, D), *caches, tiling=tiling)
@@ -649,21 +529,21 @@ def weight_in(name, N, K):
 @row
 def quantizing_rows_to_int8():
     M, K, b = 3, 300, 2
-    moved = Expected(dict(x=2 * M * K * b, codes=M * K, scales=4 * M), dict(x=M * K * b))
+    moved = Moved(dict(x=2 * M * K * b, codes=M * K, scales=4 * M), dict(x=M * K * b))
     return partial(quantize_rows, numbers(M, K), np.empty), {"quantize_rows_kernel": moved}
 
 
 @row
 def quantizing_rows_to_fp8():
     M, K, b = 3, 299, 4
-    moved = Expected(dict(x=2 * M * K * b, codes=M * K, scales=4 * M), dict(x=M * K * b))
+    moved = Moved(dict(x=2 * M * K * b, codes=M * K, scales=4 * M), dict(x=M * K * b))
     return partial(quantize_rows, numbers(M, K, dtype=FLOAT32), np.empty, code="fp8"), {"quantize_rows_kernel": moved}
 
 
 @row
 def quantizing_rows_in_registers():
     M, K, b = 3, 264, 2
-    moved = Expected(dict(x=M * K * b, codes=M * K, scales=4 * M))
+    moved = Moved(dict(x=M * K * b, codes=M * K, scales=4 * M))
     return partial(quantize_rows, numbers(M, K), np.empty, code="fp8"), {"quantize_vectors_kernel": moved}
 
 
@@ -681,7 +561,7 @@ def wgmma_product_of_fp8():
     tiles = M // tiling.tile_m * (N // tiling.tile_n)
     asked = dict(x_map=tiles * tiling.tile_m * K, weight_map=tiles * tiling.tile_n * K // tiling.cluster, out_map=M * N * b)
     scales = dict(x_scales=4 * 2 * 128 * tiles, scales=4 * M * N)
-    moved = Expected(asked | scales, dict(x_map=M * K, weight_map=N * K, x_scales=4 * M, scales=4 * N), 2 * M * N * K)
+    moved = Moved(asked | scales, dict(x_map=M * K, weight_map=N * K, x_scales=4 * M, scales=4 * N), 2 * M * N * K)
     run = partial(tensor_core.make_gemm(tensor_core.run_wgmma, "float8_e4m3fn"), *codes_of(M, N, K, "fp8"), numbers(M, N), tiling=tiling)
     return run, {"matmul_wgmma_kernel": moved}
 
@@ -692,7 +572,7 @@ def flat_wgmma_product_of_int8():
     M, N, K, b = 8, 128, 256, 2
     tiling = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
     asked = dict(x_map=M * K * N // tiling.rows, weight_map=N * K, x_scales=4 * M * N // 8, scales=4 * M * N, out=M * N * b)
-    moved = Expected(asked, dict(x_map=M * K, x_scales=4 * M, scales=4 * N), 2 * M * N * K)
+    moved = Moved(asked, dict(x_map=M * K, x_scales=4 * M, scales=4 * N), 2 * M * N * K)
     run = partial(tensor_core.make_gemm(tensor_core.run_flat, "int8"), *codes_of(M, N, K, "int8"), numbers(M, N), tiling=tiling)
     return run, {"matmul_flat_wgmma_kernel": moved}
 
@@ -700,7 +580,7 @@ def flat_wgmma_product_of_int8():
 def gemv_of_8_bits(name, launcher):
     M, N, K, b = 2, 5, 544, 2
     asked = dict(x=M * K * N, x_scales=4 * M * N, codes=N * K, scales=4 * M * N, out=M * N * b)
-    moved = Expected(asked, dict(x=M * K, x_scales=4 * M, scales=4 * N))
+    moved = Moved(asked, dict(x=M * K, x_scales=4 * M, scales=4 * N))
     run = partial(launcher, quantize_rows(numbers(M, K), np.empty, code=name), weight_in(name, N, K), numbers(M, N))
     return run, {f"{name}_gemv_kernel": moved}
 
@@ -718,7 +598,7 @@ def gemv_of_fp8():
 @row
 def quantizing_groups_of_rows():
     M, K, b = 3, 300, 2
-    moved = Expected(dict(x=M * K * b, codes=M * K, scales=4 * M * -(-K // 128)))
+    moved = Moved(dict(x=M * K * b, codes=M * K, scales=4 * M * -(-K // 128)))
     return partial(quantize_row_groups, numbers(M, K), np.empty), {"quantize_row_groups_kernel": moved}
 
 
@@ -728,7 +608,7 @@ def gemv_of_fp8_blocks():
     M, N, K, b = 2, 5, 544, 2
     loads, groups = N * K // 16, -(-K // 128)
     asked = dict(x=M * K * N, x_scales=4 * M * loads, codes=N * K, scales=4 * loads, blocks=4 * 32 * N, out=M * N * b)
-    moved = Expected(asked, dict(x=M * K, x_scales=4 * M * groups, scales=4 * groups, blocks=4 * N))
+    moved = Moved(asked, dict(x=M * K, x_scales=4 * M * groups, scales=4 * groups, blocks=4 * N))
     run = partial(fp8_block.fp8_block_gemv, quantize_row_groups(numbers(M, K), np.empty), weight_in("fp8_block", N, K), numbers(M, N))
     return run, {"fp8_block_gemv_kernel": moved}
 
@@ -736,7 +616,7 @@ def gemv_of_fp8_blocks():
 @row
 def dequantizing_fp8_blocks():
     N, K, b = 5, 192, 2
-    moved = Expected(dict(codes=N * K, scales=4 * N * K, blocks=4 * N * K, out=N * K * b), dict(scales=4 * 2, blocks=4 * N))
+    moved = Moved(dict(codes=N * K, scales=4 * N * K, blocks=4 * N * K, out=N * K * b), dict(scales=4 * 2, blocks=4 * N))
     return partial(fp8_block.dequantize_fp8_block, weight_in("fp8_block", N, K), numbers(N, K)), {"dequantize_fp8_block_kernel": moved}
 
 
@@ -750,7 +630,7 @@ def int8_groups_of(N, K):
 def gemv_of_int8_groups():
     M, N, K, b = 2, 5, 544, 2
     asked = dict(x=M * K * b * N, codes=N * K, scales=2 * N * K // 16, out=M * N * b)
-    moved = Expected(asked, dict(x=M * K * b, scales=2 * N * K // 32))
+    moved = Moved(asked, dict(x=M * K * b, scales=2 * N * K // 32))
     run = partial(int8_groups.int8_group_gemv, np.round(numbers(M, K)), int8_groups_of(N, K), numbers(M, N))
     return run, {"int8_group_gemv_kernel": moved}
 
@@ -758,7 +638,7 @@ def gemv_of_int8_groups():
 @row
 def dequantizing_int8_groups():
     N, K, b = 5, 192, 2
-    moved = Expected(dict(codes=N * K, scales=2 * N * K // 16, out=N * K * b), dict(scales=2 * N * K // 32))
+    moved = Moved(dict(codes=N * K, scales=2 * N * K // 16, out=N * K * b), dict(scales=2 * N * K // 32))
     return partial(int8_groups.dequantize_int8_groups, int8_groups_of(N, K), numbers(N, K)), {"dequantize_int8_groups_kernel": moved}
 
 
@@ -768,8 +648,8 @@ def widened_product(name, widen):
     x, weight = quantize_rows(numbers(M, K, dtype=FLOAT32), np.empty, code=name, as_numbers=True), weight_in(name, N, K)
     asked = dict(sums=4 * M * N, x_scales=4 * M * N, scales=4 * M * N, out=M * N * b)
     kernels = {
-        f"widen_{name}_kernel": Expected(dict(codes=N * K, out=N * K * b)),
-        "scale_sums_kernel": Expected(asked, dict(x_scales=4 * M, scales=4 * N)),
+        f"widen_{name}_kernel": Moved(dict(codes=N * K, out=N * K * b)),
+        "scale_sums_kernel": Moved(asked, dict(x_scales=4 * M, scales=4 * N)),
     }
     workspace = widened_matrix_and_sums(x, weight, np.empty)
 
@@ -800,7 +680,7 @@ def int4_bytes(N, K, group_size):
 def gemv_of_int4():
     M, N, K, b = 2, 5, 1088, 2
     asked, different = int4_bytes(N, K, 64)
-    moved = Expected(asked | dict(x=M * K * b * N, out=M * N * b), different | dict(x=M * K * b))
+    moved = Moved(asked | dict(x=M * K * b * N, out=M * N * b), different | dict(x=M * K * b))
     run = partial(int4.int4_gemv, np.round(numbers(M, K)), weight_in("int4_g64_zeros", N, K), numbers(M, N))
     return run, {"int4_gemv_kernel": moved}
 
@@ -812,7 +692,7 @@ def gemv_of_int4_by_bytes():
     asked = dict(x=M * K * b * N, codes=M * bytes_of_codes, scales=2 * M * bytes_of_codes, zeros=M * bytes_of_codes, out=M * N * b)
     different = dict(x=M * K * b, codes=bytes_of_codes, scales=2 * groups, zeros=groups)
     run = partial(int4_naive.int4_naive, np.round(numbers(M, K)), weight_in("int4_g64_zeros", N, K), numbers(M, N))
-    return run, {"int4_naive_kernel": Expected(asked, different)}
+    return run, {"int4_naive_kernel": Moved(asked, different)}
 
 
 @row
@@ -822,7 +702,7 @@ def mixed_input_of_two_tiles():
     tiling = MixedInputTiling(warpgroups=1, tokens=8, stages=2)
     tiles, steps = N // tiling.rows, K // STEP
     asked = {"x_map": M * K * b * tiles, "weight_map": N * K // 2, "scale_maps.first": 2 * N * steps, "out": M * N * b}
-    moved = Expected(asked, {"x_map": M * K * b, "scale_maps.first": 2 * N}, 2 * M * N * K)
+    moved = Moved(asked, {"x_map": M * K * b, "scale_maps.first": 2 * N}, 2 * M * N * K)
     weight = weight_in("int4_g128", N, K)
     weight = weight._replace(scales=np.ones_like(weight.scales))
     run = partial(int4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
@@ -833,7 +713,7 @@ def mixed_input_of_two_tiles():
 def dequantizing_int4():
     N, K, b = 5, 192, 2
     asked, different = int4_bytes(N, K, 64)
-    moved = Expected(asked | dict(out=N * K * b), different)
+    moved = Moved(asked | dict(out=N * K * b), different)
     return partial(int4.dequantize_int4, weight_in("int4_g64_zeros", N, K), numbers(N, K)), {"dequantize_int4_kernel": moved}
 
 
@@ -856,7 +736,7 @@ def in_nf4_weight(counts):
 def gemv_of_nf4():
     M, N, K, b = 2, 5, 1088, 2
     weight, asked, different = nf4_case(N, K, -(-N // 4))
-    moved = Expected(asked | dict(x=M * K * b * N, out=M * N * b), different | dict(x=M * K * b))
+    moved = Moved(asked | dict(x=M * K * b * N, out=M * N * b), different | dict(x=M * K * b))
     return partial(nf4.nf4_gemv, np.round(numbers(M, K)), weight, numbers(M, N)), {"nf4_gemv_kernel": moved}
 
 
@@ -864,7 +744,7 @@ def gemv_of_nf4():
 def dequantizing_nf4():
     N, K, b = 5, 192, 2
     weight, asked, different = nf4_case(N, K, N)
-    moved = Expected(asked | dict(out=N * K * b), different)
+    moved = Moved(asked | dict(out=N * K * b), different)
     return partial(nf4.dequantize_nf4, weight, numbers(N, K)), {"dequantize_nf4_kernel": moved}
 
 
@@ -883,7 +763,7 @@ def mixed_input_of_nf4():
     asked |= dict(offsets=4 * lanes, first_blocks=4 * lanes, table=4 * (1 + CODES) * COLUMNS * tiles, out=M * N * b)
     asked, of_absmax = in_nf4_weight(asked) | {"scale_maps.first": N * steps}, {"scale_maps.first": different.pop("absmax")}
     different |= dict(x_map=M * K * b, absmax_map=4 * MAP_ENTRIES)
-    moved = Expected(asked, in_nf4_weight(different) | of_absmax, 2 * M * N * K)
+    moved = Moved(asked, in_nf4_weight(different) | of_absmax, 2 * M * N * K)
     run = partial(nf4_gemm, np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
     return run, {"mixed_input_kernel": moved}
 
@@ -912,7 +792,7 @@ def gemv_of_int4_on_tensor_cores():
     launcher, fused = tensor_core_gemv.make_gemv(tensor_core_gemv.INT4), dict(norm=np.round(numbers(K)), residual=numbers(M, N))
     arrays = signs(M, K), weight_in("int4_g64_zeros", N, K), numbers(M, N), numbers(N)
     run = partial(launcher, *arrays, tiling=GEMV_TILING, **fused)
-    return run, {"tensor_core_gemv_kernel": Expected(asked, different, 2 * 8 * N * K)}
+    return run, {"tensor_core_gemv_kernel": Moved(asked, different, 2 * 8 * N * K)}
 
 
 @row
@@ -929,7 +809,7 @@ def gemv_of_nf4_on_tensor_cores():
     asked |= dict(codes=N * K // 2, table=4 * (1 + CODES) * COLUMNS * blocks, offsets=2 * lanes * 4 * N, first_blocks=2 * lanes * 4 * N)
     asked, different = in_nf4_weight(asked), in_nf4_weight(different | dict(x=M * K * b, absmax_map=4 * 256))
     run = partial(tensor_core_gemv.make_gemv(tensor_core_gemv.NF4), np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
-    return run, {"tensor_core_gemv_kernel": Expected(asked | {"arrays.out": M * N * b}, different, 2 * 8 * N * K)}
+    return run, {"tensor_core_gemv_kernel": Moved(asked | {"arrays.out": M * N * b}, different, 2 * 8 * N * K)}
 
 
 @row
@@ -937,7 +817,7 @@ def gated_gemv_of_int8_on_tensor_cores():
     M, F, K, b = 1, 16, 128, 2
     blocks, N = 2 * F // 16, 2 * F
     asked = {"x": M * K * b * blocks, "norm": K * b * blocks, "weight.codes": N * K, "weight.scales": 2 * QUAD * 4 * N}
-    moved = Expected(asked | {"arrays.out": M * F * b}, {"x": M * K * b, "norm": K * b, "weight.scales": 4 * N}, 2 * 8 * N * K)
+    moved = Moved(asked | {"arrays.out": M * F * b}, {"x": M * K * b, "norm": K * b, "weight.scales": 4 * N}, 2 * 8 * N * K)
     gate_up = numbers(N, K, dtype=FLOAT32)
     gate_up[:F] = 1  # a gate of K, whose sigmoid is 1 exactly however it is computed
     launcher, weight = tensor_core_gemv.make_gated_gemv(tensor_core_gemv.INT8), WEIGHT_FORMATS["int8"].encode(gate_up)
@@ -961,7 +841,7 @@ def gemv_of_fp8_from_norm_to_cache():
     table = rope_table(4, D, 0.1 ** np.arange(D // 2))
     arguments = signs(M, K), numbers(K), 0.0, weight_in("fp8", N, K), numbers(N), place, place, table, numbers(M, heads, D), *caches
     run = partial(tensor_core_gemv.make_qkv_gemv(tensor_core_gemv.FP8), *arguments, tiling=GEMV_TILING)
-    return run, {"tensor_core_gemv_kernel": Expected(asked, different, 2 * 8 * N * K)}
+    return run, {"tensor_core_gemv_kernel": Moved(asked, different, 2 * 8 * N * K)}
 
 
 # The batched GEMV: a cluster's blocks read all of x together, the last row of it in place of those that 8 tokens have beyond M. Each of a
@@ -980,7 +860,7 @@ def batched_gemv_of_int4():
     weight = weight_in("int4_g64_zeros", N, K)
     weight = weight._replace(scales=np.ones_like(weight.scales))
     run = partial(batched_gemv.make_gemv(batched_gemv.INT4), np.round(numbers(M, K)), weight, numbers(M, N), numbers(N), tiling=tiling)
-    return run, {"batched_gemv_kernel": Expected(asked, different, 2 * tiling.tokens * N * K)}
+    return run, {"batched_gemv_kernel": Moved(asked, different, 2 * tiling.tokens * N * K)}
 
 
 @row
@@ -994,7 +874,7 @@ def batched_gemv_of_nf4():
     asked |= dict(table=4 * (1 + CODES) * COLUMNS * blocks, offsets=2 * 4 * of_rows, first_blocks=2 * 4 * of_rows, out=M * N * b)
     asked, different = in_nf4_weight(asked), in_nf4_weight(different | dict(x=M * K * b, absmax_map=4 * 256))
     run = partial(batched_gemv.make_gemv(batched_gemv.NF4), np.round(numbers(M, K)), weight, numbers(M, N), tiling=tiling)
-    return run, {"batched_gemv_kernel": Expected(asked, different, 2 * tiling.tokens * N * K)}
+    return run, {"batched_gemv_kernel": Moved(asked, different, 2 * tiling.tokens * N * K)}
 
 
 # Attention: `pairs` are the visible (query, key) pairs of one head of a prompt of T tokens.
@@ -1015,14 +895,14 @@ def materialized_attention():
     pairs = T * (T + 1) // 2 * heads
     cached, rows = T * kv_heads * D * b, T * heads * D * b
     kernels = {
-        "transpose_keys_kernel": Expected(dict(key_cache=cached, key_transposed=cached)),
-        "scores_kernel": Expected(
+        "transpose_keys_kernel": Moved(dict(key_cache=cached, key_transposed=cached)),
+        "scores_kernel": Moved(
             dict(query=pairs * D * b, key_transposed=pairs * D * b, scores=4 * pairs),
             dict(query=rows, key_transposed=cached),
             operations=2 * D * pairs,
         ),
-        "softmax_kernel": Expected(dict(scores=4 * 5 * pairs), dict(scores=4 * 2 * pairs)),
-        "weighted_values_kernel": Expected(
+        "softmax_kernel": Moved(dict(scores=4 * 5 * pairs), dict(scores=4 * 2 * pairs)),
+        "weighted_values_kernel": Moved(
             dict(scores=4 * D * pairs, value_cache=pairs * D * b, out=rows),
             dict(scores=4 * pairs, value_cache=cached),
             operations=2 * D * pairs,
@@ -1046,10 +926,10 @@ def materialized_decoding():
     fill = {name: tokens * count for name, count in caches.items()} | dict(inputs=2 * tokens * read)
     query = dict(query_weight=heads * D * hidden * b, query=heads * D * b, inputs=(heads + 2 * kv_heads) * D * hidden * b)
     kernels = {
-        "fill_new_key_value_kernel": Expected(
+        "fill_new_key_value_kernel": Moved(
             fill, dict(inputs=tokens * hidden * b, key_weight=read, value_weight=read), operations=tokens * 2 * kv_heads * D * 2 * hidden
         ),
-        "project_latest_kernel": Expected(caches | query, dict(inputs=hidden * b), operations=(heads + 2 * kv_heads) * D * 2 * hidden),
+        "project_latest_kernel": Moved(caches | query, dict(inputs=hidden * b), operations=(heads + 2 * kv_heads) * D * 2 * hidden),
     }
     return run, kernels, (*LENS, "input_lens", "rows")
 
@@ -1066,7 +946,7 @@ def flash_attention_1_of_a_prompt():
     different = dict(key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b, query=rows * D * b, out=rows * D * b)
     different |= dict(row_out=2 * 4 * rows * D, row_max=2 * 4 * rows, row_sum=2 * 4 * rows)
     arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
-    return partial(flash_attention_1.attention, *arguments), {"flash_attention_1_kernel": Expected(asked, different)}, LENS
+    return partial(flash_attention_1.attention, *arguments), {"flash_attention_1_kernel": Moved(asked, different)}, LENS
 
 
 def keys_of_tiles(T, tile):
@@ -1082,7 +962,7 @@ def flash_attention_2_of_a_prompt():
     asked = dict(query=rows, key_cache=loaded, value_cache=loaded, out=rows)
     different = dict(key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
     arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
-    expected = Expected(asked, different, 4 * D * query_tile * key_tile * products)
+    expected = Moved(asked, different, 4 * D * query_tile * key_tile * products)
     return partial(flash_attention_2.attention, *arguments, tiles=(query_tile, key_tile, 1)), {"flash_attention_2_kernel": expected}, LENS
 
 
@@ -1097,7 +977,7 @@ def attention_of_a_tree():
     different = dict(key_cache=kv_heads * loaded, value_cache=kv_heads * loaded)
     arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
     run = partial(tree_attention.attention, *arguments, arrays.block_tables, tree.on(ARRAYS, 100), 0, D**-0.5)
-    expected = Expected(asked, different, 4 * D * 64 * 64 * heads)
+    expected = Moved(asked, different, 4 * D * 64 * 64 * heads)
     return run, {"tree_attention_kernel": expected}, (*LENS, "depths", "words")
 
 
@@ -1115,7 +995,7 @@ def flash_attention_2_over_a_quantized_cache():
     run = partial(
         flash_attention_2_quantized.attention, arrays.query, *quantize_case(arrays, "int8")[:2], *batch, tiles=(query_tile, key_tile, 1)
     )
-    expected = Expected(asked, different, 4 * D * query_tile * key_tile * products)
+    expected = Moved(asked, different, 4 * D * query_tile * key_tile * products)
     return run, {"flash_attention_2_kernel": expected}, LENS
 
 
@@ -1131,7 +1011,7 @@ def flash_attention_2_over_keys_by_channel():
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.zeros_like(arrays.query), arrays.query_start, arrays.context_lens)
     options = dict(tiles=(16, key_tile, 1), residual_window=32)
     run = partial(flash_attention_2_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)
-    expected = Expected(asked, different, 4 * D * 16 * key_tile * key_tiles * heads)
+    expected = Moved(asked, different, 4 * D * 16 * key_tile * key_tiles * heads)
     return run, {"flash_attention_2_kernel": expected}, LENS
 
 
@@ -1143,7 +1023,7 @@ def flash_attention_3_of_a_prompt():
     asked = dict(query_map=rows, key_map=loaded, value_map=loaded, out=rows)
     touched = -(-T // page) * page * kv_heads * D * b  # whole pages
     products = heads * sum(-(-end // key_tile) for end in ends)
-    expected = Expected(asked, dict(key_map=touched, value_map=touched), 4 * D * query_tile * key_tile * products)
+    expected = Moved(asked, dict(key_map=touched, value_map=touched), 4 * D * query_tile * key_tile * products)
     arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
     run = partial(flash_attention_3.attention, *arguments, shape=TileShape(D, 1, key_tile))
     return run, {"flash_attention_3_kernel": expected}, LENS
@@ -1157,7 +1037,7 @@ def flash_attention_2_in_float32():
     different = dict(key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
     arguments = prompt(T, heads, kv_heads, D, FLOAT32)
     run = partial(flash_attention_2.attention, *arguments, tiles=(4, 8, 2, 2))
-    return run, {"flash_attention_2_kernel": Expected(asked, different)}, LENS
+    return run, {"flash_attention_2_kernel": Moved(asked, different)}, LENS
 
 
 @row
@@ -1172,8 +1052,8 @@ def split_kv_of_a_decode_step():
     warps, lanes = 4, 32
     merge = dict(split_out=states * D, split_sum=lanes * states, split_max=(warps + lanes) * states, out=heads * D * b)
     kernels = {
-        "split_kernel": Expected(asked, dict(query=heads * D * b)),
-        "merge_kernel": Expected(merge, dict(split_sum=states, split_max=states)),
+        "split_kernel": Moved(asked, dict(query=heads * D * b)),
+        "merge_kernel": Moved(merge, dict(split_sum=states, split_max=states)),
     }
     run = partial(split_kv.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
     return run, kernels, LENS
@@ -1191,7 +1071,7 @@ def split_tensor_core_of_a_decode_step():
     different = dict(query=heads * D * b, part_out=2 * states * D)
     tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
     run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
-    return run, {"split_tensor_core_kernel": Expected(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
+    return run, {"split_tensor_core_kernel": Moved(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
 
 
 @row
@@ -1203,7 +1083,7 @@ def split_cluster_of_a_short_sequence():
     asked |= dict(out=heads * D * b)
     tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
     run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale)
-    return run, {"split_cluster_kernel": Expected(asked, dict(query=heads * D * b), tensor_core_flops)}, LENS
+    return run, {"split_cluster_kernel": Moved(asked, dict(query=heads * D * b), tensor_core_flops)}, LENS
 
 
 @row
@@ -1216,8 +1096,8 @@ def fixed_split_of_a_decode_step():
     asked = dict(query=splits * rows, key_cache=keys, value_cache=keys, split_max=states, split_sum=states, split_out=states * D)
     merge = dict(split_out=lanes * heads * D * 4, split_sum=heads * D * 4, split_max=heads * D * 4, out=rows)
     kernels = {
-        "fixed_split_kernel": Expected(asked, dict(query=rows), 4 * 16 * D * kv_heads * context),  # the group fills two of 16 rows
-        "merge_splits_kernel": Expected(merge, dict(split_out=states * D, split_sum=states, split_max=states)),
+        "fixed_split_kernel": Moved(asked, dict(query=rows), 4 * 16 * D * kv_heads * context),  # the group fills two of 16 rows
+        "merge_splits_kernel": Moved(merge, dict(split_out=states * D, split_sum=states, split_max=states)),
     }
     run = partial(fixed_split.attention, *arguments, arrays.block_tables, arrays.scale, parts=splits)
     return run, kernels, LENS
@@ -1239,7 +1119,7 @@ def split_quantized_of_a_decode_step():
     shape = SplitShape(warps, 16, 2, 1, turns=2)
     run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
     of_zeros = 2 * 8 * 16 * kv_heads * context  # weights times zeros, of both groups
-    return run, {"split_quantized_kernel": Expected(asked, different, 4 * 8 * D * kv_heads * context + of_zeros)}, (*LENS, "arrivals")
+    return run, {"split_quantized_kernel": Moved(asked, different, 4 * 8 * D * kv_heads * context + of_zeros)}, (*LENS, "arrivals")
 
 
 @row
@@ -1255,7 +1135,7 @@ def split_quantized_by_channel():
     options = dict(splits=splits, shape=SplitShape(warps, 32, 2, 1, turns=2), residual_window=32)
     run = partial(split_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)
     products = 4 * 8 * D + 8 * D + 2 * 16 * 8  # a key: with codes, and with the zeros of a group of 32 keys and of a value
-    expected = Expected(asked, dict(query=rows, part_out=2 * states * D), products * kv_heads * codes)
+    expected = Moved(asked, dict(query=rows, part_out=2 * states * D), products * kv_heads * codes)
     return run, {"split_quantized_kernel": expected}, (*LENS, "arrivals")
 
 
@@ -1268,7 +1148,7 @@ def residual_window_of_a_decode_step():
     out = np.zeros_like(arrays.query)
     rows, lse = arrays.query.nbytes, 2 * heads * 4
     asked = dict(first=rows, second=rows, out=rows, first_lse=lse * D // 8, second_lse=lse * D // 8)  # every thread asks for both
-    merged = Expected(asked, dict(first_lse=lse, second_lse=lse))
+    merged = Moved(asked, dict(first_lse=lse, second_lse=lse))
     inputs = (*arrays.arguments[:5], out, *arrays.arguments[5:])
     run = partial(residual_window.attention, *inputs, D**-0.5, case.residual_window, max_query_len=1)
     return run, {"merge_states_kernel": merged}, LENS
@@ -1284,7 +1164,7 @@ def prefix_of_a_cascade():
     asked |= dict(prefix_max=states, prefix_sum=states, prefix_out=states * D)
     tensor_core_flops = 4 * split_cascade.ROWS * D * kv_heads * prefix  # a tile of rows, of which the batch fills six
     run = partial(split_cascade.attention, *arguments, arrays.block_tables, arrays.scale, prefix)
-    return run, {"prefix_kernel": Expected(asked, {}, tensor_core_flops)}, LENS
+    return run, {"prefix_kernel": Moved(asked, {}, tensor_core_flops)}, LENS
 
 
 # Sampling: R rows of V logits.
@@ -1296,8 +1176,8 @@ def greedy_sampling():
     parts = 4 * R
     sampling = tensors([dict(temperature=0.0)] * R, V)
     kernels = {
-        "argmax_parts_kernel": Expected(dict(logits=4 * R * V, part_values=parts, part_tokens=parts)),
-        "argmax_of_parts_kernel": Expected(dict(part_values=parts, part_tokens=parts, out=4 * R)),
+        "argmax_parts_kernel": Moved(dict(logits=4 * R * V, part_values=parts, part_tokens=parts)),
+        "argmax_of_parts_kernel": Moved(dict(part_values=parts, part_tokens=parts, out=4 * R)),
     }
     return partial(run_sample, logits_of("normal", R, V), sampling), kernels, ("slots",)
 
@@ -1315,9 +1195,9 @@ def a_split_vocabulary():
         join_parts(parts, whole)
 
     kernels = {
-        "split_embedding_kernel": Expected(dict(rows=2 * 2 * H, out=2 * T * H)),  # two of the tokens are on this rank
-        "argmax_of_ranks_kernel": Expected(dict(values=4 * N * R * P, tokens=4 * N * R * P, out=4 * R)),
-        "join_parts_kernel": Expected(dict(parts=4 * R * (N * S - 1), out=4 * R * (N * S - 1))),
+        "split_embedding_kernel": Moved(dict(rows=2 * 2 * H, out=2 * T * H)),  # two of the tokens are on this rank
+        "argmax_of_ranks_kernel": Moved(dict(values=4 * N * R * P, tokens=4 * N * R * P, out=4 * R)),
+        "join_parts_kernel": Moved(dict(parts=4 * R * (N * S - 1), out=4 * R * (N * S - 1))),
     }
     return run, kernels, ("token_ids", "slots")
 
@@ -1329,10 +1209,10 @@ def drawing_with_every_rule():
     rules = dict(top_k=20, top_p=0.7, min_p=0.05, repetition_penalty=1.3, presence_penalty=0.1, min_tokens=3, logit_bias={1: 0.5})
     changed = {name: 4 * R * V for name in ("logits", "output_counts", "logit_bias", "out")}
     kernels = {
-        "penalize_kernel": Expected(changed | dict(token_flags=2 * R * V), dict(token_flags=R * V)),  # by penalties and by bans
-        "thresholds_kernel": Expected(dict(logits=4 * R * V * (1 + 3 + 3), out=4 * R), dict(logits=4 * R * V)),
-        "draw_parts_kernel": Expected(dict(logits=4 * R * V, part_values=parts, part_tokens=parts)),
-        "argmax_of_parts_kernel": Expected(dict(part_values=parts, part_tokens=parts, out=4 * R)),
+        "penalize_kernel": Moved(changed | dict(token_flags=2 * R * V), dict(token_flags=R * V)),  # by penalties and by bans
+        "thresholds_kernel": Moved(dict(logits=4 * R * V * (1 + 3 + 3), out=4 * R), dict(logits=4 * R * V)),
+        "draw_parts_kernel": Moved(dict(logits=4 * R * V, part_values=parts, part_tokens=parts)),
+        "argmax_of_parts_kernel": Moved(dict(part_values=parts, part_tokens=parts, out=4 * R)),
     }
     a_number_a_row = ("temperature", "top_k", "top_p", "min_p", "thresholds", "seed", "step", "min_tokens", "slots", "adjustments")
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -1348,8 +1228,8 @@ def log_probabilities_of_the_chosen_and_the_best():
     best, threads = dict(part_values=4 * R * top, part_tokens=4 * R * top), 256
     found = dict(logits=4 * R, top_token_ids=4 * R * top, top_values=4 * R * top)
     kernels = {  # every thread of the first one reads the chosen token's logit
-        "log_probability_parts_kernel": Expected(dict(logits=4 * R * (V + threads)) | best, dict(logits=4 * R * V)),
-        "log_probabilities_of_parts_kernel": Expected(best | found),
+        "log_probability_parts_kernel": Moved(dict(logits=4 * R * (V + threads)) | best, dict(logits=4 * R * V)),
+        "log_probabilities_of_parts_kernel": Moved(best | found),
     }
     return run, kernels, ("token_ids", "chosen", "rank", "part_peaks", "part_sums", "part_ranks")
 
@@ -1360,7 +1240,7 @@ def log_probabilities_of_the_chosen_and_the_best():
 @row
 def writing_to_slots():
     words, pairs = np.zeros(40, np.int32), np.stack([integers(3, 9, 0), integers(1, 2, 3)], axis=1)
-    return partial(write_slots, words, pairs), {"write_slots_kernel": Expected(dict(state=4 * 3, pairs=8 * 3))}
+    return partial(write_slots, words, pairs), {"write_slots_kernel": Moved(dict(state=4 * 3, pairs=8 * 3))}
 
 
 @row
@@ -1371,7 +1251,7 @@ def loading_rows_from_slots():
     asked = dict.fromkeys(("newest_tokens", "token_ids", "positions", "slot_mapping", "context_lens"), 4 * B)
     asked |= dict(block_tables=4 * 7)
     several_times = ("slots", "lengths", "tables_of_slots")  # read by every thread, or twice
-    return partial(load_rows, integers(1, 2), state, batch, block_size), {"load_rows_kernel": Expected(asked)}, several_times
+    return partial(load_rows, integers(1, 2), state, batch, block_size), {"load_rows_kernel": Moved(asked)}, several_times
 
 
 @row
@@ -1380,7 +1260,7 @@ def advancing_to_the_next_step():
     state = make_state(5, 2, 4)
     asked = {name: 4 * B for name in ("tokens", "slots", "newest_tokens", "adjustments")} | {name: 8 * B for name in ("lengths", "step")}
     asked |= dict(output_counts=8)  # one of the slots has penalties
-    return partial(advance, integers(7, 8, 9), integers(1, 0, 2), state), {"advance_kernel": Expected(asked)}
+    return partial(advance, integers(7, 8, 9), integers(1, 0, 2), state), {"advance_kernel": Moved(asked)}
 
 
 # Speculation: R rows in runs. (slot, rows) of each run; the first row of a run holds the newest token, the others its drafts.
@@ -1398,7 +1278,7 @@ def loading_runs_from_slots():
     several_times = ("slots", "query_start", "lengths", "room", "tables_of_slots")  # read by every thread, or twice
     batch = batch_of([rows for _, rows in runs], columns=5, more=0)
     run = partial(load_spans, slots_of(runs), state, drafts, batch, block_size, room=integers(16, 4))
-    return run, {"load_spans_kernel": Expected(asked, dict(slot_mapping=4 * R))}, several_times
+    return run, {"load_spans_kernel": Moved(asked, dict(slot_mapping=4 * R))}, several_times
 
 
 @row
@@ -1411,8 +1291,8 @@ def parameters_of_rows_in_runs():
     wide = {name: size * R * V for name, size in element.items()}
     words = dict(words_of_slots=4 * WORDS * R, words=4 * WORDS * R, row_slots=4 * R)
     kernels = {
-        "row_words_kernel": Expected(words, dict(words_of_slots=4 * WORDS * S)),
-        "row_vocabulary_kernel": Expected(  # every thread of a row reads the drafts before it
+        "row_words_kernel": Moved(words, dict(words_of_slots=4 * WORDS * S)),
+        "row_vocabulary_kernel": Moved(  # every thread of a row reads the drafts before it
             wide | dict(drafts=4 * V * sum(offsets)), {name: element[name] * S * V for name in read} | dict(drafts=4 * max(offsets))
         ),
     }
@@ -1423,7 +1303,7 @@ def parameters_of_rows_in_runs():
 def slots_of_runs():
     runs = [(2, 3), (-1, 2), (0, 1)]
     found = 1 + 2 + 1  # every row of padding counts as a run
-    kernels = {"run_slots_kernel": Expected(dict(out=4 * found))}
+    kernels = {"run_slots_kernel": Moved(dict(out=4 * found))}
     return partial(run_slots, slots_of(runs), np.zeros(found, np.int32)), kernels, ("slots",)
 
 
@@ -1433,7 +1313,7 @@ def room_of_runs_for_drafts():
     R, runs = len(slots), 2
     asked = dict(lengths=4 * runs, room=4 * runs, counts=4 * R)
     run = partial(room_for_drafts, slots, integers(5, 1, 8), room, 4, np.zeros(R, np.int32))
-    return run, {"room_for_drafts_kernel": Expected(asked)}, ("slots",)
+    return run, {"room_for_drafts_kernel": Moved(asked)}, ("slots",)
 
 
 @row
@@ -1442,8 +1322,8 @@ def storing_drafts_with_their_distributions():
     B, used = len(slots), 2
     drafts = DraftState.make(np.zeros, 3, 4, 5, V)
     kernels = {
-        "store_drafts_kernel": Expected(dict(tokens=4 * used, drafts=4 * used)),
-        "store_log_q_kernel": Expected(dict(log_q=4 * used * V, log_q_of_slots=4 * used * V)),
+        "store_drafts_kernel": Moved(dict(tokens=4 * used, drafts=4 * used)),
+        "store_log_q_kernel": Moved(dict(log_q=4 * used * V, log_q_of_slots=4 * used * V)),
     }
     return partial(store_drafts, integers(7, 8, 9), slots, 1, drafts, logits_of("normal", B, V)), kernels, ("slots",)
 
@@ -1452,7 +1332,7 @@ def storing_drafts_with_their_distributions():
 def storing_the_children_of_a_level():
     tree, slots = TokenTree((-1, 0, 0, 1, 1, 2)), slots_of([(2, 2), (-1, 2)])  # nodes 1 and 2 have two children and one
     drafts = DraftState.make(np.zeros, 3, 5, 5, tree=tree.on(ARRAYS, 100))
-    kernels = {"store_children_kernel": Expected(dict(tokens=4 * 3, drafts=4 * 3))}
+    kernels = {"store_children_kernel": Moved(dict(tokens=4 * 3, drafts=4 * 3))}
     run = partial(store_children, np.zeros((4, 2), np.int32), slots, 1, drafts)
     return run, kernels, ("slots", "first_child", "num_children")
 
@@ -1469,7 +1349,7 @@ def drafts_of_lookahead_decoding():
     rows = np.zeros(len(slots), np.int32)
     run = partial(lookahead, slots, integers(0, 100), drafts, rows, rows, state, np.zeros(len(slots), np.int32))
     asked = dict(pool=4 * (A + found * (N - 1)), drafts=4 * found * (N - 1), counts=4 * len(slots))
-    return run, {"lookahead_kernel": Expected(asked)}, ("slots", "newest_tokens", "added")
+    return run, {"lookahead_kernel": Moved(asked)}, ("slots", "newest_tokens", "added")
 
 
 @row
@@ -1482,7 +1362,7 @@ def drafts_by_prompt_lookup():
     asked = dict(token_history=4 * (2 * compared + period), drafts=4 * (K + K - period), counts=4 * R)
     run = partial(prompt_lookup, slots, state, drafts, longest, 2, np.zeros(R, np.int32))
     several_times = ("slots", "lengths")  # read by every thread
-    return run, {"prompt_lookup_kernel": Expected(asked, dict(token_history=4 * n))}, several_times
+    return run, {"prompt_lookup_kernel": Moved(asked, dict(token_history=4 * n))}, several_times
 
 
 @row
@@ -1491,7 +1371,7 @@ def accepting_drafts_up_to_the_first_mismatch():
     chosen, computed = integers(5, 6, 7, 8, 0, 3, 4), integers(1, 5, 9, 7, 0, 1, 3)  # right, wrong, not looked at; right
     R, right, wrong = len(slots), 2, 1
     asked = dict(chosen=4 * (right + wrong), computed=4 * (right + wrong), counts=4 * R)
-    return partial(accept, chosen, computed, slots, np.zeros(R, np.int32)), {"accept_kernel": Expected(asked)}, ("slots",)
+    return partial(accept, chosen, computed, slots, np.zeros(R, np.int32)), {"accept_kernel": Moved(asked)}, ("slots",)
 
 
 @row
@@ -1503,7 +1383,7 @@ def accepting_a_path_of_a_tree():
     asked["path"] = 4 * (2 * (n - 1) + 1 + n + accepted + 1)  # right or wrong, read once and written once; then the rows, then the path
     different = dict(chosen=4 * R, tokens=4 * R, counts=4 * R, path=4 * (R + 3))  # three parents are read
     run = partial(accept_tree, chosen, computed, slots, tree.on(ARRAYS, 100), *np.zeros((3, R), np.int32))
-    return run, {"accept_tree_kernel": Expected(asked, different)}, ("slots", "parents", "depths")
+    return run, {"accept_tree_kernel": Moved(asked, different)}, ("slots", "parents", "depths")
 
 
 @row
@@ -1511,7 +1391,7 @@ def accepting_drafts_by_chance():
     slots = slots_of([(1, 4), (-1, 1), (0, 2)])
     R = len(slots)
     run = partial(accept_synthetic, slots, tensors([dict()] * 2, 5), 1.0, np.zeros(R, np.int32))
-    return run, {"accept_synthetic_kernel": Expected(dict(counts=4 * R))}, ("slots", "step", "seed")  # at a rate of 1 all are accepted
+    return run, {"accept_synthetic_kernel": Moved(dict(counts=4 * R))}, ("slots", "step", "seed")  # at a rate of 1 all are accepted
 
 
 @row
@@ -1521,7 +1401,7 @@ def distributions_that_rows_are_drawn_from():
     thresholds = np.sort(logits, axis=1)[:, -kept].copy()
     read = R * V + drawn * 2 * (V + kept)  # for the largest logit; for the sum and the result, once to compare and once more if kept
     run = partial(distribution, logits, thresholds, sampling, integers(0, 1, -1), np.zeros((R, V), np.float32))
-    expected = Expected(dict(logits=4 * read, out=4 * R * V), dict(logits=4 * R * V))
+    expected = Moved(dict(logits=4 * read, out=4 * R * V), dict(logits=4 * R * V))
     return run, {"distribution_kernel": expected}, ("thresholds", "slots", "temperature")
 
 
@@ -1539,7 +1419,7 @@ def rejecting_a_draft_that_was_drawn():
     of_rows = dict(chosen=4 * (R - accepted + asked_of), tokens=4 * (R + rejected), counts=4 * R)
     asked = of_rows | dict(computed=4 * (accepted + rejected), p=moved + 4 * rejected, q=moved + 4 * rejected)
     run = partial(reject, p, q, np.arange(R, dtype=np.int32), computed, slots, tensors([dict()] * 2, V), *np.zeros((2, R), np.int32))
-    return run, {"reject_kernel": Expected(asked, dict(p=moved, q=moved, chosen=4 * R, tokens=4 * R))}, ("slots", "step", "seed")
+    return run, {"reject_kernel": Moved(asked, dict(p=moved, q=moved, chosen=4 * R, tokens=4 * R))}, ("slots", "step", "seed")
 
 
 @row
@@ -1554,7 +1434,7 @@ def rejecting_a_child_of_a_tree():
     run = partial(reject_tree, p, q, np.arange(R, dtype=np.int32), computed, slots, tree.on(ARRAYS, 100), tensors([dict()] * 2, V), *arrays)
     several_times = ("slots", "step", "seed", "parents", "computed", "chosen", "by_row", "tokens", "path")  # read by all threads
     asked = dict(p=4 * (2 * THREADS + 2 * V), q=4 * (2 * THREADS + V), counts=4 * R)  # p(x) of two children, by all; read, and written
-    return run, {"reject_tree_kernel": Expected(asked, dict(p=8 * V, q=4 * V))}, several_times
+    return run, {"reject_tree_kernel": Moved(asked, dict(p=8 * V, q=4 * V))}, several_times
 
 
 @row
@@ -1563,7 +1443,7 @@ def scores_of_children():
     log_q, logits = logits_of("normal", R, V), logits_of("normal", R, V)
     run = partial(perturb, log_q, logits, tensors([dict(), dict(temperature=0.0)], V), integers(0, 1, -1), np.zeros((R, V), np.float32))
     asked = dict(log_q=4 * V, logits=4 * 2 * V, scores=4 * R * V)
-    return run, {"perturb_kernel": Expected(asked)}, ("slots", "temperature", "step", "seed")
+    return run, {"perturb_kernel": Moved(asked)}, ("slots", "temperature", "step", "seed")
 
 
 @row
@@ -1574,7 +1454,7 @@ def advancing_by_runs():
     state.lengths[:] = 4
     once = dict(newest_tokens=4 * runs, token_history=4 * new, output_counts=8 * counted, lengths=8 * runs, step=8 * runs)
     asked = once | dict(tokens=4 * (new + runs), counts=4 * (R + runs), adjustments=4 * new)  # the newest token of a run is read again
-    expected = Expected(asked, dict(tokens=4 * new, counts=4 * R, adjustments=4 * runs))
+    expected = Moved(asked, dict(tokens=4 * new, counts=4 * R, adjustments=4 * runs))
     run = partial(advance_spans, np.arange(R, dtype=np.int32), counts, slots, state, drafts)
     return run, {"advance_spans_kernel": expected}, ("slots",)
 
@@ -1605,14 +1485,14 @@ def launched(name, n):
 def all_reduce_by_ring():
     n, b = 136, 2
     run, left_out = launched("ring", n)
-    return run, {"ring_kernel": Expected(of_ranks(("staging", 4 * n), ("staging", 4 * n), x=n * b, out=n * b))}, left_out
+    return run, {"ring_kernel": Moved(of_ranks(("staging", 4 * n), ("staging", 4 * n), x=n * b, out=n * b))}, left_out
 
 
 @row
 def all_reduce_by_one_shot():
     n, b = 136, 2
     run, left_out = launched("one_shot", n)
-    return run, {"one_shot_kernel": Expected(of_ranks(("staging", 2 * n * b), ("staging", n * b), x=n * b, out=n * b))}, left_out
+    return run, {"one_shot_kernel": Moved(of_ranks(("staging", 2 * n * b), ("staging", n * b), x=n * b, out=n * b))}, left_out
 
 
 @row
@@ -1620,7 +1500,7 @@ def all_reduce_by_two_shot():
     n, b = 144, 2
     run, left_out = launched("two_shot", n)
     asked = of_ranks(("staging", 5 * n * b // 2), ("staging", n * b), x=n * b, out=n * b)
-    return run, {"two_shot_kernel": Expected(asked, of_ranks(("staging", 3 * n * b // 2), ("staging", n * b)))}, left_out
+    return run, {"two_shot_kernel": Moved(asked, of_ranks(("staging", 3 * n * b // 2), ("staging", n * b)))}, left_out
 
 
 @row
@@ -1628,7 +1508,7 @@ def all_reduce_by_low_latency():
     n, b = 136, 2
     run, left_out = launched("low_latency", n)
     asked = of_ranks(("inboxes", 0), ("inboxes", 2 * n * b), x=2 * n * b, out=n * b)
-    return run, {"low_latency_kernel": Expected(asked, of_ranks(("inboxes", 0), ("inboxes", 2 * n * b), x=n * b))}, left_out
+    return run, {"low_latency_kernel": Moved(asked, of_ranks(("inboxes", 0), ("inboxes", 2 * n * b), x=n * b))}, left_out
 
 
 @row
@@ -1639,7 +1519,7 @@ def all_reduce_by_fused_norm():
     _, left_out = launched("low_latency", 8)
     asked = of_ranks(("inboxes", 0), ("inboxes", 2 * n), x=2 * n, residual=2 * n, weight=n, out=n)
     different = of_ranks(("inboxes", 0), ("inboxes", 2 * n), x=n, weight=H * b)
-    return partial(launch_together, [fused_norm(*one) for one in arrays]), {"fused_norm_kernel": Expected(asked, different)}, left_out
+    return partial(launch_together, [fused_norm(*one) for one in arrays]), {"fused_norm_kernel": Moved(asked, different)}, left_out
 
 
 def kernels_of_the_package():

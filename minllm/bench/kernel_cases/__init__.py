@@ -1,6 +1,6 @@
 """The cases of `minllm bench kernels`: every kernel of the package, every rung of its ladders."""
 
-from minllm.bench.kernel_case import KernelCase
+from minllm.bench.kernel_case import KernelCase, case_of
 from minllm.bench.kernel_cases import (
     attention,
     glue,
@@ -15,6 +15,7 @@ from minllm.bench.kernel_cases import (
     tree_attention,
     window_attention,
 )
+from minllm.catalogue import measured_launches
 
 # folders of minllm/kernels, and "quantised" for GEMMs with quantised weights
 STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activation", "kv", "sampling", "slots", "quantised")
@@ -27,4 +28,5 @@ def kernel_cases(stages: tuple[str, ...] = STAGES) -> list[KernelCase]:
         slots, quantized_matmul,
     )  # fmt: skip
     every = [case for module in modules for case in module.cases()]
+    every += map(case_of, measured_launches())
     return [case for case in every if case.stage in stages]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from minllm.bench.noise import Noise
 from minllm.bench.timing import CudaClock, median_seconds
+from minllm.catalogue.noise import Noise
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Rung
 from minllm.weights.formats import plain_linear

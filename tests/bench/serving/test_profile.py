@@ -19,8 +19,8 @@ from minllm.bench.serving.profile.run import SIZES, check_profiler, profiled, st
 from minllm.bench.serving.profile.stages import ADVANCE, PREFIX, WRITE_SLOTS, stage_of
 from minllm.bench.serving.profile.steps import Event, StepSize, StepSummary, steps_by_kind, traced_steps
 from minllm.bench.serving.workload import BenchRequest
+from minllm.catalogue import STAGES
 from minllm.errors import DeviceError, InvalidOptionError
-from minllm.kernels.specimens import STAGES
 from tests.compile.kernels_in_sources import kernel_names
 from tests.engine.models import model_directory
 

@@ -1,4 +1,4 @@
-"""SiLU-and-multiply and GELU: references and simulated kernels against torch in float64, and the mistakes of callers."""
+"""SiLU-and-multiply and GELU in place and unaligned, and the mistakes of callers; their results: tests/kernels/test_launches.py."""
 
 import numpy as np
 import pytest
@@ -6,21 +6,7 @@ import pytest
 from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.gelu import gelu, gelu_reference
 from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
-from tests.kernels.activation.cases import CASES, check_gelu, check_silu_and_multiply
-from tests.kernels.guarded import DTYPES, random
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_silu_and_multiply(case, dtype, device):
-    check_silu_and_multiply(case, dtype, device)
-
-
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_gelu(case, dtype, approximate, device):
-    check_gelu(case, approximate, dtype, device)
+from tests.kernels.guarded import random
 
 
 @pytest.mark.parametrize("features", [5, 16])

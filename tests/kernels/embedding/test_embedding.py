@@ -1,19 +1,10 @@
-"""The embedding lookup: reference and simulated kernels against rows picked one by one, and the mistakes of callers."""
+"""The mistakes of callers of the embedding lookup; its results: tests/kernels/test_launches.py."""
 
 import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError, SimulationError
 from minllm.kernels.embedding.lookup import embedding
-from tests.kernels.embedding.cases import CASES, check_embedding
-from tests.kernels.guarded import DTYPES
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_embedding(case, dtype, device):
-    check_embedding(case, dtype, device)
-
 
 TOKENS, TABLE, OUT = np.zeros(2, np.int32), np.zeros((5, 8), np.float32), np.zeros((2, 8), np.float32)
 MISTAKES = {

@@ -9,9 +9,9 @@ from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers, co
 from minllm.kernels.kv.layout import layer_of
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append, qkv_rope_append_reference
 from minllm.kernels.rope.rotate import rope_table
-from tests.kernels.guarded import GUARD_ROWS, Guarded, assert_close, bits, poisoned, random
-from tests.kernels.normalization.cases import rms_norm_oracle
-from tests.kernels.rope.cases import frequencies, turned
+from tests.kernels.guarded import Guarded, assert_close, bits, poisoned, random
+from tests.kernels.normalization.oracles import rms_norm_of
+from tests.kernels.rope.oracles import frequencies, turned
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ def check_qkv_rope_append(case, dtype, device):
     query, key, value = np.split(heads, [case.heads, case.heads + case.kv_heads], axis=1)
     if case.norm:
         query, key = (
-            rms_norm_oracle(x.reshape(-1, case.head_dim), weight, 1e-6).reshape(x.shape) for x, weight in ((query, q_norm), (key, k_norm))
+            rms_norm_of(x.reshape(-1, case.head_dim), weight, 1e-6).reshape(x.shape) for x, weight in ((query, q_norm), (key, k_norm))
         )
     query, key = (turned(x, positions, case.rotary_dim, case.interleaved) for x in (query, key))
 
     options = dict(cos_sin=cos_sin, q_norm=q_norm, k_norm=k_norm)
-    expected = [np.full(key_cache.before[GUARD_ROWS:-GUARD_ROWS].shape, np.nan, dtype) for _ in range(2)]
+    expected = [np.full(key_cache.array.shape, np.nan, dtype) for _ in range(2)]
     result = qkv_rope_append_reference(
         qkv, positions, slots, *expected, case.heads, case.kv_heads, interleaved=case.interleaved, epsilon=1e-6, **options
     )

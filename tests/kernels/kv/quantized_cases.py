@@ -11,7 +11,7 @@ from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.quantization.reference import dequantize_reference
 from minllm.kernels.rope.rotate import rope_table
 from tests.kernels.guarded import assert_close, bits, random
-from tests.kernels.rope.cases import frequencies
+from tests.kernels.rope.oracles import frequencies
 
 UNWRITTEN = 0x5A  # every byte of a cache before
 

@@ -5,10 +5,10 @@ What holds for every kernel (no spills, registers, wide loads) is asked in tests
 
 import pytest
 
+from minllm.catalogue import machine_code
 from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.specimens import gemv_operands
-from minllm.kernels.specimens import all_specimens
 from minllm.runtime.machine_code import opcodes
 
 HOPPER = (9, 0)
@@ -16,7 +16,7 @@ HOPPER = (9, 0)
 
 def test_the_large_tile_multiplies_without_a_pause():
     large = tensor_core.TILINGS[0]
-    specimen = all_specimens()[f"matmul/tensor_core/{large.tile_m}x{large.tile_n}/bfloat16"]
+    specimen = machine_code()[f"matmul/tensor_core/{large.tile_m}x{large.tile_n}/bfloat16"]
     found = opcodes(specimen.compile(HOPPER).sass())
     products = [i for i, opcode in enumerate(found) if opcode.startswith("HMMA")]
     between = found[products[0] : products[-1]]
@@ -27,7 +27,7 @@ def test_the_large_tile_multiplies_without_a_pause():
 
 @pytest.mark.parametrize("name", ["128x256", "128x256/cluster", "128x256/silu", "bias", "64x96/cluster/early"])
 def test_wgmma_s_products_are_not_serialised(name):
-    found = opcodes(all_specimens()[f"matmul/wgmma/{name}/bfloat16"].compile(HOPPER).sass())
+    found = opcodes(machine_code()[f"matmul/wgmma/{name}/bfloat16"].compile(HOPPER).sass())
     products = [i for i, opcode in enumerate(found) if opcode.startswith("HGMMA")]
     assert len(products) == 4  # a step of 64 of K
     between = found[products[0] : products[-1]]
@@ -39,7 +39,7 @@ def test_wgmma_s_products_are_not_serialised(name):
 
 @pytest.mark.parametrize("name", ["warpgroup/pairs", "warp_specialized/pairs", "warpgroup/out float32", "warp_specialized/out float32"])
 def test_the_rungs_below_wgmma_wait_once_a_step(name):
-    found = opcodes(all_specimens()[f"matmul/{name}/bfloat16"].compile(HOPPER).sass())
+    found = opcodes(machine_code()[f"matmul/{name}/bfloat16"].compile(HOPPER).sass())
     products = [i for i, opcode in enumerate(found) if opcode.startswith("HGMMA")]
     assert len(products) == 4  # a step of 64 of K
     assert not any(opcode.startswith(("WARPGROUP", "S2R", "LD", "BRA", "BAR")) for opcode in found[products[0] : products[-1]])
@@ -87,5 +87,5 @@ def longest_run(found, product):
 )
 def test_instructions_per_16_byte_load_of_codes(form, shape, product, codes, most):
     """Of a warp, per 512 bytes of codes; one row of x has time for about 110 at the speed of HBM."""
-    run = longest_run(opcodes(all_specimens()[f"matmul/{form}/{shape}/bfloat16"].compile(HOPPER).sass()), product)
+    run = longest_run(opcodes(machine_code()[f"matmul/{form}/{shape}/bfloat16"].compile(HOPPER).sass()), product)
     assert 0.9 * most <= len(run) / (codes / 512) <= most

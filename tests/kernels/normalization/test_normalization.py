@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm: references and simulated kernels against float64, torch, and the mistakes of callers."""
+"""RMSNorm and LayerNorm beside what tests/kernels/test_launches.py checks: against torch, and the mistakes of callers."""
 
 import numpy as np
 import pytest
@@ -6,32 +6,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minllm.catalogue import normalization
 from minllm.errors import KernelArgumentError
 from minllm.kernels.normalization import row
 from minllm.kernels.normalization.layer_norm import layer_norm, layer_norm_reference
 from minllm.kernels.normalization.rms_norm import rms_norm, rms_norm_reference
-from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, random
-from tests.kernels.normalization.cases import CASES, NormCase, check_layer_norm, check_rms_norm, layer_norm_oracle
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rms_norm(case, dtype, device):
-    check_rms_norm(case, dtype, device)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_layer_norm(case, dtype, device):
-    check_layer_norm(case, dtype, device)
+from tests.kernels.guarded import BFLOAT16, FLOAT32, random
+from tests.kernels.launches import check
+from tests.kernels.normalization.oracles import layer_norm_of
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize("hidden", [264, 512])
 def test_a_thread_may_hold_several_vectors(hidden, dtype, device, monkeypatch):
     monkeypatch.setattr(row, "THREADS", 32)
-    check_rms_norm(NormCase(1, hidden), dtype, device)
-    check_layer_norm(NormCase(1, hidden), dtype, device)
+    for norm in (normalization.rms_norm, normalization.layer_norm):
+        check(norm(1, hidden, dtype), device)
 
 
 @pytest.mark.parametrize("hidden", [255, 264, 2048])
@@ -41,7 +31,7 @@ def test_one_number_far_from_all_others(place, hidden, device):
     x[0, place] = -3e4  # the spread is nearly all its own: a sum of squares about it, or about any other number, would cancel
     out = device.array(np.full_like(x, np.nan))
     layer_norm(device.array(x), device.array(ones), None, out, 1e-5)
-    np.testing.assert_allclose(device.host(out), layer_norm_oracle(x, ones, None, 1e-5), rtol=3e-6, atol=1e-6)
+    np.testing.assert_allclose(device.host(out), layer_norm_of(x, ones, 1e-5), rtol=3e-6, atol=1e-6)
 
 
 def test_a_row_is_spread_over_whole_warps():

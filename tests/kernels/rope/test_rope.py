@@ -1,4 +1,4 @@
-"""Rotary positions: table, reference and simulated kernel against complex arithmetic, what RoPE promises, and callers' mistakes."""
+"""Rotary positions beside what tests/kernels/test_launches.py checks: the table, what RoPE promises, and callers' mistakes."""
 
 import numpy as np
 import pytest
@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 from minllm.errors import KernelArgumentError
 from minllm.kernels.rope.rotate import rope, rope_reference, rope_table
 from tests.kernels.guarded import DTYPES, random
-from tests.kernels.rope.cases import CASES, check_rope, frequencies
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_rope(case, dtype, device):
-    check_rope(case, dtype, device)
+from tests.kernels.rope.oracles import frequencies
 
 
 def test_the_table_is_exact_at_far_positions():

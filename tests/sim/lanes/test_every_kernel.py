@@ -42,7 +42,7 @@ IN_THREADS_UNDER_DETECTORS = {
 
 def stage_of(name):
     """The folder of minllm/kernels that a row's launcher is in."""
-    return getattr(ROWS[name].run, "func", ROWS[name].run).__module__.split(".")[2]
+    return ROWS[name].stage or getattr(ROWS[name].run, "func", ROWS[name].run).__module__.split(".")[2]
 
 
 def arrays_in(arguments):

@@ -1,4 +1,4 @@
-"""Gigabytes of random numbers for benchmarks.
+"""The contents of a launch's arrays: gigabytes of random numbers, or none.
 
 A GPU draws less power on zeros and then runs at a higher clock, so every measured array holds normal noise. Drawing billions of
 normal numbers would take minutes; instead a few million are drawn once, and every array is a slice of them, repeated if it is longer.
@@ -34,3 +34,23 @@ class Noise:
         else:
             values = np.resize(np.roll(strip, -self._start), count)
         return values.view(dtype).reshape(shape)
+
+    @staticmethod
+    def unwritten(shape: tuple[int, ...], dtype) -> np.ndarray:
+        """A new array for results that nobody has written yet: NaN, or bytes of 0xA5 for integers."""
+        return np.full(shape, np.nan, dtype) if np.dtype(dtype).kind in "fV" else np.full(shape, 0xA5, np.uint8).astype(dtype)
+
+
+class WithoutContents:
+    """Noise for a dry run: zeros, for which the system provides no memory until they are written."""
+
+    def __init__(self):
+        self.random = np.random.default_rng(0)
+
+    def array(self, shape: tuple[int, ...], dtype, deviation: float = 1.0) -> np.ndarray:
+        """An array of this shape and dtype."""
+        return np.zeros(shape, dtype)
+
+    def unwritten(self, shape: tuple[int, ...], dtype) -> np.ndarray:
+        """An array of this shape and dtype."""
+        return self.array(shape, dtype)

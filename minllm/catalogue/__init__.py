@@ -1,0 +1,74 @@
+"""Every launch of the package's kernels, described once (launch.py), a module a folder of minllm/kernels."""
+
+import functools
+import importlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from minllm.runtime.dry_run import Signature
+
+# In the order of a forward pass.
+STAGES = (
+    *("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling"),
+    *("split_vocabulary", "slots", "speculation", "all_reduce"),
+)
+MOVED = ("embedding", "normalization", "rope", "activation")  # the stages described here; specimens.py lists the others
+
+
+def stage(name: str) -> Any:
+    """The module that describes a stage's launches."""
+    return importlib.import_module(f"minllm.catalogue.{name}")
+
+
+@functools.cache
+def machine_code() -> dict[str, Any]:
+    """{name: MachineCode} of all stages, in the order of a forward pass. Imports all kernels, compiles none.
+
+    A stage lists a kernel twice if two kinds of GPU choose the same shape; it is compiled for the targets of both.
+    """
+    found: dict[str, Any] = {}
+    for one in itertools.chain.from_iterable(map(machine_code_of, STAGES)):
+        before = found.get(one.name, one).targets
+        found[one.name] = replace(one, targets=tuple(sorted({*before, *one.targets})))
+    return found
+
+
+def machine_code_of(name: str) -> Iterator[Any]:
+    """The MachineCode of one stage."""
+    if name in MOVED:
+        return stage(name).compiled()
+    from minllm.kernels.specimens import specimens_of
+
+    return specimens_of(name)
+
+
+def small_launches(*stages: str) -> list[Any]:
+    """The Launches of odd sizes of these stages, or of all."""
+    return [launch for name in stages or MOVED for launch in stage(name).small()]
+
+
+def signatures_for(target: tuple[int, int]) -> list[Signature]:
+    """The kernels and argument types to compile for a target, one per MachineCode."""
+    return [Signature(one.kernel, tuple(one.arguments)) for one in machine_code().values() if target in one.targets]
+
+
+def large_launches() -> list[Any]:
+    """The Launches of the sizes of models, for GPUs."""
+    return [launch for name in MOVED for launch in getattr(stage(name), "large", tuple)()]
+
+
+def measured_launches() -> list[Any]:
+    """The rows of `minllm bench kernels` that are launches of the catalogue."""
+    return [row for name in MOVED for row in getattr(stage(name), "measured", tuple)()]
+
+
+def one_per_kernel() -> dict[Any, list[str]]:
+    """{Launch: names of kernels} that together launch every kernel whose traffic a formula gives: the first small launch of each."""
+    found, met = {}, set()
+    for launch in small_launches():
+        names = [one.name for one in launch.dry_run((9, 0)) if launch.moved_by(one.name) and one.name not in met]
+        if names:
+            found[launch], met = names, met | set(names)
+    return found

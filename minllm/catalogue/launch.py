@@ -1,0 +1,275 @@
+"""A launch of the package's kernels, described once for everything that reads it.
+
+    @describes
+    def silu(dtype, tokens, intermediate):                          # arguments: the shape
+        n = tokens * intermediate
+        return Launch(
+            arrays=lambda noise: dict(                              # on the host, by name
+                gate_up=noise.array((tokens, 2 * intermediate), dtype), out=noise.unwritten((tokens, intermediate), dtype)),
+            call=lambda ops, gate_up, out: silu_and_multiply(gate_up, out, ops.stream),                # the launcher, on the device
+            reference=lambda gate_up, out: dict(out=silu_and_multiply_reference(gate_up)),          # what it leaves in arrays
+            moved=Moved(dict(gate_up=2 * n * dtype.itemsize, out=n * dtype.itemsize), operations=6 * n),
+            rows=("gate_up", "out"),
+        )
+
+A module of this package describes the launchers of one folder of minllm/kernels. It has such functions, and three that list their shapes:
+
+    compiled()   MachineCode: launches as engines make them, and what the machine code of their kernels must show. The compile gate,
+                 `minllm inspect`, the keys of recorded rows, and tests of machine code read it
+    small()      Launches of odd sizes: results, races, counted bytes, and a GPU against the simulator; large() has more, for GPUs
+    measured()   Measured: the rows of `minllm bench kernels`
+
+Kernels, their argument types, threads and shared memory are written nowhere: a dry run of the launcher finds them (`Launch.kernels`), on
+arrays of the same shapes without memory. So a launcher chooses here as it does in an engine.
+"""
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from minllm.catalogue.noise import WithoutContents
+from minllm.machine.hardware import find_gpu
+from minllm.machine.occupancy import WARP, registers_for
+from minllm.runtime.device import Device
+from minllm.runtime.dry_run import Addresses, Signature, dry_run, signatures
+from minllm.runtime.memory import DeviceMemory
+from minllm.runtime.recording import RecordedLaunch
+
+# Compute capabilities for which every kernel is compiled, Ampere, Ada, Hopper and Blackwell, and a GPU that has each.
+GPUS = {(8, 0): "NVIDIA A100-SXM4-80GB", (8, 9): "NVIDIA GeForce RTX 4090", (9, 0): "NVIDIA H200", (10, 0): "NVIDIA B200"}
+TARGETS = tuple(GPUS)
+FP8_TARGETS = tuple(target for target in TARGETS if target >= (8, 9))  # with instructions that convert from and to fp8
+WIDE = ("LDG*128*", "STG*128*")  # loads and stores of 16 bytes
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one kernel of a launch moves and computes, by the formulas in its docstring.
+
+    asked: {array: bytes that its threads ask for}. different: {array: bytes that are touched at all, which caches cannot save}, for arrays
+    where these are fewer. tensor_core_flops: on tensor cores. operations: all FLOPs; None where the docstring says "about".
+    """
+
+    asked: Mapping[str, int]
+    different: Mapping[str, int] = field(default_factory=dict)
+    tensor_core_flops: int = 0
+    operations: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The different bytes of all arrays."""
+        return sum({**self.asked, **self.different}.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One call of a launcher.
+
+    arrays(noise): {name: host array, NamedTuple of them, or None}; noise: noise.Noise. call(ops, **arrays): the launcher on arrays of a
+    device; ops has `stream`, `empty(shape, dtype)`, `zeros` and `array`; what it returns are further results, as {name: array}.
+    reference(**arrays): {name: contents of every array that the launch writes}, computed on the host; the first is the main result. It
+    leaves its arguments as they are. moved: of the launch's kernel, or {name of a kernel: Moved}. indices: arrays, by the kernel's names,
+    that formulas leave out. rows: names of arrays with a row for every token, so that a part of the tokens can be checked. exact: results
+    are the reference's bits. slack: what results may differ by besides the rounding of their dtype, in terms of the largest one, or of each
+    and of 1 if elementwise; None: 3e-6. `describes` fills in stage, name, shape (all arguments) and given (those that are no defaults).
+    """
+
+    arrays: Callable[[Any], dict[str, Any]]
+    call: Callable[..., Mapping[str, Any] | None]
+    reference: Callable[..., dict[str, np.ndarray]]
+    moved: Moved | Mapping[str, Moved]
+    indices: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    exact: bool = False
+    slack: float | None = None
+    elementwise: bool = False
+    stage: str = ""
+    name: str = ""
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.stage}/{self.name}({', '.join(f'{name}={value}' for name, value in self.given.items())})"
+
+    @property
+    def bytes(self) -> int:
+        """The least number of bytes that the launch moves; of kernels of which it takes one, the first one's."""
+        return (self.moved if isinstance(self.moved, Moved) else next(iter(self.moved.values()))).bytes
+
+    def moved_by(self, kernel: str) -> Moved | None:
+        """The formulas of one of its kernels; None if it has none."""
+        return self.moved if isinstance(self.moved, Moved) else self.moved.get(kernel)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of its numbers; float32 where it moves none."""
+        return self.shape.get("dtype", np.dtype(np.float32))
+
+    def part(self, arrays: Mapping[str, Any], tokens: np.ndarray) -> dict[str, Any]:
+        """The arrays with the rows of these tokens alone."""
+        return {name: array[tokens] if name in self.rows and array is not None else array for name, array in arrays.items()}
+
+    def run(self, ops: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Launch on arrays of a device -> these and the further results."""
+        return {**arrays, **(self.call(ops, **arrays) or {})}
+
+    def dry_run(self, target: tuple[int, int]) -> list[RecordedLaunch]:
+        """The launches of its kernels on a GPU of this compute capability; nothing runs, and no memory is used."""
+        arrays = self.arrays(WithoutContents())
+        with dry_run(device_of(target)) as launches:
+            ops = DryRunArrays()
+            self.call(ops, **{name: on_device(ops, one) for name, one in arrays.items()})
+        return launches
+
+    def kernels(self, target: tuple[int, int]) -> list[Signature]:
+        """The kernels that it launches on a GPU of this compute capability."""
+        return signatures(self.dry_run(target))
+
+
+def describes(function: Callable[..., Launch]) -> Callable[..., Launch]:
+    """Decorator of a function of a stage's module that makes a Launch of its shape arguments: its Launches know what they are of."""
+    parameters, stage = inspect.signature(function), function.__module__.rpartition(".")[2]
+
+    @functools.wraps(function)
+    def launch_of(*args, **kwargs):
+        bound = parameters.bind(*args, **kwargs)
+        given = dict(bound.arguments)
+        bound.apply_defaults()
+        return replace(function(*args, **kwargs), stage=stage, name=function.__name__, shape=bound.arguments, given=given)
+
+    return launch_of
+
+
+def each(describe: Callable[..., Launch], shapes: Iterable[Any], **options: Iterable[Any]) -> Iterator[Launch]:
+    """The Launches of all shapes, tuples or dictionaries of arguments, with each combination of the options' values."""
+    for chosen in itertools.product(*options.values()):
+        named = dict(zip(options, chosen))
+        yield from (describe(**shape, **named) if isinstance(shape, dict) else describe(*shape, **named) for shape in shapes)
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """One kernel of a launch as it is compiled, and the assumptions of its design, which need no GPU to be checked.
+
+    name: stage/variant/details. kernel_name: which of the launch's kernels; "" if it has one. blocks: designed number of blocks per SM
+    (streaming multiprocessor), which determines the register budget. contains: patterns (as for file names) of instructions that must be in
+    the machine code. float64: the reason for float64 arithmetic, empty if there must be none. spills: {target: bytes per thread} accepted
+    if ptxas narrowly misses the budget; none for other targets. targets: compute capabilities, on all of which the launch is the same.
+    """
+
+    name: str
+    launch: Launch
+    blocks: int
+    contains: tuple[str, ...] = ()
+    float64: str = ""
+    spills: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    targets: tuple[tuple[int, int], ...] = TARGETS
+    kernel_name: str = ""
+
+    @functools.cached_property
+    def recorded(self) -> RecordedLaunch:
+        """The kernel's launch on the newest of its targets."""
+        return self.recorded_on(self.targets[-1])
+
+    def recorded_on(self, target: tuple[int, int]) -> RecordedLaunch:
+        """The kernel's launch on one of its targets. Raises LookupError if the launch has no such kernel, or several."""
+        launches = self.launch.dry_run(target)
+        found = [one for one in launches if one.name == (self.kernel_name or launches[0].name)]
+        if len(found) != 1 or not (self.kernel_name or len(launches) == 1):
+            names = ", ".join(one.name for one in launches)
+            raise LookupError(f"{self.name}: {self.launch} launches {names}; say which one with kernel_name")
+        return found[0]
+
+    @property
+    def signature(self) -> Signature:
+        """The kernel with the types of its arguments."""
+        return signatures([self.recorded])[0]
+
+    @property
+    def kernel(self) -> Any:
+        """The kernel."""
+        return self.recorded.launch.kernel
+
+    @property
+    def arguments(self) -> tuple:
+        """The Numba types of its arguments."""
+        return self.signature.types
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+        return int(np.prod(self.recorded.launch.block))
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory per block."""
+        return self.recorded.launch.shared_bytes
+
+    @property
+    def registers(self) -> int:
+        """The register budget: the most registers per thread with which `blocks` of these blocks fit on an SM."""
+        return registers_for(self.blocks * -(-self.threads // WARP))
+
+    def compile(self, compute_capability: tuple[int, int]) -> Any:
+        """The CompiledKernel for one target, from the disk cache if it is there."""
+        return self.kernel.compile(*self.arguments, compute_capability=compute_capability)
+
+
+# Units of measured rows.
+TB_S, TFLOP_S, MICROSECONDS, TOKENS_US = "TB/s", "TFLOP/s", "µs", "tokens/µs"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row of `minllm bench kernels`: a launch, the row's variant and case, and its unit.
+
+    benchmark: the stage if "". work, set_bytes, tokens: as in bench/kernel_case.py; None: the launch's bytes. peers: names from
+    bench/torch_peers.py, which get the arrays. tolerance: the largest relative error; None: that of the dtype, 0 for exact results.
+    """
+
+    launch: Launch
+    variant: str
+    case: str
+    benchmark: str = ""
+    unit: str = TB_S
+    work: int | None = None
+    set_bytes: int | None = None
+    peers: tuple[str, ...] = ()
+    tolerance: float | None = None
+    tokens: int = 0
+
+
+def on_device(ops: Any, arrays: Any) -> Any:
+    """The host arrays in a NamedTuple or a list, or one of them, as ops.array places them; anything else stays."""
+    if isinstance(arrays, tuple) and hasattr(arrays, "_fields"):
+        return type(arrays)(*(on_device(ops, one) for one in arrays))
+    if isinstance(arrays, (list, tuple)):
+        return type(arrays)(on_device(ops, one) for one in arrays)
+    return ops.array(arrays) if isinstance(arrays, np.ndarray) else arrays
+
+
+class DryRunArrays:
+    """The `ops` of a dry run: arrays with addresses and without memory."""
+
+    stream = None
+
+    def __init__(self):
+        self.memory = DeviceMemory(Addresses(), caching=False)
+        self.empty = self.zeros = self.memory.empty
+
+    def array(self, host: np.ndarray) -> Any:
+        """An array of this shape and dtype."""
+        return self.empty(host.shape, host.dtype)
+
+
+@functools.cache
+def device_of(target: tuple[int, int]) -> Device:
+    """The GPU that stands for a compute capability, as the driver would describe it."""
+    sheet = find_gpu(GPUS[target])
+    memory, cache = int(sheet.memory_gb * 1e9), int(sheet.l2_mb * 2**20)
+    return Device(0, GPUS[target], target, sm_count=sheet.multiprocessors, total_memory=memory, l2_bytes=cache)

@@ -1,0 +1,45 @@
+"""What engines launch is in the catalogue: a kernel that an engine needs is compiled, checked and counted like all others."""
+
+import functools
+
+import pytest
+
+from minllm import catalogue
+from minllm.catalogue import MOVED
+from tests.compile.test_chosen_kernels import Engine, launches
+
+ENGINES = (
+    Engine((9, 0), "bfloat16", "llama-3.1-8b"),
+    Engine((8, 0), "float16", "llama-3.2-1b"),
+    Engine((9, 0), "float32", "gpt2"),
+    Engine((9, 0), "bfloat16", "qwen3-8b", "int8"),
+    Engine((9, 0), "bfloat16", "llama-3.2-1b", quantization="int8"),
+)
+
+
+@functools.cache
+def described():
+    """The kernels of all launches in the catalogue, with the types of their arguments."""
+    entries = [*(one.launch for name in MOVED for one in catalogue.machine_code_of(name)), *catalogue.small_launches()]
+    return {(signature.kernel, signature.types) for launch in entries for signature in launch.kernels((9, 0))}
+
+
+def missing(launched, known):
+    """The names of launched kernels that are not among the known ones; of stages that the catalogue describes."""
+    stages = tuple(f"minllm.kernels.{name}." for name in MOVED)
+    return {kernel.__name__ for kernel, types in launched if kernel.__module__.startswith(stages) and (kernel, types) not in known}
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_an_engine_launches_what_the_catalogue_describes(engine):
+    assert missing(launches(engine, longest=512), described()) == set()
+
+
+def test_a_launch_that_the_catalogue_lacks_is_found():
+    """Each kernel of an engine in turn is planted as an omission."""
+    launched = launches(ENGINES[0], longest=512)
+    ours = {kernel for kernel, types in launched if (kernel, types) in described()}
+    assert {kernel.__name__ for kernel in ours} >= {"rms_norm_vector_kernel", "embedding_vector_kernel"}
+    for kernel in ours:
+        known = {(one, types) for one, types in described() if one is not kernel}
+        assert missing(launched, known) == {kernel.__name__}

@@ -1,0 +1,39 @@
+"""Every launch of the catalogue in the simulator, at odd sizes, against its reference and an independent oracle."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from minllm.catalogue import small_launches
+from minllm.catalogue.activation import silu
+from tests.kernels.guarded import FLOAT32
+from tests.kernels.launches import check
+
+
+@pytest.mark.parametrize("launch", small_launches(), ids=str)
+def test_results(launch, device):
+    check(launch, device)
+
+
+def test_wrong_launches_are_found(device):
+    """A kernel that writes nothing, one that changes its input, a reference that is a little off, one that writes into its arguments."""
+    right = silu(2, 5, FLOAT32)
+
+    def spoils_its_input(ops, gate_up, out):
+        right.call(ops, gate_up, out)
+        gate_up[1, 2] = 0
+
+    def spoils_its_arguments(gate_up, out):
+        out[:] = right.reference(gate_up, out)["out"]
+        return dict(out=out)
+
+    wrong = (
+        dict(call=lambda ops, gate_up, out: None),
+        dict(call=spoils_its_input),
+        dict(reference=lambda gate_up, out: dict(out=right.reference(gate_up, out)["out"] * np.float32(1.0001))),
+        dict(reference=spoils_its_arguments),
+    )
+    for change in wrong:
+        with pytest.raises(AssertionError):
+            check(replace(right, **change), device)
