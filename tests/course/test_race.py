@@ -11,8 +11,8 @@ from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from typer.testing import CliRunner
 
 from minllm.bench.kernel_case import relative_error
-from minllm.bench.noise import Noise
 from minllm.bench.timing import CudaClock
+from minllm.catalogue.noise import Noise
 from minllm.cli.app import app
 from minllm.course.checks.ladder import result_lines
 from minllm.course.race import command, simulated, timed

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from minllm.bench.kernel_case import TB_S, TFLOP_S
-from minllm.bench.noise import Noise
+from minllm.catalogue.noise import Noise
 from minllm.course.checks.mismatch import expect
 
 Arrays = Mapping[str, Any]  # the reader's arrays by the name of their parameter

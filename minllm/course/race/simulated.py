@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numba import cuda
 
-from minllm.bench.noise import Noise
+from minllm.catalogue.noise import Noise
 from minllm.course.checks.ladder import SECONDS, Result, climbed
 from minllm.course.exercise import Rung
 from minllm.course.race.contest import Arrays, Case, Contest

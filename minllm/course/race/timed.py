@@ -17,8 +17,8 @@ from numba.cuda.dispatcher import CUDADispatcher
 
 from minllm.bench.kernel_case import TOLERANCE, relative_error
 from minllm.bench.kernels import load_peers
-from minllm.bench.noise import Noise
 from minllm.bench.timing import Call, CudaClock, input_sets, medians_in_turn
+from minllm.catalogue.noise import Noise
 from minllm.course.race.contest import Arrays, Contest
 from minllm.course.race.file import function_of
 from minllm.errors import ExerciseError, InvalidOptionError
