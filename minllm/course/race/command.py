@@ -115,4 +115,4 @@ def text(trace) -> str:
     """The tables of a trace, without spaces at the ends of lines."""
     from minllm.sim.trace_table import text
 
-    return "\n".join(line.rstrip() for line in text(trace, TABLE_WIDTH).splitlines())
+    return "\n".join(line.rstrip() for line in text(trace).splitlines())
