@@ -14,7 +14,7 @@ from minllm.sim.cluster import check_cluster, run_cluster
 from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively
 from minllm.sim.detectors import detectors, is_detecting
 from minllm.sim.engines import chosen_engine, launches
-from minllm.sim.lanes.engine import SUSPICION, run_in_lanes, was_in_vain
+from minllm.sim.lanes.engine import SUSPICION, UNFORESEEN, disagree, run_in_lanes, was_in_vain
 from minllm.sim.machine import Block
 from minllm.sim.monitor import Launch, combined
 from minllm.sim.monitored_arrays import checked
@@ -85,6 +85,8 @@ def simulate(
         monitor.end()
     if why.startswith(SUSPICION):
         was_in_vain(how, detect)
+    elif why.startswith(UNFORESEEN):
+        disagree(how, why)
 
 
 class How(NamedTuple):

@@ -1,4 +1,4 @@
-"""Instructions of fibres: named barriers, wgmma.wait_group, elect.sync, and the fence of the async proxy."""
+"""Instructions of fibres: waits for mbarriers, named barriers, wgmma.wait_group, elect.sync, and the fence of the async proxy."""
 
 import numpy as np
 
@@ -9,21 +9,30 @@ from minllm.sim.asynchrony import fence_mbarriers, state
 from minllm.sim.lanes.warps import votes
 
 
+@in_lanes(barrier.mbarrier_try_wait_parity, threads=True)
+def mbarrier_try_wait_parity(lanes, address, parity):
+    """All lanes that wait for one phase look at it once: the next phases may complete before this fibre continues."""
+    for operands, threads in lanes.alike(address, parity):
+        lanes.run_as(threads[0], barrier.wait_parity, *operands, threads)
+    return 1
+
+
 @in_lanes(barrier.bar_sync, threads=True)
 def bar_sync(lanes, number, count):
-    chosen = range(lanes.size) if lanes.chosen is None else lanes.chosen.tolist()
-    calls = [(lanes.members[lane], lanes.scalar(number, lane), lanes.scalar(count, lane)) for lane in chosen]
-    for thread, *operands in calls[:-1]:
-        lanes.run_as(thread, barrier.bar_arrive.emulation, *operands)
-    thread, *operands = calls[-1]
-    lanes.run_as(thread, barrier.bar_sync.emulation, *operands)
+    """All lanes arrive at their barriers, and one at each waits for it."""
+    calls = lanes.alike(number, count)
+    for operands, threads in calls:
+        for thread in threads[:-1]:
+            lanes.run_as(thread, barrier.bar_arrive.emulation, *operands)
+    for operands, threads in calls:
+        lanes.run_as(threads[-1], barrier.bar_sync.emulation, *operands)
 
 
 def make_wait_group(instruction, pending):
     """The form of wgmma.wait_group."""
 
     def wait(lanes):
-        threads = lanes.members if lanes.chosen is None else [lanes.members[lane] for lane in lanes.chosen.tolist()]
+        threads = lanes.running
         groups = [threads[first : first + WARPGROUP] for first in range(0, len(threads), WARPGROUP)]
         if any(len({thread.number // WARPGROUP for thread in group}) > 1 or len(group) < WARPGROUP for group in groups):
             lanes.by_threads(instruction.emulation, True)
@@ -49,7 +58,7 @@ def elect_sync(lanes, members):
 
 @in_lanes(fence.fence_proxy_async, threads=True)
 def fence_proxy_async(lanes):
-    threads = lanes.members if lanes.chosen is None else [lanes.members[lane] for lane in lanes.chosen.tolist()]
+    threads = lanes.running
     lanes.run_as(threads[0], fence.fence_proxy_async.emulation)
     for thread in threads[1:]:
         fence_mbarriers(thread)

@@ -122,6 +122,15 @@ def was_in_vain(how, detect):
         inference.__dict__.setdefault("in_vain", set()).add(detect)
 
 
+def disagree(how, why):
+    """Raise SimulationError for a launch in which the lanes have failed and the threads have found nothing wrong."""
+    raise SimulationError(
+        f"{UNFORESEEN} in {plain_function(how.kernel).__name__}, which the threads have run without a complaint "
+        f'({why.removeprefix(UNFORESEEN + ": ")}). The fault is minllm\'s, please report it; the arrays hold the threads\' results. '
+        'To go on, run the kernel with engine="threads", or set MINLLM_SIM_ENGINE=threads.'
+    )
+
+
 def run_in_lanes(how, names, arguments, indices, detect=False, resident=1):
     """Run a launch in lanes; returns None, or why the threads must run it, with all memory as before."""
     launch = None
@@ -132,11 +141,9 @@ def run_in_lanes(how, names, arguments, indices, detect=False, resident=1):
         return None
     except NotInLanes as reason:
         why = str(reason)
-    except Fault as reason:
+    except (Fault, SimulationError) as reason:
         why = f"{SUSPICION}: {reason}"
-    except SimulationError:
-        raise
-    except Exception as error:  # what the generated code does not foresee; the threads' verdict stands
+    except Exception as error:  # what the generated code does not foresee: a mistake of the kernel, or ours
         why = f"{UNFORESEEN}: {type(error).__name__}: {error}"
     if launch is not None:
         launch.undo()

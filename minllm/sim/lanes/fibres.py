@@ -10,7 +10,7 @@ fibres. The next launch begins with them.
 import contextvars
 
 import numpy as np
-from greenlet import greenlet
+from greenlet import GreenletExit, greenlet
 
 from minllm.errors import SimulationError
 from minllm.sim.arrays import CheckedArray
@@ -45,7 +45,7 @@ class Fibre(greenlet):
 
     def __init__(self, block, threads, launch, first):
         super().__init__()
-        self.block, self.worker, self.ended, self.pending = block, self, False, 0
+        self.block, self.worker, self.ended, self.pending, self.calls = block, self, False, 0, []
         self.lanes = FibreLanes(launch, block, threads, first, self)
         self.gr_context = contextvars.copy_context()
 
@@ -62,6 +62,12 @@ class Fibre(greenlet):
     def pause(self):
         """Let others run until this fibre stands in the queue again."""
         self.parent.switch()
+
+    def abandon(self):
+        """End the greenlets of this fibre that wait, so that none of them ends during another launch, when Python collects it."""
+        for one in (self, *self.calls):
+            if one:
+                one.throw(GreenletExit)
 
 
 class LaneCall(greenlet):
@@ -88,7 +94,9 @@ class FibreBlock(Block):
         """Make the threads and fibres. partition: the fibre of each thread, a number."""
         self.threads = [Thread(self, number, index) for number, index in enumerate(indices_of(self.dimensions))]
         self.shared_declared, self.memory, self.partition = {}, BlockMemory(self), partition
-        self.fibres = [Fibre(self, np.flatnonzero(partition == one), launch, first) for one in np.unique(partition)]
+        # The fibre of the block's first thread begins, as that thread does.
+        sets = sorted((np.flatnonzero(partition == one) for one in np.unique(partition)), key=lambda threads: threads[0])
+        self.fibres = [Fibre(self, threads, launch, first) for threads in sets]
         self.arrived = []
         self.runnable.extend(self.fibres)
 
@@ -139,6 +147,20 @@ class FibreLanes(Lanes):
         self.block.arrive(self.fibre)
 
     @property
+    def running(self):
+        """The threads of the mask."""
+        return self.members if self.chosen is None else [self.members[lane] for lane in self.chosen.tolist()]
+
+    def alike(self, *operands):
+        """[(operands, the threads of the mask that have them)] of an instruction."""
+        if not any(type(one) is VECTOR for one in operands):
+            return [(operands, self.running)]
+        numbers, found = (range(self.size) if self.chosen is None else self.chosen.tolist()), {}
+        for thread, *row in zip(self.running, *(self.operands(one, numbers) for one in operands)):
+            found.setdefault(tuple(row), []).append(thread)
+        return list(found.items())
+
+    @property
     def waiting_warps(self):
         """The lanes of the warps that have lanes in the mask."""
         return np.isin(self.warp_of, self.warp_of[self.mask])
@@ -174,10 +196,11 @@ class FibreLanes(Lanes):
 
     def meeting(self, function, threads, rows):
         """The results of threads that meet in an instruction."""
-        calls = [LaneCall(self.fibre, thread, function, row) for thread, row in zip(threads, rows)]
+        calls = self.fibre.calls = [LaneCall(self.fibre, thread, function, row) for thread, row in zip(threads, rows)]
         self.fibre.pending = len(calls)
         self.block.runnable.extend(threads)
         self.fibre.pause()
+        self.fibre.calls = []
         return [call.result for call in calls]
 
     def gathered(self, found, chosen):
@@ -258,11 +281,15 @@ def groups_of(how, indices):
 def run_together(blocks):
     """Run the fibres of blocks that share one queue to their end."""
     runnable, fibres = blocks[0].runnable, [fibre for block in blocks for fibre in block.fibres]
-    while runnable:
-        runnable.popleft().worker.switch()
-    waiting = [fibre.lanes for fibre in fibres if not fibre.ended]
-    if waiting:
-        parted = [lanes for lanes in waiting if lanes.is_parted]
-        if not parted:
-            raise Fault("threads wait for each other")
-        raise Refork(parted, blocks[0].partition)
+    try:
+        while runnable:
+            runnable.popleft().worker.switch()
+        waiting = [fibre.lanes for fibre in fibres if not fibre.ended]
+        if waiting:
+            parted = [lanes for lanes in waiting if lanes.is_parted]
+            if not parted:
+                raise Fault("threads wait for each other")
+            raise Refork(parted, blocks[0].partition)
+    finally:
+        for fibre in fibres:
+            fibre.abandon()

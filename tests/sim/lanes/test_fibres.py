@@ -1,10 +1,17 @@
 """Kernels whose threads wait for each other in branches run in fibres: the same bits as in threads."""
 
+import random
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
+from minllm.sim import detecting, machine, simulate, thread, using_engine
+from minllm.sim.engines import launches
+from tests.sim.every_kernel import ROWS
 from tests.sim.lanes.engines import compare
 
 
@@ -56,6 +63,94 @@ def test_a_pipeline_of_two_warps(producer_first):
     x = np.random.default_rng(0).standard_normal((7, 32)).astype(np.float32)
     for _ in range(2):  # the second launch begins with the fibres of the first
         assert compare(kernel, 2, 64, x, np.zeros((2, 33), np.float32), detect=False) is None
+
+
+class Shuffled(thread.Runnable):
+    """A queue of runnable threads in which each gets a random place."""
+
+    order = random.Random()
+
+    def append(self, runnable):
+        self.insert(self.order.randrange(len(self) + 1), runnable)
+
+    def extend(self, runnables):
+        for one in runnables:
+            self.append(one)
+
+
+def in_any_order(run, seeds):
+    """Check with several seeds that `run` gives the same whichever runnable thread or fibre goes on, and that lanes run its launches."""
+    before = machine.Runnable
+
+    @settings(max_examples=seeds, deadline=None, database=None)
+    @given(st.integers(0, 2**32))
+    def check(seed):
+        Shuffled.order = random.Random(seed)
+        machine.Runnable = Shuffled
+        launches.clear()
+        try:
+            with detecting(False), using_engine("lanes"):
+                run()
+        finally:
+            machine.Runnable = before
+        assert {why for _, why in launches} == {None}
+
+    check()
+
+
+@pytest.mark.parametrize("producer_first", [True, False])
+def test_fibres_go_on_in_any_order(producer_first):
+    kernel, x = pipeline(producer_first), np.random.default_rng(0).standard_normal((9, 32)).astype(np.float32)
+
+    def run():
+        out = np.zeros((2, 33), np.float32)
+        simulate(kernel, 2, 64, x, out)
+        total = np.add.accumulate(x)[-1, ::-1]
+        assert (out == np.append(total, total[0])).all()
+
+    in_any_order(run, 12)
+
+
+def test_the_fibres_of_a_cluster_go_on_in_any_order():
+    in_any_order(ROWS["wgmma_product_of_few_rows"].run, 4)
+
+
+def test_lanes_look_at_a_phase_once():
+    """The next two phases complete between the wait and the lanes' next instruction: all lanes have seen the first."""
+
+    def kernel(out):
+        barriers, lane = cuda.shared.array(1, np.int64), cuda.threadIdx.x % 32
+        address = ptx.shared_address(barriers, 0)
+        if cuda.threadIdx.x == 0:
+            ptx.mbarrier_init(address, uint32(1))
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+        if cuda.threadIdx.x < 32:
+            ptx.bar_arrive(1, 64)
+            ptx.mbarrier_wait_parity(address, uint32(0))
+            out[lane] = int32(1)
+        else:
+            ptx.bar_sync(1, 64)
+            if lane == 0:
+                ptx.mbarrier_arrive(address)
+                ptx.mbarrier_arrive(address)
+
+    out = np.zeros(32, np.int32)
+    for _ in range(2):
+        launches.clear()
+        simulate(kernel, 1, 64, out, engine="lanes", detect=False)
+        assert {why for _, why in launches} == {None} and out.all()
+
+
+def test_lanes_of_one_fibre_wait_at_different_named_barriers():
+    def kernel(x, out):
+        tile, t = cuda.shared.array(128, float32), cuda.threadIdx.x
+        tile[t] = x[t]
+        ptx.bar_sync(1 + t // 64, 64)
+        out[t] = tile[t ^ 63]
+
+    x = np.arange(128, dtype=np.float32)
+    assert compare(kernel, 1, 128, x, np.zeros(128, np.float32), detect=False) is None
 
 
 def test_named_barriers():
