@@ -1,9 +1,11 @@
-"""`python -m minllm.sim [options] PROGRAM.py [arguments]`, or `-m MODULE [arguments]`: a program with every launch simulated."""
+"""`python -m minllm.sim [options] (PROGRAM.py | -m MODULE | -c CODE) [arguments]`: a program with every launch simulated."""
 
 import argparse
+import linecache
 import os
 import runpy
 import sys
+import types
 
 from minllm.errors import SimulationError
 from minllm.sim.detectors import is_detecting
@@ -14,18 +16,19 @@ from minllm.sim.options import OPTIONS, variables
 def main(arguments):
     """Run a program with command-line `arguments`; returns the exit status."""
     parser = argparse.ArgumentParser(
-        "python -m minllm.sim", "python -m minllm.sim [options] (PROGRAM.py | -m MODULE) [arguments]", allow_abbrev=False,
+        "python -m minllm.sim", "python -m minllm.sim [options] (PROGRAM.py | -m MODULE | -c CODE) [arguments]", allow_abbrev=False,
         description="Run a Python program for numba.cuda without a GPU: its launches are simulated, and checked by detectors.",
     )  # fmt: skip
     for name, how in OPTIONS.items():
         parser.add_argument(f"--{name}", **how)
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, such as pytest or unittest")
-    parser.add_argument("program", help="a file, or with -m the name of a module")
+    parser.add_argument("-c", dest="is_code", action="store_true", help="run the text of a program")
+    parser.add_argument("program", help="a file; with -m the name of a module, with -c a text")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program finds in sys.argv[1:]")
     options = parser.parse_args(arguments)
-    if not options.is_module and not os.path.exists(options.program):
+    if not options.is_module and not options.is_code and not os.path.exists(options.program):
         parser.error(f"there is no program {options.program}")
-    sys.argv = [options.program, *options.arguments]
+    sys.argv = ["-c" if options.is_code else options.program, *options.arguments]
     os.environ.update(variables(options))
     try:
         with simulated_launches(detect=is_detecting()):
@@ -40,6 +43,11 @@ def run(options):
     """Run the program of the options as Python's own command line does."""
     if options.is_module:
         runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+    elif options.is_code:
+        text, name = options.program, "<string>"
+        linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name  # the simulator reads the source of kernels
+        sys.modules["__main__"] = module = types.ModuleType("__main__")
+        exec(compile(text, name, "exec"), vars(module))
     else:
         sys.path[0] = os.path.dirname(os.path.abspath(options.program))
         runpy.run_path(options.program, run_name="__main__")

@@ -6,8 +6,12 @@ compute capability 9.0, without a GPU, if a compiler is installed.
 
 import contextlib
 import functools
+import math
 
+import numpy as np
 from numba.cuda import dispatcher
+
+from minllm.sim.host import ATTRIBUTES
 
 noted = []  # dispatchers with a CompiledOnDemand
 COMPILING = {name: vars(dispatcher.CUDADispatcher)[name] for name in ("compile", "compile_device")}  # replaced by simulated launches
@@ -26,6 +30,13 @@ class CompiledOnDemand:
         """Numba's own object for a compiled kernel."""
         with numba_compiles():
             return dispatcher._Kernel(self.dispatcher.py_func, self.types, **self.dispatcher.targetoptions)
+
+    def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
+        """The blocks of a cooperative grid on an H100 as far as threads and dynamic shared memory limit them; registers may allow fewer."""
+        warps = -(-math.prod(np.atleast_1d(blockdim).tolist()) // ATTRIBUTES["WARP_SIZE"])
+        of_threads = ATTRIBUTES["MAX_THREADS_PER_MULTI_PROCESSOR"] // (ATTRIBUTES["WARP_SIZE"] * warps)
+        of_memory = ATTRIBUTES["MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"] // (ATTRIBUTES["RESERVED_SHARED_MEMORY_PER_BLOCK"] + dynsmemsize)
+        return ATTRIBUTES["MULTIPROCESSOR_COUNT"] * min(of_threads, of_memory, ATTRIBUTES["MAX_BLOCKS_PER_MULTIPROCESSOR"])
 
     def __getattr__(self, name):
         return getattr(self.compiled, name)

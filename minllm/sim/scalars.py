@@ -55,7 +55,7 @@ class IntegerType(Cast):
         """A float as an integer of at least 16 bits."""
         if value != value:
             return 1 << self.bits - 1 if self.bits == 64 or (self.bits == 32 and isinstance(value, float)) else 0  # np.float64 is a float
-        least, greatest = int(self.converted.min), int(self.converted.max)
+        value, least, greatest = float(value), int(self.converted.min), int(self.converted.max)
         return least if value <= least else greatest if value >= greatest else int(value)
 
 

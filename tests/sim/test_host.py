@@ -61,6 +61,18 @@ def test_a_device_has_the_attributes_of_a_gpu():
         print(device.WARP)
 
 
+def test_a_cooperative_grid_is_as_large_as_the_device():
+    @cuda.jit("void(float32[:])")
+    def fill(x):
+        x[cuda.grid(1)] = 1
+
+    fill[1, 32](np.zeros(32, np.float32))
+    (code,) = fill.overloads.values()
+    assert code.max_cooperative_grid_blocks(33) == code.max_cooperative_grid_blocks((3, 11, 1)) == 132 * 32
+    assert code.max_cooperative_grid_blocks(1024) == 132 * 2
+    assert code.max_cooperative_grid_blocks(32, 200_000) == 132
+
+
 def test_the_profiler_does_nothing_and_functions_of_the_driver_say_so():
     cuda.profile_start()
     cuda.profile_stop()

@@ -9,6 +9,7 @@ from numba.cuda import libdevice
 from numba.cuda.extending import overload
 
 from minllm.errors import SimulationError
+from minllm.machine import numba_cuda
 from minllm.runtime.kernel import kernel
 from minllm.sim import simulate
 
@@ -356,3 +357,18 @@ def test_a_variable_of_a_loops_body_has_its_type_after_the_loop_and_in_the_next_
     found = result_of(kernel, x, np.int64(4 * 10**9), size=4)
     wrapped = float((4 * 10**9) ** 2 - 2**64)
     assert found.tolist() == [wrapped, float(x[0]) * 2, 1.0, wrapped]
+
+
+def test_casts_and_classes_of_bfloat16_and_floats_of_text():
+    bfloat16 = numba_cuda.types.bfloat16
+
+    def kernel(out, nan):
+        x = bfloat16(3.14)
+        out[0], out[1] = uint64(x), int64(x)
+        if isinstance(x, bfloat16):
+            out[2] = uint64(bfloat16(1e30))
+        nan[0] = float("nan")
+
+    out, nan = np.zeros(3, np.uint64), np.zeros(1)
+    simulate(kernel, 1, 1, out, nan)
+    assert out.tolist() == [3, 3, 2**64 - 1] and np.isnan(nan[0])

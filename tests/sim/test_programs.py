@@ -145,6 +145,11 @@ def test_the_simulator_does_not_start_beside_numbas(tmp_path):
     assert "SimulationError: numba.cuda has been imported with Numba's own simulator" in done.stderr
 
 
+def test_the_text_of_a_program(tmp_path):
+    done = run("-m", "minllm.sim", "-c", PROGRAM.replace("EXTRA", "1"), folder=tmp_path)
+    assert "SimulationError: index [100] is out of bounds" in done.stderr and "<string>:13 in scale" in done.stderr
+
+
 @pytest.fixture
 def suite(tmp_path):
     """A folder with a test suite whose conftest.py imports numba.cuda."""

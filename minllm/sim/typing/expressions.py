@@ -425,6 +425,8 @@ class Expressions:
             return of_constant(len(arguments[0].items))
         if called is numba.cuda.const.array_like:
             return arguments[0]
+        if called is isinstance:  # numba-cuda decides by classes, of which its typing context knows nothing
+            return self.unknown_call(node, arguments)
         kinds, named_kinds = tuple(map(numba_type, arguments)), {name: numba_type(value) for name, value in named.items()}
         if None in (*kinds, *named_kinds.values()):
             self.check_call(node, called, (*kinds, None), None)

@@ -105,6 +105,8 @@ def numba_type(value):
         found = tuple(map(numba_type, value.items))
         return None if None in found else types.Tuple(found)
     if value.constant is not None:
+        if type(value.constant.value) is str:
+            return types.literal(value.constant.value)
         try:
             return context().resolve_value_type(value.constant.value)
         except Exception:
