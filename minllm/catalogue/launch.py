@@ -70,19 +70,20 @@ class Moved:
 class Launch:
     """One call of a launcher.
 
-    arrays(noise): {name: host array, NamedTuple of them, or None}; noise: noise.Noise. call(ops, **arrays): the launcher on arrays of a
-    device; ops has `stream`, `empty(shape, dtype)`, `zeros` and `array`; what it returns are further results, as {name: array}.
+    arrays(noise): {name: host array, NamedTuple or list of arrays, or None}; noise: noise.Noise. call(ops, **arrays): the launcher on
+    arrays of a device; ops has `stream`, `empty(shape, dtype)`, `zeros` and `array`; what it returns are further results, as {name: array}.
     reference(**arrays): {name: contents of every array that the launch writes}, computed on the host; the first is the main result. It
-    leaves its arguments as they are. moved: of the launch's kernel, or {name of a kernel: Moved}. indices: arrays, by the kernel's names,
-    that formulas leave out. rows: names of arrays with a row for every token, so that a part of the tokens can be checked. exact: results
-    are the reference's bits. slack: what results may differ by besides the rounding of their dtype, in terms of the largest one, or of each
-    and of 1 if elementwise; None: 3e-6. `describes` fills in stage, name, shape (all arguments) and given (those that are no defaults).
+    leaves its arguments as they are. moved: of the launch's kernel, or {name of a kernel: Moved}; where it depends on the contents of
+    arrays, a function of them. indices: arrays, by the kernel's names, that formulas leave out. rows: names of arrays with a row for every
+    token, so that a part of the tokens can be checked. exact: results are the reference's bits. slack: what results may differ by besides
+    the rounding of their dtype, in terms of the largest one, or of each and of 1 if elementwise; None: 3e-6. `describes` fills in stage,
+    name, shape (all arguments) and given (those that are no defaults).
     """
 
     arrays: Callable[[Any], dict[str, Any]]
     call: Callable[..., Mapping[str, Any] | None]
     reference: Callable[..., dict[str, np.ndarray]]
-    moved: Moved | Mapping[str, Moved]
+    moved: Moved | Mapping[str, Moved] | Callable[..., Moved | Mapping[str, Moved]]
     indices: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     exact: bool = False
@@ -101,9 +102,10 @@ class Launch:
         """The least number of bytes that the launch moves; of kernels of which it takes one, the first one's."""
         return (self.moved if isinstance(self.moved, Moved) else next(iter(self.moved.values()))).bytes
 
-    def moved_by(self, kernel: str) -> Moved | None:
-        """The formulas of one of its kernels; None if it has none."""
-        return self.moved if isinstance(self.moved, Moved) else self.moved.get(kernel)
+    def moved_by(self, kernel: str, arrays: Mapping[str, Any]) -> Moved | None:
+        """The formulas of one of its kernels for these arrays; None if it has none."""
+        moved = self.moved(**arrays) if callable(self.moved) else self.moved
+        return moved if isinstance(moved, Moved) else moved.get(kernel)
 
     @property
     def dtype(self) -> np.dtype:
@@ -143,6 +145,16 @@ def describes(function: Callable[..., Launch]) -> Callable[..., Launch]:
         return replace(function(*args, **kwargs), stage=stage, name=function.__name__, shape=bound.arguments, given=given)
 
     return launch_of
+
+
+def in_place(reference: Callable[..., Mapping[str, np.ndarray] | None], *names: str) -> Callable[..., dict[str, np.ndarray]]:
+    """A Launch's reference made of one that changes the arrays of these names in place, and may return further results by name."""
+
+    def on_copies(**arrays: Any) -> dict[str, np.ndarray]:
+        copies = {name: arrays[name].copy() for name in names}
+        return {**copies, **(reference(**{**arrays, **copies}) or {})}
+
+    return on_copies
 
 
 def each(describe: Callable[..., Launch], shapes: Iterable[Any], **options: Iterable[Any]) -> Iterator[Launch]:

@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 LENGTH = 4_194_301  # a prime near 2**22, so that rows with power-of-two lengths do not repeat
+SHORT = 10_007  # enough for launches of odd sizes
 STEP = 1_000_003  # offset between the slices of successive arrays; also a prime, so that their beginnings differ
 
 

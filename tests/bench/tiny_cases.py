@@ -15,7 +15,6 @@ from minllm.bench.kernel_cases import (
     quantized_matmul,
     recent_tokens,
     sampling,
-    slots,
     tree_attention,
     window_attention,
 )
@@ -63,9 +62,6 @@ TINY_CASES = [
     quantized_kv.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),
     *(sampling.sampling_case(rule, 2, 111) for rule in sampling.RULES),
     sampling.log_probabilities_case(2, 111, 3),
-    slots.write_slots_case(5),
-    slots.load_rows_case(3),
-    slots.advance_case(5),
     quantized_matmul.quantized_matmul_case("bfloat16", "chosen", 2, 24, 64),
     quantized_matmul.quantized_matmul_case("fp8", "flat", 2, 16, 64),
     quantized_matmul.quantized_matmul_case("int8", "wgmma", 18, 24, 64),

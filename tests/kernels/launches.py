@@ -5,10 +5,8 @@ import importlib
 import numpy as np
 
 from minllm.catalogue.launch import on_device
-from minllm.catalogue.noise import Noise
+from minllm.catalogue.noise import SHORT, Noise
 from tests.kernels.guarded import HALF_STEP, SLACK, Guarded, assert_close, bits
-
-NOISE_LENGTH = 10007
 
 
 class HostOps:
@@ -56,7 +54,7 @@ def oracle_of(launch):
 
 def check(launch, device):
     """Reference and kernels agree with the oracle, or with each other; nothing else is written."""
-    host, oracle, ops = launch.arrays(Noise(length=NOISE_LENGTH)), oracle_of(launch), GuardedOps(device)
+    host, oracle, ops = launch.arrays(Noise(length=SHORT)), oracle_of(launch), GuardedOps(device)
     before = {name: np.copy(array) for name, array in host.items() if isinstance(array, np.ndarray)}
     expected = launch.reference(**host)
     for name, array in before.items():

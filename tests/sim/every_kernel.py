@@ -17,7 +17,7 @@ import numpy as np
 import minllm.kernels
 from minllm.catalogue import one_per_kernel
 from minllm.catalogue.launch import Moved
-from minllm.catalogue.noise import Noise
+from minllm.catalogue.noise import SHORT, Noise
 from minllm.kernels.all_reduce import VARIANTS as ALL_REDUCES
 from minllm.kernels.all_reduce.fused_norm import fused_norm
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
@@ -84,9 +84,6 @@ from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.rope.rotate import rope_table
 from minllm.kernels.sampling import SamplingKind
 from minllm.kernels.sampling.log_probabilities import LogProbabilities, LogProbabilitiesScratch, log_probabilities, log_softmax
-from minllm.kernels.slots.advance import advance
-from minllm.kernels.slots.load_rows import load_rows
-from minllm.kernels.slots.write_slots import write_slots
 from minllm.kernels.speculation.accept import accept
 from minllm.kernels.speculation.accept_tree import accept_tree
 from minllm.kernels.speculation.advance_spans import advance_spans
@@ -113,9 +110,8 @@ from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
 from tests.kernels.guarded import BFLOAT16, FLOAT32
-from tests.kernels.launches import NOISE_LENGTH, HostOps
+from tests.kernels.launches import HostOps
 from tests.kernels.sampling.cases import logits_of, run_sample, tensors
-from tests.kernels.slots.cases import make_batch, make_state
 from tests.kernels.speculation.cases import batch_of, make_states, slots_of
 from tests.kernels.speculation.trees import ARRAYS
 
@@ -133,8 +129,9 @@ class Row:
 
 def row_of(launch, kernels):
     """The row of a launch of the catalogue."""
-    formulas = {name: launch.moved_by(name) for name in kernels}
-    return Row(str(launch), partial(launch.run, HostOps, launch.arrays(Noise(length=NOISE_LENGTH))), formulas, launch.indices, launch.stage)
+    arrays = launch.arrays(Noise(length=SHORT))
+    formulas = {name: launch.moved_by(name, arrays) for name in kernels}
+    return Row(str(launch), partial(launch.run, HostOps, arrays), formulas, launch.indices, launch.stage)
 
 
 ROWS: dict[str, Row] = {str(launch): row_of(launch, kernels) for launch, kernels in one_per_kernel().items()}
@@ -1232,35 +1229,6 @@ def log_probabilities_of_the_chosen_and_the_best():
         "log_probabilities_of_parts_kernel": Moved(best | found),
     }
     return run, kernels, ("token_ids", "chosen", "rank", "part_peaks", "part_sums", "part_ranks")
-
-
-# Slots: B rows, whose slots are among S.
-
-
-@row
-def writing_to_slots():
-    words, pairs = np.zeros(40, np.int32), np.stack([integers(3, 9, 0), integers(1, 2, 3)], axis=1)
-    return partial(write_slots, words, pairs), {"write_slots_kernel": Moved(dict(state=4 * 3, pairs=8 * 3))}
-
-
-@row
-def loading_rows_from_slots():
-    B, block_size = 2, 4
-    state, batch = make_state(3, 5, block_size), make_batch(B, 5)
-    state.lengths[:] = [4, 17, 6]  # contexts of 5 and 2 blocks
-    asked = dict.fromkeys(("newest_tokens", "token_ids", "positions", "slot_mapping", "context_lens"), 4 * B)
-    asked |= dict(block_tables=4 * 7)
-    several_times = ("slots", "lengths", "tables_of_slots")  # read by every thread, or twice
-    return partial(load_rows, integers(1, 2), state, batch, block_size), {"load_rows_kernel": Moved(asked)}, several_times
-
-
-@row
-def advancing_to_the_next_step():
-    B = 3
-    state = make_state(5, 2, 4)
-    asked = {name: 4 * B for name in ("tokens", "slots", "newest_tokens", "adjustments")} | {name: 8 * B for name in ("lengths", "step")}
-    asked |= dict(output_counts=8)  # one of the slots has penalties
-    return partial(advance, integers(7, 8, 9), integers(1, 0, 2), state), {"advance_kernel": Moved(asked)}
 
 
 # Speculation: R rows in runs. (slot, rows) of each run; the first row of a run holds the newest token, the others its drafts.

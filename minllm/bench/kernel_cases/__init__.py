@@ -11,7 +11,6 @@ from minllm.bench.kernel_cases import (
     quantized_matmul,
     recent_tokens,
     sampling,
-    slots,
     tree_attention,
     window_attention,
 )
@@ -25,7 +24,7 @@ def kernel_cases(stages: tuple[str, ...] = STAGES) -> list[KernelCase]:
     """The cases of these stages, in the order in which they run and are recorded."""
     modules = (
         matmul, attention, tree_attention, quantized_attention, window_attention, projection, glue, quantized_kv, recent_tokens, sampling,
-        slots, quantized_matmul,
+        quantized_matmul,
     )  # fmt: skip
     every = [case for module in modules for case in module.cases()]
     every += map(case_of, measured_launches())

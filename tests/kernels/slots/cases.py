@@ -1,34 +1,22 @@
-"""States of slots and the batches made from them."""
+"""Batches made from states of slots, and copies of states."""
 
 from types import SimpleNamespace
 
 import numpy as np
 
+from minllm.catalogue import slots
+from minllm.catalogue.slots import BATCH
 from minllm.kernels.slots.state import SlotState
 
-BATCH = ("token_ids", "positions", "slot_mapping", "context_lens", "block_tables")
+
+def make_state(num_slots, width, block_size, vocab=50, seed=0):
+    """catalogue.slots.make_state of a seed."""
+    return slots.make_state(np.random.default_rng([seed, num_slots, width, block_size]), num_slots, width, block_size, vocab)
 
 
-def make_state(num_slots: int, width: int, block_size: int, vocab: int = 50, seed: int = 0) -> SlotState:
-    """Slots of sequences of any length that fits their block tables; every third slot has penalties."""
-    random = np.random.default_rng([seed, num_slots, width, block_size])
-    state = SlotState.make(np.zeros, num_slots, width)
-    state.words[:] = random.integers(0, 1000, state.words.shape)
-    state.newest_tokens[:] = random.integers(0, vocab, num_slots)
-    state.lengths[:] = random.integers(1, width * block_size + 1, num_slots)
-    state.block_tables[:] = random.permutation(num_slots * width).reshape(num_slots, width)
-    state.sampling = state.sampling.with_vocabulary_arrays(np.zeros, vocab)
-    state.sampling.output_counts[:] = random.integers(0, 3, (num_slots, vocab))
-    state.sampling.adjustments[:] = np.arange(num_slots) % 3 == 1
-    return state
-
-
-def make_slots(rows: int, num_slots: int, seed: int = 0) -> np.ndarray:
-    """A different slot for each row, and -1 for every fourth one."""
-    random = np.random.default_rng([seed, rows])
-    slots = random.permutation(num_slots)[:rows].astype(np.int32)
-    slots[3::4] = -1
-    return slots
+def make_slots(rows, num_slots, seed=0):
+    """catalogue.slots.slots_of_rows of a seed."""
+    return slots.slots_of_rows(np.random.default_rng([seed, rows]), rows, num_slots)
 
 
 def make_batch(rows: int, columns: int, array=np.array) -> SimpleNamespace:
