@@ -109,9 +109,6 @@ class KernelCase:
         )  # fmt: skip
 
 
-SAMPLE_TOKENS = 64  # number of tokens that are recomputed on the host
-
-
 def case_of(row: Measured) -> KernelCase:
     """The case of a row of the catalogue: its main result is compared with that of the reference, for some of the tokens if it has rows."""
     launch = row.launch
@@ -120,7 +117,7 @@ def case_of(row: Measured) -> KernelCase:
         host = launch.arrays(noise)
         placed = [{name: on_device(ops, one) for name, one in host.items()}]
         placed += [{name: on_device(ops, one) for name, one in launch.arrays(noise).items()} for _ in range(sets - 1)]
-        tokens = some_of(len(host[launch.rows[0]]), SAMPLE_TOKENS, noise) if launch.rows else np.arange(0)
+        tokens = some_of(len(host[launch.rows[0]]), row.sample, noise) if launch.rows else np.arange(0)
         given, found = launch.part(host, tokens), {}
         name, expected = next(iter(launch.reference(**given).items()))
         written = given[name].view(np.uint8) != expected.view(np.uint8) if name in given else np.ones(expected.shape, bool)

@@ -241,7 +241,8 @@ class Measured:
     """A row of `minllm bench kernels`: a launch, the row's variant and case, and its unit.
 
     benchmark: the stage if "". work, set_bytes, tokens: as in bench/kernel_case.py; None: the launch's bytes. peers: names from
-    bench/torch_peers.py, which get the arrays. tolerance: the largest relative error; None: that of the dtype, 0 for exact results.
+    bench/torch_peers.py, which get the arrays. tolerance: the largest relative error; None: that of the dtype, 0 for exact results. sample:
+    the number of tokens that the reference computes, of a launch with `rows`.
     """
 
     launch: Launch
@@ -254,6 +255,7 @@ class Measured:
     peers: tuple[str, ...] = ()
     tolerance: float | None = None
     tokens: int = 0
+    sample: int = 64
 
 
 def on_device(ops: Any, arrays: Any) -> Any:

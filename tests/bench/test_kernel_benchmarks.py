@@ -22,10 +22,11 @@ from minllm.bench.kernel_case import (
     rounded,
     some_of,
 )
-from minllm.bench.kernel_cases import STAGES, attention, kernel_cases, matmul, projection, sampling
+from minllm.bench.kernel_cases import STAGES, attention, kernel_cases, matmul, projection
 from minllm.bench.record import Row
 from minllm.bench.timing import REPLAY_BELOW, input_sets, median_seconds
 from minllm.catalogue.noise import Noise
+from minllm.catalogue.sampling import RULES
 from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.attention import VARIANTS as ATTENTION
 from minllm.kernels.matmul import VARIANTS as MATMUL
@@ -44,7 +45,7 @@ LAUNCHERS = {
     "activation": {"silu_and_multiply", "gelu", "gelu_tanh"},
     "kv": {"append", "qkv_rope_append", "qkv_rope_append with norms", "append_quantized", "copy_blocks", "qkv_rope_append_quantized",
            "quantize_groups", "move_window"},
-    "sampling": {*sampling.RULES, "log_probabilities"},
+    "sampling": {*RULES, "log_probabilities"},
     "slots": {"write_slots", "load_rows", "advance"},
     "quantised": {"chosen", *INT8.variants, *INT4.variants, *NF4.variants},
 }

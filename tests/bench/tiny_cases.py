@@ -14,7 +14,6 @@ from minllm.bench.kernel_cases import (
     quantized_kv,
     quantized_matmul,
     recent_tokens,
-    sampling,
     tree_attention,
     window_attention,
 )
@@ -60,8 +59,6 @@ TINY_CASES = [
     recent_tokens.quantize_groups_case(3, 2, 32),
     recent_tokens.move_window_case(5, 64),
     quantized_kv.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),
-    *(sampling.sampling_case(rule, 2, 111) for rule in sampling.RULES),
-    sampling.log_probabilities_case(2, 111, 3),
     quantized_matmul.quantized_matmul_case("bfloat16", "chosen", 2, 24, 64),
     quantized_matmul.quantized_matmul_case("fp8", "flat", 2, 16, 64),
     quantized_matmul.quantized_matmul_case("int8", "wgmma", 18, 24, 64),

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.catalogue.sampling import parameters
 from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, padded_arrays, to_backend
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.kernels.sampling.parameters import sampling_entries
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
-from tests.kernels.sampling.cases import parameters
 from tests.ops.small_models import small_model
 
 pytestmark = [pytest.mark.results_only, pytest.mark.usefixtures("small_tiles")]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.catalogue.sampling import parameters
 from minllm.engine.drafting.draft_model import DraftModel
 from minllm.engine.drafting.lookahead import LookaheadDrafts
 from minllm.engine.drafting.ngrams import NgramDrafts
@@ -20,7 +21,6 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.speculation.token_tree import TokenTree
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
-from tests.kernels.sampling.cases import parameters
 from tests.ops.small_models import small_model
 
 pytestmark = [pytest.mark.results_only, pytest.mark.usefixtures("small_tiles")]

@@ -83,7 +83,7 @@ from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.rope.rotate import rope_table
 from minllm.kernels.sampling import SamplingKind
-from minllm.kernels.sampling.log_probabilities import LogProbabilities, LogProbabilitiesScratch, log_probabilities, log_softmax
+from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.kernels.speculation.accept import accept
 from minllm.kernels.speculation.accept_tree import accept_tree
 from minllm.kernels.speculation.advance_spans import advance_spans
@@ -99,9 +99,6 @@ from minllm.kernels.speculation.row_sampling import WORDS, row_sampling
 from minllm.kernels.speculation.state import DraftState
 from minllm.kernels.speculation.synthetic import accept_synthetic
 from minllm.kernels.speculation.token_tree import TokenTree
-from minllm.kernels.split_vocabulary.argmax import argmax_of_ranks
-from minllm.kernels.split_vocabulary.join import join_parts
-from minllm.kernels.split_vocabulary.lookup import split_embedding
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.fp8 import E4M3
 from minllm.weights.int8_groups import Int8GroupWeight
@@ -111,7 +108,7 @@ from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.launches import HostOps
-from tests.kernels.sampling.cases import logits_of, run_sample, tensors
+from tests.kernels.sampling.cases import logits_of, tensors
 from tests.kernels.speculation.cases import batch_of, make_states, slots_of
 from tests.kernels.speculation.trees import ARRAYS
 
@@ -1162,73 +1159,6 @@ def prefix_of_a_cascade():
     tensor_core_flops = 4 * split_cascade.ROWS * D * kv_heads * prefix  # a tile of rows, of which the batch fills six
     run = partial(split_cascade.attention, *arguments, arrays.block_tables, arrays.scale, prefix)
     return run, {"prefix_kernel": Moved(asked, {}, tensor_core_flops)}, LENS
-
-
-# Sampling: R rows of V logits.
-
-
-@row
-def greedy_sampling():
-    R, V = 2, 68
-    parts = 4 * R
-    sampling = tensors([dict(temperature=0.0)] * R, V)
-    kernels = {
-        "argmax_parts_kernel": Moved(dict(logits=4 * R * V, part_values=parts, part_tokens=parts)),
-        "argmax_of_parts_kernel": Moved(dict(part_values=parts, part_tokens=parts, out=4 * R)),
-    }
-    return partial(run_sample, logits_of("normal", R, V), sampling), kernels, ("slots",)
-
-
-@row
-def a_split_vocabulary():
-    """Two ranks of 68 tokens each; the last has one of padding."""
-    N, R, P, S, T, H = 2, 3, 1, 68, 3, 40
-    best = (numbers(N, R, P, dtype=FLOAT32), np.zeros((N, R, P), np.int32))
-    parts, whole = numbers(N, R, S, dtype=FLOAT32), numbers(R, N * S - 1, dtype=FLOAT32)
-
-    def run():
-        split_embedding(integers(5, 1, 9), numbers(7, H), 4, numbers(T, H))
-        argmax_of_ranks(*best, integers(0, 1, 2), S, integers(0, 0, 0))
-        join_parts(parts, whole)
-
-    kernels = {
-        "split_embedding_kernel": Moved(dict(rows=2 * 2 * H, out=2 * T * H)),  # two of the tokens are on this rank
-        "argmax_of_ranks_kernel": Moved(dict(values=4 * N * R * P, tokens=4 * N * R * P, out=4 * R)),
-        "join_parts_kernel": Moved(dict(parts=4 * R * (N * S - 1), out=4 * R * (N * S - 1))),
-    }
-    return run, kernels, ("token_ids", "slots")
-
-
-@row
-def drawing_with_every_rule():
-    R, V = 1, 67
-    parts = 4 * R
-    rules = dict(top_k=20, top_p=0.7, min_p=0.05, repetition_penalty=1.3, presence_penalty=0.1, min_tokens=3, logit_bias={1: 0.5})
-    changed = {name: 4 * R * V for name in ("logits", "output_counts", "logit_bias", "out")}
-    kernels = {
-        "penalize_kernel": Moved(changed | dict(token_flags=2 * R * V), dict(token_flags=R * V)),  # by penalties and by bans
-        "thresholds_kernel": Moved(dict(logits=4 * R * V * (1 + 3 + 3), out=4 * R), dict(logits=4 * R * V)),
-        "draw_parts_kernel": Moved(dict(logits=4 * R * V, part_values=parts, part_tokens=parts)),
-        "argmax_of_parts_kernel": Moved(dict(part_values=parts, part_tokens=parts, out=4 * R)),
-    }
-    a_number_a_row = ("temperature", "top_k", "top_p", "min_p", "thresholds", "seed", "step", "min_tokens", "slots", "adjustments")
-    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    sampling = tensors([rules] * R, V, step=0)  # a token that was generated already is known to be seen: its flags are not read
-    return partial(run_sample, logits_of("normal", R, V), sampling), kernels, a_number_a_row + penalties
-
-
-@row
-def log_probabilities_of_the_chosen_and_the_best():
-    R, V, top = 2, 68, 3
-    out = LogProbabilities.allocate(np.zeros, R, top)
-    run = partial(log_probabilities, logits_of("normal", R, V), integers(5, 67), out, LogProbabilitiesScratch.allocate(np.zeros, R, V, top))
-    best, threads = dict(part_values=4 * R * top, part_tokens=4 * R * top), 256
-    found = dict(logits=4 * R, top_token_ids=4 * R * top, top_values=4 * R * top)
-    kernels = {  # every thread of the first one reads the chosen token's logit
-        "log_probability_parts_kernel": Moved(dict(logits=4 * R * (V + threads)) | best, dict(logits=4 * R * V)),
-        "log_probabilities_of_parts_kernel": Moved(best | found),
-    }
-    return run, kernels, ("token_ids", "chosen", "rank", "part_peaks", "part_sums", "part_ranks")
 
 
 # Speculation: R rows in runs. (slot, rows) of each run; the first row of a run holds the newest token, the others its drafts.

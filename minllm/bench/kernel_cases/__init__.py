@@ -10,7 +10,6 @@ from minllm.bench.kernel_cases import (
     quantized_kv,
     quantized_matmul,
     recent_tokens,
-    sampling,
     tree_attention,
     window_attention,
 )
@@ -23,7 +22,7 @@ STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activati
 def kernel_cases(stages: tuple[str, ...] = STAGES) -> list[KernelCase]:
     """The cases of these stages, in the order in which they run and are recorded."""
     modules = (
-        matmul, attention, tree_attention, quantized_attention, window_attention, projection, glue, quantized_kv, recent_tokens, sampling,
+        matmul, attention, tree_attention, quantized_attention, window_attention, projection, glue, quantized_kv, recent_tokens,
         quantized_matmul,
     )  # fmt: skip
     every = [case for module in modules for case in module.cases()]

@@ -5,7 +5,6 @@ import numpy as np
 from minllm.bench.kernel_case import BFLOAT16, FLOAT32, MICROSECONDS, KernelCase, Prepared
 from minllm.bench.kernel_cases.glue import Glue, glue_case
 from minllm.bench.kernel_cases.quantized_kv import ITEM, rows_of
-from minllm.bench.kernel_cases.sampling import mismatches
 from minllm.kernels.kv.move_window import move_window, window_of_rows
 from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.quantization.cache import allocate
@@ -14,6 +13,11 @@ from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.kernels.quantization.reference import quantize_by_channel
 
 FORM = "kivi_int4"
+
+
+def mismatches(found: np.ndarray, expected: np.ndarray) -> float:
+    """The share of elements that differ from the reference, 0 to 1."""
+    return float((found != expected).mean())
 
 
 def quantize_groups_case(groups: int = 2048, kv_heads=8, head_dim=128) -> KernelCase:

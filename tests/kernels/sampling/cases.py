@@ -1,14 +1,11 @@
 """Rows of logits and parameters that the sampler's tests share, and an oracle of the thresholds that sorts, in float64."""
 
-from types import SimpleNamespace
-
 import numpy as np
 
+from minllm.catalogue.sampling import parameters
 from minllm.kernels.sampling import SamplingTensors, build_sampling_tensors
 from minllm.kernels.sampling.sample import SampleScratch, sample, sample_reference
 
-DEFAULTS = dict(temperature=0.8, top_k=-1, top_p=1.0, min_p=0.0, min_tokens=0, seed=1)
-DEFAULTS |= dict(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logit_bias=None, allowed_token_ids=None)
 RULES = [
     dict(temperature=0.0),
     dict(),
@@ -30,11 +27,6 @@ PENALTIES = [
     dict(logit_bias={0: 2.5, 2: -100.0}, repetition_penalty=1.2),
     dict(allowed_token_ids=(0, 1), logit_bias={1: 0.5}),
 ]
-
-
-def parameters(**changes) -> SimpleNamespace:
-    """Sampling parameters with some attributes changed from DEFAULTS."""
-    return SimpleNamespace(**(DEFAULTS | changes))
 
 
 def tensors(rules, vocab: int, step: int = 1) -> SamplingTensors:

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minllm.catalogue.sampling import parameters
 from minllm.errors import KernelArgumentError
 from minllm.kernels.sampling.parameters import sampling_entries
 from minllm.kernels.slots.state import SlotState, slot_layout
 from minllm.kernels.slots.write_slots import write_slots, write_slots_reference
-from tests.kernels.sampling.cases import parameters
 
 WRITERS = [write_slots, write_slots_reference]
 
