@@ -54,6 +54,8 @@ def make_wgmma(n, dtype="bf16", a="shared", a_major="k", b_major="k"):
     product = Product(name, n, dtype, a == "registers", a_major, b_major)
     function = from_registers(product) if a == "registers" else from_shared(product)
     function.emulation.__doc__ = function.__doc__ = make_wgmma.__doc__
+    function.emulation.in_lanes = lambda lanes, *operands: Product.in_lanes(lanes, product, *operands)
+    function.emulation.in_lanes.by_threads = True
     return function
 
 

@@ -6,7 +6,7 @@ overwrites a tile, or registers of A, while a wgmma may still be in flight, the 
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -47,6 +47,8 @@ class Product:
     a_in_registers: bool
     a_major: str
     b_major: str
+
+    in_lanes: ClassVar[Any] = None  # (lanes, product, *operands): the form for the simulator's lanes, which minllm.ptx.lanes gives
 
     @property
     def numbers(self) -> Numbers:

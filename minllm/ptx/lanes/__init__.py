@@ -5,6 +5,6 @@ lanes, or arrays. It is attached to the emulation as `.in_lanes`; instructions w
 of numbers alone, which are called for one lane after the other.
 """
 
-from minllm.ptx.lanes import copies, matrix, meetings, memory, numbers
+from minllm.ptx.lanes import copies, matrix, meetings, memory, numbers, products
 
-__all__ = ["copies", "matrix", "meetings", "memory", "numbers"]
+__all__ = ["copies", "matrix", "meetings", "memory", "numbers", "products"]

@@ -4,13 +4,26 @@ import numpy as np
 
 from minllm.ptx import matrix, mma
 from minllm.ptx.lanes.form import in_lanes
-from minllm.sim.lanes.accesses import READ
+from minllm.sim.lanes.accesses import READ, WRITE
 from minllm.sim.lanes.faults import Fault, NotInLanes
 from minllm.sim.lanes.warps import whole_warps
 from minllm.sim.lanes.windows import flat_view, units
 
 WORD = np.dtype(np.uint32)
 GROUP, WITHIN = np.arange(32) // 4, np.arange(32) % 4
+
+
+def report_rows(lanes, warps, rows, kind):
+    """Report accesses to rows of 16 bytes to the detectors. rows: [warps, lanes that give an address]."""
+    if lanes.watch is None:
+        return
+    base = lanes.shared_base()
+    lane = lanes.lane.reshape(-1, 32)[slice(None) if warps is None else warps, : rows.shape[1]].reshape(-1)
+    start = rows.reshape(-1) + (base if type(base) is int else base[lane])
+    mask, lanes.mask = lanes.mask, np.isin(lanes.lane, lane)
+    for number in range(4):
+        lanes.watch.access(lanes, lanes.memory.root, start // 4 + number, 4, kind)
+    lanes.mask = mask
 
 
 def make_ldmatrix(tiles, transposed):
@@ -23,14 +36,7 @@ def make_ldmatrix(tiles, transposed):
         given = places[:, : 8 * tiles] if warps is None else places[warps, : 8 * tiles]
         if ((given < 0) | (given + 16 > lanes.memory.top) | (given % 16 != 0)).any():
             raise Fault("a row of ldmatrix is out of bounds or not aligned")
-        if lanes.watch is not None:
-            base, rows = lanes.shared_base(), given.reshape(-1)
-            lane = lanes.lane.reshape(-1, 32)[slice(None) if warps is None else warps, : 8 * tiles].reshape(-1)
-            start = rows + (base if type(base) is int else base[lane])
-            mask, lanes.mask = lanes.mask, np.isin(lanes.lane, lane)
-            for number in range(4):
-                lanes.watch.access(lanes, lanes.memory.root, start // 4 + number, 4, READ)
-            lanes.mask = mask
+        report_rows(lanes, warps, given, READ)
         if warps is not None:
             rows = np.zeros((places.shape[0], 8 * tiles), np.int64)
             rows[warps] = given
@@ -56,8 +62,6 @@ def make_stmatrix(tiles, transposed):
 
     def store(lanes, address, fragment, at):
         warps = whole_warps(lanes)
-        if lanes.watch is not None:
-            raise NotInLanes("stmatrix under detectors")
         words, base = words_of(lanes, fragment, at, tiles, warps).view(np.uint16).reshape(-1, 32, tiles, 2), lanes.shared_base()
         rows = np.empty((words.shape[0], tiles, 8, 8), np.uint16)
         for half in (0, 1):
@@ -67,6 +71,7 @@ def make_stmatrix(tiles, transposed):
         given = (places if warps is None else places[warps])[:, : 8 * tiles]
         if ((given < 0) | (given + 16 > lanes.memory.top) | (given % 16 != 0)).any():
             raise Fault("a row of stmatrix is out of bounds or not aligned")
+        report_rows(lanes, warps, given, WRITE)
         if type(base) is not int:
             base = base.reshape(-1, 32)[slice(None) if warps is None else warps, : 8 * tiles]
         halves = units(lanes.memory.root, np.dtype(np.uint16))

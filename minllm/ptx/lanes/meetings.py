@@ -1,11 +1,10 @@
-"""Instructions of fibres: waits for mbarriers, named barriers, wgmma.wait_group, elect.sync, and the fence of the async proxy."""
+"""Instructions of fibres: waits for mbarriers, named barriers, elect.sync, and the fence of the async proxy."""
 
 import numpy as np
 
-from minllm.ptx import barrier, cluster, fence, warpgroup
+from minllm.ptx import barrier, cluster, fence
 from minllm.ptx.lanes.form import in_lanes
-from minllm.ptx.warpgroup_product import WARPGROUP, run_groups
-from minllm.sim.asynchrony import fence_mbarriers, state
+from minllm.sim.asynchrony import acquire, fence_mbarriers
 from minllm.sim.lanes.warps import votes
 
 
@@ -26,28 +25,9 @@ def bar_sync(lanes, number, count):
             lanes.run_as(thread, barrier.bar_arrive.emulation, *operands)
     for operands, threads in calls:
         lanes.run_as(threads[-1], barrier.bar_sync.emulation, *operands)
-
-
-def make_wait_group(instruction, pending):
-    """The form of wgmma.wait_group."""
-
-    def wait(lanes):
-        threads = lanes.running
-        groups = [threads[first : first + WARPGROUP] for first in range(0, len(threads), WARPGROUP)]
-        if any(len({thread.number // WARPGROUP for thread in group}) > 1 or len(group) < WARPGROUP for group in groups):
-            lanes.by_threads(instruction.emulation, True)
-            return
-        for group in groups:
-            if len(state(group[0]).product_groups) > pending:
-                lanes.run_as(group[-1], run_groups, group, pending)
-                for thread in group if pending == 0 else ():
-                    state(thread).registers_fenced = False
-
-    in_lanes(instruction, threads=True)(wait)
-
-
-for _pending in range(4):
-    make_wait_group(getattr(warpgroup, f"wgmma_wait_group_{_pending}"), _pending)
+        key, _ = barrier.named_barrier(*operands)
+        for thread in threads[:-1]:
+            acquire(thread, key)
 
 
 @in_lanes(cluster.elect_sync)

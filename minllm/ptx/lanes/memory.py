@@ -65,7 +65,7 @@ def load_shared_32(lanes, address):
 
 @in_lanes(launch.griddepcontrol_wait)
 def griddepcontrol_wait(lanes):
-    lanes.waited = lanes.waited or lanes.mask is None
+    lanes.wait_for_predecessors()
 
 
 @in_lanes(launch.griddepcontrol_launch_dependents)

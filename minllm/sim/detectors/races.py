@@ -14,9 +14,11 @@ import numpy as np
 from minllm.sim.arrays import fail
 from minllm.sim.detectors.transfers import THIS_THREAD, VERBS, Transfers
 from minllm.sim.detectors.waivers import waived, waived_frame
+from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.monitor import MEMORY_ORDERING, Monitor
 from minllm.sim.place import describe_instruction, kernel_frame
 from minllm.sim.thread import WARP_SIZE
+from minllm.sim.transfer import CHUNK
 
 
 class Cell:
@@ -65,6 +67,13 @@ class BlockHistory:
         parts = self.granule // granule
         self.cells = {key * parts + i: cell.copy() for key, cell in self.cells.items() for i in range(parts)}
         self.granule = granule
+
+    def touched(self):
+        """For each chunk the last epoch in which a thread accessed it, or -1."""
+        found = np.full(SHARED_MEMORY_BYTES // CHUNK, -1, np.int32)
+        for key, cell in self.cells.items():
+            found[key * self.granule // CHUNK] = max(cell.epoch, found[key * self.granule // CHUNK])
+        return found
 
     def begin_vectors(self):
         """Keep vector clocks from now on, instead of one clock per warp."""
@@ -136,6 +145,11 @@ class BlockHistory:
             if cell is not None and cell.epoch == self.epoch:
                 self.compare(thread, who, key * self.granule, cell, kind)
 
+    def compare_chunks(self, thread, who, chunks, kind):
+        """Compare an access of a thread to whole chunks, without recording it."""
+        for chunk in chunks:
+            self.compare_cells(thread, who, int(chunk) * CHUNK, CHUNK, kind)
+
     def report(self, thread, who, address, other_number, other):
         """Raise SimulationError with both threads, both lines and the memory, unless the race is waived."""
         _, code, offset, other_kind = other
@@ -153,9 +167,10 @@ class SharedMemoryRaces(Monitor):
     """Raises SimulationError at the second of two accesses that race."""
 
     spaces = ("shared",)
+    history = BlockHistory
 
     def start_block(self, block):
-        block.shared_root.notes["history"] = BlockHistory(block)
+        block.shared_root.notes["history"] = self.history(block)
 
     def end_block(self, block):
         block.shared_root.notes.pop("history", None)

@@ -38,11 +38,8 @@ class Transfers:
         self.counts = {kind: np.zeros(CHUNKS, np.uint16) for kind in KINDS}
         self.reading, self.writing = (memoryview(self.counts[kind]) for kind in KINDS)
         # For each chunk, the last epoch in which a thread accessed it, and the last in which a transfer of it ended.
-        touched, ended = np.full(CHUNKS, -1, np.int32), np.full(CHUNKS, -1, np.int32)
-        for key, cell in history.cells.items():
-            touched[key * history.granule // CHUNK] = max(cell.epoch, touched[key * history.granule // CHUNK])
-        self.touched, self.ended = touched, ended
-        self.touch, self.look_ended = memoryview(touched), memoryview(ended)
+        self.touched, self.ended = history.touched(), np.full(CHUNKS, -1, np.int32)
+        self.touch, self.look_ended = memoryview(self.touched), memoryview(self.ended)
 
     def unit_of(self, transfer):
         """The Unit of a transfer: TMA per thread, or tensor cores per warpgroup."""
@@ -71,8 +68,7 @@ class Transfers:
             self.report_under_way(who, chunks, kind)
         if thread.block is self.history.block:
             self.compare_done(thread, who, chunks, kind)
-            for chunk in chunks[self.touched[chunks] == self.history.epoch]:
-                self.history.compare_cells(thread, who, int(chunk) * CHUNK, CHUNK, kind)
+            self.history.compare_chunks(thread, who, chunks[self.touched[chunks] == self.history.epoch], kind)
         self.begin(transfer)
 
     def begin(self, transfer):

@@ -18,15 +18,17 @@ class Root:
     """Memory that arrays are views of.
 
     flat: a one-dimensional array. data: the array in global memory. notes: data of detectors. loaded: whether an element was read. saved: a
-    copy from before the first store, to undo a launch. writer, reader: for each element, which of several blocks in one vector wrote and
-    read it.
+    copy from before the first store, to undo a launch. range: the first root of those that overlap; shift: bytes from its start. writer,
+    reader: for each element, which of several blocks in one vector wrote and read it.
     """
 
+    flying = ()  # under detectors of fibres, the registers of a local array that wgmmas have in flight
+    stored = None  # under detectors of fibres, for each chunk of 16 bytes the bulk stores in flight that write it
     marks = None  # under detectors, one per byte that is written (local memory: one per element); None if all are
 
     def __init__(self, flat, name="", space="global", data=None):
         self.flat, self.name, self.space, self.data = flat, name, space, data
-        self.root, self.notes = self, {}
+        self.root, self.notes, self.range, self.shift = self, {}, self, 0
         self.saved, self.loaded = None, False
         self.writer = self.reader = None
         self.writable = flat.flags.writeable
@@ -126,9 +128,15 @@ def of_host(data, name, space="global", roots=None):
 
 
 def overlap(roots):
-    """Whether two roots share memory."""
-    spans = sorted((start, stop) for start, stop, _ in roots if start < stop)
-    return any(following[0] < stop for (_, stop), following in zip(spans, spans[1:]))
+    """Whether two roots share memory; they then get one range."""
+    found, end, first = False, 0, None
+    for start, stop, root in sorted(roots, key=lambda one: one[:2]):
+        if start < min(end, stop):
+            root.range, root.shift, found = first[1].range, start - first[0], True
+        else:
+            first = start, root
+        end = max(end, stop)
+    return found
 
 
 def constant(data, name):

@@ -38,8 +38,6 @@ def call_form(writer, node, called, value, arguments, named):
     name = getattr(called, "__name__", str(called))
     emulation = getattr(called, "emulation", None)
     if (vectors := getattr(emulation, "in_lanes", None)) is not None and not named:
-        if vectors.by_threads and writer.detect:
-            writer.refuse(node, f"{name}, under detectors")
         writer.by_threads |= vectors.by_threads
         return f"{writer.thing(vectors)}({', '.join(['L', *naturals(writer, node, arguments)])})"
     if emulation is not None and getattr(called, "pure", False) and not named:
@@ -47,7 +45,7 @@ def call_form(writer, node, called, value, arguments, named):
     if named:
         writer.refuse(node, f"{name} with named arguments")
     if emulation is not None:
-        return by_threads(writer, node, called, emulation, arguments)
+        return by_threads(writer, called, emulation, naturals(writer, node, arguments))
     if isinstance(called, python_types.BuiltinFunctionType) and called.__module__ == "math":
         return scalars(writer, node, operations.math_form(name), arguments, vectors=True)
     if getattr(numba.cuda.libdevice, name, None) is called:
@@ -57,12 +55,9 @@ def call_form(writer, node, called, value, arguments, named):
     writer.refuse(node, f"the function {name}")
 
 
-def by_threads(writer, node, called, emulation, arguments):
+def by_threads(writer, called, emulation, operands):
     """The source of the call of an instruction that the simulator's threads execute (fibres.py)."""
-    if writer.detect:
-        writer.refuse(node, f"{called.__name__}, under detectors")
     writer.by_threads = True
-    operands = naturals(writer, node, arguments)
     return f"L.by_threads({', '.join([writer.thing(emulation), repr(bool(getattr(called, 'meets', False))), *operands])})"
 
 

@@ -10,6 +10,7 @@ from minllm.sim.arrays import CheckedArray
 from minllm.sim.lanes.arrays import of_host, overlap
 from minllm.sim.lanes.carried import channels_of
 from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
+from minllm.sim.lanes.fibre_watch import FibreWatch
 from minllm.sim.lanes.fibres import run_in_fibres
 from minllm.sim.lanes.generate import lane_form
 from minllm.sim.lanes.operations import wrapped
@@ -21,6 +22,7 @@ from minllm.sim.typing.functions import infer_kernel
 
 UNFORESEEN = "an error of the lanes"
 SUSPICION = "a possible fault"
+WIDEST = 16  # bytes of an access
 FEW_THREADS = 8  # launches of fewer threads take longer in lanes
 MOST_LANES = 4096  # in one vector, if several blocks fit
 
@@ -31,6 +33,7 @@ class LaneLaunch:
     def __init__(self, how, names, arguments, indices, detect, resident):
         self.grid, self.block, self.shared_bytes = how.grid, how.block, how.shared_bytes
         self.changed, self.roots, self.watch = [], [], None
+        self.owners = {}  # id of a CheckedArray that instructions take -> (it, its Root, its lane if the Root is local)
         if len(indices) * self.block.x * self.block.y * self.block.z < FEW_THREADS:
             raise NotInLanes(f"fewer than {FEW_THREADS} threads")
         function = plain_function(how.kernel)
@@ -44,10 +47,12 @@ class LaneLaunch:
         self.stored = inference.__dict__.setdefault("stored", set())
         self.arguments = [self.prepare(*one) for one in zip(arguments, how.types, names)]
         self.alone = overlap(self.roots)
-        self.watch_needed, self.resident = detect, resident
-        self.make_watch = functools.partial(Watch, self, how, function) if detect else lambda: None
-        if detect and self.alone:
-            raise NotInLanes("arrays that overlap, under detectors")
+        self.resident = resident
+        if detect and any(root.shift % WIDEST for _, _, root in self.roots):
+            raise NotInLanes("arrays that overlap and begin between words of each other, under detectors")
+        in_fibres = self.form.by_threads or how.cluster is not None
+        self.run = self.run_in_fibres if in_fibres else self.run_blocks
+        self.make_watch = functools.partial(FibreWatch if in_fibres else Watch, self, how, function) if detect else lambda: None
 
     def prepare(self, argument, kind, name):
         """An argument as the lane form takes it."""
@@ -64,8 +69,14 @@ class LaneLaunch:
             return wrapped(number) if type(number) is int else number
         if hasattr(argument, "with_array"):  # an object that holds an array: a tensor map
             of = functools.partial(of_host, name=name, roots=self.roots)
-            return argument.with_array(lambda array: (of(array), CheckedArray(array, "global", name=name))[1])
+            return argument.with_array(lambda array: self.checked(of(array), array, name))
         raise NotInLanes(f"an argument of type {type(argument).__name__}")
+
+    def checked(self, of, array, name):
+        """The CheckedArray of a host's array. of: its LaneArray, whose memory the detectors know."""
+        made = CheckedArray(array, "global", of.offset * of.itemsize, name)
+        self.owners[id(made)] = made, of.root, None
+        return made
 
     def save_all(self):
         """Keep the contents of all memory that the launch may write."""
@@ -74,13 +85,12 @@ class LaneLaunch:
                 root.saved = root.flat.copy()
                 self.changed.append(root)
 
-    def run(self, how, indices):
-        """Run all blocks."""
-        if self.form.by_threads or how.cluster is not None:
-            if self.watch_needed:
-                raise NotInLanes("a cluster, under detectors")
-            run_in_fibres(self, how, indices, self.resident)
-            return
+    def run_in_fibres(self, how, indices):
+        """Run all blocks or clusters, one after the other."""
+        run_in_fibres(self, how, indices, self.resident)
+
+    def run_blocks(self, how, indices):
+        """Run all blocks, several in one vector if they do not touch the same memory."""
         threads = self.block.x * self.block.y * self.block.z
         most = 1 if self.alone else max(1, MOST_LANES // threads)
         first, self.watch = 0, self.make_watch()

@@ -13,19 +13,20 @@ import numpy as np
 from greenlet import GreenletExit, greenlet
 
 from minllm.errors import SimulationError
-from minllm.sim.arrays import CheckedArray
 from minllm.sim.cluster import Cluster, check_cluster
 from minllm.sim.cuda_memory import SharedMemory
 from minllm.sim.lanes.arrays import LaneArray, Root, row_major
-from minllm.sim.lanes.faults import Fault, NotInLanes
+from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
 from minllm.sim.lanes.masks import VECTOR
 from minllm.sim.lanes.memory import extents
 from minllm.sim.lanes.operations import column
 from minllm.sim.lanes.state import Lanes
 from minllm.sim.machine import Block
+from minllm.sim.monitored_arrays import checked
 from minllm.sim.thread import Dimensions, Thread, _running, indices_of
 
 MOST_FORKS = 8  # of one launch
+WARPGROUP = 128
 
 
 class Refork(Exception):
@@ -54,6 +55,7 @@ class Fibre(greenlet):
         with np.errstate(all="ignore"):
             launch.form(self.lanes, *launch.arguments)
         self.ended = True
+        self.lanes.end()
         for thread in self.lanes.members:
             thread.worker, thread.dead = None, True
             self.block.end_thread(thread)
@@ -91,9 +93,12 @@ class FibreBlock(Block):
     """A block whose threads run in fibres."""
 
     def begin(self, launch, first, partition):
-        """Make the threads and fibres. partition: the fibre of each thread, a number."""
+        """Make the threads and fibres. first: the block's number in the launch; partition: the fibre of each thread, a number."""
         self.threads = [Thread(self, number, index) for number, index in enumerate(indices_of(self.dimensions))]
         self.shared_declared, self.memory, self.partition = {}, BlockMemory(self), partition
+        self.number, self.watch, self.products, self.epoch = first, launch.watch, {}, 0  # products: of each warpgroup
+        if self.watch is not None:
+            self.watch.start_block(self)
         # The fibre of the block's first thread begins, as that thread does.
         sets = sorted((np.flatnonzero(partition == one) for one in np.unique(partition)), key=lambda threads: threads[0])
         self.fibres = [Fibre(self, threads, launch, first) for threads in sets]
@@ -109,6 +114,8 @@ class FibreBlock(Block):
     def fibres_at_barrier(self):
         """Release the barrier if all living fibres are there."""
         if self.arrived and len(self.arrived) == sum(not one.ended for one in self.fibres):
+            if self.watch is not None:
+                self.watch.block_barrier(self)
             self.runnable.extend(self.arrived)
             self.arrived = []
 
@@ -131,7 +138,7 @@ class FibreLanes(Lanes):
     def __init__(self, launch, block, threads, first, fibre):
         super().__init__(launch, [block.index], first, threads)
         self.block, self.fibre, self.members = block, fibre, [block.threads[number] for number in threads.tolist()]
-        self.memory, self.shared, self.checked = block.memory, block.shared_declared, {}
+        self.memory, self.shared, self.seen = block.memory, block.shared_declared, {}
 
     def make_shared(self, shape, dtype, alignment):
         shape = extents(shape)
@@ -144,6 +151,8 @@ class FibreLanes(Lanes):
     def syncthreads(self):
         if self.is_parted:
             raise Refork([self], self.block.partition)
+        if self.watch is not None:
+            self.watch.reach(self)
         self.block.arrive(self.fibre)
 
     @property
@@ -233,16 +242,32 @@ class FibreLanes(Lanes):
             key, row = (id(array.root), array.shape, lane), array.root.flat.T[lane]
             if type(array.offset) is VECTOR or array.offset or not array.contiguous:
                 raise NotInLanes("an instruction on a part of a local array")
-            if key not in self.checked:
-                self.checked[key] = array, CheckedArray(row.reshape(array.shape), "local")
-            return self.checked[key][1]
+            if key not in self.seen:
+                self.seen[key] = array, self.made_checked(array, row.reshape(array.shape), 0, lane)
+            return self.seen[key][1]
         offset = int(array.offset[lane]) if type(array.offset) is VECTOR else int(array.offset)
         key = id(array.root), array.dtype, array.shape, array.strides, offset
-        if key not in self.checked:
+        if key not in self.seen:
             strides = tuple(stride * array.itemsize for stride in array.strides)
             data = np.lib.stride_tricks.as_strided(array.flat[offset:], array.shape, strides)
-            self.checked[key] = array, CheckedArray(data, array.space, offset * array.itemsize, array.root.name)
-        return self.checked[key][1]
+            self.seen[key] = array, self.made_checked(array, data, offset * array.itemsize)
+        return self.seen[key][1]
+
+    def made_checked(self, array, data, base, lane=None):
+        """The CheckedArray of an array's elements, which reports accesses if the launch is watched."""
+        made = checked(data, array.space, base, array.root.name, self.block.monitor)
+        self.launch.owners[id(made)] = made, array.root, lane
+        return made
+
+    def wait_for_predecessors(self):
+        super().wait_for_predecessors()
+        for thread in self.running:
+            thread.has_waited_for_predecessors = True
+
+    def end(self):
+        """All lanes have ended."""
+        if any(self.block.products[group].under_way for group in set((self.number // WARPGROUP).tolist()) & set(self.block.products)):
+            raise Fault("a warpgroup ends with products under way")
 
 
 def run_in_fibres(launch, how, indices, resident):
@@ -251,15 +276,21 @@ def run_in_fibres(launch, how, indices, resident):
     partition = partitions.setdefault(how.block, np.zeros(how.block.x * how.block.y * how.block.z, int))
     for _ in range(MOST_FORKS):
         launch.save_all()
+        launch.watch = launch.make_watch()
+        monitor = None if launch.watch is None else launch.watch.monitor
         try:
             for number, group in enumerate(groups_of(how, indices)):
-                blocks = [FibreBlock(index, how.block, how.grid, how.shared_bytes, resident=resident) for index in group]
+                blocks = [FibreBlock(index, how.block, how.grid, how.shared_bytes, monitor, resident) for index in group]
                 if how.cluster is not None:
                     Cluster(check_cluster(how.cluster, how.grid), blocks)
-                for block in blocks:
-                    block.begin(launch, number, partition)
+                for rank, block in enumerate(blocks):
+                    block.begin(launch, number * len(blocks) + rank, partition)
                 run_together(blocks)
+            if launch.watch is not None:
+                launch.watch.end()
             return
+        except BlocksMeet:  # an array is written that was read before, without a log of these reads
+            launch.undo()
         except Refork as refork:
             launch.undo()
             partition = partitions[how.block] = refork.partition

@@ -44,6 +44,7 @@ class Lanes(Memory):
         self.depth = 0  # device functions around the current statement
         # For detectors: block barriers and warp barriers so far, whether the lanes have waited for earlier launches, copies in flight.
         self.watch, self.log, self.first = launch.watch, Log(), first * self.threads
+        self.serial = self.first + (self.lane if threads is None else self.number)
         self.epoch = self.clock = self.flying = 0
         self.waited = False
 
@@ -218,6 +219,13 @@ class Lanes(Memory):
         """A fence; nothing else is needed, because every store is visible at once."""
         if self.watch is not None:
             self.watch.fence(self)
+
+    def wait_for_predecessors(self):
+        """The lanes of the mask have waited for earlier launches."""
+        if self.mask is None:
+            self.waited = True
+        elif self.waited is not True:
+            self.waited = self.mask | self.waited
 
 
 def kind_of(value):

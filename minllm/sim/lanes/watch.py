@@ -47,40 +47,45 @@ class Watch:
         chosen = lanes.chosen
         if type(at) is not VECTOR:
             at = np.full(lanes.size if chosen is None else chosen.size, at)
-        if kind != WRITE and root.marks is not None:
-            marks = root.marks.view(f"u{size}")[at] if root.marks.size % size == 0 else self.refuse()
-            if (marks != MARKED[size]).any():
-                raise Fault("a read of memory that nobody wrote")
+        self.check_written(root, at, size, kind)
         if root.space == "global":
-            self.global_access(lanes, root, at, size, kind, value)
+            waited = lanes.waited if type(lanes.waited) is bool else lanes.waited if chosen is None else lanes.waited[chosen]
+            self.global_access(root, at, size, kind, value, waited, *self.whereabouts(lanes))
         elif root.space == "shared":
             self.shared_access(lanes, root, at, size, kind)
         if kind != READ and root.marks is not None:
             root.marks.view(f"u{size}")[at] = MARKED[size]
 
+    def check_written(self, root, at, size, kind):
+        """Raise Fault if an access reads bytes that nobody wrote."""
+        if kind != WRITE and root.marks is not None:
+            marks = root.marks.view(f"u{size}")[at] if root.marks.size % size == 0 else self.refuse()
+            if (marks != MARKED[size]).any():
+                raise Fault("a read of memory that nobody wrote")
+
     def refuse(self):
         raise NotInLanes("words that end behind an array")
 
-    def global_access(self, lanes, root, at, size, kind, value):
+    def global_access(self, root, at, size, kind, value, waited, who, epoch, clock):
+        """An access to global memory by the threads `who`, numbers in the grid. waited: whether they have waited for earlier launches."""
         if kind == READ:
-            root.loaded = True
-            if root in self.early.early and not lanes.waited:
+            if root in self.early.early and not np.all(waited):
                 raise Fault("a read of an earlier launch's results")
-            if root.name not in self.launch.stored:
+            root.range.loaded = True
+            if root.range.name not in self.launch.stored:
                 return
-        elif root.name not in self.launch.stored:
-            self.launch.stored.add(root.name)
-            if root.loaded:
+        elif root.range.name not in self.launch.stored:
+            self.launch.stored.add(root.range.name)
+            if root.range.loaded:
                 raise BlocksMeet
         if kind != READ:
             root.notes["changed"] = True
-        log = self.logs.setdefault(root, Log())
-        who, epoch, clock = self.whereabouts(lanes)
+        log, start = self.logs.setdefault(root.range, Log()), at * size + root.shift
         if kind == ATOMIC:
-            for thread, place in zip((who + lanes.first).tolist(), at.tolist()):
-                self.order.atomic(self.serial(thread), (root, place), self.position, None)
+            for thread, place in zip(who.tolist(), start.tolist()):
+                self.order.atomic(self.serial(thread), (root.range, place), self.position, None)
         value = comparable(value) if kind == WRITE else None
-        log.add(at * size, size, who + lanes.first, kind, epoch, clock, value, self.position)
+        log.add(start, size, who, kind, epoch, clock, value, self.position)
         self.position += 1
         if log.count > MOST_LOGGED:
             raise NotInLanes("too many accesses to be compared")
@@ -89,16 +94,16 @@ class Watch:
         if lanes.flying and (root.flights[at * size >> 4]).any():
             raise Fault("an access to memory that a cp.async writes")
         who, _, clock = self.whereabouts(lanes)
-        lanes.log.add(at * size, size, who, kind, 0, clock)
+        lanes.log.add(at * size, size, who - lanes.first, kind, 0, clock)
         if lanes.log.count > MOST_LOGGED:
             raise NotInLanes("too many accesses between two barriers")
 
     def whereabouts(self, lanes):
-        """(lane, epoch, clock) of the lanes of the mask."""
+        """(number in the grid, epoch, clock) of the lanes of the mask."""
         chosen = lanes.chosen
         if chosen is None:
-            return lanes.lane, lanes.epoch, lanes.clock
-        return chosen, *(one[chosen] if type(one) is VECTOR else one for one in (lanes.epoch, lanes.clock))
+            return lanes.serial, lanes.epoch, lanes.clock
+        return lanes.serial[chosen], *(one[chosen] if type(one) is VECTOR else one for one in (lanes.epoch, lanes.clock))
 
     def local_read(self, lanes, array, at):
         """A read of local memory."""
