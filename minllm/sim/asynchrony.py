@@ -9,7 +9,7 @@ not see the stores of threads until a `fence.proxy.async` (PTX ISA, "Async proxy
 updates.
 """
 
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 
@@ -22,10 +22,10 @@ RANK_SHIFT = 24  # a shared::cluster address is (rank + 1) << 24 | offset, a sha
 
 
 class BlockState:
-    """A block's mbarriers, meetings of threads, view of the async proxy, and register pool."""
+    """A block's mbarriers, meetings of threads and how many there were by key, view of the async proxy, and register pool."""
 
     def __init__(self):
-        self.mbarriers, self.meetings, self.view, self.registers = {}, {}, None, None
+        self.mbarriers, self.meetings, self.met, self.view, self.registers = {}, {}, Counter(), None, None
 
 
 class ThreadState:
@@ -80,25 +80,27 @@ def meet(key, count, reason, value=None, compute=None, waits=True, orders=True):
     orders: whether the meeting orders the memory accesses of all these threads, as a barrier does.
     """
     thread = current_thread()
-    meetings = state(thread.block).meetings
-    values, waiting = meetings.setdefault(key, ({}, []))
+    own = state(thread.block)
+    values, waiting = own.meetings.setdefault(key, ({}, []))
     values[thread] = value
+    this = key, own.met[key]  # later meetings of the same key are others
     if orders:
-        release(thread, key)
+        release(thread, this)
     if len(values) < count:
         if waits:
             waiting.append(thread)
             park(thread, reason)
             if orders:
-                acquire(thread, key)
+                acquire(thread, this)
         return thread.result
-    del meetings[key]
+    del own.meetings[key]
+    own.met[key] += 1
     results = compute(values) if compute else dict.fromkeys(values)
     for other in waiting:
         other.result = results[other]
         wake(other)
     if orders:
-        acquire(thread, key)
+        acquire(thread, this)
     return results[thread]
 
 
@@ -127,14 +129,23 @@ def locate(address):
         block = block.cluster.blocks[rank - 1]
         if block.alive == 0:
             fail(f"address {address:#x} belongs to a block that has ended: a cluster's blocks meet at a barrier before they end")
+        visit(block)
     return block, offset
+
+
+def visit(block):
+    """Report to the monitor that the running thread is about to access a block's shared memory, if it is not the thread's own."""
+    thread = current_thread()
+    if block is not thread.block and block.monitor is not None:
+        block.monitor.visits(thread, block)
 
 
 def shared_bytes(address, count, alignment=None):
     """(block, offset) of `count` bytes at a shared address. Raises SimulationError if they are out of bounds or misaligned."""
     block, offset = locate(address)
     if not 0 <= offset <= block.shared_top - count:
-        fail(f"{count} bytes at shared address {offset} are outside the block's {block.shared_top} bytes of shared memory")
+        begun = "" if block is current_thread().block or block.shared_top else ": a cluster's blocks meet at a barrier first"
+        fail(f"{count} bytes at shared address {offset} are outside the block's {block.shared_top} bytes of shared memory{begun}")
     if offset % (alignment or count):
         fail(f"shared address {offset} is not aligned to {alignment or count} bytes")
     return block, offset

@@ -22,6 +22,7 @@ class Cluster:
         self.dimensions, self.blocks = dimensions, blocks
         self.phase, self.arrived, self.waiters = 0, 0, []
         self.arrived_in = {}  # thread -> phase of its last arrival
+        self.history = None  # of a detector (detectors/clusters.py)
         for rank, block in enumerate(blocks):
             block.cluster, block.rank, block.runnable = self, rank, blocks[0].runnable
 
@@ -32,7 +33,9 @@ class Cluster:
         """Execute barrier.cluster.arrive for the running thread; orders: whether its memory accesses come before the others' later ones."""
         self.arrived_in[thread] = self.phase
         if orders:
-            release(thread, self)
+            release(thread, (self, self.phase))
+        elif thread.block.monitor is not None:
+            thread.block.monitor.arrives(thread, (self, self.phase))
         self.arrived += 1
         self.release()
 
@@ -41,7 +44,7 @@ class Cluster:
         if self.arrived_in[thread] == self.phase:
             self.waiters.append(thread)
             park(thread, self)
-        acquire(thread, self)
+        acquire(thread, (self, self.arrived_in[thread]))
 
     def release(self):
         """Complete the phase if all living threads have arrived; also called when a thread ends."""

@@ -66,6 +66,8 @@ class Block:
     def end_thread(self, thread):
         """Called when a thread has returned: barriers no longer wait for it."""
         self.alive -= 1
+        if self.alive == 0 and self.monitor is not None:
+            self.monitor.exits(self)
         self.release_barrier()
         if thread.asynchronous is not None and (complaint := thread.asynchronous.end()):
             raise SimulationError(f"{self}, thread {tuple(thread.index)} {complaint}")

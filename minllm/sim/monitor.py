@@ -86,6 +86,15 @@ class Monitor:
     def acquire(self, thread, thing):
         """An acquire: `thread` sees all that was released to `thing` so far."""
 
+    def arrives(self, thread, thing):
+        """A relaxed arrival: an acquire of `thing` shows that the thread has come this far, but makes no access visible."""
+
+    def visits(self, thread, block):
+        """A thread is about to access shared memory of another block of its cluster, or an mbarrier there."""
+
+    def exits(self, block):
+        """The last thread of a block has ended; other blocks of its cluster may still run."""
+
     def waits(self, thread, barrier, phase):
         """A thread is about to wait for a phase, by its number, of an mbarrier.MBarrier, and the phase has not completed yet."""
 

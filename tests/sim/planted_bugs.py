@@ -1,15 +1,18 @@
 """Kernels with a planted bug, each beside its correct twin: what the simulator is measured by.
 
-A function makes both: `bug` says which. It returns (kernel, grid, block, arguments); its decorator names the bug and what the message says.
+A function makes both: `bug` says which. It returns (kernel, grid, block, arguments), with further options of `simulate` behind, or a whole
+program for numba.cuda; its decorator names the bug and what the message says.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32
+from numba import cuda, float32, int32, uint16, uint32, uint64
 
 from minllm import ptx
-from minllm.sim import output
+from minllm.sim import output, simulate, unwritten, using_engine
+from minllm.sim.engines import DEFAULT
+from minllm.sim.numba_launches import simulated_launches
 
 FULL = 0xFFFFFFFF
 RACE_OF_SHARED, RACE_OF_GLOBAL = "race on shared memory", "race on global memory"
@@ -17,7 +20,7 @@ UNWRITTEN, TOO_EARLY = "nobody wrote", "writes it later, .* is a barrier or a wa
 
 
 class Case(NamedTuple):
-    """A bug: make(bug) -> (kernel, grid, block, arguments), a part of the message, and the result of the twin, if it is compared."""
+    """A bug: make(bug) -> (kernel, grid, block, arguments) or a program, and a part of the message."""
 
     bug: str
     message: str
@@ -35,6 +38,17 @@ def planted(bug, message):
         return make
 
     return add
+
+
+def run(case, bug, engine=None):
+    """Run one of a case's two kernels or programs under all detectors."""
+    made = case.make(bug)
+    if callable(made):
+        with simulated_launches(), using_engine(engine or DEFAULT):
+            made()
+    else:
+        kernel, grid, block, arguments, *options = made
+        simulate(kernel, grid, block, *arguments, detect=True, engine=engine, **dict(*options))
 
 
 def numbers(count, dtype=np.float32):
@@ -289,6 +303,267 @@ def asynchronous_copy(bug):
     return kernel, 1, 32, (numbers(128), numbers(32))
 
 
+# Asynchronous operations
+
+
+A, B = 64 * 16, 8 * 16  # elements of the operands of a product
+BOTH = A + B
+PRODUCT = ptx.make_wgmma(8, "bf16")
+PRODUCT_OF_REGISTERS = ptx.make_wgmma(8, "bf16", a="registers")
+
+
+@cuda.jit(device=True)
+def fill(tile, value):
+    """Write the operands of a product, and let the tensor cores see them."""
+    for i in range(cuda.threadIdx.x, tile.size, cuda.blockDim.x):
+        tile[i] = value
+    ptx.fence_proxy_async()
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True)
+def start_product(accumulator, tile):
+    """Start the product of the operands in `tile`, A [64, 16] and B [8, 16], without swizzle."""
+    a = ptx.matrix_descriptor(ptx.shared_address(tile, 0), 1024, 128, 0)
+    b = ptx.matrix_descriptor(ptx.shared_address(tile, A), 128, 128, 0)
+    ptx.wgmma_fence()
+    PRODUCT(accumulator, a, b, 0)
+
+
+@planted("a wgmma is not committed before the wait", "race on registers: .* no wgmma.commit_group has committed it")
+def uncommitted_product(bug):
+    def kernel(out):
+        tile, accumulator = cuda.shared.array(BOTH, uint16, 128), cuda.local.array(4, float32)
+        fill(tile, 1)
+        start_product(accumulator, tile)
+        if not bug:
+            ptx.wgmma_commit_group()
+        ptx.wgmma_wait_group_0()
+        out[cuda.threadIdx.x] = accumulator[0]
+
+    return kernel, 1, 128, (numbers(128),)
+
+
+@planted("the sums of a wgmma are read before the wait", "race on registers: this thread reads .* nobody has waited for that yet")
+def early_sums(bug):
+    def kernel(out):
+        tile, accumulator = cuda.shared.array(BOTH, uint16, 128), cuda.local.array(4, float32)
+        for i in range(4):
+            accumulator[i] = 0
+        fill(tile, 1)
+        start_product(accumulator, tile)
+        ptx.wgmma_commit_group()
+        if not bug:
+            ptx.wgmma_wait_group_0()
+        out[cuda.threadIdx.x] = accumulator[0]
+        ptx.wgmma_wait_group_0()
+
+    return kernel, 1, 128, (numbers(128),)
+
+
+@planted("one of two wgmmas in flight is read", "race on registers: this thread reads .* nobody has waited for that yet")
+def sums_of_the_newer_group(bug):
+    def kernel(out):
+        tile = cuda.shared.array(BOTH, uint16, 128)
+        older, newer = cuda.local.array(4, float32), cuda.local.array(4, float32)
+        fill(tile, 1)
+        start_product(older, tile)
+        ptx.wgmma_commit_group()
+        start_product(newer, tile)
+        ptx.wgmma_commit_group()
+        ptx.wgmma_wait_group_1()
+        out[cuda.threadIdx.x] = newer[0] if bug else older[0]
+        ptx.wgmma_wait_group_0()
+
+    return kernel, 1, 128, (numbers(128),)
+
+
+@planted("registers of A change under a wgmma", "race on registers: this thread writes .* a wgmma .* reads")
+def changing_operand(bug):
+    def kernel(out):
+        tile, accumulator = cuda.shared.array(B, uint16, 128), cuda.local.array(4, float32)
+        a = cuda.local.array(4, uint32)
+        fill(tile, 1)
+        for i in range(4):
+            a[i] = 1
+        ptx.wgmma_fence()
+        PRODUCT_OF_REGISTERS(accumulator, a, 0, ptx.matrix_descriptor(ptx.shared_address(tile, 0), 128, 128, 0), 0)
+        ptx.wgmma_commit_group()
+        if not bug:
+            ptx.wgmma_wait_group_0()
+        a[0] = 2
+        ptx.wgmma_wait_group_0()
+        out[cuda.threadIdx.x] = accumulator[0] + a[0]
+
+    return kernel, 1, 128, (numbers(128),)
+
+
+@planted("asynchronous copies are not committed before the wait", "cp.async that thread .* no cp.async.commit_group has committed it")
+def uncommitted_copy(bug):
+    def kernel(x, out):
+        tile, i = cuda.shared.array(128, float32, 16), cuda.threadIdx.x
+        ptx.cp_async_16(ptx.shared_address(tile, 4 * i), x, 4 * i, 16)
+        if not bug:
+            ptx.cp_async_commit_group()
+        ptx.cp_async_wait_group_0()
+        cuda.syncthreads()
+        out[i] = tile[127 - i]
+
+    return kernel, 1, 32, (numbers(128), numbers(32))
+
+
+@planted("a pipeline of copies waits for one group too few at its end", "cp.async that thread .* nobody has waited for that yet")
+def tail_of_a_pipeline(bug):
+    def kernel(x, out, steps):
+        tiles, i, total = cuda.shared.array((2, 128), float32, 16), cuda.threadIdx.x, float32(0)
+        ptx.cp_async_16(ptx.shared_address(tiles, 4 * i), x, 4 * i, 16)
+        ptx.cp_async_commit_group()
+        for step in range(steps):
+            if step + 1 < steps:
+                ptx.cp_async_16(ptx.shared_address(tiles, (step + 1) % 2 * 128 + 4 * i), x, 128 * (step + 1) + 4 * i, 16)
+            if step + 1 < steps or not bug:
+                ptx.cp_async_commit_group()
+            ptx.cp_async_wait_group_1()
+            cuda.syncthreads()
+            total += tiles[step % 2, 127 - i]
+            cuda.syncthreads()
+        out[i] = total
+
+    return kernel, 1, 32, (numbers(384), numbers(32), 3)
+
+
+@planted("what a bulk store writes is read after a wait for its reads", "wait_group.read has waited for its reads alone")
+def read_back(bug):
+    def kernel(out, found):
+        tile, i = cuda.shared.array(64, float32, 128), cuda.threadIdx.x
+        tile[i] = i
+        ptx.fence_proxy_async()
+        cuda.syncthreads()
+        if i == 0:
+            ptx.cp_async_bulk_global_shared(out, 0, ptx.shared_address(tile, 0), 256)
+            ptx.cp_async_bulk_commit_group()
+            if bug:
+                ptx.cp_async_bulk_wait_group_read_0()
+            else:
+                ptx.cp_async_bulk_wait_group_0()
+        cuda.syncthreads()
+        found[i] = out[63 - i]
+
+    return kernel, 1, 64, (numbers(64), numbers(64))
+
+
+@planted("a bulk store is not committed", "ends with a bulk store in flight, and no cp.async.bulk.commit_group has committed it")
+def uncommitted_store(bug):
+    def kernel(out):
+        tile, i = cuda.shared.array(64, float32, 128), cuda.threadIdx.x
+        tile[i] = i
+        ptx.fence_proxy_async()
+        cuda.syncthreads()
+        if i == 0:
+            ptx.cp_async_bulk_global_shared(out, 0, ptx.shared_address(tile, 0), 256)
+            if not bug:
+                ptx.cp_async_bulk_commit_group()
+            ptx.cp_async_bulk_wait_group_0()
+
+    return kernel, 1, 64, (numbers(64),)
+
+
+# Clusters
+
+
+@planted("another block's shared memory is read before that block has begun", "may not have begun: a cluster's blocks meet")
+def neighbour_not_begun(bug):
+    def kernel(x, out):
+        tile, i, rank = cuda.shared.array(32, float32), cuda.threadIdx.x, ptx.cluster_ctarank()
+        tile[i] = x[cuda.grid(1)]
+        if not bug:
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+        out[cuda.grid(1)] = ptx.ld_shared_cluster_f32(ptx.mapa(ptx.shared_address(tile, 31 - i), rank ^ 1))
+        ptx.barrier_cluster_arrive_relaxed()
+        ptx.barrier_cluster_wait()
+
+    return kernel, 2, 32, (numbers(64), numbers(64)), {"cluster": 2}
+
+
+@planted("a block ends while another one may still read its shared memory", "which may have ended: a cluster's blocks meet at a barrier")
+def neighbour_ended(bug):
+    def kernel(x, out):
+        tile, i, rank = cuda.shared.array(32, float32), cuda.threadIdx.x, ptx.cluster_ctarank()
+        tile[i] = x[cuda.grid(1)]
+        ptx.barrier_cluster_arrive()
+        ptx.barrier_cluster_wait()
+        out[cuda.grid(1)] = ptx.ld_shared_cluster_f32(ptx.mapa(ptx.shared_address(tile, 31 - i), rank ^ 1))
+        if not bug:
+            ptx.barrier_cluster_arrive_relaxed()
+            ptx.barrier_cluster_wait()
+
+    return kernel, 2, 32, (numbers(64), numbers(64)), {"cluster": 2}
+
+
+@planted("a relaxed arrival stands between a store and a read of another block", "memory of a cluster: this thread reads tile")
+def relaxed_arrival(bug):
+    def kernel(x, out):
+        tile = cuda.shared.array(32, float32)
+        i, rank = cuda.threadIdx.x, ptx.cluster_ctarank()
+        tile[i] = x[cuda.grid(1)]
+        if bug:
+            ptx.barrier_cluster_arrive_relaxed()
+        else:
+            ptx.barrier_cluster_arrive()
+        ptx.barrier_cluster_wait()
+        out[cuda.grid(1)] = ptx.ld_shared_cluster_f32(ptx.mapa(ptx.shared_address(tile, 31 - i), rank ^ 1))
+        ptx.barrier_cluster_arrive_relaxed()
+        ptx.barrier_cluster_wait()
+
+    return kernel, 2, 32, (numbers(64), numbers(64)), {"cluster": 2}
+
+
+@planted("a tile is written anew while another block reads it", "race on shared memory of a cluster: ")
+def exchanged_twice(bug):
+    def kernel(x, out, steps):
+        tile, i, rank = cuda.shared.array(32, float32), cuda.threadIdx.x, ptx.cluster_ctarank()
+        for step in range(steps):
+            tile[i] = x[step, cuda.grid(1)]
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+            out[step, cuda.grid(1)] = ptx.ld_shared_cluster_f32(ptx.mapa(ptx.shared_address(tile, 31 - i), rank ^ 1))
+            if not bug or step + 1 == steps:
+                ptx.barrier_cluster_arrive()
+                ptx.barrier_cluster_wait()
+
+    return kernel, 2, 32, (numbers(128).reshape(2, 64), numbers(128).reshape(2, 64), 2), {"cluster": 2}
+
+
+@planted("a producer fills a stage that another block has yet to give back", "memory of a cluster: a bulk copy .* writes")
+def stage_of_another_block(bug):
+    def kernel(x, out, steps):
+        tile, barriers = cuda.shared.array(64, float32, 128), cuda.shared.array(2, uint64)
+        i, rank = cuda.threadIdx.x, ptx.cluster_ctarank()
+        address, full, empty = ptx.shared_address(tile, 0), ptx.shared_address(barriers, 0), ptx.shared_address(barriers, 1)
+        if i == 0:
+            ptx.mbarrier_init(full, 1)
+            ptx.mbarrier_init(empty, 32 if bug else 64)
+            ptx.fence_mbarrier_init()
+        ptx.barrier_cluster_arrive()
+        ptx.barrier_cluster_wait()
+        for step in range(steps):
+            if i == 32:
+                ptx.mbarrier_arrive_expect_tx(full, 256)
+                if rank == 0:
+                    ptx.mbarrier_wait_parity(empty, step + 1 & 1)
+                    for target in range(2):
+                        ptx.cp_async_bulk_shared_global(ptx.mapa(address, target), x, 64 * step, 256, ptx.mapa(full, target))
+            if i < 32:
+                ptx.mbarrier_wait_parity(full, step & 1)
+                out[rank, i] += tile[63 - i]
+                ptx.mbarrier_arrive_cluster(ptx.mapa(empty, rank if bug else 0))
+        ptx.barrier_cluster_arrive_relaxed()
+        ptx.barrier_cluster_wait()
+
+    return kernel, 2, 64, (numbers(128), np.zeros((2, 32), np.float32), 2), {"cluster": 2}
+
+
 # Global memory
 
 
@@ -383,6 +658,31 @@ def spin_lock(bug):
             cuda.atomic.exch(lock, 0, 0)
 
     return kernel, 4, 32, (np.zeros(1, np.int32), np.zeros(1, np.int32))
+
+
+@planted("a lock is given back by a plain store", "changes the global array lock, .* what others change by atomics is stored by one")
+def plain_unlock(bug):
+    def kernel(total, lock):
+        if cuda.threadIdx.x == 0:
+            while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+                cuda.nanosleep(10)
+            total[0] += 1
+            cuda.threadfence()
+            if bug:
+                lock[0] = 0
+            else:
+                cuda.atomic.exch(lock, 0, 0)
+
+    return kernel, 4, 32, (np.zeros(1, np.int32), np.zeros(1, np.int32))
+
+
+@planted("counters in global memory never get a first value", "changes it at .*, but nobody gives it a value first")
+def counters_without_zero(bug):
+    def kernel(keys, counts):
+        i = cuda.grid(1)
+        cuda.atomic.add(counts, keys[i], 1)
+
+    return kernel, 2, 32, (numbers(64, np.int32) % 8, unwritten(8, np.int32) if bug else np.zeros(8, np.int32))
 
 
 @planted("a flag is raised before its data are fenced", RACE_OF_GLOBAL)

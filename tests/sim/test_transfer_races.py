@@ -345,7 +345,7 @@ def product_read(mistake):
 @pytest.mark.parametrize(
     "mistake, match",
     [
-        ("no commit", r"reads the local array accumulator, element \[0\], which a wgmma .* writes, and no wgmma.commit_group has committed it"),
+        ("no commit", r"reads the local array accumulator, element \[0\], which a wgmma .* writes, and no wgmma.commit_group has"),
         ("no wait", r"reads the local array accumulator, element \[0\], which a wgmma .* writes, and nobody has waited for that yet"),
         ("an operand changes", r"writes the local array a, element \[4\], which a wgmma .* reads, and nobody has waited for that yet"),
     ],

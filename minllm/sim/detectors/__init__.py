@@ -11,6 +11,7 @@ They raise SimulationError, with file, line, block and thread.
                  without a barrier, grid barrier or fence and atomic between them
     races        unordered accesses to the same bytes of shared memory, at least one a write, by two threads or by a thread and an
                  asynchronous transfer: cp.async, bulk copies and stores, wgmma
+    clusters     unordered accesses of two blocks of a cluster to shared memory, and those to a block that has not begun or has ended
     registers    accesses to registers of a wgmma that is in flight
     barriers     block barriers that some threads do not reach, or that threads reach at different lines; .aligned instructions too
     overflow     32-bit casts and stores that changed an index
@@ -26,6 +27,7 @@ import contextvars
 import os
 
 from minllm.sim.detectors.barriers import MeetingPlaces
+from minllm.sim.detectors.clusters import ClusterRaces
 from minllm.sim.detectors.early_reads import EarlyReads
 from minllm.sim.detectors.global_races import GlobalMemoryRaces
 from minllm.sim.detectors.negative_indices import NegativeIndices
@@ -37,6 +39,7 @@ from minllm.sim.detectors.unwritten import UnwrittenReads, output, unwritten
 from minllm.sim.options import DETECT
 
 __all__ = [
+    "ClusterRaces",
     "EarlyReads",
     "GlobalMemoryRaces",
     "IndexOverflow",
@@ -60,7 +63,7 @@ def detectors():
     """A new set of all detectors, for one launch."""
     history = _written.get()
     early = EarlyReads({} if history is None else history)
-    of_memory = UnwrittenReads(), SharedMemoryRaces(), GlobalMemoryRaces(), RegisterRaces()
+    of_memory = UnwrittenReads(), SharedMemoryRaces(), GlobalMemoryRaces(), RegisterRaces(), ClusterRaces()
     return [*of_memory, MeetingPlaces(), NegativeIndices(), IndexOverflow(), UndefinedValues(), early]
 
 
