@@ -46,7 +46,7 @@ NOT_SIMULATED = {
     "exceptions of kernels compiled for debugging": """
         exception.*.test_exception exception.*.test_zero_division_error_in_debug fastmath.*.test_divf_exception userexc.*""",
     "millions of threads, which take more than a minute": """
-        intrinsics.*.test_issue_9229 laplace.*.test_laplace_small montecarlo.* random.*.test_ex_3d_grid vectorize.*.test_1d
+        intrinsics.*.test_issue_9229 laplace.* montecarlo.* random.*.test_ex_3d_grid vectorize.*.test_1d
         vectorize.*.test_1d_async""",
 }
 PACKAGES = ("numba.cuda.tests.cudapy", "numba.cuda.tests.doc_examples")

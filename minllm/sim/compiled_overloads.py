@@ -57,7 +57,8 @@ def numba_compiles():
 
 def note(kernel, types):
     """Record a launch of a dispatcher with arguments of these types."""
-    if None not in types and types not in kernel.overloads and not kernel.targetoptions.get("device"):
+    is_kernel = isinstance(kernel, dispatcher.CUDADispatcher) and not kernel.targetoptions.get("device")
+    if is_kernel and None not in types and types not in kernel.overloads:
         kernel.overloads[types] = CompiledOnDemand(kernel, types)
         noted.append(kernel)
 

@@ -27,6 +27,7 @@ from minllm.sim import host, numba_arrays, numba_ufuncs, rewrite
 from minllm.sim.compiled_overloads import forget, note
 from minllm.sim.detectors import detecting
 from minllm.sim.numba_arrays import host_array
+from minllm.sim.numba_cuda_mlir import HOST_NAMES, host_side, signature_of_numba_cuda
 from minllm.sim.signatures import remember_signature, signature_for
 from minllm.sim.simulator import simulate
 from minllm.sim.typing.rules import argument_type
@@ -48,9 +49,9 @@ launches = []  # functions called with the dispatcher at every simulated launch
 class Launch:
     """A dispatcher with its launch configuration: call it with the arguments."""
 
-    def __init__(self, kernel, grid, block, stream=0, shared_bytes=0):
+    def __init__(self, kernel, grid, block, stream=0, shared_bytes=0, cluster=None):
         self.griddim, self.blockdim = normalize_kernel_dimensions(grid, block)
-        self.dispatcher, self.stream, self.sharedmem = kernel, stream, shared_bytes
+        self.dispatcher, self.stream, self.sharedmem, self.cluster = kernel, stream, shared_bytes, cluster
         self.pre_launch_callbacks = []
 
     def __call__(self, *arguments):
@@ -62,7 +63,8 @@ class Launch:
         hosts = [host_array(argument) for argument in arguments]
         declared = signature_for(self.dispatcher, hosts)
         note(self.dispatcher, declared or tuple(map(argument_type, hosts)))
-        simulate(self.dispatcher, self.griddim, self.blockdim, *hosts, shared_bytes=self.sharedmem, types=declared)
+        how = dict(shared_bytes=self.sharedmem, types=declared, cluster=self.cluster)
+        simulate(self.dispatcher, self.griddim, self.blockdim, *hosts, **how)
 
 
 def bound(kernel, arguments):
@@ -76,11 +78,11 @@ def bound(kernel, arguments):
     return [*arguments, *(defaults[len(defaults) - missing :] if missing > 0 else ())]
 
 
-def configure(kernel, grid, block, stream=0, sharedmem=0):
+def configure(kernel, grid, block, stream=0, sharedmem=0, cluster=None):
     """`kernel[grid, block, stream, sharedmem]` of a simulated kernel. Raises RuntimeError for a device function."""
     if kernel.targetoptions.get("device"):
         raise RuntimeError("Cannot compile a device function as a kernel")
-    return Launch(kernel, grid, block, stream, sharedmem)
+    return Launch(kernel, grid, block, stream, sharedmem, cluster)
 
 
 def launch_for_all(self, *arguments):
@@ -118,7 +120,11 @@ def simulated_launches(detect=True):
         stack.enter_context(detecting(detect))
         stack.callback(forget)
 
+        of_cuda = []
+
         def replace(owner, name, value):
+            if owner is numba.cuda:
+                of_cuda.append(name)
             if name in vars(owner):
                 stack.callback(setattr, owner, name, getattr(owner, name))
             else:
@@ -152,4 +158,21 @@ def simulated_launches(detect=True):
         replace(rewrite, "captured_array", host_array)
         replace(nrt, "rtsys", Allocations())
         replace(numba_devicearray, "is_cuda_ndarray", devicearray.is_cuda_ndarray)
+        if (other := host_side()) is not None:
+            simulate_launches_of(*other, replace, of_cuda)
         yield
+
+
+def simulate_launches_of(modules, descriptor, replace, names):
+    """Simulate the launches of numba-cuda-mlir too. modules: those like numba.cuda, in which `names` have been replaced."""
+    kernels = descriptor.MLIRDispatcher
+    replace(kernels, "configure", configure)
+    replace(kernels, "compile", lambda kernel, types: remember_signature(kernel, signature_of_numba_cuda(types)))
+    replace(kernels, "compile_device", lambda kernel, types, *given: remember_signature(kernel, signature_of_numba_cuda(types)))
+    replace(kernels, "disable_compile", lambda kernel, disabled=True: None)
+    replace(kernels, "specialize", lambda kernel, *arguments: kernel)
+    replace(descriptor._ForAll, "__call__", launch_for_all)
+    for module in modules:
+        for name in (*names, *HOST_NAMES):
+            if hasattr(module, name):
+                replace(module, name, getattr(numba.cuda, name))

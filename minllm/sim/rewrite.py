@@ -17,6 +17,7 @@ from minllm.sim.arrays import CheckedArray, fail
 from minllm.sim.cuda_math import SimulatedLibdevice, SimulatedMath
 from minllm.sim.cuda_module import Indices, SimulatedCuda
 from minllm.sim.half_precision import half_precision
+from minllm.sim.numba_cuda_mlir import is_foreign, of_numba_cuda
 from minllm.sim.scalars import simulated_type
 from minllm.sim.typing.functions import Inference, infer_kernel
 from minllm.sim.typing.source import edited_code, with_numba_constants
@@ -92,6 +93,7 @@ def names_used(code):
 
 def swap(value, done, name=""):
     """The simulated twin of a value that a kernel refers to as `name`; the value itself if it needs none."""
+    value = of_numba_cuda(value)
     if value is numba.cuda:
         return CUDA
     if value is math:
@@ -126,6 +128,8 @@ def swap(value, done, name=""):
         return value.emulation
     if hasattr(value, "py_func"):
         return rewrite(value.py_func, done)
+    if is_foreign(value):
+        return unsupported(f"{value.__module__}.{getattr(value, '__name__', value)}")
     if isinstance(value, (_Intrinsic, types.ExternalFunction)) or type(value).__name__ == "ExternFunction":  # of declare_device
         return unsupported(getattr(value, "__name__", None) or value.name)
     return value

@@ -12,6 +12,7 @@ import numba.cuda
 import numpy as np
 
 from minllm.machine.numba_cuda import _Intrinsic, types
+from minllm.sim.numba_cuda_mlir import of_numba_cuda
 from minllm.sim.typing.arithmetic import (
     BINARY,
     COMPARISONS,
@@ -138,7 +139,7 @@ class Expressions:
             if owner.constant.value is math and attribute_type(types.Module(math), name) is None:
                 self.refuse(node, f"numba-cuda has no math.{name}: compute it from other functions")
             try:
-                return of_constant(getattr(owner.constant.value, name))
+                return of_constant(of_numba_cuda(getattr(owner.constant.value, name)))
             except AttributeError:
                 return UNKNOWN
         self.check_field(node, owner.type, name)

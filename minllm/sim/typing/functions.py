@@ -12,6 +12,7 @@ import numpy as np
 
 from minllm.errors import SimulationError
 from minllm.machine.numba_cuda import types
+from minllm.sim.numba_cuda_mlir import of_numba_cuda
 from minllm.sim.place import file_of
 from minllm.sim.typing.arithmetic import BINARY, COUNTER_BITS, binary
 from minllm.sim.typing.expressions import Expressions, iterated
@@ -163,7 +164,7 @@ class Walk(Expressions):
                 value = self.function.__globals__[name]
             else:
                 return of_constant(getattr(builtins, name)) if hasattr(builtins, name) else UNKNOWN
-            self.found.names[name] = frozen(value)
+            self.found.names[name] = frozen(of_numba_cuda(value))
         return of_constant(self.found.names[name])
 
     def call_device(self, node, called, arguments, named):
