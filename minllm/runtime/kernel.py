@@ -23,9 +23,13 @@ import functools
 import numpy as np
 
 from minllm.errors import DeviceError, KernelArgumentError
+from minllm.machine.numba_cuda import HAS_NUMBA_CUDA
 from minllm.runtime.argument_type import argument_type
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.parameters import parameter, write_parameters
+
+if HAS_NUMBA_CUDA:  # before kernels make their device functions
+    from minllm.runtime import numba_habits  # noqa: F401
 
 # A kernel with more shared memory per block (static and dynamic) than this must opt in.
 DEFAULT_SHARED_BYTES = 48 * 1024

@@ -5,7 +5,9 @@ the one that it replaces, sooner. They fit one version of numba-cuda; with any o
 them for all kernels of this process.
 """
 
-from numba.cuda import types
+from types import FunctionType
+
+from numba.cuda import types, utils
 from numba.cuda.codegen import CUDACodeLibrary
 from numba.cuda.core import postproc, transforms
 from numba.cuda.core.targetconfig import TargetConfig
@@ -13,11 +15,11 @@ from numba.cuda.types import BaseFunction
 from numba_cuda import __version__
 
 VERSION = "0.30.4"
-REPLACED = []  # (class, name, Numba's own, the one here)
+REPLACED = []  # (class or module, name, Numba's own, the one here)
 
 
 def replaces(owner, name):
-    """A decorator: the function replaces the attribute `name` of a class of Numba."""
+    """A decorator: the function replaces the attribute `name` of a class or module of Numba."""
 
     def register(function):
         REPLACED.append((owner, name, getattr(owner, name), function))
@@ -88,6 +90,22 @@ def run(processor, emit_dels=False, extend_lifetimes=False):
     function.generator_info = None
     if emit_dels:
         processor._insert_var_dels(extend_lifetimes=extend_lifetimes)
+
+
+SIGNATURES = {}  # {code object: inspect.Signature}
+numba_signature = utils.pysignature
+
+
+@replaces(utils, "pysignature")
+def signature(function):
+    """A function's signature. Numba inspects every device function twice, and the kernels of a family share the code of theirs."""
+    more = ("__dict__", "__defaults__", "__kwdefaults__", "__annotations__")  # what else it may depend on
+    if type(function) is not FunctionType or any(getattr(function, name) for name in more):
+        return numba_signature(function)
+    code = function.__code__
+    if code not in SIGNATURES:
+        SIGNATURES[code] = numba_signature(function)
+    return SIGNATURES[code]
 
 
 @replaces(CUDACodeLibrary, "modules")

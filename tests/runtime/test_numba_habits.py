@@ -1,6 +1,9 @@
 """The machine code is the same with Numba's own code and with what replaces it."""
 
+import functools
+import inspect
 import itertools
+import re
 import runpy
 
 import ml_dtypes
@@ -87,6 +90,34 @@ def test_flags_have_the_same_options(some, others):
         assert list(numba_habits.all_options(one).items()) == list(OWN["values"](one).items())
     assert (flags == more) == (OWN["values"](flags) == OWN["values"](more))
     assert hash(flags) == hash(flags.copy()) and (flags != more or hash(flags) == hash(more))
+
+
+def functions():
+    """Functions of one code and of several kinds, and what is no function."""
+
+    def plain(a, *b, c):
+        return a
+
+    def optional(a, b=1, *, c: int = 2):
+        return a
+
+    @functools.wraps(optional)
+    def wrapped(*given):
+        return optional(*given)
+
+    return plain, optional, wrapped, functions.__call__, "text".join, dict, [].append
+
+
+def test_signatures_are_the_same():
+    for first, again in zip(functions(), functions(), strict=True):
+        for function in (first, again, first):
+            try:
+                expected = inspect.signature(function)
+            except ValueError as error:
+                with pytest.raises(ValueError, match=re.escape(str(error))):
+                    numba_habits.signature(function)
+            else:
+                assert numba_habits.signature(function) == expected
 
 
 def test_another_version_of_numba_runs_its_own_code(numba_as_it_is, monkeypatch):
