@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minllm.machine.collector import collect_rarely
 from minllm.machine.numba_cuda import HAS_NUMBA_CUDA
 from minllm.sim import detecting
 from minllm.sim.engines import launches
@@ -21,8 +22,7 @@ OF_CUDA = """bench/test_ceilings.py compile/test_inspect.py runtime/test_compile
     runtime/test_numba_habits.py runtime/test_tensor_map.py sim/test_numba_launches.py sim/test_numba_types.py
     tiles/test_hopper_vocabulary.py""".split()
 
-# Compilers and simulated kernels make millions of objects, nearly all without cycles: rare collections save some 5 % of the time.
-gc.set_threshold(50_000, 20, 50)
+collect_rarely()
 
 
 class NeedsNumbaCuda(pytest.Module):
@@ -57,7 +57,19 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """Modules and test items stay to the end: a test that collects garbage then looks at its own objects only."""
+    """Modules and test items stay to the end: the garbage collector need not look at them."""
+    gc.freeze()
+
+
+def pytest_sessionfinish(session):
+    """pytest collects garbage five times at the end, a second each: once is enough to find objects whose finalisers fail."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def only_new_objects():
+    """`gc.collect()` looks at this test's objects alone: with those that earlier tests left in caches it takes seconds."""
     gc.freeze()
 
 

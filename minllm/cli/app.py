@@ -17,6 +17,7 @@ from minllm.cli.options import JsonOption
 from minllm.cli.quantize import quantize_command
 from minllm.cli.terminal import open_missing_streams, run_to_the_end, user_errors
 from minllm.errors import InvalidOptionError
+from minllm.machine.collector import collect_rarely
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="The LLM inference engine that you can read.")
 app.command()(generate)
@@ -31,6 +32,7 @@ LEVEL_STYLES = {"ok": "green", "note": "cyan", "problem": "bold red"}
 def main() -> None:
     """The entry point of the console script."""
     open_missing_streams()
+    collect_rarely()
     run_to_the_end(app)
 
 

@@ -14,7 +14,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-CODE = "import sys; sys.path[:] = sys.argv[2:]; import importlib; importlib.import_module(sys.argv[1]).main()"
+CODE = """
+import sys
+sys.path[:] = sys.argv[2:]
+import importlib
+from minllm.machine.collector import collect_rarely
+collect_rarely()
+importlib.import_module(sys.argv[1]).main()
+"""
 
 
 def start_child(module: str, environment: Mapping[str, str] = {}, **streams: Any) -> subprocess.Popen:  # noqa: B006 - never written

@@ -14,14 +14,11 @@ from minllm.runtime.child_process import receive_task
 from minllm.runtime.disk_cache import is_cached
 from minllm.runtime.dry_run import Signature
 
-OBJECTS_PER_COLLECTION = 100_000  # with Python's default, 700 or 2,000, garbage collection takes a tenth of a compilation
-
 
 def main() -> None:
     """Receive the task and compile its kernels: the entry point of the process."""
     find, arguments, compute_capability, places = pickle.loads(receive_task())
     gc.freeze()  # imported objects live until the process ends, so no collection needs to visit them
-    gc.set_threshold(OBJECTS_PER_COLLECTION)
     found = find(*arguments)
     compile_all({key: found[place] for place, key in places}, compute_capability)
 

@@ -258,7 +258,7 @@ def test_what_stops_the_thread_is_told():
     policy.check()
 
 
-def test_the_thread_ends_with_its_policy():
+def test_the_thread_ends_with_its_policy(only_new_objects):
     before = set(threading.enumerate())
     policy = make_policy(background=True)
     policy.reserve("a", tokens(3))

@@ -673,7 +673,7 @@ def test_threads_switch_often_while_a_pipeline_runs(engine):
         assert sys.getswitchinterval() == pytest.approx(5e-3) and other.generate("def", GREEDY)[0].finished
 
 
-def test_a_dropped_engine_ends_its_threads():
+def test_a_dropped_engine_ends_its_threads(only_new_objects):
     engine = AsyncLLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=2)
     threads, alive = engine._pipeline._threads, weakref.ref(engine)
     del engine

@@ -92,7 +92,7 @@ def test_while_another_thread_reads_a_stream(llm):
     assert in_thread(lambda: CALLS["generate"](llm)) is None
 
 
-def test_another_thread_may_close_or_drop_a_stream(llm):
+def test_another_thread_may_close_or_drop_a_stream(only_new_objects, llm):
     stream = llm.stream("def", PARAMS)
     next(stream)
     assert in_thread(stream.close) is None

@@ -39,7 +39,7 @@ def guarded(monkeypatch):
     return made
 
 
-def test_slots_are_reused_and_nothing_leaks(guarded):
+def test_slots_are_reused_and_nothing_leaks(only_new_objects, guarded):
     options = dict(device="cpu", max_model_len=256, max_num_seqs=2)
     with LLM(model_directory("llama3"), **options) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)]

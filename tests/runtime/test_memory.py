@@ -40,7 +40,7 @@ def test_a_transposed_array_is_copied_in_its_own_order(any_pool):
     np.testing.assert_array_equal(any_pool.array(host).copy_to_host(), host)
 
 
-def test_views_share_memory_and_keep_it_alive(any_pool):
+def test_views_share_memory_and_keep_it_alive(only_new_objects, any_pool):
     host = np.arange(24, dtype=np.int32).reshape(4, 3, 2)
     array = any_pool.array(host)
     np.testing.assert_array_equal(array[1].copy_to_host(), host[1])
@@ -143,7 +143,7 @@ class Graph:
     """Stands for a captured graph."""
 
 
-def test_without_a_cache_a_graph_keeps_its_blocks_too():
+def test_without_a_cache_a_graph_keeps_its_blocks_too(only_new_objects):
     pool, graph = DeviceMemory(HostMemory(), caching=False), Graph()
     before = pool.empty(1000, np.float32)
     with pool.capture(graph):
@@ -166,7 +166,7 @@ def test_an_allocation_has_a_name(monkeypatch):
         device_memory()
 
 
-def test_blocks_of_a_graph_are_its_own_while_it_lives(pool):
+def test_blocks_of_a_graph_are_its_own_while_it_lives(only_new_objects, pool):
     cached = pool.empty(1000, np.float32).pointer  # dropped at once
     graph = Graph()
     with pool.capture(graph):

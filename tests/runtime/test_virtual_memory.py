@@ -90,7 +90,7 @@ def test_a_machine_without_memory_is_explained():
     memory.map(0, 2)
 
 
-def test_what_nobody_refers_to_gives_its_pages_back(backend):
+def test_what_nobody_refers_to_gives_its_pages_back(only_new_objects, backend):
     pool = PagePool(backend, 10)
     memory = VirtualRange(pool, 4 * PAGE)
     memory.map(0, 4)

@@ -76,7 +76,7 @@ def test_results_in_time_are_returned_and_nothing_is_watched_in_between():
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])
-def test_its_thread_ends_with_it(end):
+def test_its_thread_ends_with_it(only_new_objects, end):
     acted = []
     watchdog = Watchdog(lambda: acted.append(True), seconds=0.05)
     thread = watchdog.thread
