@@ -10,15 +10,23 @@ import pytest
 from typer.testing import CliRunner
 
 from minllm.cli.app import app
+from minllm.course import check_process
 from minllm.course.check_process import judged
 from minllm.course.exercises import EXERCISES, find
 from minllm.errors import ExerciseError
+from tests.course import forked
 
 pytestmark = pytest.mark.results_only  # the solutions, which test_exercises.py runs under detectors
 
 
 def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def forked_checks(monkeypatch):
+    """Checks run in forks of this process."""
+    monkeypatch.setattr(check_process, "subprocess", forked)
 
 
 def test_a_reader_does_an_exercise(tmp_path):
@@ -70,7 +78,7 @@ EXITS = {
 
 
 @pytest.mark.parametrize("lines", EXITS.values(), ids=EXITS.keys())
-def test_a_file_that_exits_has_not_passed(lines, tmp_path):
+def test_a_file_that_exits_has_not_passed(lines, forked_checks, tmp_path):
     path = tmp_path / "matmul_naive.py"
     path.write_text(f"{SOLVED}\n{lines}")
     result = run("check", path)
@@ -86,7 +94,7 @@ EXITING_CALLS = [
 
 
 @pytest.mark.parametrize("call, says", EXITING_CALLS)
-def test_a_kernel_that_exits_has_not_passed(call, says, tmp_path):
+def test_a_kernel_that_exits_has_not_passed(call, says, forked_checks, tmp_path):
     path = tmp_path / "matmul_naive.py"
     path.write_text("import os\nimport sys\n" + SOLVED.replace("# exercise: matmul.naive", f"# exercise: matmul.naive\n    {call}"))
     result = run("check", path)
@@ -128,7 +136,7 @@ def test_a_forged_report_is_no_pass_whatever_results_it_names(results, tmp_path)
 
 
 @pytest.mark.parametrize("lines", FORGERIES.values(), ids=FORGERIES)
-def test_a_file_that_forges_its_pass_has_not_passed(lines, tmp_path):
+def test_a_file_that_forges_its_pass_has_not_passed(lines, forked_checks, tmp_path):
     not_passed(lines.replace("RESULTS", "[]"), tmp_path)
 
 

@@ -20,6 +20,7 @@ from minllm.course.project.check import check_project, disagreement
 from minllm.course.project.own_engine import PROMPTS, Run, run
 from minllm.course.project.parts import APPEND, MERGE, PARTS, SAMPLE, SCHEDULE, SPLIT, files_of
 from minllm.errors import ExerciseError
+from tests.course import forked
 
 pytestmark = pytest.mark.results_only
 
@@ -42,6 +43,12 @@ def folder(tmp_path):
 def passing(monkeypatch):
     """Each part passes alone: test_exercises.py checks the ladders."""
     monkeypatch.setattr(check, "check_in_a_process", lambda path, name: CheckedFile(True, ""))
+
+
+@pytest.fixture
+def forked_engine(monkeypatch):
+    """The engine of a folder runs in a fork of this process."""
+    monkeypatch.setattr(check, "subprocess", forked)
 
 
 def change(folder, part, old, new):
@@ -85,7 +92,7 @@ def test_a_part_that_fails_alone_is_reported_and_no_certificate_stays(folder):
     assert not (folder / check.CERTIFICATE).exists()
 
 
-def test_parts_that_do_not_work_together_are_refused(folder, passing):
+def test_parts_that_do_not_work_together_are_refused(folder, passing, forked_engine):
     change(folder, APPEND, "if slot < 0:", "if slot < 0 or token == cuda.gridDim.x - 1:")
     report = check_project(folder)
     assert not report.passed and "expected tokens" in report.text and "they part at token 1" in report.text
@@ -112,7 +119,7 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("part, lines, says", CHEATS.values(), ids=CHEATS)
-def test_an_engine_that_borrows_or_ends_is_refused(part, lines, says, folder, passing):
+def test_an_engine_that_borrows_or_ends_is_refused(part, lines, says, folder, passing, forked_engine):
     path = part.file(folder)
     path.write_text(path.read_text() + lines)
     with pytest.raises(ExerciseError) as raised:
