@@ -16,13 +16,7 @@ STAGES = (
     *("split_vocabulary", "slots", "speculation", "all_reduce"),
 )
 MOVED = (
-    "embedding",
-    "normalization",
-    "rope",
-    "activation",
-    "sampling",
-    "split_vocabulary",
-    "slots",
+    *("embedding", "normalization", "rope", "activation", "sampling", "split_vocabulary", "slots", "speculation"),
 )  # the stages described here; specimens.py lists the others
 
 

@@ -75,9 +75,9 @@ class Launch:
     reference(**arrays): {name: contents of every array that the launch writes}, computed on the host; the first is the main result. It
     leaves its arguments as they are. moved: of the launch's kernel, or {name of a kernel: Moved}; where it depends on the contents of
     arrays, a function of them. indices: arrays, by the kernel's names, that formulas leave out. rows: names of arrays with a row for every
-    token, so that a part of the tokens can be checked. exact: results are the reference's bits. slack: what results may differ by besides
-    the rounding of their dtype, in terms of the largest one, or of each and of 1 if elementwise; None: 3e-6. `describes` fills in stage,
-    name, shape (all arguments) and given (those that are no defaults).
+    token, so that a part of the tokens can be checked. scratch: arrays that it may leave with any contents. exact: results are the
+    reference's bits. slack: what results may differ by besides the rounding of their dtype, in terms of the largest one, or of each and of
+    1 if elementwise; None: 3e-6. `describes` fills in stage, name, shape (all arguments) and given (those that are no defaults).
     """
 
     arrays: Callable[[Any], dict[str, Any]]
@@ -86,6 +86,7 @@ class Launch:
     moved: Moved | Mapping[str, Moved] | Callable[..., Moved | Mapping[str, Moved]]
     indices: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    scratch: tuple[str, ...] = ()
     exact: bool = False
     slack: float | None = None
     elementwise: bool = False

@@ -60,8 +60,9 @@ def assert_close(actual, oracle, dtype, slack=SLACK):
     """`actual` is the float64 `oracle` to within one rounding to `dtype` and `slack` of the largest result."""
     dtype, actual = np.dtype(dtype), np.asarray(actual)
     assert actual.dtype == dtype and actual.shape == oracle.shape
-    magnitude = np.abs(oracle).max(initial=0)
+    magnitude = np.abs(oracle).max(initial=0, where=np.isfinite(oracle))
     bound = (1 + 1e-6) * HALF_STEP[dtype] * np.abs(oracle) + SMALLEST_STEP[dtype] + slack * magnitude
-    error = np.abs(actual.astype(np.float64) - oracle)
-    wrong = ~(error <= bound)
+    with np.errstate(invalid="ignore"):  # equal infinities
+        error = np.abs(actual.astype(np.float64) - oracle)
+    wrong = ~((error <= bound) | (actual == oracle))
     assert not wrong.any(), f"{wrong.sum()} of {wrong.size} wrong, first at {tuple(np.argwhere(wrong)[0])}: error {error[wrong][0]:.3g}"

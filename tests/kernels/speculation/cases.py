@@ -4,27 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from minllm.catalogue import speculation
 from minllm.kernels.speculation.state import DraftState
-from tests.kernels.slots.cases import make_state
-
-RUNS = [(2, 3), (0, 1), (-1, 2), (5, 1), (3, 5), (-1, 1), (4, 2)]  # (slot, rows)
-
-
-def slots_of(runs) -> np.ndarray:
-    """The slot of each row: int32 [R]."""
-    return np.concatenate([np.full(rows, slot, np.int32) for slot, rows in runs])
 
 
 def make_states(num_slots=7, width=6, block_size=4, num_drafts=4, vocab=50, seed=0):
     """(slots with sequences that have room for their drafts, their drafts); the history holds few different tokens."""
-    random = np.random.default_rng([seed, num_slots])
-    state = make_state(num_slots, width, block_size, vocab, seed)
-    state.lengths[:] = random.integers(1, width * block_size - num_drafts, num_slots)
-    state.sampling.step[:], state.sampling.min_tokens[:] = random.integers(0, 9, (2, num_slots))
-    drafts = DraftState.make(np.zeros, num_slots, num_drafts, width * block_size)
-    drafts.drafts[:] = random.integers(0, vocab, drafts.drafts.shape)
-    drafts.token_history[:] = random.integers(0, 3, drafts.token_history.shape)
-    return state, drafts
+    return speculation.make_states(np.random.default_rng([seed, num_slots]), num_slots, width, block_size, num_drafts, vocab)
 
 
 def batch_of(lengths, columns=6, array=np.array, more=2):

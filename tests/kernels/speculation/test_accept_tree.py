@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minllm.catalogue.speculation import slots_of
 from minllm.errors import KernelArgumentError
 from minllm.kernels.kv.compact_path import compact_path, compact_path_reference
 from minllm.kernels.speculation.accept import accept_reference
 from minllm.kernels.speculation.accept_tree import accept_tree, accept_tree_reference
-from tests.kernels.speculation.cases import slots_of
 from tests.kernels.speculation.trees import ARRAYS, CHAIN, LEVELS, LOOKAHEAD, path_of, trees
 
 RUNS = [(2, 10), (0, 4), (-1, 2), (5, 1), (3, 7)]

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from minllm.catalogue.speculation import RUNS, slots_of
 from minllm.kernels.speculation.draft_rows import run_slots, run_slots_reference, store_drafts, store_drafts_reference
 from minllm.kernels.speculation.load_spans import load_spans, load_spans_reference
 from minllm.kernels.speculation.state import DraftState
 from tests.kernels.slots.cases import to_device
-from tests.kernels.speculation.cases import RUNS, batch_of, drafts_to_device, make_states, slots_of
+from tests.kernels.speculation.cases import batch_of, drafts_to_device, make_states
 from tests.kernels.speculation.test_spans import BLOCK_SIZE
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from minllm.catalogue.speculation import RUNS, slots_of
 from minllm.kernels.sampling import sample_reference
-from minllm.kernels.speculation.perturb import perturb, perturb_reference
+from minllm.kernels.speculation.perturb import perturb_reference
 from minllm.kernels.speculation.reject_tree import choose_child, reject_tree, reject_tree_reference
 from minllm.kernels.speculation.rejection import reject_reference
 from minllm.kernels.speculation.token_tree import TokenTree
 from tests.kernels.sampling.cases import RULES, logits_of, tensors
-from tests.kernels.speculation.cases import RUNS, slots_of
 from tests.kernels.speculation.test_rejection import ALL_DRAWS, SALT, chi_squared_is_fine, log_p, numbered
 
 TREE = TokenTree.of_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0)])
@@ -149,16 +149,3 @@ def test_kernel_and_reference_agree(vocab, device):
         new = slice(first, first + expected[3][first])
         np.testing.assert_array_equal(device.host(found[1])[new], expected[1][new])
     assert len(set(expected[3][expected[3] > 0].tolist())) > 1, "some drafts are accepted, and some are not"
-
-
-@pytest.mark.parametrize("vocab", [7, 1003])
-def test_kernel_and_reference_agree_on_scores(vocab, device):
-    rules = [dict(temperature=1.0), dict(temperature=0.0), dict(temperature=0.7)]
-    sampling, slots = tensors(rules, vocab), np.int32([2, -1, 0, 1])
-    log_q, logits = logits_of("normal", 4, vocab), logits_of("normal", 4, vocab, seed=5)
-    log_q[0, ::2] = -np.inf
-    expected = perturb_reference(log_q, logits, sampling, slots)
-    scores = device.array(np.full(logits.shape, 7, np.float32))
-    perturb(device.array(log_q), device.array(logits), sampling.to(device.array), device.array(slots), scores)
-    np.testing.assert_allclose(device.host(scores), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(expected[[1, 3]], logits[[1, 3]])

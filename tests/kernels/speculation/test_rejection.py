@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from minllm.catalogue.speculation import RUNS, slots_of
 from minllm.kernels.sampling import sample_reference
 from minllm.kernels.sampling.thresholds import thresholds_reference
 from minllm.kernels.speculation.distribution import distribution, distribution_reference
 from minllm.kernels.speculation.rejection import reject, reject_reference
 from minllm.kernels.speculation.runs import runs_of
 from tests.kernels.sampling.cases import LOGITS, RULES, SIMULATED_RULES, kept_oracle, logits_of, parameters, tensors
-from tests.kernels.speculation.cases import RUNS, slots_of
 
 DRAWS, ALL_DRAWS = {16: 2_000, 111: 2_000, 32_000: 500}, {16: 40_000, 111: 40_000, 32_000: 10_000}  # the second with --exhaustive
 SALT = 0x9E3779B9

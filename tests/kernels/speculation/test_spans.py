@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
+from minllm.catalogue.speculation import RUNS, slots_of
 from minllm.errors import KernelArgumentError
 from minllm.kernels.slots.advance import advance_reference
 from minllm.kernels.slots.load_rows import load_rows_reference
 from minllm.kernels.speculation.advance_spans import advance_spans, advance_spans_reference
 from minllm.kernels.speculation.load_spans import load_spans, load_spans_reference
 from minllm.kernels.speculation.runs import runs_of
-from tests.kernels.slots.cases import assert_same_state, make_batch, to_device
-from tests.kernels.speculation.cases import RUNS, assert_same_drafts, batch_of, drafts_to_device, make_states, slots_of
+from tests.kernels.slots.cases import make_batch
+from tests.kernels.speculation.cases import batch_of, make_states
 
 BLOCK_SIZE = 4
 VERIFIED = [run for run in RUNS if run[0] >= 0]
@@ -33,16 +34,6 @@ def test_rows_hold_the_newest_token_and_the_drafts():
         assert (batch.block_tables[number, blocks:] == -7).all()
         row += rows
     assert (batch.token_ids[sum(lengths) :] == -7).all(), "rows of prompts stay as they are"
-
-
-def test_kernel_loads_what_the_reference_loads(device):
-    state, drafts = make_states()
-    lengths, slots = [rows for _, rows in VERIFIED], slots_of(VERIFIED)
-    found, expected = batch_of(lengths, array=device.array), batch_of(lengths)
-    load_spans(device.array(slots), to_device(state, device), drafts_to_device(drafts, device), found, BLOCK_SIZE)
-    load_spans_reference(slots, state, drafts, expected, BLOCK_SIZE)
-    for name, array in vars(expected).items():
-        np.testing.assert_array_equal(device.host(getattr(found, name)), array, err_msg=name)
 
 
 def test_runs_of_one_row_are_plain_decodes():
@@ -84,19 +75,6 @@ def test_new_tokens_enter_their_slots(seed):
         assert drafts.token_history[slot, lengths[slot] : state.lengths[slot]].tolist() == new.tolist()
         expected = before[slot] + (np.bincount(new, minlength=50) if slot % 3 == 1 else 0)
         np.testing.assert_array_equal(state.sampling.output_counts[slot], expected)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_kernel_advances_what_the_reference_advances(seed, device):
-    state, drafts = make_states(seed=seed)
-    state.lengths[4] = drafts.token_history.shape[1] - 1  # a history that is full
-    slots = slots_of(RUNS)
-    tokens, counts = np.arange(len(slots), dtype=np.int32) % 9, counts_of(slots, seed)
-    found, found_drafts = to_device(state, device), drafts_to_device(drafts, device)
-    advance_spans(device.array(tokens), device.array(counts), device.array(slots), found, found_drafts)
-    advance_spans_reference(tokens, counts, slots, state, drafts)
-    assert_same_state(found, state, device)
-    assert_same_drafts(found_drafts, drafts, device)
 
 
 def test_wrong_arrays_are_refused():

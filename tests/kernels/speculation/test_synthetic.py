@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from minllm.catalogue.speculation import RUNS, slots_of
 from minllm.kernels.speculation.synthetic import accept_synthetic, accept_synthetic_reference
 from tests.kernels.sampling.cases import tensors
 from tests.kernels.slots.cases import to_device
-from tests.kernels.speculation.cases import RUNS, make_states, slots_of
+from tests.kernels.speculation.cases import make_states
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.8, 1.0])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from minllm.catalogue.speculation import slots_of
 from minllm.errors import KernelArgumentError
 from minllm.kernels.sampling import SamplingKind
 from minllm.kernels.speculation.draft_rows import run_slots, run_slots_reference, store_children, store_children_reference
@@ -11,7 +12,7 @@ from minllm.kernels.speculation.load_spans import load_spans, load_spans_referen
 from minllm.kernels.speculation.row_sampling import row_sampling, row_sampling_reference
 from minllm.kernels.speculation.token_tree import TokenTree
 from tests.kernels.slots.cases import to_device
-from tests.kernels.speculation.cases import batch_of, slots_of
+from tests.kernels.speculation.cases import batch_of
 from tests.kernels.speculation.test_spans import BLOCK_SIZE
 from tests.kernels.speculation.trees import ARRAYS, CHAIN, LEVELS, LOOKAHEAD, on_device, path_of, tree_states, trees
 
