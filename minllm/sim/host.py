@@ -9,6 +9,7 @@ import contextlib
 import time
 
 import numba.cuda
+from numba.cuda.cudadrv.driver import driver
 from numba.cuda.simulator import api
 from numba.cuda.simulator.cudadrv import devicearray, devices
 
@@ -108,6 +109,7 @@ def without_driver(name):
 
 
 REPLACED = [
+    (driver, "get_device", lambda number=0: api.get_current_device()),
     (numba.cuda, "stream", Stream),
     (numba.cuda, "default_stream", Stream),
     (numba.cuda, "legacy_default_stream", Stream),

@@ -6,9 +6,12 @@ compute-sanitizer's initcheck also reports on a GPU.
 
 import ctypes
 import sys
+from types import SimpleNamespace
 
+import numba.cuda
 import numpy as np
 from numba.cuda.args import ArgHint, In
+from numba.cuda.cudadrv import devicearray as numba_devicearray
 from numba.cuda.simulator.cudadrv import devicearray
 
 from minllm.errors import SimulationError
@@ -21,12 +24,21 @@ DeviceArray = devicearray.FakeCUDAArray
 copy_of_simulator = DeviceArray.copy_to_host
 copy_into_simulator = DeviceArray.copy_to_device
 assignment_of_simulator = DeviceArray.__setitem__
+preparation_of_simulator = DeviceArray.__init__
 
 
 def device_array(shape, dtype=np.float64, strides=None, order="C", stream=0):
     """`cuda.device_array`."""
     made = np.ndarray(shape, dtype, strides=strides, order=order)
     return DeviceArray(watch(made) if is_detecting() else made, stream)
+
+
+def prepare(self, array, strides=0, dtype=None, stream=0, gpu_data=None):
+    """`DeviceArray(array, stream)`, or `DeviceNDArray(shape, strides, dtype, stream)`, as numba.cuda makes one, in memory of its own."""
+    if dtype is None:
+        preparation_of_simulator(self, array, strides)
+    else:
+        preparation_of_simulator(self, device_array(array, dtype, strides)._ary, stream)
 
 
 def copy_to_host(self, ary=None, stream=0):
@@ -85,6 +97,11 @@ def as_cuda_array(value, sync=True):
     return DeviceArray(host_array(value))
 
 
+def from_cuda_array_interface(described, owner=None, sync=True):
+    """`cuda.from_cuda_array_interface`: a device array over the memory that `owner` keeps."""
+    return DeviceArray(foreign_array(SimpleNamespace(__cuda_array_interface__=described, owner=owner)))
+
+
 def host_array(argument):
     """The NumPy array in a device array or in an argument's hint (cuda.In, cuda.Out); other arguments are returned unchanged."""
     if isinstance(argument, ArgHint):
@@ -118,6 +135,10 @@ def foreign_array(value):
 
 
 REPLACED = [
+    (numba.cuda, "from_cuda_array_interface", from_cuda_array_interface),
+    (numba_devicearray, "DeviceNDArray", DeviceArray),  # programs ask isinstance(x, cuda.devicearray.DeviceNDArray)
+    (numba_devicearray, "auto_device", devicearray.auto_device),
+    (DeviceArray, "__init__", prepare),
     (DeviceArray, "copy_to_host", copy_to_host),
     (DeviceArray, "copy_to_device", copy_to_device),
     (DeviceArray, "__setitem__", assign),

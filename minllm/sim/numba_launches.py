@@ -176,3 +176,4 @@ def simulate_launches_of(modules, descriptor, replace, names):
         for name in (*names, *HOST_NAMES):
             if hasattr(module, name):
                 replace(module, name, getattr(numba.cuda, name))
+        replace(module.cudadrv.devicearray, "DeviceNDArray", numba_arrays.DeviceArray)

@@ -180,7 +180,8 @@ def stand_in():
         "warpsize": 32,
         "laneid": None,
     }
-    host = dict.fromkeys(("to_device", "stream", "synchronize", "Out"))
+    driver = new_module("cuda.cudadrv", devicearray=new_module("cuda.cudadrv.devicearray", DeviceNDArray=None))
+    host = dict.fromkeys(("to_device", "stream", "synchronize", "Out")) | {"cudadrv": driver}
     modules = [
         new_module("", cuda=(whole := new_module("cuda", **names, **host))),
         *(whole, new_module("numba_cuda", **names, **host), *parts.values()),

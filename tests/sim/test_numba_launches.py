@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 from numba import cuda, float32, int32
+from numba.cuda.cudadrv import devicearray
+from numba.cuda.kernels.transpose import transpose
 
 from minllm.errors import SimulationError
 from minllm.sim import output, simulate
@@ -346,3 +348,15 @@ def test_results_that_python_refuses_to_compute(recwarn):
     simulate(kernel, 1, 1, np.array([-1.0, np.nan, 1e300]), out)
     assert np.isnan(out[0]) and out[1:].tolist() == [np.inf, -(2.0**63), 2**31 - 1, np.inf, np.inf, np.inf]
     assert not recwarn.list
+
+
+def test_classes_of_device_arrays_are_those_that_programs_ask_for():
+    with simulated_launches():
+        x = cuda.to_device(np.arange(12.0).reshape(3, 4))
+        made = devicearray.DeviceNDArray((2, 3), (24, 8), np.float64)
+        view = cuda.from_cuda_array_interface(x[1:].__cuda_array_interface__, owner=x)
+        assert all(isinstance(one, cuda.cudadrv.devicearray.DeviceNDArray) for one in (x, made, view))
+        assert made.shape == (2, 3) and made.strides == (24, 8)
+        view[0, 0] = 7
+        assert x.copy_to_host()[1, 0] == 7
+        assert (transpose(x).copy_to_host() == x.copy_to_host().T).all()
