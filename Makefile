@@ -82,7 +82,7 @@ test: $(TEST_STAMP) $(if $(CUDA),test-gpu)
 # to themselves in one, which xdist replaces if a test hangs.
 test-gpu: $(TEST_STAMP)
 	@echo "Compiling the kernels of the GPU's tests"
-	$(THREADS) $(PYTEST) tests/gpu --compile-only -q -n auto $(NONE_IS_FINE)
+	$(THREADS) $(PYTEST) tests/gpu --compile-only -q -n auto --dist=loadgroup $(NONE_IS_FINE)
 	@echo "Testing"
 	$(THREADS) $(PYTEST) tests/gpu -m 'not alone' -n auto --dist=loadgroup --durations=25 $(NONE_IS_FINE)
 	$(PYTEST) tests/gpu -m alone -n 1 --durations=5 $(NONE_IS_FINE)

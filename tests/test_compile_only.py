@@ -28,6 +28,7 @@ def compiled(monkeypatch):
     names = []
     monkeypatch.setattr(compile_only, "seen", set())
     monkeypatch.setattr(compile_only, "compile_one", lambda signature, key, *_, wait: names.append(signature.kernel.__name__))
+    monkeypatch.setattr(compile_only, "is_cached", lambda key: False)
     with dry_run(H200) as launches:
         yield names
     assert not launches
@@ -69,7 +70,7 @@ def test_the_kernels_of_all_ranks_are_compiled_without_ranks(shapes):
 
 TESTS = """
 import pytest
-from tests.gpu.compile_only import end
+from tests.gpu.compile_only import compiled, end
 
 @pytest.fixture
 def engine():
@@ -79,6 +80,7 @@ def test_of_an_engine(engine):
     pass
 
 def test_of_a_result():
+    compiled.extend(["a key"] * 3)
     end()
 
 def test_that_fails():
@@ -99,3 +101,4 @@ def test_every_test_counts_as_compiled_whatever_ends_it(tmp_path):
     command = [sys.executable, "-m", "pytest", "-p", "plugin", "-s", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "4 compiled" in done.stdout and "cccc" in done.stdout and "RUN" not in done.stdout
+    assert "3 kernels were compiled" in done.stdout

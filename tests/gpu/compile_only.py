@@ -1,4 +1,4 @@
-"""Compile the kernels of the selected tests on all cores, and run none: `pytest tests/gpu --compile-only -n auto`.
+"""Compile the kernels of the selected tests on all cores, and run none: `pytest tests/gpu --compile-only -n auto --dist=loadgroup`.
 
 Each test runs up to its first result. A launch compiles its kernel into the disk cache instead of executing it, an engine compiles its
 kernels instead of loading its weights, and the first array that is read from the GPU ends the test. Kernels that a test launches later are
@@ -27,11 +27,13 @@ from minllm.runtime.argument_type import argument_type
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.compile_worker import compile_one
 from minllm.runtime.device import describe_device
+from minllm.runtime.disk_cache import is_cached
 from minllm.runtime.dry_run import Signature, types_key
 from minllm.runtime.kernel import Launch
 
 GENERATION = ("generate", "logits", "perplexity", "beam_search", "contrastive_search")  # of an engine on the CPU, an oracle here
 seen = set()  # kernels with the keys of their arguments' types
+compiled: list[str] = []  # keys of the kernels that the current test has compiled
 
 
 class Compiled(BaseException):
@@ -39,17 +41,26 @@ class Compiled(BaseException):
 
 
 class CompileOnly:
-    """The pytest plugin."""
+    """The pytest plugin. kernels: how many have been compiled, by all processes."""
+
+    def __init__(self):
+        self.kernels = 0
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """The last files first: engines, with tens of kernels each, are among them, and single kernels then fill the end."""
+        items.reverse()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         """Compile a test's kernels, and report it as compiled, whatever comes of it; tests of gigabytes are left out."""
+        compiled.clear()
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         group = item.get_closest_marker("xdist_group")
         if group is None or group.args != ("gigabytes",):
             with compiling():
                 runtestprotocol(item, log=False, nextitem=nextitem)
-        report = pytest.TestReport(item.nodeid, item.location, {}, "passed", None, "call")
+        kernels = [("kernels", len(compiled))]
+        report = pytest.TestReport(item.nodeid, item.location, {}, "passed", None, "call", user_properties=kernels)
         item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -58,6 +69,14 @@ class CompileOnly:
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str]:
         """A letter of its own tells compiling from testing."""
         return "compiled", "c", "COMPILED"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up the kernels of all tests."""
+        self.kernels += dict(report.user_properties)["kernels"]
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say how many kernels were missing."""
+        terminalreporter.write_line(f"{self.kernels:,} kernels were compiled.")
 
 
 @contextlib.contextmanager
@@ -128,5 +147,6 @@ def compile_signatures(signatures: Iterable[Signature]) -> None:
     """Compile the kernels that the disk cache lacks and no other process is compiling."""
     capability = describe_device().compute_capability
     for signature in signatures:
-        if key := signature.kernel.cache_key(signature.types, capability):
-            compile_one(signature, key, capability, wait=False)
+        key = signature.kernel.cache_key(signature.types, capability)
+        if key and not is_cached(key) and compile_one(signature, key, capability, wait=False):
+            compiled.append(key)

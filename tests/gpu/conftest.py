@@ -1,8 +1,8 @@
 """The tests of this folder need a CUDA device; without one they are skipped with a reason. Processes share the GPU:
 
-    python -m pytest tests/gpu --compile-only -n auto               the kernels, on all cores, into the disk cache
-    python -m pytest tests/gpu -m "not alone" -n auto --dist=loadgroup
-    python -m pytest tests/gpu -m alone -n 1                        what needs the GPU to itself
+    python -m pytest tests/gpu -n auto --dist=loadgroup --compile-only      the kernels, on all cores, into the disk cache
+    python -m pytest tests/gpu -n auto --dist=loadgroup -m "not alone"
+    python -m pytest tests/gpu -n 1 -m alone                                what needs the GPU to itself
 
 `make test-gpu` runs all three. A test alone compiles what it lacks, so the first is never necessary. Tests that allocate gigabytes are a
 group, so that one process runs them one after another.

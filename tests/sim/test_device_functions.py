@@ -87,7 +87,7 @@ def ulps(found, expected):
     """The distance of two arrays of finite numbers of one type, in numbers between them."""
     kind = f"i{found.dtype.itemsize}"
     ordered = [np.where(bits < 0, np.iinfo(kind).min - bits, bits) for bits in (found.view(kind), expected.view(kind))]
-    return np.abs(ordered[0].astype(float) - ordered[1].astype(float))
+    return np.abs(ordered[0].astype(object) - ordered[1].astype(object))  # exact, as float64 would not be for 64 bits
 
 
 @pytest.mark.parametrize("expression, source, dtype, most, point, bits, specials", MEASURED, ids=[row[0] for row in MEASURED])
@@ -101,3 +101,12 @@ def test_a_function_is_within_the_measured_distance_of_a_gpu(expression, source,
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(found[~finite], expected[~finite])
     assert (ulps(found[finite], expected[finite]) <= most).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_neighbours_are_one_ulp_apart(dtype):
+    """Across powers of two and zero, and where float64 cannot count the 64 bits of numbers."""
+    numbers = np.array([1, 2, -2, 0.1, -0.3, 7.25], dtype)
+    assert (ulps(np.nextafter(numbers, dtype(np.inf)), numbers) == 1).all()
+    smallest = np.nextafter(dtype(0), dtype(1))
+    assert (ulps(np.array([smallest, 3 * smallest]), np.array([-smallest, -smallest])) == [2, 4]).all()
