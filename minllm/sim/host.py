@@ -1,7 +1,7 @@
 """The host's side of a simulated `numba.cuda`: devices, streams and events.
 
 Numba's own simulator has stand-ins for most of it; these are the rest. A launch ends before the next line runs, so a stream never waits, a
-callback is called at once, and events measure the time that the simulation takes.
+callback is called at once, and events measure the time that the simulation takes. A detector follows which works are ordered.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ from numba.cuda.simulator import api
 from numba.cuda.simulator.cudadrv import devicearray, devices
 
 from minllm.errors import SimulationError
+from minllm.sim.detectors import is_detecting
+from minllm.sim.detectors.streams import order
 
 # What an NVIDIA H100 SXM answers to Device.<attribute>. Source: deviceQuery of the CUDA samples.
 ATTRIBUTES = {
@@ -40,52 +42,84 @@ def attribute(device, name):
 
 
 class Stream(api.stream):
-    """A stream, on which everything is done already."""
+    """A stream, on which everything is done already; a detector knows what the program may rely on (detectors/streams.py)."""
 
     handle = 0
+
+    def __init__(self):
+        if is_detecting():
+            order().keep()
+
+    def synchronize(self):
+        """Note that the host has waited for the stream."""
+        order().synchronize(self)
+
+    @contextlib.contextmanager
+    def auto_synchronize(self):
+        """`with stream.auto_synchronize()`."""
+        yield self
+        self.synchronize()
 
     def __int__(self):
         return self.handle
 
     def add_callback(self, callback, arg=None):
         """Call callback(stream, status, arg)."""
-        callback(self, 0, arg)
+        with order().callback(self):
+            callback(self, 0, arg)
 
     def async_done(self):
         """A future that is done."""
+        self.synchronize()
         future = asyncio.get_running_loop().create_future()
         future.set_result(self)
         return future
 
 
+class DefaultStream(Stream):
+    """The default stream."""
+
+    def __init__(self):
+        pass
+
+    def __bool__(self):
+        return False
+
+
 class Event:
-    """An event, which notes the host's time when it is made and when it is recorded."""
+    """An event, which notes the host's time when it is made and when it is recorded. known: the works that come before it."""
 
     def __init__(self, timing=True):
-        self.record()
+        self.seconds, self.known = time.perf_counter(), {}
 
     def record(self, stream=0):
-        """Note the time."""
-        self.seconds = time.perf_counter()
+        """Note the time, and what is on the stream."""
+        self.seconds, self.known = time.perf_counter(), dict(order().arrive(stream).known)
 
     def wait(self, stream=0):
-        """Do nothing: what was launched before has ended."""
+        """Let the works that follow on a stream come after those before the event."""
+        order().line(stream).join(self.known)
 
-    synchronize = wait
+    def synchronize(self):
+        """Note that the host has waited for the works before the event."""
+        order().learn(self.known)
 
     def query(self):
         """Whether the work before the event has ended."""
+        self.synchronize()
         return True
 
     def elapsed_time(self, end):
         """The milliseconds until another event."""
+        end.synchronize()
         return (end.seconds - self.seconds) * 1e3
 
 
 @contextlib.contextmanager
 def pinned(*arrays):
     """`with cuda.pinned(a, b)`."""
-    yield
+    with order().pin(*arrays):
+        yield
 
 
 @contextlib.contextmanager
@@ -111,8 +145,9 @@ def without_driver(name):
 REPLACED = [
     (driver, "get_device", lambda number=0: api.get_current_device()),
     (numba.cuda, "stream", Stream),
-    (numba.cuda, "default_stream", Stream),
-    (numba.cuda, "legacy_default_stream", Stream),
+    (numba.cuda, "default_stream", DefaultStream),
+    (numba.cuda, "legacy_default_stream", DefaultStream),
+    (numba.cuda, "synchronize", lambda: order().synchronize()),
     (numba.cuda, "per_thread_default_stream", Stream),
     (numba.cuda, "external_stream", lambda pointer: Stream()),
     (numba.cuda, "event", Event),
@@ -131,7 +166,7 @@ REPLACED = [
     (devices.FakeCUDADevice, "supports_bfloat16", True),
     (devices.FakeCUDADevice, "supports_float16", True),
     (devices.FakeCUDADevice, "supports_fp8", False),
-    (devices.FakeCUDAContext, "synchronize", do_nothing),
+    (devices.FakeCUDAContext, "synchronize", lambda context: order().synchronize()),
     (devices.FakeCUDAContext, "create_stream", lambda context: Stream()),
     (devices.FakeCUDAContext, "create_event", lambda context, timing=True: Event(timing)),
 ]

@@ -15,9 +15,12 @@ from numba.cuda.cudadrv import devicearray as numba_devicearray
 from numba.cuda.simulator.cudadrv import devicearray
 
 from minllm.errors import SimulationError
+from minllm.sim import host_memory
 from minllm.sim.detectors import is_detecting
+from minllm.sim.detectors.streams import READ, WRITE, order
 from minllm.sim.detectors.waivers import waived_frame
 from minllm.sim.device_memory import mark_written, unwritten_elements, watch
+from minllm.sim.host_memory import HostArray, part_of, plain
 from minllm.sim.place import describe
 
 DeviceArray = devicearray.FakeCUDAArray
@@ -25,6 +28,8 @@ copy_of_simulator = DeviceArray.copy_to_host
 copy_into_simulator = DeviceArray.copy_to_device
 assignment_of_simulator = DeviceArray.__setitem__
 preparation_of_simulator = DeviceArray.__init__
+element_of_simulator = DeviceArray.__getitem__
+devicearray_to_device = devicearray.to_device
 
 
 def device_array(shape, dtype=np.float64, strides=None, order="C", stream=0):
@@ -41,22 +46,54 @@ def prepare(self, array, strides=0, dtype=None, stream=0, gpu_data=None):
         preparation_of_simulator(self, device_array(array, dtype, strides)._ary, stream)
 
 
+def to_device(ary, stream=0, copy=True, to=None):
+    """`cuda.to_device`."""
+    made = devicearray_to_device(plain(ary), stream, copy, to)
+    if to is None:
+        made.stream = stream
+        note_copy("cuda.to_device", stream, (made._ary, WRITE), host=(ary, READ))
+    return made
+
+
+def note_copy(what, stream, *parts, host=None):
+    """Report a copy to the detector of races between streams. host: (array, READ or WRITE) of the host.
+
+    The host waits for a copy of memory that is not pinned, and for one on the default stream. (To the device the driver copies it first.)
+    """
+    array, kind = host or (None, READ)
+    pinned = isinstance(array, np.ndarray) and bool(stream) and order().is_pinned(array)
+    order().copy(what, stream, *parts, *([host] if pinned else ()), waits=not stream or (kind == WRITE and not pinned))
+
+
 def copy_to_host(self, ary=None, stream=0):
     """`array.copy_to_host()`; under detectors, raises SimulationError if elements have not been written."""
     if is_detecting():
         check_written(self._ary, sys._getframe(1))
-    return copy_of_simulator(self, host_array(ary), stream)
+    found = copy_of_simulator(self, plain(host_array(ary)), stream)
+    note_copy("copy_to_host", stream or self.stream, (self._ary, READ), host=(found, WRITE))
+    return found if ary is None else ary
 
 
 def copy_to_device(self, ary, stream=0):
     """`array.copy_to_device(ary)`."""
-    copy_into_simulator(self, ary, stream)
+    copy_into_simulator(self, plain(ary), stream)
     mark_written(self._ary)
+    source = [(ary._ary, READ)] if isinstance(ary, DeviceArray) else []
+    note_copy("copy_to_device", stream or self.stream, (self._ary, WRITE), *source, host=None if source else (ary, READ))
+
+
+def element(self, index):
+    """`array[index]` on the host."""
+    found = element_of_simulator(self, index)
+    if not isinstance(found, DeviceArray):
+        note_copy("a read of an element", self.stream, (part_of(self._ary, index), READ), host=(found, WRITE))
+    return found
 
 
 def assign(self, index, value):
     """`array[index] = value` on the host."""
     assignment_of_simulator(self, index, value)
+    note_copy("an assignment", self.stream, (part_of(self._ary, index), WRITE))
     if isinstance(index, str):
         mark_written(self._ary[index])
     else:
@@ -109,6 +146,8 @@ def host_array(argument):
         return found.copy() if isinstance(argument, In) and isinstance(found, np.ndarray) else found
     if isinstance(argument, DeviceArray):
         return argument._ary
+    if isinstance(argument, HostArray):
+        return plain(argument)
     if isinstance(argument, tuple):
         made = [host_array(one) for one in argument]
         return type(argument)._make(made) if hasattr(argument, "_make") else tuple(made)
@@ -139,6 +178,11 @@ REPLACED = [
     (numba_devicearray, "DeviceNDArray", DeviceArray),  # programs ask isinstance(x, cuda.devicearray.DeviceNDArray)
     (numba_devicearray, "auto_device", devicearray.auto_device),
     (DeviceArray, "__init__", prepare),
+    (DeviceArray, "__getitem__", element),
+    (devicearray, "to_device", to_device),
+    (devicearray, "pinned_array", host_memory.pinned_array),
+    (devicearray, "pinned_array_like", host_memory.pinned_array_like),
+    (devicearray, "managed_array", host_memory.managed_array),
     (DeviceArray, "copy_to_host", copy_to_host),
     (DeviceArray, "copy_to_device", copy_to_device),
     (DeviceArray, "__setitem__", assign),

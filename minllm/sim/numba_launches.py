@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import minllm.machine.numba_cuda  # noqa: F401  # isort: skip  # first: it turns Numba's own simulator off
 import numba.cuda
+import numpy as np
 from numba.cuda import dispatcher
 from numba.cuda.cudadrv import devicearray as numba_devicearray
 from numba.cuda.cudadrv import devices as numba_devices
@@ -26,6 +27,8 @@ from numba.cuda.simulator.reduction import Reduce
 from minllm.sim import host, numba_arrays, numba_ufuncs, rewrite
 from minllm.sim.compiled_overloads import forget, note
 from minllm.sim.detectors import detecting
+from minllm.sim.detectors.streams import new_order, order
+from minllm.sim.host_memory import HostArray
 from minllm.sim.numba_arrays import host_array
 from minllm.sim.numba_cuda_mlir import HOST_NAMES, host_side, signature_of_numba_cuda
 from minllm.sim.signatures import remember_signature, signature_for
@@ -64,7 +67,9 @@ class Launch:
         declared = signature_for(self.dispatcher, hosts)
         note(self.dispatcher, declared or tuple(map(argument_type, hosts)))
         how = dict(shared_bytes=self.sharedmem, types=declared, cluster=self.cluster)
-        simulate(self.dispatcher, self.griddim, self.blockdim, *hosts, **how)
+        shared = [not isinstance(one, np.ndarray) or isinstance(one, HostArray) for one in arguments]
+        with order().launch(self.dispatcher.py_func.__name__, self.stream, hosts, shared):
+            simulate(self.dispatcher, self.griddim, self.blockdim, *hosts, **how)
 
 
 def bound(kernel, arguments):
@@ -118,6 +123,7 @@ def simulated_launches(detect=True):
     kernels = dispatcher.CUDADispatcher
     with contextlib.ExitStack() as stack:
         stack.enter_context(detecting(detect))
+        stack.enter_context(new_order())
         stack.callback(forget)
 
         of_cuda = []

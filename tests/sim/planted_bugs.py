@@ -758,6 +758,149 @@ def local_array(bug):
     return kernel, 1, 32, (numbers(36), numbers(32))
 
 
+# Streams and the host
+
+
+@cuda.jit
+def double(x):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] *= 2
+
+
+@cuda.jit
+def add_one(x, out, first, count):
+    i = cuda.grid(1)
+    if i < count:
+        out[first + i] = x[first + i] + 1
+
+
+@planted("a kernel on another stream reads a result, and no event is in between", "race between streams: kernel add_one .* reads")
+def two_streams(bug):
+    def program():
+        first, second, done = cuda.stream(), cuda.stream(), cuda.event()
+        x, out = cuda.to_device(numbers(64)), cuda.device_array(64, np.float32)
+        double[2, 32, first](x)
+        done.record(first)
+        if not bug:
+            done.wait(second)
+        add_one[2, 32, second](x, out, 0, 64)
+        cuda.synchronize()
+
+    return program
+
+
+@planted("an event is recorded before the kernel for which it stands", "race between streams: kernel add_one .* reads")
+def early_event(bug):
+    def program():
+        first, second, done = cuda.stream(), cuda.stream(), cuda.event()
+        x, out = cuda.to_device(numbers(64)), cuda.device_array(64, np.float32)
+        if bug:
+            done.record(first)
+        double[2, 32, first](x)
+        if not bug:
+            done.record(first)
+        done.wait(second)
+        add_one[2, 32, second](x, out, 0, 64)
+        cuda.synchronize()
+
+    return program
+
+
+@planted("the halves of two streams overlap by one element", r"race between streams: kernel add_one .* writes element \[31\] of out")
+def overlapping_halves(bug):
+    def program():
+        x, out = cuda.to_device(numbers(64)), cuda.to_device(numbers(64))
+        add_one[1, 32, cuda.stream()](x, out, 0, 32)
+        add_one[1, 32, cuda.stream()](x, out, 31 if bug else 32, 32)
+        cuda.synchronize()
+
+    return program
+
+
+@planted("a copy to the host on another stream does not wait for the kernel", "race between streams: copy_to_host on stream 2 reads")
+def early_copy(bug):
+    def program():
+        first, second = cuda.stream(), cuda.stream()
+        x = cuda.to_device(numbers(64))
+        double[2, 32, first](x)
+        if not bug:
+            first.synchronize()
+        x.copy_to_host(stream=second)
+
+    return program
+
+
+@planted("two streams share one buffer", "race between streams: kernel double on stream 2 writes")
+def shared_buffer(bug):
+    def program():
+        streams, buffers = [cuda.stream(), cuda.stream()], [cuda.device_array(64, np.float32) for _ in range(2)]
+        parts = cuda.pinned_array((4, 64), np.float32)
+        parts[:] = 1
+        for number, part in enumerate(parts):
+            stream, buffer = streams[number % 2], buffers[number % 2]
+            buffer.copy_to_device(part, stream=stream)
+            double[2, 32, stream](buffers[0] if bug else buffer)
+            buffer.copy_to_host(part, stream=stream)
+        cuda.synchronize()
+
+    return program
+
+
+@planted("pinned memory is read before the copy into it is done", "race between host and device: the host reads .* copy_to_host")
+def early_read_of_pinned_memory(bug):
+    def program():
+        stream, found = cuda.stream(), cuda.pinned_array(64, np.float32)
+        x = cuda.to_device(numbers(64), stream=stream)
+        double[2, 32, stream](x)
+        x.copy_to_host(found, stream=stream)
+        if not bug:
+            stream.synchronize()
+        return found.sum()
+
+    return program
+
+
+@planted("pinned memory is filled again under a copy out of it", "race between host and device: the host writes .* cuda.to_device")
+def refilled_pinned_memory(bug):
+    def program():
+        stream, memory = cuda.stream(), cuda.pinned_array(64, np.float32)
+        for step in range(2):
+            memory[:] = step
+            cuda.to_device(memory, stream=stream)
+            if not bug:
+                stream.synchronize()
+
+    return program
+
+
+@planted("an array is changed under `cuda.pinned`", "race between host and device: the host has written an array that cuda.to_device")
+def changed_under_pinned(bug):
+    def program():
+        stream, memory = cuda.stream(), numbers(64)
+        with cuda.pinned(memory):
+            cuda.to_device(memory, stream=stream)
+            if not bug:
+                stream.synchronize()
+            memory[0] = 5
+            stream.synchronize()
+
+    return program
+
+
+@planted("managed memory is read while a kernel writes it", r"the host reads element \[3\] of x, which kernel double")
+def early_read_of_managed_memory(bug):
+    def program():
+        memory = cuda.managed_array(64, np.float32)
+        memory[:] = 1
+        double[2, 32](memory)
+        if not bug:
+            cuda.synchronize()
+        return memory[3]
+
+    return program
+
+
 # Barriers and warps
 
 

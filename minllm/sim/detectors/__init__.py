@@ -17,6 +17,8 @@ They raise SimulationError, with file, line, block and thread.
     overflow     32-bit casts and stores that changed an index
     negative     indices below 0 that the kernel computes, which a GPU counts from the end
     undefined    stores of a value that a shuffle has read from a lane outside its mask; divisions of integers by 0, shifts beyond the width
+    streams      unordered launches and copies on streams that touch the same bytes, and accesses of the host to memory that the device
+                 still uses; only in programs for numba.cuda (numba_launches.py)
     early_reads  reads of an earlier launch's results by a kernel that overlaps it and has not waited; only within detecting()
 
 The simulator itself checks bounds, alignment, deadlocks and missing lanes of warp-wide instructions (arrays.py, machine.py).
@@ -34,6 +36,7 @@ from minllm.sim.detectors.negative_indices import NegativeIndices
 from minllm.sim.detectors.overflow import IndexOverflow
 from minllm.sim.detectors.races import SharedMemoryRaces
 from minllm.sim.detectors.registers import RegisterRaces
+from minllm.sim.detectors.streams import TouchedBytes, recording
 from minllm.sim.detectors.undefined import UndefinedValues
 from minllm.sim.detectors.unwritten import UnwrittenReads, output, unwritten
 from minllm.sim.options import DETECT
@@ -64,7 +67,9 @@ def detectors():
     history = _written.get()
     early = EarlyReads({} if history is None else history)
     of_memory = UnwrittenReads(), SharedMemoryRaces(), GlobalMemoryRaces(), RegisterRaces(), ClusterRaces()
-    return [*of_memory, MeetingPlaces(), NegativeIndices(), IndexOverflow(), UndefinedValues(), early]
+    record = recording.get()
+    touched = [] if record is None else [TouchedBytes(record)]
+    return [*of_memory, *touched, MeetingPlaces(), NegativeIndices(), IndexOverflow(), UndefinedValues(), early]
 
 
 def is_detecting():

@@ -10,6 +10,7 @@ from minllm.errors import SimulationError
 from minllm.sim.detectors import EarlyReads, detectors
 from minllm.sim.detectors.global_races import Access, History
 from minllm.sim.detectors.grid_order import THREAD_BITS, GridOrder
+from minllm.sim.detectors.streams import TouchedBytes
 from minllm.sim.detectors.unwritten import UnwrittenReads
 from minllm.sim.lanes.accesses import ATOMIC, READ, WRITE, Log, may_race, suspicious
 from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
@@ -30,9 +31,10 @@ class Watch:
         self.launch, self.logs, self.order, self.position = launch, {}, GridOrder(), 0
         self.threads = launch.block.x * launch.block.y * launch.block.z
         self.warps = -(-self.threads // WARP_SIZE)
-        own = [one for one in detectors() if isinstance(one, (UnwrittenReads, EarlyReads))]
+        own = [one for one in detectors() if isinstance(one, (UnwrittenReads, EarlyReads, TouchedBytes))]
         self.unwritten = next(one for one in own if isinstance(one, UnwrittenReads))
         self.early = next(one for one in own if isinstance(one, EarlyReads))
+        self.touched = next((one for one in own if isinstance(one, TouchedBytes)), None)
         arrays = {number: root for number, (_, _, root) in enumerate(launch.roots)}
         for one in own:
             one.start(Launch(how.kernel, function, tuple(how.grid), tuple(how.block), how.shared_bytes, arrays))
@@ -68,6 +70,8 @@ class Watch:
 
     def global_access(self, root, at, size, kind, value, waited, who, epoch, clock):
         """An access to global memory by the threads `who`, numbers in the grid. waited: whether they have waited for earlier launches."""
+        if self.touched is not None:
+            self.touched.mark(root, at, size, kind)
         if kind == READ:
             if root in self.early.early and not np.all(waited):
                 raise Fault("a read of an earlier launch's results")
