@@ -528,6 +528,10 @@ llm.close()
 # tokens; [several GPUs](20_several_gpus.py) divide every bar and add the time of their all-reduces. Take the
 # largest bar, predict, measure.
 #
+# ??? tip "The whole engine in one evening"
+#     You know every part now. [minllm.nano](../docs/nano.md) puts them together in 750 lines, with the kernels that you
+#     have written: read it from end to end, change it, and see what the fast engine does differently.
+#
 # ## Sources
 #
 # - G. Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from minllm.cli.beam_search import BEAM_OPTIONS, beam_search_params, search_beams
 from minllm.cli.generation_options import ENGINE_OPTIONS, REQUEST_OPTIONS, load, request_option, request_params, takes
+from minllm.cli.nano import continue_by_nano
 from minllm.cli.options import JsonOption
 from minllm.cli.output_report import print_logprobs, totals, write_outputs
 from minllm.cli.prompt_file import PromptLine, read_prompts
@@ -45,6 +46,7 @@ def generate(
     jsonl_file: Annotated[
         Path | None, typer.Option("--jsonl", metavar="FILE", help="Also write one JSON line per prompt.", show_default=False)
     ] = None,
+    nano: Annotated[bool, typer.Option(help="Use minllm.nano, the engine in one evening; float32 by default.")] = False,
     **options: Any,
 ) -> None:
     """Continue a text, streaming, or many texts at once, and print how fast it went."""
@@ -54,8 +56,13 @@ def generate(
         raise typer.BadParameter("give the text to continue, or - to read it from standard input", param_hint="PROMPT")
     if options["length_penalty"] is not None and options["beam_width"] is None:
         raise typer.BadParameter("give --beam-width too: sampled texts have no length penalty", param_hint="--length-penalty")
+    if nano and (prompts is not None or json_file is not None or jsonl_file is not None or options["n"] is not None):
+        reason = "it continues one text, and writes no files: leave out --prompts, --json, --jsonl and --n"
+        raise typer.BadParameter(reason, param_hint="--nano")
     with user_errors():
         text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
+        if nano:
+            return continue_by_nano(text, options, GENERATE_TOKENS if max_tokens is None else max_tokens, echo or prompt is None)
         lines = [PromptLine(text, {}, "")] if prompts is None else read_prompts(prompts)
         llm = load(options)
         usual_tokens = SIMULATED_TOKENS if note_simulated(llm) else GENERATE_TOKENS
