@@ -137,7 +137,7 @@ def case_of(row: Measured) -> KernelCase:
 
     return KernelCase(
         launch.stage, row.benchmark or launch.stage, row.case, row.variant, launch.dtype, row.unit, default(row.work),
-        default(row.set_bytes), prepare, row.peers, 0.0 if launch.exact and row.tolerance is None else row.tolerance, row.tokens,
+        default(row.set_bytes), prepare, row.peers, 0.0 if launch.exact is True and row.tolerance is None else row.tolerance, row.tokens,
     )  # fmt: skip
 
 

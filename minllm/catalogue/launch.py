@@ -75,9 +75,9 @@ class Launch:
     reference(**arrays): {name: contents of every array that the launch writes}, computed on the host; the first is the main result. It
     leaves its arguments as they are. moved: of the launch's kernel, or {name of a kernel: Moved}; where it depends on the contents of
     arrays, a function of them. indices: arrays, by the kernel's names, that formulas leave out. rows: names of arrays with a row for every
-    token, so that a part of the tokens can be checked. scratch: arrays that it may leave with any contents. exact: results are the
-    reference's bits. slack: what results may differ by besides the rounding of their dtype, in terms of the largest one, or of each and of
-    1 if elementwise; None: 3e-6. `describes` fills in stage, name, shape (all arguments) and given (those that are no defaults).
+    token, so that a part of the tokens can be checked. scratch: arrays that it may leave with any contents. exact: results, all or these,
+    are the reference's bits. slack: what results may differ by besides the rounding of their dtype, in terms of the largest one, or of each
+    and of 1 if elementwise; None: 3e-6. `describes` fills in stage, name, shape (all arguments) and given (those that are no defaults).
     """
 
     arrays: Callable[[Any], dict[str, Any]]
@@ -87,7 +87,7 @@ class Launch:
     indices: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     scratch: tuple[str, ...] = ()
-    exact: bool = False
+    exact: bool | tuple[str, ...] = False
     slack: float | None = None
     elementwise: bool = False
     stage: str = ""
@@ -113,6 +113,10 @@ class Launch:
         """The dtype of its numbers; float32 where it moves none."""
         return self.shape.get("dtype", np.dtype(np.float32))
 
+    def is_exact(self, name: str) -> bool:
+        """Whether a result is the reference's to the bit."""
+        return self.exact if isinstance(self.exact, bool) else name in self.exact
+
     def part(self, arrays: Mapping[str, Any], tokens: np.ndarray) -> dict[str, Any]:
         """The arrays with the rows of these tokens alone."""
         return {name: array[tokens] if name in self.rows and array is not None else array for name, array in arrays.items()}
@@ -136,7 +140,7 @@ class Launch:
 
 def describes(function: Callable[..., Launch]) -> Callable[..., Launch]:
     """Decorator of a function of a stage's module that makes a Launch of its shape arguments: its Launches know what they are of."""
-    parameters, stage = inspect.signature(function), function.__module__.rpartition(".")[2]
+    parameters, stage = inspect.signature(function), function.__module__.split(".")[2]
 
     @functools.wraps(function)
     def launch_of(*args, **kwargs):

@@ -7,13 +7,11 @@ import numpy as np
 from minllm.bench.kernel_case import FLOAT32, case_of
 from minllm.bench.kernel_cases import (
     attention,
-    glue,
     matmul,
     projection,
     quantized_attention,
-    quantized_kv,
     quantized_matmul,
-    recent_tokens,
+    quantized_prefill,
     tree_attention,
     window_attention,
 )
@@ -48,17 +46,9 @@ TINY_CASES = [
     tree_attention.tree_case(2, 20, **TINY_HEADS),
     projection.fill_case(3, 32, 1, 16),
     projection.project_case(32, 2, 1, 16, 4),
-    glue.append_case(17, 1, 16),
-    glue.copy_blocks_case(3, 1, 16),
-    glue.qkv_rope_append_case(5, 2, 1, 16),
-    glue.qkv_rope_append_case(5, 2, 1, 16, with_norm=True),
     window_attention.window_case("int8", 1, 64, 1, heads=2, kv_heads=1, head_dim=16, window=32),
     window_attention.window_case("kivi_int4", 1, 64, 3, heads=1, kv_heads=1, head_dim=32, window=32),
-    *(quantized_kv.append_case(name, 5, 1, 32) for name in quantized_kv.FORMATS),
-    *(quantized_kv.qkv_rope_append_case(name, 3, 2, 1, 32) for name in quantized_kv.FORMATS),
-    recent_tokens.quantize_groups_case(3, 2, 32),
-    recent_tokens.move_window_case(5, 64),
-    quantized_kv.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),
+    quantized_prefill.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),
     quantized_matmul.quantized_matmul_case("bfloat16", "chosen", 2, 24, 64),
     quantized_matmul.quantized_matmul_case("fp8", "flat", 2, 16, 64),
     quantized_matmul.quantized_matmul_case("int8", "wgmma", 18, 24, 64),
@@ -77,10 +67,10 @@ TINY_CASES += [matmul.default_case(name, 9, 18, 64) for name in MATMUL if name n
 
 
 def tiny(launch):
-    """The first small launch of the same launcher, dtype and words."""
-    same = {name: value for name, value in launch.shape.items() if isinstance(value, str | bool | np.dtype)}
-    every = (one for one in small_launches(launch.stage) if one.name == launch.name)
-    return next(one for one in every if same.items() <= one.shape.items())
+    """The first small launch of the same launcher, dtype and words that has most of its flags."""
+    words, flags = ({name: one for name, one in launch.shape.items() if isinstance(one, kinds)} for kinds in (str | np.dtype, bool))
+    every = [one for one in small_launches(launch.stage) if one.name == launch.name and words.items() <= one.shape.items()]
+    return max(every, key=lambda one: len(flags.items() & one.shape.items()))
 
 
 TINY_CASES += [case_of(replace(row, launch=tiny(row.launch))) for row in measured_launches()]

@@ -20,7 +20,8 @@ ENGINES = (
 @functools.cache
 def described():
     """The kernels of all launches in the catalogue, with the types of their arguments."""
-    entries = [*(one.launch for name in MOVED for one in catalogue.machine_code_of(name)), *catalogue.small_launches()]
+    entries = [one.launch for name in MOVED for one in catalogue.machine_code_of(name)]
+    entries += catalogue.small_launches() + catalogue.large_launches()
     return {(signature.kernel, signature.types) for launch in entries for signature in launch.kernels((9, 0))}
 
 

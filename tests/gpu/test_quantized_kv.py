@@ -10,18 +10,13 @@ from tests.kernels.attention.case_lists import REAL_PROMPTS, in_16_bits
 from tests.kernels.attention.quantized_cases import run_quantized
 from tests.kernels.attention.test_flash_attention_2_quantized import CASES as SMALL_PROMPTS
 from tests.kernels.guarded import BFLOAT16, DTYPES
-from tests.kernels.kv.quantized_cases import CASES, GPU_CASES, check_append_quantized, check_qkv_rope_append_quantized
+from tests.kernels.kv.quantized_cases import CASES, GPU_CASES, check_qkv_rope_append_quantized
 
 # Every prompt in int8, every other one in the other formats.
 PROMPTS = [in_16_bits(case) for case in REAL_PROMPTS if case.head_dim % 32 == 0]
 
 IN_FORMATS = [(case, "int8") for case in PROMPTS]
 IN_FORMATS += [(case, name) for i, name in enumerate(TOKEN_FORMATS[1:]) for case in PROMPTS[i % 2 :: 2]]
-
-
-@pytest.mark.parametrize("case", GPU_CASES, ids=str)
-def test_append(case, device):
-    check_append_quantized(case, BFLOAT16, device)
 
 
 @pytest.mark.parametrize("case", GPU_CASES, ids=str)
@@ -32,7 +27,6 @@ def test_qkv_rope_append(case, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype(dtype, device):
     for case in CASES[::4]:
-        check_append_quantized(case, dtype, device)
         check_qkv_rope_append_quantized(case, dtype, device)
 
 

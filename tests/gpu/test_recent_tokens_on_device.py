@@ -1,4 +1,4 @@
-"""Residual windows on a GPU: groups that become codes, windows that move on, recent tokens beside codes, and the engine with them."""
+"""Residual windows on a GPU: recent tokens beside codes, and the engine with them."""
 
 import numpy as np
 import pytest
@@ -6,28 +6,11 @@ import pytest
 from minllm import LLM, SamplingParams
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from tests.gpu.agreement import KV_CACHE_BYTES, engines_that_agree, share_of_same
-from tests.kernels.guarded import BFLOAT16, DTYPES
-from tests.kernels.kv.group_cases import GPU_CASES, check_move_window, check_quantize_groups
+from tests.kernels.guarded import BFLOAT16
 from tests.kernels.kv.quantized_cases import GPU_CASES as APPENDED
 from tests.kernels.kv.quantized_cases import check_qkv_rope_append_quantized
 
 FORMATS = [("kivi_int4", 64), ("int4", 32), ("int8", 128), ("fp8_e4m3", 64)]
-
-
-@pytest.mark.parametrize("case", GPU_CASES, ids=str)
-def test_quantize_groups(case, device):
-    check_quantize_groups(case, BFLOAT16, device)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_groups_of_every_dtype(dtype, device):
-    for case in GPU_CASES[2:5]:
-        check_quantize_groups(case, dtype, device)
-
-
-@pytest.mark.parametrize(("rows", "window"), [(1, 32), (129, 128), (1000, 256)])
-def test_move_window(rows, window, device):
-    check_move_window(rows, window, device)
 
 
 @pytest.mark.parametrize("case", APPENDED[::2], ids=str)

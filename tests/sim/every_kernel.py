@@ -36,12 +36,7 @@ from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.attention.tree import tree as tree_attention
 from minllm.kernels.kv import qkv_rope_append_vector
-from minllm.kernels.kv.append import append
-from minllm.kernels.kv.compact_path import compact_path
-from minllm.kernels.kv.copy_blocks import copy_blocks_of_layers
-from minllm.kernels.kv.move_window import move_window
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
-from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.matmul import vectorized
 from minllm.kernels.matmul.flat import fused
 from minllm.kernels.matmul.flat.flat import matmul_flat
@@ -162,119 +157,10 @@ def integers(*values):
     return np.array(values, np.int32)
 
 
-@row
-def append_by_vectors():
-    T, R, b = 3, 2 * 40, 2  # the second token has no slot
-    copied = {name: (T - 1) * R * b for name in ("key", "value", "key_cache", "value_cache")}
-    run = partial(append, numbers(T, 2, 40), numbers(T, 2, 40), numbers(2, 4, 2, 40), numbers(2, 4, 2, 40), integers(6, -1, 1))
-    return run, {"append_vector_kernel": Moved(copied)}, ("slot_mapping",)
-
-
-@row
-def append_by_elements():
-    T, R, b = 3, 3 * 7, 2
-    copied = {name: (T - 1) * R * b for name in ("key", "value", "key_cache", "value_cache")}
-    run = partial(append, numbers(T, 3, 7), numbers(T, 3, 7), numbers(2, 4, 3, 7), numbers(2, 4, 3, 7), integers(6, -1, 1))
-    return run, {"append_kernel": Moved(copied)}, ("slot_mapping",)
-
-
 def quantized_caches(name, kv_heads, D):
     found = kv_format(name, D)
     caches = [allocate(found, 2, 4, kv_heads, np.zeros, np.array) for _ in range(2)]
     return replace(caches[0], smoothing=np.ones((3, kv_heads, D), np.float32)), caches[1]
-
-
-@row
-def append_to_a_quantized_cache():
-    T, kv_heads, D, b = 3, 2, 64, 2  # the second token has no slot
-    caches = quantized_caches("int8", kv_heads, D)
-    rows = (T - 1) * kv_heads
-    asked = {name: rows * D * b for name in ("key", "value")} | {f"{name}_codes": rows * D for name in ("key", "value")}
-    asked |= {f"{name}_scales": rows * 4 for name in ("key", "value")} | dict(smoothing=rows * 2 * D * 4)
-    run = partial(append, numbers(T, kv_heads, D), numbers(T, kv_heads, D), *caches, integers(6, -1, 1))
-    return run, {"append_quantized_kernel": Moved(asked, dict(smoothing=kv_heads * 2 * D * 4))}, ("slot_mapping",)
-
-
-@row
-def qkv_rope_and_append_to_a_quantized_cache():
-    T, heads, kv_heads, D, b = 3, 4, 2, 64, 2
-    N = heads + 2 * kv_heads
-    tables = numbers(8, D, dtype=FLOAT32), False, numbers(D), numbers(D)
-    caches = quantized_caches("int4", kv_heads, D)
-    run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3, 1), integers(5, 0, 2), *caches, numbers(T, heads, D), *tables)
-    moved = dict(qkv=T * N * D * b, query=T * heads * D * b)
-    moved |= {f"{name}_codes": T * kv_heads * D // 2 for name in ("key", "value")}
-    moved |= {f"{name}_scales": T * kv_heads * 2 * 4 for name in ("key", "value")}
-    # Both halves of a head ask for the angles of its pairs.
-    repeated = dict(cos_sin=2 * T * (heads + kv_heads) * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
-    repeated |= dict(smoothing=T * (2 * kv_heads + heads) * D * 4)
-    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b, smoothing=3 * kv_heads * D * 4)
-    return run, {"qkv_rope_append_quantized_kernel": Moved(moved | repeated, different)}, ("positions", "slot_mapping")
-
-
-@row
-def quantize_groups_of_recent_tokens():
-    """Two groups of 32 tokens, the second of them in the second half of its block, and 5 tokens that wait for theirs to be whole."""
-    groups, kv_heads, D, b = 2, 2, 64, 2
-    form, rows = kv_format("kivi_int4", D), groups * 32 * kv_heads
-    caches = [allocate(form, 2, 64, kv_heads, np.zeros, np.array, by_channel) for by_channel in (True, False)]
-    recent = [numbers(3, 32, kv_heads, D) for _ in range(2)]
-    batch = (integers(0, 69), integers(69), integers(1, 0)[None], integers(69), integers(2, 0, 1)[None])
-    moved = {f"recent_{name}": rows * D * b for name in ("key", "value")} | {f"{name}_codes": rows * D // 2 for name in ("key", "value")}
-    moved |= dict(key_scales=groups * kv_heads * D * 4, value_scales=rows * D // 32 * 4)
-    indices = ("query_start", "context_lens", "block_tables", "recent_lens", "recent_tables")
-    return partial(quantize_groups, *recent, *caches, *batch, 69), {"quantize_groups_kernel": Moved(moved)}, indices
-
-
-@row
-def moving_residual_windows_on():
-    B, blocks = 3, 3
-    state = [integers(70, 31, 200), integers(71, 32, 0), integers(2, 0, 1), *(np.zeros(B, np.int32) for _ in range(2))]
-    asked = {name: 4 * B for name in ("positions", "context_lens", "rings", "slots", "recent_lens")} | dict(recent_tables=4 * B * blocks)
-    return partial(move_window, *state, np.zeros((B, blocks), np.int32), 64), {"move_window_kernel": Moved(asked)}
-
-
-@row
-def copy_blocks_by_vectors():
-    L, P, R = 3, 2, 16 * 2 * 40 * 2
-    run = partial(copy_blocks_of_layers, numbers(L, 4, 16, 2, 40), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_vector_kernel": Moved(dict(cache=L * P * R, to=L * P * R))}, ("copies",)
-
-
-@row
-def copy_blocks_by_bytes():
-    L, P, R = 3, 2, 3 * 7 * 2
-    run = partial(copy_blocks_of_layers, numbers(L, 4, 3, 7), np.array([(0, 3), (1, 2)], np.int32))
-    return run, {"copy_blocks_kernel": Moved(dict(cache=L * P * R, to=L * P * R))}, ("copies",)
-
-
-@row
-def compacting_a_path_by_vectors():
-    L, R = 2, 2 * 40 * 2
-    run = partial(compact_path, numbers(L, 4, 2, 2, 40), integers(7, 2, 4, 6), integers(0, 3, 2, 3), integers(2, 0, 0, 0))
-    kernels = {"compact_path_vector_kernel": Moved(dict(cache=2 * L * R))}  # one token is read and written
-    return run, kernels, ("slot_mapping", "path", "counts")
-
-
-@row
-def compacting_a_path_by_elements():
-    L, R = 2, 3 * 7 * 2
-    run = partial(compact_path, numbers(L, 4, 2, 3, 7), integers(7, 2, 4, 6), integers(0, 3, 2, 3), integers(2, 0, 0, 0))
-    return run, {"compact_path_kernel": Moved(dict(cache=2 * L * R))}, ("slot_mapping", "path", "counts")
-
-
-@row
-def qkv_rope_and_append():
-    T, heads, kv_heads, D, b = 3, 4, 2, 64, 2
-    N = heads + 2 * kv_heads
-    turned = heads + kv_heads
-    caches = [numbers(2, 4, kv_heads, D) for _ in range(2)]
-    tables = numbers(8, D, dtype=FLOAT32), False, numbers(D), numbers(D)
-    run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3, 1), integers(5, 0, 2), *caches, numbers(T, heads, D), *tables)
-    moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
-    repeated = dict(cos_sin=T * turned * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
-    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
-    return run, {"qkv_rope_append_vector_kernel": Moved(moved | repeated, different)}, ("positions", "slot_mapping")
 
 
 def as_of_many_tokens(*arguments):
@@ -295,19 +181,6 @@ def qkv_rope_and_append_of_many_tokens():
     repeated = dict(cos_sin=T * side_by_side * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
     different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
     return run, {"qkv_rope_append_vector_kernel": Moved(moved | repeated, different)}, ("positions", "slot_mapping")
-
-
-@row
-def qkv_rope_and_append_by_elements():
-    T, heads, kv_heads, D, b = 2, 3, 1, 6, 2
-    N = heads + 2 * kv_heads
-    caches = [numbers(2, 4, kv_heads, D) for _ in range(2)]
-    tables = numbers(8, D, dtype=FLOAT32), True, numbers(D), numbers(D)
-    run = partial(qkv_rope_append, numbers(T, N * D), integers(0, 3), integers(5, 0), *caches, numbers(T, heads, D), *tables)
-    moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
-    repeated = dict(cos_sin=T * (heads + kv_heads) * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
-    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
-    return run, {"qkv_rope_append_kernel": Moved(moved | repeated, different)}, ("positions", "slot_mapping")
 
 
 # Matrix products: x [M, K], weight [N, K], out [M, N].

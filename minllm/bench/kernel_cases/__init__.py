@@ -3,13 +3,11 @@
 from minllm.bench.kernel_case import KernelCase, case_of
 from minllm.bench.kernel_cases import (
     attention,
-    glue,
     matmul,
     projection,
     quantized_attention,
-    quantized_kv,
     quantized_matmul,
-    recent_tokens,
+    quantized_prefill,
     tree_attention,
     window_attention,
 )
@@ -22,7 +20,7 @@ STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activati
 def kernel_cases(stages: tuple[str, ...] = STAGES) -> list[KernelCase]:
     """The cases of these stages, in the order in which they run and are recorded."""
     modules = (
-        matmul, attention, tree_attention, quantized_attention, window_attention, projection, glue, quantized_kv, recent_tokens,
+        matmul, attention, tree_attention, quantized_attention, window_attention, projection, quantized_prefill,
         quantized_matmul,
     )  # fmt: skip
     every = [case for module in modules for case in module.cases()]

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minllm.kernels.kv.append import append, append_reference
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append, qkv_rope_append_reference
 from minllm.kernels.quantization.cache import QuantizedCache
 from minllm.kernels.quantization.formats import kv_format
@@ -81,18 +80,6 @@ def on(device, cache):
     """A copy of the cache in the memory of the device under test."""
     smoothing = None if cache.smoothing is None else device.array(cache.smoothing)
     return QuantizedCache(device.array(cache.codes), device.array(cache.scales), cache.format, smoothing, cache.by_channel)
-
-
-def check_append_quantized(case, dtype, device):
-    """Codes and scales are the reference's to the bit, and nothing else is touched."""
-    key, value = random((2, case.tokens, case.kv_heads, case.head_dim), dtype, 0)
-    slots, *expected = empty_caches(case)
-    caches = [on(device, cache) for cache in expected]
-    append(device.array(key), device.array(value), *caches, device.array(slots))
-    append_reference(key, value, *expected, slots)
-    for found, wanted in zip(caches, expected, strict=True):
-        np.testing.assert_array_equal(device.host(found.codes), wanted.codes)
-        np.testing.assert_array_equal(bits(device.host(found.scales)), bits(wanted.scales))
 
 
 def check_qkv_rope_append_quantized(case, dtype, device, keeps_recent=False):

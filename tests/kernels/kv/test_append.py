@@ -3,35 +3,26 @@
 import numpy as np
 import pytest
 
+from minllm.catalogue import kv
 from minllm.errors import KernelArgumentError, SimulationError
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.qkv_rope_append_vector import MANY_TOKENS, THREADS, share_heads
-from tests.kernels.guarded import BFLOAT16, DTYPES
-from tests.kernels.kv.cases import APPEND_CASES, QKV_CASES, check_append, check_qkv_rope_append
+from tests.kernels.launches import check
+
+WHOLE_HEADS = [
+    one
+    for one in kv.small()
+    if one.name == "qkv_rope_append" and one.shape["head_dim"] in (64, 128) and not one.shape["interleaved"] and one.dtype != np.float16
+]
 
 
-@pytest.mark.detected("case", "dtype + case.head_dim")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", APPEND_CASES, ids=str)
-def test_append(case, dtype, device):
-    check_append(case, dtype, device)
-
-
-@pytest.mark.detected("case", "dtype + case.head_dim")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", QKV_CASES, ids=str)
-def test_qkv_rope_append(case, dtype, device):
-    check_qkv_rope_append(case, dtype, device)
-
-
-@pytest.mark.detected("case", "dtype + case.head_dim")
-@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
-@pytest.mark.parametrize("case", [case for case in QKV_CASES if case.head_dim in (64, 128) and not case.interleaved], ids=str)
-def test_two_heads_a_thread_as_for_many_tokens(case, dtype, device, monkeypatch):
+@pytest.mark.detected("launch.dtype")
+@pytest.mark.parametrize("launch", WHOLE_HEADS, ids=str)
+def test_two_heads_a_thread_as_for_many_tokens(launch, device, monkeypatch):
     monkeypatch.setattr(qkv_rope_append_vector, "MANY_TOKENS", 1)
-    check_qkv_rope_append(case, dtype, device)
+    check(launch, device)
 
 
 @pytest.mark.parametrize(

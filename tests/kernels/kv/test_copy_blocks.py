@@ -8,21 +8,6 @@ from hypothesis import strategies as st
 from minllm.errors import KernelArgumentError, SimulationError
 from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers, copy_blocks_reference
 from minllm.kernels.kv.copy_rounds import in_rounds
-from tests.kernels.guarded import DTYPES
-from tests.kernels.kv.cases import COPY_CASES, check_copy_blocks, check_copy_blocks_of_layers
-
-
-@pytest.mark.detected("case", "dtype")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", COPY_CASES, ids=str)
-def test_copy_blocks(case, dtype, device):
-    check_copy_blocks(case, dtype, device)
-
-
-@pytest.mark.parametrize("layers", [2, 5])
-@pytest.mark.parametrize("case", COPY_CASES[:4], ids=str)
-def test_copy_blocks_of_layers(case, layers, device):
-    check_copy_blocks_of_layers(case, layers, np.float16, device)
 
 
 def pairs(*copies):

@@ -1,16 +1,10 @@
-"""The window that moves between decode steps: the simulated kernel against NumPy, and callers' mistakes."""
+"""The window that moves between decode steps: callers' mistakes; its results: tests/kernels/test_launches.py."""
 
 import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.kv.move_window import move_window
-from tests.kernels.kv.group_cases import check_move_window
-
-
-@pytest.mark.parametrize(("rows", "window"), [(1, 32), (7, 128), (129, 64)])
-def test_move_window(rows, window, device):
-    check_move_window(rows, window, device)
 
 
 def test_mistakes_are_explained():

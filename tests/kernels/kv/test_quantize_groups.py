@@ -5,31 +5,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from minllm.catalogue import kv
+from minllm.catalogue.noise import SHORT, Noise
 from minllm.errors import KernelArgumentError
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.quantize_groups import quantize_groups, quantize_groups_reference
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.quantization.reference import quantize_by_channel, quantize_reference
-from tests.kernels.guarded import BFLOAT16, DTYPES, bits
-from tests.kernels.kv.group_cases import CASES, GroupCase, check_quantize_groups, make_group_arrays
-from tests.kernels.kv.quantized_cases import UNWRITTEN
+from tests.kernels.guarded import BFLOAT16, bits
+
+UNWRITTEN = 0xA5  # every byte of codes that nobody has written
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_quantize_groups(case, device):
-    check_quantize_groups(case, BFLOAT16, device)
-
-
-@pytest.mark.results_only
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype(dtype, device):
-    check_quantize_groups(CASES[3], dtype, device)
+def make_arrays(query_len, context_len, block_size=32):
+    """(recent keys and values), (key cache, value cache), (query_start, context_lens, block_tables, recent_lens, recent_tables)."""
+    arrays = kv.quantize_groups((query_len,), (context_len,), 64, 1, block_size, BFLOAT16).arrays(Noise(length=SHORT))
+    names = ("query_start", "context_lens", "block_tables", "recent_lens", "recent_tables")
+    caches = kv.quantized_caches(kv_format("kivi_int4", 64), arrays, by_channel=True)
+    return (arrays["recent_key"], arrays["recent_value"]), caches, tuple(arrays[name] for name in names)
 
 
 def test_a_group_is_written_when_its_last_token_comes():
     """The group of positions 64 to 95 of a chunk from 90 to 96, in the second half of its block of 64."""
-    recents, (keys, values), batch = make_group_arrays(GroupCase((7,), (97,), block_size=64), BFLOAT16)
+    recents, (keys, values), batch = make_arrays(7, 97, block_size=64)
     quantize_groups_reference(*recents, keys, values, *batch)
     block, group = batch[2][0, 1], batch[4][0, 2]  # with a window of 64, recent tokens still begin at position 0
     codes, pairs = quantize_by_channel(recents[0][group, :, 0].astype(np.float32), keys.format)
@@ -43,7 +42,7 @@ def test_a_group_is_written_when_its_last_token_comes():
 
 
 def test_mistakes_are_explained():
-    recents, (keys, values), batch = make_group_arrays(GroupCase((1,), (64,)), BFLOAT16)
+    recents, (keys, values), batch = make_arrays(1, 64)
     by_token = allocate(kv_format("int4", 64), 3, 32, 1, np.zeros, np.array)
     mistakes = {
         "in int4 are quantised token by token": (*recents, by_token, by_token, *batch),
