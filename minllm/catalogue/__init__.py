@@ -16,7 +16,7 @@ STAGES = (
     *("split_vocabulary", "slots", "speculation", "all_reduce"),
 )
 # The stages described here; specimens.py lists the others.
-MOVED = tuple(name for name in STAGES if name not in ("matmul", "attention", "all_reduce"))
+MOVED = tuple(name for name in STAGES if name not in ("matmul", "attention"))
 
 
 def stage(name: str) -> Any:

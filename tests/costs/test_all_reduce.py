@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from minllm.catalogue.all_reduce import message
+from minllm.catalogue.rows import BFLOAT16
 from minllm.costs.all_reduce import Link, all_reduce_seconds, collective, crossing, fastest
 from minllm.errors import InvalidOptionError
 
@@ -40,8 +42,6 @@ def test_bad_input():
 
 
 def test_the_bytes_are_those_that_the_simulator_counts():
-    from tests.sim.every_kernel import ROWS
-
     for name in ("one_shot", "two_shot"):
-        asked = ROWS[f"all_reduce_by_{name}"].kernels[f"{name}_kernel"].asked
+        asked = message(name, 2, 144, BFLOAT16).moved.asked
         assert asked["rank 0's staging[1]"] == collective(name, 2).traffic * asked["rank 0's x"]

@@ -18,9 +18,6 @@ import minllm.kernels
 from minllm.catalogue import one_per_kernel
 from minllm.catalogue.launch import Moved
 from minllm.catalogue.noise import SHORT, Noise
-from minllm.kernels.all_reduce import VARIANTS as ALL_REDUCES
-from minllm.kernels.all_reduce.fused_norm import fused_norm
-from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.attention.first_rungs import flash_attention_1, materialized
 from minllm.kernels.attention.first_rungs.materialized_projection import MaterializedDecoder
 from minllm.kernels.attention.fixed_split import fixed_split
@@ -109,6 +106,8 @@ def row_of(launch, kernels):
 
 
 ROWS: dict[str, Row] = {str(launch): row_of(launch, kernels) for launch, kernels in one_per_kernel().items()}
+
+SEVERAL_GPUS = tuple(name for name, one in ROWS.items() if one.stage == "all_reduce")
 
 # Kernels whose float32 results on a GPU differ from the simulator's, and why. What the first writes on an H200 is, bit for bit, what fused
 # multiply-adds in the kernel's order give.
@@ -1014,69 +1013,6 @@ def prefix_of_a_cascade():
     tensor_core_flops = 4 * split_cascade.ROWS * D * kv_heads * prefix  # a tile of rows, of which the batch fills six
     run = partial(split_cascade.attention, *arguments, arrays.block_tables, arrays.scale, prefix)
     return run, {"prefix_kernel": Moved(asked, {}, tensor_core_flops)}, LENS
-
-
-# All-reduces: n elements of b bytes on each of two ranks; rank r sees its own memory as [r]. Flags and polls have no formula.
-
-SEVERAL_GPUS = tuple(f"all_reduce_by_{name}" for name in ALL_REDUCES)
-POLLED = ("signals[0]", "signals[1]", "counters", "fault")
-
-
-def of_ranks(own, peer, **arrays):
-    """The formulas of both ranks; own, peer: ("staging", bytes), of a rank's own memory and of the other's."""
-    found = {f"rank {rank}'s {name}": moved for rank in range(2) for name, moved in arrays.items()}
-    for rank in range(2):
-        for (name, moved), whose in ((own, rank), (peer, 1 - rank)):
-            found |= {f"rank {rank}'s {name}[{whose}]": moved} if moved else {}
-    return found
-
-
-def launched(name, n):
-    """A launch of both ranks, and the names of what its formulas leave out."""
-    peers = simulated_peers(2, 8 * n)
-    run = partial(launch_together, [ALL_REDUCES[name](numbers(n), numbers(n), own) for own in peers])
-    return run, tuple(f"rank {rank}'s {one}" for rank in range(2) for one in (*POLLED, f"inboxes[{rank}]"))
-
-
-@row
-def all_reduce_by_ring():
-    n, b = 136, 2
-    run, left_out = launched("ring", n)
-    return run, {"ring_kernel": Moved(of_ranks(("staging", 4 * n), ("staging", 4 * n), x=n * b, out=n * b))}, left_out
-
-
-@row
-def all_reduce_by_one_shot():
-    n, b = 136, 2
-    run, left_out = launched("one_shot", n)
-    return run, {"one_shot_kernel": Moved(of_ranks(("staging", 2 * n * b), ("staging", n * b), x=n * b, out=n * b))}, left_out
-
-
-@row
-def all_reduce_by_two_shot():
-    n, b = 144, 2
-    run, left_out = launched("two_shot", n)
-    asked = of_ranks(("staging", 5 * n * b // 2), ("staging", n * b), x=n * b, out=n * b)
-    return run, {"two_shot_kernel": Moved(asked, of_ranks(("staging", 3 * n * b // 2), ("staging", n * b)))}, left_out
-
-
-@row
-def all_reduce_by_low_latency():
-    n, b = 136, 2
-    run, left_out = launched("low_latency", n)
-    asked = of_ranks(("inboxes", 0), ("inboxes", 2 * n * b), x=2 * n * b, out=n * b)
-    return run, {"low_latency_kernel": Moved(asked, of_ranks(("inboxes", 0), ("inboxes", 2 * n * b), x=n * b))}, left_out
-
-
-@row
-def all_reduce_by_fused_norm():
-    T, H, b = 2, 264, 2
-    peers, n = simulated_peers(2, 4 * T * H), T * H * b
-    arrays = [(numbers(T, H), numbers(H), numbers(T, H), 1e-5, numbers(T, H), own) for own in peers]
-    _, left_out = launched("low_latency", 8)
-    asked = of_ranks(("inboxes", 0), ("inboxes", 2 * n), x=2 * n, residual=2 * n, weight=n, out=n)
-    different = of_ranks(("inboxes", 0), ("inboxes", 2 * n), x=n, weight=H * b)
-    return partial(launch_together, [fused_norm(*one) for one in arrays]), {"fused_norm_kernel": Moved(asked, different)}, left_out
 
 
 def kernels_of_the_package():

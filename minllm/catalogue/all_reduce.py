@@ -1,0 +1,135 @@
+"""The launches of the all-reduces: n elements, or T rows of H, of b bytes on each of N ranks, which launch together."""
+
+import numpy as np
+
+from minllm.catalogue.launch import WIDE, Launch, MachineCode, Moved, describes, each
+from minllm.catalogue.rows import BFLOAT16, DTYPES, longest_rows
+from minllm.kernels.all_reduce import VARIANTS
+from minllm.kernels.all_reduce.fused_norm import fused_norm as launch_fused_norm
+from minllm.kernels.all_reduce.peers import MOST_RANKS, Peers, allocate, launch_together
+from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.kernels.normalization.rms_norm import rms_norm_reference
+
+EPSILON = 1e-5
+FLAGS = ("ST*STRONG.SYS*", "LD*STRONG.SYS*")
+
+
+def of_ranks(own, peer, **arrays):
+    """The formulas of two ranks; own, peer: ("staging", bytes), of a rank's own memory and of the other's, which it sees as [rank]."""
+    found = {f"rank {rank}'s {name}": moved for rank in range(2) for name, moved in arrays.items()}
+    for rank in range(2):
+        for (name, moved), whose in ((own, rank), (peer, 1 - rank)):
+            found |= {f"rank {rank}'s {name}[{whose}]": moved} if moved else {}
+    return found
+
+
+def moved_by(name, n, b):
+    """What a message of n elements moves on two ranks. Flags and polls have no formula."""
+    one, both, vector = dict(x=n * b, out=n * b), dict(x=2 * n * b, out=n * b), n * b
+    asked, different = {
+        "ring": (of_ranks(("staging", 2 * vector), ("staging", 2 * vector), **one), {}),
+        "one_shot": (of_ranks(("staging", 2 * vector), ("staging", vector), **one), {}),
+        "two_shot": (
+            of_ranks(("staging", 5 * vector // 2), ("staging", vector), **one),
+            of_ranks(("staging", 3 * vector // 2), ("staging", vector)),
+        ),
+        "low_latency": (of_ranks(("inboxes", 0), ("inboxes", 2 * vector), **both), of_ranks(("inboxes", 0), ("inboxes", 2 * vector), **one)),
+    }[name]  # fmt: skip
+    return Moved(asked, different)
+
+
+def together(launches, stream):
+    """Launch on all ranks in the simulator; in a dry run on the first, as the others launch the same."""
+    if isinstance(launches[0].arguments[0], np.ndarray):
+        launch_together(launches)
+    else:
+        launches[0].launch(stream)
+
+
+def of_each(arrays, name, ranks):
+    """The arrays `name 0`, `name 1`, ..."""
+    return [arrays[f"{name} {rank}"] for rank in range(ranks)]
+
+
+def memories_of(ranks, most_bytes):
+    """{"memory 0": a RankMemory, ...}."""
+    return {f"memory {rank}": allocate(ranks, most_bytes, np.zeros) for rank in range(ranks)}
+
+
+def peers_of(arrays, ranks):
+    """The Peers of all ranks."""
+    memories = tuple(of_each(arrays, "memory", ranks))
+    return [Peers(rank, memories) for rank in range(ranks)]
+
+
+def left_out(ranks):
+    """What formulas leave out of each rank's arrays."""
+    names = (*(f"{name}[{whose}]" for name in ("signals",) for whose in range(ranks)), "counters", "fault")
+    return tuple(f"rank {rank}'s {name}" for rank in range(ranks) for name in (*names, f"inboxes[{rank}]"))
+
+
+@describes
+def message(name, ranks, size, dtype):
+    """The sum of a message of every rank, in every rank, by one of the variants."""
+
+    def arrays(noise):
+        given = {f"x {rank}": noise.array((size,), dtype) for rank in range(ranks)}
+        given |= {f"out {rank}": noise.unwritten((size,), dtype) for rank in range(ranks)}
+        return given | memories_of(ranks, 4 * size * dtype.itemsize)
+
+    def call(ops, **arrays):
+        of_rank = zip(of_each(arrays, "x", ranks), of_each(arrays, "out", ranks), peers_of(arrays, ranks))
+        together([VARIANTS[name](*one) for one in of_rank], ops.stream)
+
+    def reference(**arrays):
+        found = all_reduce_reference(of_each(arrays, "x", ranks))
+        return {f"out {rank}": found for rank in range(ranks)}
+
+    moved = moved_by(name, size, dtype.itemsize) if ranks == 2 else {}
+    return Launch(arrays, call, reference, moved, indices=left_out(ranks), exact=name != "ring")
+
+
+@describes
+def fused_norm(ranks, tokens, hidden, dtype):
+    """The sum of rows of every rank, added to the residual and normalised, in every rank."""
+    shape, n, row = (tokens, hidden), tokens * hidden * dtype.itemsize, hidden * dtype.itemsize
+
+    def arrays(noise):
+        residual, weight = noise.array(shape, dtype), noise.array((hidden,), dtype)
+        given = {f"x {rank}": noise.array(shape, dtype) for rank in range(ranks)}
+        given |= {f"residual {rank}": residual.copy() for rank in range(ranks)} | {f"weight {rank}": weight for rank in range(ranks)}
+        given |= {f"out {rank}": noise.unwritten(shape, dtype) for rank in range(ranks)}
+        return given | memories_of(ranks, 2 * n)
+
+    def call(ops, **arrays):
+        x, weight, out, residual = (of_each(arrays, name, ranks) for name in ("x", "weight", "out", "residual"))
+        peers = peers_of(arrays, ranks)
+        together([launch_fused_norm(x[r], weight[r], out[r], EPSILON, residual[r], peers[r]) for r in range(ranks)], ops.stream)
+
+    def reference(**arrays):
+        summed = all_reduce_reference(of_each(arrays, "x", ranks))
+        out, stream = rms_norm_reference(summed, arrays["weight 0"], EPSILON, arrays["residual 0"])
+        return {f"out {rank}": out for rank in range(ranks)} | {f"residual {rank}": stream for rank in range(ranks)}
+
+    asked = of_ranks(("inboxes", 0), ("inboxes", 2 * n), x=2 * n, residual=2 * n, weight=n, out=n)
+    different = of_ranks(("inboxes", 0), ("inboxes", 2 * n), x=n, weight=row)
+    exact = tuple(f"residual {rank}" for rank in range(ranks))
+    return Launch(arrays, call, reference, Moved(asked, different) if ranks == 2 else {}, indices=left_out(ranks), exact=exact)
+
+
+def compiled():
+    """For 2, 4 and the most ranks. One block per SM: a launch has fewer blocks than a GPU has SMs."""
+    for ranks in (2, 4, MOST_RANKS):
+        for dtype in DTYPES:
+            for name in VARIANTS.names("message"):
+                contains = FLAGS if name == "ring" else WIDE + FLAGS
+                yield MachineCode(f"all_reduce/{name}/{ranks}/{dtype}", message(name, ranks, 4096, dtype), blocks=1, contains=contains)
+            for pieces, hidden in longest_rows(dtype):
+                name, launch = f"all_reduce/fused_norm/{pieces}/{ranks}/{dtype}", fused_norm(ranks, 1, hidden, dtype)
+                yield MachineCode(name, launch, blocks=1, contains=WIDE + FLAGS)
+
+
+def small():
+    """Two ranks; tests/kernels/all_reduce has more ranks, and what may go wrong between them."""
+    yield from each(message, [(name, 2, 144) for name in VARIANTS.names("message")], dtype=(BFLOAT16,))
+    yield fused_norm(2, 2, 264, BFLOAT16)
