@@ -47,8 +47,8 @@ def machine_code_of(name: str) -> Iterator[Any]:
 
 
 def small_launches(*stages: str) -> list[Any]:
-    """The Launches of odd sizes of these stages, or of all."""
-    return [launch for name in stages or MOVED for launch in stage(name).small()]
+    """The Launches of odd sizes of these stages, or of all; one that a stage lists twice is in the first place."""
+    return list({str(launch): launch for name in stages or MOVED for launch in stage(name).small()}.values())
 
 
 def signatures_for(target: tuple[int, int]) -> list[Signature]:

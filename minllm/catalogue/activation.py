@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, describes, each
-from minllm.catalogue.rows import BFLOAT16, CODES, DTYPES, UNIT, before_quantization, is_whole, longest_rows, quantized
+from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
+from minllm.catalogue.rows import BFLOAT16, CODES, DTYPES, FLOAT32, UNIT, before_quantization, is_whole, longest_rows, quantized
 from minllm.kernels.activation.gelu import FORMULAS, gelu_reference
 from minllm.kernels.activation.gelu import gelu as launch_gelu
 from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
@@ -31,8 +31,8 @@ def silu(tokens, intermediate, dtype, extreme=False):
 
     return Launch(
         arrays,
-        call=lambda ops, gate_up, out: silu_and_multiply(gate_up, out, ops.stream),
-        reference=lambda gate_up, out: dict(out=silu_and_multiply_reference(gate_up)),
+        call=calls(silu_and_multiply),
+        reference=returns(("out",), silu_and_multiply_reference),
         moved=Moved(dict(gate_up=2 * size * dtype.itemsize, out=size * dtype.itemsize), operations=6 * size),
         rows=("gate_up", "out"),
         elementwise=True,
@@ -45,7 +45,7 @@ def silu_quantized(tokens, intermediate, dtype, code):
     size = tokens * intermediate
     return Launch(
         arrays=lambda noise: dict(gate_up=noise.array((tokens, 2 * intermediate), dtype)),
-        call=lambda ops, gate_up: silu_and_multiply_quantized(gate_up, ops.empty, ops.stream, code)._asdict(),
+        call=calls(silu_and_multiply_quantized, code=code),
         reference=lambda gate_up: quantized(silu_and_multiply_reference(before_quantization(gate_up, intermediate)), code),
         moved=dict(silu_quantized_kernel=Moved(dict(gate_up=2 * size * dtype.itemsize, codes=size, scales=4 * tokens))),
         slack=UNIT[dtype] if not is_whole(dtype, intermediate) else 1e-6,
@@ -63,8 +63,8 @@ def gelu(tokens, features, dtype, approximate, extreme=False):
 
     return Launch(
         arrays,
-        call=lambda ops, x, out: launch_gelu(x, out, approximate, ops.stream),
-        reference=lambda x, out: dict(out=gelu_reference(x, approximate)),
+        call=calls(launch_gelu, approximate=approximate),
+        reference=returns(("out",), gelu_reference, approximate=approximate),
         moved=Moved(dict(x=size * dtype.itemsize, out=size * dtype.itemsize), operations=10 * size if approximate == "tanh" else None),
         rows=("x", "out"),
         elementwise=True,
@@ -90,6 +90,8 @@ def small():
     yield from each(silu, SMALL, dtype=DTYPES)
     yield from each(silu, EXTREME, dtype=DTYPES, extreme=[True])
     yield from each(silu_quantized, ((3, 264), (3, 8), (3, 259)), dtype=DTYPES, code=CODES)
+    yield gelu(3, 72, BFLOAT16, "none")
+    yield gelu(2, 67, FLOAT32, "tanh")
     yield from each(gelu, SMALL, dtype=DTYPES, approximate=FORMULAS)
     yield from each(gelu, EXTREME, dtype=DTYPES, approximate=FORMULAS, extreme=[True])
 

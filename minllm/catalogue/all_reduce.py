@@ -26,6 +26,7 @@ def of_ranks(own, peer, **arrays):
 def moved_by(name, n, b):
     """What a message of n elements moves on two ranks. Flags and polls have no formula."""
     one, both, vector = dict(x=n * b, out=n * b), dict(x=2 * n * b, out=n * b), n * b
+    inboxes = ("inboxes", 0), ("inboxes", 2 * vector)
     asked, different = {
         "ring": (of_ranks(("staging", 2 * vector), ("staging", 2 * vector), **one), {}),
         "one_shot": (of_ranks(("staging", 2 * vector), ("staging", vector), **one), {}),
@@ -33,7 +34,7 @@ def moved_by(name, n, b):
             of_ranks(("staging", 5 * vector // 2), ("staging", vector), **one),
             of_ranks(("staging", 3 * vector // 2), ("staging", vector)),
         ),
-        "low_latency": (of_ranks(("inboxes", 0), ("inboxes", 2 * vector), **both), of_ranks(("inboxes", 0), ("inboxes", 2 * vector), **one)),
+        "low_latency": (of_ranks(*inboxes, **both), of_ranks(*inboxes, **one)),
     }[name]  # fmt: skip
     return Moved(asked, different)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, describes, each
+from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
 from minllm.catalogue.rows import BFLOAT16, DTYPES
 from minllm.kernels.embedding.lookup import embedding as launch_embedding
 from minllm.kernels.embedding.lookup import embedding_reference
@@ -28,12 +28,8 @@ def embedding(tokens, vocabulary, hidden, dtype, learned_positions=False):
 
     return Launch(
         arrays,
-        call=lambda ops, token_ids, embedding, positions, position_embedding, out: launch_embedding(
-            token_ids, embedding, out, positions, position_embedding, ops.stream
-        ),
-        reference=lambda token_ids, embedding, positions, position_embedding, out: dict(
-            out=embedding_reference(token_ids, embedding, positions, position_embedding)
-        ),
+        call=calls(launch_embedding),
+        reference=returns(("out",), embedding_reference),
         moved=Moved(dict(embedding=size, out=size) | (dict(position_embedding=size) if learned_positions else {})),
         indices=("token_ids", "positions"),
         rows=("token_ids", "positions", "out"),

@@ -11,9 +11,11 @@ from minllm.catalogue.launch import (
     MachineCode,
     Measured,
     Moved,
+    calls,
     describes,
     each,
     in_place,
+    returns,
 )
 from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
@@ -173,7 +175,7 @@ def compact_path(kv_heads, head_dim, dtype, layers=2):
         arrays=lambda noise: dict(
             cache=noise.array((layers, 4, 2, 2, kv_heads, head_dim), dtype), **{name: np.int32(one) for name, one in places.items()}
         ),
-        call=lambda ops, cache, slot_mapping, path, counts: launch_compact_path(cache, slot_mapping, path, counts, ops.stream),
+        call=calls(launch_compact_path),
         reference=in_place(compact_path_reference, "cache"),
         moved=Moved(dict(cache=2 * layers * token)),  # one token is read and written
         indices=("slot_mapping", "path", "counts"),
@@ -196,8 +198,8 @@ def move_window(rows, window):
     blocks = window // TOKEN_GROUP + 1
     return Launch(
         arrays,
-        call=lambda ops, **arrays: launch_move_window(*arrays.values(), window, ops.stream),
-        reference=lambda positions, context_lens, rings, **_: dict(zip(written, window_of_rows(positions, context_lens, rings, window))),
+        call=calls(launch_move_window, residual_window=window),
+        reference=returns(written, window_of_rows, residual_window=window),
         moved=Moved(
             dict.fromkeys(("positions", "context_lens", "rings", "slots", "recent_lens"), 4 * rows) | dict(recent_tables=4 * rows * blocks)
         ),
@@ -477,6 +479,7 @@ QUANTIZED_SMALL = (  # (tokens, kv_heads, head_dim, format) and options of both 
     dict(tokens=2, kv_heads=3, head_dim=128, name="int8", smooth=False),
     dict(tokens=3, kv_heads=2, head_dim=96, name="int8", block_size=8),
     dict(tokens=2, kv_heads=1, head_dim=80, name="int8"),
+    dict(tokens=8, kv_heads=2, head_dim=96, name="int8", smooth=False),
     dict(tokens=1, kv_heads=1, head_dim=128, name="int8", group_size=16, skip=False),
     dict(tokens=4, kv_heads=1, head_dim=64, name="int4", block_size=1, skip=False),
     dict(tokens=3, kv_heads=2, head_dim=128, name="int4", group_size=64),
@@ -494,7 +497,7 @@ def small():
     yield from each(qkv_rope_append, FUSED, dtype=DTYPES)
     yield from each(copy_blocks, COPIED, dtype=DTYPES)
     yield from each(copy_blocks, COPIED[:4], dtype=(FLOAT16,), outward=[True])
-    yield from each(compact_path, [(1, 20, BFLOAT16), (3, 7, BFLOAT16), (3, 8, FLOAT16), (1, 5, FLOAT32)])
+    yield from each(compact_path, [(2, 40, BFLOAT16), (3, 7, BFLOAT16), (3, 8, FLOAT16), (1, 5, FLOAT32)])
     yield from each(move_window, [(3, 64), (1, 32), (7, 128), (129, 64)])
     yield from each(quantize_groups, GROUPS, dtype=(BFLOAT16,))
     yield from each(quantize_groups, GROUPS[4:5], dtype=(FLOAT32, FLOAT16))
@@ -517,6 +520,7 @@ def large():
     yield from each(append_quantized, [(1031, 8, head_dim, name) for name, head_dim in formats])
     many = ((1,) * 77, tuple(range(1, 540, 7)), 128, 8, 32), ((1000, 1, 333), (1000, 640, 4001), 128, 8, 64)
     yield from each(quantize_groups, many, dtype=(BFLOAT16,))
+    yield from each(quantize_groups, GROUPS[3:4], dtype=(FLOAT32, FLOAT16))
 
 
 def measured():

@@ -6,8 +6,8 @@
         return Launch(
             arrays=lambda noise: dict(                              # on the host, by name
                 gate_up=noise.array((tokens, 2 * intermediate), dtype), out=noise.unwritten((tokens, intermediate), dtype)),
-            call=lambda ops, gate_up, out: silu_and_multiply(gate_up, out, ops.stream),                # the launcher, on the device
-            reference=lambda gate_up, out: dict(out=silu_and_multiply_reference(gate_up)),          # what it leaves in arrays
+            call=calls(silu_and_multiply),                          # the launcher, on the device
+            reference=returns(("out",), silu_and_multiply_reference),  # what it leaves in the array `out`
             moved=Moved(dict(gate_up=2 * n * dtype.itemsize, out=n * dtype.itemsize), operations=6 * n),
             rows=("gate_up", "out"),
         )
@@ -152,14 +152,42 @@ def describes(function: Callable[..., Launch]) -> Callable[..., Launch]:
     return launch_of
 
 
+def calls(launcher: Callable[..., Any], **constants: Any) -> Callable[..., Mapping[str, Any] | None]:
+    """A Launch's call of a launcher whose parameters have the arrays' names; an `empty` is the device's; results may be a NamedTuple."""
+    allocates = "empty" in inspect.signature(launcher).parameters
+
+    def call(ops: Any, **arrays: Any) -> Mapping[str, Any] | None:
+        found = launcher(**arrays, **constants, **(dict(empty=ops.empty) if allocates else {}), stream=ops.stream)
+        return None if found is None else found._asdict()
+
+    return call
+
+
+def returns(names: tuple[str, ...], reference: Callable[..., Any], **constants: Any) -> Callable[..., dict[str, np.ndarray]]:
+    """A Launch's reference made of one that returns the results of these names; its parameters have the names of arrays."""
+
+    def call(**arrays: Any) -> dict[str, np.ndarray]:
+        found = reference(**taken(reference, arrays), **constants)
+        return dict(zip(names, found if isinstance(found, tuple) else (found,)))
+
+    return call
+
+
 def in_place(reference: Callable[..., Mapping[str, np.ndarray] | None], *names: str) -> Callable[..., dict[str, np.ndarray]]:
     """A Launch's reference made of one that changes the arrays of these names in place, and may return further results by name."""
 
     def on_copies(**arrays: Any) -> dict[str, np.ndarray]:
         copies = {name: arrays[name].copy() for name in names}
-        return {**copies, **(reference(**{**arrays, **copies}) or {})}
+        return {**copies, **(reference(**taken(reference, {**arrays, **copies})) or {})}
 
     return on_copies
+
+
+def taken(function: Callable[..., Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays that a function has parameters for."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return {name: array for name, array in arrays.items() if takes_all or name in parameters}
 
 
 def each(describe: Callable[..., Launch], shapes: Iterable[Any], **options: Iterable[Any]) -> Iterator[Launch]:

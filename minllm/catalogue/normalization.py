@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, describes, each
+from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
 from minllm.catalogue.rows import BFLOAT16, CODES, DTYPES, UNIT, before_quantization, is_whole, longest_rows, quantized
 from minllm.kernels.normalization.layer_norm import layer_norm as launch_layer_norm
 from minllm.kernels.normalization.layer_norm import layer_norm_reference
@@ -38,11 +38,6 @@ def inputs(noise, tokens, hidden, dtype, residual, magnitude, offset):
     )
 
 
-def results(normalized, stream, residual):
-    """The output, and the residual stream if there is one."""
-    return dict(out=normalized) if residual is None else dict(out=normalized, residual=stream)
-
-
 @describes
 def rms_norm(tokens, hidden, dtype, residual=True, magnitude=1.0, offset=0.0, epsilon=EPSILON):
     """RMSNorm, after adding x to the residual if there is one."""
@@ -51,8 +46,8 @@ def rms_norm(tokens, hidden, dtype, residual=True, magnitude=1.0, offset=0.0, ep
 
     return Launch(
         arrays=lambda noise: dict(inputs(noise, *shape, dtype, residual, magnitude, offset), out=noise.unwritten(shape, dtype)),
-        call=lambda ops, x, residual, weight, out: launch_rms_norm(x, weight, out, epsilon, residual, ops.stream),
-        reference=lambda x, residual, weight, out: results(*rms_norm_reference(x, weight, epsilon, residual), residual),
+        call=calls(launch_rms_norm, epsilon=epsilon),
+        reference=returns(("out", "residual") if residual else ("out",), rms_norm_reference, epsilon=epsilon),
         moved=dict(
             rms_norm_vector_kernel=Moved(asked, dict(weight=row)),  # different: (4 T H + H) b
             rms_norm_kernel=Moved(asked | dict(residual=4 * size), dict(residual=2 * size, weight=row)),
@@ -94,8 +89,8 @@ def layer_norm(tokens, hidden, dtype, residual=True, bias=True, magnitude=1.0, o
             bias=noise.array((hidden,), dtype) if bias else None,
             out=noise.unwritten(shape, dtype),
         ),  # fmt: skip
-        call=lambda ops, x, residual, weight, bias, out: launch_layer_norm(x, weight, bias, out, epsilon, residual, ops.stream),
-        reference=lambda x, residual, weight, bias, out: results(*layer_norm_reference(x, weight, bias, epsilon, residual), residual),
+        call=calls(launch_layer_norm, epsilon=epsilon),
+        reference=returns(("out", "residual") if residual else ("out",), layer_norm_reference, epsilon=epsilon),
         moved=dict(
             layer_norm_vector_kernel=Moved(asked, dict(weight=row, bias=row)),  # different: (4 T H + 2 H) b
             layer_norm_kernel=Moved(asked | dict(residual=5 * size), dict(residual=2 * size, weight=row, bias=row)),

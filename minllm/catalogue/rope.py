@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, describes, each
+from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
 from minllm.catalogue.rows import BFLOAT16, DTYPES
 from minllm.kernels.rope.rotate import rope as launch_rope
 from minllm.kernels.rope.rotate import rope_reference, rope_table
@@ -41,8 +41,8 @@ def rope(tokens, heads, head_dim, dtype, rotary_dim=None, interleaved=False, las
 
     return Launch(
         arrays,
-        call=lambda ops, x, positions, cos_sin, out: launch_rope(x, positions, cos_sin, out, interleaved, ops.stream),
-        reference=lambda x, positions, cos_sin, out: dict(out=rope_reference(x, positions, cos_sin, interleaved)),
+        call=calls(launch_rope, interleaved=interleaved),
+        reference=returns(("out",), rope_reference, interleaved=interleaved),
         moved=dict(
             rope_vector_kernel=Moved(dict(x=size, out=size, cos_sin=-(-heads // 2) * angles), dict(cos_sin=angles)),
             rope_kernel=Moved(dict(x=size, out=size, cos_sin=heads * angles), dict(cos_sin=angles), operations=3 * tokens * heads * turned),

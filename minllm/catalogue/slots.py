@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from minllm.catalogue.launch import MICROSECONDS, Launch, MachineCode, Measured, Moved, describes, each, in_place
+from minllm.catalogue.launch import MICROSECONDS, Launch, MachineCode, Measured, Moved, calls, describes, each, in_place
 from minllm.kernels.slots.advance import advance as launch_advance
 from minllm.kernels.slots.advance import advance_reference
 from minllm.kernels.slots.load_rows import load_rows as launch_load_rows
@@ -59,7 +59,7 @@ def write_slots(pairs, num_slots=9, width=40, skipped=3):
 
     return Launch(
         arrays,
-        call=lambda ops, state, pairs: launch_write_slots(state, pairs, ops.stream),
+        call=calls(launch_write_slots),
         reference=in_place(write_slots_reference, "state"),
         moved=Moved(dict(state=4 * used, pairs=4 * (pairs + used))),
         exact=True,

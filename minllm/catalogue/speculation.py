@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from minllm.catalogue.launch import Launch, MachineCode, Moved, describes, each, in_place
+from minllm.catalogue.launch import Launch, MachineCode, Moved, calls, describes, each, in_place, returns
 from minllm.catalogue.slots import make_state, state_of
 from minllm.kernels.sampling import SamplingKind
 from minllm.kernels.sampling.log_probabilities import log_softmax
@@ -151,8 +151,8 @@ def run_slots(runs=RUNS, each_run=1):
     found = sum(count if slot < 0 else 1 for slot, count in runs) * each_run
     return Launch(
         arrays=lambda noise: dict(slots=slots_of(runs), out=noise.unwritten((found,), np.int32)),
-        call=lambda ops, slots, out: draft_rows.run_slots(slots, out, ops.stream, each_run),
-        reference=lambda slots, out: dict(out=draft_rows.run_slots_reference(slots, found // each_run, each_run)),
+        call=calls(draft_rows.run_slots, each=each_run),
+        reference=returns(("out",), draft_rows.run_slots_reference, count=found // each_run, each=each_run),
         moved=Moved(dict(out=4 * found)),
         indices=("slots",),
         exact=True,
@@ -171,8 +171,8 @@ def room_for_drafts(runs=RUNS):
     used = sum(slot >= 0 for slot, _ in runs)
     return Launch(
         arrays,
-        call=lambda ops, slots, lengths, room, counts: draft_rows.room_for_drafts(slots, lengths, room, DRAFTS, counts, ops.stream),
-        reference=lambda slots, lengths, room, counts: dict(counts=draft_rows.room_for_drafts_reference(slots, lengths, room, DRAFTS)),
+        call=calls(draft_rows.room_for_drafts, num_drafts=DRAFTS),
+        reference=returns(("counts",), draft_rows.room_for_drafts_reference, num_drafts=DRAFTS),
         moved=Moved(dict(lengths=4 * used, room=4 * used, counts=4 * rows)),
         indices=("slots",),
         exact=True,
@@ -319,8 +319,8 @@ def accept(runs=RUNS):
 
     return Launch(
         arrays,
-        call=lambda ops, chosen, computed, slots, counts: of_chains.accept(chosen, computed, slots, counts, ops.stream),
-        reference=lambda chosen, computed, slots, counts: dict(counts=of_chains.accept_reference(chosen, computed, slots)),
+        call=calls(of_chains.accept),
+        reference=returns(("counts",), of_chains.accept_reference),
         moved=moved,
         indices=("slots",),
         exact=True,

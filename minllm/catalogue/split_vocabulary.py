@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import Launch, MachineCode, Moved, describes, each
+from minllm.catalogue.launch import Launch, MachineCode, Moved, calls, describes, each, returns
 from minllm.catalogue.rows import DTYPES
 from minllm.kernels.sampling.argmax import parts_of
 from minllm.kernels.split_vocabulary.argmax import (
@@ -37,8 +37,8 @@ def split_embedding(tokens, size, hidden, dtype, learned_positions=False):
 
     return Launch(
         arrays,
-        call=lambda ops, token_ids, rows, out, **shift: launch_split_embedding(token_ids, rows, size, out, **shift, stream=ops.stream),
-        reference=lambda token_ids, rows, out, **shift: dict(out=split_embedding_reference(token_ids, rows, size, **shift)),
+        call=calls(launch_split_embedding, first=size),
+        reference=returns(("out",), split_embedding_reference, first=size),
         moved=moved,
         indices=("token_ids", "positions"),
         exact=True,
@@ -54,8 +54,8 @@ def argmax_of_rank(rows, size, columns):
             logits=noise.array((rows, size), np.float32),
             values=noise.unwritten((rows, parts_of(size)), np.float32), tokens=noise.unwritten((rows, parts_of(size)), np.int32),
         ),
-        call=lambda ops, logits, values, tokens: argmax_of_own(logits, columns, values, tokens, ops.stream),
-        reference=lambda logits, values, tokens: dict(zip(("values", "tokens"), argmax_of_own_reference(logits, columns))),
+        call=calls(argmax_of_own, columns=columns),
+        reference=returns(("values", "tokens"), argmax_of_own_reference, columns=columns),
         moved=Moved(dict(logits=4 * rows * columns, part_values=parts, part_tokens=parts)),
         exact=True,
     )  # fmt: skip
@@ -74,8 +74,8 @@ def argmax_of_ranks(ranks, rows, parts, size):
 
     return Launch(
         arrays,
-        call=lambda ops, values, tokens, slots, out: launch_argmax_of_ranks(values, tokens, slots, size, out, ops.stream),
-        reference=lambda values, tokens, slots, out: dict(out=argmax_of_ranks_reference(values, tokens, slots, size)),
+        call=calls(launch_argmax_of_ranks, size=size),
+        reference=returns(("out",), argmax_of_ranks_reference, size=size),
         moved=Moved(dict(values=best, tokens=best, out=4 * rows)),
         indices=("slots",),
         exact=True,
@@ -88,8 +88,8 @@ def join_parts(ranks, rows, size, vocabulary):
     whole = 4 * rows * vocabulary
     return Launch(
         arrays=lambda noise: dict(parts=noise.array((ranks, rows, size), np.float32), out=noise.unwritten((rows, vocabulary), np.float32)),
-        call=lambda ops, parts, out: launch_join_parts(parts, out, ops.stream),
-        reference=lambda parts, out: dict(out=join_parts_reference(parts, vocabulary)),
+        call=calls(launch_join_parts),
+        reference=returns(("out",), join_parts_reference, vocab=vocabulary),
         moved=Moved(dict(parts=whole, out=whole)),
         exact=True,
     )

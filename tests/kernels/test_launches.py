@@ -21,17 +21,17 @@ def test_wrong_launches_are_found(device):
     right = silu(2, 5, FLOAT32)
 
     def spoils_its_input(ops, gate_up, out):
-        right.call(ops, gate_up, out)
+        right.call(ops, gate_up=gate_up, out=out)
         gate_up[1, 2] = 0
 
     def spoils_its_arguments(gate_up, out):
-        out[:] = right.reference(gate_up, out)["out"]
+        out[:] = right.reference(gate_up=gate_up, out=out)["out"]
         return dict(out=out)
 
     wrong = (
         dict(call=lambda ops, gate_up, out: None),
         dict(call=spoils_its_input),
-        dict(reference=lambda gate_up, out: dict(out=right.reference(gate_up, out)["out"] * np.float32(1.0001))),
+        dict(reference=lambda gate_up, out: dict(out=right.reference(gate_up=gate_up, out=out)["out"] * np.float32(1.0001))),
         dict(reference=spoils_its_arguments),
     )
     for change in wrong:
