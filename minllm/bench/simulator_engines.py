@@ -17,6 +17,7 @@ from minllm.bench.record import Row
 from minllm.kernels.attention.first_rungs import materialized
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.tiled import tiled_kernel
+from minllm.kernels.matmul.wgmma import wgmma
 from minllm.sim import detecting, simulate, using_engine
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -71,11 +72,19 @@ def first_attention() -> None:
     materialized.attention(query, *caches, out, np.array([0, tokens], np.int32), np.array([tokens], np.int32), table, head_dim**-0.5)
 
 
+def wgmma_pipeline() -> None:
+    """Two tiles of a GEMM by a producer and two consumer warpgroups: TMA, mbarriers, wgmma, bulk stores."""
+    m, n, k = 128, 256, 512
+    x, weight, out = normal(0, m, k, dtype=BFLOAT16), normal(1, n, k, dtype=BFLOAT16), np.empty((m, n), BFLOAT16)
+    wgmma.matmul_wgmma(x, weight, out, tiling=wgmma.WgmmaTiling(2, 128, 4))
+
+
 CASES = (
     EngineCase("a tiled GEMM of 64x64x64", tiled_product, 40, 30),
     EngineCase("the sum of two vectors, 65,536 threads", vector_sum, 40, 20),
     EngineCase("a bfloat16 GEMV of 1x256x1024", matrix_vector, 25, 15),
     EngineCase("the first rung of attention, 16 tokens, head_dim 64", first_attention, 8, 6),
+    EngineCase("a wgmma pipeline of three warpgroups, 128x256x512", wgmma_pipeline, 5, 5),
 )
 
 

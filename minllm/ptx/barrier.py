@@ -67,15 +67,15 @@ def mbarrier_expect_tx(address, byte_count):
 def mbarrier_try_wait_parity(address, parity):
     """mbarrier_try_wait_parity(address, parity) -> uint32: 1 once the phase of this parity has completed, or 0 after a time limit, and then
     it must be called again, as mbarrier_wait_parity does. PTX ISA, "mbarrier.try_wait", .parity."""
-    wait_parity(address, parity, [current_thread()])
+    wait_parity(address, parity)
     return 1
 
 
-def wait_parity(address, parity, threads):
-    """Wait, as the first of `threads`, until the phase of this parity has completed; all of them then see what was released to it."""
+def wait_parity(address, parity):
+    """Wait until the phase of this parity has completed; returns what an acquire of it names."""
     if int(parity) not in (0, 1):
         fail(f"a phase's parity is 0 or 1, not {int(parity)}")
-    mbarrier_at(address).wait(int(parity), threads)
+    return mbarrier_at(address).wait(int(parity))
 
 
 def fence_mbarrier_init():

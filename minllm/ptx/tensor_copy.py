@@ -56,17 +56,19 @@ def report_tile(tensor_map, corner, kind):
 
     Each line is (array, first byte in its root, bytes); none without a monitor.
     """
-    thread, array, lines = current_thread(), tensor_map.array, []
+    thread, array = current_thread(), tensor_map.array
     if thread.block.monitor is None:
-        return lines
+        return []
     frame, itemsize = kernel_frame(sys._getframe(1)), array.dtype.itemsize
     *outer, inner = overlap(tensor_map, corner)[0]
-    for index in itertools.product(*(range(part.start, part.stop) for part in outer)):
-        if inner.stop > inner.start:
-            start = array.base + sum(position * stride for position, stride in zip((*index, inner.start), array.strides))
-            lines.append((array, start, (inner.stop - inner.start) * itemsize))
-            thread.block.monitor.access(thread, *lines[-1], kind, frame)
-    return lines
+    count = (inner.stop - inner.start) * itemsize
+    if count == 0:
+        return []
+    places = [range(part.start * stride, part.stop * stride, stride) for part, stride in zip(outer, array.strides)]
+    first = array.base + inner.start * array.strides[-1]
+    starts = [first + sum(place) for place in itertools.product(*places)]
+    thread.block.monitor.accesses(thread, array, starts, count, kind, frame)
+    return [(array, start, count) for start in starts]
 
 
 def corner_of(coordinates, tensor_map):

@@ -73,16 +73,17 @@ def wake(thread):
     thread.block.runnable.append(thread)
 
 
-def meet(key, count, reason, value=None, compute=None, waits=True, orders=True):
+def meet(key, count, reason, value=None, compute=None, waits=True, orders=True, others=()):
     """Arrive at the meeting `key` of `count` threads, and wait for the others unless `waits` is False.
 
     The last thread computes `compute({thread: value})` -> {thread: result}; each thread that waited returns its result. reason: see `park`.
-    orders: whether the meeting orders the memory accesses of all these threads, as a barrier does.
+    orders: whether the meeting orders the memory accesses of all these threads, as a barrier does. others: threads that arrive with the
+    running one, which waits for them too.
     """
     thread = current_thread()
     own = state(thread.block)
     values, waiting = own.meetings.setdefault(key, ({}, []))
-    values[thread] = value
+    values.update(dict.fromkeys((*others, thread), value))
     this = key, own.met[key]  # later meetings of the same key are others
     if orders:
         release(thread, this)

@@ -29,14 +29,17 @@ class Cluster:
     def __str__(self):
         return f"the cluster's barrier, where {self.arrived} of {sum(block.alive for block in self.blocks)} threads have arrived"
 
-    def arrive(self, thread, orders=True):
-        """Execute barrier.cluster.arrive for the running thread; orders: whether its memory accesses come before the others' later ones."""
-        self.arrived_in[thread] = self.phase
+    def arrive(self, thread, orders=True, others=()):
+        """Execute barrier.cluster.arrive for the running thread; orders: whether its memory accesses come before the others' later ones.
+
+        others: threads that arrive with it.
+        """
+        self.arrived_in.update(dict.fromkeys((*others, thread), self.phase))
         if orders:
             release(thread, (self, self.phase))
         elif thread.block.monitor is not None:
             thread.block.monitor.arrives(thread, (self, self.phase))
-        self.arrived += 1
+        self.arrived += 1 + len(others)
         self.release()
 
     def wait(self, thread):

@@ -81,8 +81,8 @@ class MBarrier:
                 if waiter is not thread:
                     wake(waiter)
 
-    def wait(self, parity, threads):
-        """Suspend the running thread, and with it all of `threads`, until the phase of this parity has completed."""
+    def wait(self, parity):
+        """Suspend the running thread until the phase of this parity has completed; returns (self, the phase's number)."""
         thread = current_thread()
         number = self.completed if self.phase == parity else self.completed - 1  # the phase to wait for
         if self.completed == number:
@@ -92,8 +92,8 @@ class MBarrier:
             self.settle()
             if self.completed == number:
                 park(thread, self)
-        for one in threads:
-            acquire(one, (self, number))  # not later phases, which may complete before the thread continues
+        acquire(thread, (self, number))  # not later phases, which may complete before the thread continues
+        return self, number
 
 
 def mbarrier_at(address):

@@ -53,6 +53,11 @@ class Monitor:
         start_byte: offset from the start of the root array; for shared memory, the shared address.
         """
 
+    def accesses(self, thread, array, start_bytes, byte_count, kind, frame):
+        """Accesses of `byte_count` bytes each, in the order of a list of start bytes."""
+        for start_byte in start_bytes:
+            self.access(thread, array, start_byte, byte_count, kind, frame)
+
     def wrapped_store(self, array, element, exact):
         """The integer `exact` did not fit and was stored as `element`. Returns a Carrier that reads return instead of it, or None."""
 
@@ -148,12 +153,18 @@ class Monitors(Monitor):
         for name in HOOKS:
             setattr(self, name, in_turn([getattr(monitor, name) for monitor in self.monitors if hears(monitor, name)]))
         self.report_to = {space: self.reports_of(space) for space in Monitor.spaces}  # space -> functions that its arrays call
-        self.access = self.route
+        self.access, self.accesses = self.route, self.route_all
 
     def route(self, thread, array, *rest):
         """Report an access to the monitors of the array's space."""
         for report in self.report_to[array.space]:
             report(thread, array, *rest)
+
+    def route_all(self, thread, array, *rest):
+        """Report accesses to the monitors of the array's space."""
+        for monitor in self.monitors:
+            if hears(monitor, "access") and array.space in monitor.spaces:
+                monitor.accesses(thread, array, *rest)
 
     def reports_of(self, space):
         """The functions to which accesses to memory of this space are reported."""

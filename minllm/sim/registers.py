@@ -73,15 +73,20 @@ class Wish:
 def set_registers(action, count):
     """Execute setmaxnreg.dec or .inc for the running thread, together with all threads of its warpgroup."""
     thread = current_thread()
+    group = thread.number // WARPGROUP
+    reason = f"setmaxnreg.{action} {count}, which all threads of warpgroup {group} have to reach"
+    first = meet(("setmaxnreg", action, group, count), WARPGROUP, reason, compute=first_of_all, orders=False)
+    if action == "inc" or first:
+        resize(action, count)
+
+
+def resize(action, count):
+    """Take registers from the pool for the running thread's warpgroup, whose threads have met, or give them back."""
+    thread = current_thread()
     own, group = state(thread.block), thread.number // WARPGROUP
     if own.registers is None:
         own.registers = RegisterPool(thread.block)
-    reason = f"setmaxnreg.{action} {count}, which all threads of warpgroup {group} have to reach"
-    first = meet(("setmaxnreg", action, group, count), WARPGROUP, reason, compute=first_of_all, orders=False)
-    if action == "inc":
-        own.registers.increase(group, count)
-    elif first:
-        own.registers.decrease(group, count)
+    (own.registers.increase if action == "inc" else own.registers.decrease)(group, count)
 
 
 def first_of_all(threads):

@@ -54,14 +54,7 @@ def rows_of(root, first, count, part):
 
 def warpgroups(lanes):
     """[(slice of its lanes, its Products)] of the warpgroups of the mask."""
-    chosen, found = lanes.lane if lanes.chosen is None else lanes.chosen, []
-    for first in range(0, chosen.size, WARPGROUP):
-        part = chosen[first : first + WARPGROUP]
-        number = int(lanes.number[part[0]]) // WARPGROUP
-        if part.size < WARPGROUP or part[-1] - part[0] != WARPGROUP - 1 or int(lanes.number[part[-1]]) // WARPGROUP != number:
-            raise NotInLanes("an instruction of a warpgroup whose threads are not all here")
-        found.append((slice(int(part[0]), int(part[-1]) + 1), lanes.block.products.setdefault(number, Products())))
-    return found
+    return [(part, lanes.block.products.setdefault(int(lanes.number[part.start]) // WARPGROUP, Products())) for part in lanes.warpgroups()]
 
 
 def uniform(value, part):

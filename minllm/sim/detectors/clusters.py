@@ -52,6 +52,19 @@ class Clocks:
         if thing in self.released:
             self.known[number] = np.maximum(self.known[number], self.released[thing])
 
+    def release_together(self, numbers, thing, time):
+        row, before = self.of(numbers).copy(), self.released.get(thing)
+        row[numbers] = time
+        self.released[thing] = row if before is None else np.maximum(row, before)
+
+    def acquire_together(self, numbers, thing):
+        made = {}
+        for number in numbers if thing in self.released else ():
+            row = self.known[number]
+            if id(row) not in made:
+                made[id(row)] = row, np.maximum(row, self.released[thing])
+            self.known[number] = made[id(row)][1]
+
     def meet(self, numbers, time):
         """Order all that these threads know and did before what each of them does from now on."""
         row = self.of(numbers).copy()
@@ -110,11 +123,12 @@ class ClusterRaces(Monitor):
     """Raises SimulationError at the second of two accesses that race, and at those to a block that may not have begun or may have ended."""
 
     spaces = ("shared",)
+    history = ClusterHistory
 
     def start_block(self, block):
         cluster = block.cluster
         if cluster is not None and cluster.history is None and all(one.threads for one in cluster.blocks):
-            cluster.history = ClusterHistory(cluster)
+            cluster.history = self.history(cluster)
 
     # What orders accesses
 

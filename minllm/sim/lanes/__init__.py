@@ -11,6 +11,7 @@ with the mask of the lanes that run, is the first argument. A number that is the
     operations      casts, operators and functions; warps: shuffles and votes; PTX instructions: minllm.ptx.lanes
     fibres          sets of threads that wait for each other, and instructions that the simulator's threads execute
     watch           detectors as vector checks; accesses: races; carried: integers that may overflow
+    fibre_watch     detectors of fibres; order: races on shared memory by clocks
 
 What has no lane form raises NotInLanes, what may be a mistake of the kernel Fault (faults). Then all memory gets its old contents back, and
 the threads run the launch. So a check may be too strict, but must not miss what the threads' detectors report.

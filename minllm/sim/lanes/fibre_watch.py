@@ -11,7 +11,7 @@ import numpy as np
 from minllm.sim.detectors.grid_order import THREAD_BITS
 from minllm.sim.lanes.accesses import READ, WRITE
 from minllm.sim.lanes.faults import Fault
-from minllm.sim.lanes.order import VectorRaces
+from minllm.sim.lanes.order import VectorClusterRaces, VectorRaces
 from minllm.sim.lanes.watch import FULL_MASK, KINDS, MARKED, Watch
 from minllm.sim.monitor import MEMORY_ORDERING, Monitor, combined
 from minllm.sim.monitored_arrays import MonitoredArray
@@ -26,7 +26,7 @@ class FibreWatch(Watch):
 
     def __init__(self, launch, how, function):
         super().__init__(launch, how, function)
-        self.races = VectorRaces()
+        self.races, self.clusters = VectorRaces(), VectorClusterRaces()
         self.events = Events(self)
         self.monitor = combined([self.events])
         self.stores = 0  # bulk stores in flight
@@ -46,6 +46,18 @@ class FibreWatch(Watch):
             raise Fault("an access to memory that a cp.async writes")
         numbers = lanes.number if lanes.chosen is None else lanes.number[lanes.chosen]
         self.history(lanes.block).access(numbers, at * size, size, KINDS[kind])
+        if lanes.block.cluster is not None:
+            self.clusters.access_together(lanes.block, numbers, at * size, size, KINDS[kind])
+
+    def release(self, block, numbers, thing):
+        """A release by each of several threads."""
+        self.history(block).release(numbers, thing)
+        self.clusters.release_together(block, numbers, thing)
+
+    def acquire(self, block, numbers, thing):
+        """An acquire by each of several threads."""
+        self.history(block).acquire(numbers, thing)
+        self.clusters.acquire_together(block, numbers, thing)
 
     def history(self, block):
         """The VectorHistory of a block."""
@@ -60,26 +72,25 @@ class FibreWatch(Watch):
         """The numbers of the chunks of 16 bytes that hold bytes of a root."""
         return byte + root.flat.__array_interface__["data"][0] % CHUNK >> 4
 
-    def of_thread(self, thread, root, start, count, kind):
-        """An access to global or shared memory by one thread. start: its first byte in the root."""
-        if root.marks is not None and kind != WRITE and not root.marks[start : start + count].all():
-            raise Fault("a read of memory that nobody wrote")
+    def of_thread(self, thread, root, starts, count, kind):
+        """Accesses to global or shared memory by one thread, `count` bytes each. starts: their first bytes in the root, a list."""
+        if root.marks is not None:
+            places = [slice(start, start + count) for start in starts]
+            if kind != WRITE and not all(root.marks[place].all() for place in places):
+                raise Fault("a read of memory that nobody wrote")
+            if kind != READ:
+                for place in places:
+                    root.marks[place] = MARKED[1]
         if root.space == "shared":
-            if thread.block.memory.root is not root:  # of another block of the cluster
-                root.marks[start : start + count] |= kind != READ
-                return
-            history = self.history(thread.block)
-            size = next(size for size in (16, 8, 4, 2, 1) if (start | count) % size == 0)
-            at = np.arange(start, start + count, size)
-            history.access(np.full(at.size, thread.number), at, size, KINDS[kind])
+            if thread.block.memory.root is root:  # not of another block of the cluster
+                size, at = pieces(starts, count, 16)
+                self.history(thread.block).access(np.full(at.size, thread.number), at, size, KINDS[kind])
         elif kind != READ or root.range.name in self.launch.stored or root in self.early.early or self.stores:
-            at = np.arange(start // root.itemsize, (start + count) // root.itemsize)
+            size, at = pieces(starts, count, 8)
             who = np.full(at.size, thread.block.number * self.threads + thread.number)
-            self.global_access(root, at, root.itemsize, kind, None, thread.has_waited_for_predecessors, who, thread.block.epoch, 0)
+            self.global_access(root, at // size, size, kind, None, thread.has_waited_for_predecessors, who, thread.block.epoch, 0)
         else:
             root.range.loaded = True
-        if root.marks is not None and kind != READ:
-            root.marks[start : start + count] = MARKED[1]
 
     # Registers of wgmma
 
@@ -125,7 +136,8 @@ class FibreWatch(Watch):
     def syncwarp(self, lanes):
         for warp in np.unique(lanes.warp_of if lanes.mask is None else lanes.warp_of[lanes.mask]).tolist():
             own = lanes.block.warps[warp]
-            self.races.collective(own, MEMORY_ORDERING, range(len(own.threads)), FULL_MASK, None)
+            for one in (self.races, self.clusters):
+                one.collective(own, MEMORY_ORDERING, range(len(own.threads)), FULL_MASK, None)
             positions, masks = self.order.warps[lanes.block.number, warp]
             positions.append(self.position)
             masks.append(FULL_MASK)
@@ -146,28 +158,40 @@ class FibreWatch(Watch):
         if any(fibre.lanes.place != block.fibres[0].lanes.place for fibre in block.fibres):
             raise Fault("threads meet at a barrier from different places")
         self.races.barrier(block, block.threads)
+        self.clusters.barrier(block, block.threads)
         self.order.barriers[block.number].append(self.position)
         block.epoch += 1
         for fibre in block.fibres:
             fibre.lanes.epoch = block.epoch
 
 
+def pieces(starts, count, most):
+    """(size, first bytes) of aligned words of up to `most` bytes that make up the bytes from each of `starts` on."""
+    starts = np.asarray(starts)
+    bits = int(np.bitwise_or.reduce(starts)) | count | most
+    size = bits & -bits
+    return size, (starts[:, None] + np.arange(0, count, size)).reshape(-1)
+
+
 class Events(Monitor):
     """Hears of what the threads' instructions do, for a FibreWatch."""
 
     def __init__(self, watch):
-        self.watch, self.races, self.unwritten = watch, watch.races, watch.unwritten
+        self.watch, self.races, self.clusters, self.unwritten = watch, watch.races, watch.clusters, watch.unwritten
 
     def start_block(self, block):
         self.races.start_block(block)
+        self.clusters.start_block(block)
         self.watch.new_shared(block.memory.root, block)
         if block.cluster is not None:
             self.watch.order.clusters[block.number] = id(block.cluster)
 
     def access(self, thread, array, start_byte, byte_count, kind, frame):
-        _, root, lane = self.watch.launch.owners[id(array.root if isinstance(array, MonitoredArray) else array)]
+        root, lane = self.owner(array)
         if lane is None:
-            self.watch.of_thread(thread, root, start_byte, byte_count, CODES[kind])
+            if root.space == "shared" and thread.block.cluster is not None:
+                self.clusters.access(thread, array, start_byte, byte_count, kind, frame)
+            self.watch.of_thread(thread, root, [start_byte], byte_count, CODES[kind])
             return
         part = root.marks[start_byte // root.itemsize : -(-(start_byte + byte_count) // root.itemsize), lane]
         if kind != "write" and not part.all():
@@ -175,11 +199,29 @@ class Events(Monitor):
         if kind != "read":
             part[...] = True
 
+    def accesses(self, thread, array, start_bytes, byte_count, kind, frame):
+        self.watch.of_thread(thread, self.owner(array)[0], start_bytes, byte_count, CODES[kind])
+
+    def owner(self, array):
+        """(the Root of an array that instructions take, its lane if the Root is local)."""
+        return self.watch.launch.owners[id(array.root if isinstance(array, MonitoredArray) else array)][1:]
+
     def release(self, thread, thing):
         self.races.release(thread, thing)
+        self.clusters.release(thread, thing)
+
+    def arrives(self, thread, thing):
+        self.clusters.arrives(thread, thing)
+
+    def visits(self, thread, block):
+        self.clusters.visits(thread, block)
+
+    def exits(self, block):
+        self.clusters.exits(block)
 
     def acquire(self, thread, thing):
         self.races.acquire(thread, thing)
+        self.clusters.acquire(thread, thing)
         self.watch.order.acquired[thread.block.number].append(self.watch.position)
 
     def fence(self, thread, system=False):
@@ -188,28 +230,33 @@ class Events(Monitor):
     def transfer_starts(self, transfer):
         self.unwritten.transfer_starts(transfer)
         self.races.transfer_starts(transfer)
+        self.clusters.transfer_starts(transfer)
 
     def transfer_ends(self, transfer, threads, thing):
         self.unwritten.transfer_ends(transfer, threads, thing)
         self.races.transfer_ends(transfer, threads, thing)
+        self.clusters.transfer_ends(transfer, threads, thing)
 
     def store_starts(self, store):
-        self.count_store(store, 1)
+        if store.targets:
+            self.count_store(store, 1)
 
     def store_ends(self, store):
         """Report the writes again: they come after the accesses that come before the start, and before those that come after the end."""
-        self.count_store(store, -1)
-        for array, start, count in store.targets:
-            self.access(store.transfer.thread, array, start, count, "write", None)
+        if store.targets:
+            array, starts, count = self.count_store(store, -1)
+            self.accesses(store.transfer.thread, array, starts, count, "write", None)
 
     def count_store(self, store, change):
+        """Count a bulk store in the chunks that it writes, or no longer; returns (array, starts, bytes from each on)."""
         self.watch.stores += change
-        for array, start, count in store.targets:
-            root = self.watch.launch.owners[id(array.root if isinstance(array, MonitoredArray) else array)][1]
-            if root.stored is None:
-                root.stored = np.zeros(root.flat.nbytes // CHUNK + 2, np.int16)
-            first, last = self.watch.chunks(root, start), self.watch.chunks(root, start + count - 1)
-            root.stored[first : last + 1] += change
+        array, _, count = store.targets[0]
+        starts, root = [start for _, start, _ in store.targets], self.owner(array)[0]
+        if root.stored is None:
+            root.stored = np.zeros(root.flat.nbytes // CHUNK + 2, np.int16)
+        first = self.watch.chunks(root, np.array(starts))[:, None] + np.arange(-(-count // CHUNK))
+        root.stored[first] += change
+        return array, starts, count
 
     def index(self, thread, array, index):
         for position in index if type(index) is tuple else (index,):

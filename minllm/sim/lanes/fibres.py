@@ -169,6 +169,32 @@ class FibreLanes(Lanes):
             found.setdefault(tuple(row), []).append(thread)
         return list(found.items())
 
+    def warpgroups(self):
+        """The slices of lanes that are warpgroups of the mask."""
+        chosen, found = self.lane if self.chosen is None else self.chosen, []
+        for first in range(0, chosen.size, WARPGROUP):
+            part = chosen[first : first + WARPGROUP]
+            ends = self.number[part[[0, -1]]] // WARPGROUP
+            if part.size < WARPGROUP or part[-1] - part[0] != WARPGROUP - 1 or ends[0] != ends[1]:
+                raise NotInLanes("an instruction of a warpgroup whose threads are not all here")
+            found.append(slice(int(part[0]), int(part[-1]) + 1))
+        return found
+
+    def release(self, threads, thing):
+        """Report that what these threads have accessed so far is visible after an acquire of `thing`."""
+        if self.watch is not None and threads:
+            self.watch.release(self.block, np.array([thread.number for thread in threads]), thing)
+
+    def arrives(self, threads, thing):
+        """Report relaxed arrivals of these threads."""
+        if self.watch is not None and threads:
+            self.watch.clusters.arrive_together(self.block, np.array([thread.number for thread in threads]), thing)
+
+    def acquire(self, threads, thing):
+        """Report that these threads see all that was released to `thing`."""
+        if self.watch is not None and threads:
+            self.watch.acquire(self.block, np.array([thread.number for thread in threads]), thing)
+
     @property
     def waiting_warps(self):
         """The lanes of the warps that have lanes in the mask."""

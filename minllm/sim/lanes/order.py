@@ -6,6 +6,7 @@ access is compared with a few vectors. This is a filter: what may be a race send
 
 import numpy as np
 
+from minllm.sim.detectors.clusters import WORD, ClusterHistory, ClusterRaces, Stamp, of_cluster
 from minllm.sim.detectors.races import BlockHistory, SharedMemoryRaces
 from minllm.sim.detectors.transfers import CHUNKS, CONFLICTING
 from minllm.sim.lanes.faults import Fault
@@ -90,6 +91,20 @@ class VectorHistory(BlockHistory):
         threads = np.repeat(threads, WARP_SIZE)
         return bool((self.before(others, np.repeat(clocks, WARP_SIZE), threads) | (others == threads)).all())
 
+    def release(self, threads, thing):
+        """A release by each of several threads."""
+        self.begin_vectors()
+        own = np.isin(np.arange(self.clocks.size) // WARP_SIZE, threads // WARP_SIZE)
+        self.clocks[own] += 1
+        self.known[threads, threads] = self.clocks[threads]
+        known, before = self.known[threads].max(0), self.released.get(thing)
+        self.released[thing] = known if before is None else np.maximum(before, known)
+
+    def acquire(self, threads, thing):
+        """An acquire by each of several threads."""
+        if thing in self.released:
+            self.known[threads] = np.maximum(self.known[threads], self.released[thing])
+
     def access(self, threads, start, size, kind):
         """Compare an access of each of `threads` to `size` bytes from `start` on with earlier ones, and record it."""
         if self.transfers is not None:
@@ -143,6 +158,93 @@ class VectorHistory(BlockHistory):
             known = self.settled[unit.number] if self.known is None else self.known[threads, column]
             if any((unit.last[other][chunks] > known).any() for other in CONFLICTING[kind]):
                 raise Fault("an access to memory of a transfer of which nothing tells the thread that it is done")
+
+
+class OwnAccesses:
+    """Of a block's words, the last store of a thread of the block and the last read of each of its warps: its time, 0 for none, and who."""
+
+    def __init__(self, warps):
+        words = SHARED_MEMORY_BYTES // WORD
+        self.write_time, self.writer = np.zeros(words, np.int32), np.zeros(words, np.int32)
+        self.read_time, self.reader = np.zeros((words, warps), np.int32), np.zeros((words, warps), np.int32)
+
+    def unordered(self, words, known, kind):
+        """Whether a thread of another block, with this row of clocks, may race with them if it accesses `words`."""
+        late = (self.write_time[words] > 0) & (known[self.writer[words]] <= self.write_time[words])
+        if kind != "read":
+            late = late | ((self.read_time[words] > 0) & (known[self.reader[words]] <= self.read_time[words])).any(-1)
+        return bool(np.any(late))
+
+
+class VectorClusterHistory(ClusterHistory):
+    """Accesses to the shared memory of a cluster's blocks. foreign: for each block, the words that other blocks have accessed."""
+
+    def __init__(self, cluster):
+        super().__init__(cluster)
+        self.own = [OwnAccesses(len(block.warps)) for block in cluster.blocks]
+        self.foreign = [np.zeros(SHARED_MEMORY_BYTES // WORD, bool) for _ in cluster.blocks]
+
+    def conflict(self, block, word, stamp):
+        if stamp.thread.block is not block and self.own[block.rank].unordered(np.array([word]), self.order.known[stamp.number], stamp.kind):
+            raise Fault("a race on shared memory of a cluster")
+        return super().conflict(block, word, stamp)
+
+    def add(self, block, word, stamp):
+        super().add(block, word, stamp)
+        self.foreign[block.rank][word] = True
+
+
+class VectorClusterRaces(ClusterRaces):
+    """ClusterRaces, with the accesses of a block's threads to their own memory as vectors."""
+
+    history = VectorClusterHistory
+
+    def access_together(self, block, threads, start, size, kind):
+        """An access of each of several threads of a block to `size` bytes of its memory."""
+        history = block.cluster.history
+        words, numbers = start // WORD, threads + block.rank * history.threads
+        if size > WORD:
+            words, numbers = (words[:, None] + np.arange(size // WORD)).reshape(-1), np.repeat(numbers, size // WORD)
+        (met,) = np.nonzero(history.foreign[block.rank][words])
+        for word, number in zip(words[met].tolist(), numbers[met].tolist()):
+            thread = block.threads[number - block.rank * history.threads]
+            stamp = Stamp(thread, number, history.time, WORD * word, WORD * word + WORD, kind, None, 0)
+            if history.conflict(block, word, stamp) is not None:
+                raise Fault("a race on shared memory of a cluster")
+        own = history.own[block.rank]
+        if kind == "read":
+            warps = (numbers - block.rank * history.threads) // WARP_SIZE
+            own.read_time[words, warps], own.reader[words, warps] = history.time, numbers
+        else:
+            own.write_time[words], own.writer[words] = history.time, numbers
+
+    def transfer_starts(self, transfer):
+        thread, block = transfer.thread, transfer.block
+        if thread.block is not block and transfer.kind == "write":
+            history = block.cluster.history
+            words = (transfer.chunks[:, None] * (CHUNK // WORD) + np.arange(CHUNK // WORD)).reshape(-1)
+            if history.own[block.rank].unordered(words, history.order.known[history.number(thread)], "write"):
+                raise Fault("a race on shared memory of a cluster")
+        super().transfer_starts(transfer)
+
+    def release_together(self, block, threads, thing):
+        """A release by each of several threads of a block."""
+        if block.cluster is not None:
+            numbers, history = threads + block.rank * block.cluster.history.threads, block.cluster.history
+            history.order.release_together(numbers, of_cluster(block.threads[0], thing), history.tick())
+            self.arrive_together(block, threads, thing)
+
+    def arrive_together(self, block, threads, thing):
+        """A relaxed arrival of each of several threads of a block."""
+        history = block.cluster.history
+        history.passed.release_together(threads + block.rank * history.threads, of_cluster(block.threads[0], thing), history.tick())
+
+    def acquire_together(self, block, threads, thing):
+        """An acquire by each of several threads of a block."""
+        if block.cluster is not None:
+            history = block.cluster.history
+            for clocks in (history.order, history.passed):
+                clocks.acquire_together((threads + block.rank * history.threads).tolist(), of_cluster(block.threads[0], thing))
 
 
 class VectorRaces(SharedMemoryRaces):
