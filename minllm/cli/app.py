@@ -176,9 +176,9 @@ def check(
 ) -> None:
     """Check an exercise's file: a ladder of cases, up to the first that fails. `project FOLDER` checks the final project. Needs no GPU."""
     with user_errors():
-        from minllm.course import commands
+        from minllm.course.check_command import check
 
-        if not commands.check(name_or_file, file):
+        if not check(name_or_file, file):
             raise typer.Exit(1)
 
 

@@ -7,13 +7,8 @@ report alone proves nothing either, because the file's code could have written i
 """
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +19,10 @@ from minllm.course.checks import check_file
 from minllm.course.checks.doors import exercise_of_file
 from minllm.course.checks.evidence import Note, collecting, plain, restored
 from minllm.course.checks.mismatch import differing
+from minllm.course.child import Child, started
 from minllm.course.exercise import Exercise
 from minllm.errors import ExerciseError
+from minllm.sim.typing.rules import context
 
 INTERRUPTED = 130
 
@@ -39,24 +36,27 @@ class CheckedFile:
 
 
 def check_in_a_process(path: Path, name: str | None) -> CheckedFile:
-    """The report on a reader's file; name: its exercise, which overrides its markers.
+    """The report on a reader's file; name: its exercise, which overrides its markers. Raises as `report_of` does."""
+    with started(path, name) as child:
+        return report_of(child)
+
+
+def report_of(child: Child) -> CheckedFile:
+    """The report of a child, once it has ended.
 
     Raises ExerciseError if there is no report, or if the file belongs to no exercise.
     """
-    exercise = exercise_of_file(path, name)
-    with tempfile.TemporaryDirectory() as directory:
-        report = Path(directory) / "report.json"
-        command = [sys.executable, "-P", "-m", "minllm.course.check_process", str(report), str(path), *([name] if name else [])]
-        with _interrupts_left_to_the_child():
-            code = subprocess.run(command, env=_environment()).returncode
-        if report.exists():
-            return judged(report, path, exercise)
+    exercise = exercise_of_file(child.path, child.name)
+    context()  # what the check of the package's own exercise needs, while the child runs
+    code = child.process.wait()
+    if child.report.exists():
+        return judged(child.report, child.path, exercise)
     if code in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     raise ExerciseError(
-        f"{path} has not passed: the check {how} before it could report. The file ends the process: remove os._exit and the like, and run "
-        "it in the simulator under a debugger if it crashes."
+        f"{child.path} has not passed: the check {how} before it could report. The file ends the process: remove os._exit and the like, "
+        "and run it in the simulator under a debugger if it crashes."
     )
 
 
@@ -104,25 +104,6 @@ def first_doubt(reported: Any, right: list[Note]) -> str | None:
         if name != one.name or not agrees:
             return one.name
     return None
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment with its sys.path as PYTHONPATH, so that the child finds the same modules."""
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
-
-
-@contextmanager
-def _interrupts_left_to_the_child() -> Iterator[None]:
-    """A context that ignores Ctrl-C, which the child also receives and handles, as it may be in a debugger."""
-    try:
-        before = signal.signal(signal.SIGINT, lambda number, frame: None)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def announce(name: str, done: int, total: int) -> None:

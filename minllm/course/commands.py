@@ -1,13 +1,11 @@
-"""The commands `minllm exercise` and `minllm check`."""
+"""The command `minllm exercise`."""
 
 import shutil
 from pathlib import Path
 
-from minllm.course.check_process import check_in_a_process
+from minllm.course.child import PROJECT
 from minllm.course.exercise_files import write
 from minllm.course.exercises import EXERCISES, select
-from minllm.course.project.check import check_project
-from minllm.course.project.parts import NAME as PROJECT
 from minllm.course.project.parts import PARTS
 from minllm.errors import ExerciseError
 
@@ -40,19 +38,3 @@ def listing() -> str:
         lines.append(f"  {one.name:<{width}}  {one.title}")
     ends = "minllm exercise LESSON --out FOLDER writes those of a lesson; a name instead of a number writes one."
     return "\n".join([*lines, "", ends, f"minllm exercise {PROJECT} --out FOLDER writes the five parts of the final project."])
-
-
-def check(first: Path, second: Path | None) -> bool:
-    """Check `FILE`, `NAME FILE`, or `project FOLDER`; returns whether it passed."""
-    if second is not None and str(first) == PROJECT:
-        checked = check_project(second)
-        print(checked.text, flush=True)
-        return checked.passed
-    name, path = (None, first) if second is None else (str(first), second)
-    report = check_in_a_process(path, name)
-    try:
-        print(report.text, flush=True)
-    except BrokenPipeError:
-        if report.passed:
-            raise  # a closed output pipe is no failure, as in all commands
-    return report.passed

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from minllm.cli.app import app
-from minllm.course import check_process
+from minllm.course import child
 from minllm.course.check_process import judged
 from minllm.course.exercises import EXERCISES, find
 from minllm.errors import ExerciseError
@@ -26,7 +26,7 @@ def run(*arguments):
 @pytest.fixture
 def forked_checks(monkeypatch):
     """Checks run in forks of this process."""
-    monkeypatch.setattr(check_process, "subprocess", forked)
+    monkeypatch.setattr(child, "subprocess", forked)
 
 
 def test_a_reader_does_an_exercise(tmp_path):

@@ -7,7 +7,6 @@ own functions refuse to be called from the folder's files.
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from minllm.course.checks.ladder import complaint
 from minllm.course.checks.learner import read
 from minllm.course.checks.mismatch import Mismatch, differing
 from minllm.course.checks.own_functions import guarded
+from minllm.course.child import environment
 from minllm.course.project.certificate import certificate
 from minllm.course.project.own_engine import PROMPTS, Run, run
 from minllm.course.project.parts import APPEND, MERGE, PARTS, SAMPLE, SCHEDULE, SPLIT, files_of, modules_of
@@ -88,8 +88,7 @@ def engine_in_a_process(folder: Path) -> Run:
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         command = [sys.executable, "-P", "-m", "minllm.course.project.check", str(report), str(folder)]
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
-        code = subprocess.run(command, env=environment).returncode
+        code = subprocess.run(command, env=environment()).returncode
         if not report.exists():
             raise ExerciseError(f"{folder} has not passed: its engine ended with exit code {code} before it could report")
         try:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minllm.course.checks.learner import read, run_source
+from minllm.course.child import PROJECT
 from minllm.course.exercise import Exercise
 from minllm.course.exercise_markers import solution
 from minllm.course.exercises import find
 from minllm.errors import ExerciseError
-
-NAME = "project"
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def files_of(folder: Path) -> dict[Part, Path]:
     """The file of each part. Raises ExerciseError if one is missing."""
     found = {part: part.file(folder) for part in PARTS}
     if missing := [path.name for path in found.values() if not path.is_file()]:
-        raise ExerciseError(f"{folder} has no {', '.join(missing)}: minllm exercise {NAME} --out {folder} writes all five parts")
+        raise ExerciseError(f"{folder} has no {', '.join(missing)}: minllm exercise {PROJECT} --out {folder} writes all five parts")
     return found
 
 
