@@ -82,10 +82,10 @@ def test_all_reduces_of_our_own_are_launched(directory):
 
 
 def test_launched_ranks_return_what_one_gpu_does(directory):
+    with LLM(directory, **{**OPTIONS, **options("float32")}) as alone:  # first, so that --compile-only launches nothing
+        wanted = [list(one.outputs[0].token_ids) for one in alone.generate(LAUNCHED_PROMPTS, GREEDY)]
     given = dict(options("float32"), tensor_parallel_size=2)
     results, _ = launch("greedy", directory, 2, 2, given)
-    with LLM(directory, **{**OPTIONS, **options("float32")}) as alone:
-        wanted = [list(one.outputs[0].token_ids) for one in alone.generate(LAUNCHED_PROMPTS, GREEDY)]
     for code, output, errors in results:
         assert code == 0, errors
         assert json.loads(output.splitlines()[-1]) == wanted
