@@ -66,8 +66,8 @@ def reject_reference(
     return tokens, counts
 
 
-def random_words(seed: np.ndarray, quads: np.ndarray, step: int, stream: int) -> np.ndarray:
-    """Random words for the counters (quad, step, stream, 0): uint32 [len(quads), 4]."""
+def random_words(seed: np.ndarray, quads: np.ndarray, step: int | np.ndarray, stream: int) -> np.ndarray:
+    """Random words for the counters (quad, step, stream, 0): uint32 [len(quads), 4]; step: of each quad, or of all."""
     counter = np.zeros((len(quads), 4), np.uint32)
     counter[:, 0], counter[:, 1], counter[:, 2] = quads, step, stream
     return philox_reference(counter, np.asarray(seed, np.uint32))

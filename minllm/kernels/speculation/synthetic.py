@@ -15,7 +15,7 @@ from numba import cuda, int32
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.sampling.tensors import SamplingTensors
-from minllm.kernels.speculation.rejection import acceptance_uniform, acceptance_uniform_reference
+from minllm.kernels.speculation.rejection import ACCEPTANCE, acceptance_uniform, random_words, uniform_of
 from minllm.kernels.speculation.runs import begins_run, run_length, runs_of
 from minllm.runtime.kernel import kernel, launch
 
@@ -26,9 +26,9 @@ def accept_synthetic_reference(slots: np.ndarray, sampling: SamplingTensors, rat
     """The number of new tokens of each run, in its first row, and 0 in other rows: int32 [R]; slots int32 [R]."""
     counts = np.zeros(len(slots), np.int32)
     for first, length in runs_of(slots):
-        slot = slots[first]
-        uniforms = [acceptance_uniform_reference(sampling.seed[slot], int(sampling.step[slot]) + i) for i in range(length - 1)]
-        counts[first] = 1 + np.cumprod(np.array(uniforms) < np.float32(rate)).sum()
+        slot, drafts = slots[first], np.arange(length - 1)
+        words = random_words(sampling.seed[slot], np.zeros_like(drafts), int(sampling.step[slot]) + drafts, ACCEPTANCE)
+        counts[first] = 1 + np.cumprod(uniform_of(words)[:, 0] < np.float32(rate)).sum()
     return counts
 
 
