@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import importlib.util
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,8 +16,9 @@ STAGES = (
     *("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling"),
     *("split_vocabulary", "slots", "speculation", "all_reduce"),
 )
-# The stages described here; specimens.py lists the others.
-MOVED = tuple(name for name in STAGES if name not in ("matmul", "attention"))
+SPECIMENS = ("matmul", "attention")  # stages of which specimens.py lists kernels that are not described here yet
+WHOLE = tuple(name for name in STAGES if name not in SPECIMENS)
+DESCRIBED = tuple(name for name in STAGES if importlib.util.find_spec(f"{__name__}.{name}"))
 
 
 def stage(name: str) -> Any:
@@ -39,16 +41,17 @@ def machine_code() -> dict[str, Any]:
 
 def machine_code_of(name: str) -> Iterator[Any]:
     """The MachineCode of one stage."""
-    if name in MOVED:
-        return stage(name).compiled()
-    from minllm.kernels.specimens import specimens_of
+    if name in DESCRIBED:
+        yield from stage(name).compiled()
+    if name in SPECIMENS:
+        from minllm.kernels.specimens import specimens_of
 
-    return specimens_of(name)
+        yield from specimens_of(name)
 
 
 def small_launches(*stages: str) -> list[Any]:
     """The Launches of odd sizes of these stages, or of all; one that a stage lists twice is in the first place."""
-    return list({str(launch): launch for name in stages or MOVED for launch in stage(name).small()}.values())
+    return list({str(launch): launch for name in stages or DESCRIBED for launch in stage(name).small()}.values())
 
 
 def signatures_for(target: tuple[int, int]) -> list[Signature]:
@@ -58,12 +61,12 @@ def signatures_for(target: tuple[int, int]) -> list[Signature]:
 
 def large_launches() -> list[Any]:
     """The Launches of the sizes of models, for GPUs."""
-    return [launch for name in MOVED for launch in getattr(stage(name), "large", tuple)()]
+    return [launch for name in DESCRIBED for launch in getattr(stage(name), "large", tuple)()]
 
 
 def measured_launches() -> list[Any]:
     """The rows of `minllm bench kernels` that are launches of the catalogue."""
-    return [row for name in MOVED for row in getattr(stage(name), "measured", tuple)()]
+    return [row for name in DESCRIBED for row in getattr(stage(name), "measured", tuple)()]
 
 
 def one_per_kernel() -> dict[Any, list[str]]:

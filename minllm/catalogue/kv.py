@@ -11,6 +11,7 @@ from minllm.catalogue.launch import (
     MachineCode,
     Measured,
     Moved,
+    both_in_place,
     calls,
     describes,
     each,
@@ -72,13 +73,12 @@ def append(tokens, kv_heads, head_dim, dtype, block_size=16, skip=True, layers=0
         given = {name: noise.array((tokens, kv_heads, head_dim), dtype) for name in ("key", "value")}
         return given | plain_caches(noise, blocks, block_size, layers, kv_heads, head_dim, dtype) | dict(slot_mapping=slots)
 
-    def run(function, key, value, key_cache, value_cache, slot_mapping, **stream):
-        function(key, value, last_layer(key_cache, layers), last_layer(value_cache, layers), slot_mapping, **stream)
+    def run(function, a, **stream):
+        function(a.key, a.value, last_layer(a.key_cache, layers), last_layer(a.value_cache, layers), a.slot_mapping, **stream)
 
     return Launch(
         arrays,
-        call=lambda ops, **arrays: run(launch_append, **arrays, stream=ops.stream),
-        reference=in_place(lambda **arrays: run(append_reference, **arrays), "value_cache", "key_cache"),
+        **both_in_place(run, launch_append, append_reference, "value_cache", "key_cache"),
         moved=Moved(dict.fromkeys(("key", "value", "key_cache", "value_cache"), used)),
         indices=("slot_mapping",),
         rows=("key", "value", "slot_mapping"),
@@ -240,8 +240,8 @@ def append_quantized(tokens, kv_heads, head_dim, name, dtype=BFLOAT16, block_siz
         given |= quantized_arrays(noise, found, blocks, block_size, kv_heads) | dict(slot_mapping=slots)
         return given | (dict(smoothing=smoothing_of(noise, kv_heads, head_dim)) if smooth else {})
 
-    def run(function, key, value, slot_mapping, arrays, **stream):
-        function(key, value, *quantized_caches(found, arrays), slot_mapping, **stream)
+    def run(function, a, **stream):
+        function(a.key, a.value, *quantized_caches(found, vars(a)), a.slot_mapping, **stream)
 
     written = ("value_codes", "key_codes") if found.is_float else ("value_codes", "key_codes", *SCALES)
     asked = dict.fromkeys(("key", "value"), used * head_dim * dtype.itemsize) | dict.fromkeys(CODES, used * found.code_bytes)
@@ -249,8 +249,7 @@ def append_quantized(tokens, kv_heads, head_dim, name, dtype=BFLOAT16, block_siz
     asked |= dict(smoothing=used * 2 * head_dim * 4) if smooth else {}
     return Launch(
         arrays,
-        call=lambda ops, key, value, slot_mapping, **arrays: run(launch_append, key, value, slot_mapping, arrays, stream=ops.stream),
-        reference=in_place(lambda key, value, slot_mapping, **arrays: run(append_reference, key, value, slot_mapping, arrays), *written),
+        **both_in_place(run, launch_append, append_reference, *written),
         moved=Moved(asked, dict(smoothing=kv_heads * 2 * head_dim * 4) if smooth else {}),
         indices=("slot_mapping",),
         rows=("key", "value", "slot_mapping"),
@@ -332,8 +331,10 @@ def scattered(lengths, block_size, random):
 
 @describes
 def quantize_groups(query_lens, context_lens, head_dim, kv_heads, block_size, dtype):
-    """`query_lens` new tokens of sequences with `context_lens` in all complete groups of recent tokens; a context of 0 is padding with one
-    row. The group under way, which must not be read, is NaN."""
+    """`query_lens` new tokens of sequences with `context_lens` in all complete groups of recent tokens.
+
+    A context of 0 is padding with one row. The group under way, which must not be read, is NaN.
+    """
     form, starts = kv_format("kivi_int4", head_dim), np.subtract(context_lens, query_lens)
     groups = sum(max(0, context // TOKEN_GROUP - start // TOKEN_GROUP) for context, start in zip(context_lens, starts.tolist()))
 
@@ -352,21 +353,17 @@ def quantize_groups(query_lens, context_lens, head_dim, kv_heads, block_size, dt
         given |= quantized_arrays(noise, form, blocks, block_size, kv_heads, by_channel=True)
         return given | {name: np.asarray(array, np.int32) for name, array in batch.items()}
 
-    def run(function, recent_key, recent_value, key_codes, key_scales, value_codes, value_scales, batch, **options):
-        codes = dict(key_codes=key_codes, key_scales=key_scales, value_codes=value_codes, value_scales=value_scales)
-        function(recent_key, recent_value, *quantized_caches(form, codes, by_channel=True), **batch, **options)
-
-    def split(arrays):
-        names = ("query_start", "context_lens", "block_tables", "recent_lens", "recent_tables")
-        return {name: one for name, one in arrays.items() if name not in names} | dict(batch={name: arrays[name] for name in names})
+    def run(function, a, **stream):
+        options = dict(stream, max_query_len=max(1, *query_lens)) if stream else {}
+        batch = (a.query_start, a.context_lens, a.block_tables, a.recent_lens, a.recent_tables)
+        function(a.recent_key, a.recent_value, *quantized_caches(form, vars(a), by_channel=True), *batch, **options)
 
     rows = groups * TOKEN_GROUP * kv_heads
     moved = dict.fromkeys(("recent_key", "recent_value"), rows * head_dim * dtype.itemsize) | dict.fromkeys(CODES, rows * form.code_bytes)
     moved |= dict(key_scales=groups * kv_heads * head_dim * 4, value_scales=rows * form.groups * 4)
     return Launch(
         arrays,
-        call=lambda ops, **arrays: run(launch_quantize_groups, **split(arrays), max_query_len=max(1, *query_lens), stream=ops.stream),
-        reference=in_place(lambda **arrays: run(quantize_groups_reference, **split(arrays)), "key_codes", "value_codes", *SCALES),
+        **both_in_place(run, launch_quantize_groups, quantize_groups_reference, "key_codes", "value_codes", *SCALES),
         moved=Moved(moved),
         indices=("query_start", "context_lens", "block_tables", "recent_lens", "recent_tables"),
         exact=True,

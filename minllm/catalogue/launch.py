@@ -28,6 +28,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,17 @@ def in_place(reference: Callable[..., Mapping[str, np.ndarray] | None], *names: 
         return {**copies, **(reference(**taken(reference, {**arrays, **copies})) or {})}
 
     return on_copies
+
+
+def both_in_place(run: Callable[..., Any], launcher: Any, reference: Any, *names: str) -> dict[str, Callable[..., Any]]:
+    """`call` and `reference` of a Launch whose launcher and reference both change the arrays of these names in place.
+
+    run(function, arrays, **stream) calls either of them; arrays: a namespace; stream: only the launcher's.
+    """
+    return dict(
+        call=lambda ops, **arrays: run(launcher, SimpleNamespace(**arrays), stream=ops.stream),
+        reference=in_place(lambda **arrays: run(reference, SimpleNamespace(**arrays)), *names),
+    )
 
 
 def taken(function: Callable[..., Any], arrays: Mapping[str, Any]) -> dict[str, Any]:

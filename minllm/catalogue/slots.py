@@ -1,11 +1,8 @@
 """The launches of the kernels that read and write the slots' state: R rows, S slots with block tables of W columns."""
 
-import functools
-from types import SimpleNamespace
-
 import numpy as np
 
-from minllm.catalogue.launch import MICROSECONDS, Launch, MachineCode, Measured, Moved, calls, describes, each, in_place
+from minllm.catalogue.launch import MICROSECONDS, Launch, MachineCode, Measured, Moved, both_in_place, calls, describes, each, in_place
 from minllm.kernels.slots.advance import advance as launch_advance
 from minllm.kernels.slots.advance import advance_reference
 from minllm.kernels.slots.load_rows import load_rows as launch_load_rows
@@ -77,8 +74,8 @@ def load_rows(rows, num_slots=80, width=9, block_size=16, columns=None):
         empty = {name: noise.unwritten((rows, tables)[: 1 + (name == "block_tables")], np.int32) for name in BATCH}
         return dict(words=state.words, slots=slots_of_rows(noise.random, rows, num_slots), **empty)
 
-    def load(function, words, slots, batch, **stream):
-        function(slots, state_of(words, num_slots, width), SimpleNamespace(**batch), block_size, **stream)
+    def load(function, a, **stream):
+        function(a.slots, state_of(a.words, num_slots, width), a, block_size, **stream)
 
     def moved(words, slots, **batch):
         contexts = state_of(words, num_slots, width).lengths[slots[slots >= 0]]
@@ -87,8 +84,7 @@ def load_rows(rows, num_slots=80, width=9, block_size=16, columns=None):
 
     return Launch(
         arrays,
-        call=lambda ops, words, slots, **batch: load(launch_load_rows, words, slots, batch, stream=ops.stream),
-        reference=in_place(lambda words, slots, **batch: load(load_rows_reference, words, slots, batch), *BATCH),
+        **both_in_place(load, launch_load_rows, load_rows_reference, *BATCH),
         moved=moved,
         indices=("slots", "lengths", "tables_of_slots"),  # read by every thread, or twice
         exact=True,
@@ -106,8 +102,8 @@ def advance(rows, num_slots=140, vocabulary=50, penalties=True):
             state.sampling.adjustments[:] = 0
         return given | dict(slots=slots_of_rows(noise.random, rows, num_slots), counts=state.sampling.output_counts if penalties else None)
 
-    def run(function, words, tokens, slots, counts, **stream):
-        function(tokens, slots, state_of(words, num_slots, 2, output_counts=counts), **stream)
+    def run(function, a, **stream):
+        function(a.tokens, a.slots, state_of(a.words, num_slots, 2, output_counts=a.counts), **stream)
 
     def moved(words, slots, **_):
         used = slots[slots >= 0]
@@ -117,8 +113,7 @@ def advance(rows, num_slots=140, vocabulary=50, penalties=True):
 
     return Launch(
         arrays,
-        call=lambda ops, **arrays: run(launch_advance, **arrays, stream=ops.stream),
-        reference=in_place(functools.partial(run, advance_reference), *(("words", "counts") if penalties else ("words",))),
+        **both_in_place(run, launch_advance, advance_reference, *(("words", "counts") if penalties else ("words",))),
         moved=moved,
         exact=True,
     )

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from minllm.catalogue.launch import Launch, MachineCode, Moved, calls, describes, each, in_place, returns
+from minllm.catalogue.launch import Launch, MachineCode, Moved, both_in_place, calls, describes, each, in_place, returns
 from minllm.catalogue.slots import make_state, state_of
 from minllm.kernels.sampling import SamplingKind
 from minllm.kernels.sampling.log_probabilities import log_softmax
@@ -72,8 +72,8 @@ def load_spans(runs=tuple(run for run in RUNS if run[0] >= 0), limited=True):
             words=state.words, drafts=drafts.drafts, slots=slots_of(runs), room=room if limited else None, query_start=starts, **batch
         )
 
-    def load(function, words, drafts, slots, room, batch, **stream):
-        function(slots, of_state(words), DraftState(drafts, None), SimpleNamespace(**batch), BLOCK_SIZE, room=room, **stream)
+    def load(function, a, **stream):
+        function(a.slots, of_state(a.words), DraftState(a.drafts, None), a, BLOCK_SIZE, room=a.room, **stream)
 
     def moved(words, slots, room, query_start, **_):
         starts = of_state(words).lengths[[slot for slot, _ in runs]] - 1
@@ -87,12 +87,7 @@ def load_spans(runs=tuple(run for run in RUNS if run[0] >= 0), limited=True):
     written = ("token_ids", "positions", "slot_mapping", "context_lens", "block_tables")
     return Launch(
         arrays,
-        call=lambda ops, words, drafts, slots, room, **batch: load(
-            loading.load_spans, words, drafts, slots, room, batch, stream=ops.stream
-        ),
-        reference=in_place(
-            lambda words, drafts, slots, room, **batch: load(loading.load_spans_reference, words, drafts, slots, room, batch), *written
-        ),
+        **both_in_place(load, loading.load_spans, loading.load_spans_reference, *written),
         moved=moved,
         indices=("slots", "query_start", "lengths", "room", "tables_of_slots"),  # read by every thread, or twice
         exact=True,
@@ -189,14 +184,13 @@ def store_drafts(slots=(2, -1, 0), vocabulary=67, index=1):
         given = dict(tokens=np.arange(7, 7 + rows, dtype=np.int32), slots=np.array(slots, np.int32))
         return given | dict(zip(("drafts", "log_q_of_slots"), of_slots)) | dict(log_q=noise.array((rows, vocabulary), np.float32))
 
-    def store(function, tokens, slots, drafts, log_q_of_slots, log_q, **stream):
-        function(tokens, slots, index, DraftState(drafts, None, log_q_of_slots), log_q, **stream)
+    def store(function, a, **stream):
+        function(a.tokens, a.slots, index, DraftState(a.drafts, None, a.log_q_of_slots), a.log_q, **stream)
 
     wide = 4 * used * vocabulary
     return Launch(
         arrays,
-        call=lambda ops, **arrays: store(draft_rows.store_drafts, **arrays, stream=ops.stream),
-        reference=in_place(lambda **arrays: store(draft_rows.store_drafts_reference, **arrays), "drafts", "log_q_of_slots"),
+        **both_in_place(store, draft_rows.store_drafts, draft_rows.store_drafts_reference, "drafts", "log_q_of_slots"),
         moved=dict(
             store_drafts_kernel=Moved(dict(tokens=4 * used, drafts=4 * used)),
             store_log_q_kernel=Moved(dict(log_q=wide, log_q_of_slots=wide)),
@@ -532,8 +526,9 @@ def advance_spans(runs=RUNS):
         given = dict(words=state.words, output_counts=state.sampling.output_counts, token_history=drafts.token_history)
         return given | dict(tokens=np.arange(rows, dtype=np.int32) % 9, counts=counts, slots=slots)
 
-    def advance(function, words, output_counts, token_history, tokens, counts, slots, **stream):
-        function(tokens, counts, slots, of_state(words, output_counts=output_counts), DraftState(None, token_history), **stream)
+    def advance(function, a, **stream):
+        state, drafts = of_state(a.words, output_counts=a.output_counts), DraftState(None, a.token_history)
+        function(a.tokens, a.counts, a.slots, state, drafts, **stream)
 
     def moved(words, token_history, tokens, counts, slots, **_):
         begun = runs_of(slots)
@@ -546,10 +541,7 @@ def advance_spans(runs=RUNS):
 
     return Launch(
         arrays,
-        call=lambda ops, **arrays: advance(advancing.advance_spans, **arrays, stream=ops.stream),
-        reference=in_place(
-            lambda **arrays: advance(advancing.advance_spans_reference, **arrays), "words", "output_counts", "token_history"
-        ),
+        **both_in_place(advance, advancing.advance_spans, advancing.advance_spans_reference, "words", "output_counts", "token_history"),
         moved=moved,
         indices=("slots",),
         exact=True,

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from minllm import catalogue
-from minllm.catalogue import MOVED
+from minllm.catalogue import WHOLE
 from tests.compile.test_chosen_kernels import Engine, launches
 
 ENGINES = (
@@ -20,14 +20,14 @@ ENGINES = (
 @functools.cache
 def described():
     """The kernels of all launches in the catalogue, with the types of their arguments."""
-    entries = [one.launch for name in MOVED for one in catalogue.machine_code_of(name)]
+    entries = [one.launch for name in WHOLE for one in catalogue.machine_code_of(name)]
     entries += catalogue.small_launches() + catalogue.large_launches()
     return {(signature.kernel, signature.types) for launch in entries for signature in launch.kernels((9, 0))}
 
 
 def missing(launched, known):
     """The names of launched kernels that are not among the known ones; of stages that the catalogue describes."""
-    stages = tuple(f"minllm.kernels.{name}." for name in MOVED)
+    stages = tuple(f"minllm.kernels.{name}." for name in WHOLE)
     return {kernel.__name__ for kernel, types in launched if kernel.__module__.startswith(stages) and (kernel, types) not in known}
 
 
