@@ -14,9 +14,8 @@ from numba import cuda
 
 from minllm.errors import SimulationError
 from minllm.machine.numba_cuda import intrinsic
-from minllm.sim import processes, simulate
+from minllm.sim import processes, progress, simulate
 from minllm.sim.monitor import Monitor
-from minllm.sim.progress import run_in_turn
 
 
 def double(x, out):
@@ -119,20 +118,33 @@ def test_launches_that_must_stay_in_one_process_say_why():
         simulate(double, 4, 1, out, out, processes=2, cluster=2)
 
 
-def test_a_long_launch_says_so_first_and_a_short_one_says_nothing(capsys):
-    def run(seconds_a_block):
-        clock, calls = [0.0], []
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_a_long_launch_shows_its_progress_before_its_first_block_ends(engine, monkeypatch, capsys):
+    """Every thread of this kernel takes long; the background thread prints meanwhile."""
+    monkeypatch.setattr(progress, "SECONDS", 0.02)
+    monkeypatch.setattr(progress, "LOOK", 0.005)
 
-        def step():
-            clock[0] += seconds_a_block
-            calls.append(1)
+    def slow(x, out, rounds):
+        total = 0
+        for i in range(rounds):
+            total += x[i % 8]
+        out[cuda.threadIdx.x] = total
 
-        run_in_turn([step] * 10, "slow_kernel", now=lambda: clock[0])
-        assert len(calls) == 10
-        return capsys.readouterr().err
+    x, out = np.zeros(8, np.int64), np.zeros(8, np.int64)
+    simulate(slow, 1, 8, x, out, 3000, engine=engine)
+    assert "simulating slow: none of 1 blocks is done after 0 s" in capsys.readouterr().err
+    monkeypatch.setenv("MINLLM_SIM_PROGRESS", "0")
+    simulate(slow, 1, 8, x, out, 3000, engine=engine)
+    assert capsys.readouterr().err == ""
 
-    assert "simulating 10 blocks of slow_kernel will take about 2 minutes" in run(12)
-    assert run(5) == ""
+
+def test_progress_estimates_the_rest():
+    launch = progress.Progress("slow", 10)
+    launch.started -= 30
+    launch.done = 1
+    assert str(launch) == "simulating slow: 1 of 10 blocks, about 270 s left; a smaller grid, or simulate(..., processes=2), takes less"
+    launch.done = 6
+    assert str(launch) == "simulating slow: 6 of 10 blocks, about 20 s left"
 
 
 def test_pdb_steps_through_a_simulated_kernel(tmp_path):

@@ -16,6 +16,7 @@ from minllm.sim.lanes.generate import lane_form
 from minllm.sim.lanes.operations import wrapped
 from minllm.sim.lanes.state import Lanes
 from minllm.sim.lanes.watch import Watch
+from minllm.sim.progress import shown
 from minllm.sim.rewrite import plain_function
 from minllm.sim.scalars import simulated_type
 from minllm.sim.typing.functions import infer_kernel
@@ -112,6 +113,7 @@ class LaneLaunch:
                 most, first, self.watch = 1 if self.alone else most, 0, self.make_watch()
                 continue
             first += count
+            self.progress.done = first
         if self.watch is not None:
             self.watch.end()
 
@@ -146,7 +148,7 @@ def run_in_lanes(how, names, arguments, indices, detect=False, resident=1):
     launch = None
     try:
         launch = LaneLaunch(how, names, arguments, indices, detect, resident)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), shown(plain_function(how.kernel).__name__, len(indices)) as launch.progress:
             launch.run(how, indices)
         return None
     except NotInLanes as reason:

@@ -312,6 +312,7 @@ def run_in_fibres(launch, how, indices, resident):
                 for rank, block in enumerate(blocks):
                     block.begin(launch, number * len(blocks) + rank, partition)
                 run_together(blocks)
+                launch.progress.done = (number + 1) * len(blocks)
             if launch.watch is not None:
                 launch.watch.end()
             return
