@@ -20,6 +20,8 @@ def mbarrier_init(address, count):
     block, offset = shared_bytes(address, 8)
     if not 1 <= int(count) < 1 << 20:
         fail(f"an mbarrier of {int(count)} arrivals; it takes 1 to {(1 << 20) - 1}")
+    if block.monitor is not None:
+        block.monitor.uses_mbarrier(current_thread(), offset, True)
     state(block).mbarriers[offset] = MBarrier(block, offset, int(count), current_thread())
 
 

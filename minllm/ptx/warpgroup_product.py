@@ -13,7 +13,7 @@ import numpy as np
 
 from minllm.ptx.descriptor import matrix_chunks, read_matrix
 from minllm.sim.arrays import fail
-from minllm.sim.asynchrony import asynchronous_view
+from minllm.sim.asynchrony import asynchronous_view, check_operands
 from minllm.sim.thread import current_thread
 from minllm.sim.transfer import end_transfer, start_transfer, take_registers
 
@@ -91,7 +91,9 @@ def start_reading(product, operands):
     thread, (_, a, b, _) = current_thread(), operands
     if thread.block.monitor is None or thread.number % WARPGROUP:
         return None
-    return start_transfer(thread, thread.block, "wgmma", "read", operand_chunks(product, None if product.a_in_registers else a, b))
+    transfer = start_transfer(thread, thread.block, "wgmma", "read", operand_chunks(product, None if product.a_in_registers else a, b))
+    check_operands(transfer)
+    return transfer
 
 
 def take_operands(product, operands):

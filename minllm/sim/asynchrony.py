@@ -20,12 +20,23 @@ from minllm.sim.transfer import CHUNK, commit, end_transfer, start_transfer, why
 
 RANK_SHIFT = 24  # a shared::cluster address is (rank + 1) << 24 | offset, a shared::cta address just the offset
 
+COMPARED = 16  # wgmmas of a block whose operands are compared with what threads see
+
 
 class BlockState:
     """A block's mbarriers, meetings of threads and how many there were by key, view of the async proxy, and register pool."""
 
     def __init__(self):
         self.mbarriers, self.meetings, self.met, self.view, self.registers = {}, {}, Counter(), None, None
+        self.compared = 0  # wgmmas, see check_operands
+
+    def end(self):
+        """A message if copies into the shared memory of a block are under way when its last thread has returned, else None."""
+        barrier = next((one for one in self.mbarriers.values() if one.copies), None)
+        if barrier is None:
+            return None
+        count = sum(copy[0] for copy in barrier.copies)
+        return f"ends before {count} bytes of copies into its shared memory have landed: nobody waits for {barrier.place}"
 
 
 class ThreadState:
@@ -208,7 +219,7 @@ class BulkStore:
 
 
 def check_fenced(transfer):
-    """Raise SimulationError if a copy reads bytes that threads stored after the last fence.proxy.async."""
+    """Raise SimulationError if a copy or a wgmma reads bytes that threads stored after the last fence.proxy.async."""
     if transfer is None:
         return
     block, chunks = transfer.block, transfer.chunks
@@ -218,8 +229,17 @@ def check_fenced(transfer):
         address = int(chunks[stale.argmax()]) * CHUNK
         fail(
             f"{transfer.unit} that this thread has started reads {block.shared_name(address)} (address {address}) and does not see what "
-            "threads have stored there: no fence.proxy.async stands between the stores and the copy"
+            f"threads have stored there: no fence.proxy.async stands between the stores and {transfer.unit}"
         )
+
+
+def check_operands(transfer):
+    """check_fenced for the first wgmmas of a block: a missing fence shows there, and the comparison takes time."""
+    if transfer is not None:
+        own = state(transfer.block)
+        own.compared += 1
+        if own.compared <= COMPARED:
+            check_fenced(transfer)
 
 
 def commit_stores():

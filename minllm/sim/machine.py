@@ -68,6 +68,8 @@ class Block:
         self.alive -= 1
         if self.alive == 0 and self.monitor is not None:
             self.monitor.exits(self)
+            if self.asynchronous is not None and (complaint := self.asynchronous.end()):
+                raise SimulationError(f"{self} {complaint}")
         self.release_barrier()
         if thread.asynchronous is not None and (complaint := thread.asynchronous.end()):
             raise SimulationError(f"{self}, thread {tuple(thread.index)} {complaint}")

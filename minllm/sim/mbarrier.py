@@ -33,10 +33,13 @@ class MBarrier:
 
     def __str__(self):
         missing = self.transactions - sum(copy[0] for copy in self.copies)
-        return (
-            f"the mbarrier at shared address {self.offset} of block {tuple(self.block.index)}, whose phase of parity {self.phase} lacks "
-            f"{self.pending} of {self.count} arrivals and {missing} bytes that nobody sends"
-        )
+        counted = f"{missing} bytes that nobody sends" if missing >= 0 else f"gets {-missing} bytes more than it expects"
+        return f"{self.place}, whose phase of parity {self.phase} lacks {self.pending} of {self.count} arrivals and {counted}"
+
+    @property
+    def place(self):
+        """Where the mbarrier is, as text."""
+        return f"the mbarrier at shared address {self.offset} of block {tuple(self.block.index)}"
 
     def expect(self, byte_count):
         """expect-tx: `byte_count` more bytes must land before the phase completes."""
@@ -75,6 +78,9 @@ class MBarrier:
                 end_transfer(transfer, thing=(self, self.completed))
             self.transactions -= byte_count
         if self.transactions == 0:
+            if self.copies:
+                early = sum(copy[0] for copy in self.copies)
+                fail(f"a phase of {self.place} completes before {early} bytes of copies have landed on it, which it does not expect")
             self.completed, self.pending = self.completed + 1, self.count
             thread, waiters, self.waiters = current_thread(), self.waiters, []
             for waiter in waiters:
@@ -99,9 +105,12 @@ class MBarrier:
 def mbarrier_at(address):
     """The MBarrier at a shared address. Raises SimulationError if none was initialised there."""
     block, offset = shared_bytes(address, 8)
+    thread = current_thread()
+    if block is thread.block and block.monitor is not None:
+        block.monitor.uses_mbarrier(thread, offset, False)
     found = state(block).mbarriers.get(offset)
     if found is None:
         fail(f"no mbarrier has been initialised at shared address {offset} of block {tuple(block.index)}")
-    if found.unfenced_by is not None and block is not current_thread().block:
+    if found.unfenced_by is not None and block is not thread.block:
         fail(f"another block uses {found}, whose initialisation no fence.mbarrier_init has made visible to the cluster")
     return found

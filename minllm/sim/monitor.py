@@ -100,6 +100,9 @@ class Monitor:
     def exits(self, block):
         """The last thread of a block has ended; other blocks of its cluster may still run."""
 
+    def uses_mbarrier(self, thread, offset, initialises):
+        """A thread initialises the mbarrier at a shared address of its block, or is about to use it."""
+
     def waits(self, thread, barrier, phase):
         """A thread is about to wait for a phase, by its number, of an mbarrier.MBarrier, and the phase has not completed yet."""
 

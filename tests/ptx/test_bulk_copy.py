@@ -120,7 +120,7 @@ def misplaced_kernel(source, column, offset, bytes_expected):
         (0, 256, 512, "outside the block's"),
         (2, 0, 512, "from element 2, 4 bytes each, of a row: a GPU traps"),
         (0, 0, 528, "16 bytes that nobody sends"),
-        (-4, 0, 256, "-256 bytes that nobody sends"),
+        (-4, 0, 256, "gets 256 bytes more than it expects"),
     ],
 )
 def test_tiles_that_do_not_fit(column, offset, bytes_expected, complaint):

@@ -273,6 +273,26 @@ def bitonic_sort(bug):
     return kernel, 1, 64, (numbers(64)[::-1].copy(),)
 
 
+@planted("a maximum and a sum share one word, and no barrier is in between", RACE_OF_SHARED)
+def softmax(bug):
+    def kernel(x, out):
+        shared, i = cuda.shared.array(1, float32), cuda.threadIdx.x
+        if i == 0:
+            shared[0] = x[63]
+        cuda.syncthreads()
+        value = x[i] - shared[0]
+        if not bug:
+            cuda.syncthreads()
+        if i == 0:
+            shared[0] = 0
+        cuda.syncthreads()
+        cuda.atomic.add(shared, 0, value)
+        cuda.syncthreads()
+        out[i] = value / shared[0]
+
+    return kernel, 1, 64, (numbers(64), numbers(64))
+
+
 @planted("the sums of the warps are read without a barrier", TOO_EARLY)
 def block_sum(bug):
     def kernel(x, out):
@@ -378,6 +398,41 @@ def sums_of_the_newer_group(bug):
     return kernel, 1, 128, (numbers(128),)
 
 
+@planted("operands of a wgmma are stored without a fence of the async proxy", "no fence.proxy.async stands between the stores and wgmma")
+def unfenced_operands(bug):
+    def kernel(out):
+        tile, accumulator = cuda.shared.array(BOTH, uint16, 128), cuda.local.array(4, float32)
+        for i in range(cuda.threadIdx.x, BOTH, 128):
+            tile[i] = 1
+        if not bug:
+            ptx.fence_proxy_async()
+        cuda.syncthreads()
+        start_product(accumulator, tile)
+        ptx.wgmma_commit_group()
+        ptx.wgmma_wait_group_0()
+        out[cuda.threadIdx.x] = accumulator[0]
+
+    return kernel, 1, 128, (numbers(128),)
+
+
+@planted("a wgmma adds to sums that are not set to 0", "read of memory that nobody wrote: the local array")
+def sums_without_zero(bug):
+    scale = int(bug)
+
+    def kernel(out):
+        tile, accumulator = cuda.shared.array(BOTH, uint16, 128), cuda.local.array(4, float32)
+        fill(tile, 1)
+        a = ptx.matrix_descriptor(ptx.shared_address(tile, 0), 1024, 128, 0)
+        b = ptx.matrix_descriptor(ptx.shared_address(tile, A), 128, 128, 0)
+        ptx.wgmma_fence()
+        PRODUCT(accumulator, a, b, scale)
+        ptx.wgmma_commit_group()
+        ptx.wgmma_wait_group_0()
+        out[cuda.threadIdx.x] = accumulator[0]
+
+    return kernel, 1, 128, (numbers(128),)
+
+
 @planted("registers of A change under a wgmma", "race on registers: this thread writes .* a wgmma .* reads")
 def changing_operand(bug):
     def kernel(out):
@@ -466,6 +521,103 @@ def uncommitted_store(bug):
             ptx.cp_async_bulk_wait_group_0()
 
     return kernel, 1, 64, (numbers(64),)
+
+
+@planted("an mbarrier is used before a barrier has shown its initialisation", "this thread uses the mbarrier .* nothing orders")
+def unpublished_mbarrier(bug):
+    def kernel(out):
+        barriers = cuda.shared.array(1, uint64)
+        i, barrier = cuda.threadIdx.x, ptx.shared_address(barriers, 0)
+        if i == 0:
+            ptx.mbarrier_init(barrier, 64)
+            ptx.fence_mbarrier_init()
+        if not bug:
+            cuda.syncthreads()
+        ptx.mbarrier_arrive(barrier)
+        ptx.mbarrier_wait_parity(barrier, 0)
+        out[i] = i
+
+    return kernel, 1, 64, (numbers(64),)
+
+
+def two_stages(parity_bug, bytes_bug, wait_bug):
+    """Two copies through one stage, read by all threads. The bugs: always parity 0; fewer bytes expected than sent; no last wait."""
+
+    def kernel(x, out, steps):
+        tile = cuda.shared.array(64, float32, 128)
+        barriers = cuda.shared.array(1, uint64)
+        i, barrier = cuda.threadIdx.x, ptx.shared_address(barriers, 0)
+        if i == 0:
+            ptx.mbarrier_init(barrier, 1)
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+        for step in range(steps):
+            if i == 0:
+                ptx.mbarrier_arrive_expect_tx(barrier, 192 if bytes_bug else 256)
+                ptx.cp_async_bulk_shared_global(ptx.shared_address(tile, 0), x, 64 * step, 256, barrier)
+            if step + 1 < steps or not wait_bug:
+                ptx.mbarrier_wait_parity(barrier, 0 if parity_bug else step & 1)
+                out[i] += tile[63 - i]
+            cuda.syncthreads()
+
+    return kernel, 1, 64, (numbers(128), np.zeros(64, np.float32), 2)
+
+
+@planted("every wait for an mbarrier is for parity 0", "race on shared memory: this thread reads tile.* a bulk copy that thread")
+def one_parity(bug):
+    return two_stages(bug, False, False)
+
+
+@planted("an mbarrier expects fewer bytes than are sent", "gets 64 bytes more than it expects")
+def too_few_bytes(bug):
+    return two_stages(False, bug, False)
+
+
+@planted("a thread gives a stage back twice", "race on shared memory: a bulk copy that this thread starts writes stages")
+def double_arrival(bug):
+    def kernel(x, out, steps):
+        stages = cuda.shared.array((2, 64), float32, 128)
+        barriers = cuda.shared.array(4, uint64)
+        i = cuda.threadIdx.x
+        if i == 0:
+            for stage in range(2):
+                ptx.mbarrier_init(ptx.shared_address(barriers, stage), 1)
+                ptx.mbarrier_init(ptx.shared_address(barriers, 2 + stage), 32)
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+        for step in range(steps):
+            stage, parity = step % 2, step // 2 % 2
+            full, empty = ptx.shared_address(barriers, stage), ptx.shared_address(barriers, 2 + stage)
+            if i == 32:
+                ptx.mbarrier_wait_parity(empty, parity ^ 1)
+                ptx.mbarrier_arrive_expect_tx(full, 256)
+                ptx.cp_async_bulk_shared_global(ptx.shared_address(stages, 64 * stage), x, 64 * step, 256, full)
+            elif i < 32:
+                ptx.mbarrier_wait_parity(full, parity)
+                out[i] += stages[stage, 63 - i]
+                ptx.mbarrier_arrive(empty)
+                if bug and i == 0:
+                    ptx.mbarrier_arrive(empty)
+
+    return kernel, 1, 64, (numbers(512), np.zeros(32, np.float32), 8)
+
+
+@planted("a block ends while a bulk copy into it is under way", "ends before 256 bytes of copies into its shared memory have landed")
+def abandoned_copy(bug):
+    return two_stages(False, False, bug)
+
+
+@planted("a named barrier counts half of its threads", TOO_EARLY)
+def half_a_barrier(bug):
+    count = 64 if bug else 128
+
+    def kernel(x, out):
+        tile, i = cuda.shared.array(128, float32), cuda.threadIdx.x
+        tile[i] = x[i]
+        ptx.bar_sync(1, count)
+        out[i] = tile[127 - i]
+
+    return kernel, 1, 128, (numbers(128), numbers(128))
 
 
 # Clusters
@@ -634,6 +786,38 @@ def rotation(bug):
                 grid.sync()
 
     return kernel, 2, 8, (numbers(16), 3)
+
+
+@planted("a plain read meets atomics on a counter", "and nothing orders the two")
+def counter_read_plainly(bug):
+    def kernel(counter, ticket):
+        ticket[cuda.grid(1)] = cuda.atomic.add(counter, 0, 1)
+        if bug:
+            ticket[cuda.grid(1)] = counter[0]
+
+    return kernel, 2, 32, (np.zeros(1, np.int32), np.zeros(64, np.int32))
+
+
+@planted("the stride of a grid-stride loop is that of a block", RACE_OF_GLOBAL)
+def grid_stride(bug):
+    def kernel(x, out):
+        i = cuda.grid(1)
+        while i < x.size:
+            out[i] += x[i]
+            i += cuda.blockDim.x if bug else cuda.gridsize(1)
+
+    return kernel, 2, 32, (numbers(100), np.zeros(100, np.float32))
+
+
+@planted("a grid-stride loop leaves out the last element", "no thread has written 1 of the 100 elements")
+def last_element(bug):
+    def kernel(x, out):
+        i = cuda.grid(1)
+        while i < x.size - bug:
+            out[i] = x[i]
+            i += cuda.gridsize(1)
+
+    return kernel, 2, 32, (numbers(100), output(100, np.float32))
 
 
 @planted("input and output overlap", RACE_OF_GLOBAL)

@@ -13,17 +13,20 @@ from minllm.sim.registers import resize
 
 @in_lanes(barrier.mbarrier_try_wait_parity, threads=True)
 def mbarrier_try_wait_parity(lanes, address, parity):
-    """All lanes that wait for one phase look at it once: the next phases may complete before this fibre continues."""
-    for operands, threads in lanes.alike(address, parity):
-        lanes.acquire(threads[1:], lanes.run_as(threads[0], barrier.wait_parity, *operands))
+    """All lanes that wait for one phase look at it once: the next phases may complete before this fibre continues.
+
+    The last one looks, because it is hardly the one that has initialised the mbarrier: detectors check that it may use it.
+    """
+    for operands, (*others, last) in lanes.alike(address, parity):
+        lanes.acquire(others, lanes.run_as(last, barrier.wait_parity, *operands))
     return 1
 
 
 @in_lanes(barrier.mbarrier_arrive, barrier.mbarrier_arrive_cluster, barrier.mbarrier_arrive_relaxed_cluster, threads=True)
 def mbarrier_arrive(lanes, address):
-    """All lanes arrive at once."""
-    for operands, threads in lanes.alike(address):
-        lanes.run_as(threads[0], arrive, lanes, *operands, threads[1:])
+    """All lanes arrive at once, and the last one for them."""
+    for operands, (*others, last) in lanes.alike(address):
+        lanes.run_as(last, arrive, lanes, *operands, others)
 
 
 def arrive(lanes, address, others):
@@ -48,9 +51,11 @@ def bar_arrive(lanes, number, count):
 def meet_at_barriers(lanes, number, count, waits):
     """bar.sync or bar.arrive."""
     calls = [(barrier.named_barrier(*operands), threads) for operands, threads in lanes.alike(number, count)]
-    met = state(lanes.block).met
+    met, meetings = state(lanes.block).met, state(lanes.block).meetings
     for (key, wanted), (first, *others) in sorted(calls, key=lambda call: call[0][1] > len(call[1])):  # those that need no others first
         this = key, met[key]
+        if len(meetings[key][0] if key in meetings else ()) + 1 + len(others) > wanted:
+            raise NotInLanes("more threads at a named barrier than it counts")
         lanes.release(others, this)
         lanes.run_as(first, meet, key, wanted, f"named barrier {key[1]} for {wanted} threads", None, None, waits, True, others)
         if waits:

@@ -5,7 +5,7 @@ import numpy as np
 from minllm.ptx import warpgroup
 from minllm.ptx.lanes.form import in_lanes
 from minllm.ptx.warpgroup_product import DTYPE_OF_SUMS, WARPGROUP, Product, floats, operand, operand_chunks
-from minllm.sim.asynchrony import asynchronous_view
+from minllm.sim.asynchrony import asynchronous_view, check_operands
 from minllm.sim.lanes.faults import Fault, NotInLanes
 from minllm.sim.lanes.masks import VECTOR
 from minllm.sim.thread import current_thread
@@ -96,7 +96,9 @@ def wgmma(lanes, product, accumulator, *operands):
 
 def start_reading(chunks):
     """The Transfer of a wgmma's operands in shared memory, in the running thread."""
-    return start_transfer(current_thread(), current_thread().block, "wgmma", "read", chunks)
+    transfer = start_transfer(current_thread(), current_thread().block, "wgmma", "read", chunks)
+    check_operands(transfer)
+    return transfer
 
 
 def compute(lanes, own, pending):
@@ -104,12 +106,11 @@ def compute(lanes, own, pending):
     memory, accumulators = asynchronous_view(lanes.block), {}
     while len(own.groups) > pending:
         for call in own.groups.pop(0):
-            if lanes.watch is not None:
-                lanes.watch.give_registers(call)
             key = call.registers[0][:2]
             first = key not in accumulators
             if lanes.watch is not None:
                 lanes.watch.compare_written(call.part, call.registers[not (first and call.add) :])
+                lanes.watch.give_registers(call)
             before = accumulators[key][0] if not first else gathered(call.sums, call.product) if call.add else None
             summed = call.multiplied(memory)
             accumulators[key] = (before + summed if call.add else summed), call

@@ -59,6 +59,7 @@ class BlockHistory:
         self.clocks = [1] * len(block.threads)
         self.known = None  # known[a][b]: accesses of b before this clock are ordered before a; None while only whole warps synchronise
         self.released = {}
+        self.mbarriers = {}  # {address: (epoch, thread number, stamp) of its initialisation}
         # After the threads' columns, `known` has one column per transferring unit. settled: the units' clocks at the last barrier.
         self.transfers, self.settled = None, np.zeros(0, np.int64)
 
@@ -217,6 +218,18 @@ class SharedMemoryRaces(Monitor):
     def asynchronous(self, thread, event, array, start_byte, byte_count, frame):
         if event == "cp_async":
             self.access(thread, array, start_byte, byte_count, "write", frame)
+
+    def uses_mbarrier(self, thread, offset, initialises):
+        """Raise SimulationError if nothing orders the initialisation before a use by another thread."""
+        history = thread.block.shared_root.notes["history"]
+        if initialises:
+            frame = kernel_frame(sys._getframe(1))
+            stamp = int(history.clocks[thread.number]), frame.f_code, frame.f_lasti, "write"
+            history.mbarriers[offset] = history.epoch, thread.number, stamp
+            return
+        epoch, number, stamp = history.mbarriers.get(offset, (None, None, None))
+        if epoch == history.epoch and not history.ordered(number, stamp[0], thread):
+            history.report(thread, "this thread uses the mbarrier", offset, number, stamp)
 
     def transfer_starts(self, transfer):
         history = transfer.block.shared_root.notes["history"]

@@ -227,6 +227,9 @@ class Events(Monitor):
     def fence(self, thread, system=False):
         self.watch.order.fence((thread.block.number << THREAD_BITS) + thread.number, self.watch.position, system)
 
+    def uses_mbarrier(self, thread, offset, initialises):
+        self.races.uses_mbarrier(thread, offset, initialises)
+
     def transfer_starts(self, transfer):
         self.unwritten.transfer_starts(transfer)
         self.races.transfer_starts(transfer)
