@@ -18,7 +18,8 @@ from minllm.sim.transfer import CHUNK
 
 MARK = b"\1"
 MARKS = [MARK * count for count in range(129)]
-RACE = "race on "  # the beginning of all messages about races
+# Phrases of messages that name the cause of a read of unwritten memory: races, blocks of a cluster that do not wait, lost copies
+CAUSES = "race on ", "a cluster's blocks meet at a barrier", "bytes of copies into its shared memory have landed"
 UNKNOWN = object()  # stands for marks that do not exist yet
 PATIENCE = 20_000  # accesses after a read of unwritten memory during which the detector looks for its writer
 
@@ -133,7 +134,8 @@ class UnwrittenReads(Monitor):
 
     def end_block(self, block):
         if self.complaint is not None and self.complaint.root.space == "shared":
-            raise self.complaint.verdict()
+            complaint, self.complaint = self.complaint, None
+            raise complaint.verdict(True)
 
     def end(self):
         self.stopped(None)
@@ -149,9 +151,9 @@ class UnwrittenReads(Monitor):
     def stopped(self, error):
         for root in self.watched:
             mark_written(root.data, of_elements(root.data, np.frombuffer(root.notes["written"], bool)))
-        # Errors after a read of unwritten memory are its consequences, except a race: that is the same mistake, and names both threads.
-        if self.complaint is not None and not str(error).startswith(RACE):
-            raise self.complaint.verdict()
+        # Errors after a read of unwritten memory are its consequences, except those that are the same mistake and name both threads.
+        if self.complaint is not None and not any(cause in str(error) for cause in CAUSES):
+            raise self.complaint.verdict(error is None)
 
 
 class Complaint:
@@ -185,9 +187,10 @@ class Complaint:
             return "the same thread"
         return f"thread {tuple(thread.index)}" if thread.block is self.thread.block else f"block {tuple(thread.block.index)}"
 
-    def verdict(self):
-        """The error, with what has happened to the bytes since."""
-        return SimulationError(f"{self.error}; {self.change or 'nobody writes it later either'}")
+    def verdict(self, ended=False):
+        """The error, with what has happened to the bytes since. ended: whether all threads have ended that could write them."""
+        change = self.change or ("nobody writes it later either" if ended else None)
+        return SimulationError(f"{self.error}; {change}") if change else self.error
 
 
 def element_at(root, byte):
