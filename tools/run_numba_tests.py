@@ -10,11 +10,11 @@ import fnmatch
 import importlib
 import io
 import json
+import os
 import pkgutil
 import signal
 import subprocess
 import sys
-import tempfile
 import types
 import unittest
 from pathlib import Path
@@ -117,12 +117,13 @@ def results_of(module):
     """Run one module's tests here, with every launch simulated."""
     without_filecheck()
     from minllm.sim import numba_launches
+    from minllm.sim.options import DETECT, variables
 
     results, counted = {}, []
     numba_launches.launches.append(counted.append)
     sys.stdout, output = io.StringIO(), sys.stdout
-    folder = tempfile.TemporaryDirectory()
-    sys.executable = python_that_simulates(Path(folder.name))
+    os.environ[DETECT] = "0"
+    os.environ.update(variables(None))  # some tests start Python
     signal.signal(signal.SIGALRM, too_long)
     with numba_launches.simulated_launches(detect=False):
         for test in tests_of(unittest.defaultTestLoader.loadTestsFromName(module)):
@@ -137,14 +138,6 @@ def results_of(module):
             results[test.id()] = {"outcome": "failed" if problems else skipped, "launches": len(counted), "message": message}
     sys.stdout = output
     return results
-
-
-def python_that_simulates(folder):
-    """The path of a command that takes Python's arguments and simulates the launches, for tests that run programs."""
-    path = folder / "python"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} -m minllm.sim --no-detect "$@"\n', encoding="utf-8")
-    path.chmod(0o755)
-    return str(path)
 
 
 def tests_of(suite):

@@ -133,21 +133,29 @@ def test_a_module_is_simulated_by_the_engine_of_the_options(program, tmp_path):
     assert (done.returncode, done.stdout) == (0, "__main__ 1.5 ['--engine', 'x'] [] (None, 0)\n"), done.stderr
 
 
-def test_a_programs_bug_is_one_message(tmp_path):
-    (tmp_path / "scale.py").write_text(PROGRAM.replace("EXTRA", "1"), encoding="utf-8")
-    done = run("-m", "minllm.sim", "scale.py", folder=tmp_path)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "SimulationError: index [100] is out of bounds for the global array x" in done.stderr and "scale.py:13 in scale" in done.stderr
-
-
 def test_the_simulator_does_not_start_beside_numbas(tmp_path):
     done = run("-c", "from numba import cuda\nfrom minllm.sim import simulate", folder=tmp_path, environment={"NUMBA_ENABLE_CUDASIM": "1"})
     assert "SimulationError: numba.cuda has been imported with Numba's own simulator" in done.stderr
 
 
-def test_the_text_of_a_program(tmp_path):
+def test_a_programs_bug_is_one_message(tmp_path):
     done = run("-m", "minllm.sim", "-c", PROGRAM.replace("EXTRA", "1"), folder=tmp_path)
-    assert "SimulationError: index [100] is out of bounds" in done.stderr and "<string>:13 in scale" in done.stderr
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "SimulationError: index [100] is out of bounds for the global array x" in done.stderr and "<string>:13 in scale" in done.stderr
+
+
+def test_processes_that_a_program_starts_are_simulated(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('hidden')", encoding="utf-8")
+    inner = PROGRAM.replace("EXTRA", "0") + SAYS.replace("__name__", "'inner'")
+    (tmp_path / "outer.py").write_text(
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {inner!r}, 'a'])\n", encoding="utf-8"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
+    printed = run("-m", "minllm.sim", "--no-detect", "--environment", folder=tmp_path, environment=paths).stdout.splitlines()
+    variables = dict(line.split("=", 1) for line in printed if line != "hidden")
+    assert variables["MINLLM_SIM_DETECT"] == "0"
+    done = run("outer.py", folder=tmp_path, environment=variables | {"NUMBA_ENABLE_CUDASIM": "1"})
+    assert done.stdout == "hidden\nhidden\ninner 1.5 ['a'] [None] ('1', 0)\n", done.stderr
 
 
 @pytest.fixture
