@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from types import ModuleType
 
 import numba.cuda
 import numpy as np
@@ -48,6 +49,7 @@ class SimulatedCuda:
     blockDim = property(lambda self: current_thread().block.dimensions)
     gridDim = property(lambda self: current_thread().block.grid)
     laneid = property(lambda self: current_thread().lane)
+    twin_of_module = None  # a function that returns the simulated twin of cuda.types, cuda.libdevice and the like (minllm.sim.rewrite)
 
     def __getattr__(self, name):
         value = getattr(numba.cuda, name, None)
@@ -55,6 +57,8 @@ class SimulatedCuda:
             return simulated_type(value)
         if is_vector_stub(value):
             return vector_type(value.__name__)
+        if isinstance(value, ModuleType):
+            return self.twin_of_module(value)
         fail(f"cuda.{name} is not known to the simulator")
 
     def grid(self, dimensions):

@@ -76,5 +76,6 @@ def host_side():
     """(modules with the names of numba.cuda, the module of dispatchers) of the package; None if it is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
         return None
+    importlib.import_module("numba.cuda.random")  # the other package's cuda.random needs no import
     cuda, below, descriptor = (importlib.import_module(f"{PACKAGE}.{name}") for name in ("cuda", "numba_cuda", "descriptor"))
     return (cuda, below), descriptor

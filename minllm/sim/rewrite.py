@@ -24,6 +24,7 @@ from minllm.sim.typing.source import edited_code, with_numba_constants
 from minllm.sim.vectors import is_vector_stub, vector_type
 
 CUDA, MATH, LIBDEVICE = SimulatedCuda(), SimulatedMath(), SimulatedLibdevice()
+CUDA.twin_of_module = lambda module: swap(module, Twins(simulated_type))
 
 # Names of numba.cuda that a kernel's module may have imported directly, as in `from numba.cuda import syncthreads`.
 IMPORTED = {id(getattr(numba.cuda, name)): name for name in dir(SimulatedCuda) if not name.startswith("_") and hasattr(numba.cuda, name)}

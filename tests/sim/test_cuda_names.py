@@ -256,3 +256,15 @@ def test_an_intrinsic_without_emulation_says_so_when_it_is_called():
     simulate(make(False), 1, 1, np.zeros(1, np.int32))
     with pytest.raises(SimulationError, match=r"without_emulation has no emulation.*test_cuda_names.py:\d+ in kernel"):
         simulate(make(True), 1, 1, np.zeros(1, np.int32))
+
+
+def test_modules_of_cuda_that_a_kernel_refers_to():
+    @cuda.jit
+    def kernel(out):
+        tile = cuda.shared.array(4, cuda.types.float32)
+        tile[cuda.threadIdx.x] = cuda.types.int32(2.5)
+        out[cuda.threadIdx.x] = cuda.libdevice.sqrtf(tile[cuda.threadIdx.x] * 2)
+
+    out = np.zeros(4)
+    simulate(kernel, 1, 4, out)
+    assert out.tolist() == [2] * 4
