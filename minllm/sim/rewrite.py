@@ -76,11 +76,25 @@ def rewrite(function, done):
     for name in names:
         if name in namespace:
             namespace[name] = swap(known.get(name, namespace[name]), done, name)
+    if "print" in names:
+        namespace.setdefault("print", printed)
     for name, thing in injected.items():
         namespace[name] = rewrite(thing, done) if isinstance(thing, Inference) else swap(thing, done)
     for name, cell in zip(code.co_freevars, closure):
         cell.cell_contents = swap(known[name] if name in known else cells[name].cell_contents, done, name)
     return twin
+
+
+def printed(*values):
+    """Python's `print` in a kernel, in which a number of NumPy inside a tuple is printed as one outside it is."""
+    print(*map(text_of, values))
+
+
+def text_of(value):
+    """The text of a number or a tuple that a kernel prints."""
+    if not isinstance(value, tuple):
+        return str(value)
+    return f"({', '.join(map(text_of, value))}{',' * (len(value) == 1)})"
 
 
 def names_used(code):

@@ -24,9 +24,6 @@ class Dimensions(NamedTuple):
     y: int = 1
     z: int = 1
 
-    def __repr__(self):
-        return repr(tuple(self))  # as a kernel prints it
-
 
 class Thread:
     """One CUDA thread: its position, and the cp.async copies that it has started. worker: its greenlet while it is alive."""

@@ -268,3 +268,12 @@ def test_modules_of_cuda_that_a_kernel_refers_to():
     out = np.zeros(4)
     simulate(kernel, 1, 4, out)
     assert out.tolist() == [2] * 4
+
+
+def test_tuples_are_printed_without_the_types_of_their_numbers(capsys):
+    @cuda.jit
+    def kernel(x):
+        print("at", cuda.threadIdx, (x[0], (1,)), x[0])
+
+    simulate(kernel, 1, 1, np.full(1, 0.5, np.float32))
+    assert capsys.readouterr().out == "at (0, 0, 0) (0.5, (1,)) 0.5\n"
