@@ -86,6 +86,13 @@ class DefaultStream(Stream):
         return False
 
 
+def check_stream(stream):
+    """Raise TypeError, as numba-cuda does, for a launch on something that is not a stream, such as a number of bytes in its place."""
+    if stream and not isinstance(stream, api.stream):
+        place = "kernel[grid, block, stream, sharedmem]"
+        raise TypeError(f"{stream!r} is not a stream: in {place}, the bytes of dynamic shared memory come after the stream")
+
+
 class Event:
     """An event, which notes the host's time when it is made and when it is recorded. known: the works that come before it."""
 

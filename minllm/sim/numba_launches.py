@@ -84,9 +84,13 @@ def bound(kernel, arguments):
 
 
 def configure(kernel, grid, block, stream=0, sharedmem=0, cluster=None):
-    """`kernel[grid, block, stream, sharedmem]` of a simulated kernel. Raises RuntimeError for a device function."""
+    """`kernel[grid, block, stream, sharedmem]` of a simulated kernel.
+
+    Raises RuntimeError for a device function, TypeError for something else in the stream's place.
+    """
     if kernel.targetoptions.get("device"):
         raise RuntimeError("Cannot compile a device function as a kernel")
+    host.check_stream(stream)
     return Launch(kernel, grid, block, stream, sharedmem, cluster)
 
 

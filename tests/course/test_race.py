@@ -20,6 +20,7 @@ from minllm.course.race.command import CONTESTS, TEMPLATES
 from minllm.errors import CaptureError, ExerciseError, InvalidOptionError
 from minllm.ops.cuda_ops import CudaOps
 from minllm.sim import numba_launches
+from minllm.sim.host import Stream
 
 FLOAT32, FLOAT16 = np.dtype(np.float32), np.dtype(np.float16)
 
@@ -225,7 +226,7 @@ def stand_in_gpu(monkeypatch):
         return configure(kernel, grid, block, stream, sharedmem)
 
     ops = CudaOps(simulated=True)
-    ops.core_stream = "the timed stream"
+    ops.core_stream = Stream()
     device = SimpleNamespace(name="a stand-in", l2_bytes=4000, compute_capability=(8, 0))
     monkeypatch.setattr(numba_launches, "configure", noted)
     monkeypatch.setattr(StandInClock, "made", [])
@@ -237,6 +238,7 @@ def stand_in_gpu(monkeypatch):
         monkeypatch.setattr(timed, name, value)
     with numba_launches.simulated_launches(detect=False):
         yield streams
+    assert set(streams) == {ops.core_stream}
 
 
 def no_peers():
@@ -247,7 +249,6 @@ def test_a_race_times_all_contenders_on_one_stream(stand_in_gpu, tmp_path):
     contest, path = CONTESTS["softmax"], tmp_path / "mine.py"
     path.write_text(template("softmax", ("// 32), 32]", "// 32), 32, cuda.stream()]")))
     times = timed.measure(path, contest, (4, 8), FLOAT32)
-    assert set(stand_in_gpu) == {"the timed stream"}
     assert len(stand_in_gpu) >= 63  # as many sets of inputs, 256 bytes each, as fill the cache four times
     assert [lap.name for lap in times.laps] == ["mine.py", "attention's first rung"]
     assert [lap.seconds for lap in times.laps] == [1.0, 2.0]

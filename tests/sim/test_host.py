@@ -39,6 +39,18 @@ def test_a_stream_is_done_and_calls_back_at_once():
     assert isinstance(asyncio.run(wait()), type(cuda.stream()))
 
 
+def test_bytes_in_the_place_of_the_stream_are_refused():
+    @cuda.jit
+    def fill(x):
+        x[cuda.threadIdx.x] = 1
+
+    x = np.zeros(4)
+    for stream in (0, None, cuda.stream()):
+        fill[1, 4, stream, 64](x)
+    with pytest.raises(TypeError, match="64 is not a stream: .* the bytes of dynamic shared memory come after the stream"):
+        fill[1, 4, 64]
+
+
 def test_pinned_and_mapped_arrays():
     @cuda.jit
     def double(x):
