@@ -10,6 +10,7 @@ Addresses come from [project.urls] of pyproject.toml, titles from the lessons. A
 
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -19,11 +20,13 @@ from addresses import addresses
 from lesson_list import lessons
 
 PAGES = ("README.md", "docs/index.md", "docs/lessons.md", "docs/hosted-notebooks.md", "lessons/README.md")
-SIMULATOR = ROOT / "docs" / "simulator.md"
+SIMULATOR, FOREIGN = ROOT / "docs" / "simulator.md", ROOT / "docs" / "coming-from-cudasim.md"
 
 
 def link(page: str, path: str) -> str:
     """A relative link from a page to a file of the repository."""
+    if page.startswith("docs/") and path.startswith("docs/"):
+        return path.removeprefix("docs/")
     return "../" * page.count("/") + path if not page.startswith("lessons/") else path.removeprefix("lessons/")
 
 
@@ -56,15 +59,33 @@ def badges(page: str) -> str:
     return "\n".join(shown)
 
 
-def planted_bugs(page: str) -> str:
-    """The counts of the simulator's page, which its tests hold."""
+def evidence(page: str) -> str:
+    """What the simulator finds and counts: the numbers of its page, whose tests hold them, and of the programs of others."""
     counts = r"\*\*(\d+) kernels\*\* \| \| \*\*(\d+) of \d+\*\* \| \*\*(\d+) of \d+\*\*"
     kernels, bugs, alarms = re.search(counts, SIMULATOR.read_text(encoding="utf-8")).groups()
-    table = f"{link(page, 'docs/simulator.md')}#what-it-finds-of-planted-bugs"
+    simulator, foreign = (link(page, str(path.relative_to(ROOT))) for path in (SIMULATOR, FOREIGN))
+    counted, equal = counted_kernels()
+    results = foreign_results()
     return (
-        f"The simulator finds **{bugs} of {kernels}** [planted bugs]({table}), and raises "
-        f"**{'no' if alarms == '0' else alarms} false alarm** for their {kernels} correct twins."
+        f"The simulator finds **{bugs} of {kernels}** [planted bugs]({simulator}#what-it-finds-of-planted-bugs), raises "
+        f"**{'no' if alarms == '0' else alarms} false alarm** for their correct twins, and counts\n"
+        f"sectors and bank conflicts as [Nsight Compute does]({simulator}#how-exact-it-is) for **{equal} of {counted} kernels**. Of "
+        f"**{results.total()} [programs of others]({foreign}#programs-of-others-that-were-tried)**\n"
+        f"it ran {results['right']} right, found a bug in {results['found']}, and was wrong in silence in none."
     )
+
+
+def counted_kernels() -> tuple[int, int]:
+    """(kernels whose counts were compared with a GPU's counters, those whose counts are all equal)."""
+    table = SIMULATOR.read_text(encoding="utf-8").partition("| | sectors loaded |")[2].partition("\n\n")[0]
+    rows = table.splitlines()[2:]
+    return len(rows), sum(" / " not in row and "not measured" not in row for row in rows)
+
+
+def foreign_results() -> Counter:
+    """The number of programs of others by the first word of their result."""
+    table = FOREIGN.read_text(encoding="utf-8").partition("| Repository | Program |")[2].partition("\n\n")[0]
+    return Counter(re.match(r"\w+", row.split("|")[5].strip())[0] for row in table.splitlines()[2:])
 
 
 def hosted_cell(page: str) -> str:
@@ -79,7 +100,7 @@ def hosted_cell(page: str) -> str:
 
 
 PARTS = {
-    "lessons": lesson_list, "first-link": first_link, "badges": badges, "planted-bugs": planted_bugs, "hosted": hosted_cell,
+    "lessons": lesson_list, "first-link": first_link, "badges": badges, "evidence": evidence, "hosted": hosted_cell,
     **{name: lambda page, make=make: make() for name, make in home_page.PARTS.items() if name != "chart"},
     "chart": lambda page: f"![{home_page.ALTERNATIVE}](assets/speed.svg)",
 }  # fmt: skip

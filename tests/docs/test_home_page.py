@@ -61,6 +61,15 @@ def test_the_generated_parts_of_a_page_are_current(home, pages, page):
     assert (ROOT / page).read_text(encoding="utf-8") == pages.written(page), message
 
 
+def test_the_evidence_is_that_of_the_tables(pages):
+    text, results = (ROOT / "docs/coming-from-cudasim.md").read_text(encoding="utf-8"), pages.foreign_results()
+    assert set(results) == {"right", "found", "reported"} and results.total() >= 30
+    assert f"**{results.total()} programs**" in text
+    assert f"**{results['right']} right**, **{results['found']} with a bug**" in text and f"{results['reported']} reported" in text
+    kernels, equal = pages.counted_kernels()
+    assert 0 < equal <= kernels and f"**{equal} of {kernels} kernels**" in pages.evidence("README.md")
+
+
 def test_addresses_stand_in_one_place(home, pages, monkeypatch, tmp_path):
     import addresses
 
