@@ -73,22 +73,26 @@ class Interface:
 
 
 @contextmanager
-def launching_on(stream: Any) -> Iterator[None]:
-    """Within this context Numba's launches go to `stream`, a cuda.core Stream."""
-    configure = CUDADispatcher.configure
+def launching_on(stream: Any) -> Iterator[list[CUDADispatcher]]:
+    """Within this context Numba's launches go to `stream`, a cuda.core Stream; yields a list that gets their kernels."""
+    configure, kernels = CUDADispatcher.configure, []
 
     def configured(kernel, griddim, blockdim, _=0, sharedmem=0):
+        kernels.append(kernel)
         return configure(kernel, griddim, blockdim, stream, sharedmem)
 
     CUDADispatcher.configure = configured
     try:
-        yield
+        yield kernels
     finally:
         CUDADispatcher.configure = configure
 
 
 def measure(path: Path, contest: Contest, size: tuple[int, ...], dtype: np.dtype) -> Times:
-    """Check the reader's result on this GPU, then time all contenders. Raises ExerciseError if the result is wrong."""
+    """Check the reader's result on this GPU, then time all contenders.
+
+    Raises ExerciseError if the result is wrong, or if the kernels are not numba-cuda's, so that no launch is on the timed stream.
+    """
     device, ops = current_device(), CudaOps()
     noise = Noise()
     host = contest.inputs(size, dtype, noise, 1.0)
@@ -96,10 +100,12 @@ def measure(path: Path, contest: Contest, size: tuple[int, ...], dtype: np.dtype
     least = sum(array.nbytes for array in host.values()) + int(np.prod(shape)) * dtype.itemsize
     sets = [host, *(contest.inputs(size, dtype, noise, 1.0) for _ in range(min(input_sets(least, device.l2_bytes), MOST_SETS) - 1))]
     arrays = [{**{name: ops.array(one) for name, one in inputs.items()}, "out": ops.empty(shape, dtype)} for inputs in sets]
-    with launching_on(ops.core_stream), cuda.defer_cleanup():
+    with launching_on(ops.core_stream) as kernels, cuda.defer_cleanup():
         function, clock = function_of(path, contest), ReaderClock()
         own = [partial(function, *(cuda.as_cuda_array(Interface(one)) for one in each.values())) for each in arrays]
         own[0]()
+        if not kernels:
+            raise ExerciseError(f"{path} launches no kernel of numba-cuda, and only those are timed on a GPU")
         check_result(contest, ops.to_host(arrays[0]["out"]), host, dtype)
         names = contest.runners(size, dtype, device.compute_capability)
         rivals = [(name, [contest.launcher(name, each, ops) for each in arrays], CudaClock()) for name in names]
