@@ -19,7 +19,7 @@ from minllm.cli.nano import continue_by_nano
 from minllm.cli.options import JsonOption
 from minllm.cli.output_report import print_logprobs, totals, write_outputs
 from minllm.cli.prompt_file import PromptLine, read_prompts
-from minllm.cli.terminal import read_prompt, show, user_errors, user_lines, with_kernel_status
+from minllm.cli.terminal import read_prompt, required_input, show, user_errors, user_lines, with_kernel_status
 from minllm.cli.text_input import argument_text, read_text_file
 from minllm.engine.requests.default_params import described
 from minllm.engine.requests.outputs import BeamSearchOutput, RequestOutput
@@ -124,6 +124,7 @@ def chat(
     """Talk with a model through its chat template; an empty line or end of input ends it."""
     with user_errors():
         template = None if chat_template is None else template_or_name(chat_template)
+        required_input()  # refused before a model is loaded
         llm = load(options)
         if max_tokens is None:
             max_tokens = llm.engine.generation_config.max_new_tokens or CHAT_TOKENS
