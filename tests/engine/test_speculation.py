@@ -11,20 +11,13 @@ from minllm.errors import InvalidOptionError
 from minllm.kernels.speculation.runs import runs_of
 from tests.engine.checks import BLOCK_BYTES, tokens_of
 from tests.engine.models import model_directory
+from tests.engine.test_schedules import SAMPLED
 from tests.models.random_models import prompt
 
 SMALL = dict(device="cpu", max_model_len=128, dtype="float32")
 LENGTHS = ((5, 9), (30, 20), (17, 12), (60, 20), (1, 20), (40, 1))
 PROMPTS = [prompt(length, seed=length) for length, _ in LENGTHS]
 GREEDY = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=1) for _, tokens in LENGTHS]
-SAMPLED = [
-    SamplingParams(temperature=1.0, max_tokens=20, seed=1, ignore_eos=True),
-    SamplingParams(temperature=0.8, top_k=30, max_tokens=12, seed=2, ignore_eos=True, repetition_penalty=1.2),
-    SamplingParams(temperature=1.2, top_p=0.9, max_tokens=9, seed=3, ignore_eos=True, logit_bias={7: 4.0}),
-    SamplingParams(temperature=1.0, max_tokens=20, seed=4, ignore_eos=True, frequency_penalty=0.5, min_p=0.01),
-    SamplingParams(temperature=0.9, max_tokens=20, seed=5, ignore_eos=True, n=3),
-    SamplingParams(temperature=1.0, max_tokens=1, seed=6, ignore_eos=True),
-]
 
 
 def ngrams(drafts=4, longest=3):

@@ -66,9 +66,7 @@ class Function(Writer):
         self.block(tree.body)
         self.line("return result" if self.returns_value else "return None")
         source = "\n".join([f"def lanes_of_{code.co_name}(L{''.join(', ' + one for one in written)}):", *self.lines, ""])
-        filename = f"<lanes of {code.co_name} {len(linecache.cache)}>"
-        linecache.cache[filename] = len(source), None, source.splitlines(keepends=True), filename
-        exec(compile(source, filename, "exec"), self.names)
+        exec(code_of(source, code.co_name), self.names)
         made = self.names[f"lanes_of_{code.co_name}"]
         made.by_threads = self.by_threads
         return made
@@ -313,6 +311,14 @@ class Function(Writer):
             self.line(f"t = {self.expression(node.value)}")
             self.line("result = L.put(result, t)")
         self.line("L.returns()")
+
+
+@functools.cache
+def code_of(source, name):
+    """The code of a generated function called `name`, compiled once: kernels of a family often differ in outside values alone."""
+    filename = f"<lanes of {name} {len(linecache.cache)}>"
+    linecache.cache[filename] = len(source), None, source.splitlines(keepends=True), filename
+    return compile(source, filename, "exec")
 
 
 def is_plain(text):
