@@ -120,7 +120,7 @@ def test_a_count_where_the_hardware_has_none_differs():
 
 def test_a_kernel_that_was_not_launched_is_not_measured():
     rows, counters = compared([("c", "third_kernel", simulated(1))], parse(TABLE))
-    assert all(row.hardware is None for row in rows) and counters[0]["counters"] == {}
+    assert rows and all(row.hardware is None for row in rows) and counters[0]["counters"] == {}
 
 
 def test_the_simulator_s_counts_of_a_tile_turned_without_padding(tool, monkeypatch):
