@@ -44,7 +44,9 @@ class Function(Writer):
         self.parameters = [one.arg for one in (*tree.args.posonlyargs, *tree.args.args)]
         if tree.args.kwonlyargs or tree.args.kwarg:
             self.refuse(tree, "keyword-only parameters")
-        self.returns_value = any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(tree))
+        nodes = list(ast.walk(tree))
+        self.returns_value = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
+        self.has_choices = any(isinstance(node, ast.IfExp) for node in nodes)
 
     def compiled(self):
         """The generated function."""
@@ -122,7 +124,7 @@ class Function(Writer):
 
     def by_arrays(self, statement, visit):
         """Write a statement; one that takes an array or another by a condition, once for each of the two."""
-        simple = isinstance(statement, (ast.Expr, ast.Assign, ast.AugAssign, ast.Return))
+        simple = self.has_choices and isinstance(statement, (ast.Expr, ast.Assign, ast.AugAssign, ast.Return))
         choice = next((node for node in ast.walk(statement) if self.is_choice(node)), None) if simple else None
         if choice is None:
             visit(statement)
@@ -315,7 +317,7 @@ class Function(Writer):
 
 @functools.cache
 def code_of(source, name):
-    """The code of a generated function called `name`, compiled once: kernels of a family often differ in outside values alone."""
+    """The code of a lane form. Kernels that a factory makes for other constants often have the same source."""
     filename = f"<lanes of {name} {len(linecache.cache)}>"
     linecache.cache[filename] = len(source), None, source.splitlines(keepends=True), filename
     return compile(source, filename, "exec")

@@ -14,6 +14,7 @@ from minllm.sim.lanes.operations import each, stored_as, wrapped
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.scalars import dtype_of
 
+highest = np.maximum.reduce
 NOBODY, SEVERAL = -1, -2  # in Root.writer and Root.reader
 
 
@@ -82,8 +83,8 @@ class Memory:
         at = array.offset
         for position, extent, stride in zip(index, array.shape, array.strides):
             if type(position) is VECTOR:
-                outside = position.view(np.uint64) >= extent
-                if outside.any():
+                if highest(position.view(np.uint64)) >= extent:
+                    outside = position.view(np.uint64) >= extent
                     if self.mask is None or (outside & self.mask).any():
                         raise Fault("an index is out of bounds")
                     position = np.where(outside, 0, position)
