@@ -14,6 +14,7 @@ BYTES = np.arange(16)
 
 @in_lanes(async_copy.cp_async_16, async_copy.cp_async_16_narrow)
 def cp_async_16(lanes, address, array, index, valid_bytes):
+    """Start a copy of 16 bytes per lane; it takes place when its group is waited for."""
     lanes.shared_base()
     chosen = np.arange(lanes.size) if lanes.chosen is None else lanes.chosen
     address, index, valid = ((one if type(one) is VECTOR else np.full(lanes.size, one))[chosen] for one in (address, index, valid_bytes))
@@ -64,12 +65,14 @@ def everyone(lanes):
 
 @in_lanes(async_copy.cp_async_commit_group)
 def cp_async_commit_group(lanes):
+    """Commit the copies since the last group as a new group."""
     everyone(lanes)
     lanes.groups.append(lanes.copies)
     lanes.copies = []
 
 
 def make_wait_group(pending):
+    """The form of cp.async.wait_group with `pending` as its literal operand."""
     def wait(lanes):
         everyone(lanes)
         while len(lanes.groups) > pending:

@@ -126,6 +126,7 @@ for _name in [name for name in vars(mma) if name.startswith("mma_m16n8")]:
 
 @in_lanes(matrix.movmatrix_trans)
 def movmatrix_trans(lanes, word):
+    """The 8x8 tile of 16-bit elements that the words of each warp hold, transposed."""
     whole_warps(lanes)
     words = (np.asarray(word) + np.zeros(lanes.size, np.int64)).astype(np.uint32).reshape(-1, 32)
     tiles = words.view(np.uint16).reshape(-1, 8, 8).transpose(0, 2, 1)

@@ -118,12 +118,14 @@ def resize_warpgroups(lanes, action, emulation, count):
 
 @in_lanes(cluster.elect_sync)
 def elect_sync(lanes, members):
+    """1 in the first lane of each warp's mask, 0 in its other lanes."""
     first = votes(lanes, members, True)
     return ((first & -first) >> lanes.laneid & 1).astype(np.int64)
 
 
 @in_lanes(fence.fence_proxy_async, threads=True)
 def fence_proxy_async(lanes):
+    """Make stores to shared memory, and new mbarriers, visible to TMA and wgmma."""
     threads = lanes.running
     lanes.run_as(threads[0], fence.fence_proxy_async.emulation)
     for thread in threads[1:]:

@@ -48,11 +48,13 @@ def halves_of(word):
 
 
 def finite(*values):
+    """Whether no element is infinite or a NaN."""
     return all(np.isfinite(one).all() for one in values)
 
 
 @vectors(arithmetic.ex2)
 def ex2(x):
+    """2**x; results below the normal numbers are 0."""
     wide = np.clip(x.astype(np.float64), -127, 128)
     found = np.fromiter(map(math.exp2, wide.tolist()), np.float64, x.size).astype(np.float32)
     return np.where(x >= 128, arithmetic.INFINITY, np.where(x < -126, arithmetic.ZERO, found))
@@ -60,6 +62,7 @@ def ex2(x):
 
 @vectors(arithmetic.rcp)
 def rcp(x):
+    """1 / x; denormal arguments and results count as 0."""
     wide = x.astype(np.float64)
     found = np.where(abs(wide) > 1 / arithmetic.SMALLEST_NORMAL, np.copysign(0.0, wide), 1 / wide)
     return np.where(abs(wide) < arithmetic.SMALLEST_NORMAL, np.copysign(np.inf, wide), found).astype(np.float32)
@@ -67,16 +70,19 @@ def rcp(x):
 
 @vectors(arithmetic.rcp_rn)
 def rcp_rn(x):
+    """1 / x, rounded to the nearest float32."""
     return np.float32(1) / x.astype(np.float32)
 
 
 @vectors(arithmetic.tanh_approx)
 def tanh_approx(x):
+    """tanh(x), computed in float64."""
     return np.tanh(x.astype(np.float64)).astype(np.float32)
 
 
 @vectors(arithmetic.prmt)
 def prmt(low, high, selector):
+    """Four bytes of two words, chosen by the selector's nibbles; a nibble of 8 or more repeats the byte's sign."""
     low, high, selector = (np.asarray(one).astype(np.int64) for one in (low, high, selector))  # an operand may be uint64
     pool, found = (low & ALL) | (high & ALL) << 32, 0
     for number in range(4):
@@ -88,6 +94,7 @@ def prmt(low, high, selector):
 
 @vectors(arithmetic.shf_l_wrap)
 def shf_l_wrap(low, high, shift):
+    """The upper word of two after a shift to the left by shift % 32 bits."""
     shift = shift & 31
     return ((high & ALL) << shift | (low & ALL) >> 32 - shift) & ALL
 
@@ -100,21 +107,25 @@ def bytes_of(word, signed):
 
 @vectors(arithmetic.dp4a)
 def dp4a(a, b, c):
+    """c plus the dot product of four signed bytes."""
     return sum(x * y for x, y in zip(bytes_of(a, True), bytes_of(b, True))) + c & ALL
 
 
 @vectors(arithmetic.dp4a_u32)
 def dp4a_u32(a, b, c):
+    """c plus the dot product of four unsigned bytes."""
     return sum(x * y for x, y in zip(bytes_of(a, False), bytes_of(b, False))) + c & ALL
 
 
 @vectors(convert.float_as_uint)
 def float_as_uint(x):
+    """The bits of float32."""
     return bits_of(x)
 
 
 @vectors(convert.uint_as_float)
 def uint_as_float(word):
+    """float32 of these bits."""
     return floats_of(word)
 
 
@@ -125,11 +136,13 @@ def bfloat16_bits(bits):
 
 @vectors(convert.pack_bf16x2)
 def pack_bf16x2(low, high):
+    """Two float32 as bfloat16 in a word."""
     return bfloat16_bits(bits_of(low)) | bfloat16_bits(bits_of(high)) << 16
 
 
 @vectors(convert.pack_f16x2)
 def pack_f16x2(low, high):
+    """Two float32 as float16 in a word; None if one is not finite there, and the emulation decides."""
     found = [np.asarray(one, np.float32).astype(np.float16) for one in (low, high)]
     if not finite(*found):
         return None
@@ -138,18 +151,21 @@ def pack_f16x2(low, high):
 
 @vectors(convert.unpack_bf16x2)
 def unpack_bf16x2(word):
+    """The two bfloat16 of a word as float32; None for NaNs, whose bits the emulation decides."""
     found = floats_of((word & 0xFFFF) << 16), floats_of(word & 0xFFFF0000)
     return found if not any(np.isnan(one).any() for one in found) else None
 
 
 @vectors(convert.unpack_f16x2)
 def unpack_f16x2(word):
+    """The two float16 of a word as float32; None for NaNs, whose bits the emulation decides."""
     found = tuple(one.astype(np.float32) for one in halves_of(word))
     return found if not any(np.isnan(one).any() for one in found) else None
 
 
 @vectors(convert.fma_f16x2)
 def fma_f16x2(a, b, c):
+    """a * b + c of pairs of float16, rounded once; None if a result is not finite."""
     found = [(x * y + z).astype(np.float16) for x, y, z in zip(*map(halves_of, (a, b, c)))]
     if not finite(*found):
         return None
@@ -159,6 +175,7 @@ def fma_f16x2(a, b, c):
 
 @vectors(convert.fma_bf16x2)
 def fma_bf16x2(a, b, c):
+    """a * b + c of pairs of bfloat16, rounded once; None if a result is not finite or lies half-way between two."""
     found = []
     for part in (lambda word: (word & 0xFFFF) << 16, lambda word: word & 0xFFFF0000):
         x, y, z = (floats_of(part(np.asarray(word))).astype(np.float64) for word in (a, b, c))

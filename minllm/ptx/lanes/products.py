@@ -20,6 +20,7 @@ class Products:
 
     @property
     def under_way(self):
+        """Whether wgmmas have started and nobody has waited for them."""
         return bool(self.open or self.groups)
 
 
@@ -31,6 +32,7 @@ class Call:
 
     @property
     def sums(self):
+        """The accumulators, [128, n / 2], a view of the lanes' registers."""
         return rows_of(*self.registers[0], self.part)
 
     def left(self, memory):

@@ -35,10 +35,12 @@ class Root:
 
     @property
     def size(self):
+        """Elements of the array in global memory."""
         return self.data.size
 
     @property
     def itemsize(self):
+        """Bytes per element."""
         return self.flat.itemsize
 
 
@@ -55,26 +57,32 @@ class LaneArray:
 
     @property
     def ndim(self):
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def size(self):
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def itemsize(self):
+        """Bytes per element."""
         return self.dtype.itemsize
 
     @property
     def nbytes(self):
+        """Bytes of all elements."""
         return self.size * self.dtype.itemsize
 
     @property
     def contiguous(self):
+        """Whether the elements lie in C order without gaps."""
         return self.strides == row_major(self.shape)
 
     @property
     def T(self):
+        """The transposed array."""
         return self.like(self.shape[::-1], self.strides[::-1], self.offset)
 
     def like(self, shape, strides, offset):

@@ -77,11 +77,13 @@ def naturals(writer, node, arguments):
 
 @form(numba.cuda.syncthreads)
 def syncthreads(writer, node, value, arguments, named):
+    """Write cuda.syncthreads()."""
     return "L.syncthreads()"
 
 
 @form(numba.cuda.grid)
 def grid(writer, node, value, arguments, named):
+    """Write cuda.grid(n): a number, or a tuple."""
     count = writer.constant(node.args[0])
     axes = [f"L.blockIdx.{axis} * L.blockDim.{axis} + L.threadIdx.{axis}" for axis in "xyz"[:count]]
     return f"({axes[0]})" if count == 1 else f"({', '.join(axes)})"
@@ -89,12 +91,14 @@ def grid(writer, node, value, arguments, named):
 
 @form(numba.cuda.gridsize)
 def gridsize(writer, node, value, arguments, named):
+    """Write cuda.gridsize(n): a number, or a tuple."""
     count = writer.constant(node.args[0])
     axes = [f"L.gridDim.{axis} * L.blockDim.{axis}" for axis in "xyz"[:count]]
     return f"({axes[0]})" if count == 1 else f"({', '.join(axes)})"
 
 
 def dtype_argument(writer, node):
+    """The source of the dtype of a new array."""
     given = node.args[1] if len(node.args) > 1 else next((one.value for one in node.keywords if one.arg == "dtype"), None)
     dtype = writer.constant(given)
     kind = writer.found.values[node].type
@@ -104,11 +108,13 @@ def dtype_argument(writer, node):
 
 
 def shape_argument(writer, node):
+    """The source of the shape of a new array."""
     return writer.expression(node.args[0] if node.args else next(one.value for one in node.keywords if one.arg == "shape"))
 
 
 @form(numba.cuda.shared.array)
 def shared_array(writer, node, value, arguments, named):
+    """Write cuda.shared.array; its key is the place of the call."""
     key = writer.thing((writer.found.function.__code__, node.lineno, node.col_offset))
     aligned = node.args[2] if len(node.args) > 2 else next((one.value for one in node.keywords if one.arg == "alignment"), None)
     alignment = None if aligned is None else writer.constant(aligned)
@@ -117,11 +123,13 @@ def shared_array(writer, node, value, arguments, named):
 
 @form(numba.cuda.local.array)
 def local_array(writer, node, value, arguments, named):
+    """Write cuda.local.array."""
     return f"L.new_local({shape_argument(writer, node)}, {dtype_argument(writer, node)})"
 
 
 @form(max, min)
 def extremum(writer, node, value, arguments, named):
+    """Write max or min of numbers of one type."""
     called, replaced = writer.constant(node.func), writer.found.calls.get(node)
     name = "max" if called is max else "min"
     if named or len(arguments) < 2 or types.uint64 in [writer.kind(one).type for one in node.args]:
@@ -135,6 +143,7 @@ def extremum(writer, node, value, arguments, named):
 
 @form(abs)
 def absolute(writer, node, value, arguments, named):
+    """Write abs(x)."""
     if not is_scalar(value.type):
         writer.refuse(node, "abs of something that is not a number")
     return f"abs({arguments[0]})"
@@ -142,6 +151,7 @@ def absolute(writer, node, value, arguments, named):
 
 @form(int)
 def integer(writer, node, value, arguments, named):
+    """Write int(x)."""
     kind = writer.kind(node.args[0])
     if writer.found.calls.get(node) is truncated:
         return scalars(writer, node, truncated, arguments)
@@ -150,16 +160,19 @@ def integer(writer, node, value, arguments, named):
 
 @form(float)
 def real(writer, node, value, arguments, named):
+    """Write float(x)."""
     return f"{writer.cast(value.type, writer.kind(node.args[0]).type)}({arguments[0]})"
 
 
 @form(bool)
 def boolean(writer, node, value, arguments, named):
+    """Write bool(x)."""
     return f"truth({arguments[0]})"
 
 
 @form(round)
 def rounded(writer, node, value, arguments, named):
+    """Write round(x)."""
     replaced = writer.found.calls.get(node)
     function = replaced if isinstance(replaced, python_types.FunctionType) else round
     text = scalars(writer, node, function, arguments)
@@ -168,6 +181,7 @@ def rounded(writer, node, value, arguments, named):
 
 @form(len)
 def length(writer, node, value, arguments, named):
+    """Write len of an array or a tuple."""
     if isinstance(writer.found.values[node.args[0]].type, types.Array):
         return f"{arguments[0]}.shape[0]"
     return f"len({arguments[0]})"
@@ -175,16 +189,19 @@ def length(writer, node, value, arguments, named):
 
 @form(numba.cuda.fma)
 def fma(writer, node, value, arguments, named):
+    """Write cuda.fma."""
     return scalars(writer, node, CUDA.fma, arguments)
 
 
 @form(numba.cuda.selp)
 def selp(writer, node, value, arguments, named):
+    """Write cuda.selp: of the two values each lane evaluates its own."""
     return f"L.select({arguments[0]}, lambda: {arguments[1]}, lambda: {arguments[2]})"
 
 
 @form(*(getattr(numba.cuda, name) for name in BY_BITS), numba.cuda.cbrt)
 def bits(writer, node, value, arguments, named):
+    """Write cuda.popc, clz, ffs, brev or cbrt, in the argument's width."""
     called, width = writer.constant(node.func), writer.found.calls.get(node)
     function = getattr(CUDA, called.__name__)
     if isinstance(width, Width):
@@ -194,6 +211,7 @@ def bits(writer, node, value, arguments, named):
 
 @form(numba.cuda.threadfence, numba.cuda.threadfence_block)
 def fence(writer, node, value, arguments, named):
+    """Write cuda.threadfence or threadfence_block."""
     return "L.fence()"
 
 
@@ -215,16 +233,19 @@ for _name, _function in dict(ballot_sync=warps.ballot, any_sync=warps.any_of, al
 
 @form(numba.cuda.syncthreads_count)
 def syncthreads_count(writer, node, value, arguments, named):
+    """Write cuda.syncthreads_count."""
     return f"{writer.thing(warps.votes_of_block)}(L, {arguments[0]})"
 
 
 @form(numba.cuda.syncthreads_or)
 def syncthreads_or(writer, node, value, arguments, named):
+    """Write cuda.syncthreads_or."""
     return f"{writer.cast(types.int64, types.boolean)}({writer.thing(warps.votes_of_block)}(L, {arguments[0]}) > 0)"
 
 
 @form(numba.cuda.syncthreads_and)
 def syncthreads_and(writer, node, value, arguments, named):
+    """Write cuda.syncthreads_and."""
     return f"{writer.cast(types.int64, types.boolean)}({writer.thing(warps.votes_of_block)}(L, {arguments[0]}) == L.threads)"
 
 
@@ -243,9 +264,11 @@ for _name in ("add", "sub", "max", "min", "exch", "and_", "or_", "xor", "inc", "
 
 @form(*(getattr(numba.cuda, name) for name in LOADS if hasattr(numba.cuda, name)))
 def hinted_load(writer, node, value, arguments, named):
+    """Write a load with a cache hint as a plain load."""
     return f"L.load({arguments[0]}, *ops.position({arguments[1]}))"
 
 
 @form(*(getattr(numba.cuda, name) for name in STORES if hasattr(numba.cuda, name)))
 def hinted_store(writer, node, value, arguments, named):
+    """Write a store with a cache hint as a plain store."""
     return f"L.store({arguments[0]}, {arguments[2]}, *ops.position({arguments[1]}))"

@@ -141,5 +141,6 @@ class Carried:
                 self.mark(argument)
 
     def is_conversion_to_float(self, node):
+        """Whether a call gives a float, which is no index."""
         kind = self.found.values.get(node, UNKNOWN).type
         return kind is not None and not is_integer(kind) and not isinstance(kind, types.BaseTuple)

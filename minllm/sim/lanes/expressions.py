@@ -48,10 +48,12 @@ class Writer:
         self.local_names = set(code.co_varnames) | set(code.co_cellvars)
 
     def refuse(self, node, what):
+        """Raise NotInLanes, with the place of a node."""
         code = self.found.function.__code__
         raise NotInLanes(f"{what} ({file_of(code)}:{node.lineno} in {code.co_name})")
 
     def new_name(self):
+        """A name that no other part of the source has."""
         self.made += 1
         return f"t{self.made}"
 
@@ -87,6 +89,7 @@ class Writer:
         return f"ops.natural({text})" if kind is not None and kind.type == types.uint64 else text
 
     def is_array(self, value):
+        """Whether a Value is an array."""
         return isinstance(value.type, types.Array)
 
     # Expressions

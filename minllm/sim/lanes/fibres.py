@@ -51,6 +51,7 @@ class Fibre(greenlet):
         self.gr_context = contextvars.copy_context()
 
     def run(self):
+        """Run the kernel for the fibre's threads to its end."""
         launch = self.lanes.launch
         with np.errstate(all="ignore"):
             launch.form(self.lanes, *launch.arguments)
@@ -82,6 +83,7 @@ class LaneCall(greenlet):
         self.gr_context = contextvars.copy_context()
 
     def run(self):
+        """Call the instruction; the last thread lets the fibre go on."""
         _running.set(self.thread)
         self.result = self.function(*self.arguments)
         self.fibre.pending -= 1
@@ -129,6 +131,7 @@ class BlockMemory:
 
     @property
     def top(self):
+        """The end of the allocated memory, in bytes."""
         return self.block.shared_top
 
 
@@ -141,6 +144,7 @@ class FibreLanes(Lanes):
         self.memory, self.shared, self.seen = block.memory, block.shared_declared, {}
 
     def make_shared(self, shape, dtype, alignment):
+        """A shared array at the place that the threads' allocator gives it."""
         shape = extents(shape)
         start, stop = SharedMemory().place(self.block, 0 if shape == (0,) else shape, dtype, alignment)
         if shape == (0,):
@@ -149,6 +153,7 @@ class FibreLanes(Lanes):
         return LaneArray(self.memory.root, flat, shape, row_major(shape), start // dtype.itemsize)
 
     def syncthreads(self):
+        """A barrier of the block's fibres; all living lanes of this one must be here."""
         if self.is_parted:
             raise Refork([self], self.block.partition)
         if self.watch is not None:
@@ -286,6 +291,7 @@ class FibreLanes(Lanes):
         return made
 
     def wait_for_predecessors(self):
+        """The lanes of the mask, and so their threads, have waited for earlier launches."""
         super().wait_for_predecessors()
         for thread in self.running:
             thread.has_waited_for_predecessors = True

@@ -74,6 +74,7 @@ class Function(Writer):
         return made
 
     def line(self, text):
+        """Add a line at the current depth."""
         self.lines.append(INDENT * self.depth + text)
 
     # Facts about statements
@@ -204,6 +205,7 @@ class Function(Writer):
             self.refuse(target, "an assignment to an attribute")
 
     def store(self, target, value):
+        """Write a store to an element of an array."""
         array = self.found.values.get(target.value)
         if array is None or not self.is_array(array):
             self.refuse(target, "a store to something that is not an array")

@@ -44,6 +44,7 @@ class Memory:
         return self.shared[key]
 
     def make_shared(self, shape, dtype, alignment):
+        """A new shared array of every block of the vector."""
         shape = extents(shape)
         if self.memory is None:
             self.memory = SharedMemory(self)
@@ -128,6 +129,7 @@ class Memory:
         flat[at] = value
 
     def store_local(self, flat, at, value, chosen):
+        """Store to elements of a local array in the lanes `chosen`."""
         if chosen is None:
             flat[at if type(at) is not VECTOR else (at, self.lane)] = value
         elif type(at) is not VECTOR:
@@ -226,6 +228,7 @@ class Elements(CheckedArray):
     __slots__ = ()
 
     def atomic(self, index, change):
+        """Change an element; returns its old value."""
         old = self[index]
         self[index] = change(old)
         return old
@@ -285,4 +288,5 @@ def storable(value, array):
 
 
 def extents(shape):
+    """A shape as a tuple of ints."""
     return tuple(map(int, shape)) if isinstance(shape, tuple) else (int(shape),)

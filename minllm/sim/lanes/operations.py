@@ -147,21 +147,25 @@ def check_divisor(lanes, right):
 
 
 def floordiv(lanes, left, right):
+    """left // right of integers."""
     check_divisor(lanes, right)
     return left // right
 
 
 def mod(lanes, left, right):
+    """left % right of integers."""
     check_divisor(lanes, right)
     return left % right
 
 
 def unsigned_floordiv(lanes, left, right):
+    """left // right, of which at least one is a uint64."""
     check_divisor(lanes, right)
     return by_sign(np.floor_divide, lanes, left, right)
 
 
 def unsigned_mod(lanes, left, right):
+    """left % right, of which at least one is a uint64."""
     check_divisor(lanes, right)
     return by_sign(np.remainder, lanes, left, right)
 
@@ -174,21 +178,25 @@ def check_shift(lanes, right, below=64):
 
 
 def lshift(lanes, left, right, below=64):
+    """left << right of integers."""
     check_shift(lanes, right, below)
     return low(left << right) if type(left) is not VECTOR and type(right) is not VECTOR else left << right
 
 
 def rshift(lanes, left, right, below=64):
+    """left >> right of integers."""
     check_shift(lanes, right, below)
     return left >> right
 
 
 def unsigned_rshift(lanes, left, right, below=64):
+    """left >> right of a uint64."""
     check_shift(lanes, right, below)
     return by_sign(np.right_shift, lanes, left, right)
 
 
 def power(lanes, left, right):
+    """left**right, lane by lane."""
     return each(lambda a, b: a**b, left, right)
 
 
@@ -196,12 +204,14 @@ def power(lanes, left, right):
 
 
 def int_max(first, *others):
+    """The maximum of integers."""
     for other in others:
         first = np.maximum(first, other) if VECTOR in (type(first), type(other)) else max(first, other)
     return first
 
 
 def int_min(first, *others):
+    """The minimum of integers."""
     for other in others:
         first = np.minimum(first, other) if VECTOR in (type(first), type(other)) else min(first, other)
     return first

@@ -25,6 +25,7 @@ class Readers:
         self.lane = np.zeros((granules, warps), np.int8)
 
     def split(self, parts):
+        """Split each granule into parts."""
         self.when, self.clock, self.lane = (np.repeat(one, parts, 0) for one in (self.when, self.clock, self.lane))
 
     def note(self, at, threads, clocks, now):

@@ -36,6 +36,7 @@ class Regions:
         self.block(tree.body, parameters, self.root)
 
     def new(self, around):
+        """A new region inside `around`."""
         region = Region(len(self.inside), around)
         self.inside[region] = {}
         return region
@@ -57,11 +58,13 @@ class Regions:
             one.exposed.add(name)
 
     def expression(self, node, assigned, region):
+        """Note the names that an expression reads."""
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load):
                 self.use(inner.id, assigned, region)
 
     def target(self, node, assigned, region):
+        """Note the names that a target of an assignment assigns and reads."""
         for inner in ast.walk(node):
             if isinstance(inner, ast.Name):
                 if isinstance(inner.ctx, ast.Store):
@@ -112,6 +115,7 @@ class Regions:
         return bool(ends)
 
     def loop(self, statement, assigned, region):
+        """Walk over a loop."""
         inner, names = self.new(region), set()
         self.of[statement, "body"] = inner
         within = [*assigned, names]

@@ -128,6 +128,7 @@ class Lanes(Memory):
         return self.both_of(left, right, False)
 
     def both_of(self, left, right, wanted):
+        """`left and right()` if `wanted`, else `left or right()`; lanes that left decides do not evaluate right."""
         left = truth(left)
         if type(left) is not VECTOR:
             return truth(right()) if left is wanted else left

@@ -94,14 +94,17 @@ def ballot(lanes, members, predicate):
 
 
 def any_of(lanes, members, predicate):
+    """Whether the predicate holds in a lane of the warp that takes part."""
     return votes(lanes, members, predicate) != 0
 
 
 def all_of(lanes, members, predicate):
+    """Whether the predicate holds in all lanes of the warp that take part."""
     return votes(lanes, members, predicate) == members_of(lanes, members)
 
 
 def syncwarp(lanes, members=FULL_MASK):
+    """A barrier of warps, which orders memory accesses if whole warps take part."""
     if check_members(lanes, members) == FULL_MASK:
         lanes.after_syncwarp()
 

@@ -66,6 +66,7 @@ class Watch:
                 raise Fault("a read of memory that nobody wrote")
 
     def refuse(self):
+        """Raise NotInLanes for an access to a word that ends behind its array."""
         raise NotInLanes("words that end behind an array")
 
     def global_access(self, root, at, size, kind, value, waited, who, epoch, clock):
@@ -95,6 +96,7 @@ class Watch:
             raise NotInLanes("too many accesses to be compared")
 
     def shared_access(self, lanes, root, at, size, kind):
+        """Log an access to shared memory."""
         if lanes.flying and (root.flights[at * size >> 4]).any():
             raise Fault("an access to memory that a cp.async writes")
         who, _, clock = self.whereabouts(lanes)
@@ -129,9 +131,11 @@ class Watch:
             marks[(at, lanes.lane) if chosen is None else (at[chosen], chosen)] = True
 
     def new_local(self, root):
+        """A local array has been made: nothing in it is written."""
         root.marks = np.zeros(root.flat.shape, bool)
 
     def new_shared(self, root):
+        """A block's shared memory has been made: nothing in it is written."""
         root.marks, root.flights = np.zeros(root.flat.size, np.uint8), np.zeros(-(-root.flat.size // 16), bool)
 
     def are_ordered(self, log):
@@ -189,13 +193,16 @@ class Watch:
             lanes.log = kept
 
     def compare_shared(self, lanes):
+        """Raise Fault if accesses to shared memory since the last barrier may race."""
         if lanes.log.count and may_race(lanes.log, self.block_of, self.warp_of):
             raise Fault("a race on shared memory")
 
     def block_of(self, thread):
+        """The numbers of the blocks of threads."""
         return thread // self.threads
 
     def warp_of(self, thread):
+        """The numbers of the warps of threads, counted over all blocks."""
         return thread // self.threads * self.warps + thread % self.threads // WARP_SIZE
 
     def end_vector(self, lanes):

@@ -67,6 +67,7 @@ def load_units(lanes, array, index, count, dtype):
 
 
 def load_local_units(lanes, array, index, count, dtype):
+    """load_units of a local array."""
     if dtype.itemsize != array.itemsize:
         raise NotInLanes("words of a local array of another element size")
     found = [lanes.load(flat_view(array), index + number) for number in range(count)]

@@ -78,6 +78,7 @@ def in_lanes(kernel, *arguments, size):
 
 
 def integer_kernel(a, b, out, real, truth):
+    """All operators of two integers of one type: integers to `out`, quotients to `real`, comparisons to `truth`."""
     i = cuda.grid(1)
     if i < a.size:
         x, y = a[i], b[i]
@@ -120,6 +121,7 @@ def test_integers(dtype):
 
 
 def unsigned_kernel(a, b, out, real, truth):
+    """All operators of two uint64."""
     i = cuda.grid(1)
     if i < a.size:
         x, y = a[i], b[i]
@@ -148,6 +150,7 @@ def test_uint64():
 
 
 def float_kernel(a, b, out, truth):
+    """All operators of two floats."""
     i = cuda.grid(1)
     if i < a.size:
         x, y = a[i], b[i]
@@ -196,6 +199,7 @@ def test_casts(given, wanted):
 
 
 def store_kernel(a, out):
+    """Stores of one type in an array of another."""
     i = cuda.grid(1)
     if i < a.size:
         out[i] = a[i]
