@@ -161,6 +161,11 @@ def run(
         print(COLUMNS.format(row.case, row.variant, f"{row.value:.3f}", budget, share).rstrip(), file=out)
     print(file=out)
     rows += simulator_engines.measure(repeats, engine_cases, out)
+    if engine_cases and simulator_suite.has_tests():
+        with simulator_suite.tests_importable():
+            from tests.sim.every_kernel import ROWS
+        print(file=out)
+        rows += simulator_engines.count_launches({name: one.run for name, one in ROWS.items()}, out)
     if json_file is not None:
         write_json(json_file, new_record("cpu", {}, rows))
     return passed and not any(row.of_limit is not None and row.of_limit > 1 for row in rows)

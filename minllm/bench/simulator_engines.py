@@ -1,10 +1,12 @@
 """How many times faster the simulator's lanes are than its threads, for a few launches, with detectors and without.
 
 Both engines run in one process, in turn; the factor is the quotient of their best CPU times. Targets are factors that a change of the lanes
-should not lose.
+should not lose. In a clone of the repository, each kernel's launch of the tests is run in lanes, and those that cannot are listed with the
+reason.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
@@ -18,7 +20,7 @@ from minllm.kernels.attention.first_rungs import materialized
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.tiled import tiled_kernel
 from minllm.kernels.matmul.wgmma import wgmma
-from minllm.sim import detecting, simulate, using_engine
+from minllm.sim import detecting, engines, simulate, using_engine
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 COLUMNS = "{:<56} {:<14} {:>9} {:>9} {:>8} {:>8}"
@@ -97,6 +99,30 @@ def seconds(case: EngineCase, engine: str, detect: bool, repeats: int) -> float:
             case.run()
             times.append(time.process_time() - start)
     return min(times[1:])
+
+
+def count_launches(launches: dict[str, Callable[[], None]], out: TextIO | None = None) -> list[Row]:
+    """Run launches of kernels in lanes, print how many have run there and why the threads had to run the others, and make rows.
+
+    launches: by name. out: where to print, by default standard output.
+    """
+    rows = []
+    for detect in (True, False):
+        why = Counter()
+        for run in launches.values():
+            engines.launches.clear()
+            with detecting(detect), using_engine("lanes"):
+                run()
+            why += engines.launches
+        engines.launches.clear()
+        total, left = why.total(), {key: count for key, count in why.items() if key[1] is not None}
+        share = 1 - sum(left.values()) / total
+        print(f"launches of every kernel, detectors {'on' if detect else 'off'}: {share:.1%} of {total} run in lanes, all but", file=out)
+        for (name, reason), count in sorted(left.items()):
+            print(f"    {count} of {name}: {reason.split(' (/')[0]}", file=out)
+        variant = f"in lanes, detectors {'on' if detect else 'off'}"
+        rows.append(Row("simulator", "launches of every kernel", variant, round(100 * share, 1), "%"))
+    return rows
 
 
 def measure(repeats: int, cases: tuple[EngineCase, ...] = CASES, out: TextIO | None = None) -> list[Row]:

@@ -1,5 +1,6 @@
 """The benchmark of the simulator: its rows, its exit status, that the budgets hold here, and the suite that it times."""
 
+import functools
 import io
 import json
 import sys
@@ -132,3 +133,16 @@ def test_the_second_table_compares_the_engines():
     rows = simulator_engines.measure(1, (simulator_engines.EngineCase("a copy", run, 1, 1),), out)
     assert [(row.variant, row.unit) for row in rows] == [(f"threads over lanes, detectors {which}", "x") for which in ("on", "off")]
     assert all(row.value > 0 for row in rows) and out.getvalue().count("a copy") == 2
+
+
+def test_launches_that_threads_run_are_listed_with_the_reason():
+    def double(x, out):
+        i = cuda.grid(1)
+        if i < x.size:
+            out[i] = x[i] + x[i]
+
+    out = io.StringIO()
+    launches = {str(block): functools.partial(simulate, double, 1, block, np.ones(4), np.zeros(4)) for block in (4, 32)}
+    rows = simulator_engines.count_launches(launches, out)
+    assert [row.value for row in rows] == [50.0, 50.0]
+    assert "detectors on: 50.0% of 2 run in lanes, all but\n    1 of double: fewer than 8 threads\n" in out.getvalue()
