@@ -1,18 +1,20 @@
 """Keep what a GPU computes for small expressions, in which a compiler fuses products and sums: python tools/keep_gpu_answers.py [FILE]
 
-Each expression is a kernel of numba.cuda over the same 1,000 random arguments and 8 special ones. FILE, by default gpu_answers.npz, gets
-the arguments x, y and z, an array for each expression and kind of number, and "about": the device and the versions. Takes half a minute on
-a GPU; exit code 2 without one.
+Each expression is a kernel of numba.cuda over the same 250 random arguments and 8 special ones. FILE, by default that of the tests of the
+simulator, gets the arguments x, y and z, an array for each expression and kind of number, the expressions by name, and "about": the device
+and the versions. Takes half a minute on a GPU; exit code 2 without one.
 """
 
 import linecache
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 from numba import cuda
 
-COUNT = 1000
+DRAWN, COUNT = 1000, 250  # more numbers are drawn than are kept
+FILE = Path(__file__).resolve().parent.parent / "tests" / "sim" / "gpu_answers.npz"
 SPECIAL = [0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 3e38], [0, 1, 0, 2, 1, 1, 1, 2], [0] * 8
 KINDS = {"float16": np.float16, "float32": np.float32, "float64": np.float64}
 FUSED = {
@@ -64,8 +66,8 @@ def kernel_of(expression, **options):
 def arguments():
     """x, y and z, float32: random numbers, and then special ones."""
     random = np.random.default_rng(11)
-    drawn = random.standard_normal((3, COUNT)) * [[10], [1], [1]]
-    return [np.concatenate([row, special]).astype(np.float32) for row, special in zip(drawn, SPECIAL)]
+    drawn = random.standard_normal((3, DRAWN)) * [[10], [1], [1]]
+    return [np.concatenate([row[:COUNT], special]).astype(np.float32) for row, special in zip(drawn, SPECIAL)]
 
 
 def answers(expression, kind, **options):
@@ -77,7 +79,7 @@ def answers(expression, kind, **options):
     return out.copy_to_host()
 
 
-def main(file="gpu_answers.npz"):
+def main(file=FILE):
     """Run everything and write the file; returns the exit code."""
     if not cuda.is_available():
         print("this needs a CUDA GPU", file=sys.stderr)
@@ -88,7 +90,9 @@ def main(file="gpu_answers.npz"):
     kept |= {f"{name}/float32": answers(expression, np.float32) for name, expression in OF_FLOAT32.items()}
     kept |= {f"fast/{name}/float32": answers(expression, np.float32, fastmath=True) for name, expression in FAST.items()}
     about = f"{cuda.get_current_device().name}, numba-cuda {version('numba-cuda')}, Python {sys.version.split()[0]}"
-    np.savez_compressed(file, about=np.array(about), **{name.replace("/", "__"): array for name, array in kept.items()})
+    expressions = np.array(list((FUSED | OF_FLOAT32 | {f"fast/{name}": expression for name, expression in FAST.items()}).items()))
+    arrays = {name.replace("/", "__"): array for name, array in kept.items()}
+    np.savez_compressed(file, about=np.array(about), expressions=expressions, **arrays)
     print(f"{len(kept) - 3} arrays of {about} in {file}")
     return 0
 

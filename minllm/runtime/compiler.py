@@ -70,13 +70,16 @@ class CompiledKernel:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def compile_kernel(function, argument_types, compute_capability, *, wait=True, fastmath=False, launch_bounds=None, max_registers=None):
-    """The CompiledKernel of a function for a target, from the disk cache if possible.
+OPTIONS = dict(fastmath=False, contract=True, launch_bounds=None, max_registers=None)  # of `kernel`, with their defaults
+
+
+def compile_kernel(function, argument_types, compute_capability, *, wait=True, **options):
+    """The CompiledKernel of a function for a target, from the disk cache if possible. options: see OPTIONS.
 
     wait: whether to wait for another process that is compiling it, instead of returning None. Raises KernelCompilationError with the
     kernel, its argument types and the compiler's message.
     """
-    options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
+    options = OPTIONS | options
     key = cache_key(function, argument_types, compute_capability, options)
     if key is None:
         return compile_fresh(function, argument_types, compute_capability, options)
@@ -92,11 +95,10 @@ def compile_kernel(function, argument_types, compute_capability, *, wait=True, f
     return compiled
 
 
-def compile_listing(function, argument_types, compute_capability, *, fastmath=False, launch_bounds=None, max_registers=None):
-    """(CompiledKernel, PTX text), both with line numbers; never cached."""
-    options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
+def compile_listing(function, argument_types, compute_capability, **options):
+    """(CompiledKernel, PTX text), both with line numbers; never cached. options: see OPTIONS."""
     with compilation_errors(function, argument_types):
-        linker, name, target = prepare(function, argument_types, compute_capability, options, lineinfo=True)
+        linker, name, target = prepare(function, argument_types, compute_capability, OPTIONS | options, lineinfo=True)
         ptx = linker.link_to("ptx")
         cubin = linker.link_to("cubin")
     return CompiledKernel(name, cubin, target, **resource_usage(linker.report)), ptx.decode().rstrip("\0")
@@ -139,12 +141,15 @@ def prepare(function, argument_types, compute_capability, options, lineinfo=Fals
             library._llvm_strs = [text.replace(NUMBA_DEBUG_FLAG, NVRTC_DEBUG_FLAG) for text in library.llvm_strs]
         library._llvm_strs = [replace_missing(text, compute_capability) for text in library.llvm_strs]
         linker = VerboseLinker(max_registers=options["max_registers"], cc=target, lineinfo=lineinfo, lto=True)
+        linker.contract = options["contract"]
         library._link_all(linker, target, ignore_nonlto=False)
     return linker, entry.name, "sm_{}{}{}".format(*target)
 
 
 class VerboseLinker(numba_driver._Linker):
-    """Numba's linker, which also keeps ptxas' report of registers and spills."""
+    """Numba's linker, which also keeps ptxas' report of registers and spills. contract: whether products and sums become one fma."""
+
+    contract = True
 
     def link_to(self, kind):
         """Link to a "cubin" or to "ptx", as bytes, and keep ptxas' report in `report`."""
@@ -153,13 +158,34 @@ class VerboseLinker(numba_driver._Linker):
         # nvJitLink's own cache is off, because ptxas reports nothing for a cached result; disk_cache.py is enough.
         options = LinkerOptions(
             max_register_count=self.max_registers, arch=self.arch, link_time_optimization=True, lineinfo=self.lineinfo,
-            ptxas_options="-v", no_cache=True, ptx=kind == "ptx",
+            ptxas_options=["-v"] if self.contract else ["-v", "-fmad=false"], no_cache=True, ptx=kind == "ptx",
         )  # fmt: skip
+        if not self.contract:
+            return self.link_without_contraction(kind, [option.decode() for option in options.as_bytes()])
         linker = Linker(*self._object_codes, options=options)
         result = linker.link(kind)
         self.report = linker.get_info_log()
         linker.close()
         return bytes(result.code)
+
+    def link_without_contraction(self, kind, options):
+        """link_to with the option that stops NVVM from fusing, as -fmad=false stops ptxas: cuda.core spells it so that it is refused."""
+        from cuda.bindings import nvjitlink
+
+        options = [*options, "-fma=0"]
+        handle = nvjitlink.create(len(options), options)
+        try:
+            for made in self._object_codes:
+                nvjitlink.add_data(handle, getattr(nvjitlink.InputType, made.code_type.upper()), made.code, len(made.code), made.name)
+            nvjitlink.complete(handle)
+            made = bytearray(getattr(nvjitlink, f"get_linked_{kind}_size")(handle))
+            getattr(nvjitlink, f"get_linked_{kind}")(handle, made)
+            log = bytearray(nvjitlink.get_info_log_size(handle))
+            nvjitlink.get_info_log(handle, log)
+        finally:
+            nvjitlink.destroy(handle)
+        self.report = log.decode()
+        return bytes(made)
 
 
 def resource_usage(log):

@@ -42,10 +42,9 @@ class Kernel:
 
     argument_type = staticmethod(argument_type)  # the simulator converts arguments to the same types
 
-    def __init__(self, function, fastmath=False, launch_bounds=None, max_registers=None, dependent_launch=False):
+    def __init__(self, function, dependent_launch=False, **options):
         functools.update_wrapper(self, function)
-        self.function, self.dependent_launch = function, dependent_launch
-        self.options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers)
+        self.function, self.dependent_launch, self.options = function, dependent_launch, options
         self.loaded = {}  # argument types -> LoadedKernel
         self.clusters_at_a_time = {}  # (block, bytes of shared memory, cluster) -> clusters
 
@@ -202,14 +201,16 @@ class Simulation:
         return functools.partial(chosen, self.kernel, grid, block, shared_bytes=shared_bytes, cluster=cluster)
 
 
-def kernel(function=None, *, fastmath=False, launch_bounds=None, max_registers=None, dependent_launch=False):
+def kernel(function=None, *, fastmath=False, contract=True, launch_bounds=None, max_registers=None, dependent_launch=False):
     """Make a Kernel from a Python function written for numba.cuda.
 
-    fastmath: approximate division, square root and similar, and contraction. launch_bounds: (threads per block, blocks per SM) that must
-    fit, so that ptxas limits the registers. max_registers: limit of registers per thread. dependent_launch: the kernel may start before
-    its predecessor has ended; see the module's docstring.
+    fastmath: approximate division, square root and similar, and float32 without denormal numbers. contract: whether a product and a sum
+    become one fma, which rounds once; float16 and bfloat16 included. launch_bounds: (threads per block, blocks per SM) that must fit, so
+    that ptxas limits the registers. max_registers: limit of registers per thread. dependent_launch: the kernel may start before its
+    predecessor has ended; see the module's docstring.
     """
-    options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers, dependent_launch=dependent_launch)
+    options = dict(fastmath=fastmath, contract=contract, launch_bounds=launch_bounds, max_registers=max_registers)
+    options["dependent_launch"] = dependent_launch
     if function is None:
         return functools.partial(Kernel, **options)
     return Kernel(function, **options)

@@ -11,6 +11,7 @@ from collections import Counter
 import numpy as np
 
 from minllm.sim.cuda_module import SimulatedCuda
+from minllm.sim.fused import fma_of
 from minllm.sim.monitored_arrays import MonitoredArray
 from minllm.sim.rewrite import CUDA, LIBDEVICE, MATH, SimulatedModule, names_used
 from minllm.sim.scalars import Cast
@@ -95,6 +96,12 @@ def counted_function(function, count):
     return call
 
 
+def counted_fma(*operands):
+    """The fma that type inference puts in the place of a product and a sum of float32: two FLOPs."""
+    operations["float32 multiply-add"] += 2
+    return CountedFloat32(fma_of(np.float32)(*map(np.float32, operands)))
+
+
 def counted_math(name, found):
     """The counted version of `found`, called `name` in math or libdevice: one FLOP per call, two for a fused multiply-add."""
     if not callable(found) or name in NOT_ARITHMETIC:
@@ -112,6 +119,7 @@ REPLACED = {
     id(CUDA): CountedCuda(),
     id(MATH): CountedModule(MATH, counted_math),
     id(LIBDEVICE): CountedModule(LIBDEVICE, counted_math),
+    id(fma_of(np.float32)): counted_fma,
 }
 
 

@@ -55,6 +55,19 @@ def power(base, exponent):
     return one / result if exponent < 0 else result
 
 
+def power_factors(base, exponent):
+    """The two factors of the last multiplication of base ** exponent, for numbers or vectors and an exponent of at least 2."""
+    result = None
+    while exponent > 1:
+        if exponent & 1:
+            result = base if result is None else result * base
+        exponent >>= 1
+        if exponent == 1 and result is None:
+            return base, base
+        base = base * base
+    return result, base
+
+
 def integer_power(base, exponent):
     """base ** exponent of integers, modulo 2**64 if the exact number is large."""
     if exponent < 0:

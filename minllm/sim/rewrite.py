@@ -34,8 +34,15 @@ INDICES = {id(getattr(numba.cuda, name)): name for name in ("threadIdx", "blockI
 
 def for_simulation(kernel, argument_types, scalar_type=simulated_type):
     """(simulated twin of a kernel for these argument types, its Twins). scalar_type: Numba type -> cast."""
-    twins, function = Twins(scalar_type), plain_function(kernel)
-    return rewrite(infer_kernel(function, argument_types) or function, twins), twins
+    twins = Twins(scalar_type)
+    return rewrite(kernel_inference(kernel, argument_types) or plain_function(kernel), twins), twins
+
+
+def kernel_inference(kernel, argument_types):
+    """The Inference of a kernel for these argument types, with contraction if its options allow it; None without its source."""
+    options = {**getattr(kernel, "targetoptions", {}), **getattr(kernel, "options", {})}
+    contract = options.get("contract", True) and not (options.get("debug") and not options.get("opt"))
+    return infer_kernel(plain_function(kernel), argument_types, contract)
 
 
 class Twins(dict):

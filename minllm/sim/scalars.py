@@ -29,6 +29,10 @@ class Carrier:
     def stored(self, array):
         """Called when the number has been stored in an array of the kernel."""
 
+    def with_value(self, value):
+        """Another number that carries the same."""
+        return value
+
 
 class IntegerType(Cast):
     """The cast to an integer type: integers wrap, and floats are converted as by PTX's cvt.rzi.

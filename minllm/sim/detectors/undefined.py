@@ -21,6 +21,9 @@ OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "o
 class Undefined(Carrier):
     """Base class of undefined numbers. why: the origin of the value, as text."""
 
+    def with_value(self, value):
+        return undefined(value, self.why)
+
     def stored(self, array):
         if array.space != "local" and not waived_frame("undefined", kernel_frame(sys._getframe(1))):
             fail(f"an undefined value is stored in the {array}; it comes from {self.why}")

@@ -17,9 +17,8 @@ from minllm.sim.lanes.operations import wrapped
 from minllm.sim.lanes.state import Lanes
 from minllm.sim.lanes.watch import Watch
 from minllm.sim.progress import shown
-from minllm.sim.rewrite import plain_function
+from minllm.sim.rewrite import kernel_inference, plain_function
 from minllm.sim.scalars import simulated_type
-from minllm.sim.typing.functions import infer_kernel
 
 UNFORESEEN = "an error of the lanes"
 SUSPICION = "a possible fault"
@@ -38,7 +37,7 @@ class LaneLaunch:
         if len(indices) * self.block.x * self.block.y * self.block.z < FEW_THREADS:
             raise NotInLanes(f"fewer than {FEW_THREADS} threads")
         function = plain_function(how.kernel)
-        inference = infer_kernel(function, how.types)
+        inference = kernel_inference(how.kernel, how.types)
         if inference is None:
             raise NotInLanes("the kernel's source is not available")
         self.inference = inference
@@ -129,7 +128,7 @@ class LaneLaunch:
 
 def was_in_vain(how, detect):
     """Note that the threads have found nothing wrong with a launch that the checks under these detectors had sent to them."""
-    inference = infer_kernel(plain_function(how.kernel), how.types)
+    inference = kernel_inference(how.kernel, how.types)
     if inference is not None:
         inference.__dict__.setdefault("in_vain", set()).add(detect)
 

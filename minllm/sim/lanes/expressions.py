@@ -7,14 +7,20 @@ import numba.cuda
 import numpy as np
 
 from minllm.machine.numba_cuda import types
+from minllm.sim.fused import negated, vector_fma
 from minllm.sim.lanes import operations
 from minllm.sim.lanes.arrays import constant
 from minllm.sim.lanes.calls import call_form
 from minllm.sim.lanes.carried import Nothing, carried
 from minllm.sim.lanes.faults import NotInLanes
 from minllm.sim.lanes.masks import joined, truth
+from minllm.sim.operators import power_factors
 from minllm.sim.place import file_of
+from minllm.sim.scalars import simulated_type
 from minllm.sim.typing.arithmetic import BINARY, binary
+from minllm.sim.typing.contraction import NO_CONTRACTION
+from minllm.sim.typing.products import LEFT
+from minllm.sim.typing.source import calls_in
 from minllm.sim.typing.values import UNKNOWN, is_float, is_integer, is_scalar, may_be_negative, must_cast, range_bits
 
 SYMBOLS = {
@@ -42,6 +48,8 @@ class Writer:
         self.found, self.detect = inference, detect
         self.carried = carried(inference, *detect) if detect else Nothing
         self.names = {"joined": joined, "truth": truth, "ops": operations}
+        self.contraction = inference.contraction or NO_CONTRACTION
+        self.factors = {}  # {source of a product that is kept as a pair: those of its factors}
         self.made, self.by_threads = 0, False  # by_threads: whether the simulator's threads execute some instruction
         self.chosen = {}  # {a if c else b, of arrays: the arm for which a statement is being written}
         code = inference.function.__code__
@@ -114,7 +122,10 @@ class Writer:
         visit = getattr(self, "on_" + type(node).__name__, None)
         if visit is None:
             self.refuse(node, f"an expression {type(node).__name__}")
-        return self.cast_steps(node, visit(node, value))
+        text = visit(node, value)
+        if node in self.contraction.rounded:
+            text = f"{self.thing(operator.mul)}(*{text})"
+        return self.cast_steps(node, text)
 
     def literal(self, value):
         """The source of a constant number, or None."""
@@ -243,6 +254,9 @@ class Writer:
 
     def binary(self, node, operation, left, right, kinds, result):
         """The source of an operator's result."""
+        if node in self.contraction.fused or node in self.contraction.pairs:
+            left, right = (self.as_float(*one, result) for one in zip((left, right), kinds))
+            return self.fused(node, left, right, result) if node in self.contraction.fused else self.pair(node, operation, left, right)
         replaced = getattr(self.found, "operators", {}).get(node)  # by inference, where Python computes something else
         if replaced is not None and not isinstance(replaced, tuple):
             return f"L.each({self.thing(replaced)}, {left}, {right})"
@@ -250,12 +264,42 @@ class Writer:
             self.refuse(node, "an operator on something that is not a number")
         if is_integer(result.type) or result.type == types.boolean:
             return self.integer_binary(node, operation, left, right, kinds, result)
-        left, right = (
-            text if is_float(kind.type) else f"{self.cast(result.type, kind.type)}({text})" for text, kind in zip((left, right), kinds)
-        )
+        left, right = (self.as_float(*one, result) for one in zip((left, right), kinds))
         if operation is operator.pow:
             return f"ops.power(L, {left}, {right})"
         return f"({left} {SYMBOLS[operation]} {right})" if operation in SYMBOLS else self.refuse(node, "an operator on floats")
+
+    def as_float(self, text, kind, result):
+        """The source of the operand of an operator on floats."""
+        return text if is_float(kind.type) else f"{self.cast(result.type, kind.type)}({text})"
+
+    def pair(self, node, operation, left, right):
+        """The source of the two factors of a product."""
+        if operation is operator.pow:
+            exponent = node.value if isinstance(node, ast.AugAssign) else node.right
+            return f"{self.thing(power_factors)}({left}, {self.constant(exponent)})"
+        text = f"({left}, {right})"
+        self.factors[text] = left, right
+        return text
+
+    def negative(self, pair):
+        """The source of the factors of the negative of a product."""
+        if pair not in self.factors:
+            return f"{self.thing(negated)}({pair})"
+        first, second = self.factors[pair]
+        return self.pair(None, operator.mul, f"(-{first})", second)
+
+    def fused(self, node, left, right, result):
+        """The source of a sum or a difference, one operand of which is the pair of a product's factors."""
+        side, before = self.contraction.fused[node], ""
+        product, addend = (left, right) if side == LEFT else (right, left)
+        if side != LEFT and not addend.isidentifier() and calls_in(node):
+            before, addend = f"({(name := self.new_name())} := {addend}), ", name  # it is evaluated before the calls in the product
+        if isinstance(node.op, ast.Sub):
+            product, addend = (product, f"(-{addend})") if side == LEFT else (self.negative(product), addend)
+        factors = ", ".join(self.factors[product]) if product in self.factors else f"*{product}"
+        text = f"{self.thing(vector_fma(simulated_type(result.type)))}({factors}, {addend})"
+        return f"({before}{text})[1]" if before else text
 
     def integer_binary(self, node, operation, left, right, kinds, result):
         left, right = (f"ops.low({text})" if kind.bits > 62 or kind.wide else text for text, kind in zip((left, right), kinds))
@@ -287,6 +331,8 @@ class Writer:
             self.refuse(node, "an operator on something that is not a number")
         if kind.bits > 63 or kind.wide:
             operand = f"ops.low({operand})"
+        if node in self.contraction.pairs:
+            return self.negative(operand) if isinstance(node.op, ast.USub) else operand
         text = f"({'-' if isinstance(node.op, ast.USub) else '~' if isinstance(node.op, ast.Invert) else '+'}{operand})"
         if (wrap := self.found.wraps.get(node)) is not None:
             text = f"{self.cast(wrap, types.int64)}({text})"
@@ -378,6 +424,8 @@ class Writer:
         emulation = getattr(called, "emulation", None)
         if emulation is None and (hasattr(called, "py_func") or inner is not None):
             return self.device_call(node, called, inner, arguments, named)
+        if node in self.contraction.pairs:
+            return arguments[0]
         if isinstance(called, types.Type) or (isinstance(called, type) and issubclass(called, (np.number, np.bool_, bool, float))):
             return self.conversion(node, value, arguments)
         if isinstance(called, type) and issubclass(called, tuple):

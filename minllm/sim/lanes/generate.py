@@ -3,6 +3,7 @@
 import ast
 import functools
 import linecache
+import operator
 
 from minllm.sim.lanes.expressions import Writer
 from minllm.sim.lanes.faults import NotInLanes
@@ -177,6 +178,8 @@ class Function(Writer):
         right, kinds = self.expression(node.value), (self.kind(node.target), self.kind(node.value))
         if isinstance(target, ast.Name):
             left = self.cast_steps(target, f"v_{target.id}")
+            if target in self.contraction.rounded:
+                left = f"{self.thing(operator.mul)}(*{left})"
             self.assign(target, self.binary(node, operation, left, right, kinds, self.augmented(node)), None)
             return
         if not isinstance(target, ast.Subscript):

@@ -102,8 +102,10 @@ class Lanes(Memory):
         mask = self.mask
         if mask is None or old is None or old is new:
             return new
+        if isinstance(new, tuple) != isinstance(old, tuple):  # the factors of a product, which nothing uses where it may be something else
+            return new
         if isinstance(new, tuple):
-            if not isinstance(old, tuple) or len(old) != len(new):
+            if len(old) != len(new):
                 raise NotInLanes("a variable that is a tuple in some threads only")
             made = [self.put(*pair) for pair in zip(old, new)]
             return type(new)._make(made) if hasattr(new, "_make") else tuple(made)

@@ -213,6 +213,7 @@ class Expressions:
 
     def replace_operator(self, node, left, right, result):
         """Record what stands for the operator of a BinOp or an AugAssign."""
+        self.found.has_floats |= is_float(result.type)
         self.found.operators.pop(node, None)
         other = replacement(BINARY[type(node.op)], left, right, result) if type(node.op) in BINARY else None
         if other is not None:

@@ -15,6 +15,7 @@ from minllm.machine.numba_cuda import types
 from minllm.sim.numba_cuda_mlir import of_numba_cuda
 from minllm.sim.place import file_of
 from minllm.sim.typing.arithmetic import BINARY, COUNTER_BITS, binary
+from minllm.sim.typing.contraction import contracted
 from minllm.sim.typing.expressions import Expressions, iterated
 from minllm.sim.typing.refusals import refused_construct
 from minllm.sim.typing.rules import best_signature
@@ -47,28 +48,35 @@ class Inference:
     values: {expression: its Value without these casts}. called: {call: Inference of the device function, with or without casts}.
     edges: {end of a branch: [(variable, type)]}. placeholders: {statement: {variable that may have no value, but takes part in a shuffle:
     type}}. operators: {BinOp or AugAssign: a function or Guard that stands for its operator}. names: the globals and closure of the
-    function when it was inferred. result: a Value.
+    function when it was inferred. result: a Value. arguments: {parameter: Value}. augmented: {AugAssign: type of its result}. inlined: the
+    calls among `called` of functions without an emulation. contraction: which sums are fused with a product (contraction.py), or None.
+    has_floats: whether an operator of the function's own gives a float.
     """
 
-    def __init__(self, function, tree):
-        self.function, self.tree = function, tree
+    def __init__(self, function, tree, arguments, device):
+        self.function, self.tree, self.arguments, self.device = function, tree, dict(arguments), device
         self.casts, self.wraps, self.calls, self.devices, self.edges, self.names = {}, {}, {}, {}, {}, {}
         self.placeholders, self.operators = {}, {}
-        self.values, self.called = {}, {}
-        self.methods = set()
+        self.values, self.called, self.augmented = {}, {}, {}
+        self.methods, self.inlined = set(), set()
+        self.contraction, self.has_floats = None, False
         self.result = UNKNOWN
 
     @property
     def edited(self):
         """Whether the function needs changed code, or its own copies of global arrays."""
         arrays = any(isinstance(value, np.ndarray) for value in self.names.values())
-        changes = self.casts, self.calls, self.operators, self.devices, self.placeholders
+        changes = self.casts, self.calls, self.operators, self.devices, self.placeholders, *(self.contraction or ())
         return arrays or any(changes) or any(self.wraps.values()) or any(self.edges.values())
 
 
-def infer_kernel(function, argument_types):
-    """The Inference of a kernel, made once for each tuple of argument types; None if its source is not available."""
-    return inference(function, tuple(UNKNOWN if kind is None else of_type(kind) for kind in argument_types), device=False)
+def infer_kernel(function, argument_types, contract=True):
+    """The Inference of a kernel, made once for each tuple of argument types; None if its source is not available.
+
+    contract: whether a sum is one fma with a product, as the compiler makes it (contraction.py).
+    """
+    found = inference(function, tuple(UNKNOWN if kind is None else of_type(kind) for kind in argument_types), device=False)
+    return contracted(found) if found is not None and contract else found
 
 
 def inference(function, arguments, device=True):
@@ -117,7 +125,7 @@ class Walk(Expressions):
 
     def __init__(self, function, tree, arguments, device=True):
         self.device = device
-        self.found = Inference(function, tree)
+        self.found = Inference(function, tree, arguments, device)
         self.function, self.variables = function, arguments
         self.loops = []  # for each loop around the statement: (paths of break, paths of continue)
         self.returns = []
@@ -181,8 +189,10 @@ class Walk(Expressions):
         self.found.called[node] = found
         if found is None:
             return UNKNOWN
-        if getattr(called, "emulation", None) is None and (found.edited or called is function):
-            self.found.devices[node] = found
+        if getattr(called, "emulation", None) is None:
+            self.found.inlined.add(node)
+            if found.edited or called is function:
+                self.found.devices[node] = found
         return found.result
 
     def declared(self, node, called, arguments):
@@ -252,6 +262,7 @@ class Walk(Expressions):
         if isinstance(node.target, ast.Name):
             self.cast(node.target, left, casts[0])
             self.variables[node.target.id] = result
+        self.found.augmented[node] = result.type
         self.replace_operator(node, left, right, result)
 
     def assign(self, target, value):

@@ -3,10 +3,16 @@
 import ast
 import functools
 import linecache
+import operator
 import types as python_types
 
 import numpy as np
 
+from minllm.sim.fused import fma_of, negated
+from minllm.sim.operators import power_factors
+from minllm.sim.scalars import simulated_type
+from minllm.sim.typing.contraction import NO_CONTRACTION
+from minllm.sim.typing.products import LEFT
 from minllm.sim.unassigned import unassigned
 
 LAMBDA = "<lambda>"  # Python's name of all lambdas
@@ -98,7 +104,8 @@ class Editor:
     """Copies a function's syntax tree, with the casts of an Inference."""
 
     def __init__(self, found):
-        self.found, self.injected, self.guards = found, {}, 0
+        self.found, self.injected, self.kept_values = found, {}, 0
+        self.contraction = found.contraction or NO_CONTRACTION
 
     def code(self):
         """The new code object, with the original line numbers."""
@@ -122,9 +129,13 @@ class Editor:
             new = self.copy_fields(node)
         if isinstance(node, ast.Call):
             new = self.copy_call(node, new)
-        if isinstance(node, ast.BinOp) and node in self.found.operators:
+        if isinstance(node, ast.BinOp):
             new = self.copy_operator(node, new.left, new.right)
-        if isinstance(node, ast.UnaryOp):
+        elif node in self.contraction.pairs and isinstance(node, ast.expr):
+            new = self.copy_factors(node, new)
+        if node in self.contraction.rounded:
+            new = self.call(operator.mul, ast.Starred(new, ast.Load()))
+        if isinstance(node, ast.UnaryOp) and isinstance(new, ast.UnaryOp):
             new.op = self.found.calls.get(node, new.op)
             if (wrap := self.found.wraps.get(node)) is not None:
                 new = self.call(wrap, new)
@@ -169,29 +180,74 @@ class Editor:
         return made
 
     def copy_augmented(self, node):
-        """A copy of x += y, as x = x + y if x is cast."""
-        casts = self.found.casts
-        if node.target not in casts and node not in self.found.operators:
+        """A copy of x += y, as x = x + y if x is cast or the operator is replaced."""
+        casts, fusing = self.found.casts, self.contraction
+        if node.target not in casts and not any(node in one for one in (self.found.operators, fusing.fused, fusing.pairs)):
             return self.copy_fields(node)
         left, target = self.copy_fields(node.target), self.copy_fields(node.target)
         left.ctx = ast.Load()
+        if isinstance(target, ast.Subscript) and not isinstance(target.slice, (ast.Name, ast.Constant)):
+            left.slice, target.slice = self.kept(left.slice)
         for wanted in casts.get(node.target, ()):
             left = self.call(wanted, left)
+        if node.target in fusing.rounded:
+            left = self.call(operator.mul, ast.Starred(left, ast.Load()))
         value = self.copy_operator(node, left, self.copy(node.value))
         return ast.copy_location(ast.Assign([target], value), node)
 
+    def kept(self, expression):
+        """(the expression with its value kept in a variable, that variable)."""
+        self.kept_values += 1
+        name = f"$kept{self.kept_values}"  # one for each, because they may be nested
+        keep = ast.copy_location(ast.NamedExpr(ast.Name(name, ast.Store()), expression), expression)
+        return keep, ast.copy_location(ast.Name(name, ast.Load()), expression)
+
+    def copy_fused(self, node, left, right):
+        """A call of fma for a sum or a difference, one operand of which is the pair of a product's factors."""
+        side = self.contraction.fused[node]
+        product, addend = (left, right) if side == LEFT else (right, left)
+        first = None
+        if side != LEFT and not isinstance(addend, (ast.Name, ast.Constant)) and calls_in(node):
+            first, addend = self.kept(addend)  # it is evaluated before the calls in the product
+        if isinstance(node.op, ast.Sub) and side == LEFT:
+            addend = ast.copy_location(ast.UnaryOp(ast.USub(), addend), node)
+        elif isinstance(node.op, ast.Sub):
+            product = self.negative(product)
+        factors = product.elts if isinstance(product, ast.Tuple) else [ast.Starred(product, ast.Load())]
+        kind = self.found.augmented[node] if isinstance(node, ast.AugAssign) else self.found.values[node].type
+        call = ast.copy_location(ast.Call(self.name(fma_of(simulated_type(kind)), node), [*factors, addend], []), node)
+        if first is None:
+            return call
+        return ast.copy_location(ast.Subscript(ast.Tuple([first, call], ast.Load()), ast.Constant(1), ast.Load()), node)
+
+    def negative(self, pair):
+        """An expression for the factors of the negative of a product."""
+        if not isinstance(pair, ast.Tuple):
+            return self.call(negated, pair)
+        first, second = pair.elts
+        return ast.copy_location(ast.Tuple([ast.copy_location(ast.UnaryOp(ast.USub(), first), first), second], ast.Load()), pair)
+
+    def copy_factors(self, node, new):
+        """An expression for the factors of a product, of `new`, the copy of a node that is not an operator of two operands."""
+        if isinstance(node, ast.UnaryOp):
+            return self.negative(new.operand) if isinstance(node.op, ast.USub) else new.operand
+        return new.args[0] if isinstance(node, ast.Call) and node not in self.found.called else new
+
     def copy_operator(self, node, left, right):
         """An expression for the operator of a BinOp or an AugAssign between copies of its operands."""
+        if node in self.contraction.fused:
+            return self.copy_fused(node, left, right)
+        if node in self.contraction.pairs:
+            if isinstance(node.op, ast.Mult):
+                return ast.copy_location(ast.Tuple([left, right], ast.Load()), node)
+            return ast.copy_location(ast.Call(self.name(power_factors, node), [left, right], []), node)
         replaced = self.found.operators.get(node)
         plain = ast.copy_location(ast.BinOp(left, node.op, right), node)
         if replaced is None:
             return plain
         if not isinstance(replaced, tuple):
             return ast.copy_location(ast.Call(self.name(replaced, node), [left, right], []), node)
-        self.guards += 1
-        name = f"$right{self.guards}"  # one for each operator, because the left operand may have one as well
-        keep = ast.copy_location(ast.NamedExpr(ast.Name(name, ast.Store()), right), node)
-        plain.right = ast.copy_location(ast.Name(name, ast.Load()), node)
+        keep, plain.right = self.kept(right)
         operands = [] if replaced.below is None else [left, plain.right]
         other = ast.copy_location(ast.Call(self.name(replaced.otherwise, node), operands, []), node)
         if replaced.below is not None:
@@ -213,3 +269,8 @@ class Editor:
             else:
                 new = self.call(replacement, new)
         return new
+
+
+def calls_in(node):
+    """Whether an expression or a statement calls something."""
+    return any(isinstance(one, ast.Call) for one in ast.walk(node))
