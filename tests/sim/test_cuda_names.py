@@ -12,6 +12,7 @@ from numba.cuda.extending import intrinsic
 
 from minllm.errors import SimulationError
 from minllm.sim import simulate
+from minllm.sim.engines import ENGINES
 
 TABLE = np.array([3, 1, 4, 1, 5], np.int32)
 
@@ -277,3 +278,15 @@ def test_tuples_are_printed_without_the_types_of_their_numbers(capsys):
 
     simulate(kernel, 1, 1, np.full(1, 0.5, np.float32))
     assert capsys.readouterr().out == "at (0, 0, 0) (0.5, (1,)) 0.5\n"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("function", [math.modf, math.frexp])
+def test_functions_with_two_results(function, engine):
+    def kernel(x, first, second):
+        i = cuda.threadIdx.x
+        first[i], second[i] = function(x[i])
+
+    x, first, second = np.linspace(-3, 3, 32), np.zeros(32), np.zeros(32)
+    simulate(kernel, 1, 32, x, first, second, engine=engine)
+    assert list(zip(first, second)) == [function(one) for one in x]

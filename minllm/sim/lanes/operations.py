@@ -236,7 +236,7 @@ def math_form(name):
     """The vector form of a function of `math`."""
     scalar = getattr(SIMULATED, name)
     found = getattr(np, {"pow": "power", "fabs": "abs"}.get(name, name), None)
-    if not isinstance(found, np.ufunc) or name in ("ldexp", "frexp", "gcd"):
+    if not isinstance(found, np.ufunc) or found.nout > 1 or name in ("ldexp", "gcd"):
         return functools.partial(each, scalar)
 
     def form(*values):
