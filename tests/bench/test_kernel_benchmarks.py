@@ -22,9 +22,10 @@ from minllm.bench.kernel_case import (
     rounded,
     some_of,
 )
-from minllm.bench.kernel_cases import STAGES, attention, kernel_cases, matmul, projection
+from minllm.bench.kernel_cases import STAGES, attention, kernel_cases, projection
 from minllm.bench.record import Row
 from minllm.bench.timing import REPLAY_BELOW, input_sets, median_seconds
+from minllm.catalogue.matmul import matmul_bytes, matmul_flops
 from minllm.catalogue.noise import Noise
 from minllm.catalogue.sampling import RULES
 from minllm.errors import DeviceError, InvalidOptionError
@@ -49,6 +50,7 @@ LAUNCHERS = {
     "slots": {"write_slots", "load_rows", "advance"},
     "quantised": {"chosen", *INT8.variants, *INT4.variants, *NF4.variants},
 }
+GEMM = next(case for case in TINY_CASES if case.peers == ("cuBLAS",))
 CEILINGS = {"copy_tb_s": 4.0, "bf16_tflops": 800.0}
 SLOW_IN_THE_SIMULATOR = ("top_k", "top_p", "top_k, top_p and min_p")  # seconds for a search through all logits
 
@@ -270,7 +272,7 @@ def test_a_row_names_the_fastest_peer(monkeypatch):
     clocks = iter([FakeClock(3.0), FakeClock(2.0)])
     monkeypatch.setattr(torch_peers, "TorchClock", lambda: next(clocks))
     monkeypatch.setitem(torch_peers.PEERS, "another", torch_peers.PEERS["cuBLAS"])
-    case = replace(TINY_CASES[0], peers=("cuBLAS", "another"))
+    case = replace(GEMM, peers=("cuBLAS", "another"))
     bench = kernels.KernelBench(CudaOps(simulated=True), FakeClock(1.0), 1, CEILINGS, torch_peers)
     row = bench.row(case)
     assert (row.peer, row.ratio, row.peer_error) == ("torch another", 2.0, pytest.approx(row.error, rel=0.5))
@@ -283,7 +285,7 @@ def test_a_peer_that_refuses_leaves_a_row_without_a_peer(monkeypatch, capsys):
 
     monkeypatch.setitem(torch_peers.PEERS, "cuBLAS", refuses)
     bench = kernels.KernelBench(CudaOps(simulated=True), FakeClock(1.0), 1, CEILINGS, torch_peers)
-    row = bench.row(TINY_CASES[0])
+    row = bench.row(GEMM)
     assert row.peer is None and row.ratio is None and "no kernel for this" in capsys.readouterr().err
 
 
@@ -315,7 +317,7 @@ def test_samples_hold_both_ends():
 
 
 def test_counts_of_the_formulas():
-    assert matmul.matmul_flops(2, 3, 5) == 60 and matmul.matmul_bytes(2, 3, 5, 2) == 62
+    assert matmul_flops(2, 3, 5) == 60 and matmul_bytes(2, 3, 5, 2) == 62
     assert attention.prefill_flops(2, 3, 4, 8) == 4 * 4 * 8 * 2 * 6
     assert attention.key_value_bytes(2, 3, 4, 8, 2) == 768
     assert projection.fill_flops(3, 5, 7) == 420 and projection.project_bytes(5, 7, 3, 2) == 2 * (13 * 5 + 5 + 13)

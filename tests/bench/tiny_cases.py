@@ -7,7 +7,6 @@ import numpy as np
 from minllm.bench.kernel_case import FLOAT32, case_of
 from minllm.bench.kernel_cases import (
     attention,
-    matmul,
     projection,
     quantized_attention,
     quantized_matmul,
@@ -17,17 +16,9 @@ from minllm.bench.kernel_cases import (
 )
 from minllm.catalogue import measured_launches, small_launches
 from minllm.kernels.attention import VARIANTS as ATTENTION
-from minllm.kernels.matmul import VARIANTS as MATMUL
 
 TINY_HEADS = dict(heads=4, kv_heads=2, head_dim=16)
 TINY_CASES = [
-    matmul.matmul_case("naive", 9, 7, 33),
-    matmul.matmul_case("tiled", 9, 17, 40, FLOAT32),
-    matmul.matmul_case("vectorized", 9, 17, 16, FLOAT32),
-    matmul.matmul_case("tensor_core", 9, 18, 64),
-    matmul.matmul_case("wgmma", 9, 18, 64),
-    matmul.matmul_case("gemv", 1, 9, 64),
-    matmul.matmul_case("flat", 9, 18, 64),
     attention.prefill_case("materialized", 2, 5, **TINY_HEADS),
     attention.prefill_case("flash_attention_1", 1, 17, **TINY_HEADS),
     attention.prefill_case("flash_attention_2", 2, 5, **TINY_HEADS),
@@ -63,7 +54,6 @@ TINY_CASES = [
 # A tiny case for each variant that has none above.
 COVERED = {case.variant for case in TINY_CASES}
 TINY_CASES += [attention.default_case(name, 5, 20, **TINY_HEADS) for name in ATTENTION.names() if name not in COVERED]
-TINY_CASES += [matmul.default_case(name, 9, 18, 64) for name in MATMUL if name not in COVERED]
 
 
 def tiny(launch):

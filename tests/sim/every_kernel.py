@@ -41,8 +41,6 @@ from minllm.kernels.matmul.flat.tiles import FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.gemv import GemvTiling, matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
-from minllm.kernels.matmul.gemv.warp_per_row import matmul_warp_per_row
-from minllm.kernels.matmul.naive import matmul_naive
 from minllm.kernels.matmul.quantized import (
     fp8,
     fp8_block,
@@ -65,10 +63,6 @@ from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
-from minllm.kernels.matmul.tiled import matmul_tiled
-from minllm.kernels.matmul.vectorized import matmul_vectorized
-from minllm.kernels.matmul.warp_specialized import matmul_warp_specialized
-from minllm.kernels.matmul.warpgroup import matmul_warpgroup
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.quantization.cache import allocate
@@ -182,30 +176,6 @@ def qkv_rope_and_append_of_many_tokens():
 
 
 @row
-def gemv_with_a_warp_per_row():
-    M, N, K, b = 2, 5, 75, 2
-    moved = Moved(dict(x=M * N * K * b, weight=M * N * K * b, out=M * N * b), dict(x=M * K * b, weight=N * K * b))
-    return partial(matmul_warp_per_row, numbers(M, K), numbers(N, K), numbers(M, N)), {"warp_per_row_kernel": moved}
-
-
-@row
-def naive_product():
-    M, N, K, b = 17, 18, 24, 2
-    asked = dict(x=M * N * K * b, weight=M * N * K * b, out=M * N * b)
-    moved = Moved(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K)
-    return partial(matmul_naive, numbers(M, K), numbers(N, K), numbers(M, N)), {"matmul_naive_kernel": moved}
-
-
-@row
-def tiled_product():
-    M, N, K, tile, b = 32, 48, 12, 16, 4
-    asked = dict(x=M * N * K // tile * b, weight=M * N * K // tile * b, out=M * N * b)
-    moved = Moved(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K + M * N)  # the bias, 0, is added
-    arrays = [numbers(*shape, dtype=FLOAT32) for shape in ((M, K), (N, K), (M, N))]
-    return partial(matmul_tiled, *arrays, tile=(tile, 4, 4)), {"matmul_tiled_kernel": moved}
-
-
-@row
 def tensor_core_product():
     M, N, K, b = 64, 96, 64, 2
     tiling = TensorCoreTiling(32, 32, 32, 1, 2, 3)
@@ -213,46 +183,6 @@ def tensor_core_product():
     asked = dict(x=blocks * steps * tiling.tile_m * tiling.tile_k * b, weight=blocks * steps * tiling.tile_n * tiling.tile_k * b)
     moved = Moved(asked | dict(out=M * N * b), dict(x=M * K * b, weight=N * K * b), 2 * M * N * K, 2 * M * N * K + M * N)
     return partial(matmul_tensor_core, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_tensor_core_kernel": moved}
-
-
-@row
-def vectorized_product():
-    M, N, K, tile, b = 32, 48, 16, 16, 4
-    asked = dict(x=M * N * K // tile * b, weight=M * N * K // tile * b, out=M * N * b)
-    moved = Moved(asked, dict(x=M * K * b, weight=N * K * b), operations=2 * M * N * K + M * N)  # the bias, 0, is added
-    arrays = [numbers(*shape, dtype=FLOAT32) for shape in ((M, K), (N, K), (M, N))]
-    return partial(matmul_vectorized, *arrays, tile=tile), {"matmul_vectorized_kernel": moved}
-
-
-def warpgroup_product_of(launcher, kernel):
-    """Whole tiles of 64 x 256, in steps of 64 along K."""
-    M, N, K, b = 128, 256, 320, 2
-    tiles = M // 64 * (N // 256)
-    asked = dict(x_map=tiles * 64 * K * b, weight_map=tiles * 256 * K * b, out=M * N * b)
-    moved = Moved(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
-    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums, as for wgmma
-    return partial(launcher, x, weight, numbers(M, N)), {kernel: moved}
-
-
-@row
-def warpgroup_product():
-    return warpgroup_product_of(matmul_warpgroup, "matmul_warpgroup_kernel")
-
-
-@row
-def warp_specialized_product():
-    return warpgroup_product_of(matmul_warp_specialized, "matmul_warp_specialized_kernel")
-
-
-@row
-def wgmma_product():
-    M, N, K, b = 256, 128, 128, 2
-    tiling = WgmmaTiling(1, 64, 2, 2)
-    tiles = M // tiling.tile_m * (N // tiling.tile_n)
-    asked = dict(x_map=tiles * tiling.tile_m * K * b, weight_map=tiles * tiling.tile_n * K * b // tiling.cluster, out_map=M * N * b)
-    moved = Moved(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
-    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums: tensor cores cut off bits where the simulator rounds
-    return partial(matmul_wgmma, x, weight, numbers(M, N), tiling=tiling), {"matmul_wgmma_kernel": moved}
 
 
 @row

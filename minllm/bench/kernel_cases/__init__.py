@@ -3,7 +3,6 @@
 from minllm.bench.kernel_case import KernelCase, case_of
 from minllm.bench.kernel_cases import (
     attention,
-    matmul,
     projection,
     quantized_attention,
     quantized_matmul,
@@ -20,7 +19,7 @@ STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activati
 def kernel_cases(stages: tuple[str, ...] = STAGES) -> list[KernelCase]:
     """The cases of these stages, in the order in which they run and are recorded."""
     modules = (
-        matmul, attention, tree_attention, quantized_attention, window_attention, projection, quantized_prefill,
+        attention, tree_attention, quantized_attention, window_attention, projection, quantized_prefill,
         quantized_matmul,
     )  # fmt: skip
     every = [case for module in modules for case in module.cases()]

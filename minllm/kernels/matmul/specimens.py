@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.matmul import tensor_core, tiled, vectorized, warp_specialized, warpgroup
+from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.flat import fixed_order, flat_wgmma, fused
 from minllm.kernels.matmul.flat import tiles as flat_tiles
@@ -12,12 +12,7 @@ from minllm.kernels.matmul.flat.deferred_norm import deferred_norm_kernel
 from minllm.kernels.matmul.flat.rope_append import rope_append_kernel
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import choose_qkv_tiling, gemv_qkv_kernel
-from minllm.kernels.matmul.gemv.warp_per_row import warp_per_row_kernel
-from minllm.kernels.matmul.naive import BLOCK, matmul_naive_kernel
 from minllm.kernels.matmul.quantized import specimens as quantized
-from minllm.kernels.matmul.wgmma import wgmma
-from minllm.kernels.matmul.wgmma.tiling import GATED_TILES
-from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.specimen import TARGETS, Specimen, array
 from minllm.machine.numba_cuda import types
 from minllm.tiles.warp import WARP
@@ -47,24 +42,12 @@ def specimens():
     """All GEMM and GEMV kernels."""
     for dtype in FLOAT_DTYPES:
         name = dtype.name
-        # 6 blocks of 256 threads: this rung hides latency by threads alone.
-        yield Specimen(f"matmul/naive/{name}", matmul_naive_kernel, operands(name), BLOCK * BLOCK, blocks=6)
-        yield Specimen(f"matmul/warp_per_row/{name}", warp_per_row_kernel, operands(name), WARP, blocks=16)
-        for tile, tile_k, per_thread in tiled.TILES:
-            kernel, threads = tiled.tiled_kernel(tile, tile_k, per_thread), (tile // per_thread) ** 2
-            yield Specimen(f"matmul/tiled/{tile}/{name}", kernel, operands(name), threads, blocks=2)
-        for tile in vectorized.TILES:
-            kernel, threads = vectorized.vectorized_kernel(tile, name), (tile // vectorized.PER_THREAD) ** 2
-            contains = ("LDG.E.128*", "LDS.128")
-            yield Specimen(f"matmul/vectorized/{tile}/{name}", kernel, operands(name), threads, blocks=2, contains=contains)
         yield from gemv_specimens(name)
         yield from quantized.specimens(name)
     for dtype in HALF_DTYPES:
         yield from tensor_core_specimens(dtype.name)
         yield from flat_specimens(dtype.name)
         yield from fused_specimens(dtype.name)
-        yield from warpgroup_specimens(dtype.name)
-        yield from wgmma_specimens(dtype.name)
 
 
 def gemv_specimens(dtype):
@@ -195,44 +178,3 @@ def fused_specimen(name, kernel, arguments, tokens, tiling, dtype):
     shared_bytes, name = tiling.shared_bytes(tokens), f"matmul/flat/fused/{name}/{dtype}"
     blocks = 228 * 1024 // (shared_bytes + 1024)
     return Specimen(name, kernel, arguments, tiling.threads, blocks, shared_bytes, COPY_ENGINE, targets=((9, 0),))
-
-
-def warpgroup_specimens(dtype):
-    """Hopper only: the rungs below wgmma, with outputs stored in pairs, and with bias and float32 outputs stored one by one."""
-    rungs = (
-        ("warpgroup", warpgroup.warpgroup_kernel, warpgroup.THREADS, warpgroup.BLOCKS_PER_SM, warpgroup.SHARED_BYTES),
-        ("warp_specialized", warp_specialized.warp_specialized_kernel, warp_specialized.THREADS, 1, warp_specialized.SHARED_BYTES),
-    )
-    for rung, make_kernel, threads, blocks, shared_bytes in rungs:
-        for name, out, bias in (("pairs", dtype, types.none), ("out float32", "float32", array(dtype, 1))):
-            kernel, arguments = make_kernel(dtype, out == dtype), (types.uint64, types.uint64, bias, array(out, 2), types.int32)
-            name = f"matmul/{rung}/{name}/{dtype}"
-            yield Specimen(name, kernel, arguments, threads, blocks, shared_bytes, WGMMA, targets=((9, 0),))
-
-
-def wgmma_specimens(dtype):
-    """Hopper only: all tilings, plain, gated, with everything fused, and with outputs that TMA cannot store."""
-    matrix, vector = array(dtype, 2), array(dtype, 1)
-    for tiling in WGMMA_TILINGS if dtype == "bfloat16" else WGMMA_TILINGS[:1]:
-        name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}{'/early' if tiling.early else ''}"
-        yield wgmma_specimen(f"{name}/{dtype}", tiling, dtype, types.none, types.none, matrix)
-        if tiling.tile_n in GATED_TILES:
-            tiling = tiling._replace(chunks=1)
-            yield wgmma_specimen(f"{name}/silu/{dtype}", tiling, dtype, types.none, types.none, matrix, gated=True)
-    if dtype != "bfloat16":
-        return  # float16 has the same instructions except for one letter
-    large = WGMMA_TILINGS[0]
-    yield wgmma_specimen(f"matmul/wgmma/bias/{dtype}", large, dtype, vector, types.none, matrix)
-    residual = wgmma_specimen(f"matmul/wgmma/residual/{dtype}", large, dtype, types.none, matrix, matrix)
-    yield replace(residual, spills={(9, 0): 40})  # spilled once per tile, beside 128 sums and the addresses of two rows
-    yield wgmma_specimen(f"matmul/wgmma/pairs/{dtype}", large, dtype, vector, types.none, matrix, copied=False)
-    yield wgmma_specimen(f"matmul/wgmma/out float32/{dtype}", large, dtype, types.none, types.none, array("float32", 2), copied=False)
-
-
-def wgmma_specimen(name, tiling, dtype, bias, residual, out, gated=False, copied=True):
-    """One specimen of wgmma."""
-    kernel = wgmma.wgmma_kernel(tiling, dtype, gated, copied, dtype if out == array(dtype, 2) else "float32")
-    maps = types.uint64, types.uint64, types.uint64 if copied else types.none
-    arguments = (*maps, bias, residual, types.none, types.none, out, types.int32, types.int32)
-    contains = (*WGMMA, "UTMASTG.2D*", "STSM.16.M88.4*") if copied else WGMMA
-    return Specimen(name, kernel, arguments, tiling.threads, 1, tiling.shared_bytes, contains, targets=((9, 0),))

@@ -1,0 +1,178 @@
+"""The launches of the GEMMs: x [M, K] and weight [N, K] of b bytes an element, out [M, N]."""
+
+import numpy as np
+
+from minllm.catalogue.launch import TB_S, TFLOP_S, Launch, MachineCode, Measured, Moved, calls, describes, returns
+from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
+from minllm.kernels.activation.silu import silu_and_multiply_reference
+from minllm.kernels.matmul import tiled, vectorized, warpgroup
+from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT
+from minllm.kernels.matmul.reference import matmul_reference
+from minllm.kernels.matmul.variants import VARIANTS
+from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS, WgmmaTiling
+from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply
+
+HOPPER = ((9, 0),)
+HOPPER_RUNGS = ("warpgroup", "warp_specialized", "wgmma")
+WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
+
+
+def matmul_flops(m, n, k):
+    """FLOPs of a GEMM: a multiply and an add for each of M N K terms."""
+    return 2 * m * n * k
+
+
+def matmul_bytes(m, n, k, itemsize):
+    """Bytes to read each operand once and to write the result."""
+    return (m * k + n * k + m * n) * itemsize
+
+
+def whole_numbers(noise, shape, dtype):
+    """Small integers, three quarters of them zeros: sums of a few hundred products are exact in float32, and in 16 bits."""
+    return (noise.random.integers(-2, 3, shape) * (noise.random.random(shape) < 0.25)).astype(dtype)
+
+
+def moved_by(variant, m, n, k, b, options):
+    """What the variant moves, if tiles are whole; {} where no formula is given here."""
+    plain, maps = dict(x=m * k * b, weight=n * k * b), dict(x_map=m * k * b, weight_map=n * k * b)
+    out, work = dict(out=m * n * b), matmul_flops(m, n, k)
+    if variant in ("naive", "warp_per_row"):
+        operations = work if variant == "naive" else None
+        return Moved(dict(x=m * n * k * b, weight=m * n * k * b) | out, plain, operations=operations)
+    if variant in ("tiled", "vectorized") and options:
+        asked = m * n * k // np.ravel(options["tile"])[0] * b
+        return Moved(dict(x=asked, weight=asked) | out, plain, operations=work + m * n)  # the bias, 0, is added
+    if variant in ("warpgroup", "warp_specialized"):
+        tiles = m // 64 * (n // 256)
+        return Moved(dict(x_map=tiles * 64 * k * b, weight_map=tiles * 256 * k * b) | out, maps, work)
+    if variant == "wgmma" and options:
+        tiling = options["tiling"]
+        rows = m if tiling.early else tiling.tile_m
+        tiles = (1 if tiling.early else m // tiling.tile_m) * (n // tiling.tile_n)
+        weight = n * k * b if tiling.early else tiles * tiling.tile_n * k * b // tiling.cluster
+        return Moved(dict(x_map=tiles * rows * k * b, weight_map=weight, out_map=m * n * b), maps, work)
+    return {}
+
+
+@describes
+def product(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False, residual=False, exact=False, **options):
+    """x @ weight.T + bias + residual by one variant; options: those of its launcher.
+
+    bias: True, or its dtype if that is not the output's. exact: of whole numbers.
+    """
+    result = out_dtype or dtype
+
+    def arrays(noise):
+        make = whole_numbers if exact else type(noise).array
+        given = dict(x=make(noise, (m, k), dtype), weight=make(noise, (n, k), dtype)) | dict(out=noise.unwritten((m, n), result))
+        given |= dict(bias=make(noise, (n,), result if bias is True else bias)) if bias else {}
+        return given | (dict(residual=make(noise, (m, n), result)) if residual else {})
+
+    def reference(x, weight, bias=None, residual=None):
+        total = matmul_reference(x, weight, bias, np.float32)
+        return (total if residual is None else total + residual.astype(np.float32)).astype(result)
+
+    return Launch(
+        arrays,
+        call=lambda ops, **arrays: VARIANTS[variant](**arrays, **options, stream=ops.stream),
+        reference=returns(("out",), reference),
+        moved=moved_by(variant, m, n, k, dtype.itemsize, options),
+        rows=("x", "residual", "out"),
+        exact=exact,
+    )
+
+
+@describes
+def gated_product(m, n, k, dtype, tiling):
+    """silu(x @ gate.T) * (x @ up.T) by wgmma: gate and up of n rows each."""
+    return Launch(
+        arrays=lambda noise: dict(x=noise.array((m, k), dtype), gate_up=noise.array((2 * n, k), dtype), out=noise.unwritten((m, n), dtype)),
+        call=calls(matmul_silu_and_multiply, tiling=tiling),
+        reference=returns(("out",), gated_reference),
+        moved={},
+    )
+
+
+def gated_reference(x, gate_up):
+    """The product with both halves, and the activation of the first times the second."""
+    return silu_and_multiply_reference(matmul_reference(x, gate_up, out_dtype=np.float32)).astype(x.dtype)
+
+
+def compiled():
+    """The rungs of the ladder up to wgmma. naive hides latency by threads alone: 6 blocks of 256."""
+    for dtype in DTYPES:
+        yield MachineCode(f"matmul/naive/{dtype}", product("naive", 1, 8, 8, dtype, bias=True), blocks=6)
+        yield MachineCode(f"matmul/warp_per_row/{dtype}", product("warp_per_row", 1, 8, 8, dtype, bias=True), blocks=16)
+        for tile in tiled.TILES:
+            yield MachineCode(f"matmul/tiled/{tile[0]}/{dtype}", product("tiled", 1, 8, 8, dtype, bias=True, tile=tile), blocks=2)
+        for tile in vectorized.TILES:
+            launch, contains = product("vectorized", 1, 8, 8, dtype, bias=True, tile=tile), ("LDG.E.128*", "LDS.128")
+            yield MachineCode(f"matmul/vectorized/{tile}/{dtype}", launch, blocks=2, contains=contains)
+    for dtype in HALF_DTYPES:
+        for rung, blocks in (("warpgroup", warpgroup.BLOCKS_PER_SM), ("warp_specialized", 1)):
+            for name, options in (("pairs", {}), ("out float32", dict(out_dtype=FLOAT32, bias=dtype))):
+                launch = product(rung, 64, 256, 64, dtype, **options)
+                yield MachineCode(f"matmul/{rung}/{name}/{dtype}", launch, blocks, WGMMA, targets=HOPPER)
+        yield from compiled_wgmma(dtype)
+
+
+def compiled_wgmma(dtype):
+    """All tilings, plain, gated, with everything fused, and with outputs that TMA cannot store."""
+    copied = (*WGMMA, "UTMASTG.2D*", "STSM.16.M88.4*")
+    for tiling in TILINGS if dtype == BFLOAT16 else TILINGS[:1]:
+        name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}{'/early' if tiling.early else ''}"
+        yield MachineCode(f"{name}/{dtype}", product("wgmma", 64, 512, 64, dtype, tiling=tiling), 1, copied, targets=HOPPER)
+        if tiling.tile_n in GATED_TILES:
+            launch = gated_product(64, 512, 64, dtype, tiling._replace(chunks=1))
+            yield MachineCode(f"{name}/silu/{dtype}", launch, 1, copied, targets=HOPPER)
+    if dtype != BFLOAT16:
+        return  # float16 has the same instructions except for one letter
+    large = dict(tiling=TILINGS[0])
+    yield MachineCode(f"matmul/wgmma/bias/{dtype}", product("wgmma", 64, 512, 64, bias=True, **large), 1, copied, targets=HOPPER)
+    launch, spills = product("wgmma", 64, 512, 64, residual=True, **large), {(9, 0): 40}  # once per tile, beside 128 sums and two addresses
+    yield MachineCode(f"matmul/wgmma/residual/{dtype}", launch, 1, copied, spills=spills, targets=HOPPER)
+    yield MachineCode(f"matmul/wgmma/pairs/{dtype}", product("wgmma", 64, 66, 64, bias=True, **large), 1, WGMMA, targets=HOPPER)
+    launch = product("wgmma", 64, 512, 64, out_dtype=FLOAT32, **large)
+    yield MachineCode(f"matmul/wgmma/out float32/{dtype}", launch, 1, WGMMA, targets=HOPPER)
+
+
+def small():
+    """Whole numbers, whose products are exact; tests/kernels/matmul has odd shapes, extremes, and every option."""
+    exact = dict(exact=True)
+    yield product("naive", 17, 18, 24, **exact)
+    yield product("warp_per_row", 2, 5, 75, **exact)
+    yield product("tiled", 32, 48, 12, FLOAT32, **exact, tile=(16, 4, 4))
+    yield product("vectorized", 32, 48, 16, FLOAT32, **exact, tile=16)
+    yield product("warpgroup", 128, 256, 320, **exact)
+    yield product("warp_specialized", 128, 256, 320, **exact)
+    yield product("wgmma", 256, 128, 128, **exact, tiling=WgmmaTiling(1, 64, 2, 2))
+    yield product("naive", 9, 7, 33, FLOAT32, **exact)
+    yield product("tiled", 9, 17, 40, **exact, tile=(8, 8, 2))
+    yield product("vectorized", 9, 17, 16, **exact, tile=16)
+    for variant, rows in (("tensor_core", 9), ("gemv", 1), ("flat", 9), ("fixed_order", 9)):
+        yield product(variant, rows, 18, 64, **exact)
+
+
+def measured():
+    """All variants, named M x N x K: FLOPs per second for many rows, bytes per second for few."""
+    ladder = [("naive", 2048, 2048, 2048)]
+    for size in (2048, 4096):
+        ladder += [(variant, size, size, size) for variant in ("tiled", "vectorized", "tensor_core", *HOPPER_RUNGS)]
+    ladder += [(variant, 2048, 2048, 2048, FLOAT32) for variant in ("naive", "tiled", "vectorized")]
+    ladder += [(variant, 8192, 8192, 8192) for variant in HOPPER_RUNGS]
+    for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)):
+        ladder += [(variant, 2048, n, k) for variant in ("tensor_core", "wgmma")]
+    one_row = [(6144, 4096), (28672, 4096), (4096, 14336), (16384, 2048), (128256, 2048)]
+    decoding = [*(("gemv", 1, n, k) for n, k in one_row), ("gemv", 8, 6144, 4096)]
+    batches = [("flat", m, n, k) for n, k in one_row[:3] for m in (1, 8, 16, 32, 64, 128, 256)]
+    batches += [("fixed_order", m, n, k) for n, k in one_row[:3] for m in (1, 64, 256, 2048)]
+    batches += [("wgmma", m, n, k) for n, k in one_row[:3] for m in (128, 256)]
+    shapes = [*ladder, *decoding, *batches]
+    others = [name for name in VARIANTS if name not in {shape[0] for shape in shapes}]
+    shapes += [(name, min(2048, VARIANTS.entry(name).most_rows or 2048), 2048, 2048) for name in others]
+    for variant, m, n, k, *dtype in shapes:
+        launch = product(variant, m, n, k, *dtype)
+        moved, few_rows = matmul_bytes(m, n, k, launch.dtype.itemsize), m <= MOST_ROWS_OF_FLAT
+        unit, work = (TB_S, moved) if few_rows else (TFLOP_S, matmul_flops(m, n, k))
+        case, size = f"{m}x{n}x{k}, {launch.dtype}", dict(work=work, set_bytes=moved, sample=16)
+        yield Measured(launch, variant, case, unit=unit, peers=("cuBLAS",), **size)
