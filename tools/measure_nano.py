@@ -21,7 +21,7 @@ from minllm.models.shapes import SHAPES, named_config
 from minllm.nano import NanoLLM, SamplingParams
 from minllm.nano.operations import Kernels
 from minllm.post_training.files import write_safetensors
-from minllm.runtime.stream import compute_stream
+from minllm.runtime.device import core_device, current_device
 
 PROMPT, STEPS, BATCHES = 192, 32, (1, 16, 64)
 
@@ -101,10 +101,11 @@ class Timed:
             return method
 
         def timed(*arguments, **options):
-            compute_stream().sync()
+            device = core_device(current_device().index)
+            device.sync()
             start = time.perf_counter()
             result = method(*arguments, **options)
-            compute_stream().sync()
+            device.sync()
             self.seconds[name] += time.perf_counter() - start
             return result
 
