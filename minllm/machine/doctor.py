@@ -65,7 +65,7 @@ def _packages(machine: Machine) -> list[Finding]:
         found = f"{version} is installed" if version else "it is not installed"
         why = ""
         if requirement.startswith("numpy") and version:
-            why = "; numba-cuda cannot compile with NumPy 2.5 or newer, which removed functions that it calls"
+            why = "; Numba 0.68 refuses a newer NumPy"
         findings.append(Finding("problem", "packages", f"minllm needs {requirement} and {found}{why}", pip_install(requirement)))
     for module, error in machine.import_errors.items():
         package = module.split(".")[0]
@@ -171,6 +171,6 @@ def _kernel(machine: Machine) -> list[Finding]:
     if machine.device is None or known:
         return []
     if machine.kernel_error:
-        install = pip_install("--force-reinstall", f"numba-cuda[{driver.fitting_extra(machine.driver_cuda)}]==0.30.4", "numpy<2.5")
+        install = pip_install("--force-reinstall", f"numba-cuda[{driver.fitting_extra(machine.driver_cuda)}]==0.30.4", "numpy<2.6")
         return [Finding("problem", "kernels", f"a kernel was tried on the GPU and failed: {machine.kernel_error}", install)]
     return [Finding("ok", "kernels", "one was compiled, ran on the GPU and computed what its reference does")]

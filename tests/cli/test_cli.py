@@ -236,10 +236,10 @@ def test_doctor_exits_with_what_it_finds(monkeypatch):
     monkeypatch.setattr(machine, "look", lambda try_kernel: healthy)
     result = run("doctor")
     assert result.exit_code == 0 and "NumPy" in result.stdout
-    broken = machine.Machine(python=(3, 12), system="Linux", broken_requirements=[("numpy<2.5,>=2", "2.5.0")])
+    broken = machine.Machine(python=(3, 12), system="Linux", broken_requirements=[("numpy<2.6,>=2", "2.6.0")])
     monkeypatch.setattr(machine, "look", lambda try_kernel: broken)
     result = run("doctor")
-    assert result.exit_code == 1 and "pip install 'numpy<2.5,>=2'" in result.stdout
+    assert result.exit_code == 1 and "pip install 'numpy<2.6,>=2'" in result.stdout
 
 
 def test_pieces_are_written_one_by_one():
