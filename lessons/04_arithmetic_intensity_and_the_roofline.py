@@ -161,7 +161,7 @@ for launcher in (matmul_naive, matmul_gemv):
         launcher(x, w, out)
     total = traces[0].total
     counted[launcher.__name__] = total
-    multiplied = 2 * traces[0].flops["float32 multiply"]
+    multiplied = traces[0].flops["float32 multiply-add"]
     print(
         f"{launcher.__name__:14} {total.unique_bytes:10,} different bytes, "
         f"{total.bytes:9,} requested, {multiplied:8,} FLOP"

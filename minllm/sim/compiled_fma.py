@@ -74,13 +74,16 @@ def add_call(module, kind, otherwise):
     _kept.extend([otherwise, one])
 
     def outside(name, result, *arguments, more=False):
+        llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
         return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, arguments, var_arg=more), name)
 
     def object_at(thing):
         return WORD(id(thing)).inttoptr(BYTES)
 
     function = ir.Function(module, ir.FunctionType(BYTES, [BYTES, BYTES.as_pointer(), WORD]), f"call_{number}")
-    build = ir.IRBuilder(function.append_basic_block())
+    build, call = ir.IRBuilder(function.append_basic_block()), outside("PyObject_CallFunctionObjArgs", BYTES, BYTES, more=True)
+    with build.if_then(build.icmp_signed("!=", function.args[2], WORD(3))):
+        build.ret(build.call(call, [object_at(otherwise), ir.Constant(BYTES, None)]))  # which raises TypeError
     given = [build.load(build.gep(function.args[1], [WORD(k)])) for k in range(3)]
     release = outside("Py_DecRef", NOTHING, BYTES)
     exact = ir.IntType(1)(1)
@@ -89,7 +92,6 @@ def add_call(module, kind, otherwise):
         exact = build.and_(exact, build.icmp_unsigned("==", found, object_at(kind)))
         build.call(release, [found])
     with build.if_then(build.not_(exact)):
-        call = outside("PyObject_CallFunctionObjArgs", BYTES, BYTES, more=True)
         build.ret(build.call(call, [object_at(otherwise), *given, ir.Constant(BYTES, None)]))
     values = [build.call(outside("PyFloat_AsDouble", ir.DoubleType(), BYTES), [one_given]) for one_given in given]
     if kind is np.float32:

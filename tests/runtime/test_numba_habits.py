@@ -20,7 +20,6 @@ from numba.cuda.flags import Flags
 from minllm.runtime import compiler, numba_habits
 from minllm.runtime.argument_type import argument_type
 
-OPTIONS = dict(fastmath=False, launch_bounds=None, max_registers=None)
 OWN = {name: own for _, name, own, _ in numba_habits.REPLACED}
 
 SWITCHES = sorted(name for name, option in Flags.options.items() if option.type is bool)
@@ -67,7 +66,7 @@ def machine_code(dtype, monkeypatch):
     """The machine code of a new kernel. Numba numbers functions, as part of their names; the numbers start again."""
     monkeypatch.setattr(bytecode.FunctionIdentity, "_unique_ids", itertools.count(1000))
     types = [argument_type(argument) for argument in (np.zeros(4, dtype), np.zeros(4, dtype), 3)]
-    return compiler.compile_fresh(make_kernel(), types, (9, 0), OPTIONS).cubin
+    return compiler.compile_fresh(make_kernel(), types, (9, 0), compiler.OPTIONS).cubin
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])

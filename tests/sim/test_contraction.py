@@ -267,6 +267,8 @@ def test_float32_is_rounded_once(numbers):
 
 
 def test_operands_of_other_types_are_converted():
+    with pytest.raises(TypeError):
+        fma_of(np.float32)(np.float32(1))
     assert fma_of(np.float32)(2, np.float16(0.5), np.float32(1)) == 2 and type(fma_of(np.float32)(2, 1, 1)) is np.float32
     assert fma_of(np.float64)(np.float32(0.1), 3, 1) == float(np.float32(0.1)) * 3 + 1
 
