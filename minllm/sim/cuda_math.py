@@ -32,7 +32,7 @@ class SimulatedMath:
 def simulated_function(name, exact):
     """The twin of a function of `math`."""
     numpy_function = getattr(np, {"pow": "power", "fabs": "abs"}.get(name, name), None)
-    if not isinstance(numpy_function, np.ufunc) or name in ("ldexp", "frexp", "remainder"):  # np.remainder is Python's %
+    if not isinstance(numpy_function, np.ufunc) or name in ("ldexp", "frexp", "modf", "remainder"):  # np.remainder is Python's %
         numpy_function = None
 
     def function(*arguments):
@@ -48,6 +48,8 @@ def simulated_function(name, exact):
         elif name == "frexp":
             fraction, exponent = exact(float(arguments[0]))
             return (np.float32(fraction) if single else np.float64(fraction)), exponent
+        elif name == "modf":
+            return tuple(map(np.float32 if single else np.float64, np.modf(float(arguments[0]))))
         elif numpy_function is not None:
             result = numpy_function(*map(np.float64, arguments))
         else:

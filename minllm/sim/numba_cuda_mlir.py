@@ -73,9 +73,12 @@ def signature_of_numba_cuda(signature):
 
 
 def host_side():
-    """(modules with the names of numba.cuda, the module of dispatchers) of the package; None if it is not installed."""
+    """(modules with the names of numba.cuda, the module of dispatchers) of the package; None if it cannot be imported."""
     if importlib.util.find_spec(PACKAGE) is None:
         return None
+    try:
+        cuda, below, descriptor = (importlib.import_module(f"{PACKAGE}.{name}") for name in ("cuda", "numba_cuda", "descriptor"))
+    except (ImportError, OSError):  # its libraries do not load here: a program that needs them will say so
+        return None
     importlib.import_module("numba.cuda.random")  # the other package's cuda.random needs no import
-    cuda, below, descriptor = (importlib.import_module(f"{PACKAGE}.{name}") for name in ("cuda", "numba_cuda", "descriptor"))
     return (cuda, below), descriptor

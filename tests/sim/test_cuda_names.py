@@ -282,11 +282,12 @@ def test_tuples_are_printed_without_the_types_of_their_numbers(capsys):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("function", [math.modf, math.frexp])
-def test_functions_with_two_results(function, engine):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_functions_with_two_results(dtype, function, engine):
     def kernel(x, first, second):
         i = cuda.threadIdx.x
         first[i], second[i] = function(x[i])
 
-    x, first, second = np.linspace(-3, 3, 32), np.zeros(32), np.zeros(32)
+    x, first, second = np.linspace(-3, 3, 32).astype(dtype), np.zeros(32, dtype), np.zeros(32, dtype)
     simulate(kernel, 1, 32, x, first, second, engine=engine)
     assert list(zip(first, second)) == [function(one) for one in x]
