@@ -13,6 +13,7 @@ import time
 SECONDS = 2.0
 LONG_SECONDS = 60
 LOOK = 0.25  # seconds between two looks at the running launch
+IDLE = 20  # looks without a launch after which the background thread sleeps until the next one
 VARIABLE = "MINLLM_SIM_PROGRESS"
 DEBUGGERS = {"bdb", "cmd", "pdb"}
 
@@ -54,10 +55,6 @@ class Progress:
             _running.remove(self)
             if self.is_line_open:
                 print(file=sys.stderr, flush=True)
-        if not _running:
-            _begun.clear()
-            if _running:  # another thread has begun between these two lines
-                _begun.set()
 
 
 @contextlib.contextmanager
@@ -71,7 +68,8 @@ def shown(name, total):
         _watchers[:] = [threading.Thread(target=watch, name="minllm progress", daemon=True)]
         _watchers[0].start()
     _running.append(progress)
-    _begun.set()
+    if not _begun.is_set():
+        _begun.set()
     try:
         yield progress
     finally:
@@ -87,9 +85,14 @@ def run_in_turn(steps, name):
 
 
 def watch():
-    """Look at the newest launch again and again: the background thread."""
+    """Look at the newest launch again and again: the background thread. To wake it takes longer than a short launch, so it sleeps late."""
+    idle = 0
     while True:
-        _begun.wait()
+        idle = 0 if _running else idle + 1
+        if idle > IDLE:
+            _begun.clear()
+            if not _running:
+                _begun.wait()
         time.sleep(LOOK)
         for progress in _running[-1:]:
             if in_debugger(sys._current_frames().get(progress.where)):

@@ -123,6 +123,7 @@ def test_a_long_launch_shows_its_progress_before_its_first_block_ends(engine, mo
     """Every thread of this kernel takes long; the background thread prints meanwhile."""
     monkeypatch.setattr(progress, "SECONDS", 0.02)
     monkeypatch.setattr(progress, "LOOK", 0.005)
+    monkeypatch.setattr(progress, "_watchers", [])  # the thread of earlier launches may be in its longer sleep
 
     def slow(x, out, rounds):
         total = 0
