@@ -62,6 +62,10 @@ class Kernel:
         """`kernel.trace[grid, block, stream=None, shared_bytes=0, cluster=None](*numpy_arrays)` -> Trace of a simulated launch."""
         return Simulation(self, traced=True)
 
+    def without_contraction(self):
+        """The same kernel, whose products and sums are rounded each, on a GPU and in the simulator, instead of becoming one fma."""
+        return Kernel(self.function, self.dependent_launch, **self.options | dict(contract=False))
+
     def compile(self, *arguments, compute_capability=(9, 0), wait=True):
         """The CompiledKernel for these arguments or Numba types. Needs no GPU. wait: see compiler.compile_kernel."""
         from minllm.runtime import compiler  # needs numba-cuda
@@ -201,16 +205,14 @@ class Simulation:
         return functools.partial(chosen, self.kernel, grid, block, shared_bytes=shared_bytes, cluster=cluster)
 
 
-def kernel(function=None, *, fastmath=False, contract=True, launch_bounds=None, max_registers=None, dependent_launch=False):
+def kernel(function=None, *, fastmath=False, launch_bounds=None, max_registers=None, dependent_launch=False):
     """Make a Kernel from a Python function written for numba.cuda.
 
-    fastmath: approximate division, square root and similar, and float32 without denormal numbers. contract: whether a product and a sum
-    become one fma, which rounds once; float16 and bfloat16 included. launch_bounds: (threads per block, blocks per SM) that must fit, so
-    that ptxas limits the registers. max_registers: limit of registers per thread. dependent_launch: the kernel may start before its
-    predecessor has ended; see the module's docstring.
+    fastmath: approximate division, square root and similar, and float32 without denormal numbers. launch_bounds: (threads per block, blocks
+    per SM) that must fit, so that ptxas limits the registers. max_registers: limit of registers per thread. dependent_launch: the kernel may start before
+    its predecessor has ended; see the module's docstring.
     """
-    options = dict(fastmath=fastmath, contract=contract, launch_bounds=launch_bounds, max_registers=max_registers)
-    options["dependent_launch"] = dependent_launch
+    options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers, dependent_launch=dependent_launch)
     if function is None:
         return functools.partial(Kernel, **options)
     return Kernel(function, **options)

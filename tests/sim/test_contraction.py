@@ -205,7 +205,7 @@ def test_a_kernel_without_contraction_rounds_twice(engine, numbers):
         out[0, i] = x[0, i] * x[1, i] + x[2, i]
 
     found = np.zeros((2, 2, 64), np.float32)
-    for out, made in zip(found, (kernel(sums, contract=False), cuda.jit(debug=True, opt=False)(sums))):
+    for out, made in zip(found, (kernel(sums).without_contraction(), cuda.jit(debug=True, opt=False)(sums))):
         simulate(made, 1, 64, numbers, out, engine=engine)
     a, b, c, _ = numbers
     np.testing.assert_array_equal(found[:, 0], [a * b + c] * 2)
