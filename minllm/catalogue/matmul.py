@@ -2,18 +2,22 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import TB_S, TFLOP_S, Launch, MachineCode, Measured, Moved, calls, describes, returns
+from minllm.catalogue.launch import TARGETS, TB_S, TFLOP_S, Launch, MachineCode, Measured, Moved, calls, describes, returns
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
 from minllm.kernels.activation.silu import silu_and_multiply_reference
-from minllm.kernels.matmul import tiled, vectorized, warpgroup
+from minllm.kernels.matmul import tensor_core, tiled, vectorized, warpgroup
 from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT
 from minllm.kernels.matmul.reference import matmul_reference
+from minllm.kernels.matmul.tensor_core import TensorCoreTiling
 from minllm.kernels.matmul.variants import VARIANTS
 from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS, WgmmaTiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply
 
 HOPPER = ((9, 0),)
+BEFORE_HOPPER, FROM_HOPPER = TARGETS[:2], TARGETS[2:]
 HOPPER_RUNGS = ("warpgroup", "warp_specialized", "wgmma")
+TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4")
+COPIED_BY_THREADS = "LDGSTS.E.BYPASS*128*"
 WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
 
 
@@ -42,6 +46,10 @@ def moved_by(variant, m, n, k, b, options):
     if variant in ("tiled", "vectorized") and options:
         asked = m * n * k // np.ravel(options["tile"])[0] * b
         return Moved(dict(x=asked, weight=asked) | out, plain, operations=work + m * n)  # the bias, 0, is added
+    if variant == "tensor_core" and options:
+        tiling = options["tiling"]
+        asked = dict(x=m * n // tiling.tile_n * k * b, weight=m // tiling.tile_m * n * k * b)
+        return Moved(asked | out, plain, work, work + m * n)
     if variant in ("warpgroup", "warp_specialized"):
         tiles = m // 64 * (n // 256)
         return Moved(dict(x_map=tiles * 64 * k * b, weight_map=tiles * 256 * k * b) | out, maps, work)
@@ -109,11 +117,23 @@ def compiled():
             launch, contains = product("vectorized", 1, 8, 8, dtype, bias=True, tile=tile), ("LDG.E.128*", "LDS.128")
             yield MachineCode(f"matmul/vectorized/{tile}/{dtype}", launch, blocks=2, contains=contains)
     for dtype in HALF_DTYPES:
+        yield from compiled_tensor_core(dtype)
         for rung, blocks in (("warpgroup", warpgroup.BLOCKS_PER_SM), ("warp_specialized", 1)):
             for name, options in (("pairs", {}), ("out float32", dict(out_dtype=FLOAT32, bias=dtype))):
                 launch = product(rung, 64, 256, 64, dtype, **options)
                 yield MachineCode(f"matmul/{rung}/{name}/{dtype}", launch, blocks, WGMMA, targets=HOPPER)
         yield from compiled_wgmma(dtype)
+
+
+def compiled_tensor_core(dtype):
+    """Prefill: all tilings. A block's outputs fill the registers: one large block, or two of the next size, and so on."""
+    for tiling, blocks in zip(tensor_core.TILINGS, (1, 2, 2, 3, 4, 5), strict=True):
+        name, contains = f"matmul/tensor_core/{tiling.tile_m}x{tiling.tile_n}/{dtype}", (*TENSOR_CORES, COPIED_BY_THREADS)
+        launch = product("tensor_core", 1, 8, 8, dtype, bias=True, tiling=tiling)
+        for targets in (BEFORE_HOPPER, FROM_HOPPER):  # before, the launcher limits registers (tensor_core.BLOCKS)
+            yield MachineCode(name, launch, blocks, contains, targets=targets)
+    launch = product("tensor_core", 1, 8, 7, dtype, FLOAT32, bias=dtype)
+    yield MachineCode(f"matmul/tensor_core/elements/{dtype}", launch, 4, TENSOR_CORES)
 
 
 def compiled_wgmma(dtype):
@@ -143,6 +163,7 @@ def small():
     yield product("warp_per_row", 2, 5, 75, **exact)
     yield product("tiled", 32, 48, 12, FLOAT32, **exact, tile=(16, 4, 4))
     yield product("vectorized", 32, 48, 16, FLOAT32, **exact, tile=16)
+    yield product("tensor_core", 64, 96, 64, **exact, tiling=TensorCoreTiling(32, 32, 32, 1, 2, 3))
     yield product("warpgroup", 128, 256, 320, **exact)
     yield product("warp_specialized", 128, 256, 320, **exact)
     yield product("wgmma", 256, 128, 128, **exact, tiling=WgmmaTiling(1, 64, 2, 2))

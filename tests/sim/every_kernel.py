@@ -62,7 +62,6 @@ from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
-from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.quantization.cache import allocate
@@ -173,16 +172,6 @@ def qkv_rope_and_append_of_many_tokens():
 
 
 # Matrix products: x [M, K], weight [N, K], out [M, N].
-
-
-@row
-def tensor_core_product():
-    M, N, K, b = 64, 96, 64, 2
-    tiling = TensorCoreTiling(32, 32, 32, 1, 2, 3)
-    blocks, steps = M // tiling.tile_m * (N // tiling.tile_n), K // tiling.tile_k
-    asked = dict(x=blocks * steps * tiling.tile_m * tiling.tile_k * b, weight=blocks * steps * tiling.tile_n * tiling.tile_k * b)
-    moved = Moved(asked | dict(out=M * N * b), dict(x=M * K * b, weight=N * K * b), 2 * M * N * K, 2 * M * N * K + M * N)
-    return partial(matmul_tensor_core, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_tensor_core_kernel": moved}
 
 
 @row

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.flat import fixed_order, flat_wgmma, fused
 from minllm.kernels.matmul.flat import tiles as flat_tiles
@@ -18,8 +17,6 @@ from minllm.machine.numba_cuda import types
 from minllm.tiles.warp import WARP
 
 STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
-WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
-TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4")
 COPY_ENGINE = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*")
 # (rows of x, N, K, with bias): one weight shape for each tiling that launchers choose.
 GEMV_SHAPES = ((1, 128256, 2048), (1, 2048, 8192), (4, 2048, 8200), (4, 128256, 2048), (8, 128256, 2048))
@@ -45,7 +42,6 @@ def specimens():
         yield from gemv_specimens(name)
         yield from quantized.specimens(name)
     for dtype in HALF_DTYPES:
-        yield from tensor_core_specimens(dtype.name)
         yield from flat_specimens(dtype.name)
         yield from fused_specimens(dtype.name)
 
@@ -96,19 +92,6 @@ def gemv_specimen(name, kernel, arguments, tiling, warps, dtype):
     """One specimen, of which `warps` warps should fit on an SM."""
     blocks, threads = warps // tiling.warps, tiling.warps * WARP
     return Specimen(f"matmul/gemv/{name}/{dtype}", kernel, arguments, threads, blocks, contains=STREAMED)
-
-
-def tensor_core_specimens(dtype):
-    """Prefill: all tilings. A block's outputs fill the registers: one large block, or two of the next size, and so on."""
-    for tiling, blocks in zip(tensor_core.TILINGS, (1, 2, 2, 3, 4, 5), strict=True):
-        kernel = tensor_core.tensor_core_kernel(tiling, dtype, True, True)
-        name = f"matmul/tensor_core/{tiling.tile_m}x{tiling.tile_n}/{dtype}"
-        contains = (*TENSOR_CORES, "LDGSTS.E.BYPASS*128*")
-        yield Specimen(name, kernel, operands(dtype), tiling.threads, blocks, tiling.shared_bytes, contains)
-    tiling = tensor_core.TILING_BY_ELEMENTS
-    kernel = tensor_core.tensor_core_kernel(tiling, dtype, False, False)
-    arguments = operands(dtype, "float32")
-    yield Specimen(f"matmul/tensor_core/elements/{dtype}", kernel, arguments, tiling.threads, 4, tiling.shared_bytes, TENSOR_CORES)
 
 
 def flat_specimens(dtype):
