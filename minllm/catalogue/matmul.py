@@ -2,16 +2,24 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import TARGETS, TB_S, TFLOP_S, Launch, MachineCode, Measured, Moved, calls, describes, returns
+from minllm.catalogue.launch import TARGETS, TB_S, TFLOP_S, Launch, MachineCode, Measured, Moved, calls, describes, in_place, returns
+from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
 from minllm.kernels.activation.silu import silu_and_multiply_reference
+from minllm.kernels.kv.layout import by_slot
 from minllm.kernels.matmul import tensor_core, tiled, vectorized, warpgroup
 from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT
+from minllm.kernels.matmul.gemv.gemv import choose_gated_tiling, choose_tiling, gated_gemv
+from minllm.kernels.matmul.gemv.gemv_qkv import choose_qkv_tiling
+from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append as launch_gemv_qkv
+from minllm.kernels.matmul.gemv.sums import GemvTiling
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling
 from minllm.kernels.matmul.variants import VARIANTS
 from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS, WgmmaTiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply
+from minllm.kernels.normalization.rms_norm import rms_norm_reference
+from minllm.kernels.rope.rotate import rope_reference
 
 HOPPER = ((9, 0),)
 BEFORE_HOPPER, FROM_HOPPER = TARGETS[:2], TARGETS[2:]
@@ -19,6 +27,17 @@ HOPPER_RUNGS = ("warpgroup", "warp_specialized", "wgmma")
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4")
 COPIED_BY_THREADS = "LDGSTS.E.BYPASS*128*"
 WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
+
+STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
+GATED = {"wgmma": matmul_silu_and_multiply, "gemv": gated_gemv}
+EPSILON = 1e-5
+# (rows of x, N, K): one weight shape for each tiling that launchers choose.
+GEMV_SHAPES = ((1, 128256, 2048), (1, 2048, 8192), (4, 2048, 8200), (4, 128256, 2048), (8, 128256, 2048))
+GATED_SHAPES = ((1, 16384, 2048), (1, 28672, 4096), (4, 16384, 2048), (8, 28672, 4096))
+GEMV_TILINGS = (None, GemvTiling(2, 2, 1, 2), GemvTiling(4, 1, 1), GemvTiling(2, 4, 1, 4))
+# One row of x or several, whole vectors or not, one step per warp or many.
+FUSED_GEMVS = ((1, 7, 520), (1, 5, 19), (3, 9, 264), (2, 6, 1032))
+FUSED_QKV_GEMVS = ((2, 1, 1, 32, 520), (1, 4, 2, 16, 264), (3, 3, 1, 6, 19))
 
 
 def matmul_flops(m, n, k):
@@ -43,6 +62,8 @@ def moved_by(variant, m, n, k, b, options):
     if variant in ("naive", "warp_per_row"):
         operations = work if variant == "naive" else None
         return Moved(dict(x=m * n * k * b, weight=m * n * k * b) | out, plain, operations=operations)
+    if variant == "gemv" and options:
+        return Moved(dict(x=n // options["tiling"].rows * m * k * b, weight=n * k * b) | out, plain)
     if variant in ("tiled", "vectorized") and options:
         asked = m * n * k // np.ravel(options["tile"])[0] * b
         return Moved(dict(x=asked, weight=asked) | out, plain, operations=work + m * n)  # the bias, 0, is added
@@ -63,10 +84,10 @@ def moved_by(variant, m, n, k, b, options):
 
 
 @describes
-def product(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False, residual=False, exact=False, **options):
+def product(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False, residual=False, norm=False, exact=False, **options):
     """x @ weight.T + bias + residual by one variant; options: those of its launcher.
 
-    bias: True, or its dtype if that is not the output's. exact: of whole numbers.
+    bias: True, or its dtype if that is not the output's. norm: of the RMSNorm of x. exact: of whole numbers.
     """
     result = out_dtype or dtype
 
@@ -74,40 +95,86 @@ def product(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False, residu
         make = whole_numbers if exact else type(noise).array
         given = dict(x=make(noise, (m, k), dtype), weight=make(noise, (n, k), dtype)) | dict(out=noise.unwritten((m, n), result))
         given |= dict(bias=make(noise, (n,), result if bias is True else bias)) if bias else {}
+        given |= dict(norm=make(noise, (k,), dtype)) if norm else {}
         return given | (dict(residual=make(noise, (m, n), result)) if residual else {})
 
-    def reference(x, weight, bias=None, residual=None):
-        total = matmul_reference(x, weight, bias, np.float32)
+    def reference(x, weight, bias=None, residual=None, norm=None):
+        total = matmul_reference(normed(x, norm), weight, bias, np.float32)
         return (total if residual is None else total + residual.astype(np.float32)).astype(result)
 
+    constants = options | (dict(epsilon=EPSILON) if norm else {})
     return Launch(
         arrays,
-        call=lambda ops, **arrays: VARIANTS[variant](**arrays, **options, stream=ops.stream),
+        call=lambda ops, **arrays: VARIANTS[variant](**arrays, **constants, stream=ops.stream),
         reference=returns(("out",), reference),
-        moved=moved_by(variant, m, n, k, dtype.itemsize, options),
+        moved={} if norm else moved_by(variant, m, n, k, dtype.itemsize, options),
         rows=("x", "residual", "out"),
         exact=exact,
     )
 
 
+def normed(x, norm):
+    """The RMSNorm of x in float32; x itself if norm is None."""
+    return x if norm is None else rms_norm_reference(x.astype(np.float32), norm, EPSILON)[0]
+
+
 @describes
-def gated_product(m, n, k, dtype, tiling):
-    """silu(x @ gate.T) * (x @ up.T) by wgmma: gate and up of n rows each."""
+def gated_product(variant, m, n, k, dtype, norm=False, **options):
+    """silu(x @ gate.T) * (x @ up.T) by one variant: gate and up of n rows each. norm: of the RMSNorm of x."""
+
+    def arrays(noise):
+        given = dict(x=noise.array((m, k), dtype), gate_up=noise.array((2 * n, k), dtype), out=noise.unwritten((m, n), dtype))
+        return given | (dict(norm=noise.array((k,), dtype)) if norm else {})
+
+    def reference(x, gate_up, norm=None):
+        return silu_and_multiply_reference(matmul_reference(normed(x, norm), gate_up, out_dtype=np.float32)).astype(dtype)
+
+    call = calls(GATED[variant], **options, **(dict(epsilon=EPSILON) if norm else {}))
+    return Launch(arrays, call, returns(("out",), reference), moved={}, rows=("x", "out"))
+
+
+@describes
+def gemv_qkv_rope_append(m, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=False, skip=True, tiling=None):
+    """Queries, turned, and keys and values in the cache, from the RMSNorm of x. skip: the last of several tokens has no slot."""
+    width = (heads + 2 * kv_heads) * head_dim
+
+    def arrays(noise):
+        x, norm, weight = noise.array((m, k), dtype), noise.array((k,), dtype), noise.array((width, k), dtype)
+        slots = noise.random.permutation(12)[:m].astype(np.int32)
+        slots[m - 1 :] = -1 if skip and m > 1 else slots[m - 1]
+        caches = {name: noise.array((3, 4, kv_heads, head_dim), dtype) for name in ("key_cache", "value_cache")}
+        places = dict(positions=np.arange(m, dtype=np.int32)[::-1].copy(), slot_mapping=slots, cos_sin=table(m, head_dim))
+        given = dict(x=x, norm=norm, weight=weight, bias=noise.array((width,), dtype) if bias else None)
+        return given | places | dict(query=noise.unwritten((m, heads, head_dim), dtype)) | caches
+
+    def reference(x, norm, weight, bias, positions, slot_mapping, cos_sin, key_cache, value_cache):
+        qkv = matmul_reference(normed(x, norm), weight, bias, np.float32).reshape(m, -1, head_dim)
+        turned, kept = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin), slot_mapping >= 0
+        by_slot(key_cache)[slot_mapping[kept]] = turned[kept, heads:].astype(dtype)
+        by_slot(value_cache)[slot_mapping[kept]] = qkv[kept, heads + kv_heads :].astype(dtype)
+        return dict(query=turned[:, :heads].astype(dtype))
+
     return Launch(
-        arrays=lambda noise: dict(x=noise.array((m, k), dtype), gate_up=noise.array((2 * n, k), dtype), out=noise.unwritten((m, n), dtype)),
-        call=calls(matmul_silu_and_multiply, tiling=tiling),
-        reference=returns(("out",), gated_reference),
-        moved={},
+        arrays,
+        call=calls(launch_gemv_qkv, epsilon=EPSILON, tiling=tiling),
+        reference=in_place(reference, "key_cache", "value_cache"),
+        moved={} if skip else qkv_gemv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling),
     )
 
 
-def gated_reference(x, gate_up):
-    """The product with both halves, and the activation of the first times the second."""
-    return silu_and_multiply_reference(matmul_reference(x, gate_up, out_dtype=np.float32)).astype(x.dtype)
+def qkv_gemv_moved(m, heads, kv_heads, head_dim, k, b, tiling):
+    """What it moves if no warps share a row of weight: each warp asks for x, the norm, and the angles of its pairs."""
+    n = (heads + 2 * kv_heads) * head_dim
+    warps, kept = n // tiling.rows, m * kv_heads * head_dim * b
+    index = 32 * 4 * m * warps
+    inputs = dict(x=m * k * b * warps, norm=m * k * b * warps, weight=n * k * b)
+    places = dict(positions=index, slot_mapping=index, cos_sin=index * tiling.rows)
+    results = dict(query=m * heads * head_dim * b, key_cache=kept, value_cache=kept)
+    return Moved(inputs | places | results, dict(x=m * k * b, norm=k * b, positions=4 * m, slot_mapping=4 * m, cos_sin=m * head_dim * 4))
 
 
 def compiled():
-    """The rungs of the ladder up to wgmma. naive hides latency by threads alone: 6 blocks of 256."""
+    """All dtypes, then those of tensor cores. naive hides latency by threads alone: 6 blocks of 256."""
     for dtype in DTYPES:
         yield MachineCode(f"matmul/naive/{dtype}", product("naive", 1, 8, 8, dtype, bias=True), blocks=6)
         yield MachineCode(f"matmul/warp_per_row/{dtype}", product("warp_per_row", 1, 8, 8, dtype, bias=True), blocks=16)
@@ -116,6 +183,7 @@ def compiled():
         for tile in vectorized.TILES:
             launch, contains = product("vectorized", 1, 8, 8, dtype, bias=True, tile=tile), ("LDG.E.128*", "LDS.128")
             yield MachineCode(f"matmul/vectorized/{tile}/{dtype}", launch, blocks=2, contains=contains)
+        yield from compiled_gemv(dtype)
     for dtype in HALF_DTYPES:
         yield from compiled_tensor_core(dtype)
         for rung, blocks in (("warpgroup", warpgroup.BLOCKS_PER_SM), ("warp_specialized", 1)):
@@ -123,6 +191,44 @@ def compiled():
                 launch = product(rung, 64, 256, 64, dtype, **options)
                 yield MachineCode(f"matmul/{rung}/{name}/{dtype}", launch, blocks, WGMMA, targets=HOPPER)
         yield from compiled_wgmma(dtype)
+
+
+def compiled_gemv(dtype):
+    """Decoding: the tilings that launchers choose, and rows that are not whole vectors. More warps mean more bytes in flight."""
+    for m, n, k in GEMV_SHAPES:
+        yield from gemv_code(f"{m}x{n}x{k}", product("gemv", m, n, k, dtype, FLOAT32), choose_tiling(m, n, k))
+    for m, n, k in GATED_SHAPES:
+        yield from gemv_code(f"gated/{m}x{n}x{k}", gated_product("gemv", m, n // 2, k, dtype), choose_gated_tiling(m, n, k))
+    if dtype == BFLOAT16:  # the other dtypes differ only in how words are unpacked
+        yield from compiled_steps(dtype)
+    for targets in (BEFORE_HOPPER, FROM_HOPPER):
+        yield MachineCode(f"matmul/gemv/elements/{dtype}", product("gemv", 8, 2048, 2047, dtype), 4, targets=targets)
+
+
+def compiled_steps(dtype):
+    """The five GEMVs of a decode step of one sequence, as they are launched in 1B and 8B models."""
+    for hidden, head_dim, intermediate in ((2048, 64, 8192), (4096, 128, 14336)):
+        step, narrow, normed = f"step/{hidden}", dict(residual=True), dict(norm=True)
+        launch = gemv_qkv_rope_append(1, hidden // head_dim, 8, head_dim, hidden, dtype)
+        for target in TARGETS:
+            tiling = choose_qkv_tiling(1, hidden, dtype, target)
+            yield from gemv_code(f"{step}/qkv/{tiling.rows}_rows", launch, tiling, ((target,),))
+        for name, n, k in (("output", hidden, hidden), ("down", hidden, intermediate)):
+            yield from gemv_code(f"{step}/{name}", product("gemv", 1, n, k, dtype, **narrow), choose_tiling(1, n, k))
+        tiling = choose_gated_tiling(1, 2 * intermediate, hidden, normed=True)
+        yield from gemv_code(f"{step}/gate_up", gated_product("gemv", 1, intermediate, hidden, dtype, **normed), tiling)
+        tiling = choose_tiling(1, 128256, hidden, normed=True)
+        yield from gemv_code(f"{step}/head", product("gemv", 1, 128256, hidden, dtype, FLOAT32, **normed), tiling)
+
+
+def gemv_code(name, launch, tiling, kinds=(BEFORE_HOPPER, FROM_HOPPER)):
+    """One launch on each kind of GPU: 24 warps should fit on an SM, and 16 that have 8 rows of x, which need more registers.
+
+    tiling: the one from Hopper on; launchers choose fewer loads in flight for 8 rows of float32 before (gemv.is_short_of_registers).
+    """
+    warps = 24 if launch.shape["m"] <= 4 else 16
+    for targets in kinds:
+        yield MachineCode(f"matmul/gemv/{name}/{launch.dtype}", launch, warps // tiling.warps, STREAMED, targets=targets)
 
 
 def compiled_tensor_core(dtype):
@@ -143,7 +249,7 @@ def compiled_wgmma(dtype):
         name = f"matmul/wgmma/{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}{'/early' if tiling.early else ''}"
         yield MachineCode(f"{name}/{dtype}", product("wgmma", 64, 512, 64, dtype, tiling=tiling), 1, copied, targets=HOPPER)
         if tiling.tile_n in GATED_TILES:
-            launch = gated_product(64, 512, 64, dtype, tiling._replace(chunks=1))
+            launch = gated_product("wgmma", 64, 512, 64, dtype, tiling=tiling._replace(chunks=1))
             yield MachineCode(f"{name}/silu/{dtype}", launch, 1, copied, targets=HOPPER)
     if dtype != BFLOAT16:
         return  # float16 has the same instructions except for one letter
@@ -163,6 +269,8 @@ def small():
     yield product("warp_per_row", 2, 5, 75, **exact)
     yield product("tiled", 32, 48, 12, FLOAT32, **exact, tile=(16, 4, 4))
     yield product("vectorized", 32, 48, 16, FLOAT32, **exact, tile=16)
+    yield product("gemv", 3, 8, 520, **exact, tiling=GemvTiling(2, 2, 2))
+    yield gemv_qkv_rope_append(2, 2, 1, 8, 520, skip=False, tiling=GemvTiling(2, 2, 2))
     yield product("tensor_core", 64, 96, 64, **exact, tiling=TensorCoreTiling(32, 32, 32, 1, 2, 3))
     yield product("warpgroup", 128, 256, 320, **exact)
     yield product("warp_specialized", 128, 256, 320, **exact)
@@ -172,6 +280,24 @@ def small():
     yield product("vectorized", 9, 17, 16, **exact, tile=16)
     for variant, rows in (("tensor_core", 9), ("gemv", 1), ("flat", 9), ("fixed_order", 9)):
         yield product(variant, rows, 18, 64, **exact)
+    for number, tiling in enumerate(GEMV_TILINGS):
+        yield from fused_gemvs(FUSED_GEMVS, FUSED_QKV_GEMVS, DTYPES[number % 3], tiling)
+
+
+def fused_gemvs(shapes, qkv_shapes, dtype, tiling):
+    """GEMVs with a norm, a residual, everything, a gate, and with what follows a product for queries, keys and values."""
+    chosen = {} if tiling is None else dict(tiling=tiling)
+    for fused in (dict(norm=True), dict(residual=True), dict(norm=True, bias=True, residual=True)):
+        yield from (product("gemv", *shape, dtype, **fused, **chosen) for shape in shapes)
+    yield from (gated_product("gemv", *shape, dtype, norm=True, **chosen) for shape in shapes)
+    yield from (gemv_qkv_rope_append(*shape, dtype, tiling is None, **chosen) for shape in qkv_shapes)
+
+
+def large():
+    """Rows of models, and numbers of outputs that fill no block."""
+    for tiling in GEMV_TILINGS:
+        shapes, qkv_shapes = ((1, 1003, 4096), (1, 515, 14336)), ((1, 32, 8, 128, 4096), (1, 32, 8, 64, 2048))
+        yield from fused_gemvs((*FUSED_GEMVS, *shapes), (*FUSED_QKV_GEMVS, *qkv_shapes), BFLOAT16, tiling)
 
 
 def measured():

@@ -12,7 +12,7 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.graph import CapturedGraph
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, poisoned, random
-from tests.kernels.matmul import fused_cases, gemv_cases, wgmma_cases
+from tests.kernels.matmul import fused_cases, wgmma_cases
 from tests.kernels.matmul.cases import (
     CASES,
     DTYPES,
@@ -82,21 +82,6 @@ def test_two_runs_give_the_same_bits(variant, device):
 def test_every_tiling_of_gemv(k, tiling, device):
     for dtype in (BFLOAT16, FLOAT16):
         check_product(Case("gemv", 1, 1003, k, dtype, dtype, True, (("tiling", gemv.GemvTiling(*tiling)),)), device)
-
-
-@pytest.mark.covering("tiling", "m + k")
-@pytest.mark.parametrize("tiling", gemv_cases.TILINGS)
-@pytest.mark.parametrize(("m", "n", "k"), [*gemv_cases.SHAPES, (1, 1003, 4096), (1, 515, 14336)])
-def test_gemv_with_norm_residual_and_gate(m, n, k, tiling, device):
-    gemv_cases.check_norm_and_residual(m, n, k, BFLOAT16, tiling, device)
-    gemv_cases.check_normed_gate(m, n, k, BFLOAT16, tiling, device)
-
-
-@pytest.mark.covering("tiling", "shape")
-@pytest.mark.parametrize("tiling", gemv_cases.TILINGS)
-@pytest.mark.parametrize("shape", [*gemv_cases.QKV_SHAPES, (1, 32, 8, 128, 4096), (1, 32, 8, 64, 2048)], ids=str)
-def test_gemv_from_norm_to_cache(shape, tiling, device):
-    gemv_cases.check_qkv(*shape, BFLOAT16, tiling is None, tiling, device)
 
 
 @pytest.mark.parametrize("shape", [*fused_cases.SHAPES, (16, 2048, 8192, None), (64, 4096, 14336, None), (33, 4096, 4096, None)], ids=str)

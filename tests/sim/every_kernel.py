@@ -39,8 +39,6 @@ from minllm.kernels.matmul.flat import fused
 from minllm.kernels.matmul.flat.flat import matmul_flat
 from minllm.kernels.matmul.flat.tiles import FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.gemv.gemv import GemvTiling, matmul_gemv
-from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.quantized import (
     fp8,
     fp8_block,
@@ -194,33 +192,6 @@ def wgmma_product_with_silu():
     x, gate_up = np.ones((M, K), BFLOAT16), np.round(numbers(2 * F, K))
     gate_up[:F] = 1  # a gate of K, whose sigmoid is 1 exactly however it is computed
     return partial(matmul_silu_and_multiply, x, gate_up, numbers(M, F), tiling=tiling), {"matmul_wgmma_kernel": moved}
-
-
-@row
-def gemv():
-    M, N, K, b = 3, 8, 520, 2
-    tiling = GemvTiling(rows=2, warps=2, unroll=2)
-    moved = Moved(dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b), dict(x=M * K * b))
-    return partial(matmul_gemv, numbers(M, K), numbers(N, K), numbers(M, N), tiling=tiling), {"matmul_gemv_kernel": moved}
-
-
-@row
-def gemv_from_norm_to_cache():
-    M, heads, kv_heads, D, K, b = 2, 2, 1, 8, 520, 2
-    tiling = GemvTiling(rows=2, warps=2, unroll=2)
-    N = (heads + 2 * kv_heads) * D
-    warps = N // tiling.rows  # each of which asks for x, the norm, and the angles of its pair
-    asked = dict(
-        x=M * K * b * warps, norm=M * K * b * warps, weight=N * K * b, positions=32 * 4 * M * warps, slot_mapping=32 * 4 * M * warps,
-        cos_sin=32 * 2 * 4 * M * warps, query=M * heads * D * b, key_cache=M * kv_heads * D * b, value_cache=M * kv_heads * D * b,
-    )  # fmt: skip
-    different = dict(x=M * K * b, norm=K * b, positions=4 * M, slot_mapping=4 * M, cos_sin=M * D * 4)
-    moved = Moved(asked, different)
-    places, caches = np.arange(M, dtype=np.int32), [numbers(1, 4, kv_heads, D) for _ in range(2)]
-    table = rope_table(4, D, 0.1 ** np.arange(D // 2))
-    query = numbers(M, heads, D)
-    arguments = numbers(M, K), numbers(K), 1e-5, numbers(N, K), None, places, places, table, query, *caches
-    return partial(gemv_qkv_rope_append, *arguments, tiling=tiling), {"matmul_gemv_qkv_kernel": moved}
 
 
 @row

@@ -3,13 +3,14 @@
 import ml_dtypes
 import numpy as np
 
+from minllm.catalogue.matmul import EPSILON
 from minllm.kernels.matmul.flat import fused
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.rope.rotate import rope_reference, rope_table
-from tests.kernels.guarded import Guarded, poisoned, random
-from tests.kernels.matmul.gemv_cases import EPSILON, UNIT, check_close
+from tests.kernels.guarded import BFLOAT16, FLOAT16, Guarded, poisoned, random
 
+UNIT = {FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8}
 # m, n, k and the tiling: one eight of outputs per thread and two, K in one part and several, blocks that share x, one block and many.
 SHAPES = [
     (3, 128, 128, FlatWgmmaTiling(1, 2)),
@@ -23,6 +24,12 @@ QKV_SHAPES = [
     (12, 1, 1, 128, 136, FlatWgmmaTiling(1, 2, 2)),
     (17, 2, 1, 128, 64, FlatWgmmaTiling(2, 2)),
 ]
+
+
+def check_close(found, expected, dtype, k):
+    """Check that `found` is within the rounding errors of dtype, for sums of k products of normal numbers."""
+    unit = UNIT[np.dtype(dtype)]
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=unit, atol=unit * np.sqrt(k) / 4)
 
 
 class Arrays:

@@ -1,47 +1,26 @@
-"""GEMV fused with norm, residual, gate, RoPE and cache append, in the simulator with all its detectors."""
+"""GEMV fused with norm, residual, RoPE and cache append: what is refused, and a residual stream changed in place."""
 
 import numpy as np
 import pytest
 
+from minllm.catalogue.matmul import product
+from minllm.catalogue.noise import SHORT, Noise
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul.gemv.gemv import matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.gemv.sums import GemvTiling
-from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32
-from tests.kernels.matmul.gemv_cases import (
-    QKV_SHAPES,
-    SHAPES,
-    TILINGS,
-    check_norm_and_residual,
-    check_normed_gate,
-    check_qkv,
-)
-
-DTYPES = (FLOAT32, BFLOAT16, FLOAT16)
+from tests.kernels.guarded import BFLOAT16, FLOAT16, bits
+from tests.kernels.launches import GuardedOps
 
 
-@pytest.mark.detected("tiling")
-@pytest.mark.covering("tiling", "m + k")
-@pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-def test_norm_and_residual(m, n, k, tiling, device):
-    check_norm_and_residual(m, n, k, DTYPES[(m + k) % 3], tiling, device)
-
-
-@pytest.mark.detected("tiling")
-@pytest.mark.covering("tiling", "m + k")
-@pytest.mark.parametrize("tiling", TILINGS[:2])
-@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-def test_norm_before_a_gate(m, n, k, tiling, device):
-    check_normed_gate(m, n, k, DTYPES[(m + k + 1) % 3], tiling, device)
-
-
-@pytest.mark.detected("shape")
-@pytest.mark.covering("tiling", "shape")
-@pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize("shape", QKV_SHAPES, ids=str)
-def test_queries_keys_and_values(shape, tiling, device):
-    check_qkv(*shape, DTYPES[shape[0] % 3], tiling is None, tiling, device)
+def test_the_residual_may_be_the_output(device):
+    launch = product("gemv", 3, 9, 264, BFLOAT16, bias=True, residual=True, norm=True)
+    arrays = launch.arrays(Noise(length=SHORT))
+    apart, stream = device.array(arrays["out"]), device.array(arrays["residual"])
+    given = {name: device.array(array) for name, array in arrays.items()}
+    for out, residual in ((apart, given["residual"]), (stream, stream)):
+        launch.run(GuardedOps(device), {**given, "out": out, "residual": residual})
+    np.testing.assert_array_equal(bits(device.host(stream)), bits(device.host(apart)))
 
 
 def test_what_does_not_fit_is_refused():

@@ -6,9 +6,9 @@ What holds for every kernel (no spills, registers, wide loads) is asked in tests
 import pytest
 
 from minllm.catalogue import machine_code
+from minllm.catalogue.matmul import product
 from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.gemv import gemv
-from minllm.kernels.matmul.specimens import gemv_operands
 from minllm.runtime.machine_code import opcodes
 
 HOPPER = (9, 0)
@@ -51,8 +51,8 @@ def test_the_rungs_below_wgmma_wait_once_a_step(name):
     "tiling", [gemv.GemvTiling(1, 8, 4), gemv.GemvTiling(2, 4, 4), gemv.GemvTiling(2, 4, 2), gemv.GemvTiling(1, 8, 4, 2)]
 )
 def test_gemv_issues_all_loads_of_weights_before_it_multiplies(tiling):
-    kernel = gemv.gemv_kernel(1, 65536, "bfloat16", tiling, True)  # so long that the loop is not unrolled
-    compiled = kernel.compile(*gemv_operands("bfloat16"), compute_capability=HOPPER)
+    ((kernel, types),) = product("gemv", 1, 8, 65536, tiling=tiling).kernels(HOPPER)  # so long that the loop is not unrolled
+    compiled = kernel.compile(*types, compute_capability=HOPPER)
     found = opcodes(compiled.sass())
     weights = [i for i, opcode in enumerate(found) if opcode.startswith("LDG.E.NA") and ".128" in opcode]  # NA: past L1
     products = [i for i, opcode in enumerate(found) if opcode.startswith("FFMA")]
