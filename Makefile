@@ -98,14 +98,14 @@ lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 
 lessons: $(LESSONS_STAMP)
-	$(BIN)/python tools/run_lessons.py $(LESSONS)
+	$(THREADS) $(BIN)/python tools/run_lessons.py $(LESSONS)
 
 notebooks: $(LESSONS_STAMP)
 	$(BIN)/python tools/write_pages.py
-	$(BIN)/python tools/write_notebooks.py $(LESSONS)
+	$(THREADS) $(BIN)/python tools/write_notebooks.py $(LESSONS)
 
 docs: $(DOCS_STAMP)
-	$(BIN)/mkdocs build --strict
+	$(THREADS) $(BIN)/mkdocs build --strict
 
 serve-docs: $(DOCS_STAMP)
 	$(BIN)/mkdocs serve --strict
