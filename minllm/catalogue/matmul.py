@@ -9,6 +9,12 @@ from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.kv.layout import by_slot
 from minllm.kernels.matmul import tensor_core, tiled, vectorized, warpgroup
 from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT
+from minllm.kernels.matmul.flat import fixed_order
+from minllm.kernels.matmul.flat import tiles as flat_tiles
+from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma
+from minllm.kernels.matmul.flat.flat import gated_flat
+from minllm.kernels.matmul.flat.tiles import FlatTiling
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.gemv import choose_gated_tiling, choose_tiling, gated_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import choose_qkv_tiling
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append as launch_gemv_qkv
@@ -26,10 +32,11 @@ BEFORE_HOPPER, FROM_HOPPER = TARGETS[:2], TARGETS[2:]
 HOPPER_RUNGS = ("warpgroup", "warp_specialized", "wgmma")
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4")
 COPIED_BY_THREADS = "LDGSTS.E.BYPASS*128*"
-WGMMA = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
+COPY_ENGINE = ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*")
+WGMMA = (*COPY_ENGINE, "WARPGROUP.DEPBAR*")
 
 STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
-GATED = {"wgmma": matmul_silu_and_multiply, "gemv": gated_gemv}
+GATED = {"wgmma": matmul_silu_and_multiply, "gemv": gated_gemv, "flat": gated_flat}
 EPSILON = 1e-5
 # (rows of x, N, K): one weight shape for each tiling that launchers choose.
 GEMV_SHAPES = ((1, 128256, 2048), (1, 2048, 8192), (4, 2048, 8200), (4, 128256, 2048), (8, 128256, 2048))
@@ -64,6 +71,10 @@ def moved_by(variant, m, n, k, b, options):
         return Moved(dict(x=m * n * k * b, weight=m * n * k * b) | out, plain, operations=operations)
     if variant == "gemv" and options:
         return Moved(dict(x=n // options["tiling"].rows * m * k * b, weight=n * k * b) | out, plain)
+    if variant == "flat" and options:
+        asked, by_maps = m * k * b * n // options["tiling"].rows, isinstance(options["tiling"], FlatWgmmaTiling)
+        inputs = dict(x_map=asked, weight_map=n * k * b) if by_maps else dict(x=asked, weight=n * k * b)
+        return Moved(inputs | out, maps if by_maps else plain, work)
     if variant in ("tiled", "vectorized") and options:
         asked = m * n * k // np.ravel(options["tile"])[0] * b
         return Moved(dict(x=asked, weight=asked) | out, plain, operations=work + m * n)  # the bias, 0, is added
@@ -186,6 +197,7 @@ def compiled():
         yield from compiled_gemv(dtype)
     for dtype in HALF_DTYPES:
         yield from compiled_tensor_core(dtype)
+        yield from compiled_flat(dtype)
         for rung, blocks in (("warpgroup", warpgroup.BLOCKS_PER_SM), ("warp_specialized", 1)):
             for name, options in (("pairs", {}), ("out float32", dict(out_dtype=FLOAT32, bias=dtype))):
                 launch = product(rung, 64, 256, 64, dtype, **options)
@@ -242,6 +254,33 @@ def compiled_tensor_core(dtype):
     yield MachineCode(f"matmul/tensor_core/elements/{dtype}", launch, 4, TENSOR_CORES)
 
 
+def compiled_flat(dtype):
+    """Decoding a batch: the tilings that launchers choose on Hopper, and on other GPUs, plain and gated."""
+    for gated in (False, True):
+        kind = "gated/" if gated else ""
+        for m, n, blocks in ((8, 4096, 4), (32, 4096, 2), (32, 28672, 2), (64, 4096, 2), (128, 4096, 1)):
+            tiling = flat_tiles.choose_tiling(m, n, 4096, gated)
+            yield flat_code(f"flat/tiles/{kind}{m}x{n}", gated, m, n, 4096, dtype, tiling, blocks)
+        for m, n, k in ((8, 4096, 14336), (32, 28672, 4096), (128, 28672, 4096), (64, 4096, 14336), (256, 6144, 4096)):
+            yield flat_code(f"flat/wgmma/{kind}{m}x{n}x{k}", gated, m, n, k, dtype, flat_wgmma.choose_tiling(m, n, k, gated))
+        if dtype != BFLOAT16:
+            return  # float16 has the same instructions except for one letter
+    for m, blocks in ((8, 3), (64, 2), (128, 2)):  # fixed_order: tilings that split K independently of the rows of x
+        yield flat_code(f"fixed_order/tiles/{m}", False, m, 4096, 4096, dtype, fixed_order.mma_tiling(m), blocks)
+    shapes = ((8, 6144, 4096), (8, 28672, 4096), (256, 2048, 8192), (256, 2048, 2048))
+    for gated, (m, n, k) in (*((False, shape) for shape in shapes), (True, shapes[1])):
+        name = f"fixed_order/wgmma/{'silu/' if gated else ''}{m}x{n}x{k}"
+        yield flat_code(name, gated, m, n, k, dtype, fixed_order.wgmma_tiling(m, n, k))
+
+
+def flat_code(name, gated, m, n, k, dtype, tiling, blocks=1):
+    """A flat GEMM with a tiling of either kernel; that with wgmma is Hopper's alone."""
+    by_wgmma = isinstance(tiling, FlatWgmmaTiling)
+    contains = COPY_ENGINE if by_wgmma else ("HMMA.16816.F32*", COPIED_BY_THREADS)
+    launch = (gated_product if gated else product)("flat", m, n, k, dtype, tiling=tiling)
+    return MachineCode(f"matmul/{name}/{dtype}", launch, blocks, contains, targets=HOPPER if by_wgmma else TARGETS)
+
+
 def compiled_wgmma(dtype):
     """All tilings, plain, gated, with everything fused, and with outputs that TMA cannot store."""
     copied = (*WGMMA, "UTMASTG.2D*", "STSM.16.M88.4*")
@@ -271,6 +310,8 @@ def small():
     yield product("vectorized", 32, 48, 16, FLOAT32, **exact, tile=16)
     yield product("gemv", 3, 8, 520, **exact, tiling=GemvTiling(2, 2, 2))
     yield gemv_qkv_rope_append(2, 2, 1, 8, 520, skip=False, tiling=GemvTiling(2, 2, 2))
+    yield product("flat", 8, 96, 128, **exact, tiling=FlatTiling(rows=32, warps=4, splits=2, stages=3))
+    yield product("flat", 8, 128, 128, **exact, tiling=FlatWgmmaTiling(warpgroups=1, stages=2, splits=2))
     yield product("tensor_core", 64, 96, 64, **exact, tiling=TensorCoreTiling(32, 32, 32, 1, 2, 3))
     yield product("warpgroup", 128, 256, 320, **exact)
     yield product("warp_specialized", 128, 256, 320, **exact)

@@ -4,6 +4,7 @@ import pytest
 
 from minllm.catalogue import large_launches, small_launches
 from minllm.catalogue.matmul import HOPPER_RUNGS
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.runtime.device import HOPPER, current_device
 from tests.kernels.launches import check
 
@@ -12,6 +13,7 @@ EVERY = [launch for launch in small_launches() + large_launches() if launch.stag
 
 @pytest.mark.parametrize("launch", EVERY, ids=str)
 def test_results(launch, device):
-    if launch.shape.get("variant") in HOPPER_RUNGS and current_device().compute_capability != HOPPER:
+    by_wgmma = isinstance(launch.shape.get("options", {}).get("tiling"), FlatWgmmaTiling)
+    if (by_wgmma or launch.shape.get("variant") in HOPPER_RUNGS) and current_device().compute_capability != HOPPER:
         pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")
     check(launch, device)

@@ -36,8 +36,6 @@ from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul import vectorized
 from minllm.kernels.matmul.flat import fused
-from minllm.kernels.matmul.flat.flat import matmul_flat
-from minllm.kernels.matmul.flat.tiles import FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.quantized import (
     fp8,
@@ -192,26 +190,6 @@ def wgmma_product_with_silu():
     x, gate_up = np.ones((M, K), BFLOAT16), np.round(numbers(2 * F, K))
     gate_up[:F] = 1  # a gate of K, whose sigmoid is 1 exactly however it is computed
     return partial(matmul_silu_and_multiply, x, gate_up, numbers(M, F), tiling=tiling), {"matmul_wgmma_kernel": moved}
-
-
-@row
-def flat_by_tiles():
-    M, N, K, b = 8, 96, 128, 2
-    tiling = FlatTiling(rows=32, warps=4, splits=2, stages=3)
-    asked = dict(x=M * K * b * N // tiling.rows, weight=N * K * b, out=M * N * b)
-    moved = Moved(asked, dict(x=M * K * b), 2 * M * N * K)
-    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))  # exact sums, as for wgmma
-    return partial(matmul_flat, x, weight, numbers(M, N), tiling=tiling), {"matmul_flat_kernel": moved}
-
-
-@row
-def flat_by_wgmma():
-    M, N, K, b = 8, 128, 128, 2
-    tiling = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
-    asked = dict(x_map=M * K * b * N // tiling.rows, weight_map=N * K * b, out=M * N * b)
-    moved = Moved(asked, dict(x_map=M * K * b), 2 * M * N * K)
-    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))
-    return partial(matmul_flat, x, weight, numbers(M, N), tiling=tiling), {"matmul_flat_wgmma_kernel": moved}
 
 
 # Each thread of the epilogue asks for an item of eight outputs before it knows whether the item is its own.
