@@ -1,6 +1,7 @@
 """Runs numba-cuda's own tests in the simulator: `python tools/run_numba_tests.py [--list] [--json FILE] [module ...]`.
 
-The tests are those of the installed package, each module in a process of its own. A test counts if it launches a kernel, passes or not.
+The tests are those of the installed package, each module in a process of its own. A test counts if it launches a kernel, passes or not;
+a module that does not end in time counts as one that fails.
 Those that look at something else than what a kernel computes are in NOT_SIMULATED, with the reason; every other one has to pass.
 """
 
@@ -56,7 +57,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("modules", nargs="*")
     parser.add_argument("--inside", action="store_true", help="run one module in this process, and print its results as JSON")
-    parser.add_argument("--list", action="store_true", help="list the tests that do not pass")
+    parser.add_argument("--list", action="store_true", help="also list the tests that are not simulated")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--least", type=int, default=0, help="fail if fewer tests pass")
     parser.add_argument("--failing", type=int, default=0, help="the number of further tests that may fail")
@@ -67,14 +68,14 @@ def main():
     results = {}
     for module in options.modules or modules():
         results |= run_module(module)
-    launching = {name: result for name, result in results.items() if result["launches"]}
+    launching = {name: result for name, result in results.items() if result["launches"] or result["outcome"] == "broken"}
     failed = {name for name, result in launching.items() if result["outcome"] != "passed"}
     excused = {name: reason for name in failed if (reason := reason_against(name))}
     passed = len(launching) - len(failed)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
-    if options.list:
-        for name in sorted(failed):
+    for name in sorted(failed):
+        if options.list or name not in excused:
             what = f"not simulated: {excused[name]}" if name in excused else launching[name]["message"]
             print(f"{name.removeprefix('numba.cuda.tests.')}: {what}")
     others = collections.Counter(result["outcome"] for result in results.values() if not result["launches"])
