@@ -209,8 +209,8 @@ def kernel(function=None, *, fastmath=False, launch_bounds=None, max_registers=N
     """Make a Kernel from a Python function written for numba.cuda.
 
     fastmath: approximate division, square root and similar, and float32 without denormal numbers. launch_bounds: (threads per block, blocks
-    per SM) that must fit, so that ptxas limits the registers. max_registers: limit of registers per thread. dependent_launch: the kernel may start before
-    its predecessor has ended; see the module's docstring.
+    per SM) that must fit, so that ptxas limits the registers. max_registers: limit of registers per thread. dependent_launch: the kernel
+    may start before its predecessor has ended; see the module's docstring.
     """
     options = dict(fastmath=fastmath, launch_bounds=launch_bounds, max_registers=max_registers, dependent_launch=dependent_launch)
     if function is None:
