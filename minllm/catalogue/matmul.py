@@ -9,9 +9,10 @@ from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.kv.layout import by_slot
 from minllm.kernels.matmul import tensor_core, tiled, vectorized, warpgroup
 from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT
-from minllm.kernels.matmul.flat import fixed_order
+from minllm.kernels.matmul.flat import fixed_order, fused
 from minllm.kernels.matmul.flat import tiles as flat_tiles
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma
+from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.matmul.flat.flat import gated_flat
 from minllm.kernels.matmul.flat.tiles import FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
@@ -184,6 +185,108 @@ def qkv_gemv_moved(m, heads, kv_heads, head_dim, k, b, tiling):
     return Moved(inputs | places | results, dict(x=m * k * b, norm=k * b, positions=4 * m, slot_mapping=4 * m, cos_sin=m * head_dim * 4))
 
 
+# Each thread of the fused kernels' epilogue asks for an item of eight outputs before it knows whether the item is its own.
+EPILOGUE_THREADS = 128
+
+
+@describes
+def linear_add(m, n, k, dtype=BFLOAT16, tiling=None):
+    """A flat GEMM of whole numbers, whose result is added to the residual stream; its norm is left unfinished."""
+
+    def arrays(noise):
+        shapes = dict(x=(m, k), weight=(n, k), residual=(m, n), norm=(n,))
+        return {name: whole_numbers(noise, shape, dtype) for name, shape in shapes.items()} | dict(bias=None)
+
+    def reference(x, weight, residual, norm):
+        stream = matmul_reference(x, weight, out_dtype=np.float32) + residual.astype(np.float32)
+        rows = fused.choose_fused_tiling(m, n, k).rows if tiling is None else tiling.rows
+        squares = np.square(stream).reshape(m, -1, rows).sum(axis=2).T.copy()
+        return stream.astype(dtype), (stream * norm.astype(np.float32)).astype(dtype), squares
+
+    call = calls(fused.linear_add, epsilon=EPSILON, tiling=tiling)
+    moved = {} if tiling is None else linear_add_moved(m, n, k, dtype.itemsize, tiling)
+    return Launch(arrays, call, returns(("stream", "scaled", "squares"), reference), moved, exact=True)
+
+
+def linear_add_moved(m, n, k, b, tiling):
+    """What it moves, if tiles are whole."""
+    tiles, out = n // tiling.rows, m * n * b
+    items = tiles * tiling.splits * EPILOGUE_THREADS * 8 * b
+    asked = dict(x_map=m * k * b * tiles, weight_map=n * k * b, residual=items, norm=items, out=out, scaled=out, out_squares=4 * m * tiles)
+    return Moved(asked, dict(x_map=m * k * b, residual=out, norm=n * b), matmul_flops(m, n, k))
+
+
+def deferred(scaled, squares=None):
+    """A DeferredNorm for GEMMs, which do not read its stream; `scaled` itself without squares."""
+    return scaled if squares is None else DeferredNorm(scaled, scaled, squares, EPSILON)
+
+
+def finished(scaled, squares=None):
+    """The norm of a DeferredNorm in float32."""
+    x = scaled.astype(np.float32)
+    return x if squares is None else x / np.sqrt(squares.sum(axis=0)[:, None] / x.shape[1] + np.float32(EPSILON))
+
+
+def unfinished(noise, m, k, parts, dtype):
+    """The rows of x, of whole numbers, and squares in parts if there are any."""
+    squares = dict(squares=np.abs(noise.array((parts, m), FLOAT32)) + FLOAT32.type(1)) if parts else {}
+    return dict(scaled=whole_numbers(noise, (m, k), dtype)) | squares
+
+
+@describes
+def gated_of_deferred_norm(m, n, k, parts, dtype=BFLOAT16, tiling=None):
+    """silu(y @ gate.T) * (y @ up.T), y being a norm with squares in parts that the kernel finishes."""
+
+    def arrays(noise):
+        return unfinished(noise, m, k, parts, dtype) | dict(gate_up=noise.array((2 * n, k), dtype), out=noise.unwritten((m, n), dtype))
+
+    def call(ops, gate_up, out, **x):
+        fused.gated(deferred(**x), gate_up, out, stream=ops.stream, tiling=tiling)
+
+    def reference(scaled, squares, gate_up):
+        return silu_and_multiply_reference(matmul_reference(finished(scaled, squares), gate_up, out_dtype=np.float32)).astype(dtype)
+
+    return Launch(arrays, call, returns(("out",), reference), moved={})
+
+
+@describes
+def flat_qkv_rope_append(m, heads, kv_heads, head_dim, k, parts=0, dtype=BFLOAT16, tiling=None):
+    """Queries, turned, and keys and values in the cache; of normalised rows, or of a norm with squares in parts, which is finished here."""
+    width = (heads + 2 * kv_heads) * head_dim
+
+    def arrays(noise):
+        slots = np.arange(m, dtype=np.int32)
+        caches = {name: noise.array((-(-m // 4), 4, kv_heads, head_dim), dtype) for name in ("key_cache", "value_cache")}
+        places = dict(positions=slots % 4, slot_mapping=slots, cos_sin=table(4, head_dim))
+        given = unfinished(noise, m, k, parts, dtype) | dict(weight=whole_numbers(noise, (width, k), dtype))
+        return given | places | dict(query=noise.unwritten((m, heads, head_dim), dtype)) | caches
+
+    def call(ops, weight, positions, slot_mapping, cos_sin, query, key_cache, value_cache, **x):
+        places = positions, slot_mapping, cos_sin, query, key_cache, value_cache
+        fused.qkv_rope_append(deferred(**x), weight, None, *places, stream=ops.stream, tiling=tiling)
+
+    def reference(scaled, weight, positions, slot_mapping, cos_sin, key_cache, value_cache, squares=None):
+        qkv = matmul_reference(finished(scaled, squares), weight, out_dtype=np.float32).reshape(m, -1, head_dim)
+        turned = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin)
+        by_slot(key_cache)[slot_mapping] = turned[:, heads:].astype(dtype)
+        by_slot(value_cache)[slot_mapping] = qkv[:, heads + kv_heads :].astype(dtype)
+        return dict(query=turned[:, :heads].astype(dtype))
+
+    moved = {} if tiling is None else flat_qkv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling)
+    return Launch(arrays, call, in_place(reference, "key_cache", "value_cache"), moved)
+
+
+def flat_qkv_moved(m, heads, kv_heads, head_dim, k, b, tiling):
+    """What it moves, if tiles are whole, of eight tokens at four positions."""
+    n, kept = (heads + 2 * kv_heads) * head_dim, m * kv_heads * head_dim * b
+    blocks, turned = (count * head_dim // tiling.rows * tiling.splits for count in (heads + 2 * kv_heads, heads + kv_heads))
+    index = 4 * EPILOGUE_THREADS * blocks
+    asked = dict(x_map=m * k * b * n // tiling.rows, weight_map=n * k * b, positions=index, slot_mapping=index)
+    asked |= dict(cos_sin=EPILOGUE_THREADS * 16 * 4 * turned, query=m * heads * head_dim * b, key_cache=kept, value_cache=kept)
+    different = dict(x_map=m * k * b, positions=4 * m, slot_mapping=4 * m, cos_sin=4 * head_dim * 4)
+    return Moved(asked, different, matmul_flops(m, n, k))
+
+
 def compiled():
     """All dtypes, then those of tensor cores. naive hides latency by threads alone: 6 blocks of 256."""
     for dtype in DTYPES:
@@ -198,6 +301,7 @@ def compiled():
     for dtype in HALF_DTYPES:
         yield from compiled_tensor_core(dtype)
         yield from compiled_flat(dtype)
+        yield from compiled_fused(dtype)
         for rung, blocks in (("warpgroup", warpgroup.BLOCKS_PER_SM), ("warp_specialized", 1)):
             for name, options in (("pairs", {}), ("out float32", dict(out_dtype=FLOAT32, bias=dtype))):
                 launch = product(rung, 64, 256, 64, dtype, **options)
@@ -281,6 +385,25 @@ def flat_code(name, gated, m, n, k, dtype, tiling, blocks=1):
     return MachineCode(f"matmul/{name}/{dtype}", launch, blocks, contains, targets=HOPPER if by_wgmma else TARGETS)
 
 
+def compiled_fused(dtype):
+    """Decoding a batch: flat GEMMs from residual stream to residual stream in 1B and 8B models; as many blocks as shared memory holds."""
+    for m, hidden, intermediate, head_dim in ((16, 2048, 8192, 64), (64, 4096, 14336, 128)):
+        parts = hidden // fused.choose_fused_tiling(m, hidden, intermediate).rows
+        launches = {
+            f"linear_add/{m}x{hidden}": linear_add(m, hidden, intermediate, dtype),
+            f"gated/{m}x{intermediate}": gated_of_deferred_norm(m, intermediate, hidden, parts, dtype),
+            f"qkv_rope_append/{m}x{hidden}": flat_qkv_rope_append(
+                m, hidden // head_dim, hidden // head_dim // 4, head_dim, hidden, parts, dtype
+            ),
+        }
+        for name, launch in launches.items():
+            (recorded,) = launch.dry_run(HOPPER[0])
+            blocks = 228 * 1024 // (recorded.launch.shared_bytes + 1024)
+            yield MachineCode(f"matmul/flat/fused/{name}/{dtype}", launch, blocks, COPY_ENGINE, targets=HOPPER)
+        if dtype != BFLOAT16:
+            return  # float16 has the same instructions except for one letter
+
+
 def compiled_wgmma(dtype):
     """All tilings, plain, gated, with everything fused, and with outputs that TMA cannot store."""
     copied = (*WGMMA, "UTMASTG.2D*", "STSM.16.M88.4*")
@@ -312,6 +435,9 @@ def small():
     yield gemv_qkv_rope_append(2, 2, 1, 8, 520, skip=False, tiling=GemvTiling(2, 2, 2))
     yield product("flat", 8, 96, 128, **exact, tiling=FlatTiling(rows=32, warps=4, splits=2, stages=3))
     yield product("flat", 8, 128, 128, **exact, tiling=FlatWgmmaTiling(warpgroups=1, stages=2, splits=2))
+    split = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
+    yield linear_add(8, 128, 128, tiling=split)
+    yield flat_qkv_rope_append(8, 2, 1, 64, 128, tiling=split)
     yield product("tensor_core", 64, 96, 64, **exact, tiling=TensorCoreTiling(32, 32, 32, 1, 2, 3))
     yield product("warpgroup", 128, 256, 320, **exact)
     yield product("warp_specialized", 128, 256, 320, **exact)
@@ -328,8 +454,8 @@ def small():
 def fused_gemvs(shapes, qkv_shapes, dtype, tiling):
     """GEMVs with a norm, a residual, everything, a gate, and with what follows a product for queries, keys and values."""
     chosen = {} if tiling is None else dict(tiling=tiling)
-    for fused in (dict(norm=True), dict(residual=True), dict(norm=True, bias=True, residual=True)):
-        yield from (product("gemv", *shape, dtype, **fused, **chosen) for shape in shapes)
+    for around in (dict(norm=True), dict(residual=True), dict(norm=True, bias=True, residual=True)):
+        yield from (product("gemv", *shape, dtype, **around, **chosen) for shape in shapes)
     yield from (gated_product("gemv", *shape, dtype, norm=True, **chosen) for shape in shapes)
     yield from (gemv_qkv_rope_append(*shape, dtype, tiling is None, **chosen) for shape in qkv_shapes)
 

@@ -13,7 +13,7 @@ EVERY = [launch for launch in small_launches() + large_launches() if launch.stag
 
 @pytest.mark.parametrize("launch", EVERY, ids=str)
 def test_results(launch, device):
-    by_wgmma = isinstance(launch.shape.get("options", {}).get("tiling"), FlatWgmmaTiling)
+    by_wgmma = isinstance({**launch.shape, **launch.shape.get("options", {})}.get("tiling"), FlatWgmmaTiling)
     if (by_wgmma or launch.shape.get("variant") in HOPPER_RUNGS) and current_device().compute_capability != HOPPER:
         pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")
     check(launch, device)

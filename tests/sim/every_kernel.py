@@ -35,7 +35,6 @@ from minllm.kernels.attention.tree import tree as tree_attention
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul import vectorized
-from minllm.kernels.matmul.flat import fused
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.quantized import (
     fp8,
@@ -190,44 +189,6 @@ def wgmma_product_with_silu():
     x, gate_up = np.ones((M, K), BFLOAT16), np.round(numbers(2 * F, K))
     gate_up[:F] = 1  # a gate of K, whose sigmoid is 1 exactly however it is computed
     return partial(matmul_silu_and_multiply, x, gate_up, numbers(M, F), tiling=tiling), {"matmul_wgmma_kernel": moved}
-
-
-# Each thread of the epilogue asks for an item of eight outputs before it knows whether the item is its own.
-EPILOGUE_THREADS = 128
-
-
-@row
-def flat_with_deferred_norm():
-    M, N, K, b = 8, 128, 128, 2
-    tiling = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
-    tiles = N // tiling.rows
-    items = tiles * tiling.splits * EPILOGUE_THREADS * 8 * b
-    asked = dict(
-        x_map=M * K * b * tiles, weight_map=N * K * b, residual=items, norm=items, out=M * N * b, scaled=M * N * b,
-        out_squares=4 * M * tiles,
-    )  # fmt: skip
-    moved = Moved(asked, dict(x_map=M * K * b, residual=M * N * b, norm=N * b), 2 * M * N * K)
-    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))
-    run = partial(fused.linear_add, x, weight, None, numbers(M, N), numbers(N), 1e-5, np.empty, tiling=tiling)
-    return run, {"matmul_flat_deferred_norm_kernel": moved}
-
-
-@row
-def flat_with_rope_and_append():
-    M, heads, kv_heads, D, K, b = 8, 2, 1, 64, 128, 2
-    N, tiling = (heads + 2 * kv_heads) * D, FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
-    blocks, turned = N // tiling.rows * tiling.splits, (heads + kv_heads) * D // tiling.rows * tiling.splits
-    asked = dict(
-        x_map=M * K * b * N // tiling.rows, weight_map=N * K * b, positions=4 * EPILOGUE_THREADS * blocks,
-        slot_mapping=4 * EPILOGUE_THREADS * blocks, cos_sin=EPILOGUE_THREADS * 16 * 4 * turned, query=M * heads * D * b,
-        key_cache=M * kv_heads * D * b, value_cache=M * kv_heads * D * b,
-    )  # fmt: skip
-    different = dict(x_map=M * K * b, positions=4 * M, slot_mapping=4 * M, cos_sin=4 * D * 4)
-    moved = Moved(asked, different, 2 * M * N * K)
-    x, weight, slots = np.round(numbers(M, K)), np.round(numbers(N, K)), np.arange(M, dtype=np.int32)
-    caches, table = [numbers(2, 4, kv_heads, D) for _ in range(2)], rope_table(4, D, 0.1 ** np.arange(D // 2))
-    run = partial(fused.qkv_rope_append, x, weight, None, slots % 4, slots, table, numbers(M, heads, D), *caches, tiling=tiling)
-    return run, {"matmul_flat_rope_append_kernel": moved}
 
 
 # Products of quantised weights: x [M, K], weight [N, K], out [M, N]. A warp computes a column of out; its lanes load 16 bytes of codes.
