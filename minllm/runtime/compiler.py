@@ -70,7 +70,7 @@ class CompiledKernel:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-OPTIONS = dict(fastmath=False, contract=True, launch_bounds=None, max_registers=None)  # of `kernel`, with their defaults
+OPTIONS = dict(fastmath=False, launch_bounds=None, max_registers=None)  # of `kernel`, with their defaults; and contract, if it is False
 
 
 def compile_kernel(function, argument_types, compute_capability, *, wait=True, **options):
@@ -141,7 +141,7 @@ def prepare(function, argument_types, compute_capability, options, lineinfo=Fals
             library._llvm_strs = [text.replace(NUMBA_DEBUG_FLAG, NVRTC_DEBUG_FLAG) for text in library.llvm_strs]
         library._llvm_strs = [replace_missing(text, compute_capability) for text in library.llvm_strs]
         linker = VerboseLinker(max_registers=options["max_registers"], cc=target, lineinfo=lineinfo, lto=True)
-        linker.contract = options["contract"]
+        linker.contract = options.get("contract", True)
         library._link_all(linker, target, ignore_nonlto=False)
     return linker, entry.name, "sm_{}{}{}".format(*target)
 
