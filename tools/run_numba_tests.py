@@ -31,6 +31,7 @@ NOT_SIMULATED = {
         dispatcher.TestDispatcher.*launch_config* dispatcher.TestDispatcher.test_explicit_signatures_device inspect.*
         launch_config_sensitive.*""",
     "the cache of compiled code on disk": "caching.*",
+    "arrays of CuPy, which is not among the requirements": "cupy_bfloat16_interop",
     "the compiler's refusal or warning": """
         analysis.*.test_attr_not_len device_func.*.test_cpu_dispatcher_invalid
         dispatcher.TestDispatcher.test_explicit_signatures_ambiguous_resolution errors.*.test_typing_error
