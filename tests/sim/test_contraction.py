@@ -307,3 +307,22 @@ def test_functions_are_as_near_to_an_h200_as_the_page_says(name):
         distance = np.abs(found.astype(np.float64) - expected)
     np.testing.assert_array_equal(np.isfinite(found)[normal], np.isfinite(expected)[normal])
     assert (distance <= allowed)[normal & np.isfinite(expected)].all()
+
+
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_a_product_that_a_branch_replaces_is_returned_as_a_number(engine):
+    @cuda.jit(device=True)
+    def folded(x, y):
+        value = x * y
+        if x > 0:
+            value = 1 - value
+        return value
+
+    def kernel_of_folded(x, y, out):
+        i = cuda.grid(1)
+        out[i] = y[i] * folded(x[i], y[i])
+
+    x, y = np.random.default_rng(3).standard_normal((2, 16))
+    out = np.zeros(16)
+    simulate(kernel_of_folded, 1, 16, x, y, out, engine=engine)
+    np.testing.assert_allclose(out, y * np.where(x > 0, 1 - x * y, x * y), rtol=1e-15)

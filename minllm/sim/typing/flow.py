@@ -143,6 +143,9 @@ class Flow(FlowExpressions):
                 self.result = term
                 for _, product in self.returned_products():
                     product.returned = True
+                for _, part in parts(term):
+                    if part.meets:  # a product on one path, and something else on another
+                        self.use(part)
             else:
                 self.use(term)
         self.variables = None
