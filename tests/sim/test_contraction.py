@@ -326,3 +326,28 @@ def test_a_product_that_a_branch_replaces_is_returned_as_a_number(engine):
     out = np.zeros(16)
     simulate(kernel_of_folded, 1, 16, x, y, out, engine=engine)
     np.testing.assert_allclose(out, y * np.where(x > 0, 1 - x * y, x * y), rtol=1e-15)
+
+
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_a_variable_is_a_product_in_some_threads_and_a_number_in_others(engine):
+    @cuda.jit(device=True)
+    def replaced(value, x, y):
+        if x > 0:
+            value = x - y
+            return value
+        return value + y
+
+    def kernel_of_both(x, y, out):
+        i = cuda.grid(1)
+        kept = x[i] - y[i]
+        if x[i] > 0:
+            kept = x[i] * x[i]
+            out[0, i] = kept + y[i]
+        else:
+            out[0, i] = kept
+        out[1, i] = replaced(x[i] * y[i], x[i], y[i])
+
+    x, y = np.random.default_rng(4).standard_normal((2, 16))
+    out = np.zeros((2, 16))
+    simulate(kernel_of_both, 1, 16, x, y, out, engine=engine)
+    np.testing.assert_allclose(out, [np.where(x > 0, x * x + y, x - y), np.where(x > 0, x - y, x * y + y)], rtol=1e-12)

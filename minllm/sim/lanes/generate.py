@@ -46,7 +46,6 @@ class Function(Writer):
         if tree.args.kwonlyargs or tree.args.kwarg:
             self.refuse(tree, "keyword-only parameters")
         nodes = list(ast.walk(tree))
-        self.refuse_pairs_in_branches(nodes)
         self.returns_value = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
         self.has_choices = any(isinstance(node, ast.IfExp) for node in nodes)
 
@@ -78,19 +77,6 @@ class Function(Writer):
     def line(self, text):
         """Add a line at the current depth."""
         self.lines.append(INDENT * self.depth + text)
-
-    def refuse_pairs_in_branches(self, nodes):
-        """Refuse the two factors of a product in a variable that a branch or a loop assigns: other lanes keep a number in it."""
-        if not self.contraction.pairs:
-            return
-        branches = [one for one in nodes if isinstance(one, (ast.If, ast.While, ast.For))]
-        inside = {one.id for branch in branches for one in ast.walk(branch) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-        stored = [one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)] + self.parameters
-        several = {name for name in inside if stored.count(name) > 1}
-        for node in nodes:
-            if isinstance(node, ast.Assign) and any(one in self.contraction.pairs for one in ast.walk(node.value)):
-                if any(isinstance(one, ast.Name) and one.id in several for target in node.targets for one in ast.walk(target)):
-                    self.refuse(node, "the factors of a product in a variable that a branch assigns")
 
     # Facts about statements
 

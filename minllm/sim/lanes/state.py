@@ -102,8 +102,8 @@ class Lanes(Memory):
         mask = self.mask
         if mask is None or old is None or old is new:
             return new
-        if isinstance(new, tuple) != isinstance(old, tuple):  # the factors of a product, which nothing uses where it may be something else
-            return new
+        if isinstance(new, tuple) != isinstance(old, tuple):
+            raise NotInLanes("a variable that holds the factors of a product in some threads only")
         if isinstance(new, tuple):
             if len(old) != len(new):
                 raise NotInLanes("a variable that is a tuple in some threads only")
