@@ -31,12 +31,12 @@ from minllm.cache.paged import PagedPolicy
 from minllm.cache.residual_window import window_room
 from minllm.engine.cache_format import cache_shape
 from minllm.engine.calibration import calibrate
-from minllm.engine.loading import bundled_model
 from minllm.engine.scoring import Scorer, windows
 from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_FORMATS
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.machine import driver
+from minllm.models.source import bundled_model
 
 RANDOM = "random weights, heads of Llama 3.1 8B, 2 layers"
 RANDOM_TOKENS = 1024

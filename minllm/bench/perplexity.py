@@ -16,8 +16,8 @@ from typing import Any
 
 from minllm import LLM, held_out_text
 from minllm.bench.record import Row, new_record, write_json
-from minllm.engine.loading import bundled_model
 from minllm.machine import driver
+from minllm.models.source import bundled_model
 
 WINDOW, STRIDE = 1024, 512
 

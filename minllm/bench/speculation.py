@@ -29,12 +29,13 @@ from minllm.costs.speculation import best_num_drafts, speed_up
 from minllm.costs.step_time import StepTimes
 from minllm.engine.llm import LLM
 from minllm.engine.llm_engine import LLMEngine
-from minllm.engine.make_speculator import bundled_draft, step_times
+from minllm.engine.make_speculator import step_times
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.errors import InvalidOptionError
 from minllm.machine import driver
 from minllm.machine.hardware import find_gpu
+from minllm.models.source import bundled_model
 
 NGRAM = "ngram"
 STRIDE = 97  # tokens between the beginnings of prompts
@@ -106,7 +107,7 @@ def draft_directory(draft: str):
     """A context with the directory of a draft model, None for n-grams; for a shape it has a config.json and no weights."""
     shape = None if draft == NGRAM else shape_of(draft)
     if shape is None:
-        yield {NGRAM: None, "draft": str(bundled_draft())}.get(draft, draft)
+        yield {NGRAM: None, "draft": str(bundled_model("draft"))}.get(draft, draft)
         return
     with tempfile.TemporaryDirectory() as directory:
         write_shape(Path(directory), shape)

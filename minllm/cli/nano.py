@@ -14,17 +14,15 @@ PLACE = ("model", "device", "dtype")
 
 def continue_by_nano(text: str, options: dict[str, Any], max_tokens: int, echo: bool) -> None:
     """Stream the continuation of one text to standard output. Raises BadParameter for options that nano lacks."""
+    from minllm.engine.options import EngineOptions
     from minllm.nano import NanoLLM, SamplingParams
-    from minllm.runtime.device import is_available
 
     taken = [field.name for field in dataclasses.fields(SamplingParams) if field.name != "max_tokens"]
     known = (*BEAM_OPTIONS, *REQUEST_OPTIONS, *ENGINE_OPTIONS)
     foreign = [flag(one.name) for one in known if one.name not in (*PLACE, *taken) and options[one.name] != one.default]
     if foreign:
         raise typer.BadParameter(f"it takes {', '.join(map(flag, (*PLACE, *taken)))}, and not {', '.join(foreign)}", param_hint="--nano")
-    device, dtype = options["device"].value, options["dtype"].value
-    if device == "auto":
-        device = "cuda" if is_available() else "cpu"
+    device, dtype = EngineOptions(device=options["device"].value).resolved_device(), options["dtype"].value
     llm = NanoLLM(options["model"], device, "float32" if dtype == "auto" else dtype)
     params = SamplingParams(**{name: options[name] for name in taken if options[name] is not None}, max_tokens=max_tokens)
     show([text] if echo else [], with_kernel_status(llm.stream(text, params)))

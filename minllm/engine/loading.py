@@ -5,7 +5,6 @@ Nothing is allocated on a device before the checkpoint's headers have been read 
 
 import functools
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,13 @@ from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
 from minllm.engine.scheduling.scheduler import Scheduler
-from minllm.errors import CheckpointError, InvalidOptionError
+from minllm.errors import InvalidOptionError
 from minllm.models.config import ModelConfig
 from minllm.models.generation_config import GenerationConfig
 from minllm.models.gguf.gguf_model import GgufModel
 from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
-from minllm.models.source import ModelSource, open_source
+from minllm.models.source import ModelSource, bundled_model, open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.tokenizer import Tokenizer
 from minllm.models.weights import StoredWeights
@@ -56,8 +55,6 @@ from minllm.runtime.compile_ahead import CompileAhead
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.int4 import Int4Format
-
-BUNDLED_MODEL = "data/models/bundled"
 
 
 @dataclass
@@ -86,14 +83,6 @@ class Engine:
         finally:
             if self.processes is not None:
                 self.processes.close()
-
-
-def bundled_model() -> Path:
-    """The directory of the bundled model."""
-    bundled = Path(str(resources.files("minllm"))) / BUNDLED_MODEL
-    if not bundled.is_dir():
-        raise CheckpointError(f"The bundled model is missing from this installation ({bundled}): install minllm again, or give a path.")
-    return bundled
 
 
 def model_config(options: EngineOptions) -> ModelConfig:

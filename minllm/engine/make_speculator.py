@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +20,14 @@ from minllm.engine.running.speculator import DraftSource, Speculator
 from minllm.engine.running.step_graphs import TOKEN_STEP
 from minllm.engine.scheduling.speculative import Speculation
 from minllm.engine.speculative_config import SpeculativeConfig
-from minllm.errors import CheckpointError, InvalidOptionError
+from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import Gpu, find_gpu
 from minllm.models.config import ModelConfig
 from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
-from minllm.models.source import open_source
+from minllm.models.source import bundled_model, open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.tokenizer import Tokenizer
-
-BUNDLED_DRAFT = "data/models/draft"
-
-
-def bundled_draft() -> Path:
-    """The directory of the bundled draft model."""
-    bundled = Path(str(resources.files("minllm"))) / BUNDLED_DRAFT
-    if not bundled.is_dir():
-        raise CheckpointError(f"The bundled draft is missing from this installation ({bundled}): install minllm again, or give a path.")
-    return bundled
 
 
 def load_draft(
@@ -50,7 +39,7 @@ def load_draft(
     """
     if config is None or config.method != "draft_model":
         return None
-    source = open_source(bundled_draft() if config.model is None else Path(config.model))
+    source = open_source(bundled_model("draft") if config.model is None else Path(config.model))
     found = source.config()
     if found.vocab_size != vocab_size:
         _refuse(source.path, f"has a vocabulary of {found.vocab_size} tokens, and the model one of {vocab_size}")

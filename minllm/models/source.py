@@ -1,6 +1,7 @@
 """Sources of a model, a Hugging Face directory or a GGUF file, behind one interface."""
 
 import warnings
+from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,16 @@ from minllm.models.quantized.stored_format import stored_format
 from minllm.models.tokenizer import Tokenizer
 from minllm.models.weights import StoredWeights
 from minllm.weights.format import WeightFormat
+
+BUNDLED = {"model": "bundled", "draft": "draft"}  # folders of data/models
+
+
+def bundled_model(which: str = "model") -> Path:
+    """The directory of the bundled model, or of its "draft". Raises CheckpointError if this installation lacks it."""
+    bundled = Path(str(resources.files("minllm"))) / "data/models" / BUNDLED[which]
+    if not bundled.is_dir():
+        raise CheckpointError(f"The bundled {which} is missing from this installation ({bundled}): install minllm again, or give a path.")
+    return bundled
 
 
 class ModelSource(Protocol):

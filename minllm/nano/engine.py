@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
 from minllm.errors import InvalidOptionError, InvalidRequestError, UnsupportedModelError
-from minllm.models.source import open_source
+from minllm.models.source import bundled_model, open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.nano.block_pool import BlockPool
 from minllm.nano.forward import Batch, forward, make_batch
@@ -50,7 +49,7 @@ class NanoLLM:
                 f"max_num_seqs is {max_num_seqs} and max_num_batched_tokens {max_num_batched_tokens}; give at least 1 sequence, and at "
                 "least as many tokens."
             )
-        source = open_source(Path(model or str(files("minllm") / "data/models/bundled")))
+        source = open_source(bundled_model() if model is None else Path(model))
         config = source.config()
         checkpoint = source.checkpoint(config)
         if source.weight_format(config, checkpoint) is not None:

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from minllm import LLM, SamplingParams, held_out_text
-from minllm.engine.loading import bundled_model
+from minllm.models.source import bundled_model
 from tests.engine.bits_per_byte import bits_per_byte
 
 PROMPTS = ["def fibonacci(n):\n", "import os\nimport sys\n\n\nclass", "x"]

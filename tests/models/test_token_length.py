@@ -2,7 +2,7 @@
 
 import tokenizers
 
-from minllm.engine.loading import bundled_model
+from minllm.models.source import bundled_model
 from minllm.models.token_length import most_chars_per_token
 from minllm.models.tokenizer import Tokenizer
 from tests.models.tokenizers_for_tests import TEXT, byte_level

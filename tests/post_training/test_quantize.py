@@ -12,13 +12,12 @@ from typer.testing import CliRunner
 import minllm
 from minllm import LLM
 from minllm.cli import app as cli
-from minllm.engine.loading import bundled_model
 from minllm.errors import CheckpointError, InvalidOptionError, UnsupportedModelError
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config_reader import read_model_config
 from minllm.models.layout import layout_of
 from minllm.models.model import load_model
-from minllm.models.source import open_source
+from minllm.models.source import bundled_model, open_source
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.post_training import grids
 from minllm.post_training.calibration import Inputs, default_text

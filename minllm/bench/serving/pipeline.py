@@ -23,10 +23,10 @@ from minllm.bench.generate import opened_model, write_shape
 from minllm.bench.record import Row, new_record, write_json
 from minllm.engine.async_llm import AsyncLLM
 from minllm.engine.llm import LLM
-from minllm.engine.loading import bundled_model
 from minllm.engine.options import EngineOptions
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.machine import driver
+from minllm.models.source import bundled_model
 
 PROMPT_CHARACTERS = 1000
 MAX_MODEL_LEN = 1024

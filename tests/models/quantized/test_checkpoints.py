@@ -361,7 +361,7 @@ def test_an_option_that_contradicts_the_file(tmp_path):
 
 
 def open_source_of_bundled():
-    from minllm.engine.loading import bundled_model
+    from minllm.models.source import bundled_model
 
     return bundled_model()
 
