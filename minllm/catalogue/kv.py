@@ -5,6 +5,7 @@ import numpy as np
 from minllm.catalogue.launch import (
     FP8_TARGETS,
     MICROSECONDS,
+    ONE_SET,
     TARGETS,
     WIDE,
     Launch,
@@ -546,4 +547,4 @@ def measured_windows():
     moved = 2 * tokens * 8 * (128 * 2 + kv_format("kivi_int4", 128).bytes_per_head)
     launch = quantize_groups((tokens,), (tokens,), 128, 8, TOKEN_GROUP, BFLOAT16)
     yield Measured(launch, "quantize_groups", f"{tokens}x8x128, kivi_int4, bfloat16", work=moved, set_bytes=moved)
-    yield Measured(move_window(64, 128), "move_window", "64 rows, 128 tokens", unit=MICROSECONDS, work=0, set_bytes=2**40)
+    yield Measured(move_window(64, 128), "move_window", "64 rows, 128 tokens", unit=MICROSECONDS, work=0, set_bytes=ONE_SET)

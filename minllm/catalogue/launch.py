@@ -279,6 +279,7 @@ class MachineCode:
 
 # Units of measured rows.
 TB_S, TFLOP_S, MICROSECONDS, TOKENS_US = "TB/s", "TFLOP/s", "µs", "tokens/µs"
+ONE_SET = 2**40  # set_bytes that fill any cache, for kernels that read almost nothing: one set of inputs is enough
 
 
 @dataclass(frozen=True)

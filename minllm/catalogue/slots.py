@@ -2,7 +2,19 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import MICROSECONDS, Launch, MachineCode, Measured, Moved, both_in_place, calls, describes, each, in_place
+from minllm.catalogue.launch import (
+    MICROSECONDS,
+    ONE_SET,
+    Launch,
+    MachineCode,
+    Measured,
+    Moved,
+    both_in_place,
+    calls,
+    describes,
+    each,
+    in_place,
+)
 from minllm.kernels.slots.advance import advance as launch_advance
 from minllm.kernels.slots.advance import advance_reference
 from minllm.kernels.slots.load_rows import load_rows as launch_load_rows
@@ -12,7 +24,6 @@ from minllm.kernels.slots.write_slots import write_slots as launch_write_slots
 from minllm.kernels.slots.write_slots import write_slots_reference
 
 BATCH = ("token_ids", "positions", "slot_mapping", "context_lens", "block_tables")
-ONE_SET = 2**40  # as bytes of a set of inputs, this makes one set enough: the kernels read almost nothing
 
 
 def make_state(random, num_slots, width, block_size, vocabulary=50):
