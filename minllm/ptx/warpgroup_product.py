@@ -62,7 +62,7 @@ class Call(NamedTuple):
     product: Product
     operands: tuple
     transfer: Any
-    uses: tuple  # of transfer.RegisterUse
+    uses: tuple  # a RegisterUse (sim/transfer.py) for each array of registers
 
 
 def run_groups(threads, pending):

@@ -28,7 +28,7 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import current_device
 
 HALF_TOLERANCE = 1e-2  # relative error that float16 may have
-MOST_SETS = 64  # of inputs; more of small ones would take minutes to make, so launches on less than 1 MB find it in L2
+MOST_SETS = 64  # of inputs: to make more takes minutes. Launches on less than about 1 MB therefore find their inputs in L2
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ReaderClock(CudaClock):
         """A call that replays the calls as one CUDA graph, or that makes them."""
         try:
             return super().graph(calls)
-        except Exception as error:  # of the driver, of Numba or of the reader
+        except Exception as error:  # the driver, Numba and the reader's function raise their own
             self.why = f"{type(error).__name__}: {error}"
             return lambda: [call() for call in calls] and None
 
