@@ -12,9 +12,13 @@ def text(trace):
 
 
 def table(title, columns, rows, last=None):
-    """A table as text. columns: "name" (aligned left) or ">name" (aligned right); last: a row below a line."""
-    names, below = [column.lstrip(">") for column in columns], [] if last is None else [last]
-    widths = [max(map(len, cells)) for cells in zip(names, *rows, *below)]
+    """A table as text. columns: "name" (aligned left) or ">name" (aligned right); last: a row below a line.
+
+    A name's last word stands below the others, so that the table fits a page.
+    """
+    names = [column.lstrip(">").rpartition(" ")[::2] for column in columns]
+    heads, below = [head for head in zip(*names, strict=True) if any(head)], [] if last is None else [last]
+    widths = [max(map(len, cells)) for cells in zip(*heads, *rows, *below, strict=True)]
     aligned = [f"{'>' if column.startswith('>') else '<'}{width}" for column, width in zip(columns, widths)]
 
     def line(cells, edge="│"):
@@ -23,7 +27,7 @@ def table(title, columns, rows, last=None):
     def rule(stroke, crossing):
         return crossing.join(stroke * (width + 2) for width in widths)
 
-    lines = [title, line(names, "┃"), rule("━", "╇"), *map(line, rows)]
+    lines = [title, *(line(head, "┃") for head in heads), rule("━", "╇"), *map(line, rows)]
     return "\n".join(lines + ([] if last is None else [rule("─", "┼"), line(last)]))
 
 
@@ -54,7 +58,7 @@ def shared_table(trace):
 
 def partial_table(trace):
     """The table of source lines that only part of a warp executed."""
-    title = "memory accesses by part of a warp (a divergent branch, or a guard at an edge; branches around arithmetic alone are not seen)"
+    title = "memory accesses by part of a warp (a divergent branch, or a guard at an edge;\nbranches around arithmetic alone are not seen)"
     rows = [(line.place, str(line.line), f"{line.requests:,}", f"{line.partial:,}") for line in trace.partial]
     return table(title, ("place", ">line", ">of", ">partial"), rows)
 
