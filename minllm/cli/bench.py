@@ -101,6 +101,34 @@ def bench_all_reduce(
         benchmark.run(gpus, against, json_file)
 
 
+@bench_app.command("ranks")
+def bench_ranks(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="A shape of plan, with random weights.")] = "llama-3.1-8b",
+    tensor_parallel_size: Annotated[
+        list[int] | None, typer.Option(min=1, help="GPUs per stage; default 1 and 2. May be repeated.", show_default=False)
+    ] = None,
+    pipeline_parallel_size: Annotated[int, typer.Option(min=1, help="Stages of every split.")] = 1,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=1, help="Sequences decoded together; default 1 and 64. May be repeated.", show_default=False)
+    ] = None,
+    context: Annotated[int, typer.Option(min=65, help="Keys that a decoded token sees.")] = 1024,
+    prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill; 0 leaves it out.")] = 2048,
+    throughput: Annotated[bool, typer.Option("--throughput", help="Also serve nano-vllm's list of 256 requests.")] = False,
+    device: DeviceOption = DeviceName.AUTO,
+    dtype: DtypeOption = DtypeName.AUTO,
+    quantization: QuantizationOption = None,
+    variant: VariantOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """One GPU and several: decode steps, a prompt and a list of requests, beside what plan predicts."""
+    with user_errors():
+        from minllm.bench import ranks as benchmark
+
+        options = dict(device=device.value, dtype=dtype.value, kernel_variants=variants(variant), quantization=quantization)
+        splits = [benchmark.Split(size, pipeline_parallel_size) for size in tensor_parallel_size or (1, 2)]
+        benchmark.run(model, options, splits, benchmark.Work(batch or (1, 64), context, prompt, throughput), json_file)
+
+
 @bench_app.command("launch")
 def bench_launch(
     json_file: JsonOption = None,

@@ -1,0 +1,172 @@
+"""`minllm bench ranks`: steps, prompts and a list of requests on one GPU and on several, beside the times that `minllm plan` predicts.
+
+Everything goes through the engine: a decode step's time is the difference between two generations that differ in their number of tokens
+alone, over that number; a prompt's time is the time to its first token. Weights are random, as speed depends on the shape.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from minllm.bench.generate import check_model, opened_model
+from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.serving.workload import REQUEST_LISTS, within_vocabulary
+from minllm.engine.llm import LLM
+from minllm.engine.options import EngineOptions
+from minllm.engine.requests.sampling_params import SamplingParams
+from minllm.errors import InvalidOptionError
+from minllm.machine import driver, hardware
+from minllm.models.config import ModelConfig
+from minllm.planning.plan import Wishes, make_plan
+
+STEPS, REPEATS = 64, 3
+THROUGHPUT = "nano-vllm"  # a list of requests of `minllm bench serve`
+
+
+@dataclass(frozen=True)
+class Split:
+    """How many GPUs hold a model, and how."""
+
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The options of LLM()."""
+        return dict(tensor_parallel_size=self.tensor, pipeline_parallel_size=self.pipeline)
+
+    def __str__(self) -> str:
+        tensor = f"{self.tensor} tensor rank{'s' if self.tensor > 1 else ''}"
+        return tensor if self.pipeline == 1 else f"{tensor} in each of {self.pipeline} stages"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is measured: decode steps at these batch sizes and this context, a prompt, and whether a list of requests."""
+
+    batches: Sequence[int]
+    context: int
+    prompt: int
+    throughput: bool
+
+    def check(self) -> None:
+        """Raises InvalidOptionError if the context is too short for the steps that are measured."""
+        if self.context <= STEPS:
+            raise InvalidOptionError(f"--context {self.context} is not allowed: it is above {STEPS}, the steps that are measured.")
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, in tokens."""
+        return max(self.context + STEPS + 1, self.prompt + 1, 2048 if self.throughput else 0)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """The most sequences at once."""
+        return max([*self.batches, 256 if self.throughput else 1])
+
+
+def run(model: str, options: dict[str, Any], splits: Sequence[Split], work: Work, json_file: Path | None) -> None:
+    """Measure the model on each split of GPUs in turn; print a table; if `json_file` is given, write the record.
+
+    options: those of LLM(). Raises InvalidOptionError for wrong values, and the errors of LLM(), for example for fewer GPUs than a split
+    has ranks.
+    """
+    check_model(model)
+    work.check()
+    device = device_of(options)
+    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    table, rows, alone = Table("what", "split", "measured", "plan's floor", "times the first", title=model), [], {}
+    for split in splits:
+        given = dict(max_num_seqs=work.max_num_seqs) | options | split.options
+        with opened_model(model, given, work.max_model_len) as llm:
+            for row in measured(llm, model, split, work, device):
+                first = alone.setdefault(row.case, row.value)
+                speedup = row.value / first if row.unit == "tokens/s" else first / row.value
+                floor = "" if row.limit is None else f"{row.limit:,.2f} {row.unit}"
+                table.add_row(row.case.removeprefix(f"{model}, "), row.variant, f"{row.value:,.2f} {row.unit}", floor, f"{speedup:.2f}")
+                rows.append(row)
+    out.print(table)
+    if json_file is not None:
+        write_json(json_file, new_record(device, {"copy_tb_s": None}, rows))
+
+
+def device_of(options: dict[str, Any]) -> str:
+    """The driver's name of the GPU, or "cpu"."""
+    return driver.device_name() if EngineOptions(device=options.get("device", "auto")).resolved_device() == "cuda" else "cpu"
+
+
+def measured(llm: LLM, model: str, split: Split, work: Work, device: str) -> Iterator[Row]:
+    """The rows of one engine."""
+    config = llm.engine.model.config
+    for batch in work.batches:
+        milliseconds, limit = 1e3 * step_seconds(llm, batch, work.context), floor_ms(config, device, split, batch, work.context, "decode")
+        yield row(f"{model}, batch {batch}, context {work.context}", split, milliseconds, "ms", limit)
+    if work.prompt:
+        milliseconds, limit = 1e3 * prompt_seconds(llm, work.prompt), floor_ms(config, device, split, 1, work.prompt, "prefill")
+        yield row(f"{model}, prompt of {work.prompt}", split, milliseconds, "ms", limit)
+    if work.throughput:
+        yield row(f"{model}, list {THROUGHPUT}", split, tokens_per_second(llm), "tokens/s", None)
+
+
+def row(case: str, split: Split, value: float, unit: str, limit: float | None) -> Row:
+    """A row of the record."""
+    reached = {} if limit is None else dict(limit=round(limit, 3), of_limit=round(limit / value, 3))
+    return Row("several GPUs", case, str(split), round(value, 3), unit, **reached)
+
+
+def floor_ms(config: ModelConfig, device: str, split: Split, batch: int, context: int, step: str) -> float | None:
+    """Milliseconds that `minllm plan` predicts for the step "decode" or "prefill"; None for a GPU that it does not know.
+
+    With measured all-reduces between such GPUs, if there are any, else with their floor.
+    """
+    gpu = hardware.find_gpu(device)
+    if gpu is None:
+        return None
+    wishes = Wishes(context=context, batch=batch, tensor_parallel=split.tensor, pipeline_parallel=split.pipeline)
+    floor = getattr(make_plan(config, gpu, wishes), step)
+    known = [one for one in (floor.nccl_ms, floor.kernels_ms) if one is not None]
+    return floor.step_ms(min(known)) if known and split.tensor > 1 else floor.floor_ms
+
+
+def step_seconds(llm: LLM, batch: int, context: int) -> float:
+    """Median seconds of a decode step of `batch` sequences whose mean context is `context` tokens."""
+    prompts = random_prompts(llm, batch, context - STEPS)
+    difference = []
+    for _ in range(1 + REPEATS):  # the first compiles
+        short, long = (generation_seconds(llm, prompts, tokens) for tokens in (STEPS // 2, STEPS // 2 + STEPS))
+        difference.append((long - short) / STEPS)
+    return statistics.median(difference[1:])
+
+
+def prompt_seconds(llm: LLM, tokens: int) -> float:
+    """Median seconds from a prompt to its token."""
+    return statistics.median([generation_seconds(llm, random_prompts(llm, 1, tokens), 1) for _ in range(1 + REPEATS)][1:])
+
+
+def tokens_per_second(llm: LLM) -> float:
+    """Generated tokens per second over the list of requests, all of which wait at the start."""
+    requests = within_vocabulary(REQUEST_LISTS[THROUGHPUT].requests(), llm.engine.model.config.vocab_size)
+    params = [SamplingParams(temperature=0.0, max_tokens=one.output_len, ignore_eos=True) for one in requests]
+    prompts = [one.prompt for one in requests]
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params)
+    return sum(len(one.outputs[0].token_ids) for one in outputs) / (time.perf_counter() - start)
+
+
+def generation_seconds(llm: LLM, prompts: list[list[int]], tokens: int) -> float:
+    """Seconds to generate this number of tokens after every prompt."""
+    start = time.perf_counter()
+    llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
+    return time.perf_counter() - start
+
+
+def random_prompts(llm: LLM, count: int, tokens: int) -> list[list[int]]:
+    """Prompts of random token ids."""
+    return np.random.default_rng(0).integers(0, llm.engine.model.config.vocab_size, (count, tokens)).tolist()

@@ -1,0 +1,36 @@
+"""`minllm bench ranks` on a CPU: its table holds every batch, prompt and list on every split, and plan's floors fall with the ranks."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from minllm.bench.ranks import Split, Work, floor_ms
+from minllm.cli.app import app
+from minllm.errors import InvalidOptionError
+from minllm.models.shapes import named_config
+from tests.engine.models import model_directory
+
+
+def test_every_split_is_measured(tmp_path):
+    record = tmp_path / "record.json"
+    command = ["bench", "ranks", "--model", str(model_directory("llama3") / "config.json"), "--device", "cpu", "--batch", "3"]
+    result = CliRunner().invoke(app, [*command, "--context", "70", "--prompt", "20", "--json", str(record)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(record.read_text())["rows"]
+    assert [(row["variant"], row["case"].split(", ", 1)[1]) for row in rows] == [
+        (split, case) for split in ("1 tensor rank", "2 tensor ranks") for case in ("batch 3, context 70", "prompt of 20")
+    ]
+    assert all(row["value"] > 0 for row in rows)
+
+
+def test_floors_are_those_of_plan():
+    config = named_config("llama-3.1-8b")
+    one, two = (floor_ms(config, "NVIDIA H200", Split(ranks), 1, 1024, "decode") for ranks in (1, 2))
+    assert 0.5 * one < two < 0.6 * one  # half of the bytes, and all-reduces
+    assert floor_ms(config, "cpu", Split(), 1, 1024, "decode") is None
+
+
+def test_a_context_below_the_measured_steps_is_refused():
+    with pytest.raises(InvalidOptionError, match="--context 64 is not allowed: it is above 64"):
+        Work((1,), 64, 0, False).check()
