@@ -1,7 +1,8 @@
 """A rank's operations on a GPU: CudaOps, with the communication between ranks launched on the same stream.
 
-Kernels and the communicator's operations run in stream order, so the host waits for nothing. An all-reduce must run before the next norm,
-so the GEMVs fused with norm and residual (ops/cuda_ops.py) are not used.
+Kernels and the communicator's operations run in stream order, so the host waits for nothing. If one sequence decodes, rank 0's partial sums
+contain the residual, and the all-reduce gives the residual stream itself; so the GEMVs fused with the norm before them (ops/cuda_ops.py)
+are used as on one GPU: five kernels and two all-reduces per layer. With more rows the residual stays apart, as the next norm adds it.
 """
 
 import contextlib
@@ -14,12 +15,14 @@ from minllm.kernels.split_vocabulary.argmax import argmax_of_own, argmax_of_rank
 from minllm.kernels.split_vocabulary.join import join_parts
 from minllm.kernels.split_vocabulary.lookup import split_embedding
 from minllm.ops.cuda_ops import CudaOps
-from minllm.ops.protocol import Batch
+from minllm.ops.protocol import Batch, NormWeights
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.pipeline import PipelineStage
 from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
 from minllm.parallel.tensor_parallel import TensorParallel
+from minllm.weights.linear import Linear
+from minllm.weights.shard import INPUTS
 
 
 class TensorParallelCudaOps(TensorParallel, CudaOps):
@@ -39,6 +42,16 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         split_embedding(batch.token_ids, embedding.rows, embedding.part.first, out, positions, position_embedding, self.stream)
         self.communicator.all_reduce(out)
         return out
+
+    def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
+        """For one row of x (residual + linear(x), None), of which rank 0 adds the residual; else (linear(x), residual)."""
+        launcher, shard = linear.format.kernels.normed_linear, linear.shard
+        if shard.axis != INPUTS or shard.ranks == 1 or not self._fuses(x, None, launcher, linear):
+            return super().linear_add(x, linear, residual, next_norm)
+        out = self.empty(residual.shape, self.dtype)
+        launcher(x, linear.weight, out, linear.bias, self.stream, residual=residual if shard.rank == 0 else None)
+        self.communicator.all_reduce(out)
+        return out, None
 
     def argmax_of_ranks(self, own: Any, part: VocabularyPart, slots: Any) -> Any:
         """The id of each row's largest logit over all ranks: argmax_of_ranks_reference, int32 [R]."""

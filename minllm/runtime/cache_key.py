@@ -50,7 +50,7 @@ def cache_key(function, argument_types, compute_capability, options):
 
 def key_and_size(function, argument_types, compute_capability, options):
     """(cache_key, a measure of how much code the compiler sees, device functions included); (None, 0) if the kernel is not cached."""
-    if not function.__module__.startswith("minllm."):
+    if not (function.__module__ or "").startswith("minllm."):  # a function made by exec may have no module
         return None, 0
     try:
         meaning = describe(function, {})

@@ -146,5 +146,5 @@ def replacement(value, done):
         return value
     if hasattr(value, "simulated_twin_of"):
         return count_in(value, done)
-    is_instruction = value.__module__.startswith("minllm.ptx.")
+    is_instruction = (value.__module__ or "").startswith("minllm.ptx.")
     return counted_function(value, int(value.__name__ in COUNTED_INSTRUCTIONS)) if is_instruction else value

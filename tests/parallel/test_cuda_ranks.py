@@ -91,9 +91,10 @@ def test_greedy_tokens_and_whole_rows(logits):
         assert shape == (2, VOCAB)
 
 
-def test_partial_sums_are_added_and_the_residual_stays_apart():
+@pytest.mark.parametrize("rows", [1, 3])
+def test_partial_sums_are_added_to_the_residual_of_one_row_and_stay_apart_of_more(rows):
     random = np.random.default_rng(1)
-    x, weight, residual = (random.normal(size=shape).astype(np.float32) for shape in ((3, 16), (HIDDEN, 16), (3, HIDDEN)))
+    x, weight, residual = (random.normal(size=shape).astype(np.float32) for shape in ((rows, 16), (HIDDEN, 16), (rows, HIDDEN)))
 
     def multiply(ops, rank):
         own = slice(8 * rank, 8 * rank + 8)
@@ -102,8 +103,8 @@ def test_partial_sums_are_added_and_the_residual_stays_apart():
         return ops.linear_add(np.ascontiguousarray(x[:, own]), linear, residual)
 
     for out, kept in on_ranks(multiply):
-        np.testing.assert_allclose(out, x @ weight.T, rtol=1e-5, atol=1e-5)
-        assert kept is residual
+        np.testing.assert_allclose(out, x @ weight.T + (residual if rows == 1 else 0), rtol=1e-5, atol=1e-5)
+        assert kept is (None if rows == 1 else residual)
 
 
 def test_logits_in_the_memory_of_a_graph_stay_split_and_own_no_block():
