@@ -78,7 +78,9 @@ QUANTIZED = {
 OF_PLAIN_WEIGHTS = ("matmul/gemv", "matmul/flat", "matmul/wgmma")  # variant "chosen" of that benchmark
 QUANTIZED_KERNELS = "minllm.kernels.matmul.quantized"  # launched by engines with quantised weights alone
 # modules that no engine of a recorded row launches
-NOT_RECORDED = ("minllm.kernels.speculation", "minllm.kernels.all_reduce", "minllm.kernels.attention.fixed_split")
+NOT_RECORDED = (
+    "minllm.kernels.speculation", "minllm.kernels.all_reduce", "minllm.kernels.attention.fixed_split", "minllm.kernels.elementwise",
+)  # fmt: skip
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",

@@ -14,7 +14,7 @@ from minllm.kernels.sampling.parameters import sampling_entries
 from minllm.kernels.slots.state import SlotState
 from minllm.models.config import ModelConfig
 from minllm.models.layout import ModelWeights
-from minllm.models.model import Model, make_rope_table
+from minllm.models.model import Model, make_rope_tables
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.shapes import named_config
 from minllm.models.weights import load_weights
@@ -48,7 +48,7 @@ class RandomModel:
         self.ops, self.noise, self.sequences, self.tokens = ops, noise, sequences, tokens
         self.config = named_config(name) if isinstance(name, str) else name
         weights = load_random_weights(ops, self.config, weight_format)
-        self.model = Model(self.config, weights, make_rope_table(ops, self.config, tokens))
+        self.model = Model(self.config, weights, make_rope_tables(ops, self.config, tokens))
         self.blocks_each = -(-tokens // BLOCK_SIZE)
         shape = CacheShape(self.config.num_hidden_layers, BLOCK_SIZE, self.config.num_key_value_heads, self.config.head_dim, ops.dtype)
         self.cache = KVCache(ops, shape, sequences * self.blocks_each)

@@ -24,7 +24,7 @@ from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.batch_arrays import NewTokens, build_batch, chunks, to_backend
 from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
-from minllm.models.decoder import hidden_states
+from minllm.models.decoder import final_logits, hidden_states
 
 MAX_TOP_K = 64  # every candidate is a fork with a cache block of its own
 
@@ -123,7 +123,7 @@ class ContrastiveSearch:
         weights = self.model.weights
         batch = to_backend(build_batch(spans, rows, self.cache.block_size), self.ops)
         x, residual = hidden_states(self.ops, self.model, batch, self.cache.layers)
-        logits = self.ops.logits(x, residual, weights.final_norm, weights.lm_head, batch.wanted_rows)
+        logits = final_logits(self.ops, self.model, x, residual, batch)
         hidden, _ = self.ops.add_norm(x, residual, weights.final_norm)
         hidden = self.ops.to_host(hidden).astype(np.float32)
         return self.ops.to_host(logits), hidden / np.linalg.norm(hidden, axis=1, keepdims=True)

@@ -25,7 +25,7 @@ from minllm.engine.running.step_graphs import GraphKey
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config import ModelConfig
 from minllm.models.layout import Layout, layout_of
-from minllm.models.model import Model, make_rope_table
+from minllm.models.model import Model, make_rope_tables
 from minllm.models.weights import WeightReader
 from minllm.ops.dry_run_ops import DryRunOps
 from minllm.ops.protocol import AttentionConfig
@@ -176,7 +176,7 @@ def dry_model(ops: DryRunOps, shape: EngineShape) -> Model:
         kinds.setdefault(LAYER_NUMBER.sub(".", repr(layer)), []).append(layer)
     chosen = [layer for layer in layout.model.layers if any(layer in of_a_kind[:LAYERS_OF_A_KIND] for of_a_kind in kinds.values())]
     layout = replace(layout, model=replace(layout.model, layers=chosen))
-    return Model(shape.config, DryRunReader(ops, layout, shape.split).read_model(), make_rope_table(ops, shape.config, max_positions=1))
+    return Model(shape.config, DryRunReader(ops, layout, shape.split).read_model(), make_rope_tables(ops, shape.config, max_positions=1))
 
 
 class DryRunReader(WeightReader):

@@ -104,6 +104,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     dtype = compute_dtype(options.dtype, str(checkpoint.dtype(quantized=weight_format is not None)), device)
     _check_own_kernels(options, weight_format)
     check_cache_dtype(device, dtype, options)
+    _check_soft_cap(device, config)
     ops = _make_ops(device, dtype, options) if share is None else share.make_ops(device, dtype, options, config)
     part = config if share is None else share.part(config)
     shape = cache_shape(part, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
@@ -255,6 +256,15 @@ def _check_capability(weight_format: WeightFormat) -> None:
         raise InvalidOptionError(
             f"{what} needs a GPU of compute capability {since[0]}.{since[1]} or more, and this one has {found[0]}.{found[1]}: "
             f"take {instead}, or device='cpu'."
+        )
+
+
+def _check_soft_cap(device: str, config: ModelConfig) -> None:
+    """Raises InvalidOptionError for a model whose scores of attention are bounded, on a GPU."""
+    if device != "cpu" and config.attention_soft_cap:
+        raise InvalidOptionError(
+            f"A {config.model_type} model bounds its attention's scores (attn_logit_softcapping = {config.attention_soft_cap}), for which "
+            'there are no kernels for a GPU: take device="cpu".'
         )
 
 

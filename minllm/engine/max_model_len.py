@@ -21,11 +21,12 @@ def wanted_model_len(options: EngineOptions, config: ModelConfig, shape: CacheSh
             f"max_model_len={options.max_model_len} is more than this model's {config.max_position_embeddings} positions: "
             "lower it, or leave it out for the most that the model allows."
         )
-    needed, free = 0 if config.rope is None else 4 * config.head_dim * options.max_model_len, available_host_bytes()
+    tables = (config.rope is not None) + (config.local_rope is not None)
+    needed, free = tables * 4 * config.head_dim * options.max_model_len, available_host_bytes()
     if needed > free:
         raise OutOfMemoryError(
             f"max_model_len={options.max_model_len} needs a table of rotary positions of {needed:,} bytes, and {free:,} of this machine's "
-            f"memory are free: lower it to {free // (8 * config.head_dim)} or less."
+            f"memory are free: lower it to {free // (8 * tables * config.head_dim)} or less."
         )
     return options.max_model_len
 

@@ -15,7 +15,7 @@ from minllm.weights.stored import StoredTensor
 class ModelConfig:
     """The configuration of a decoder-only transformer. Fields that config.json has bear the same names there."""
 
-    model_type: str  # "llama", "mistral", "qwen2", "qwen3" or "gpt2"
+    model_type: str  # "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text" or "gpt2"
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -35,6 +35,12 @@ class ModelConfig:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # RMS norms over each head of q and k
+    post_norms: bool = False  # norms of what attention and feed-forward add to the hidden state
+    norm_offset: float = 0.0  # added to the stored weights of norms: 1 in Gemma, which stores their distance from 1
+    local_rope: RopeConfig | None = None  # the rotation in layers with a sliding window, if it is another one
+    embedding_scale: float = 1.0  # factor of the rows of the embedding
+    attention_soft_cap: float = 0.0  # scores become cap * tanh(score / cap); 0 means none
+    logit_soft_cap: float = 0.0  # the same for the logits
     tie_word_embeddings: bool = False
     dtype: str | None = None  # dtype of the stored weights according to config.json: "float32", "float16" or "bfloat16"
     bos_token_ids: tuple[int, ...] = ()
@@ -48,6 +54,7 @@ class ModelConfig:
             head_dim=self.head_dim,
             scale=self.attention_scales[layer],
             sliding_window=self.sliding_windows[layer],
+            soft_cap=self.attention_soft_cap,
             epsilon=self.norm_epsilon,
             q_norm=q_norm,
             k_norm=k_norm,
@@ -57,4 +64,8 @@ class ModelConfig:
         """The normalisation that a checkpoint stores under this name; its tensors, [hidden], are not loaded yet."""
         size = (self.hidden_size,)
         bias = StoredTensor(f"{name}.bias", size) if self.norm == "layer_norm" else None
-        return NormWeights(self.norm, StoredTensor(f"{name}.weight", size), bias, self.norm_epsilon)
+        return NormWeights(self.norm, StoredTensor(f"{name}.weight", size, self.norm_offset), bias, self.norm_epsilon)
+
+    def post_norm_of(self, name: str) -> NormWeights | None:
+        """The same for a norm of what a part adds to the hidden state; None if the model has none."""
+        return self.norm_of(name) if self.post_norms else None

@@ -50,7 +50,7 @@ HARMLESS_KEYS = frozenset(
         "use_cache output_attentions output_hidden_states return_dict use_return_dict attn_implementation _attn_implementation "
         "_attn_implementation_autoset _attn_implementation_internal experts_implementation _experts_implementation "
         "_experts_implementation_internal chunk_size_feed_forward pretraining_tp torchscript tf_legacy_loss use_bfloat16 is_decoder "
-        "reorder_and_upcast_attn n_ctx",
+        "reorder_and_upcast_attn n_ctx cache_implementation",
         # tokens that the tokenizer and its user deal with
         "pad_token_id sep_token_id unk_token_id decoder_start_token_id prefix",
         # suggestions for sampling, which old files keep here instead of in generation_config.json

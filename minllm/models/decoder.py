@@ -11,7 +11,8 @@ all sequences form one flat batch; only attention separates the sequences. Atten
 
 from collections.abc import Sequence
 
-from minllm.models.layout import Layer
+from minllm.models.config import ModelConfig
+from minllm.models.layout import Layer, ModelWeights
 from minllm.models.model import Model
 from minllm.ops.protocol import Array, Batch, LayerCache, NormWeights, Ops
 
@@ -22,17 +23,28 @@ def forward(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCache]) -
     Writes the keys and values of the batch's tokens to `cache`, which holds one LayerCache per layer.
     """
     x, residual = hidden_states(ops, model, batch, cache)
-    return ops.logits(x, residual, model.weights.final_norm, model.weights.lm_head, batch.wanted_rows)  # [R, vocab]
+    return final_logits(ops, model, x, residual, batch)
+
+
+def final_logits(ops: Ops, model: Model, x: Array, residual: Array | None, batch: Batch) -> Array:
+    """The logits of the batch's wanted rows, float32 [R, vocab], from the residual stream after the last layer."""
+    weights = model.weights
+    return ops.logits(x, residual, weights.final_norm, weights.lm_head, batch.wanted_rows, model.config.logit_soft_cap)
+
+
+def embed(ops: Ops, config: ModelConfig, weights: ModelWeights, batch: Batch) -> Array:
+    """The hidden state before the first layer: [T, hidden]."""
+    return ops.embed(batch, weights.embedding, weights.position_embedding, config.embedding_scale)
 
 
 def hidden_states(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCache]) -> tuple[Array, Array | None]:
     """The residual stream (x, residual), both [T, hidden], after the last layer and before the final norm."""
     weights = model.weights
-    x = ops.embed(batch, weights.embedding, weights.position_embedding)  # [T, hidden]
+    x = embed(ops, model.config, weights, batch)  # [T, hidden]
     residual = None
     next_norms = [layer.attention.norm for layer in weights.layers[1:]] + [None]
     for layer, layer_cache, next_norm in zip(weights.layers, cache, next_norms, strict=True):
-        cached = dict(batch=batch, layer_cache=layer_cache, cos_sin=model.cos_sin)
+        cached = dict(batch=batch, layer_cache=layer_cache, cos_sin=model.ropes.of(layer))
         x, residual = decoder_layer(ops, layer, x, residual, next_norm=next_norm, **cached)
     return x, residual
 

@@ -3,17 +3,29 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from minllm.kernels.rope.rotate import rope_table
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
-from minllm.models.layout import ModelWeights
-from minllm.models.rope import inverse_frequencies
+from minllm.models.layout import Layer, ModelWeights
+from minllm.models.rope import RopeConfig, inverse_frequencies
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.weights import Progress, StoredWeights, WeightReader, load_weights
 from minllm.ops.protocol import Array, Ops
 from minllm.weights.format import WeightFormat
+
+
+class RopeTables(NamedTuple):
+    """Cosines and sines, float32 [positions, head_dim], cosines first; both are None if positions are learned vectors."""
+
+    whole: Array | None  # of layers that see the whole context
+    local: Array | None  # of layers with a sliding window; the same array unless the model turns them by other angles
+
+    def of(self, layer: Layer) -> Array | None:
+        """The table of a layer."""
+        return self.local if layer.attention.config.sliding_window else self.whole
 
 
 @dataclass
@@ -22,7 +34,7 @@ class Model:
 
     config: ModelConfig
     weights: ModelWeights
-    cos_sin: Array | None  # float32 [positions, head_dim], cosines first; None if positions are learned vectors
+    ropes: RopeTables
 
 
 def load_model(
@@ -48,12 +60,15 @@ def load_model(
     checkpoint = checkpoint or Checkpoint(directory)
     config = config or untied_if_stored(stated, checkpoint)
     weights = load_weights(ops, config, checkpoint, progress, weight_format, make_reader)
-    return Model(config, weights, make_rope_table(ops, config, max_positions))
+    return Model(config, weights, make_rope_tables(ops, config, max_positions))
 
 
-def make_rope_table(ops: Ops, config: ModelConfig, max_positions: int | None = None) -> Array | None:
-    """Cosines and sines, float32 [positions, head_dim], up to `max_positions`; None without RoPE."""
-    if config.rope is None:
-        return None
+def make_rope_tables(ops: Ops, config: ModelConfig, max_positions: int | None = None) -> RopeTables:
+    """The tables of a model, up to `max_positions`."""
     positions = min(config.max_position_embeddings, max_positions or config.max_position_embeddings)
-    return ops.array(rope_table(positions, config.head_dim, inverse_frequencies(config.rope, config.head_dim)))
+
+    def table(rope: RopeConfig | None) -> Array | None:
+        return None if rope is None else ops.array(rope_table(positions, config.head_dim, inverse_frequencies(rope, config.head_dim)))
+
+    whole = table(config.rope)
+    return RopeTables(whole, whole if config.local_rope is None else table(config.local_rope))

@@ -167,7 +167,10 @@ class WeightReader:
 
     def tensor(self, stored: StoredTensor) -> Array:
         """A tensor of the file as a plain array of `ops`."""
-        weight = self._plain(self.checkpoint.tensor(stored.name), stored.name)
+        host = self.checkpoint.tensor(stored.name)
+        if stored.offset:
+            host = host.astype(np.float32) + np.float32(stored.offset)
+        weight = self._plain(host, stored.name)
         self._report([stored.name])
         return weight
 

@@ -10,6 +10,8 @@ from minllm.errors import KernelArgumentError
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> `approximate` of kernels/activation/gelu.py
 
+GATED_ACTIVATIONS = ("silu", "gelu_tanh")
+
 
 def activation_dtype(dtype: Any, machine: str) -> np.dtype:
     """The dtype of activations, from a name or a NumPy dtype. Raises KernelArgumentError, naming `machine`, for any other."""
@@ -20,9 +22,9 @@ def activation_dtype(dtype: Any, machine: str) -> np.dtype:
 
 
 def check_gated_activation(activation: str) -> None:
-    """Raises KernelArgumentError unless the activation is silu, the only one of gated feed-forwards."""
-    if activation != "silu":
-        raise KernelArgumentError(f"a gated feed-forward takes the activation silu, not {activation}")
+    """Raises KernelArgumentError unless a gated feed-forward has this activation."""
+    if activation not in GATED_ACTIVATIONS:
+        raise KernelArgumentError(f"a gated feed-forward takes the activation {' or '.join(GATED_ACTIVATIONS)}, not {activation}")
 
 
 def gelu_approximation(activation: str) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 
 from minllm.kernels.activation.gelu import gelu
 from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.elementwise.gelu_and_multiply import gelu_and_multiply
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.ops.arguments import check_gated_activation, gelu_approximation
 from minllm.ops.cuda_base import CudaBase
@@ -20,8 +21,12 @@ class CudaLinear(CudaBase):
         return self._matmul(x, linear, self.dtype)
 
     def gated_mlp(self, x: Any, gate_up: Linear, down: Linear, activation: str) -> Any:
-        """down(silu(gate(x)) * up(x)): [T, hidden]."""
+        """down(activation(gate(x)) * up(x)): [T, hidden]."""
         check_gated_activation(activation)
+        if activation == "gelu_tanh":
+            activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
+            gelu_and_multiply(self.linear(x, gate_up), activated, self.stream)
+            return self.linear(activated, down)
         launch_gated = self._gated_launcher(x, gate_up)
         if launch_gated is not None:
             activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from minllm.kernels.elementwise.in_place import scale as launch_scale
+from minllm.kernels.elementwise.in_place import soft_cap as launch_soft_cap
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.normalization.layer_norm import layer_norm
@@ -38,12 +40,18 @@ MOST_ROWS_FUSED = 1  # maximum rows of x for a GEMV fused with norm and residual
 class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
     """Implements `ops.protocol.Ops`; every array is a DeviceArray (in the simulator a NumPy array)."""
 
-    def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None) -> Any:
-        """Rows of the embedding, plus those of the positions: [T, hidden]."""
+    def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None, scale: float = 1.0) -> Any:
+        """Rows of the embedding, plus those of the positions, times `scale`: [T, hidden]."""
         out = self.empty((batch.token_ids.shape[0], embedding.shape[1]), self.dtype)
         positions = None if position_embedding is None else batch.positions
         look_up(batch.token_ids, embedding, out, positions=positions, position_embedding=position_embedding, stream=self.stream)
-        return out
+        return self.scaled(out, scale)
+
+    def scaled(self, x: Any, factor: float) -> Any:
+        """x, multiplied in place by a factor that is rounded to the activations' dtype."""
+        if factor != 1.0:
+            launch_scale(x, factor, self.stream)
+        return x
 
     def add_norm(self, x: Any, residual: Any, norm: NormWeights) -> tuple[Any, Any]:
         """(normalised, residual) of x + residual: [T, hidden] both; a given residual is overwritten."""
@@ -132,8 +140,14 @@ class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
         launcher(x, gate_up.weight, activated, self.stream, norm=norm.weight, epsilon=norm.epsilon)
         return self.linear_add(activated, down, x)
 
-    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
+    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any, soft_cap: float = 0.0) -> Any:
         """The logits of `rows`, or of all rows: float32 [R, vocab]."""
+        logits = self._uncapped_logits(x, residual, norm, lm_head, rows)
+        if soft_cap:
+            launch_soft_cap(logits, soft_cap, self.stream)
+        return logits
+
+    def _uncapped_logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
         launcher = lm_head.format.kernels.normed_linear
         if rows is None and self._fuses(x, residual, launcher, lm_head, norm):
             out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)

@@ -14,6 +14,8 @@ from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.attention.residual_window.reference import attention_with_window_reference
 from minllm.kernels.attention.tree.reference import tree_attention_reference
+from minllm.kernels.elementwise.gelu_and_multiply import gelu_and_multiply_reference
+from minllm.kernels.elementwise.in_place import scale_reference, soft_cap_reference
 from minllm.kernels.embedding.lookup import embedding_reference
 from minllm.kernels.kv.copy_blocks import copy_blocks_reference
 from minllm.kernels.kv.move_window import window_of_rows
@@ -64,9 +66,16 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         """A float32 copy, C-contiguous, of the values rounded to the activations' dtype."""
         return np.array(host_array.astype(self.dtype, copy=False), np.float32, order="C")
 
-    def embed(self, batch: Batch, embedding: np.ndarray, position_embedding: np.ndarray | None = None) -> np.ndarray:
-        """Rows of the embedding, plus those of the positions: [T, hidden]."""
-        return embedding_reference(batch.token_ids, embedding, batch.positions, position_embedding).astype(self.dtype, copy=False)
+    def embed(
+        self, batch: Batch, embedding: np.ndarray, position_embedding: np.ndarray | None = None, scale: float = 1.0
+    ) -> np.ndarray:  # fmt: skip
+        """Rows of the embedding, plus those of the positions, times `scale`: [T, hidden]."""
+        rows = embedding_reference(batch.token_ids, embedding, batch.positions, position_embedding).astype(self.dtype, copy=False)
+        return self.scaled(rows, scale)
+
+    def scaled(self, x: np.ndarray, factor: float) -> np.ndarray:
+        """x times a factor that is rounded to the activations' dtype."""
+        return x if factor == 1.0 else scale_reference(x, factor)
 
     def add_norm(self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights) -> tuple[np.ndarray, np.ndarray]:
         """(normalised, residual) of x + residual: [T, hidden] both."""
@@ -120,24 +129,26 @@ class NumpyOps(NumpySpeculation, ComposedOps):
     def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
         caches, tables = (layer_cache.key, layer_cache.value), (batch.query_start, batch.context_lens, batch.block_tables)
-        scale, sliding_window = attention_config.scale, attention_config.sliding_window
+        scale, sliding_window, soft_cap = attention_config.scale, attention_config.sliding_window, attention_config.soft_cap
         if batch.tree is not None:
             verified, others = batch.verifications(), batch.behind_verifications()
             tables = (verified.query_start, verified.context_lens, verified.block_tables, batch.tree.host.sees, batch.first_node)
-            out = tree_attention_reference(query, *caches, *tables, scale, sliding_window)
+            out = tree_attention_reference(query, *caches, *tables, scale, sliding_window, soft_cap)
             tables = (others.query_start, others.context_lens, others.block_tables)
-            out += attention_reference(query, *caches, *tables, scale, sliding_window)  # each reference leaves zeros in the other's rows
+            # Each reference leaves zeros in the other's rows.
+            out += attention_reference(query, *caches, *tables, scale, sliding_window, soft_cap)
         elif layer_cache.recent is None:
-            out = attention_reference(query, *caches, *tables, scale, sliding_window)
+            out = attention_reference(query, *caches, *tables, scale, sliding_window, soft_cap)
         else:
-            recent = (batch.recent.context_lens, batch.recent.block_tables, scale, layer_cache.recent.window, sliding_window)
+            recent = (batch.recent.context_lens, batch.recent.block_tables, scale, layer_cache.recent.window, sliding_window, soft_cap)
             out = attention_with_window_reference(query, *caches, *layer_cache.recent.of(batch), *tables, *recent)
         return out.reshape(len(query), -1)
 
     def gated_mlp(self, x: np.ndarray, gate_up: Linear, down: Linear, activation: str) -> np.ndarray:
-        """down(silu(gate(x)) * up(x)): [T, hidden]."""
+        """down(activation(gate(x)) * up(x)): [T, hidden]."""
         check_gated_activation(activation)
-        return self.linear(silu_and_multiply_reference(self.linear(x, gate_up)), down)
+        gate = silu_and_multiply_reference if activation == "silu" else gelu_and_multiply_reference
+        return self.linear(gate(self.linear(x, gate_up)), down)
 
     def mlp(self, x: np.ndarray, up: Linear, down: Linear, activation: str) -> np.ndarray:
         """down(gelu(up(x))): [T, hidden]."""
@@ -145,12 +156,14 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         return self.linear(gelu_reference(self.linear(x, up), approximation), down)
 
     def logits(
-        self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: Linear, rows: np.ndarray | None
+        self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: Linear, rows: np.ndarray | None,
+        soft_cap: float = 0.0,
     ) -> np.ndarray:  # fmt: skip
         """The logits of `rows`, or of all rows: float32 [R, vocab]."""
         rows = slice(None) if rows is None else rows
         normalised, _ = self.add_norm(x[rows], None if residual is None else residual[rows], norm)
-        return self.linear(normalised, lm_head, np.float32)
+        logits = self.linear(normalised, lm_head, np.float32)
+        return soft_cap_reference(logits, soft_cap) if soft_cap else logits
 
     def sample(self, logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
         """One token per row: int32 [R]."""

@@ -172,6 +172,7 @@ class AttentionConfig:
     q_norm: Array | None = None  # [head_dim] RMS norm over each head of q, in models that have it
     k_norm: Array | None = None  # [head_dim] the same for k
     epsilon: float = 1e-6  # added to the mean square before the root
+    soft_cap: float = 0.0  # scores become soft_cap * tanh(score / soft_cap); 0 for none
 
 
 class Ops(Protocol):
@@ -213,9 +214,9 @@ class Ops(Protocol):
         """The `weight` of these matrices stacked by rows."""
         ...
 
-    def embed(self, batch: Batch, embedding: Array, position_embedding: Array | None = None) -> Array:
-        """The rows of `embedding` [vocab, hidden] at token_ids, plus those of `position_embedding` [positions, hidden] at positions.
-        Returns [T, hidden]."""
+    def embed(self, batch: Batch, embedding: Array, position_embedding: Array | None = None, scale: float = 1.0) -> Array:
+        """The rows of `embedding` [vocab, hidden] at token_ids, plus those of `position_embedding` [positions, hidden] at positions, times
+        `scale`, which is rounded to the activations' dtype. Returns [T, hidden]."""
         ...
 
     def add_norm(self, x: Array, residual: Array | None, norm: NormWeights) -> tuple[Array, Array]:
@@ -261,7 +262,7 @@ class Ops(Protocol):
 
     def gated_mlp(self, x: Array, gate_up: Linear, down: Linear, activation: str) -> Array:
         """(activation(x @ gate.T) * (x @ up.T)) @ down.T: gate_up [2 * intermediate, hidden] holds gate first; down
-        [hidden, intermediate]; activation is "silu". Returns [T, hidden]."""
+        [hidden, intermediate]; activation is "silu" or "gelu_tanh". Returns [T, hidden]."""
         ...
 
     def mlp(self, x: Array, up: Linear, down: Linear, activation: str) -> Array:
@@ -298,10 +299,12 @@ class Ops(Protocol):
         """The residual stream, as a pair, after adding gated_mlp of its normalisation; next_norm as in linear_add."""
         ...
 
-    def logits(self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Linear, rows: Array | None) -> Array:
+    def logits(
+        self, x: Array, residual: Array | None, norm: NormWeights, lm_head: Linear, rows: Array | None, soft_cap: float = 0.0
+    ) -> Array:  # fmt: skip
         """The logits of the next token: add_norm of these R rows only (None: of all rows), then the head [vocab, hidden].
 
-        Returns float32 [R, vocab].
+        soft_cap: they become soft_cap * tanh(logit / soft_cap); 0 for none. Returns float32 [R, vocab].
         """
         ...
 

@@ -33,15 +33,15 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         self.grid, self.vocab_size, self.hidden_size = grid, vocab_size, hidden_size
         self.links: list[Any] = []  # this rank's NCCL communicators, for disconnect()
 
-    def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None) -> Any:
+    def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None, scale: float = 1.0) -> Any:
         """Rows of the embedding, plus those of the positions, from the rank that holds the token: [T, hidden]."""
         if not isinstance(embedding, SplitEmbedding):
-            return super().embed(batch, embedding, position_embedding)
+            return super().embed(batch, embedding, position_embedding, scale)
         out = self.empty((batch.token_ids.shape[0], self.hidden_size), self.dtype)
         positions = None if position_embedding is None else batch.positions
         split_embedding(batch.token_ids, embedding.rows, embedding.part.first, out, positions, position_embedding, self.stream)
         self.communicator.all_reduce(out)
-        return out
+        return self.scaled(out, scale)
 
     def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
         """For one row of x (residual + linear(x), None), of which rank 0 adds the residual; else (linear(x), residual)."""

@@ -43,18 +43,18 @@ class PipelineStage:
     world: Communicator  # of all ranks; `communicator` has the ranks of the stage
     hidden_size: int
 
-    def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None) -> Any:
+    def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None, scale: float = 1.0) -> Any:
         """[T, hidden]: looked up, or received."""
         if self.grid.is_first:
-            return super().embed(batch, embedding, position_embedding)
+            return super().embed(batch, embedding, position_embedding, scale)
         x = self.empty((batch.token_ids.shape[0], self.hidden_size), self.dtype)
         self.world.recv(x, self.grid.previous)
         return x
 
-    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
+    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any, soft_cap: float = 0.0) -> Any:
         """The logits in the last stage; the others send the sum x + residual, [T, hidden], to the next stage."""
         if self.grid.is_last:
-            return super().logits(x, residual, norm, lm_head, rows)
+            return super().logits(x, residual, norm, lm_head, rows, soft_cap)
         _, total = self.add_norm(x, residual, norm)
         self.world.send(total, self.grid.next)
         return LogitsElsewhere(total.shape[0] if rows is None else rows.shape[0], self.vocab_size)

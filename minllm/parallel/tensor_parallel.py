@@ -82,9 +82,9 @@ class TensorParallel:
         """(linear(x), residual), with partial sums all-reduced; the next normalisation adds the two."""
         return self.linear(x, linear), residual
 
-    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
+    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any, soft_cap: float = 0.0) -> Any:
         """The logits; SplitLogits if the head is split."""
-        own = super().logits(x, residual, norm, lm_head, rows)
+        own = super().logits(x, residual, norm, lm_head, rows, soft_cap)
         if lm_head.shard.ranks == 1:
             return own
         return SplitLogits(self, own, VocabularyPart(self.vocab_size, lm_head.shard.rank, lm_head.shard.ranks))
@@ -137,15 +137,17 @@ class TensorParallelNumpyOps(TensorParallel, NumpyOps):
         self.communicator, self.vocab_size = communicator, vocab_size
         self.grid = Grid(communicator.rank, communicator.world_size)
 
-    def embed(self, batch: Batch, embedding: Any, position_embedding: np.ndarray | None = None) -> np.ndarray:
+    def embed(
+        self, batch: Batch, embedding: Any, position_embedding: np.ndarray | None = None, scale: float = 1.0
+    ) -> np.ndarray:  # fmt: skip
         """Rows of the embedding, plus those of the positions, from the rank that holds the token: [T, hidden]."""
         if not isinstance(embedding, SplitEmbedding):
-            return super().embed(batch, embedding, position_embedding)
+            return super().embed(batch, embedding, position_embedding, scale)
         part, positions = embedding.part, batch.positions
         out = split_embedding_reference(batch.token_ids, embedding.rows, part.first, positions, position_embedding)
         out = out.astype(self.dtype, copy=False)
         self.communicator.all_reduce(out)
-        return out
+        return self.scaled(out, scale)
 
     def argmax_of_ranks(self, own: np.ndarray, part: VocabularyPart, slots: np.ndarray) -> np.ndarray:
         """The id of each row's largest logit over all ranks: argmax_of_ranks_reference, int32 [R]."""

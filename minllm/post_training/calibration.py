@@ -12,8 +12,9 @@ import numpy as np
 import minllm
 from minllm.engine.running.batch_arrays import NewTokens, build_batch
 from minllm.models.config import ModelConfig
-from minllm.models.decoder import decoder_layer
+from minllm.models.decoder import decoder_layer, embed
 from minllm.models.layout import Layer
+from minllm.models.model import RopeTables
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import Array, LayerCache
 from minllm.weights.linear import Linear
@@ -72,16 +73,16 @@ class Window:
 class Calibration:
     """The windows of a text at the input of one layer, advanced layer by layer."""
 
-    def __init__(self, config: ModelConfig, token_ids: list[int], weights: Any, cos_sin: Array | None):
-        """weights: holds the embeddings (models/layout.py). cos_sin: the RoPE table."""
-        self.ops, self.cos_sin = RecordingOps(), cos_sin
+    def __init__(self, config: ModelConfig, token_ids: list[int], weights: Any, ropes: RopeTables):
+        """weights: holds the embeddings (models/layout.py)."""
+        self.ops, self.ropes = RecordingOps(), ropes
         size = min(WINDOW, config.max_position_embeddings, len(token_ids))
         shape = (1, size, config.num_key_value_heads, config.head_dim)
         self.cache = LayerCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
         self.windows = []
         for first in range(0, len(token_ids) - size + 1, size):
             batch = build_batch([NewTokens(token_ids[first : first + size], 0, [0])], [size - 1], size)
-            self.windows.append(Window(batch, self.ops.embed(batch, weights.embedding, weights.position_embedding)))
+            self.windows.append(Window(batch, embed(self.ops, config, weights, batch)))
 
     def inputs_of(self, layer: Layer, linears: list[Linear], with_hessian: bool = False) -> list[Inputs]:
         """The inputs of `linears` in `layer`, which must be next; the windows do not advance."""
@@ -97,7 +98,7 @@ class Calibration:
         self.windows = [self._through(layer, window) for window in self.windows]
 
     def _through(self, layer: Layer, window: Window) -> Window:
-        cached = dict(batch=window.batch, layer_cache=self.cache, cos_sin=self.cos_sin)
+        cached = dict(batch=window.batch, layer_cache=self.cache, cos_sin=self.ropes.of(layer))
         x, residual = decoder_layer(self.ops, layer, window.x, window.residual, **cached)
         return replace(window, x=x, residual=residual)
 

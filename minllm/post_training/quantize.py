@@ -23,7 +23,7 @@ import numpy as np
 from minllm.errors import InvalidOptionError, UnsupportedModelError
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.layout import Layer, Layout, layout_of, leaves
-from minllm.models.model import make_rope_table
+from minllm.models.model import make_rope_tables
 from minllm.models.source import ModelDirectory
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.weights import WeightReader, check_tensors, is_prefixed
@@ -122,7 +122,7 @@ class Quantizer:
         if token_ids is not None:
             ops = NumpyOps("float32")
             embeddings = WeightReader(ops, checkpoint, layout).read(replace(layout.model, layers=[], lm_head=None))
-            self.calibration = Calibration(layout.config, token_ids, embeddings, make_rope_table(ops, layout.config))
+            self.calibration = Calibration(layout.config, token_ids, embeddings, make_rope_tables(ops, layout.config))
         self.reader = None if self.calibration is None else WeightReader(self.calibration.ops, checkpoint, layout)
 
     def write(self, out: Path, progress: Callable[[int, int], None] | None = None) -> None:
@@ -197,7 +197,7 @@ class Quantizer:
             stored_norm = stored.attention.norm if before is layer.attention.norm else stored.mlp.norm
             for leaf, array in ((stored_norm.weight, before.weight), (stored_norm.bias, before.bias)):
                 if leaf is not None:
-                    found[leaf.name] = files.rounded_as(array, tensors[leaf.name].dtype)
+                    found[leaf.name] = files.rounded_as(array - leaf.offset, tensors[leaf.name].dtype)
         return found
 
     def _scales(self, inputs: Inputs, linear: Linear) -> np.ndarray:

@@ -77,6 +77,7 @@ class StoredTensor:
 
     name: str
     shape: tuple[int, ...]
+    offset: float = 0.0  # added to the numbers of the file
 
 
 @dataclass(frozen=True)

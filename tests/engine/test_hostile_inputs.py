@@ -36,7 +36,7 @@ def test_layer_types_of_another_type(tmp_path):
 def test_a_model_that_claims_a_billion_positions_gets_a_table_for_what_fits(tmp_path):
     directory = copy_of(model_directory("llama3"), tmp_path, max_position_embeddings=2**30)
     with LLM(directory, device="cpu", kv_cache_memory_bytes=1 << 20) as llm:
-        table = llm.engine.model.cos_sin
+        table = llm.engine.model.ropes.whole
         assert llm.max_model_len <= len(table) < 1000 and llm.generate([1, 2, 3])
     with pytest.raises(OutOfMemoryError, match="max_model_len=1073741824 needs a table of rotary positions"):
         LLM(directory, device="cpu", max_model_len=2**30)

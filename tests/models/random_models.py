@@ -25,6 +25,16 @@ LLAMA3_SCALING = {
 }
 COMMON = dict(vocab_size=VOCAB_SIZE, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, intermediate_size=344)
 
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+GEMMA = COMMON | dict(
+    hidden_size=240, head_dim=40, num_hidden_layers=4, max_position_embeddings=256, query_pre_attn_scalar=50, sliding_window=13,
+    layer_types=["sliding_attention", "full_attention"] * 2,
+    attn_implementation="eager",  # the others have no soft caps
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Family:
@@ -71,6 +81,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2": _llama_like("Qwen2", hidden_size=384, tie_word_embeddings=True),
     "qwen2_window": _llama_like("Qwen2", hidden_size=240, use_sliding_window=True, sliding_window=13, max_window_layers=1),
     "qwen3": _llama_like("Qwen3", hidden_size=256, head_dim=128, tie_word_embeddings=False),
+    "gemma2": Family("Gemma2Config", "Gemma2ForCausalLM", GEMMA),
+    "gemma3": Family("Gemma3TextConfig", "Gemma3ForCausalLM", GEMMA | dict(rope_parameters=GEMMA3_ROPE)),
     "gpt2": Family(
         "GPT2Config",
         "GPT2LMHeadModel",

@@ -42,7 +42,7 @@ def test_sizes_equal_transformers(family, tmp_path):
         assert ours.norm_epsilon == theirs.rms_norm_eps
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2"])
 def test_missing_keys_take_the_familys_defaults(name):
     theirs = getattr(transformers, f"{name}Config")()
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -53,7 +53,36 @@ def test_missing_keys_take_the_familys_defaults(name):
     assert ours.rope.rope_theta == theirs.rope_parameters["rope_theta"]
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.sliding_windows[0] == (theirs.sliding_window if name == "Mistral" else 0)
+    assert ours.sliding_windows[0] == (theirs.sliding_window if name in ("Mistral", "Gemma2") else 0)
+
+
+def test_missing_keys_of_gemma_take_its_defaults():
+    theirs = transformers.Gemma3TextConfig()
+    ours = parse_model_config({"architectures": ["Gemma3ForCausalLM"], "vocab_size": theirs.vocab_size})
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim", "max_position_embeddings"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    windows = [theirs.sliding_window if kind == "sliding_attention" else 0 for kind in theirs.layer_types]
+    assert list(ours.sliding_windows) == windows and 0 in windows
+    assert (ours.rope.rope_theta, ours.local_rope.rope_theta) == (1e6, 1e4)
+    assert ours.attention_scales[0] == theirs.query_pre_attn_scalar**-0.5
+    assert (ours.attention_soft_cap, ours.logit_soft_cap) == (0, 0)
+    gemma2 = parse_model_config({"architectures": ["Gemma2ForCausalLM"], "vocab_size": 99})
+    assert (gemma2.attention_soft_cap, gemma2.logit_soft_cap, gemma2.local_rope) == (50, 30, None)
+    without = parse_model_config({"architectures": ["Gemma2ForCausalLM"], "vocab_size": 99, "attn_logit_softcapping": None})
+    assert without.attention_soft_cap == 0
+
+
+GEMMA3 = dict(architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", vocab_size=1003, num_hidden_layers=4)
+
+
+def test_old_and_new_keys_of_gemmas_two_rotations_are_the_same():
+    linear = {"rope_type": "linear", "factor": 8.0}
+    thetas = {"rope_theta": 1e5, "rope_local_base_freq": 1e3}
+    old = parse_model_config({**GEMMA3, **thetas, "rope_scaling": linear, "sliding_window_pattern": 2})
+    kinds = {"full_attention": {**linear, "rope_theta": 1e5}, "sliding_attention": {"rope_type": "default", "rope_theta": 1e3}}
+    new = parse_model_config({**GEMMA3, "rope_parameters": kinds, "sliding_window_pattern": 2})
+    assert (old.rope, old.local_rope, old.sliding_windows) == (new.rope, new.local_rope, new.sliding_windows)
+    assert (new.rope.factor, new.local_rope.factor, new.sliding_windows) == (8.0, 1.0, (4096, 0, 4096, 0))
 
 
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
@@ -118,6 +147,9 @@ REFUSED = {
     "another task": {**LLAMA, "architectures": ["LlamaForSequenceClassification"]},
     "architecture against type": {**LLAMA, "model_type": "llama4"},
     "no architecture": {"vocab_size": 10},
+    "gemma activation": {**GEMMA3, "hidden_activation": "relu"},
+    "gemma in both directions": {**GEMMA3, "use_bidirectional_attention": True},
+    "gemma with images": {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
     "gpt2 activation": {**GPT2, "activation_function": "relu"},
     "gpt2 cross attention": {**GPT2, "add_cross_attention": True},
 }  # fmt: skip

@@ -30,6 +30,21 @@ QWEN2 = WRITTEN | dict(
     num_key_value_heads=2, rms_norm_eps=1e-06, rope_theta=1000000.0, sliding_window=131072, tie_word_embeddings=True,
     use_sliding_window=False, vocab_size=151936,
 )  # fmt: skip
+GEMMA = WRITTEN | dict(
+    attention_bias=False, attention_dropout=0.0, bos_token_id=2, eos_token_id=1, head_dim=256, hidden_activation="gelu_pytorch_tanh",
+    num_key_value_heads=1, pad_token_id=0, query_pre_attn_scalar=256, rms_norm_eps=1e-06,
+)  # fmt: skip
+GEMMA2 = GEMMA | dict(
+    architectures=["Gemma2ForCausalLM"], model_type="gemma2", attn_logit_softcapping=50.0, cache_implementation="hybrid",
+    final_logit_softcapping=30.0, hidden_act="gelu_pytorch_tanh", hidden_size=2304, intermediate_size=9216, max_position_embeddings=8192,
+    num_attention_heads=8, num_hidden_layers=26, num_key_value_heads=4, rope_theta=10000.0, sliding_window=4096, vocab_size=256000,
+)  # fmt: skip
+GEMMA3 = GEMMA | dict(
+    architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", _sliding_window_pattern=6, attn_logit_softcapping=None,
+    final_logit_softcapping=None, hidden_size=640, intermediate_size=2048, layer_types=["sliding_attention"] * 18,
+    max_position_embeddings=32768, num_attention_heads=4, num_hidden_layers=18, rope_local_base_freq=10000.0, rope_scaling=None,
+    rope_theta=1000000.0, sliding_window=512, use_bidirectional_attention=False, vocab_size=262144,
+)  # fmt: skip
 GPT2 = dict(
     activation_function="gelu_new", architectures=["GPT2LMHeadModel"], attn_pdrop=0.1, bos_token_id=50256, embd_pdrop=0.1,
     eos_token_id=50256, initializer_range=0.02, layer_norm_epsilon=1e-05, model_type="gpt2", n_ctx=1024, n_embd=768, n_head=12, n_layer=12,
@@ -63,6 +78,9 @@ WELL_KNOWN = {
     | dict(
         architectures=["Qwen3ForCausalLM"], model_type="qwen3", attention_bias=False, head_dim=128, rope_scaling=None, sliding_window=None,
     ),
+    "Gemma-2-2B": GEMMA2,
+    "Gemma-3-270M": GEMMA3,
+    "Gemma-3-1B by an older writer": GEMMA3 | dict(sliding_window_pattern=6, cache_implementation="hybrid"),
     "GPT-2": GPT2,
     "DialoGPT": GPT2 | dict(task_specific_params={"conversational": {"max_length": 1000}}, gradient_checkpointing=False),
 }  # fmt: skip
@@ -74,7 +92,8 @@ def test_well_known_models_are_accepted(name):
 
 
 @pytest.mark.parametrize(
-    ("family", "model"), [(f, f"{f}ForCausalLM") for f in ("Llama", "Mistral", "Qwen2", "Qwen3")] + [("GPT2", "GPT2LMHeadModel")]
+    ("family", "model"), [(f, f"{f}ForCausalLM") for f in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2")]
+    + [("Gemma3Text", "Gemma3ForCausalLM"), ("GPT2", "GPT2LMHeadModel")],
 )
 def test_every_key_that_transformers_writes_is_accepted(family, model):
     config = getattr(transformers, f"{family}Config")(architectures=[model])

@@ -123,9 +123,9 @@ def test_float64_is_computed_in_float32(tmp_path):
 
 
 def test_a_shorter_rotary_table(llama):
-    assert load(llama).cos_sin.shape == (256, 40)
-    assert load(llama, max_positions=100).cos_sin.shape == (100, 40)
-    assert load(llama, max_positions=10_000).cos_sin.shape == (256, 40)
+    assert load(llama).ropes.whole.shape == (256, 40)
+    assert load(llama, max_positions=100).ropes.whole.shape == (100, 40)
+    assert load(llama, max_positions=10_000).ropes.whole.shape == (256, 40)
 
 
 def test_weights_beyond_float16(llama):

@@ -32,7 +32,7 @@ def test_the_random_models_are_a_real_test(family):
     assert np.abs(changed[8] - logits[8]).max() > 1e-3
 
 
-@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2_window", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2_window", "qwen3", "gemma2", "gemma3", "gpt2"])
 def test_decoding_token_by_token_equals_one_forward(family):
     ops = NumpyOps("float32")
     model = load_model(saved_model(family), ops)

@@ -21,7 +21,7 @@ from minllm.kernels.quantization.cache import is_quantized
 QUERY_CHUNK = 256  # query rows computed at a time: bounds the memory of scores, and a chunk skips keys after its last row
 
 
-def attention_reference(query, key_cache, value_cache, query_start, context_lens, block_tables, scale, sliding_window=0):
+def attention_reference(query, key_cache, value_cache, query_start, context_lens, block_tables, scale, sliding_window=0, soft_cap=0.0):
     """Causal attention of a flattened batch of new tokens against a paged KV cache.
 
     query          [T, heads, head_dim]; float32, float16, bfloat16 or float64
@@ -31,6 +31,7 @@ def attention_reference(query, key_cache, value_cache, query_start, context_lens
     block_tables   int32 [B, max_blocks]: the blocks that hold the sequence's keys, block_size at a time
     scale          factor on q.k, usually 1 / sqrt(head_dim)
     sliding_window 0 for none, else the number of newest keys that each row sees, including its own
+    soft_cap       0 for none, else scores become soft_cap * tanh(s / soft_cap) before the softmax (Gemma 2)
 
     Returns [T, heads, head_dim] in the query's dtype. Computes in float32 (in float64 for a float64 query) and rounds once, at the end.
     """
@@ -52,7 +53,7 @@ def attention_reference(query, key_cache, value_cache, query_start, context_lens
             values = gather_context(value_cache, block_tables[sequence], key_start, key_stop).astype(compute_dtype, copy=False)
             visible = visible_keys(np.arange(lowest, highest + 1), np.arange(key_start, key_stop), sliding_window)
             rows = query[chunk:chunk_stop].astype(compute_dtype, copy=False)
-            out[chunk:chunk_stop] = attend(rows, keys, values, scale, visible)
+            out[chunk:chunk_stop] = attend(rows, keys, values, scale, visible, soft_cap)
     return out
 
 
@@ -82,7 +83,7 @@ def visible_keys(query_positions, key_positions, sliding_window=0):
     return None if visible.all() else visible
 
 
-def attend(query, keys, values, scale, visible=None):
+def attend(query, keys, values, scale, visible=None, soft_cap=0.0):
     """softmax(scale * query keys^T) values with grouped heads: query [Q, heads, d], keys and values [N, kv_heads, d] -> [Q, heads, d]."""
     rows, heads, head_dim = query.shape
     kv_heads = keys.shape[1]
@@ -90,6 +91,8 @@ def attend(query, keys, values, scale, visible=None):
     grouped = query.reshape(rows, kv_heads, group, head_dim).transpose(1, 0, 2, 3).reshape(kv_heads, rows * group, head_dim)
     scores = np.matmul(grouped, keys.transpose(1, 2, 0))  # [kv_heads, rows * group, N]
     scores *= query.dtype.type(scale)
+    if soft_cap:
+        scores = query.dtype.type(soft_cap) * np.tanh(scores / query.dtype.type(soft_cap))
     if visible is not None:
         scores.reshape(kv_heads, rows, group, -1)[:, ~visible[:, None, :].repeat(group, axis=1)] = -np.inf
     probabilities = softmax_in_place(scores)

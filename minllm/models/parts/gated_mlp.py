@@ -1,7 +1,8 @@
 """The gated feed-forward: down(activation(gate(x)) * up(x)).
 
-With SiLU it is SwiGLU (Llama and similar models), with GELU GeGLU. Gate and up form one matrix [2 * intermediate, hidden]. The activation
-reads both halves of its output and writes their product, about 6 operations per element.
+With SiLU it is SwiGLU (Llama and similar models), with GELU GeGLU (Gemma, which normalises the output once more: post_norm). Gate and up
+form one matrix [2 * intermediate, hidden]. The activation reads both halves of its output and writes their product, about 6 operations per
+element.
 
 Source: Shazeer 2020, "GLU Variants Improve Transformer", section 2.
 """
@@ -15,7 +16,7 @@ from minllm.weights.linear import Linear
 from minllm.weights.shard import INPUTS
 from minllm.weights.stored import Projection, StoredLinear, stored_linear
 
-FIELDS = ("intermediate_size", "activation", "mlp_bias")
+FIELDS = ("intermediate_size", "activation", "mlp_bias", "post_norms")
 ACTIVATION_OPERATIONS = 6  # per element
 
 
@@ -30,9 +31,14 @@ class GatedMlp:
     gate_up: Linear  # [2 * intermediate, hidden], gate first
     down: Linear  # [hidden, intermediate]
     activation: str
+    post_norm: NormWeights | None = None  # of what the part adds to the hidden state
 
     def forward(self, ops: Ops, x: Array, residual: Array | None, next_norm: NormWeights | None = None) -> tuple[Array, Array | None]:
         """The feed-forward of norm(x + residual): the new (x, residual), both [T, hidden]."""
+        if self.post_norm is not None:
+            normalised, residual = ops.add_norm(x, residual, self.norm)  # both [T, hidden]
+            out = ops.gated_mlp(normalised, self.gate_up, self.down, self.activation)  # [T, hidden]
+            return ops.add_norm(out, None, self.post_norm)[0], residual
         names = dict(activation=self.activation, next_norm=next_norm)
         return ops.normed_gated_mlp(x, residual, self.norm, self.gate_up, self.down, **names)  # both [T, hidden]
 
@@ -42,10 +48,11 @@ def llama_tensors(config: ModelConfig, prefix: str) -> GatedMlp:
     hidden, inner = config.hidden_size, config.intermediate_size
     halves = tuple(Projection(f"{prefix}mlp.{name}", inner, hidden, config.mlp_bias) for name in ("gate_proj", "up_proj"))
     return GatedMlp(
-        norm=config.norm_of(f"{prefix}post_attention_layernorm"),
+        norm=config.norm_of(f"{prefix}{'pre_feedforward' if config.post_norms else 'post_attention'}_layernorm"),
         gate_up=StoredLinear(halves),
         down=stored_linear(prefix, "mlp.down_proj", hidden, inner, config.mlp_bias, axis=INPUTS),
         activation=config.activation,
+        post_norm=config.post_norm_of(f"{prefix}post_feedforward_layernorm"),
     )
 
 
@@ -58,8 +65,8 @@ def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
 
 
 def vector_parameters(config: ModelConfig) -> int:
-    """Number of parameters besides matrices, their biases and the norm of the hidden state: none."""
-    return 0
+    """Number of parameters besides matrices, their biases and the norm of the hidden state: those of post_norm."""
+    return config.hidden_size * config.post_norms
 
 
 def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
@@ -70,4 +77,5 @@ def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
     up, down = matrices(config)
     elements = config.num_hidden_layers * s.tokens * config.intermediate_size
     activation = Stage("MLP activation", activation_bytes=3 * elements * s.item, other_flops=ACTIVATION_OPERATIONS * elements)
-    return [Norm("MLP norm"), up, activation, down]
+    post_norms = [Norm("MLP post-norm", without_residual=config.num_hidden_layers)] * config.post_norms
+    return [Norm("MLP norm"), up, activation, down, *post_norms]

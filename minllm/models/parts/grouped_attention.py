@@ -5,6 +5,8 @@ Multi-head attention has as many KV heads as query heads.
     q, k, v = norm(x) Wq, norm(x) Wk, norm(x) Wv      one matrix [(heads + 2 * kv_heads) * head_dim, hidden]
     out     = softmax(scale * q . K) V Wo             K, V: the cached context; q and k rotated, and normalised if the model has q_norm
 
+Gemma normalises the output once more before it is added to the hidden state (post_norm), and Gemma 2 bounds the scores (soft_cap).
+
 A token's keys and values are 2 * kv_heads * head_dim numbers in each layer's cache. The softmax takes about 5 operations per score.
 
 Sources: Vaswani et al. 2017, "Attention is all you need", section 3.2; Ainslie et al. 2023, "GQA: Training Generalized Multi-Query
@@ -22,6 +24,7 @@ from minllm.weights.stored import Projection, StoredLinear, StoredTensor, stored
 
 FIELDS = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "sliding_windows", "qkv_bias", "attention_output_bias", "qk_norm",
+    "post_norms",
 )  # fmt: skip
 ANGLE_BYTES = 4  # cosines and sines are float32
 
@@ -34,6 +37,7 @@ class GroupedAttention:
     qkv: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
     config: AttentionConfig
     output: Linear  # [hidden, heads * head_dim]
+    post_norm: NormWeights | None = None  # of what the part adds to the hidden state
 
     def forward(
         self, ops: Ops, x: Array, residual: Array | None, *, batch: Batch, layer_cache: LayerCache, cos_sin: Array | None,
@@ -47,6 +51,8 @@ class GroupedAttention:
             x, residual, self.norm, self.qkv, batch=batch, layer_cache=layer_cache, attention_config=self.config, cos_sin=cos_sin
         )  # [T, heads, head_dim], [T, hidden]
         mixed = ops.attention(query, layer_cache, batch, self.config)  # [T, heads * head_dim]
+        if self.post_norm is not None:
+            return ops.add_norm(ops.linear(mixed, self.output), None, self.post_norm)[0], residual
         return ops.linear_add(mixed, self.output, residual, next_norm)  # both [T, hidden]
 
 
@@ -66,6 +72,7 @@ def llama_tensors(config: ModelConfig, layer: int, prefix: str) -> GroupedAttent
         ),
         config=config.attention(layer, *(_head_norm(config, f"{attention}{name}.weight") for name in ("q_norm", "k_norm"))),
         output=stored_linear(attention, "o_proj", hidden, heads * head_dim, config.attention_output_bias, axis=INPUTS),
+        post_norm=config.post_norm_of(f"{prefix}post_attention_layernorm"),
     )
 
 
@@ -81,7 +88,7 @@ def gpt2_tensors(config: ModelConfig, layer: int, prefix: str) -> GroupedAttenti
 
 
 def _head_norm(config: ModelConfig, name: str) -> StoredTensor | None:
-    return StoredTensor(name, (config.head_dim,)) if config.qk_norm else None
+    return StoredTensor(name, (config.head_dim,), config.norm_offset) if config.qk_norm else None
 
 
 # Costs
@@ -107,7 +114,12 @@ def matrices(config: ModelConfig) -> tuple[Matrix, ...]:
 
 
 def vector_parameters(config: ModelConfig) -> int:
-    """Number of parameters of q_norm and k_norm; the norm of the hidden state and the biases are counted elsewhere."""
+    """Number of parameters of q_norm, k_norm and post_norm; the norm of the hidden state and the biases are counted elsewhere."""
+    return head_norm_parameters(config) + config.hidden_size * config.post_norms
+
+
+def head_norm_parameters(config: ModelConfig) -> int:
+    """Number of parameters of q_norm and k_norm."""
     return 2 * config.head_dim * config.qk_norm
 
 
@@ -122,7 +134,7 @@ def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
     qkv, output = matrices(config)
     append = Stage(
         "rope and append",
-        weight_bytes=layers * vector_parameters(config) * s.item,
+        weight_bytes=layers * head_norm_parameters(config) * s.item,
         kv_bytes=int(layers * s.tokens * key_value * (s.kv_item + s.item * bool(s.exact))),
         activation_bytes=layers * s.tokens * ((2 * query + key_value) * s.item + angles),
         other_flops=(7 if config.qk_norm else 3) * turned,
@@ -134,4 +146,5 @@ def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
         flops=4 * query * s.visible,
         other_flops=5 * config.num_attention_heads * s.visible,
     )
-    return [Norm("attention norm", without_residual=1), qkv, append, attention, output]
+    post_norms = [Norm("attention post-norm", without_residual=layers)] * config.post_norms
+    return [Norm("attention norm", without_residual=1), qkv, append, attention, output, *post_norms]

@@ -33,11 +33,11 @@ def ring_blocks(residual_window: int) -> int:
 
 def attention_with_window_reference(
     query, key_cache, value_cache, recent_key, recent_value, query_start, context_lens, block_tables, recent_lens, recent_tables,
-    scale, residual_window, sliding_window=0,
+    scale, residual_window, sliding_window=0, soft_cap=0.0,
 ):  # fmt: skip
     """Causal attention of new tokens over the codes of older keys and the recent keys.
 
-    query, query_start, context_lens, block_tables, scale and sliding_window as in `attention_reference`; key_cache, value_cache:
+    query, query_start, context_lens, block_tables, scale, sliding_window and soft_cap as in `attention_reference`; key_cache, value_cache:
     QuantizedCaches. recent_key, recent_value: [blocks, TOKEN_GROUP, kv_heads, head_dim] in the query's dtype; recent_tables: int32
     [B, max_blocks] of that cache; recent_lens: int32 [B], context_lens - L(first new position), 0 for padding.
 
@@ -65,7 +65,7 @@ def attention_with_window_reference(
                 )
             )
             visible = _visible(positions, starts, coded, exact, sliding_window)
-            out[rows] = attend(query[rows].astype(compute_dtype), keys, values, scale, visible)
+            out[rows] = attend(query[rows].astype(compute_dtype), keys, values, scale, visible, soft_cap)
     return out
 
 

@@ -16,7 +16,7 @@ from minllm.kernels.attention.reference import attend, gather_context
 
 
 def tree_attention_reference(
-    query, key_cache, value_cache, query_start, context_lens, block_tables, sees, first_node, scale, sliding_window=0
+    query, key_cache, value_cache, query_start, context_lens, block_tables, sees, first_node, scale, sliding_window=0, soft_cap=0.0
 ):
     """Attention of B sequences whose rows are nodes of one tree; arguments as in attention/reference.py, and
 
@@ -34,7 +34,7 @@ def tree_attention_reference(
         keys = gather_context(key_cache, block_tables[sequence], 0, context_len).astype(compute_dtype, copy=False)
         values = gather_context(value_cache, block_tables[sequence], 0, context_len).astype(compute_dtype, copy=False)
         visible = visible_nodes(sees, first_node, stop - start, context_len, sliding_window)
-        out[start:stop] = attend(query[start:stop].astype(compute_dtype, copy=False), keys, values, scale, visible)
+        out[start:stop] = attend(query[start:stop].astype(compute_dtype, copy=False), keys, values, scale, visible, soft_cap)
     return out
 
 
