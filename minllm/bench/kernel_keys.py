@@ -77,9 +77,10 @@ QUANTIZED = {
 }  # fmt: skip
 OF_PLAIN_WEIGHTS = ("matmul/gemv", "matmul/flat", "matmul/wgmma")  # variant "chosen" of that benchmark
 QUANTIZED_KERNELS = "minllm.kernels.matmul.quantized"  # launched by engines with quantised weights alone
-# modules that no engine of a recorded row launches
+# modules that no step of a recorded row launches
 NOT_RECORDED = (
     "minllm.kernels.speculation", "minllm.kernels.all_reduce", "minllm.kernels.attention.fixed_split", "minllm.kernels.elementwise",
+    "minllm.kernels.encoding",
 )  # fmt: skip
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"

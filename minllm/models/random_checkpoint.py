@@ -27,6 +27,7 @@ class RandomCheckpoint:
 
     directory = "random weights"
     described_by = "config.json"
+    allow_nonfinite_weights = False
 
     def __init__(self, config: ModelConfig, seed: int = 0):
         self._shapes = layout_of(config).shapes()

@@ -19,11 +19,11 @@ from minllm.models.finite import all_finite
 from minllm.models.layout import Layout, ModelWeights, layout_of, leaves
 from minllm.models.safetensors_file import NUMPY_DTYPES, TensorEntry
 from minllm.ops.protocol import Array, Ops
-from minllm.weights.format import WeightFormat
+from minllm.weights.format import WeightFormat, check_scales
 from minllm.weights.formats import plain_format
 from minllm.weights.linear import Linear
 from minllm.weights.shard import Shard
-from minllm.weights.stored import StoredLinear, StoredTensor
+from minllm.weights.stored import Projection, StoredLinear, StoredTensor
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 
@@ -36,6 +36,7 @@ class StoredWeights(Protocol):
 
     directory: Path | str  # the source of the tensors, for error messages
     described_by: str  # the file that gives their number and shapes, for error messages
+    allow_nonfinite_weights: bool  # whether `tensor` returns NaN and infinity
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
@@ -177,16 +178,29 @@ class WeightReader:
     def linear(self, stored: StoredLinear, rank: int = 0, ranks: int = 1) -> Linear:
         """A Linear, or the part of it that GPU `rank` of `ranks` holds."""
         weight_format, shard = self.layout.format_of(stored), Shard(stored.axis, rank, ranks)
-        host = weight_format.load(stored.projections, self.checkpoint, shard)
         tensors = [name for one in stored.projections for name in weight_format.tensors(one)]
-        if weight_format.is_plain:
-            weight_format = self.plain
-            for matrix, one in zip(host, stored.projections, strict=True):
-                self.check(matrix, f"{one.name}.weight")
-        weight = weight_format.place(self.ops, host)
+        if weight_format.is_made_while_loading and not self.checkpoint.allow_nonfinite_weights:
+            weight = self._encoded(weight_format, stored.projections, shard)
+        else:
+            host = weight_format.load(stored.projections, self.checkpoint, shard)
+            if weight_format.is_plain:
+                weight_format = self.plain
+                for matrix, one in zip(host, stored.projections, strict=True):
+                    self.check(matrix, f"{one.name}.weight")
+            weight = weight_format.place(self.ops, host)
         self._report(tensors)
         bias = self._bias(stored, shard) if stored.biases and shard.adds_bias else None
         return Linear(weight, bias, weight_format, stored.shape_of(shard), shard)
+
+    def _encoded(self, weight_format: WeightFormat, projections: tuple[Projection, ...], shard: Shard) -> Any:
+        """Floating-point matrices in a quantised format, which the machine encodes."""
+        parts = weight_format.matrices(projections, self.checkpoint, shard)
+        for part, one in zip(parts, projections, strict=True):
+            self.check_finite(part, f"{one.name}.weight")
+        weight = self.ops.encoded(weight_format, parts)
+        scales = [self.ops.to_host(one) for one in weight if one is not None and np.dtype(one.dtype).kind == "f"]
+        check_scales(weight_format.name, [one.name for one in projections], scales)
+        return weight
 
     def _bias(self, stored: StoredLinear, shard: Shard) -> Array:
         names = list(stored.biases)
@@ -194,6 +208,9 @@ class WeightReader:
         bias = self._plain(parts[0] if len(parts) == 1 else np.concatenate(parts), names[0])
         self._report(names)
         return bias
+
+    def check_finite(self, host: np.ndarray, name: str) -> None:
+        """Raise CheckpointError for NaN and infinity; `checkpoint.tensor` has done so."""
 
     def check(self, host: np.ndarray, name: str) -> None:
         """Raise CheckpointError if numbers of a plain tensor lie beyond the range of the activations' dtype."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.weights.format import WeightFormat
 from minllm.weights.linear import Linear
 
 
@@ -24,6 +25,10 @@ class ComposedOps:
     def stacked_weight(self, parts: Sequence[np.ndarray]) -> Any:
         """The weight of the matrices stacked by rows."""
         return self.weight(parts[0] if len(parts) == 1 else np.concatenate(parts))
+
+    def encoded(self, weight_format: WeightFormat, parts: Sequence[np.ndarray]) -> Any:
+        """The weight of the matrices stacked by rows, in a quantised format."""
+        return weight_format.place(self, weight_format.encode(parts[0] if len(parts) == 1 else np.concatenate(parts)))
 
     def append_with_window(self, write: Callable, batch: Batch, layer_cache: LayerCache) -> Any:
         """Write new keys and values as codes and as recent tokens; returns the queries.

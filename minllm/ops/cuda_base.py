@@ -8,12 +8,14 @@ import numpy as np
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.all_reduce.choice import names as all_reduce_names
+from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.attention.variants import QUANTIZED
 from minllm.kernels.attention.variants import VARIANTS as ATTENTION_VARIANTS
 from minllm.kernels.matmul.variants import VARIANTS as MATMUL_VARIANTS
 from minllm.ops.arguments import activation_dtype
 from minllm.ops.composed import ComposedOps
 from minllm.ops.own_kernels import own_kernels
+from minllm.weights.format import WeightFormat
 
 
 class CudaBase(ComposedOps):
@@ -85,9 +87,17 @@ class CudaBase(ComposedOps):
         """The weight of the matrices stacked by rows."""
         return super().stacked_weight(parts) if self.uploader is None else self._upload(parts)
 
-    def _upload(self, parts: Sequence[np.ndarray]) -> Any:
-        """The parts stacked by rows in one device array."""
-        array, first = self.empty((sum(map(len, parts)), *parts[0].shape[1:]), self.dtype), 0
+    def encoded(self, weight_format: WeightFormat, parts: Sequence[np.ndarray]) -> Any:
+        """The weight in a quantised format, encoded on the GPU where the format has a kernel for it."""
+        dtype = parts[0].dtype
+        known = dtype in FLOAT_DTYPES and all(part.dtype == dtype for part in parts)
+        if self.uploader is None or not (weight_format.encodes_on_gpu and known):
+            return super().encoded(weight_format, parts)
+        return weight_format.encode_on(self, self._upload(parts, dtype))
+
+    def _upload(self, parts: Sequence[np.ndarray], dtype: Any = None) -> Any:
+        """The parts stacked by rows in one device array of `dtype`, by default the activations'."""
+        array, first = self.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype or self.dtype), 0
         for part in parts:
             self.uploader.copy(array[first : first + len(part)], part)
             first += len(part)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # a configuration is read without loading a compiler
     from minllm.kernels.speculation.lookahead import LookaheadState
     from minllm.kernels.speculation.state import DraftState
     from minllm.kernels.speculation.token_tree import TreeArrays
+    from minllm.weights.format import WeightFormat
 
 Array = Any
 
@@ -212,6 +213,13 @@ class Ops(Protocol):
 
     def stacked_weight(self, parts: Sequence[np.ndarray]) -> Array:
         """The `weight` of these matrices stacked by rows."""
+        ...
+
+    def encoded(self, weight_format: "WeightFormat", parts: Sequence[np.ndarray]) -> Any:
+        """The weight of these floating-point matrices stacked by rows, in a quantised format: weight_format.encode, placed on the machine.
+
+        The host arrays hold no NaN.
+        """
         ...
 
     def embed(self, batch: Batch, embedding: Array, position_embedding: Array | None = None, scale: float = 1.0) -> Array:

@@ -120,14 +120,18 @@ class SplitReader(WeightReader):
         return self._head_of(embedding.rows) if self.grid.is_last else None
 
     def check(self, host: np.ndarray, name: str) -> None:
-        """Raise CheckpointError also for NaN and infinity, which MappedTensors has not looked for."""
+        """Raise CheckpointError also for NaN and infinity."""
+        self.check_finite(host, name)
+        super().check(host, name)
+
+    def check_finite(self, host: np.ndarray, name: str) -> None:
+        """Raise CheckpointError for NaN and infinity, which MappedTensors has not looked for."""
         mapped = self.checkpoint
         if isinstance(mapped, MappedTensors) and not (mapped.allow_nonfinite_weights or all_finite(np.ascontiguousarray(host))):
             raise CheckpointError(
                 f"{mapped.directory}: tensor {name!r} holds NaN or infinity, which spread to the results; the file is damaged, copy it "
                 "again, or load it all the same with allow_nonfinite_weights=True."
             )
-        super().check(host, name)
 
     def _head(self, name: str) -> Linear:
         weight = self.ops.weight(self._own_rows(name))

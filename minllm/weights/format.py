@@ -65,6 +65,7 @@ class WeightFormat:
     own_stage: ClassVar[str | None] = None  # the stage of ops/own_kernels.py that may replace its matmul
     is_plain = False  # not quantised: elements have the dtype of the activations
     is_option = True  # LLM(quantization=name) accepts it
+    encodes_on_gpu = False  # `encode_on` exists
 
     def covers(self, name: str) -> bool:
         """Whether the matrix of the module `name` is held in this format."""
@@ -106,6 +107,11 @@ class WeightFormat:
         check_scales(self.name, [one.name for one in projections], weight)
         return weight
 
+    @property
+    def is_made_while_loading(self) -> bool:
+        """Whether `load` encodes floating-point matrices; a format that files store has its own."""
+        return type(self).load is WeightFormat.load
+
     def matrices(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> list[np.ndarray]:
         """The shard of each module's floating-point matrix [outputs, inputs]: views of the checkpoint if possible."""
         parts = []
@@ -117,6 +123,10 @@ class WeightFormat:
     def encode(self, matrix: np.ndarray) -> Any:
         """Quantise a floating-point matrix [outputs, inputs] to host arrays: one array or a NamedTuple."""
         raise NotImplementedError(f"{self.name} is not made of plain matrices")
+
+    def encode_on(self, ops: Any, matrix: Any) -> Any:
+        """`encode` of a matrix on the GPU of `ops`, float32, float16 or bfloat16 without NaN: the same bits, in arrays of the machine."""
+        raise NotImplementedError(f"{self.name} has no kernels that encode it")
 
     def place(self, ops: Any, weight: Any) -> Any:
         """The weight with its host arrays converted to arrays of the machine `ops`."""

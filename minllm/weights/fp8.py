@@ -42,6 +42,15 @@ def quantize_fp8(rows: np.ndarray) -> Fp8Weight:
 class Fp8Format(WeightFormat):
     """The format of Fp8Weight: 1 byte per element and 4 bytes per output channel."""
 
+    encodes_on_gpu = True
+
+    def encode_on(self, ops: Any, matrix: Any) -> Fp8Weight:
+        """A row of weights is encoded as a row of activations is."""
+        from minllm.kernels.matmul.quantized.rows import quantize_rows  # imported here so that a plan loads no kernels
+
+        rows = quantize_rows(matrix, ops.empty, ops.stream, "fp8")
+        return Fp8Weight(rows.codes, rows.scales)
+
     def encode(self, matrix: np.ndarray) -> Fp8Weight:
         """Quantise a matrix [outputs, inputs]."""
         return Fp8Weight(*in_pieces(matrix, quantize_fp8))

@@ -51,6 +51,7 @@ class Int4Format(WeightFormat):
     """The format of Int4Weight: half a byte per element, and 2 bytes per group, 3 with zeros."""
 
     own_stage = "int4_matmul"
+    encodes_on_gpu = True
 
     has_zeros: bool = False
     has_minimums: bool = False
@@ -59,6 +60,12 @@ class Int4Format(WeightFormat):
     def encode(self, matrix: np.ndarray) -> Int4Weight:
         """Quantise a matrix [outputs, inputs]."""
         return Int4Weight.of_rows(*in_pieces(matrix, self._quantize_rows))
+
+    def encode_on(self, ops: Any, matrix: Any) -> Int4Weight:
+        """In groups, with or without zero points (kernels/encoding/int4.py)."""
+        from minllm.kernels.encoding.int4 import encode_int4
+
+        return Int4Weight(*encode_int4(matrix, ops.empty, self.group_size, self.has_zeros, ops.stream))
 
     def _quantize_rows(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         from minllm.kernels.quantization.reference import pack_nibbles  # imported here so that a plan loads no kernels

@@ -40,6 +40,15 @@ def quantize_int8(rows: np.ndarray) -> Int8Weight:
 class Int8Format(WeightFormat):
     """The format of Int8Weight: 1 byte per element and 4 bytes per output channel."""
 
+    encodes_on_gpu = True
+
+    def encode_on(self, ops: Any, matrix: Any) -> Int8Weight:
+        """A row of weights is encoded as a row of activations is."""
+        from minllm.kernels.matmul.quantized.rows import quantize_rows  # imported here so that a plan loads no kernels
+
+        rows = quantize_rows(matrix, ops.empty, ops.stream, "int8")
+        return Int8Weight(rows.codes.view(np.int8), rows.scales)
+
     def encode(self, matrix: np.ndarray) -> Int8Weight:
         """Quantise a matrix [outputs, inputs]."""
         return Int8Weight(*in_pieces(matrix, quantize_int8))

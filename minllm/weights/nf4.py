@@ -101,9 +101,20 @@ def double_quantize(absmax: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.floa
     return codes, nested, offset
 
 
+def double_quantized(codes: Any, absmax: np.ndarray) -> Nf4Weight:
+    """The weight of one module from the results of `quantize_blocks`."""
+    absmax_codes, nested, offset = double_quantize(absmax)
+    outputs, blocks = absmax.shape
+    first_blocks = np.arange(outputs, dtype=np.int32) * np.int32(blocks)
+    offsets = np.full(outputs, offset, np.float32)
+    return Nf4Weight(codes, np.ascontiguousarray(absmax_codes.T), nested, dynamic_map(), offsets, first_blocks, NF4_CODES)
+
+
 @dataclass(frozen=True)
 class Nf4Format(WeightFormat):
     """Nf4Weight: half a byte per element, 1 byte per block, 4 per 256 blocks, 8 per output, and two tables."""
+
+    encodes_on_gpu = True
 
     nested: bool = True  # double quantisation
 
@@ -114,12 +125,14 @@ class Nf4Format(WeightFormat):
 
     def encode(self, matrix: np.ndarray) -> Nf4Weight:
         """Quantise a matrix [outputs, inputs]."""
-        codes, absmax = in_pieces(matrix, quantize_blocks)
-        absmax_codes, nested, offset = double_quantize(absmax)
-        outputs, blocks = absmax.shape
-        first_blocks = np.arange(outputs, dtype=np.int32) * np.int32(blocks)
-        offsets = np.full(outputs, offset, np.float32)
-        return Nf4Weight(codes, np.ascontiguousarray(absmax_codes.T), nested, dynamic_map(), offsets, first_blocks, NF4_CODES)
+        return double_quantized(*in_pieces(matrix, quantize_blocks))
+
+    def encode_on(self, ops: Any, matrix: Any) -> Nf4Weight:
+        """The codes; the magnitudes of the blocks, a 64th of the numbers, are quantised on the host, as their mean is that of all."""
+        from minllm.kernels.encoding.nf4 import encode_nf4_blocks
+
+        codes, absmax = encode_nf4_blocks(matrix, NF4_CODES, ops.empty, ops.stream)
+        return self.place(ops, double_quantized(None, ops.to_host(absmax)))._replace(codes=codes)
 
     def dequantize(self, weight: Nf4Weight) -> np.ndarray:
         """table[code] * absmax, float32 [outputs, inputs]."""

@@ -20,7 +20,7 @@ class GgufCheckpoint:
         """Raises UnsupportedModelError if a tensor's name does not belong to the architecture."""
         self.directory = file.path  # the path that errors name
         self._file, self._config, self._naming = file, config, naming
-        self._allow_nonfinite_weights = allow_nonfinite_weights
+        self.allow_nonfinite_weights = allow_nonfinite_weights
         skipped = {ROPE_FACTORS} if config.rope is not None and config.rope.frequency_factors else set()
         self._stored = {hugging_face_name(naming, name, file.path): name for name in file.tensors if name not in skipped}
 
@@ -44,7 +44,7 @@ class GgufCheckpoint:
     def tensor(self, name: str) -> np.ndarray:
         """The values of a tensor. Raises CheckpointError for NaN or infinity, unless these were allowed."""
         values = self._file.tensor(self._stored[name])
-        if not self._allow_nonfinite_weights and not all_finite(values):
+        if not self.allow_nonfinite_weights and not all_finite(values):
             raise CheckpointError(
                 f"{self.directory}: tensor {self._stored[name]!r} holds NaN or infinity, which spread to the results; the file is damaged, "
                 "copy it again, or load it all the same with allow_nonfinite_weights=True."
