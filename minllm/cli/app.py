@@ -1,4 +1,4 @@
-"""The command line: generate, chat, bench, quantize, plan, inspect, tune, doctor, exercise, check, race.
+"""The command line: generate, chat, serve, bench, quantize, plan, inspect, tune, doctor, exercise, check, race.
 
 Exit codes: 0 success, 1 minllm failed (one line on standard error gives the reason), 2 invalid command line, 130 Ctrl-C. Only generated
 text goes to standard output, as it is generated, so that it can be piped; cards, bars and errors go to standard error.
@@ -15,6 +15,7 @@ from minllm.cli.bench import bench_app
 from minllm.cli.generation import chat, generate
 from minllm.cli.options import JsonOption
 from minllm.cli.quantize import quantize_command
+from minllm.cli.serve import serve
 from minllm.cli.terminal import open_missing_streams, run_to_the_end, user_errors
 from minllm.errors import InvalidOptionError
 from minllm.machine.collector import collect_rarely
@@ -22,6 +23,7 @@ from minllm.machine.collector import collect_rarely
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="The LLM inference engine that you can read.")
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.add_typer(bench_app, name="bench")
 
 app.command("quantize")(quantize_command)

@@ -6,7 +6,6 @@ A request's options are fields of SamplingParams; their help texts come from its
 import dataclasses
 import inspect
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ import typer
 
 from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, ModelOption, QuantizationOption, VariantOption, variants
 from minllm.cli.text_input import unescaped
+from minllm.engine.requests.parameter_help import meanings
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidOptionError
 
@@ -27,12 +27,6 @@ def option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter
 def engine_option(name: str, kind: Any, help: str, metavar: str | None = None, default: Any = None) -> inspect.Parameter:
     """The parameter for an option of LLM() of the same name."""
     return option(name, Annotated[kind, typer.Option(flag(name), metavar=metavar, help=help, show_default=False)], default)
-
-
-def meanings(of: type) -> dict[str, str]:
-    """{field: meaning}, from the lines "field: meaning" of a class's docstring; empty if Python runs without docstrings."""
-    text = inspect.cleandoc(of.__doc__ or "")
-    return {name: " ".join(meaning.split()) for name, meaning in re.findall(r"^(\w+): (.+?)(?=^\w+: |\Z)", text, re.MULTILINE | re.DOTALL)}
 
 
 def request_option(
@@ -110,12 +104,17 @@ def load(options: dict[str, Any]):
     """The LLM with a command's ENGINE_OPTIONS, and progress bars if standard error is a terminal."""
     from minllm import LLM
 
+    return LLM(progress=sys.stderr.isatty(), **engine_options(options))
+
+
+def engine_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of LLM() that a command's ENGINE_OPTIONS hold."""
     given = {one.name: options[one.name] for one in ENGINE_OPTIONS}
     given |= dict(device=given["device"].value, dtype=given["dtype"].value)
     given["kv_cache_residual_window"] = given.pop("kv_window")
     given["speculative_config"] = parsed_speculation(given["speculative_config"])
     given["kernel_variants"] = variants(given.pop("variant"))
-    return LLM(progress=sys.stderr.isatty(), **given)
+    return given
 
 
 def request_params(llm, options: dict[str, Any], **more: Any) -> SamplingParams:

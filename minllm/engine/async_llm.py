@@ -5,7 +5,7 @@ import functools
 import itertools
 import time
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,23 +114,31 @@ class AsyncLLM(NotCopied):
         generate().
         """
         options = ChatOptions(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        return self.generate(self.conversation(messages, options, sampling_params), sampling_params, request_id=request_id, **request)
+
+    def conversation(
+        self, messages: list[dict[str, Any]], options: ChatOptions, sampling_params: SamplingParams | None = None
+    ) -> Callable[[], Prompt]:  # fmt: skip
+        """A conversation as a prompt of add_request: the template runs when the request is tokenised."""
 
         def prompt() -> Prompt:
             longest = self._llm.llm_engine.longest_prompt([sampling_params or self.get_default_sampling_params()])
             return chat_prompt(messages, options, self.tokenizer, longest)
 
-        return self.generate(prompt, sampling_params, request_id=request_id, **request)
+        return prompt
 
     async def add_request(
-        self, request_id: str | None, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0,
-        deadline: float | None = None, cache_salt: str | None = None, final_only: bool = False,
+        self, request_id: str | None, prompt: Prompt | Callable[[], Prompt], sampling_params: SamplingParams | None = None, *,
+        priority: int = 0, deadline: float | None = None, cache_salt: str | None = None, final_only: bool = False,
+        on_output: Callable[[OutputStream], None] | None = None,
     ) -> OutputStream:  # fmt: skip
         """Queue a request and return its outputs, an asynchronous iterator. Waits while the engine's queues are full.
 
         request_id: a text that no running request has; None makes one. prompt: a string, a list of token ids, or a dictionary, as in
         LLM.generate(). sampling_params: one, or None for the model's defaults. priority: lower runs earlier. deadline: seconds from now
         after which the request ends with DeadlineError. cache_salt: only prompts of one salt share cached keys and values. final_only:
-        yield only the last output, which costs less.
+        yield only the last output, which costs less. on_output: called in this event loop whenever the stream has something to take(),
+        for a reader of many streams.
 
         The iterator raises InvalidRequestError for an invalid prompt or parameter, OutOfMemoryError for a prompt that can never fit, and
         DeadlineError for a text that takes more than 10 s to tokenise. Raises EngineDeadError if the engine has ended, and EngineBusyError
@@ -139,7 +147,7 @@ class AsyncLLM(NotCopied):
         pipeline, arrival_time = self._pipeline, time.perf_counter()
         request_id = self._new_id() if request_id is None else request_id
         check_request(request_id, sampling_params)
-        stream = OutputStream(lambda: pipeline.moved.add([request]), lambda: pipeline.abort(request))
+        stream = OutputStream(lambda: pipeline.moved.add([request]), lambda: pipeline.abort(request), on_output)
         request = PipelineRequest(
             request_id, prompt, sampling_params, stream, arrival_time, priority=priority,
             deadline=deadline, cache_salt=cache_salt, final_only=final_only,

@@ -19,14 +19,15 @@ def check_names(given: dict[str, Any]) -> None:
             raise InvalidOptionError(f"LLM() has no option {name}: {hint}")
 
 
-def meanings() -> dict[str, str]:
-    """{option: meaning}, the texts under EngineOptions' fields; empty if its source cannot be read."""
+def meanings(options: type = EngineOptions) -> dict[str, str]:
+    """{option: meaning}, the texts under the fields of a class of options; empty if its source cannot be read."""
     try:
-        body = ast.parse(inspect.getsource(EngineOptions)).body[0].body
+        body = ast.parse(inspect.getsource(options)).body[0].body
     except OSError:
         return {}
     pairs = zip(body, body[1:], strict=False)
-    return {field.target.id: " ".join(text.value.value.split()) for field, text in pairs if isinstance(field, ast.AnnAssign)}
+    texts = [(field, text) for field, text in pairs if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)]
+    return {field.target.id: " ".join(text.value.value.split()) for field, text in texts}
 
 
 def shows_options(llm: type) -> type:

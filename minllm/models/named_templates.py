@@ -25,14 +25,14 @@ class ChatTemplates:
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]):
         """sources: Jinja source by name. special_tokens: see ChatTemplate."""
-        self._sources, self._special_tokens = dict(sources), special_tokens
+        self.sources, self._special_tokens = dict(sources), special_tokens
         self._compiled: dict[str, ChatTemplate] = {}
         self._given: tuple[str, ChatTemplate] | None = None  # source and template of the last request with its own
 
     @property
     def names(self) -> list[str]:
         """The names, sorted."""
-        return sorted(self._sources)
+        return sorted(self.sources)
 
     def choose(self, given: Any, tools: Any) -> ChatTemplate:
         """The template for a request.
@@ -46,7 +46,7 @@ class ChatTemplates:
             raise InvalidRequestError(
                 f"chat_template={shown(given)} is not allowed: it is the text of a Jinja template, or the name of one of the model's."
             )
-        if given in self._sources:
+        if given in self.sources:
             return self._named(given)
         if not set(given) & set("{}\n"):  # as vLLM tells a name from source
             raise InvalidRequestError(
@@ -56,11 +56,11 @@ class ChatTemplates:
         return self._from_source(given)
 
     def _usual_name(self, tools: Any) -> str:
-        if tools is not None and WITH_TOOLS in self._sources:
+        if tools is not None and WITH_TOOLS in self.sources:
             return WITH_TOOLS
-        if DEFAULT in self._sources:
+        if DEFAULT in self.sources:
             return DEFAULT
-        if self._sources:
+        if self.sources:
             raise InvalidRequestError(
                 f"This model has no default chat template: give chat_template the name of one of its own, {', '.join(self.names)}."
             )
@@ -70,8 +70,8 @@ class ChatTemplates:
 
     def _named(self, name: str) -> ChatTemplate:
         if name not in self._compiled:
-            owner = "The model's chat template" + (f" {shown(name)}" if len(self._sources) > 1 else "")
-            self._compiled[name] = ChatTemplate(self._sources[name], self._special_tokens, owner)
+            owner = "The model's chat template" + (f" {shown(name)}" if len(self.sources) > 1 else "")
+            self._compiled[name] = ChatTemplate(self.sources[name], self._special_tokens, owner)
         return self._compiled[name]
 
     def _from_source(self, source: str) -> ChatTemplate:

@@ -149,6 +149,11 @@ class Tokenizer:
         """Whether conversations can be turned into prompts."""
         return bool(self._templates.names)
 
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The source of the chat templates, by name."""
+        return self._templates.sources
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None, **options: Any,

@@ -14,10 +14,13 @@ class OutputStream(AsyncIterator[RequestOutput]):
     At most one output is unread; tokens that come meanwhile are part of the next one. Must be read in the event loop in which it was made.
     """
 
-    def __init__(self, has_moved: Callable[[], None], abort: Callable[[], None]):
-        """has_moved: requests the next output from the pipeline. abort: ends the request."""
+    def __init__(self, has_moved: Callable[[], None], abort: Callable[[], None], on_output: "Callable[[OutputStream], None] | None" = None):
+        """has_moved: requests the next output from the pipeline. abort: ends the request.
+
+        on_output: called in the event loop with this stream whenever `take` has something new.
+        """
         self.loop = asyncio.get_running_loop()
-        self._has_moved, self._abort = has_moved, abort
+        self._has_moved, self._abort, self._on_output = has_moved, abort, on_output
         self._lock = Lock()
         self._has_unread = False  # an output was made and has not been read
         self._is_behind = False  # tokens came after the unread output
@@ -44,11 +47,11 @@ class OutputStream(AsyncIterator[RequestOutput]):
         else:
             self._output, self._error, self._is_over = result, result.error, result.finished
         self._received.set()
+        if self._on_output is not None:
+            self._on_output(self)
 
-    async def __anext__(self) -> RequestOutput:
-        if self._output is None and not self._is_over:
-            self._received.clear()
-            await self._received.wait()
+    def take(self) -> RequestOutput | None:
+        """The newest output if it is unread, else None. After the last one, raises the request's error or StopAsyncIteration."""
         if self._output is not None:
             output, self._output = self._output, None
             self._mark_read()
@@ -56,7 +59,15 @@ class OutputStream(AsyncIterator[RequestOutput]):
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        raise StopAsyncIteration
+        if self._is_over:
+            raise StopAsyncIteration
+        return None
+
+    async def __anext__(self) -> RequestOutput:
+        while (output := self.take()) is None:
+            self._received.clear()
+            await self._received.wait()
+        return output
 
     def close(self) -> None:
         """End the request if it runs."""

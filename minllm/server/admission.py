@@ -1,0 +1,33 @@
+"""How many completions are open: what does not fit is refused at once, so that no queue grows without limit."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from minllm.server.errors import ApiError, too_many
+
+
+class Admission:
+    """Counts open completions, in all and per API key."""
+
+    def __init__(self, most: int, most_per_key: int | None, most_per_request: int):
+        self.most, self.most_per_key, self.most_per_request = most, most_per_key, most_per_request
+        self.open: Counter[str] = Counter()
+
+    @contextmanager
+    def admitted(self, who: str, completions: int) -> Iterator[None]:
+        """Holds places for a request's completions. Raises ApiError: 400 if it never fits, 429 if it does not fit now."""
+        if completions > self.most_per_request:
+            allowed = f"at most {self.most_per_request} prompts times n are allowed in a request"
+            raise ApiError(f"{completions} completions were asked for, and {allowed}: divide it.", "n")
+        if self.open.total() + completions > self.most:
+            raise too_many(f"The server is full: {self.open.total()} completions are open, and at most {self.most} may be. Try again.")
+        if self.most_per_key is not None and self.open[who] + completions > self.most_per_key:
+            raise too_many(f"This API key has {self.open[who]} open completions, and at most {self.most_per_key} may be. Try again.")
+        self.open[who] += completions
+        try:
+            yield
+        finally:
+            self.open[who] -= completions
+            if not self.open[who]:
+                del self.open[who]

@@ -1,0 +1,204 @@
+"""From an HTTP request to its answer: access, body, handler, and errors in the form that the client reads.
+
+Whoever sends a body slowly, reads an answer slowly, or leaves, ends his own request and no other.
+"""
+
+import asyncio
+import contextlib
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from minllm.errors import MinLLMError
+from minllm.server.access import caller, check_host
+from minllm.server.errors import ApiError, error_from
+from minllm.server.requests.body import Body, parsed
+from minllm.server.server import Server
+
+PATIENCE = 10.0  # seconds until a stream without a first token begins with a comment, so that proxies do not give up
+COMMENT = b": waiting\n\n"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer as a whole."""
+
+    body: Any  # bytes, or a value for JSON
+    status: int = 200
+    content_type: bytes = b"application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Left(Exception):
+    """The client has closed the connection, or did not read in time."""
+
+
+Handler = Callable[[Server, Any, str], Awaitable[Reply | AsyncIterator[bytes]]]
+ErrorForm = Callable[[ApiError], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An ASGI application for one path.
+
+    handler: from (server, body, caller) to a Reply, or to an iterator of server-sent events. body: its class, None for a GET.
+    error_form: an error's JSON. is_open: needs no API key.
+    """
+
+    server: Server
+    handler: Handler
+    body: type[Body] | None = None
+    error_form: ErrorForm = ApiError.openai
+    is_open: bool = False
+
+    async def __call__(self, scope, receive, send) -> None:
+        """Answer one request."""
+        with contextlib.suppress(Left):
+            await self._answered(scope, receive, send)
+
+    async def _answered(self, scope, receive, send) -> None:
+        sender = Sender(send, self.server.options.io_seconds)
+        try:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            check_host(headers, self.server.options.hosts)
+            who = "" if self.is_open else caller(headers, self.server.options.api_keys)
+            body = None if self.body is None else parsed(self.body, await self._json(headers, receive))
+            await unless_client_leaves(receive, self._handled(body, who, sender))
+        except Left:
+            raise
+        except Exception as error:  # noqa: BLE001 - every error has an answer
+            await sender.fail(reported(error), self.error_form)
+
+    async def _handled(self, body: Body | None, who: str, sender: "Sender") -> None:
+        answer = await self.handler(self.server, body, who)
+        if isinstance(answer, Reply):
+            await sender.reply(answer)
+            return
+        async with contextlib.aclosing(answer) as events:
+            await sender.stream(events)
+
+    async def _json(self, headers: dict[str, str], receive) -> Any:
+        """The request's body. Raises ApiError if it is too large, too slow, or not JSON."""
+        most, kind = self.server.options.max_body_bytes, headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind and kind != "application/json" and not kind.endswith("+json"):
+            raise ApiError(f"content-type {kind!r} is not allowed: send application/json.", status=415)
+        try:
+            async with asyncio.timeout(self.server.options.io_seconds):
+                data = await read_body(receive, most, headers.get("content-length", ""))
+        except TimeoutError:
+            raise ApiError(f"The body did not arrive within {self.server.options.io_seconds:g} seconds.", status=408) from None
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise ApiError(f"The body is not valid JSON in UTF-8: {error}.") from None
+
+
+async def read_body(receive, most: int, announced: str) -> bytes:
+    """A body of at most `most` bytes. Raises ApiError, before reading what is announced to be larger."""
+    too_large = ApiError(f"The body is larger than {most:,} bytes, the most that this server takes: send less.", status=413)
+    if announced.isdigit() and int(announced) > most:
+        raise too_large
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Left
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            raise too_large
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def unless_client_leaves(receive, work: Awaitable[None]) -> None:
+    """Await `work`, and cancel it if the client closes the connection meanwhile: then Left is raised."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Left
+        await working
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def reported(error: Exception) -> ApiError:
+    """An error for the client. What nobody foresaw is printed here, and hidden there."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, MinLLMError):
+        return error_from(error)
+    traceback.print_exception(error, file=sys.stderr)
+    return ApiError("The server failed with an error of its own; its output on standard error says more.", status=500)
+
+
+class Sender:
+    """Sends an answer; a client that does not read is given up after `seconds`."""
+
+    def __init__(self, send, seconds: float):
+        self._send, self._seconds = send, seconds
+        self._has_begun = False
+
+    async def _out(self, message: dict[str, Any]) -> None:
+        sending = self._send(message)
+        try:
+            async with asyncio.timeout(self._seconds):
+                await sending
+        except (TimeoutError, OSError):
+            raise Left from None
+
+    async def reply(self, reply: Reply) -> None:
+        """Send a whole answer."""
+        data = reply.body if isinstance(reply.body, bytes) else orjson.dumps(reply.body, default=tuple, option=orjson.OPT_NON_STR_KEYS)
+        headers = [(b"content-type", reply.content_type), (b"content-length", str(len(data)).encode())]
+        headers += [(name.encode(), value.encode()) for name, value in reply.headers]
+        self._has_begun = True
+        await self._out({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await self._out({"type": "http.response.body", "body": data})
+
+    async def stream(self, events: AsyncIterator[bytes]) -> None:
+        """Send server-sent events as they come. An error before the first one can still have its own status."""
+        first = asyncio.ensure_future(anext(events, b""))
+        try:
+            done, _ = await asyncio.wait((first,), timeout=PATIENCE)
+            if done:
+                first.result()  # raises its error
+            await self._begin_stream()
+            while not done:
+                await self._out({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                done, _ = await asyncio.wait((first,), timeout=PATIENCE)
+            await self._out({"type": "http.response.body", "body": first.result(), "more_body": True})
+        finally:
+            if not first.done():
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+        async for event in events:
+            await self._out({"type": "http.response.body", "body": event, "more_body": True})
+        await self._out({"type": "http.response.body", "body": b""})
+
+    async def _begin_stream(self) -> None:
+        self._has_begun = True
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        await self._out({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def fail(self, error: ApiError, form: ErrorForm) -> None:
+        """Send an error: with its status, or as the last event of a stream that has begun."""
+        if not self._has_begun:
+            close = (("connection", "close"),) if error.status in (408, 413) else ()  # the rest of the body is not read
+            await self.reply(Reply(form(error), error.status, headers=(*error.headers.items(), *close)))
+            return
+        kind = b"event: error\n" if form is ApiError.anthropic else b""
+        data = kind + b"data: " + orjson.dumps(form(error)) + b"\n\n" + (b"" if kind else b"data: [DONE]\n\n")
+        await self._out({"type": "http.response.body", "body": data})

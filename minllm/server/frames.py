@@ -1,0 +1,32 @@
+"""Frames of JSON on a socket pair, between the server and the process of its engine.
+
+    4 bytes, big endian: the length    that many bytes of JSON
+
+Nothing is pickled: a frame can be read as text, and reading one runs no code.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+
+HEADER_BYTES = 4
+BUFFER_BYTES = 1 << 20  # unread bytes at which a side stops reading from the socket
+
+
+def packed(message: Any) -> bytes:
+    """A message as a frame. Raises OverflowError for 4 GiB or more."""
+    body = orjson.dumps(message, default=tuple, option=orjson.OPT_NON_STR_KEYS)  # orjson leaves named tuples to `default`
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+async def messages(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
+    """The messages that arrive, until the other side has ended."""
+    while True:
+        try:
+            length = int.from_bytes(await reader.readexactly(HEADER_BYTES), "big")
+            body = await reader.readexactly(length)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        yield orjson.loads(body)

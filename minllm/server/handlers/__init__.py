@@ -1,0 +1,1 @@
+"""What each endpoint does with a request's body."""

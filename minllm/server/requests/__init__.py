@@ -1,0 +1,1 @@
+"""The bodies of requests: a class per endpoint, from which checks, the OpenAPI schema and docs/server-api.md are made."""

@@ -1,0 +1,89 @@
+"""Runs the server: first the engine, then HTTP, until SIGTERM or Ctrl-C; open requests finish first."""
+
+import asyncio
+import contextlib
+import gc
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
+
+from minllm.server.app import make_app
+from minllm.server.engine_launch import EngineLaunch
+from minllm.server.options import ServerOptions
+from minllm.server.server import Server
+
+KEEP_ALIVE_SECONDS = 30
+
+
+def run(options: ServerOptions, engine_options: dict[str, Any], announce: Callable[[Server, str], None]) -> None:
+    """Serve until a signal. announce: called with the server and its address once it can be used. Raises the engine's errors."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(options, engine_options, announce))
+
+
+async def serve(options: ServerOptions, engine_options: dict[str, Any], announce: Callable[[Server, str], None]) -> None:
+    """The same, in a running event loop."""
+    launch = EngineLaunch(engine_options, options.restart_engine)
+    try:
+        await launch.start()
+        server = Server(options, launch, engine_options.get("model"))
+        gc.collect()
+        gc.freeze()  # what start-up has made stays: collections need not look at it
+        await listen(server, announce)
+    finally:
+        await launch.close()
+
+
+async def listen(server: Server, announce: Callable[[Server, str], None]) -> None:
+    """Accept connections until a signal."""
+    http = DrainingServer(config(server, make_app(server)))
+    announcing = asyncio.create_task(announce_when_started(http, server, announce))
+    try:
+        await http.serve()
+    finally:
+        announcing.cancel()
+
+
+def config(server: Server, app: Starlette) -> uvicorn.Config:
+    """uvicorn's settings."""
+    options = server.options
+    return uvicorn.Config(
+        app, host=options.host, port=options.port, log_level="warning", access_log=False, server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=max(1, int(options.drain_seconds)), http="httptools", ws="none",
+        loop="none", lifespan="on",
+    )  # fmt: skip
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, which ends normally after a signal, so that the engine is closed after the last answer."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):
+        """Let SIGTERM and Ctrl-C begin the end; a second one cuts open requests off."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._take_signal, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _take_signal(self, number: int) -> None:
+        self.force_exit, self.should_exit = self.should_exit, True
+
+
+async def announce_when_started(http: uvicorn.Server, server: Server, announce: Callable[[Server, str], None]) -> None:
+    """Call `announce` with the address that the server got."""
+    while not http.started:
+        await asyncio.sleep(0.01)
+    host, port = http.servers[0].sockets[0].getsockname()[:2]
+    announce(server, f"http://{f'[{host}]' if ':' in host else host}:{port}")

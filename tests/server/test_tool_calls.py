@@ -1,0 +1,74 @@
+"""Calls of tools are found in a text however it is cut into pieces."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minllm.server.tool_calls.formats import FORMATS, format_of
+from minllm.server.tool_calls.stream import ToolStream
+
+
+def read(form, text, cuts=(), most=None):
+    """(text, [[name, arguments], ...]) of a text that is cut at these places."""
+    stream, pieces, begin = ToolStream(FORMATS[form], most), [], 0
+    for end in sorted({cut for cut in cuts if cut < len(text)}):
+        pieces += stream.feed(text[begin:end])
+        begin = end
+    pieces += stream.feed(text[begin:]) + stream.feed("", is_last=True)
+    calls = []
+    for piece in pieces:
+        if piece.call is not None:
+            if piece.name is not None:
+                assert piece.call == len(calls)
+                calls.append([piece.name, ""])
+            calls[piece.call][1] += piece.text
+    return "".join(piece.text for piece in pieces if piece.call is None), calls
+
+
+CASES = [
+    ("hermes", "plain text", ("plain text", [])),
+    ("hermes", "a < b <tool", ("a < b <tool", [])),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', ("", [["f", '{"a": 1}']])),
+    ("hermes", 'Hi\n<tool_call>{"arguments": {"x": 1}, "name": "g"}</tool_call>', ("Hi\n", [["g", '{"x": 1}']])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "}\\" {"}}</tool_call>', ("", [["f", '{"a": "}\\" {"}']])),
+    ("hermes", "<tool_call>nonsense</tool_call> then", ("<tool_call>nonsense</tool_call> then", [])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', ("", [["f", '{"a": 1']])),
+    ("llama3_json", '{"name": "f", "parameters": {"a": [{}]}}', ("", [["f", '{"a": [{}]}']])),
+    ("llama3_json", ' <|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', ("", [["f", "{}"], ["g", "{}"]])),
+    ("llama3_json", 'See {"name": 1}', ('See {"name": 1}', [])),
+    ("llama3_json", '{"a": 1} is JSON', ('{"a": 1} is JSON', [])),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "wanted"), CASES)
+def test_every_way_to_cut_it(form, text, wanted):
+    assert read(form, text) == wanted
+    assert read(form, text, range(1, len(text))) == wanted
+    for cut in range(len(text)):
+        assert read(form, text, [cut]) == wanted
+
+
+VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda one: st.lists(one) | st.dictionaries(st.text(), one))
+
+
+@settings(max_examples=40)
+@given(
+    calls=st.lists(st.tuples(st.text(min_size=1), st.dictionaries(st.text(), VALUES, max_size=3)), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(0, 200), max_size=20), escaped=st.booleans(),
+)  # fmt: skip
+def test_any_arguments_come_through(calls, cuts, escaped):
+    texts = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=escaped) for name, arguments in calls]
+    if any("</tool_call>" in text for text in texts):
+        return
+    text = "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in texts)
+    before, found = read("hermes", "Well:" + text, cuts)
+    assert before == "Well:" and [(name, json.loads(arguments)) for name, arguments in found] == calls
+    assert read("hermes", text, cuts, most=1)[1] == found[:1]
+
+
+def test_the_template_tells_the_format():
+    assert format_of("{{ messages }}") is None
+    assert format_of("{% if tools %}<tool_call>{% endif %}") == FORMATS["hermes"]
+    assert format_of("{% if tools %}<|python_tag|>{% endif %}") == FORMATS["llama3_json"]
