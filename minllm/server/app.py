@@ -15,11 +15,15 @@ from minllm.server.endpoint import Endpoint, ErrorForm, Handler
 from minllm.server.errors import ApiError
 from minllm.server.handlers.chat import chat
 from minllm.server.handlers.completions import complete
+from minllm.server.handlers.messages import count_tokens, message
+from minllm.server.handlers.responses import respond
 from minllm.server.handlers.status import health, metrics, models, version
 from minllm.server.handlers.tokens import detokenize, tokenize
 from minllm.server.requests.body import Body
 from minllm.server.requests.chat import ChatBody
 from minllm.server.requests.completion import CompletionBody
+from minllm.server.requests.messages import MessagesBody, MessagesFields
+from minllm.server.requests.responses import ResponsesBody
 from minllm.server.requests.tokens import DetokenizeBody, TokenizeBody
 from minllm.server.server import Server
 
@@ -45,6 +49,9 @@ PATHS = (
     Path("/v1/models", models),
     Path("/v1/completions", complete, CompletionBody),
     Path("/v1/chat/completions", chat, ChatBody),
+    Path("/v1/responses", respond, ResponsesBody),
+    Path("/v1/messages", message, MessagesBody, ApiError.anthropic),
+    Path("/v1/messages/count_tokens", count_tokens, MessagesFields, ApiError.anthropic),
     Path("/tokenize", tokenize, TokenizeBody),
     Path("/detokenize", detokenize, DetokenizeBody),
     Path("/health", health, is_open=True),
