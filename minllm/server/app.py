@@ -27,7 +27,7 @@ from minllm.server.requests.responses import ResponsesBody
 from minllm.server.requests.tokens import DetokenizeBody, TokenizeBody
 from minllm.server.server import Server
 
-LAG_SECONDS = 0.1  # between two measurements of the event loop
+LAG_SECONDS = 0.02  # between two measurements of the event loop
 
 
 class Path(NamedTuple):
@@ -83,7 +83,7 @@ def measuring_lag(server: Server) -> Callable:
         while True:
             due = loop.time() + LAG_SECONDS
             await asyncio.sleep(LAG_SECONDS)
-            server.metrics.loop_lag.set(max(0.0, loop.time() - due))
+            server.metrics.loop_lag.observe(max(0.0, loop.time() - due))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette):

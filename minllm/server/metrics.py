@@ -10,6 +10,7 @@ from minllm.server.wire import Update
 SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
 BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 LONG = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+LAG = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 COUNTS = (1, 2, 5, 10, 20)
 GAUGES = {
@@ -48,7 +49,7 @@ class Metrics:
         self.request_generation = self._made(Histogram, "request_generation_tokens", "Generated tokens per request.", TOKENS)
         self.request_max_tokens = self._made(Histogram, "request_params_max_tokens", "max_tokens of requests.", TOKENS)
         self.request_n = self._made(Histogram, "request_params_n", "n of requests.", COUNTS)
-        self.loop_lag = self._made(Gauge, "event_loop_lag_seconds", "How late the event loop ran its latest timer.", prefix="minllm:")
+        self.loop_lag = self._made(Histogram, "event_loop_lag_seconds", "How late the event loop ran a timer.", LAG, "minllm:")
         info = Gauge("vllm:cache_config_info", "The engine's cache.", ["model_name", "max_model_len"], registry=self.registry)
         info.labels(model_name=model_name, max_model_len=str(max_model_len)).set(1)
 
