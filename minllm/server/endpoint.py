@@ -1,6 +1,6 @@
 """From an HTTP request to its answer: access, body, handler, and errors in the form that the client reads.
 
-Whoever sends a body slowly, reads an answer slowly, or leaves, ends his own request and no other.
+Whoever sends a body slowly, reads an answer slowly, or leaves, ends their own request and no other.
 """
 
 import asyncio
@@ -20,6 +20,9 @@ from minllm.server.requests.body import Body, parsed
 from minllm.server.server import Server
 
 PATIENCE = 10.0  # seconds until a stream without a first token begins with a comment, so that proxies do not give up
+DISCARDED = 16
+DEEPEST = 200  # levels; orjson writes 254, of which answers and messages to the engine need a few around a request's values
+ROOM = 254 - DEEPEST
 COMMENT = b": waiting\n\n"
 
 
@@ -34,7 +37,7 @@ class Reply:
 
 
 class Left(Exception):
-    """The client has closed the connection, or did not read in time."""
+    """The client has closed the connection."""
 
 
 Handler = Callable[[Server, Any, str], Awaitable[Reply | AsyncIterator[bytes]]]
@@ -61,7 +64,7 @@ class Endpoint:
             await self._answered(scope, receive, send)
 
     async def _answered(self, scope, receive, send) -> None:
-        sender = Sender(send, self.server.options.io_seconds)
+        sender = Sender(send)
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             check_host(headers, self.server.options.hosts)
@@ -83,36 +86,55 @@ class Endpoint:
 
     async def _json(self, headers: dict[str, str], receive) -> Any:
         """The request's body. Raises ApiError if it is too large, too slow, or not JSON."""
-        most, kind = self.server.options.max_body_bytes, headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind and kind != "application/json" and not kind.endswith("+json"):
             raise ApiError(f"content-type {kind!r} is not allowed: send application/json.", status=415)
         try:
             async with asyncio.timeout(self.server.options.io_seconds):
-                data = await read_body(receive, most, headers.get("content-length", ""))
+                data = await read_body(receive, self.server.options.max_body_bytes)
         except TimeoutError:
             raise ApiError(f"The body did not arrive within {self.server.options.io_seconds:g} seconds.", status=408) from None
-        try:
-            return orjson.loads(data)
-        except orjson.JSONDecodeError as error:
-            raise ApiError(f"The body is not valid JSON in UTF-8: {error}.") from None
+        return json_value(data)
 
 
-async def read_body(receive, most: int, announced: str) -> bytes:
-    """A body of at most `most` bytes. Raises ApiError, before reading what is announced to be larger."""
-    too_large = ApiError(f"The body is larger than {most:,} bytes, the most that this server takes: send less.", status=413)
-    if announced.isdigit() and int(announced) > most:
-        raise too_large
+async def read_body(receive, most: int) -> bytes:
+    """A body of at most `most` bytes. Raises ApiError for a larger one.
+
+    Up to DISCARDED times as much is read and dropped first: a client that is still sending would not see the error.
+    """
     parts, size = [], 0
-    while True:
+    while size <= DISCARDED * most:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Left
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > most:
-            raise too_large
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= most:
+            parts.append(part)
+        else:
+            parts.clear()
         if not message.get("more_body"):
-            return b"".join(parts)
+            break
+    if size > most:
+        raise ApiError(f"The body is larger than {most:,} bytes, the most that this server takes: send less.", status=413)
+    return b"".join(parts)
+
+
+def json_value(data: bytes) -> Any:
+    """The value of a JSON text. Raises ApiError for other texts, and for nesting that could be read and not be written again."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(f"The body is not valid JSON in UTF-8: {error}.") from None
+    if data.count(b"[") + data.count(b"{") > DEEPEST:
+        around = value
+        for _ in range(ROOM):
+            around = [around]
+        try:
+            orjson.dumps(around)
+        except TypeError:
+            raise ApiError(f"The body is nested more than {DEEPEST} levels deep: flatten it.") from None
+    return value
 
 
 async def unless_client_leaves(receive, work: Awaitable[None]) -> None:
@@ -145,19 +167,11 @@ def reported(error: Exception) -> ApiError:
 
 
 class Sender:
-    """Sends an answer; a client that does not read is given up after `seconds`."""
+    """Sends an answer. `send` waits for a client that reads slowly; connections.py gives up one that does not read."""
 
-    def __init__(self, send, seconds: float):
-        self._send, self._seconds = send, seconds
+    def __init__(self, send):
+        self._send = send
         self._has_begun = False
-
-    async def _out(self, message: dict[str, Any]) -> None:
-        sending = self._send(message)
-        try:
-            async with asyncio.timeout(self._seconds):
-                await sending
-        except (TimeoutError, OSError):
-            raise Left from None
 
     async def reply(self, reply: Reply) -> None:
         """Send a whole answer."""
@@ -165,8 +179,8 @@ class Sender:
         headers = [(b"content-type", reply.content_type), (b"content-length", str(len(data)).encode())]
         headers += [(name.encode(), value.encode()) for name, value in reply.headers]
         self._has_begun = True
-        await self._out({"type": "http.response.start", "status": reply.status, "headers": headers})
-        await self._out({"type": "http.response.body", "body": data})
+        await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": data})
 
     async def stream(self, events: AsyncIterator[bytes]) -> None:
         """Send server-sent events as they come. An error before the first one can still have its own status."""
@@ -177,21 +191,21 @@ class Sender:
                 first.result()  # raises its error
             await self._begin_stream()
             while not done:
-                await self._out({"type": "http.response.body", "body": COMMENT, "more_body": True})
+                await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
                 done, _ = await asyncio.wait((first,), timeout=PATIENCE)
-            await self._out({"type": "http.response.body", "body": first.result(), "more_body": True})
+            await self._send({"type": "http.response.body", "body": first.result(), "more_body": True})
         finally:
             if not first.done():
                 first.cancel()
                 await asyncio.gather(first, return_exceptions=True)
         async for event in events:
-            await self._out({"type": "http.response.body", "body": event, "more_body": True})
-        await self._out({"type": "http.response.body", "body": b""})
+            await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})
 
     async def _begin_stream(self) -> None:
         self._has_begun = True
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-        await self._out({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def fail(self, error: ApiError, form: ErrorForm) -> None:
         """Send an error: with its status, or as the last event of a stream that has begun."""
@@ -201,4 +215,4 @@ class Sender:
             return
         kind = b"event: error\n" if form is ApiError.anthropic else b""
         data = kind + b"data: " + orjson.dumps(form(error)) + b"\n\n" + (b"" if kind else b"data: [DONE]\n\n")
-        await self._out({"type": "http.response.body", "body": data})
+        await self._send({"type": "http.response.body", "body": data})

@@ -9,7 +9,7 @@ from typing import Any
 
 from minllm import errors
 from minllm.errors import EngineDeadError
-from minllm.server.frames import BUFFER_BYTES, messages, packed
+from minllm.server.frames import BUFFER_BYTES, encoded, messages, packed
 from minllm.server.wire import EngineRequest, Failure, Update
 
 AT_ONCE = 64  # updates that are handed over in one turn of the event loop: more would delay everything else in it
@@ -43,8 +43,8 @@ class EngineClient:
         self.check_alive()
         job = Job(self, [next(self._numbers) for _ in requests])
         for index, (number, request) in enumerate(zip(job.numbers, requests, strict=True)):
-            self._jobs[number] = job, index
             self._send("add", number, request.to_wire())
+            self._jobs[number] = job, index
         return job
 
     async def call(self, name: str, *arguments: Any) -> Any:
@@ -84,9 +84,10 @@ class EngineClient:
 
     def _send(self, *message: Any) -> None:
         """Queue a message; all messages of a turn of the event loop become one frame."""
+        part = encoded(message)
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(message)
+        self._outgoing.append(part)
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []

@@ -5,7 +5,6 @@ import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from minllm.errors import EngineDeadError, MinLLMError
@@ -23,7 +22,6 @@ class EngineLaunch:
         self.options, self.restarts = options, restarts
         self.client = EngineClient()
         self.num_restarts = 0
-        self.on_start: Callable[[], None] = lambda: None  # called with every new engine that is ready
         self._process: subprocess.Popen | None = None
         self._watching: asyncio.Task | None = None
 
@@ -42,20 +40,20 @@ class EngineLaunch:
         with theirs:
             command = [sys.executable, "-m", "minllm.server.engine_process", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
-        self.client = EngineClient()
+        client = EngineClient()
         try:
-            await self.client.connect(ours, self.options)
+            await client.connect(ours, self.options)
         except BaseException:
-            await self._end()
+            await self._end(client)
             raise
-        self.on_start()
+        self.client = client  # until now, requests met the death of the one before
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(0.05)
             if self.client.death is None:
                 continue
-            code = await self._end()
+            code = await self._end(self.client)
             print(f"minllm: the engine's process ended with exit code {code}.", file=sys.stderr, flush=True)
             if not self.restarts:
                 return
@@ -74,10 +72,10 @@ class EngineLaunch:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
-        await self._end()
+        await self._end(self.client)
 
-    async def _end(self) -> int | None:
-        await self.client.close()
+    async def _end(self, client: EngineClient) -> int | None:
+        await client.close()
         if self._process is None:
             return None
         try:

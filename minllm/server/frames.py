@@ -11,14 +11,28 @@ from typing import Any
 
 import orjson
 
+from minllm.errors import InvalidRequestError
+
 HEADER_BYTES = 4
 BUFFER_BYTES = 1 << 20  # unread bytes at which a side stops reading from the socket
 
 
+def encoded(message: Any) -> orjson.Fragment:
+    """A message as a part of a frame. Raises InvalidRequestError for one that JSON cannot hold."""
+    try:
+        return orjson.Fragment(_json(message))
+    except TypeError as error:
+        raise InvalidRequestError(f"The request cannot be passed to the engine: {error}.") from error
+
+
 def packed(message: Any) -> bytes:
     """A message as a frame. Raises OverflowError for 4 GiB or more."""
-    body = orjson.dumps(message, default=tuple, option=orjson.OPT_NON_STR_KEYS)  # orjson leaves named tuples to `default`
+    body = _json(message)
     return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def _json(message: Any) -> bytes:
+    return orjson.dumps(message, default=tuple, option=orjson.OPT_NON_STR_KEYS)  # orjson leaves named tuples to `default`
 
 
 async def messages(reader: asyncio.StreamReader) -> AsyncIterator[Any]:

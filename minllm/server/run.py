@@ -13,6 +13,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from minllm.server.app import make_app
+from minllm.server.connections import protocol
 from minllm.server.engine_launch import EngineLaunch
 from minllm.server.options import ServerOptions
 from minllm.server.server import Server
@@ -54,8 +55,8 @@ def config(server: Server, app: Starlette) -> uvicorn.Config:
     options = server.options
     return uvicorn.Config(
         app, host=options.host, port=options.port, log_level="warning", access_log=False, server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=max(1, int(options.drain_seconds)), http="httptools", ws="none",
-        loop="none", lifespan="on",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=max(1, int(options.drain_seconds)),
+        http=protocol(options.io_seconds), ws="none", loop="none", lifespan="on",
     )  # fmt: skip
 
 

@@ -1,17 +1,13 @@
 """One engine for all tests of the server, and one server on it."""
 
-import json
 import shutil
-import time
 
 import httpx
 import pytest
 
 from minllm import AsyncLLM
 from minllm.models.source import bundled_model
-from minllm.server.engine_client import Job
-from minllm.server.wire import Delta, Head, Update
-from tests.server.serving import serving
+from tests.server.serving import answering, serving
 
 TEMPLATE = (
     "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"
@@ -53,18 +49,5 @@ def http(served):
 
 @pytest.fixture
 def saying(served, monkeypatch):
-    """A function that lets the engine answer with a text of the test's, in pieces of three characters."""
-
-    def say(text):
-        def submit(requests):
-            job = Job(served.server.engine.client, [-1])
-            for begin in range(0, len(text), 3):
-                is_last = begin + 3 >= len(text)
-                head = None if begin else Head(len(json.dumps(requests[0].chat)), 0, None, None, None, None)
-                delta = Delta(0, text[begin : begin + 3], [1], None, "stop" if is_last else None, None)
-                job.put(0, Update(head, [delta], is_last, None), time.perf_counter())
-            return job
-
-        monkeypatch.setattr(served.server.engine.client, "submit", submit)
-
-    return say
+    """A function that lets the engine answer with a text of the test's."""
+    return lambda text: monkeypatch.setattr(served.server.engine.client, "submit", answering(text))

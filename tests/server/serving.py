@@ -2,19 +2,22 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from minllm import AsyncLLM
 from minllm.errors import EngineDeadError
 from minllm.server.app import make_app
-from minllm.server.engine_client import EngineClient
+from minllm.server.engine_client import EngineClient, Job
 from minllm.server.engine_host import EngineHost
 from minllm.server.options import ServerOptions
 from minllm.server.run import DrainingServer, config
 from minllm.server.server import Server
+from minllm.server.wire import Delta, Head, Update
 
 SECONDS = 30
 
@@ -79,3 +82,18 @@ def serving(llm: AsyncLLM, **options):
         found["http"].should_exit = True
         thread.join(SECONDS)
         assert not thread.is_alive()
+
+
+def answering(text, size=3):
+    """EngineClient.submit of an engine that answers every request with a text, in pieces of `size` characters."""
+
+    def submit(requests):
+        job = Job(EngineClient(), [-1])
+        for begin in range(0, len(text), size):
+            is_last = begin + size >= len(text)
+            head = None if begin else Head(len(json.dumps(requests[0].chat)), 0, None, None, None, None)
+            delta = Delta(0, text[begin : begin + size], [1], None, "stop" if is_last else None, None)
+            job.put(0, Update(head, [delta], is_last, None), time.perf_counter())
+        return job
+
+    return submit

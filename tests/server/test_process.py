@@ -1,0 +1,82 @@
+"""The command with its two processes: kill -9 of the engine, restart, SIGTERM while an answer is on its way."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes in /proc")
+LONG = {"prompt": "def f(x):", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+@contextmanager
+def started(*options):
+    """(process, address) of `minllm serve` with the bundled model."""
+    command = [sys.executable, "-m", "minllm", "serve", "--device=cpu", "--dtype=float32", "--port=0", "--max-model-len=512", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        said = ""
+        while not (found := re.search(r"http://\S+", said)):
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def engine_of(process):
+    """The id of the engine's process."""
+    return int(subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def is_gone(pid, seconds=10):
+    end = time.monotonic() + seconds
+    while os.path.exists(f"/proc/{pid}") and "zombie" not in open(f"/proc/{pid}/status").read():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_an_engine_that_is_killed_is_said_and_started_again():
+    with started("--restart-engine") as (process, address), httpx.Client(base_url=address, timeout=20) as http:
+        engine = engine_of(process)
+        with http.stream("POST", "/v1/completions", json=LONG) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            os.kill(engine, signal.SIGKILL)
+            rest = list(lines)
+        assert response.status_code == 200 and '"engine_dead"' in rest[-4] and rest[-2] == "data: [DONE]"
+        refused = http.post("/v1/completions", json=LONG)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_dead" and "retry-after" in refused.headers
+        assert http.get("/health").status_code == 503
+        end = time.monotonic() + 30
+        while http.get("/health").status_code != 200:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert http.post("/v1/completions", json=LONG | {"max_tokens": 2, "stream": False}).status_code == 200
+        again = engine_of(process)
+        assert again != engine
+        process.send_signal(signal.SIGKILL)  # a server that dies takes its engine with it
+        is_gone(again)
+
+
+def test_sigterm_lets_answers_finish():
+    with started() as (process, address), httpx.Client(base_url=address, timeout=20) as http:
+        engine = engine_of(process)
+        with http.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 150}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-2] == "data: [DONE]" and '"finish_reason":"length"' in "".join(rest)
+        assert process.wait(20) == 0
+        is_gone(engine)
