@@ -1,5 +1,6 @@
 # make demo   read text that our own kernels produced       make lint    ruff
 # make chat   talk with SmolLM2-135M-Instruct, which is downloaded once (93 MB, Apache-2.0), or with MODEL=FILE
+# make serve  serve the bundled model, or MODEL=FILE, over HTTP: OpenAI's API, and a page to chat on
 # make test   run the tests, long lists of cases in part    make docs    build the site into site/
 # make test-all     run all cases of all tests, for whoever changes kernels (about three times as long)
 # make smoke  say in 90 seconds whether this GPU, its driver and this installation work
@@ -14,7 +15,7 @@
 #   PYTHON=python3.12      the Python to build .venv with, 3.11 to 3.13
 #   CUDA=cu12|cu13|        the CUDA wheels, instead of those that fit the driver (none where there is no driver)
 #   PROMPT='class Stack:'  what the demo continues; \n in it begins a new line
-#   MODEL=model.gguf       a GGUF file or a model directory to chat with; nothing is downloaded for it
+#   MODEL=model.gguf       a GGUF file or a model directory to chat with or to serve; nothing is downloaded for it
 #   PYTEST_FLAGS=...       what else pytest is told, for example PYTEST_FLAGS='-k rope'
 #   PIP_FLAGS=...          what else pip is told
 #   LESSONS='01 03'        the lessons to run or to write, all where it is empty
@@ -41,6 +42,7 @@ PROJECT := $(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 MADE := $(VENV)/.python-$(PYTHON_VERSION)
 DEMO_STAMP := $(VENV)/.demo-$(PYTHON_VERSION)-$(or $(CUDA),cpu)-$(PROJECT)
 TEST_STAMP := $(VENV)/.test-$(PYTHON_VERSION)-$(TEST_CUDA)-$(PROJECT)
+SERVE_STAMP := $(VENV)/.serve-$(PYTHON_VERSION)-$(or $(CUDA),cpu)-$(PROJECT)
 DOCS_STAMP := $(VENV)/.docs-$(PYTHON_VERSION)-$(or $(CUDA),cpu)-$(PROJECT)
 LESSONS_STAMP := $(VENV)/.lessons-$(PYTHON_VERSION)-$(or $(CUDA),cpu)-$(PROJECT)
 CHAT_MODEL := .cache/chat/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -55,7 +57,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Material for MkDocs announces the end of its support at every start.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo chat test test-gpu test-all smoke lint docs serve-docs check-site lessons notebooks clean
+.PHONY: demo chat serve test test-gpu test-all smoke lint docs serve-docs check-site lessons notebooks clean
 
 demo: $(DEMO_STAMP)
 	@printf '%b\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
@@ -69,6 +71,10 @@ ifdef MODEL
 else
 	@$(BIN)/python -m minllm chat --model $(CHAT_MODEL) --dtype float32 --temperature 0.2 --top-p 0.9
 endif
+
+# MODEL=.cache/chat/... serves the model of `make chat`.
+serve: $(SERVE_STAMP)
+	@$(BIN)/python -m minllm serve $(if $(MODEL),"$$MODEL") $(if $(CUDA),,--dtype float32)
 
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 # 5 is pytest's exit code when flags select no test.
@@ -142,6 +148,11 @@ $(CHAT_MODEL): | $(MADE)
 $(TEST_STAMP): | $(MADE)
 	@echo "Installing minllm and what its tests need into $(VENV), once"
 	$(INSTALL) --editable '.[test$(comma)$(TEST_CUDA)]'
+	@touch $@ $(DEMO_STAMP)
+
+$(SERVE_STAMP): | $(MADE)
+	@echo "Installing minllm and what its server needs into $(VENV), once"
+	$(INSTALL) --editable '.[serve$(if $(CUDA),$(comma)$(CUDA))]'
 	@touch $@ $(DEMO_STAMP)
 
 $(DOCS_STAMP): | $(MADE)

@@ -16,6 +16,7 @@ from minllm.server.errors import ApiError
 from minllm.server.handlers.chat import chat
 from minllm.server.handlers.completions import complete
 from minllm.server.handlers.messages import count_tokens, message
+from minllm.server.handlers.page import page
 from minllm.server.handlers.responses import respond
 from minllm.server.handlers.status import health, metrics, models, version
 from minllm.server.handlers.tokens import detokenize, tokenize
@@ -54,6 +55,7 @@ PATHS = (
     Path("/v1/messages/count_tokens", count_tokens, MessagesFields, ApiError.anthropic),
     Path("/tokenize", tokenize, TokenizeBody),
     Path("/detokenize", detokenize, DetokenizeBody),
+    Path("/", page, is_open=True),
     Path("/health", health, is_open=True),
     Path("/version", version, is_open=True),
     Path("/metrics", metrics, is_open=True),
