@@ -14,12 +14,16 @@ class Admission:
         self.most, self.most_per_key, self.most_per_request = most, most_per_key, most_per_request
         self.open: Counter[str] = Counter()
 
-    @contextmanager
-    def admitted(self, who: str, completions: int) -> Iterator[None]:
-        """Holds places for a request's completions. Raises ApiError: 400 if it never fits, 429 if it does not fit now."""
+    def check_size(self, completions: int) -> None:
+        """Raise ApiError for a request of more completions than any may have."""
         if completions > self.most_per_request:
             allowed = f"at most {self.most_per_request} prompts times n are allowed in a request"
             raise ApiError(f"{completions} completions were asked for, and {allowed}: divide it.", "n")
+
+    @contextmanager
+    def admitted(self, who: str, completions: int) -> Iterator[None]:
+        """Holds places for a request's completions. Raises ApiError: 400 if it never fits, 429 if it does not fit now."""
+        self.check_size(completions)
         if self.open.total() + completions > self.most:
             raise too_many(f"The server is full: {self.open.total()} completions are open, and at most {self.most} may be. Try again.")
         if self.most_per_key is not None and self.open[who] + completions > self.most_per_key:

@@ -30,6 +30,8 @@ async def complete(server: Server, body: CompletionBody, who: str) -> Reply | As
 
 def engine_requests(server: Server, body: CompletionBody, who: str) -> list[EngineRequest]:
     """A request for each prompt. Raises ApiError for fields that contradict each other."""
+    given = prompts(body)
+    server.admission.check_size(len(given) * body.n)
     best_of = None if body.best_of == body.n else body.best_of
     if body.stream and best_of is not None:
         raise refused("best_of", best_of, "at most n with stream, because only the end shows which completion is the best")
@@ -40,9 +42,7 @@ def engine_requests(server: Server, body: CompletionBody, who: str) -> list[Engi
         if body.echo and body.prompt_logprobs is None:
             more["prompt_logprobs"] = body.logprobs
     params = body.sampling(server.card["default_params"], **more)
-    return [
-        server.treated(EngineRequest(params, prompt, final_only=not body.stream, echo=body.echo), body, who) for prompt in prompts(body)
-    ]  # fmt: skip
+    return [server.treated(EngineRequest(params, prompt, final_only=not body.stream, echo=body.echo), body, who) for prompt in given]
 
 
 def prompts(body: CompletionBody) -> list[str | list[int]]:

@@ -10,6 +10,7 @@ from minllm.server.errors import ApiError, refused
 from minllm.server.event_stream import event
 from minllm.server.handlers.blocks import Block, Step, Turn
 from minllm.server.handlers.chat_prompt import chat_request, reader_of, tools_of, with_known_roles
+from minllm.server.requests.body import parsed
 from minllm.server.requests.chat import ChatFields
 from minllm.server.requests.messages import MessagesBody, MessagesFields
 from minllm.server.server import Server
@@ -48,8 +49,8 @@ def chat_fields(body: MessagesFields, **more: Any) -> ChatFields:
     messages = [] if body.system is None else [{"role": "system", "content": joined_text("system", body.system)}]
     for index, given in enumerate(body.messages):
         messages += openai_messages(f"messages[{index}]", given)
-    choice = body.tool_choice and CHOICES.get(body.tool_choice.get("type"), body.tool_choice)
-    return ChatFields(messages=messages, tools=body.tools and openai_tools(body.tools), tool_choice=choice, **more)
+    choice = body.tool_choice and CHOICES.get(str(body.tool_choice.get("type")), body.tool_choice)
+    return parsed(ChatFields, {"messages": messages, "tools": body.tools and openai_tools(body.tools), "tool_choice": choice, **more})
 
 
 def openai_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -95,8 +96,8 @@ def joined_text(name: str, content: Any) -> str:
     """A text, or the texts of blocks."""
     if isinstance(content, str):
         return content
-    texts = [block.get("text") for block in content if isinstance(block, dict)] if isinstance(content, list) else [None]
-    if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
+    texts = [isinstance(block, dict) and block.get("text") for block in content] if isinstance(content, list) else [None]
+    if not all(isinstance(text, str) for text in texts):
         raise ApiError(f"{name} is not allowed: it is a text, or a list of text blocks.", name)
     return "\n".join(texts)
 

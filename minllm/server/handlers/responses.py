@@ -12,6 +12,7 @@ from minllm.server.event_stream import event
 from minllm.server.handlers.blocks import Block, Step, Turn
 from minllm.server.handlers.chat_prompt import chat_request, default_max_tokens, reader_of
 from minllm.server.handlers.messages import joined_text
+from minllm.server.requests.body import parsed
 from minllm.server.requests.chat import ChatFields
 from minllm.server.requests.responses import ResponsesBody
 from minllm.server.requests.sampling import GUIDED
@@ -28,7 +29,7 @@ async def respond(server: Server, body: ResponsesBody, who: str) -> Reply | Asyn
     names = ("temperature", "top_p", "stream", "priority", "deadline", "cache_salt")
     tools = [openai_tool(tool) for tool in body.tools or () if tool.get("type") == "function"]
     given = {name: getattr(body, name) for name in names} | {"tools": tools or None, "tool_choice": body.tool_choice}
-    fields = ChatFields(messages=history(body), **given)
+    fields = parsed(ChatFields, {"messages": history(body), **given})
     request = chat_request(server, fields, who, max_tokens=default_max_tokens(server, body.max_output_tokens))
     turn = Turn(server, request, reader_of(server, fields, None if body.parallel_tool_calls else 1))
     answer = Answer(server, body, turn)

@@ -1,0 +1,44 @@
+"""The OpenAPI schema, from the table of paths and the classes of their bodies."""
+
+from typing import Any
+
+from minllm.server.paths import PATHS, Path
+
+REFERENCE = "#/components/schemas/{model}"
+ERRORS = {
+    "400": "A field is wrong: `param` names it.", "401": "The API key is missing or wrong.", "404": "The model is not served here.",
+    "408": "The body did not arrive in time.", "413": "The body is too large.", "415": "The body is not JSON.",
+    "429": "The server is full: Retry-After says when to try again.", "503": "The engine's process has ended.",
+    "504": "The deadline has passed.",
+}  # fmt: skip
+
+
+def schema(version: str) -> dict[str, Any]:
+    """The schema of all paths."""
+    definitions: dict[str, Any] = {}
+    paths = {one.path: {one.method.lower(): operation(one, definitions)} for one in PATHS}
+    return {
+        "openapi": "3.1.0", "info": {"title": "minllm", "version": version}, "paths": paths, "components": {"schemas": definitions}
+    }  # fmt: skip
+
+
+def operation(one: Path, definitions: dict[str, Any]) -> dict[str, Any]:
+    """A path's operation. definitions: gets the schema of its body."""
+    errors = ERRORS if one.body is not None else ("503",) if one.is_open else ("401", "503")
+    answers = {"200": one.content, **dict.fromkeys(errors, ("application/json",))}
+    found: dict[str, Any] = {
+        "summary": (one.handler.__doc__ or "").strip(), "operationId": one.handler.__name__,
+        "responses": {status: answer(status, kinds) for status, kinds in answers.items()},
+    }  # fmt: skip
+    if one.body is not None:
+        body = one.body.model_json_schema(ref_template=REFERENCE)
+        definitions |= body.pop("$defs", {})
+        definitions[one.body.__name__] = body
+        content = {"application/json": {"schema": {"$ref": REFERENCE.format(model=one.body.__name__)}}}
+        found["requestBody"] = {"required": True, "content": content}
+    return found
+
+
+def answer(status: str, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """An answer with this status. kinds: the types of its content."""
+    return {"description": ERRORS.get(status, "The answer."), "content": {kind: {} for kind in kinds}}
