@@ -1,4 +1,5 @@
-"""Write the generated parts of the README and of pages: lists of lessons, badges, addresses, the first page's kernel and its race.
+"""Write the generated parts of the README and of pages: lists of lessons, badges, addresses, the first page's kernel and its race,
+the server's options and fields.
 
     python tools/write_pages.py
 
@@ -14,12 +15,16 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools" / "site"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "site")]
 import home_page
+import server_pages
 from addresses import addresses
 from lesson_list import lessons
 
-PAGES = ("README.md", "docs/index.md", "docs/lessons.md", "docs/hosted-notebooks.md", "lessons/README.md")
+PAGES = (
+    *("README.md", "docs/index.md", "docs/lessons.md", "docs/hosted-notebooks.md", "docs/serve.md", "docs/server-api.md"),
+    "lessons/README.md",
+)
 SIMULATOR, FOREIGN = ROOT / "docs" / "simulator.md", ROOT / "docs" / "coming-from-cudasim.md"
 
 
@@ -102,6 +107,9 @@ def hosted_cell(page: str) -> str:
 PARTS = {
     "lessons": lesson_list, "first-link": first_link, "badges": badges, "evidence": evidence, "hosted": hosted_cell,
     **{name: lambda page, make=make: make() for name, make in home_page.PARTS.items() if name != "chart"},
+    **{f"server-{make.__name__}": lambda page, make=make: make() for make in (
+        server_pages.options, server_pages.fields, server_pages.metrics, server_pages.statuses
+    )},
     "chart": lambda page: f"![{home_page.ALTERNATIVE}](assets/speed.svg)",
 }  # fmt: skip
 
