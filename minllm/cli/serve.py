@@ -48,7 +48,9 @@ def serve(
     with user_errors():
         missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
         if missing:
-            raise InvalidOptionError(f"minllm serve needs {', '.join(missing)}: install them with pip install 'minllm[serve]'.")
+            raise InvalidOptionError(
+                f"minllm serve needs {', '.join(missing)}: in a clone of the repository, pip install --editable '.[serve]' brings them."
+            )
         from minllm.server.run import run
 
         fields = {field.name: options.pop(field.name) for field in dataclasses.fields(ServerOptions)}

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from minllm.server.endpoint import Endpoint
 from minllm.server.errors import ApiError
+from minllm.server.openapi import openapi
 from minllm.server.paths import PATHS
 from minllm.server.server import Server
 
@@ -23,6 +24,7 @@ def make_app(server: Server, lifespan: Callable | None = None) -> Starlette:
     routes = [
         Route(one.path, Endpoint(server, one.handler, one.body, one.error_form, one.is_open), methods=[one.method]) for one in PATHS
     ]  # fmt: skip
+    routes.append(Route("/openapi.json", Endpoint(server, openapi, is_open=True), methods=["GET"]))
     return Starlette(routes=routes, exception_handlers={HTTPException: unknown_path}, lifespan=lifespan or measuring_lag(server))
 
 

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+from minllm.machine.devices import installed_version
+from minllm.server.endpoint import Reply
 from minllm.server.paths import PATHS, Path
+from minllm.server.server import Server
 
 REFERENCE = "#/components/schemas/{model}"
 ERRORS = {
@@ -11,6 +14,11 @@ ERRORS = {
     "429": "The server is full: Retry-After says when to try again.", "503": "The engine's process has ended.",
     "504": "The deadline has passed.",
 }  # fmt: skip
+
+
+async def openapi(server: Server, body: None, who: str) -> Reply:
+    """The schema of this API."""
+    return Reply(schema(installed_version("minllm") or "0"))
 
 
 def schema(version: str) -> dict[str, Any]:

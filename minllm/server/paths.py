@@ -9,7 +9,7 @@ from minllm.server.handlers.completions import complete
 from minllm.server.handlers.messages import count_tokens, message
 from minllm.server.handlers.page import page
 from minllm.server.handlers.responses import respond
-from minllm.server.handlers.status import health, metrics, models, openapi, version
+from minllm.server.handlers.status import health, metrics, models, version
 from minllm.server.handlers.tokens import detokenize, tokenize
 from minllm.server.requests.body import Body
 from minllm.server.requests.chat import ChatBody
@@ -48,7 +48,6 @@ PATHS = (
     Path("/detokenize", detokenize, DetokenizeBody),
     Path("/", page, is_open=True, content=("text/html",)),
     Path("/health", health, is_open=True),
-    Path("/openapi.json", openapi, is_open=True),
     Path("/version", version, is_open=True),
     Path("/metrics", metrics, is_open=True, content=("text/plain",)),
 )

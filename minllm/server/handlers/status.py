@@ -24,13 +24,6 @@ async def version(server: Server, body: None, who: str) -> Reply:
     return Reply({"version": installed_version("minllm") or "0"})
 
 
-async def openapi(server: Server, body: None, who: str) -> Reply:
-    """The schema of this API."""
-    from minllm.server.openapi import schema  # which lists this path too
-
-    return Reply(schema(installed_version("minllm") or "0"))
-
-
 async def models(server: Server, body: None, who: str) -> Reply:
     """The one model that is served."""
     card = {
