@@ -12,7 +12,7 @@ from minllm.errors import EngineDeadError
 from minllm.server.frames import BUFFER_BYTES, encoded, messages, packed
 from minllm.server.wire import EngineRequest, Failure, Update
 
-AT_ONCE = 64  # updates that are handed over in one turn of the event loop: more would delay everything else in it
+AT_ONCE = 32  # updates that are handed over in one turn of the event loop: more would delay everything else in it
 
 
 class EngineClient:

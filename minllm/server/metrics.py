@@ -44,7 +44,10 @@ class Metrics:
         self.first_token = self._made(Histogram, "time_to_first_token_seconds", "From a request's arrival to its first token.", SHORT)
         self.between_tokens = self._made(Histogram, "inter_token_latency_seconds", "Between the tokens of a completion.", BETWEEN)
         self.whole = self._made(Histogram, "e2e_request_latency_seconds", "From a request's arrival to its last token.", LONG)
+        self.queue = self._made(Histogram, "request_queue_time_seconds", "In the engine's queue.", LONG)
+        self.prefill = self._made(Histogram, "request_prefill_time_seconds", "From the queue to a request's first token.", LONG)
         self.decode = self._made(Histogram, "request_decode_time_seconds", "From a request's first token to its last.", LONG)
+        self.inference = self._made(Histogram, "request_inference_time_seconds", "From the queue to a request's last token.", LONG)
         self.request_prompt = self._made(Histogram, "request_prompt_tokens", "Prompt tokens per request.", TOKENS)
         self.request_generation = self._made(Histogram, "request_generation_tokens", "Generated tokens per request.", TOKENS)
         self.request_max_tokens = self._made(Histogram, "request_params_max_tokens", "max_tokens of requests.", TOKENS)
@@ -80,7 +83,7 @@ class RequestTimes:
 
     def __init__(self, metrics: Metrics, n: int, max_tokens: int | None):
         self.metrics, self.arrived = metrics, time.perf_counter()
-        self._first: float | None = None
+        self._has_token = False
         self._latest: dict[int, float] = {}
         self._generated = self._prompt = 0
         metrics.request_n.observe(n)
@@ -101,15 +104,20 @@ class RequestTimes:
                 metrics.finished(delta.finish_reason)
         if update.finished and update.failure is None:
             metrics.whole.observe(received - self.arrived)
-            metrics.decode.observe(received - (self._first or received))
             metrics.request_prompt.observe(self._prompt)
             metrics.request_generation.observe(self._generated)
+        if update.timing is not None:
+            queue, prefill, decode = update.timing
+            metrics.queue.observe(queue)
+            metrics.prefill.observe(prefill)
+            metrics.decode.observe(decode)
+            metrics.inference.observe(prefill + decode)
 
     def _take_tokens(self, index: int, count: int, received: float) -> None:
         self._generated += count
         self.metrics.generation_tokens.inc(count)
-        if self._first is None:
-            self._first = received
+        if not self._has_token:
+            self._has_token = True
             self.metrics.first_token.observe(received - self.arrived)
         before = self._latest.get(index)
         if before is not None:

@@ -77,21 +77,31 @@ class Failure(NamedTuple):
     message: str
 
 
+class Timing(NamedTuple):
+    """Seconds that a request spent in the engine's queue, from there to its first token, and from that to its last."""
+
+    queue: float
+    prefill: float
+    decode: float
+
+
 class Update(NamedTuple):
-    """News of one request. head: with the first one. finished: no more will come."""
+    """News of one request. head: with the first one. finished: no more will come; then `timing` is known if there was a token."""
 
     head: Head | None
     deltas: list[Delta]
     finished: bool
     failure: Failure | None
+    timing: Timing | None = None
 
     @classmethod
     def from_wire(cls, fields: list[Any]) -> "Update":
         """The update that JSON has made lists of."""
-        head, deltas, finished, failure = fields
+        head, deltas, finished, failure, timing = fields
         return cls(
             None if head is None else Head(*head[:5], _named(head[5])),
             [Delta(*delta[:3], _named(delta[3]), *delta[4:]) for delta in deltas], finished, failure and Failure(*failure),
+            timing and Timing(*timing),
         )  # fmt: skip
 
 
@@ -115,7 +125,7 @@ class Sent:
             self._has_head, head = True, self._head(output, decode)
         deltas = [delta for one in output.outputs if (delta := self._delta(one)) is not None]
         failure = None if output.error is None else failure_of(output.error)
-        return Update(head, deltas, output.finished, failure)
+        return Update(head, deltas, output.finished, failure, timing_of(output) if output.finished else None)
 
     def _head(self, output: RequestOutput, decode: Any) -> Head:
         ids = output.prompt_token_ids
@@ -137,6 +147,14 @@ class Sent:
 
 def _listed(position: dict[int, Logprob]) -> list[TokenLogprob]:
     return [TokenLogprob(token_id, max(one.logprob, -9999.0), one.rank, one.decoded_token) for token_id, one in position.items()]
+
+
+def timing_of(output: RequestOutput) -> Timing | None:
+    """The times of a request that has ended; None without a token."""
+    times = output.metrics
+    if times.time_in_queue is None or times.time_to_first_token is None:
+        return None
+    return Timing(times.time_in_queue, times.time_to_first_token - times.time_in_queue, times.decode_seconds)
 
 
 def failure_of(error: Exception) -> Failure:

@@ -1,4 +1,4 @@
-"""One engine for all tests of the server, and one server on it."""
+"""One engine and one server for the tests of a module."""
 
 import shutil
 
@@ -24,7 +24,7 @@ def chat_model(tmp_path_factory):
     return directory
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a pipeline changes its process while it runs (pipeline/switch_interval.py)
 def llm(chat_model):
     """The loaded model; few sequences at a time, so that some wait."""
     made = AsyncLLM(chat_model, device="cpu", dtype="float32", max_model_len=512, max_num_seqs=8, enable_prefix_caching=True)
@@ -32,9 +32,9 @@ def llm(chat_model):
     made.shutdown()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(llm):
-    """A server that all tests share; after each, no block is in use."""
+    """A server that a module's tests share."""
     with serving(llm) as found:
         yield found
 

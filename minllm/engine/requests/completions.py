@@ -70,16 +70,18 @@ def completion_of(sequence: Sequence, finish_reason: FinishReason | None, index:
 def metrics_of(sequences: Many[Sequence]) -> RequestMetrics:
     """The times of a request so far, over all its completions."""
     begun = [sequence for sequence in sequences if sequence.output_token_ids]
-    prompt_tokens = len(sequences[0].prompt_token_ids)
+    prompt_tokens, first = len(sequences[0].prompt_token_ids), sequences[0]
+    queued = None if first.scheduled_time is None else first.scheduled_time - first.arrival_time
     if not begun:
-        return RequestMetrics(prompt_tokens, 0, None, 0.0, None)
+        return RequestMetrics(prompt_tokens, 0, None, 0.0, None, queued)
     generated = sum([len(sequence.output_token_ids) for sequence in begun])
     first_token_time = min([sequence.first_token_time for sequence in begun])
     decode_seconds = max([sequence.last_token_time for sequence in begun]) - first_token_time
     return RequestMetrics(
         prompt_tokens=prompt_tokens,
         generated_tokens=generated,
-        time_to_first_token=first_token_time - sequences[0].arrival_time,
+        time_to_first_token=first_token_time - first.arrival_time,
         decode_seconds=decode_seconds,
         decode_tokens_per_second=(generated - len(begun)) / decode_seconds if decode_seconds > 0 else None,
+        time_in_queue=queued,
     )

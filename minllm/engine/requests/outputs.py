@@ -44,6 +44,7 @@ class RequestMetrics:
     time_to_first_token: TTFT, the seconds from the call to this request's first token, including the wait for other requests.
     decode_tokens_per_second: generated tokens after the first, over the seconds between the first and the last; None for one token. Its
     inverse is the time per output token (TPOT).
+    time_in_queue: seconds from the call until the engine began with the prompt; None while it waits.
     """
 
     prompt_tokens: int  # number of prompt tokens
@@ -51,6 +52,7 @@ class RequestMetrics:
     time_to_first_token: float | None
     decode_seconds: float  # from the first generated token to the last
     decode_tokens_per_second: float | None
+    time_in_queue: float | None = None
 
 
 @dataclass(frozen=True)

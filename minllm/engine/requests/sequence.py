@@ -55,6 +55,7 @@ class Sequence:
     stop_reason: int | str | None = None
     error: Exception | None = None  # why it ended, with finish_reason "error"
     fault: Exception | None = None  # an error that this sequence alone has caused in the current step, whose results end it
+    scheduled_time: float | None = None  # when it first left the queue
     first_token_time: float | None = None
     last_token_time: float | None = None
 

@@ -151,7 +151,7 @@ class Scheduler(Queues):
             return False
         heapq.heappop(self.waiting)
         if not sequence.num_preemptions:
-            sequence.num_cached_tokens = num_computed
+            sequence.num_cached_tokens, sequence.scheduled_time = num_computed, time.perf_counter()
         self._run(sequence, num_computed, num_computed if comes_back else sequence.num_tokens)
         return True
 
