@@ -77,6 +77,25 @@ def slow_down(engine, seconds=0.01):
     core.step = lambda: (time.sleep(seconds), step())[1]
 
 
+def test_one_reader_of_many_streams(engine):
+    """add_request(on_output=...): no task per request, and the outputs of those who iterate."""
+
+    async def main():
+        news, texts, ended = asyncio.Queue(), {}, []
+        streams = [await engine.add_request(None, prompt, GREEDY, on_output=news.put_nowait) for prompt in PROMPTS]
+        while len(ended) < len(streams):
+            stream = await news.get()
+            try:
+                while (output := stream.take()) is not None:
+                    texts[stream] = output.outputs[0].text
+            except StopAsyncIteration:
+                ended.append(stream)
+        alone = [(await last(engine.generate(prompt, GREEDY))).outputs[0].text for prompt in PROMPTS]
+        assert [texts[stream] for stream in streams] == alone
+
+    run(main())
+
+
 def test_texts_are_those_of_llm(engine, llm):
     sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=20, n=2, logprobs=2)
     stopped = SamplingParams(temperature=1.0, seed=5, max_tokens=40, stop=["e", " ("], prompt_logprobs=1)

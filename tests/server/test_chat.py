@@ -82,6 +82,15 @@ def test_a_wrong_field_is_named(http, body, param):
     assert param is None or error["param"] == param
 
 
+def test_marks_of_calls_that_are_special_tokens_are_kept(http):
+    special = http.post("/detokenize", json={"tokens": [0]}).json()["prompt"]
+    assert special
+    body = dict(temperature=0, max_tokens=2, allowed_token_ids=[0], ignore_eos=True)
+    tools = [{"type": "function", "function": {"name": "lookup", "parameters": {}}}]
+    assert post(http, **body).json()["choices"][0]["message"]["content"] == ""
+    assert post(http, tools=tools, **body).json()["choices"][0]["message"]["content"] == special * 2
+
+
 def test_tools_reach_the_template(http):
     tools = [{"type": "function", "function": {"name": "lookup", "parameters": {}}}]
     text = post(http, tools=tools, **GREEDY).json()["choices"][0]["message"]["content"]

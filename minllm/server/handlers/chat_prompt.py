@@ -48,6 +48,8 @@ def chat_request(server: Server, body: ChatFields, who: str, **sampling: Any) ->
         "tools": tools_of(server, body),
         "template_kwargs": body.chat_template_kwargs,
     }
+    if chat["tools"] is not None and body.skip_special_tokens is None:
+        sampling["skip_special_tokens"] = False  # in some models the marks around a call are special tokens
     params = body.sampling(server.card["default_params"], **sampling)
     return server.treated(EngineRequest(params, chat=chat, final_only=not body.stream), body, who)
 
