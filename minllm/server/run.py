@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import threading
 from collections.abc import Callable
@@ -19,12 +20,22 @@ from minllm.server.options import ServerOptions
 from minllm.server.server import Server
 
 KEEP_ALIVE_SECONDS = 30
+OPEN_FILES = 65_536
 
 
 def run(options: ServerOptions, engine_options: dict[str, Any], announce: Callable[[Server, str], None]) -> None:
     """Serve until a signal. announce: called with the server and its address once it can be used. Raises the engine's errors."""
+    allow_connections()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(options, engine_options, announce))
+
+
+def allow_connections() -> None:
+    """Raise the limit of open files, of which each connection is one, as far as the system lets a process do so."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def serve(options: ServerOptions, engine_options: dict[str, Any], announce: Callable[[Server, str], None]) -> None:

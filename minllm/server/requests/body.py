@@ -43,7 +43,7 @@ def parsed(kind: type[Body], given: Any) -> Body:
         ours = [one for one in found if one["loc"][:1] == found[0]["loc"][:1]]  # of the first wrong field, an error per allowed type
         deepest = max(ours, key=lambda one: len(one["loc"]))
         param = path(deepest["loc"])
-        messages = dict.fromkeys(one["msg"] for one in ours if len(one["loc"]) == len(deepest["loc"]))
+        messages = dict.fromkeys(one["msg"].removeprefix("Value error, ") for one in ours if len(one["loc"]) == len(deepest["loc"]))
         given = "" if deepest["type"] == "missing" else f", not {shown(deepest['input'])}"
         raise ApiError(f"{param or 'The body'}: {'; or: '.join(messages)}{given}.", param or None) from None
 
