@@ -46,6 +46,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: OpenAI's completions, chat and responses, Anthropic's messages, and a page to chat on."""
     with user_errors():
+        if sys.platform == "win32":
+            raise InvalidOptionError("minllm serve runs on Linux and macOS: on Windows, use it in WSL.")
         missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             raise InvalidOptionError(

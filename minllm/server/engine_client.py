@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from minllm import errors
@@ -21,6 +21,7 @@ class EngineClient:
     def __init__(self):
         self.card: dict[str, Any] = {}
         self.death: EngineDeadError | None = None
+        self.on_frame: Callable[[int], None] = lambda tokens: None  # called with the tokens that a frame tells of, prompts' included
         self._numbers = itertools.count()
         self._jobs: dict[int, tuple[Job, int]] = {}
         self._calls: dict[int, asyncio.Future] = {}
@@ -107,16 +108,19 @@ class EngineClient:
         self._die("The engine's process has ended: its output on standard error says why.")
 
     async def _hand_over(self, updates: list[Any]) -> None:
-        received = time.perf_counter()
+        received, tokens = time.perf_counter(), 0
         for count, (number, fields) in enumerate(updates, 1):
             if number in self._jobs:
                 job, index = self._jobs[number]
                 update = Update.from_wire(fields)
+                tokens += update.num_tokens
                 if update.finished:
                     del self._jobs[number]
                 job.put(index, update, received)
             if count % AT_ONCE == 0:
                 await asyncio.sleep(0)
+        if tokens:
+            self.on_frame(tokens)
 
     def _reply(self, number: int, value: Any, failure: Any) -> None:
         future = self._calls.get(number)

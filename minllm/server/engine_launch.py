@@ -46,6 +46,7 @@ class EngineLaunch:
         except BaseException:
             await self._end(client)
             raise
+        client.on_frame = self.client.on_frame
         self.client = client  # until now, requests met the death of the one before
 
     async def _watch(self) -> None:

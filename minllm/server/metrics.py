@@ -37,6 +37,7 @@ class Metrics:
         self.gauges = {name: self._made(Gauge, name, text) for name, (text, _) in GAUGES.items()}
         self.counters = {name: self._made(Counter, name, text) for name, (text, _) in COUNTERS.items()}
         self.prompt_tokens = self._made(Counter, "prompt_tokens", "Prompt tokens of requests.")
+        self.step_tokens = self._made(Histogram, "iteration_tokens_total", "Tokens of prompts and of texts per step of the engine.", TOKENS)
         self.generation_tokens = self._made(Counter, "generation_tokens", "Tokens generated.")
         self.success = Counter(
             "vllm:request_success", "Completions that ended, by reason.", ["model_name", "finished_reason"], registry=self.registry

@@ -38,6 +38,7 @@ class Server:
         most = engine.client.card["max_num_seqs"] + options.max_queued
         self.admission = Admission(most, options.max_per_key, options.max_completions)
         self.metrics = Metrics(self.model_name, self.card["max_model_len"])
+        engine.client.on_frame = self.metrics.step_tokens.observe
 
     @property
     def card(self) -> dict[str, Any]:

@@ -94,6 +94,12 @@ class Update(NamedTuple):
     failure: Failure | None
     timing: Timing | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that were computed for it: new ones, and with the head, those of the prompt that were not cached."""
+        prompt = 0 if self.head is None else self.head.num_prompt_tokens - self.head.num_cached_tokens
+        return prompt + sum([len(delta.token_ids) for delta in self.deltas])
+
     @classmethod
     def from_wire(cls, fields: list[Any]) -> "Update":
         """The update that JSON has made lists of."""
