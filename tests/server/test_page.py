@@ -83,6 +83,16 @@ def test_a_conversation_by_keyboard(page, saying):
     assert page.locator("article").count() == 0 and page.evaluate("document.activeElement.id") == "text"
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_hinders_those_who_cannot_see_well(page, saying, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'minllm[check-site]'")
+    page.emulate_media(color_scheme=scheme)
+    saying(LONG_CODE)
+    ask(page)
+    is_done(page)
+    assert [one["id"] for one in axe.Axe().run(page).response["violations"]] == []
+
+
 def test_stop_refresh_and_continue(page, served):
     ask(page)
     until(page, "document.querySelector('article.assistant').innerText.length > 20")
@@ -115,5 +125,6 @@ def test_errors_are_shown_and_a_key_is_asked_for(browser, llm, monkeypatch):
         page.evaluate("sessionStorage.setItem('minllm.key', 'wrong')")
         ask(page)
         page.wait_for_selector("#key", state="visible")
+        is_done(page)
         assert "API key is missing or wrong" in answer(page).inner_text()
         page.close()
