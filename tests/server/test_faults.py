@@ -41,7 +41,7 @@ def test_a_client_that_leaves_frees_its_blocks(served, stream):
             time.sleep(0.002)
     begun = served.stats().num_steps
     is_idle(served)
-    assert served.stats().num_steps - begun < 200
+    assert served.stats().num_steps - begun <= 20  # 0 or 1 on a machine that does nothing else
 
 
 def test_clients_that_leave_while_they_wait(served):
