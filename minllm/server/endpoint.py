@@ -69,7 +69,7 @@ class Endpoint:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             check_host(headers, self.server.options.hosts)
             who = "" if self.is_open else caller(headers, self.server.options.api_keys)
-            body = None if self.body is None else parsed(self.body, await self._json(headers, receive))
+            body = None if self.body is None else await self._parsed(await self._data(headers, receive))
             await unless_client_leaves(receive, self._handled(body, who, sender))
         except Left:
             raise
@@ -84,17 +84,23 @@ class Endpoint:
         async with contextlib.aclosing(answer) as events:
             await sender.stream(events)
 
-    async def _json(self, headers: dict[str, str], receive) -> Any:
-        """The request's body. Raises ApiError if it is too large, too slow, or not JSON."""
+    async def _parsed(self, data: bytes) -> Body:
+        """The body of a request. One is parsed per turn of the event loop, as hundreds that come together would hold up all streams."""
+        async with self.server.parsing:
+            body = parsed(self.body, json_value(data))
+            await asyncio.sleep(0)
+            return body
+
+    async def _data(self, headers: dict[str, str], receive) -> bytes:
+        """The bytes of a body. Raises ApiError if it is too large, too slow, or of another type than JSON."""
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind and kind != "application/json" and not kind.endswith("+json"):
             raise ApiError(f"content-type {kind!r} is not allowed: send application/json.", status=415)
         try:
             async with asyncio.timeout(self.server.options.io_seconds):
-                data = await read_body(receive, self.server.options.max_body_bytes)
+                return await read_body(receive, self.server.options.max_body_bytes)
         except TimeoutError:
             raise ApiError(f"The body did not arrive within {self.server.options.io_seconds:g} seconds.", status=408) from None
-        return json_value(data)
 
 
 async def read_body(receive, most: int) -> bytes:

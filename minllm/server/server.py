@@ -1,5 +1,6 @@
 """The server's state, and the way of a request to the engine and back."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ class Server:
     def __init__(self, options: ServerOptions, engine: Engine, model: str | None):
         """model: the path that the engine loaded, None for the bundled model."""
         self.options, self.engine = options, engine
-        self.created = int(time.time())
+        self.created, self.parsing = int(time.time()), asyncio.Lock()
         self.model_name = options.served_model_name or ("bundled" if model is None else Path(model).name)
         most = engine.client.card["max_num_seqs"] + options.max_queued
         self.admission = Admission(most, options.max_per_key, options.max_completions)
