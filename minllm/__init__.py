@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from minllm.engine.requests.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
     from minllm.engine.requests.prompts import TextPrompt, TokensPrompt
     from minllm.engine.requests.sampling_params import SamplingParams
+    from minllm.engine.requests.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -32,6 +33,7 @@ __all__ = [
     "LLMEngine",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "errors",
@@ -49,6 +51,7 @@ _HOMES = {
     "LLMEngine": "minllm.engine.llm_engine",
     "RequestOutput": "minllm.engine.requests.outputs",
     "SamplingParams": "minllm.engine.requests.sampling_params",
+    "StructuredOutputsParams": "minllm.engine.requests.structured_outputs",
     "TextPrompt": "minllm.engine.requests.prompts",
     "TokensPrompt": "minllm.engine.requests.prompts",
 }

@@ -9,8 +9,8 @@ and Python 3.12 with 0.68.0 have computed different keys, so tools/record.py rec
 
 A row's key covers the specimens (kernels/specimens.py) of the room of kernels that it measured, `attention/split_tensor_core/...`. The key
 of a row of whole steps covers those of all rooms, except kernels that its engine cannot launch: those of the ladders' first rungs, of
-speculation, of quantised weights, of another dtype, and of another cache format. An edit of any covered kernel makes the row "older", even
-if its own shape runs the same instructions: the key never treats a changed kernel as unchanged.
+speculation, of structured outputs, of quantised weights, of another dtype, and of another cache format. An edit of any covered kernel makes
+the row "older", even if its own shape runs the same instructions: the key never treats a changed kernel as unchanged.
 """
 
 import ast
@@ -82,6 +82,7 @@ NOT_RECORDED = (
     "minllm.kernels.speculation", "minllm.kernels.all_reduce", "minllm.kernels.attention.fixed_split", "minllm.kernels.elementwise",
     "minllm.kernels.encoding",
 )  # fmt: skip
+OF_NO_ROW = ("sampling/mask_logits",)  # only structured outputs launch it, and no recorded row has any
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",
@@ -130,7 +131,8 @@ def key_of_specimens(rooms: tuple[str, ...], engine: Engine) -> str:
 
     Raises LookupError if there are none.
     """
-    covered = [name for name in machine_code() if (within(name, rooms) if rooms else launched_by(engine, name))]
+    recorded = [name for name in machine_code() if not within(name, OF_NO_ROW)]
+    covered = [name for name in recorded if (within(name, rooms) if rooms else launched_by(engine, name))]
     if not covered:
         raise LookupError(f"no specimens of {', '.join(rooms)}")
     return hashlib.sha256(json.dumps(sorted(map(hash_of, covered))).encode()).hexdigest()[:12]

@@ -4,11 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from minllm.catalogue.launch import MICROSECONDS, WIDE, Launch, MachineCode, Measured, Moved, describes, each
+from minllm.catalogue.launch import MICROSECONDS, WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
 from minllm.kernels.sampling import SamplingTensors, build_sampling_tensors, sample_reference
 from minllm.kernels.sampling.argmax import parts_of
 from minllm.kernels.sampling.log_probabilities import THREADS, LogProbabilities, LogProbabilitiesScratch, log_probabilities_reference
 from minllm.kernels.sampling.log_probabilities import log_probabilities as launch_log_probabilities
+from minllm.kernels.sampling.mask import mask_logits as launch_mask_logits
+from minllm.kernels.sampling.mask import mask_logits_reference
 from minllm.kernels.sampling.parameters import kind_of
 from minllm.kernels.sampling.sample import SampleScratch
 from minllm.kernels.sampling.sample import sample as launch_sample
@@ -72,6 +74,29 @@ def sample(rows, vocabulary, rule, seen=16):
 
 
 @describes
+def mask_logits(rows, vocabulary, masked=1):
+    """Logits of which the first `masked` rows have a mask, in reverse order; every other token is allowed on average."""
+    words = -(-vocabulary // 32)
+
+    def arrays(noise):
+        indices = np.where(np.arange(rows) < masked, masked - 1 - np.arange(rows), -1).astype(np.int32)
+        bits = noise.random.integers(-(2**31), 2**31, (masked, words)).astype(np.int32)
+        logits = noise.array((rows, vocabulary), np.float32, 3.0)
+        return dict(logits=logits, indices=indices, masks=bits, out=noise.unwritten((rows, vocabulary), np.float32))
+
+    read = 4 * rows * vocabulary
+    return Launch(
+        arrays,
+        calls(launch_mask_logits),
+        returns(("out",), mask_logits_reference),
+        moved=Moved(dict(logits=read, masks=4 * masked * vocabulary, out=read), dict(masks=4 * masked * words)),
+        indices=("indices",),
+        rows=("logits", "indices", "out"),
+        exact=True,
+    )
+
+
+@describes
 def log_probabilities(rows, vocabulary, top):
     """Log-probability and rank of the chosen token, and the `top` most probable tokens."""
     parts, most = parts_of(vocabulary), 4 * rows * top
@@ -115,6 +140,7 @@ def compiled():
         return MachineCode(f"sampling/{name}", launch, blocks, contains, float64, kernel_name=f"{name}_kernel")
 
     yield kernel("penalize", every, 6)
+    yield kernel("mask_logits", mask_logits(1, 68), 6)
     yield kernel("argmax_parts", greedy, 5, WIDE[:1])
     yield kernel("argmax_of_parts", greedy, 16)
     yield kernel("thresholds", every, 1, WIDE[:1], SHARES)
@@ -127,11 +153,13 @@ def small():
     """Every rule; beside these, tests/kernels/sampling has rows of awkward logits, of several rules, and without a choice."""
     yield from each(sample, [(2, 68, "greedy"), (1, 67, "every"), *((1, 67, rule) for rule in RULES)])
     yield from each(log_probabilities, [(2, 68, 3)])
+    yield from each(mask_logits, [(3, 67, 2), (2, 320, 1)])
 
 
 def large():
     """Vocabularies of models."""
     yield from each(sample, [(5, vocabulary, rule) for vocabulary in (4097, 128256) for rule in RULES])
+    yield from each(mask_logits, [(5, vocabulary, 3) for vocabulary in (4097, 128256, 262144)])
     yield from each(log_probabilities, [(5, 4097, 0), (5, 128256, 20), (5, 262144, 20)])
 
 

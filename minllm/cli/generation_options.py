@@ -8,14 +8,16 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, ModelOption, QuantizationOption, VariantOption, variants
-from minllm.cli.text_input import unescaped
+from minllm.cli.text_input import read_text_file, unescaped
 from minllm.engine.requests.parameter_help import meanings
 from minllm.engine.requests.sampling_params import SamplingParams
+from minllm.engine.requests.structured_outputs import StructuredOutputsParams
 from minllm.errors import InvalidOptionError
 
 
@@ -30,17 +32,24 @@ def engine_option(name: str, kind: Any, help: str, metavar: str | None = None, d
 
 
 def request_option(
-    name: str, kind: Any, more: str = "", metavar: str | None = None, of: type = SamplingParams
+    name: str, kind: Any, more: str = "", metavar: str | None = None, of: type = SamplingParams, called: str | None = None
 ) -> inspect.Parameter:  # fmt: skip
     """The parameter for a field of SamplingParams (or `of`), with the field's name and meaning.
 
-    more: added to the help.
+    more: added to the help. called: the flag, if it is not the field's name.
     """
     meaning = meanings(of).get(name, "")
     words = " ".join(filter(None, (meaning[:1].upper() + meaning[1:], more)))
     is_flag = kind is bool
-    declared = Annotated[kind if is_flag else kind | None, typer.Option(flag(name), metavar=metavar, help=words, show_default=False)]
-    return option(name, declared, False if is_flag else None)
+    declared = typer.Option(called or flag(name), metavar=metavar, help=words, show_default=False)
+    return option(name, Annotated[kind if is_flag else kind | None, declared], False if is_flag else None)
+
+
+def structure_option(name: str, kind: Any, metavar: str | None = None, of: str | None = None) -> inspect.Parameter:
+    """The parameter for a field of StructuredOutputsParams; `of`: the field, if the option has another name."""
+    more = {Path: "Read from a file.", list[str]: "May be repeated."}.get(kind, "")
+    found = request_option(of or name, kind, more, metavar, StructuredOutputsParams, flag(name))
+    return found.replace(name=name)
 
 
 def flag(name: str) -> str:
@@ -83,9 +92,17 @@ REQUEST_OPTIONS = (
     request_option("stop", list[str], r"\n, \r, \t, \\ and \uXXXX stand for their characters. May be repeated.", metavar="TEXT"),
     request_option("stop_token_ids", str, metavar="ID,ID,..."),
     request_option("ignore_eos", bool),
+    structure_option("json_schema", Path, "FILE", "json"),
+    structure_option("json_object", bool),
+    structure_option("regex", str, "REGEX"),
+    structure_option("choice", list[str], "TEXT"),
+    structure_option("grammar", Path, "FILE"),
     request_option("logprobs", int, "They are printed as a table."),
     request_option("prompt_logprobs", int, "They are printed as a table."),
 )
+
+
+STRUCTURES = dict(json_schema="json", json_object="json_object", regex="regex", choice="choice", grammar="grammar")
 
 
 def takes(*groups: Sequence[inspect.Parameter]) -> Callable[[Callable], Callable]:
@@ -120,9 +137,17 @@ def engine_options(options: dict[str, Any]) -> dict[str, Any]:
 def request_params(llm, options: dict[str, Any], **more: Any) -> SamplingParams:
     """The model's default parameters, overridden by those of REQUEST_OPTIONS and `more` that are not None."""
     given = {one.name: options[one.name] for one in REQUEST_OPTIONS} | more
+    given["structured_outputs"] = structure({name: given.pop(name) for name in STRUCTURES})
     given |= dict(logit_bias=parsed_biases(options["logit_bias"]), stop_token_ids=parsed_ids(options["stop_token_ids"]))
     given["stop"] = None if options["stop"] is None else [unescaped(one) for one in options["stop"]]
     return dataclasses.replace(llm.get_default_sampling_params(), **{name: value for name, value in given.items() if value is not None})
+
+
+def structure(given: dict[str, Any]) -> StructuredOutputsParams | None:
+    """What the output must be, from the options of STRUCTURES; None if none is given."""
+    given = {name: read_text_file(value) if isinstance(value, Path) else value for name, value in given.items()}
+    found = {STRUCTURES[name]: value for name, value in given.items() if value not in (None, False)}
+    return StructuredOutputsParams(**found) if found else None
 
 
 def parsed_speculation(text: str | None) -> Any:

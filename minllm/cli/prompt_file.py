@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from minllm.cli.text_input import read_text_file
 from minllm.engine.requests.sampling_params import SamplingParams
+from minllm.engine.requests.structured_outputs import StructuredOutputsParams
 from minllm.errors import InvalidOptionError, InvalidRequestError
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
@@ -27,9 +28,21 @@ class PromptLine(NamedTuple):
     def params(self, common: SamplingParams) -> SamplingParams:
         """The parameters `common`, overridden by this prompt's. Raises InvalidOptionError for a wrong value."""
         try:
-            return dataclasses.replace(common, **self.fields)
+            fields = dict(self.fields)
+            if isinstance(fields.get("structured_outputs"), dict):
+                fields["structured_outputs"] = _structure(fields["structured_outputs"])
+            return dataclasses.replace(common, **fields)
         except InvalidRequestError as error:
             raise InvalidOptionError(f"{self.place}: {error}") from error
+
+
+def _structure(given: dict[str, Any]) -> StructuredOutputsParams:
+    """A StructuredOutputsParams with these fields. Raises InvalidRequestError."""
+    try:
+        return StructuredOutputsParams(**given)
+    except TypeError:
+        names = ", ".join(field.name for field in dataclasses.fields(StructuredOutputsParams))
+        raise InvalidRequestError(f"structured_outputs={given} is not allowed: its fields are {names}.") from None
 
 
 def read_prompts(path: Path) -> list[PromptLine]:

@@ -32,6 +32,7 @@ from minllm.engine.precompile import precompile
 from minllm.engine.progress import Progress
 from minllm.engine.ranks.share import RankShare, captures_steps
 from minllm.engine.requests.default_params import default_sampling_params
+from minllm.engine.requests.grammar import Grammars
 from minllm.engine.running.machine import CudaMachine, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.running.speculator import DraftSource
@@ -75,6 +76,11 @@ class Engine:
     runner: ModelRunner
     processes: OtherRanks | None = None  # None for a single rank
     program: Any = None  # ranks.launched.LaunchedProgram, which keeps the calls of all ranks in step; None without a launcher
+
+    @functools.cached_property
+    def grammars(self) -> Grammars:
+        """The grammars of structured outputs."""
+        return Grammars(self.tokenizer, self.model.config.vocab_size, self.eos_token_ids)
 
     def close(self) -> None:
         """Drop the graphs, and end the other ranks."""

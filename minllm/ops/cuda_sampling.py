@@ -6,6 +6,7 @@ import numpy as np
 
 from minllm.kernels.kv.move_window import move_window
 from minllm.kernels.sampling.log_probabilities import LogProbabilities, LogProbabilitiesScratch, log_probabilities
+from minllm.kernels.sampling.mask import mask_logits
 from minllm.kernels.sampling.sample import SampleScratch, sample
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.kernels.slots.advance import advance
@@ -24,6 +25,12 @@ class CudaSampling(CudaBase):
         rows, vocab = logits.shape
         out = self.empty((rows,), np.int32)
         sample(logits, sampling, slots, out, SampleScratch.allocate(self.empty, rows, vocab, sampling.kind), self.stream)
+        return out
+
+    def mask_logits(self, logits: Any, indices: Any, masks: Any) -> Any:
+        """The logits with -inf for the tokens that a row's mask excludes."""
+        out = self.empty(logits.shape, np.float32)
+        mask_logits(logits, indices, masks, out, self.stream)
         return out
 
     def log_probabilities(self, logits: Any, token_ids: Any, top: int) -> LogProbabilities:

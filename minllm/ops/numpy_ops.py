@@ -24,6 +24,7 @@ from minllm.kernels.kv.quantize_groups import quantize_groups_reference
 from minllm.kernels.normalization.layer_norm import layer_norm_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.sampling.log_probabilities import LogProbabilities, log_probabilities_reference
+from minllm.kernels.sampling.mask import mask_logits_reference
 from minllm.kernels.sampling.sample import sample_reference
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.kernels.slots.advance import advance_reference
@@ -168,6 +169,10 @@ class NumpyOps(NumpySpeculation, ComposedOps):
     def sample(self, logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
         """One token per row: int32 [R]."""
         return sample_reference(logits, sampling, slots)
+
+    def mask_logits(self, logits: np.ndarray, indices: np.ndarray, masks: np.ndarray) -> np.ndarray:
+        """The logits with -inf for the tokens that a row's mask excludes."""
+        return mask_logits_reference(logits, indices, masks)
 
     def log_probabilities(self, logits: np.ndarray, token_ids: np.ndarray, top: int) -> LogProbabilities:
         """Log-probabilities of the chosen and of the `top` likeliest tokens of each row."""

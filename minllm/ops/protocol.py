@@ -323,6 +323,13 @@ class Ops(Protocol):
         """
         ...
 
+    def mask_logits(self, logits: Array, indices: Array, masks: Array) -> Array:
+        """The logits, float32 [R, vocab], with -inf for the tokens that a row's mask excludes; the argument stays.
+
+        indices: int32 [R], the mask of each row, -1 for none. masks: int32 [M, words], bits of 32 tokens a word.
+        """
+        ...
+
     def log_probabilities(self, logits: Array, token_ids: Array, top: int) -> "LogProbabilities":
         """Log-probability and rank of one token per row, token_ids int32 [R], and of the row's `top` likeliest tokens, in the machine's
         arrays, from float32 logits [R, vocab] as the model computed them."""

@@ -65,6 +65,10 @@ class PipelineStage:
         self.world.broadcast(tokens, source=0)
         return tokens
 
+    def mask_logits(self, logits: Any, indices: Any, masks: Any) -> Any:
+        """The masked logits in the last stage; the others have none."""
+        return super().mask_logits(logits, indices, masks) if self.grid.is_last else logits
+
     def log_probabilities(self, logits: Any, token_ids: Any, top: int) -> Any:
         """Log-probabilities in the last stage; in the others arrays that are never read."""
         if self.grid.is_last:

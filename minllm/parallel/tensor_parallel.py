@@ -3,7 +3,7 @@
     embed                 each rank looks up the tokens that it holds, zeros for the others; all-reduce     [T, hidden]
     output, down          each rank's GEMM gives a partial sum; all-reduce                                  [T, hidden]
     sample, greedy        each rank's largest logit and its token; all-gather                               [R] twice
-    sample, log_probabilities, distribution, to_host     the logits; all-gather                             [R, vocab]
+    sample, mask_logits, log_probabilities, distribution, to_host     the logits; all-gather                             [R, vocab]
 
 So a greedy step has two all-reduces per layer, one for the embedding, and an all-gather of 8 bytes per row. A step that samples or returns
 log-probabilities gathers whole rows of logits, because top-p and penalties need the whole distribution; every rank then samples the same
@@ -94,6 +94,10 @@ class TensorParallel:
         if isinstance(logits, SplitLogits) and sampling.kind is SamplingKind.GREEDY and logits.gathered is None:
             return self.argmax_of_ranks(logits.own, logits.part, slots)
         return super().sample(whole(logits), sampling, slots)
+
+    def mask_logits(self, logits: Any, indices: Any, masks: Any) -> Any:
+        """The masked logits, whole rows gathered from all ranks."""
+        return super().mask_logits(whole(logits), indices, masks)
 
     def log_probabilities(self, logits: Any, token_ids: Any, top: int) -> Any:
         """Log-probabilities from whole rows of logits, gathered from all ranks."""

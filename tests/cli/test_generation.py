@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,7 +13,7 @@ from typer.testing import CliRunner
 
 from minllm import LLM, BeamSearchParams, SamplingParams
 from minllm.cli import app as cli
-from minllm.cli.generation_options import ENGINE_OPTIONS, REQUEST_OPTIONS, meanings
+from minllm.cli.generation_options import ENGINE_OPTIONS, REQUEST_OPTIONS, STRUCTURES, meanings
 from minllm.engine.options import EngineOptions
 
 runner = CliRunner()
@@ -51,7 +53,7 @@ def test_every_parameter_has_a_meaning_that_help_shows():
 def test_options_have_the_names_of_the_library():
     names = {field.name for field in fields(EngineOptions)} | {"kv_window", "variant"}
     assert {option.name for option in ENGINE_OPTIONS} <= names
-    assert {option.name for option in REQUEST_OPTIONS} <= {field.name for field in fields(SamplingParams)}
+    assert {option.name for option in REQUEST_OPTIONS} <= {field.name for field in fields(SamplingParams)} | {*STRUCTURES}
 
 
 def test_all_options_reach_the_request(base, llm):
@@ -199,3 +201,27 @@ def test_the_shell_completes_commands_and_options():
         environment = dict(os.environ, _MINLLM_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(number))
         done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
         assert sorted(done.stdout.split()) == offered, done.stderr
+
+
+STRUCTURED = {
+    "[ab]{3}": ["--regex", "[ab]{3}"],
+    "yes|no": ["--choice", "yes", "--choice", "no"],
+    "[3-5]": ["--json-schema", "schema.json"],
+    "x+": ["--grammar", "rules.lark"],
+}
+
+
+@pytest.mark.parametrize("pattern", STRUCTURED)
+def test_structured_output(model_directory, tmp_path, monkeypatch, pattern):
+    pytest.importorskip("llguidance")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.json").write_text('{"type": "integer", "minimum": 3, "maximum": 5}')
+    (tmp_path / "rules.lark").write_text('start: "x"+')
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "b", "structured_outputs": {"regex": "[cd]", "unknown": 1}}')
+    shutil.copytree(model_directory, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": 256}')
+    base = ["--model", "model", "--device", "cpu"]
+    result = run("generate", "abc", *base, *STRUCTURED[pattern], "--max-tokens", 300, "--no-card", "--seed", 1)
+    assert result.exit_code == 0 and re.fullmatch(pattern, result.stdout.rstrip("\n"))
+    result = run("generate", "--prompts", "prompts.jsonl", *base)
+    assert result.exit_code == 1 and "line 1: structured_outputs=" in result.output and "whitespace_pattern" in result.output

@@ -21,8 +21,9 @@ from minllm.engine.requests import outputs  # noqa: E402
 
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 CLASSES = [minllm.LLM, minllm.AsyncLLM, minllm.LLMEngine]
-FIELDS = [EngineOptions, minllm.SamplingParams, minllm.BeamSearchParams, minllm.ContrastiveSearchParams, minllm.RequestOutput,
-          minllm.CompletionOutput, minllm.BeamSearchOutput, minllm.BeamSearchSequence, outputs.RequestMetrics, outputs.Logprob]  # fmt: skip
+FIELDS = [EngineOptions, minllm.SamplingParams, minllm.StructuredOutputsParams, minllm.BeamSearchParams, minllm.ContrastiveSearchParams,
+          minllm.RequestOutput, minllm.CompletionOutput, minllm.BeamSearchOutput, minllm.BeamSearchSequence, outputs.RequestMetrics,
+          outputs.Logprob]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,10 @@ with its parameters, tokens and block table, a chunk of a prompt with its tokens
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from minllm.cache.policy import CachePolicy
+from minllm.engine.requests.grammar import masks_of
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.scheduling.step import Span, Step
@@ -32,6 +35,7 @@ class SequenceView:
     tokens: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     room: int = 0
+    grammar: "PublishedMask | None" = None
 
     @property
     def logits_processors(self) -> tuple[bool, ...]:
@@ -41,6 +45,23 @@ class SequenceView:
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Tokens `start` to `stop`, which must have been sent."""
         return self.tokens[start - self.first : stop - self.first]
+
+
+@dataclass(eq=False, slots=True)
+class PublishedMask:
+    """The part of a Grammar that a runner reads in one step; rank 0 alone follows the grammar."""
+
+    masks: np.ndarray  # int32 [1, words]
+
+    @property
+    def grammars(self) -> type["PublishedMask"]:
+        """What fills masks."""
+        return PublishedMask
+
+    @staticmethod
+    def fill(places: list[tuple["PublishedMask", list[int]]]) -> np.ndarray:
+        """The masks of all places, as rank 0 has filled them."""
+        return np.concatenate([place.masks for place, _ in places])
 
 
 class PublishedTables:
@@ -75,6 +96,11 @@ def published(step: Step, policy: CachePolicy, reads_room: bool) -> Step:
             _show_tokens(view(span.sequence), span)
     for sequence in (*step.entered, *(one for one, _ in step.grown), *(span.sequence for span in step.spans if not span.decodes)):
         view(sequence).table = policy.table(sequence)
+    masked = [sequence for sequence in step.sampled if sequence.grammar is not None]
+    if masked:
+        masks = masks_of([sequence.grammar for sequence in masked])
+        for sequence, mask in zip(masked, masks, strict=True):
+            view(sequence).grammar = PublishedMask(mask[None])
     if reads_room:
         for sequence in step.sampled:
             view(sequence).room = policy.room(sequence)

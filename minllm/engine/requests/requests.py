@@ -49,6 +49,7 @@ def make_sequences(
             dtype=np.dtype(engine.ops.dtype).name,
             logits_processors=processors,
             banned_token_ids=banned_token_ids,
+            grammar=None if params.structured_outputs is None else engine.grammars.start(params.structured_outputs),
         )
         for index in range(params.num_generated)
     ]

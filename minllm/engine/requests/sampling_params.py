@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minllm.engine.requests.parameter_checks import biases, flag, functions, integer, real, refuse, strings, token_ids
+from minllm.engine.requests.structured_outputs import StructuredOutputsParams
 from minllm.errors import InvalidRequestError, shown
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class SamplingParams:
     allowed_token_ids: only these ids are ever chosen, so the text ends early only if an id that ends it is among them; None allows all.
     bad_words: texts that the output never contains, within longer words too, however they are spelled in tokens; white space before a word
         is ignored. Slow, as logits_processors are.
+    structured_outputs: a StructuredOutputsParams, which says what the whole output must be: JSON of a schema, a match of a regular
+        expression, one of several strings, or a text of a grammar. max_tokens and stop strings may end it early.
     logits_processors: functions f(output_token_ids, logits) -> logits, float32 [vocab], called in order before every token. Slow: the
         logits go to the host and back at every step.
     seed: makes the text reproducible in any batch; without one, it is drawn from the engine's own seed.
@@ -69,6 +72,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | dict[str, float] | None = field(default=None, hash=False)
     allowed_token_ids: list[int] | tuple[int, ...] | None = None
     bad_words: str | list[str] | tuple[str, ...] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     logits_processors: list[LogitsProcessor] | tuple[LogitsProcessor, ...] | None = field(default=None, hash=False)
     seed: int | None = None
     max_tokens: int | None = 16
@@ -121,8 +125,14 @@ class SamplingParams:
             "logit_bias": biases("logit_bias", self.logit_bias, MAX_LOGIT_BIAS),
             "allowed_token_ids": allowed,
             "bad_words": words,
+            "structured_outputs": self._checked_structure(),
             "logits_processors": functions("logits_processors", self.logits_processors),
         }
+
+    def _checked_structure(self) -> StructuredOutputsParams | None:
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            refuse("structured_outputs", self.structured_outputs, "None or a StructuredOutputsParams(json=...)")
+        return self.structured_outputs
 
     def _checked_limits(self) -> dict[str, Any]:
         n = integer("n", self.n, 1, MAX_COMPLETIONS, f"an integer from 1 to {MAX_COMPLETIONS}")

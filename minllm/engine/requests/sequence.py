@@ -42,6 +42,7 @@ class Sequence:
     index: int = 0  # index of the completion in its request
     logits_processors: tuple[Callable, ...] = ()  # functions of (output_token_ids, logits), run on the host
     banned_token_ids: tuple[int, ...] = ()
+    grammar: Any = None  # the Grammar of a structured output; None if the output is free
     dtype: str = "float32"  # of the model's activations, which names the cause of logits that are not finite
     siblings: list["Sequence"] = field(default_factory=list)  # further completions of the prompt, which wait until it is computed
     priority: int = 0  # lower runs earlier
@@ -126,8 +127,8 @@ class Sequence:
         """Whether its newest token can be computed: a launched step has sampled it, and it is not the last one."""
         if self.num_computed_tokens < self.num_prefill_tokens or self.slot == NO_SLOT or self.is_held:
             return False
-        if self.num_in_flight and (self.logits_processors or self.search is not None):
-            return False  # the host chooses the newest token between two steps
+        if self.num_in_flight and (self.logits_processors or self.grammar is not None or self.search is not None):
+            return False  # the host chooses the newest token between two steps, or needs it to know which tokens may follow
         return self.num_computed_tokens + 1 < len(self.prompt_token_ids) + self.max_tokens
 
     @property
@@ -160,7 +161,9 @@ class Sequence:
         return self._text.so_far(self.output_token_ids, self.is_finished)
 
     def append(self, token_id: int, logprobs: dict[int, Logprob] | None = None, now: float | None = None) -> None:
-        """Append the next token, generated at `now`, and decide whether it is the last."""
+        """Append the next token, generated at `now`, and decide whether it is the last. Raises SamplingError if its grammar gave up."""
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
         now = time.perf_counter() if now is None else now
         if self.first_token_time is None:
             self.first_token_time = now

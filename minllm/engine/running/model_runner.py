@@ -19,6 +19,7 @@ from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.policy import CachePolicy
 from minllm.engine.progress import Progress
+from minllm.engine.requests.grammar import masks_of
 from minllm.engine.requests.sequence import NO_SLOT, Sequence
 from minllm.engine.running.batch_arrays import (
     BATCH_ARRAYS,
@@ -139,14 +140,15 @@ class ModelRunner:
         slots, rows = self._rows(spans, sampled)
         kind = self.slots.kind(sampled)
         processed = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.logits_processors]
+        masked = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.grammar is not None]
         num_decodes = sum(span.decodes for span in spans)
         scored = [span for span in spans[num_decodes:] if span.sequence.scores_prompt]
         key = None
-        if not (self.graphs is None or processed or scored or (self._window and num_decodes < len(spans))):
+        if not (self.graphs is None or processed or masked or scored or (self._window and num_decodes < len(spans))):
             key = self._graph_key(spans, num_decodes, len(sampled), kind, makes_drafts)
         if key is None:
             batch, slots = self._sent(*self._batch(spans, slots, scored), sampled)
-            results = self.compute(slots, replace(batch, makes_drafts=makes_drafts), kind, processed)
+            results = self.compute(slots, replace(batch, makes_drafts=makes_drafts), kind, processed, masked)
         elif key.prompts or key.query_len > 1 or (key.query_len and self.speculator.reads_room):
             batch, _ = self._batch(spans, slots, scored)
             room = self._room(sampled) if key.query_len else ()
@@ -218,14 +220,14 @@ class ModelRunner:
         table = self.policy.table(span.sequence)[: blocks_needed(end, self.cache.block_size)]
         return NewTokens(span.sequence.token_ids(span.start, end), span.start, table, span.sequence.slot)
 
-    def compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, ...]:
+    def compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = (), masked: Any = ()) -> tuple[Any, ...]:
         """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R or more, vocab]) on the device.
 
         With a speculator, the other results of Speculator.choose follow, first the numbers of new tokens and of next drafts, [R] each.
         """
         if self.speculator is not None:
             batch = self.speculator.on_tree(batch)
-        return self.choose(self.logits_of(slots, batch), slots, batch, kind, processed)
+        return self.choose(self.logits_of(slots, batch), slots, batch, kind, processed, masked)
 
     def logits_of(self, slots: Any, batch: Batch) -> Any:
         """Launch a forward: logits [R or more, vocab]. The rows of sequences that decode are made from their slots."""
@@ -237,11 +239,18 @@ class ModelRunner:
             self.ops.load_rows(slots[: batch.num_decodes], state, batch.decodes(), self.cache.block_size, self._window, pads)
         return forward(self.ops, self.model, batch, self.cache.layers)
 
-    def choose(self, logits: Any, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = ()) -> tuple[Any, ...]:
-        """Launch the choice of the next tokens, and advance the slots; returns the results of `compute`."""
+    def choose(
+        self, logits: Any, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = (), masked: Any = ()
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Launch the choice of the next tokens, and advance the slots; returns the results of `compute`.
+
+        processed, masked: (row, sequence) of the sequences with logits processors, and with a grammar.
+        """
         computed = [(logits[row], self._process(logits[row], sequence), sequence.scores_processed) for row, sequence in processed]
         num_sampled = slots.shape[0]
         sampled = logits if num_sampled == logits.shape[0] else logits[:num_sampled]
+        if masked:
+            sampled = self._masked(sampled, masked)
         if self.speculator is None or not batch.speculates:
             tokens, verified = self.ops.sample(sampled, self.slots.sampling(kind), slots), ()
             self.ops.advance(tokens, slots, self.slots.state)
@@ -266,6 +275,13 @@ class ModelRunner:
             host = processed_logits(computed, sequence)
         self.machine.write(logits, host)
         return computed
+
+    def _masked(self, logits: Any, masked: list[tuple[int, Sequence]]) -> Any:
+        """The logits without the tokens that grammars exclude. The host fills their masks while the device computes the logits."""
+        indices = np.full(logits.shape[0], -1, np.int32)
+        indices[[row for row, _ in masked]] = range(len(masked))
+        sent = self.uploads.send(dict(indices=indices, masks=masks_of([sequence.grammar for _, sequence in masked])))
+        return self.ops.mask_logits(logits, sent["indices"], sent["masks"])
 
     def _read(
         self, tokens: Any, logits: Any, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]

@@ -150,7 +150,7 @@ class Speculation:
 
     def _excludes(self, sequence: Sequence) -> bool:
         """Whether the host decides between two tokens of a sequence."""
-        return bool(sequence.logits_processors) or sequence.search is not None
+        return bool(sequence.logits_processors) or sequence.grammar is not None or sequence.search is not None
 
     def take(self, spans: list[Span], verified: Verified, memory: KVCacheManager) -> None:
         """Count the tokens that a step's sequences got, update their acceptance, and free the room of rejected drafts."""

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from minllm import LLM, SamplingParams
+from minllm import LLM, SamplingParams, StructuredOutputsParams
 from minllm.engine.ranks import start
 from minllm.engine.ranks.serve import STATE
 from minllm.engine.requests.beam_search_params import BeamSearchParams
@@ -63,6 +63,7 @@ REQUESTS = {
     "sampled": SamplingParams(temperature=0.9, top_p=0.8, top_k=50, presence_penalty=0.5, seed=4, max_tokens=20),
     "several completions": SamplingParams(temperature=1.0, n=3, seed=9, max_tokens=6),
     "processed": SamplingParams(temperature=0, logits_processors=[louder], max_tokens=5),
+    "structured": SamplingParams(seed=3, max_tokens=12, logprobs=1, structured_outputs=StructuredOutputsParams(regex="[a-e ]{2,9}")),
 }
 
 
