@@ -6,6 +6,8 @@
 
 The next step is planned and launched before the results of this one are read, so a GPU is never idle between steps. A sequence that ends
 with a token that was not known in advance, such as an end of text, is therefore computed one step too far; the surplus token is dropped.
+With structured outputs the forward is launched ahead, and the choice of its tokens once those before them are known: while the device
+computes the forward, the host reads the tokens, follows the grammars and fills their masks.
 """
 
 from collections import deque
@@ -17,7 +19,7 @@ import numpy as np
 from minllm.engine.requests.no_token import not_finite_error
 from minllm.engine.requests.outputs import Logprob
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.running.forward_result import ForwardResult
+from minllm.engine.running.forward_result import ForwardResult, LateForward
 from minllm.engine.running.runner import Runner
 from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.engine.turn import NotCopied, Turn
@@ -67,6 +69,7 @@ class EngineCore(NotCopied):
                     moved += self._take(step, [result.wait() for result in results])
                 except BaseException as error:  # noqa: BLE001 - an error of the device: those who wait for this step learn of it
                     moved += self.scheduler.fail(step, as_exception(error))
+            self._choose_late()
             return moved + self.scheduler.take_ended()
 
     def run(self, sequences: Iterable[Sequence]) -> None:
@@ -103,6 +106,13 @@ class EngineCore(NotCopied):
                 failed += self.scheduler.fail(step, error)
         return failed
         # end exercise
+
+    def _choose_late(self) -> None:
+        """Launch the choice of tokens that grammars decide on, now that the tokens before them are known."""
+        for _, results in self._launched:
+            for result in results:
+                if isinstance(result, LateForward):
+                    result.start()
 
     def _take(self, step, results: list[ForwardResult]) -> list[Sequence]:
         token_ids = [token_id for result in results for token_id in result.token_ids]

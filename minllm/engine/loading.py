@@ -80,7 +80,7 @@ class Engine:
     @functools.cached_property
     def grammars(self) -> Grammars:
         """The grammars of structured outputs."""
-        return Grammars(self.tokenizer, self.model.config.vocab_size, self.eos_token_ids)
+        return Grammars(self.tokenizer, self.model.config.vocab_size, self.eos_token_ids, self.runner.chooses_late)
 
     def close(self) -> None:
         """Drop the graphs, and end the other ranks."""

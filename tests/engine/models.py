@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -40,6 +41,15 @@ def model_directory(family: str, dtype: str = "float32") -> Path:
     random_models.save_random_model(family, directory, dtype)
     byte_level_tokenizer().save(str(directory / "tokenizer.json"))
     (directory / "generation_config.json").write_text(json.dumps({"do_sample": False, "max_new_tokens": 12}))
+    return directory
+
+
+@functools.cache
+def ending_model_directory() -> Path:
+    """The same Llama 3 with an end of sequence, and sampled as parameters say."""
+    directory = Path(_temporary_directory("llama3", "ending").name) / "model"
+    shutil.copytree(model_directory("llama3"), directory)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": byte_level_tokenizer().token_to_id(EOS)}))
     return directory
 
 

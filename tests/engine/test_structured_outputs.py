@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import re
-import shutil
 
 import jsonschema
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from minllm import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from minllm.errors import InvalidRequestError, SamplingError
 from tests.engine.checks import BLOCK_BYTES
-from tests.engine.models import EOS, byte_level_tokenizer, model_directory
+from tests.engine.models import EOS, byte_level_tokenizer, ending_model_directory
 from tests.engine.schemas import SCHEMAS, random_schemas
 
 pytest.importorskip("llguidance")
@@ -23,12 +22,8 @@ REGEXES = [r"\d{3}-[a-f]{2}/x", "(?:ab|c)+!", "[^a-z]{1,6}", "é*ü?[\\n\\t]"]
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """The random Llama 3 of other tests, with an end of sequence."""
-    found = tmp_path_factory.mktemp("model") / "llama3"
-    shutil.copytree(model_directory("llama3"), found)
-    (found / "generation_config.json").write_text(json.dumps({"eos_token_id": byte_level_tokenizer().token_to_id(EOS)}))
-    return found
+def directory():
+    return ending_model_directory()
 
 
 @pytest.fixture(scope="module")

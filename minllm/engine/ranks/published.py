@@ -36,6 +36,7 @@ class SequenceView:
     table: list[int] = field(default_factory=list)
     room: int = 0
     grammar: "PublishedMask | None" = None
+    is_finished: bool = False
 
     @property
     def logits_processors(self) -> tuple[bool, ...]:

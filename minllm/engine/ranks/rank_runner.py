@@ -13,7 +13,7 @@ from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.batch_arrays import to_backend
 from minllm.engine.running.forward_result import ForwardResult, PendingForward
 from minllm.engine.running.host_copies import Readback
-from minllm.engine.running.model_runner import ModelRunner
+from minllm.engine.running.model_runner import ModelRunner, masked_rows
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
@@ -74,6 +74,7 @@ class RankRunner(ModelRunner):
     """The ModelRunner of one of several ranks. leads: whether it is rank 0's, which runs the users' functions."""
 
     leads = False
+    chooses_late = False  # all ranks launch everything in one order, so rank 0 sends the masks with the step
 
     @property
     def num_stages(self) -> int:
@@ -134,8 +135,7 @@ class RankRunner(ModelRunner):
         sampled = _sampled(spans)
         _, rows = self._rows(spans, sampled)
         processed = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.logits_processors]
-        masked = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.grammar is not None]
-        results = self.choose(logits, slots, batch, self.slots.kind(sampled), processed, masked)
+        results = self.choose(logits, slots, batch, self.slots.kind(sampled), processed, masked_rows(rows, sampled))
         return self._read(*results, sampled=sampled, rows=rows, scored=_scored(spans))
 
 

@@ -45,8 +45,13 @@ class Grammar:
 class Grammars:
     """The grammars of an engine's requests, over its vocabulary. Raises InvalidOptionError if llguidance is not installed."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]):
-        """eos_token_ids: the model's own; a grammar's end needs one of them."""
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int], is_late: bool = False):
+        """eos_token_ids: the model's own; a grammar's end needs one of them.
+
+        is_late: the runner fills a step's masks when the tokens of the step before have been taken, so that its forward can be launched
+        earlier.
+        """
+        self.is_late = is_late
         self._end = mask_of(eos_token_ids, vocab_size)
         self._has_end = len(eos_token_ids) > 0
         self._tokenizer = _vocabulary(tokenizer, vocab_size, eos_token_ids) if self._has_end else None

@@ -127,9 +127,15 @@ class Sequence:
         """Whether its newest token can be computed: a launched step has sampled it, and it is not the last one."""
         if self.num_computed_tokens < self.num_prefill_tokens or self.slot == NO_SLOT or self.is_held:
             return False
-        if self.num_in_flight and (self.logits_processors or self.grammar is not None or self.search is not None):
-            return False  # the host chooses the newest token between two steps, or needs it to know which tokens may follow
+        if self.num_in_flight and self._waits_for_host:
+            return False
         return self.num_computed_tokens + 1 < len(self.prompt_token_ids) + self.max_tokens
+
+    @property
+    def _waits_for_host(self) -> bool:
+        """Whether the host chooses its newest token between two steps, or has to know it before the next one is launched."""
+        follows = self.grammar is not None and not self.grammar.grammars.is_late
+        return bool(self.logits_processors) or self.search is not None or follows
 
     @property
     def longest_chunk(self) -> int:

@@ -1,5 +1,6 @@
 """The results of a forward, while they are copied to the host and afterwards."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from minllm.engine.requests.sequence import Sequence
@@ -23,6 +24,33 @@ class ForwardResult(NamedTuple):
         if self.verified is None:
             return self.sampled
         return [sequence for sequence, count in zip(self.sampled, self.verified.counts, strict=True) for _ in range(count)]
+
+
+class LateForward:
+    """A forward whose tokens are chosen later, because grammars decide on them, and tokens of the step before on the grammars.
+
+    choose: launches the choice; called once, when the results of the step before have been taken.
+    """
+
+    def __init__(self, choose: Callable[[], "PendingForward"]):
+        self._choose: Callable[[], PendingForward] | None = choose
+        self._pending, self._error = None, None
+
+    def start(self) -> None:
+        """Launch the choice, unless that is done; `wait` raises its error."""
+        choose, self._choose = self._choose, None
+        if choose is not None:
+            try:
+                self._pending = choose()
+            except BaseException as error:  # noqa: BLE001 - whatever it is, those who wait for this step learn of it
+                self._error = error
+
+    def wait(self) -> ForwardResult:
+        """Wait for the results; to be called once."""
+        self.start()
+        if self._error is not None:
+            raise self._error
+        return self._pending.wait()
 
 
 class PendingForward:

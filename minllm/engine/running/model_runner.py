@@ -2,12 +2,14 @@
 
     slots of sequences that entered or grew are updated                     one upload, one launch
     forward over all tokens of the step, sample, advance                    decodes alone replay a CUDA graph on a GPU
+    with structured outputs the tokens are chosen later                     the host fills masks while the forward is computed
     tokens come back through page-locked memory                             `PendingForward.wait` is the only wait
 
 Nothing else here waits for the device, so on a GPU the host plans step n + 1 while step n is computed; step n + 1 reads the token that it
 decodes from the slot in which step n stored it.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import accumulate
@@ -30,7 +32,7 @@ from minllm.engine.running.batch_arrays import (
     in_pieces,
     padded_arrays,
 )  # fmt: skip
-from minllm.engine.running.forward_result import PendingForward
+from minllm.engine.running.forward_result import LateForward, PendingForward
 from minllm.engine.running.host_copies import PinnedMemory, Readback, Uploads
 from minllm.engine.running.logits_processors import processed_logits
 from minllm.engine.running.machine import HostMachine
@@ -44,8 +46,15 @@ from minllm.models.decoder import forward
 from minllm.ops.protocol import Batch, RecentTokens
 
 
+def masked_rows(rows: list[int], sampled: list[Sequence]) -> list[tuple[int, Sequence]]:
+    """(row, sequence) of the sequences with a grammar that have not ended."""
+    return [(row, one) for row, one in zip(rows, sampled, strict=True) if one.grammar is not None and not one.is_finished]
+
+
 class ModelRunner:
     """Executes steps for sequences in up to `max_num_seqs` slots. uses_graphs: whether decode steps are replayed as CUDA graphs."""
+
+    chooses_late = True  # the choice of tokens that grammars decide on is launched by LateForward.start
 
     def __init__(
         self, ops, model, cache: KVCache, policy: CachePolicy, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int,
@@ -59,6 +68,7 @@ class ModelRunner:
         self.speculator = None if speculator is None else speculator(self.slots)
         self._pinned = PinnedMemory(self.machine)
         self.uploads = Uploads(ops, self.machine, self._pinned)
+        self._late: list[LateForward] = []  # of the last step
         self._window, self._max_model_len, self._max_tokens = cache.shape.residual_window, max_model_len, max_num_batched_tokens
         self.graphs = None
         if uses_graphs:
@@ -75,7 +85,12 @@ class ModelRunner:
         return self.machine.steps_ahead
 
     def execute(self, step: Step) -> list[PendingForward]:
-        """Launch a step; the results of its forwards are in the order of `step.sampled`."""
+        """Launch a step; the results of its forwards are in the order of `step.sampled`.
+
+        The choice of an earlier step is launched before, because this step reads its tokens and writes over its arrays.
+        """
+        while self._late:
+            self._late.pop().start()
         if step.copies:
             self.cache.copy_blocks(self.ops, step.copies)
             if self.speculator is not None:
@@ -134,21 +149,21 @@ class ModelRunner:
         """Launch forwards, one after the other."""
         return [self._launch(spans, makes_drafts) for spans in forwards]
 
-    def _launch(self, spans: list[Span], makes_drafts: bool) -> PendingForward:
+    def _launch(self, spans: list[Span], makes_drafts: bool) -> PendingForward | LateForward:
         """Launch a forward, by replaying a graph if one is large enough and the host does not change or score its logits."""
         sampled = [sequence for span in spans for sequence in span.sampled]
         slots, rows = self._rows(spans, sampled)
-        kind = self.slots.kind(sampled)
+        kind, masked = self.slots.kind(sampled), any(sequence.grammar is not None for sequence in sampled)
         processed = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.logits_processors]
-        masked = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.grammar is not None]
         num_decodes = sum(span.decodes for span in spans)
         scored = [span for span in spans[num_decodes:] if span.sequence.scores_prompt]
-        key = None
-        if not (self.graphs is None or processed or masked or scored or (self._window and num_decodes < len(spans))):
-            key = self._graph_key(spans, num_decodes, len(sampled), kind, makes_drafts)
+        key, of_graph = None, None if masked else kind  # with masks, a graph ends with the logits
+        if not (self.graphs is None or processed or scored or (self._window and num_decodes < len(spans))):
+            key = self._graph_key(spans, num_decodes, len(sampled), of_graph, makes_drafts)
         if key is None:
             batch, slots = self._sent(*self._batch(spans, slots, scored), sampled)
-            results = self.compute(slots, replace(batch, makes_drafts=makes_drafts), kind, processed, masked)
+            batch = replace(batch, makes_drafts=makes_drafts)
+            results = self.compute(slots, batch, of_graph, processed)
         elif key.prompts or key.query_len > 1 or (key.query_len and self.speculator.reads_room):
             batch, _ = self._batch(spans, slots, scored)
             room = self._room(sampled) if key.query_len else ()
@@ -157,7 +172,17 @@ class ModelRunner:
                 rows[num_decodes:] = range(key.decodes, key.decodes + len(sampled) - num_decodes)
         else:
             results = self.graphs.replay_decodes(key, slots, self.uploads)
-        return self._read(*results, sampled=sampled, rows=rows, scored=scored)
+        read = functools.partial(self._read, sampled=sampled, rows=rows, scored=scored)
+        if not masked:
+            return read(*results)
+        if key is not None:
+            slots, batch = self.graphs.batch(key)
+        late = LateForward(lambda: read(*self.choose(*results, slots, batch, kind, processed, masked_rows(rows, sampled))))
+        if self.chooses_late:
+            self._late.append(late)
+        else:
+            late.start()
+        return late
 
     def _rows(self, spans: list[Span], sampled: list[Sequence]) -> tuple[list[int], list[int]]:
         """(slot of each row that gets logits, row of each sampled sequence or with drafts the first row of its run)."""
@@ -169,7 +194,7 @@ class ModelRunner:
         return [slot for slot, length in zip(slots, lengths, strict=True) for _ in range(length)], list(starts)[:-1]
 
     def _graph_key(
-        self, spans: list[Span], num_decodes: int, num_sampled: int, kind: SamplingKind, makes_drafts: bool
+        self, spans: list[Span], num_decodes: int, num_sampled: int, kind: SamplingKind | None, makes_drafts: bool
     ) -> GraphKey | None:  # fmt: skip
         """The graph for a step; None if none is large enough."""
         num_prompts = max(len(spans), num_sampled) - num_decodes
@@ -220,14 +245,16 @@ class ModelRunner:
         table = self.policy.table(span.sequence)[: blocks_needed(end, self.cache.block_size)]
         return NewTokens(span.sequence.token_ids(span.start, end), span.start, table, span.sequence.slot)
 
-    def compute(self, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = (), masked: Any = ()) -> tuple[Any, ...]:
+    def compute(self, slots: Any, batch: Batch, kind: SamplingKind | None, processed: Any = ()) -> tuple[Any, ...]:
         """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R or more, vocab]) on the device.
 
         With a speculator, the other results of Speculator.choose follow, first the numbers of new tokens and of next drafts, [R] each.
+        kind: None leaves the rows to a later `choose`, and returns the logits alone.
         """
         if self.speculator is not None:
             batch = self.speculator.on_tree(batch)
-        return self.choose(self.logits_of(slots, batch), slots, batch, kind, processed, masked)
+        logits = self.logits_of(slots, batch)
+        return (logits,) if kind is None else self.choose(logits, slots, batch, kind, processed)
 
     def logits_of(self, slots: Any, batch: Batch) -> Any:
         """Launch a forward: logits [R or more, vocab]. The rows of sequences that decode are made from their slots."""

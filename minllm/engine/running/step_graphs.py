@@ -8,7 +8,7 @@ has a graph, and the replay of a graph is one launch:
     decodes   sequences that decode, which come first; beside prompts up to 32, up to 128, or all; with drafts a power of two
     prompts   the other sequences: one alone, or up to 32 beside those that decode
     columns   block tables for contexts of 1k, 4k, 16k ... tokens, because kernels choose by the longest context possible
-    kind      which kernels choose the tokens (SamplingKind)
+    kind      which kernels choose the tokens (SamplingKind); with structured outputs the graph ends with the logits
     query_len with speculation, the most rows of a sequence that decodes: its newest token and drafts
     makes_drafts  False while a draft model pauses; decode steps are then plain ones, of query_len 0
 
@@ -51,7 +51,7 @@ class GraphKey(NamedTuple):
     decodes: int
     prompts: int
     columns: int  # columns of the block tables
-    kind: SamplingKind
+    kind: SamplingKind | None  # None: the graph ends with the logits
     query_len: int = 0  # maximum rows of a sequence that decodes, if the engine speculates
     makes_drafts: bool = True
 
@@ -164,7 +164,7 @@ class StepGraphs:
         return key in self._graphs
 
     def key(
-        self, num_decodes: int, num_prompts: int, num_tokens: int, context: int, kind: SamplingKind, makes_drafts: bool = True
+        self, num_decodes: int, num_prompts: int, num_tokens: int, context: int, kind: SamplingKind | None, makes_drafts: bool = True
     ) -> GraphKey | None:  # fmt: skip
         """The graph for a step with contexts of up to `context` tokens; None if no graph is large enough."""
         columns = next_size(-(-context // self.block_size), self.widths)
