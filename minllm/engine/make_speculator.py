@@ -106,7 +106,10 @@ def make_speculation(config: SpeculativeConfig | None, device: str, model: Model
         best = functools.partial(best_num_drafts, costs, most=most, draft=of_draft, num_made=most)
         if of_draft is not None:
             interval = functools.partial(trial_interval, costs, most=most, draft=of_draft, catch_up=of_draft.launched_seconds(TOKEN_STEP))
-    return Speculation(most, needs_room=draft is not None, best=best, tree=config.tree, trial_interval=interval)
+    is_synthetic = config.synthetic_acceptance_rate is not None
+    return Speculation(
+        most, needs_room=draft is not None, best=best, tree=config.tree, trial_interval=interval, accepts_all=is_synthetic
+    )  # fmt: skip
 
 
 def step_times(model: ModelConfig, gpu: Gpu) -> StepTimes:

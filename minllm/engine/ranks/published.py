@@ -35,7 +35,7 @@ class SequenceView:
     tokens: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     room: int = 0
-    grammar: "PublishedMask | None" = None
+    grammar: "PublishedMasks | None" = None
     is_finished: bool = False
 
     @property
@@ -49,19 +49,20 @@ class SequenceView:
 
 
 @dataclass(eq=False, slots=True)
-class PublishedMask:
+class PublishedMasks:
     """The part of a Grammar that a runner reads in one step; rank 0 alone follows the grammar."""
 
-    masks: np.ndarray  # int32 [1, words]
+    masks: np.ndarray  # int32 [1 and drafts, words]
+    drafts: list[int] = field(default_factory=list)
 
     @property
-    def grammars(self) -> type["PublishedMask"]:
+    def grammars(self) -> type["PublishedMasks"]:
         """What fills masks."""
-        return PublishedMask
+        return PublishedMasks
 
     @staticmethod
-    def fill(places: list[tuple["PublishedMask", list[int]]]) -> np.ndarray:
-        """The masks of all places, as rank 0 has filled them."""
+    def fill(places: list[tuple["PublishedMasks", list[int]]]) -> np.ndarray:
+        """The masks of all places and their drafts, as rank 0 has filled them."""
         return np.concatenate([place.masks for place, _ in places])
 
 
@@ -97,11 +98,10 @@ def published(step: Step, policy: CachePolicy, reads_room: bool) -> Step:
             _show_tokens(view(span.sequence), span)
     for sequence in (*step.entered, *(one for one, _ in step.grown), *(span.sequence for span in step.spans if not span.decodes)):
         view(sequence).table = policy.table(sequence)
-    masked = [sequence for sequence in step.sampled if sequence.grammar is not None]
-    if masked:
-        masks = masks_of([sequence.grammar for sequence in masked])
-        for sequence, mask in zip(masked, masks, strict=True):
-            view(sequence).grammar = PublishedMask(mask[None])
+    for span in step.spans:
+        for sequence in span.sampled:
+            if sequence.grammar is not None:
+                view(sequence).grammar = PublishedMasks(masks_of([(sequence.grammar, span.length - 1 if span.decodes else 0)]))
     if reads_room:
         for sequence in step.sampled:
             view(sequence).room = policy.room(sequence)

@@ -135,7 +135,7 @@ class RankRunner(ModelRunner):
         sampled = _sampled(spans)
         _, rows = self._rows(spans, sampled)
         processed = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.logits_processors]
-        results = self.choose(logits, slots, batch, self.slots.kind(sampled), processed, masked_rows(rows, sampled))
+        results = self.choose(logits, slots, batch, self.slots.kind(sampled), processed, masked_rows(rows, spans))
         return self._read(*results, sampled=sampled, rows=rows, scored=_scored(spans))
 
 

@@ -10,6 +10,7 @@ Token v's bit is bit v mod 32 of word v // 32. Once the text can only end, the i
 """
 
 import functools
+import itertools
 import re
 import threading
 from typing import Any
@@ -28,10 +29,11 @@ _starting = threading.Lock()
 
 
 class Grammar:
-    """A sequence's place in its grammar. description: for messages."""
+    """A sequence's place in its grammar. description: for messages. drafts: guesses of the next tokens, for the next step."""
 
     def __init__(self, matcher: Any, description: StructuredOutputsParams, grammars: "Grammars"):
         self.matcher, self.description, self.grammars = matcher, description, grammars
+        self.drafts: list[int] = []
 
     def accept(self, token_id: int) -> None:
         """Go on behind this token of the output.
@@ -75,10 +77,10 @@ class Grammars:
         if len(masks) == 1:
             fill_next_token_bitmask(places[0][0].matcher, masks)
             return masks
-        plain, drafted, row = [], [], 0
+        plain, drafted, row, num_tokens = [], [], 0, 32 * masks.shape[1]
         for grammar, drafts in places:
-            if drafts:
-                drafted.append((grammar.matcher, row, drafts))
+            if tokens := list(itertools.takewhile(lambda token: 0 <= token < num_tokens, drafts)):
+                drafted.append((grammar.matcher, row, tokens))
             else:
                 plain.append((grammar.matcher, row))
             row += 1 + len(drafts)
@@ -106,9 +108,9 @@ class Grammars:
         return LLExecutor()
 
 
-def masks_of(grammars: list[Grammar]) -> np.ndarray:
-    """The masks of the next token of each grammar, int32 [grammars, words]."""
-    return grammars[0].grammars.fill([(grammar, []) for grammar in grammars])
+def masks_of(places: list[tuple[Grammar, int]]) -> np.ndarray:
+    """The masks of the next token of each grammar and of the tokens behind this number of its drafts: int32 [all of them, words]."""
+    return places[0][0].grammars.fill([(grammar, grammar.drafts[:num_drafts]) for grammar, num_drafts in places])
 
 
 def mask_of(token_ids: frozenset[int], vocab_size: int) -> np.ndarray:

@@ -60,11 +60,13 @@ class PendingForward:
     """
 
     def __init__(
-        self, readback: Readback, sampled: list[Sequence], rows: list[int], has_logprobs: bool, scored: list[Span], num_verified: int = 0
+        self, readback: Readback, sampled: list[Sequence], rows: list[int], has_logprobs: bool, scored: list[Span], num_verified: int = 0,
+        has_drafts: bool = False,
     ):  # fmt: skip
-        """num_verified: the number of arrays about verifications (Speculator.choose), after the tokens."""
+        """num_verified: the number of arrays about verifications (Speculator.choose), after the tokens. has_drafts: the next drafts of all
+        slots, int32 [S, K], follow them, for grammars."""
         self._readback, self._sampled, self._rows, self._has_logprobs, self._scored = readback, sampled, rows, has_logprobs, scored
-        self._num_verified = num_verified
+        self._num_verified, self._slots = num_verified, [sequence.slot for sequence in sampled] if has_drafts else []
 
     def wait(self) -> ForwardResult:
         """Wait for the results; to be called once."""
@@ -77,6 +79,11 @@ class PendingForward:
             rows = [row for first, count in zip(rows, verified.counts, strict=True) for row in range(first, first + count)]
             if path:
                 rows = path[0][rows].tolist()
+        if self._slots:
+            drafts, *others = others
+            for sequence, slot in zip(self._sampled, self._slots, strict=True):
+                if sequence.grammar is not None:
+                    sequence.grammar.drafts = drafts[slot].tolist()
         logprobs = LogProbabilities(*(array[rows] for array in others[:4])) if self._has_logprobs else None
         prompt_logprobs, row = [], 0
         for span in self._scored:

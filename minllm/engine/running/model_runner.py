@@ -46,9 +46,13 @@ from minllm.models.decoder import forward
 from minllm.ops.protocol import Batch, RecentTokens
 
 
-def masked_rows(rows: list[int], sampled: list[Sequence]) -> list[tuple[int, Sequence]]:
-    """(row, sequence) of the sequences with a grammar that have not ended."""
-    return [(row, one) for row, one in zip(rows, sampled, strict=True) if one.grammar is not None and not one.is_finished]
+def masked_rows(rows: list[int], spans: list[Span]) -> list[tuple[int, Any, int]]:
+    """(first row, grammar, number of drafts) of the sequences with a grammar that have not ended. rows: of those that get a token."""
+    owners = [(one, span.length - 1 if span.decodes else 0) for span in spans for one in span.sampled]
+    return [
+        (row, one.grammar, num_drafts) for row, (one, num_drafts) in zip(rows, owners, strict=True)
+        if one.grammar is not None and not one.is_finished
+    ]  # fmt: skip
 
 
 class ModelRunner:
@@ -177,7 +181,7 @@ class ModelRunner:
             return read(*results)
         if key is not None:
             slots, batch = self.graphs.batch(key)
-        late = LateForward(lambda: read(*self.choose(*results, slots, batch, kind, processed, masked_rows(rows, sampled))))
+        late = LateForward(lambda: read(*self.choose(*results, slots, batch, kind, processed, masked_rows(rows, spans))))
         if self.chooses_late:
             self._late.append(late)
         else:
@@ -271,7 +275,7 @@ class ModelRunner:
     ) -> tuple[Any, ...]:  # fmt: skip
         """Launch the choice of the next tokens, and advance the slots; returns the results of `compute`.
 
-        processed, masked: (row, sequence) of the sequences with logits processors, and with a grammar.
+        processed: (row, sequence) of the sequences with logits processors. masked: as masked_rows returns it.
         """
         computed = [(logits[row], self._process(logits[row], sequence), sequence.scores_processed) for row, sequence in processed]
         num_sampled = slots.shape[0]
@@ -303,11 +307,12 @@ class ModelRunner:
         self.machine.write(logits, host)
         return computed
 
-    def _masked(self, logits: Any, masked: list[tuple[int, Sequence]]) -> Any:
+    def _masked(self, logits: Any, masked: list[tuple[int, Any, int]]) -> Any:
         """The logits without the tokens that grammars exclude. The host fills their masks while the device computes the logits."""
         indices = np.full(logits.shape[0], -1, np.int32)
-        indices[[row for row, _ in masked]] = range(len(masked))
-        sent = self.uploads.send(dict(indices=indices, masks=masks_of([sequence.grammar for _, sequence in masked])))
+        rows = [row for first, _, num_drafts in masked for row in range(first, first + 1 + num_drafts)]
+        indices[rows] = range(len(rows))
+        sent = self.uploads.send(dict(indices=indices, masks=masks_of([place for _, *place in masked])))
         return self.ops.mask_logits(logits, sent["indices"], sent["masks"])
 
     def _read(
@@ -315,6 +320,9 @@ class ModelRunner:
     ) -> PendingForward:
         """Start copying the results of a forward to the host. rows: as in PendingForward."""
         count, arrays = tokens.shape[0], [tokens, *verified]
+        drafts = self.speculator is not None and any(sequence.grammar is not None for sequence in sampled)
+        if drafts:
+            arrays.append(self.speculator.drafts.drafts)
         wanted = [sequence.params.logprobs or 0 for sequence in sampled if sequence.needs_logprobs]
         if wanted:
             arrays += self.ops.log_probabilities(logits[:count], tokens, max(wanted))
@@ -323,7 +331,7 @@ class ModelRunner:
             targets = np.concatenate([self._next_tokens(span) for span in scored])
             sent = self.uploads.send({"targets": targets})["targets"]
             arrays += self.ops.log_probabilities(logits[count:], sent, top)
-        return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, rows, bool(wanted), scored, len(verified))
+        return PendingForward(Readback(self.machine, self._pinned, arrays), sampled, rows, bool(wanted), scored, len(verified), drafts)
 
     def _next_tokens(self, span: Span) -> np.ndarray:
         """The token after each token of a span, int32 [length]; 0 if it is not known yet."""

@@ -67,9 +67,11 @@ class Speculation:
 
     def __init__(
         self, num_speculative_tokens: int, needs_room: bool = False, best: Callable[[float, int], int] | None = None,
-        tree: TokenTree | None = None, trial_interval: Callable[[int], int | None] | None = None,
+        tree: TokenTree | None = None, trial_interval: Callable[[int], int | None] | None = None, accepts_all: bool = False,
     ):  # fmt: skip
+        """accepts_all: drafts may be accepted that the model would not choose."""
         self.num_speculative_tokens, self.needs_room, self._best, self.tree = num_speculative_tokens, needs_room, best, tree
+        self.follows_grammars = tree is None and not accepts_all  # masks are filled along one path of drafts, which the masks verify
         self._pauses = None if trial_interval is None else DraftPauses(self._best_of, trial_interval)
         self._found: dict[tuple[int, int], int] = {}  # (twentieths of acceptance, sequences) -> best number of drafts
         self._drafted: WeakKeyDictionary[Sequence, Drafted] = WeakKeyDictionary()
@@ -150,7 +152,8 @@ class Speculation:
 
     def _excludes(self, sequence: Sequence) -> bool:
         """Whether the host decides between two tokens of a sequence."""
-        return bool(sequence.logits_processors) or sequence.grammar is not None or sequence.search is not None
+        cannot_follow = sequence.grammar is not None and not self.follows_grammars
+        return bool(sequence.logits_processors) or sequence.search is not None or cannot_follow
 
     def take(self, spans: list[Span], verified: Verified, memory: KVCacheManager) -> None:
         """Count the tokens that a step's sequences got, update their acceptance, and free the room of rejected drafts."""

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,10 +129,11 @@ def test_drafts_are_verified_alike_and_a_killed_rank_ends_all(directory):
     """Speculation first; then rank 1 is killed between two steps of a stream, and everything ends within five seconds."""
     options = dict(OPTIONS, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    both = [params, replace(params, structured_outputs=StructuredOutputsParams(regex="(?:ab|ba){9}"))]
     with LLM(directory, **OPTIONS) as alone:
-        wanted = tokens_of(alone.generate(REPEATS, params))
+        wanted = tokens_of(alone.generate(REPEATS, both))
     with LLM(directory, **options, tensor_parallel_size=2) as ranks:
-        assert tokens_of(ranks.generate(REPEATS, params)) == wanted
+        assert tokens_of(ranks.generate(REPEATS, both)) == wanted
         stream = ranks.stream(REPEATS[0], params)
         next(stream)
         [child] = children = ranks.engine.processes.children
