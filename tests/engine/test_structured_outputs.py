@@ -1,4 +1,7 @@
-"""Structured outputs of an engine: whatever a random model prefers, each text parses; alone, in company, and beside other options."""
+"""Structured outputs of an engine: whatever a random model prefers, each text parses; alone, in company, and beside other options.
+
+With --exhaustive the forty schemas alone give 10,000 texts at temperature 1.
+"""
 
 import asyncio
 import dataclasses
@@ -45,7 +48,7 @@ def texts(llm, params, count=1):
 
 
 def check_schema(llm, schema, count):
-    """Whether all texts are JSON that the schema allows, by another validator; returns their number."""
+    """Whether all texts that ended are JSON that the schema allows, by another validator; returns their number."""
     found = texts(llm, params(json=schema, disable_any_whitespace=True), count)
     for text in found:
         jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
@@ -54,8 +57,8 @@ def check_schema(llm, schema, count):
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_outputs_are_json_of_the_schema(request, structured, name):
-    count = 200 if request.config.option.exhaustive else 4
-    assert check_schema(structured, SCHEMAS[name], count) >= count / 2
+    count = 280 if request.config.option.exhaustive else 4
+    assert check_schema(structured, SCHEMAS[name], count) >= count * 0.9
 
 
 def test_random_schemas(request, structured):

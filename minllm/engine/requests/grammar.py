@@ -23,7 +23,7 @@ from minllm.errors import Contained, InvalidOptionError, InvalidRequestError, Sa
 LONGEST_MESSAGE = 400  # characters
 KEPT = 64  # compiled grammars that are kept for later requests
 STACK_BYTES = 512 * 2**20  # llguidance compiles recursively, rule by rule; the longest description needs a quarter of this address space
-MOST_ITEMS = 20_000  # of the parser, per byte of output: an object of 5,000 optional properties needs as many
+MOST_ITEMS = 10_000  # of the parser, per byte of output; an object of 2,000 optional properties needs 8,000
 
 _starting = threading.Lock()
 

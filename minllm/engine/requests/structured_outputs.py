@@ -10,13 +10,15 @@ One of five descriptions is given, and each becomes a grammar in the Lark syntax
 
 import json as json_module
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from minllm.engine.requests.parameter_checks import flag, refuse
 from minllm.errors import InvalidRequestError, shown
 
-LONGEST = 262_144  # characters of a description, which bounds the time and the stack that compiling it takes
+LONGEST = 131_072  # characters of a description, which bounds the time and the stack that compiling it takes
+LONGEST_EXPRESSION = 16_384  # characters of a regular expression: its time grows with their square, up to some tenths of a second
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 # The output's tokens are chosen by their bytes alone. By default llguidance would allow, where a grammar forces the next bytes, only the
 # tokens into which a tokenizer splits them, and a model or its drafts may spell the same text in others.
@@ -52,9 +54,11 @@ class StructuredOutputsParams:
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             raise InvalidRequestError(f"structured_outputs gives {' and '.join(given) or 'nothing'}: give one of {', '.join(KINDS)}.")
-        for name in ("regex", "grammar", "whitespace_pattern"):
+        for name, longest in (("regex", LONGEST_EXPRESSION), ("whitespace_pattern", LONGEST_EXPRESSION), ("grammar", LONGEST)):
             if getattr(self, name) is not None:
-                _text(name, getattr(self, name))
+                _text(name, getattr(self, name), longest)
+        if self.grammar is not None:
+            _check_expressions("grammar", "a line", map(len, self.grammar.splitlines()))
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
         if self.json is not None:
@@ -97,15 +101,21 @@ class StructuredOutputsParams:
         return {} if self.whitespace_pattern is None else {"x-guidance": {"whitespace_pattern": self.whitespace_pattern}}
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: Any, longest: int = LONGEST) -> str:
     """A string of valid Unicode that is not empty, and not too long."""
     if not isinstance(value, str) or not value:
         refuse(name, value, "a string that is not empty")
-    if len(value) > LONGEST:
-        raise InvalidRequestError(f"{name} has {len(value)} characters, and at most {LONGEST} are allowed: shorten it.")
+    if len(value) > longest:
+        raise InvalidRequestError(f"{name} has {len(value)} characters, and at most {longest} are allowed: shorten it.")
     if re.search("[\ud800-\udfff]", value):
         refuse(name, value, "a string of valid Unicode")
     return value
+
+
+def _check_expressions(name: str, part: str, lengths: Iterable[int]) -> None:
+    """Raise InvalidRequestError if a part of a description, in which a regular expression may stand, is longer than one may be."""
+    if (most := max(lengths, default=0)) > LONGEST_EXPRESSION:
+        raise InvalidRequestError(f"{name} has {part} of {most} characters, and at most {LONGEST_EXPRESSION} are allowed: split it.")
 
 
 def _choices(value: Any) -> tuple[str, ...]:
@@ -125,5 +135,8 @@ def _schema(value: Any) -> str:
         if isinstance(error, InvalidRequestError):
             raise
         refuse("json", value, allowed, str(error))
-    return text if is_object else refuse("json", value, allowed)
+    if not is_object:
+        refuse("json", value, allowed)
+    _check_expressions("json", "a string", (len(found) - 2 for found in re.findall(r'"(?:[^"\\]|\\.)*"', text)))
+    return text
 

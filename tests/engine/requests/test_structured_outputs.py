@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from minllm.engine.requests.structured_outputs import LONGEST, StructuredOutputsParams
+from minllm.engine.requests.structured_outputs import LONGEST, LONGEST_EXPRESSION, StructuredOutputsParams
 from minllm.errors import InvalidRequestError
 
 WRONG = {
@@ -15,8 +15,11 @@ WRONG = {
     "an empty regex": (dict(regex=""), "regex=''"),
     "a number": (dict(regex=5), "regex=5"),
     "a lone surrogate": (dict(grammar="\ud800"), "valid Unicode"),
-    "a long text": (dict(regex="a" * (LONGEST + 1)), f"{LONGEST + 1} characters"),
-    "a long schema": (dict(json={"enum": ["a" * LONGEST]}), "characters"),
+    "a long regex": (dict(regex="a" * (LONGEST_EXPRESSION + 1)), f"regex has {LONGEST_EXPRESSION + 1} characters"),
+    "a long schema": (dict(json={"enum": ["a" * 9] * 12_000}), f"at most {LONGEST} are allowed"),
+    "a long pattern": (dict(json={"pattern": "\\" * 9_000}), "json has a string of 18000 characters"),
+    "a long line": (dict(grammar="start: A\nA: /" + "a" * LONGEST_EXPRESSION), "grammar has a line"),
+    "many choices": (dict(choice=["a" * 9] * 12_000 + ["b" * LONGEST]), "characters"),
     "no choice": (dict(choice=[]), "choice=[]"),
     "a choice that is a text": (dict(choice="yes"), "choice='yes'"),
     "a choice that is a number": (dict(choice=["yes", 1]), "choice="),
