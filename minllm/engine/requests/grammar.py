@@ -54,14 +54,15 @@ class Grammars:
         earlier.
         """
         self.is_late = is_late
-        self._end = mask_of(eos_token_ids, vocab_size)
-        self._has_end = len(eos_token_ids) > 0
-        self._tokenizer = _vocabulary(tokenizer, vocab_size, eos_token_ids) if self._has_end else None
+        ends = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        self._end = mask_of(ends, vocab_size)
+        self._tokenizer = _vocabulary(tokenizer, vocab_size, ends) if ends else None
         self._compiled = functools.lru_cache(KEPT)(self._compile)
 
+    @Contained()
     def start(self, params: StructuredOutputsParams) -> Grammar:
         """The beginning of a grammar. Raises InvalidRequestError, with llguidance's message, for a description that it refuses."""
-        if not self._has_end:
+        if self._tokenizer is None:
             raise InvalidRequestError(f"{params} cannot be followed: this model has no end-of-sequence id to end the text with.")
         return Grammar(self._compiled(params.as_lark(), str(params)).deep_copy(), params, self)
 
@@ -116,7 +117,7 @@ def masks_of(places: list[tuple[Grammar, int]]) -> np.ndarray:
 def mask_of(token_ids: frozenset[int], vocab_size: int) -> np.ndarray:
     """The mask that allows these tokens alone, int32 [words]."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-    bits[[token_id for token_id in token_ids if token_id < vocab_size]] = 1
+    bits[list(token_ids)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 

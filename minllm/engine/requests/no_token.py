@@ -53,10 +53,10 @@ def _restrictions(sequence: Sequence) -> Iterator[str]:
         yield f"allowed_token_ids={shown(list(params.allowed_token_ids))}"
     if params.bad_words:
         yield f"bad_words={shown(list(params.bad_words))}"
-    if len(sequence.output_token_ids) < params.min_tokens:
-        yield f"min_tokens={params.min_tokens}, which bans the ids that end the text,"
     if params.structured_outputs is not None:
         yield str(params.structured_outputs)
+    if len(sequence.output_token_ids) < params.min_tokens:
+        yield f"min_tokens={params.min_tokens}, which bans the ids that end the text,"
     if params.logits_processors:
         yield "logits_processors"
     if params.repetition_penalty != 1:
