@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import json
 import re
+import types
 
 import jsonschema
 import pytest
@@ -156,6 +157,18 @@ def test_a_mask_that_allows_nothing_ends_its_request_alone(structured):
     assert [output.outputs[0].finish_reason for output in outputs] == ["error", "stop"] and outputs[1].outputs[0].text == "b"
     with pytest.raises(SamplingError, match="min_tokens=9"):
         structured.generate([[5]], params(choice=["a"], min_tokens=9))
+
+
+def test_a_vocabulary_that_cannot_spell_the_text_ends_the_request(structured, monkeypatch):
+    """llguidance then allows the end of the sequence, and takes it for accepted: the text must not pass for complete."""
+    texts = list(structured.tokenizer.token_texts.texts)
+    without = types.SimpleNamespace(texts=[b"" if b"q" in text else text for text in texts])
+    monkeypatch.setitem(structured.tokenizer.__dict__, "token_texts", without)
+    monkeypatch.delitem(structured.engine.__dict__, "grammars", raising=False)
+    with pytest.raises(SamplingError, match="no token of the vocabulary continues the text") as error:
+        structured.generate([[5], [6]], [params(choice=["aqa"]), params(choice=["b"])])
+    structured.engine.__dict__.pop("grammars")
+    assert [output.outputs[0].finish_reason for output in error.value.outputs] == ["error", "stop"]
 
 
 def test_what_cannot_be_compiled_is_refused_before_anything_runs(structured):

@@ -38,10 +38,14 @@ class Grammar:
     def accept(self, token_id: int) -> None:
         """Go on behind this token of the output.
 
-        Raises SamplingError if the grammar excludes it, or if llguidance gave up before, because the grammar exceeds its limits.
+        Raises SamplingError if the grammar excludes it, or if llguidance gave up at its mask: the grammar exceeds a limit, or no token of
+        the vocabulary continues the text.
         """
-        if not self.matcher.consume_token(token_id):
-            raise SamplingError(f"{self.description} cannot be followed further: llguidance says {_first_part(self.matcher.get_error())}")
+        self.matcher.consume_token(token_id)
+        if self.matcher.is_error():  # after which llguidance takes an end for accepted
+            found = self.matcher.get_error()
+            why = "no token of the vocabulary continues the text" if "NoExtension" in found else f"llguidance says {_first_part(found)}"
+            raise SamplingError(f"{self.description} cannot be followed further: {why}")
 
 
 class Grammars:

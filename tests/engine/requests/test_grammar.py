@@ -4,15 +4,17 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minllm.engine.requests.grammar import Grammars, mask_of
 from minllm.engine.requests.structured_outputs import StructuredOutputsParams
 from minllm.errors import InvalidOptionError, InvalidRequestError, SamplingError
 from minllm.models.token_texts import TokenTexts
+from tests.engine.requests.test_bad_words import TOKENIZERS
 
 pytest.importorskip("llguidance")
+TOKENIZER_GRAMMARS = {}  # kind of decoder -> its Grammars
 ENDS = frozenset([0, 3])
 TEXTS = [b"</s>", b"a", b"b", b"<end>", b"ab", b"ba", b"aba", b"", b"a", b'"', b"\xc3", b"\xa9", "é".encode(), b"abb", b"\n", b"\\", b"<x>"]
 VOCAB = 40  # more than the tokenizer has: the rest is padding
@@ -85,6 +87,26 @@ def test_masks_behind_drafts(grammars, choices, drafts):
                 output += TEXTS[token]
         assert mask == (set(ENDS) if output is None else expected(encoded, output))
     assert filled(grammar) == found[:1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(list(TOKENIZERS)), st.lists(st.text("abé ", min_size=1, max_size=6), min_size=1, max_size=4), st.data())
+def test_the_text_is_a_choice_for_every_kind_of_decoder(kind, choices, data):
+    """Behind a prompt: what a token adds to a text differs at its very beginning."""
+    tokenizer = TOKENIZERS[kind]
+    grammars = TOKENIZER_GRAMMARS.setdefault(kind, Grammars(tokenizer, tokenizer.vocab_size, frozenset([0])))
+    grammar, decoder = grammars.start(StructuredOutputsParams(choice=choices)), tokenizer.incremental_decoder([0, 2], True)
+    text, token = "", None
+    while token != 0:
+        token = data.draw(st.sampled_from(sorted(allowed(grammars.fill([(grammar, [])])[0]))))
+        try:
+            grammar.accept(token)
+        except SamplingError as error:  # no token of this vocabulary goes on: the only id left is one that the grammar excludes
+            assert token == 0 and "no token of the vocabulary continues the text" in str(error)
+            assume(False)
+        text += decoder.push(token)
+    found = text + decoder.finish()
+    assert found in choices or (kind == "BPEDecoder" and f"{found} " in choices)  # which drops a space at the end of a text
 
 
 def test_drafts_that_end_leave_the_place(grammars):
