@@ -22,6 +22,12 @@ CONFIGS = {
         model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True, hidden_size=256, intermediate_size=128,
         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=64,
     ),
+    "gemma3": LLAMA_LIKE
+    | dict(
+        model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], num_hidden_layers=2, hidden_act="gelu_pytorch_tanh",
+        sliding_window=2, layer_types=["sliding_attention", "full_attention"], final_logit_softcapping=3.0,
+        query_pre_attn_scalar=6,
+    ),
     "gpt2": dict(
         model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=37, n_embd=16, n_layer=1, n_head=2, n_inner=24, n_positions=64,
         activation_function="gelu_new", layer_norm_epsilon=1e-5,

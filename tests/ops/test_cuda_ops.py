@@ -47,7 +47,10 @@ def logits_of(ops, family, chunks, last_row_only, cached=0):
     return [ops.to_host(forward(ops, model, sequences.append(chunk, last_row_only), sequences.cache)) for chunk in chunks]
 
 
-FORWARDS = [("llama", "float32", False), ("gpt2", "float32", True), ("qwen3", "bfloat16", True), ("llama", "float16", True)]
+FORWARDS = [
+    ("llama", "float32", False), ("gpt2", "float32", True), ("qwen3", "bfloat16", True), ("llama", "float16", True),
+    ("gemma3", "bfloat16", True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "dtype", "last_row_only"), FORWARDS)
@@ -60,7 +63,7 @@ def test_forward_agrees_with_numpy(family, dtype, last_row_only):
         np.testing.assert_allclose(our, their, rtol=0, atol=TOLERANCE[dtype] * np.abs(their).max())
 
 
-ALONE = [("llama", "bfloat16"), ("gpt2", "float32"), ("qwen2", "float16"), ("qwen3", "bfloat16")]
+ALONE = [("llama", "bfloat16"), ("gpt2", "float32"), ("qwen2", "float16"), ("qwen3", "bfloat16"), ("gemma3", "float16")]
 
 
 @pytest.mark.parametrize(("family", "dtype"), ALONE)

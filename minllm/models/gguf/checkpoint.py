@@ -49,6 +49,8 @@ class GgufCheckpoint:
                 f"{self.directory}: tensor {self._stored[name]!r} holds NaN or infinity, which spread to the results; the file is damaged, "
                 "copy it again, or load it all the same with allow_nonfinite_weights=True."
             )
+        if self._config.norm_offset and name.endswith("norm.weight"):
+            return values - np.float32(self._config.norm_offset)
         if is_permuted(self._naming, name):
             return unpermuted(values, self._config.head_dim)
         return values.T if is_transposed(self._naming, name) else values

@@ -6,7 +6,7 @@
 
 llama.cpp ends a text at the same ones (src/llama-vocab.cpp, special_eog_ids), with one difference. A text between bars counts whatever the
 token's type, because files have wrong types, but any other only if its token is not an ordinary one: "</s>", which closes a tag of HTML, is
-an ordinary token of Qwen's vocabulary, and a page that Qwen writes must not end there.
+an ordinary token of Qwen's vocabulary and a user-defined one of Gemma's, and a page that they write must not end there.
 """
 
 import itertools
@@ -24,13 +24,15 @@ FILL_IN = {  # the first that a vocabulary has, without a key
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-NORMAL = 1  # the type of ordinary tokens
+NORMAL, USER_DEFINED = 1, 4  # the types of ordinary tokens, and of tokens that are whole wherever a text has them
+TAG = "</s>"
 WELL_KNOWN = frozenset((*ENDS, *itertools.chain(*FILL_IN.values())))
 
 
 def is_well_known(token: str, kind: int) -> bool:
     """Whether a token of this text and type ends a text, and so is a special token whatever its type."""
-    return token in WELL_KNOWN and (token.startswith("<|") or kind != NORMAL)
+    ordinary = (NORMAL, USER_DEFINED) if token == TAG else (NORMAL,)
+    return token in WELL_KNOWN and (token.startswith("<|") or kind not in ordinary)
 
 
 def ends_of_text(fields: Fields, tokens: Sequence[str], types: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ from minllm.models.config_reader import parse_model_config
 from minllm.models.gguf.ends_of_text import NORMAL, ends_of_text
 from minllm.models.gguf.gguf_file import GgufFile
 from minllm.models.gguf.metadata import NestedArray
-from minllm.models.gguf.tensor_names import GPT2_NAMING, LLAMA_NAMING, QWEN_NAMING, ROPE_FACTORS, Naming
+from minllm.models.gguf.tensor_names import GEMMA_NAMING, GPT2_NAMING, LLAMA_NAMING, QWEN_NAMING, ROPE_FACTORS, Naming
 from minllm.models.json_files import Fields
 
 LONGEST_SHOWN = 60  # characters of a string shown in an error
@@ -38,6 +38,11 @@ LLAMA_KEYS = {  # keys that are read below, besides the sizes
     "rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
 }  # fmt: skip
 GPT2_KEYS = {"attention.layer_norm_epsilon"}
+GEMMA2_KEYS = LLAMA_KEYS | {"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+GEMMA3_KEYS = LLAMA_KEYS | {
+    "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa", "final_logit_softcapping",
+}  # fmt: skip
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}  # Gemma's largest models, which scale scores by another width than head_dim's
 NOTES = {"rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout"}  # keys that change no result
 
 
@@ -55,6 +60,8 @@ GGUF_ARCHITECTURES = {
     "llama": GgufArchitecture("llama", LLAMA_NAMING, LLAMA_SIZES, LLAMA_KEYS),
     "qwen2": GgufArchitecture("qwen2", QWEN_NAMING, LLAMA_SIZES, LLAMA_KEYS),
     "qwen3": GgufArchitecture("qwen3", QWEN_NAMING, LLAMA_SIZES, LLAMA_KEYS),
+    "gemma2": GgufArchitecture("gemma2", GEMMA_NAMING, LLAMA_SIZES, GEMMA2_KEYS),
+    "gemma3": GgufArchitecture("gemma3_text", GEMMA_NAMING, LLAMA_SIZES, GEMMA3_KEYS),
     "gpt2": GgufArchitecture("gpt2", GPT2_NAMING, GPT2_SIZES, GPT2_KEYS),
 }
 
@@ -112,6 +119,8 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         values["layer_norm_epsilon"] = fields.positive(f"{prefix}attention.layer_norm_epsilon")
         return parse_model_config(values, str(file.path))
     values |= _llama_values(file, fields, prefix)
+    if architecture.naming is GEMMA_NAMING:
+        values |= _gemma_values(fields, prefix, values)
     config = parse_model_config(values, str(file.path))
     _check_head_dim(fields, prefix, config)
     return _with_rope_factors(file, config)
@@ -138,6 +147,22 @@ def _llama_values(file: GgufFile, fields: Fields, prefix: str) -> dict[str, Any]
     if kind == "linear" and factor != 1.0:
         values["rope_scaling"] = dict(rope_type="linear", factor=factor)
     return values | dict(head_dim=head_dim)
+
+
+def _gemma_values(fields: Fields, prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The keys of config.json that Gemma has besides Llama's.
+
+    No key says what scores are divided by: as in llama.cpp, the root of head_dim, and of the hidden size per head in the models of 27B.
+    """
+    largest = values["num_hidden_layers"] == LAYERS_OF_27B[prefix[:-1]]
+    return dict(
+        query_pre_attn_scalar=values["hidden_size"] // values["num_attention_heads"] if largest else values["head_dim"],
+        sliding_window=fields.integer(f"{prefix}attention.sliding_window", None),
+        attn_logit_softcapping=fields.positive(f"{prefix}attn_logit_softcapping", None),
+        final_logit_softcapping=fields.positive(f"{prefix}final_logit_softcapping", None),
+        sliding_window_pattern=fields.integer(f"{prefix}attention.sliding_window_pattern", None),
+        rope_local_base_freq=fields.positive(f"{prefix}rope.freq_base_swa", None),
+    )
 
 
 def _refuse_unknown_keys(fields: Fields, prefix: str, architecture: GgufArchitecture) -> None:

@@ -6,19 +6,20 @@ makers published, so that token ids equal those of Hugging Face's tokenizer.
 
 from typing import NamedTuple
 
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 # The pattern of Llama 3 and Qwen2: contractions, words, numbers, punctuation, spaces. They differ in how many digits stay together.
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class Splitting(NamedTuple):
-    """What a tokenizer does before the merges: normalise and split."""
+    """What a tokenizer does before the merges, normalise and split, and what makes a text of its tokens."""
 
     pre_tokenizer: pre_tokenizers.PreTokenizer
     normalizer: normalizers.Normalizer | None = None
     ignore_merges: bool = False  # a word that is a token becomes that token without applying merges
     add_bos: bool = False  # llama.cpp's default for tokenizer.ggml.add_bos_token
+    decoder: decoders.Decoder = decoders.ByteLevel()
 
 
 def _split_at(digits: str) -> pre_tokenizers.PreTokenizer:

@@ -1,10 +1,11 @@
 """Translates llama.cpp's tensor names and layouts to Hugging Face's, which the rest of minllm reads.
 
-Names: llama.cpp's gguf-py, constants.py (TENSOR_NAMES) and tensor_mapping.py. Two layouts differ (convert_hf_to_gguf.py):
+Names: llama.cpp's gguf-py, constants.py (TENSOR_NAMES) and tensor_mapping.py. Three layouts differ (convert_hf_to_gguf.py):
 
     llama   rows of q and k are permuted within each head. Hugging Face rotates number i of a head with number i + d/2, llama.cpp rotates
             2i with 2i + 1, so row 2i + half of the file is row half * d/2 + i of the model
     gpt2    matrices are [outputs, inputs]; Hugging Face's Conv1D stores [inputs, outputs]
+    gemma   weights of norms are whole; Hugging Face stores their distance from 1
 """
 
 import re
@@ -35,6 +36,11 @@ LLAMA_LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+GEMMA_LAYER_NAMES = LLAMA_LAYER_NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 GPT2_NAMES = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -63,6 +69,7 @@ class Naming(NamedTuple):
 
 LLAMA_NAMING = Naming(LLAMA_NAMES, LLAMA_LAYER_NAMES, "model.layers.", permuted=("self_attn.q_proj", "self_attn.k_proj"))
 QWEN_NAMING = LLAMA_NAMING._replace(permuted=())
+GEMMA_NAMING = Naming(LLAMA_NAMES, GEMMA_LAYER_NAMES, "model.layers.")
 GPT2_NAMING = Naming(
     GPT2_NAMES, GPT2_LAYER_NAMES, "transformer.h.", transposed=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 )  # fmt: skip

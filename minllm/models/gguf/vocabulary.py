@@ -1,6 +1,6 @@
-"""The tokenizer in a GGUF file: byte-level BPE ("gpt2"), rebuilt with the `tokenizers` library.
+"""The tokenizer in a GGUF file: byte-level BPE ("gpt2"), or Gemma's SentencePiece ("llama"), rebuilt with the `tokenizers` library.
 
-    tokenizer.ggml.model         "gpt2" is byte-level BPE; others ("llama" is SentencePiece) are refused
+    tokenizer.ggml.model         "gpt2" is byte-level BPE; "llama", SentencePiece, is read for Gemma (sentencepiece.py); others are refused
     tokenizer.ggml.pre           how a text is split before merging, see pre_tokenizers.py
     tokenizer.ggml.tokens        the text of each id, in the byte-level alphabet
     tokenizer.ggml.token_type    1 normal, 2 unknown, 3 control, 4 user defined, 5 unused
@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, decoders, models
+from tokenizers import AddedToken, models
 
 from minllm.errors import CheckpointError, UnsupportedModelError, as_exception
 from minllm.models.gguf.ends_of_text import is_well_known
 from minllm.models.gguf.gguf_file import GgufFile
 from minllm.models.gguf.hyperparameters import metadata_fields
 from minllm.models.gguf.pre_tokenizers import SPLITTINGS, Splitting
+from minllm.models.gguf.sentencepiece import GEMMA, merges_of, respelled, sentencepiece_options
 from minllm.models.json_files import Fields
 from minllm.models.named_templates import DEFAULT
 from minllm.models.tokenizer import Tokenizer
@@ -35,17 +36,24 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
     """The tokenizer. Raises CheckpointError if keys are missing or wrong, UnsupportedModelError for other kinds."""
     fields = metadata_fields(file)
     splitting = _splitting(fields)
-    tokens, types, merges = _strings(file, TOKENS), _types(file), _strings(file, "tokenizer.ggml.merges")
+    tokens, types = _strings(file, TOKENS), _types(file)
+    if splitting is GEMMA:
+        tokens = list(map(respelled, tokens))
+        merges = merges_of(tokens)
+    else:
+        merges = _pairs(file, _strings(file, "tokenizer.ggml.merges"))
     if len(set(tokens)) < len(tokens):
         raise CheckpointError(f"{file.path}: {TOKENS} holds a token twice; the file is damaged, copy it again.")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens) if types[token_id] != UNUSED}
+    special = _special_tokens(fields, tokens, splitting)
+    options = sentencepiece_options(special) if splitting is GEMMA else dict(ignore_merges=splitting.ignore_merges)
     try:
-        backend = tokenizers.Tokenizer(models.BPE(vocabulary, _pairs(file, merges), ignore_merges=splitting.ignore_merges))
+        backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, **options))
     except BaseException as error:  # the library raises a plain Exception, for example if a merge has unknown tokens, or panics
         raise CheckpointError(
             f"{file.path}: tokens and merges make no tokenizer ({as_exception(error)}); the file is damaged, copy it again."
         ) from error
-    backend.pre_tokenizer, backend.decoder = splitting.pre_tokenizer, decoders.ByteLevel()
+    backend.pre_tokenizer, backend.decoder = splitting.pre_tokenizer, splitting.decoder
     if splitting.normalizer is not None:
         backend.normalizer = splitting.normalizer
     kinds = ((token, types[token_id]) for token, token_id in vocabulary.items())
@@ -57,17 +65,19 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             if token and kind in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
     )
-    return Tokenizer(backend, _special_tokens(fields, tokens, splitting), _chat_templates(file))
+    return Tokenizer(backend, special, _chat_templates(file))
 
 
 def _splitting(fields: Fields) -> Splitting:
     """The split before the merges. Raises UnsupportedModelError for other kinds of tokenizers or unknown splits."""
     model = fields.text("tokenizer.ggml.model")
+    if model == "llama" and fields.text("general.architecture").startswith("gemma"):
+        return GEMMA
     if model != "gpt2":
         kind = " (SentencePiece)" if model == "llama" else ""
         raise UnsupportedModelError(
-            f"{fields.source} has tokenizer.ggml.model {model!r}{kind}, and minllm reads 'gpt2', byte-level BPE, from GGUF files: take the "
-            "model's Hugging Face directory."
+            f"{fields.source} has tokenizer.ggml.model {model!r}{kind}, and minllm reads 'gpt2', byte-level BPE, and Gemma's "
+            "SentencePiece from GGUF files: take the model's Hugging Face directory."
         )
     pre = fields.text("tokenizer.ggml.pre", "")
     if pre not in SPLITTINGS:

@@ -15,12 +15,13 @@ MODULES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
     "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm", "ln_1": "attn_norm",
     "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
 }  # fmt: skip
 
 
-def stored_name(name: str) -> str:
+def stored_name(name: str, is_gemma: bool = False) -> str:
     """The name in a GGUF file of a parameter of transformers."""
     module, _, kind = name.rpartition(".")
     layer = ""
@@ -28,6 +29,8 @@ def stored_name(name: str) -> str:
         if module.startswith(prefix):
             number, _, module = module.removeprefix(prefix).partition(".")
             layer = f"blk.{number}."
+    if is_gemma and module == "post_attention_layernorm":
+        return f"{layer}post_attention_norm.{kind}"
     return f"{layer}{MODULES[module]}.{kind}"
 
 
@@ -60,7 +63,7 @@ def rope_factors(config: dict[str, Any]) -> np.ndarray | None:
 
 def metadata_of(config: dict[str, Any]) -> dict[str, Any]:
     """The hyperparameters, under llama.cpp's keys."""
-    arch = config["model_type"]
+    arch = config["model_type"].removesuffix("_text")
     found = {"general.architecture": arch, "general.type": "model", "general.name": "random", f"{arch}.vocab_size": config["vocab_size"]}
     if arch == "gpt2":
         found |= {
@@ -69,7 +72,8 @@ def metadata_of(config: dict[str, Any]) -> dict[str, Any]:
             f"{arch}.attention.head_count": config["n_head"], f"{arch}.attention.layer_norm_epsilon": config["layer_norm_epsilon"],
         }  # fmt: skip
         return found
-    rope = config["rope_parameters"]
+    local = config["rope_parameters"].get("sliding_attention")
+    rope = config["rope_parameters"].get("full_attention", config["rope_parameters"])
     found |= {
         f"{arch}.context_length": config["max_position_embeddings"], f"{arch}.embedding_length": config["hidden_size"],
         f"{arch}.block_count": config["num_hidden_layers"], f"{arch}.feed_forward_length": config["intermediate_size"],
@@ -81,6 +85,12 @@ def metadata_of(config: dict[str, Any]) -> dict[str, Any]:
         found |= {f"{arch}.attention.key_length": width, f"{arch}.attention.value_length": width}
         if arch == "llama":
             found[f"{arch}.rope.dimension_count"] = width
+    if arch.startswith("gemma"):
+        found[f"{arch}.attention.sliding_window"] = config["sliding_window"]
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            found |= {f"{arch}.{key}": config[key]} if config[key] is not None else {}
+    if local is not None:
+        found |= {f"{arch}.rope.freq_base_swa": local["rope_theta"], f"{arch}.attention.sliding_window_pattern": 2}
     if rope["rope_type"] == "linear":
         found |= {f"{arch}.rope.scaling.type": "linear", f"{arch}.rope.scaling.factor": rope["factor"]}
     return found
@@ -93,7 +103,10 @@ def converted(directory: Path, path: Path, **more: Any) -> Path:
     if (factors := rope_factors(config)) is not None:
         tensors["rope_freqs.weight"] = float32(factors)
     for name, values in load_file(directory / "model.safetensors").items():
-        stored = stored_name(name)
+        is_gemma = config["model_type"].startswith("gemma")
+        stored = stored_name(name, is_gemma)
+        if is_gemma and name.endswith("norm.weight"):
+            values = values + np.float32(1)
         if config["model_type"] == "llama" and (".attn_q." in stored or ".attn_k." in stored):
             kv_heads = config["num_key_value_heads"] if ".attn_k." in stored else config["num_attention_heads"]
             values = permute(values, config["num_attention_heads"], kv_heads)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minllm.errors import CheckpointError, UnsupportedModelError
+from minllm.models.config_reader import read_model_config
 from minllm.models.gguf.gguf_model import GgufModel
 from minllm.models.model import load_model
 from minllm.models.rope import inverse_frequencies
@@ -15,7 +16,7 @@ from tests.models.gguf.converter import converted
 from tests.models.parity import saved_model
 from tests.models.random_models import prompt
 
-FAMILIES = ("llama2", "llama3", "llama_linear", "smollm", "qwen2", "qwen3", "gpt2")
+FAMILIES = ("llama2", "llama3", "llama_linear", "smollm", "qwen2", "qwen3", "gemma2", "gemma3", "gpt2")
 
 
 def load(path):
@@ -27,11 +28,15 @@ def load(path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_the_hugging_face_directory(family, tmp_path):
     ops, tokens = NumpyOps("float32"), prompt(130)
-    expected = load_model(saved_model(family), ops)
+    config = read_model_config(saved_model(family))
+    if family.startswith("gemma"):  # the files do not say what scores are divided by
+        config = replace(config, attention_scales=(config.head_dim**-0.5,) * config.num_hidden_layers)
+    expected = load_model(saved_model(family), ops, config=config)
     model = load(converted(saved_model(family), tmp_path / "model.gguf"))
     wanted = logits_of(ops, expected, tokens)
-    # Rotation factors are rounded to float32 in the file; all else is stored exactly.
-    assert np.abs(logits_of(ops, model, tokens) - wanted).max() <= (1e-5 if family == "llama3" else 0) * np.abs(wanted).max()
+    # Rotation factors and Gemma's norms are rounded to float32 in the file; all else is stored exactly.
+    rounded = family in ("llama3", "gemma2", "gemma3")
+    assert np.abs(logits_of(ops, model, tokens) - wanted).max() <= (1e-5 if rounded else 0) * np.abs(wanted).max()
     stored = replace(model.config, rope=None, dtype=expected.config.dtype)
     same = dict(bos_token_ids=expected.config.bos_token_ids, eos_token_ids=expected.config.eos_token_ids)  # the files have no tokenizer
     assert replace(stored, **same) == replace(expected.config, rope=None)
@@ -42,6 +47,13 @@ def test_rotation_factors_and_linear_scaling_multiply(tmp_path):
     rope = GgufModel(path).config().rope
     alone = replace(rope, rope_type="default", factor=1.0)
     np.testing.assert_array_equal(inverse_frequencies(rope, 128), inverse_frequencies(alone, 128) / 2)
+
+
+def test_the_largest_gemma_divides_scores_by_another_width(tmp_path):
+    path = converted(saved_model("gemma2"), tmp_path / "model.gguf")
+    assert set(GgufModel(path).config().attention_scales) == {40**-0.5}
+    largest = converted(saved_model("gemma2"), tmp_path / "largest.gguf", **{"gemma2.block_count": 46})
+    assert set(GgufModel(largest).config().attention_scales) == {(240 / 6) ** -0.5}
 
 
 def test_a_key_that_gpt2_does_not_have_is_refused(tmp_path):

@@ -46,7 +46,7 @@ def test_suggestions_for_sampling(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(general__architecture="mamba"), "general.architecture 'mamba', and minllm reads llama, qwen2, qwen3, gpt2"),
+        (dict(general__architecture="mamba"), "general.architecture 'mamba', and minllm reads llama, qwen2, qwen3, gemma2, gemma3, gpt2"),
         (dict(general__type="adapter"), "general.type 'adapter'"),
         (dict(split__count=3), "one file of 3.*llama-gguf-split --merge"),
         (dict(llama__expert_count=8), "sets llama.expert_count = 8"),
