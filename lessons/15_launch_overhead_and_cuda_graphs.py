@@ -187,7 +187,7 @@ from minllm.engine.kernels_needed import DryRunMachine, DryRunReader
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.layout import layout_of
-from minllm.models.model import Model, make_rope_table
+from minllm.models.model import Model, make_rope_tables
 from minllm.models.shapes import find_config
 from minllm.ops.dry_run_ops import DryRunOps
 from minllm.runtime.device import Device
@@ -204,7 +204,7 @@ def dry_step(config):
     with dry_run(H200) as launches:
         ops = DryRunOps("bfloat16")
         weights = DryRunReader(ops, layout_of(config)).read_model()
-        model = Model(config, weights, make_rope_table(ops, config, 1024))
+        model = Model(config, weights, make_rope_tables(ops, config, 1024))
         kv_heads = config.num_key_value_heads
         shape = CacheShape(
             config.num_hidden_layers, 16, kv_heads, config.head_dim, ops.dtype

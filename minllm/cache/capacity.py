@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass, replace
 
+from minllm.cache import residual_window
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import CacheShape
-from minllm.cache.residual_window import WindowRoom
+from minllm.cache.window_blocks import WindowRoom
 from minllm.errors import OutOfMemoryError
+
+CONTEXT_WINDOWS = 4  # windows in the context of a sequence for which memory is divided between local blocks and the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,35 @@ def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: in
     return min(useful, fitting)
 
 
+def local_blocks_that_fit(
+    shape: CacheShape, budget: CacheBudget, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
+) -> WindowRoom:  # fmt: skip
+    """The local blocks, for as many sequences as the budget bears if each has four windows of context, and room for one of the longest.
+
+    Short contexts need relatively more memory for windows and long ones for the rest. Raises OutOfMemoryError if not one window fits.
+    """
+    room = WindowRoom(shape.sliding.window, shape.block_size, min(max_num_batched_tokens, max_num_seqs * max_model_len))
+    window = room.blocks_of(max_model_len) * shape.bytes_per_local_block
+    left = budget.num_bytes - room.blocks_of_a_step * shape.bytes_per_local_block
+    context = min(max_model_len, CONTEXT_WINDOWS * room.window)
+    sequences = min(max_num_seqs, left // (window + blocks_needed(context, shape.block_size) * shape.bytes_per_block))
+    beside_longest = (left - blocks_needed(max_model_len, shape.block_size) * shape.bytes_per_block) // window
+    sequences = max(1, min(sequences, beside_longest))
+    if left < window + shape.bytes_per_block:
+        raise OutOfMemoryError(
+            f"No memory is left for the KV cache: a sliding window of {room.window} tokens and a step of {room.step_tokens} take "
+            f"{budget.num_bytes - left + window:,} bytes, and {max(0, budget.num_bytes):,} are left: lower max_num_batched_tokens, take a "
+            f"smaller model, or {budget.advice}."
+        )
+    return replace(room, num_blocks=room.blocks_of_a_step + sequences * room.blocks_of(max_model_len))
+
+
 def tokens_that_fit(shape: CacheShape, budget: CacheBudget) -> int:
-    """The number of tokens with keys and values that fit the budget, at least 0."""
-    return max(0, budget.num_bytes) // _bytes_per_token(shape) * shape.context_ranks
+    """The number of tokens with keys and values that fit the budget, at least 0; behind one window if there are local blocks."""
+    of_window = 0
+    if shape.sliding is not None:
+        of_window = WindowRoom(shape.sliding.window, shape.block_size, 0).blocks_of(0) * shape.bytes_per_local_block
+    return max(0, budget.num_bytes - of_window) // _bytes_per_token(shape) * shape.context_ranks
 
 
 def one_block_per_sequence(shape: CacheShape, budget: CacheBudget, max_model_len: int) -> CacheShape:
@@ -53,7 +82,7 @@ def one_block_per_sequence(shape: CacheShape, budget: CacheBudget, max_model_len
     return replace(shape, block_size=group * max(1, min(blocks_needed(max_model_len, group), fitting)))
 
 
-def budget_beside(room: WindowRoom | None, shape: CacheShape, budget: CacheBudget) -> CacheBudget:
+def budget_beside(room: residual_window.WindowRoom | None, shape: CacheShape, budget: CacheBudget) -> CacheBudget:
     """The budget without the residual windows' memory. Raises OutOfMemoryError if the windows take all of it."""
     if room is None:
         return budget

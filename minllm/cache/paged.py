@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from minllm.cache.block_pool import BlockPool, blocks_needed
 from minllm.cache.paged_check import check_paged
 from minllm.cache.policy import CachePolicy, CacheUsage, PrefixHits
+from minllm.cache.window_blocks import WindowBlocks
 from minllm.errors import CacheError, OutOfMemoryError
 
 
@@ -31,15 +32,15 @@ class Holding:
 
 
 class PagedPolicy(CachePolicy):
-    """Assigns blocks of `block_size` tokens from one pool. bytes_per_block: for `usage`."""
+    """Assigns blocks of `block_size` tokens from one pool. bytes_per_block: for `usage`. windows: the local blocks, if there are any."""
 
-    def __init__(self, num_blocks: int, block_size: int, bytes_per_block: int | None = None):
+    def __init__(self, num_blocks: int, block_size: int, bytes_per_block: int | None = None, windows: WindowBlocks | None = None):
         if block_size < 1:
             raise CacheError(f"blocks of {block_size} tokens hold nothing: block_size is 1 or more, usually 16")
         self.pool = BlockPool(num_blocks)
         self.num_blocks, self.block_size = num_blocks, block_size
         self.bytes_per_block = block_size if bytes_per_block is None else bytes_per_block
-        self.prefix_hits = PrefixHits()
+        self.prefix_hits, self.windows = PrefixHits(), windows
         self._held: dict[Hashable, Holding] = {}
         self._promised: dict[Hashable, Holding] = {}  # the sequences in _held that have a promise
         self._filled = [0] * num_blocks  # tokens in each held block
@@ -64,11 +65,14 @@ class PagedPolicy(CachePolicy):
         needed = blocks_needed(wanted, self.block_size) - len(found)
         if needed + revived > self.num_available:
             raise self._no_room(sequence, wanted, needed + revived)
+        self._check_window(sequence, wanted if max_tokens else 0)
         for block in found:
             self._hold(block)
         hit = len(found) * self.block_size
         holding = Holding(list(token_ids[:hit]), found, wanted if max_tokens else 0, tenant, committed_blocks=len(found))
         self._admit(sequence, holding)
+        if self.windows is not None:
+            self.windows.enter(sequence, holding.blocks, hit, holding.promised_tokens)
         self.append(sequence, token_ids[hit:])
         self.prefix_hits.tokens_asked += len(token_ids)
         self.prefix_hits.tokens_hit += hit
@@ -89,7 +93,7 @@ class PagedPolicy(CachePolicy):
         if copies + new > owed and copies + new > owed + self.num_available:
             raise self._no_room(sequence, num_tokens, copies + new)
         if copies:
-            self._copy_block(holding, known)
+            self._copy_block(sequence, holding, known)
         holding.blocks.extend(self._take() for _ in range(new))
         return True
 
@@ -112,6 +116,8 @@ class PagedPolicy(CachePolicy):
         """See CachePolicy. Whole blocks are released, the last one first."""
         holding = self._holding(sequence)
         kept = blocks_needed(max(num_tokens, len(holding.token_ids)), self.block_size)
+        if self.windows is not None:
+            self.windows.trim(sequence, kept)
         while len(holding.blocks) > kept:
             self._release(holding.blocks.pop())
 
@@ -120,10 +126,13 @@ class PagedPolicy(CachePolicy):
         source = self._holding(parent)
         if child in self._held:
             raise CacheError(f"sequence {child!r} has reserved already: free it before forking {parent!r} to it")
+        self._check_window(child, source.promised_tokens)
         shared = source.blocks[: blocks_needed(len(source.token_ids), self.block_size)]
         for block in shared:
             self._hold(block)
         self._admit(child, replace(source, token_ids=list(source.token_ids), blocks=shared))
+        if self.windows is not None:
+            self.windows.fork(parent, child, shared)
         if self.num_available < 0:  # both have the parent's promise, and one of them will copy a shared block
             missing = -self.num_available
             self.free(child)
@@ -132,6 +141,8 @@ class PagedPolicy(CachePolicy):
     def free(self, sequence: Hashable) -> None:
         """See CachePolicy. The last block is released first, so that the first blocks of a text stay cached longest."""
         blocks = self._holding(sequence).blocks
+        if self.windows is not None:
+            self.windows.leave(sequence)
         del self._held[sequence]
         self._promised.pop(sequence, None)
         for block in reversed(blocks):
@@ -150,7 +161,11 @@ class PagedPolicy(CachePolicy):
         allocated = self.pool.num_held * self.bytes_per_block
         holding = self._tokens_held * self.bytes_per_block // self.block_size
         retained, promised = self.pool.num_idle * self.bytes_per_block, self._num_owed * self.bytes_per_block
-        return CacheUsage(self.num_blocks * self.bytes_per_block, allocated, holding, retained, promised)
+        usage = CacheUsage(self.num_blocks * self.bytes_per_block, allocated, holding, retained, promised)
+        if self.windows is None:
+            return usage
+        total, used = (count * self.windows.bytes_per_block for count in (self.windows.room.num_blocks, self.windows.num_used))
+        return replace(usage, total=usage.total + total, allocated=allocated + used, holding=holding + used)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """See CachePolicy."""
@@ -162,6 +177,8 @@ class PagedPolicy(CachePolicy):
         check_paged(self.pool, self.block_size, self._held, self._filled, self._tokens_held)
         if self.num_available < 0:
             raise CacheError(f"{-self.num_available} blocks more are promised than there are")
+        if self.windows is not None:
+            self.windows.check()
 
     @property
     def num_available(self) -> int:
@@ -189,12 +206,14 @@ class PagedPolicy(CachePolicy):
         if holding.promised_tokens:
             self._promised[sequence] = holding
 
-    def _copy_block(self, holding: Holding, known: int) -> None:
+    def _copy_block(self, sequence: Hashable, holding: Holding, known: int) -> None:
         """Replace the block of position `known` by an own copy of the tokens before that position."""
         index, filled = divmod(known, self.block_size)
         shared, own = holding.blocks[index], self._take()
         self._fill(own, filled)
         self._copies.append((shared, own))
+        if self.windows is not None:
+            self.windows.copy(sequence, index, shared, own)
         holding.blocks[index] = own
         self._release(shared)
 
@@ -215,7 +234,19 @@ class PagedPolicy(CachePolicy):
 
     def _let_go(self, block: int) -> None:
         """Give back a block that has lost its last holder."""
+        self._give_back(block)
+
+    def _give_back(self, block: int) -> None:
         self.pool.give_back(block)
+        if self.windows is not None:
+            self.windows.drop(block)
+
+    def _check_window(self, sequence: Hashable, num_tokens: int) -> None:
+        if self.windows is not None and not self.windows.admits(num_tokens):
+            raise OutOfMemoryError(
+                f"The sliding window of {sequence!r} has no room: the {self.windows.room.num_blocks} blocks for windows are promised to "
+                "other sequences: wait for one to end"
+            )
 
     def _find_prefix(self, token_ids: Many[int], tenant: str) -> list[int]:
         """Blocks that already hold the beginning of a prompt; none without a prefix cache."""

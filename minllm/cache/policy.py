@@ -9,6 +9,7 @@ The life of a sequence:
     ... the prompt's other tokens are computed ...
     policy.commit(name, len(prompt))                    from now on other sequences may share them
     policy.make_room(name, len(prompt) + 1)             the block table may change: read it again
+    policy.slide(name, start, end)                      a step computes these positions: local blocks are freed and taken
     policy.take_copies()                                blocks to copy on the device before the next step
     ... a decode step ...
     policy.append(name, [token])                        the token is known
@@ -24,6 +25,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+
+from minllm.cache.window_blocks import WindowBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class CachePolicy(ABC):
     block_size: int  # tokens per block
     num_blocks: int  # entries of block tables are less than this
     prefix_hits: PrefixHits
+    windows: WindowBlocks | None = None  # local blocks of layers with a sliding window; None: these layers keep the whole context too
 
     @property
     @abstractmethod
@@ -142,6 +146,20 @@ class CachePolicy(ABC):
 
     def commit(self, sequence: Hashable, num_tokens: int) -> None:  # noqa: B027 - a policy that shares nothing does nothing
         """Allow other sequences to share the first `num_tokens` tokens, which are in the cache."""
+
+    def take_local_copies(self) -> list[tuple[int, int]]:
+        """The same as take_copies for local blocks."""
+        return [] if self.windows is None else self.windows.take_copies()
+
+    def begin_step(self) -> None:
+        """Another step is planned: free what no later step reads."""
+        if self.windows is not None:
+            self.windows.begin_step()
+
+    def slide(self, sequence: Hashable, start: int, end: int) -> None:
+        """A step computes positions `start` to `end` of a sequence, for which there is room."""
+        if self.windows is not None:
+            self.windows.slide(sequence, start, end)
 
     def forget_prefixes(self) -> None:  # noqa: B027 - as above
         """Empty the prefix cache, because its contents may never have been computed."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence as Many
 
 from minllm.cache.paged import PagedPolicy
 from minllm.cache.paged_check import require
+from minllm.cache.window_blocks import WindowBlocks
 from minllm.errors import CacheError
 
 
@@ -45,8 +46,10 @@ class PrefixIndex(ABC):
 class PrefixSharingPolicy(PagedPolicy):
     """Shares paged blocks that prompts find through `index`. See PagedPolicy for the other parameters."""
 
-    def __init__(self, index: PrefixIndex, num_blocks: int, block_size: int, bytes_per_block: int | None = None):
-        super().__init__(num_blocks, block_size, bytes_per_block)
+    def __init__(
+        self, index: PrefixIndex, num_blocks: int, block_size: int, bytes_per_block: int | None = None, windows: WindowBlocks | None = None
+    ):
+        super().__init__(num_blocks, block_size, bytes_per_block, windows)
         self.index = index
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks without a holder, least recently used first
 
@@ -64,7 +67,7 @@ class PrefixSharingPolicy(PagedPolicy):
         """See CachePolicy."""
         self.index.clear()
         while self._idle:
-            self.pool.give_back(self._idle.popitem()[0])
+            self._give_back(self._idle.popitem()[0])
 
     def check(self) -> None:
         """See CachePolicy."""
@@ -76,7 +79,8 @@ class PrefixSharingPolicy(PagedPolicy):
 
     def _find_prefix(self, token_ids: Many[int], tenant: str) -> list[int]:
         most = (len(token_ids) - 1) // self.block_size * self.block_size  # the last token is always computed
-        return self.index.find(token_ids[:most], tenant)
+        found = self.index.find(token_ids[:most], tenant)
+        return found if self.windows is None else found[: self.windows.usable(found)]
 
     def _hold(self, block: int) -> None:
         super()._hold(block)
@@ -99,4 +103,4 @@ class PrefixSharingPolicy(PagedPolicy):
         for lost in self.index.remove(block):
             if lost in self._idle:  # other lost blocks are held, and become free when they are released
                 del self._idle[lost]
-                self.pool.give_back(lost)
+                self._give_back(lost)

@@ -511,6 +511,8 @@ def large():
     fused = (dict(tokens=MANY_TOKENS, kv_heads=12, head_dim=64, heads=12),  # GPT-2's
              dict(tokens=2049, kv_heads=8, head_dim=64, heads=32, rotary_dim=64),
              dict(tokens=130, kv_heads=8, head_dim=128, heads=64, rotary_dim=128, norm=True),
+             dict(tokens=1, kv_heads=1, head_dim=256, heads=4, rotary_dim=256, norm=True),  # Gemma's
+             dict(tokens=MANY_TOKENS, kv_heads=1, head_dim=256, heads=4, rotary_dim=256, norm=True),
              dict(tokens=33, kv_heads=2, head_dim=256, heads=7, rotary_dim=64, interleaved=True))  # fmt: skip
     yield from each(qkv_rope_append, fused, dtype=DTYPES)
     yield from each(copy_blocks, [(60, 130, (16, 8, 128)), (1, 3, (4096, 8, 64)), (9, 20, (16, 5, 67))], dtype=DTYPES)

@@ -14,11 +14,14 @@ from minllm.catalogue.launch import (
     describes,
     each,
     in_place,
+    returns,
 )
 from minllm.kernels.slots.advance import advance as launch_advance
 from minllm.kernels.slots.advance import advance_reference
 from minllm.kernels.slots.load_rows import load_rows as launch_load_rows
 from minllm.kernels.slots.load_rows import load_rows_reference
+from minllm.kernels.slots.local_blocks import local_blocks as launch_local_blocks
+from minllm.kernels.slots.local_blocks import local_blocks_reference
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.slots.write_slots import write_slots as launch_write_slots
 from minllm.kernels.slots.write_slots import write_slots_reference
@@ -130,11 +133,42 @@ def advance(rows, num_slots=140, vocabulary=50, penalties=True):
     )
 
 
+@describes
+def local_blocks(tokens, sequences, columns, block_size=16):
+    """Contexts of all lengths; every fifth token is padding, and every third block has no local one."""
+
+    def arrays(noise):
+        count = sequences * columns
+        local_of = noise.random.permutation(count).astype(np.int32) + 1
+        local_of[::3] = 0
+        slots = noise.random.integers(0, count * block_size, tokens).astype(np.int32)
+        slots[4::5] = -1
+        return dict(
+            slot_mapping=slots, context_lens=noise.random.integers(0, columns * block_size + 1, sequences).astype(np.int32),
+            block_tables=noise.random.permutation(count).astype(np.int32).reshape(sequences, columns), local_of=local_of,
+            slots=noise.unwritten((tokens,), np.int32), tables=noise.unwritten((sequences, columns), np.int32),
+        )  # fmt: skip
+
+    def moved(context_lens, **_):
+        entries, used = 4 * sequences * columns, 4 * int((-(-context_lens // block_size)).sum())
+        return Moved(dict(slot_mapping=4 * tokens, slots=4 * tokens, tables=entries, block_tables=used))
+
+    return Launch(
+        arrays,
+        call=calls(launch_local_blocks, block_size=block_size),
+        reference=returns(("slots", "tables"), local_blocks_reference, block_size=block_size),
+        moved=moved,
+        indices=("local_of", "context_lens"),
+        exact=True,
+    )
+
+
 def compiled():
     """Each moves a few bytes per row, and takes as long as an empty launch."""
     yield MachineCode("slots/write_slots", write_slots(1), blocks=8)
     yield MachineCode("slots/load_rows", load_rows(1), blocks=8)
     yield MachineCode("slots/advance", advance(1), blocks=8)
+    yield MachineCode("slots/local_blocks", local_blocks(1, 1, 1), blocks=8)
 
 
 def small():
@@ -142,6 +176,7 @@ def small():
     yield from each(write_slots, [(3,), (127,), (300,)])
     yield from each(load_rows, [dict(rows=9, width=3, num_slots=11), dict(rows=1, width=1, block_size=1, num_slots=11)])
     yield from each(load_rows, [dict(rows=70), dict(rows=9, width=140, block_size=1, num_slots=11), dict(rows=5, columns=4)])
+    yield from each(local_blocks, [(3, 3, 5), (1, 1, 1), (130, 2, 70), dict(tokens=7, sequences=9, columns=33, block_size=1)])
     yield from each(advance, [(5,), (1,), (129,), dict(rows=6, penalties=False)])
 
 

@@ -10,6 +10,7 @@ tokens reads the same bytes for thousands of times the work, and its floor is op
     steps.py           the sum over the stages: a decode step and a prefill, the floors that everything else uses
     step_time.py       predicted times of decode steps by weight format, fitted to recorded GEMMs
     residual_window.py the cost of a residual window of unquantised tokens
+    local_blocks.py    the memory of a sequence if layers with a sliding window keep only their window
     cache_policies.py  the memory that each policy allocates for a sequence, and how much of it holds no token
     serving.py         a mixed step of decodes and prompts, and the load that a server can bear: utilisation, TPOT, waiting, the knee
     swap.py            whether swapping a preempted sequence to the host is faster than recomputing it
@@ -23,6 +24,7 @@ architectures", CACM 52 (2009), section 3.
 """
 
 from minllm.costs.cache_policies import AllocationPolicy, batch_bytes, wasted_share
+from minllm.costs.local_blocks import local_block_bytes
 from minllm.costs.parallel import all_reduce_bytes, shard
 from minllm.costs.parameters import (
     head_parameters,
@@ -53,6 +55,7 @@ __all__ = [
     "decode_step",
     "head_parameters",
     "kv_bytes_per_token",
+    "local_block_bytes",
     "layer_matrix_parameters",
     "layer_vector_parameters",
     "parameter_count",

@@ -1,8 +1,10 @@
 """Check the requested KV cache against model, machine and options, and compute its shape."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from minllm.cache.kv_cache import CacheShape
+from minllm.cache.kv_cache import CacheShape, SlidingLayers
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError, KernelArgumentError, UnsupportedModelError
 from minllm.kernels.attention.common.arguments import MAX_HEAD_DIM, MOST_BLOCK_ELEMENTS
@@ -23,6 +25,19 @@ def cache_shape(
             raise InvalidOptionError(f"kv_cache_dtype={kv_cache_dtype!r} is not allowed with this model: {error}") from error
     heads = dict(kv_heads=config.num_key_value_heads, head_dim=config.head_dim)
     return CacheShape(config.num_hidden_layers, block_size, **heads, dtype=dtype, format=found, residual_window=residual_window)
+
+
+def with_sliding_layers(shape: CacheShape, config: ModelConfig, options: EngineOptions) -> CacheShape:
+    """The shape with local blocks for layers with a sliding window (cache/window_blocks.py), where the engine has them.
+
+    That is in a plain paged cache of one rank whose sequences neither are swapped out nor verify drafts, for a model in which some layers
+    have one common window and the others see the whole context. Elsewhere all layers keep the whole context, with the same results.
+    """
+    local = tuple(layer for layer, window in enumerate(config.sliding_windows) if window)
+    plain = shape.format is None and options.kv_cache_policy == "paged" and options.preemption in ("recompute", "drop")
+    if not plain or options.speculative_config is not None or not config.mixed_window:
+        return shape
+    return replace(shape, sliding=SlidingLayers(config.mixed_window, local))
 
 
 def check_shape(device: str, shape: CacheShape) -> None:

@@ -107,7 +107,7 @@ class ContrastiveSearch:
         """The logits after a prompt, [vocab], and its hidden states of norm 1, [n, hidden]."""
         self.policy.append(fork, token_ids[1:])
         spans = chunks(token_ids, self.max_num_batched_tokens, self.policy.table(fork))
-        found = [self._forward([span], [len(span.token_ids) - 1]) for span in spans]
+        found = [self._forward([fork], [span], [len(span.token_ids) - 1]) for span in spans]
         return found[-1][0][0], np.concatenate([hidden for _, hidden in found])
 
     def _extend(self, forks: list[Fork], candidates: np.ndarray, position: int) -> tuple[np.ndarray, np.ndarray]:
@@ -116,10 +116,15 @@ class ContrastiveSearch:
             self.policy.append(fork, [token_id])
         self.cache.copy_blocks(self.ops, self.policy.take_copies())
         spans = [NewTokens([token_id], position, self.policy.table(fork)) for fork, token_id in zip(forks, candidates, strict=True)]
-        return self._forward(spans, range(len(spans)))
+        return self._forward(forks, spans, range(len(spans)))
 
-    def _forward(self, spans: list[NewTokens], rows: Many[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The logits of `rows`, [R, vocab], and all hidden states of norm 1, [T, hidden], float32."""
+    def _forward(self, forks: list[Fork], spans: list[NewTokens], rows: Many[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The logits of `rows`, [R, vocab], and all hidden states of norm 1, [T, hidden], float32; a span for each fork."""
+        self.policy.begin_step()
+        for fork, span in zip(forks, spans, strict=True):
+            self.policy.slide(fork, span.start, span.start + len(span.token_ids))
+        if self.policy.windows is not None:
+            self.cache.place_windows(self.ops, self.policy.windows, self.policy.take_local_copies())
         weights = self.model.weights
         batch = to_backend(build_batch(spans, rows, self.cache.block_size), self.ops)
         x, residual = hidden_states(self.ops, self.model, batch, self.cache.layers)

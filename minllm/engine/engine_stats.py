@@ -18,6 +18,7 @@ class EngineStats:
     prefix_cache_queries: int  # prompt tokens looked up in the prefix cache
     prefix_cache_hits: int  # prompt tokens found in the prefix cache
     num_steps: int
+    num_window_blocks_freed: int = 0  # blocks of layers with a sliding window that left the windows of all their sequences
     num_corrupted_requests: int = 0  # completions that ended because their logits held NaN or infinity
     num_graphs: int = 0  # CUDA graphs captured so far
     graph_memory_bytes: int = 0  # memory that all graphs share for temporaries and results
@@ -40,11 +41,13 @@ class EngineStats:
 
 def engine_stats(scheduler: Scheduler, num_steps: int, num_graphs: int = 0, graph_memory_bytes: int = 0) -> EngineStats:
     """The statistics of an engine with this scheduler."""
+    windows = scheduler.memory.policy.windows
     usage, hits = scheduler.memory.policy.usage(), scheduler.memory.policy.prefix_hits
     return EngineStats(
         num_running=len(scheduler.running), num_waiting=scheduler.num_waiting, kv_cache_usage=usage.allocated / usage.total,
         num_preemptions=scheduler.num_preemptions, prefix_cache_queries=hits.tokens_asked, prefix_cache_hits=hits.tokens_hit,
-        num_steps=num_steps, num_corrupted_requests=scheduler.num_corrupted_requests, num_graphs=num_graphs,
+        num_window_blocks_freed=0 if windows is None else windows.num_freed, num_steps=num_steps,
+        num_corrupted_requests=scheduler.num_corrupted_requests, num_graphs=num_graphs,
         graph_memory_bytes=graph_memory_bytes, **_of_speculation(scheduler.speculation),
     )  # fmt: skip
 

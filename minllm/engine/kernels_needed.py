@@ -74,7 +74,7 @@ def launches_needed(shape: EngineShape) -> list[RecordedLaunch]:
         ops = dry_ops(shape)
         model = dry_model(ops, shape)
         layers = len(model.weights.layers)
-        cache = dry_cache(ops, shape, layers)
+        cache = dry_cache(ops, replace(shape, cache=with_layers_of(shape.cache, model)), layers)
         if is_calibrated(shape.cache):
             tokens = [0] * min(CALIBRATION_TOKENS, shape.max_model_len)
             cached_numbers(ops, model, replace(shape.cache, num_layers=layers), tokens)
@@ -223,6 +223,14 @@ class DryRunReader(WeightReader):
         return stored.shape_of(shard)
 
 
+def with_layers_of(cache: CacheShape, model: Model) -> CacheShape:
+    """The shape of a cache whose sliding layers are those of this model."""
+    if cache.sliding is None:
+        return cache
+    local = tuple(i for i, layer in enumerate(model.weights.layers) if layer.attention.config.sliding_window)
+    return replace(cache, sliding=replace(cache.sliding, layers=local))
+
+
 def dry_cache(ops: DryRunOps, shape: EngineShape, layers: int) -> KVCache | VirtualKVCache:
     """A cache of these layers with room for one sequence."""
     if shape.virtual_cache:  # a token's layers lie side by side, so array sizes depend on the number of all layers
@@ -231,7 +239,7 @@ def dry_cache(ops: DryRunOps, shape: EngineShape, layers: int) -> KVCache | Virt
         return virtual
     wanted = replace(shape.cache, num_layers=layers)
     room = window_room(wanted.residual_window, shape.max_num_seqs, shape.max_num_batched_tokens)
-    cache = KVCache(ops, wanted, blocks_needed(shape.max_model_len, wanted.block_size), room)
+    cache = KVCache(ops, wanted, blocks_needed(shape.max_model_len, wanted.block_size), room, num_local=0 if wanted.sliding is None else 2)
     if is_calibrated(wanted):
         scales = np.zeros((wanted.num_layers, 2, wanted.kv_heads), np.float32) if wanted.format.is_float else None
         cache.calibrate(np.zeros((wanted.num_layers, 3, wanted.kv_heads, wanted.head_dim), np.float32), scales, ops)

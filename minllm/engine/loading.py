@@ -11,7 +11,7 @@ from typing import Any
 from minllm.cache.capacity import CacheBudget
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.policy import CachePolicy
-from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
+from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape, with_sliding_layers
 from minllm.engine.calibration import calibrate
 from minllm.engine.compute_dtype import compute_dtype
 from minllm.engine.make_cache import make_cache
@@ -114,8 +114,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     ops = _make_ops(device, dtype, options) if share is None else share.make_ops(device, dtype, options, config)
     part = config if share is None else share.part(config)
     shape = cache_shape(part, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
-    if share is not None:
-        shape = share.shared(shape, ops)
+    shape = with_sliding_layers(shape, part, options) if share is None else share.shared(shape, ops)
     check_shape(device, shape)
     wanted_len = wanted_model_len(options, config, shape, _budget(device, ops, part, options, weight_format, share))
     check_weights_fit(device, ops, part, weight_format)

@@ -1,8 +1,9 @@
 """Make the requested KV cache: its memory, and the policy that assigns it to sequences."""
 
+from dataclasses import replace
 from typing import Any
 
-from minllm.cache.capacity import CacheBudget, budget_beside, num_blocks_that_fit, one_block_per_sequence
+from minllm.cache.capacity import CacheBudget, budget_beside, local_blocks_that_fit, num_blocks_that_fit, one_block_per_sequence
 from minllm.cache.contiguous import ContiguousPolicy
 from minllm.cache.hash_chain import HashChain
 from minllm.cache.kv_cache import CacheShape, KVCache
@@ -14,6 +15,7 @@ from minllm.cache.residual_window import window_room
 from minllm.cache.virtual.capacity import virtual_cache_that_fits
 from minllm.cache.virtual.claims import READ_TILE
 from minllm.cache.virtual.policy import VirtualPolicy
+from minllm.cache.window_blocks import WindowBlocks, WindowRoom
 from minllm.engine.options import EngineOptions
 
 
@@ -27,8 +29,13 @@ def make_cache(
     budget = budget_beside(room, shape, budget)
     if options.kv_cache_policy == "contiguous":
         shape = one_block_per_sequence(shape, budget, wanted_len)
+    local = None
+    if shape.sliding is not None:
+        local = local_blocks_that_fit(shape, budget, options.max_num_seqs, options.max_num_batched_tokens, wanted_len)
+        budget = replace(budget, num_bytes=budget.num_bytes - local.num_blocks * shape.bytes_per_local_block)
     num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
-    return KVCache(ops, shape, num_blocks, room), _make_policy(options, shape, num_blocks)
+    policy = _make_policy(options, shape, num_blocks, local)
+    return KVCache(ops, shape, num_blocks, room, 0 if local is None else local.num_blocks), policy
 
 
 def _make_virtual_cache(
@@ -49,11 +56,14 @@ def _make_virtual_cache(
     return cache, VirtualPolicy(cache)
 
 
-def _make_policy(options: EngineOptions, shape: CacheShape, num_blocks: int) -> CachePolicy:
+def _make_policy(options: EngineOptions, shape: CacheShape, num_blocks: int, local: WindowRoom | None) -> CachePolicy:
     if options.kv_cache_policy == "contiguous":
         return ContiguousPolicy(num_blocks, shape.block_size, shape.bytes_per_block)
     sizes = num_blocks, shape.tokens_per_entry, shape.bytes_per_block
+    windows = None
+    if local is not None:
+        windows = WindowBlocks(num_blocks, local, options.prefix_index is not None, shape.bytes_per_local_block)
     if options.prefix_index is None:
-        return PagedPolicy(*sizes)
+        return PagedPolicy(*sizes, windows)
     index = HashChain(shape.tokens_per_entry) if options.prefix_index == "hash" else RadixTree(shape.tokens_per_entry)
-    return PrefixSharingPolicy(index, *sizes)
+    return PrefixSharingPolicy(index, *sizes, windows)

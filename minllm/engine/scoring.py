@@ -56,6 +56,10 @@ class Scorer:
             for span in chunks(token_ids, step, table, ring):
                 skipped = min(max(0, first_row - span.start), len(span.token_ids))
                 rows = range(skipped, len(span.token_ids)) or [0]  # a forward without logits computes one row, which is dropped
+                self.policy.begin_step()
+                self.policy.slide(owner, span.start, span.start + len(span.token_ids))
+                if self.policy.windows is not None:
+                    self.cache.place_windows(self.ops, self.policy.windows, self.policy.take_local_copies())
                 logits = self._logits_of(build_batch([span], rows, self.cache.block_size, window))
                 if skipped < len(span.token_ids):
                     yield self.ops.to_host(logits)

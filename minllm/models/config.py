@@ -46,6 +46,12 @@ class ModelConfig:
     bos_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
 
+    @property
+    def mixed_window(self) -> int:
+        """The one sliding window of some layers if the others see the whole context, as in Gemma; else 0."""
+        windows = set(self.sliding_windows)
+        return max(windows) if len(windows) == 2 and 0 in windows else 0
+
     def attention(self, layer: int, q_norm: StoredTensor | None = None, k_norm: StoredTensor | None = None) -> AttentionConfig:
         """The AttentionConfig of one layer, for the attention operations of Ops."""
         return AttentionConfig(

@@ -10,6 +10,7 @@ all sequences form one flat batch; only attention separates the sequences. Atten
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from minllm.models.config import ModelConfig
 from minllm.models.layout import Layer, ModelWeights
@@ -41,12 +42,22 @@ def hidden_states(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCac
     """The residual stream (x, residual), both [T, hidden], after the last layer and before the final norm."""
     weights = model.weights
     x = embed(ops, model.config, weights, batch)  # [T, hidden]
-    residual = None
+    residual, local = None, with_local_blocks(ops, batch, cache)
     next_norms = [layer.attention.norm for layer in weights.layers[1:]] + [None]
     for layer, layer_cache, next_norm in zip(weights.layers, cache, next_norms, strict=True):
-        cached = dict(batch=batch, layer_cache=layer_cache, cos_sin=model.ropes.of(layer))
+        blocks = batch if layer_cache.local_of is None else local
+        cached = dict(batch=blocks, layer_cache=layer_cache, cos_sin=model.ropes.of(layer))
         x, residual = decoder_layer(ops, layer, x, residual, next_norm=next_norm, **cached)
     return x, residual
+
+
+def with_local_blocks(ops: Ops, batch: Batch, cache: Sequence[LayerCache]) -> Batch:
+    """The batch as layers with local blocks see it; the batch itself if there are none."""
+    layer = next((one for one in cache if one.local_of is not None), None)
+    if layer is None:
+        return batch
+    slot_mapping, block_tables = ops.local_blocks(batch, layer.local_of, layer.key.shape[1])
+    return replace(batch, slot_mapping=slot_mapping, block_tables=block_tables)
 
 
 def decoder_layer(

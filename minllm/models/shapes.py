@@ -51,6 +51,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         model_type="qwen3", vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
         num_key_value_heads=8, head_dim=128, max_position_embeddings=40960,
     ),
+    "gemma-3-1b": dict(
+        model_type="gemma3_text", vocab_size=262144, hidden_size=1152, intermediate_size=6912, num_hidden_layers=26, num_attention_heads=4,
+        num_key_value_heads=1, head_dim=256, sliding_window=512, max_position_embeddings=32768,
+    ),
+    "gemma-3-4b": dict(
+        model_type="gemma3_text", vocab_size=262208, hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=256, sliding_window=1024, max_position_embeddings=131072,
+        rope_scaling=dict(rope_type="linear", factor=8.0),
+    ),
     "gpt2": dict(model_type="gpt2", vocab_size=50257, n_embd=768, n_head=12, n_layer=12, n_positions=1024),
 }  # fmt: skip
 

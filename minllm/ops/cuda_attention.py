@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from minllm.kernels.attention.choice import choose, choose_quantized
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.variants import ARRAYS, QUANTIZED
@@ -10,6 +12,8 @@ from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.quantization.cache import is_quantized
+from minllm.kernels.slots.local_blocks import local_blocks
+from minllm.kernels.slots.write_slots import write_slots
 from minllm.ops.cuda_base import CudaBase
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache
 
@@ -48,6 +52,19 @@ class CudaAttention(CudaBase):
     def copy_blocks_of_layers(self, caches: Any, copies: Any) -> None:
         """Copies blocks in every layer of caches [layers, num_blocks, ...]."""
         copy_blocks_of_layers(caches, copies, self.stream)
+
+    def write_words(self, words: Any, pairs: Any) -> None:
+        """words[index] = word for pairs (index, word), int32 [n, 2]."""
+        write_slots(words, pairs, self.stream)
+
+    def local_blocks(self, batch: Batch, local_of: Any, block_size: int) -> tuple[Any, Any]:
+        """(slot_mapping, block_tables) of the batch with local blocks."""
+        found = (self.empty(one.shape, np.int32) for one in (batch.slot_mapping, batch.block_tables))
+        slot_mapping, block_tables = found
+        local_blocks(
+            batch.slot_mapping, batch.context_lens, batch.block_tables, local_of, block_size, slot_mapping, block_tables, self.stream
+        )
+        return slot_mapping, block_tables
 
     def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
         """Writes codes of the groups of recent tokens that the batch has completed."""

@@ -29,6 +29,7 @@ from minllm.kernels.sampling.sample import sample_reference
 from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.kernels.slots.advance import advance_reference
 from minllm.kernels.slots.load_rows import load_rows_reference
+from minllm.kernels.slots.local_blocks import local_blocks_reference
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.slots.write_slots import write_slots_reference
 from minllm.ops.arguments import activation_dtype, check_gated_activation, gelu_approximation
@@ -113,6 +114,14 @@ class NumpyOps(NumpySpeculation, ComposedOps):
     def copy_blocks(self, cache: np.ndarray, copies: np.ndarray, to: np.ndarray | None = None) -> None:
         """Copies blocks within the cache, or from it to `to`: pairs (source, destination), int32 [P, 2]."""
         copy_blocks_reference(cache, copies, to)
+
+    def write_words(self, words: np.ndarray, pairs: np.ndarray) -> None:
+        """words[index] = word for pairs (index, word), int32 [n, 2]."""
+        write_slots_reference(words, pairs)
+
+    def local_blocks(self, batch: Batch, local_of: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """(slot_mapping, block_tables) of the batch with local blocks."""
+        return local_blocks_reference(batch.slot_mapping, batch.context_lens, batch.block_tables, local_of, block_size)
 
     def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
         """Writes codes of the groups of recent tokens that the batch has completed."""

@@ -148,6 +148,7 @@ class LayerCache:
     key: Array  # [num_blocks, block_size, kv_heads, head_dim]
     value: Array  # [num_blocks, block_size, kv_heads, head_dim]
     recent: RecentCache | None = None  # with a residual window: attention reads the newest tokens here, not their codes
+    local_of: Array | None = None  # int32 [blocks of the tables]: with local blocks (cache/window_blocks.py), those of the arrays above
 
 
 @dataclass
@@ -258,6 +259,17 @@ class Ops(Protocol):
 
     def copy_blocks_of_layers(self, caches: Array, copies: Array) -> None:
         """copy_blocks in every layer of caches [layers, num_blocks, ...]."""
+        ...
+
+    def write_words(self, words: Array, pairs: Array) -> None:
+        """words[index] = word for pairs (index, word), int32 [n, 2]; words int32 [any]."""
+        ...
+
+    def local_blocks(self, batch: Batch, local_of: Array, block_size: int) -> tuple[Array, Array]:
+        """The batch's (slot_mapping, block_tables) with local_of[block] in place of each block.
+
+        A block without a local one, local_of[block] = 0, is not written: its slots become -1.
+        """
         ...
 
     def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:

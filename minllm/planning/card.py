@@ -31,6 +31,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("  KV cache", f"{giga(plan.kv_bytes)}{each} for {wishes.batch:,} x {wishes.context:,} tokens in {wishes.kv_dtype}"),
         ("", policy_words(plan)),
         *([("", window_words(plan))] if plan.window_bytes else []),
+        *([("", f"layers with a sliding window keep {plan.sliding_window:,} tokens")] if plan.sliding_window else []),
         ("  one forward", f"{giga(plan.activation_bytes)}{each}: activations and logits"),
         ("  in all", f"{giga(used)}{each}: {'fits' if plan.fits else f'does not fit, {giga(used - plan.budget_bytes)} too much'}"),
         ("KV bytes per token", kv_line(plan)),

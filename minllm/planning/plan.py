@@ -21,7 +21,7 @@ from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
 from minllm.planning.floor import Floor, Passes, step_floor
-from minllm.planning.formats import WEIGHT_FORMATS, best_rate, kv_itemsize, kv_window
+from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, best_rate, kv_itemsize, kv_window
 
 STEP_TOKENS = 2048  # tokens for which a step must have memory: the engine's max_num_batched_tokens
 
@@ -78,6 +78,7 @@ class Plan:
     kv_bytes_per_token: int
     kv_bytes: int  # allocated for the batch at its context
     window_bytes: int  # residual window of one sequence, included in kv_bytes
+    sliding_window: int  # tokens that layers with a sliding window keep, if they keep no more
     kv_wasted_share: float  # share of the allocated blocks or pages that holds no token
     activation_bytes: int
     memory_bytes: int
@@ -127,7 +128,10 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
     prompt = Passes(*(costs.prefill(one, wishes.context, **sizes) for one in (all_stages, part)))
     part_weights = costs.weight_bytes(part, weights.itemsize, weight_format=weights)
     kv_token = costs.kv_bytes_per_token(part, kv_item)
-    sequence_bytes = wishes.policy.allocated_bytes(wishes.context, kv_token)
+    window, sequence_bytes, held_bytes = 0, wishes.policy.allocated_bytes(wishes.context, kv_token), wishes.context * kv_token
+    if wishes.gpus == 1 and wishes.policy.name == "paged" and wishes.kv_dtype in KV_ITEMSIZES:  # where the engine has local blocks
+        window = part.mixed_window
+        sequence_bytes, held_bytes = costs.local_block_bytes(part, wishes.context, wishes.policy.block_size, kv_item)
     window_bytes = costs.ring_tokens(wishes.residual_window) * costs.kv_bytes_per_token(part, weights.itemsize)
     budget = int(gpu.memory_gb * 1e9 * wishes.memory_share)
     return Plan(
@@ -140,7 +144,8 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         kv_bytes_per_token=kv_token,
         kv_bytes=wishes.batch * (sequence_bytes + window_bytes),
         window_bytes=window_bytes,
-        kv_wasted_share=1 - wishes.context * kv_token / sequence_bytes,
+        sliding_window=window,
+        kv_wasted_share=1 - held_bytes / sequence_bytes,
         activation_bytes=forward_bytes(part, wishes.batch, weights.itemsize),
         memory_bytes=int(gpu.memory_gb * 1e9),
         budget_bytes=budget,

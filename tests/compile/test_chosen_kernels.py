@@ -40,7 +40,7 @@ GPUS = {  # compute capability: a GPU that has it
 }
 GB10_SMS = 48  # not among the data sheets of machine/hardware.py
 DTYPES = {"float16": np.dtype(np.float16), "float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-USUAL_MODELS, OTHER_MODELS = ("llama-3.2-1b", "llama-3.1-8b"), ("qwen3-8b", "gpt2")
+USUAL_MODELS, OTHER_MODELS = ("llama-3.2-1b", "llama-3.1-8b"), ("qwen3-8b", "gemma-3-1b", "gpt2")
 CACHES = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 
 

@@ -33,7 +33,7 @@ STAGE = {
 
 def random_values(rng: random.Random) -> dict:
     """A config.json of any family, with every option that changes a count sometimes set and sometimes left to its default."""
-    family = rng.choice(["llama", "mistral", "qwen2", "qwen3", "gpt2"])
+    family = rng.choice(["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt2"])
     kv_heads, group, head_dim = rng.choice([1, 2, 3, 4, 8]), rng.choice([1, 2, 4, 5, 8]), rng.choice([2, 8, 32]) * rng.randint(4, 12)
     heads, layers = kv_heads * group, rng.randint(1, 90)
     if family == "gpt2":
@@ -46,11 +46,16 @@ def random_values(rng: random.Random) -> dict:
     values |= sometimes(rng, num_key_value_heads=kv_heads, head_dim=head_dim, tie_word_embeddings=True, attention_bias=True)
     if family == "mistral":
         values |= sometimes(rng, sliding_window=rng.choice([None, 7, 1000]))
+    if family.startswith("gemma"):
+        values |= dict(num_key_value_heads=kv_heads, head_dim=head_dim)
+        values |= sometimes(rng, sliding_window=rng.choice([None, rng.randint(1, 5000)]))
+    if family == "gemma3_text":
+        values |= sometimes(rng, sliding_window_pattern=rng.randint(1, 7))
     if family.startswith("qwen"):
         window = rng.choice([None, rng.randint(1, 5000)])
         values |= sometimes(rng, use_sliding_window=True, sliding_window=window, max_window_layers=rng.randint(0, 60))
     if family != "llama":
-        has_window = values.get("sliding_window", 4096) and (family == "mistral" or "use_sliding_window" in values)
+        has_window = values.get("sliding_window", 4096) and (not family.startswith("qwen") or "use_sliding_window" in values)
         kinds = ["full_attention", "sliding_attention"] if has_window else ["full_attention"]
         values |= sometimes(rng, layer_types=[rng.choice(kinds) for _ in range(layers)])
     return values

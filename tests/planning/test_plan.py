@@ -262,7 +262,7 @@ def test_a_shape_is_found_among_the_measured_under_any_name():
 @pytest.mark.parametrize("name", SHAPES)
 def test_presets_are_readable_and_as_large_as_their_name_says(name):
     config = find_config(name)[1]
-    sizes = {"70b": 70e9, "8b": 8e9, "7b": 7e9, "1b": 1.2e9, "gpt2": 124e6}
+    sizes = {"70b": 70e9, "8b": 8e9, "7b": 7e9, "4b": 3.9e9, "gemma-3-1b": 1e9, "1b": 1.2e9, "gpt2": 124e6}
     expected = next(count for part, count in sizes.items() if name.endswith(part))
     assert costs.parameter_count(config) == pytest.approx(expected, rel=0.1)
 

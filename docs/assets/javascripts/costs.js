@@ -8,14 +8,21 @@ const ANGLE_BYTES = 4;
 const BLOCK_SIZE = 16;
 const STEP_TOKENS = 2048;
 
+const GEMMA = {
+  hidden_size: 2304, intermediate_size: 9216, num_hidden_layers: 26, num_attention_heads: 8, num_key_value_heads: 4, head_dim: 256,
+  tie_word_embeddings: true,
+};
+
 // config.json -> what the counts need, family by family, with each family's own defaults.
 export function readConfig(values) {
   const type = values.model_type ?? { LlamaForCausalLM: "llama", MistralForCausalLM: "mistral", Qwen2ForCausalLM: "qwen2",
-    Qwen3ForCausalLM: "qwen3", GPT2LMHeadModel: "gpt2" }[values.architectures?.[0]];
+    Qwen3ForCausalLM: "qwen3", Gemma2ForCausalLM: "gemma2", Gemma3ForCausalLM: "gemma3_text", GPT2LMHeadModel: "gpt2" }[values.architectures?.[0]];
   if (type === "gpt2") return readGpt2(values);
-  if (!["llama", "mistral", "qwen2", "qwen3"].includes(type)) {
-    throw new Error(`model_type ${JSON.stringify(type)} is not counted here: llama, mistral, qwen2, qwen3 and gpt2 are.`);
+  if (!["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"].includes(type)) {
+    throw new Error(`model_type ${JSON.stringify(type)} is not counted here: llama, mistral, qwen2, qwen3, gemma2, gemma3_text and gpt2 are.`);
   }
+  const isGemma = type.startsWith("gemma");
+  if (isGemma) values = { ...GEMMA, ...values };
   const heads = whole(values, "num_attention_heads"), hidden = whole(values, "hidden_size"), layers = whole(values, "num_hidden_layers");
   const bias = type === "qwen2" || (type !== "mistral" && (values.attention_bias ?? false));
   const config = {
@@ -23,9 +30,9 @@ export function readConfig(values) {
     inner: whole(values, "intermediate_size"),
     kvHeads: whole(values, "num_key_value_heads", heads),
     headDim: whole(values, "head_dim", type === "qwen3" ? 128 : hidden / heads),
-    maxPositions: whole(values, "max_position_embeddings", { llama: 2048, mistral: 131072 }[type] ?? 32768),
+    maxPositions: whole(values, "max_position_embeddings", { llama: 2048, mistral: 131072, gemma2: 8192, gemma3_text: 131072 }[type] ?? 32768),
     layerNorm: false, gated: true, rope: true, mlpBias: false, qkvBias: bias,
-    outputBias: type === "qwen2" ? false : bias, qkNorm: type === "qwen3",
+    outputBias: type === "qwen2" ? false : bias, qkNorm: type === "qwen3" || type === "gemma3_text", postNorms: isGemma,
     tied: values.tie_word_embeddings ?? false, windows: windows(type, values, layers),
   };
   if (config.heads % config.kvHeads) throw new Error(`${config.heads} query heads are not a multiple of ${config.kvHeads} KV heads.`);
@@ -49,11 +56,14 @@ function whole(values, key, fallback) {
 
 function windows(type, values, layers) {
   if (type === "llama") return Array(layers).fill(0);
-  const off = values.sliding_window === null || (type !== "mistral" && !values.use_sliding_window);
+  const off = values.sliding_window === null || (type.startsWith("qwen") && !values.use_sliding_window);
   const window = off ? 0 : values.sliding_window ?? 4096;
-  const first = type === "mistral" ? 0 : values.max_window_layers ?? 28;
+  const first = values.max_window_layers ?? 28, pattern = values.sliding_window_pattern ?? 6;
+  const hasWindow = {
+    mistral: () => true, gemma2: (layer) => layer % 2 === 0, gemma3_text: (layer) => (layer + 1) % pattern !== 0,
+  }[type] ?? ((layer) => layer >= first);
   return Array.from({ length: layers }, (_, layer) =>
-    (values.layer_types ? values.layer_types[layer] === "sliding_attention" : layer >= first) ? window : 0);
+    (values.layer_types ? values.layer_types[layer] === "sliding_attention" : hasWindow(layer)) ? window : 0);
 }
 
 const queryWidth = (c) => c.heads * c.headDim;
@@ -67,7 +77,7 @@ export function layerMatrixParameters(c) {
 }
 
 function layerVectorParameters(c) {
-  return 2 * normParameters(c) + (queryWidth(c) + keyValueWidth(c)) * c.qkvBias + c.hidden * c.outputBias
+  return (c.postNorms ? 4 : 2) * normParameters(c) + (queryWidth(c) + keyValueWidth(c)) * c.qkvBias + c.hidden * c.outputBias
     + (upWidth(c) + c.hidden) * c.mlpBias + 2 * c.headDim * c.qkNorm;
 }
 
@@ -106,6 +116,18 @@ export function kvItemsize(format, headDim) {
 
 export const kvBytesPerToken = (c, item) => Math.round(c.layers * keyValueWidth(c) * item);
 export const ungroupedKvBytesPerToken = (c, item) => Math.round(2 * c.layers * queryWidth(c) * item);
+
+// The one sliding window of some layers if the others see the whole context; else 0.
+function mixedWindow(c) {
+  const found = new Set(c.windows);
+  return found.size === 2 && found.has(0) ? Math.max(...found) : 0;
+}
+
+// Tokens of whole blocks that a layer keeps of a context.
+function cachedTokens(context, window) {
+  const blocks = Math.ceil(context / BLOCK_SIZE);
+  return (window ? Math.min(blocks, Math.ceil(window / BLOCK_SIZE) + 2) : blocks) * BLOCK_SIZE;
+}
 
 function visiblePairs(tokens, window) {
   if (!window || tokens <= window) return (tokens * (tokens + 1)) / 2;
@@ -192,10 +214,12 @@ function forwardStages(c, s) {
       other: 5 * c.heads * s.visible,
     }),
     projection("output projection", query, hidden, c.outputBias),
+    ...(c.postNorms ? [norm("attention post-norm", layers, s.tokens, layers)] : []),
     norm("MLP norm", layers, s.tokens),
     projection("MLP up projection", hidden, up, c.mlpBias),
     stage("MLP activation", { activations: layers * s.tokens * (up + inner) * s.item, other: (c.gated ? 6 : 10) * layers * s.tokens * inner }),
     projection("MLP down projection", inner, hidden, c.mlpBias),
+    ...(c.postNorms ? [norm("MLP post-norm", layers, s.tokens, layers)] : []),
     norm("final norm", 1, s.rows),
     stage("lm_head", { weights: c.vocab * hidden * s.item, activations: s.rows * hidden * s.item + logits, flops: 2 * s.rows * c.vocab * hidden }),
     stage("sampling", { activations: logits, other: s.rows * c.vocab }),
@@ -294,18 +318,19 @@ export function makePlan(config, gpu, format, kvItem, wishes) {
   }
   const items = { item, matrixBytes, kvItem };
   const [tflops, tflopsSource] = bestRate(gpu, format);
-  const cached = Math.ceil(context / BLOCK_SIZE) * BLOCK_SIZE, kvToken = kvBytesPerToken(part, kvItem);
+  const kvToken = kvBytesPerToken(part, kvItem), isPlain = kvItem >= 2 && degree * stages === 1;
+  const sequence = sum(part.windows.map((window) => cachedTokens(context, isPlain ? mixedWindow(part) && window : 0))) * (kvToken / part.layers);
   const weights = weightBytes(part, item, matrixBytes), budget = Math.floor(gpu.memory_gb * 1e9 * wishes.memoryShare);
   const sumOf = (stages) => ({ bytes: sum(stages.map((one) => one.weights + one.kv)), flops: sum(stages.map((one) => one.flops)) });
   const machine = { config, allStages, part, gpu, tflops, degree, item, pricePerHour }, together = microBatches(batch, stages);
   const decode = (model) => sumOf(decodeStages(model, together.sequences, context, items));
   const prefill = (model) => sumOf(prefillStages(model, context, items));
-  const kv = batch * cached * kvToken, activations = forwardBytes(part, batch, item);
+  const kv = batch * sequence, activations = forwardBytes(part, batch, item);
   return {
     parameters: parameterCount(config), weights, allWeights: weightBytes(config, item, matrixBytes), kv, kvToken,
     allKvToken: kvBytesPerToken(config, kvItem), ungroupedKvToken: ungroupedKvBytesPerToken(config, kvItem), activations,
     memory: Math.floor(gpu.memory_gb * 1e9), budget, fits: weights + kv + activations <= budget,
-    largestBatch: largestBatch(part, budget - weights, cached * kvToken, item),
+    largestBatch: largestBatch(part, budget - weights, sequence, item),
     bandwidth: bandwidth(gpu), bandwidthSource: gpu.measured_copy_tb_s ? "measured copy" : "data sheet", tflops, tflopsSource,
     ridgeBatch: (format.matrix_itemsize * tflops) / (2 * bandwidth(gpu)),
     decode: stepFloor(decode, together, together.sequences, together.sequences, batch, machine),

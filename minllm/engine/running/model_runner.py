@@ -99,6 +99,8 @@ class ModelRunner:
             self.cache.copy_blocks(self.ops, step.copies)
             if self.speculator is not None:
                 self.speculator.copy_blocks(step.copies)
+        if self.cache.shape.sliding is not None:
+            self.cache.place_windows(self.ops, self.policy.windows, step.local_copies)
         if step.forks and self._window:
             self.cache.copy_rings(self.ops, step.forks)
         changes = self.slots.changes(step)

@@ -41,12 +41,14 @@ class Scheduler(Queues):
         """The next step; None if nothing can be computed before the results of launched steps are known."""
         self._abort_late()
         step = Step()
+        self.memory.policy.begin_step()
         self.policy.plan(self, step)
         if not step.spans and self._park_held():
             self.policy.plan(self, step)
         if not step.spans:
             return None
         step.copies, self._copies = self._copies, []
+        step.local_copies = self.memory.policy.take_local_copies()
         step.forks, self._forks = self._forks, []
         step.entered, self._entered = self._entered, []
         step.makes_drafts = self.speculation is None or self.speculation.makes_drafts
@@ -65,7 +67,9 @@ class Scheduler(Queues):
             if sequence.can_decode:  # not preempted by a sequence before it
                 drafts = self._make_room_for_drafts(sequence, budget, step) if speculates else 0
                 if drafts or self._make_room(sequence, step):
-                    step.spans.append(Span(sequence, sequence.num_computed_tokens, 1 + drafts, True, (sequence,)))
+                    start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + 1 + drafts
+                    step.spans.append(Span(sequence, start, end - start, True, (sequence,)))
+                    self.memory.policy.slide(sequence, start, end)
                     if speculates and (unseen := self.speculation.unseen(step.spans[-1])) is not None:
                         step.unseen.append(unseen)
                     sequence.num_computed_tokens += self.speculation.most_new(1 + drafts) if drafts else 1
@@ -160,6 +164,7 @@ class Scheduler(Queues):
         start = sequence.num_computed_tokens
         length = min(budget, sequence.num_prefill_tokens - start, sequence.longest_chunk)
         sequence.num_computed_tokens += length
+        self.memory.policy.slide(sequence, start, start + length)
         self.memory.commit(sequence)
         sampled = self._first_to_sample(sequence) if sequence.is_prefilled else ()
         step.spans.append(Span(sequence, start, length, False, sampled))

@@ -41,6 +41,7 @@ class Step:
     entered: list[Sequence] = field(default_factory=list)  # sequences whose slots are rewritten
     grown: list[tuple[Sequence, int]] = field(default_factory=list)  # (sequence, position from which its block table has changed)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) of blocks to copy before the forward
+    local_copies: list[tuple[int, int]] = field(default_factory=list)  # the same of local blocks (cache/window_blocks.py)
     forks: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) slots of rings to copy before the forward
     preempts: bool = False  # a sequence was preempted for this step, so none may enter it
     makes_drafts: bool = True  # whether this step makes drafts for the next one, if the engine speculates
