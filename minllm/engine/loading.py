@@ -110,7 +110,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     dtype = compute_dtype(options.dtype, str(checkpoint.dtype(quantized=weight_format is not None)), device)
     _check_own_kernels(options, weight_format)
     check_cache_dtype(device, dtype, options)
-    _check_soft_cap(device, config)
+    _check_soft_cap(device, config, options)
     ops = _make_ops(device, dtype, options) if share is None else share.make_ops(device, dtype, options, config)
     part = config if share is None else share.part(config)
     shape = cache_shape(part, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
@@ -264,12 +264,16 @@ def _check_capability(weight_format: WeightFormat) -> None:
         )
 
 
-def _check_soft_cap(device: str, config: ModelConfig) -> None:
-    """Raises InvalidOptionError for a model whose scores of attention are bounded, on a GPU."""
-    if device != "cpu" and config.attention_soft_cap:
+def _check_soft_cap(device: str, config: ModelConfig, options: EngineOptions) -> None:
+    """Raises InvalidOptionError for options for which attention with bounded scores has no kernels on a GPU."""
+    drafts = options.speculative_config
+    if device == "cpu" or not config.attention_soft_cap:
+        return
+    if options.kv_cache_dtype != "auto" or (drafts is not None and drafts.tree):
+        what = f"kv_cache_dtype={options.kv_cache_dtype!r}" if options.kv_cache_dtype != "auto" else "a tree of drafts"
         raise InvalidOptionError(
             f"A {config.model_type} model bounds its attention's scores (attn_logit_softcapping = {config.attention_soft_cap}), for which "
-            'there are no kernels for a GPU: take device="cpu".'
+            f'there are no kernels with {what} on a GPU: leave it out, or take device="cpu".'
         )
 
 

@@ -16,6 +16,7 @@ from minllm.kernels.slots.local_blocks import local_blocks
 from minllm.kernels.slots.write_slots import write_slots
 from minllm.ops.cuda_base import CudaBase
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache
+from minllm.runtime.kernel import check
 
 
 class CudaAttention(CudaBase):
@@ -76,6 +77,8 @@ class CudaAttention(CudaBase):
 
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
+        if attention_config.soft_cap:
+            return self._soft_capped_attention(query, layer_cache, batch, attention_config)
         if layer_cache.recent is not None:
             return self._attention_with_window(query, layer_cache, batch, attention_config)
         out = self.empty(query.shape, self.dtype)
@@ -104,6 +107,17 @@ class CudaAttention(CudaBase):
             query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
             attention_config.scale, attention_config.sliding_window, batch.max_query_len, workspace, self.stream,
         )  # fmt: skip
+
+    def _soft_capped_attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
+        """Attention with bounded scores: [T, heads * head_dim]. There is one variant, for plain caches and any number of new tokens."""
+        plain = batch.tree is None and layer_cache.recent is None and not is_quantized(layer_cache.key)
+        check(plain, "attention with a soft cap has kernels for plain caches without draft trees only")
+        out = self.empty(query.shape, self.dtype)
+        ATTENTION_VARIANTS["soft_capped"].attention(
+            query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables,
+            attention_config.scale, attention_config.soft_cap, attention_config.sliding_window, batch.max_query_len, stream=self.stream,
+        )  # fmt: skip
+        return out.reshape(query.shape[0], -1)
 
     def _tree_attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig, out: Any) -> None:
         """Attention of verifications of a tree, written to their rows of `out`; there is only one variant for trees."""

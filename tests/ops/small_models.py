@@ -28,6 +28,11 @@ CONFIGS = {
         sliding_window=2, layer_types=["sliding_attention", "full_attention"], final_logit_softcapping=3.0,
         query_pre_attn_scalar=6,
     ),
+    "gemma2": LLAMA_LIKE
+    | dict(
+        model_type="gemma2", architectures=["Gemma2ForCausalLM"], hidden_act="gelu_pytorch_tanh", sliding_window=2, num_hidden_layers=2,
+        attn_logit_softcapping=0.3,
+    ),
     "gpt2": dict(
         model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=37, n_embd=16, n_layer=1, n_head=2, n_inner=24, n_positions=64,
         activation_function="gelu_new", layer_norm_epsilon=1e-5,

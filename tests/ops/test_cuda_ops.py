@@ -49,7 +49,7 @@ def logits_of(ops, family, chunks, last_row_only, cached=0):
 
 FORWARDS = [
     ("llama", "float32", False), ("gpt2", "float32", True), ("qwen3", "bfloat16", True), ("llama", "float16", True),
-    ("gemma3", "bfloat16", True),
+    ("gemma3", "bfloat16", True), ("gemma2", "float32", False),
 ]  # fmt: skip
 
 
@@ -63,7 +63,9 @@ def test_forward_agrees_with_numpy(family, dtype, last_row_only):
         np.testing.assert_allclose(our, their, rtol=0, atol=TOLERANCE[dtype] * np.abs(their).max())
 
 
-ALONE = [("llama", "bfloat16"), ("gpt2", "float32"), ("qwen2", "float16"), ("qwen3", "bfloat16"), ("gemma3", "float16")]
+ALONE = [
+    ("llama", "bfloat16"), ("gpt2", "float32"), ("qwen2", "float16"), ("qwen3", "bfloat16"), ("gemma3", "float16"), ("gemma2", "bfloat16"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "dtype"), ALONE)

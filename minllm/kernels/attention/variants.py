@@ -11,6 +11,7 @@ ONE = 1  # the most new tokens per sequence in a decode step
 ARRAYS, FLOAT32, QUANTIZED = "arrays", "float32 arrays", "quantized caches"
 SHARED_PREFIX, RESIDUAL_WINDOW = "arrays and a shared prefix", "quantized caches and recent keys"
 TREE = "arrays and a tree of drafts"
+SOFT_CAP = "arrays and a soft cap"
 
 VARIANTS = Variants(
     "minllm.kernels.attention",
@@ -28,6 +29,7 @@ VARIANTS = Variants(
     Variant("split_quantized", ".split_quantized.split_quantized", most_rows=ONE, dtypes=HALF, reads=QUANTIZED),
     Variant("residual_window", ".residual_window.residual_window", dtypes=HALF, reads=RESIDUAL_WINDOW),
     Variant("tree", ".tree.tree", reads=TREE),
+    Variant("soft_capped", ".soft_capped.soft_capped", reads=SOFT_CAP),
     # Only for benchmarks: the engine's batches do not record which keys their sequences share.
     Variant("split_cascade", ".split_tensor_core.cascade", most_rows=ONE, dtypes=HALF, reads=SHARED_PREFIX),
 )

@@ -1,0 +1,1 @@
+"""Attention with a soft cap on its scores."""
