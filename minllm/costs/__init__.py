@@ -27,6 +27,7 @@ from minllm.costs.cache_policies import AllocationPolicy, batch_bytes, wasted_sh
 from minllm.costs.local_blocks import local_block_bytes
 from minllm.costs.parallel import all_reduce_bytes, shard
 from minllm.costs.parameters import (
+    active_parameters,
     head_parameters,
     kv_bytes_per_token,
     layer_matrix_parameters,
@@ -48,6 +49,7 @@ __all__ = [
     "Load",
     "Stage",
     "StepCosts",
+    "active_parameters",
     "all_reduce_bytes",
     "batch_bytes",
     "coded_tokens",

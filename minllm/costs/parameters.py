@@ -52,8 +52,21 @@ def head_bytes(config: ModelConfig, itemsize: int, weight_format: WeightFormat |
 
 
 def widest_activation(config: ModelConfig) -> int:
-    """Elements per token of the widest activation: queries, keys and values, or gate and up of the feed-forward."""
-    return max(query_width(config) + key_value_width(config), 2 * config.intermediate_size)
+    """Elements per token of the widest activation: queries, keys and values, or that of the feed-forward."""
+    _, mlp = parts_of(config)
+    return max(query_width(config) + key_value_width(config), mlp.widest(config))
+
+
+def active_parameters(config: ModelConfig) -> int:
+    """Parameters that one token multiplies by or adds: all of them without experts, else those of the experts that it chooses."""
+    idle = (config.num_experts - config.num_experts_per_tok) * expert_parameters(config) if config.num_experts else 0
+    return parameter_count(config) - config.num_hidden_layers * idle
+
+
+def expert_parameters(config: ModelConfig) -> int:
+    """Parameters of one expert in one layer; 0 without experts."""
+    _, mlp = parts_of(config)
+    return sum(matrix.parameters for matrix in mlp.matrices(config)) // config.num_experts if config.num_experts else 0
 
 
 def parameter_count(config: ModelConfig) -> int:

@@ -12,7 +12,7 @@ LARGEST_JSON_FILE = 64 << 20  # bytes; configurations have a few kilobytes, and 
 
 
 # Limits of keys that determine how much memory is allocated before any tensor is checked against them.
-LARGEST_VALUES = dict.fromkeys(("num_hidden_layers", "n_layer"), 10_000)
+LARGEST_VALUES = dict.fromkeys(("num_hidden_layers", "n_layer"), 10_000) | dict.fromkeys(("num_experts", "num_local_experts"), 1024)
 
 
 def refuse_special_file(path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from minllm.models.config import ModelConfig
 from minllm.models.parts import parts_of
+from minllm.models.parts.experts import Experts
 from minllm.models.parts.gated_mlp import GatedMlp
 from minllm.models.parts.grouped_attention import GroupedAttention
 from minllm.models.parts.plain_mlp import PlainMlp
@@ -27,7 +28,7 @@ class Layer:
     """One layer: its attention and its feed-forward."""
 
     attention: GroupedAttention
-    mlp: GatedMlp | PlainMlp
+    mlp: GatedMlp | PlainMlp | Experts
 
 
 @dataclass

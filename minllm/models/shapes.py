@@ -60,6 +60,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_key_value_heads=4, head_dim=256, sliding_window=1024, max_position_embeddings=131072,
         rope_scaling=dict(rope_type="linear", factor=8.0),
     ),
+    "qwen3-30b-a3b": dict(
+        model_type="qwen3_moe", vocab_size=151936, hidden_size=2048, num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4,
+        head_dim=128, max_position_embeddings=40960, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
+    ),
     "gpt2": dict(model_type="gpt2", vocab_size=50257, n_embd=768, n_head=12, n_layer=12, n_positions=1024),
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Routing
 from minllm.weights.linear import Linear
 
 
@@ -32,6 +32,13 @@ class FixedOrderNumpyOps(NumpyOps):
         if len(x) <= 1:
             return super().linear(x, linear, out_dtype)
         return np.concatenate([super(FixedOrderNumpyOps, self).linear(row, linear, out_dtype) for row in rows_of(x)])
+
+    def experts(self, x: np.ndarray, router: np.ndarray, gate_up: Linear, down: Linear, routing: Routing) -> np.ndarray:
+        """The weighted sum of each token's chosen experts: [T, hidden]."""
+        if len(x) <= 1:
+            return super().experts(x, router, gate_up, down, routing)
+        experts = super().experts
+        return np.concatenate([experts(row, router, gate_up, down, routing) for row in rows_of(x)])
 
     def attention(self, query: np.ndarray, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> np.ndarray:
         """Causal attention over the cached context of each sequence, one token at a time: [T, heads * head_dim]."""

@@ -17,10 +17,12 @@ from minllm.kernels.attention.tree.reference import tree_attention_reference
 from minllm.kernels.elementwise.gelu_and_multiply import gelu_and_multiply_reference
 from minllm.kernels.elementwise.in_place import scale_reference, soft_cap_reference
 from minllm.kernels.embedding.lookup import embedding_reference
+from minllm.kernels.experts.reference import experts_reference, route_reference
 from minllm.kernels.kv.copy_blocks import copy_blocks_reference
 from minllm.kernels.kv.move_window import window_of_rows
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append_reference
 from minllm.kernels.kv.quantize_groups import quantize_groups_reference
+from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.normalization.layer_norm import layer_norm_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.sampling.log_probabilities import LogProbabilities, log_probabilities_reference
@@ -35,7 +37,7 @@ from minllm.kernels.slots.write_slots import write_slots_reference
 from minllm.ops.arguments import activation_dtype, check_gated_activation, gelu_approximation
 from minllm.ops.composed import ComposedOps
 from minllm.ops.numpy_speculation import NumpySpeculation
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Routing
 from minllm.weights.linear import Linear
 
 
@@ -164,6 +166,13 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         """down(gelu(up(x))): [T, hidden]."""
         approximation = gelu_approximation(activation)
         return self.linear(gelu_reference(self.linear(x, up), approximation), down)
+
+    def experts(self, x: np.ndarray, router: np.ndarray, gate_up: Linear, down: Linear, routing: Routing) -> np.ndarray:
+        """The weighted sum of each token's chosen experts: [T, hidden]."""
+        logits = matmul_reference(x, router, out_dtype=np.float32)  # [T, experts]
+        expert_ids, weights = route_reference(logits, routing.per_token, routing.normalized)
+        stacks = (linear.weight.reshape(routing.experts, -1, linear.shape[1]) for linear in (gate_up, down))
+        return experts_reference(x, expert_ids, weights, *stacks)
 
     def logits(
         self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: Linear, rows: np.ndarray | None,

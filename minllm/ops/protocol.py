@@ -177,6 +177,15 @@ class AttentionConfig:
     soft_cap: float = 0.0  # scores become soft_cap * tanh(score / soft_cap); 0 for none
 
 
+@dataclass(frozen=True)
+class Routing:
+    """How a router chooses experts for a token: those with the largest logits, weighted by their softmax."""
+
+    experts: int
+    per_token: int  # experts chosen for each token
+    normalized: bool  # whether the weights of the chosen experts are divided by their sum
+
+
 class Ops(Protocol):
     """The operations of a forward pass. Activations are stored in `dtype` (NumPy float32, float16 or ml_dtypes.bfloat16); every sum,
     statistic and softmax is float32. No operation changes an argument, except that `qkv_rope_append` (and `normed_qkv`, which contains it)
@@ -287,6 +296,14 @@ class Ops(Protocol):
 
     def mlp(self, x: Array, up: Linear, down: Linear, activation: str) -> Array:
         """down(activation(up(x))); activation is "gelu" (exact) or "gelu_tanh". Returns [T, hidden]."""
+        ...
+
+    def experts(self, x: Array, router: Array, gate_up: Linear, down: Linear, routing: Routing) -> Array:
+        """The sum of the outputs of each token's chosen experts, times their weights: [T, hidden] to [T, hidden].
+
+        router [experts, hidden] gives a logit per expert. Expert e computes down_e(silu(gate_e(x)) * up_e(x)); gate_up
+        [experts * 2 * intermediate, hidden] holds gate, then up, of expert 0, then of the next; down [experts * hidden, intermediate].
+        """
         ...
 
     # The next three may be composed of those above (ops/composed.py). The residual stream is a pair (x, residual): the stream is their sum,

@@ -1,7 +1,7 @@
 """The operations of a rank under tensor parallelism: those of its machine, and the communication between ranks.
 
     embed                 each rank looks up the tokens that it holds, zeros for the others; all-reduce     [T, hidden]
-    output, down          each rank's GEMM gives a partial sum; all-reduce                                  [T, hidden]
+    output, down, experts each rank's GEMM gives a partial sum; all-reduce                                  [T, hidden]
     sample, greedy        each rank's largest logit and its token; all-gather                               [R] twice
     sample, mask_logits, log_probabilities, distribution, to_host     the logits; all-gather                             [R, vocab]
 
@@ -22,7 +22,7 @@ from minllm.kernels.split_vocabulary.argmax import argmax_of_own_reference, argm
 from minllm.kernels.split_vocabulary.join import join_parts_reference
 from minllm.kernels.split_vocabulary.lookup import split_embedding_reference
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.ops.protocol import Batch, NormWeights
+from minllm.ops.protocol import Batch, NormWeights, Routing
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.grid import Grid
 from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
@@ -75,6 +75,13 @@ class TensorParallel:
         """x @ weight.T + bias: [T, out]; partial sums are all-reduced."""
         out = super().linear(x, linear, *arguments)
         if linear.shard.axis == INPUTS and linear.shard.ranks > 1:
+            self.communicator.all_reduce(out)
+        return out
+
+    def experts(self, x: Any, router: Any, gate_up: Linear, down: Linear, routing: Routing) -> Any:
+        """The weighted sum of each token's chosen experts: [T, hidden]; every rank has a part of each expert's inner width."""
+        out = super().experts(x, router, gate_up, down, routing)
+        if down.shard.ranks > 1:
             self.communicator.all_reduce(out)
         return out
 

@@ -28,6 +28,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     rows = [
         ("memory", f"{giga(plan.memory_bytes)}{each}, of which {100 * wishes.memory_share:.0f} % to use: {giga(plan.budget_bytes)}"),
         ("  weights", f"{giga(plan.weight_bytes)}{each}: {plan.parameters / 1e9:.3g} billion numbers in {wishes.dtype}"),
+        *([("", experts_words(plan))] if plan.touched_experts is not None else []),
         ("  KV cache", f"{giga(plan.kv_bytes)}{each} for {wishes.batch:,} x {wishes.context:,} tokens in {wishes.kv_dtype}"),
         ("", policy_words(plan)),
         *([("", window_words(plan))] if plan.window_bytes else []),
@@ -62,6 +63,12 @@ def stage_table(title: str, stages: list[Stage]) -> Table:
         operations = stage.flops + stage.other_flops
         table.add_row(stage.name, *map(short_size, moved), three_figures(operations / 1e9), three_figures(stage.arithmetic_intensity))
     return table
+
+
+def experts_words(plan: Plan) -> str:
+    """The numbers that one token multiplies by, and the experts that a decode step reads."""
+    active = f"{plan.active_parameters / 1e9:.3g} billion of them for one token"
+    return f"{active}; a decode step reads about {plan.touched_experts:.3g} experts of each layer, if tokens choose uniformly"
 
 
 def policy_words(plan: Plan) -> str:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 from minllm import costs
 from minllm.cache.capacity import activation_bytes
-from minllm.costs.parameters import layer_matrices
+from minllm.costs.parameters import expert_parameters, layer_matrices
 from minllm.costs.pipeline import last_stage, micro_batches
 from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
+from minllm.models.parts.experts import touched_experts
 from minllm.planning.floor import Floor, Passes, step_floor
 from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, best_rate, kv_itemsize, kv_window
 
@@ -71,6 +72,8 @@ class Plan:
 
     wishes: Wishes
     parameters: int
+    active_parameters: int  # that one token multiplies by; fewer only in a model with experts
+    touched_experts: float | None  # expected number per layer in a decode step, if tokens choose uniformly; None without experts
     all_weight_bytes: int
     weight_bytes: int
     all_kv_bytes_per_token: int
@@ -137,6 +140,8 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
     return Plan(
         wishes=wishes,
         parameters=costs.parameter_count(config),
+        active_parameters=costs.active_parameters(config),
+        touched_experts=touched_experts(config, together.sequences) if config.num_experts else None,
         all_weight_bytes=costs.weight_bytes(config, weights.itemsize, weight_format=weights),
         weight_bytes=part_weights,
         all_kv_bytes_per_token=costs.kv_bytes_per_token(config, kv_item),
@@ -154,10 +159,17 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         bandwidth_source=gpu.ceiling_source,
         tflops=tflops,
         tflops_source=tflops_source,
-        ridge_batch=weights.matrix_itemsize * tflops / (2 * gpu.ceiling_tb_s),
+        ridge_batch=ridge_batch(config, weights.matrix_itemsize, tflops, gpu.ceiling_tb_s),
         decode=step_floor(decode, together, together.sequences, together.sequences, wishes.batch, **machine),
         prefill=step_floor(prompt, micro_batches(1, stages), wishes.context, 1, wishes.context, **machine),
     )
+
+
+def ridge_batch(config: ModelConfig, itemsize: float, tflops: float, bandwidth_tb_s: float) -> float:
+    """The batch from which multiplying by the layers' weights takes longer than reading them, all experts included."""
+    matrices = costs.layer_matrix_parameters(config)
+    multiplied = matrices - (config.num_experts - config.num_experts_per_tok) * expert_parameters(config)
+    return itemsize * tflops / (2 * bandwidth_tb_s) * matrices / multiplied
 
 
 def forward_bytes(config: ModelConfig, batch: int, itemsize: int) -> int:

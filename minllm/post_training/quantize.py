@@ -98,6 +98,8 @@ def quantize(
     plain = layout_of(config, is_prefixed(checkpoint))
     if model.weight_format(config, checkpoint) is not None:
         raise InvalidOptionError(f"{source} is stored quantised already: give a checkpoint in 16 or 32 bits.")
+    if config.num_experts:
+        raise UnsupportedModelError(f"{source} has experts, which minllm quantize does not round: give a model without them.")
     replace(plain, weight_format=WEIGHT_FORMATS[name]).check_format()
     check_tensors(plain, checkpoint)
     if any(one.transposed for leaf in leaves(plain.model) if isinstance(leaf, StoredLinear) for one in leaf.projections):

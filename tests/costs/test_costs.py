@@ -3,11 +3,13 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from minllm import costs
 from minllm.models.config_reader import parse_model_config
 from minllm.models.layout import layout_of
+from minllm.models.parts.experts import touched_experts
 from minllm.models.shapes import named_config
 
 SMALL = dict(vocab_size=1003, hidden_size=240, intermediate_size=344, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2)
@@ -17,11 +19,15 @@ FAMILIES = {
     "mistral": dict(SMALL, model_type="mistral", sliding_window=7),
     "qwen2": dict(SMALL, model_type="qwen2"),
     "qwen3": dict(SMALL, model_type="qwen3", head_dim=80),
+    "qwen3_moe": dict(SMALL, model_type="qwen3_moe", moe_intermediate_size=56, num_experts=9, num_experts_per_tok=3),
     "gpt2": dict(model_type="gpt2", vocab_size=1003, n_embd=240, n_head=6, n_layer=3, n_positions=256),
 }
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("llama-3.2-1b", 1_235_814_400), ("llama-3.1-8b", 8_030_261_248)])
+PUBLISHED = [("llama-3.2-1b", 1_235_814_400), ("llama-3.1-8b", 8_030_261_248), ("qwen3-30b-a3b", 30_532_122_624)]
+
+
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED)
 def test_parameters_are_as_many_as_published(name, parameters):
     assert costs.parameter_count(named_config(name)) == parameters
 
@@ -69,10 +75,14 @@ def test_decode_step_equals_a_count_over_every_tensor(family, batch, context):
     config = parse_model_config(FAMILIES[family])
     shapes = layout_of(config).shapes()
     numbers, flops = 0, 0
+    touched = touched_experts(config, batch) / config.num_experts if config.num_experts else 1
     for name, shape in shapes.items():
         is_table = any(part in name for part in ("embed_tokens", "wte", "wpe"))
         if is_table:
             numbers += batch * shape[1]  # one row a sequence
+        elif ".experts." in name:
+            numbers += math.prod(shape) * touched
+            flops += 2 * batch * math.prod(shape) * config.num_experts_per_tok // config.num_experts
         else:
             numbers += math.prod(shape)
             flops += 2 * batch * math.prod(shape) if len(shape) == 2 else 0
@@ -85,8 +95,19 @@ def test_decode_step_equals_a_count_over_every_tensor(family, batch, context):
         cached += batch * (keys + 1) * 2 * config.num_key_value_heads * config.head_dim  # read, and one written
         flops += batch * keys * 4 * config.num_attention_heads * config.head_dim
     step = costs.decode_step(config, batch, context, itemsize=2, kv_itemsize=4)
-    assert step.bytes == 2 * numbers + 4 * cached
+    assert step.bytes == pytest.approx(2 * numbers + 4 * cached, abs=2 if config.num_experts else 0)
     assert step.flops == flops
+
+
+def test_experts_that_a_batch_touches():
+    """As many as a simulated router touches that chooses uniformly; one token touches those that it chooses, many tokens all."""
+    config, random = named_config("qwen3-30b-a3b"), np.random.default_rng(0)
+    for tokens in (1, 16, 64):
+        drawn = [len(np.unique(random.random((tokens, 128)).argpartition(8, axis=1)[:, :8])) for _ in range(200)]
+        assert touched_experts(config, tokens) == pytest.approx(np.mean(drawn), rel=0.01)
+    assert touched_experts(config, 1) == pytest.approx(8) and touched_experts(config, 10**4) == 128
+    assert costs.active_parameters(config) == 30_532_122_624 - 48 * 120 * 3 * 2048 * 768  # Qwen says 3.3 billion
+    assert costs.active_parameters(named_config("llama-3.1-8b")) == 8_030_261_248
 
 
 def test_prefill_of_one_token_computes_what_a_decode_step_does():

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from minllm.models.decoder import forward
 from minllm.models.model import load_model
 from minllm.ops.protocol import Ops
-from tests.models.batches import logits_of
+from tests.models.batches import PagedSequences, logits_of
 from tests.models.random_models import FAMILIES, prompt, random_model, reference_logits, save_random_model
 
 PROMPT_LENGTHS = (1, 17, 130)
@@ -38,6 +39,19 @@ def check_float32(ops: Ops, family: str) -> None:
         expected = reference_logits(reference, tokens)
         error = np.abs(logits_of(ops, model, tokens) - expected).max()
         assert error <= 1e-4 * np.abs(expected).max(), f"{family}, {length} tokens: off by {error}"
+
+
+def check_greedy(ops: Ops, family: str, length: int = 7, count: int = 30) -> None:
+    """The tokens of greatest probability after a prompt are transformers', decoded one by one."""
+    tokens = prompt(length)
+    theirs = random_model(family).generate(torch.tensor([tokens]), max_new_tokens=count, min_new_tokens=count, do_sample=False)
+    model, new = load_model(saved_model(family), ops), tokens
+    sequences, ours = PagedSequences(ops, model.config, [length + count]), list(tokens)
+    for _ in range(count):
+        logits = ops.to_host(forward(ops, model, sequences.append([new], last_row_only=True), sequences.cache))
+        new = [int(logits[-1].argmax())]
+        ours += new
+    assert ours == theirs[0].tolist()
 
 
 def check_half_precision(ops: Ops, family: str, dtype: str) -> None:

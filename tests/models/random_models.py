@@ -81,6 +81,9 @@ FAMILIES: dict[str, Family] = {
     "qwen2": _llama_like("Qwen2", hidden_size=384, tie_word_embeddings=True),
     "qwen2_window": _llama_like("Qwen2", hidden_size=240, use_sliding_window=True, sliding_window=13, max_window_layers=1),
     "qwen3": _llama_like("Qwen3", hidden_size=256, head_dim=128, tie_word_embeddings=False),
+    "qwen3_moe": _llama_like(
+        "Qwen3Moe", hidden_size=176, head_dim=32, moe_intermediate_size=40, num_experts=9, num_experts_per_tok=3, norm_topk_prob=True
+    ),
     "gemma2": Family("Gemma2Config", "Gemma2ForCausalLM", GEMMA),
     "gemma3": Family("Gemma3TextConfig", "Gemma3ForCausalLM", GEMMA | dict(rope_parameters=GEMMA3_ROPE)),
     "gpt2": Family(
@@ -108,7 +111,7 @@ def _randomise(name: str, values: torch.Tensor) -> None:
     elif any(part in name for part in ("embed_tokens", "wte", "wpe")):
         values.normal_(0.0, 0.3)
     else:  # a matrix: keeps the scale of what it is given, and a bit more, so that attention is not uniform
-        inputs = values.shape[0] if "c_" in name else values.shape[1]
+        inputs = values.shape[0] if "c_" in name else values.shape[-1]
         values.normal_(0.0, 1.3 * inputs**-0.5)
 
 

@@ -25,6 +25,7 @@ LLAMA = dict(
     num_key_value_heads=2,
     max_position_embeddings=512,
 )
+EXPERTS = {**LLAMA, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "moe_intermediate_size": 40, "num_experts": 9}
 GPT2 = dict(architectures=["GPT2LMHeadModel"], model_type="gpt2", vocab_size=1003, n_embd=240, n_layer=3, n_head=6, n_positions=160)
 
 
@@ -42,7 +43,7 @@ def test_sizes_equal_transformers(family, tmp_path):
         assert ours.norm_epsilon == theirs.rms_norm_eps
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma2"])
 def test_missing_keys_take_the_familys_defaults(name):
     theirs = getattr(transformers, f"{name}Config")()
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -118,6 +119,14 @@ def test_sliding_windows_of_each_family():
     assert parse_model_config({**qwen, "use_sliding_window": True, "layer_types": kinds}).sliding_windows == (9, 0, 9)
 
 
+def test_experts_under_either_key():
+    new = parse_model_config({**{key: value for key, value in EXPERTS.items() if key != "num_experts"}, "num_local_experts": 9})
+    old = parse_model_config({**EXPERTS, "max_window_layers": 2, "sliding_window": 7})
+    assert new == old and new.num_experts == 9 and new.intermediate_size == 40 and new.num_experts_per_tok == 8
+    assert parse_model_config({**EXPERTS, "use_sliding_window": True, "sliding_window": 7}).sliding_windows == (7, 7, 7)
+    assert parse_model_config({**EXPERTS, "norm_topk_prob": True}).norm_topk_prob and not new.norm_topk_prob
+
+
 def test_gpt2_options():
     assert parse_model_config(GPT2).attention_scales == (40**-0.5,) * 3
     by_layer = parse_model_config({**GPT2, "scale_attn_by_inverse_layer_idx": True})
@@ -150,6 +159,10 @@ REFUSED = {
     "gemma activation": {**GEMMA3, "hidden_activation": "relu"},
     "gemma in both directions": {**GEMMA3, "use_bidirectional_attention": True},
     "gemma with images": {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
+    "sparse steps": {**EXPERTS, "decoder_sparse_step": 2},
+    "dense layers": {**EXPERTS, "mlp_only_layers": [0]},
+    "shared expert": {**EXPERTS, "shared_expert_intermediate_size": 40},
+    "experts of another family": {**LLAMA, "num_experts": 9},
     "gpt2 activation": {**GPT2, "activation_function": "relu"},
     "gpt2 cross attention": {**GPT2, "add_cross_attention": True},
 }  # fmt: skip
@@ -169,6 +182,11 @@ WRONG = {
     "negative vocabulary": {**LLAMA, "vocab_size": -1},
     "huge vocabulary": {**LLAMA, "vocab_size": 2**40},
     "heads": {**LLAMA, "num_key_value_heads": 4},
+    "more chosen than experts": {**EXPERTS, "num_experts_per_tok": 10},
+    "two numbers of experts": {**EXPERTS, "num_local_experts": 10},
+    "no expert": {**EXPERTS, "num_experts": 0},
+    "too many experts": {**EXPERTS, "num_experts": 1025},
+    "too many experts in all layers": {**EXPERTS, "num_experts": 1024, "num_hidden_layers": 1000},
     "no head_dim": {**LLAMA, "hidden_size": 191},
     "odd head_dim": {**LLAMA, "head_dim": 33},
     "nan epsilon": {**LLAMA, "rms_norm_eps": float("nan")},

@@ -7,7 +7,7 @@ from minllm.models.decoder import forward
 from minllm.models.model import load_model
 from minllm.ops.numpy_ops import NumpyOps
 from tests.models.batches import PagedSequences, logits_in_chunks, logits_of
-from tests.models.parity import HALF_PRECISION_CASES, check_float32, check_half_precision, saved_model
+from tests.models.parity import HALF_PRECISION_CASES, check_float32, check_greedy, check_half_precision, saved_model
 from tests.models.random_models import FAMILIES, prompt, random_model, reference_logits
 
 
@@ -32,7 +32,7 @@ def test_the_random_models_are_a_real_test(family):
     assert np.abs(changed[8] - logits[8]).max() > 1e-3
 
 
-@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2_window", "qwen3", "gemma2", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2_window", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gpt2"])
 def test_decoding_token_by_token_equals_one_forward(family):
     ops = NumpyOps("float32")
     model = load_model(saved_model(family), ops)
@@ -40,6 +40,11 @@ def test_decoding_token_by_token_equals_one_forward(family):
     whole = logits_of(ops, model, tokens)
     for chunks in ([17] + [1] * 24, [7] * 5 + [6], [40, 1]):
         np.testing.assert_allclose(logits_in_chunks(ops, model, tokens, chunks), whole, rtol=0, atol=2e-5 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe"])
+def test_greedy_tokens_equal_transformers(family):
+    check_greedy(NumpyOps("float32"), family)
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 256])

@@ -100,6 +100,17 @@ def test_policies_change_what_is_set_aside_and_nothing_else():
     assert contiguous.decode == paged.decode and contiguous.largest_batch < virtual.largest_batch <= paged.largest_batch
 
 
+def test_experts_that_a_token_multiplies_by_and_a_step_reads():
+    plan = make_plan(named_config("qwen3-30b-a3b"), GPUS["NVIDIA H200"], Wishes(batch=16, context=1024))
+    assert (plan.parameters, plan.active_parameters) == (30_532_122_624, 3_353_032_704)
+    assert plan.touched_experts == pytest.approx(128 * (1 - (15 / 16) ** 16))
+    assert plan.decode.floor_ms == pytest.approx(9.75, abs=0.01)
+    lines = [value for _, value in card.plan_rows(plan)]
+    assert any("3.35 billion of them for one token; a decode step reads about 82.4 experts" in line for line in lines)
+    dense = make_plan(LLAMA_8B, H100, Wishes())
+    assert dense.touched_experts is None and dense.active_parameters == dense.parameters
+
+
 def test_cost_is_price_over_tokens():
     plan = plan_of(batch=16, price_per_hour=3.6, tensor_parallel=2)
     assert plan.cost_per_million(plan.decode) == pytest.approx(2 * 3.6 / 3600 / plan.decode.tokens_per_s * 1e6)
@@ -262,7 +273,7 @@ def test_a_shape_is_found_among_the_measured_under_any_name():
 @pytest.mark.parametrize("name", SHAPES)
 def test_presets_are_readable_and_as_large_as_their_name_says(name):
     config = find_config(name)[1]
-    sizes = {"70b": 70e9, "8b": 8e9, "7b": 7e9, "4b": 3.9e9, "gemma-3-1b": 1e9, "1b": 1.2e9, "gpt2": 124e6}
+    sizes = {"70b": 70e9, "8b": 8e9, "7b": 7e9, "4b": 3.9e9, "gemma-3-1b": 1e9, "1b": 1.2e9, "gpt2": 124e6, "30b-a3b": 30.5e9}
     expected = next(count for part, count in sizes.items() if name.endswith(part))
     assert costs.parameter_count(config) == pytest.approx(expected, rel=0.1)
 

@@ -30,6 +30,7 @@ from minllm.weights.formats import WEIGHT_FORMATS, quantizations
 from minllm.weights.fp8_block import quantize_row_groups
 from minllm.weights.nf4 import NESTED_BLOCK, NF4_CODES, Nf4Weight, dynamic_map
 from minllm.weights.pieces import PIECE_NUMBERS
+from tests.engine.models import model_directory
 from tests.ops.small_models import CONFIGS, small_config
 from tests.runtime.h200 import H200
 
@@ -225,6 +226,11 @@ def test_groups_that_do_not_divide_the_bundled_model():
         LLM(device="cpu", quantization="int4_g128")
     result = CliRunner().invoke(cli.app, ["plan", "bundled", "--dtype", "int4_g128"])
     assert result.exit_code != 0 and "and the qkv projection of one GPU has 320" in " ".join(result.output.split())
+
+
+def test_experts_are_refused():
+    with pytest.raises(InvalidOptionError, match="has experts, which minllm multiplies in .*, not in int8"):
+        LLM(model_directory("qwen3_moe"), device="cpu", quantization="int8")
 
 
 def test_a_gpu_without_fp8_is_refused(monkeypatch):

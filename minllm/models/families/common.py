@@ -46,7 +46,7 @@ def llama_shape(fields: Fields, sliding_windows: Callable[[int], tuple[int, ...]
     head_dim = options.pop("head_dim", None) or head_dim_of(fields, hidden_size, heads)
     return ModelConfig(
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=options.pop("intermediate_size", None) or fields.integer("intermediate_size"),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=fields.integer("num_key_value_heads", heads),

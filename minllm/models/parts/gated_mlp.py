@@ -69,6 +69,11 @@ def vector_parameters(config: ModelConfig) -> int:
     return config.hidden_size * config.post_norms
 
 
+def widest(config: ModelConfig) -> int:
+    """Elements per token of the widest activation: gate and up."""
+    return 2 * config.intermediate_size
+
+
 def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
     """The stages of the part, in order.
 

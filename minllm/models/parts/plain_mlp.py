@@ -60,6 +60,11 @@ def vector_parameters(config: ModelConfig) -> int:
     return 0
 
 
+def widest(config: ModelConfig) -> int:
+    """Elements per token of the widest activation: input and output of the activation function."""
+    return 2 * config.intermediate_size
+
+
 def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
     """The stages of the part, in order.
 
