@@ -14,7 +14,7 @@ from minllm.runtime.dry_run import Signature
 # In the order of a forward pass.
 STAGES = (
     *("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling"),
-    *("split_vocabulary", "slots", "speculation", "all_reduce", "elementwise", "encoding"),
+    *("experts", "split_vocabulary", "slots", "speculation", "all_reduce", "elementwise", "encoding"),
 )
 SPECIMENS = ("matmul", "attention")  # stages of which specimens.py lists kernels that are not described here yet
 WHOLE = tuple(name for name in STAGES if name not in SPECIMENS)

@@ -237,8 +237,6 @@ def _weight_format(
     weight_format = None if options.quantization is None else WEIGHT_FORMATS[options.quantization]
     if stored is not None and not (device == "cpu" and isinstance(source, GgufModel)):
         weight_format = stored
-    if config.num_experts and device != "cpu":
-        raise InvalidOptionError(f'{source.path} has experts, for which minllm has no kernels for a GPU: take device="cpu".')
     if weight_format is not None and config.num_experts:
         raise InvalidOptionError(
             f"{source.path} has experts, which minllm multiplies in float32, float16 and bfloat16, not in {weight_format.name}: "

@@ -6,6 +6,7 @@ a launcher in place of a name is a kernel of your own (own_kernels.py).
 
     cuda_base.py         arrays and the stream
     cuda_linear.py       linear layers and feed-forwards
+    cuda_experts.py      mixtures of experts
     cuda_attention.py    the KV cache and attention
     cuda_sampling.py     the next tokens, and the slots of running sequences
     here                 embedding and norms; the fused operations of a decode step
@@ -27,7 +28,7 @@ from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.ops.cuda_attention import CudaAttention
-from minllm.ops.cuda_linear import CudaLinear
+from minllm.ops.cuda_experts import CudaExperts
 from minllm.ops.cuda_sampling import CudaSampling
 from minllm.ops.cuda_speculation import CudaSpeculation
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
@@ -37,7 +38,7 @@ from minllm.weights.linear import Linear
 MOST_ROWS_FUSED = 1  # maximum rows of x for a GEMV fused with norm and residual
 
 
-class CudaOps(CudaLinear, CudaAttention, CudaSampling, CudaSpeculation):
+class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
     """Implements `ops.protocol.Ops`; every array is a DeviceArray (in the simulator a NumPy array)."""
 
     def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None, scale: float = 1.0) -> Any:

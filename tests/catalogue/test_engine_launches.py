@@ -14,6 +14,7 @@ ENGINES = (
     Engine((9, 0), "float32", "gpt2"),
     Engine((9, 0), "bfloat16", "gemma-3-1b"),
     Engine((9, 0), "bfloat16", "qwen3-8b", "int8"),
+    Engine((9, 0), "bfloat16", "qwen3-30b-a3b"),
     Engine((9, 0), "bfloat16", "llama-3.2-1b", quantization="int8"),
 )
 

@@ -17,6 +17,11 @@ CONFIGS = {
     "llama": LLAMA_LIKE | dict(model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True),
     "qwen2": LLAMA_LIKE | dict(model_type="qwen2", architectures=["Qwen2ForCausalLM"], tie_word_embeddings=False),
     "qwen3": LLAMA_LIKE | dict(model_type="qwen3", architectures=["Qwen3ForCausalLM"], tie_word_embeddings=False),
+    "qwen3_moe": LLAMA_LIKE
+    | dict(
+        model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False, num_experts=5, num_experts_per_tok=2,
+        moe_intermediate_size=24, norm_topk_prob=True,
+    ),
     "llama, wide": LLAMA_LIKE  # matrices of whole tiles
     | dict(
         model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True, hidden_size=256, intermediate_size=128,

@@ -65,7 +65,7 @@ def test_numpy_in_any_company(schedule, family, dtype):
 
 @pytest.mark.results_only
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("family, dtype", [("llama", "bfloat16"), ("gpt2", "bfloat16"), ("qwen3", "float16")])
+@pytest.mark.parametrize("family, dtype", [("llama", "bfloat16"), ("gpt2", "bfloat16"), ("qwen3", "float16"), ("qwen3_moe", "bfloat16")])
 def test_kernels_in_company(family, dtype):
     """A chunk of 6 beside one of 5 and a decode step, a decode step beside a chunk and one alone, then rows as of a verification."""
     found = logits("kernels", family, dtype, [6, 1, 1, 3], [(5, 1), (7, 1), (), (1, 3)], TEXT[:11])

@@ -33,19 +33,44 @@ def route_reference(logits: np.ndarray, per_token: int, normalized: bool) -> tup
     return expert_ids, chosen / (chosen if normalized else exponentials).sum(axis=1, keepdims=True)
 
 
+def activated_reference(x: np.ndarray, expert_ids: np.ndarray, gate_up: np.ndarray) -> np.ndarray:
+    """silu(gate_e x) * (up_e x) of each row and its expert, [P, I] in x's dtype.
+
+    x [P, H], expert_ids [P], gate_up [E, 2 * I, H], the gate first.
+    """
+    activated = np.empty((len(x), gate_up.shape[1] // 2), x.dtype)
+    for expert in np.unique(expert_ids):
+        rows = expert_ids == expert
+        activated[rows] = silu_and_multiply_reference(matmul_reference(x[rows], gate_up[expert], out_dtype=np.float32))
+    return activated
+
+
+def projected_reference(activated: np.ndarray, expert_ids: np.ndarray, down: np.ndarray) -> np.ndarray:
+    """down_e activated of each row and its expert, float32 [P, H]; activated [P, I], expert_ids [P], down [E, H, I]."""
+    projected = np.empty((len(activated), down.shape[1]), np.float32)
+    for expert in np.unique(expert_ids):
+        rows = expert_ids == expert
+        projected[rows] = matmul_reference(activated[rows], down[expert], out_dtype=np.float32)
+    return projected
+
+
+def combine_reference(outputs: np.ndarray, weights: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray:
+    """The weighted sums of each token's experts, float32 [T, H], in the order of their places; outputs [T * k, H], weights [T, k]."""
+    tokens, chosen = weights.shape
+    each = outputs.reshape(tokens, chosen, -1).astype(np.float32, copy=False)
+    total = np.zeros((tokens, each.shape[2]), np.float32)
+    for place in range(chosen):
+        total += weights[:, place, None] * each[:, place]
+    return total if residual is None else total + residual.astype(np.float32)
+
+
 def experts_reference(
     x: np.ndarray, expert_ids: np.ndarray, weights: np.ndarray, gate_up: np.ndarray, down: np.ndarray
 ) -> np.ndarray:  # fmt: skip
-    """The weighted sum of each token's experts, [T, H] in x's dtype, added in the order of its expert_ids.
+    """The weighted sum of each token's experts, [T, H] in x's dtype.
 
     x [T, H]; expert_ids, weights [T, k]; gate_up [E, 2 * I, H], the gate first; down [E, H, I].
     """
-    outputs = np.empty((*expert_ids.shape, x.shape[1]), np.float32)  # [T, k, H]
-    for expert in np.unique(expert_ids):
-        tokens, places = np.nonzero(expert_ids == expert)
-        activated = silu_and_multiply_reference(matmul_reference(x[tokens], gate_up[expert], out_dtype=np.float32)).astype(x.dtype)
-        outputs[tokens, places] = matmul_reference(activated, down[expert], out_dtype=np.float32)
-    total = np.zeros(x.shape, np.float32)
-    for place in range(expert_ids.shape[1]):
-        total += weights[:, place, None] * outputs[:, place]
-    return total.astype(x.dtype)
+    of_pair = expert_ids.reshape(-1)
+    activated = activated_reference(np.repeat(x, expert_ids.shape[1], axis=0), of_pair, gate_up)
+    return combine_reference(projected_reference(activated, of_pair, down), weights).astype(x.dtype)

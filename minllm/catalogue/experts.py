@@ -1,0 +1,269 @@
+"""The launches of experts: T tokens of H features choose k of E experts with an inner width of I, b bytes an element."""
+
+import numpy as np
+
+from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
+from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
+from minllm.kernels.experts.combine import combine as launch_combine
+from minllm.kernels.experts.counting_sort import sort_by_expert as launch_sort
+from minllm.kernels.experts.counting_sort import sort_by_expert_reference
+from minllm.kernels.experts.gather_gemv import down_gemv, gate_up_gemv
+from minllm.kernels.experts.grouped_gemm import TILINGS, GroupedTiling, grouped_down, grouped_gate_up
+from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference, route_reference
+from minllm.kernels.experts.routing import route as launch_route
+
+A3B = dict(experts=128, chosen=8, hidden=2048, inner=768)  # Qwen3-30B-A3B
+TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDGSTS.E.BYPASS*128*")
+STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
+SMALL_TILING = GroupedTiling(64, 8, 4, 1, 2)
+
+
+def choices(noise, tokens, experts, chosen):
+    """Different experts for each token, int32 [T, k]; half of the experts are chosen more often."""
+    order = noise.random.random((tokens, experts))
+    order[:, ::2] *= 0.5
+    return order.argsort(axis=1)[:, :chosen].astype(np.int32)
+
+
+def sorted_pairs(noise, tokens, experts, chosen):
+    """(pairs, offsets) of such choices."""
+    return sort_by_expert_reference(choices(noise, tokens, experts, chosen), experts)
+
+
+def experts_of(offsets):
+    """The expert of each sorted pair."""
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+@describes
+def route(tokens, experts, chosen, normalized=True, special=False):
+    """The router's choice; special: with equal logits, NaN and infinities."""
+
+    def arrays(noise):
+        logits = noise.array((tokens, experts), FLOAT32)
+        if special:
+            logits[0], logits[-1, ::2] = np.round(logits[0]), np.nan
+            logits[tokens // 2, :2] = -np.inf
+        empty = noise.unwritten((tokens, chosen), np.int32), noise.unwritten((tokens, chosen), FLOAT32)
+        return dict(zip(("logits", "expert_ids", "weights"), (logits, *empty)))
+
+    return Launch(
+        arrays,
+        call=calls(launch_route, normalized=normalized),
+        reference=returns(("expert_ids", "weights"), route_reference, per_token=chosen, normalized=normalized),
+        moved=Moved(dict(logits=4 * tokens * experts, expert_ids=4 * tokens * chosen, weights=4 * tokens * chosen)),
+        rows=("logits", "expert_ids", "weights"),
+        exact=("expert_ids",),
+    )
+
+
+@describes
+def sort_by_expert(tokens, experts, chosen):
+    """The pairs in the order of experts."""
+    pairs = tokens * chosen
+
+    def arrays(noise):
+        empty = noise.unwritten((pairs,), np.int32), noise.unwritten((experts + 1,), np.int32)
+        return dict(expert_ids=choices(noise, tokens, experts, chosen), pairs=empty[0], offsets=empty[1])
+
+    return Launch(
+        arrays,
+        call=calls(launch_sort),
+        reference=returns(("pairs", "offsets"), sort_by_expert_reference, experts=experts),
+        moved=Moved(dict(expert_ids=8 * experts * pairs, pairs=4 * pairs, offsets=4 * (experts + 1)), dict(expert_ids=4 * pairs)),
+        exact=True,
+    )
+
+
+@describes
+def gathered_gate_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16):
+    """Gate and up of each token's experts, by a GEMV per pair."""
+    b, pairs = dtype.itemsize, tokens * chosen
+
+    def moved(expert_ids, **arrays):
+        asked = dict(x=pairs * inner * hidden * b, gate_up=2 * pairs * inner * hidden * b, out=pairs * inner * b)
+        touched = dict(x=tokens * hidden * b, gate_up=len(np.unique(expert_ids)) * 2 * inner * hidden * b)
+        return dict(gate_up_gemv_kernel=Moved(asked, touched)) if hidden * b % 16 == 0 else {}
+
+    return Launch(
+        lambda noise: dict(
+            x=noise.array((tokens, hidden), dtype), expert_ids=choices(noise, tokens, experts, chosen),
+            gate_up=noise.array((experts * 2 * inner, hidden), dtype, hidden**-0.5), out=noise.unwritten((pairs, inner), dtype),
+        ),
+        call=calls(gate_up_gemv),
+        reference=lambda x, expert_ids, gate_up, out: dict(
+            out=activated_reference(np.repeat(x, chosen, axis=0), expert_ids.reshape(-1), gate_up.reshape(experts, -1, hidden))
+        ),
+        moved=moved,
+        indices=("expert_ids",),
+    )  # fmt: skip
+
+
+@describes
+def gathered_down(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, residual=False):
+    """The weighted sum of each token's experts, by a GEMV per token."""
+    b, pairs = dtype.itemsize, tokens * chosen
+
+    def arrays(noise):
+        weights = np.abs(noise.array((tokens, chosen), FLOAT32))
+        return dict(
+            activated=noise.array((pairs, inner), dtype), expert_ids=choices(noise, tokens, experts, chosen), weights=weights,
+            down=noise.array((experts * hidden, inner), dtype, inner**-0.5),
+            residual=noise.array((tokens, hidden), dtype) if residual else None, out=noise.unwritten((tokens, hidden), dtype),
+        )  # fmt: skip
+
+    def reference(activated, expert_ids, weights, down, residual, out):
+        outputs = projected_reference(activated, expert_ids.reshape(-1), down.reshape(experts, hidden, inner))
+        return dict(out=combine_reference(outputs, weights, residual).astype(dtype))
+
+    def moved(expert_ids, **arrays):
+        asked = dict(activated=pairs * hidden * inner * b, down=pairs * hidden * inner * b, out=tokens * hidden * b)
+        asked |= dict(residual=tokens * hidden * b) if residual else {}
+        touched = dict(activated=pairs * inner * b, down=len(np.unique(expert_ids)) * hidden * inner * b)
+        return dict(down_gemv_kernel=Moved(asked, touched)) if inner * b % 16 == 0 else {}
+
+    return Launch(arrays, call=calls(down_gemv), reference=reference, moved=moved, indices=("expert_ids", "weights"))
+
+
+def moved_by_grouped(x, weight, out, rows, hidden, inner, dtype, tiling):
+    """A function of a grouped GEMM's arrays that returns its Moved; x, weight, out: their names; rows: of weight per expert."""
+    b, k = dtype.itemsize, hidden if rows == 2 * inner else inner
+
+    def moved(pairs, offsets, **arrays):
+        if tiling is None or k % 64 or rows % tiling.rows:
+            return {}
+        counts = np.diff(offsets)
+        tiles = int(np.sum(-(-counts // tiling.tokens)))
+        asked = dict(x=rows // tiling.rows * tiles * tiling.tokens * k * b, weight=tiles * rows * k * b)
+        touched = dict(x=len(arrays[x]) * k * b, weight=np.count_nonzero(counts) * rows * k * b)
+        work = 2 * tiles * tiling.tokens * rows * k
+        return dict(grouped_gemm_kernel=Moved(asked | dict(out=len(pairs) * arrays[out].shape[1] * b), touched, work))
+
+    return moved
+
+
+@describes
+def grouped_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
+    """Gate and up of each expert's tokens."""
+
+    def arrays(noise):
+        pairs, offsets = sorted_pairs(noise, tokens, experts, chosen)
+        return dict(
+            x=noise.array((tokens, hidden), dtype), pairs=pairs, offsets=offsets,
+            gate_up=noise.array((experts * 2 * inner, hidden), dtype, hidden**-0.5), out=noise.unwritten((tokens * chosen, inner), dtype),
+        )  # fmt: skip
+
+    return Launch(
+        arrays,
+        call=calls(grouped_gate_up, tiling=tiling),
+        reference=lambda x, pairs, offsets, gate_up, out: dict(
+            out=activated_reference(x[pairs // chosen], experts_of(offsets), gate_up.reshape(experts, -1, hidden))
+        ),
+        moved=moved_by_grouped("x", "gate_up", "out", 2 * inner, hidden, inner, dtype, tiling),
+        indices=("pairs", "offsets"),
+    )
+
+
+@describes
+def grouped_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
+    """Down of each expert's tokens, into the order of tokens."""
+
+    def arrays(noise):
+        pairs, offsets = sorted_pairs(noise, tokens, experts, chosen)
+        return dict(
+            activated=noise.array((len(pairs), inner), dtype), pairs=pairs, offsets=offsets,
+            down=noise.array((experts * hidden, inner), dtype, inner**-0.5), out=noise.unwritten((len(pairs), hidden), dtype),
+        )  # fmt: skip
+
+    def reference(activated, pairs, offsets, down, out):
+        projected = np.empty_like(out)
+        projected[pairs] = projected_reference(activated, experts_of(offsets), down.reshape(experts, hidden, inner))
+        return dict(out=projected)
+
+    return Launch(
+        arrays,
+        call=calls(grouped_down, tiling=tiling),
+        reference=reference,
+        moved=moved_by_grouped("activated", "down", "out", hidden, hidden, inner, dtype, tiling),
+        indices=("pairs", "offsets"),
+    )
+
+
+@describes
+def combine(tokens, chosen, hidden, dtype=BFLOAT16, residual=False):
+    """The weighted sum of the outputs of each token's experts."""
+    size = tokens * hidden * dtype.itemsize
+
+    def arrays(noise):
+        return dict(
+            outputs=noise.array((tokens * chosen, hidden), dtype), weights=np.abs(noise.array((tokens, chosen), FLOAT32)),
+            residual=noise.array((tokens, hidden), dtype) if residual else None, out=noise.unwritten((tokens, hidden), dtype),
+        )  # fmt: skip
+
+    return Launch(
+        arrays,
+        call=calls(launch_combine),
+        reference=lambda outputs, weights, residual, out: dict(out=combine_reference(outputs, weights, residual).astype(dtype)),
+        moved=Moved(dict(outputs=chosen * size, out=size) | (dict(residual=size) if residual else {})),
+        indices=("weights",),
+        slack=3e-6,
+    )
+
+
+def compiled():
+    """Launches of Qwen3-30B-A3B: GEMVs that hold many loads in flight, and tiles on tensor cores."""
+    yield MachineCode("experts/route", route(1, 128, 8), blocks=2)
+    yield MachineCode("experts/sort_by_expert", sort_by_expert(64, 128, 8), blocks=4)
+    for dtype in DTYPES:
+        yield MachineCode(f"experts/gate_up_gemv/vectors/{dtype}", gathered_gate_up(1, **A3B, dtype=dtype), blocks=4, contains=STREAMED)
+        yield MachineCode(f"experts/gate_up_gemv/elements/{dtype}", gathered_gate_up(1, 5, 2, 19, 7, dtype), blocks=4)
+        for residual in (False, True):
+            launch = gathered_down(1, **A3B, dtype=dtype, residual=residual)
+            name = "vectors_with_residual" if residual else "vectors"
+            yield MachineCode(f"experts/down_gemv/{name}/{dtype}", launch, blocks=4, contains=STREAMED)
+        yield MachineCode(f"experts/down_gemv/elements/{dtype}", gathered_down(1, 5, 2, 19, 7, dtype), blocks=4)
+        yield MachineCode(f"experts/combine/vectors/{dtype}", combine(64, 8, 2048, dtype), blocks=16, contains=WIDE)
+        yield MachineCode(f"experts/combine/elements/{dtype}", combine(2, 3, 19, dtype), blocks=16)
+    for dtype in (BFLOAT16, FLOAT16):
+        for tokens, tiling in TILINGS.items():
+            sizes = f"{tiling.rows}x{tiling.tokens}"
+            for name, describe in (("gate_up", grouped_up), ("down", grouped_projection)):
+                launch = describe(tokens, **A3B, dtype=dtype, tiling=tiling)
+                blocks = 2 if tokens < 64 else 1
+                yield MachineCode(f"experts/grouped_{name}/{sizes}/{dtype}", launch, blocks=blocks, contains=TENSOR_CORES)
+
+
+def small():
+    """Odd sizes: experts without tokens, more pairs than a tile holds, columns beyond the last tile."""
+    yield from each(route, ((3, 9, 3), (2, 130, 8), (5, 4, 1), (1, 32, 32)), normalized=(True, False))
+    yield route(4, 37, 5, special=True)
+    yield from each(sort_by_expert, ((1, 9, 3), (70, 7, 4), (3, 130, 8), (33, 1, 1)))
+    yield from each(gathered_gate_up, ((2, 5, 2, 264, 5), (1, 4, 3, 19, 7), (1, 3, 2, 520, 4)), dtype=DTYPES)
+    yield from each(gathered_down, ((2, 5, 3, 5, 264), (1, 4, 2, 7, 19), (1, 9, 8, 3, 40)), dtype=DTYPES)
+    yield gathered_down(2, 5, 3, 5, 264, residual=True)
+    yield from each(grouped_up, ((3, 5, 3, 72, 40), (21, 4, 2, 136, 24)), dtype=(BFLOAT16, FLOAT16))
+    yield from each(grouped_projection, ((3, 5, 3, 72, 40), (21, 4, 2, 136, 24)), dtype=(BFLOAT16, FLOAT16))
+    yield grouped_up(11, 3, 2, 64, 32, tiling=SMALL_TILING)
+    yield grouped_projection(11, 3, 2, 64, 64, tiling=SMALL_TILING)
+    for tiling in TILINGS.values():
+        yield grouped_up(9, 3, 2, 72, 40, tiling=tiling._replace(stages=2))
+    yield from each(combine, ((3, 8, 72), (2, 3, 19), (1, 1, 520)), dtype=DTYPES, residual=(False, True))
+
+
+def large():
+    """The layers of Qwen3-30B-A3B, for a prompt and for decoding a batch."""
+    for tokens in (1, 4):
+        yield gathered_gate_up(tokens, **A3B)
+        yield gathered_down(tokens, **A3B, residual=True)
+    for tokens in (16, 64, 300, 1000):
+        yield route(tokens, 128, 8)
+        yield sort_by_expert(tokens, 128, 8)
+        yield grouped_up(tokens, **A3B)
+        yield grouped_projection(tokens, **A3B)
+        yield combine(tokens, 8, 2048)
+
+
+def measured():
+    """A layer of Qwen3-30B-A3B: one token, a batch, and a prompt."""
+    yield Measured(gathered_gate_up(1, **A3B), "gate_up_gemv", "1 token, 128 experts, bfloat16", work=2 * 8 * 768 * 2048 * 2)
+    yield Measured(gathered_down(1, **A3B), "down_gemv", "1 token, 128 experts, bfloat16", work=8 * 768 * 2048 * 2)

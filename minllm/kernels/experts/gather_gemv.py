@@ -1,0 +1,172 @@
+"""Gather GEMV: the experts of a few tokens, by reading the chosen experts' weights and nothing else.
+
+    activated[t, i] = silu(gate_e x_t) * (up_e x_t)                e = expert_ids[t, i]
+    out[t] = sum over i of weights[t, i] * down_e activated[t, i]   (+ residual[t])
+
+One token takes k of E experts, 6 k H I FLOPs on 3 k H I weights: 2 FLOPs per weight, so it is memory-bound, as a GEMV is. Its rows of
+weight are known only when the router's kernel has ended; from then on as many loads as registers hold are in flight.
+
+    gate and up   a warp takes a feature of one pair (t, i): the row of the gate and that of up
+    down          a warp takes a feature of one token, and reads that row in all k experts: their sum needs no other kernel
+
+Lanes lie along a row, 16 bytes each, so that a warp's load is 512 contiguous bytes. The outputs of a token's experts are weighted and added
+lane by lane in the order of expert_ids, then shuffles add the 32 lanes: always in the same order. Tokens that share an expert read it once
+each; beyond a few tokens the grouped GEMM reads less (grouped_gemm.py).
+
+Rows that are no whole number of 16-byte vectors are read element by element.
+
+Source: kernels/matmul/gemv/gemv.py (the GEMV of one matrix).
+"""
+
+import functools
+
+import numpy as np
+from numba import cuda, float32, int32, int64, uint32
+
+from minllm.kernels.activation.sigmoid import sigmoid
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.kernels.experts.arguments import check_down, check_gate_up
+from minllm.kernels.matmul.gemv.sums import DOT_OF_WORDS
+from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
+from minllm.ptx import load_128, load_128_streaming
+from minllm.runtime.kernel import kernel, launch
+from minllm.tiles.warp import WARP, warp_sum
+
+WARPS = 4
+MOST_TOKENS = 4  # more tokens share so many experts that the grouped GEMM reads less
+MOST_LOADS = 16  # 16-byte loads of weight in flight per lane
+
+
+def make_dots(k: int, rows: int, dtype: str, vectorized: bool, one_x: bool):
+    """The device function total[r] += (a row of x) . (the r-th row of weight), over this lane's elements, for `rows` rows of k elements.
+
+    one_x: all rows of weight multiply the same row of x.
+    """
+    if not vectorized:
+        return make_dots_by_element(k, rows)
+    width = VECTOR_BYTES // np.dtype(dtype).itemsize
+    warp_step = WARP * width  # elements of a row per load of a warp
+    unroll = max(1, min(MOST_LOADS // rows, ceil_div(k, warp_step)))
+    step, words_in_flight, dot = unroll * warp_step, rows * unroll * 4, DOT_OF_WORDS[dtype]
+
+    @cuda.jit(device=True)
+    def dots(x, x_starts, weight, starts, total, lane):
+        words = cuda.local.array(words_in_flight, uint32)
+        for start in range(0, k, step):
+            first = start + lane * width
+            for u in range(unroll):
+                if first + u * warp_step < k:
+                    for r in range(rows):
+                        w = load_128_streaming(weight, starts[r] + first + u * warp_step)
+                        for word in range(4):
+                            words[(u * rows + r) * 4 + word] = w[word]
+            cuda.syncwarp()  # keeps the compiler from moving each load down to its first use, see gemv/sums.py
+            for u in range(unroll):
+                if first + u * warp_step < k:
+                    x_words = load_128(x, x_starts[0] + first + u * warp_step)
+                    for r in range(rows):
+                        if r > 0 and not one_x:
+                            x_words = load_128(x, x_starts[r] + first + u * warp_step)
+                        for word in range(4):
+                            total[r] = dot(words[(u * rows + r) * 4 + word], x_words[word], total[r])
+
+    return dots
+
+
+def make_dots_by_element(k: int, rows: int):
+    """make_dots for rows that are no whole vectors."""
+
+    @cuda.jit(device=True)
+    def dots(x, x_starts, weight, starts, total, lane):
+        for element in range(lane, k, WARP):
+            for r in range(rows):
+                row, x_row = int64(starts[r] // k), int64(x_starts[r] // k)
+                total[r] += float32(x[x_row, element]) * float32(weight[row, element])
+
+    return dots
+
+
+@functools.cache
+def gate_up_gemv_kernel(hidden: int, chosen: int, dtype: str, vectorized: bool):
+    """The kernel for x of `hidden` elements of `dtype` and `chosen` experts per token."""
+    dots = make_dots(hidden, 2, dtype, vectorized, one_x=True)
+
+    @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
+    def gate_up_gemv_kernel(x, expert_ids, gate_up, out):
+        """x [T, H], expert_ids [T, k], gate_up [E * 2 * I, H], out [T * k, I]; grid: features, pairs."""
+        wait_for_predecessors()
+        lane, warp = int32(cuda.threadIdx.x) % WARP, int32(cuda.threadIdx.x) // WARP
+        feature, pair = int32(cuda.blockIdx.x) * WARPS + warp, int32(cuda.blockIdx.y)
+        inner, token = int32(out.shape[1]), pair // chosen
+        if feature >= inner:
+            return
+        gate = int64(expert_ids[token, pair % chosen]) * 2 * inner + feature
+        starts, x_starts = cuda.local.array(2, int64), cuda.local.array(2, int64)
+        starts[0], starts[1] = gate * hidden, (gate + inner) * hidden
+        x_starts[0] = x_starts[1] = int64(token) * hidden
+        total = cuda.local.array(2, float32)
+        total[0], total[1] = float32(0), float32(0)
+        dots(x, x_starts, gate_up, starts, total, lane)
+        value, up = warp_sum(total[0]), warp_sum(total[1])
+        if lane == 0:
+            out[pair, feature] = value * sigmoid(value) * up
+
+    return gate_up_gemv_kernel
+
+
+@functools.cache
+def down_gemv_kernel(inner: int, chosen: int, dtype: str, vectorized: bool):
+    """The kernel for experts with `inner` elements of `dtype` between up and down, `chosen` of them per token."""
+    together = max(count for count in (1, 2, 3, 4) if chosen % count == 0)  # experts that a warp reads at once
+    dots = make_dots(inner, together, dtype, vectorized, one_x=False)
+
+    @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
+    def down_gemv_kernel(activated, expert_ids, weights, down, residual, out):
+        """activated [T * k, I], expert_ids, weights [T, k], down [E * H, I], residual None or as out [T, H]; grid: features, tokens."""
+        wait_for_predecessors()
+        lane, warp = int32(cuda.threadIdx.x) % WARP, int32(cuda.threadIdx.x) // WARP
+        feature, token = int32(cuda.blockIdx.x) * WARPS + warp, int32(cuda.blockIdx.y)
+        hidden = out.shape[1]
+        if feature >= hidden:
+            return
+        starts, x_starts = cuda.local.array(together, int64), cuda.local.array(together, int64)
+        total, weighted = cuda.local.array(together, float32), float32(0)
+        for first in range(0, chosen, together):
+            for r in range(together):
+                starts[r] = (int64(expert_ids[token, first + r]) * hidden + feature) * inner
+                x_starts[r] = (int64(token) * chosen + first + r) * inner
+                total[r] = float32(0)
+            dots(activated, x_starts, down, starts, total, lane)
+            for r in range(together):
+                weighted += weights[token, first + r] * total[r]
+        weighted = warp_sum(weighted)
+        if lane == 0:
+            if residual is not None:
+                weighted += float32(residual[token, feature])
+            out[token, feature] = weighted
+
+    return down_gemv_kernel
+
+
+def gate_up_gemv(x, expert_ids, gate_up, out, stream=None) -> None:
+    """Write silu(x @ gate_e.T) * (x @ up_e.T) of each token's experts e into `out` [T * k, I], in the order of expert_ids.
+
+    x [T, H], expert_ids int32 [T, k], gate_up [E * 2 * I, H]: gate, then up, of each expert. x, gate_up and out share one dtype: float32,
+    float16 or bfloat16. Raises KernelArgumentError for anything else.
+    """
+    (tokens, chosen), hidden, inner = check_gate_up(x, expert_ids, gate_up, out)
+    chosen_kernel = gate_up_gemv_kernel(hidden, chosen, x.dtype.name, vectors_per_row(hidden, x, gate_up) > 0)
+    launch(chosen_kernel, (ceil_div(inner, WARPS), tokens * chosen), WARPS * WARP, (x, expert_ids, gate_up, out), stream)
+
+
+def down_gemv(activated, expert_ids, weights, down, out, residual=None, stream=None) -> None:
+    """Write the weighted sum of each token's experts, activated @ down_e.T, into `out` [T, H], plus residual [T, H] if given.
+
+    activated [T * k, I], in the order of expert_ids int32 [T, k]; weights float32 [T, k]; down [E * H, I]. The others share one dtype:
+    float32, float16 or bfloat16; residual may be `out`. Raises KernelArgumentError for anything else.
+    """
+    (tokens, chosen), hidden, inner = check_down(activated, expert_ids, weights, down, out, residual)
+    chosen_kernel = down_gemv_kernel(inner, chosen, activated.dtype.name, vectors_per_row(inner, activated, down) > 0)
+    arguments = (activated, expert_ids, weights, down, residual, out)
+    launch(chosen_kernel, (ceil_div(hidden, WARPS), tokens), WARPS * WARP, arguments, stream)

@@ -1,0 +1,42 @@
+"""Experts as kernels in the simulator, against NumPy: decoded token by token, and in chunks that take either kind of kernel."""
+
+import numpy as np
+import pytest
+
+from minllm.models.decoder import forward
+from minllm.ops.cuda_ops import CudaOps
+from minllm.ops.numpy_ops import NumpyOps
+from tests.models.batches import PagedSequences
+from tests.ops.small_models import small_model
+
+pytestmark = [pytest.mark.results_only, pytest.mark.usefixtures("small_tiles")]
+
+
+def greedy(ops, prompt, count):
+    """The tokens of greatest probability after a prompt."""
+    model, new, tokens = small_model("qwen3_moe", ops), prompt, []
+    sequences = PagedSequences(ops, model.config, [len(prompt) + count])
+    for _ in range(count):
+        logits = ops.to_host(forward(ops, model, sequences.append([new], last_row_only=True), sequences.cache))
+        new = [int(logits[-1].argmax())]
+        tokens += new
+    return tokens
+
+
+def test_greedy_tokens_are_those_of_numpy():
+    prompt = [5, 1, 7, 36, 2]
+    assert greedy(CudaOps("float32", simulated=True), prompt, 30) == greedy(NumpyOps("float32"), prompt, 30)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 4e-2), ("float16", 6e-3)])
+def test_few_and_many_tokens_agree_with_numpy(dtype, tolerance):
+    """One token and two take GEMVs, seven a sort and grouped GEMMs."""
+    chunks = [[[5, 1, 7, 3], [2, 9, 4]], [[3], [9]]]
+
+    def logits(ops):
+        model = small_model("qwen3_moe", ops)
+        sequences = PagedSequences(ops, model.config, [8, 8], block_size=4)
+        return [ops.to_host(forward(ops, model, sequences.append(chunk), sequences.cache)) for chunk in chunks]
+
+    for ours, theirs in zip(logits(CudaOps(dtype, simulated=True)), logits(NumpyOps(dtype)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
