@@ -28,11 +28,12 @@ DISTINCT_LAYERS = 4
 def load_random_weights(ops, config: ModelConfig, weight_format: WeightFormat | None = None) -> ModelWeights:
     """Random weights for a model.
 
-    With a weight_format only DISTINCT_LAYERS layers differ and are repeated, because quantising takes long. That does not affect times: a
-    layer is read again only after hundreds of megabytes or gigabytes of other layers have left the caches.
+    With a weight_format or experts only DISTINCT_LAYERS layers differ and are repeated, because quantising takes long, and so does copying
+    all experts to the GPU. That does not affect times: a layer is read again only after hundreds of megabytes or gigabytes of other layers
+    have left the caches.
     """
     layers = config.num_hidden_layers
-    if weight_format is None:
+    if weight_format is None and not config.num_experts:
         return load_weights(ops, config, RandomCheckpoint(config))
     few = dataclasses.replace(config, num_hidden_layers=min(layers, DISTINCT_LAYERS))
     weights = load_weights(ops, few, RandomCheckpoint(few), weight_format=weight_format)

@@ -148,7 +148,7 @@ class StepBench:
 
     def part_times(self, launches: Sequence[RecordedLaunch], context: int) -> list[PartTime]:
         """The time that each kernel adds to the step, from its recorded launches."""
-        found = divide(launches, self.model.config.num_hidden_layers)
+        found = divide(launches, self.model.config)
         return time_parts(found, moved_bytes(self.model.config, found, self.batch, context, self.ops.dtype.itemsize), self.clock)
 
     def part_rows(self, case: str, times: Sequence[PartTime]) -> list[Row]:

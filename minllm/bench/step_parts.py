@@ -16,7 +16,10 @@ from minllm.models.config import ModelConfig
 from minllm.runtime.recording import RecordedLaunch
 
 WARM_UP, REPLAYS = 3, 15
-PRODUCTS = ("qkv projection", "output projection", "MLP up projection", "MLP down projection")  # the GEMMs of a layer, in order
+# The GEMMs of a layer, in order, by the names of costs/.
+PRODUCTS = ("qkv projection", "output projection", "MLP up projection", "MLP down projection")
+PRODUCTS_WITH_EXPERTS = ("qkv projection", "output projection", "router", "expert up projections", "expert down projections")
+GEMMS = ("matmul", "gate_up_gemv", "down_gemv", "grouped_gemm")  # beginnings of their kernels' names
 
 
 class StepParts(NamedTuple):
@@ -37,15 +40,21 @@ class PartTime(NamedTuple):
     moved: int  # bytes that it must at least read; 0 if it is not memory-bound
 
 
-def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
-    """Divide the launches of a step into layers, each of which ends with its fourth GEMM.
+def products_of(config: ModelConfig) -> tuple[str, ...]:
+    """The GEMMs of a layer, in order."""
+    return PRODUCTS_WITH_EXPERTS if config.num_experts else PRODUCTS
+
+
+def divide(launches: Sequence[RecordedLaunch], config: ModelConfig) -> StepParts:
+    """Divide the launches of a step into layers, each of which ends with its last GEMM, or the sum of the experts after it.
 
     The first layer has as many launches as the second: the first norm is before the layers if the later ones are not kernels of their own.
     A single layer begins after the embedding.
     """
     names = [launch.name for launch in launches]
     gemms = [i for i, name in enumerate(names) if is_gemm(name)]
-    ends = [i + 1 for i in gemms[len(PRODUCTS) - 1 : layers * len(PRODUCTS) : len(PRODUCTS)]]
+    layers, each = config.num_hidden_layers, len(products_of(config))
+    ends = [i + 1 + names[i + 1].startswith("combine") for i in gemms[each - 1 : layers * each : each]]
     embedded = next(i + 1 for i, name in enumerate(names) if name.startswith("embedding"))
     first = ends[0] - (ends[1] - ends[0]) if layers > 1 else embedded
     starts = [first, *ends[:-1]]
@@ -54,13 +63,13 @@ def divide(launches: Sequence[RecordedLaunch], layers: int) -> StepParts:
 
 def is_gemm(name: str) -> bool:
     """Whether a kernel of this name multiplies by weights."""
-    return name.startswith("matmul")
+    return name.startswith(GEMMS)
 
 
 def moved_bytes(config: ModelConfig, parts: StepParts, batch: int, context: int, itemsize: int) -> tuple[list[int], list[int]]:
     """Bytes of weights, keys and values that each kernel must read: (per kernel of a layer, per kernel after the layers)."""
     stages = {stage.name: stage for stage in costs.decode_stages(config, batch, context, itemsize, itemsize)}
-    products = iter(PRODUCTS)
+    products = iter(products_of(config))
 
     def of_layer(name: str) -> int:
         if is_gemm(name):

@@ -251,15 +251,16 @@ def small():
 
 
 def large():
-    """The layers of Qwen3-30B-A3B, for a prompt and for decoding a batch."""
+    """The widths of Qwen3-30B-A3B with fewer experts, for a prompt and for decoding a batch."""
+    few = A3B | dict(experts=16)
     for tokens in (1, 4):
-        yield gathered_gate_up(tokens, **A3B)
-        yield gathered_down(tokens, **A3B, residual=True)
-    for tokens in (16, 64, 300, 1000):
+        yield gathered_gate_up(tokens, **few)
+        yield gathered_down(tokens, **few, residual=True)
+    for tokens in (8, 16, 64, 300, 1000):
         yield route(tokens, 128, 8)
         yield sort_by_expert(tokens, 128, 8)
-        yield grouped_up(tokens, **A3B)
-        yield grouped_projection(tokens, **A3B)
+        yield grouped_up(tokens, **few)
+        yield grouped_projection(tokens, **few)
         yield combine(tokens, 8, 2048)
 
 

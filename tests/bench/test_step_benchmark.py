@@ -67,6 +67,21 @@ def test_every_part_adds_what_it_takes_and_the_bytes_are_the_steps(rows):
     assert [row.variant for row in added[:2]] == ["load_rows_kernel", "embedding_vector_kernel"] and added[-1].variant == "advance_kernel"
 
 
+@pytest.mark.parametrize(("batch", "last"), [(1, ["gate_up_gemv", "down_gemv"]), (16, ["grouped_gemm", "grouped_gemm", "combine"])])
+def test_the_parts_of_a_step_with_experts(batch, last):
+    with pytest.MonkeyPatch.context() as patch, dry_run(H200) as launches:
+        patch.setattr("minllm.bench.random_model.load_weights", paper_weights)
+        patch.setitem(SHAPES["qwen3-30b-a3b"], "num_hidden_layers", 5)
+        ceilings = {"copy_tb_s": COPY_TB_S, "bf16_tflops": None}
+        bench = StepBench("qwen3-30b-a3b", DryRunOps("bfloat16"), CountingClock(launches), batch, CONTEXT + 64, ceilings, PaperMachine())
+        whole, _, *parts = bench.decode_rows(CONTEXT, parts=True)
+    added = [row for row in parts if row.case.endswith("added")]
+    of_layer = [row for row in added if ", layer," in row.case]
+    assert [row.variant.removesuffix("_kernel") for row in of_layer][-len(last) :] == last
+    total = sum((5 if row in of_layer else 1) * row.limit for row in added if row.limit)
+    assert total == pytest.approx(whole.limit, rel=2e-3)
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("batch", [1, 2, 16])
 def test_a_step_of_few_layers_is_divided_too(batch, layers):

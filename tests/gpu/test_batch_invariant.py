@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams
+from minllm.engine.options import FIXED_ORDER_VARIANTS
 from minllm.errors import InvalidOptionError
 from minllm.kernels.attention.fixed_split import fixed_split
 from minllm.kernels.matmul.flat.fixed_order import gated_fixed_order, matmul_fixed_order
 from minllm.ops.cuda_ops import CudaOps
+from minllm.ops.protocol import Routing
+from minllm.weights.formats import plain_linear
 from tests.engine.models import model_directory
 from tests.engine.test_batch_invariant import NGRAMS, scores
 from tests.gpu.agreement import KV_CACHE_BYTES
@@ -43,6 +46,24 @@ def test_products_of_the_8b_shape(n, k, gated):
     whole = product(x)
     for first, rows in ((0, 1), (0, 9), (3, 64), (7, 100), (40, 200), (299, 1)):
         np.testing.assert_array_equal(product(x[first : first + rows].copy()), whole[first : first + rows])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_experts_in_any_company(dtype):
+    """Rows of 300 are the same bits in other numbers of rows, which take other tiles."""
+    ops, generator = CudaOps(dtype, FIXED_ORDER_VARIANTS), np.random.default_rng(0)
+    experts, chosen, hidden, inner = 16, 4, 2048, 768
+    shapes = ((experts, hidden), (experts * 2 * inner, hidden), (experts * hidden, inner))
+    router, gate_up, down = (ops.array(generator.standard_normal(shape, np.float32).astype(ops.dtype)) for shape in shapes)
+    x = generator.standard_normal((300, hidden), np.float32).astype(ops.dtype)
+
+    def rows(part):
+        routing = Routing(experts, chosen, normalized=True)
+        return ops.to_host(ops.experts(ops.array(part), router, plain_linear(gate_up), plain_linear(down), routing))
+
+    whole = rows(x)
+    for first, count in ((0, 1), (0, 9), (3, 64), (7, 100), (40, 200), (299, 1)):
+        np.testing.assert_array_equal(rows(x[first : first + count].copy()), whole[first : first + count])
 
 
 def test_attention_of_the_8b_shape():
