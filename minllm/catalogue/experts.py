@@ -11,8 +11,10 @@ from minllm.kernels.experts.gather_gemv import down_gemv, gate_up_gemv
 from minllm.kernels.experts.grouped_gemm import TILINGS, GroupedTiling, grouped_down, grouped_gate_up
 from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference, route_reference
 from minllm.kernels.experts.routing import route as launch_route
+from minllm.kernels.normalization.rms_norm import rms_norm_reference
 
 A3B = dict(experts=128, chosen=8, hidden=2048, inner=768)  # Qwen3-30B-A3B
+EPSILON = 1e-5
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDGSTS.E.BYPASS*128*")
 STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
 SMALL_TILING = GroupedTiling(64, 8, 4, 1, 2)
@@ -76,27 +78,30 @@ def sort_by_expert(tokens, experts, chosen):
 
 
 @describes
-def gathered_gate_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16):
-    """Gate and up of each token's experts, by a GEMV per pair."""
+def gathered_gate_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, norm=False):
+    """Gate and up of each token's experts, by a GEMV per pair. norm: of the RMSNorm of x."""
     b, pairs = dtype.itemsize, tokens * chosen
 
     def moved(expert_ids, **arrays):
         asked = dict(x=pairs * inner * hidden * b, gate_up=2 * pairs * inner * hidden * b, out=pairs * inner * b)
         touched = dict(x=tokens * hidden * b, gate_up=len(np.unique(expert_ids)) * 2 * inner * hidden * b)
+        asked, touched = (asked | dict(norm=asked["x"]), touched | dict(norm=hidden * b)) if norm else (asked, touched)
         return dict(gate_up_gemv_kernel=Moved(asked, touched)) if hidden * b % 16 == 0 else {}
 
-    return Launch(
-        lambda noise: dict(
-            x=noise.array((tokens, hidden), dtype), expert_ids=choices(noise, tokens, experts, chosen),
+    def arrays(noise):
+        return dict(
+            x=noise.array((tokens, hidden), dtype), norm=noise.array((hidden,), dtype) if norm else None,
+            expert_ids=choices(noise, tokens, experts, chosen),
             gate_up=noise.array((experts * 2 * inner, hidden), dtype, hidden**-0.5), out=noise.unwritten((pairs, inner), dtype),
-        ),
-        call=calls(gate_up_gemv),
-        reference=lambda x, expert_ids, gate_up, out: dict(
-            out=activated_reference(np.repeat(x, chosen, axis=0), expert_ids.reshape(-1), gate_up.reshape(experts, -1, hidden))
-        ),
-        moved=moved,
-        indices=("expert_ids",),
-    )  # fmt: skip
+        )  # fmt: skip
+
+    def reference(x, norm, expert_ids, gate_up, out):
+        if norm is not None:
+            x = rms_norm_reference(x.astype(np.float32), norm.astype(np.float32), EPSILON)[0]
+        rows, stack = np.repeat(x, chosen, axis=0), gate_up.reshape(experts, -1, hidden)
+        return dict(out=activated_reference(rows, expert_ids.reshape(-1), stack).astype(dtype))
+
+    return Launch(arrays, call=calls(gate_up_gemv, epsilon=EPSILON), reference=reference, moved=moved, indices=("expert_ids",))
 
 
 @describes
@@ -215,8 +220,11 @@ def compiled():
     yield MachineCode("experts/route", route(1, 128, 8), blocks=2)
     yield MachineCode("experts/sort_by_expert", sort_by_expert(64, 128, 8), blocks=4)
     for dtype in DTYPES:
-        yield MachineCode(f"experts/gate_up_gemv/vectors/{dtype}", gathered_gate_up(1, **A3B, dtype=dtype), blocks=4, contains=STREAMED)
-        yield MachineCode(f"experts/gate_up_gemv/elements/{dtype}", gathered_gate_up(1, 5, 2, 19, 7, dtype), blocks=4)
+        for name, norm in (("", False), ("_with_norm", True)):
+            launch = gathered_gate_up(1, **A3B, dtype=dtype, norm=norm)
+            yield MachineCode(f"experts/gate_up_gemv/vectors{name}/{dtype}", launch, blocks=4, contains=STREAMED)
+            launch = gathered_gate_up(1, 5, 2, 19, 7, dtype, norm)
+            yield MachineCode(f"experts/gate_up_gemv/elements{name}/{dtype}", launch, blocks=4)
         for residual in (False, True):
             launch = gathered_down(1, **A3B, dtype=dtype, residual=residual)
             name = "vectors_with_residual" if residual else "vectors"
@@ -239,6 +247,7 @@ def small():
     yield route(4, 37, 5, special=True)
     yield from each(sort_by_expert, ((1, 9, 3), (70, 7, 4), (3, 130, 8), (33, 1, 1)))
     yield from each(gathered_gate_up, ((2, 5, 2, 264, 5), (1, 4, 3, 19, 7), (1, 3, 2, 520, 4)), dtype=DTYPES)
+    yield from each(gathered_gate_up, ((2, 5, 2, 264, 5), (1, 4, 3, 19, 7)), dtype=DTYPES, norm=[True])
     yield from each(gathered_down, ((2, 5, 3, 5, 264), (1, 4, 2, 7, 19), (1, 9, 8, 3, 40)), dtype=DTYPES)
     yield gathered_down(2, 5, 3, 5, 264, residual=True)
     yield from each(grouped_up, ((3, 5, 3, 72, 40), (21, 4, 2, 136, 24)), dtype=(BFLOAT16, FLOAT16))
@@ -254,7 +263,7 @@ def large():
     """The widths of Qwen3-30B-A3B with fewer experts, for a prompt and for decoding a batch."""
     few = A3B | dict(experts=16)
     for tokens in (1, 4):
-        yield gathered_gate_up(tokens, **few)
+        yield gathered_gate_up(tokens, **few, norm=True)
         yield gathered_down(tokens, **few, residual=True)
     for tokens in (8, 16, 64, 300, 1000):
         yield route(tokens, 128, 8)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Routing
 from minllm.weights.format import WeightFormat
 from minllm.weights.linear import Linear
 
@@ -82,3 +82,10 @@ class ComposedOps:
         """Norm and feed-forward, as separate operations."""
         normalised, residual = self.normed_rows(x, residual, norm, gate_up)
         return self.gated_mlp(normalised, gate_up, down, activation), residual
+
+    def normed_experts(
+        self, x: Any, residual: Any, norm: NormWeights, router: Any, gate_up: Linear, down: Linear, routing: Routing
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """Norm and experts, as separate operations."""
+        normalised, residual = self.add_norm(x, residual, norm)
+        return self.experts(normalised, router, gate_up, down, routing), residual

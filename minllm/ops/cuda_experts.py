@@ -1,5 +1,6 @@
 """A mixture of experts on a GPU: the router's GEMM and choice, then the chosen experts' feed-forwards (kernels/experts).
 
+    one token      router and gather GEMVs fused with the norm before them and the residual addition after them
     a few tokens   gather GEMVs, which read the weights of one choice after another
     more           a counting sort brings the tokens of each expert together, for two grouped GEMMs; combine adds a token's experts
 
@@ -17,7 +18,7 @@ from minllm.kernels.experts.gather_gemv import MOST_TOKENS, down_gemv, gate_up_g
 from minllm.kernels.experts.grouped_gemm import fits, grouped_down, grouped_gate_up
 from minllm.kernels.experts.routing import route
 from minllm.ops.cuda_linear import CudaLinear
-from minllm.ops.protocol import Routing
+from minllm.ops.protocol import NormWeights, Routing
 from minllm.weights.formats import plain_linear
 from minllm.weights.linear import Linear
 
@@ -27,23 +28,48 @@ class CudaExperts(CudaLinear):
 
     def experts(self, x: Any, router: Any, gate_up: Linear, down: Linear, routing: Routing) -> Any:
         """The weighted sum of each token's chosen experts: [T, hidden]."""
-        tokens, chosen = x.shape[0], routing.per_token
         logits = self._matmul(x, plain_linear(router), np.dtype(np.float32))  # [T, experts]
-        expert_ids, weights = self.empty((tokens, chosen), np.int32), self.empty((tokens, chosen), np.float32)
-        route(logits, expert_ids, weights, routing.normalized, self.stream)
-        activated = self.empty((tokens * chosen, gate_up.shape[0] // routing.experts // 2), self.dtype)
-        out = self.empty(x.shape, self.dtype)
+        expert_ids, weights = self._chosen(logits, routing)
+        activated, out = self._activated(x, gate_up, routing), self.empty(x.shape, self.dtype)
         if self._gathers(x, gate_up, activated, down):
-            gate_up_gemv(x, expert_ids, gate_up.weight, activated, self.stream)
+            gate_up_gemv(x, expert_ids, gate_up.weight, activated, stream=self.stream)
             down_gemv(activated, expert_ids, weights, down.weight, out, stream=self.stream)
             return out
-        pairs, offsets = self.empty((tokens * chosen,), np.int32), self.empty((routing.experts + 1,), np.int32)
+        pairs, offsets = self.empty((expert_ids.size,), np.int32), self.empty((routing.experts + 1,), np.int32)
         sort_by_expert(expert_ids, pairs, offsets, self.stream)
         grouped_gate_up(x, pairs, offsets, gate_up.weight, activated, self.stream)
-        outputs = self.empty((tokens * chosen, x.shape[1]), self.dtype)
+        outputs = self.empty((expert_ids.size, x.shape[1]), self.dtype)
         grouped_down(activated, pairs, offsets, down.weight, outputs, self.stream)
         combine(outputs, weights, out, stream=self.stream)
         return out
+
+    def normed_experts(
+        self, x: Any, residual: Any, norm: NormWeights, router: Any, gate_up: Linear, down: Linear, routing: Routing
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """Norm and experts: in four kernels if x is one row and no other rank adds to the result."""
+        to_logits = plain_linear(router)
+        launcher = to_logits.format.kernels.normed_linear
+        if down.shard.ranks > 1 or not self._fuses(x, residual, launcher, to_logits, norm):
+            return super().normed_experts(x, residual, norm, router, gate_up, down, routing)
+        fused = dict(norm=norm.weight, epsilon=norm.epsilon)
+        logits = self.empty((x.shape[0], routing.experts), np.float32)
+        launcher(x, router, logits, None, self.stream, **fused)
+        expert_ids, weights = self._chosen(logits, routing)
+        activated, out = self._activated(x, gate_up, routing), self.empty(x.shape, self.dtype)
+        gate_up_gemv(x, expert_ids, gate_up.weight, activated, **fused, stream=self.stream)
+        down_gemv(activated, expert_ids, weights, down.weight, out, x, self.stream)
+        return out, None
+
+    def _chosen(self, logits: Any, routing: Routing) -> tuple[Any, Any]:
+        """(expert_ids, weights), both [T, per_token]."""
+        shape = (logits.shape[0], routing.per_token)
+        expert_ids, weights = self.empty(shape, np.int32), self.empty(shape, np.float32)
+        route(logits, expert_ids, weights, routing.normalized, self.stream)
+        return expert_ids, weights
+
+    def _activated(self, x: Any, gate_up: Linear, routing: Routing) -> Any:
+        """An array for gate and up of all pairs of a token and its expert, [T * per_token, intermediate]."""
+        return self.empty((x.shape[0] * routing.per_token, gate_up.shape[0] // routing.experts // 2), self.dtype)
 
     def _gathers(self, x: Any, gate_up: Linear, activated: Any, down: Linear) -> bool:
         """Whether GEMVs compute the experts: for a few tokens, and for arrays that the grouped GEMM does not support."""

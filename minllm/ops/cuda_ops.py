@@ -99,7 +99,12 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
             query = self.empty((x.shape[0], config.heads, config.head_dim), self.dtype)
             kernels.qkv_rope_append(rows, qkv.weight, qkv.bias, batch.positions, slots, cos_sin, query, *caches, self.stream)
             return query, residual
-        if not (self._fuses(x, residual, launcher, qkv, norm) and halves and plain):
+        whole, normed_linear = self._fuses(x, residual, launcher, qkv, norm) and halves and plain, qkv.format.kernels.normed_linear
+        if not whole and self._fuses(x, residual, normed_linear, qkv, norm):  # heads have norms, or the cache is quantised
+            projected = self.empty((x.shape[0], qkv.shape[0]), self.dtype)
+            normed_linear(x, qkv.weight, projected, qkv.bias, self.stream, norm=norm.weight, epsilon=norm.epsilon)
+            return self.qkv_rope_append(projected, batch, layer_cache, config, cos_sin), x
+        if not whole:
             return super().normed_qkv(
                 x, residual, norm, qkv, batch=batch, layer_cache=layer_cache, attention_config=config, cos_sin=cos_sin
             )

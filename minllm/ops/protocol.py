@@ -306,7 +306,7 @@ class Ops(Protocol):
         """
         ...
 
-    # The next three may be composed of those above (ops/composed.py). The residual stream is a pair (x, residual): the stream is their sum,
+    # The next four may be composed of those above (ops/composed.py). The residual stream is a pair (x, residual): the stream is their sum,
     # or x alone if residual is None.
 
     def normed_qkv(
@@ -334,6 +334,12 @@ class Ops(Protocol):
         next_norm: NormWeights | None = None,
     ) -> tuple[Array, Array | None]:  # fmt: skip
         """The residual stream, as a pair, after adding gated_mlp of its normalisation; next_norm as in linear_add."""
+        ...
+
+    def normed_experts(
+        self, x: Array, residual: Array | None, norm: NormWeights, router: Array, gate_up: Linear, down: Linear, routing: Routing
+    ) -> tuple[Array, Array | None]:  # fmt: skip
+        """The residual stream, as a pair, after adding `experts` of its normalisation."""
         ...
 
     def logits(

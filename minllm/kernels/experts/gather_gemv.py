@@ -9,6 +9,9 @@ weight are known only when the router's kernel has ended; from then on as many l
     gate and up   a warp takes a feature of one pair (t, i): the row of the gate and that of up
     down          a warp takes a feature of one token, and reads that row in all k experts: their sum needs no other kernel
 
+An RMSNorm of x before gate and up is fused in, as in the GEMV of one matrix: a warp multiplies by x * norm, accumulates the squares of x,
+and divides its two sums by the root of their mean.
+
 Lanes lie along a row, 16 bytes each, so that a warp's load is 512 contiguous bytes. The outputs of a token's experts are weighted and added
 lane by lane in the order of expert_ids, then shuffles add the 32 lanes: always in the same order. Tokens that share an expert read it once
 each; beyond a few tokens the grouped GEMM reads less (grouped_gemm.py).
@@ -22,12 +25,14 @@ import functools
 
 import numpy as np
 from numba import cuda, float32, int32, int64, uint32
+from numba.cuda import libdevice
 
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.experts.arguments import check_down, check_gate_up
-from minllm.kernels.matmul.gemv.sums import DOT_OF_WORDS
+from minllm.kernels.matmul.arguments import check_norm
+from minllm.kernels.matmul.gemv.sums import DOT_OF_WORDS, SCALED_DOT_OF_WORDS
 from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
 from minllm.ptx import load_128, load_128_streaming
 from minllm.runtime.kernel import kernel, launch
@@ -35,23 +40,24 @@ from minllm.tiles.warp import WARP, warp_sum
 
 WARPS = 4
 MOST_TOKENS = 4  # more tokens share so many experts that the grouped GEMM reads less
-MOST_LOADS = 16  # 16-byte loads of weight in flight per lane
+LOADS_OF_GATE_AND_UP, LOADS_OF_DOWN = 8, 12  # 16-byte loads of weight in flight per lane, at most
 
 
-def make_dots(k: int, rows: int, dtype: str, vectorized: bool, one_x: bool):
+def make_dots(k: int, rows: int, loads: int, dtype: str, vectorized: bool, one_x: bool):
     """The device function total[r] += (a row of x) . (the r-th row of weight), over this lane's elements, for `rows` rows of k elements.
 
-    one_x: all rows of weight multiply the same row of x.
+    loads: 16-byte loads of weight in flight. one_x: all rows of weight multiply the same row of x, times `norm` unless it is None;
+    total[rows] += its sum of squares then.
     """
     if not vectorized:
         return make_dots_by_element(k, rows)
     width = VECTOR_BYTES // np.dtype(dtype).itemsize
     warp_step = WARP * width  # elements of a row per load of a warp
-    unroll = max(1, min(MOST_LOADS // rows, ceil_div(k, warp_step)))
-    step, words_in_flight, dot = unroll * warp_step, rows * unroll * 4, DOT_OF_WORDS[dtype]
+    unroll = max(1, min(loads // rows, ceil_div(k, warp_step)))
+    step, words_in_flight, dot, scaled_dot = unroll * warp_step, rows * unroll * 4, DOT_OF_WORDS[dtype], SCALED_DOT_OF_WORDS[dtype]
 
     @cuda.jit(device=True)
-    def dots(x, x_starts, weight, starts, total, lane):
+    def dots(x, x_starts, norm, weight, starts, total, lane):
         words = cuda.local.array(words_in_flight, uint32)
         for start in range(0, k, step):
             first = start + lane * width
@@ -65,11 +71,18 @@ def make_dots(k: int, rows: int, dtype: str, vectorized: bool, one_x: bool):
             for u in range(unroll):
                 if first + u * warp_step < k:
                     x_words = load_128(x, x_starts[0] + first + u * warp_step)
-                    for r in range(rows):
-                        if r > 0 and not one_x:
-                            x_words = load_128(x, x_starts[r] + first + u * warp_step)
+                    if norm is not None:
+                        scales = load_128(norm, first + u * warp_step)
                         for word in range(4):
-                            total[r] = dot(words[(u * rows + r) * 4 + word], x_words[word], total[r])
+                            total[rows] = dot(x_words[word], x_words[word], total[rows])
+                            for r in range(rows):
+                                total[r] = scaled_dot(words[(u * rows + r) * 4 + word], x_words[word], scales[word], total[r])
+                    else:
+                        for r in range(rows):
+                            if r > 0 and not one_x:
+                                x_words = load_128(x, x_starts[r] + first + u * warp_step)
+                            for word in range(4):
+                                total[r] = dot(words[(u * rows + r) * 4 + word], x_words[word], total[r])
 
     return dots
 
@@ -78,11 +91,15 @@ def make_dots_by_element(k: int, rows: int):
     """make_dots for rows that are no whole vectors."""
 
     @cuda.jit(device=True)
-    def dots(x, x_starts, weight, starts, total, lane):
+    def dots(x, x_starts, norm, weight, starts, total, lane):
         for element in range(lane, k, WARP):
             for r in range(rows):
-                row, x_row = int64(starts[r] // k), int64(x_starts[r] // k)
-                total[r] += float32(x[x_row, element]) * float32(weight[row, element])
+                value = float32(x[int64(x_starts[r] // k), element])
+                if norm is not None:
+                    if r == 0:
+                        total[rows] += value * value
+                    value *= float32(norm[element])
+                total[r] += value * float32(weight[int64(starts[r] // k), element])
 
     return dots
 
@@ -90,11 +107,11 @@ def make_dots_by_element(k: int, rows: int):
 @functools.cache
 def gate_up_gemv_kernel(hidden: int, chosen: int, dtype: str, vectorized: bool):
     """The kernel for x of `hidden` elements of `dtype` and `chosen` experts per token."""
-    dots = make_dots(hidden, 2, dtype, vectorized, one_x=True)
+    dots = make_dots(hidden, 2, LOADS_OF_GATE_AND_UP, dtype, vectorized, one_x=True)
 
     @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
-    def gate_up_gemv_kernel(x, expert_ids, gate_up, out):
-        """x [T, H], expert_ids [T, k], gate_up [E * 2 * I, H], out [T * k, I]; grid: features, pairs."""
+    def gate_up_gemv_kernel(x, norm, expert_ids, gate_up, out, epsilon):
+        """x [T, H], norm [H] or None, expert_ids [T, k], gate_up [E * 2 * I, H], out [T * k, I]; grid: features, pairs."""
         wait_for_predecessors()
         lane, warp = int32(cuda.threadIdx.x) % WARP, int32(cuda.threadIdx.x) // WARP
         feature, pair = int32(cuda.blockIdx.x) * WARPS + warp, int32(cuda.blockIdx.y)
@@ -105,10 +122,13 @@ def gate_up_gemv_kernel(hidden: int, chosen: int, dtype: str, vectorized: bool):
         starts, x_starts = cuda.local.array(2, int64), cuda.local.array(2, int64)
         starts[0], starts[1] = gate * hidden, (gate + inner) * hidden
         x_starts[0] = x_starts[1] = int64(token) * hidden
-        total = cuda.local.array(2, float32)
-        total[0], total[1] = float32(0), float32(0)
-        dots(x, x_starts, gate_up, starts, total, lane)
+        total = cuda.local.array(3, float32)
+        total[0], total[1], total[2] = float32(0), float32(0), float32(0)
+        dots(x, x_starts, norm, gate_up, starts, total, lane)
         value, up = warp_sum(total[0]), warp_sum(total[1])
+        if norm is not None:
+            inverse_rms = libdevice.rsqrtf(warp_sum(total[2]) * float32(1 / hidden) + epsilon)
+            value, up = value * inverse_rms, up * inverse_rms
         if lane == 0:
             out[pair, feature] = value * sigmoid(value) * up
 
@@ -119,7 +139,7 @@ def gate_up_gemv_kernel(hidden: int, chosen: int, dtype: str, vectorized: bool):
 def down_gemv_kernel(inner: int, chosen: int, dtype: str, vectorized: bool):
     """The kernel for experts with `inner` elements of `dtype` between up and down, `chosen` of them per token."""
     together = max(count for count in (1, 2, 3, 4) if chosen % count == 0)  # experts that a warp reads at once
-    dots = make_dots(inner, together, dtype, vectorized, one_x=False)
+    dots = make_dots(inner, together, LOADS_OF_DOWN, dtype, vectorized, one_x=False)
 
     @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
     def down_gemv_kernel(activated, expert_ids, weights, down, residual, out):
@@ -137,7 +157,7 @@ def down_gemv_kernel(inner: int, chosen: int, dtype: str, vectorized: bool):
                 starts[r] = (int64(expert_ids[token, first + r]) * hidden + feature) * inner
                 x_starts[r] = (int64(token) * chosen + first + r) * inner
                 total[r] = float32(0)
-            dots(activated, x_starts, down, starts, total, lane)
+            dots(activated, x_starts, None, down, starts, total, lane)
             for r in range(together):
                 weighted += weights[token, first + r] * total[r]
         weighted = warp_sum(weighted)
@@ -149,15 +169,19 @@ def down_gemv_kernel(inner: int, chosen: int, dtype: str, vectorized: bool):
     return down_gemv_kernel
 
 
-def gate_up_gemv(x, expert_ids, gate_up, out, stream=None) -> None:
+def gate_up_gemv(x, expert_ids, gate_up, out, norm=None, epsilon=0.0, stream=None) -> None:
     """Write silu(x @ gate_e.T) * (x @ up_e.T) of each token's experts e into `out` [T * k, I], in the order of expert_ids.
 
-    x [T, H], expert_ids int32 [T, k], gate_up [E * 2 * I, H]: gate, then up, of each expert. x, gate_up and out share one dtype: float32,
-    float16 or bfloat16. Raises KernelArgumentError for anything else.
+    x [T, H], expert_ids int32 [T, k], gate_up [E * 2 * I, H]: gate, then up, of each expert. norm [H] and epsilon: use the RMSNorm of x in
+    place of x, in float32. x, gate_up, norm and out share one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for anything
+    else.
     """
     (tokens, chosen), hidden, inner = check_gate_up(x, expert_ids, gate_up, out)
-    chosen_kernel = gate_up_gemv_kernel(hidden, chosen, x.dtype.name, vectors_per_row(hidden, x, gate_up) > 0)
-    launch(chosen_kernel, (ceil_div(inner, WARPS), tokens * chosen), WARPS * WARP, (x, expert_ids, gate_up, out), stream)
+    check_norm(norm, x)
+    vectorized = vectors_per_row(hidden, x, gate_up, *(() if norm is None else (norm,))) > 0
+    chosen_kernel = gate_up_gemv_kernel(hidden, chosen, x.dtype.name, vectorized)
+    arguments = (x, norm, expert_ids, gate_up, out, float(epsilon))
+    launch(chosen_kernel, (ceil_div(inner, WARPS), tokens * chosen), WARPS * WARP, arguments, stream)
 
 
 def down_gemv(activated, expert_ids, weights, down, out, residual=None, stream=None) -> None:

@@ -36,8 +36,7 @@ class Experts:
 
     def forward(self, ops: Ops, x: Array, residual: Array | None, next_norm: NormWeights | None = None) -> tuple[Array, Array | None]:
         """The experts of norm(x + residual): the new (x, residual), both [T, hidden]."""
-        normalised, residual = ops.add_norm(x, residual, self.norm)  # both [T, hidden]
-        return ops.experts(normalised, self.router, self.gate_up, self.down, self.routing), residual
+        return ops.normed_experts(x, residual, self.norm, self.router, self.gate_up, self.down, self.routing)  # both [T, hidden]
 
 
 def llama_tensors(config: ModelConfig, prefix: str) -> Experts:
