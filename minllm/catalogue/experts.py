@@ -7,6 +7,8 @@ from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.experts.combine import combine as launch_combine
 from minllm.kernels.experts.counting_sort import sort_by_expert as launch_sort
 from minllm.kernels.experts.counting_sort import sort_by_expert_reference
+from minllm.kernels.experts.gated_add import gated_add as launch_gated_add
+from minllm.kernels.experts.gated_add import gated_add_reference
 from minllm.kernels.experts.gather_gemv import down_gemv, gate_up_gemv
 from minllm.kernels.experts.grouped_gemm import TILINGS, GroupedTiling, grouped_down, grouped_gate_up
 from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference, route_reference
@@ -215,6 +217,23 @@ def combine(tokens, chosen, hidden, dtype=BFLOAT16, residual=False):
     )
 
 
+@describes
+def gated_add(tokens, hidden, dtype=BFLOAT16):
+    """A sum of which one part passes a gate."""
+    size = tokens * hidden * dtype.itemsize
+    return Launch(
+        arrays=lambda noise: dict(
+            x=noise.array((tokens, hidden), dtype), y=noise.array((tokens, hidden), dtype), gate=noise.array((tokens, 1), dtype, 20),
+            out=noise.unwritten((tokens, hidden), dtype),
+        ),
+        call=calls(launch_gated_add),
+        reference=returns(("out",), gated_add_reference),
+        moved=Moved(dict(x=size, y=size, out=size)),
+        indices=("gate",),
+        rows=("x", "y", "gate", "out"),
+    )  # fmt: skip
+
+
 def compiled():
     """Launches of Qwen3-30B-A3B: GEMVs that hold many loads in flight, and tiles on tensor cores."""
     yield MachineCode("experts/route", route(1, 128, 8), blocks=2)
@@ -232,6 +251,8 @@ def compiled():
         yield MachineCode(f"experts/down_gemv/elements/{dtype}", gathered_down(1, 5, 2, 19, 7, dtype), blocks=4)
         yield MachineCode(f"experts/combine/vectors/{dtype}", combine(64, 8, 2048, dtype), blocks=16, contains=WIDE)
         yield MachineCode(f"experts/combine/elements/{dtype}", combine(2, 3, 19, dtype), blocks=16)
+        yield MachineCode(f"experts/gated_add/vectors/{dtype}", gated_add(64, 2048, dtype), blocks=16, contains=WIDE)
+        yield MachineCode(f"experts/gated_add/elements/{dtype}", gated_add(2, 19, dtype), blocks=16)
     for dtype in (BFLOAT16, FLOAT16):
         for tokens, tiling in TILINGS.items():
             sizes = f"{tiling.rows}x{tiling.tokens}"
@@ -257,6 +278,7 @@ def small():
     for tiling in TILINGS.values():
         yield grouped_up(9, 3, 2, 72, 40, tiling=tiling._replace(stages=2))
     yield from each(combine, ((3, 8, 72), (2, 3, 19), (1, 1, 520)), dtype=DTYPES, residual=(False, True))
+    yield from each(gated_add, ((3, 72), (2, 19), (1, 520)), dtype=DTYPES)
 
 
 def large():

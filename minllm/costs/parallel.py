@@ -20,17 +20,19 @@ def shard(config: ModelConfig, degree: int) -> ModelConfig:
     """One GPU's part of the model. Raises InvalidOptionError if the tensor-parallel `degree` does not fit."""
     if degree == 1:
         return config
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    if heads % degree or config.intermediate_size % degree or (kv_heads % degree and degree % kv_heads):
+    heads, kv_heads, shared = config.num_attention_heads, config.num_key_value_heads, config.shared_expert_intermediate_size
+    if not divides(config, degree):
         raise InvalidOptionError(
             f"A tensor-parallel degree of {degree} does not divide this model: it has {heads} query heads, {kv_heads} KV heads and an "
-            f"inner width of {config.intermediate_size}. Allowed are {', '.join(map(str, degrees(config)))}."
+            f"inner width of {config.intermediate_size}{f', {shared} in the shared expert' if shared else ''}. Allowed are "
+            f"{', '.join(map(str, degrees(config)))}."
         )
     return replace(
         config,
         num_attention_heads=heads // degree,
         num_key_value_heads=max(1, kv_heads // degree),
         intermediate_size=config.intermediate_size // degree,
+        shared_expert_intermediate_size=shared // degree,
         vocab_size=-(-config.vocab_size // degree),
     )
 
@@ -42,13 +44,19 @@ def copies_of_a_kv_head(config: ModelConfig, degree: int) -> int:
 
 def degrees(config: ModelConfig) -> list[int]:
     """The tensor-parallel degrees that divide the model, up to 64."""
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    return [n for n in range(1, 65) if not (heads % n or config.intermediate_size % n or (kv_heads % n and n % kv_heads))]
+    return [n for n in range(1, 65) if divides(config, n)]
+
+
+def divides(config: ModelConfig, degree: int) -> bool:
+    """Whether heads and inner widths are whole on each of `degree` GPUs."""
+    widths, kv_heads = (config.intermediate_size, config.shared_expert_intermediate_size), config.num_key_value_heads
+    whole = not any(count % degree for count in (config.num_attention_heads, *widths))
+    return whole and (kv_heads % degree == 0 or degree % kv_heads == 0)
 
 
 def all_reduces(config: ModelConfig, embeds: bool = True) -> int:
     """The number of all-reduces per step. embeds: whether these GPUs also compute the embedding."""
-    return 2 * config.num_hidden_layers + embeds
+    return (3 if config.shared_expert_intermediate_size else 2) * config.num_hidden_layers + embeds
 
 
 def all_reduce_bytes(config: ModelConfig, tokens: int, rows: int, degree: int, itemsize: int = 2, embeds: bool = True) -> int:

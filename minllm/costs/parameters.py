@@ -12,7 +12,7 @@ Transformer Inference", section 2.
 """
 
 from minllm.models.config import ModelConfig
-from minllm.models.parts import parts_of
+from minllm.models.parts import experts, parts_of
 from minllm.models.parts.grouped_attention import key_value_width, query_width
 from minllm.models.parts.terms import Matrix
 from minllm.weights.format import WeightFormat
@@ -65,8 +65,7 @@ def active_parameters(config: ModelConfig) -> int:
 
 def expert_parameters(config: ModelConfig) -> int:
     """Parameters of one expert in one layer; 0 without experts."""
-    _, mlp = parts_of(config)
-    return sum(matrix.parameters for matrix in mlp.matrices(config)) // config.num_experts if config.num_experts else 0
+    return sum(matrix.parameters for matrix in experts.stacks(config)) // config.num_experts if config.num_experts else 0
 
 
 def parameter_count(config: ModelConfig) -> int:

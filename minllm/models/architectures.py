@@ -12,7 +12,7 @@ from minllm.models.families.gemma import GEMMA2_KEYS, GEMMA3_KEYS, read_gemma2, 
 from minllm.models.families.gpt2 import GPT2_KEYS, read_gpt2
 from minllm.models.families.llama import LLAMA_KEYS, MISTRAL_KEYS, read_llama, read_mistral
 from minllm.models.families.qwen import QWEN2_KEYS, QWEN3_KEYS, read_qwen2, read_qwen3
-from minllm.models.families.qwen_moe import QWEN3_MOE_KEYS, read_qwen3_moe
+from minllm.models.families.qwen_moe import QWEN2_MOE_KEYS, QWEN3_MOE_KEYS, read_qwen2_moe, read_qwen3_moe
 from minllm.models.json_files import Fields
 
 
@@ -30,6 +30,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MistralForCausalLM": Architecture("mistral", read_mistral, MISTRAL_KEYS),
     "Qwen2ForCausalLM": Architecture("qwen2", read_qwen2, QWEN2_KEYS),
     "Qwen3ForCausalLM": Architecture("qwen3", read_qwen3, QWEN3_KEYS),
+    "Qwen2MoeForCausalLM": Architecture("qwen2_moe", read_qwen2_moe, QWEN2_MOE_KEYS),
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", read_qwen3_moe, QWEN3_MOE_KEYS),
     "Gemma2ForCausalLM": Architecture("gemma2", read_gemma2, GEMMA2_KEYS),
     "Gemma3ForCausalLM": Architecture("gemma3_text", read_gemma3, GEMMA3_KEYS),

@@ -15,7 +15,7 @@ from minllm.weights.stored import StoredTensor
 class ModelConfig:
     """The configuration of a decoder-only transformer. Fields that config.json has bear the same names there."""
 
-    model_type: str  # "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text" or "gpt2"
+    model_type: str  # "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "gemma2", "gemma3_text" or "gpt2"
     vocab_size: int
     hidden_size: int
     intermediate_size: int  # inner width of the feed-forward, or of each expert (moe_intermediate_size)
@@ -43,6 +43,7 @@ class ModelConfig:
     logit_soft_cap: float = 0.0  # the same for the logits
     num_experts: int = 0  # feed-forwards per layer among which a router chooses; 0: one, without a router
     num_experts_per_tok: int = 0  # experts that the router chooses for each token
+    shared_expert_intermediate_size: int = 0  # inner width of the expert that every token takes; 0: there is none
     norm_topk_prob: bool = False  # whether the weights of the chosen experts sum to 1
     tie_word_embeddings: bool = False
     dtype: str | None = None  # dtype of the stored weights according to config.json: "float32", "float16" or "bfloat16"

@@ -14,6 +14,7 @@ import numpy as np
 
 from minllm.kernels.experts.combine import combine
 from minllm.kernels.experts.counting_sort import sort_by_expert
+from minllm.kernels.experts.gated_add import gated_add
 from minllm.kernels.experts.gather_gemv import MOST_TOKENS, down_gemv, gate_up_gemv
 from minllm.kernels.experts.grouped_gemm import fits, grouped_down, grouped_gate_up
 from minllm.kernels.experts.routing import route
@@ -59,6 +60,12 @@ class CudaExperts(CudaLinear):
         gate_up_gemv(x, expert_ids, gate_up.weight, activated, **fused, stream=self.stream)
         down_gemv(activated, expert_ids, weights, down.weight, out, x, self.stream)
         return out, None
+
+    def gated_add(self, x: Any, y: Any, gate: Any) -> Any:
+        """x + sigmoid(gate) * y: [T, hidden]."""
+        out = self.empty(x.shape, self.dtype)
+        gated_add(x, y, gate, out, self.stream)
+        return out
 
     def _chosen(self, logits: Any, routing: Routing) -> tuple[Any, Any]:
         """(expert_ids, weights), both [T, per_token]."""

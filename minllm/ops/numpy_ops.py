@@ -17,6 +17,7 @@ from minllm.kernels.attention.tree.reference import tree_attention_reference
 from minllm.kernels.elementwise.gelu_and_multiply import gelu_and_multiply_reference
 from minllm.kernels.elementwise.in_place import scale_reference, soft_cap_reference
 from minllm.kernels.embedding.lookup import embedding_reference
+from minllm.kernels.experts.gated_add import gated_add_reference
 from minllm.kernels.experts.reference import experts_reference, route_reference
 from minllm.kernels.kv.copy_blocks import copy_blocks_reference
 from minllm.kernels.kv.move_window import window_of_rows
@@ -173,6 +174,10 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         expert_ids, weights = route_reference(logits, routing.per_token, routing.normalized)
         stacks = (linear.weight.reshape(routing.experts, -1, linear.shape[1]) for linear in (gate_up, down))
         return experts_reference(x, expert_ids, weights, *stacks)
+
+    def gated_add(self, x: np.ndarray, y: np.ndarray, gate: np.ndarray) -> np.ndarray:
+        """x + sigmoid(gate) * y: [T, hidden]."""
+        return gated_add_reference(x, y, gate)
 
     def logits(
         self, x: np.ndarray, residual: np.ndarray | None, norm: NormWeights, lm_head: Linear, rows: np.ndarray | None,

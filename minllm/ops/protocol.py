@@ -306,6 +306,10 @@ class Ops(Protocol):
         """
         ...
 
+    def gated_add(self, x: Array, y: Array, gate: Array) -> Array:
+        """x + sigmoid(gate) * y: x and y [T, hidden], gate [T, 1]."""
+        ...
+
     # The next four may be composed of those above (ops/composed.py). The residual stream is a pair (x, residual): the stream is their sum,
     # or x alone if residual is None.
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ FAMILIES = {
     "mistral": dict(SMALL, model_type="mistral", sliding_window=7),
     "qwen2": dict(SMALL, model_type="qwen2"),
     "qwen3": dict(SMALL, model_type="qwen3", head_dim=80),
+    "qwen2_moe": dict(
+        SMALL, model_type="qwen2_moe", moe_intermediate_size=24, shared_expert_intermediate_size=56, num_experts=7, num_experts_per_tok=2
+    ),
     "qwen3_moe": dict(SMALL, model_type="qwen3_moe", moe_intermediate_size=56, num_experts=9, num_experts_per_tok=3),
     "gpt2": dict(model_type="gpt2", vocab_size=1003, n_embd=240, n_head=6, n_layer=3, n_positions=256),
 }
@@ -82,7 +86,7 @@ def test_decode_step_equals_a_count_over_every_tensor(family, batch, context):
             numbers += batch * shape[1]  # one row a sequence
         elif ".experts." in name:
             numbers += math.prod(shape) * touched
-            flops += 2 * batch * math.prod(shape) * config.num_experts_per_tok // config.num_experts
+            flops += Fraction(2 * batch * math.prod(shape) * config.num_experts_per_tok, config.num_experts)
         else:
             numbers += math.prod(shape)
             flops += 2 * batch * math.prod(shape) if len(shape) == 2 else 0

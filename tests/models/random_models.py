@@ -81,6 +81,9 @@ FAMILIES: dict[str, Family] = {
     "qwen2": _llama_like("Qwen2", hidden_size=384, tie_word_embeddings=True),
     "qwen2_window": _llama_like("Qwen2", hidden_size=240, use_sliding_window=True, sliding_window=13, max_window_layers=1),
     "qwen3": _llama_like("Qwen3", hidden_size=256, head_dim=128, tie_word_embeddings=False),
+    "qwen2_moe": _llama_like(
+        "Qwen2Moe", hidden_size=240, moe_intermediate_size=24, shared_expert_intermediate_size=56, num_experts=7, num_experts_per_tok=2
+    ),
     "qwen3_moe": _llama_like(
         "Qwen3Moe", hidden_size=176, head_dim=32, moe_intermediate_size=40, num_experts=9, num_experts_per_tok=3, norm_topk_prob=True
     ),

@@ -43,7 +43,7 @@ def test_sizes_equal_transformers(family, tmp_path):
         assert ours.norm_epsilon == theirs.rms_norm_eps
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma2"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen2Moe", "Qwen3Moe", "Gemma2"])
 def test_missing_keys_take_the_familys_defaults(name):
     theirs = getattr(transformers, f"{name}Config")()
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")

@@ -32,7 +32,7 @@ def test_the_random_models_are_a_real_test(family):
     assert np.abs(changed[8] - logits[8]).max() > 1e-3
 
 
-@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2_window", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2_window", "qwen3", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3", "gpt2"])
 def test_decoding_token_by_token_equals_one_forward(family):
     ops = NumpyOps("float32")
     model = load_model(saved_model(family), ops)
@@ -42,7 +42,7 @@ def test_decoding_token_by_token_equals_one_forward(family):
         np.testing.assert_allclose(logits_in_chunks(ops, model, tokens, chunks), whole, rtol=0, atol=2e-5 * np.abs(whole).max())
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
 def test_greedy_tokens_equal_transformers(family):
     check_greedy(NumpyOps("float32"), family)
 

@@ -22,6 +22,11 @@ CONFIGS = {
         model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False, num_experts=5, num_experts_per_tok=2,
         moe_intermediate_size=24, norm_topk_prob=True,
     ),
+    "qwen2_moe": LLAMA_LIKE
+    | dict(
+        model_type="qwen2_moe", architectures=["Qwen2MoeForCausalLM"], tie_word_embeddings=False, num_experts=5, num_experts_per_tok=2,
+        moe_intermediate_size=8, shared_expert_intermediate_size=24,
+    ),
     "llama, wide": LLAMA_LIKE  # matrices of whole tiles
     | dict(
         model_type="llama", architectures=["LlamaForCausalLM"], tie_word_embeddings=True, hidden_size=256, intermediate_size=128,

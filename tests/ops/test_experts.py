@@ -12,9 +12,9 @@ from tests.ops.small_models import small_model
 pytestmark = [pytest.mark.results_only, pytest.mark.usefixtures("small_tiles")]
 
 
-def greedy(ops, prompt, count):
+def greedy(ops, family, prompt, count):
     """The tokens of greatest probability after a prompt."""
-    model, new, tokens = small_model("qwen3_moe", ops), prompt, []
+    model, new, tokens = small_model(family, ops), prompt, []
     sequences = PagedSequences(ops, model.config, [len(prompt) + count])
     for _ in range(count):
         logits = ops.to_host(forward(ops, model, sequences.append([new], last_row_only=True), sequences.cache))
@@ -23,18 +23,21 @@ def greedy(ops, prompt, count):
     return tokens
 
 
-def test_greedy_tokens_are_those_of_numpy():
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
+def test_greedy_tokens_are_those_of_numpy(family):
     prompt = [5, 1, 7, 36, 2]
-    assert greedy(CudaOps("float32", simulated=True), prompt, 30) == greedy(NumpyOps("float32"), prompt, 30)
+    assert greedy(CudaOps("float32", simulated=True), family, prompt, 30) == greedy(NumpyOps("float32"), family, prompt, 30)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 4e-2), ("float16", 6e-3)])
-def test_few_and_many_tokens_agree_with_numpy(dtype, tolerance):
+@pytest.mark.parametrize(
+    ("family", "dtype", "tolerance"), [("qwen3_moe", "bfloat16", 4e-2), ("qwen3_moe", "float16", 6e-3), ("qwen2_moe", "bfloat16", 4e-2)]
+)
+def test_few_and_many_tokens_agree_with_numpy(family, dtype, tolerance):
     """One token and two take GEMVs, seven a sort and grouped GEMMs."""
     chunks = [[[5, 1, 7, 3], [2, 9, 4]], [[3], [9]]]
 
     def logits(ops):
-        model = small_model("qwen3_moe", ops)
+        model = small_model(family, ops)
         sequences = PagedSequences(ops, model.config, [8, 8], block_size=4)
         return [ops.to_host(forward(ops, model, sequences.append(chunk), sequences.cache)) for chunk in chunks]
 

@@ -46,6 +46,7 @@ FAMILIES = {
     "llama3": {},
     "qwen2": {},  # biases of q, k and v; a tied head
     "qwen3": {},  # norms of heads
+    "qwen2_moe": {},  # a shared expert
     "qwen3_moe": {},  # each rank has a part of every expert
     "gpt2": {},  # q, k and v in one matrix, learned positions, biases behind the sums
     "mistral": dict(dtype="bfloat16"),
