@@ -1,5 +1,7 @@
 """The launches of experts: T tokens of H features choose k of E experts with an inner width of I, b bytes an element."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
@@ -10,14 +12,19 @@ from minllm.kernels.experts.counting_sort import sort_by_expert_reference
 from minllm.kernels.experts.gated_add import gated_add as launch_gated_add
 from minllm.kernels.experts.gated_add import gated_add_reference
 from minllm.kernels.experts.gather_gemv import down_gemv, gate_up_gemv
+from minllm.kernels.experts.gather_rows import gather_rows as launch_gather_rows
+from minllm.kernels.experts.gather_rows import gather_rows_reference
 from minllm.kernels.experts.grouped_gemm import TILINGS, GroupedTiling, grouped_down, grouped_gate_up
+from minllm.kernels.experts.grouped_wgmma import wgmma_down, wgmma_gate_up
 from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference, route_reference
 from minllm.kernels.experts.routing import route as launch_route
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 
 A3B = dict(experts=128, chosen=8, hidden=2048, inner=768)  # Qwen3-30B-A3B
 EPSILON = 1e-5
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDGSTS.E.BYPASS*128*")
+HOPPER, WGMMA = ((9, 0),), ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
 STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
 SMALL_TILING = GroupedTiling(64, 8, 4, 1, 2)
 
@@ -132,6 +139,25 @@ def gathered_down(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, residu
     return Launch(arrays, call=calls(down_gemv), reference=reference, moved=moved, indices=("expert_ids", "weights"))
 
 
+@describes
+def gather_rows(tokens, experts, chosen, hidden, dtype=BFLOAT16):
+    """The rows of x in the order of experts."""
+    size = tokens * chosen * hidden * dtype.itemsize
+
+    def arrays(noise):
+        pairs, _ = sorted_pairs(noise, tokens, experts, chosen)
+        return dict(x=noise.array((tokens, hidden), dtype), pairs=pairs, out=noise.unwritten((len(pairs), hidden), dtype))
+
+    return Launch(
+        arrays,
+        call=calls(launch_gather_rows),
+        reference=returns(("out",), gather_rows_reference),
+        moved=Moved(dict(x=size, out=size), dict(x=size // chosen)),
+        indices=("pairs",),
+        exact=True,
+    )
+
+
 def moved_by_grouped(x, weight, out, rows, hidden, inner, dtype, tiling):
     """A function of a grouped GEMM's arrays that returns its Moved; x, weight, out: their names; rows: of weight per expert."""
     b, k = dtype.itemsize, hidden if rows == 2 * inner else inner
@@ -194,6 +220,52 @@ def grouped_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, t
         moved=moved_by_grouped("activated", "down", "out", hidden, hidden, inner, dtype, tiling),
         indices=("pairs", "offsets"),
     )
+
+
+def moved_by_wgmma(weight, out, rows, k, dtype, tiling):
+    """moved_by_grouped for the kernel on Hopper, which loads pieces of x by TMA."""
+    b = dtype.itemsize
+
+    def moved(pairs, offsets, **arrays):
+        if tiling is None or k % 64 or rows % tiling.rows:
+            return {}
+        counts = np.diff(offsets)
+        held = [next(n for n in (32, 64, 128) if min(count - first, 128) <= n) for count in counts for first in range(0, count, 128)]
+        asked = dict(x_map=rows // tiling.rows * sum(held) * k * b, weight_map=len(held) * rows * k * b)
+        touched = dict(weight_map=np.count_nonzero(counts) * rows * k * b)
+        return dict(grouped_wgmma_kernel=Moved(asked | dict(out=len(pairs) * arrays[out].shape[1] * b), touched, 2 * sum(held) * rows * k))
+
+    return moved
+
+
+@describes
+def wgmma_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
+    """Gate and up of each expert's tokens, on Hopper."""
+
+    def arrays(noise):
+        pairs, offsets = sorted_pairs(noise, tokens, experts, chosen)
+        return dict(
+            x=noise.array((len(pairs), hidden), dtype), pairs=pairs, offsets=offsets,
+            gate_up=noise.array((experts * 2 * inner, hidden), dtype, hidden**-0.5), out=noise.unwritten((len(pairs), inner), dtype),
+        )  # fmt: skip
+
+    return Launch(
+        arrays,
+        call=calls(wgmma_gate_up, tiling=tiling),
+        reference=lambda x, pairs, offsets, gate_up, out: dict(
+            out=activated_reference(x, experts_of(offsets), gate_up.reshape(experts, -1, hidden))
+        ),
+        moved=moved_by_wgmma("gate_up", "out", 2 * inner, hidden, dtype, tiling),
+        indices=("pairs", "offsets"),
+    )
+
+
+@describes
+def wgmma_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
+    """Down of each expert's tokens, on Hopper."""
+    given = grouped_projection(tokens, experts, chosen, hidden, inner, dtype)
+    moved = moved_by_wgmma("down", "out", hidden, inner, dtype, tiling)
+    return replace(given, call=calls(wgmma_down, tiling=tiling), moved=moved)
 
 
 @describes
@@ -260,6 +332,10 @@ def compiled():
                 launch = describe(tokens, **A3B, dtype=dtype, tiling=tiling)
                 blocks = 2 if tokens < 64 else 1
                 yield MachineCode(f"experts/grouped_{name}/{sizes}/{dtype}", launch, blocks=blocks, contains=TENSOR_CORES)
+        yield MachineCode(f"experts/gather_rows/{dtype}", gather_rows(2048, 128, 8, 2048, dtype), blocks=12, contains=WIDE)
+        for name, describe in (("gate_up", wgmma_up), ("down", wgmma_projection)):
+            launch = describe(2048, **A3B, dtype=dtype)
+            yield MachineCode(f"experts/wgmma_{name}/{dtype}", launch, blocks=1, contains=WGMMA, targets=HOPPER)
 
 
 def small():
@@ -277,6 +353,11 @@ def small():
     yield grouped_projection(11, 3, 2, 64, 64, tiling=SMALL_TILING)
     for tiling in TILINGS.values():
         yield grouped_up(9, 3, 2, 72, 40, tiling=tiling._replace(stages=2))
+    yield from each(gather_rows, ((3, 5, 2, 72), (1, 4, 3, 1032)), dtype=DTYPES)
+    for dtype in (BFLOAT16, FLOAT16):
+        yield wgmma_up(40, 3, 2, 72, 40, dtype, FlatWgmmaTiling(1, 2))
+        yield wgmma_projection(40, 3, 2, 40, 72, dtype, FlatWgmmaTiling(1, 2))
+    yield wgmma_up(330, 2, 1, 64, 32, tiling=FlatWgmmaTiling(1, 2))
     yield from each(combine, ((3, 8, 72), (2, 3, 19), (1, 1, 520)), dtype=DTYPES, residual=(False, True))
     yield from each(gated_add, ((3, 72), (2, 19), (1, 520)), dtype=DTYPES)
 
@@ -292,6 +373,8 @@ def large():
         yield sort_by_expert(tokens, 128, 8)
         yield grouped_up(tokens, **few)
         yield grouped_projection(tokens, **few)
+        yield wgmma_up(tokens, **few)
+        yield wgmma_projection(tokens, **few)
         yield combine(tokens, 8, 2048)
 
 

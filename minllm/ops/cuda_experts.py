@@ -3,6 +3,7 @@
     one token      router and gather GEMVs fused with the norm before them and the residual addition after them
     a few tokens   gather GEMVs, which read the weights of one choice after another
     more           a counting sort brings the tokens of each expert together, for two grouped GEMMs; combine adds a token's experts
+    prompts        the same on Hopper, by TMA and wgmma, which needs the rows of x in the order of experts
 
 float32 and rows that are not whole 16-byte vectors take the GEMVs for any number of tokens. With the fixed order of batch_invariant=True
 all calls of a dtype take the same kernels, in which a token's result depends on no other token.
@@ -16,10 +17,13 @@ from minllm.kernels.experts.combine import combine
 from minllm.kernels.experts.counting_sort import sort_by_expert
 from minllm.kernels.experts.gated_add import gated_add
 from minllm.kernels.experts.gather_gemv import MOST_TOKENS, down_gemv, gate_up_gemv
+from minllm.kernels.experts.gather_rows import gather_rows
 from minllm.kernels.experts.grouped_gemm import fits, grouped_down, grouped_gate_up
+from minllm.kernels.experts.grouped_wgmma import takes, wgmma_down, wgmma_gate_up
 from minllm.kernels.experts.routing import route
 from minllm.ops.cuda_linear import CudaLinear
 from minllm.ops.protocol import NormWeights, Routing
+from minllm.runtime.device import HOPPER
 from minllm.weights.formats import plain_linear
 from minllm.weights.linear import Linear
 
@@ -38,9 +42,14 @@ class CudaExperts(CudaLinear):
             return out
         pairs, offsets = self.empty((expert_ids.size,), np.int32), self.empty((routing.experts + 1,), np.int32)
         sort_by_expert(expert_ids, pairs, offsets, self.stream)
-        grouped_gate_up(x, pairs, offsets, gate_up.weight, activated, self.stream)
         outputs = self.empty((expert_ids.size, x.shape[1]), self.dtype)
-        grouped_down(activated, pairs, offsets, down.weight, outputs, self.stream)
+        if self.capability == HOPPER and takes(expert_ids.size, routing.experts):
+            gather_rows(x, pairs, outputs, self.stream)  # the same shape, and free until the experts' outputs are written
+            wgmma_gate_up(outputs, pairs, offsets, gate_up.weight, activated, self.stream)
+            wgmma_down(activated, pairs, offsets, down.weight, outputs, self.stream)
+        else:
+            grouped_gate_up(x, pairs, offsets, gate_up.weight, activated, self.stream)
+            grouped_down(activated, pairs, offsets, down.weight, outputs, self.stream)
         combine(outputs, weights, out, stream=self.stream)
         return out
 

@@ -82,6 +82,43 @@ def choose_tiling(pairs: int, experts: int) -> GroupedTiling:
     return TILINGS[min((tokens for tokens in TILINGS if tokens * experts >= 2 * pairs), default=max(TILINGS))]
 
 
+def make_write_pairs(rows: int, threads: int, dtype: str, gated: bool, together: int):
+    """The device function with which `threads` threads store the outputs of a tile from its sums, float32 [tokens, rows + PADDING].
+
+    gated: the first half of the rows is the gate, and a pair's row of out is its place in `pairs`; else it is the pair itself. together: as
+    in make_store_eight. A thread stores eight neighbours of a row at a time.
+    """
+    half, stride = rows // 2 if gated else rows, rows + PADDING
+    store_eight = make_store_eight(dtype, together)
+
+    @cuda.jit(device=True, forceinline=True)
+    def activated(gate, up):
+        return gate * sigmoid(gate) * up
+
+    @cuda.jit(device=True, forceinline=True)
+    def outputs(sums, place):
+        """Four neighbouring outputs from the sums."""
+        a, b, c, d = ptx.load_float32(sums, place)
+        if gated:
+            e, f, g, h = ptx.load_float32(sums, int32(place + half))
+            return activated(a, e), activated(b, f), activated(c, g), activated(d, h)
+        return a, b, c, d
+
+    @cuda.jit(device=True, forceinline=True)
+    def write(out, pairs, sums, start, first, count, first_column, thread):
+        """Store the outputs of the `count` pairs from place `first` on; their sums begin at sums[start]."""
+        item = int32(thread)
+        while item < count * (half // 8):
+            token, eight = item // (half // 8), item % (half // 8)
+            place = int32(start + token * stride + 8 * eight)
+            row = int32(first + token) if gated else pairs[first + token]
+            low, high = outputs(sums, place), outputs(sums, int32(place + 4))
+            store_eight(out, row, int32(first_column + 8 * eight), low, high)
+            item = int32(item + threads)
+
+    return write
+
+
 @functools.cache
 def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together: int):
     """The kernel for x and weight of `dtype`.
@@ -100,7 +137,7 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
     _, copy_x = make_copy_tile(tokens, TILE_K, threads)
     weight_copies, x_copies = ceil_div(half * chunks, threads), ceil_div(tokens * chunks, threads)
     multiply_tiles = make_multiply_tiles(warp_rows, warp_tokens, TILE_K, dtype)
-    keep_sums, store_eight = make_keep_sums(rows, blocks_b), make_store_eight(dtype, together)
+    keep_sums, write = make_keep_sums(rows, blocks_b), make_write_pairs(rows, threads, dtype, gated, together)
     wait_for_the_oldest = WAIT_FOR_ALL_BUT[stages - 2]
 
     @cuda.jit(device=True, forceinline=True)
@@ -119,31 +156,6 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
         if gated:
             copy_weight(weight, second_starts, first_k, ring, uint32(word + weight_words // 2), thread)
         copy_x(x, x_starts, first_k, ring, uint32(word + weight_words), thread)
-
-    @cuda.jit(device=True, forceinline=True)
-    def activated(gate, up):
-        return gate * sigmoid(gate) * up
-
-    @cuda.jit(device=True, forceinline=True)
-    def outputs(sums, place):
-        """Four neighbouring outputs from the sums."""
-        a, b, c, d = ptx.load_float32(sums, place)
-        if gated:
-            e, f, g, h = ptx.load_float32(sums, int32(place + half))
-            return activated(a, e), activated(b, f), activated(c, g), activated(d, h)
-        return a, b, c, d
-
-    @cuda.jit(device=True, forceinline=True)
-    def write(out, pairs, sums, first, count, first_column, thread):
-        """Store the outputs of `count` pairs, eight neighbours of a row at a time."""
-        item = int32(thread)
-        while item < count * (half // 8):
-            token, eight = item // (half // 8), item % (half // 8)
-            place = int32(token * stride + 8 * eight)
-            row = int32(first + token) if gated else pairs[first + token]
-            low, high = outputs(sums, place), outputs(sums, int32(place + 4))
-            store_eight(out, row, int32(first_column + 8 * eight), low, high)
-            item = int32(item + threads)
 
     @cuda.jit(device=True, forceinline=True)
     def multiply(x, pairs, first, end, weight, starts, second_starts, out, first_column, thread):
@@ -175,7 +187,7 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
         for i in range(blocks_a):
             keep_sums(total, 4 * blocks_b * i, sums, warp_token * warp_tokens * stride, warp_row * warp_rows + 16 * i, lane)
         cuda.syncthreads()
-        write(out, pairs, sums, first, min(int32(end - first), tokens), first_column, thread)
+        write(out, pairs, sums, 0, first, min(int32(end - first), tokens), first_column, thread)
 
     @kernel(launch_bounds=threads, dependent_launch=True)
     def grouped_gemm_kernel(x, pairs, offsets, weight, out):
