@@ -82,6 +82,7 @@ NOT_RECORDED = (
     "minllm.kernels.speculation", "minllm.kernels.all_reduce", "minllm.kernels.attention.fixed_split", "minllm.kernels.elementwise",
     "minllm.kernels.encoding",
     "minllm.kernels.slots.local_blocks",
+    "minllm.kernels.experts",
 )  # fmt: skip
 OF_NO_ROW = ("sampling/mask_logits",)  # only structured outputs launch it, and no recorded row has any
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")

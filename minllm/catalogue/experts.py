@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
+from minllm.catalogue.launch import TFLOP_S, WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.experts.combine import combine as launch_combine
 from minllm.kernels.experts.counting_sort import sort_by_expert as launch_sort
@@ -379,6 +379,15 @@ def large():
 
 
 def measured():
-    """A layer of Qwen3-30B-A3B: one token, a batch, and a prompt."""
-    yield Measured(gathered_gate_up(1, **A3B), "gate_up_gemv", "1 token, 128 experts, bfloat16", work=2 * 8 * 768 * 2048 * 2)
-    yield Measured(gathered_down(1, **A3B), "down_gemv", "1 token, 128 experts, bfloat16", work=8 * 768 * 2048 * 2)
+    """The widths of Qwen3-30B-A3B, with 32 experts: one token reads eight of them, a prompt gives each 128 pairs."""
+    few, weight = A3B | dict(experts=32), 2048 * 768
+    for variant, launch, matrices in (("gate_up_gemv", gathered_gate_up(1, **few), 2), ("down_gemv", gathered_down(1, **few), 1)):
+        moved = 8 * matrices * weight * 2
+        yield Measured(launch, variant, "1 token, 8 of 32 experts, 2048 x 768, bfloat16", work=moved, set_bytes=moved)
+    case = "512 tokens, 8 of 32 experts, 2048 x 768, bfloat16"
+    for variant, describe, matrices in (
+        ("grouped_gate_up", grouped_up, 2), ("grouped_down", grouped_projection, 1), ("wgmma_gate_up", wgmma_up, 2),
+        ("wgmma_down", wgmma_projection, 1),
+    ):  # fmt: skip
+        flops = 2 * 512 * 8 * matrices * weight
+        yield Measured(describe(512, **few), variant, case, unit=TFLOP_S, work=flops, set_bytes=32 * matrices * weight * 2)

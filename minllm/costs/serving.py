@@ -19,19 +19,23 @@ The equations hold until n reaches N, the smallest of three numbers: the slots, 
 which linear layers are compute-bound. This is the knee: beyond lambda = 1 / (S + o (beta + alpha / N)) the queue grows without end.
 
 They assume whole prompts in steps of their own. A prompt that shares its step with decodes costs less than S, by up to alpha, because the
-weights are read anyway. Activations, launches and the host are not counted. So the results are floors.
+weights are read anyway. Activations, launches and the host are not counted. So the results are floors. With experts W / B grows with T,
+until all of them are read; the equations take that for every step.
 
 Sources: Kleinrock, "Queueing Systems", volume 1 (1975), section 5.6 (Pollaczek-Khinchine), and volume 2 (1976), section 4.4 (processor
 sharing); Little, "A Proof for the Queuing Formula L = lambda W", 1961; Yu et al., "Orca", OSDI 2022, section 3.2 (attention apart).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from statistics import fmean
 
+from minllm.costs.parameters import expert_parameters
 from minllm.costs.stages import forward_stages, visible_pairs
 from minllm.models.config import ModelConfig
+from minllm.models.parts.experts import touched_experts
 from minllm.models.parts.terms import Sizes
 
 
@@ -48,6 +52,8 @@ class StepCosts:
     windows: tuple[int, ...]  # each layer's sliding window, 0 for none
     bytes_per_s: float
     flops_per_s: float
+    expert_bytes: int = 0  # bytes per expert that a step touches, over all layers
+    touched: Callable[[float], float] = lambda tokens: 0  # experts per layer that this number of tokens touches
 
     @classmethod
     def of(
@@ -59,11 +65,15 @@ class StepCosts:
             stages = forward_stages(config, Sizes(tokens, rows, visible, read, itemsize, itemsize, kv_itemsize))
             return sum(stage.weight_bytes + stage.kv_bytes for stage in stages), sum(stage.flops for stage in stages)
 
-        fixed = counts()[0]
+        fixed, experts = counts()[0], {}
         token_bytes, token_flops = counts(tokens=1)
+        if config.num_experts:
+            of_expert = config.num_hidden_layers * expert_parameters(config) * itemsize
+            experts = dict(expert_bytes=of_expert, touched=partial(touched_experts, config))
+            token_bytes -= of_expert * config.num_experts_per_tok
         return cls(
             fixed, token_bytes - fixed, token_flops, counts(rows=1)[1], counts(read=1)[0] - fixed, counts(visible=1)[1],
-            tuple(config.sliding_windows), bandwidth_tb_s * 1e12, tflops * 1e12,
+            tuple(config.sliding_windows), bandwidth_tb_s * 1e12, tflops * 1e12, **experts,
         )  # fmt: skip
 
     def seconds(self, contexts: Iterable[float] = (), chunks: Iterable[tuple[int, int]] = (), num_sampled: int | None = None) -> float:
@@ -81,7 +91,7 @@ class StepCosts:
 
     def linear_seconds(self, tokens: float, rows: float) -> float:
         """The floor of everything but attention: the longer of memory traffic and arithmetic."""
-        moved = (self.fixed_bytes + tokens * self.token_bytes) / self.bytes_per_s
+        moved = (self.fixed_bytes + self.expert_bytes * self.touched(tokens) + tokens * self.token_bytes) / self.bytes_per_s
         computed = (tokens * self.token_flops + rows * self.row_flops) / self.flops_per_s
         return max(moved, computed)
 
@@ -90,10 +100,15 @@ class StepCosts:
         return 0.0
 
     @property
+    def weights_seconds(self) -> float:
+        """The floor of a step that only reads the weights, of all experts if there are any."""
+        return (self.fixed_bytes + self.expert_bytes * self.touched(inf)) / self.bytes_per_s
+
+    @property
     def ridge(self) -> float:
         """The number of decodes per step beyond which linear layers are compute-bound."""
         arithmetic = (self.token_flops + self.row_flops) / self.flops_per_s
-        return self.fixed_bytes / self.bytes_per_s / (arithmetic - self.token_bytes / self.bytes_per_s)
+        return self.weights_seconds / (arithmetic - self.token_bytes / self.bytes_per_s)
 
     def _keys(self, context: float) -> float:
         """Keys that a query sees over all layers; context: the keys up to and including its own."""
@@ -141,12 +156,13 @@ class Load:
     @property
     def empty_step(self) -> float:
         """alpha: seconds of a step that only reads the weights."""
-        return self.step.linear_seconds(0, 0)
+        return self.step.weights_seconds
 
     @property
     def per_decode(self) -> float:
         """beta: seconds that each decode adds to a step while memory bounds it."""
-        return self.step.seconds([self.context]) - self.empty_step
+        attention = self.step.seconds([self.context]) - self.step.linear_seconds(1, 1)
+        return attention + self.step.token_bytes / self.step.bytes_per_s
 
     @property
     def prefill_seconds(self) -> float:

@@ -17,6 +17,7 @@ WINDOWED = parse_model_config(
          num_key_value_heads=2, sliding_window=50)
 )  # fmt: skip
 CONFIGS = {"8b": named_config("llama-3.1-8b"), "gpt2": named_config("gpt2"), "qwen": named_config("qwen3-8b"), "windowed": WINDOWED}
+CONFIGS |= {"experts": named_config("qwen3-30b-a3b")}
 NO_ARITHMETIC, NO_MEMORY = 1e12, 1e12  # rates at which the other one is all that counts
 
 every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -11,6 +11,7 @@ NORM, APPEND, SAMPLING, SLOTS = "normalization", "RoPE and append", "sampling", 
 # {prefix of a kernel's name after PREFIX: stage}; the longest match counts
 STAGES = {
     "matmul::": GEMM,
+    "experts::": "experts",
     "attention::": PROMPTS,
     "attention::split_": DECODES,
     "attention::common::merge_states::": DECODES,
