@@ -145,6 +145,7 @@ def on_gpu(monkeypatch):
         ("llama3", dict(dtype="float32")),
         ("llama3", dict(kernel_variants={"matmul": "tiled", "attention": "flash_attention_1"})),
         ("qwen3", dict(kv_cache_dtype="int8")),
+        ("qwen3_moe", dict()),
         ("llama3", dict(quantization="int8")),
         ("qwen2", dict(kv_cache_dtype="fp8", kv_cache_residual_window=32)),
         ("llama_linear", dict(kv_cache_dtype="kivi_int4")),
