@@ -111,10 +111,10 @@ def gate_up_gemv_kernel(hidden: int, chosen: int, dtype: str, vectorized: bool):
 
     @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
     def gate_up_gemv_kernel(x, norm, expert_ids, gate_up, out, epsilon):
-        """x [T, H], norm [H] or None, expert_ids [T, k], gate_up [E * 2 * I, H], out [T * k, I]; grid: features, pairs."""
+        """x [T, H], norm [H] or None, expert_ids [T, k], gate_up [E * 2 * I, H], out [T * k, I]; grid: pairs, features."""
         wait_for_predecessors()
         lane, warp = int32(cuda.threadIdx.x) % WARP, int32(cuda.threadIdx.x) // WARP
-        feature, pair = int32(cuda.blockIdx.x) * WARPS + warp, int32(cuda.blockIdx.y)
+        pair, feature = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y) * WARPS + warp
         inner, token = int32(out.shape[1]), pair // chosen
         if feature >= inner:
             return
@@ -143,10 +143,10 @@ def down_gemv_kernel(inner: int, chosen: int, dtype: str, vectorized: bool):
 
     @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
     def down_gemv_kernel(activated, expert_ids, weights, down, residual, out):
-        """activated [T * k, I], expert_ids, weights [T, k], down [E * H, I], residual None or as out [T, H]; grid: features, tokens."""
+        """activated [T * k, I], expert_ids, weights [T, k], down [E * H, I], residual None or as out [T, H]; grid: tokens, features."""
         wait_for_predecessors()
         lane, warp = int32(cuda.threadIdx.x) % WARP, int32(cuda.threadIdx.x) // WARP
-        feature, token = int32(cuda.blockIdx.x) * WARPS + warp, int32(cuda.blockIdx.y)
+        token, feature = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y) * WARPS + warp
         hidden = out.shape[1]
         if feature >= hidden:
             return
@@ -181,7 +181,7 @@ def gate_up_gemv(x, expert_ids, gate_up, out, norm=None, epsilon=0.0, stream=Non
     vectorized = vectors_per_row(hidden, x, gate_up, *(() if norm is None else (norm,))) > 0
     chosen_kernel = gate_up_gemv_kernel(hidden, chosen, x.dtype.name, vectorized)
     arguments = (x, norm, expert_ids, gate_up, out, float(epsilon))
-    launch(chosen_kernel, (ceil_div(inner, WARPS), tokens * chosen), WARPS * WARP, arguments, stream)
+    launch(chosen_kernel, (tokens * chosen, ceil_div(inner, WARPS)), WARPS * WARP, arguments, stream)
 
 
 def down_gemv(activated, expert_ids, weights, down, out, residual=None, stream=None) -> None:
@@ -193,4 +193,4 @@ def down_gemv(activated, expert_ids, weights, down, out, residual=None, stream=N
     (tokens, chosen), hidden, inner = check_down(activated, expert_ids, weights, down, out, residual)
     chosen_kernel = down_gemv_kernel(inner, chosen, activated.dtype.name, vectors_per_row(inner, activated, down) > 0)
     arguments = (activated, expert_ids, weights, down, residual, out)
-    launch(chosen_kernel, (ceil_div(hidden, WARPS), tokens), WARPS * WARP, arguments, stream)
+    launch(chosen_kernel, (tokens, ceil_div(hidden, WARPS)), WARPS * WARP, arguments, stream)

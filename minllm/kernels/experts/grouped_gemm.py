@@ -158,9 +158,8 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
         copy_x(x, x_starts, first_k, ring, uint32(word + weight_words), thread)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(x, pairs, first, end, weight, starts, second_starts, out, first_column, thread):
-        """The outputs of the pairs from `first` on that fit the tile."""
-        ring = cuda.shared.array(0, uint32, alignment=128)  # [stages, tile of weight then tile of x]
+    def multiply(x, pairs, first, end, weight, starts, second_starts, out, first_column, ring, sums, thread):
+        """The outputs of the pairs from `first` on that fit the tile. ring: [stages, tile of weight then tile of x]."""
         lane, warp = thread & uint32(31), thread >> uint32(5)
         warp_row, warp_token = warp // uint32(warps_tokens), warp % uint32(warps_tokens)
         x_starts, total = cuda.local.array(x_copies, int64), cuda.local.array(totals, float32)
@@ -183,7 +182,6 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
             multiply_tiles(total, ring, word, uint32(word + weight_words), warp_row, warp_token, lane)
             step = int32(step + 1)
         cuda.syncthreads()  # all tiles have been multiplied: the sums may overwrite them
-        sums = cuda.shared.array(0, float32, alignment=128)
         for i in range(blocks_a):
             keep_sums(total, 4 * blocks_b * i, sums, warp_token * warp_tokens * stride, warp_row * warp_rows + 16 * i, lane)
         cuda.syncthreads()
@@ -193,6 +191,7 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
     def grouped_gemm_kernel(x, pairs, offsets, weight, out):
         """x [T or P, K], pairs [P], offsets [E + 1], weight [E * N, K], out [P, N / 2 or N]; grid: columns, experts, strides."""
         wait_for_predecessors()
+        ring, sums = cuda.shared.array(0, uint32, alignment=128), cuda.shared.array(0, float32, alignment=128)  # the same memory
         thread, expert = uint32(cuda.threadIdx.x), int32(cuda.blockIdx.y)
         end = offsets[expert + 1]
         first = int32(offsets[expert] + cuda.blockIdx.z * tokens)
@@ -204,7 +203,7 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
             if gated:
                 find_weight(weight, row + columns, thread, second_starts)
         while first < end:
-            multiply(x, pairs, first, end, weight, starts, second_starts, out, first_column, thread)
+            multiply(x, pairs, first, end, weight, starts, second_starts, out, first_column, ring, sums, thread)
             cuda.syncthreads()  # the next tile's copies overwrite the sums
             first = int32(first + cuda.gridDim.z * tokens)
 
