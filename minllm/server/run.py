@@ -5,6 +5,7 @@ import contextlib
 import gc
 import resource
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
+from minllm.errors import InvalidOptionError
 from minllm.server.app import make_app
 from minllm.server.connections import protocol
 from minllm.server.engine_launch import EngineLaunch
@@ -40,23 +42,37 @@ def allow_connections() -> None:
 
 async def serve(options: ServerOptions, engine_options: dict[str, Any], announce: Callable[[Server, str], None]) -> None:
     """The same, in a running event loop."""
+    listening = bound_socket(options.host, options.port)  # first: a model may take minutes to load
     launch = EngineLaunch(engine_options, options.restart_engine)
     try:
         await launch.start()
         server = Server(options, launch, engine_options.get("model"))
         gc.collect()
         gc.freeze()  # what start-up has made stays: collections need not look at it
-        await listen(server, announce)
+        await listen(server, listening, announce)
     finally:
+        listening.close()
         await launch.close()
 
 
-async def listen(server: Server, announce: Callable[[Server, str], None]) -> None:
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket at this address. Raises InvalidOptionError if it cannot be used."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        raise InvalidOptionError(f"host={host!r}, port={port} cannot be used: {error.strerror or error}. Take others.") from error
+    return made
+
+
+async def listen(server: Server, listening: socket.socket, announce: Callable[[Server, str], None]) -> None:
     """Accept connections until a signal."""
     http = DrainingServer(config(server, make_app(server)))
     announcing = asyncio.create_task(announce_when_started(http, server, announce))
     try:
-        await http.serve()
+        await http.serve([listening])
     finally:
         announcing.cancel()
 

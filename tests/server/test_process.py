@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -80,3 +81,10 @@ def test_sigterm_lets_answers_finish():
         assert rest[-2] == "data: [DONE]" and '"finish_reason":"length"' in "".join(rest)
         assert process.wait(20) == 0
         is_gone(engine)
+
+
+def test_an_address_that_is_taken_is_said_before_a_model_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [sys.executable, "-m", "minllm", "serve", "/no/model", f"--port={taken.getsockname()[1]}"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1 and "Address already in use" in found.stderr and len(found.stderr.splitlines()) == 1
