@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from minllm.engine.requests.outputs import CompletionOutput, Logprob, RequestOutput
 from minllm.engine.requests.sampling_params import SamplingParams
+from minllm.engine.requests.structured_outputs import StructuredOutputsParams
 
 DEFAULTS = SamplingParams()
 PARAMETERS = tuple(field.name for field in dataclasses.fields(SamplingParams) if field.name != "logits_processors")
@@ -36,7 +37,10 @@ class EngineRequest:
     @classmethod
     def from_wire(cls, fields: dict[str, Any]) -> "EngineRequest":
         """The request of `to_wire`."""
-        return cls(**fields | {"params": SamplingParams(**fields["params"])})
+        params = dict(fields["params"])
+        if "structured_outputs" in params:
+            params["structured_outputs"] = StructuredOutputsParams(**params["structured_outputs"])
+        return cls(**fields | {"params": SamplingParams(**params)})
 
 
 class Head(NamedTuple):

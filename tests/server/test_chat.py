@@ -66,13 +66,10 @@ def test_a_chat_without_a_limit_ends_at_the_context(http):
         (dict(messages=[{"role": "user"}]), None),
         (dict(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), None),
         (dict(top_logprobs=2), "top_logprobs"),
-        (dict(tool_choice="required", tools=[{"type": "function", "function": {"name": "f"}}]), "tool_choice"),
         (dict(tools=[{"name": "f"}]), "tools[0]"),
         (dict(chat_template="{{ 1 }}"), "chat_template"),
         (dict(chat_template_kwargs={"messages": 1}), None),
         (dict(continue_final_message=True, add_generation_prompt=True), None),
-        (dict(response_format={"type": "json_object"}), "response_format"),
-        (dict(guided_json={"type": "object"}), "guided_json"),
     ],
 )
 def test_a_wrong_field_is_named(http, body, param):

@@ -26,7 +26,7 @@ async def chat(server: Server, body: ChatBody, who: str) -> Reply | AsyncIterato
     more: dict[str, Any] = {"n": body.n, "max_tokens": default_max_tokens(server, given)}
     if body.logprobs:
         more["logprobs"] = body.top_logprobs
-    request = chat_request(server, body, who, **more)
+    request = chat_request(server, body, who, body.parallel_tool_calls, **more)
     answer = Answer(server, body)
     if body.stream:
         return answer.events(request, who)

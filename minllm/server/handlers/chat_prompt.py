@@ -2,11 +2,16 @@
 
 from typing import Any
 
+from minllm.engine.requests.structured_outputs import StructuredOutputsParams
 from minllm.server.errors import ApiError, refused
 from minllm.server.requests.chat import ChatFields
+from minllm.server.requests.structure import structure_of
 from minllm.server.server import Server
+from minllm.server.tool_calls.grammar import call_grammar
 from minllm.server.tool_calls.stream import Piece, ToolStream
 from minllm.server.wire import EngineRequest
+
+CHOICES = '"auto", "none", "required", or {"type": "function", "function": {"name": the name of one of the tools}}'
 
 
 class PlainText:
@@ -22,10 +27,12 @@ class PlainText:
 def tools_of(server: Server, body: ChatFields) -> list[dict[str, Any]] | None:
     """The tools for the template; None if there are none, or if the model is not to call any. Raises ApiError."""
     choice = body.tool_choice
-    if not body.tools or choice == "none":
+    if not body.tools:
+        if choice not in (None, "auto", "none"):
+            raise refused("tool_choice", choice, '"auto" or "none" without tools')
         return None
-    if choice not in (None, "auto"):
-        raise refused("tool_choice", choice, '"auto" or "none": no call can be forced')
+    if choice == "none":
+        return None
     for index, tool in enumerate(body.tools):
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -35,8 +42,26 @@ def tools_of(server: Server, body: ChatFields) -> list[dict[str, Any]] | None:
     return body.tools
 
 
-def chat_request(server: Server, body: ChatFields, who: str, **sampling: Any) -> EngineRequest:
-    """The request of a conversation. sampling: parameters beside those of the body."""
+def forced_tools(body: ChatFields) -> list[dict[str, Any]]:
+    """The functions of which the model must call one; empty if it is free. Raises ApiError."""
+    choice = body.tool_choice
+    if not body.tools or choice in (None, "auto", "none"):
+        return []
+    functions = [tool["function"] for tool in body.tools]
+    if choice == "required":
+        return functions
+    named = choice.get("function") if isinstance(choice, dict) else None
+    found = [one for one in functions if isinstance(named, dict) and one["name"] == named.get("name")]
+    if not found:
+        raise refused("tool_choice", choice, CHOICES)
+    return found
+
+
+def chat_request(server: Server, body: ChatFields, who: str, several_calls: bool = True, **sampling: Any) -> EngineRequest:
+    """The request of a conversation.
+
+    several_calls: whether a forced call may be one of many. sampling: parameters beside those of the body.
+    """
     if body.chat_template is not None and not server.options.trust_request_chat_template:
         raise ApiError("chat_template is not allowed in requests here: start with --trust-request-chat-template.", "chat_template")
     begins = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
@@ -48,6 +73,11 @@ def chat_request(server: Server, body: ChatFields, who: str, **sampling: Any) ->
         "tools": tools_of(server, body),
         "template_kwargs": body.chat_template_kwargs,
     }
+    if forced := chat["tools"] and forced_tools(body):
+        if structure_of(body) is not None:
+            raise ApiError("tool_choice forces a call, and the form of the text is given too: leave one of them out.", "tool_choice")
+        is_one = isinstance(body.tool_choice, dict) or not several_calls
+        sampling["structured_outputs"] = StructuredOutputsParams(grammar=call_grammar(server.tool_format, forced, is_one))
     if chat["tools"] is not None and body.skip_special_tokens is None:
         sampling["skip_special_tokens"] = False  # in some models the marks around a call are special tokens
     params = body.sampling(server.card["default_params"], **sampling)

@@ -25,7 +25,7 @@ async def message(server: Server, body: MessagesBody, who: str) -> Reply | Async
     names = ("temperature", "top_p", "top_k", "stream", "priority", "deadline", "cache_salt")
     fields = chat_fields(body, **{name: getattr(body, name) for name in names}, stop=body.stop_sequences)
     is_single = bool((body.tool_choice or {}).get("disable_parallel_tool_use"))
-    request = chat_request(server, fields, who, max_tokens=body.max_tokens)
+    request = chat_request(server, fields, who, not is_single, max_tokens=body.max_tokens)
     turn = Turn(server, request, reader_of(server, fields, 1 if is_single else None))
     answer = Answer(server, turn)
     if body.stream:
@@ -50,6 +50,8 @@ def chat_fields(body: MessagesFields, **more: Any) -> ChatFields:
     for index, given in enumerate(body.messages):
         messages += openai_messages(f"messages[{index}]", given)
     choice = body.tool_choice and CHOICES.get(str(body.tool_choice.get("type")), body.tool_choice)
+    if isinstance(choice, dict) and choice.get("type") == "tool":
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
     return parsed(ChatFields, {"messages": messages, "tools": body.tools and openai_tools(body.tools), "tool_choice": choice, **more})
 
 

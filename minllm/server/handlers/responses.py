@@ -15,7 +15,7 @@ from minllm.server.handlers.messages import joined_text
 from minllm.server.requests.body import parsed
 from minllm.server.requests.chat import ChatFields
 from minllm.server.requests.responses import ResponsesBody
-from minllm.server.requests.sampling import GUIDED
+from minllm.server.requests.structure import FORMATS
 from minllm.server.server import Server
 
 TEXT = {"type": "text"}
@@ -24,19 +24,27 @@ TEXT = {"type": "text"}
 async def respond(server: Server, body: ResponsesBody, who: str) -> Reply | AsyncIterator[bytes]:
     """Continue a history."""
     server.check_model(body.model)
-    if (body.text or {}).get("format", TEXT) != TEXT:
-        raise refused("text.format", body.text["format"], GUIDED)
+    form = (body.text or {}).get("format") or TEXT
+    if not isinstance(form, dict):
+        raise refused("text.format", form, FORMATS)
     names = ("temperature", "top_p", "stream", "priority", "deadline", "cache_salt")
     tools = [openai_tool(tool) for tool in body.tools or () if tool.get("type") == "function"]
-    given = {name: getattr(body, name) for name in names} | {"tools": tools or None, "tool_choice": body.tool_choice}
-    fields = parsed(ChatFields, {"messages": history(body), **given})
-    request = chat_request(server, fields, who, max_tokens=default_max_tokens(server, body.max_output_tokens))
+    given = {name: getattr(body, name) for name in names} | {"tools": tools or None, "tool_choice": chat_choice(body.tool_choice)}
+    form = {"type": form.get("type"), "json_schema": form}  # which chat completions have one level deeper
+    fields = parsed(ChatFields, {"messages": history(body), "response_format": form, **given})
+    request = chat_request(server, fields, who, body.parallel_tool_calls, max_tokens=default_max_tokens(server, body.max_output_tokens))
     turn = Turn(server, request, reader_of(server, fields, None if body.parallel_tool_calls else 1))
     answer = Answer(server, body, turn)
     if body.stream:
         return answer.events(who)
     await turn.run(who)
     return Reply(answer.response(answer.items(), answer.status))
+
+
+def chat_choice(choice: Any) -> Any:
+    """The choice of a tool as chat completions have it."""
+    is_function = isinstance(choice, dict) and choice.get("type") == "function" and "function" not in choice
+    return {"type": "function", "function": {"name": choice.get("name")}} if is_function else choice
 
 
 def openai_tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +105,8 @@ class Answer:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None, "model": self._server.model_name,
             "output": output, "usage": usage, "instructions": body.instructions, "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {}, "parallel_tool_calls": body.parallel_tool_calls, "previous_response_id": None, "store": False,
-            "temperature": body.temperature, "top_p": body.top_p, "text": {"format": TEXT}, "tool_choice": body.tool_choice or "auto",
+            "temperature": body.temperature, "top_p": body.top_p, "text": body.text or {"format": TEXT},
+            "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [], "truncation": "disabled", "background": False,
         }  # fmt: skip
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from minllm.server.requests.sampling import GUIDED, MEANINGS, SamplingFields
+from minllm.server.requests.sampling import MEANINGS, SamplingFields
 
 
 class ChatFields(SamplingFields):
@@ -18,13 +18,13 @@ class ChatFields(SamplingFields):
     chat_template: str | None = Field(None, description="A Jinja template; refused unless the server trusts those of requests.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the template, such as enable_thinking.")
     tools: list[dict[str, Any]] | None = Field(None, description="Functions that the model may call, for the template.")
-    tool_choice: str | dict[str, Any] | None = Field(None, description='"auto" or "none".')
+    tool_choice: str | dict[str, Any] | None = Field(None, description='"auto", "none", "required" or a function, which is called.')
 
 
 class ChatBody(ChatFields):
     """A conversation to continue."""
 
-    REFUSED = SamplingFields.REFUSED | {"audio": "not supported", "response_format": GUIDED}
+    REFUSED = SamplingFields.REFUSED | {"audio": "not supported"}
 
     max_tokens: int | None = Field(None, description="As max_completion_tokens.")
     max_completion_tokens: int | None = Field(None, description=f"{MEANINGS.get('max_tokens')} Default: what the context allows.")

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, SkipValidation
 
-from minllm.server.requests.sampling import GUIDED, MEANINGS, SamplingFields
+from minllm.server.requests.sampling import MEANINGS, SamplingFields
 
 
 def checked_prompt(given: Any) -> Any:
@@ -25,7 +25,7 @@ Prompt = Annotated[str | list[str] | list[int] | list[list[int]], SkipValidation
 class CompletionBody(SamplingFields):
     """A text to continue."""
 
-    REFUSED = SamplingFields.REFUSED | {"suffix": "not supported: no text can be put between two others", "response_format": GUIDED}
+    REFUSED = SamplingFields.REFUSED | {"suffix": "not supported: no text can be put between two others"}
 
     prompt: Prompt = Field(description="A text, token ids, or a list of either.")
     max_tokens: int | None = Field(None, description=f"{MEANINGS.get('max_tokens')} Default: 16, or what the model's files suggest.")

@@ -13,7 +13,7 @@ class MessagesFields(RequestFields):
     messages: list[dict[str, Any]] = Field(min_length=1, description="Turns of user and assistant, with tool_use and tool_result blocks.")
     system: str | list[dict[str, Any]] | None = Field(None, description="The system message: a text, or text blocks.")
     tools: list[dict[str, Any]] | None = Field(None, description="Functions that the model may call: name, description, input_schema.")
-    tool_choice: dict[str, Any] | None = Field(None, description='{"type": "auto"} or {"type": "none"}.')
+    tool_choice: dict[str, Any] | None = Field(None, description="auto, none, any, or tool with a name, which the model must call.")
 
 
 class MessagesBody(MessagesFields):

@@ -23,7 +23,7 @@ class ResponsesBody(RequestFields):
     top_p: float | None = Field(None, description=MEANINGS.get("top_p"))
     text: dict[str, Any] | None = Field(None, description="format: the form of the text.")
     tools: list[dict[str, Any]] | None = Field(None, description="Functions that the model may call; other kinds of tools are left out.")
-    tool_choice: str | dict[str, Any] | None = Field(None, description='"auto" or "none".')
+    tool_choice: str | dict[str, Any] | None = Field(None, description='"auto", "none", "required" or a function, which is called.')
     parallel_tool_calls: bool = Field(True, description="false: only the first call of a tool is returned.")
     store: bool = Field(False, description="Ignored: nothing is stored.")
     stream: bool = Field(False, description="Send the answer as server-sent events while it is generated.")

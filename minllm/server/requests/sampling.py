@@ -7,6 +7,7 @@ from pydantic import Field
 from minllm.engine.requests.parameter_help import meanings
 from minllm.engine.requests.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from minllm.server.requests.body import ModelBody
+from minllm.server.requests.structure import StructureFields, structure_of
 
 MEANINGS = meanings(SamplingParams)
 SHARED = (
@@ -14,7 +15,6 @@ SHARED = (
     *("allowed_token_ids", "bad_words", "seed", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "prompt_logprobs"),
     *("truncate_prompt_tokens", "skip_special_tokens", "include_stop_str_in_output"),
 )
-GUIDED = "not supported yet: leave it out, and check the text yourself"
 
 
 def parameter(name: str) -> Any:
@@ -34,12 +34,11 @@ class RequestFields(ModelBody):
     user: str | None = Field(None, description="Ignored.")
 
 
-class SamplingFields(RequestFields):
+class SamplingFields(RequestFields, StructureFields):
     """The parameters that completions and chat completions share."""
 
-    REFUSED = dict.fromkeys(
-        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"), GUIDED
-    ) | {
+    REFUSED = {
+        "structural_tag": "not supported: describe the whole text",
         "use_beam_search": "false: the Python API has beam_search()",
         "logits_processors": "a field of the Python API alone",
         "prompt_embeds": "not supported: give a text or token ids",
@@ -77,7 +76,7 @@ class SamplingFields(RequestFields):
             given["seed"] = None if given["seed"] == -1 else given["seed"] % 2**64
         if "logit_bias" in given:  # clamped, as in vLLM's server
             given["logit_bias"] = {token: max(-MAX_LOGIT_BIAS, min(bias, MAX_LOGIT_BIAS)) for token, bias in given["logit_bias"].items()}
-        return SamplingParams(**defaults | given | more)
+        return SamplingParams(**defaults | {"structured_outputs": structure_of(self)} | given | more)
 
     @property
     def shows_usage(self) -> bool:

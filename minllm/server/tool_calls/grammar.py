@@ -1,0 +1,35 @@
+"""The grammar of a text that calls tools and does nothing else, in the model's own format, so that its reader finds the calls."""
+
+import json
+from typing import Any
+
+from minllm.server.tool_calls.formats import FORMATS, Format
+
+# As json.dumps writes, and templates show it: a model that is unsure could write spaces until max_tokens.
+WHITE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def call_grammar(form: Format, functions: list[dict[str, Any]], is_one: bool) -> str:
+    """In llguidance's syntax. functions: those that may be called. is_one: exactly one call, else at least one."""
+    key = "parameters" if form == FORMATS["llama3_json"] else "arguments"
+    calls, definitions = [], {}
+    for index, one in enumerate(functions):
+        definitions[f"f{index}"] = moved(one.get("parameters") or {"type": "object"}, f"#/$defs/f{index}")
+        properties = {"name": {"const": one["name"]}, key: {"$ref": f"#/$defs/f{index}"}}
+        calls.append({"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False})
+    schema = {"anyOf": calls, "$defs": definitions, "x-guidance": WHITE_SPACE}
+    body = "%json " + json.dumps(schema, indent=1)  # in lines: the length of a line is limited
+    begin, end = (json.dumps(text) for text in (f"{form.begin}\n", f"\n{form.end}"))
+    call = f"{begin} body {end}" if form.begin else "body"
+    between = '"\\n"' if form.begin else '"; "'
+    return f"start: call{'' if is_one else f' ({between} call)*'}\ncall: {call}\nbody: {body}\n"
+
+
+def moved(schema: Any, to: str) -> Any:
+    """A schema whose references to itself are right when it stands at the place `to` of another."""
+    if isinstance(schema, list):
+        return [moved(one, to) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    refers = isinstance(schema.get("$ref"), str) and schema["$ref"].startswith("#")
+    return {key: to + value[1:] if refers and key == "$ref" else moved(value, to) for key, value in schema.items()}

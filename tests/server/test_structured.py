@@ -1,0 +1,89 @@
+"""The form of a text: response_format, vLLM's fields, and calls of tools that are forced."""
+
+import json
+import re
+
+import pytest
+
+MESSAGES = [{"role": "user", "content": "def add(a, b):"}]
+SCHEMA = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}, "ok": {"type": "boolean"}}, "required": ["colour", "ok"]}
+FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA | {"additionalProperties": False}}}
+NODE = {"properties": {"leaf": {"enum": [1, 2]}}, "required": ["leaf"], "additionalProperties": False}
+TOOLS = [
+    {"type": "function", "function": {"name": "paint", "parameters": SCHEMA | {"additionalProperties": False}}},
+    {"type": "function", "function": {"name": "walk", "parameters": {
+        "type": "object", "properties": {"node": {"$ref": "#/$defs/node"}}, "required": ["node"], "additionalProperties": False,
+        "$defs": {"node": {"type": "object", **NODE}},
+    }}},
+]  # fmt: skip
+RANDOM = {"temperature": 1, "seed": 3, "max_tokens": 200}
+
+
+def chat(http, **body):
+    return http.post("/v1/chat/completions", json={"messages": MESSAGES, **RANDOM, **body})
+
+
+def is_right(text):
+    found = json.loads(text)
+    return set(found) == {"colour", "ok"} and found["colour"] in ("red", "blue") and isinstance(found["ok"], bool)
+
+
+def test_a_schema_in_every_form(http):
+    assert is_right(chat(http, response_format=FORM).json()["choices"][0]["message"]["content"])
+    schema = FORM["json_schema"]["schema"]
+    for field in ({"guided_json": schema}, {"structured_outputs": {"json": schema, "disable_any_whitespace": True}}):
+        assert is_right(http.post("/v1/completions", json={"prompt": "x", **RANDOM, **field}).json()["choices"][0]["text"])
+    text = {"format": {"type": "json_schema", **FORM["json_schema"]}}
+    answer = http.post("/v1/responses", json={"input": "x", "max_output_tokens": 200, "text": text}).json()
+    assert is_right(answer["output"][0]["content"][0]["text"]) and answer["text"] == text
+
+
+def test_the_other_forms(http):
+    def completed(**field):
+        return http.post("/v1/completions", json={"prompt": "x", **RANDOM, **field}).json()["choices"][0]["text"]
+
+    assert re.fullmatch("[ab]{3}c", completed(guided_regex="[ab]{3}c"))
+    assert completed(guided_choice=["yes", "no"]) in ("yes", "no")
+    assert completed(structured_outputs={"grammar": 'start: "x" "y"'}) == "xy"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (dict(response_format={"type": "xml"}), "response_format"),
+        (dict(response_format={"type": "json_schema"}), "response_format"),
+        (dict(response_format=FORM, guided_regex="a"), None),
+        (dict(structured_outputs={}), None),
+        (dict(structured_outputs={"json": 1}), None),
+        (dict(guided_regex="("), None),
+        (dict(guided_json={"type": 1}), None),
+        (dict(structural_tag={"a": 1}), "structural_tag"),
+        (dict(tool_choice="required"), "tool_choice"),
+        (dict(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "fly"}}), "tool_choice"),
+        (dict(tools=TOOLS, tool_choice="required", response_format=FORM), "tool_choice"),
+    ],
+)
+def test_a_wrong_form_is_refused(http, body, param):
+    response = chat(http, **body)
+    assert response.status_code == 400, response.text
+    assert param is None or response.json()["error"]["param"] == param
+
+
+def test_a_call_can_be_forced(http):
+    named = {"type": "function", "function": {"name": "paint"}}
+    message = chat(http, tools=TOOLS, tool_choice=named).json()["choices"][0]["message"]
+    [call] = message["tool_calls"]
+    assert call["function"]["name"] == "paint" and is_right(call["function"]["arguments"]) and message["content"] is None
+    for seed in range(4):
+        choice = chat(http, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed).json()["choices"][0]
+        [call] = choice["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        assert call["function"]["name"] in ("paint", "walk") and choice["finish_reason"] == "tool_calls"
+        assert arguments.get("node", {"leaf": 1})["leaf"] in (1, 2)
+    tools = [{"name": "paint", "input_schema": SCHEMA}]
+    body = {"messages": MESSAGES, "max_tokens": 200, "tools": tools, "tool_choice": {"type": "tool", "name": "paint"}}
+    answer = http.post("/v1/messages", json=body).json()
+    assert answer["content"][0]["name"] == "paint" and answer["content"][0]["input"]["colour"] in ("red", "blue")
+    tools = [{"type": "function", **TOOLS[0]["function"]}]
+    answer = http.post("/v1/responses", json={"input": "x", "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}).json()
+    assert answer["output"][0]["type"] == "function_call" and is_right(answer["output"][0]["arguments"])
